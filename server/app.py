@@ -10,6 +10,7 @@ from functools import partial
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
+from coterie.features.secure.sums import Enrolled
 from coterie.server.machine.pulling import bounded
 from coterie.server.runs.config import RunConfig
 from coterie.server.runs.run import execute, run_folder
@@ -18,7 +19,6 @@ from coterie.server.site.contacts import Contacts
 from coterie.server.site.enrolled import names_by_node, vouchers
 from coterie.server.site.federation import ENVIRONMENT, load
 from coterie.strategies.errors import EXIT_RUN
-from coterie.strategies.rounds.secure import Enrolled
 from coterie.system import logs
 from coterie.system.memory import SERVER_BYTES, keep_freed_memory
 from coterie.system.processes import end_with_parent

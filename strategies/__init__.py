@@ -16,7 +16,7 @@ from coterie.strategies.errors import FederationError
 from coterie.strategies.registry import PUBLIC, strategy_class
 
 if TYPE_CHECKING:
-    from coterie.strategies.rounds.influence import Influence
+    from coterie.features.robust.keys import Influence
     from coterie.strategies.rounds.result import RunResult
     from coterie.strategies.strategy import GroupStrategy
 
@@ -53,7 +53,7 @@ def __getattr__(name: str) -> Any:
 
         return getattr(strategy, name)
     if name == "Influence":
-        from coterie.strategies.rounds.influence import Influence
+        from coterie.features.robust.keys import Influence
 
         return Influence
     raise AttributeError(f"module 'coterie.strategies' has no attribute {name!r}")

@@ -20,8 +20,7 @@ from flwr.app import Context, Message
 from benchmarks.kit import App, Entry, Store, page, read, select, spread, table, train
 from coterie import wire
 from coterie.client.app import app as coterie_app
-from coterie.strategies import Influence
-from coterie.strategies.rounds.influence import (
+from coterie.features.robust.bounds import (
     AGAINST,
     AGREEMENT,
     AWAY,
@@ -29,6 +28,7 @@ from coterie.strategies.rounds.influence import (
     SHORT,
     SPREAD,
 )
+from coterie.strategies import Influence
 from coterie.wire import Model
 from coterie.wire.secure import MOST_ROOM
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from coterie import wire
 from coterie.strategies.rounds import kit
-from coterie.strategies.rounds.stage import Played, Stage
+from coterie.strategies.rounds.stage import Outcome, Played, Scene, Stage
 
 
 class Compression(Stage):
@@ -18,10 +18,11 @@ class Compression(Stage):
     first: ClassVar[frozenset[str]] = frozenset()
 
     def outgoing(
-        self, mine: frozenset[str], orders: Sequence[kit.Order], now: kit.Round
+        self, mine: frozenset[str], scene: Scene, orders: Sequence[kit.Order]
     ) -> list[kit.Order]:
         """Round the models in orders to silos that support it."""
-        if now.config.get(wire.WIRE_FORMAT, wire.FLOAT32) == wire.FLOAT32:
+        how = scene.now.config.get(wire.WIRE_FORMAT, wire.FLOAT32)
+        if not scene.training or how == wire.FLOAT32:
             return list(orders)
         return [
             replace(order, rounded=True)
@@ -30,11 +31,11 @@ class Compression(Stage):
             for order in orders
         ]
 
-    def after(self, mine: frozenset[str], played: Played) -> tuple[frozenset[str], dict[str, Any]]:
+    def after(self, mine: frozenset[str], played: Played) -> tuple[frozenset[str], Outcome]:
         """Add silos whose update was rounded; remove silos whose reply was wrong."""
-        checked = played.checked
+        checked = played.came.checked
         wrong = {order.silo.name for order, why in checked.failed if not why.silent}
         rounded = {
             u.silo.name for u in checked.updates if wire.UPDATE_LOST in u.metrics and not u.purpose
         }
-        return mine - wrong | rounded, {}
+        return mine - wrong | rounded, Outcome()

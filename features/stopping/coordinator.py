@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 from coterie import wire
 from coterie.strategies.rounds import kit
-from coterie.strategies.rounds.stage import ENDED_EARLY, Played, Stage
+from coterie.strategies.rounds.stage import Outcome, Played, Stage
 
 
 @dataclass(frozen=True)
@@ -37,12 +36,14 @@ class Stopping(Stage):
     def __init__(self, patience: int, evaluate_every: int) -> None:
         self.patience, self.evaluate_every = patience, evaluate_every
 
-    def after(self, mine: Best, played: Played) -> tuple[Best, dict[str, Any]]:
+    def after(self, mine: Best, played: Played) -> tuple[Best, Outcome]:
         """Update the best round, and stop the run if it was too long ago."""
         now, before = played.now, played.now.number - 1
         if not self.patience or before % self.evaluate_every:
-            return mine, {}
-        told = [u.metrics.get(wire.RECEIVED_VALIDATION_ERROR, math.nan) for u in played.trained]
+            return mine, Outcome()
+        told = [
+            u.metrics.get(wire.RECEIVED_VALIDATION_ERROR, math.nan) for u in played.came.trained
+        ]
         errors = [error for error in told if math.isfinite(error)]
         if not errors:
             kit.log.warning(
@@ -50,17 +51,17 @@ class Stopping(Stage):
                 "here. Silos tell it if the run has validation, and their policy lets errors leave",
                 now.number,
             )
-            return mine, {}
+            return mine, Outcome()
         mean = math.fsum(errors) / len(errors)
         if mean < mine.error:
-            return Best(before, mean), {}
+            return Best(before, mean), Outcome()
         waited = before - mine.round
         goes_on = waited < self.patience or now.number >= now.rounds
         if goes_on or played.algorithm.comparing(played.state, now):
-            return mine, {}
+            return mine, Outcome()
         why = (
             f"the mean error on validation data has not improved for {waited} rounds; it was "
             f"lowest after round {mine.round}"
         )
         kit.log.info("round %d: the run ends early: %s", now.number, why)
-        return mine, {ENDED_EARLY: why}
+        return mine, Outcome(ended_early=why)

@@ -11,11 +11,10 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from coterie.strategies.rounds.algorithm import Order
 from coterie.strategies.rounds.replies import Checked
-from coterie.strategies.rounds.stage import Played, Room, Stage
+from coterie.strategies.rounds.stage import Outcome, Played, Room, Stage
 
 MISSES = 2
 """Rounds in a row in which a silo may keep the others waiting; then it is not asked for a while."""
@@ -129,20 +128,20 @@ class Stragglers(Stage):
     name = "stragglers"
     first = Absences()
 
-    def admit(self, mine: Absences, room: Room) -> Room:
+    def admit(self, mine: Absences, room: Room) -> tuple[Absences, Room]:
         """Let stragglers rest in this round."""
-        names = [silo.name for silo in room.here]
-        return replace(room, resting={**room.resting, **mine.resting(names, room.number)})
+        resting = mine.resting([silo.name for silo in room.labelled], room.number)
+        return mine, replace(room, resting={**room.resting, **resting})
 
-    def after(self, mine: Absences, played: Played) -> tuple[Absences, dict[str, Any]]:
+    def after(self, mine: Absences, played: Played) -> tuple[Absences, Outcome]:
         """Count who was silent or slow in this round."""
         waits = Waits()
         for seconds in played.seconds:
             waits.note(seconds)
         after = mine.after(
-            *(played.orders, played.checked, played.now.number),
+            *(played.came.orders, played.came.checked, played.now.number),
             silent_otherwise=played.silent,
             waits=waits,
             deadline_s=played.deadline_s,
         )
-        return after, {}
+        return after, Outcome()

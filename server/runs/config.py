@@ -18,13 +18,13 @@ from typing import Any, Literal, Self
 from pydantic import Field, InstanceOf, field_validator
 
 from coterie import wire
+from coterie.features.robust.keys import Influence, aggregate_problem
+from coterie.features.secure.sums import insecure
 from coterie.strategies.errors import FederationError, refused
 from coterie.strategies.registry import STRATEGIES, Row
 from coterie.strategies.rounds.algorithm import Algorithm
-from coterie.strategies.rounds.influence import Influence, aggregate_problem
 from coterie.strategies.rounds.options import Key, Options, Positive, Scalar, table_of
 from coterie.strategies.rounds.roster import Churn
-from coterie.strategies.rounds.secure import insecure
 
 GENERATORS = STRATEGIES["fedgenp"]
 """Whose options go with ``generators``."""
@@ -171,9 +171,8 @@ class RunConfig(Options, wire.SiloKeys):
             averages, name = config.algorithm.averages, config.strategy
             why = aggregate_problem(config.influence, averages=averages, strategy=name)
             problems += [why] if why else []
-            how = config.wire_format
-            why = insecure(config.algorithm, config.influence, name=name, wire_format=how)
-            why = why if config.secure else ""
+            how = {"aggregate": config.influence.aggregate, "wire_format": config.wire_format}
+            why = insecure(config.algorithm, name=name, **how) if config.secure else ""
             problems += [why] if why else []
         except FederationError as error:
             problems.append(str(error).removesuffix("."))

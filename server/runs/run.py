@@ -16,6 +16,7 @@ from flwr.app import ArrayRecord, ConfigRecord
 from flwr.serverapp import Grid
 
 from coterie import wire
+from coterie.features.secure.sums import Enrolled
 from coterie.server.paths import default_runs_dir, place
 from coterie.server.runs.answers import AnnouncingGrid
 from coterie.server.runs.checkpoint import Checkpoints
@@ -33,7 +34,6 @@ from coterie.strategies.rounds.options import Scalar
 from coterie.strategies.rounds.reports import RoundReport
 from coterie.strategies.rounds.result import RunResult
 from coterie.strategies.rounds.roster import Churn, Roster, Silo
-from coterie.strategies.rounds.secure import Enrolled
 from coterie.strategies.strategy import GroupStrategy
 from coterie.system.files import LockedError, held_by, locked, make_folder, why_unwritten
 

@@ -100,6 +100,8 @@ class Order:
         kind: message type: ``train``, or a phase, ``train.<phase>`` or ``evaluate.<phase>``.
         extras: further arrays that the work needs, by record name; never ``arrays``.
         rounded: the model travels in 16 bits a number; for the engine to say.
+        sketches: where the silo keeps what it trains: name → numbers of each sketch that its reply
+            has in the model's place; None: its reply has a model. For the engine to say.
     """
 
     silo: Silo
@@ -109,6 +111,7 @@ class Order:
     kind: str = wire.TRAIN
     extras: Mapping[str, Model] = field(default_factory=dict)
     rounded: bool = False
+    sketches: Mapping[str, int] | None = None
 
     @property
     def evaluates(self) -> bool:

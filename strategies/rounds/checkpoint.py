@@ -7,9 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Generic
 
 from coterie.strategies.rounds import kit
-from coterie.strategies.rounds.guests import Guests
-
-NO_CONDUCT, NO_GUESTS = kit.Conduct(), Guests()
+from coterie.wire import Model
 
 
 @dataclass(frozen=True)
@@ -23,8 +21,7 @@ class Checkpoint(Generic[kit.State]):
         state: the algorithm's, a frozen value.
         silos: who was here in that round. Their nodes may have other ids after a restart.
         ended_early: why no further round is played, in words; empty: the run goes on.
-        conduct: of the silos, by which their influence is bounded.
-        guests: what is known of silos whose samples have no labels yet.
+        apart: silo → its own model, of those that train outside all groups.
         kept: name of a stage → what it remembers.
     """
 
@@ -32,6 +29,5 @@ class Checkpoint(Generic[kit.State]):
     state: kit.State
     silos: tuple[kit.Silo, ...]
     ended_early: str = ""
-    conduct: kit.Conduct = NO_CONDUCT
-    guests: Guests = NO_GUESTS
+    apart: Mapping[str, Model] = field(default_factory=dict)
     kept: Mapping[str, Any] = field(default_factory=dict)

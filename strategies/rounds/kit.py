@@ -3,7 +3,6 @@
 import logging
 
 from coterie.strategies.rounds.algorithm import *
-from coterie.strategies.rounds.influence import *
 from coterie.strategies.rounds.members import *
 from coterie.strategies.rounds.models import *
 from coterie.strategies.rounds.options import *

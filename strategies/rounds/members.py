@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -12,6 +13,11 @@ from coterie.strategies.rounds.models import weighted_mean
 from coterie.strategies.rounds.reports import Group
 from coterie.strategies.rounds.roster import Silo
 from coterie.wire import Model
+
+ROUNDING = 1e-12
+"""Equal weights are not to be cut by the last bit of a sum."""
+FEWEST_CAPPED = 3
+"""Weights of which none may be more than a share of all."""
 
 
 @dataclass(frozen=True)
@@ -111,6 +117,27 @@ def renewed(members: Members, silos: Sequence[Silo]) -> frozenset[str]:
 def with_sizes(members: Members, stated: Mapping[str, float]) -> Members:
     """With the sizes that silos state now."""
     return replace(members, sizes={**members.sizes, **stated})
+
+
+def capped(weights: Mapping[str, float], max_share: float) -> dict[str, float]:
+    """Weights of which none is more than ``max_share`` of what they then add up to.
+
+    Args:
+        weights: name → weight > 0.
+        max_share: in (0, 1]; less than equal shares cannot be.
+
+    Returns:
+        The weights, the largest made as small as it takes; of fewer than three, as they are.
+    """
+    if len(weights) < FEWEST_CAPPED:
+        return dict(weights)
+    share = max(max_share, 1 / len(weights))
+    ordered, limit = sorted(weights.values(), reverse=True), math.inf
+    for count, weight in enumerate(ordered):  # so many, the largest, are cut to the limit
+        limit = share * math.fsum(ordered[count:]) / (1 - share * count) * (1 + ROUNDING)
+        if weight <= limit:
+            break
+    return {name: min(weight, limit) for name, weight in weights.items()}
 
 
 def mean_of_all(members: Members) -> Model:

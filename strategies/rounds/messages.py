@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
@@ -11,15 +11,18 @@ from coterie import wire
 from coterie.strategies.rounds import kit
 from coterie.wire import Model
 
+ABOUT = (wire.ROUNDS, wire.STRATEGY)
+"""Entries that say of every message which run it belongs to."""
+
 
 def own_entries(model: Model) -> dict[str, Any]:
     """What a message says in the place of a model that its silo has and nobody else."""
     if not isinstance(model, kit.Unseen):
         return {}
-    told: dict[str, Any] = {wire.OWN_ROUND: model.round, wire.OWN_PURPOSE: model.purpose}
+    entries: dict[str, Any] = {wire.OWN_ROUND: model.round, wire.OWN_PURPOSE: model.purpose}
     if model.limit is not None:
-        told |= {wire.OWN_LONGEST: model.limit.norm, wire.OWN_LONGEST_OF: model.limit.samples}
-    return told
+        entries |= {wire.OWN_LONGEST: model.limit.norm, wire.OWN_LONGEST_OF: model.limit.samples}
+    return entries
 
 
 class Encoder:
@@ -51,8 +54,6 @@ def training_messages(
     config: kit.Config,
     groups: Sequence[kit.Group],
     evaluate: bool,
-    told: Mapping[str, Any],
-    secure: Callable[[kit.Order], Mapping[str, Any]] | None = None,
 ) -> list[Message]:
     """One message per order.
 
@@ -62,16 +63,14 @@ def training_messages(
         config: entries of all of them.
         groups: who trains together.
         evaluate: whether silos answer for the model received as well.
-        told: entries that the configuration comes before.
-        secure: entries of an order in a secure run; None in others.
     """
     encoder = Encoder()
     sizes = {name: len(group) for group in groups for name in group}
     messages = []
     for order in orders:
         size = 1 if order.purpose else sizes.get(order.silo.name, 1)
-        entries = _entries(order, number, {**told, **config}, size, evaluate=evaluate)
-        entries |= {**own_entries(order.model), **(secure(order) if secure else {})}
+        entries = _entries(order, number, config, size, evaluate=evaluate)
+        entries |= own_entries(order.model)
         content = RecordDict({wire.CONFIG: ConfigRecord(entries)})
         for name, part in {wire.ARRAYS: order.model, **order.extras}.items():
             if order.rounded and name == wire.ARRAYS:
@@ -114,7 +113,6 @@ def evaluation_messages(
     number: int,
     config: kit.Config,
     more: Mapping[str, Any],
-    told: Mapping[str, Any],
     own: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> list[Message]:
     """Every silo's own model, to be evaluated.
@@ -123,17 +121,16 @@ def evaluation_messages(
         silos: each has a model.
         models: silo → model.
         number: of the round.
-        config: of the training.
+        config: of the training, of which evaluations are sent a part.
         more: entries of all these messages.
-        told: entries that both come before.
         own: silo → further entries of its message.
     """
     encoder = Encoder()
-    keys = wire.evaluation_entries(trains=wire.PERSONALISE in config)
+    keys = {*wire.evaluation_entries(trains=wire.PERSONALISE in config), *ABOUT}
     of_training = {
         key: value for key, value in config.items() if key in keys or key.startswith(wire.TASK_KEYS)
     }
-    entries = {**told, **of_training, **more, wire.ROUND: number}
+    entries = {**of_training, **more, wire.ROUND: number}
     messages = []
     for silo in silos:
         model = models[silo.name]
@@ -146,15 +143,30 @@ def evaluation_messages(
 
 
 def membership(
-    silos: Sequence[kit.Silo], groups: Sequence[kit.Group], *, name_members: bool
+    silos: Sequence[kit.Silo],
+    groups: Sequence[kit.Group],
+    *,
+    placed: Mapping[str, kit.Group],
+    name_members: bool,
 ) -> dict[str, dict[str, Any]]:
-    """Silo → entries that tell it to keep its model, and of its group what it may know."""
-    own: dict[str, dict[str, Any]] = {silo.name: {wire.KEEP: True} for silo in silos}
-    for number, group in enumerate(groups, start=1):
-        for name in own.keys() & set(group):
-            own[name] |= {wire.GROUP: number, wire.GROUP_SIZE: len(group)}
-            own[name] |= {wire.MEMBERS: list(group)} if name_members else {}
-    return own
+    """Return silo → entries that tell it to keep its model, and what it may know of its group.
+
+    Args:
+        silos: that are handed a model.
+        groups: that trained together, numbered from 1.
+        placed: silo that trained in no group → the group whose model it gets.
+        name_members: silos learn who is in their group by name.
+    """
+    own = {name: group for group in groups for name in group} | dict(placed)
+    numbers = {group: number for number, group in enumerate(groups, start=1)}
+    entries: dict[str, dict[str, Any]] = {}
+    for name in (silo.name for silo in silos):
+        entries[name] = {wire.KEEP: True}
+        if group := own.get(name):
+            entries[name] |= {wire.GROUP_SIZE: len(group)}
+            entries[name] |= {wire.GROUP: numbers[group]} if group in numbers else {}
+            entries[name] |= {wire.MEMBERS: list(group)} if name_members else {}
+    return entries
 
 
 def _message(content: RecordDict, silo: kit.Silo, kind: str, number: int) -> Message:

@@ -40,9 +40,6 @@ OWN_NAMES: Names = MappingProxyType({})
 MAPPED = (wire.NUM_EXAMPLES, wire.TRAIN_LOSS, wire.LOSS, wire.ERROR, wire.ACCURACY)
 """The metrics that a ClientApp may call otherwise."""
 
-Sketches = Mapping[str, int]
-"""Name of a sketch → its numbers."""
-
 RAISED = 2
 """Flower's error code of a ClientApp that raised."""
 
@@ -110,7 +107,6 @@ def check_replies(
     replies: Sequence[Message | None],
     names: Names = OWN_NAMES,
     *,
-    sketches: Sketches | None = None,
     number: int = 0,
     wire_format: str = wire.FLOAT32,
 ) -> Checked:
@@ -120,18 +116,15 @@ def check_replies(
         orders: of one exchange.
         replies: as many.
         names: of metrics, as its app has them → as they are called here.
-        sketches: of a secure run: name of each sketch that silos were asked for → its numbers;
-            None in a run in which models come back.
         number: of the round.
         wire_format: that silos were asked for, see ``coterie.wire.formats``.
     """
-    asked: dict[str, Any] = {"sketches": sketches, "number": number, "wire_format": wire_format}
     updates: list[Update] = []
     failed: list[tuple[Order, ReplyError]] = []
 
     def checked(pair: tuple[Order, Message | None]) -> Update | ReplyError:
         try:
-            return check_reply(*pair, names, **asked)
+            return check_reply(*pair, names, number=number, wire_format=wire_format)
         except ReplyError as error:
             return error
 
@@ -152,7 +145,6 @@ def check_reply(
     reply: Message | None,
     names: Names = OWN_NAMES,
     *,
-    sketches: Sketches | None = None,
     number: int = 0,
     wire_format: str = wire.FLOAT32,
 ) -> Update:
@@ -178,8 +170,8 @@ def check_reply(
         raise ReplyError(str(error)) from None
     received = num_bytes(*arrays.values())
     model: Model | None = order.model
-    if sketches is not None:
-        _check_secure(order, arrays, sketches)
+    if order.sketches is not None:
+        _check_sketches(order, arrays)
     elif not order.evaluates:
         model = arrays.pop(wire.ARRAYS, None)
         if model is None:
@@ -201,7 +193,7 @@ def check_reply(
             f"Got {count}."
         )
     metrics = {key: _sane(value) for key, value in stated.items()}
-    if sketches is not None and not order.evaluates:
+    if order.sketches is not None and not order.evaluates:
         if count != order.silo.num_examples:
             raise ReplyError(
                 f"in a secure run it counts by the {order.silo.num_examples} training samples that "
@@ -234,9 +226,9 @@ def _restored(arrays: Model, order: Order, wire_format: str) -> Model:
         raise ReplyError(str(error)) from None
 
 
-def _check_secure(order: Order, arrays: Mapping[str, Model], sketches: Sketches) -> None:
+def _check_sketches(order: Order, arrays: Mapping[str, Model]) -> None:
     """Nothing but the sketches that were asked for."""
-    wanted = {} if order.evaluates else {**sketches, wire.TRAINED_AS: 32}
+    wanted = {} if order.evaluates else {**(order.sketches or {}), wire.TRAINED_AS: 32}
     got = {name: a.shape for name, a in arrays.get(wire.SKETCH, {}).items()}
     if got != {name: (size,) for name, size in wanted.items()} or set(arrays) - {wire.SKETCH}:
         raise ReplyError(

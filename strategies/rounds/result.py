@@ -85,7 +85,7 @@ class RunResult(Result):
         """The run stands here."""
         self.state, self.members = standing.state, algorithm.members(standing.state)
         self._shared = algorithm.models(standing.state)
-        self._apart = standing.conduct.models
+        self._apart = standing.apart
         self._algorithm = algorithm
         self.__dict__.pop("models", None)
 

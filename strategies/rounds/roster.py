@@ -91,6 +91,11 @@ class Silo:
         """What it says of its data: by a change of it others know that they are other data."""
         return self.num_examples, self.mark
 
+    @property
+    def trains(self) -> bool:
+        """Whether its samples have labels."""
+        return not self.unlabelled
+
 
 class Roster(Protocol):
     """What the round loop asks of a roster."""

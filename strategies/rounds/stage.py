@@ -1,35 +1,137 @@
 """Stages: concerns around every round, such as stragglers, each in one place.
 
-The engine calls all stages in order at three points of a round: when it decides who takes part,
-when orders go out, and after training. Stages do not know each other. What a stage remembers is a
-frozen value, which the run's checkpoints keep under the stage's name.
+The engine (``coterie.strategies.rounds.play``) calls all stages of a run in order at seven points
+of a round: when it decides who takes part, for questions before the training, when orders go out,
+when checked replies come in, when the algorithm has a new state, when silos are handed the models
+that they hold, and when the round is over. Stages do not know each other. What a stage remembers
+is a frozen value, which the run's checkpoints keep under the stage's name.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from coterie.strategies.rounds import kit
-
-ENDED_EARLY = "ended-early"
-"""Key of the note with which a stage ends the run; its value is the reason in words."""
+from coterie.wire import Model
 
 
 @dataclass(frozen=True)
 class Room:
-    """Silos that are connected in a round, and which of them are not asked.
+    """Silos that are connected in a round, and which of them train in it.
 
     Attributes:
-        number: of the round.
+        number: the round that they are to train in.
         here: all silos that are connected.
+        algorithm, state: what is played, and where it stands before the round.
         resting: silo → why it is not asked.
+        apart: silo → its own model, of those that train outside all groups.
+        final: the last round is over: nobody trains any more.
     """
 
     number: int
     here: tuple[kit.Silo, ...]
-    resting: Mapping[str, str]
+    algorithm: kit.Algorithm[Any]
+    state: Any
+    resting: Mapping[str, str] = field(default_factory=dict)
+    apart: Mapping[str, Model] = field(default_factory=dict)
+    final: bool = False
+
+    @property
+    def labelled(self) -> tuple[kit.Silo, ...]:
+        """Silos that can train."""
+        return tuple(silo for silo in self.here if silo.trains)
+
+    @property
+    def playing(self) -> tuple[kit.Silo, ...]:
+        """Silos that are asked to train."""
+        return tuple(silo for silo in self.labelled if silo.name not in self.resting)
+
+
+@dataclass(frozen=True)
+class Scene:
+    """What stages see of an exchange.
+
+    Attributes:
+        now: the round as the algorithm sees it, without silos that are apart.
+        room: who is here.
+        algorithm, state: what is played, and where it stands.
+        training: it is the round's own training, not a question before it.
+    """
+
+    now: kit.Round
+    room: Room
+    algorithm: kit.Algorithm[Any]
+    state: Any
+    training: bool = False
+
+
+@dataclass(frozen=True)
+class Came:
+    """What an exchange brought.
+
+    Attributes:
+        orders: as they were sent.
+        checked: the replies, checked.
+        state: where the algorithm stands before it absorbs them.
+        updates: those that count.
+        apart: silo → its own model, of those that train outside all groups from now on.
+        left_out: silo → why its training does not count.
+        notes: entries of the round's record.
+    """
+
+    orders: Sequence[kit.Order]
+    checked: kit.Checked
+    state: Any
+    updates: Sequence[kit.Update]
+    apart: Mapping[str, Model]
+    left_out: Mapping[str, str]
+    notes: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def diverged(self) -> dict[str, Model]:
+        """Silo → the model from which its training ended in NaN or infinity."""
+        return {o.silo.name: o.model for o, why in self.checked.failed if why.diverged}
+
+    @property
+    def trained(self) -> list[kit.Update]:
+        """The round's own training, of silos that count and of those that are apart."""
+        own = [u for u in self.updates if not u.purpose]
+        own += [u for u in self.checked.updates if u.silo.name in self.apart and not u.purpose]
+        return sorted(own, key=lambda u: u.silo.name)
+
+
+@dataclass(frozen=True)
+class Settled:
+    """A state after a stage's last exchanges for it.
+
+    Attributes:
+        state: the algorithm's.
+        left_out: silo → why its training does not count after all.
+        costs: kind of work → what it cost.
+    """
+
+    state: Any
+    left_out: Mapping[str, str] = field(default_factory=dict)
+    costs: Mapping[str, kit.PhaseReport] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Held:
+    """The models that silos are handed.
+
+    Attributes:
+        models: silo → model.
+        entries: silo → further entries of its message.
+        placed: silo that trains in no group → the group whose model it gets.
+        notes: entries of the last round's record.
+    """
+
+    models: Mapping[str, Model]
+    entries: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    placed: Mapping[str, kit.Group] = field(default_factory=dict)
+    notes: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -38,9 +140,9 @@ class Played:
 
     Attributes:
         now: the round as the algorithm saw it.
+        room: who was here.
         algorithm, state: who trained it, and where it stands after it.
-        orders, checked: what each silo was asked, and its reply after all checks.
-        trained: updates of the round's own training that count, or of silos that train alone.
+        came: what the training brought.
         silent: silos that did not answer another question of this round.
         seconds: for each exchange since the previous round's training, silo → seconds until it
             answered or was given up.
@@ -48,18 +150,34 @@ class Played:
     """
 
     now: kit.Round
+    room: Room
     algorithm: kit.Algorithm[Any]
     state: Any
-    orders: Sequence[kit.Order]
-    checked: kit.Checked
-    trained: kit.Updates
+    came: Came
     silent: frozenset[str]
     seconds: Sequence[Mapping[str, float]]
     deadline_s: float
 
 
+@dataclass(frozen=True)
+class Outcome:
+    """What a stage says when a round is over.
+
+    Attributes:
+        notes: entries of the round's record.
+        left_out: silo → why its training does not count after all.
+        ended_early: why the run ends here, in words; empty: it goes on.
+    """
+
+    notes: Mapping[str, Any] = field(default_factory=dict)
+    left_out: Mapping[str, str] = field(default_factory=dict)
+    ended_early: str = ""
+
+
 class Stage:
     """One concern. Every method does nothing by default.
+
+    Methods take what the stage remembers as ``mine``; those that may change it return it first.
 
     Attributes:
         name: its folder in ``features``.
@@ -69,51 +187,83 @@ class Stage:
     name: ClassVar[str]
     first: ClassVar[Any] = None
 
-    def admit(self, mine: Any, room: Room) -> Room:
-        """Return the room with the silos that this stage lets rest."""
-        return room
+    def admit(self, mine: Any, room: Room) -> tuple[Any, Room]:
+        """Return the room with the silos that rest or are apart."""
+        return mine, room
 
-    def outgoing(self, mine: Any, orders: Sequence[kit.Order], now: kit.Round) -> list[kit.Order]:
-        """Return the round's orders as they are to be sent."""
+    def ask(self, mine: Any, scene: Scene) -> kit.Exchanges[Any]:
+        """Yield questions before the training; return what the stage remembers from now on."""
+        return mine
+        yield
+
+    def outgoing(self, mine: Any, scene: Scene, orders: Sequence[kit.Order]) -> list[kit.Order]:
+        """Return orders as they are to be sent."""
         return list(orders)
 
-    def after(self, mine: Any, played: Played) -> tuple[Any, dict[str, Any]]:
-        """Return what it remembers from now on, and its notes for the record."""
-        return mine, {}
+    def incoming(self, mine: Any, scene: Scene, came: Came) -> tuple[Any, Came]:
+        """Return what an exchange brought as it counts."""
+        return mine, came
+
+    def settle(self, mine: Any, scene: Scene, state: Any) -> Settled:
+        """Return the state after the last exchanges that it needs."""
+        return Settled(state)
+
+    def held(self, mine: Any, scene: Scene, held: Held) -> Held:
+        """Return what silos are handed, where that is something else."""
+        return held
+
+    def after(self, mine: Any, played: Played) -> tuple[Any, Outcome]:
+        """Return what the stage remembers from now on, and what it says of the round."""
+        return mine, Outcome()
 
 
-@dataclass(frozen=True)
 class Stages:
-    """All stages of a run, and what each remembers.
+    """All stages of a run during a round, called in order.
 
-    Attributes:
-        all: in the order in which they are called.
-        kept: name → what it remembers.
+    Args:
+        stages: in that order.
+        kept: name → what it remembers, from the checkpoint before.
     """
 
-    all: tuple[Stage, ...]
-    kept: Mapping[str, Any]
+    def __init__(self, stages: Sequence[Stage], kept: Mapping[str, Any]) -> None:
+        self.all = tuple(stages)
+        self.kept = {stage.name: kept.get(stage.name, stage.first) for stage in self.all}
 
-    def _with_memory(self) -> list[tuple[Stage, Any]]:
-        return [(stage, self.kept.get(stage.name, stage.first)) for stage in self.all]
+    def admit(self, room: Room) -> Room:
+        for stage in self.all:
+            self.kept[stage.name], room = stage.admit(self.kept[stage.name], room)
+        return room
 
-    def resting(self, here: Sequence[kit.Silo], number: int) -> dict[str, str]:
-        """Return silo → why it is not asked in this round."""
-        room = Room(number, tuple(here), {})
-        for stage, mine in self._with_memory():
-            room = stage.admit(mine, room)
-        return dict(room.resting)
-
-    def outgoing(self, orders: Sequence[kit.Order], now: kit.Round) -> list[kit.Order]:
-        """Return the round's orders after all stages."""
-        for stage, mine in self._with_memory():
-            orders = stage.outgoing(mine, orders, now)
+    def outgoing(self, scene: Scene, orders: Sequence[kit.Order]) -> list[kit.Order]:
+        for stage in self.all:
+            orders = stage.outgoing(self.kept[stage.name], scene, orders)
         return list(orders)
 
-    def after(self, played: Played) -> tuple[Stages, dict[str, Any]]:
-        """Return the stages after a round, and their notes."""
-        kept, notes = dict(self.kept), dict[str, Any]()
-        for stage, mine in self._with_memory():
-            kept[stage.name], more = stage.after(mine, played)
-            notes |= more
-        return replace(self, kept=kept), notes
+    def incoming(self, scene: Scene, came: Came) -> Came:
+        for stage in self.all:
+            self.kept[stage.name], came = stage.incoming(self.kept[stage.name], scene, came)
+        return came
+
+    def settle(self, scene: Scene) -> Settled:
+        done = Settled(scene.state)
+        for stage in self.all:
+            more = stage.settle(self.kept[stage.name], scene, done.state)
+            left_out = {**done.left_out, **more.left_out}
+            done = Settled(more.state, left_out, kit.add_costs(done.costs, more.costs))
+        return done
+
+    def held(self, scene: Scene, held: Held) -> Held:
+        for stage in self.all:
+            held = stage.held(self.kept[stage.name], scene, held)
+        return held
+
+    def after(self, played: Played) -> Outcome:
+        said = Outcome()
+        for stage in self.all:
+            self.kept[stage.name], more = stage.after(self.kept[stage.name], played)
+            said = Outcome(
+                {**said.notes, **more.notes},
+                {**said.left_out, **more.left_out},
+                said.ended_early or more.ended_early,
+            )
+        return said

@@ -26,7 +26,7 @@ from coterie.strategies import FedAvg, FederationError
 from coterie.strategies.rounds.algorithm import Order, Update
 from coterie.strategies.rounds.replies import Checked, ReplyError
 from coterie.strategies.rounds.roster import Silo
-from coterie.strategies.rounds.stage import Played
+from coterie.strategies.rounds.stage import Came, Outcome, Played
 from coterie.wire.formats import SCALES
 from tests.client.test_own_training import Kinds, run
 from tests.conftest import (
@@ -105,8 +105,9 @@ def test_whose_reply_is_wrong_gets_models_as_they_are_again() -> None:
     rounded = [Update(o.silo, {}, {}, 1, {wire.UPDATE_LOST: 0.1}) for o in (b, c)]
     refused, silent = ReplyError("no", refused=True), ReplyError("late", silent=True)
     checked = Checked(rounded[:1], [(a, refused), (c, silent)])
-    played = Played(*(None,) * 3, (), checked, [], frozenset(), (), 1.0)  # type: ignore[arg-type]
-    assert Compression().after(frozenset("ac"), played) == ({"b", "c"}, {})
+    came = Came((), checked, None, checked.updates, {}, {})
+    played = Played(*(None,) * 4, came, frozenset(), (), 1.0)  # type: ignore[arg-type]
+    assert Compression().after(frozenset("ac"), played) == ({"b", "c"}, Outcome())
 
 
 @EACH

@@ -7,8 +7,8 @@ from typing import Any
 
 from coterie.strategies import GroupStrategy
 from coterie.strategies.rounds.algorithm import Order, Round, Update
+from coterie.strategies.rounds.play import welcome, with_stated_sizes
 from coterie.strategies.rounds.roster import Silo
-from coterie.strategies.strategy import welcome, with_stated_sizes
 
 
 class ByHand:

@@ -37,9 +37,9 @@ from coterie.strategies.rounds import kit
 from coterie.strategies.rounds.algorithm import Round, Update
 from coterie.strategies.rounds.checkpoint import Checkpoint
 from coterie.strategies.rounds.members import Members
+from coterie.strategies.rounds.play import welcome
 from coterie.strategies.rounds.reports import RoundReport
 from coterie.strategies.rounds.roster import Churn, DescribedRoster, Silo
-from coterie.strategies.strategy import welcome
 from tests.conftest import assert_equal_models, digits_config, plain_app, plain_initial, plain_nodes
 
 ROUNDS = 8

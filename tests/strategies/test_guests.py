@@ -18,14 +18,14 @@ from coterie.client.home.card import read_card
 from coterie.client.resident.ledger import read
 from coterie.client.work.weights import read_weights
 from coterie.client.work.workbench import close_all, workbench_of
+from coterie.features.unlabelled import placing as guests
+from coterie.features.unlabelled.placing import Guest, Guests, place, shown
 from coterie.server.runs.codec import decode, encode
 from coterie.server.runs.inprocess import InProcessGrid
 from coterie.strategies import HCCT, Auto, FedAvg, FedCollab, FedGroup, Independent, RunResult
 from coterie.strategies.partition.distance import Distance
-from coterie.strategies.rounds import guests
 from coterie.strategies.rounds.algorithm import Round
 from coterie.strategies.rounds.checkpoint import Checkpoint
-from coterie.strategies.rounds.guests import Guest, Guests, place, shown
 from coterie.strategies.rounds.reports import RoundReport
 from coterie.strategies.rounds.roster import DescribedRoster, Silo
 from coterie.strategies.strategy import GroupStrategy
@@ -255,7 +255,7 @@ def test_a_run_that_stops_goes_on_with_the_same_places(tmp_path: Path) -> None:
         again = start(FedGroup, nodes, options=TWO, resume=standing)
         assert told_of(again) == told_of(whole)
         assert_equal_models(load_file(tmp_path / "home" / "models" / "r.safetensors"), first)
-    assert decode(*kept[2]).guests.of["new"].distances
+    assert decode(*kept[2]).kept["unlabelled"].of["new"].distances
 
 
 @pytest.mark.parametrize(

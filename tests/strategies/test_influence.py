@@ -13,6 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coterie import wire
+from coterie.features.robust import bounds
+from coterie.features.robust.bounds import Reputation, bound, update_norm
 from coterie.server.runs.codec import decode, encode
 from coterie.server.runs.config import RunConfig
 from coterie.server.runs.inprocess import InProcessGrid
@@ -25,7 +27,7 @@ from coterie.strategies import (
     PFedGraph,
     RunResult,
 )
-from coterie.strategies.rounds import influence, kit
+from coterie.strategies.rounds import kit
 from coterie.strategies.rounds.checkpoint import Checkpoint
 from tests.conftest import (
     Fault,
@@ -120,7 +122,7 @@ def test_without_the_bounds_it_spoils_everybodys_model(attack: str) -> None:
 def test_a_silo_that_points_away_is_moved_out_told_so_and_comes_back_on_probation(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("coterie.strategies.rounds.influence.AWAY", 1)
+    monkeypatch.setattr("coterie.features.robust.bounds.AWAY", 1)
     told: dict[int, str] = {}
 
     def listening(message: Message, answer: RecordDict) -> Any:
@@ -209,7 +211,7 @@ def test_who_trains_a_model_of_its_own_has_no_more_than_its_share_of_all() -> No
     """Where models that began apart are averaged, as in pFedGraph, FeSEM and FLSC."""
     updates = updates_of([np.full(4, 1.0 + i) for i in range(4)], [40.0, 70.0, 100.0, 1e8])
     apart = [replace(u, start={"w": np.full(4, i, np.float32)}) for i, u in enumerate(updates)]
-    bounded = kit.bound(Influence(), kit.Conduct(), apart, number=1, crosses=True)
+    bounded = bound(Influence(), Reputation(), apart, number=1, crosses=True)
     counts = [u.num_examples for u in bounded.updates]
     assert counts[:3] == [40.0, 70.0, 100.0] and counts[3] == pytest.approx(210.0)
 
@@ -237,7 +239,7 @@ def test_where_nobody_is_out_of_line_bounded_aggregation_is_the_plain_mean(
     models = [common + 0.3 * rng.normal(size=20) for _ in range(count)]
     updates = updates_of(models, rng.integers(50, 100, size=count).astype(float).tolist())
     names = tuple(u.silo.name for u in updates)
-    bounded = kit.bound(Influence(), kit.Conduct(), updates, number=1, groups=[names])
+    bounded = bound(Influence(), Reputation(), updates, number=1, groups=[names])
     assert all(one is other for one, other in zip(bounded.updates, updates, strict=True))
     assert not bounded.moved_out and "clipped" not in bounded.told
     plain = kit.weighted_mean([u.model for u in updates], [u.num_examples for u in updates])
@@ -251,9 +253,9 @@ def test_no_update_is_longer_than_the_multiple_of_the_median(factor: float, coun
     rng = np.random.default_rng(count)
     models = [rng.normal(size=20) for _ in range(count - 1)]
     updates = updates_of([*models, factor * models[0]], [100.0] * count)
-    bounded = kit.bound(Influence(), kit.Conduct(), updates, number=1)
-    median = np.median([kit.update_norm(u) for u in updates])
-    longest = max(kit.update_norm(u) for u in bounded.updates)
+    bounded = bound(Influence(), Reputation(), updates, number=1)
+    median = np.median([update_norm(u) for u in updates])
+    longest = max(update_norm(u) for u in bounded.updates)
     assert longest <= 3 * median * (1 + 1e-5)
 
 
@@ -307,7 +309,7 @@ def test_models_of_equal_values_are_one_start_whatever_object_holds_them() -> No
     updates = updates_of([np.ones(4)] * 3 + [np.full(4, 100.0)], [100.0] * 4)
     copies = [replace(u, start={k: a.copy() for k, a in u.start.items()}) for u in updates]
     one, other = (
-        kit.bound(Influence(max_share=0.3), kit.Conduct(), some, number=1, groups=[tuple("abcd")])
+        bound(Influence(max_share=0.3), Reputation(), some, number=1, groups=[tuple("abcd")])
         for some in (updates, copies)
     )
     assert one.told == other.told and one.told["clipped"] == {"s3": 0.03}
@@ -327,11 +329,11 @@ def spread_updates(shares: list[float]) -> list[kit.Update]:
 
 def moved_out_of(shares: list[float]) -> set[str]:
     """Whom three rounds of such updates move out."""
-    updates, conduct = spread_updates(shares), kit.Conduct()
+    updates, reputation = spread_updates(shares), Reputation()
     names = tuple(u.silo.name for u in updates)
     for number in (1, 2, 3):
-        bounded = kit.bound(Influence(), conduct, updates, number=number, groups=[names])
-        conduct = bounded.conduct
+        bounded = bound(Influence(), reputation, updates, number=number, groups=[names])
+        reputation = bounded.reputation
     return set(bounded.moved_out)
 
 
@@ -340,9 +342,9 @@ def test_where_directions_are_spread_only_one_far_from_all_is_out_of_line() -> N
     honest = np.linspace(-0.1, 0.95, 12).tolist()
     updates = spread_updates(honest)
     together = [tuple(u.silo.name for u in updates)]
-    voting = influence._voting(updates, together, influence._Starts())
-    cosines = [one.cosine for one in influence._directions(voting)]
-    assert np.median(cosines) > influence.AGREEMENT and min(cosines) < -0.05
+    voting = bounds._voting(updates, together, bounds._Starts())
+    cosines = [one.cosine for one in bounds._directions(voting)]
+    assert np.median(cosines) > bounds.AGREEMENT and min(cosines) < -0.05
     assert moved_out_of(honest) == set()
     assert moved_out_of([*honest, -0.9]) == {"s12"}
     assert moved_out_of([*[0.9] * 12, -0.1]) == {"s12"}, "among silos of one mind"
@@ -355,15 +357,15 @@ def test_products_of_large_updates_are_the_same_bit_for_bit_in_several_threads(
     rng = np.random.default_rng(0)
 
     def model() -> wire.Model:
-        return {"w": rng.normal(size=3 * influence.SHARE).astype(kind), "n": np.array(3)}
+        return {"w": rng.normal(size=3 * bounds.SHARE).astype(kind), "n": np.array(3)}
 
     start = model()
     silos = [kit.Silo(f"s{i}", i, 5) for i in range(3)]
     updates = [kit.Update(silo, start, model(), 5.0, {}) for silo in silos]
-    found = influence._products(updates)
-    one_by_one = influence._products([updates[1]])
+    found = bounds._products(updates)
+    one_by_one = bounds._products([updates[1]])
     assert found[1, 1] == pytest.approx(one_by_one[0, 0], rel=1e-6)
     changed = [u.model["w"].astype(np.float64) - start["w"].astype(np.float64) for u in updates]
     np.testing.assert_allclose(found, np.array(changed) @ np.array(changed).T, rtol=1e-4)
-    monkeypatch.setattr(influence, "each", lambda work, items, **_: [work(one) for one in items])
-    np.testing.assert_array_equal(found, influence._products(updates))
+    monkeypatch.setattr(bounds, "each", lambda work, items, **_: [work(one) for one in items])
+    np.testing.assert_array_equal(found, bounds._products(updates))

@@ -532,9 +532,7 @@ def test_an_exchange_has_one_reply_to_each_of_its_own_messages_in_their_order() 
     left_out = []
     for number in (1, 2):
         orders = [Order(silo, model) for silo in silos]
-        messages = training_messages(
-            orders, number=number, config={}, groups=(), evaluate=False, told={}
-        )
+        messages = training_messages(orders, number=number, config={}, groups=(), evaluate=False)
         replies = exchange(grid, messages, deadline_s=0.05)
         for message, reply in zip(messages, replies, strict=True):
             if reply is not None:

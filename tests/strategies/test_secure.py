@@ -28,6 +28,7 @@ from coterie.client.home.secrets import secrets_of
 from coterie.client.home.settings import SiloSettings
 from coterie.client.work import evaluate
 from coterie.client.work.secure import Sketch, measure
+from coterie.features.secure.sums import _atoms, _replaced
 from coterie.server.runs.codec import decode, encode
 from coterie.server.runs.config import RunConfig
 from coterie.server.runs.inprocess import InProcessGrid
@@ -38,7 +39,6 @@ from coterie.strategies.rounds.exchange import exchange
 from coterie.strategies.rounds.models import Mean, Unseen, weighted_mean
 from coterie.strategies.rounds.result import RunResult
 from coterie.strategies.rounds.roster import DescribedRoster
-from coterie.strategies.rounds.secure import _atoms, _replaced
 from coterie.wire.enrolment import fingerprint_of_key, public_pem
 from coterie.wire.secure import (
     PIECE,

@@ -28,6 +28,7 @@ from coterie import wire
 from coterie.strategies.errors import EXIT_CONFIG, FederationError
 from coterie.strategies.rounds import kit
 from coterie.strategies.rounds.models import Mean, Unseen, is_seen
+from coterie.strategies.rounds.stage import Settled
 from coterie.wire import MAX_WORD, Model
 from coterie.wire.secure import (
     FEWEST,
@@ -103,7 +104,7 @@ class SecureRun:
     deadline_s: float
     enrolled: Enrolled | None = None
     silent: set[str] = field(default_factory=set)
-    """Silos that answered nothing since this was emptied last."""
+    """Is told who answers nothing."""
     _peers: dict[str, tuple[int, Peer]] = field(default_factory=dict)
     _sealed: dict[str, tuple[bytes, Peer, str]] = field(default_factory=dict)
     """Silo → its public key, who holds the seed, and the seed as that one sealed it; the holder's
@@ -369,21 +370,6 @@ _Answer = tuple[list[NDArray[np.uint32]], dict[str, str]]
 
 
 @dataclass(frozen=True)
-class Settled:
-    """A value without means, and what it took.
-
-    Attributes:
-        value: the value.
-        lost: silo → why its update does not count after all.
-        phases: cost, by its name in the record.
-    """
-
-    value: Any
-    lost: Mapping[str, str] = field(default_factory=dict)
-    phases: Mapping[str, kit.PhaseReport] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
 class _Atom:
     """Unseen models that are in the same means, always weighed alike: their sum is enough.
 
@@ -632,8 +618,8 @@ def _rebuilt(value: Any, models: Mapping[int, Model], done: dict[int, tuple[Any,
 
 def insecure(
     algorithm: kit.Algorithm[Any],
-    influence: kit.Influence,
     *,
+    aggregate: str,
     name: str,
     wire_format: str = wire.FLOAT32,
 ) -> str:
@@ -643,9 +629,9 @@ def insecure(
             f"secure = true is for strategies that only average models and compare updates; {name} "
             "needs more of single silos than that (docs/explanation/secure.md)"
         )
-    if influence.aggregate != "mean":
+    if aggregate != "mean":
         return (
-            f"aggregate = {influence.aggregate} looks at every silo's values, and in a secure run "
+            f"aggregate = {aggregate} looks at every silo's values, and in a secure run "
             "nobody sees them: it must be mean"
         )
     if wire_format != wire.FLOAT32:

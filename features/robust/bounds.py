@@ -1,7 +1,7 @@
-"""How much one silo can do to the others: the one place where its influence is bounded.
+"""Bound how much one silo can do to the others.
 
-The engine calls ``bound`` between the checks of replies and the algorithm, so that no algorithm
-knows of it and any ClientApp is covered:
+Every checked update passes here before the algorithm sees it, so that no algorithm needs to know
+of it and any ClientApp is covered:
 
 - *Counts*. A silo weighs by the samples that it stated first, and at most ``max_share`` of those
   whose updates are averaged with its own.
@@ -10,7 +10,7 @@ knows of it and any ClientApp is covered:
   "Can You Really Backdoor Federated Learning?", 2019, https://arxiv.org/abs/1911.07963, with the
   median in the place of a fixed bound).
 - *Directions*, of updates as they came. Where most members of a group agree, one whose updates keep
-  away from the others' mean direction is moved out: it trains alone, and comes back on probation.
+  away from the others' mean direction is quarantined: it trains alone, and comes back on probation.
 
 Nothing is changed where nobody is out of line: the very same updates go on.
 """
@@ -24,22 +24,20 @@ from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 import numpy as np
-from pydantic import Field
 
 from coterie import wire
+from coterie.features.robust.keys import Influence
 from coterie.strategies.partition._check import FloatArray
 from coterie.strategies.partition.gram import gram
 from coterie.strategies.rounds.algorithm import Update, Updates, num_bytes
+from coterie.strategies.rounds.members import capped
 from coterie.strategies.rounds.models import (
-    AGGREGATES,
-    Aggregate,
     Unseen,
     difference,
     each,
     is_seen,
     same_model,
 )
-from coterie.strategies.rounds.options import CountOrNone, NotNegative, Options
 from coterie.strategies.rounds.reports import Group
 from coterie.wire import Model
 from coterie.wire.secure import Limit, shortened
@@ -59,8 +57,6 @@ ELSEWHERE = 4.0
 """And so many times larger where it is compared with silos that trained other models."""
 SHORT = 0.5
 """Multiple of the median norm below which an update does too little to matter."""
-ROUNDING = 1e-12
-"""Equal weights are not to be cut by the last bit of a sum."""
 SHARE = 2**20
 """Values of each update that one thread multiplies with the others' before it takes more."""
 AT_ONCE = 2**19
@@ -71,39 +67,8 @@ AWAY = 5
 """Rounds that a silo trains alone the first time; each further time they are twice as many."""
 
 
-class Influence(Options):
-    """What one silo may do to the others at most."""
-
-    max_share: float = Field(
-        0.5,
-        gt=0,
-        le=1,
-        description="Largest share of a group's weight that one silo has, in groups of three and "
-        "more; 1 sets no limit.",
-    )
-    clip_updates: NotNegative = Field(
-        3.0,
-        le=1e9,
-        description="Largest norm of an update, as a multiple of the median of three and more that "
-        "it is compared with; longer ones are shortened to it, those of silos with many samples "
-        "to at most twice that. 0 sets no limit.",
-    )
-    aggregate: Aggregate = Field(
-        "mean",
-        description="What a group's model is made of its updates by, in groups of three and more: "
-        "`mean` weighs by samples; `trimmed-mean`, `median` (both value by value) and `krum` (the "
-        "one update that is nearest to the others) count every silo once, and resist several "
-        "dishonest ones.",
-    )
-    quarantine_after: CountOrNone = Field(
-        3,
-        description="A silo whose updates point away from its group's so many rounds in a row "
-        "trains alone for some rounds, then comes back on probation; 0 never moves one out.",
-    )
-
-
 @dataclass(frozen=True)
-class Apart:
+class Quarantined:
     """A silo that was moved out of its group.
 
     Attributes:
@@ -120,7 +85,7 @@ class Apart:
 
 
 @dataclass(frozen=True)
-class Conduct:
+class Reputation:
     """What is remembered of silos between two rounds.
 
     Attributes:
@@ -136,14 +101,14 @@ class Conduct:
     strikes: Mapping[str, int] = field(default_factory=dict)
     probation: frozenset[str] = frozenset()
     times: Mapping[str, int] = field(default_factory=dict)
-    apart: Mapping[str, Apart] = field(default_factory=dict)
+    apart: Mapping[str, Quarantined] = field(default_factory=dict)
 
     @property
     def models(self) -> dict[str, Model]:
         """Silo → its own model, of those that are out."""
         return {name: apart.model for name, apart in self.apart.items()}
 
-    def begin(self, number: int, new: Collection[str]) -> Conduct:
+    def begin(self, number: int, new: Collection[str]) -> Reputation:
         """A round begins: whose time is over comes back, and newcomers after round 1 are watched.
 
         Args:
@@ -158,7 +123,7 @@ class Conduct:
             probation=self.probation | back | later,
         )
 
-    def diverged(self, models: Mapping[str, Model], number: int) -> Conduct:
+    def diverged(self, models: Mapping[str, Model], number: int) -> Reputation:
         """With silos whose training ended in NaN: they are alone until one ends in numbers.
 
         Args:
@@ -166,10 +131,10 @@ class Conduct:
             number: of the round.
         """
         why = f"its training of round {number} diverged: it trains alone until one ends in numbers"
-        out = {name: Apart(model, number, number + 2, why) for name, model in models.items()}
+        out = {name: Quarantined(model, number, number + 2, why) for name, model in models.items()}
         return replace(self, apart={**self.apart, **out})
 
-    def trained_alone(self, updates: Updates) -> Conduct:
+    def trained_alone(self, updates: Updates) -> Reputation:
         """With what silos that are out made of their own models."""
         own = {
             u.silo.name: replace(self.apart[u.silo.name], model=u.model)
@@ -185,20 +150,20 @@ class Bounded:
 
     Attributes:
         updates: those that count, in their order; what was in line is the same object.
-        conduct: what is remembered.
+        reputation: what is remembered.
         moved_out: silo → why it is in this round.
         told: for the record, JSON values.
     """
 
     updates: list[Update]
-    conduct: Conduct
+    reputation: Reputation
     moved_out: Mapping[str, str] = field(default_factory=dict)
     told: Mapping[str, Any] = field(default_factory=dict)
 
 
 def bound(
     influence: Influence,
-    conduct: Conduct,
+    reputation: Reputation,
     updates: Updates,
     *,
     number: int,
@@ -209,18 +174,18 @@ def bound(
 
     Args:
         influence: the options.
-        conduct: what is known of the silos.
+        reputation: what is known of the silos.
         updates: checked.
         number: of the round.
         groups: who trains together; only who is in one of several is judged by its direction.
         crosses: models that began apart may be averaged.
     """
-    counted, conduct = _with_first_counts(updates, conduct)
+    counted, reputation = _with_first_counts(updates, reputation)
     started = _Starts()
     voting = _voting(counted, groups, started)
     clipped = _clipped(counted, influence.clip_updates, started, _norms(counted, voting))
     found = _directions(voting)
-    conduct, moved_out = _judged(found, conduct, influence.quarantine_after, number)
+    reputation, moved_out = _judged(found, reputation, influence.quarantine_after, number)
     kept = [u for u in clipped.updates if u.silo.name not in moved_out]
     kept = _capped_by_group(kept, influence.max_share, started)
     if crosses:
@@ -237,9 +202,11 @@ def bound(
         "claimed": more,
         "cosines": {one.update.silo.name: round(one.cosine, 4) for one in found},
         "norms": clipped.lengths,
-        "apart": {name: apart.why for name, apart in sorted(conduct.apart.items())},
+        "apart": {name: apart.why for name, apart in sorted(reputation.apart.items())},
     }
-    return Bounded(kept, conduct, moved_out, {key: value for key, value in told.items() if value})
+    return Bounded(
+        kept, reputation, moved_out, {key: value for key, value in told.items() if value}
+    )
 
 
 # ---------------------------------------------------------------- counts
@@ -250,12 +217,12 @@ def _trains(update: Update) -> bool:
     return update.kind.split(".")[0] != wire.EVALUATE
 
 
-def _with_first_counts(updates: Updates, conduct: Conduct) -> tuple[list[Update], Conduct]:
+def _with_first_counts(updates: Updates, reputation: Reputation) -> tuple[list[Update], Reputation]:
     """Nobody has more samples than it stated when it came; fewer do no harm.
 
     A training that holds samples out states fewer by itself.
     """
-    first = dict(conduct.counts)
+    first = dict(reputation.counts)
     for update in updates:
         if _trains(update) and not update.purpose and not update.silo.described:
             first.setdefault(update.silo.name, update.num_examples)
@@ -265,28 +232,7 @@ def _with_first_counts(updates: Updates, conduct: Conduct) -> tuple[list[Update]
         most = silo.num_examples if silo.described else first.get(silo.name, math.inf)
         more = _trains(update) and update.num_examples > most
         counted.append(replace(update, num_examples=float(most)) if more else update)
-    return counted, replace(conduct, counts=first)
-
-
-def capped(weights: Mapping[str, float], max_share: float) -> dict[str, float]:
-    """Weights of which none is more than ``max_share`` of what they then add up to.
-
-    Args:
-        weights: name → weight > 0.
-        max_share: in (0, 1]; less than equal shares cannot be.
-
-    Returns:
-        The weights, the largest made as small as it takes; of fewer than three, as they are.
-    """
-    if len(weights) < FEWEST:
-        return dict(weights)
-    share = max(max_share, 1 / len(weights))
-    ordered, limit = sorted(weights.values(), reverse=True), math.inf
-    for count, weight in enumerate(ordered):  # so many, the largest, are cut to the limit
-        limit = share * math.fsum(ordered[count:]) / (1 - share * count) * (1 + ROUNDING)
-        if weight <= limit:
-            break
-    return {name: min(weight, limit) for name, weight in weights.items()}
+    return counted, replace(reputation, counts=first)
 
 
 class _Starts:
@@ -534,12 +480,12 @@ def _beside_others(group: _Voting) -> list[_Direction]:
 
 
 def _judged(
-    found: Sequence[_Direction], conduct: Conduct, patience: int, number: int
-) -> tuple[Conduct, dict[str, str]]:
+    found: Sequence[_Direction], reputation: Reputation, patience: int, number: int
+) -> tuple[Reputation, dict[str, str]]:
     """Who was out of line once too often is moved out, with the model that it was sent."""
     if not patience:
-        return conduct, {}
-    strikes, apart, times = dict(conduct.strikes), dict(conduct.apart), dict(conduct.times)
+        return reputation, {}
+    strikes, apart, times = dict(reputation.strikes), dict(reputation.apart), dict(reputation.times)
     cleared, moved_out = set(), {}
     for one in found:
         name = one.update.silo.name
@@ -548,7 +494,7 @@ def _judged(
             cleared.add(name)
             continue
         strikes[name] = strikes.get(name, 0) + 1
-        on_probation = name in conduct.probation
+        on_probation = name in reputation.probation
         if strikes[name] < patience and not on_probation:
             continue
         times[name] = times.get(name, 0) + 1
@@ -558,25 +504,13 @@ def _judged(
             f"its update pointed away from its group's {rounds} (cosine {one.cosine:.2f})"
             f"{', on probation' if on_probation else ''}: it trains alone until round {until}."
         )
-        apart[name] = Apart(one.update.start, number, until, moved_out[name])
+        apart[name] = Quarantined(one.update.start, number, until, moved_out[name])
         strikes.pop(name)
     kept = replace(
-        conduct,
+        reputation,
         strikes=strikes,
         times=times,
         apart=apart,
-        probation=conduct.probation - cleared - set(moved_out),
+        probation=reputation.probation - cleared - set(moved_out),
     )
     return kept, moved_out
-
-
-def aggregate_problem(influence: Influence, *, averages: bool, strategy: str) -> str:
-    """Why a strategy cannot aggregate so; empty: it can."""
-    if influence.aggregate == "mean" or averages:
-        return ""
-    others = ", ".join(name for name in AGGREGATES if name != "mean")
-    return (
-        f"{strategy} makes its models by weights of its own or of single updates, so aggregate "
-        f"must be mean ({others} are for strategies that average groups). "
-        f"Got {influence.aggregate!r}"
-    )

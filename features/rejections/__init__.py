@@ -1,0 +1,1 @@
+"""Rejections: tell a silo why its last training did not count."""

@@ -1,0 +1,1 @@
+"""Robust aggregation: clipping, capped weights, and quarantine."""

@@ -1,0 +1,83 @@
+"""Keep silos' updates from the coordinator: exchange keys, ask for sketches, and ask for sums."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from coterie.features.secure.sums import SecureRun, own_or_origin, sendable, sketches_of, without
+from coterie.strategies.rounds import kit
+from coterie.strategies.rounds.models import Unseen
+from coterie.strategies.rounds.stage import Came, Held, Room, Scene, Settled, Stage
+from coterie.wire.secure import FEWEST, sketch_sizes
+
+
+class Secure(Stage):
+    """Secure aggregation. Keys are of one process: a resumed run exchanges them again.
+
+    Args:
+        sums: exchanges keys, and asks for sums.
+    """
+
+    name = "secure"
+
+    def __init__(self, sums: SecureRun) -> None:
+        self.sums = sums
+
+    def admit(self, mine: None, room: Room) -> tuple[None, Room]:
+        """Exchange keys with who is here; nobody trains in a group of one, whose sum is its own."""
+        here = [replace(s, min_group_size=max(FEWEST, s.min_group_size)) for s in room.here]
+        silos = [silo for silo in here if silo.name not in room.resting]
+        self.sums.require_own(silos)
+        compared, _ = _compared(room.algorithm, room.state)
+        failed = self.sums.greet(silos, seed=compared is not None)
+        return mine, replace(room, here=tuple(here), resting={**room.resting, **failed})
+
+    def outgoing(self, mine: None, scene: Scene, orders: Sequence[kit.Order]) -> list[kit.Order]:
+        """Ask for sketches in the place of models."""
+        compared, sketches = _compared(scene.algorithm, scene.state)
+        return [
+            replace(
+                order,
+                config={**order.config, **self.sums.entries(order, compared)},
+                sketches=sketches,
+            )
+            for order in sendable(orders)
+        ]
+
+    def incoming(self, mine: None, scene: Scene, came: Came) -> tuple[None, Came]:
+        """Ask who refused for its key anew; it may have lost its own model, too."""
+        for order, why in came.checked.failed:
+            if not (why.silent or why.diverged):
+                self.sums.forget(order.silo.name)
+        if not scene.training:
+            return mine, came
+        lost = [order.model for order, why in came.checked.failed if why.refused]
+        gone = [model for model in lost if isinstance(model, Unseen)]
+        return mine, replace(came, state=without(came.state, gone))
+
+    def settle(self, mine: None, scene: Scene, state: Any) -> Settled:
+        """Ask for the sums that make models of the means in a state."""
+        return self.sums.settle(state, scene.now)
+
+    def held(self, mine: None, scene: Scene, held: Held) -> Held:
+        """Hand a silo what another silo started from, where only that one has its model."""
+        return replace(held, models=own_or_origin(held.models))
+
+
+def _compared(
+    algorithm: kit.Algorithm[Any], state: Any
+) -> tuple[kit.Compared | None, dict[str, int]]:
+    """Return what silos sketch of their updates, and the numbers of each sketch.
+
+    It is what the algorithm compares, or at least what influence is bounded by, where the model is
+    large enough.
+    """
+    compared = algorithm.compared(state)
+    initial = algorithm.members(state).initial
+    if compared is not None:
+        return compared, sketches_of(compared, initial)
+    anyway = None if algorithm.alone else kit.Compared()
+    sizes = {} if anyway is None else sketch_sizes(initial, anyway.layers)
+    return (anyway, sizes) if sizes else (None, {})

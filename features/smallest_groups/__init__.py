@@ -1,0 +1,1 @@
+"""Smallest groups: how many others a silo wants its update averaged with."""

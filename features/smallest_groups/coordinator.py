@@ -1,0 +1,53 @@
+"""Leave silos out whose group is smaller than they accept.
+
+Groups are formed and averaged by ``coterie.strategies.rounds.policy``, which respects the smallest
+groups already; here silos are left out of whose group too few answered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import ClassVar
+
+from coterie import wire
+from coterie.strategies.rounds import kit
+from coterie.strategies.rounds.stage import Came, Outcome, Played, Room, Scene, Stage
+
+
+class SmallestGroups(Stage):
+    """Remembers what silos that do not describe themselves stated with their last update."""
+
+    name = "smallest_groups"
+    first: ClassVar[Mapping[str, int]] = {}
+
+    def admit(self, mine: Mapping[str, int], room: Room) -> tuple[Mapping[str, int], Room]:
+        """Give silos the smallest group that they stated last."""
+        here = [
+            replace(silo, min_group_size=mine[silo.name])
+            if silo.name in mine and not silo.described
+            else silo
+            for silo in room.here
+        ]
+        return mine, replace(room, here=tuple(here))
+
+    def incoming(
+        self, mine: Mapping[str, int], scene: Scene, came: Came
+    ) -> tuple[Mapping[str, int], Came]:
+        """Leave out who accepts no group as small as what answered of its own."""
+        if not scene.training:
+            return mine, came
+        groups = [group for group in scene.algorithm.groups(came.state) if len(group) > 1]
+        left_out = {**came.left_out, **kit.withdraw(groups, came.updates)}
+        counting = [u for u in came.updates if u.purpose or u.silo.name not in left_out]
+        return mine, replace(came, updates=counting, left_out=left_out)
+
+    def after(self, mine: Mapping[str, int], played: Played) -> tuple[Mapping[str, int], Outcome]:
+        """Note what silos stated, and report whose update went into no group after all."""
+        noted = dict(mine)
+        for update in played.came.checked.updates:
+            noted.pop(update.silo.name, None)
+            if update.metrics.get(wire.MIN_GROUP_SIZE, 1) > 1:
+                noted[update.silo.name] = update.silo.min_group_size
+        sharing = played.algorithm.sharing(played.state)
+        return noted, Outcome(left_out=kit.withdraw(sharing, played.came.updates))

@@ -1,0 +1,74 @@
+"""Find out which group each silo without labels is most like, and hand it that group's model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from coterie import wire
+from coterie.features.unlabelled.placing import Guests, Place, look, place, shown
+from coterie.strategies.rounds import kit
+from coterie.strategies.rounds.result import mean_model
+from coterie.strategies.rounds.stage import Held, Outcome, Played, Room, Scene, Stage
+
+
+class Unlabelled(Stage):
+    """Silos without labels. Remembers what is known of them."""
+
+    name = "unlabelled"
+    first = Guests()
+
+    def ask(self, mine: Guests, scene: Scene) -> kit.Exchanges[Guests]:
+        """Compare silos without labels with some of each group."""
+        groups = _shown(scene.algorithm, scene.state)
+        found: Guests = yield from look(mine, _guests(scene.room), groups, scene.now)
+        return found
+
+    def held(self, mine: Guests, scene: Scene, held: Held) -> Held:
+        """Hand them the mean of their group's models."""
+        places = _places(mine, scene.room, scene.algorithm, scene.state)
+        sizes = scene.algorithm.members(scene.state).sizes
+        models, entries, placed = dict(held.models), dict(held.entries), dict(held.placed)
+        for name, found in places.items():
+            group = found.groups[0].group if found.found else ()
+            own = {n: held.models[n] for n in group if n in held.models}
+            mean = mean_model(own, sizes)
+            if mean is not None:
+                models[name], placed[name] = mean, group
+                entries[name] = {**entries.get(name, {}), wire.PLACED: found.why}
+        notes = {**held.notes, **_entry(places)}
+        return replace(held, models=models, entries=entries, placed=placed, notes=notes)
+
+    def after(self, mine: Guests, played: Played) -> tuple[Guests, Outcome]:
+        """Say in the record where they belong now."""
+        places = _places(mine, played.room, played.algorithm, played.state)
+        for name, found in places.items():
+            kit.log.debug("silo %s, without labels: %s", name, found.why)
+        return mine, Outcome(_entry(places))
+
+
+def _guests(room: Room) -> list[kit.Silo]:
+    return [silo for silo in room.here if silo.unlabelled]
+
+
+def _shown(algorithm: kit.Algorithm[Any], state: Any) -> list[kit.Group]:
+    """Return the groups whose models silos without labels may have."""
+    if algorithm.alone:
+        return []
+    return shown(algorithm.groups(state), algorithm.members(state).minimums)
+
+
+def _places(
+    known: Guests, room: Room, algorithm: kit.Algorithm[Any], state: Any
+) -> dict[str, Place]:
+    groups = _shown(algorithm, state)
+    return {
+        silo.name: place(known.of[silo.name], groups, alone=algorithm.alone)
+        for silo in _guests(room)
+    }
+
+
+def _entry(places: Mapping[str, Place]) -> dict[str, Any]:
+    entries = {name: found.entry() for name, found in sorted(places.items())}
+    return {"unlabelled": entries} if entries else {}

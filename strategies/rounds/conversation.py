@@ -1,0 +1,359 @@
+"""Orders out, checked updates in: the only way to silos, for an algorithm and for stages alike."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from flwr.app import Message
+from flwr.serverapp import Grid
+
+from coterie import wire
+from coterie.strategies.errors import EXIT_CONFIG, FederationError
+from coterie.strategies.rounds import kit
+from coterie.strategies.rounds.exchange import exchange
+from coterie.strategies.rounds.messages import evaluation_messages, membership, training_messages
+from coterie.strategies.rounds.stage import Came, Held, Room, Scene, Stage, Stages
+from coterie.wire import Model
+
+
+class NobodyAnsweredError(Exception):
+    """No training of this round counts. The text says why, silo by silo."""
+
+
+class AllSpentError(Exception):
+    """No silo that is here has any privacy left to spend. The text says so, silo by silo."""
+
+
+class Line:
+    """The connection to the silos of a run.
+
+    Args:
+        grid: Flower's connection to the nodes.
+        deadline_s: seconds, of every exchange.
+
+    Attributes:
+        seconds: of each exchange since the stages were told last, silo → seconds until it answered
+            or was given up.
+        silent: silos that did not answer something that others wait for, in this round.
+    """
+
+    def __init__(self, grid: Grid, deadline_s: float) -> None:
+        self.grid, self.deadline_s = grid, deadline_s
+        self.seconds: list[Mapping[str, float]] = []
+        self.silent: set[str] = set()
+        self._names: dict[int, str] = {}
+
+    def present(self, roster: kit.Roster, number: int) -> tuple[kit.Silo, ...]:
+        """Return the silos that are connected in a round."""
+        here = roster.present(self.grid, number=number)
+        self._names = {silo.node_id: silo.name for silo in here}
+        self.silent.clear()
+        return tuple(here)
+
+    def exchange(
+        self, messages: Sequence[Message], deadline_s: float | None = None
+    ) -> list[Message | None]:
+        """Return the reply to every message; None where none came in time."""
+        seconds: dict[int, float] = {}
+        within = self.deadline_s if deadline_s is None else deadline_s
+        replies = exchange(self.grid, messages, deadline_s=within, seconds=seconds)
+        self.seconds.append({self._names[n]: s for n, s in seconds.items() if n in self._names})
+        return replies
+
+
+@dataclass(frozen=True)
+class Run:
+    """What stays the same during a run.
+
+    Attributes:
+        line: to the silos.
+        roster: who takes part.
+        algorithm: what is played.
+        stages: in the order in which they are called.
+        rounds: how many.
+        config: entries of every training message.
+        evaluate_config: entries of every evaluation.
+        names: of metrics.
+        on_event: is told what cannot wait for the round's report.
+        unseen: the coordinator does not see silos' models.
+        max_share: largest share of a group's weight that one silo has.
+        evaluate, evaluate_every: whether, and after every how many rounds, silos evaluate.
+        keep_every: silos keep their model after every so many rounds; 0 only after the last.
+        name_members: silos are told who is in their group by name.
+    """
+
+    line: Line
+    roster: kit.Roster
+    algorithm: kit.Algorithm[Any]
+    stages: tuple[Stage, ...]
+    rounds: int
+    config: kit.Config
+    evaluate_config: Mapping[str, Any]
+    names: Mapping[str, str] = field(default_factory=dict)
+    on_event: Callable[[str, Mapping[str, Any]], None] = lambda kind, fields: None
+    unseen: bool = False
+    max_share: float = 1.0
+    evaluate: bool = True
+    evaluate_every: int = 1
+    keep_every: int = 0
+    name_members: bool = False
+
+    @property
+    def wire_format(self) -> str:
+        """How silos send their updates."""
+        return str(self.config.get(wire.WIRE_FORMAT, wire.FLOAT32))
+
+
+class Clock:
+    """Wall seconds per phase."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self._last = time.perf_counter()
+
+    def lap(self, phase: str) -> None:
+        """End a phase."""
+        now = time.perf_counter()
+        self.seconds[phase] = round(now - self._last, 6)
+        self._last = now
+
+
+class Conversation:
+    """A round's exchanges with the silos that are here.
+
+    Args:
+        run: what stays the same.
+        stages: with what they remember.
+        room: who is here.
+        clock: of the round.
+
+    Attributes:
+        now: the round as the algorithm sees it: for it, silos that are apart are away.
+        apart: silo → its own model, of those that train outside all groups.
+        costs: kind of work beside the training → what it cost.
+        left_out: silo → why its training does not count after all, found when sums were made.
+        asked: updates that answered the algorithm's questions.
+    """
+
+    def __init__(self, run: Run, stages: Stages, room: Room, clock: Clock) -> None:
+        self.run, self.stages, self.room, self.clock = run, stages, room, clock
+        self.number = room.number - room.final
+        self.apart: Mapping[str, Model] = room.apart
+        self.now = self._round()
+        self.costs: dict[str, kit.PhaseReport] = {}
+        self.left_out: dict[str, str] = {}
+        self.asked: list[kit.Update] = []
+
+    def _round(self, without: Sequence[str] = ()) -> kit.Round:
+        away = {*self.apart, *without}
+        silos = tuple(silo for silo in self.room.playing if silo.name not in away)
+        return kit.Round(self.number, silos, self.run.config, self.run.on_event, self.run.unseen)
+
+    def scene(self, state: Any, *, training: bool = False) -> Scene:
+        """Return what stages see now."""
+        return Scene(self.now, self.room, self.run.algorithm, state, training)
+
+    # ---------------------------------------------------------------- exchanges
+
+    def hold(self, steps: Generator[Sequence[kit.Order], kit.Answers, Any], state: Any) -> Any:
+        """Drive a generator of questions to its end, and return what it returns.
+
+        Args:
+            steps: every set of orders that it yields is one exchange.
+            state: the algorithm's, before.
+        """
+        answers: kit.Answers | None = None
+        while True:  # as often as it asks; every exchange has its deadline
+            try:
+                orders = next(steps) if answers is None else steps.send(answers)
+            except StopIteration as end:
+                return end.value
+            assert all(order.purpose for order in orders), "the round's training comes later"
+            started = time.perf_counter()
+            came = self._say(orders, state)
+            answers = replace(came.checked, updates=list(came.updates)).answers
+            seconds = time.perf_counter() - started
+            self._add(kit.costs_by_kind(came.orders, answers, seconds))
+            self.asked += answers
+
+    def ask(self, state: Any) -> None:
+        """Hold the stages' own questions."""
+        for stage in self.stages.all:
+            mine = self.stages.kept[stage.name]
+            self.stages.kept[stage.name] = self.hold(stage.ask(mine, self.scene(state)), state)
+
+    def train(self, orders: Sequence[kit.Order], state: Any) -> Came:
+        """Hold the round's training.
+
+        Raises:
+            NobodyAnsweredError, AllSpentError: no silo's training counts.
+        """
+        came = self._say(orders, state, training=True)
+        checked = came.checked
+        if checked.left_out and all(u.purpose for u in checked.updates):
+            why = wire.reasons(checked.left_out)
+            spent = all(error.spent for order, error in checked.failed if not order.purpose)
+            raise AllSpentError(why) if spent else NobodyAnsweredError(why)
+        self._add(kit.costs_beside_training(came.orders, checked.updates))
+        self.apart = came.apart
+        self.now = replace(self.now, silos=self._round(tuple(came.diverged)).silos)
+        self.clock.lap("train")
+        return came
+
+    def settled(self, state: Any) -> Any:
+        """Return the state after the last exchanges that it needs."""
+        done = self.stages.settle(self.scene(state))
+        self._add(done.costs)
+        self.left_out |= done.left_out
+        return done.state
+
+    def _say(self, orders: Sequence[kit.Order], state: Any, *, training: bool = False) -> Came:
+        run, scene = self.run, self.scene(state, training=training)
+        orders = self.stages.outgoing(scene, orders)
+        messages = training_messages(
+            orders,
+            number=self.number,
+            config=run.config,
+            groups=run.algorithm.groups(state) if training else (),
+            evaluate=training and run.evaluate and (self.number - 1) % run.evaluate_every == 0,
+        )
+        if training:
+            self.clock.lap("prepare")
+        replies = run.line.exchange(messages)
+        del messages  # their models, encoded, need not be there beside the mean
+        checked = kit.check_replies(
+            orders, replies, run.names, number=self.number, wire_format=run.wire_format
+        )
+        del replies
+        require_understood(orders, checked, self.number, type(run.algorithm).__name__)
+        came = Came(orders, checked, state, checked.updates, self.apart, checked.left_out)
+        if training:
+            came = replace(came, state=_without(run.algorithm, state, came.diverged))
+        return self.stages.incoming(replace(scene, state=came.state), came)
+
+    def _add(self, costs: Mapping[str, kit.PhaseReport]) -> None:
+        self.costs = kit.add_costs(self.costs, costs)
+
+    # ---------------------------------------------------------------- models that silos hold
+
+    def groups(self, state: Any, silos: Sequence[kit.Silo]) -> tuple[kit.Group, ...]:
+        """Return who of these silos trained together; a silo that is apart is alone."""
+        out = self.apart.keys() & {silo.name for silo in silos}
+        groups = tuple(self.run.algorithm.groups(state))
+        if not out:
+            return groups
+        kept = [tuple(n for n in group if n not in out) for group in groups]
+        return tuple(group for group in kept if group) + tuple((name,) for name in sorted(out))
+
+    def held(self, state: Any) -> Held:
+        """Return what each silo that is here is handed."""
+        algorithm = self.run.algorithm
+        models = {**algorithm.models(state), **self.apart}
+        common = algorithm.common(state)
+        if common is not None:
+            models = {**dict.fromkeys((s.name for s in self.room.labelled), common), **models}
+        return self.stages.held(self.scene(state), Held(models))
+
+    def evaluate(self, state: Any) -> tuple[dict[str, kit.Evaluation], dict[str, kit.Figures]]:
+        """Have silos evaluated that do not report on their model with their next training."""
+        run = self.run
+        models = {**run.algorithm.next_models(state), **self.apart}
+        plain = [s for s in self.room.playing if not s.described and s.name in models]
+        if not run.evaluate or not plain or self.number % run.evaluate_every:
+            return {}, {}
+        return self._evaluated(plain, models)
+
+    def hand_over(
+        self, state: Any, held: Held, silos: Sequence[kit.Silo], *, ended_early: bool = False
+    ) -> tuple[dict[str, kit.Evaluation], dict[str, kit.Figures]]:
+        """Send silos their own models to keep; return what they measure.
+
+        Args:
+            state: the algorithm's.
+            held: what they are handed.
+            silos: that trained; silos that only get a model are added.
+            ended_early: the run is over before its last round.
+        """
+        own = [silo for silo in silos if silo.name in held.models]
+        own += [s for s in self.room.here if s.name in held.placed and s.name in held.models]
+        entries = membership(
+            own,
+            self.groups(state, silos),
+            placed=held.placed,
+            name_members=self.run.name_members,
+        )
+        for name in entries:
+            entries[name] |= held.entries.get(name, {})
+        more = {wire.ENDED_EARLY: True} if ended_early else {}
+        return self._evaluated(own, held.models, more, entries)
+
+    def _evaluated(
+        self,
+        silos: Sequence[kit.Silo],
+        models: Mapping[str, Model],
+        more: Mapping[str, Any] | None = None,
+        own: Mapping[str, Mapping[str, Any]] | None = None,
+    ) -> tuple[dict[str, kit.Evaluation], dict[str, kit.Figures]]:
+        run = self.run
+        messages = evaluation_messages(
+            silos,
+            models,
+            number=self.number,
+            config=run.config,
+            more={**run.evaluate_config, **(more or {})},
+            own=own,
+        )
+        replies = run.line.exchange(messages)
+        said, train = [], {silo.name for silo in self.room.labelled}
+        for silo, reply in zip(silos, replies, strict=True):
+            if silo.name in train:
+                said.append((silo, reply))
+            elif reply is None or reply.has_error():
+                why = "it did not answer in time" if reply is None else reply.error.reason
+                kit.log.warning(
+                    "silo %s, without labels, did not take its model: %s", silo.name, why
+                )
+        asked, answers = [silo for silo, _ in said], [reply for _, reply in said]
+        evaluation = kit.read_evaluations(asked, answers, run.names)
+        return evaluation, kit.read_own_metrics(asked, answers, evaluation)
+
+
+def _without(algorithm: kit.Algorithm[Any], state: Any, gone: Mapping[str, Any]) -> Any:
+    """Return the state in which these silos were in no group of this round."""
+    if not gone:
+        return state
+    members = algorithm.members(state)
+    kept = [tuple(n for n in group if n not in gone) for group in members.groups]
+    return algorithm.with_members(state, members.grouped(filter(None, kept)))
+
+
+def require_understood(
+    orders: Sequence[kit.Order], checked: kit.Checked, number: int, algorithm: str
+) -> None:
+    """End a run whose ClientApps answer no message of a type that is this project's own.
+
+    Without this, such a strategy would run to its end with everybody alone. What one of them
+    answers, one that described itself is asked, or nobody answered in time, is no such case.
+
+    Raises:
+        FederationError: names the message type.
+    """
+    answered = {update.kind for update in checked.updates}
+    foreign = {o.kind for o in orders} - {wire.TRAIN, wire.EVALUATE} - answered
+    for kind in sorted(foreign):
+        asked = [order.silo for order in orders if order.kind == kind]
+        failed = [error for order, error in checked.failed if order.kind == kind]
+        if any(silo.described for silo in asked) or not all(error.raised for error in failed):
+            continue
+        raise FederationError(
+            f"{algorithm} asks silos for {kind!r}, and none of the {len(asked)} nodes here answers "
+            f"that: their ClientApp has no function for it. Run coterie's own silos (`coterie "
+            f"silo`), add such a function, or take a strategy that works with any ClientApp "
+            f"(docs/how-to/choose-a-strategy.md). {asked[0].name} said: {failed[0]}",
+            round_number=number,
+            phase=kind,
+            exit_code=EXIT_CONFIG,
+        )

@@ -1,0 +1,214 @@
+"""A round, and the end of a run.
+
+Evaluation. After round t every silo holds the model that it will start round t+1 from; the record
+of round t has that model's error on the silo's own test data. Silos that described themselves
+answer for it together with their next training, so it costs no message of its own; other
+ClientApps are sent an ordinary ``evaluate``. After the last round it is the final model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from coterie import wire
+from coterie.strategies.rounds import kit
+from coterie.strategies.rounds.checkpoint import Checkpoint
+from coterie.strategies.rounds.conversation import Clock, Conversation, Run
+from coterie.strategies.rounds.stage import Came, Outcome, Played, Room, Stages
+
+SIZED = (wire.TRAIN, wire.COLD_START)
+"""Kinds of work beside the round's own whose replies state the samples that a silo trains on."""
+
+
+def play(
+    run: Run, before: Checkpoint[Any]
+) -> tuple[Checkpoint[Any], kit.RoundReport, list[kit.Update]]:
+    """Play one round, from who is here to what the record says of it.
+
+    Raises:
+        NobodyAnsweredError, AllSpentError: no silo's training counts.
+        FederationError: no silo understands what the algorithm asks.
+    """
+    algorithm, number, clock = run.algorithm, before.round + 1, Clock()
+
+    # 1. Who is here, and who takes part? Newcomers are let in.
+    stages, here = Stages(run.stages, before.kept), run.line.present(run.roster, number)
+    room = stages.admit(Room(number, here, algorithm, before.state))
+    talk = Conversation(run, stages, room, clock)
+    state = talk.settled(welcome(algorithm, before.state, talk.now))
+
+    # 2. Questions before the training: the algorithm's, such as a cold start, and the stages'.
+    state = talk.hold(algorithm.prepare(state, talk.now), state)
+    sized = list(talk.asked)
+    talk.ask(state)
+    state = with_stated_sizes(algorithm, talk.settled(state), sized, run.max_share)
+
+    # 3. Everybody trains: one exchange, every reply checked.
+    state, orders = algorithm.orders(state, talk.now)
+    came = talk.train(orders, state)
+
+    # 4. State and updates give the next state.
+    state = with_stated_sizes(algorithm, came.state, came.updates, run.max_share)
+    state = talk.settled(algorithm.absorb(state, came.updates, talk.now))
+    clock.lap("aggregate")
+
+    # 5. What the stages make of it; and how good are the models that silos now hold?
+    said = stages.after(
+        Played(
+            *(talk.now, room, algorithm, state, came),
+            silent=frozenset(run.line.silent),
+            seconds=run.line.seconds,
+            deadline_s=run.line.deadline_s,
+        )
+    )
+    run.line.seconds.clear()
+    going_on = number < run.rounds and not said.ended_early
+    stated, metrics = talk.evaluate(state) if going_on else ({}, {})
+    if going_on and run.keep_every and number % run.keep_every == 0:
+        talk.hand_over(state, talk.held(state), room.playing)
+    clock.lap("evaluate")
+
+    # 6. The round is over.
+    report = _report(talk, before, state, came, said)
+    if stated:
+        report = replace(report, evaluated_round=number, evaluation=stated, metrics=metrics)
+    standing = Checkpoint(number, state, room.here, said.ended_early, talk.apart, stages.kept)
+    return standing, report, came.trained
+
+
+def _report(
+    talk: Conversation, before: Checkpoint[Any], state: Any, came: Came, said: Outcome
+) -> kit.RoundReport:
+    """Return what the record says of a round, with errors of the models that it began from."""
+    algorithm, room, number = talk.run.algorithm, talk.room, talk.number
+    left_out = {**room.resting, **came.left_out, **talk.left_out, **said.left_out}
+    for name, reason in left_out.items():
+        kit.log.warning("round %d: %s is left out: %s", number, name, reason)
+    return kit.RoundReport(
+        round=number,
+        groups=talk.groups(state, room.playing),
+        joined=_others(room.here, before.silos),
+        left=_others(before.silos, room.here),
+        left_out=left_out,
+        silos=_silo_reports(algorithm, state, came.trained, algorithm.groups(came.state)),
+        evaluated_round=number - 1,
+        evaluation=kit.received_evaluations(came.trained),
+        train_metrics={u.silo.name: u.figures for u in came.trained if u.figures},
+        personalised=kit.trained_evaluations(came.trained),
+        seconds=talk.clock.seconds,
+        phases=talk.costs,
+        details={**algorithm.details(state), **came.notes, **said.notes},
+        ended_early=said.ended_early,
+    )
+
+
+def finish(
+    run: Run, standing: Checkpoint[Any], *, alone: bool
+) -> tuple[Checkpoint[Any], kit.RoundReport]:
+    """Hand every silo that is here its own model, evaluated.
+
+    Args:
+        run: what stays the same.
+        standing: after the last round.
+        alone: only the end of the run was missing: its nodes may have other ids now.
+    """
+    algorithm, clock, silos = run.algorithm, Clock(), standing.silos
+    if alone:
+        here = {silo.name: silo for silo in run.line.present(run.roster, standing.round)}
+        silos = tuple(here[silo.name] for silo in silos if silo.name in here)
+    stages = Stages(run.stages, standing.kept)
+    room = Room(
+        standing.round + 1, silos, algorithm, standing.state, apart=standing.apart, final=True
+    )
+    room = stages.admit(room)
+    talk = Conversation(run, stages, room, clock)
+    state = talk.settled(talk.hold(algorithm.finish(standing.state, talk.now), standing.state))
+    talk.ask(state)
+    clock.lap("finish")
+    held = talk.held(state)
+    evaluation: Mapping[str, kit.Evaluation] = {}
+    metrics: Mapping[str, kit.Figures] = {}
+    if run.evaluate:  # silos that rest are given their models all the same
+        early = bool(standing.ended_early)
+        evaluation, metrics = talk.hand_over(state, held, room.labelled, ended_early=early)
+    clock.lap("evaluate")
+    report = kit.RoundReport(
+        round=standing.round,
+        groups=talk.groups(state, room.labelled),
+        evaluated_round=standing.round,
+        evaluation=evaluation,
+        metrics=metrics,
+        seconds=clock.seconds,
+        phases=talk.costs,
+        details={**algorithm.details(state), **held.notes},
+        final=True,
+    )
+    return replace(standing, state=state, silos=room.here, kept=stages.kept), report
+
+
+def welcome(algorithm: kit.Algorithm[Any], state: Any, now: kit.Round) -> Any:
+    """Return the state with who is here: newcomers enrolled, and what silos state today."""
+    members = algorithm.members(state)
+    new = [silo for silo in now.silos if silo.name not in members.sizes]
+    if new:
+        members = kit.enrol(members, new, algorithm.newcomer_model(state))
+    changed = kit.renewed(members, now.silos)
+    members = kit.with_data(kit.with_minimums(members, now.silos), now.silos)
+    state = algorithm.with_members(state, members)
+    state = algorithm.welcome(state, frozenset(silo.name for silo in new), now)
+    for name in sorted(changed):
+        kit.log.warning(
+            "silo %s comes with other training data than before: %s",
+            name,
+            f"{algorithm.outdated} is of the data before"
+            if algorithm.outdated
+            else "nothing that was known of the data before is used",
+        )
+    return algorithm.renew(state, changed, now) if changed else state
+
+
+def with_stated_sizes(
+    algorithm: kit.Algorithm[Any],
+    state: Any,
+    updates: Iterable[kit.Update],
+    max_share: float = 1.0,
+) -> Any:
+    """Return the state with the training samples that silos state now.
+
+    Args:
+        algorithm, state: what is played, and where it stands.
+        updates: that state them.
+        max_share: none has a larger share of their sum.
+    """
+    stated = {u.silo.name: u.num_examples for u in updates if not u.purpose or u.kind in SIZED}
+    members = kit.with_sizes(algorithm.members(state), kit.capped(stated, max_share))
+    return algorithm.with_members(state, members)
+
+
+def _others(silos: Sequence[kit.Silo], than: Sequence[kit.Silo]) -> tuple[str, ...]:
+    """Return the names of silos that are not among others."""
+    known = {silo.name for silo in than}
+    return tuple(silo.name for silo in silos if silo.name not in known)
+
+
+def _silo_reports(
+    algorithm: kit.Algorithm[Any],
+    state: Any,
+    trained: kit.Updates,
+    groups: Sequence[kit.Group],
+) -> dict[str, kit.SiloReport]:
+    """Return what the record keeps of each silo's training; ``groups`` trained together."""
+    held = algorithm.models(state)
+    together = {name for group in groups if len(group) > 1 for name in group}
+    reports = {u.silo.name: kit.silo_report(u) for u in trained}
+    shared = [u for u in trained if u.silo.name in together and u.silo.name in held]
+    apart = kit.each(
+        lambda u: kit.distance(u.model, held[u.silo.name], u.silo.buffers),
+        shared,
+        num_bytes=max((kit.num_bytes(u.start) for u in shared), default=0),
+    )
+    for u, far in zip(shared, apart, strict=True):
+        reports[u.silo.name] = replace(reports[u.silo.name], discrepancy=far)
+    return reports
