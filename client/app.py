@@ -16,10 +16,13 @@ from flwr.clientapp import ClientApp
 from coterie import wire
 from coterie.client.home import personal
 from coterie.client.resident.ledger import outbound
-from coterie.client.work import discriminate, evaluate, secure, statistics, train
+from coterie.client.work import discriminate, evaluate, meta_sgd, statistics, train
 from coterie.client.work.columns import column_sums
 from coterie.client.work.request import RefusedError, Request, answering
 from coterie.client.work.weights import read_weights
+from coterie.features.compression.silo import Compression
+from coterie.features.personal.silo import Personal, train_model_apfl
+from coterie.features.secure import silo as secure
 from coterie.tasks.base import TaskError
 
 log = logging.getLogger("coterie.silo")
@@ -60,6 +63,9 @@ def tell_statistics(request: Request) -> RecordDict:
         ) from None
 
 
+STAGES = (secure.Secure(), Personal(), Compression())
+"""In the order in which they are called."""
+
 ANSWERS = {
     wire.DESCRIBE: describe,
     wire.INITIAL: initialise,
@@ -68,9 +74,9 @@ ANSWERS = {
     wire.SECURE_KEY: secure.tell_key,
     wire.SECURE_SEED: secure.seal_seed,
     wire.TRAIN: train.train_model,
-    wire.TRAIN_PER_FEDAVG: train.train_model_per_fedavg,
-    wire.TRAIN_PFEDME: train.train_model_pfedme,
-    wire.TRAIN_APFL: train.train_model_apfl,
+    wire.TRAIN_PER_FEDAVG: meta_sgd.train_model_per_fedavg,
+    wire.TRAIN_PFEDME: meta_sgd.train_model_pfedme,
+    wire.TRAIN_APFL: train_model_apfl,
     # w⁰ trained on this silo's data: the update tells the server which group is this silo's.
     wire.COLD_START: train.train_model,
     wire.MASKED_SUM: secure.sum_masked,
@@ -89,4 +95,4 @@ app = ClientApp(mods=[outbound])
 for _kind, _work in ANSWERS.items():
     _category, _, _action = _kind.partition(".")
     _register = getattr(app, _category)(_action) if _action else getattr(app, _category)()
-    _register(answering(_work))
+    _register(answering(_work, STAGES))

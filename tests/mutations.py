@@ -103,8 +103,8 @@ MUTATIONS = (
     Mutation(
         "personal layers leave the silo",
         "client/work/train.py",
-        "personal.without(trained, staying)",
-        "trained",
+        "personal.without(work.trained, work.staying)",
+        "work.trained",
         "tests/client tests/strategies/test_hcct_family.py",
     ),
     Mutation(

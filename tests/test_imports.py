@@ -123,11 +123,11 @@ def breaches(package: str, allowed: set[str]) -> list[str]:
     [
         ("wire", {"wire"}),
         ("system", {"system"}),
-        ("features", {"features", "strategies", "wire"}),
+        ("features", {"client", "features", "strategies", "system", "tasks", "wire"}),
         ("strategies", {"features", "strategies", "wire"}),
         ("tasks", {"tasks"}),
         ("pictures", {"pictures"}),
-        ("client", {"client", "pictures", "system", "tasks", "wire"}),
+        ("client", {"client", "features", "pictures", "system", "tasks", "wire"}),
         ("server", {"features", "pictures", "server", "strategies", "system", "tasks", "wire"}),
     ],
 )
@@ -143,8 +143,50 @@ def test_every_folder_with_modules_is_a_package_of_the_wheel() -> None:
 
 
 def test_coterie_silo_is_mounted_in_one_place() -> None:
-    found = {breach for package in OURS for breach in breaches(package, OURS - {"client"})}
-    assert {one for one in found if not one.startswith("client/")} == MOUNTS
+    others = OURS - {"client", "features"}
+    found = {breach for package in others for breach in breaches(package, OURS - {"client"})}
+    assert found == MOUNTS
+
+
+def module_file(name: str) -> Path | None:
+    """The file of a module of ours, of a full name that may go on inside it."""
+    parts = name.split(".")[1:]
+    for count in range(len(parts), 0, -1):
+        file = ROOT.joinpath(*parts[:count]).with_suffix(".py")
+        if file.is_file():
+            return file
+    return None
+
+
+def of_features(file: Path) -> set[Path]:
+    """A file of a feature, and all files of features that it imports, directly or not."""
+    found, left = set[Path](), [file]
+    while left:
+        one = left.pop()
+        found.add(one)
+        named = {module_file(name) for name in imports(one) if name.startswith("coterie.features.")}
+        left += [other for other in named if other is not None and other not in found]
+    return found
+
+
+@pytest.mark.parametrize("file", sources("features"), ids=str)
+def test_a_feature_has_two_halves_which_know_nothing_of_each_other(file: Path) -> None:
+    known = {package for one in of_features(file) for package in ours(one)}
+    assert not {"client", "strategies"} <= known
+    assert not {"tasks", "strategies"} <= known
+
+
+def test_who_imports_features_gets_its_own_half() -> None:
+    for package, other in (
+        ("client", "strategies"),
+        ("server", "client"),
+        ("strategies", "client"),
+    ):
+        for file in sources(package):
+            named = {module_file(n) for n in imports(file) if n.startswith("coterie.features.")}
+            for half in filter(None, named):
+                known = {found for one in of_features(half) for found in ours(one)}
+                assert other not in known, f"{file} imports {half}"
 
 
 @pytest.mark.parametrize("engine", ["server/runs", "server/site", "server/machine"])

@@ -79,7 +79,7 @@ REPLACED = {
 """Calls that put something in place of names in Flower's modules."""
 
 FEATURES = {
-    "secure": (26, "features/secure"),
+    "secure": (16, "features/secure"),
     "unlabelled": (20, "features/unlabelled"),
     "influence": (6, "features/robust"),
     "personalise": (9, "features/personal"),
@@ -146,8 +146,8 @@ def test_what_runs_inside_the_groups_comes_from_no_rival() -> None:
     assert users <= {"strategies.registry", "strategies"}
 
 
-USERS = ("strategies.strategy", "strategies.__init__", "server.")
-"""The list of stages, what is exported, and whoever starts runs."""
+USERS = ("strategies.strategy", "strategies.__init__", "client.app", "client.resident", "server.")
+"""The lists of stages, what is exported, the ledger, and whoever starts runs."""
 
 
 def test_a_feature_imports_the_core_and_no_other_feature_and_the_core_imports_none() -> None:

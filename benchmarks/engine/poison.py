@@ -30,7 +30,7 @@ from coterie.features.robust.bounds import (
 )
 from coterie.strategies import Influence
 from coterie.wire import Model
-from coterie.wire.secure import MOST_ROOM
+from coterie.wire.updates import MOST_ROOM
 
 ATTACKER, SILOS, ROUNDS = "silo-9", 10, 15
 SIZES, NUM_TEST = (40, 70, 100), 60

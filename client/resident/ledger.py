@@ -23,8 +23,8 @@ from coterie.client.home.budget import read_spent
 from coterie.client.home.files import LEDGER
 from coterie.client.home.journal import json_lines
 from coterie.client.home.settings import SiloSettings
+from coterie.features.secure.protocol import decode_sum
 from coterie.system.files import append_line, make_folder
-from coterie.wire.secure import decode_sum
 
 log = logging.getLogger("coterie.silo")
 

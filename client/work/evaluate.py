@@ -9,17 +9,16 @@ import torch
 from flwr.app import MetricRecord, RecordDict
 
 from coterie import wire
-from coterie.client.home import held, rounds
+from coterie.client.home import rounds
 from coterie.client.home.budget import SpentError
 from coterie.client.home.card import card_of, keep_model
 from coterie.client.home.journal import WRONG, note
 from coterie.client.home.policy import permitted
 from coterie.client.home.rounds import file_of, write_model
 from coterie.client.work.measure import Evaluation, evaluate, evaluate_in_full, leading
-from coterie.client.work.personalisation import Personalisation, personalise
 from coterie.client.work.request import RefusedError, Request
-from coterie.client.work.rounding import KIND as ROUNDING
 from coterie.client.work.sgd import Stopwatch
+from coterie.client.work.stage import Begun
 from coterie.client.work.train import OPTIMISER
 from coterie.client.work.validation import load_best, validate, validation_of
 from coterie.client.work.weights import load_weights, read_weights
@@ -40,16 +39,15 @@ def evaluate_model(request: Request) -> RecordDict:
     bench = request.bench
     round_number = request.round_number(default=LAST_ROUND)
     before = 0 if request.purpose else round_number + 1
-    request.receive(request.personal(), before=before)
+    packed = request.receive(request.personal(), before=before)
     if bench.settings.unlabelled:
         return _keep_unmeasured(request)
-    how = request.personalisation(before=before)
+    stages = Begun(request, before=before, packed=packed)
     validation, best = validation_of(request), None
     keep, metric = request.config.get(wire.KEEP), request.metric()
     with Stopwatch() as watch:
         spared = request.spared()
-        if how is not None:
-            _personalise(spared, how)
+        _personalise(spared, stages)
         result = (
             evaluate_in_full(bench.task, bench.model, spared.data, metric=metric)
             if keep
@@ -101,10 +99,10 @@ def _keep_unmeasured(request: Request) -> RecordDict:
     return RecordDict({wire.METRICS: MetricRecord({wire.NUM_EXAMPLES: 0})})
 
 
-def _personalise(bench: Workbench, how: Personalisation) -> None:
+def _personalise(bench: Workbench, stages: Begun) -> None:
     """Unless the silo's privacy budget does not allow it: then its model is the one received."""
     try:
-        personalise(bench, how)
+        stages.personalise(bench)
     except SpentError as reason:
         log.warning("silo %r %s", bench.settings.name, reason)
 
@@ -117,14 +115,10 @@ def _is_final(request: Request) -> bool:
 
 
 def _end_run(request: Request) -> None:
-    """Remove what only further rounds would need, but the model that this message means: a
-    coordinator that comes back from a crash asks for the end again."""
-    settings, run, own = request.bench.settings, request.run, wire.OWN_ROUND in request.config
-    for kind in (OPTIMISER, ROUNDING):
-        rounds.forget(settings, kind, run=run)
-    purpose = str(request.config.get(wire.OWN_PURPOSE, ""))
-    meant = (request.integer(wire.OWN_ROUND, minimum=1), purpose) if own else None
-    held.forget(settings, run, but=meant)
+    """Remove what only further rounds would need."""
+    rounds.forget(request.bench.settings, OPTIMISER, run=request.run)
+    for stage in request.stages:
+        stage.end(request)
 
 
 def evaluate_model_on_training_data(request: Request) -> RecordDict:

@@ -8,14 +8,39 @@ the mean loss of the last epoch is returned.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 import torch
+from flwr.app import RecordDict
 from torch import nn
 
+from coterie import wire
 from coterie.client.work.data import Part
+from coterie.client.work.request import Request
 from coterie.client.work.sgd import TrainPlan, autocast, has_batch_norm, require_enough
+from coterie.client.work.train import train_and_reply
 from coterie.client.work.weights import set_training
 from coterie.tasks.base import Task
+
+
+def train_model_per_fedavg(request: Request) -> RecordDict:
+    """Train the model received with Per-FedAvg's steps."""
+    bench, meta_lr = request.bench, request.value(wire.META_LR)
+    training = partial(train_per_fedavg, bench.task, bench.model, meta_lr=meta_lr)
+    return train_and_reply(request, training)
+
+
+def train_model_pfedme(request: Request) -> RecordDict:
+    """Train the model received with pFedMe's steps."""
+    training = partial(
+        train_pfedme,
+        request.bench.task,
+        request.bench.model,
+        moreau_lambda=request.value(wire.MOREAU_LAMBDA),
+        moreau_lr=request.value(wire.MOREAU_LR),
+        inner_steps=request.inner_steps(),
+    )
+    return train_and_reply(request, training)
 
 
 def train_per_fedavg(

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import wraps
-from math import ceil, inf
+from math import ceil
 from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
@@ -16,13 +16,11 @@ from coterie.client.home import personal, privacy
 from coterie.client.home.approvals import not_now
 from coterie.client.home.asked import asked_by, quota_objection
 from coterie.client.home.budget import SpentError
-from coterie.client.home.held import Held, held
 from coterie.client.work.columns import in_scale
 from coterie.client.work.data import Data
 from coterie.client.work.hold_out import leave_out_validation
 from coterie.client.work.measure import leading
 from coterie.client.work.optimisers import Schedule, class_of
-from coterie.client.work.personalisation import APFL, DITTO, FINETUNE, Own, Personalisation
 from coterie.client.work.sgd import (
     TooFewError,
     TrainPlan,
@@ -30,12 +28,12 @@ from coterie.client.work.sgd import (
     require_balance,
     seed_of,
 )
+from coterie.client.work.stage import Stage
 from coterie.client.work.weights import load_weights, travelling
 from coterie.client.work.workbench import Workbench, of_run, workbench_of
 from coterie.tasks.base import TaskError, has_own
 from coterie.tasks.draws import fewest_persons, num_persons
 from coterie.wire import Model
-from coterie.wire.secure import Limit, within
 
 log = logging.getLogger("coterie.silo")
 
@@ -66,6 +64,7 @@ class Request:
     message: Message
     bench: Workbench
     config: ConfigRecord
+    stages: tuple[Stage, ...] = ()
 
     @property
     def run(self) -> str:
@@ -85,7 +84,7 @@ class Request:
 
     def seed(self) -> int:
         """Of what this message makes the silo draw: by run, silo, round and purpose."""
-        return self._seed(self.purpose)
+        return self.seed_for(self.purpose)
 
     def round_number(self, *, default: int | None = None) -> int:
         """Number of the round."""
@@ -165,7 +164,8 @@ class Request:
             self._check_use_without_labels(staying)
         plan = self.plan()
         self.metric()
-        self.wire_format()
+        for stage in self.stages:
+            stage.check(self)
         self.held_out_share(wire.VALIDATION)
         cold_start = self.value(wire.PRETRAIN_STEPS)
         if cold_start:
@@ -194,7 +194,7 @@ class Request:
             return
         model, data = self.bench.model, self.bench.data
         of_a_round = [plan]
-        if self.config.get(wire.PERSONALISE) in (FINETUNE, DITTO):
+        if self.config.get(wire.PERSONALISE) in (wire.FINETUNE, wire.DITTO):
             epochs = self.value(wire.PERSONAL_EPOCHS)
             of_a_round.append(replace(plan, epochs=epochs, steps=0))
         planned = [private.planned(model, data.train, one) for one in of_a_round]
@@ -263,20 +263,24 @@ class Request:
         packed.
         """
         record = wire.array_records(self.message.content).get(wire.ARRAYS)
-        own = self.own_model()
-        if record is None and own is None:
-            kind = self.message.metadata.message_type
-            raise RefusedError(f"a {kind} message needs {wire.ARRAYS!r}.")
         try:
+            model = None if record is None else self._restored(record)
+            for stage in self.stages:
+                model = stage.receive(self, model)
+            if model is None:
+                kind = self.message.metadata.message_type
+                raise RefusedError(f"a {kind} message needs {wire.ARRAYS!r}.")
             whole = personal.complete(
                 self.bench,
-                own.model if own is not None else self._restored(record or ArrayRecord()),
+                model,
                 names,
                 run=self.run,
                 seed=self.run_seed,
                 before=before,
             )
             load_weights(self.bench.model, whole)
+        except RefusedError:
+            raise
         except (wire.WireError, ValueError) as error:
             raise RefusedError(str(error)) from None
         return record is None or wire.is_packed(record)
@@ -287,36 +291,10 @@ class Request:
         like = {n: (tuple(t.shape), str(t.dtype).removeprefix("torch.")) for n, t in own}
         return wire.restore_model(wire.decode_arrays(record), like)
 
-    def own_model(self) -> Held | None:
-        """What a message means without having it: a model that this silo keeps back."""
-        if wire.OWN_ROUND not in self.config:
-            return None
-        number = self.integer(wire.OWN_ROUND, minimum=1)
-        found = self.held_back(number, str(self.config.get(wire.OWN_PURPOSE, "")))
-        norm = self.real(wire.OWN_LONGEST, default=0.0, below=inf)
-        samples = self.real(wire.OWN_LONGEST_OF, default=0.0, below=inf)
-        if not (norm and samples):
-            return found
-        longest = Limit(norm, samples).of(len(self.bench.data.train))
-        return replace(found, model=within(found.model, found.start, longest))
-
-    def held_back(self, number: int, purpose: str) -> Held:
-        """What this silo has trained in a round of this run and kept to itself."""
-        found = held(self.bench.settings, run=self.run, number=number, purpose=purpose)
-        if found is None:
-            raise RefusedError(
-                f"silo {self.bench.settings.name!r} has not kept what it trained in round "
-                f"{number}: it was restarted without a folder since, or its folder was changed."
-            )
-        # Files have arrays in another order.
-        names = [name for name in travelling(self.bench.model) if name in found.model]
-        model, start = ({n: of[n] for n in names} for of in (found.model, found.start))
-        return replace(found, model=model, start=start)
-
     def plan(self) -> TrainPlan:
         """How to train."""
         plan = replace(
-            self._way(),
+            self.way(),
             epochs=self.value(wire.LOCAL_EPOCHS),
             lr=self.value(wire.LR),
             proximal_mu=self.value(wire.PROXIMAL_MU),
@@ -331,7 +309,7 @@ class Request:
     def _check_task(self) -> None:
         """Refuse what cannot be done together with what the task has of its own."""
         for name, entry in wire.entries().items():
-            if name == wire.DITTO_LAMBDA and self.config.get(wire.PERSONALISE) != DITTO:
+            if name == wire.DITTO_LAMBDA and self.config.get(wire.PERSONALISE) != wire.DITTO:
                 continue
             asked: object = self.config.get(name, entry.at.idle)
             hooks = [hook for hook in entry.at.without if has_own(self.bench.task, hook)]
@@ -341,7 +319,7 @@ class Request:
                     f"and this run's {name} = {asked} does not go with that."
                 )
 
-    def _way(self) -> TrainPlan:
+    def way(self) -> TrainPlan:
         """What all trainings of the run have in common, in this round."""
         asked = {name: self.value(name.replace("_", "-")) for name in COMMON}
         plan = TrainPlan(epochs=1, lr=0.01, schedule=self._schedule(), **asked)
@@ -354,15 +332,6 @@ class Request:
         except TaskError as error:
             raise RefusedError(str(error)) from None
         return plan
-
-    def wire_format(self) -> str:
-        """Of the update that is sent back."""
-        asked: str = self.value(wire.WIRE_FORMAT)
-        if asked != wire.FLOAT32 and self.config.get(wire.SECURE):
-            raise RefusedError(
-                f"{wire.WIRE_FORMAT} = {asked} does not go with a secure run: its sums are exact."
-            )
-        return asked
 
     def metric(self) -> str:
         """The leading metric, if the run names another than the task's."""
@@ -383,56 +352,6 @@ class Request:
         """Steps on every mini-batch (pFedMe)."""
         steps: int = self.value(wire.INNER_STEPS)
         return steps
-
-    def personalisation(self, *, before: int) -> Personalisation | None:
-        """What the silo makes of the model received before it evaluates it, if anything.
-
-        A model that the silo keeps (Ditto, APFL) is the last one of a round before ``before``.
-        """
-        steps = self._steps_before_a_test()
-        kind = self.config.get(wire.PERSONALISE)
-        if kind is None:
-            return steps
-        if kind not in (FINETUNE, DITTO, APFL):
-            raise RefusedError(
-                f"{wire.PERSONALISE} must be {FINETUNE}, {DITTO} or {APFL}. Got {kind!r}."
-            )
-        plan = replace(
-            self._way(),
-            epochs=self.value(wire.PERSONAL_EPOCHS),
-            lr=self.value(wire.PERSONAL_LR),
-        )
-        own = self._own(kind, before=before) if kind != FINETUNE else None
-        return Personalisation(plan, self._seed(str(kind)), own)
-
-    def mixture(self) -> Own:
-        """The model that this silo trains beside the one received (APFL)."""
-        before = 0 if self.purpose else self.round_number()
-        return self._own(APFL, before=before)
-
-    def _own(self, kind: str, *, before: int) -> Own:
-        share = self.value(wire.MIXTURE)
-        if share > 1:
-            raise RefusedError(f"{wire.MIXTURE} must be in [0, 1]. Got {share}.")
-        return Own(
-            kind,
-            self.run,
-            self.round_number(),
-            before,
-            strength=self.value(wire.DITTO_LAMBDA),
-            share=share,
-            share_lr=self.value(wire.MIXTURE_LR),
-        )
-
-    def _steps_before_a_test(self) -> Personalisation | None:
-        """Steps along the gradient of all training data, with FedProx's pull (Per-FedAvg …)."""
-        plan = TrainPlan(
-            epochs=self.value(wire.ADAPT_STEPS),
-            batch_size=len(self.bench.data.train),
-            lr=self.value(wire.ADAPT_LR),
-            proximal_mu=self.value(wire.ADAPT_MU),
-        )
-        return Personalisation(plan, seed=0) if plan.epochs else None
 
     def held_out_share(self, key: str, *, of: Data | None = None) -> float:
         """Share of the training samples that is not trained with; 0 if the run has none.
@@ -484,7 +403,8 @@ class Request:
             raise RefusedError(f"{key} must be a number of at least 0. Got {value!r}.")
         return float(value)
 
-    def _seed(self, purpose: str) -> int:
+    def seed_for(self, purpose: str) -> int:
+        """Of a training that is not the round's own."""
         return seed_of(self.run_seed, self.bench.settings.name, self.round_number(), purpose)
 
     def _check_passes(self, plan: TrainPlan, key: str) -> None:
@@ -537,15 +457,17 @@ class Request:
         return schedule
 
 
-def answering(work: Callable[[Request], RecordDict]) -> Callable[[Message, Context], Message]:
-    """A handler of Flower's that checks the run, does the work, and packs what it returns."""
+def answering(
+    work: Callable[[Request], RecordDict], stages: tuple[Stage, ...]
+) -> Callable[[Message, Context], Message]:
+    """Return a handler of Flower's that checks the run, does the work, and packs its outcome."""
 
     @wraps(work)
     def handler(message: Message, context: Context) -> Message:
         config = wire.config_records(message.content).get(wire.CONFIG)
         config = config or ConfigRecord()
         bench = workbench_of(context, str(config.get(wire.TASK, "")))
-        request = Request(message, bench, config)
+        request = Request(message, bench, config, stages)
         if request.is_of_another_study():
             return Message(wire.encode_description(bench.describe_elsewhere()), reply_to=message)
         try:

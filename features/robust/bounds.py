@@ -40,7 +40,7 @@ from coterie.strategies.rounds.models import (
 )
 from coterie.strategies.rounds.reports import Group
 from coterie.wire import Model
-from coterie.wire.secure import Limit, shortened
+from coterie.wire.updates import Limit, shortened
 
 FEWEST, FEWEST_VOTES = 3, 4
 """Updates without which a median norm, and a common direction, say nothing of one of them."""

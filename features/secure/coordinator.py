@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from coterie.features.secure.protocol import FEWEST, sketch_sizes
 from coterie.features.secure.sums import SecureRun, own_or_origin, sendable, sketches_of, without
 from coterie.strategies.rounds import kit
 from coterie.strategies.rounds.models import Unseen
 from coterie.strategies.rounds.stage import Came, Held, Room, Scene, Settled, Stage
-from coterie.wire.secure import FEWEST, sketch_sizes
 
 
 class Secure(Stage):

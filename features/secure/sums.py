@@ -25,28 +25,26 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 from numpy.typing import NDArray
 
 from coterie import wire
+from coterie.features.secure.protocol import (
+    FEWEST,
+    LEAST_SKETCH,
+    MAX_PEER_TEXT,
+    SPARSE,
+    Peer,
+    Sum,
+    decode_peers,
+    encode_peers,
+    from_fixed,
+    num_numbers,
+    peer_objection,
+    sketch_sizes,
+)
 from coterie.strategies.errors import EXIT_CONFIG, FederationError
 from coterie.strategies.rounds import kit
 from coterie.strategies.rounds.models import Mean, Unseen, is_seen
 from coterie.strategies.rounds.stage import Settled
 from coterie.wire import MAX_WORD, Model
-from coterie.wire.secure import (
-    FEWEST,
-    LEAST_SKETCH,
-    MAX_PEER_TEXT,
-    SPARSE,
-    Limit,
-    Peer,
-    Sum,
-    decode_peers,
-    distance,
-    encode_peers,
-    from_fixed,
-    num_numbers,
-    peer_objection,
-    pieces,
-    sketch_sizes,
-)
+from coterie.wire.updates import Limit, distance, pieces
 
 KEYS_DEADLINE_S = 60.0
 """For silos to tell their keys, and to seal a seed: neither touches data."""
@@ -624,7 +622,7 @@ def insecure(
     wire_format: str = wire.FLOAT32,
 ) -> str:
     """Why a strategy cannot run in a secure run; empty: it can."""
-    if not algorithm.secure:
+    if not algorithm.works_unseen:
         return (
             f"secure = true is for strategies that only average models and compare updates; {name} "
             "needs more of single silos than that (docs/explanation/secure.md)"

@@ -14,13 +14,13 @@ from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
+from coterie.features.secure.protocol import signed_by_ca
 from coterie.features.secure.sums import Voucher
 from coterie.server.machine.link import Control, Node
 from coterie.server.site import certificates
 from coterie.strategies.errors import EXIT_CONFIG, FederationError
 from coterie.system.files import LockedError, locked, write_atomically
 from coterie.wire.enrolment import Request, fingerprint_of_key
-from coterie.wire.secure import signed_by_ca
 
 LOCK_DEADLINE_S = 60.0
 """How long one change of the list may take; it includes calls to the SuperLink."""

@@ -146,7 +146,7 @@ class Auto(kit.Algorithm[AutoState]):
     )
     seed: kit.Seed = 0
     remembers = AutoState
-    secure = True
+    works_unseen = True
 
     def problems(self, training: kit.Config) -> Iterator[str]:
         """Rounds for a race; whole models, of which several are trained side by side."""
@@ -233,7 +233,7 @@ class Auto(kit.Algorithm[AutoState]):
     def prepare(self, state: AutoState, now: kit.Round) -> kit.Exchanges[AutoState]:
         """Pairs of silos are compared; newcomers measure every group's model on their own data,
         which it has never seen."""
-        asks = self.discriminators and not now.secure  # they are models of a silo's data
+        asks = self.discriminators and not now.unseen  # they are models of a silo's data
         if state.phase == "look" and asks and 2 < len(now.silos) <= MAX_PAIRED:
             before = state.pairs or FedCollabState(state.members)
             before = replace(before, members=state.members)
@@ -392,7 +392,7 @@ class Auto(kit.Algorithm[AutoState]):
         if now.rounds - now.number < 2:
             return state  # no time is left to train anything else
         candidates = _distinct_held(state, (*trivial(names, state.members.minimums), *found), names)
-        if now.secure:
+        if now.unseen:
             candidates = nested(candidates, state.members.minimums)
         if state.pairs is not None and (structure := state.pairs.structure) is not None:
             candidates = with_proposal(
@@ -472,7 +472,7 @@ class Auto(kit.Algorithm[AutoState]):
             )
         found = standings_of(state)
         kept = [c for c, s in zip(state.candidates, found, strict=True) if not s.out]
-        undecided = len(kept) > 1 or (now.secure and _would_leave(state, kept[0]))
+        undecided = len(kept) > 1 or (now.unseen and _would_leave(state, kept[0]))
         if undecided and self._goes_on(state, kept, raced, now):
             return _reduced(state, now)
         return self._decided(state, now, complete=True)
@@ -501,7 +501,7 @@ class Auto(kit.Algorithm[AutoState]):
 
     def _decided(self, state: AutoState, now: kit.Round, *, complete: bool) -> AutoState:
         """Hold what the race has decided; who loses by its group keeps its own model."""
-        found = decision(state, secure=now.secure)
+        found = decision(state, unseen=now.unseen)
         raced = (*_with_dropped(entrants_of(state), now), *state.dropped)
         verdict = Verdict(
             state.since,

@@ -44,25 +44,25 @@ class Decision:
         return self.keeping & {name for group in self.groups for name in group}
 
 
-def decision(state: AutoState, *, secure: bool) -> Decision:
+def decision(state: AutoState, *, unseen: bool) -> Decision:
     """The most wanted candidate that stands behind everybody alone neither as it was raced nor in
     what would be held of it; else everybody alone, which the race may have dropped before."""
     wanted = by_preference(state.candidates, standings_of(state), state.members.sizes)
     for number in wanted:
         candidate = state.candidates[number]
-        found = _settled(state, candidate, secure=secure)
+        found = _settled(state, candidate, unseen=unseen)
         if not any(behind_alone(state, groups) for groups in (candidate.groups, found.groups)):
             return found
     return Decision(everybody_alone(state.raced), {}, (), ())
 
 
-def _settled(state: AutoState, winner: Candidate, *, secure: bool) -> Decision:
+def _settled(state: AutoState, winner: Candidate, *, unseen: bool) -> Decision:
     """What would be held of a partition: of a group that most of its silos leave, what the others
     measured says nothing any more."""
     gains = gains_of(state, winner)
     # What a silo makes of its group's model gets no share where nobody sees it, and none where it
     # has noise that only the mean of many takes away (privacy).
-    blind = gains if secure else gains.keys() & state.noise.keys()
+    blind = gains if unseen else gains.keys() & state.noise.keys()
     gains |= {name: replace(gains[name], doubt=0.0) for name in blind}
     own = {name for name, gain in gains.items() if gain.own}
     several = [group for group in winner.groups if len(group) > 1]

@@ -154,7 +154,7 @@ class FedGroup(kit.Algorithm[FedGroupState]):
     seed: kit.Seed = 0
     remembers = FedGroupState
     hands_on = True
-    secure = True
+    works_unseen = True
 
     @property
     def averages(self) -> bool:

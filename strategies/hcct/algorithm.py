@@ -149,7 +149,7 @@ class HCCT(kit.Algorithm[HCCTState]):
     within: WithinField = Within()
     seed: kit.Seed = 0
     remembers = HCCTState
-    secure = True
+    works_unseen = True
 
     @property
     def averages(self) -> bool:

@@ -22,7 +22,7 @@ class Independent(kit.Algorithm[kit.Plain]):
     """Every silo trains its own model from w⁰ and never hears of another."""
 
     alone = True
-    secure = True
+    works_unseen = True
 
     @property
     def averages(self) -> bool:
@@ -61,7 +61,7 @@ class FedAvg(OneModel[kit.Plain]):
 
     sample: kit.Sample = 0
     seed: kit.Seed = 0
-    secure = True
+    works_unseen = True
 
     def orders(self, state: kit.Plain, now: kit.Round) -> tuple[kit.Plain, list[kit.Order]]:
         """Whose turn it is trains the global model."""

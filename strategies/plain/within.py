@@ -93,7 +93,7 @@ class Inside:
     """Message type of the training."""
     averages: ClassVar[bool] = True
     """Whether it is ``kit.combine`` that makes the model, which other means may replace."""
-    secure: ClassVar[bool] = True
+    works_unseen: ClassVar[bool] = True
     """Whether it can do without seeing silos' models."""
 
     def problems(self, training: kit.Config) -> Iterator[str]:
@@ -122,7 +122,7 @@ class FedNovaInside(Inside):
     """A silo counts by its samples, not by its number of steps: eqs. 8–10."""
 
     averages = False
-    secure = False
+    works_unseen = False
 
     def problems(self, training: kit.Config) -> Iterator[str]:
         """With a stronger pull the steps of an update cancel out, and it has no |a_i|₁."""
@@ -157,7 +157,7 @@ class PerFedAvgInside(Inside):
     meta_lr: float = META_LR
     adapt_steps: int = 0
     kind = wire.TRAIN_PER_FEDAVG
-    secure = False
+    works_unseen = False
 
     def problems(self, training: kit.Config) -> Iterator[str]:
         """What its steps have no place for."""
@@ -183,7 +183,7 @@ class PFedMeInside(Inside):
     server_lr: float = 1.0
     adapt_steps: int = 0
     kind = wire.TRAIN_PFEDME
-    secure = False
+    works_unseen = False
 
     def problems(self, training: kit.Config) -> Iterator[str]:
         """Steps that would diverge."""
@@ -268,7 +268,7 @@ class Within(kit.Options):
 
     def insecure(self) -> str:
         """Why a secure run cannot have it; empty: it can."""
-        if self.inside.secure:
+        if self.inside.works_unseen:
             return ""
         return f"within = {self.algorithm} cannot be had in a secure run: take within = fedavg"
 

@@ -90,7 +90,7 @@ class CFL(kit.Algorithm[CFLState]):
     )
     first_split: kit.Count = Field(2, description="No group is split before this round.")
     hands_on = True
-    secure = True
+    works_unseen = True
 
     def compared(self, state: CFLState) -> kit.Compared | None:
         """The updates of a round."""

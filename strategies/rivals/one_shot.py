@@ -61,7 +61,7 @@ class _FormedOnce(kit.Algorithm[OneShot]):
     """What both have in common: everything but when and how the groups are formed."""
 
     remembers = OneShot
-    secure = True
+    works_unseen = True
 
     def compared(self, state: OneShot) -> kit.Compared | None:
         """The updates that are clustered, and those of newcomers."""

@@ -30,7 +30,7 @@ from coterie.strategies.rounds.options import Config, Options, Scalar
 from coterie.strategies.rounds.reports import Group
 from coterie.strategies.rounds.roster import Silo
 from coterie.wire import Model
-from coterie.wire.secure import JOINT
+from coterie.wire.updates import JOINT
 
 State = TypeVar("State")
 
@@ -47,14 +47,14 @@ class Round:
         silos: who is here, sorted by name.
         config: entries of every training message of the run.
         announce: tells at once what cannot wait for the round's report: a word, and JSON values.
-        secure: silos' models are not seen here: what stands for them is ``Unseen``.
+        unseen: silos' models are not seen here: what stands for them is ``Unseen``.
     """
 
     number: int
     silos: tuple[Silo, ...]
     config: Config = field(default_factory=dict)
     announce: Callable[[str, Mapping[str, Any]], None] = lambda kind, fields: None
-    secure: bool = False
+    unseen: bool = False
 
     @cached_property
     def here(self) -> dict[str, Silo]:
@@ -226,7 +226,7 @@ class Algorithm(Options, Generic[State]):
     """What it goes on to use of a silo that comes with other data than before, in words: what it
     knows of silos and does not find out again (``renew``); empty: nothing."""
 
-    secure: ClassVar[bool] = False
+    works_unseen: ClassVar[bool] = False
     """Whether it can do without seeing silos' models: it only takes means of them, whose weights
     are the silos' samples or equal, and compares their updates by ``kit.difference``."""
 

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from coterie import wire
 from coterie.wire import Model
-from coterie.wire.secure import Limit, shortened
+from coterie.wire.updates import Limit, shortened
 
 _T = TypeVar("_T")
 _S = TypeVar("_S")

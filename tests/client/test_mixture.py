@@ -15,9 +15,9 @@ from torch.nn.functional import cross_entropy
 import coterie.client.home.rounds
 import coterie.client.work.workbench
 from coterie import wire
-from coterie.client.work.mixture import SHARE, Mixture, mix_in
 from coterie.client.work.sgd import TrainPlan, train
 from coterie.client.work.weights import load_weights, read_weights
+from coterie.features.personal.mixture import SHARE, Mixture, mix_in
 from coterie.wire import Model, decode_arrays
 from tests.client.test_meta_sgd import PLAN, batches, fresh, gradient, some_data, with_batch_norm
 from tests.client.test_personalisation import ask, error_of, start

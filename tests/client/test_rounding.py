@@ -17,8 +17,8 @@ from coterie.client.app import app
 from coterie.client.home import rounds
 from coterie.client.resident.ledger import read
 from coterie.client.work import evaluate
-from coterie.client.work.rounding import KIND
 from coterie.features.compression.coordinator import Compression
+from coterie.features.compression.silo import KIND
 from coterie.server.runs.config import RunConfig
 from coterie.server.runs.inprocess import InProcessGrid
 from coterie.server.runs.record import read_run

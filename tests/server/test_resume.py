@@ -15,8 +15,8 @@ from safetensors.numpy import save_file
 
 import coterie.client.home.asked
 import coterie.client.home.rounds
-import coterie.client.home.secrets
 import coterie.client.work.workbench
+import coterie.features.secure.secrets
 from coterie import wire
 from coterie.client.app import app
 from coterie.server.runs.checkpoint import CheckpointError, Checkpoints
@@ -111,7 +111,7 @@ def nodes(home: Path) -> list[dict[str, Any]]:
 def restart_silos() -> None:
     """What their processes keep in memory is gone; their disks are not."""
     coterie.client.home.rounds._memory.clear()
-    coterie.client.home.secrets.forget()
+    coterie.features.secure.secrets.forget()
     coterie.client.home.asked._memory.clear()
 
 

@@ -647,7 +647,7 @@ def _races(draw: st.DrawFn) -> AutoState:
 def test_whoever_proposes_it_and_whatever_is_measured_what_is_held_is_not_behind_alone(
     race: AutoState, secure: bool
 ) -> None:
-    held = _after(race, secure=secure).held
+    held = _after(race, unseen=secure).held
     judges = [
         name
         for name in NAMES
@@ -700,7 +700,7 @@ def test_a_secure_race_goes_on_while_a_silo_would_leave_its_group(
     auto = Auto(train_config=TRAINING).algorithm
     phases = []
     for number in range(6, 10):
-        now = Round(number, silos, {"rounds": 20}, secure=secure)
+        now = Round(number, silos, {"rounds": 20}, unseen=secure)
         state = auto.absorb(state, [], now)
         phases.append(state.phase)
     doubted = secure and group_error > 0.5
@@ -800,7 +800,7 @@ def test_what_nobody_sees_or_has_noise_gets_no_share(secure: bool) -> None:
     )
     silos = tuple(Silo(n, i + 1, 50, described=True) for i, n in enumerate(names))
     auto = Auto(train_config=TRAINING).algorithm
-    state = auto.absorb(state, [], Round(7, silos, {"rounds": ROUNDS}, secure=secure))
+    state = auto.absorb(state, [], Round(7, silos, {"rounds": ROUNDS}, unseen=secure))
     shares = {name: gain.share for name, gain in state.verdict.gains.items()}
     half = 0 if secure else pytest.approx(0.5)
     assert shares == {"a": half, "b": 0, "c": half, "d": half}

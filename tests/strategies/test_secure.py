@@ -22,27 +22,12 @@ from hypothesis import strategies as st
 
 from coterie import wire
 from coterie.client.app import app
-from coterie.client.home import rounds, secrets
-from coterie.client.home.held import Held, held, hold
-from coterie.client.home.secrets import secrets_of
+from coterie.client.home import rounds
 from coterie.client.home.settings import SiloSettings
 from coterie.client.work import evaluate
-from coterie.client.work.secure import Sketch, measure
-from coterie.features.secure.sums import _atoms, _replaced
-from coterie.server.runs.codec import decode, encode
-from coterie.server.runs.config import RunConfig
-from coterie.server.runs.inprocess import InProcessGrid
-from coterie.server.runs.run import execute
-from coterie.server.site.certificates import make_ca, sign
-from coterie.strategies import HCCT, FederationError
-from coterie.strategies.rounds.exchange import exchange
-from coterie.strategies.rounds.models import Mean, Unseen, weighted_mean
-from coterie.strategies.rounds.result import RunResult
-from coterie.strategies.rounds.roster import DescribedRoster
-from coterie.wire.enrolment import fingerprint_of_key, public_pem
-from coterie.wire.secure import (
-    PIECE,
-    Limit,
+from coterie.features.secure import secrets
+from coterie.features.secure.held import Held, held, hold
+from coterie.features.secure.protocol import (
     Peer,
     Sum,
     decode_peers,
@@ -56,6 +41,21 @@ from coterie.wire.secure import (
     sketch_sizes,
     training_digest,
 )
+from coterie.features.secure.secrets import secrets_of
+from coterie.features.secure.silo import Sketch, measure
+from coterie.features.secure.sums import _atoms, _replaced
+from coterie.server.runs.codec import decode, encode
+from coterie.server.runs.config import RunConfig
+from coterie.server.runs.inprocess import InProcessGrid
+from coterie.server.runs.run import execute
+from coterie.server.site.certificates import make_ca, sign
+from coterie.strategies import HCCT, FederationError
+from coterie.strategies.rounds.exchange import exchange
+from coterie.strategies.rounds.models import Mean, Unseen, weighted_mean
+from coterie.strategies.rounds.result import RunResult
+from coterie.strategies.rounds.roster import DescribedRoster
+from coterie.wire.enrolment import fingerprint_of_key, public_pem
+from coterie.wire.updates import PIECE, Limit
 from tests.conftest import arrays_of, digits_config, plain_app, plain_initial, plain_nodes
 
 NAMES = ("a", "b", "c", "d", "e", "f")
@@ -221,7 +221,7 @@ def test_nobody_sees_what_a_silo_has_trained(
         own[settings.name, number] = kept.model
         hold(settings, kept, number=number, **where)
 
-    monkeypatch.setattr("coterie.client.work.secure.hold", tapped)
+    monkeypatch.setattr("coterie.features.secure.silo.hold", tapped)
     grid = Tapped(nodes(tmp_path / "homes"))
     play(grid, tmp_path / "run", strategy="fedavg", rounds=2)
     assert own.keys() == {(name, number) for name in NAMES for number in (1, 2)}

@@ -8,7 +8,7 @@ sketches are those of the updates, with a standard error of at most √(2/k) of 
 come from a seed that enrolled silos keep from the coordinator.
 
 When the coordinator says who is in a group, the model leaves once, masked, as in
-``coterie.wire.secure``.
+``coterie.features.secure.protocol``.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import hashlib
 import json
 import math
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 
 import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
@@ -24,33 +25,73 @@ from flwr.app import ConfigRecord, RecordDict
 from numpy.typing import NDArray
 
 from coterie import wire
-from coterie.client.home.held import Held, hold
-from coterie.client.home.secrets import Part, RunSecrets, secrets_of
+from coterie.client.home import personal
+from coterie.client.work.diverged import divergence
 from coterie.client.work.request import RefusedError, Request
-from coterie.wire import Model
-from coterie.wire.enrolment import fingerprint_of_key
-from coterie.wire.secure import (
+from coterie.client.work.stage import Stage, Work
+from coterie.client.work.weights import travelling
+from coterie.features.secure.held import Held, forget, held, hold
+from coterie.features.secure.protocol import (
     FEWEST,
     LEAST_SKETCH,
     MAX_PEER_TEXT,
-    PIECE,
     Peer,
     Sum,
     decode_peers,
     decode_sum,
     encode_peers,
     fixed,
-    moved,
     peer_objection,
-    pieces,
     sketch_name,
     sketch_sizes,
     training_digest,
-    within,
 )
+from coterie.features.secure.secrets import Part, RunSecrets, secrets_of
+from coterie.wire import Model
+from coterie.wire.enrolment import fingerprint_of_key
+from coterie.wire.updates import PIECE, Limit, moved, pieces, within
 
 MOST_SKETCHED = 2
 """Kinds of sketches in one run: of every module, and then of the one that HCCT-E has chosen."""
+
+
+class Secure(Stage):
+    """Active where a message says that the run is secure."""
+
+    name = "secure"
+
+    def receive(self, request: Request, model: Model | None) -> Model | None:
+        """Return the model that the message means without having it: one that this silo keeps."""
+        own = own_model(request)
+        return model if own is None else own.model
+
+    def before(self, mine: None, work: Work) -> None:
+        """Remember the model received: what is sketched is the difference to it."""
+        if work.request.config.get(wire.SECURE):
+            _ = work.received
+
+    def leave(self, mine: None, work: Work) -> None:
+        """Keep the model; a sketch of the update leaves in its place."""
+        request = work.request
+        if not request.config.get(wire.SECURE):
+            return
+        leaving = work.leaving[wire.ARRAYS]
+        why = divergence(leaving, 0.0)
+        if why:  # others would see it in a sum alone
+            request.refuse_for(f"sends nothing of this training: {why}", code=wire.DIVERGED)
+        received = personal.without(work.received, work.staying)
+        work.leaving, figures = keep_back(request, received, leaving)
+        work.metrics |= figures
+
+    def end(self, request: Request) -> None:
+        """Forget what was trained, but the model that this message means.
+
+        A coordinator that comes back from a crash asks for the end again.
+        """
+        own = wire.OWN_ROUND in request.config
+        purpose = str(request.config.get(wire.OWN_PURPOSE, ""))
+        meant = (request.integer(wire.OWN_ROUND, minimum=1), purpose) if own else None
+        forget(request.bench.settings, request.run, but=meant)
 
 
 def tell_key(request: Request) -> RecordDict:
@@ -76,7 +117,7 @@ def keep_back(
 ) -> tuple[dict[str, Model], dict[str, float]]:
     """Keep a trained model here; return what leaves of it: arrays by record, and metrics."""
     settings = request.bench.settings
-    own, secrets = request.own_model(), _secrets(request)
+    own, secrets = own_model(request), _secrets(request)
     came = wire.model_hash(received) if own is None else own.received
     start = came if own is None else own.trained_as
     records = wire.array_records(request.message.content)
@@ -113,7 +154,7 @@ def sum_masked(request: Request) -> RecordDict:
     peers = _peers(request, secrets)
     _check_sum(request, asked, secrets, peers)
     settings = request.bench.settings
-    kept = request.held_back(asked.round, asked.purpose)
+    kept = held_back(request, asked.round, asked.purpose)
     model = kept.model
     if kept.key != secrets.public.hex():
         request.refuse_for("has another key than when it trained that.")
@@ -148,6 +189,34 @@ def sum_masked(request: Request) -> RecordDict:
         for put, stream in masks:
             put(piece, stream.take(piece.size), out=piece)
     return RecordDict({wire.MASKED: wire.encode_arrays({wire.MASKED: masked}, packed=True)})
+
+
+def own_model(request: Request) -> Held | None:
+    """What a message means without having it: a model that this silo keeps back."""
+    if wire.OWN_ROUND not in request.config:
+        return None
+    number = request.integer(wire.OWN_ROUND, minimum=1)
+    found = held_back(request, number, str(request.config.get(wire.OWN_PURPOSE, "")))
+    norm = request.real(wire.OWN_LONGEST, default=0.0, below=math.inf)
+    samples = request.real(wire.OWN_LONGEST_OF, default=0.0, below=math.inf)
+    if not (norm and samples):
+        return found
+    longest = Limit(norm, samples).of(len(request.bench.data.train))
+    return replace(found, model=within(found.model, found.start, longest))
+
+
+def held_back(request: Request, number: int, purpose: str) -> Held:
+    """What this silo has trained in a round of this run and kept to itrequest."""
+    found = held(request.bench.settings, run=request.run, number=number, purpose=purpose)
+    if found is None:
+        raise RefusedError(
+            f"silo {request.bench.settings.name!r} has not kept what it trained in round "
+            f"{number}: it was restarted without a folder since, or its folder was changed."
+        )
+    # Files have arrays in another order.
+    names = [name for name in travelling(request.bench.model) if name in found.model]
+    model, start = ({n: of[n] for n in names} for of in (found.model, found.start))
+    return replace(found, model=model, start=start)
 
 
 def _secrets(request: Request) -> RunSecrets:

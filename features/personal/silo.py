@@ -9,8 +9,8 @@ Personalization", ICML 2021, https://arxiv.org/abs/2012.04221, Algorithm 1): bes
 group's training the silo trains a model v of its own, with the proximal term λ/2·|v − w|² towards
 the model w that it received.
 
-*APFL* (``coterie.client.work.mixture``): the silo's model is a mixture of the one received and of
-one that it trains in the same steps as its part in the group's training.
+*APFL* (``coterie.features.personal.mixture``): the silo's model is a mixture of the one received
+and of one that it trains in the same steps as its part in the group's training.
 
 What Ditto and APFL train is kept at the silo per run, survives a restart, and is never sent.
 """
@@ -18,20 +18,57 @@ What Ditto and APFL train is kept at the silo per run, survives a restart, and i
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Final
+from functools import partial
 
+from flwr.app import RecordDict
+
+from coterie import wire
 from coterie.client.home import rounds
 from coterie.client.work.data import Part
-from coterie.client.work.mixture import Mixture, mix_in
+from coterie.client.work.request import RefusedError, Request
 from coterie.client.work.sgd import TrainPlan
+from coterie.client.work.stage import Stage, Work
+from coterie.client.work.train import train_and_reply
 from coterie.client.work.training import train
 from coterie.client.work.weights import load_weights, read_weights, travelling
 from coterie.client.work.workbench import Workbench
+from coterie.features.personal.mixture import Mixture, mix_in
 from coterie.wire import Model
 
-FINETUNE: Final = "finetune"
-DITTO: Final = "ditto"
-APFL: Final = "apfl"
+
+class Personal(Stage):
+    """What the silo makes of its group's model for itself."""
+
+    name = "personal"
+
+    def begin(self, request: Request, *, before: int, packed: bool) -> Personalisation | None:
+        """Return how the silo personalises; None: it uses the model received."""
+        return _personalisation(request, before=before)
+
+    def before(self, mine: Personalisation | None, work: Work) -> None:
+        """Remember the model received, from which the silo's own is made."""
+        if mine is not None:
+            _ = work.received
+
+    def personalise(self, mine: Personalisation | None, bench: Workbench) -> bool:
+        """Turn the model received, in the bench, into the silo's own, in place."""
+        if mine is not None:
+            personalise(bench, mine)
+        return mine is not None
+
+    def after(self, mine: Personalisation | None, work: Work) -> None:
+        """Train the model of its own that a silo keeps."""
+        if mine is not None and not work.request.purpose:
+            train_own(work.bench, work.received, mine)
+
+
+def train_model_apfl(request: Request) -> RecordDict:
+    """Train the model received, and in the same steps one of the silo's own, which stays (APFL)."""
+    before = 0 if request.purpose else request.round_number()
+    own = _own(request, wire.APFL, before=before)
+    return train_and_reply(
+        request, partial(train_mixed, request.bench, own, keep=not request.purpose)
+    )
 
 
 @dataclass(frozen=True)
@@ -39,7 +76,7 @@ class Own:
     """Which model of its own a silo keeps from round to round.
 
     Attributes:
-        kind: ``DITTO`` or ``APFL``.
+        kind: ``wire.DITTO`` or ``wire.APFL``.
         run: whose it is.
         round: to train it in.
         before: it is the last one of a round before this.
@@ -87,7 +124,7 @@ def personalise(bench: Workbench, how: Personalisation) -> None:
     kept = how.own.kept(bench)
     if kept is None:
         return
-    if how.own.kind == APFL:
+    if how.own.kind == wire.APFL:
         mix_in(bench.model, kept)
     else:
         load_weights(bench.model, _in_order(kept, bench))
@@ -98,7 +135,7 @@ def train_own(bench: Workbench, received: Model, how: Personalisation) -> None:
 
     ``bench.model`` is overwritten. Nothing is done for what is not Ditto.
     """
-    if (ditto := how.own) is None or ditto.kind != DITTO:
+    if (ditto := how.own) is None or ditto.kind != wire.DITTO:
         return
     load_weights(bench.model, received)
     personalise(bench, how)
@@ -114,7 +151,7 @@ def train_mixed(
 
     Args:
         bench: of the silo.
-        own: of kind ``APFL``.
+        own: of kind ``wire.APFL``.
         part, plan, seed: of the training.
         keep: whether the silo's own model is kept; the training for another purpose keeps nothing.
 
@@ -139,3 +176,50 @@ def train_mixed(
 def _in_order(own: Model, bench: Workbench) -> Model:
     """A file lists arrays by name; a model has an order."""
     return {name: own[name] for name in travelling(bench.model) if name in own}
+
+
+def _personalisation(request: Request, *, before: int) -> Personalisation | None:
+    """What the silo makes of the model received before it evaluates it, if anything.
+
+    A model that the silo keeps (Ditto, APFL) is the last one of a round before ``before``.
+    """
+    steps = _steps_before_a_test(request)
+    kind = request.config.get(wire.PERSONALISE)
+    if kind is None:
+        return steps
+    if kind not in (wire.FINETUNE, wire.DITTO, wire.APFL):
+        known = f"{wire.FINETUNE}, {wire.DITTO} or {wire.APFL}"
+        raise RefusedError(f"{wire.PERSONALISE} must be {known}. Got {kind!r}.")
+    plan = replace(
+        request.way(),
+        epochs=request.value(wire.PERSONAL_EPOCHS),
+        lr=request.value(wire.PERSONAL_LR),
+    )
+    own = _own(request, kind, before=before) if kind != wire.FINETUNE else None
+    return Personalisation(plan, request.seed_for(str(kind)), own)
+
+
+def _own(request: Request, kind: str, *, before: int) -> Own:
+    share = request.value(wire.MIXTURE)
+    if share > 1:
+        raise RefusedError(f"{wire.MIXTURE} must be in [0, 1]. Got {share}.")
+    return Own(
+        kind,
+        request.run,
+        request.round_number(),
+        before,
+        strength=request.value(wire.DITTO_LAMBDA),
+        share=share,
+        share_lr=request.value(wire.MIXTURE_LR),
+    )
+
+
+def _steps_before_a_test(request: Request) -> Personalisation | None:
+    """Steps along the gradient of all training data, with FedProx's pull (Per-FedAvg …)."""
+    plan = TrainPlan(
+        epochs=request.value(wire.ADAPT_STEPS),
+        batch_size=len(request.bench.data.train),
+        lr=request.value(wire.ADAPT_LR),
+        proximal_mu=request.value(wire.ADAPT_MU),
+    )
+    return Personalisation(plan, seed=0) if plan.epochs else None

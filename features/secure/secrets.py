@@ -22,11 +22,11 @@ from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
 from coterie.client.home.rounds import folder_of
 from coterie.client.home.settings import SiloSettings
+from coterie.features.secure.protocol import Peer, signed_by_silo
 from coterie.system.files import make_folder, write_atomically
 from coterie.wire import Model
 from coterie.wire.arrays import bytes_of
 from coterie.wire.enrolment import public_pem
-from coterie.wire.secure import Peer, signed_by_silo
 
 FOLDER = "secure"
 KEY, CA = "key.pem", "ca.pem"
@@ -50,7 +50,7 @@ class Part:
         made: mark of the model that came of it.
         members: silos of the sum.
         least: by how many silos at least any two sums of it must differ.
-        weighing: of the sum, see ``wire.secure.Sum.weighing``.
+        weighing: of the sum, see ``protocol.Sum.weighing``.
     """
 
     round: int

@@ -1,0 +1,128 @@
+"""Stages: concerns around a silo's training and evaluation, each in one place.
+
+They mirror the coordinator's (``coterie.strategies.rounds.stage``). A training calls all stages in
+order: when the model is received, before the training, after it, and when its outcome leaves; an
+evaluation when the model is received, and before it is measured.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from coterie.client.work.weights import read_weights
+from coterie.wire import Model
+
+if TYPE_CHECKING:
+    from coterie.client.work.data import Data
+    from coterie.client.work.request import Request
+    from coterie.client.work.sgd import TrainPlan
+    from coterie.client.work.workbench import Workbench
+
+
+@dataclass
+class Work:
+    """A training, from the message to the reply.
+
+    Attributes:
+        request: the message, checked.
+        bench: with the model received, and without validation data.
+        data: what is trained on: the bench's, less what is held out of this training.
+        plan: how to train.
+        packed: how the model came, and so how it goes back.
+        staying: names of the arrays that do not leave.
+        metric: that leads; empty: the task's.
+        metrics: of the reply.
+        trained: the outcome.
+        leaving: name of a record of the reply → its arrays.
+    """
+
+    request: Request
+    bench: Workbench
+    data: Data
+    plan: TrainPlan
+    packed: bool
+    staying: tuple[str, ...]
+    metric: str
+    metrics: dict[str, float | int] = field(default_factory=dict)
+    trained: Model = field(default_factory=dict)
+    leaving: dict[str, Model] = field(default_factory=dict)
+
+    @cached_property
+    def received(self) -> Model:
+        """The model received; a stage that needs it looks at it before the training."""
+        return read_weights(self.bench.model)
+
+
+class Stage:
+    """One concern. Every method does nothing by default.
+
+    What ``begin`` returns is handed to the later ones as ``mine``.
+
+    Attributes:
+        name: its folder in ``features``.
+    """
+
+    name: str
+
+    def check(self, request: Request) -> None:
+        """Refuse a run whose later messages this silo would refuse."""
+
+    def receive(self, request: Request, model: Model | None) -> Model | None:
+        """Return the model that a message means; None is none in the message."""
+        return model
+
+    def begin(self, request: Request, *, before: int, packed: bool) -> Any:
+        """Read and check what a message asks for, before any work.
+
+        Args:
+            request: the message.
+            before: what the silo keeps is of the last round before this one.
+            packed: how the model came.
+
+        Raises:
+            RefusedError: the silo cannot do it.
+        """
+        return None
+
+    def before(self, mine: Any, work: Work) -> None:
+        """See the model received, which is in the bench, before the training."""
+
+    def personalise(self, mine: Any, bench: Workbench) -> bool:
+        """Turn the model in the bench into the silo's own; return whether anything is changed."""
+        return False
+
+    def after(self, mine: Any, work: Work) -> None:
+        """Train what the silo has beside the outcome; the bench's model may be overwritten."""
+
+    def leave(self, mine: Any, work: Work) -> None:
+        """Change what leaves, in ``work.leaving`` and ``work.metrics``."""
+
+    def end(self, request: Request) -> None:
+        """Remove what only further rounds of the run would need."""
+
+
+class Begun:
+    """All stages of one message, with what each has read in it."""
+
+    def __init__(self, request: Request, *, before: int, packed: bool) -> None:
+        self.all = [
+            (stage, stage.begin(request, before=before, packed=packed)) for stage in request.stages
+        ]
+
+    def before(self, work: Work) -> None:
+        for stage, mine in self.all:
+            stage.before(mine, work)
+
+    def personalise(self, bench: Workbench) -> bool:
+        changed = [stage.personalise(mine, bench) for stage, mine in self.all]
+        return any(changed)
+
+    def after(self, work: Work) -> None:
+        for stage, mine in self.all:
+            stage.after(mine, work)
+
+    def leave(self, work: Work) -> None:
+        for stage, mine in self.all:
+            stage.leave(mine, work)

@@ -1,0 +1,1 @@
+"""Personalisation: fine-tuning, Ditto and APFL."""
