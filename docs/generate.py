@@ -1,8 +1,8 @@
 """Write what is made from the classes of options: ``make config``.
 
 The defaults of all keys in ``pyproject.toml``, for Flower, the tables of keys in
-``docs/reference/configuration.md``, and those of metrics in ``docs/how-to/monitor.md``. A test says
-when they are out of date.
+``docs/reference/configuration.md``, of a silo's settings in ``docs/reference/silo-toml.md``, and of
+metrics in ``docs/how-to/monitor.md``. A test says when they are out of date.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from pathlib import Path
 
 import tomli_w
 
+from coterie.client.home.folder import SECTIONS
+from coterie.client.home.schema import table
 from coterie.client.resident.vital import METRICS as metrics_of_silo
 from coterie.server.runs.config import defaults, tables
 from coterie.server.site.metrics import METRICS as metrics_of_coordinator
@@ -50,10 +52,18 @@ def with_metrics(text: str) -> str:
     return text
 
 
+def with_settings(text: str) -> str:
+    """A page with the table of a silo's settings between its two marks."""
+    made = f"<!-- settings: made by make config -->\n\n{table(SECTIONS)}\n<!-- end of settings -->"
+    pattern = "<!-- settings: .*?<!-- end of settings -->"
+    return re.sub(pattern, lambda _: made, text, count=1, flags=re.S)
+
+
 FILES: dict[Path, Callable[[str], str]] = {
     ROOT / "pyproject.toml": with_defaults,
     ROOT / "docs" / "reference" / "configuration.md": with_tables,
     ROOT / "docs" / "how-to" / "monitor.md": with_metrics,
+    ROOT / "docs" / "reference" / "silo-toml.md": with_settings,
 }
 
 

@@ -79,7 +79,7 @@ REPLACED = {
 """Calls that put something in place of names in Flower's modules."""
 
 FEATURES = {
-    "secure": (16, "features/secure"),
+    "secure": (14, "features/secure"),
     "unlabelled": (20, "features/unlabelled"),
     "influence": (6, "features/robust"),
     "personalise": (9, "features/personal"),

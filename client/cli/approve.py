@@ -79,7 +79,7 @@ def listing(home: Home) -> Iterator[str]:
 
     known = read_all(home.folder)
     waiting = [one for one in known if one.state == "waits" and not one.over]
-    if home.config.policy.approve != "ask":
+    if home.settings().policy.approve != "ask":
         yield 'Runs are not asked for here: set approve = "ask" under [policy] in silo.toml.'
     for one in waiting:
         yield from described(one, home)

@@ -236,7 +236,7 @@ def service(
         ("silo", "start", "--home", str(made.folder)),
         ("silo", "health", "--home", str(made.folder)),
         restart_s=60,
-        devices=made.config.compute.device != "cpu",
+        devices=made.settings().device != "cpu",
     )
     carry_out(action, unit, user=user, account=account, units=units)
 

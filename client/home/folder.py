@@ -17,22 +17,21 @@ from __future__ import annotations
 import json
 import resource
 import tomllib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any
 
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, create_model
 
 from coterie.client.home.files import ENVIRONMENT, folder_of
-from coterie.client.home.hours import read_days, read_hours
-from coterie.client.home.policy import LEAST_CELL, METRIC_PATTERN, PEER_PATTERN, Policy
+from coterie.client.home.policy import Policy
 from coterie.client.home.privacy import Privacy
+from coterie.client.home.schema import section_model, settings_of, template
 from coterie.client.home.settings import (
-    MAX_THREADS,
-    MAX_WORKERS,
+    Process,
     SettingsError,
     SiloSettings,
     Study,
@@ -40,7 +39,6 @@ from coterie.client.home.settings import (
     privacy_of,
 )
 from coterie.system import files, keys
-from coterie.system.ports import listen_address
 from coterie.tasks.base import as_option, place_of
 from coterie.tasks.text import read_text
 from coterie.wire import enrolment
@@ -78,95 +76,6 @@ task = {task}
 # [[also]]
 # task = "stroke.toml"
 # data.data = "/data/stroke"
-
-[policy]
-# Strategies of runs to take part in; an empty list allows every one.
-strategies = []
-# The smallest group in which this silo's updates may be averaged. In a group of two each member
-# can compute the other's update; from 3 on it cannot. Smaller: alone (HCCT), or left out.
-min_group_size = 1
-# Layers that never leave: "head", or the beginning of array names. Empty: the whole model may
-# leave. Runs that do not leave them here are refused.
-keep_layers = ""
-# What may leave besides the model and the numbers of samples; without this line, whatever the run
-# needs but metrics that tell how frequent the classes are. [] lets no metric leave.
-# metrics = ["train-loss", "loss", "error", "seconds"]  # error: the leading metric
-# Whether models other than the task's may leave: FedCollab trains discriminators on this silo's
-# data. The server, and of each pair the other silo, can read from them which labels this silo
-# has, and estimate how many of each.
-auxiliary = true
-# Whether the server may be told how many training samples of each label there are. Only
-# FedGen needs it. Every silo is then told the shares of the labels in all silos together: where
-# there are two, each can work out the other's counts.
-label_counts = false
-# Whether the server may be told count, mean and deviation of each numeric column of the training
-# data, and of real targets, in runs of a task with scale = "federation". What they are over all
-# silos that allow it goes to every silo: where only two do, each can work out the other's.
-column_sums = false
-# Of a column with fewer numbers than this, nothing is told.
-column_sums_from = 20
-# What the server may be told of this silo's training data when a run asks for statistics and trains
-# nothing (`coterie stats`): of "inputs" and "targets" how many samples are in which interval or
-# category, and how many have no value. Empty: nothing.
-statistics = []
-# In them, a number below this is hidden, and another one with it so that it cannot be worked out.
-statistics_from = 10
-# The fewest training samples behind an update, and in one of its steps: from an update of a few
-# samples, however many steps it was made in, they can be worked out. A silo that has fewer trains
-# with all it has.
-min_samples = 64
-min_batch = 1
-# "required": take part in secure runs only, in which the coordinator sees sketches of this silo's
-# updates and sums over groups, but none of its models. One that lies can still get them.
-secure = ""
-# "ask": a run waits until a person here has looked at it and said `coterie silo approve RUN`.
-approve = ""
-# In secure runs: the silos with which this one takes part in sums, each "NAME FINGERPRINT" as that
-# silo shows it. Empty: every one for which the coordinator vouches.
-peers = []
-# This silo's own preference for more data in HCCT; without it, the run's.
-# alpha = 50.0
-
-# Differential privacy: what is trained here has noise, and what it costs is counted over all runs,
-# until the budget is spent. See docs/how-to/differential-privacy.md. Needs coterie[privacy].
-# [privacy]
-# epsilon = 8.0
-# delta = 1e-4   # without this line a tenth of one over the number of training samples
-# noise = 1.0    # of the noise, as a multiple of clip
-# clip = 1.0     # the largest norm of one sample's gradient
-
-[limits]
-# A run that asks for more is refused. 0 sets no limit.
-max_local_epochs = 1000
-max_rounds = 10000
-# Evaluations in one round.
-max_evaluations = 200
-# The longest that the work for one message may take, and the largest message, in MB.
-max_minutes = 720
-max_message_mb = 2000
-# Of how many runs models are kept here.
-max_kept_runs = 100
-
-[compute]
-# auto, cpu, cuda or cuda:N
-device = "auto"
-# CPU threads; 0 is PyTorch's choice. Another number rounds differently.
-threads = 1
-# Processes that read images or other data that is not kept in memory; 0 reads in the silo's own.
-workers = 0
-# Share of the GPU's memory that may be used, above 0 and at most 1.
-gpu_memory = 1.0
-# 0 to 19: how much other work on this machine comes before this silo's.
-nice = 0
-# When this silo joins runs and trains, by this machine's clock; empty: always.
-hours = ""  # "20:00-06:00"
-days = ""   # "Mon-Fri"; of hours past midnight the days on which they begin
-
-[monitoring]
-# Where Prometheus reads /metrics: PORT of this machine alone, or HOST:PORT. Empty: nowhere.
-metrics = ""
-# How the silo logs: text, or json (one object a line).
-log_format = "text"
 """
 
 
@@ -174,56 +83,20 @@ class _Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
-class _Policy(_Section):
-    strategies: tuple[str, ...] = ()
-    min_group_size: Annotated[int, Field(ge=1, le=100_000)] = 1
-    keep_layers: str = ""
-    metrics: tuple[Annotated[str, Field(pattern=METRIC_PATTERN)], ...] | None = None
-    auxiliary: bool = True
-    label_counts: bool = False
-    column_sums: bool = False
-    column_sums_from: Annotated[int, Field(ge=1)] = 20
-    statistics: tuple[Literal["inputs", "targets"], ...] = ()
-    statistics_from: Annotated[int, Field(ge=LEAST_CELL, le=1_000_000)] = Policy.statistics_from
-    min_samples: Annotated[int, Field(ge=1)] = Policy.min_samples
-    min_batch: Annotated[int, Field(ge=1)] = Policy.min_batch
-    secure: Literal["", "required"] = ""
-    approve: Literal["", "ask"] = ""
-    peers: tuple[Annotated[str, Field(pattern=PEER_PATTERN)], ...] = ()
-    alpha: Annotated[float, Field(ge=0)] | None = None
-
-
-class _Limits(_Section):
-    max_local_epochs: Annotated[int, Field(ge=0)] = Policy.max_local_epochs
-    max_rounds: Annotated[int, Field(ge=0)] = Policy.max_rounds
-    max_evaluations: Annotated[int, Field(ge=0)] = Policy.max_evaluations
-    max_minutes: Annotated[float, Field(ge=0)] = Policy.max_minutes
-    max_message_mb: Annotated[float, Field(ge=0)] = Policy.max_message_mb
-    max_kept_runs: Annotated[int, Field(ge=0)] = Policy.max_kept_runs
-
-
-class _Compute(_Section):
-    device: str = "auto"
-    threads: Annotated[int, Field(ge=0, le=MAX_THREADS)] = 1
-    workers: Annotated[int, Field(ge=0, le=MAX_WORKERS)] = 0
-    gpu_memory: Annotated[float, Field(gt=0, le=1)] = 1.0
-    nice: Annotated[int, Field(ge=0, le=19)] = 0
-    hours: Annotated[str, AfterValidator(read_hours)] = ""
-    days: Annotated[str, AfterValidator(read_days)] = ""
-
-
-class Monitoring(_Section):
-    """How a silo's process is watched."""
-
-    metrics: Annotated[str, AfterValidator(lambda text: text and listen_address(text))] = ""
-    log_format: Literal["text", "json"] = "text"
-
-
-class _Privacy(_Section):
-    epsilon: float
-    delta: float | None = None
-    noise: float = Privacy.noise
-    clip: float = Privacy.clip
+SECTIONS: Mapping[str, tuple[type, ...]] = {
+    "policy": (Policy, SiloSettings),
+    "privacy": (Privacy,),
+    "limits": (Policy,),
+    "compute": (SiloSettings, Process, Policy),
+    "monitoring": (Process,),
+}
+"""Section of ``silo.toml`` → the classes that declare its settings, in the order of the file."""
+OPTIONAL = "privacy"
+"""A section without which a silo has nothing of it."""
+PRIVACY_NOTE = """\
+# Differential privacy: what is trained here has noise, and what it costs is counted over all runs,
+# until the budget is spent. See docs/how-to/differential-privacy.md. Needs coterie[privacy].
+"""
 
 
 class _Study(_Section):
@@ -231,15 +104,19 @@ class _Study(_Section):
     data: dict[str, Annotated[str | int | float | bool, BeforeValidator(as_option)]] = {}
 
 
-class _File(_Study):
-    name: str
-    unlabelled: str = ""
-    also: Annotated[tuple[_Study, ...], Field(max_length=MAX_ALSO)] = ()
-    policy: _Policy = _Policy()
-    limits: _Limits = _Limits()
-    compute: _Compute = _Compute()
-    monitoring: Monitoring = Monitoring()
-    privacy: _Privacy | None = None
+_MODELS = {name: section_model(name, kinds, _Section) for name, kinds in SECTIONS.items()}
+_FIELDS: Any = {
+    name: (model | None, None) if name == OPTIONAL else (model, Field(default_factory=model))
+    for name, model in _MODELS.items()
+}
+_File: Any = create_model(
+    "_File",
+    __base__=_Study,
+    name=(str, ...),
+    unlabelled=(str, ""),
+    also=(Annotated[tuple[_Study, ...], Field(max_length=MAX_ALSO)], ()),
+    **_FIELDS,
+)
 
 
 class Home:
@@ -264,26 +141,31 @@ class Home:
         Raises:
             SettingsError: a value that cannot be used.
         """
-        config, policy, compute = self.config, self.config.policy, self.config.compute
-        own = self._study(config)
+        config, own = self.config, self._study(self.config)
         return SiloSettings(
             name=config.name,
             task=own.task,
             options=own.options,
-            alpha=policy.alpha,
-            device=compute.device,
-            threads=compute.threads,
-            workers=compute.workers,
             home=str(self.folder),
-            policy=Policy(
-                **policy.model_dump(exclude={"alpha"}),
-                **config.limits.model_dump(),
-                **compute.model_dump(include={"hours", "days"}),
-            ),
-            privacy=None if config.privacy is None else privacy_of(config.privacy.model_dump()),
+            policy=Policy(**self._values(Policy)),
+            privacy=None if config.privacy is None else privacy_of(self._values(Privacy)),
             also=tuple(map(self._study, config.also)),
             unlabelled=self._path(config.unlabelled) if config.unlabelled else "",
+            **self._values(SiloSettings),
         )
+
+    @property
+    def process(self) -> Process:
+        """What the silo's process is told."""
+        return Process(**self._values(Process))
+
+    def _values(self, kind: type) -> dict[str, Any]:
+        """Field → value of what the file has of a class's settings."""
+        return {
+            one.name: getattr(getattr(self.config, one.place.section), one.name)
+            for one in settings_of(kind)
+            if one.place.section
+        }
 
     def _study(self, one: _Study) -> Study:
         paths = {
@@ -404,6 +286,7 @@ def create(folder: Path, name: str, *, task: str = "", data: Path | None = None)
     if not file.exists():
         told = f"data = {_toml(where)}" if where else f'# data = "/data/{name}"'
         text = TEMPLATE.format(name=name, task=_toml(task or "digits"), data=told)
+        text += "".join(map(_written, SECTIONS))
         files.write_atomically(file, text.encode())
     home = Home(folder)
     if home.config.name != name:
@@ -421,6 +304,11 @@ def create(folder: Path, name: str, *, task: str = "", data: Path | None = None)
     if not (folder / "key.pem").exists():
         _write_key(folder)
     return home
+
+
+def _written(name: str) -> str:
+    note, optional = (PRIVACY_NOTE, True) if name == OPTIONAL else ("", False)
+    return f"\n{note}{template(name, SECTIONS[name], commented=optional)}"
 
 
 def _toml(text: str) -> str:
@@ -448,7 +336,7 @@ def _write_key(folder: Path) -> None:
     files.write_atomically(folder / "key.pem", content, private=True)
 
 
-def _read(file: Path) -> _File:
+def _read(file: Path) -> Any:
     try:
         return _File.model_validate(tomllib.loads(read_text(file)))
     except FileNotFoundError:

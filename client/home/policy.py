@@ -8,10 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from typing import Annotated, Literal
 
 from flwr.app import MetricRecord
+from pydantic import AfterValidator, Field
 
 from coterie import wire
+from coterie.client.home.hours import read_days, read_hours
+from coterie.client.home.schema import In
 
 METRICS = {
     "train-loss": (wire.TRAIN_LOSS,),
@@ -38,7 +42,7 @@ METRIC_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._:/-]{0,63}$"
 PEER_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63} [0-9a-f]{4}(-[0-9a-f]{4}){7}$"
 """A silo's name and the fingerprint of its key."""
 
-STATISTICS = ("inputs", "targets")
+STATISTICS: tuple[Literal["inputs", "targets"], ...] = ("inputs", "targets")
 """Of what a silo may tell statistics."""
 LEAST_CELL = 3
 """The least that ``statistics_from`` may be: of two, each knows the other."""
@@ -54,70 +58,189 @@ what was rounded away of it, say nothing that it does not say itself."""
 
 @dataclass(frozen=True)
 class Policy:
-    """A silo's conditions. The defaults allow what a study needs, and no label counts or sums.
+    """A silo's conditions, read from its ``silo.toml``; each field says what it means."""
 
-    Attributes:
-        strategies: of the runs to take part in; empty allows every one.
-        min_group_size: the fewest silos whose updates may be averaged with this one's.
-        keep_layers: ``head`` or a prefix of array names that never leave; empty keeps none.
-        metrics: names of those that may leave: of ``NAMES``, or an app's own. None allows all but
-            the ``REVEALING``.
-        auxiliary: whether models other than the task's may leave, e.g. FedCollab's discriminators,
-            from which the silo's labels can be read.
-        max_local_epochs, max_rounds: the most that a run may ask for; 0 sets no limit. Epochs are
-            passes over the silo's training data, in each training by itself: of the round's model,
-            however it is counted, of the silo's own, and before a test.
-        min_samples: the fewest different training samples behind an update, or persons where one
-            may have several samples (``group``); a silo that has fewer trains with all it has, or
-            not at all. From an update of few samples they can be worked
-            out, in however many steps it was made; of 64 few of them (explanation/privacy.md).
-        min_batch: the fewest samples of a step.
-        max_evaluations: the most in one round of a run; 0 sets no limit.
-        max_minutes: the longest that the work for one message may take; 0 sets no limit.
-        max_message_mb: the largest message, in millions of bytes, before any of it is unpacked; 0
-            sets no limit.
-        max_kept_runs: of how many runs models are kept in the silo's folder; 0 sets no limit.
-        approve: ``ask``: a run waits until a person at the silo has approved it; empty: none does.
-        hours, days: when the silo trains and joins runs, as ``silo.toml`` has them
-            (``coterie.client.home.hours``); empty: always.
-        label_counts: consent to tell how many training samples of each label there are, which
-            only FedGen asks for.
-        column_sums: consent to tell count, mean and deviation of numeric columns and real targets
-            of the training data, which runs of a task that scales by the federation ask for.
-        column_sums_from: of a column with fewer numbers, or numbers of fewer persons, nothing is
-            told.
-        statistics: what may be told of the training samples, as counts by column, in a run that
-            asks for nothing else: ``inputs``, ``targets``, both or neither.
-        statistics_from: in these counts fewer samples, or samples of fewer persons, are hidden.
-        secure: ``required``: nothing leaves from which an update could be read, but sketches and
-            masked sums of secure runs; empty: a run may be either.
-        peers: ``NAME FINGERPRINT`` of each silo with which this one takes part in sums; empty:
-            every one for which the coordinator's CA vouches.
-    """
-
-    strategies: tuple[str, ...] = ()
-    min_group_size: int = 1
-    keep_layers: str = ""
-    metrics: tuple[str, ...] | None = None
-    auxiliary: bool = True
-    max_local_epochs: int = 1000
-    max_rounds: int = 10_000
-    label_counts: bool = False
-    column_sums: bool = False
-    column_sums_from: int = 20
-    statistics: tuple[str, ...] = ()
-    statistics_from: int = 10
-    secure: str = ""
-    peers: tuple[str, ...] = ()
-    min_samples: int = 64
-    min_batch: int = 1
-    max_evaluations: int = 200
-    max_minutes: float = 720.0
-    max_message_mb: float = 2000.0
-    max_kept_runs: int = 100
-    approve: str = ""
-    hours: str = ""
-    days: str = ""
+    strategies: Annotated[
+        tuple[str, ...],
+        In("policy", "Take part only in runs of these strategies. An empty list allows all."),
+    ] = ()
+    min_group_size: Annotated[
+        int,
+        Field(ge=1, le=100_000),
+        In(
+            "policy",
+            "The smallest group of silos, this one included, in which this silo's updates may be "
+            "averaged. In a group of two, each silo can compute the other's update; from three on "
+            "it cannot. In a smaller group this silo is left out, or trains alone (HCCT).",
+        ),
+    ] = 1
+    keep_layers: Annotated[
+        str,
+        In(
+            "policy",
+            'Layers that never leave: "head", or the beginning of array names. Empty: the whole '
+            "model may leave. A run that does not leave these layers here (personal) is refused.",
+        ),
+    ] = ""
+    metrics: Annotated[
+        tuple[Annotated[str, Field(pattern=METRIC_PATTERN)], ...] | None,
+        In(
+            "policy",
+            "Metrics that may leave: train-loss, loss, error (the leading metric), seconds, "
+            "trivial (the error of the best constant answer), metrics of the task, and those of an "
+            "app of your own. Without this line, all but those that tell how frequent the classes "
+            "are. [] lets none leave.",
+            example='["train-loss", "loss", "error", "seconds"]',
+        ),
+    ] = None
+    auxiliary: Annotated[
+        bool,
+        In(
+            "policy",
+            "Whether models other than the task's may leave: FedCollab's discriminators, and those "
+            "of features alone that place silos without labels. From the first, the server and the "
+            "other silo of each pair can read which labels this silo has, and estimate how many.",
+        ),
+    ] = True
+    label_counts: Annotated[
+        bool,
+        In(
+            "policy",
+            "Whether the server may learn how many training samples this silo has of each label. "
+            "Only FedGen needs it. Every silo learns the labels' shares over all silos: with two "
+            "silos, each can compute the other's counts; when a silo joins or leaves, all others "
+            "can compute its counts.",
+        ),
+    ] = False
+    column_sums: Annotated[
+        bool,
+        In(
+            "policy",
+            "Whether the server may learn the count, mean and deviation of each numeric column of "
+            "the training data, and of real targets, in runs of a task with scale = "
+            '"federation". Every silo learns them over all silos that allow it: with two, each '
+            "can compute the other's.",
+        ),
+    ] = False
+    column_sums_from: Annotated[
+        int,
+        Field(ge=1),
+        In("policy", "Nothing leaves of a column with fewer numbers than this."),
+    ] = 20
+    statistics: Annotated[
+        tuple[Literal["inputs", "targets"], ...],
+        In(
+            "policy",
+            "What the server may learn when a run asks for statistics and trains nothing "
+            '(coterie stats): how many training samples of "inputs" and "targets" lie in each '
+            "interval or category, and how many have no value. Empty: nothing.",
+        ),
+    ] = ()
+    statistics_from: Annotated[
+        int,
+        Field(ge=LEAST_CELL, le=1_000_000),
+        In(
+            "policy",
+            "In statistics, a count below this is hidden, and another one with it, so that it "
+            f"cannot be computed. At least {LEAST_CELL}.",
+        ),
+    ] = 10
+    min_samples: Annotated[
+        int,
+        Field(ge=1),
+        In(
+            "policy",
+            "The fewest training samples behind an update. From an update of a few samples they "
+            "can be reconstructed, in however many steps it was made. A silo that has fewer trains "
+            "on all it has.",
+        ),
+    ] = 64
+    min_batch: Annotated[int, Field(ge=1), In("policy", "The fewest samples in one step.")] = 1
+    secure: Annotated[
+        Literal["", "required"],
+        In(
+            "policy",
+            '"required": take part in secure runs only, in which the coordinator sees sketches of '
+            "this silo's updates and sums over groups, but none of its models. A coordinator that "
+            "lies can still get them.",
+        ),
+    ] = ""
+    approve: Annotated[
+        Literal["", "ask"],
+        In(
+            "policy",
+            '"ask": a run waits until somebody here has looked at it and run coterie silo approve '
+            "RUN. Empty: what the other settings allow needs nobody.",
+        ),
+    ] = ""
+    peers: Annotated[
+        tuple[Annotated[str, Field(pattern=PEER_PATTERN)], ...],
+        In(
+            "policy",
+            'In secure runs: the silos with which this one adds up updates, each "NAME '
+            'FINGERPRINT" as that silo shows it. Empty: all for which the coordinator vouches.',
+        ),
+    ] = ()
+    max_local_epochs: Annotated[
+        int,
+        Field(ge=0),
+        In(
+            "limits",
+            "The most epochs of one training: of the round's model, of the silo's own, and before "
+            "a test. A run that asks for more is refused. 0 sets no limit.",
+        ),
+    ] = 1000
+    max_rounds: Annotated[
+        int, Field(ge=0), In("limits", "The most rounds of a run. 0 sets no limit.")
+    ] = 10_000
+    max_evaluations: Annotated[
+        int, Field(ge=0), In("limits", "The most evaluations in one round. 0 sets no limit.")
+    ] = 200
+    max_minutes: Annotated[
+        float,
+        Field(ge=0),
+        In(
+            "limits",
+            "The longest that the work for one message may take; then it ends, and the silo goes "
+            "on to the next message. 0 sets no limit.",
+        ),
+    ] = 720.0
+    max_message_mb: Annotated[
+        float,
+        Field(ge=0),
+        In(
+            "limits",
+            "The largest message, in MB. A larger one is refused before it is unpacked. 0 sets no "
+            "limit.",
+        ),
+    ] = 2000.0
+    max_kept_runs: Annotated[
+        int,
+        Field(ge=0),
+        In(
+            "limits",
+            "The most runs whose models are kept here. A further run is refused until some are "
+            "moved away. 0 sets no limit.",
+        ),
+    ] = 100
+    hours: Annotated[
+        str,
+        AfterValidator(read_hours),
+        In(
+            "compute",
+            "When this silo joins runs and trains, by this machine's clock, for example "
+            '"20:00-06:00". Empty: always.',
+        ),
+    ] = ""
+    days: Annotated[
+        str,
+        AfterValidator(read_days),
+        In(
+            "compute",
+            'On which days, for example "Mon-Fri"; hours past midnight belong to the day on which '
+            "they begin. Empty: every day.",
+        ),
+    ] = ""
 
     def unknown_metrics(self) -> tuple[str, ...]:
         """Metrics that the silo names and that no task has: only an app of others may."""

@@ -12,9 +12,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Annotated
 
 from coterie import wire
 from coterie.client.home.policy import number
+from coterie.client.home.schema import In
 
 LEAST_NOISE, MOST_NOISE = 0.1, 1000.0
 """Of ``noise``: below, no accountant gives a figure worth its name."""
@@ -25,20 +27,30 @@ MOST_EPSILON = 1000.0
 class Privacy:
     """What a silo spends of its data's privacy, over all runs together, and how.
 
-    Attributes:
-        epsilon: ε of the whole budget, > 0.
-        delta: δ of it; None: a tenth of 1/n. It must be less than 1/n of n training samples.
-        noise: σ, the noise's deviation as a multiple of ``clip``.
-        clip: C, the largest norm of one sample's gradient.
-
     Raises:
-        ValueError: one is out of bounds.
+        ValueError: a value is out of bounds.
     """
 
-    epsilon: float
-    delta: float | None = None
-    noise: float = 1.0
-    clip: float = 1.0
+    epsilon: Annotated[
+        float,
+        In("privacy", "The budget of this silo's data over all runs together, above 0.", "8.0"),
+    ]
+    delta: Annotated[
+        float | None,
+        In(
+            "privacy",
+            "Must be below 1/n of n training samples. Without this line, 1/(10 n).",
+            "1e-4",
+        ),
+    ] = None
+    noise: Annotated[
+        float,
+        In(
+            "privacy",
+            f"The standard deviation of the noise, as a multiple of clip; at least {LEAST_NOISE}.",
+        ),
+    ] = 1.0
+    clip: Annotated[float, In("privacy", "The largest norm of one sample's gradient.")] = 1.0
 
     def __post_init__(self) -> None:
         for key, value, low, high in (

@@ -7,19 +7,24 @@ They arrive as Flower's ``node_config``, the same under the resident silo, a sto
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Annotated, Any, Literal
 
-from coterie.client.home.hours import DAYS_FORM, HOURS_FORM, read_days, read_hours
-from coterie.client.home.policy import LEAST_CELL, METRIC_PATTERN, STATISTICS, Policy
+from pydantic import AfterValidator, Field
+
+from coterie.client.home.policy import Policy
 from coterie.client.home.privacy import Privacy
+from coterie.client.home.schema import In, read_all, settings_of
+from coterie.system.ports import listen_address
 from coterie.tasks.base import Option
 from coterie.wire import is_silo_name
 
 DATA_PREFIX = "data."
 ALSO = re.compile(r"also-(\d{1,2})\.(task|data\..+)")
 """A key of a node config that belongs to one of a silo's further tasks."""
+PRIVACY = "privacy-"
+"""Beginning of the keys of a node config that are settings of ``Privacy``."""
 MAX_WORKERS = 64
 MAX_THREADS = 4096
 """More than any machine has; with many more, libgomp ends the process."""
@@ -37,19 +42,47 @@ class Study:
     options: Mapping[str, Option] = field(default_factory=dict)
 
 
+def _listened(text: str) -> str:
+    return text and listen_address(text)
+
+
+@dataclass(frozen=True)
+class Process:
+    """What only the process of a silo's folder is told."""
+
+    gpu_memory: Annotated[
+        float,
+        Field(gt=0, le=1),
+        In("compute", "The share of the GPU's memory that may be used, above 0 and at most 1."),
+    ] = 1.0
+    nice: Annotated[
+        int,
+        Field(ge=0, le=19),
+        In("compute", "How much other work on this machine comes before this silo's, 0 to 19."),
+    ] = 0
+    metrics: Annotated[
+        str,
+        AfterValidator(_listened),
+        In(
+            "monitoring",
+            "Where Prometheus reads /metrics: PORT on this machine alone, or HOST:PORT. Empty: "
+            "nowhere.",
+        ),
+    ] = ""
+    log_format: Annotated[
+        Literal["text", "json"],
+        In("monitoring", 'How the silo logs: "text", or "json", one object a line.'),
+    ] = "text"
+
+
 @dataclass(frozen=True)
 class SiloSettings:
-    """One silo's settings.
+    """One silo's settings. What has no section is not in ``silo.toml``, or has a form of its own.
 
     Attributes:
         name: unique in the federation: letters, digits, ``.``, ``_``, ``-``.
-        task: built-in name or ``module:attribute``.
-        options: the task's data options, ``data.KEY=VALUE`` in a node config.
-        alpha: the silo's own α for HCCT, or None.
-        device: ``auto``, ``cpu``, ``cuda`` or ``cuda:N``.
-        threads: CPU threads of torch; 0 leaves torch's own choice. Results are bit-identical
-            only between runs with the same number.
-        workers: processes that read a dataset that is not kept in memory; 0 reads in the silo's.
+        task: built-in name, a file that declares one, or ``module:attribute``.
+        options: the task's options, ``data.KEY=VALUE`` in a node config.
         home: folder in which the silo keeps what is its own; empty keeps nothing.
         policy: what the silo agrees to.
         privacy: how it trains with differential privacy; None: without.
@@ -58,18 +91,50 @@ class SiloSettings:
             labels yet; empty: they have.
     """
 
-    name: str
-    task: str = "digits"
+    name: Annotated[str, In("", "")]
+    task: Annotated[str, In("", "")] = "digits"
     options: Mapping[str, Option] = field(default_factory=dict)
-    alpha: float | None = None
-    device: str = "auto"
-    threads: int = 1
-    workers: int = 0
-    home: str = ""
+    alpha: Annotated[
+        float | None,
+        Field(ge=0),
+        In(
+            "policy",
+            "This silo's own preference for more data in HCCT. Without this line, the run's.",
+            example="50.0",
+        ),
+    ] = None
+    device: Annotated[
+        str,
+        In(
+            "compute",
+            "Where this silo trains: auto, cpu, cuda or cuda:N. auto takes a GPU on which PyTorch "
+            "can compute, else the CPU, with a warning that says why; a GPU that is named and "
+            "cannot be used is refused.",
+        ),
+    ] = "auto"
+    threads: Annotated[
+        int,
+        Field(ge=0, le=MAX_THREADS),
+        In(
+            "compute",
+            "CPU threads; 0 is PyTorch's choice. Results are bit-identical only between runs with "
+            "the same number.",
+        ),
+    ] = 1
+    workers: Annotated[
+        int,
+        Field(ge=0, le=MAX_WORKERS),
+        In(
+            "compute",
+            "Processes that read images or other data that memory does not hold; 0 reads in the "
+            "silo's own process.",
+        ),
+    ] = 0
+    home: Annotated[str, In("", "")] = ""
     policy: Policy = field(default_factory=Policy)
     privacy: Privacy | None = None
     also: tuple[Study, ...] = ()
-    unlabelled: str = ""
+    unlabelled: Annotated[str, In("", "")] = ""
 
     def __post_init__(self) -> None:
         check_name(self.name)
@@ -121,9 +186,9 @@ class SiloSettings:
         options = {
             k.removeprefix(DATA_PREFIX): given.pop(k) for k in [*given] if k.startswith(DATA_PREFIX)
         }
-        known = {**OWN, **POLICY, **PRIVACY}
-        unknown = sorted(given.keys() - known)
-        if unknown:
+        known = {one.key for kind in (cls, Policy) for one in settings_of(kind)}
+        known |= {PRIVACY + one.key for one in settings_of(Privacy)}
+        if unknown := sorted(given.keys() - known):
             raise SettingsError(
                 f"unknown setting {unknown[0]!r}. A silo has: {', '.join(sorted(known))} "
                 f"and {DATA_PREFIX}KEY for its task."
@@ -133,23 +198,27 @@ class SiloSettings:
             given["name"] = f"node-{node_id}" if partition is None else f"silo-{partition}"
             if partition is not None and not options and given.get("task", "digits") == "digits":
                 options = {"skip": int(partition) * 110, "train": 80, "test": 30}
+        private = _read(given, Privacy, prefix=PRIVACY)
+        if private and "epsilon" not in private:
+            raise SettingsError(
+                "privacy-epsilon is missing: with differential privacy the silo needs its budget."
+            )
         return cls(
-            **_read(given, OWN),
+            **_read(given, cls),
             options=options,
-            policy=Policy(**_read(given, POLICY)),
-            privacy=_privacy(given),
+            policy=Policy(**_read(given, Policy)),
+            privacy=privacy_of(private) if private else None,
             also=also,
         )
 
     def to_node_config(self) -> dict[str, Option]:
         """The inverse of ``from_node_config``."""
-        told = vars(self) | vars(self.policy)
-        if self.privacy is not None:
-            told |= {PRIVACY_PREFIX + key: value for key, value in vars(self.privacy).items()}
         config: dict[str, Option] = {
-            key: ",".join(value) if isinstance(value, tuple) else value
-            for key in (*OWN, *POLICY, *PRIVACY)
-            if (value := told.get(_field(key))) is not None
+            prefix + one.key: ",".join(value) if isinstance(value, tuple) else value
+            for part, prefix in ((self, ""), (self.policy, ""), (self.privacy, PRIVACY))
+            if part is not None
+            for one in settings_of(type(part))
+            if (value := getattr(part, one.name)) is not None
         }
         for number, one in enumerate(self.also):
             config[f"also-{number}.task"] = one.task
@@ -182,110 +251,11 @@ def options_of(pairs: Sequence[str]) -> dict[str, str]:
     return options
 
 
-def _flag(value: Option) -> bool:
-    if str(value).lower() not in ("true", "false"):
-        raise ValueError
-    return str(value).lower() == "true"
-
-
-def _words(text: Option) -> tuple[str, ...]:
-    """Lists are written with commas."""
-    return tuple(word.strip() for word in str(text).split(",") if word.strip())
-
-
-def _metrics(text: Option) -> tuple[str, ...]:
-    """Left out allows all, empty allows none."""
-    if not all(re.fullmatch(METRIC_PATTERN, word) for word in _words(text)):
-        raise ValueError
-    return _words(text)
-
-
-def _one_of(*known: str) -> Callable[[Option], str]:
-    def read(text: Option) -> str:
-        if text not in known:
-            raise ValueError
-        return str(text)
-
-    return read
-
-
-_secure, _approve = _one_of("", "required"), _one_of("", "ask")
-
-
-def _statistics(text: Option) -> tuple[str, ...]:
-    if not {*_words(text)} <= {*STATISTICS}:
-        raise ValueError
-    return _words(text)
-
-
-def _least_cell(text: Option) -> int:
-    if int(text) < LEAST_CELL:
-        raise ValueError
-    return int(text)
-
-
-Reader = Callable[[Any], Any]
-OWN: Mapping[str, Reader] = {
-    "name": str, "task": str, "alpha": float, "device": str, "threads": int,
-    "workers": int, "home": str, "unlabelled": str,
-}  # fmt: skip
-POLICY: Mapping[str, Reader] = {
-    "strategies": _words,
-    "min-group-size": int,
-    "keep-layers": str,
-    "metrics": _metrics,
-    "auxiliary": _flag,
-    "label-counts": _flag,
-    "column-sums": _flag,
-    "column-sums-from": int,
-    "statistics": _statistics,
-    "statistics-from": _least_cell,
-    "max-local-epochs": int,
-    "max-rounds": int,
-    "min-samples": int,
-    "min-batch": int,
-    "max-evaluations": int,
-    "max-minutes": float,
-    "max-message-mb": float,
-    "max-kept-runs": int,
-    "secure": _secure,
-    "peers": _words,
-    "approve": _approve,
-    "hours": read_hours,
-    "days": read_days,
-}
-"""Keys of a node config, which are fields here and of the policy, and how each is read."""
-PRIVACY_PREFIX = "privacy_"
-PRIVACY: Mapping[str, Reader] = {
-    "privacy-epsilon": float,
-    "privacy-delta": float,
-    "privacy-noise": float,
-    "privacy-clip": float,
-}
-"""Keys of a node config that are fields of ``Privacy``: with the first of them the silo has it."""
-EXPECTED = {
-    _flag: "true or false",
-    _metrics: "names with commas between them",
-    _statistics: "inputs, targets, or both with a comma between them",
-    _least_cell: f"a whole number of at least {LEAST_CELL}",
-    _secure: "required, or empty",
-    _approve: "ask, or empty",
-    read_hours: HOURS_FORM,
-    read_days: DAYS_FORM,
-}
-
-
-def _read(config: Mapping[str, Option], readers: Mapping[str, Reader]) -> dict[str, Any]:
-    """Field → value of what a node config has of these keys."""
-    found = {}
-    for key, reader in readers.items():
-        if key in config:
-            try:
-                found[_field(key)] = reader(config[key])
-            except (ValueError, OverflowError):
-                raise SettingsError(
-                    f"{key} must be {EXPECTED.get(reader, 'a number')}. Got {config[key]!r}."
-                ) from None
+def _read(config: Mapping[str, Option], kind: type, *, prefix: str = "") -> dict[str, Any]:
+    """Return field → value of what a node config has of a class's settings."""
+    found, why = read_all(config, kind, prefix=prefix)
+    if why:
+        raise SettingsError(why)
     return found
 
 
@@ -305,17 +275,6 @@ def _also(config: Mapping[str, Option]) -> tuple[Study, ...]:
     return tuple(one for _, one in sorted(found.items()))
 
 
-def _privacy(config: Mapping[str, Option]) -> Privacy | None:
-    found = {k.removeprefix(PRIVACY_PREFIX): v for k, v in _read(config, PRIVACY).items()}
-    if not found:
-        return None
-    if "epsilon" not in found:
-        raise SettingsError(
-            "privacy-epsilon is missing: with differential privacy the silo needs its budget."
-        )
-    return privacy_of(found)
-
-
 def privacy_of(values: Mapping[str, Any]) -> Privacy:
     """Differential privacy with these fields.
 
@@ -326,7 +285,3 @@ def privacy_of(values: Mapping[str, Any]) -> Privacy:
         return Privacy(**values)
     except ValueError as error:
         raise SettingsError(f"in [privacy], {error}") from None
-
-
-def _field(key: str) -> str:
-    return key.replace("-", "_")

@@ -13,13 +13,14 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from flwr.clientapp import ClientApp
 
-from coterie.client.home.folder import Home, Monitoring, locked_all
-from coterie.client.home.settings import SettingsError, SiloSettings
+from coterie.client.home.folder import Home, locked_all
+from coterie.client.home.settings import Process, SettingsError, SiloSettings
 from coterie.client.resident.host import Host
 from coterie.client.resident.link import Connection
 from coterie.client.resident.vital import collector
@@ -84,12 +85,13 @@ def serve(
             host.run()
 
 
-def _monitoring(home: Home | None, metrics: str, log_format: str) -> Monitoring:
+def _monitoring(home: Home | None, metrics: str, log_format: str) -> Process:
     """What a command was asked for, else the environment's, else silo.toml's."""
-    own = Monitoring() if home is None else home.config.monitoring
+    own = Process() if home is None else home.process
     try:
         address = listen_address(metrics) if metrics else own.metrics
-        return Monitoring(metrics=address, log_format=logs.chosen(log_format, own.log_format))
+        form: Any = logs.chosen(log_format, own.log_format)
+        return replace(own, metrics=address, log_format=form)
     except ValueError as error:
         raise SettingsError(str(error)) from None
 
@@ -188,14 +190,14 @@ def _limit_process(home: Home) -> None:
     Raises:
         SettingsError: a limit of the GPU where there is none.
     """
-    compute = home.config.compute
-    if compute.nice:
-        os.nice(compute.nice)
-    if compute.gpu_memory < 1:
+    own = home.process
+    if own.nice:
+        os.nice(own.nice)
+    if own.gpu_memory < 1:
         import torch
 
         if torch.cuda.is_available():
             for device in range(torch.cuda.device_count()):
-                torch.cuda.set_per_process_memory_fraction(compute.gpu_memory, device)
-        elif compute.device.startswith("cuda"):
+                torch.cuda.set_per_process_memory_fraction(own.gpu_memory, device)
+        elif home.settings().device.startswith("cuda"):
             raise SettingsError("gpu_memory is set, but PyTorch finds no CUDA device.")

@@ -62,7 +62,7 @@ def test_every_line_of_silo_toml_reaches_the_settings(tmp_path: Path) -> None:
     assert settings.task == str(tmp_path / "study.toml"), "paths are meant from the folder"
     assert settings.options == {"data": str(tmp_path / "x.csv"), "test-share": 0.3}
     assert settings.policy == Policy(
-        ("hcct",), 3, "head", ("error",), False, 5, 50, label_counts=True
+        ("hcct",), 3, "head", ("error",), False, True, max_local_epochs=5, max_rounds=50
     )
     assert (settings.alpha, settings.device, settings.threads) == (20.0, "cpu", 2)
 

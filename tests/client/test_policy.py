@@ -53,7 +53,7 @@ def every_kind(node_config: dict[str, Any], **config: Any) -> list[Message]:
 
 
 def test_settings_survive_flower_s_node_config() -> None:
-    policy = Policy(("hcct", "fedavg"), 3, "head", ("error",), False, 5, 20, True)
+    policy = Policy(("hcct", "fedavg"), 3, "head", ("error",), False, True, max_rounds=20)
     for held in (policy, Policy(), Policy(metrics=())):
         settings = SiloSettings("a", policy=held)
         again = SiloSettings.from_node_config(settings.to_node_config(), node_id=1)
