@@ -23,15 +23,6 @@ from coterie.client.cli.options import (
 )
 from coterie.system.commandline import MisuseError
 from coterie.system.logs import show_progress
-from coterie.system.service_commands import (
-    AccountOption,
-    Action,
-    ActionArgument,
-    NameOption,
-    UnitsOption,
-    UserOption,
-    carry_out,
-)
 
 app = typer.Typer()
 
@@ -205,40 +196,6 @@ def health(home: HomeOption = None) -> None:
     from coterie.system.health import report
 
     raise typer.Exit(report(findings(folder_of(home).expanduser())))
-
-
-@app.command(epilog="Example:  sudo coterie silo service install --home /srv/hospital-b")
-def service(
-    action: ActionArgument,
-    home: HomeOption = None,
-    user: UserOption = False,
-    account: AccountOption = "",
-    name: NameOption = "",
-    units: UnitsOption = None,
-) -> None:
-    """Install or uninstall a systemd unit for the silo.
-
-    It keeps the silo running, may write in its folder only, and has no privileges. A timer beside
-    it runs `coterie silo health`, whose unit fails if something is bad. Nothing is started: the
-    commands that do so are printed.
-    """
-    from coterie.client.home.folder import Home
-    from coterie.system.services import Service, unit_name
-
-    made = Home(home)
-    if action is Action.INSTALL:
-        made.coordinator()  # refuses a silo that has not joined
-    unit = Service(
-        name or unit_name("coterie-silo", made.config.name),
-        "silo service",
-        f"coterie silo {made.config.name}",
-        made.folder,
-        ("silo", "start", "--home", str(made.folder)),
-        ("silo", "health", "--home", str(made.folder)),
-        restart_s=60,
-        devices=made.settings().device != "cpu",
-    )
-    carry_out(action, unit, user=user, account=account, units=units)
 
 
 def _say(text: str) -> None:

@@ -63,8 +63,8 @@ ASK_S = 10.0
 SETTLE_S = 15.0
 """How often, between messages, the SuperLink is asked which runs that wait for people are over."""
 AFTER_GIVING_UP = (
-    "--patience SECONDS has it wait longer; a service, which `coterie silo service install` sets "
-    "up, starts it again by itself."
+    "--patience SECONDS has it wait longer; a systemd service starts it again by itself "
+    "(docs/how-to/organisations.md)."
 )
 STOP_WORK = signal.SIGUSR1
 """How a thread ends what the main thread works on."""

@@ -25,14 +25,6 @@ from coterie.server.cli.options import (
 )
 from coterie.system import logs
 from coterie.system.commandline import MisuseError, address_option, given, host_option
-from coterie.system.service_commands import (
-    AccountOption,
-    ActionArgument,
-    NameOption,
-    UnitsOption,
-    UserOption,
-    carry_out,
-)
 
 app = typer.Typer()
 
@@ -346,36 +338,6 @@ def superlink(
     line = plain_command(host, ports, operators=operators, database=database)
     beside = executor_command(runtime) if executor else None
     _become(line, runs_dir, log_format, beside)
-
-
-@app.command(epilog="Example:  sudo coterie service install --federation /srv/lung-study")
-def service(
-    action: ActionArgument,
-    federation: FederationOption = None,
-    user: UserOption = False,
-    account: AccountOption = "",
-    name: NameOption = "",
-    units: UnitsOption = None,
-) -> None:
-    """Install or uninstall a systemd unit for the SuperLink.
-
-    It keeps the SuperLink running, may write in the federation's folder only, and has no
-    privileges. A timer beside it runs `coterie health`, whose unit fails if something is bad.
-    Nothing is started: the commands that do so are printed.
-    """
-    from coterie.server.site.federation import load
-    from coterie.system.services import Service, unit_name
-
-    folder = load(federation).folder
-    unit = Service(
-        name or unit_name("coterie", folder.name),
-        "service",
-        f"coterie coordinator of {folder.name}",
-        folder,
-        ("superlink", "--federation", str(folder)),
-        ("health", "--federation", str(folder)),
-    )
-    carry_out(action, unit, user=user, account=account, units=units)
 
 
 @app.command(epilog="Example:  coterie executor --superlink superlink:9091 --runs-dir /runs")

@@ -282,7 +282,7 @@ def test_patience_ends_where_not_even_an_error_gets_through(world: World) -> Non
 
 def test_who_gives_up_says_what_would_go_on(world: World, caplog: pytest.LogCaptureFixture) -> None:
     world.connections = [LinkError("the SuperLink was lost: Connection refused")] * 50
-    with pytest.raises(GaveUpError, match=r"Connection refused\. --patience .*silo service"):
+    with pytest.raises(GaveUpError, match=r"Connection refused\. --patience .*systemd service"):
         world.host.run()
     left = re.findall(r"refused\. Trying again, for another (\d+) s\.", caplog.text)
     assert len(left) > 5 and sorted(map(int, left), reverse=True) == list(map(int, left))
