@@ -9,6 +9,7 @@ before any arithmetic, and reports. Everything beside that is a stage, in a fold
 from __future__ import annotations
 
 import inspect
+import logging
 import time
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
@@ -33,19 +34,31 @@ from coterie.features.stopping.coordinator import Stopping
 from coterie.features.stragglers.coordinator import Stragglers
 from coterie.features.unlabelled.coordinator import Unlabelled
 from coterie.strategies.errors import FederationError
-from coterie.strategies.rounds import kit, spoken
+from coterie.strategies.rounds import spoken
+from coterie.strategies.rounds.algorithm import Algorithm, Update, Updates
 from coterie.strategies.rounds.checkpoint import Checkpoint
 from coterie.strategies.rounds.conversation import AllSpentError, Line, NobodyAnsweredError, Run
+from coterie.strategies.rounds.options import Config, underscored, wrong_options
 from coterie.strategies.rounds.play import finish, play
+from coterie.strategies.rounds.replies import (
+    MAPPED,
+    check_finite,
+    evaluation_record,
+    training_record,
+)
+from coterie.strategies.rounds.reports import Group, RoundReport
 from coterie.strategies.rounds.result import RunResult
+from coterie.strategies.rounds.roster import NodeRoster, Roster
 from coterie.strategies.rounds.stage import Stage
+
+log = logging.getLogger("coterie.run")
 
 MOST_TRIES = 3
 """How often a round is played in which no training counts, before the run is given up."""
 TRY_AGAIN_S = 1.0
 """The pause before that, twice as long each time: a moment may heal what it was."""
 
-EvaluateGroup = Callable[[int, kit.Group, ArrayRecord], MetricRecord | None]
+EvaluateGroup = Callable[[int, Group, ArrayRecord], MetricRecord | None]
 """Called with the round, who is in the group and the group's model."""
 
 
@@ -83,17 +96,17 @@ class GroupStrategy(Strategy):
         FederationError: an option is out of bounds, or does not go with another.
     """
 
-    kind: ClassVar[Callable[..., kit.Algorithm[Any]] | None] = None
+    kind: ClassVar[Callable[..., Algorithm[Any]] | None] = None
 
     def __init__(
         self,
-        algorithm: kit.Algorithm[Any] | None = None,
+        algorithm: Algorithm[Any] | None = None,
         *,
         round_timeout: float = 3600.0,
-        train_config: kit.Config | None = None,
+        train_config: Config | None = None,
         evaluate: bool = True,
-        roster: kit.Roster | None = None,
-        on_round: Callable[[kit.RoundReport], None] | None = None,
+        roster: Roster | None = None,
+        on_round: Callable[[RoundReport], None] | None = None,
         on_event: Callable[[str, Mapping[str, Any]], None] | None = None,
         keep_every: int = 0,
         name_members: bool = False,
@@ -116,31 +129,31 @@ class GroupStrategy(Strategy):
         if algorithm is None:
             raise TypeError("an algorithm is needed")
         training = dict(train_config or {})
-        algorithm.require_consistency(training, spell=kit.underscored)
+        algorithm.require_consistency(training, spell=underscored)
         self.algorithm, self._asked = algorithm, training
         self.influence = influence or Influence()
         name = type(self if self.kind is not None else algorithm).__name__
         averages = algorithm.averages
         if why := aggregate_problem(self.influence, averages=averages, strategy=name):
-            raise kit.wrong_options([why])
+            raise wrong_options([why])
         how = str(training.get(wire.WIRE_FORMAT, wire.FLOAT32))
         aggregate = self.influence.aggregate
         why = insecure(algorithm, aggregate=aggregate, name=name, wire_format=how) if secure else ""
         if why:
-            raise kit.wrong_options([why])
+            raise wrong_options([why])
         self.secure, self.enrolled = secure, enrolled
         self.round_timeout = round_timeout
-        self.train_config: kit.Config = {**training, **algorithm.entries(training)}
+        self.train_config: Config = {**training, **algorithm.entries(training)}
         if secure and wire.RUN not in self.train_config:  # silos keep what is of it apart by that
             self.train_config = {**self.train_config, wire.RUN: f"run-{uuid4().hex[:12]}"}
         self.evaluate = evaluate
-        self.roster: kit.Roster = roster if roster is not None else kit.NodeRoster()
+        self.roster: Roster = roster if roster is not None else NodeRoster()
         self.on_round = on_round
         self.on_event = on_event or (lambda kind, fields: None)
         self.keep_every, self.name_members = keep_every, name_members
         self.evaluate_every = evaluate_every
         if evaluate_every < 1 or patience < 0:
-            raise kit.wrong_options(
+            raise wrong_options(
                 [
                     "evaluate_every must be at least 1 and patience at least 0. "
                     f"Got {evaluate_every} and {patience}"
@@ -148,16 +161,16 @@ class GroupStrategy(Strategy):
             )
         self.patience = patience
         self.metric_names = dict(metric_names or {})
-        if stray := sorted(set(self.metric_names.values()) - set(kit.MAPPED)):
-            raise kit.wrong_options(
-                [f"metric_names: must map to one of {', '.join(kit.MAPPED)}. Got {stray[0]!r}"]
+        if stray := sorted(set(self.metric_names.values()) - set(MAPPED)):
+            raise wrong_options(
+                [f"metric_names: must map to one of {', '.join(MAPPED)}. Got {stray[0]!r}"]
             )
 
     def summary(self) -> None:
         """Log the configuration."""
         name = type(self.algorithm).__name__
         told = dict(self.train_config) or "the silos' own settings"
-        kit.log.info("%s: %s", name, told)
+        log.info("%s: %s", name, told)
 
     # ---------------------------------------------------------------- the run
 
@@ -204,7 +217,7 @@ class GroupStrategy(Strategy):
         name = type(self).__name__.lower() if self.kind is not None else ""
         about: dict[str, Any] = {wire.ROUNDS: num_rounds, **({wire.STRATEGY: name} if name else {})}
         asked = {**about, **self._asked, **(train_config or {})}
-        self.algorithm.require_consistency(asked, spell=kit.underscored)
+        self.algorithm.require_consistency(asked, spell=underscored)
         config = {**about, **self.train_config, **(train_config or {})}
         line = Line(grid, self.round_timeout if timeout is None else timeout)
         run = Run(
@@ -253,7 +266,7 @@ class GroupStrategy(Strategy):
         self,
         run: Run,
         initial_arrays: ArrayRecord,
-        on_round: Callable[[kit.RoundReport], None],
+        on_round: Callable[[RoundReport], None],
         evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None,
         evaluate_group_fn: EvaluateGroup | None,
         commit: Callable[[Checkpoint[Any]], None] | None,
@@ -263,7 +276,7 @@ class GroupStrategy(Strategy):
         result = RunResult(initial_arrays)
         if resume is None:
             initial = wire.decode_arrays(initial_arrays)
-            kit.check_finite(initial)
+            check_finite(initial)
             standing = Checkpoint(0, self.algorithm.first(initial), ())
         else:
             standing = resume
@@ -303,7 +316,7 @@ class GroupStrategy(Strategy):
 
     def _play_until_answered(
         self, run: Run, before: Checkpoint[Any]
-    ) -> tuple[Checkpoint[Any], kit.RoundReport, list[kit.Update]]:
+    ) -> tuple[Checkpoint[Any], RoundReport, list[Update]]:
         """The next round. One in which nobody answered does not count: it is played again."""
         number = before.round + 1
         for tries in range(1, MOST_TRIES + 1):
@@ -312,7 +325,7 @@ class GroupStrategy(Strategy):
             except NobodyAnsweredError as nobody:
                 why = str(nobody)
             if tries < MOST_TRIES:
-                kit.log.warning(
+                log.warning(
                     "round %d: no silo's training counts, so the round is played again (%d of %d "
                     "tries): %s",
                     *(number, tries, MOST_TRIES, why),
@@ -345,12 +358,12 @@ def _ended_by(spent: AllSpentError, standing: Checkpoint[Any]) -> Checkpoint[Any
     why = f"no silo's privacy budget allows another round: {spent}"
     if not standing.round:
         raise FederationError(why, round_number=1, phase="train")
-    kit.log.warning("the run ends after round %d: %s", standing.round, why)
+    log.warning("the run ends after round %d: %s", standing.round, why)
     return replace(standing, ended_early=why)
 
 
 def strategy_of(
-    algorithm: type[kit.Algorithm[Any]], *, name: str, fixed: Mapping[str, Any]
+    algorithm: type[Algorithm[Any]], *, name: str, fixed: Mapping[str, Any]
 ) -> type[GroupStrategy]:
     """The Flower strategy of an algorithm: ``HCCT(alpha=50, round_timeout=60)``.
 
@@ -360,9 +373,9 @@ def strategy_of(
         fixed: fields that are not left open.
     """
 
-    def make(**options: Any) -> kit.Algorithm[Any]:
+    def make(**options: Any) -> Algorithm[Any]:
         if stray := sorted(fixed.keys() & options.keys()):
-            raise kit.wrong_options([f"unknown key {key!r}: {name} sets it" for key in stray])
+            raise wrong_options([f"unknown key {key!r}: {name} sets it" for key in stray])
         return algorithm(**fixed, **options)
 
     made = type(
@@ -385,15 +398,15 @@ def strategy_of(
     return made
 
 
-def _note(result: RunResult, report: kit.RoundReport, trained: kit.Updates) -> None:
+def _note(result: RunResult, report: RoundReport, trained: Updates) -> None:
     """The round's report, and Flower's own figures of it."""
     result.rounds.append(report)
     if report.evaluation:
-        record = kit.evaluation_record(report.evaluation, report.metrics)
+        record = evaluation_record(report.evaluation, report.metrics)
         if report.evaluated_round:
             result.evaluate_metrics_clientapp[report.evaluated_round] = record
     if trained:
-        result.train_metrics_clientapp[report.round] = kit.training_record(trained)
+        result.train_metrics_clientapp[report.round] = training_record(trained)
 
 
 def _evaluate_on_server(
@@ -407,7 +420,7 @@ def _evaluate_on_server(
 
 
 def _evaluate_groups(
-    evaluate_group_fn: EvaluateGroup | None, report: kit.RoundReport, result: RunResult
+    evaluate_group_fn: EvaluateGroup | None, report: RoundReport, result: RunResult
 ) -> None:
     if evaluate_group_fn is None:
         return

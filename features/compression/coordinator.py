@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import ClassVar
 
 from coterie import wire
-from coterie.strategies.rounds import kit
+from coterie.strategies.rounds.algorithm import Order
 from coterie.strategies.rounds.stage import Outcome, Played, Scene, Stage
 
 
@@ -17,9 +17,7 @@ class Compression(Stage):
     name = "compression"
     first: ClassVar[frozenset[str]] = frozenset()
 
-    def outgoing(
-        self, mine: frozenset[str], scene: Scene, orders: Sequence[kit.Order]
-    ) -> list[kit.Order]:
+    def outgoing(self, mine: frozenset[str], scene: Scene, orders: Sequence[Order]) -> list[Order]:
         """Round the models in orders to silos that support it."""
         how = scene.now.config.get(wire.WIRE_FORMAT, wire.FLOAT32)
         if not scene.training or how == wire.FLOAT32:

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import ClassVar
 
 from coterie import wire
-from coterie.strategies.rounds import kit
+from coterie.strategies.rounds.algorithm import Order
 from coterie.strategies.rounds.stage import Came, Held, Scene, Stage
 
 
@@ -21,8 +21,8 @@ class Rejections(Stage):
     first: ClassVar[Mapping[str, str]] = {}
 
     def outgoing(
-        self, mine: Mapping[str, str], scene: Scene, orders: Sequence[kit.Order]
-    ) -> list[kit.Order]:
+        self, mine: Mapping[str, str], scene: Scene, orders: Sequence[Order]
+    ) -> list[Order]:
         """Add the reason to the silo's order."""
         return [
             replace(order, config={**order.config, wire.LEFT_OUT: mine[order.silo.name]})

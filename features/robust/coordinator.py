@@ -8,7 +8,8 @@ from dataclasses import replace
 from coterie import wire
 from coterie.features.robust.bounds import Bounded, Reputation, bound
 from coterie.features.robust.keys import Influence
-from coterie.strategies.rounds import kit
+from coterie.strategies.rounds.algorithm import Order, Updates
+from coterie.strategies.rounds.reports import Group
 from coterie.strategies.rounds.stage import Came, Room, Scene, Stage
 
 
@@ -33,13 +34,11 @@ class Robust(Stage):
             mine = mine.begin(room.number, new)
         return mine, replace(room, apart=mine.models)
 
-    def outgoing(
-        self, mine: Reputation, scene: Scene, orders: Sequence[kit.Order]
-    ) -> list[kit.Order]:
+    def outgoing(self, mine: Reputation, scene: Scene, orders: Sequence[Order]) -> list[Order]:
         """Have quarantined silos train their own model, and tell them why."""
         out = [silo for silo in scene.room.playing if silo.name in mine.apart]
         alone = [
-            kit.Order(
+            Order(
                 silo,
                 mine.apart[silo.name].model,
                 config={wire.GROUP_SIZE: 1, wire.APART: mine.apart[silo.name].why},
@@ -69,8 +68,8 @@ class Robust(Stage):
         self,
         mine: Reputation,
         scene: Scene,
-        updates: kit.Updates,
-        groups: Sequence[kit.Group],
+        updates: Updates,
+        groups: Sequence[Group],
     ) -> Bounded:
         """Return what counts; where silos learn nothing of others, everything does."""
         if scene.algorithm.alone:

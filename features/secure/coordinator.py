@@ -8,7 +8,7 @@ from typing import Any
 
 from coterie.features.secure.protocol import FEWEST, sketch_sizes
 from coterie.features.secure.sums import SecureRun, own_or_origin, sendable, sketches_of, without
-from coterie.strategies.rounds import kit
+from coterie.strategies.rounds.algorithm import Algorithm, Compared, Order
 from coterie.strategies.rounds.models import Unseen
 from coterie.strategies.rounds.stage import Came, Held, Room, Scene, Settled, Stage
 
@@ -34,7 +34,7 @@ class Secure(Stage):
         failed = self.sums.greet(silos, seed=compared is not None)
         return mine, replace(room, here=tuple(here), resting={**room.resting, **failed})
 
-    def outgoing(self, mine: None, scene: Scene, orders: Sequence[kit.Order]) -> list[kit.Order]:
+    def outgoing(self, mine: None, scene: Scene, orders: Sequence[Order]) -> list[Order]:
         """Ask for sketches in the place of models."""
         compared, sketches = _compared(scene.algorithm, scene.state)
         return [
@@ -66,9 +66,7 @@ class Secure(Stage):
         return replace(held, models=own_or_origin(held.models))
 
 
-def _compared(
-    algorithm: kit.Algorithm[Any], state: Any
-) -> tuple[kit.Compared | None, dict[str, int]]:
+def _compared(algorithm: Algorithm[Any], state: Any) -> tuple[Compared | None, dict[str, int]]:
     """Return what silos sketch of their updates, and the numbers of each sketch.
 
     It is what the algorithm compares, or at least what influence is bounded by, where the model is
@@ -78,6 +76,6 @@ def _compared(
     initial = algorithm.members(state).initial
     if compared is not None:
         return compared, sketches_of(compared, initial)
-    anyway = None if algorithm.alone else kit.Compared()
+    anyway = None if algorithm.alone else Compared()
     sizes = {} if anyway is None else sketch_sizes(initial, anyway.layers)
     return (anyway, sizes) if sizes else (None, {})

@@ -12,6 +12,7 @@ silos than any of them accepts in a group. Where too few are left, the group kee
 from __future__ import annotations
 
 import json
+import logging
 import math
 import time
 from collections import Counter
@@ -40,11 +41,15 @@ from coterie.features.secure.protocol import (
     sketch_sizes,
 )
 from coterie.strategies.errors import EXIT_CONFIG, FederationError
-from coterie.strategies.rounds import kit
-from coterie.strategies.rounds.models import Mean, Unseen, is_seen
+from coterie.strategies.rounds.algorithm import Algorithm, Compared, Order, Round
+from coterie.strategies.rounds.models import Mean, Unseen, holders, is_seen, weighted_mean
+from coterie.strategies.rounds.reports import PhaseReport
+from coterie.strategies.rounds.roster import Silo
 from coterie.strategies.rounds.stage import Settled
 from coterie.wire import MAX_WORD, Model
 from coterie.wire.updates import Limit, distance, pieces
+
+log = logging.getLogger("coterie.run")
 
 KEYS_DEADLINE_S = 60.0
 """For silos to tell their keys, and to seal a seed: neither touches data."""
@@ -118,7 +123,7 @@ class SecureRun:
 
     # ------------------------------------------------------------ keys
 
-    def require_own(self, silos: Sequence[kit.Silo]) -> None:
+    def require_own(self, silos: Sequence[Silo]) -> None:
         """Refuse silos that cannot take part in any secure run.
 
         Raises:
@@ -132,7 +137,7 @@ class SecureRun:
                 exit_code=EXIT_CONFIG,
             )
 
-    def greet(self, silos: Sequence[kit.Silo], *, seed: bool) -> dict[str, str]:
+    def greet(self, silos: Sequence[Silo], *, seed: bool) -> dict[str, str]:
         """Learn the keys of silos, and have them get the run's seed; silo → why it could not.
 
         Args:
@@ -155,7 +160,7 @@ class SecureRun:
         if sealed is not None and sealed[2]:
             self._complaints.setdefault(sealed[1].name, set()).add(name)
 
-    def _learn_keys(self, silos: Sequence[kit.Silo]) -> dict[str, str]:
+    def _learn_keys(self, silos: Sequence[Silo]) -> dict[str, str]:
         vouchers = {} if self.enrolled is None else self.enrolled.vouchers()
         ca = b"" if self.enrolled is None else self.enrolled.ca
         failed = {}
@@ -179,7 +184,7 @@ class SecureRun:
                 self._peers[silo.name] = (silo.node_id, peer)
         return failed
 
-    def _share_seed(self, silos: Sequence[kit.Silo]) -> dict[str, str]:
+    def _share_seed(self, silos: Sequence[Silo]) -> dict[str, str]:
         """Every silo gets the seed of the projection, sealed by one that has it."""
         peers = {silo.name: self._peers[silo.name][1] for silo in silos}
         have = {n for n, p in peers.items() if n in self._sealed and self._sealed[n][0] == p.public}
@@ -204,7 +209,7 @@ class SecureRun:
             try:
                 sealed = dict(json.loads(_entry(reply, wire.SEALED)))
             except Exception as error:  # text from elsewhere: of any kind
-                kit.log.warning("silo %s could not seal the run's seed: %s", holder, error)
+                log.warning("silo %s could not seal the run's seed: %s", holder, error)
                 continue
             for name in {holder, *(sealed.keys() & set(others))} & set(lacking):
                 text = "" if name == holder else str(sealed[name])[:MAX_PEER_TEXT]
@@ -214,7 +219,7 @@ class SecureRun:
                 break
         return dict.fromkeys(lacking, "no silo could give it the seed of the run's projection.")
 
-    def entries(self, order: kit.Order, compared: kit.Compared | None) -> dict[str, Any]:
+    def entries(self, order: Order, compared: Compared | None) -> dict[str, Any]:
         """What a training message of a secure run says beside the others."""
         told: dict[str, Any] = {} if order.evaluates else {wire.SECURE: True}
         if order.evaluates or compared is None:
@@ -225,7 +230,7 @@ class SecureRun:
         peers = [self._peers[name][1]] + ([holder] if holder.name != name else [])
         return told | {wire.PEERS: encode_peers(peers), wire.SEALED: sealed}
 
-    def _message(self, silo: kit.Silo, kind: str, entries: Mapping[str, Any]) -> Message:
+    def _message(self, silo: Silo, kind: str, entries: Mapping[str, Any]) -> Message:
         told = {**self.config, wire.PROTOCOL_KEY: silo.protocol, **entries}
         content = RecordDict({wire.CONFIG: ConfigRecord(told)})
         group = str(told.get(wire.ROUND, 0))
@@ -233,7 +238,7 @@ class SecureRun:
 
     # ------------------------------------------------------------ sums
 
-    def settle(self, value: Any, now: kit.Round) -> Settled:
+    def settle(self, value: Any, now: Round) -> Settled:
         """``value`` with models in the place of means of unseen ones.
 
         Args:
@@ -247,7 +252,7 @@ class SecureRun:
         asked = [atom for atom in atoms if self._may_be_summed(atom, now)]
         for atom in atoms:
             if atom not in asked and len(atom.unseen) > 1:
-                kit.log.warning(
+                log.warning(
                     "round %d: what %s have trained is not summed: they are too few that were told "
                     "the same, or do not count by their samples",
                     now.number,
@@ -257,21 +262,21 @@ class SecureRun:
         models = {id(mean): _made(mean, atoms, sums) for mean in means}
         return Settled(_replaced(value, models, {}), lost, {PHASE: cost} if cost.messages else {})
 
-    def _least(self, names: Sequence[str], now: kit.Round) -> int:
+    def _least(self, names: Sequence[str], now: Round) -> int:
         return max([FEWEST, *(now.here[n].min_group_size for n in names if n in now.here)])
 
-    def _may_be_summed(self, atom: _Atom, now: kit.Round) -> bool:
+    def _may_be_summed(self, atom: _Atom, now: Round) -> bool:
         names = atom.names
         present = all(name in now.here and name in self._peers for name in names)
         return present and len(names) >= self._least(names, now) and atom.counting is not None
 
     def _ask(
-        self, atoms: Sequence[_Atom], now: kit.Round
-    ) -> tuple[dict[frozenset[Term], Model], dict[str, str], kit.PhaseReport]:
+        self, atoms: Sequence[_Atom], now: Round
+    ) -> tuple[dict[frozenset[Term], Model], dict[str, str], PhaseReport]:
         """Sums of atoms; twice at most, the second time without who was lost."""
         found: dict[frozenset[Term], Model] = {}
         lost: dict[str, str] = {}
-        cost = kit.PhaseReport()
+        cost = PhaseReport()
         waiting = [(atom, atom.names) for atom in atoms]
         for attempt in (1, 2):
             if not waiting:
@@ -292,7 +297,7 @@ class SecureRun:
                 if attempt == 1 and fewer:
                     again.append((atom, fewer))
                 else:
-                    kit.log.warning(
+                    log.warning(
                         "round %d: %s keep their model: the sum of their group came to nothing, "
                         "for %s was lost",
                         now.number,
@@ -305,7 +310,7 @@ class SecureRun:
         return found, lost, cost
 
     def _without(
-        self, atom: _Atom, names: tuple[str, ...], missing: Mapping[str, str], now: kit.Round
+        self, atom: _Atom, names: tuple[str, ...], missing: Mapping[str, str], now: Round
     ) -> tuple[str, ...]:
         """Whom to ask again: so few that both sums together show nobody; empty: nobody.
 
@@ -324,8 +329,8 @@ class SecureRun:
         self,
         wanted: Sequence[tuple[_Atom, tuple[str, ...]]],
         attempt: int,
-        now: kit.Round,
-    ) -> tuple[dict[tuple[frozenset[Term], tuple[str, ...]], _Answer], kit.PhaseReport]:
+        now: Round,
+    ) -> tuple[dict[tuple[frozenset[Term], tuple[str, ...]], _Answer], PhaseReport]:
         asked: list[tuple[_Atom, tuple[str, ...], str]] = []
         messages = []
         for atom, names in wanted:
@@ -359,7 +364,7 @@ class SecureRun:
                 if reply is None:
                     self.silent.add(name)
         seconds = time.perf_counter() - started
-        report = kit.PhaseReport(1, len(messages), seconds, bytes_received=received)
+        report = PhaseReport(1, len(messages), seconds, bytes_received=received)
         return answers, report
 
 
@@ -406,7 +411,7 @@ class _Atom:
     def bounds(self) -> tuple[float, ...]:
         """What no silo's values exceed, by array: it has moved no farther than it says from what it
         was sent last."""
-        origins = kit.holders({one.silo: one.origin for one in self.unseen})
+        origins = holders({one.silo: one.origin for one in self.unseen})
         reach = {one.silo: one.reach for one in self.unseen}
         found: dict[str, float] = {}
         for origin, names in origins:
@@ -493,9 +498,9 @@ def _made(mean: Mean, atoms: Sequence[_Atom], sums: Mapping[frozenset[Term], Mod
             parts.append((sums[atom.terms], total))
     if not parts:
         parts = [(one.origin, weight) for one, weight in weights.values()]
-    shared = kit.holders({str(i): part for i, (part, _) in enumerate(parts)})
+    shared = holders({str(i): part for i, (part, _) in enumerate(parts)})
     joint = [(m, math.fsum(parts[int(name)][1] for name in names)) for m, names in shared]
-    return kit.weighted_mean([m for m, _ in joint], [w for _, w in joint])
+    return weighted_mean([m for m, _ in joint], [w for _, w in joint])
 
 
 def _summed(
@@ -505,11 +510,11 @@ def _summed(
     model = from_fixed(_total(vectors), atom.unseen[0].origin, atom.bounds)
     own = [one for one in atom.unseen if one.silo in names]
     longest = max(one.norm for one in own)
-    starts = [origin for origin, _ in kit.holders({o.silo: o.origin for o in own})]
+    starts = [origin for origin, _ in holders({o.silo: o.origin for o in own})]
     if len(starts) == 1 and all(one.fresh for one in own):
         norm = distance(model, starts[0])
         if not norm <= longest * (1 + SLACK) + SLACK:
-            kit.log.warning(
+            log.warning(
                 "the sum over %s is %.3g long, the longest of their updates %.3g: one of them sent "
                 "something else than what it trained, or they were told different things. They "
                 "keep their model",
@@ -615,7 +620,7 @@ def _rebuilt(value: Any, models: Mapping[int, Model], done: dict[int, tuple[Any,
 
 
 def insecure(
-    algorithm: kit.Algorithm[Any],
+    algorithm: Algorithm[Any],
     *,
     aggregate: str,
     name: str,
@@ -640,7 +645,7 @@ def insecure(
     return algorithm.insecure()
 
 
-def sketches_of(compared: kit.Compared | None, model: Model) -> dict[str, int]:
+def sketches_of(compared: Compared | None, model: Model) -> dict[str, int]:
     """Name → numbers of the sketches that silos are asked for.
 
     Args:
@@ -678,7 +683,7 @@ def own_or_origin(models: Mapping[str, Model]) -> dict[str, Model]:
     }
 
 
-def sendable(orders: Sequence[kit.Order]) -> list[kit.Order]:
+def sendable(orders: Sequence[Order]) -> list[Order]:
     """The orders; of a model that only one silo has, others get what that one started from.
 
     So does it, then: a sum is of silos that started from one model.

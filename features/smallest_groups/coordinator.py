@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import ClassVar
 
 from coterie import wire
-from coterie.strategies.rounds import kit
+from coterie.strategies.rounds.policy import withdraw
 from coterie.strategies.rounds.stage import Came, Outcome, Played, Room, Scene, Stage
 
 
@@ -38,7 +38,7 @@ class SmallestGroups(Stage):
         if not scene.training:
             return mine, came
         groups = [group for group in scene.algorithm.groups(came.state) if len(group) > 1]
-        left_out = {**came.left_out, **kit.withdraw(groups, came.updates)}
+        left_out = {**came.left_out, **withdraw(groups, came.updates)}
         counting = [u for u in came.updates if u.purpose or u.silo.name not in left_out]
         return mine, replace(came, updates=counting, left_out=left_out)
 
@@ -50,4 +50,4 @@ class SmallestGroups(Stage):
             if update.metrics.get(wire.MIN_GROUP_SIZE, 1) > 1:
                 noted[update.silo.name] = update.silo.min_group_size
         sharing = played.algorithm.sharing(played.state)
-        return noted, Outcome(left_out=kit.withdraw(sharing, played.came.updates))
+        return noted, Outcome(left_out=withdraw(sharing, played.came.updates))

@@ -6,12 +6,14 @@ previous round. A run never stops while the algorithm still compares partitions.
 
 from __future__ import annotations
 
+import logging
 import math
 from dataclasses import dataclass
 
 from coterie import wire
-from coterie.strategies.rounds import kit
 from coterie.strategies.rounds.stage import Outcome, Played, Stage
+
+log = logging.getLogger("coterie.run")
 
 
 @dataclass(frozen=True)
@@ -46,7 +48,7 @@ class Stopping(Stage):
         ]
         errors = [error for error in told if math.isfinite(error)]
         if not errors:
-            kit.log.warning(
+            log.warning(
                 "round %d: no silo told its error on validation data, so patience ends nothing "
                 "here. Silos tell it if the run has validation, and their policy lets errors leave",
                 now.number,
@@ -63,5 +65,5 @@ class Stopping(Stage):
             f"the mean error on validation data has not improved for {waited} rounds; it was "
             f"lowest after round {mine.round}"
         )
-        kit.log.info("round %d: the run ends early: %s", now.number, why)
+        log.info("round %d: the run ends early: %s", now.number, why)
         return mine, Outcome(ended_early=why)

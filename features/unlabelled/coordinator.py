@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from coterie import wire
 from coterie.features.unlabelled.placing import Guests, Place, look, place, shown
-from coterie.strategies.rounds import kit
+from coterie.strategies.rounds.algorithm import Algorithm, Exchanges
+from coterie.strategies.rounds.reports import Group
 from coterie.strategies.rounds.result import mean_model
+from coterie.strategies.rounds.roster import Silo
 from coterie.strategies.rounds.stage import Held, Outcome, Played, Room, Scene, Stage
+
+log = logging.getLogger("coterie.run")
 
 
 class Unlabelled(Stage):
@@ -19,7 +24,7 @@ class Unlabelled(Stage):
     name = "unlabelled"
     first = Guests()
 
-    def ask(self, mine: Guests, scene: Scene) -> kit.Exchanges[Guests]:
+    def ask(self, mine: Guests, scene: Scene) -> Exchanges[Guests]:
         """Compare silos without labels with some of each group."""
         groups = _shown(scene.algorithm, scene.state)
         found: Guests = yield from look(mine, _guests(scene.room), groups, scene.now)
@@ -44,24 +49,22 @@ class Unlabelled(Stage):
         """Say in the record where they belong now."""
         places = _places(mine, played.room, played.algorithm, played.state)
         for name, found in places.items():
-            kit.log.debug("silo %s, without labels: %s", name, found.why)
+            log.debug("silo %s, without labels: %s", name, found.why)
         return mine, Outcome(_entry(places))
 
 
-def _guests(room: Room) -> list[kit.Silo]:
+def _guests(room: Room) -> list[Silo]:
     return [silo for silo in room.here if silo.unlabelled]
 
 
-def _shown(algorithm: kit.Algorithm[Any], state: Any) -> list[kit.Group]:
+def _shown(algorithm: Algorithm[Any], state: Any) -> list[Group]:
     """Return the groups whose models silos without labels may have."""
     if algorithm.alone:
         return []
     return shown(algorithm.groups(state), algorithm.members(state).minimums)
 
 
-def _places(
-    known: Guests, room: Room, algorithm: kit.Algorithm[Any], state: Any
-) -> dict[str, Place]:
+def _places(known: Guests, room: Room, algorithm: Algorithm[Any], state: Any) -> dict[str, Place]:
     groups = _shown(algorithm, state)
     return {
         silo.name: place(known.of[silo.name], groups, alone=algorithm.alone)

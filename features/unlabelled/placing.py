@@ -22,7 +22,9 @@ import numpy as np
 
 from coterie.strategies.fedcollab.discriminators import Discriminators, Pair, measure, takes_part
 from coterie.strategies.partition.distance import Distance
-from coterie.strategies.rounds import kit
+from coterie.strategies.rounds.algorithm import Exchanges, Round
+from coterie.strategies.rounds.reports import Group
+from coterie.strategies.rounds.roster import Silo
 
 MOST_COMPARED, PER_GROUP = 12, 2
 """Silos that one guest is compared with in all, and of one group: their discriminators are most of
@@ -67,7 +69,7 @@ class Near:
         compared: how many they are.
     """
 
-    group: kit.Group
+    group: Group
     distance: float
     error: float
     compared: int
@@ -110,7 +112,7 @@ class Place:
         }
 
 
-def shown(groups: Sequence[kit.Group], minimums: Mapping[str, int]) -> list[kit.Group]:
+def shown(groups: Sequence[Group], minimums: Mapping[str, int]) -> list[Group]:
     """The groups whose model a guest may have."""
     least = {name: max(2, minimums.get(name, 1)) for group in groups for name in group}
     return [group for group in groups if all(least[name] <= len(group) for name in group)]
@@ -118,10 +120,10 @@ def shown(groups: Sequence[kit.Group], minimums: Mapping[str, int]) -> list[kit.
 
 def look(
     guests: Guests,
-    here: Sequence[kit.Silo],
-    groups: Sequence[kit.Group],
-    now: kit.Round,
-) -> kit.Exchanges[Guests]:
+    here: Sequence[Silo],
+    groups: Sequence[Group],
+    now: Round,
+) -> Exchanges[Guests]:
     """Compare guests with silos of the groups that they were compared with nobody of.
 
     Args:
@@ -157,7 +159,7 @@ def _pair(one: str, other: str) -> Pair:
     return min(one, other), max(one, other)
 
 
-def _due(guest: Guest, groups: Sequence[kit.Group], now: kit.Round) -> list[str]:
+def _due(guest: Guest, groups: Sequence[Group], now: Round) -> list[str]:
     """Silos to compare a guest with: of each group that is unknown the largest that may be."""
     if guest.refused:
         return []
@@ -172,7 +174,7 @@ def _due(guest: Guest, groups: Sequence[kit.Group], now: kit.Round) -> list[str]
     return sorted(due)
 
 
-def place(guest: Guest, groups: Sequence[kit.Group], *, alone: bool) -> Place:
+def place(guest: Guest, groups: Sequence[Group], *, alone: bool) -> Place:
     """The group whose model a guest is given.
 
     Args:
@@ -195,7 +197,7 @@ def place(guest: Guest, groups: Sequence[kit.Group], *, alone: bool) -> Place:
     return Place(tuple(near), _words(near), found=True)
 
 
-def _near(guest: Guest, group: kit.Group) -> Near:
+def _near(guest: Guest, group: Group) -> Near:
     known = [guest.distances[name] for name in group if name in guest.distances]
     if not known:
         return Near(group, float("nan"), float("nan"), 0)
@@ -203,7 +205,7 @@ def _near(guest: Guest, group: kit.Group) -> Near:
     return Near(group, float(np.mean([one.value for one in known])), error, len(known))
 
 
-def _by_distance(near: Near) -> tuple[bool, float, kit.Group]:
+def _by_distance(near: Near) -> tuple[bool, float, Group]:
     return (not near.compared, near.distance if near.compared else 0.0, near.group)
 
 
@@ -230,7 +232,7 @@ def _words(near: Sequence[Near]) -> str:
     return f"{said}, and those of the next nearest group {_share(second)}, {sure}"
 
 
-def _listed(names: kit.Group) -> str:
+def _listed(names: Group) -> str:
     shown = ", ".join(names[:MOST_NAMED])
     more = len(names) - MOST_NAMED
     return f"{shown} and {more} more" if more > 0 else shown

@@ -30,6 +30,7 @@ NeurIPS 2020), and dropped as in successive halving (Jamieson and Talwalkar, AIS
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -85,8 +86,33 @@ from coterie.strategies.fedcollab.algorithm import FedCollab, FedCollabState
 from coterie.strategies.fedcollab.discriminators import Discriminators
 from coterie.strategies.partition.gram import gram
 from coterie.strategies.plain import probes
-from coterie.strategies.rounds import kit
+from coterie.strategies.rounds.algorithm import (
+    Algorithm,
+    Compared,
+    Exchanges,
+    Order,
+    Round,
+    Update,
+    Updates,
+    catch_up,
+    num_bytes,
+)
+from coterie.strategies.rounds.members import Members, minimums_of, present_groups, staying
+from coterie.strategies.rounds.models import (
+    comparable,
+    difference,
+    is_seen,
+    same_model,
+    weighted_mean,
+)
+from coterie.strategies.rounds.options import Config, Scalar, Seed
+from coterie.strategies.rounds.policy import average
+from coterie.strategies.rounds.replies import error_of
+from coterie.strategies.rounds.reports import Group
+from coterie.strategies.rounds.roster import Silo
 from coterie.wire import Model
+
+log = logging.getLogger("coterie.run")
 
 HOLDOUT = 0.2
 """Share of its training data that a silo keeps out of look and race."""
@@ -121,7 +147,7 @@ ALONE, GROUP = "alone", "group"
 """Purposes of what a silo trains beside the model that it holds."""
 
 
-class Auto(kit.Algorithm[AutoState]):
+class Auto(Algorithm[AutoState]):
     """Races the partitions that other strategies would make, and holds the best."""
 
     budget: float = Field(
@@ -144,11 +170,11 @@ class Auto(kit.Algorithm[AutoState]):
         "discriminators too, of up to 24 silos: one more candidate. They are made so small that "
         "they take a sixth of the bytes that a run may move.",
     )
-    seed: kit.Seed = 0
+    seed: Seed = 0
     remembers = AutoState
     works_unseen = True
 
-    def problems(self, training: kit.Config) -> Iterator[str]:
+    def problems(self, training: Config) -> Iterator[str]:
         """Rounds for a race; whole models, of which several are trained side by side."""
         rounds = int(training.get(wire.ROUNDS, 0))
         if 0 < rounds < LEAST_ROUNDS:
@@ -162,13 +188,13 @@ class Auto(kit.Algorithm[AutoState]):
                 "is one version. Leave personal empty, or name a strategy"
             )
 
-    def compared(self, state: AutoState) -> kit.Compared | None:
+    def compared(self, state: AutoState) -> Compared | None:
         """What silos have trained by themselves."""
-        return kit.Compared()
+        return Compared()
 
     # ---------------------------------------------------------------- before a round
 
-    def welcome(self, state: AutoState, new: frozenset[str], now: kit.Round) -> AutoState:
+    def welcome(self, state: AutoState, new: frozenset[str], now: Round) -> AutoState:
         """Everybody begins alone, from w⁰."""
         if now.silos and not any(silo.described for silo in now.silos):
             raise FederationError(
@@ -181,7 +207,7 @@ class Auto(kit.Algorithm[AutoState]):
             )
         return self._begun(state, new, now)
 
-    def renew(self, state: AutoState, changed: frozenset[str], now: kit.Round) -> AutoState:
+    def renew(self, state: AutoState, changed: frozenset[str], now: Round) -> AutoState:
         """Who has other data than before is a newcomer, once there are groups to come to."""
         if not state.held:
             return state
@@ -189,7 +215,7 @@ class Auto(kit.Algorithm[AutoState]):
             state = without(state, name)
         return self._begun(replace(state, drifted=state.drifted | changed), changed, now)
 
-    def _begun(self, state: AutoState, new: frozenset[str], now: kit.Round) -> AutoState:
+    def _begun(self, state: AutoState, new: frozenset[str], now: Round) -> AutoState:
         """Newcomers are alone with w⁰, on probation where there are groups."""
         begun = dict.fromkeys(sorted(new), state.members.initial)
         noise = {name: own for name, own in state.noise.items() if name not in begun}
@@ -199,18 +225,18 @@ class Auto(kit.Algorithm[AutoState]):
             state = self._again(state, now)
         return state
 
-    def _most_bytes(self, state: AutoState, now: kit.Round) -> float:
+    def _most_bytes(self, state: AutoState, now: Round) -> float:
         """What the run may move in all: what FedAvg has moved by now, and would in the rounds that
         are left, so many times."""
         each = state.each or _bytes_each(state.members.initial, now)
         ahead = (now.rounds - state.number) * len(now.silos) * each
         return self.byte_budget * (state.usual + ahead)
 
-    def _within_bytes(self, state: AutoState, now: kit.Round, exchanges: float) -> bool:
+    def _within_bytes(self, state: AutoState, now: Round, exchanges: float) -> bool:
         """Whether so many more models may go to silos and come back."""
         return state.moved + exchanges * state.each <= self._most_bytes(state, now)
 
-    def _again(self, state: AutoState, now: kit.Round) -> AutoState:
+    def _again(self, state: AutoState, now: Round) -> AutoState:
         """Look anew where many have come or gone, and there is time and budget for it."""
         here = frozenset(now.names)
         changed = len(here ^ state.raced | here & state.drifted)
@@ -223,14 +249,14 @@ class Auto(kit.Algorithm[AutoState]):
             return state
         if not self._within_bytes(state, now, (rounds_left + 2 * LEAST_ROUNDS) * len(here)):
             return state
-        kit.log.info(
+        log.info(
             "auto: %d silos came, went or have other data since the race: it is run again", changed
         )
         return replace(
             state, phase="look", since=now.number - 1, candidates=(), models={}, measured={}
         )
 
-    def prepare(self, state: AutoState, now: kit.Round) -> kit.Exchanges[AutoState]:
+    def prepare(self, state: AutoState, now: Round) -> Exchanges[AutoState]:
         """Pairs of silos are compared; newcomers measure every group's model on their own data,
         which it has never seen."""
         asks = self.discriminators and not now.unseen  # they are models of a silo's data
@@ -254,7 +280,7 @@ class Auto(kit.Algorithm[AutoState]):
         beside = dict(state.beside)
         for name, answers in found.items():
             own = [
-                (kit.error_of(a.metrics), probes.loss_of(a), number)
+                (error_of(a.metrics), probes.loss_of(a), number)
                 for number, a in answers.items()
                 if np.isfinite(probes.loss_of(a))
             ]
@@ -266,19 +292,19 @@ class Auto(kit.Algorithm[AutoState]):
 
     # ---------------------------------------------------------------- a round
 
-    def orders(self, state: AutoState, now: kit.Round) -> tuple[AutoState, list[kit.Order]]:
+    def orders(self, state: AutoState, now: Round) -> tuple[AutoState, list[Order]]:
         """What it holds, first of all; beside that its own model, and those of the race."""
         state = replace(state, members=state.members.holding(holding(state)))
         state = replace(state, members=state.members.grouped(trained_together(state, now.names)))
-        work: list[kit.Order] = []
+        work: list[Order] = []
         for silo in now.silos:
             work += self._orders_of(state, silo, now)
         return state, work
 
-    def _orders_of(self, state: AutoState, silo: kit.Silo, now: kit.Round) -> list[kit.Order]:
+    def _orders_of(self, state: AutoState, silo: Silo, now: Round) -> list[Order]:
         name, kept_out = silo.name, _holdout(silo)
         racing = state.phase != "hold"
-        own = kit.Order(silo, state.alone[name], config={**kept_out, wire.GROUP_SIZE: 1})
+        own = Order(silo, state.alone[name], config={**kept_out, wire.GROUP_SIZE: 1})
         if not state.held:
             work = [own]
         else:
@@ -289,31 +315,31 @@ class Auto(kit.Algorithm[AutoState]):
             work += _race_orders(state, silo, now)
         return work
 
-    def _held_orders(self, state: AutoState, silo: kit.Silo, now: kit.Round) -> list[kit.Order]:
+    def _held_orders(self, state: AutoState, silo: Silo, now: Round) -> list[Order]:
         """The round's training of who has a place; two models for who is on probation."""
         name, group = silo.name, group_of(state.held, silo.name)
         kept_out = _holdout(silo) if state.phase != "hold" or name in state.probation else {}
-        alone = kit.Order(silo, state.alone[name], config={**kept_out, wire.GROUP_SIZE: 1})
+        alone = Order(silo, state.alone[name], config={**kept_out, wire.GROUP_SIZE: 1})
         if name in state.probation:
             beside = state.beside.get(name)
             if beside is None:
                 return [alone]
-            told: dict[str, kit.Scalar] = {
+            told: dict[str, Scalar] = {
                 **_holdout(silo),
                 wire.GROUP_SIZE: _size_here(beside, now) + 1,
             }
             new = not state.probation[name]
-            longer = kit.catch_up(silo, now, most=MAX_LOOK) if new else {}
+            longer = catch_up(silo, now, most=MAX_LOOK) if new else {}
             return [
-                kit.Order(silo, state.group_models[beside], config=told),
+                Order(silo, state.group_models[beside], config=told),
                 replace(alone, purpose=ALONE, config={**alone.config, **longer}),
             ]
         longer = self._longer(state, name, now)
         alone = replace(alone, config={**alone.config, **longer})
         if len(group) == 1:
             return [alone]
-        size: dict[str, kit.Scalar] = {wire.GROUP_SIZE: _size_here(group, now), **longer}
-        shared = kit.Order(silo, state.group_models[group], config=size)
+        size: dict[str, Scalar] = {wire.GROUP_SIZE: _size_here(group, now), **longer}
+        shared = Order(silo, state.group_models[group], config=size)
         if name not in state.own:
             return [shared]
         left = now.rounds - now.number + 1
@@ -322,7 +348,7 @@ class Auto(kit.Algorithm[AutoState]):
             return [alone, replace(shared, purpose=GROUP)]
         return [alone]
 
-    def absorb(self, state: AutoState, updates: kit.Updates, now: kit.Round) -> AutoState:
+    def absorb(self, state: AutoState, updates: Updates, now: Round) -> AutoState:
         """Aggregate what was trained, note what was measured, and see whether a phase is over."""
         state = self._with_cost(replace(state, number=now.number), updates, now)
         state = _with_alone(state, updates)
@@ -336,7 +362,7 @@ class Auto(kit.Algorithm[AutoState]):
             state = self._after_race_round(state, now)
         return handed_out(state, now)
 
-    def _with_cost(self, state: AutoState, updates: kit.Updates, now: kit.Round) -> AutoState:
+    def _with_cost(self, state: AutoState, updates: Updates, now: Round) -> AutoState:
         """What was trained in this round, by passes over a silo's samples, and what was moved."""
         done, moved, usual, trained = dict(state.trainings), 0, 0, 0
         for update in updates:
@@ -355,13 +381,13 @@ class Auto(kit.Algorithm[AutoState]):
             each=usual / trained if trained else state.each,
         )
 
-    def _longer(self, state: AutoState, name: str, now: kit.Round) -> dict[str, kit.Scalar]:
+    def _longer(self, state: AutoState, name: str, now: Round) -> dict[str, Scalar]:
         times, key = self._times(state, name, now), wire.LOCAL_EPOCHS
         if now.config.get(wire.LOCAL_STEPS):
             key = wire.LOCAL_STEPS
         return {} if times == 1 else {key: times * int(now.config.get(key, 1))}
 
-    def _times(self, state: AutoState, name: str, now: kit.Round) -> int:
+    def _times(self, state: AutoState, name: str, now: Round) -> int:
         """How many rounds' worth of epochs a group trains in this round of a hold.
 
         The samples that were held out have missed some passes, and who won has raced beside
@@ -379,7 +405,7 @@ class Auto(kit.Algorithm[AutoState]):
                 return 1
         return EXTRA
 
-    def _after_look(self, state: AutoState, now: kit.Round) -> AutoState:
+    def _after_look(self, state: AutoState, now: Round) -> AutoState:
         """Open the race as soon as the groups show, or when it is time to."""
         names = sorted(n for n in now.names if n in state.alone and _has_begun(state, n))
         if len(names) < 2:
@@ -405,7 +431,7 @@ class Auto(kit.Algorithm[AutoState]):
         candidates = self._affordable(state, candidates, now)
         groups = {group for c in candidates for group in c.groups if len(group) > 1}
         models = {group: _mean_alone(state, group) for group in sorted(groups)}
-        kit.log.info("auto races %s", "; ".join(c.source for c in candidates))
+        log.info("auto races %s", "; ".join(c.source for c in candidates))
         return replace(
             state,
             phase="race",
@@ -419,7 +445,7 @@ class Auto(kit.Algorithm[AutoState]):
         )
 
     def _affordable(
-        self, state: AutoState, found: Sequence[Candidate], now: kit.Round
+        self, state: AutoState, found: Sequence[Candidate], now: Round
     ) -> tuple[Candidate, ...]:
         """The candidates that can be raced for as long as it takes to measure them; the weakest
         goes first, of those that few propose. Alone and all together are always raced."""
@@ -440,15 +466,15 @@ class Auto(kit.Algorithm[AutoState]):
                 return tuple(kept)
             weakest = min(spare, key=lambda c: (c.supported, c.num_sources, -kept.index(c)))
             kept.remove(weakest)
-            kit.log.info("auto does not race %s: the budget does not allow it", weakest.source)
+            log.info("auto does not race %s: the budget does not allow it", weakest.source)
 
     def _suggested(
-        self, state: AutoState, names: Sequence[str], now: kit.Round
+        self, state: AutoState, names: Sequence[str], now: Round
     ) -> tuple[Candidate, ...]:
         buffers = {name for silo in now.silos for name in silo.buffers}
         moved = [
-            kit.comparable(
-                kit.difference(state.alone[name], state.members.initial),
+            comparable(
+                difference(state.alone[name], state.members.initial),
                 similarity="parameters",
                 buffers=sorted(buffers),
             )
@@ -460,13 +486,13 @@ class Auto(kit.Algorithm[AutoState]):
         rng = np.random.default_rng([self.seed, now.number])
         return between(names, matrix, sizes, state.members.minimums, rng)
 
-    def _after_race_round(self, state: AutoState, now: kit.Round) -> AutoState:
+    def _after_race_round(self, state: AutoState, now: Round) -> AutoState:
         """Drop who is out; end the race when one is left, or time or budget are up."""
         raced = now.number - state.since
         if raced < MEASURES:
             return state
         if raced == MEASURES and not judges_of(state):
-            kit.log.warning(
+            log.warning(
                 "auto: no silo says how good models are on data that it holds out, so nobody can "
                 "judge the race. Policies may keep it back (metrics in silo.toml)"
             )
@@ -477,9 +503,7 @@ class Auto(kit.Algorithm[AutoState]):
             return _reduced(state, now)
         return self._decided(state, now, complete=True)
 
-    def _goes_on(
-        self, state: AutoState, kept: Sequence[Candidate], raced: int, now: kit.Round
-    ) -> bool:
+    def _goes_on(self, state: AutoState, kept: Sequence[Candidate], raced: int, now: Round) -> bool:
         left = now.rounds - now.number
         if left <= max(1, round(HOLD_SHARE * now.rounds)):
             return False
@@ -499,7 +523,7 @@ class Auto(kit.Algorithm[AutoState]):
                 return False
         return self._within_bytes(state, now, all_arms + (left - 1) * len(now.names))
 
-    def _decided(self, state: AutoState, now: kit.Round, *, complete: bool) -> AutoState:
+    def _decided(self, state: AutoState, now: Round, *, complete: bool) -> AutoState:
         """Hold what the race has decided; who loses by its group keeps its own model."""
         found = decision(state, unseen=now.unseen)
         raced = (*_with_dropped(entrants_of(state), now), *state.dropped)
@@ -515,7 +539,7 @@ class Auto(kit.Algorithm[AutoState]):
             complete=complete,
             left=found.left,
         )
-        kit.log.info("auto: %s", verdict_text(verdict, found.keeping))
+        log.info("auto: %s", verdict_text(verdict, found.keeping))
         away = [n for g in state.held for n in g if n not in state.raced]
         single = state.raced.difference(*found.groups).union(away)
         models = {group: self._model_to_hold(state, group) for group in found.groups}
@@ -535,7 +559,7 @@ class Auto(kit.Algorithm[AutoState]):
             beside={},
         )
 
-    def _model_to_hold(self, state: AutoState, group: kit.Group) -> Model:
+    def _model_to_hold(self, state: AutoState, group: Group) -> Model:
         """A group's model goes on; one that a later race has found starts from what its members
         hold, which has seen more rounds than the race."""
         if group in state.group_models:
@@ -543,11 +567,11 @@ class Auto(kit.Algorithm[AutoState]):
         if not state.held:
             return state.models[group]
         held = holding(state)
-        return kit.weighted_mean(
+        return weighted_mean(
             [held[n] for n in group], [max(state.members.sizes[n], 1.0) for n in group]
         )
 
-    def _placed(self, state: AutoState, now: kit.Round) -> AutoState:
+    def _placed(self, state: AutoState, now: Round) -> AutoState:
         """End the probation of newcomers: in the group, or alone."""
         if not state.held:
             return state
@@ -563,7 +587,7 @@ class Auto(kit.Algorithm[AutoState]):
             held = [g for g in held if name not in g or len(g) > 1]
             joins = group is not None and fits(alone, grouped)
             placed[name] = _placement(now, group or (), alone, grouped, joins=joins)
-            kit.log.info(
+            log.info(
                 "auto: newcomer %s %s",
                 name,
                 "joins " + ", ".join(group) if joins and group else "stays alone",
@@ -583,14 +607,14 @@ class Auto(kit.Algorithm[AutoState]):
             beside={n: _now_in(g, held) for n, g in state.beside.items() if n not in over},
         )
 
-    def finish(self, state: AutoState, now: kit.Round) -> kit.Exchanges[AutoState]:
+    def finish(self, state: AutoState, now: Round) -> Exchanges[AutoState]:
         """A race that is open ends with what is best by now; who is in doubt about its group ends
         with a share of its own."""
         if state.phase == "hold" or (state.held and not _fell_behind(state)):
             return replace(state, members=state.members.holding(ending(state)))
         if state.phase == "race" and judges_of(state):
             state = handed_out(self._decided(state, now, complete=False), now)
-        kit.log.warning(
+        log.warning(
             "auto: the run ended before its %s did. %s",
             "race" if state.models or state.held else "look",
             "It ends with the best so far" if state.held else "Everybody keeps its own model",
@@ -600,7 +624,7 @@ class Auto(kit.Algorithm[AutoState]):
 
     # ---------------------------------------------------------------- views
 
-    def comparing(self, state: AutoState, now: kit.Round) -> bool:
+    def comparing(self, state: AutoState, now: Round) -> bool:
         """Until the winner is held."""
         return state.phase != "hold"
 
@@ -635,71 +659,71 @@ class Auto(kit.Algorithm[AutoState]):
         return told
 
 
-def _bytes_each(model: Model, now: kit.Round) -> float:
+def _bytes_each(model: Model, now: Round) -> float:
     """Of a model to a silo and back, in the run's format."""
     how = now.config.get(wire.WIRE_FORMAT, wire.FLOAT32)
     if how == wire.FLOAT32:
-        return 2 * kit.num_bytes(model)
+        return 2 * num_bytes(model)
     return 2 * wire.num_rounded_bytes(model) * (0.75 if how == "delta-int8" else 1)
 
 
-def _bytes_of(update: kit.Update) -> int:
+def _bytes_of(update: Update) -> int:
     return update.bytes_sent + update.bytes_received
 
 
-def _with_pairs(state: AutoState, compared: FedCollabState, now: kit.Round) -> AutoState:
+def _with_pairs(state: AutoState, compared: FedCollabState, now: Round) -> AutoState:
     """What FedCollab knows now, and what it has cost."""
-    state = replace(state, pairs=replace(compared, members=kit.Members({})))
+    state = replace(state, pairs=replace(compared, members=Members({})))
     if (found := compared.measured) is None:
         return state
     total = state.paired + found.bytes
     return replace(state, paired=total, paired_in=now.number, moved=state.moved + found.bytes)
 
 
-def _size_here(group: kit.Group, now: kit.Round) -> int:
+def _size_here(group: Group, now: Round) -> int:
     return max(sum(name in now.here for name in group), 1)
 
 
 def _has_begun(state: AutoState, name: str) -> bool:
-    return state.alone[name] is not state.members.initial and not kit.same_model(
+    return state.alone[name] is not state.members.initial and not same_model(
         state.alone[name], state.members.initial
     )
 
 
-def _mean_alone(state: AutoState, group: kit.Group) -> Model:
+def _mean_alone(state: AutoState, group: Group) -> Model:
     sizes = [max(state.members.sizes[name], 1.0) for name in group]
-    return kit.weighted_mean([state.alone[name] for name in group], sizes)
+    return weighted_mean([state.alone[name] for name in group], sizes)
 
 
-def _now_in(group: kit.Group, held: Sequence[kit.Group]) -> kit.Group:
+def _now_in(group: Group, held: Sequence[Group]) -> Group:
     return next((g for g in held if set(group) <= set(g)), group)
 
 
 # --- a round's work and its outcome ---------------------------------------------------------------
 
 
-def _holdout(silo: kit.Silo) -> dict[str, kit.Scalar]:
+def _holdout(silo: Silo) -> dict[str, Scalar]:
     """What keeps samples out of a training; of very few none can be spared."""
     return {wire.HOLDOUT: HOLDOUT} if silo.num_examples >= FEWEST else {}
 
 
-def _pass(silo: kit.Silo) -> float:
+def _pass(silo: Silo) -> float:
     """A training in look and race, as a share of one with all of a silo's samples."""
     return 1 - HOLDOUT if _holdout(silo) else 1.0
 
 
-def _race_orders(state: AutoState, silo: kit.Silo, now: kit.Round) -> list[kit.Order]:
+def _race_orders(state: AutoState, silo: Silo, now: Round) -> list[Order]:
     """A training of the model of every distinct group that the silo is in, and accepts."""
-    minimums, work = kit.minimums_of(now.silos), []
+    minimums, work = minimums_of(now.silos), []
     for number, group in enumerate(sorted(state.models)):
-        taking_part = kit.staying([name for name in group if name in now.here], minimums)
+        taking_part = staying([name for name in group if name in now.here], minimums)
         if silo.name in taking_part:
-            told: dict[str, kit.Scalar] = {**_holdout(silo), wire.GROUP_SIZE: len(taking_part)}
-            work.append(kit.Order(silo, state.models[group], purpose=f"race-{number}", config=told))
+            told: dict[str, Scalar] = {**_holdout(silo), wire.GROUP_SIZE: len(taking_part)}
+            work.append(Order(silo, state.models[group], purpose=f"race-{number}", config=told))
     return work
 
 
-def _with_alone(state: AutoState, updates: kit.Updates) -> AutoState:
+def _with_alone(state: AutoState, updates: Updates) -> AutoState:
     """What silos have trained by themselves."""
     for update in updates:
         name = update.silo.name
@@ -723,18 +747,18 @@ def _holds_own(state: AutoState, name: str) -> bool:
     return name in state.own or len(group_of(state.held, name)) == 1
 
 
-def _with_held(state: AutoState, updates: kit.Updates) -> AutoState:
+def _with_held(state: AutoState, updates: Updates) -> AutoState:
     """Every held group's mean; who is on probation does not count in it yet."""
     models = dict(state.group_models)
     for group in state.group_models:
         mine = [u for u in updates if u.silo.name in group and _of_group(state, u)]
-        mean = kit.average(mine)
+        mean = average(mine)
         if mean is not None:
             models[group] = mean
     latest = {
         u.silo.name: u.model
         for u in updates
-        if state.phase == "hold" and kit.is_seen(u.model) and _of_group(state, u)
+        if state.phase == "hold" and is_seen(u.model) and _of_group(state, u)
         if share_of(state, u.silo.name) > 0 and group_of(state.held, u.silo.name) in models
     }
     state = replace(state, group_models=models, latest=latest)
@@ -745,7 +769,7 @@ def _with_held(state: AutoState, updates: kit.Updates) -> AutoState:
     return state
 
 
-def _of_group(state: AutoState, update: kit.Update) -> bool:
+def _of_group(state: AutoState, update: Update) -> bool:
     if update.silo.name in state.probation:
         return False
     if update.silo.name in state.own:
@@ -753,19 +777,19 @@ def _of_group(state: AutoState, update: kit.Update) -> bool:
     return not update.purpose
 
 
-def _with_raced(state: AutoState, updates: kit.Updates) -> AutoState:
+def _with_raced(state: AutoState, updates: Updates) -> AutoState:
     """Every raced group's mean, and what its members measured of the model before it."""
     models, measured = dict(state.models), state.measured
     for number, group in enumerate(sorted(state.models)):
         mine = [u for u in updates if u.purpose == f"race-{number}" and u.silo.name in group]
-        mean = kit.average(mine)
+        mean = average(mine)
         if mean is not None:
             models[group] = mean
         measured = noted(replace(state, measured=measured), group, mine)
     return replace(state, models=models, measured=measured)
 
 
-def _reduced(state: AutoState, now: kit.Round) -> AutoState:
+def _reduced(state: AutoState, now: Round) -> AutoState:
     """Without the candidates that are out, and the groups that only these had."""
     entrants = _with_dropped(entrants_of(state), now)
     kept = tuple(one.candidate for one in entrants if not one.dropped)
@@ -787,22 +811,22 @@ def _would_leave(state: AutoState, winner: Candidate) -> bool:
     return any(gain.own for gain in gains_of(state, winner).values())
 
 
-def _with_dropped(entrants: Sequence[Entrant], now: kit.Round) -> tuple[Entrant, ...]:
+def _with_dropped(entrants: Sequence[Entrant], now: Round) -> tuple[Entrant, ...]:
     """Those that are out as of this round say so."""
     return tuple(replace(e, dropped=now.number) if e.standing.out else e for e in entrants)
 
 
 def _fell_behind(state: AutoState) -> bool:
     """Whether the groups that hold stand behind everybody alone in a race that is run again."""
-    groups = kit.present_groups(state.held, sorted(state.raced))
+    groups = present_groups(state.held, sorted(state.raced))
     raced = (*state.candidates, *(one.candidate for one in state.dropped))
     measured = bool(judges_of(state)) and groups in {candidate.groups for candidate in raced}
     return measured and behind_alone(state, groups)
 
 
 def _placement(
-    now: kit.Round,
-    group: kit.Group,
+    now: Round,
+    group: Group,
     alone: Sequence[Measured],
     grouped: Sequence[Measured],
     *,
@@ -819,7 +843,7 @@ def _distinct_held(
 ) -> tuple[Candidate, ...]:
     """The candidates, with the partition that holds among them if there is one."""
     if state.held:
-        now = kit.present_groups(state.held, names)
+        now = present_groups(state.held, names)
         if now not in {c.groups for c in found}:
             found = (*found, Candidate(now, AS_IT_IS))
     return tuple(found)

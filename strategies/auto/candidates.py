@@ -17,7 +17,9 @@ from numpy.typing import NDArray
 from coterie.strategies.partition import fedgroup
 from coterie.strategies.partition.coalition import HCCTUtility, best_partition
 from coterie.strategies.partition.hcct import alpha_path
-from coterie.strategies.rounds import kit
+from coterie.strategies.rounds.members import present_groups
+from coterie.strategies.rounds.policy import form
+from coterie.strategies.rounds.reports import Group
 
 FROM_PATH, FROM_CLUSTERS = 3, 2
 """Most partitions between alone and together, by α and by clustering."""
@@ -46,7 +48,7 @@ class Candidate:
     the others have seen updates.
     """
 
-    groups: tuple[kit.Group, ...]
+    groups: tuple[Group, ...]
     source: str
     strength: float = 0.0
     supported: bool = False
@@ -78,7 +80,7 @@ def everybody_alone(names: Collection[str]) -> Candidate:
 
 def trivial(names: Sequence[str], minimums: Mapping[str, int]) -> tuple[Candidate, ...]:
     """Everybody alone, and all together as far as the silos accept that."""
-    together = kit.form([tuple(sorted(names))], minimums)
+    together = form([tuple(sorted(names))], minimums)
     return _distinct([everybody_alone(names), Candidate(tuple(sorted(together)), TOGETHER)])
 
 
@@ -112,7 +114,7 @@ def between(
 def with_proposal(
     found: Sequence[Candidate],
     names: Sequence[str],
-    groups: Sequence[kit.Group],
+    groups: Sequence[Group],
     source: str,
     *,
     whole: bool,
@@ -126,7 +128,7 @@ def with_proposal(
         source: who proposes.
         whole: it is of all silos, not only of those that could be compared: then it is supported.
     """
-    proposal = Candidate(kit.present_groups(groups, names), source)
+    proposal = Candidate(present_groups(groups, names), source)
     return tuple(
         replace(candidate, supported=whole and candidate.groups == proposal.groups)
         for candidate in _distinct([*found, proposal])
@@ -152,7 +154,7 @@ def nested(found: Sequence[Candidate], minimums: Mapping[str, int]) -> tuple[Can
     return tuple(kept)
 
 
-def _show_nobody(groups: Collection[kit.Group], minimums: Mapping[str, int]) -> bool:
+def _show_nobody(groups: Collection[Group], minimums: Mapping[str, int]) -> bool:
     for group in groups:
         own = set(group)
         beside = [set(other) for other in groups if other != group and own & set(other)]
@@ -216,14 +218,14 @@ def _rows(groups: Sequence[Sequence[int]]) -> tuple[tuple[str, ...], ...]:
 
 def _named(
     groups: Sequence[Sequence[str]], names: Sequence[str], minimums: Mapping[str, int]
-) -> tuple[kit.Group, ...]:
+) -> tuple[Group, ...]:
     raw = [tuple(sorted(names[int(row)] for row in group)) for group in groups]
-    return tuple(sorted(kit.form(raw, minimums)))
+    return tuple(sorted(form(raw, minimums)))
 
 
 def _distinct(found: Sequence[Candidate]) -> tuple[Candidate, ...]:
     """The first of equal partitions; it names all who propose it."""
-    sources: dict[tuple[kit.Group, ...], list[Candidate]] = {}
+    sources: dict[tuple[Group, ...], list[Candidate]] = {}
     for candidate in found:
         sources.setdefault(candidate.groups, []).append(candidate)
     return tuple(

@@ -13,7 +13,7 @@ from coterie.strategies.auto.candidates import Candidate, everybody_alone
 from coterie.strategies.auto.evidence import behind_alone, by_preference, gains_of, standings_of
 from coterie.strategies.auto.state import AutoState
 from coterie.strategies.partition.race import Gain
-from coterie.strategies.rounds import kit
+from coterie.strategies.rounds.reports import Group
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Decision:
 
     winner: Candidate
     gains: Mapping[str, Gain]
-    groups: tuple[kit.Group, ...]
+    groups: tuple[Group, ...]
     left: tuple[str, ...]
 
     @property

@@ -10,7 +10,9 @@ from coterie import wire
 from coterie.strategies.auto.candidates import Candidate
 from coterie.strategies.auto.state import AutoState, Entrant, Measured, Trial, group_of
 from coterie.strategies.partition.race import NEAR, Gain, Standing, shrunken_gains, standings
-from coterie.strategies.rounds import kit
+from coterie.strategies.rounds.algorithm import Update
+from coterie.strategies.rounds.reports import Group
+from coterie.strategies.rounds.roster import MAX_EXAMPLES
 
 MEASURES = 2
 """Of a model's last measurements, those whose mean counts."""
@@ -19,25 +21,21 @@ LEARNED = 0.75
 until models have learned something their updates and errors say little."""
 
 
-def measurement(update: kit.Update) -> Measured | None:
+def measurement(update: Update) -> Measured | None:
     """What a silo says of the model that it received; None where it does not, or not rightly."""
     metrics = update.metrics
     error = metrics.get(wire.HOLDOUT_ERROR, float("nan"))
     count = metrics.get(wire.HOLDOUT_EXAMPLES, 0.0)
     share = update.silo.metric == wire.ERROR
-    if (
-        not np.isfinite(error)
-        or not 0 < count <= kit.MAX_EXAMPLES
-        or (share and not 0 <= error <= 1)
-    ):
+    if not np.isfinite(error) or not 0 < count <= MAX_EXAMPLES or (share and not 0 <= error <= 1):
         return None
     loss = metrics.get(wire.HOLDOUT_LOSS, float("nan"))
     return Measured(error, loss if np.isfinite(loss) else error, count, share)
 
 
 def noted(
-    state: AutoState, key: kit.Group, updates: Iterable[kit.Update]
-) -> dict[kit.Group, Mapping[str, tuple[Measured, ...]]]:
+    state: AutoState, key: Group, updates: Iterable[Update]
+) -> dict[Group, Mapping[str, tuple[Measured, ...]]]:
     """The measurements, with these; of a silo that measured nothing now the earlier ones hold."""
     before = dict(state.measured.get(key, {}))
     for update in updates:
@@ -121,7 +119,7 @@ def by_preference(
     return [*supported, *(n for n in near if n not in supported)]
 
 
-def behind_alone(state: AutoState, groups: Sequence[kit.Group]) -> bool:
+def behind_alone(state: AutoState, groups: Sequence[Group]) -> bool:
     """Whether a partition stands behind everybody alone: by the figures of this race its mean
     error over the silos that judge is larger, be it by chance.
 

@@ -9,7 +9,10 @@ from typing import Literal
 from coterie.strategies.auto.candidates import Candidate
 from coterie.strategies.fedcollab.algorithm import FedCollabState
 from coterie.strategies.partition.race import Gain, Standing
-from coterie.strategies.rounds import kit
+from coterie.strategies.rounds.algorithm import Round
+from coterie.strategies.rounds.members import Members
+from coterie.strategies.rounds.models import weighted_mean
+from coterie.strategies.rounds.reports import Group
 from coterie.wire import Model
 
 
@@ -100,7 +103,7 @@ class Placement:
     """
 
     round: int
-    group: kit.Group
+    group: Group
     joins: bool
     count: float
     alone: float
@@ -141,7 +144,7 @@ class AutoState:
         verdict: of that race.
     """
 
-    members: kit.Members
+    members: Members
     number: int = 0
     phase: Literal["look", "race", "hold"] = "look"
     since: int = 0
@@ -149,8 +152,8 @@ class AutoState:
     noise: Mapping[str, float] = field(default_factory=dict)
     candidates: tuple[Candidate, ...] = ()
     dropped: tuple[Entrant, ...] = ()
-    models: Mapping[kit.Group, Model] = field(default_factory=dict)
-    measured: Mapping[kit.Group, Mapping[str, tuple[Measured, ...]]] = field(default_factory=dict)
+    models: Mapping[Group, Model] = field(default_factory=dict)
+    measured: Mapping[Group, Mapping[str, tuple[Measured, ...]]] = field(default_factory=dict)
     pairs: FedCollabState | None = None
     untrained: Mapping[str, float] = field(default_factory=dict)
     trainings: Mapping[str, float] = field(default_factory=dict)
@@ -159,19 +162,19 @@ class AutoState:
     each: float = 0.0
     paired: int = 0
     paired_in: int = 0
-    held: tuple[kit.Group, ...] = ()
-    group_models: Mapping[kit.Group, Model] = field(default_factory=dict)
+    held: tuple[Group, ...] = ()
+    group_models: Mapping[Group, Model] = field(default_factory=dict)
     latest: Mapping[str, Model] = field(default_factory=dict)
     own: frozenset[str] = frozenset()
     probation: Mapping[str, int] = field(default_factory=dict)
-    beside: Mapping[str, kit.Group] = field(default_factory=dict)
+    beside: Mapping[str, Group] = field(default_factory=dict)
     placed: Mapping[str, Placement] = field(default_factory=dict)
     raced: frozenset[str] = frozenset()
     drifted: frozenset[str] = frozenset()
     verdict: Verdict | None = None
 
 
-def group_of(held: Iterable[kit.Group], name: str) -> kit.Group:
+def group_of(held: Iterable[Group], name: str) -> Group:
     """The group that a silo is in; alone where it is in none."""
     return next((group for group in held if name in group), (name,))
 
@@ -213,7 +216,7 @@ def holding(state: AutoState) -> dict[str, Model]:
     return held
 
 
-def trained_together(state: AutoState, here: Iterable[str]) -> tuple[kit.Group, ...]:
+def trained_together(state: AutoState, here: Iterable[str]) -> tuple[Group, ...]:
     """The groups of a round, by whose model each silo holds; a newcomer is on its own."""
     names, groups = set(here), []
     shared = names - state.own - set(state.probation)
@@ -236,10 +239,10 @@ def ending(state: AutoState) -> dict[str, Model]:
     for name, own in state.latest.items():
         shared, share = state.group_models.get(group_of(state.held, name)), share_of(state, name)
         if shared is not None and share > 0:
-            mixed[name] = kit.weighted_mean([shared, own], [1 - share, share])
+            mixed[name] = weighted_mean([shared, own], [1 - share, share])
     return mixed
 
 
-def handed_out(state: AutoState, now: kit.Round) -> AutoState:
+def handed_out(state: AutoState, now: Round) -> AutoState:
     members = state.members.holding(holding(state))
     return replace(state, members=members.grouped(trained_together(state, now.names)))

@@ -19,6 +19,7 @@ have; in the discriminators' rounds (``strategies.fedcollab.discriminators``); a
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import asdict, dataclass, field, replace
@@ -42,8 +43,22 @@ from coterie.strategies.partition.coalition import MAX_OPTIMAL_SILOS, FedCollabB
 from coterie.strategies.partition.distance import Distance, null_error
 from coterie.strategies.partition.fedcollab import StructureReport
 from coterie.strategies.plain.within import Within, WithinField
-from coterie.strategies.rounds import kit
+from coterie.strategies.rounds.algorithm import (
+    Algorithm,
+    Exchanges,
+    Order,
+    Round,
+    Updates,
+    orders_from,
+)
+from coterie.strategies.rounds.members import Members, staying, with_sizes
+from coterie.strategies.rounds.models import weighted_mean
+from coterie.strategies.rounds.options import Config, Positive, Seed
+from coterie.strategies.rounds.policy import average_groups, form
+from coterie.strategies.rounds.reports import Group
 from coterie.wire import Model
+
+log = logging.getLogger("coterie.run")
 
 MAX_ATTEMPTS = 2
 """Phases in which a pair is tried before it is left as it is."""
@@ -98,13 +113,13 @@ class FedCollabState:
         minimums: the smallest groups by which ``planned`` was formed.
     """
 
-    members: kit.Members
+    members: Members
     distances: Mapping[Pair, Distance] = field(default_factory=dict)
     held_out: Mapping[str, int] = field(default_factory=dict)
     attempts: Mapping[Pair, int] = field(default_factory=dict)
     unfinished: frozenset[Pair] = frozenset()
     refused: frozenset[str] = frozenset()
-    planned: tuple[kit.Group, ...] = ()
+    planned: tuple[Group, ...] = ()
     structure: Structure | None = None
     solved: bool = False
     trained: frozenset[str] = frozenset()
@@ -112,10 +127,10 @@ class FedCollabState:
     minimums: Mapping[str, int] = field(default_factory=dict)
 
 
-class FedCollab(kit.Algorithm[FedCollabState]):
+class FedCollab(Algorithm[FedCollabState]):
     """Coalitions that minimise FedCollab's error bound."""
 
-    c: kit.Positive | Literal["auto"] = Field(
+    c: Positive | Literal["auto"] = Field(
         10.0,
         description="C of the bound, preference for more data, in roots of samples. `auto` takes "
         "the smallest at which noise alone keeps no two silos apart.",
@@ -137,7 +152,7 @@ class FedCollab(kit.Algorithm[FedCollabState]):
         "the mean. Where none is known everybody trains alone.",
     )
     within: WithinField = Within()
-    seed: kit.Seed = 0
+    seed: Seed = 0
     remembers = FedCollabState
 
     @property
@@ -145,19 +160,17 @@ class FedCollab(kit.Algorithm[FedCollabState]):
         """As the algorithm inside the coalitions has it."""
         return self.within.inside.averages
 
-    def entries(self, training: kit.Config) -> kit.Config:
+    def entries(self, training: Config) -> Config:
         """What silos must know for the algorithm inside the coalitions."""
         return self.within.inside.entries(training)
 
-    def problems(self, training: kit.Config) -> Iterator[str]:
+    def problems(self, training: Config) -> Iterator[str]:
         """What ``within`` finds wrong."""
         return self.within.problems(training)
 
     # ---------------------------------------------------------------- before a round
 
-    def renew(
-        self, state: FedCollabState, changed: frozenset[str], now: kit.Round
-    ) -> FedCollabState:
+    def renew(self, state: FedCollabState, changed: frozenset[str], now: Round) -> FedCollabState:
         """Whose data are others is measured again with everybody, and takes its place anew."""
         other = changed.isdisjoint
         return replace(
@@ -168,7 +181,7 @@ class FedCollab(kit.Algorithm[FedCollabState]):
             held_out={name: own for name, own in state.held_out.items() if name not in changed},
         )
 
-    def prepare(self, state: FedCollabState, now: kit.Round) -> kit.Exchanges[FedCollabState]:
+    def prepare(self, state: FedCollabState, now: Round) -> Exchanges[FedCollabState]:
         """Measure the pairs that are not known, and solve where anything has changed."""
         names = tuple(sorted(now.names))
         state = replace(
@@ -193,17 +206,17 @@ class FedCollab(kit.Algorithm[FedCollabState]):
         return state
 
     def _structured(
-        self, state: FedCollabState, names: Sequence[str], now: kit.Round
+        self, state: FedCollabState, names: Sequence[str], now: Round
     ) -> FedCollabState:
         """Step 2: solve for those whose distances are known."""
         known, alone = tuple(names), tuple[str, ...]()
         if self.unmeasured == "alone" or state.distances.keys().isdisjoint(combinations(names, 2)):
             known, alone = _split_known(names, state.distances)
         for name in alone:
-            kit.log.warning("silo %s trains alone: its distances are not known", name)
+            log.warning("silo %s trains alone: its distances are not known", name)
         if len(known) < 2:  # nothing to compare
             if alone:
-                kit.log.warning("everybody trains alone: no distance of two silos is known")
+                log.warning("everybody trains alone: no distance of two silos is known")
             structure = Structure((), tuple(names)) if alone else Structure(known, ())
             return replace(state, planned=tuple((name,) for name in names), structure=structure)
         distances, errors, null_errors = _matrices(known, state)
@@ -211,7 +224,7 @@ class FedCollab(kit.Algorithm[FedCollabState]):
         c = self.c
         if c == "auto":
             c = fedcollab.auto_c(sizes, null_errors)
-            kit.log.info("c: %.3g, by the noise of the distances", c)
+            log.info("c: %.3g, by the noise of the distances", c)
         rng = np.random.default_rng([self.seed, now.number])
         rows = {name: row for row, name in enumerate(known)}
         present = [[rows[n] for n in group] for group in _settled(state, known)]
@@ -220,16 +233,16 @@ class FedCollab(kit.Algorithm[FedCollabState]):
         groups = solve.structure(present, keep=self.newcomers == "keep")
         report = fedcollab.report(bound, groups, solver=solve.solver, rng=rng)
         kept = self.newcomers == "keep" and solve.is_beaten(report)
-        kit.log.info("%s", _report_text(report, known, kept=kept))
+        log.info("%s", _report_text(report, known, kept=kept))
         solved = [tuple(known[row] for row in group) for group in groups]
         minimums = state.members.minimums
-        planned = kit.form(solved, minimums)
+        planned = form(solved, minimums)
         several = [group for group in solved if len(group) > 1]
         aside = tuple(
-            sorted(n for group in several for n in set(group) - {*kit.staying(group, minimums)})
+            sorted(n for group in several for n in set(group) - {*staying(group, minimums)})
         )
         for name in aside:
-            kit.log.warning(
+            log.warning(
                 "silo %s trains alone: it accepts groups of at least %d silos, its coalition would "
                 "be smaller",
                 name,
@@ -245,7 +258,7 @@ class FedCollab(kit.Algorithm[FedCollabState]):
         if num_silos <= MAX_OPTIMAL_SILOS:
             return "optimal"
         if self.solver == "optimal":
-            kit.log.warning(
+            log.warning(
                 "solver: %d silos are too many for optimal, which takes up to %d; relocation is "
                 "used",
                 num_silos,
@@ -255,23 +268,21 @@ class FedCollab(kit.Algorithm[FedCollabState]):
 
     # ---------------------------------------------------------------- a round
 
-    def orders(
-        self, state: FedCollabState, now: kit.Round
-    ) -> tuple[FedCollabState, list[kit.Order]]:
+    def orders(self, state: FedCollabState, now: Round) -> tuple[FedCollabState, list[Order]]:
         """Step 3: everybody trains its coalition's model."""
         models = dict(state.members.models)
         for group in state.planned:
             models |= _starts(state, group)
         members = state.members.holding(models).grouped(state.planned)
-        orders = kit.orders_from(members.models, now.silos, self.within.inside.kind)
+        orders = orders_from(members.models, now.silos, self.within.inside.kind)
         return replace(state, members=members), orders
 
-    def absorb(self, state: FedCollabState, updates: kit.Updates, now: kit.Round) -> FedCollabState:
+    def absorb(self, state: FedCollabState, updates: Updates, now: Round) -> FedCollabState:
         """FedAvg inside every coalition, or what runs there in its place."""
         answered = {update.silo.name for update in updates}
         moved = {name for group in state.planned if answered & set(group) for name in group}
         combine = partial(self.within.inside.combine, now=now)
-        members = kit.average_groups(state.members, updates, combine=combine)
+        members = average_groups(state.members, updates, combine=combine)
         return replace(state, members=members, trained=state.trained | moved)
 
     def details(self, state: FedCollabState) -> Mapping[str, Any]:
@@ -355,7 +366,7 @@ def _with_measured(
     attempts = {**state.attempts, **{pair: state.attempts.get(pair, 0) + 1 for pair in tried}}
     return replace(
         state,
-        members=kit.with_sizes(state.members, found.sizes),
+        members=with_sizes(state.members, found.sizes),
         distances={**state.distances, **better},
         held_out={**state.held_out, **found.held_out},
         attempts=attempts,
@@ -430,8 +441,8 @@ class _Reached:
         model: itself.
     """
 
-    names: kit.Group
-    behind: kit.Group
+    names: Group
+    behind: Group
     model: Model
 
 
@@ -446,7 +457,7 @@ def _shown(reached: Sequence[_Reached], minimums: Mapping[str, int]) -> list[_Re
         kept = fewer
 
 
-def _starts(state: FedCollabState, group: kit.Group) -> dict[str, Model]:
+def _starts(state: FedCollabState, group: Group) -> dict[str, Model]:
     """The mean of what the members' coalitions had reached, one model for each; or w⁰.
 
     Who was away does not count where others were there. A model of fewer silos than these accept
@@ -469,7 +480,7 @@ def _starts(state: FedCollabState, group: kit.Group) -> dict[str, Model]:
         models = state.members.models
         return {n: models[n] if n in state.trained else state.members.initial for n in group}
     sizes = [sum(state.members.sizes[n] for n in own.names) for own in reached]
-    return dict.fromkeys(group, kit.weighted_mean([own.model for own in reached], sizes))
+    return dict.fromkeys(group, weighted_mean([own.model for own in reached], sizes))
 
 
 def _rows(matrix: np.ndarray) -> tuple[tuple[float, ...], ...]:

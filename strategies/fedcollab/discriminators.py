@@ -18,6 +18,7 @@ the run's seed.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -27,8 +28,12 @@ from pydantic import Field
 
 from coterie import wire
 from coterie.strategies.partition.distance import Distance, Score, distance, has_converged, scores
-from coterie.strategies.rounds import kit
+from coterie.strategies.rounds.algorithm import Answers, Exchanges, Order, Update, Updates
+from coterie.strategies.rounds.options import Count, NotNegative, Options, Positive, Times
+from coterie.strategies.rounds.roster import Silo
 from coterie.wire import Model
+
+log = logging.getLogger("coterie.run")
 
 PURPOSE = "discriminators"
 TOLERANCE = 0.01
@@ -40,27 +45,27 @@ Pair = tuple[str, str]
 """Two silos, sorted by name."""
 
 
-class Discriminators(kit.Options):
+class Discriminators(Options):
     """How discriminators are trained; where the budget of bytes does not allow ``fewest`` rounds,
     they are not."""
 
-    rounds: kit.Times = Field(
+    rounds: Times = Field(
         10,
         alias="discriminator-rounds",
         description="Budget of the discriminators' rounds, all pairs at once.",
     )
-    patience: kit.Times = Field(
+    patience: Times = Field(
         2,
         alias="discriminator-patience",
         description="So many evaluations without a gain end a pair's discriminator.",
     )
-    gigabytes: kit.NotNegative = Field(
+    gigabytes: NotNegative = Field(
         0.0,
         le=1e9,
         alias="discriminator-gigabytes",
         description="Budget of their bytes in all, sent and received, in 10⁹ bytes; 0 sets none.",
     )
-    steps: kit.Count = Field(
+    steps: Count = Field(
         20,
         alias="discriminator-steps",
         description="Mini-batches of 32 a round of discriminators.",
@@ -72,7 +77,7 @@ class Discriminators(kit.Options):
         alias="discriminator-samples",
         description="At most so many samples train them; half are always held out.",
     )
-    lr: kit.Positive = Field(
+    lr: Positive = Field(
         0.01, le=1000, alias="discriminator-lr", description="Their learning rate."
     )
     score: Score = Field(
@@ -155,19 +160,19 @@ class _Work:
         return _silos_of(self.active)
 
 
-def takes_part(silo: kit.Silo) -> bool:
+def takes_part(silo: Silo) -> bool:
     """Whether a silo may share a discriminator with one other silo, by its ``min_group_size``."""
     return silo.min_group_size <= PAIR_SIZE
 
 
 def measure(
     pairs: Iterable[Pair],
-    silos: Sequence[kit.Silo],
+    silos: Sequence[Silo],
     options: Discriminators,
     *,
     announce: Callable[[Budget], None] = lambda budget: None,
     labelled: bool = True,
-) -> kit.Exchanges[Measurement]:
+) -> Exchanges[Measurement]:
     """Train discriminators of these pairs; for an algorithm's ``prepare``, with ``yield from``.
 
     Args:
@@ -194,11 +199,11 @@ def measure(
     names = _silos_of(open_pairs)
     most = _most_bytes_each(len(open_pairs), options)
     questions = [_order(here[name], evaluate, [], options, most_bytes=most) for name in names]
-    asked = (yield questions) if questions else kit.Answers()
+    asked = (yield questions) if questions else Answers()
     held_out, bytes_each, unready = _ready(names, asked)
     missing = aside | unready
     for name, reason in missing.items():
-        kit.log.warning("discriminators: silo %s is not measured: %s", name, reason)
+        log.warning("discriminators: silo %s is not measured: %s", name, reason)
     active = [pair for pair in open_pairs if not missing.keys() & set(pair)]
     work = _Work(active, options, bytes_each, most, missing=missing, refused=set(asked.refused))
     budget = _budget(work) if active else None
@@ -216,7 +221,7 @@ def measure(
         pair: distance(np.array(hits), _counts(work, pair), score=options.score)
         for pair, hits in sorted(work.hits.items())
     }
-    kit.log.info(
+    log.info(
         "discriminators: %d of %d pairs measured in %d rounds, %.3g MB",
         len(found),
         len(wanted),
@@ -242,7 +247,7 @@ def _silos_of(pairs: Iterable[Pair]) -> list[str]:
 
 
 def _order(
-    silo: kit.Silo,
+    silo: Silo,
     kind: str,
     labels: Sequence[int],
     options: Discriminators,
@@ -250,8 +255,8 @@ def _order(
     most_bytes: int,
     purpose: str = PURPOSE,
     stack: Model | None = None,
-) -> kit.Order:
-    return kit.Order(
+) -> Order:
+    return Order(
         silo,
         {},
         purpose=purpose,
@@ -270,7 +275,7 @@ def _order(
     )
 
 
-def _ready(names: Sequence[str], asked: kit.Answers) -> tuple[dict[str, int], int, dict[str, str]]:
+def _ready(names: Sequence[str], asked: Answers) -> tuple[dict[str, int], int, dict[str, str]]:
     """Held-out samples per silo, bytes of one discriminator, and who cannot take part."""
     held_out: dict[str, int] = {}
     missing = dict.fromkeys(names, "it did not say what it can hold out.") | asked.missing
@@ -303,7 +308,7 @@ def _too_few_text(num_examples: float) -> str:
     return text + "of which fewer than the 2 that are needed are left (validation keeps some out)."
 
 
-def _stated(update: kit.Update, key: str) -> int | None:
+def _stated(update: Update, key: str) -> int | None:
     """A count in a reply; None if it is not there, or no count."""
     value = update.metrics.get(key, -1)
     return int(value) if 0 <= value < float("inf") else None
@@ -314,7 +319,7 @@ def _budget(work: _Work) -> Budget:
     options, pairs, silos = work.options, len(work.active), len(work.silos())
     most = 2 * options.rounds * 2 * work.bytes_each * pairs  # there and back, a pair's two silos
     limit = round(1e9 * options.gigabytes)
-    kit.log.info(
+    log.info(
         f"discriminators: {pairs} pairs of {silos} silos, at most {options.rounds} rounds of "
         f"{options.steps} steps, {work.bytes_each / 1e6:.3g} MB each: at most {most / 1e9:.3g} GB"
         + (f", limited to {options.gigabytes:g} GB" if options.gigabytes else "")
@@ -339,7 +344,7 @@ def _affordable(work: _Work) -> bool:
     ahead = (3 if work.models else 2 * work.options.fewest) * one_way
     limit = 1e9 * work.options.gigabytes
     if limit and work.bytes + ahead > limit:
-        kit.log.warning(
+        log.warning(
             "discriminators: the budget of %g GB ends the phase after %d rounds",
             work.options.gigabytes,
             work.rounds,
@@ -354,7 +359,7 @@ def _affordable(work: _Work) -> bool:
     return True
 
 
-def _orders(work: _Work, here: Mapping[str, kit.Silo], kind: str, purpose: str) -> list[kit.Order]:
+def _orders(work: _Work, here: Mapping[str, Silo], kind: str, purpose: str) -> list[Order]:
     orders = []
     for name in work.silos():
         mine = work.mine(name)
@@ -366,13 +371,13 @@ def _orders(work: _Work, here: Mapping[str, kit.Silo], kind: str, purpose: str) 
     return orders
 
 
-def _take(work: _Work, replies: kit.Answers, *, trained: bool) -> None:
+def _take(work: _Work, replies: Answers, *, trained: bool) -> None:
     """Score what the silos were sent, average what they trained, drop what is finished or lost."""
     expected = {name: work.mine(name) for name in work.silos()}
     work.bytes += work.bytes_each * sum(
         p in work.models for mine in expected.values() for p in mine
     )
-    good: dict[str, kit.Update] = {}
+    good: dict[str, Update] = {}
     like = next(iter(work.models.values()), None) or _usual(replies, work.bytes_each)
     for update in replies:
         work.bytes += update.bytes_received
@@ -387,7 +392,7 @@ def _take(work: _Work, replies: kit.Answers, *, trained: bool) -> None:
             if name in replies.missing:
                 why = replies.missing[name]
                 work.missing[name] = f"in the middle of its discriminators: {why}"
-            kit.log.warning("discriminators: silo %s is lost: %s", name, work.missing[name])
+            log.warning("discriminators: silo %s is lost: %s", name, work.missing[name])
     place = {name: {pair: k for k, pair in enumerate(mine)} for name, mine in expected.items()}
     still = []
     for pair in work.active:
@@ -412,7 +417,7 @@ def _take(work: _Work, replies: kit.Answers, *, trained: bool) -> None:
     work.models = dict(still)
 
 
-def _usual(replies: kit.Updates, num_bytes: int) -> Model | None:
+def _usual(replies: Updates, num_bytes: int) -> Model | None:
     """What one discriminator looks like: as most silos' do; of equally many, the first silo's."""
     found = [one for update in replies if (one := _one_of(update, num_bytes)) is not None]
     looks = [sorted((key, a.shape, a.dtype.str) for key, a in one.items()) for one in found]
@@ -421,7 +426,7 @@ def _usual(replies: kit.Updates, num_bytes: int) -> Model | None:
     return usual[0] if usual else None
 
 
-def _one_of(update: kit.Update, num_bytes: int) -> Model | None:
+def _one_of(update: Update, num_bytes: int) -> Model | None:
     """What one discriminator looks like, from a reply that can be meant."""
     stack = update.extras.get(wire.DISCRIMINATORS, {})
     if any(array.ndim < 1 or len(array) < 1 for array in stack.values()):
@@ -431,7 +436,7 @@ def _one_of(update: kit.Update, num_bytes: int) -> Model | None:
 
 
 def _objection(
-    update: kit.Update, num_pairs: int, like: Model | None, work: _Work, *, trained: bool
+    update: Update, num_pairs: int, like: Model | None, work: _Work, *, trained: bool
 ) -> str:
     """Why a silo's reply cannot be used, or nothing. Keeps its held-out counts."""
     if trained:
@@ -461,7 +466,7 @@ def _counts(work: _Work, pair: Pair) -> np.ndarray:
     return np.stack([work.counts[name] for name in pair])
 
 
-def _average(rows: Sequence[tuple[kit.Update, int]]) -> Model:
+def _average(rows: Sequence[tuple[Update, int]]) -> Model:
     """The plain mean of a pair's two discriminators (the paper's, whatever the silos' sizes)."""
     (one, k), (other, m) = ((update.extras[wire.DISCRIMINATORS], at) for update, at in rows)
     return {

@@ -23,6 +23,7 @@ Differs from the paper:
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -36,8 +37,14 @@ from coterie.strategies.fedgenp.generative import (
     without_teachers,
 )
 from coterie.strategies.fedgenp.latent import Generator, predictor_arrays, predictor_shape
-from coterie.strategies.rounds import kit
+from coterie.strategies.rounds.algorithm import Order, Round
+from coterie.strategies.rounds.members import minimums_of
+from coterie.strategies.rounds.models import holders
+from coterie.strategies.rounds.options import Config
+from coterie.strategies.rounds.reports import Group
 from coterie.wire import Model
+
+log = logging.getLogger("coterie.run")
 
 _TRAIN, _DRAW = 1, 2  # purposes of a receiver's randomness, the last of all of them; 0 is fresh
 
@@ -51,7 +58,7 @@ class FedGenP(Generative):
 
     receivers: Literal["silos", "groups"] = "silos"
 
-    def problems(self, training: kit.Config) -> Iterator[str]:
+    def problems(self, training: Config) -> Iterator[str]:
         """What generators need, and what makes them go wrong."""
         yield from super().problems(training)
         if self.plan.steps < 2 and self.plan.alternates:
@@ -61,16 +68,14 @@ class FedGenP(Generative):
                 "reversal = none"
             )
         if self.plan.reversal == "unbounded":
-            kit.log.warning(
-                "reversal = unbounded: latents lose their labels and may become infinite"
-            )
+            log.warning("reversal = unbounded: latents lose their labels and may become infinite")
 
     def generated(
-        self, state: GenerativeState, orders: Sequence[kit.Order], now: kit.Round
+        self, state: GenerativeState, orders: Sequence[Order], now: Round
     ) -> GenerativeState:
         """Train every receiver's generator against its own head and for the others' (eqs. 9–13)."""
         heads, members = self._receivers(state, orders, now)
-        names = teaching(heads, members, _behind(state, members), kit.minimums_of(now.silos))
+        names = teaching(heads, members, _behind(state, members), minimums_of(now.silos))
         if len(names) < 2:
             return without_teachers(state, now)
         from coterie.strategies.fedgenp.generators import train_generators
@@ -102,8 +107,8 @@ class FedGenP(Generative):
         )
 
     def _receivers(
-        self, state: GenerativeState, orders: Sequence[kit.Order], now: kit.Round
-    ) -> tuple[dict[str, Model], dict[str, kit.Group]]:
+        self, state: GenerativeState, orders: Sequence[Order], now: Round
+    ) -> tuple[dict[str, Model], dict[str, Group]]:
         """Receiver → its head, and → its silos, of those whose predictor has been trained."""
         if self.receivers == "silos":
             return dict(state.heads), {name: (name,) for name in state.heads}
@@ -114,7 +119,7 @@ class FedGenP(Generative):
         starts = {name: models[name] for name in grouped & set(now.names) & set(models)}
         starts |= {order.silo.name: order.model for order in orders}
         trained = state.trained - state.other
-        sharing = [names for _, names in kit.holders(starts)]
+        sharing = [names for _, names in holders(starts)]
         groups = {"+".join(g): tuple(g) for g in sharing if trained.intersection(g)}
         heads = {
             receiver: predictor_arrays(starts[group[0]], state.layers)
@@ -123,7 +128,7 @@ class FedGenP(Generative):
         return heads, groups
 
 
-def _behind(state: GenerativeState, members: Mapping[str, kit.Group]) -> dict[str, kit.Group]:
+def _behind(state: GenerativeState, members: Mapping[str, Group]) -> dict[str, Group]:
     """Receiver → the silos of whose updates its head is a mean."""
     if all(len(group) == 1 for group in members.values()):
         return dict(members)
@@ -133,7 +138,7 @@ def _behind(state: GenerativeState, members: Mapping[str, kit.Group]) -> dict[st
     }
 
 
-def _inherited(state: GenerativeState, members: kit.Group) -> Generator | None:
+def _inherited(state: GenerativeState, members: Group) -> Generator | None:
     """The generator of the receiver of the round before that had most of these silos."""
     shared = {receiver: len(set(members) & set(names)) for receiver, names in state.members.items()}
     best = max(sorted(shared), key=lambda receiver: shared[receiver], default=None)

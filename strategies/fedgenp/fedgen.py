@@ -15,6 +15,7 @@ and aggregation is size-weighted.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -32,8 +33,13 @@ from coterie.strategies.fedgenp.generative import (
     without_teachers,
 )
 from coterie.strategies.fedgenp.latent import predictor_arrays, predictor_shape
-from coterie.strategies.rounds import kit
+from coterie.strategies.rounds.algorithm import Exchanges, Order, Round, Update, Updates
+from coterie.strategies.rounds.members import minimums_of
+from coterie.strategies.rounds.options import Config
+from coterie.strategies.rounds.replies import ReplyError
 from coterie.wire import Model
+
+log = logging.getLogger("coterie.run")
 
 EVERYBODY = "everybody"
 """The one receiver."""
@@ -49,19 +55,17 @@ class FedGen(Generative):
     Of the generators' options, reversal plays no part.
     """
 
-    def renew(
-        self, state: GenerativeState, changed: frozenset[str], now: kit.Round
-    ) -> GenerativeState:
+    def renew(self, state: GenerativeState, changed: frozenset[str], now: Round) -> GenerativeState:
         """Whose data are others is asked for its label counts again."""
         counts = {name: own for name, own in state.counts.items() if name not in changed}
         renewed: GenerativeState = super().renew(state, changed, now)
         return replace(renewed, counts=counts)
 
-    def demands(self) -> kit.Config:
+    def demands(self) -> Config:
         """Label counts."""
         return {**super().demands(), wire.ASKS_LABEL_COUNTS: True}
 
-    def prepare(self, state: GenerativeState, now: kit.Round) -> kit.Exchanges[GenerativeState]:
+    def prepare(self, state: GenerativeState, now: Round) -> Exchanges[GenerativeState]:
         """Ask for the label counts that are not known yet.
 
         An answer, or a refusal, holds while the silo is here. Who did not answer, or wrongly, is
@@ -77,13 +81,13 @@ class FedGen(Generative):
         _, num_classes = predictor_shape(
             {"w⁰": predictor_arrays(state.initial, state.layers)}, state.layers
         )
-        kit.log.warning(
+        log.warning(
             "FedGen asks %s for their label counts. Only those that share them by their "
             "own configuration answer; FedGenP needs none.",
             wire.counted(len(asked), "silo"),
         )
         answers = yield [
-            kit.Order(silo, {}, purpose="label counts", kind=wire.LABEL_COUNTS) for silo in asked
+            Order(silo, {}, purpose="label counts", kind=wire.LABEL_COUNTS) for silo in asked
         ]
         refused = [silo.name for silo in asked if silo.name in answers.refused]
         counts = {**state.counts, **dict.fromkeys(refused), **_given_counts(answers, num_classes)}
@@ -99,20 +103,20 @@ class FedGen(Generative):
                 exit_code=EXIT_CONFIG,
             )
         if refused:
-            kit.log.warning(
+            log.warning(
                 "%s refused to tell label counts: the generator learns nothing from them.",
                 ", ".join(refused),
             )
         return replace(state, counts=counts)
 
     def generated(
-        self, state: GenerativeState, orders: Sequence[kit.Order], now: kit.Round
+        self, state: GenerativeState, orders: Sequence[Order], now: Round
     ) -> GenerativeState:
         """Train the shared generator on the predictors of who gave label counts."""
         known = [name for name in state.heads if state.counts.get(name) is not None]
         own = {name: (name,) for name in known}
         heads = {name: state.heads[name] for name in known}
-        names = teaching(heads, own, own, kit.minimums_of(now.silos))
+        names = teaching(heads, own, own, minimums_of(now.silos))
         given = sum(counts is not None for counts in state.counts.values())
         if len(names) < max(LEAST, min(given, FEWEST)):
             return without_teachers(state, now)
@@ -160,18 +164,18 @@ def _table(state: GenerativeState, names: Sequence[str]) -> np.ndarray:
     return np.stack(rows).astype(np.float64)
 
 
-def _given_counts(answers: kit.Updates, num_classes: int) -> dict[str, np.ndarray]:
+def _given_counts(answers: Updates, num_classes: int) -> dict[str, np.ndarray]:
     """Silo → its label counts, of the answers that hold; the log says why the others do not."""
     given = {}
     for update in answers:
         try:
             given[update.silo.name] = _counts(update, num_classes)
-        except kit.ReplyError as error:
-            kit.log.warning("%s: its label counts are left out: %s", update.silo.name, error)
+        except ReplyError as error:
+            log.warning("%s: its label counts are left out: %s", update.silo.name, error)
     return given
 
 
-def _counts(update: kit.Update, num_classes: int) -> np.ndarray:
+def _counts(update: Update, num_classes: int) -> np.ndarray:
     """The label counts of an answer, shape (classes,).
 
     Raises:
@@ -179,12 +183,12 @@ def _counts(update: kit.Update, num_classes: int) -> np.ndarray:
     """
     counts = update.extras.get(wire.LABELS, {}).get(wire.LABELS)
     if counts is None:
-        raise kit.ReplyError(f"its reply has no array {wire.LABELS!r} in a record of that name.")
+        raise ReplyError(f"its reply has no array {wire.LABELS!r} in a record of that name.")
     if counts.shape != (num_classes,) or not np.issubdtype(counts.dtype, np.integer):
-        raise kit.ReplyError(
+        raise ReplyError(
             f"label counts must be {num_classes} integers. Got {counts.dtype} of shape "
             f"{counts.shape}."
         )
     if counts.min() < 0 or counts.sum() <= 0:
-        raise kit.ReplyError("label counts must be at least 0, and one of them above.")
+        raise ReplyError("label counts must be at least 0, and one of them above.")
     return counts

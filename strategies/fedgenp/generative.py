@@ -10,6 +10,7 @@ FedGenP, lines 10–16).
 from __future__ import annotations
 
 import hashlib
+import logging
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -32,34 +33,49 @@ from coterie.strategies.fedgenp.latent import (
     predictor_shape,
 )
 from coterie.strategies.plain.fedavg import FedAvg
-from coterie.strategies.rounds import kit
+from coterie.strategies.rounds.algorithm import (
+    Answers,
+    Around,
+    Base,
+    Exchanges,
+    Order,
+    Round,
+    Updates,
+)
+from coterie.strategies.rounds.members import staying
+from coterie.strategies.rounds.models import holders
+from coterie.strategies.rounds.options import Config, NotNegative, Options, Positive, Scalar, Seed
+from coterie.strategies.rounds.reports import Group
+from coterie.strategies.rounds.roster import Silo
 from coterie.wire import Layers, Model
 
+log = logging.getLogger("coterie.run")
 
-class Given(kit.Options):
+
+class Given(Options):
     """How silos use the generators that they are given."""
 
-    weight: kit.NotNegative = Field(
+    weight: NotNegative = Field(
         1.0,
         lt=1e6,
         alias="generated-weight",
         description="Weight of the loss on generated latents; the released code has 10.",
     )
-    distil: kit.NotNegative = Field(
+    distil: NotNegative = Field(
         0.0,
         lt=1e6,
         alias="distil-weight",
         description="Weight of the divergence from the head's answers to latents generated for "
         "the silo's own labels; the released code has 10.",
     )
-    decay: kit.Positive = Field(
+    decay: Positive = Field(
         1.0,
         le=1,
         alias="generated-decay",
         description="Factor on both weights after every round; the released code has 0.98.",
     )
 
-    def config(self, number: int) -> dict[str, kit.Scalar]:
+    def config(self, number: int) -> dict[str, Scalar]:
         """Entries of a training message of this round."""
         factor = self.decay ** (number - 1)
         return {
@@ -115,38 +131,38 @@ class GenerativeState:
     layers: Layers = ()
     heads: Mapping[str, Model] = field(default_factory=dict)
     trained: frozenset[str] = frozenset()
-    sources: Mapping[str, kit.Group] = field(default_factory=dict)
+    sources: Mapping[str, Group] = field(default_factory=dict)
     other: frozenset[str] = frozenset()
     generators: Mapping[str, Generator] = field(default_factory=dict)
-    members: Mapping[str, kit.Group] = field(default_factory=dict)
-    receiving: kit.Group = ()
-    teachers: kit.Group = ()
+    members: Mapping[str, Group] = field(default_factory=dict)
+    receiving: Group = ()
+    teachers: Group = ()
     counts: Mapping[str, np.ndarray | None] = field(default_factory=dict)
     quality: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     seconds: float = 0.0
     alone: bool = False
 
 
-class Generative(kit.Around[GenerativeState]):
+class Generative(Around[GenerativeState]):
     """Another algorithm, ``base``, whose silos also get generators.
 
     ``head`` is the prefix of a linear predictor's arrays, for silos that do not describe theirs;
     ``device`` is the generators', ``auto`` takes a GPU if there is one.
     """
 
-    base: kit.Base = FedAvg()
+    base: Base = FedAvg()
     plan: GeneratorPlan = GeneratorPlan()
     given: Given = Given()
     head: str = ""
-    seed: kit.Seed = 0
+    seed: Seed = 0
     device: Annotated[str, AfterValidator(usable_device)] = "auto"
 
-    def demands(self) -> kit.Config:
+    def demands(self) -> Config:
         """A loss that is added to the task's."""
         return {**super().demands(), wire.GENERATED_WEIGHT: self.given.weight}
 
     def generated(
-        self, state: GenerativeState, orders: Sequence[kit.Order], now: kit.Round
+        self, state: GenerativeState, orders: Sequence[Order], now: Round
     ) -> GenerativeState:
         """The server's stage: generators, and who gets and who taught them in this round.
 
@@ -169,7 +185,7 @@ class Generative(kit.Around[GenerativeState]):
         """What a receiver's silos get."""
         return state.generators[receiver].weights
 
-    def problems(self, training: kit.Config) -> Iterator[str]:
+    def problems(self, training: Config) -> Iterator[str]:
         """The base's; and generators need the predictors, and PyTorch where they are trained."""
         yield from super().problems(training)
         if training.get(wire.PERSONAL):
@@ -191,11 +207,11 @@ class Generative(kit.Around[GenerativeState]):
         layers = linear_head(initial, self.head) if self.head else ()
         return GenerativeState(self.base.first(initial), initial=initial, layers=layers)
 
-    def prepare(self, state: GenerativeState, now: kit.Round) -> kit.Exchanges[GenerativeState]:
+    def prepare(self, state: GenerativeState, now: Round) -> Exchanges[GenerativeState]:
         """What the base must ask. Who answers a cold start has trained."""
         state = self._seen(state, now)  # refuses what cannot learn before anybody works
         steps = self.base.prepare(state.base, now)
-        answers: kit.Answers | None = None
+        answers: Answers | None = None
         while True:  # as often as the base asks; the engine gives every exchange its deadline
             try:
                 orders = next(steps) if answers is None else steps.send(answers)
@@ -204,9 +220,7 @@ class Generative(kit.Around[GenerativeState]):
             answers = yield orders
             state = replace(state, trained=state.trained | _who_trained(answers))
 
-    def orders(
-        self, state: GenerativeState, now: kit.Round
-    ) -> tuple[GenerativeState, list[kit.Order]]:
+    def orders(self, state: GenerativeState, now: Round) -> tuple[GenerativeState, list[Order]]:
         """The base's orders, each with its receiver's generator."""
         base, orders = self.base.orders(state.base, now)
         for order in orders:  # only ordinary training knows what to do with a generator
@@ -232,14 +246,14 @@ class Generative(kit.Around[GenerativeState]):
             for order in orders
         ]
 
-    def _seen(self, state: GenerativeState, now: kit.Round) -> GenerativeState:
+    def _seen(self, state: GenerativeState, now: Round) -> GenerativeState:
         """The state of who is here: what was known of the others is dropped, consent included."""
         state = self._settled(state, now)
         here = set(now.names)
         heads = {silo.name: silo.head for silo in now.silos if self._describes(silo)}
         other = {name for name, head in heads.items() if head != state.layers}
         for name in sorted(other - state.other):
-            kit.log.warning(
+            log.warning(
                 "silo %s describes %s: it trains without generators, and its predictor teaches "
                 "nobody. Give all silos one version of the task.",
                 name,
@@ -258,7 +272,7 @@ class Generative(kit.Around[GenerativeState]):
             generators={receiver: state.generators[receiver] for receiver in members},
         )
 
-    def _settled(self, state: GenerativeState, now: kit.Round) -> GenerativeState:
+    def _settled(self, state: GenerativeState, now: Round) -> GenerativeState:
         """With the predictor's layers: those of the first round's silos, for good.
 
         Raises:
@@ -272,13 +286,11 @@ class Generative(kit.Around[GenerativeState]):
         predictor_shape({"w⁰": predictor_arrays(state.initial, layers)}, layers)
         return replace(state, layers=layers)
 
-    def _describes(self, silo: kit.Silo) -> bool:
+    def _describes(self, silo: Silo) -> bool:
         """Whether the silo's own description counts, not the prefix ``head``."""
         return silo.described or not self.head
 
-    def absorb(
-        self, state: GenerativeState, updates: kit.Updates, now: kit.Round
-    ) -> GenerativeState:
+    def absorb(self, state: GenerativeState, updates: Updates, now: Round) -> GenerativeState:
         """The base aggregates; the predictors are kept for the next generators."""
         answered = {update.silo.name: update for update in updates if not update.purpose}
         heads = {
@@ -288,7 +300,7 @@ class Generative(kit.Around[GenerativeState]):
         }
         base = self.base.absorb(state.base, updates, now)
         sources = dict(state.sources)  # who holds a mean of no answer keeps its entry
-        for _, names in kit.holders(self.base.next_models(base)):
+        for _, names in holders(self.base.next_models(base)):
             if behind := tuple(sorted(answered.keys() & set(names))):
                 sources |= dict.fromkeys(names, behind)
         return replace(
@@ -315,10 +327,10 @@ class Generative(kit.Around[GenerativeState]):
 
 def teaching(
     heads: Mapping[str, Model],
-    receivers: Mapping[str, kit.Group],
-    behind: Mapping[str, kit.Group],
+    receivers: Mapping[str, Group],
+    behind: Mapping[str, Group],
     minimums: Mapping[str, int],
-) -> kit.Group:
+) -> Group:
     """Receivers from whose heads generators may learn, sorted.
 
     A generator shows its receiver what the heads behind it know. So a silo that accepts only
@@ -334,7 +346,7 @@ def teaching(
     """
     wild = out_of_line({receiver: heads[receiver] for receiver in receivers})
     for receiver, times in sorted(wild.items()):
-        kit.log.warning(
+        log.warning(
             "no generator learns from %s: its predictor is %.3g times as large as is usual here. "
             "Look at its data and its training",
             receiver,
@@ -346,21 +358,21 @@ def teaching(
         if wanted > len(behind[receiver]):
             least[receiver] = wanted + 1  # a receiver's own head hides nothing from it
     usable = sorted(set(receivers) - set(wild))
-    names = kit.staying(usable, least)
+    names = staying(usable, least)
     left_out = sorted(set(usable) - set(names))
     if left_out:
-        kit.log.warning(
+        log.warning(
             "no generator learns from %s: by min_group_size their heads count only among more",
             ", ".join(left_out),
         )
     return names
 
 
-def without_teachers(state: GenerativeState, now: kit.Round) -> GenerativeState:
+def without_teachers(state: GenerativeState, now: Round) -> GenerativeState:
     """Too few heads: there is nobody to learn from, the base goes on by itself for a while."""
     expected = now.number == 1 and len(now.silos) > 1  # nobody has trained yet
     if not expected and not state.alone:
-        kit.log.warning(
+        log.warning(
             "round %d: there is nobody to learn from, so there are no generators: training goes on "
             "as without them",
             now.number,
@@ -379,7 +391,7 @@ def rng_of(seed: int, number: int, receiver: str, purpose: int) -> np.random.Gen
     return np.random.default_rng([seed, number, purpose, int.from_bytes(digest[:8], "little")])
 
 
-def _is_own(order: kit.Order) -> bool:
+def _is_own(order: Order) -> bool:
     """A round's own training, not that of a partition under trial."""
     return order.kind == wire.TRAIN and not order.purpose and wire.HOLDOUT not in order.config
 
@@ -389,10 +401,10 @@ def _fitting(state: GenerativeState, receiver: str) -> list[str]:
     return [name for name in state.members[receiver] if name not in state.other]
 
 
-def _who_trained(updates: kit.Updates) -> frozenset[str]:
+def _who_trained(updates: Updates) -> frozenset[str]:
     return frozenset(u.silo.name for u in updates if u.kind in (wire.TRAIN, wire.COLD_START))
 
 
-def _with(order: kit.Order, generator: Model | None, config: Mapping[str, Any]) -> kit.Order:
+def _with(order: Order, generator: Model | None, config: Mapping[str, Any]) -> Order:
     extras = {} if generator is None else {wire.GENERATOR: generator}
     return replace(order, extras={**order.extras, **extras}, config={**order.config, **config})

@@ -19,7 +19,7 @@ from pydantic import Field
 
 from coterie import wire
 from coterie.strategies.errors import refused
-from coterie.strategies.rounds import kit
+from coterie.strategies.rounds.options import Count, NotNegative, Options, Positive
 from coterie.wire import Layers, Model
 
 Reversal = Literal["log1mp", "clip", "unbounded", "none"]
@@ -35,7 +35,7 @@ HOW_TO_ADD = (
 )
 
 
-class GeneratorPlan(kit.Options):
+class GeneratorPlan(Options):
     """How generators are trained, on the server.
 
     J1 and the reversed J2 take turns, so a plan that reverses needs two steps, unless every step
@@ -47,7 +47,7 @@ class GeneratorPlan(kit.Options):
     ``reversal = "unbounded"`` and ``reversal_weight = 1``.
     """
 
-    steps: kit.Count = Field(
+    steps: Count = Field(
         50,
         alias="generator-steps",
         description="Optimiser steps a round; with a reversal that has every second one, at "
@@ -58,7 +58,7 @@ class GeneratorPlan(kit.Options):
         alias="generator-optimiser",
         description="What trains generators; `sgd` is the paper's, with `generator-lr` 0.01.",
     )
-    lr: kit.Positive = Field(
+    lr: Positive = Field(
         3e-4, le=1, alias="generator-lr", description="Learning rate of the server's optimiser."
     )
     objective: Objective = Field(
@@ -79,7 +79,7 @@ class GeneratorPlan(kit.Options):
         description="How a generator turns against its receiver's own head; `none` does not, "
         "`unbounded` diverges.",
     )
-    reversal_weight: kit.NotNegative = Field(
+    reversal_weight: NotNegative = Field(
         0.1, le=1e6, description="λ of the term against the own head."
     )
     batch: int = Field(32, ge=1)

@@ -34,6 +34,7 @@ Differs from the paper in:
 
 from __future__ import annotations
 
+import logging
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -50,8 +51,40 @@ from coterie.strategies.partition import fedgroup
 from coterie.strategies.partition.gram import cross, gram
 from coterie.strategies.plain.placing import compared
 from coterie.strategies.plain.within import Within, WithinField
-from coterie.strategies.rounds import kit
+from coterie.strategies.rounds.algorithm import (
+    Algorithm,
+    Compared,
+    Exchanges,
+    Order,
+    Round,
+    Update,
+    Updates,
+    drawn,
+    num_batches,
+)
+from coterie.strategies.rounds.members import (
+    Members,
+    by_number,
+    comparison,
+    cosine_matrix,
+    give_out,
+)
+from coterie.strategies.rounds.models import is_seen, is_statistic, plain_mean
+from coterie.strategies.rounds.options import (
+    Config,
+    Count,
+    CountOrNone,
+    NotNegative,
+    Sample,
+    Scalar,
+    Seed,
+    TimesOrNone,
+)
+from coterie.strategies.rounds.policy import accepted, average
+from coterie.strategies.rounds.roster import Silo
 from coterie.wire import Model
+
+log = logging.getLogger("coterie.run")
 
 COLD_START = "cold-start"
 """Purpose of a training from w⁰, unless it is round 1 itself."""
@@ -82,7 +115,7 @@ class FedGroupState:
             ``lengths`` are of those updates.
     """
 
-    members: kit.Members
+    members: Members
     group_of: Mapping[str, int] = field(default_factory=dict)
     group_models: tuple[Model, ...] = ()
     directions: tuple[Model, ...] = ()
@@ -98,13 +131,13 @@ class FedGroupState:
     lengths: tuple[float, ...] = ()
 
 
-class FedGroup(kit.Algorithm[FedGroupState]):
+class FedGroup(Algorithm[FedGroupState]):
     """Groups by the direction of a pre-training, each with a FedAvg or FedProx of its own.
 
     A silo without a group at the end keeps the auxiliary global model.
     """
 
-    num_groups: kit.Count | Literal["auto"] = Field(
+    num_groups: Count | Literal["auto"] = Field(
         3, description="m, number of groups; `auto` takes the best separated number."
     )
     measure: fedgroup.Measure = Field(
@@ -112,7 +145,7 @@ class FedGroup(kit.Algorithm[FedGroupState]):
         description="How updates are compared: `edc` (k-means++ on `num-groups` directions) or "
         "`madc` (complete linkage).",
     )
-    pretrain_epochs: kit.TimesOrNone = Field(
+    pretrain_epochs: TimesOrNone = Field(
         0,
         description="Epochs of a cold start; 0 takes `local-epochs`. Fewer than those begin a "
         "round that goes on; more separate small silos better.",
@@ -124,7 +157,7 @@ class FedGroup(kit.Algorithm[FedGroupState]):
         description="Mini-batches of a cold start, in place of `pretrain-epochs`, which must be 0; "
         "0 takes epochs.",
     )
-    pretrain_silos: kit.CountOrNone = Field(
+    pretrain_silos: CountOrNone = Field(
         0,
         description="So many silos, drawn by seed, form the groups (the paper's α times "
         "`num-groups`; at least `num-groups`); 0 takes all. The others are placed like newcomers.",
@@ -136,8 +169,8 @@ class FedGroup(kit.Algorithm[FedGroupState]):
         description="A newcomer whose largest cosine is below opens a new group with its own "
         "model; -1 never does.",
     )
-    sample: kit.Sample = 0
-    inter_group_lr: kit.NotNegative = Field(
+    sample: Sample = 0
+    inter_group_lr: NotNegative = Field(
         0.0, le=1000, description="η_g of the inter-group aggregation; 0 turns it off."
     )
     assign: Literal["cosine", "random"] = Field(
@@ -151,7 +184,7 @@ class FedGroup(kit.Algorithm[FedGroupState]):
         "ablation RCC.",
     )
     within: WithinField = Within()
-    seed: kit.Seed = 0
+    seed: Seed = 0
     remembers = FedGroupState
     hands_on = True
     works_unseen = True
@@ -161,11 +194,11 @@ class FedGroup(kit.Algorithm[FedGroupState]):
         """As the algorithm inside the groups has it."""
         return self.within.inside.averages
 
-    def entries(self, training: kit.Config) -> kit.Config:
+    def entries(self, training: Config) -> Config:
         """What silos must know for the algorithm inside the groups."""
         return self.within.inside.entries(training)
 
-    def problems(self, training: kit.Config) -> Iterator[str]:
+    def problems(self, training: Config) -> Iterator[str]:
         """Two lengths of one cold start; fewer silos than groups to form them; and ``within``."""
         yield from self.within.problems(training)
         if self.pretrain_epochs and self.pretrain_steps:
@@ -193,9 +226,9 @@ class FedGroup(kit.Algorithm[FedGroupState]):
             )
         return self.within.insecure()
 
-    def compared(self, state: FedGroupState) -> kit.Compared | None:
+    def compared(self, state: FedGroupState) -> Compared | None:
         """Cold starts."""
-        return kit.Compared()
+        return Compared()
 
     def _rng(self, number: int, purpose: int) -> np.random.Generator:
         return np.random.default_rng([self.seed, number, purpose])
@@ -205,7 +238,7 @@ class FedGroup(kit.Algorithm[FedGroupState]):
         """Silos without which there are no groups."""
         return 1 if self.num_groups == "auto" else int(self.num_groups)
 
-    def demands(self) -> kit.Config:
+    def demands(self) -> Config:
         """The length of a cold start, if it is not a round's."""
         lengths = {
             wire.PRETRAIN_EPOCHS: self.pretrain_epochs,
@@ -215,18 +248,18 @@ class FedGroup(kit.Algorithm[FedGroupState]):
 
     # ---------------------------------------------------------------- before a round
 
-    def welcome(self, state: FedGroupState, new: frozenset[str], now: kit.Round) -> FedGroupState:
+    def welcome(self, state: FedGroupState, new: frozenset[str], now: Round) -> FedGroupState:
         """Everybody comes cold, with w⁰; what was noted of the round before is over."""
         placed: dict[str, Any] = {"begun": (), "similarity": {}, "opened": ()}
         state = replace(state, **placed, compared=(), cosines=(), lengths=())
         return self._gathered(state, now)
 
-    def renew(self, state: FedGroupState, changed: frozenset[str], now: kit.Round) -> FedGroupState:
+    def renew(self, state: FedGroupState, changed: frozenset[str], now: Round) -> FedGroupState:
         """Whose data are others is cold again; the directions of the groups stand."""
         group_of = {name: own for name, own in state.group_of.items() if name not in changed}
         return replace(state, group_of=group_of)
 
-    def prepare(self, state: FedGroupState, now: kit.Round) -> kit.Exchanges[FedGroupState]:
+    def prepare(self, state: FedGroupState, now: Round) -> Exchanges[FedGroupState]:
         """The cold starts that the round's training goes on from: of the groups, then of silos."""
         tried: set[str] = set()
         if not state.group_models:
@@ -248,7 +281,7 @@ class FedGroup(kit.Algorithm[FedGroupState]):
             state = replace(state, begun=tuple(sorted(begun)))
         return state
 
-    def orders(self, state: FedGroupState, now: kit.Round) -> tuple[FedGroupState, list[kit.Order]]:
+    def orders(self, state: FedGroupState, now: Round) -> tuple[FedGroupState, list[Order]]:
         """The sampled train their group's model; cold ones whose turn it is, or is next, w⁰."""
         turn, soon = (self._turn(state.here, now.number + ahead) for ahead in (0, 1))
         due = soon | (turn if state.group_models else set(state.pretraining or ()))
@@ -265,24 +298,22 @@ class FedGroup(kit.Algorithm[FedGroupState]):
                     orders.append(self._cold_start(state, silo, COLD_START, now))
         return state, orders
 
-    def _gathered(self, state: FedGroupState, now: kit.Round) -> FedGroupState:
+    def _gathered(self, state: FedGroupState, now: Round) -> FedGroupState:
         """Who is here; and once, Algorithm 3, line 2: the α·m silos that pre-train."""
         state = replace(state, here=tuple(sorted(now.names)))
         if state.pretraining is not None:
             return state
         self._require_enough(len(state.here), "are here", now)
-        chosen = kit.drawn(state.here, self.pretrain_silos, self._rng(now.number, _PRETRAIN))
+        chosen = drawn(state.here, self.pretrain_silos, self._rng(now.number, _PRETRAIN))
         return replace(state, pretraining=tuple(sorted(chosen)))
 
     def _turn(self, here: Sequence[str], number: int) -> frozenset[str]:
         """Algorithm 2, line 4: S_t, known ahead so that cold silos can be warm by their turn."""
-        return kit.drawn(here, self.sample, self._rng(number, _SAMPLE))
+        return drawn(here, self.sample, self._rng(number, _SAMPLE))
 
-    def _cold_start(
-        self, state: FedGroupState, silo: kit.Silo, purpose: str, now: kit.Round
-    ) -> kit.Order:
+    def _cold_start(self, state: FedGroupState, silo: Silo, purpose: str, now: Round) -> Order:
         """Pre-training from w⁰, the same in every round: ClientUpdate of Algorithm 1."""
-        config: dict[str, kit.Scalar] = {wire.LR_DECAY: 1.0}
+        config: dict[str, Scalar] = {wire.LR_DECAY: 1.0}
         if self.pretrain_epochs:  # a silo that is told steps does not count epochs
             config |= {wire.LOCAL_EPOCHS: self.pretrain_epochs, wire.LOCAL_STEPS: 0}
         if self.pretrain_steps:
@@ -290,32 +321,32 @@ class FedGroup(kit.Algorithm[FedGroupState]):
         if now.config.get(wire.PROXIMAL_MU):
             config[wire.PROXIMAL_MU] = 0.0
         kind = wire.COLD_START if purpose and self._goes_on(silo, now) else wire.TRAIN
-        return kit.Order(silo, state.members.initial, purpose=purpose, config=config, kind=kind)
+        return Order(silo, state.members.initial, purpose=purpose, config=config, kind=kind)
 
-    def _goes_on(self, silo: kit.Silo, now: kit.Round) -> bool:
+    def _goes_on(self, silo: Silo, now: Round) -> bool:
         """Whether its cold start is the beginning of a round's training."""
         if not silo.described:
             return False
         steps = self._cold_steps(silo, now)
         return self.pretrain_steps > 0 or 0 < steps < _round_steps(silo, now)
 
-    def _cold_steps(self, silo: kit.Silo, now: kit.Round) -> int:
+    def _cold_steps(self, silo: Silo, now: Round) -> int:
         """Mini-batches of a cold start; 0 if it is as long as a round."""
-        return self.pretrain_steps or self.pretrain_epochs * kit.num_batches(silo, now.config)
+        return self.pretrain_steps or self.pretrain_epochs * num_batches(silo, now.config)
 
-    def _training(self, state: FedGroupState, silo: kit.Silo, now: kit.Round) -> list[kit.Order]:
+    def _training(self, state: FedGroupState, silo: Silo, now: Round) -> list[Order]:
         """A round of the group's model, less what a cold start in this round has taken of it."""
         model, kind = state.group_models[state.group_of[silo.name]], self.within.inside.kind
         if silo.name not in state.begun:
-            return [kit.Order(silo, model, kind=kind)]
+            return [Order(silo, model, kind=kind)]
         config = self._rest(silo, now)
         if not all(left > 0 for left in config.values()):
             return []
         if now.number == 1:  # its group's model is not w⁰, which round 0 would report
             config |= {wire.EVALUATE_RECEIVED: False}
-        return [kit.Order(silo, model, config=config, kind=kind)]
+        return [Order(silo, model, config=config, kind=kind)]
 
-    def _rest(self, silo: kit.Silo, now: kit.Round) -> dict[str, int]:
+    def _rest(self, silo: Silo, now: Round) -> dict[str, int]:
         """What a cold start leaves of its round."""
         if self.pretrain_steps or now.config.get(wire.LOCAL_STEPS):
             return {wire.LOCAL_STEPS: _round_steps(silo, now) - self._cold_steps(silo, now)}
@@ -323,7 +354,7 @@ class FedGroup(kit.Algorithm[FedGroupState]):
 
     # ---------------------------------------------------------------- after a round
 
-    def absorb(self, state: FedGroupState, updates: kit.Updates, now: kit.Round) -> FedGroupState:
+    def absorb(self, state: FedGroupState, updates: Updates, now: Round) -> FedGroupState:
         """Form the groups or train them, then place the cold ones that answered."""
         state = replace(state, here=tuple(sorted(now.names)))  # less who diverged meanwhile
         if state.group_models:
@@ -335,7 +366,7 @@ class FedGroup(kit.Algorithm[FedGroupState]):
         cold = [u for u in updates if u.silo.name not in state.group_of]
         return _handed_out(self._placed(state, cold, now))
 
-    def _formed(self, state: FedGroupState, updates: kit.Updates, now: kit.Round) -> FedGroupState:
+    def _formed(self, state: FedGroupState, updates: Updates, now: Round) -> FedGroupState:
         """Algorithm 3, from line 6: groups, their models and directions."""
         self._require_enough(len(updates), "answered", now)
         deltas = [compared(update) for update in updates]
@@ -361,23 +392,21 @@ class FedGroup(kit.Algorithm[FedGroupState]):
             # Equal weights, as in Algorithm 3, line 16: ``w⁰ + mean(Δ_i)``. w⁰ where a group's
             # silos accept none so small.
             group_models=tuple(
-                kit.plain_mean([u.model for u in own]) if own else initial for own in counting
+                plain_mean([u.model for u in own]) if own else initial for own in counting
             ),
-            directions=tuple(kit.plain_mean([deltas[i] for i in group]) for group in groups),
+            directions=tuple(plain_mean([deltas[i] for i in group]) for group in groups),
             norms=tuple(fedgroup.direction_norms(matrix, groups).tolist()),
             compared=tuple(update.silo.name for update in updates),
-            cosines=kit.cosine_matrix(matrix),
+            cosines=cosine_matrix(matrix),
             lengths=tuple(np.sqrt(matrix.diagonal()).tolist()),
         )
         if self.centres == "random" or len(found) in (1, len(updates)):
             return state
         return replace(state, separation=self._separation(matrix, found))
 
-    def _clusters(
-        self, matrix: np.ndarray, names: Sequence[str], now: kit.Round
-    ) -> list[list[int]]:
+    def _clusters(self, matrix: np.ndarray, names: Sequence[str], now: Round) -> list[list[int]]:
         for row in np.flatnonzero(matrix.diagonal() == 0).tolist():
-            kit.log.warning("silo %s sent a zero update: its group means nothing", names[row])
+            log.warning("silo %s sent a zero update: its group means nothing", names[row])
         rng = self._rng(now.number, _CLUSTER)
         wanted = self._count(matrix, rng)
         if self.centres == "random":
@@ -385,7 +414,7 @@ class FedGroup(kit.Algorithm[FedGroupState]):
             return [[row] for row in sorted(picked.tolist())]
         groups = fedgroup.cold_start(matrix, num_groups=wanted, measure=self.measure, rng=rng)
         if len(groups) < wanted:
-            kit.log.warning(
+            log.warning(
                 "the updates have only %s: %s, not %d",
                 wire.counted(len(groups), "different direction"),
                 wire.counted(len(groups), "group"),
@@ -400,14 +429,14 @@ class FedGroup(kit.Algorithm[FedGroupState]):
         found = fedgroup.choose_num_groups(
             matrix, measure=self.measure, rng=rng, max_groups=highest
         )
-        kit.log.info("num-groups: %d, by silhouettes %s", found.num_groups, found.silhouettes)
+        log.info("num-groups: %d, by silhouettes %s", found.num_groups, found.silhouettes)
         return found.num_groups
 
     def _separation(self, matrix: np.ndarray, groups: list[list[int]]) -> float:
         with _warnings_by_name():
             separation = fedgroup.silhouette(matrix, groups)
         if separation < LOW_SEPARATION:
-            kit.log.warning(
+            log.warning(
                 "the groups are badly separated: silhouette %.2f, below %.1f. More pretrain-epochs "
                 "or another num-groups may help.",
                 separation,
@@ -415,15 +444,15 @@ class FedGroup(kit.Algorithm[FedGroupState]):
             )
         return separation
 
-    def _trained(self, state: FedGroupState, updates: kit.Updates, now: kit.Round) -> FedGroupState:
+    def _trained(self, state: FedGroupState, updates: Updates, now: Round) -> FedGroupState:
         """Algorithm 2, lines 5–10: every group's FedAvg, then the inter-group aggregation."""
         models = list(state.group_models)
         rest = {u.silo.name: self._rest(u.silo, now) for u in updates if u.silo.name in state.begun}
         combine = partial(self.within.inside.combine, now=now, told=rest)
-        members = kit.by_number(state.here, state.group_of, len(models))
+        members = by_number(state.here, state.group_of, len(models))
         for number in range(len(models)):
             own = [u for u in updates if state.group_of[u.silo.name] == number]
-            mean = kit.average(own, members[number], combine=combine)
+            mean = average(own, members[number], combine=combine)
             if mean is not None:  # otherwise an empty group, line 12: it keeps its model
                 models[number] = mean
         if self.inter_group_lr and updates:
@@ -431,7 +460,7 @@ class FedGroup(kit.Algorithm[FedGroupState]):
             models = _inter_group(models, self.inter_group_lr, sorted(buffers))
         return replace(state, group_models=tuple(models))
 
-    def _placed(self, state: FedGroupState, updates: kit.Updates, now: kit.Round) -> FedGroupState:
+    def _placed(self, state: FedGroupState, updates: Updates, now: Round) -> FedGroupState:
         """Every cold silo that answered has a group."""
         rng = self._rng(now.number, _ASSIGN)
         for update in updates:
@@ -439,7 +468,7 @@ class FedGroup(kit.Algorithm[FedGroupState]):
         return state
 
     def _assigned(
-        self, state: FedGroupState, update: kit.Update, rng: np.random.Generator
+        self, state: FedGroupState, update: Update, rng: np.random.Generator
     ) -> FedGroupState:
         """Client cold start, eq. 9; or RAC; or a group of its own."""
         name, delta = update.silo.name, compared(update)
@@ -449,12 +478,12 @@ class FedGroup(kit.Algorithm[FedGroupState]):
         with _warnings_by_name():
             cosines = fedgroup.similarities(inner, state.norms, norm)
         if not any(array.any() for array in delta.values()):
-            kit.log.warning("silo %s sent a zero update: its group means nothing", name)
+            log.warning("silo %s sent a zero update: its group means nothing", name)
         state = replace(state, similarity={**state.similarity, name: tuple(cosines.tolist())})
         if self.assign == "random":
             number = int(rng.integers(len(cosines)))
-        elif cosines.max() < self.min_similarity and kit.accepted([update], [name]):
-            kit.log.warning(
+        elif cosines.max() < self.min_similarity and accepted([update], [name]):
+            log.warning(
                 "silo %s is like no group (largest cosine %.2f): it opens group %d",
                 name,
                 cosines.max(),
@@ -472,7 +501,7 @@ class FedGroup(kit.Algorithm[FedGroupState]):
             number = fedgroup.assign(cosines)
         return replace(state, group_of={**state.group_of, name: number})
 
-    def _require_enough(self, num_silos: int, what: str, now: kit.Round) -> None:
+    def _require_enough(self, num_silos: int, what: str, now: Round) -> None:
         if num_silos < self._least:
             raise FederationError(
                 f"the group cold start needs at least {self._least} silos "
@@ -490,12 +519,12 @@ class FedGroup(kit.Algorithm[FedGroupState]):
 
     def common(self, state: FedGroupState) -> Model | None:
         """The auxiliary global model, once there are groups; not where it is not seen (secure)."""
-        seen = state.group_models and all(map(kit.is_seen, state.group_models))
+        seen = state.group_models and all(map(is_seen, state.group_models))
         return global_model(state) if seen else None
 
     def details(self, state: FedGroupState) -> Mapping[str, Any]:
         """Groups by number, empty ones too; who is cold; how the last were placed, and by what."""
-        members = kit.by_number(state.here, state.group_of, len(state.group_models))
+        members = by_number(state.here, state.group_of, len(state.group_models))
         return {
             "members": members,
             "empty-groups": [number for number, names in enumerate(members) if not names],
@@ -506,7 +535,7 @@ class FedGroup(kit.Algorithm[FedGroupState]):
                 for name, cosines in state.similarity.items()
             },
             "opened": list(state.opened),
-            **kit.comparison(state.compared, state.cosines, state.lengths),
+            **comparison(state.compared, state.cosines, state.lengths),
         }
 
 
@@ -515,18 +544,18 @@ def global_model(state: FedGroupState) -> Model:
 
     w⁰ while there are no groups. Of a run that has ended: ``global_model(result.state)``.
     """
-    return kit.plain_mean(state.group_models) if state.group_models else state.members.initial
+    return plain_mean(state.group_models) if state.group_models else state.members.initial
 
 
-def _local_epochs(now: kit.Round) -> int:
+def _local_epochs(now: Round) -> int:
     """E; one, as at any silo that is told nothing."""
     return int(now.config.get(wire.LOCAL_EPOCHS, 1))
 
 
-def _round_steps(silo: kit.Silo, now: kit.Round) -> int:
+def _round_steps(silo: Silo, now: Round) -> int:
     """Mini-batches of a round's training at a silo that described itself."""
     steps = int(now.config.get(wire.LOCAL_STEPS, 0))
-    return steps or _local_epochs(now) * kit.num_batches(silo, now.config)
+    return steps or _local_epochs(now) * num_batches(silo, now.config)
 
 
 @contextmanager
@@ -537,7 +566,7 @@ def _warnings_by_name() -> Iterator[None]:
         yield
 
 
-def _accepted(groups: Sequence[Sequence[int]], updates: kit.Updates) -> list[list[int]]:
+def _accepted(groups: Sequence[Sequence[int]], updates: Updates) -> list[list[int]]:
     """The groups without those to whom theirs is too small; they are placed like newcomers."""
     kept = []
     for group in groups:
@@ -546,16 +575,16 @@ def _accepted(groups: Sequence[Sequence[int]], updates: kit.Updates) -> list[lis
     return [group for group in kept if group]
 
 
-def _counting(updates: kit.Updates, group: Sequence[int]) -> list[kit.Update]:
+def _counting(updates: Updates, group: Sequence[int]) -> list[Update]:
     """Of a group, given as rows of the updates, those that may be averaged."""
     own = [updates[i] for i in group]
-    return kit.accepted(own, [u.silo.name for u in own])
+    return accepted(own, [u.silo.name for u in own])
 
 
 def _handed_out(state: FedGroupState) -> FedGroupState:
     """Everybody here gets its group's model. Who is away keeps the one that it left with."""
     here = [name for name in state.here if name in state.group_of]
-    members = kit.give_out(state.members, here, state.group_of, state.group_models)
+    members = give_out(state.members, here, state.group_of, state.group_models)
     return replace(state, members=members)
 
 
@@ -580,7 +609,7 @@ def _unit(model: Model, buffers: Sequence[str]) -> dict[str, np.ndarray]:
     wide = {
         name: array.astype(np.float64)
         for name, array in model.items()
-        if np.issubdtype(array.dtype, np.floating) and not kit.is_statistic(name, buffers)
+        if np.issubdtype(array.dtype, np.floating) and not is_statistic(name, buffers)
     }
     norm = float(np.sqrt(sum(float(np.vdot(array, array)) for array in wide.values())))
     return {name: array / norm for name, array in wide.items()} if norm > 0 else {}

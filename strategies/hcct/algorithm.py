@@ -30,6 +30,7 @@ Differs from the paper:
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -51,8 +52,37 @@ from coterie.strategies.partition.coalition import (
 from coterie.strategies.partition.gram import gram
 from coterie.strategies.partition.hcct import layer_choice, place
 from coterie.strategies.plain.within import Within, WithinField
-from coterie.strategies.rounds import kit
+from coterie.strategies.rounds.algorithm import (
+    Algorithm,
+    Compared,
+    Order,
+    Round,
+    Update,
+    Updates,
+    catch_up,
+    orders_from,
+)
+from coterie.strategies.rounds.members import (
+    Members,
+    comparison,
+    cosine_matrix,
+    mean_of_all,
+    present_groups,
+    staying,
+)
+from coterie.strategies.rounds.models import (
+    accumulate,
+    comparable,
+    difference,
+    holders,
+    weighted_mean,
+)
+from coterie.strategies.rounds.options import Config, Count, CountOrNone, NotNegative, Seed
+from coterie.strategies.rounds.policy import average_groups, form
+from coterie.strategies.rounds.reports import Group
 from coterie.wire import Model
+
+log = logging.getLogger("coterie.run")
 
 CATCH_UP = "catch-up"
 """Purpose of a newcomer's second training in its first round, from w⁰."""
@@ -91,11 +121,11 @@ class HCCTState:
         alphas_used, sizes_used: α and training samples of ``compared`` at that time.
     """
 
-    members: kit.Members
+    members: Members
     memory: Mapping[str, Model] = field(default_factory=dict)
     noise: Mapping[str, float] = field(default_factory=dict)
     alphas: Mapping[str, float] = field(default_factory=dict)
-    planned: tuple[kit.Group, ...] = ()
+    planned: tuple[Group, ...] = ()
     starts: Mapping[str, Model] = field(default_factory=dict)
     newcomers: frozenset[str] = frozenset()
     layer: str = ""
@@ -104,7 +134,7 @@ class HCCTState:
     trial: Trial | None = None
     untrained: Mapping[str, Found] = field(default_factory=dict)
     verdict: Mapping[str, Any] = field(default_factory=dict)
-    held: kit.Group = ()
+    held: Group = ()
     compared: tuple[str, ...] = ()
     similarity: tuple[tuple[float, ...], ...] = ()
     norms: tuple[float, ...] = ()
@@ -112,16 +142,16 @@ class HCCTState:
     sizes_used: tuple[float, ...] = ()
 
 
-class HCCT(kit.Algorithm[HCCTState]):
+class HCCT(Algorithm[HCCTState]):
     """Groups that maximise the silos' utility ``−α/D + cos(own update, group's update)``."""
 
-    alpha: kit.NotNegative | Literal["auto"] = Field(
+    alpha: NotNegative | Literal["auto"] = Field(
         50.0,
         description="α, preference for more data. 0 leaves everybody alone, small keeps silos "
         "apart, large puts all together; `auto` finds it in a short trial. A silo's own α goes "
         "before it.",
     )
-    memory: kit.NotNegative = Field(
+    memory: NotNegative = Field(
         1.0, le=1, description="γ of the accumulated updates that are compared; 0 is the paper."
     )
     similarity: Literal["parameters", "parameters+buffers"] = Field(
@@ -137,17 +167,17 @@ class HCCT(kit.Algorithm[HCCTState]):
         description="Arrays that are compared: `all`, `auto` (HCCT-E: the layer of largest "
         "relative variance after round 1), or a prefix of array names.",
     )
-    fixed_groups: kit.CountOrNone = Field(
+    fixed_groups: CountOrNone = Field(
         0, description="K, as many groups as there are to be; 0 lets the utility decide."
     )
-    regroup_every: kit.Count = Field(1, description="Rounds between two partitions.")
-    settle_after: kit.CountOrNone = Field(
+    regroup_every: Count = Field(1, description="Rounds between two partitions.")
+    settle_after: CountOrNone = Field(
         0,
         description="Keep the partition once it was the same so often in a row, and only place "
         "newcomers; 0 never does.",
     )
     within: WithinField = Within()
-    seed: kit.Seed = 0
+    seed: Seed = 0
     remembers = HCCTState
     works_unseen = True
 
@@ -156,11 +186,11 @@ class HCCT(kit.Algorithm[HCCTState]):
         """As the algorithm inside the groups has it."""
         return self.within.inside.averages
 
-    def entries(self, training: kit.Config) -> kit.Config:
+    def entries(self, training: Config) -> Config:
         """What silos must know for the algorithm inside the groups."""
         return self.within.inside.entries(training)
 
-    def problems(self, training: kit.Config) -> Iterator[str]:
+    def problems(self, training: Config) -> Iterator[str]:
         """What ``alpha = auto`` needs: rounds for its trial, and whole models; and ``within``."""
         yield from self.within.problems(training)
         if self.alpha != "auto":
@@ -196,16 +226,16 @@ class HCCT(kit.Algorithm[HCCTState]):
             "updates: give alpha as a number in a secure run, or take the strategy auto"
         )
 
-    def compared(self, state: HCCTState) -> kit.Compared | None:
+    def compared(self, state: HCCTState) -> Compared | None:
         """What the groups are formed by; each module until one is chosen (HCCT-E)."""
         chosen = state.layer or {"auto": "each"}.get(self.layers, self.layers)
-        return kit.Compared(self.similarity, chosen)
+        return Compared(self.similarity, chosen)
 
     def newcomer_model(self, state: HCCTState) -> Model:
         """In round 1 everybody starts alone from w⁰; later ones from the mean of all models."""
-        return kit.mean_of_all(state.members)
+        return mean_of_all(state.members)
 
-    def welcome(self, state: HCCTState, new: frozenset[str], now: kit.Round) -> HCCTState:
+    def welcome(self, state: HCCTState, new: frozenset[str], now: Round) -> HCCTState:
         """Newcomers are placed after their first round. A silo may return with another α."""
         models = dict(state.members.models)
         if self._looks(state, now):  # everybody begins alone
@@ -219,7 +249,7 @@ class HCCT(kit.Algorithm[HCCTState]):
             newcomers=state.newcomers | (new if now.number > 1 else frozenset()),
         )
 
-    def renew(self, state: HCCTState, changed: frozenset[str], now: kit.Round) -> HCCTState:
+    def renew(self, state: HCCTState, changed: frozenset[str], now: Round) -> HCCTState:
         """Whose data are others is a newcomer again, once there are groups to place it in."""
         state = replace(
             state,
@@ -229,7 +259,7 @@ class HCCT(kit.Algorithm[HCCTState]):
         )
         if now.number == 1 or self._finds_alpha(state):
             return state
-        mean = kit.mean_of_all(state.members)
+        mean = mean_of_all(state.members)
         kept = [tuple(n for n in group if n not in changed) for group in state.planned]
         return replace(
             state,
@@ -238,10 +268,10 @@ class HCCT(kit.Algorithm[HCCTState]):
             newcomers=state.newcomers | changed,
         )
 
-    def orders(self, state: HCCTState, now: kit.Round) -> tuple[HCCTState, list[kit.Order]]:
+    def orders(self, state: HCCTState, now: Round) -> tuple[HCCTState, list[Order]]:
         """Everybody here trains from its group's model; newcomers also from w⁰."""
-        present = kit.present_groups(state.planned, now.here)
-        groups = tuple(sorted(kit.form(present, state.members.minimums)))
+        present = present_groups(state.planned, now.here)
+        groups = tuple(sorted(form(present, state.members.minimums)))
         # Who is alone only because its group became too small for it has no part in their mean.
         parted = {name for group in set(groups) - set(present) for name in group if len(group) == 1}
         starts = {**state.starts, **{name: state.members.models[name] for name in parted}}
@@ -251,19 +281,19 @@ class HCCT(kit.Algorithm[HCCTState]):
         if state.trial is not None:
             tried = {name for group in state.trial.groups for name in group}
             others = [silo for silo in now.silos if silo.name not in tried]
-            return state, trials.orders(state.trial, now.silos) + kit.orders_from(starts, others)
+            return state, trials.orders(state.trial, now.silos) + orders_from(starts, others)
         new = [now.here[name] for name in sorted(state.newcomers & set(now.names))]
         kind = self.within.inside.kind
-        own = kit.orders_from(starts, now.silos, kind)
+        own = orders_from(starts, now.silos, kind)
         if self._looks(state, now):
             hold_out = {wire.HOLDOUT: trials.HOLDOUT}
             own = [o if o.silo.name in state.alphas else replace(o, config=hold_out) for o in own]
-        missed = {s.name: kit.catch_up(s, now, most=MAX_CATCH_UP) for s in new}
+        missed = {s.name: catch_up(s, now, most=MAX_CATCH_UP) for s in new}
         return state, own + [
-            kit.Order(s, state.members.initial, CATCH_UP, missed[s.name], kind) for s in new
+            Order(s, state.members.initial, CATCH_UP, missed[s.name], kind) for s in new
         ]
 
-    def absorb(self, state: HCCTState, updates: kit.Updates, now: kit.Round) -> HCCTState:
+    def absorb(self, state: HCCTState, updates: Updates, now: Round) -> HCCTState:
         """Aggregate the groups, remember the updates, and form the next round's groups."""
         trained = [u for u in updates if not u.purpose]
         looks = self._looks(state, now)
@@ -278,7 +308,7 @@ class HCCT(kit.Algorithm[HCCTState]):
         noisy = {u.silo.name: u.noise_in(deltas[u.silo.name]) for u in trained}
         state = replace(
             state,
-            members=kit.average_groups(
+            members=average_groups(
                 state.members, trained, combine=partial(self.within.inside.combine, now=now)
             ),
             memory=self._remember(state, deltas, probes),
@@ -294,7 +324,7 @@ class HCCT(kit.Algorithm[HCCTState]):
         return replace(state, newcomers=state.newcomers - set(deltas))
 
     def _open_trial(
-        self, state: HCCTState, here: Sequence[str], deltas: Mapping[str, Model], now: kit.Round
+        self, state: HCCTState, here: Sequence[str], deltas: Mapping[str, Model], now: Round
     ) -> HCCTState:
         """Begin to look for α, from what the silos' first updates say.
 
@@ -333,7 +363,7 @@ class HCCT(kit.Algorithm[HCCTState]):
         )
         return replace(waiting, trial=opened)
 
-    def _landscape(self, state: HCCTState, names: Sequence[str], now: kit.Round) -> Landscape:
+    def _landscape(self, state: HCCTState, names: Sequence[str], now: Round) -> Landscape:
         """What the path of partitions over α is computed from, for these silos."""
         return Landscape(
             names=names,
@@ -346,7 +376,7 @@ class HCCT(kit.Algorithm[HCCTState]):
             solve=partial(self._solve, now=now, num_restarts=PATH_RESTARTS, exact=PATH_EXACT),
         )
 
-    def _continue_trial(self, state: HCCTState, updates: kit.Updates, now: kit.Round) -> HCCTState:
+    def _continue_trial(self, state: HCCTState, updates: Updates, now: Round) -> HCCTState:
         """Go on with the trial, or take the winner's groups, models and α."""
         assert state.trial is not None
         trial = trials.continue_trial(state.trial, updates)
@@ -358,7 +388,7 @@ class HCCT(kit.Algorithm[HCCTState]):
         tried = {name for group in trial.groups for name in group}
         gone = not tried & here or (trial.leader is None and tried - here)
         if gone and not last:
-            kit.log.warning(
+            log.warning(
                 "alpha = auto: %s left, and nobody could compare all partitions: it looks again "
                 "with who is here",
                 ", ".join(sorted(tried - here)),
@@ -370,10 +400,10 @@ class HCCT(kit.Algorithm[HCCTState]):
         for group in best.groups:
             models |= dict.fromkeys(group, trial.models[group])
         names = sorted(tried & set(state.memory))  # who is away just now belongs to the groups too
-        groups = kit.present_groups(best.groups, here)
+        groups = present_groups(best.groups, here)
         members = state.members.holding(models).grouped(groups)
         placed = tuple(group for group in groups if not state.newcomers & set(group))
-        mean = kit.mean_of_all(members.grouped(placed))
+        mean = mean_of_all(members.grouped(placed))
         landscape = self._landscape(state, names, now) if names else None
         return replace(
             state,
@@ -387,7 +417,7 @@ class HCCT(kit.Algorithm[HCCTState]):
             starts={**state.starts, **models, **dict.fromkeys(sorted(state.newcomers), mean)},
         )
 
-    def _choose_layer(self, state: HCCTState, trained: kit.Updates) -> HCCTState:
+    def _choose_layer(self, state: HCCTState, trained: Updates) -> HCCTState:
         """Settle in the first round which arrays are compared (HCCT-E, eq. 19)."""
         if self.layers == "all" or state.layer or not trained:
             return state
@@ -397,15 +427,15 @@ class HCCT(kit.Algorithm[HCCTState]):
             return state
         choice = layer_choice([self._compared(update, "") for update in trained])
         scores = ", ".join(f"{name} {score:.3g}" for name, score in choice.scores.items())
-        kit.log.info("HCCT-E compares layer %s; relative variances: %s", choice.layer, scores)
+        log.info("HCCT-E compares layer %s; relative variances: %s", choice.layer, scores)
         names = self._compared(trained[0], "")
         dotted = choice.layer + "."  # the module's arrays, not those of another with a longer name
         layer = dotted if any(name.startswith(dotted) for name in names) else choice.layer
         return replace(state, layer=layer)
 
-    def _compared(self, update: kit.Update, layer: str) -> Model:
-        delta = kit.difference(update.model, update.start)
-        kept = kit.comparable(delta, similarity=self.similarity, buffers=update.silo.buffers)
+    def _compared(self, update: Update, layer: str) -> Model:
+        delta = difference(update.model, update.start)
+        kept = comparable(delta, similarity=self.similarity, buffers=update.silo.buffers)
         kept = {name: array for name, array in kept.items() if name.startswith(layer)}
         if not kept:
             raise refused(
@@ -413,11 +443,11 @@ class HCCT(kit.Algorithm[HCCTState]):
                 f"{', '.join(list(delta)[:6])}."
             )
         if not any(array.any() for array in kept.values()):
-            kit.log.warning("silo %s sent a zero update: it is similar to nobody", update.silo.name)
+            log.warning("silo %s sent a zero update: it is similar to nobody", update.silo.name)
         return kept
 
     def _remember(
-        self, state: HCCTState, deltas: Mapping[str, Model], probes: Mapping[str, kit.Update]
+        self, state: HCCTState, deltas: Mapping[str, Model], probes: Mapping[str, Update]
     ) -> dict[str, Model]:
         memory = dict(state.memory)
         for name, delta in deltas.items():
@@ -425,14 +455,14 @@ class HCCT(kit.Algorithm[HCCTState]):
                 probe = probes.get(name)
                 memory[name] = delta if probe is None else self._compared(probe, state.layer)
             else:
-                memory[name] = kit.accumulate(memory.get(name), delta, decay=self.memory)
+                memory[name] = accumulate(memory.get(name), delta, decay=self.memory)
         return memory
 
     def _noise(
         self,
         state: HCCTState,
         noisy: Mapping[str, float],
-        probes: Mapping[str, kit.Update],
+        probes: Mapping[str, Update],
     ) -> dict[str, float]:
         """Of what is remembered, by that of the updates: independent noise adds up in squares."""
         noise = dict(state.noise)
@@ -452,7 +482,7 @@ class HCCT(kit.Algorithm[HCCTState]):
         here: Sequence[str],
         deltas: Mapping[str, Model],
         noisy: Mapping[str, float],
-        now: kit.Round,
+        now: Round,
     ) -> HCCTState:
         """Groups of the next round: the settled silos anew, then the newcomers among them.
 
@@ -467,7 +497,7 @@ class HCCT(kit.Algorithm[HCCTState]):
         held, present = set(state.held), set(here)
         changed = len(held ^ present) > MAX_CHURN * len(held)
         if held and changed and held & present:
-            kit.log.info("HCCT: %d silos came or left: new groups", len(held ^ present))
+            log.info("HCCT: %d silos came or left: new groups", len(held ^ present))
         keeps = bool(held) and not changed
         stand = bool(state.planned) and (settled_down or not due or keeps)
         if stand:
@@ -488,7 +518,7 @@ class HCCT(kit.Algorithm[HCCTState]):
             run = float(np.mean(sorted(state.alphas.values())))
         alphas = np.array([state.alphas.get(n, run) for n in compared])
         n = len(settled)
-        before = kit.present_groups(state.planned, settled)
+        before = present_groups(state.planned, settled)
         found: list[list[int]] = []
         if stand:
             rows = {name: row for row, name in enumerate(settled)}
@@ -496,9 +526,7 @@ class HCCT(kit.Algorithm[HCCTState]):
         elif n:
             utility = HCCTUtility.from_gram(matrix[:n, :n], sizes[:n], alpha=alphas[:n])
             found = self._solve_all(utility, now)
-        formed = kit.form(
-            [tuple(settled[i] for i in group) for group in found], state.members.minimums
-        )
+        formed = form([tuple(settled[i] for i in group) for group in found], state.members.minimums)
         # What everybody had before the first partition, alone, was none and confirms none.
         again = bool(state.planned) and tuple(sorted(formed)) == before
         unchanged = state.unchanged + 1 if again else 0
@@ -516,7 +544,7 @@ class HCCT(kit.Algorithm[HCCTState]):
                 matrix[theirs], sizes[strangers], alpha=alphas[strangers]
             )
             placed += [[strangers[i] for i in group] for group in self._solve(utility, now=now)]
-        planned = kit.form(
+        planned = form(
             [tuple(sorted(compared[i] for i in group)) for group in placed],
             state.members.minimums,
         )
@@ -530,13 +558,13 @@ class HCCT(kit.Algorithm[HCCTState]):
             unchanged=state.unchanged if stand else unchanged,
             held=() if not held else state.held if stand else tuple(sorted(present)),
             compared=tuple(compared),
-            similarity=kit.cosine_matrix(matrix),
+            similarity=cosine_matrix(matrix),
             norms=tuple(np.sqrt(np.diag(matrix)).tolist()),
             alphas_used=tuple(alphas.tolist()),
             sizes_used=tuple(sizes.tolist()),
         )
 
-    def _solve_all(self, utility: HCCTUtility, now: kit.Round) -> list[list[int]]:
+    def _solve_all(self, utility: HCCTUtility, now: Round) -> list[list[int]]:
         """The partition of all who are settled: into ``fixed_groups`` where that is set."""
         if not self.fixed_groups:
             return self._solve(utility, now=now)
@@ -544,7 +572,7 @@ class HCCT(kit.Algorithm[HCCTState]):
             return agglomerative(utility, num_groups=self.fixed_groups).groups
         return with_groups(utility, self.fixed_groups).groups
 
-    def _solve(self, utility: HCCTUtility, *, now: kit.Round, **search: int) -> list[list[int]]:
+    def _solve(self, utility: HCCTUtility, *, now: Round, **search: int) -> list[list[int]]:
         """Of the path of ``auto``, and of strangers: as many groups as there come to be."""
         if self.solver == "agglomerative":
             return agglomerative(utility).groups
@@ -560,14 +588,14 @@ class HCCT(kit.Algorithm[HCCTState]):
         decided = self.alpha != "auto" or state.alpha is not None
         return not decided and not _go_by_stated(state, state.members.here)
 
-    def comparing(self, state: HCCTState, now: kit.Round) -> bool:
+    def comparing(self, state: HCCTState, now: Round) -> bool:
         """While ``auto`` looks for α, not where it never will: too late, or silos state theirs."""
         if not self._finds_alpha(state):
             return False
         last = trials.last_to_begin(now.rounds)
         return state.trial is not None or not now.rounds or now.number <= last
 
-    def _looks(self, state: HCCTState, now: kit.Round) -> bool:
+    def _looks(self, state: HCCTState, now: Round) -> bool:
         """Whether everybody trains alone, with a fold held out, for a trial to come."""
         return state.trial is None and self.comparing(state, now)
 
@@ -584,10 +612,10 @@ class HCCT(kit.Algorithm[HCCTState]):
             details["sizes"] = list(state.sizes_used)
             own = [name for name in state.compared if name in state.alphas]
             details |= {"own-alpha": own} if own else {}
-        return details | kit.comparison(state.compared, state.similarity, state.norms)
+        return details | comparison(state.compared, state.similarity, state.norms)
 
 
-def _nobody_judges(now: kit.Round) -> FederationError:
+def _nobody_judges(now: Round) -> FederationError:
     return FederationError(
         "alpha = auto needs the errors that silos measure on data they hold out, and no silo gave "
         "one. ClientApps other than coterie's do not hold out data, and silos may keep their error "
@@ -598,12 +626,12 @@ def _nobody_judges(now: kit.Round) -> FederationError:
     )
 
 
-def _is_time_for_trial(now: kit.Round) -> bool:
+def _is_time_for_trial(now: Round) -> bool:
     """Whether a trial that begins now leaves a round for its groups."""
     rounds = now.rounds
     last = trials.last_to_begin(rounds)
     if rounds and now.number == max(last + 1, 1):
-        kit.log.warning(
+        log.warning(
             "alpha = auto needs %d rounds more than are left to find its groups: everybody "
             "stays alone. Give alpha as a number, or the run more rounds",
             max(now.number, trials.MIN_LOOK) - last,
@@ -612,8 +640,8 @@ def _is_time_for_trial(now: kit.Round) -> bool:
 
 
 def _with_absent(
-    planned: Sequence[kit.Group], before: Sequence[kit.Group], here: Sequence[str]
-) -> tuple[kit.Group, ...]:
+    planned: Sequence[Group], before: Sequence[Group], here: Sequence[str]
+) -> tuple[Group, ...]:
     """``planned``, in which who is away keeps its place beside those it was with before."""
     absent = {name for group in before for name in group} - set(here)
     groups = [set(group) for group in planned]
@@ -629,7 +657,7 @@ def _with_absent(
 
 
 def _common_starts(
-    starts: Mapping[str, Model], groups: Sequence[kit.Group], *, before: kit.Members
+    starts: Mapping[str, Model], groups: Sequence[Group], *, before: Members
 ) -> dict[str, Model]:
     """For groups that stand and get somebody back: all their members start from one model.
 
@@ -643,7 +671,7 @@ def _common_starts(
         if _share_a_model(group, starts):
             continue
         stayed = tuple(name for name in group if name in here)
-        shown = kit.staying(stayed or group, before.minimums)
+        shown = staying(stayed or group, before.minimums)
         if stayed and shown and _share_a_model(shown, starts):
             common |= dict.fromkeys(group, starts[shown[0]])
         elif shown:
@@ -652,7 +680,7 @@ def _common_starts(
 
 
 def _share_a_model(group: Sequence[str], models: Mapping[str, Model]) -> bool:
-    return len(kit.holders({name: models[name] for name in group})) == 1
+    return len(holders({name: models[name] for name in group})) == 1
 
 
 def _go_by_stated(state: HCCTState, here: Sequence[str]) -> bool:
@@ -665,14 +693,14 @@ def _go_by_stated(state: HCCTState, here: Sequence[str]) -> bool:
     return bool(state.alphas) and (few or bool(state.compared))
 
 
-def _group_starts(members: kit.Members, groups: Sequence[kit.Group]) -> dict[str, Model]:
+def _group_starts(members: Members, groups: Sequence[Group]) -> dict[str, Model]:
     """Algorithm 1, line 15: the size-weighted mean of the members' current models."""
     starts: dict[str, Model] = {}
     for group in groups:
         if _share_a_model(group, members.models):  # nothing changed hands
             mean = members.models[group[0]]
         else:
-            mean = kit.weighted_mean(
+            mean = weighted_mean(
                 [members.models[n] for n in group], [members.sizes[n] for n in group]
             )
         starts |= dict.fromkeys(group, mean)

@@ -36,8 +36,15 @@ from coterie import wire
 from coterie.strategies.partition.coalition import HCCTUtility
 from coterie.strategies.partition.fedgroup import silhouette
 from coterie.strategies.partition.hcct import alpha_path
-from coterie.strategies.rounds import kit
+from coterie.strategies.rounds.algorithm import Order, Updates
+from coterie.strategies.rounds.members import Members, minimums_of, staying
+from coterie.strategies.rounds.models import weighted_mean
+from coterie.strategies.rounds.policy import accepted, combine, form
+from coterie.strategies.rounds.reports import Group
+from coterie.strategies.rounds.roster import Silo
 from coterie.wire import Model
+
+log = logging.getLogger("coterie.run")
 
 HOLDOUT = 0.2
 """Share of its training data that a silo keeps out of all training until the verdict."""
@@ -80,7 +87,7 @@ def budget(rounds: int, begun: int) -> int:
 class Candidate:
     """One partition that some α gives, that α, and how long it lasts (α_high / α_low)."""
 
-    groups: tuple[kit.Group, ...]
+    groups: tuple[Group, ...]
     alpha: float
     ratio: float
 
@@ -108,15 +115,15 @@ class Trial:
     """
 
     candidates: tuple[Candidate, ...]
-    models: Mapping[kit.Group, Model]
+    models: Mapping[Group, Model]
     untrained: Mapping[str, Found] = field(default_factory=dict)
-    found: Mapping[kit.Group, Mapping[str, Found]] = field(default_factory=dict)
+    found: Mapping[Group, Mapping[str, Found]] = field(default_factory=dict)
     rounds_left: int = MAX_TRIAL
     played: int = 0
     leader: int | None = None
 
     @property
-    def groups(self) -> tuple[kit.Group, ...]:
+    def groups(self) -> tuple[Group, ...]:
         """The distinct groups, sorted."""
         return tuple(sorted(self.models))
 
@@ -144,7 +151,7 @@ class Landscape:
         found: list[Candidate] = []
         for stretch in alpha_path(self.gram, self.sizes, solver=self.solve, rtol=BORDER):
             raw = [tuple(sorted(self.names[i] for i in group)) for group in stretch.groups]
-            groups = tuple(sorted(kit.form(raw, self.minimums)))
+            groups = tuple(sorted(form(raw, self.minimums)))
             low, high = stretch.alpha_low, stretch.alpha_high
             if len(raw) == 1:  # equal updates merge at any α above 0: then the silos' scale will do
                 alpha = BEYOND * low or float(self.sizes.mean())
@@ -166,7 +173,7 @@ def candidates(landscape: Landscape) -> tuple[Candidate, ...]:
     alone = Candidate(tuple((name,) for name in sorted(landscape.names)), 0.0, 1.0)
     middle = [c for c in path[:-1] if c.groups != alone.groups]
     between = sorted(middle, key=lambda c: c.ratio, reverse=True)[:MAX_NON_TRIVIAL]
-    distinct: dict[tuple[kit.Group, ...], Candidate] = {}
+    distinct: dict[tuple[Group, ...], Candidate] = {}
     first = path[0] if path[0].groups == alone.groups else alone
     for candidate in (first, *between, path[-1]):
         distinct.setdefault(candidate.groups, candidate)
@@ -182,7 +189,7 @@ def is_visible(found: Sequence[Candidate], landscape: Landscape) -> bool:
     )
 
 
-def held_out(updates: kit.Updates) -> dict[str, Found]:
+def held_out(updates: Updates) -> dict[str, Found]:
     """Silo → what it found of the model that it was sent, of those that said so."""
     found = {}
     for update in updates:
@@ -195,7 +202,7 @@ def held_out(updates: kit.Updates) -> dict[str, Found]:
 
 def open_trial(
     found: Sequence[Candidate],
-    members: kit.Members,
+    members: Members,
     *,
     untrained: Mapping[str, Found],
     rounds_left: int = MAX_TRIAL,
@@ -203,7 +210,7 @@ def open_trial(
     """A trial in which every distinct group starts from the mean of its members' models."""
     distinct = sorted({group for candidate in found for group in candidate.groups})
     models = {
-        group: kit.weighted_mean(
+        group: weighted_mean(
             [members.models[name] for name in group], [members.sizes[name] for name in group]
         )
         for group in distinct
@@ -211,39 +218,39 @@ def open_trial(
     return Trial(tuple(found), models, untrained, rounds_left=rounds_left)
 
 
-def orders(trial: Trial, silos: Sequence[kit.Silo]) -> list[kit.Order]:
+def orders(trial: Trial, silos: Sequence[Silo]) -> list[Order]:
     """Every silo trains the model of every distinct group that it is in.
 
     Alone is its ordinary training; the others have a purpose, so that they are told apart. A silo
     is told how many of a group are here, and is not asked where that is too few for it.
     """
     here = {silo.name: silo for silo in silos}
-    minimums = kit.minimums_of(silos)
+    minimums = minimums_of(silos)
     work = []
     for silo in silos:
         for number, group in enumerate(trial.groups):
             if silo.name not in group:
                 continue
             purpose = "" if len(group) == 1 else f"trial-{number}"
-            taking_part = kit.staying([name for name in group if name in here], minimums)
+            taking_part = staying([name for name in group if name in here], minimums)
             if purpose and silo.name not in taking_part:
                 continue
             config = {wire.HOLDOUT: HOLDOUT, wire.GROUP_SIZE: max(len(taking_part), 1)}
-            work.append(kit.Order(silo, trial.models[group], purpose=purpose, config=config))
+            work.append(Order(silo, trial.models[group], purpose=purpose, config=config))
     return work
 
 
-def continue_trial(trial: Trial, updates: kit.Updates) -> Trial:
+def continue_trial(trial: Trial, updates: Updates) -> Trial:
     """The trial after a round: every group aggregated, what silos found noted, the leader named."""
-    models: dict[kit.Group, Model] = dict(trial.models)
-    found: dict[kit.Group, Mapping[str, Found]] = {}
+    models: dict[Group, Model] = dict(trial.models)
+    found: dict[Group, Mapping[str, Found]] = {}
     for number, group in enumerate(trial.groups):
         purpose = "" if len(group) == 1 else f"trial-{number}"
         mine = [u for u in updates if u.purpose == purpose and u.silo.name in group]
-        mine = mine if len(group) == 1 else kit.accepted(mine)
+        mine = mine if len(group) == 1 else accepted(mine)
         if not mine:
             continue
-        models[group] = kit.combine(mine)
+        models[group] = combine(mine)
         found[group] = held_out(mine)
     after = replace(
         trial,
@@ -368,7 +375,7 @@ def verdict(trial: Trial, *, last: bool) -> dict[str, Any]:
         for c, error in zip(trial.candidates, errors, strict=True)
     )
     doubtful = trial.leader is None or not judges or last
-    kit.log.log(
+    log.log(
         logging.WARNING if doubtful else logging.INFO,
         "alpha = auto took %s (%s) after %d rounds; held-out errors of %s: %s",
         *(_name(best), how, trial.played, wire.counted(len(judges), "silo"), told),
@@ -402,7 +409,7 @@ def alpha_of(winner: Candidate, landscape: Landscape) -> float:
     return max(nearest, key=lambda c: c.ratio).alpha
 
 
-def _pairs(groups: Sequence[kit.Group], known: Set[str]) -> frozenset[tuple[str, str]]:
+def _pairs(groups: Sequence[Group], known: Set[str]) -> frozenset[tuple[str, str]]:
     """The pairs of these silos that are together."""
     return frozenset(
         pair for group in groups for pair in combinations(sorted(known & set(group)), 2)

@@ -14,11 +14,22 @@ from __future__ import annotations
 from typing import ClassVar
 
 from coterie import wire
-from coterie.strategies.rounds import kit
+from coterie.strategies.rounds.algorithm import (
+    Algorithm,
+    Order,
+    Round,
+    State,
+    Updates,
+    drawn_silos,
+    orders_from,
+)
+from coterie.strategies.rounds.members import Plain, global_model, together
+from coterie.strategies.rounds.options import Sample, Seed
+from coterie.strategies.rounds.policy import average_groups
 from coterie.wire import Model
 
 
-class Independent(kit.Algorithm[kit.Plain]):
+class Independent(Algorithm[Plain]):
     """Every silo trains its own model from w⁰ and never hears of another."""
 
     alone = True
@@ -29,46 +40,46 @@ class Independent(kit.Algorithm[kit.Plain]):
         """There is nothing to average."""
         return False
 
-    def orders(self, state: kit.Plain, now: kit.Round) -> tuple[kit.Plain, list[kit.Order]]:
+    def orders(self, state: Plain, now: Round) -> tuple[Plain, list[Order]]:
         """Train your own model."""
         members = state.members.grouped((name,) for name in now.names)
-        return kit.Plain(members), kit.orders_from(members.models, now.silos)
+        return Plain(members), orders_from(members.models, now.silos)
 
-    def absorb(self, state: kit.Plain, updates: kit.Updates, now: kit.Round) -> kit.Plain:
+    def absorb(self, state: Plain, updates: Updates, now: Round) -> Plain:
         """Each update becomes its silo's model."""
-        return kit.Plain(kit.average_groups(state.members, updates))
+        return Plain(average_groups(state.members, updates))
 
 
-class OneModel(kit.Algorithm[kit.State]):
+class OneModel(Algorithm[State]):
     """What the algorithms of one global model have in common: who trains from what."""
 
     kind: ClassVar[str] = wire.TRAIN
     """Message type of the training."""
 
-    def newcomer_model(self, state: kit.State) -> Model:
+    def newcomer_model(self, state: State) -> Model:
         """The global model."""
-        return kit.global_model(self.members(state))
+        return global_model(self.members(state))
 
-    def orders(self, state: kit.State, now: kit.Round) -> tuple[kit.State, list[kit.Order]]:
+    def orders(self, state: State, now: Round) -> tuple[State, list[Order]]:
         """Train the global model. Who was away gets today's, not the one it left with."""
-        members = kit.together(self.members(state), now.silos)
-        orders = kit.orders_from(members.models, now.silos, self.kind)
+        members = together(self.members(state), now.silos)
+        orders = orders_from(members.models, now.silos, self.kind)
         return self.with_members(state, members), orders
 
 
-class FedAvg(OneModel[kit.Plain]):
+class FedAvg(OneModel[Plain]):
     """The size-weighted mean of all updates, every round."""
 
-    sample: kit.Sample = 0
-    seed: kit.Seed = 0
+    sample: Sample = 0
+    seed: Seed = 0
     works_unseen = True
 
-    def orders(self, state: kit.Plain, now: kit.Round) -> tuple[kit.Plain, list[kit.Order]]:
+    def orders(self, state: Plain, now: Round) -> tuple[Plain, list[Order]]:
         """Whose turn it is trains the global model."""
-        members = kit.together(state.members, now.silos)
-        turn = kit.drawn_silos(now, self.sample, seed=self.seed)
-        return kit.Plain(members), kit.orders_from(members.models, turn)
+        members = together(state.members, now.silos)
+        turn = drawn_silos(now, self.sample, seed=self.seed)
+        return Plain(members), orders_from(members.models, turn)
 
-    def absorb(self, state: kit.Plain, updates: kit.Updates, now: kit.Round) -> kit.Plain:
+    def absorb(self, state: Plain, updates: Updates, now: Round) -> Plain:
         """The mean goes to everybody who is here; without any answer the model stays."""
-        return kit.Plain(kit.average_groups(state.members, updates))
+        return Plain(average_groups(state.members, updates))

@@ -15,27 +15,30 @@ from coterie.strategies.partition._check import FloatArray
 from coterie.strategies.partition.clustering import Metric
 from coterie.strategies.partition.clustering import distances as distances_of
 from coterie.strategies.partition.gram import gram
-from coterie.strategies.rounds import kit
+from coterie.strategies.rounds.algorithm import Order, Update, Updates
+from coterie.strategies.rounds.models import comparable, difference
+from coterie.strategies.rounds.options import Config, Scalar
+from coterie.strategies.rounds.roster import Silo
 from coterie.wire import Model
 
 PLACE = "place"
 """Purpose of a newcomer's training."""
 
 
-def compared(update: kit.Update) -> Model:
+def compared(update: Update) -> Model:
     """What a training changed, parameters only."""
-    delta = kit.difference(update.model, update.start)
-    return kit.comparable(delta, similarity="parameters", buffers=update.silo.buffers)
+    delta = difference(update.model, update.start)
+    return comparable(delta, similarity="parameters", buffers=update.silo.buffers)
 
 
-def gram_of(updates: kit.Updates) -> FloatArray:
+def gram_of(updates: Updates) -> FloatArray:
     """Inner products of what their trainings changed, without what is known to be noise."""
     changed = [compared(update) for update in updates]
     noise = [update.noise_in(own) for update, own in zip(updates, changed, strict=True)]
     return gram([list(own.values()) for own in changed], noise=noise)
 
 
-def constant_lr(config: kit.Config, number: int) -> dict[str, kit.Scalar]:
+def constant_lr(config: Config, number: int) -> dict[str, Scalar]:
     """The learning rate of round ``number``, whenever it is used."""
     if wire.LR not in config:
         return {}
@@ -43,13 +46,13 @@ def constant_lr(config: kit.Config, number: int) -> dict[str, kit.Scalar]:
     return {wire.LR: float(config[wire.LR]) * decay ** (number - 1), wire.LR_DECAY: 1.0}
 
 
-def placing_order(silo: kit.Silo, model: Model, config: kit.Config, *, step: int = 0) -> kit.Order:
+def placing_order(silo: Silo, model: Model, config: Config, *, step: int = 0) -> Order:
     """Train once from a remembered model, to be compared."""
     purpose = f"{PLACE}-{step}" if step else PLACE
-    return kit.Order(silo, model, purpose=purpose, config=config)
+    return Order(silo, model, purpose=purpose, config=config)
 
 
-def nearest(update: kit.Update, directions: Sequence[Model], *, metric: Metric) -> int:
+def nearest(update: Update, directions: Sequence[Model], *, metric: Metric) -> int:
     """The direction nearest to an update; the first of equals."""
     rows = [list(part.values()) for part in (compared(update), *directions)]
     noise = [update.noise_in(compared(update)), *[0.0] * len(directions)]

@@ -12,24 +12,24 @@ from collections.abc import Sequence
 import numpy as np
 
 from coterie import wire
-from coterie.strategies.rounds import kit
+from coterie.strategies.rounds.algorithm import Exchanges, Order, Update
+from coterie.strategies.rounds.replies import error_of
+from coterie.strategies.rounds.roster import Silo
 from coterie.wire import Model
 
 
-def probe(silo: kit.Silo, model: Model, purpose: str) -> kit.Order:
+def probe(silo: Silo, model: Model, purpose: str) -> Order:
     """Ask one silo for the loss and error of one model."""
     kind = wire.EVALUATE_TRAINING if silo.described else wire.EVALUATE
-    return kit.Order(silo, model, purpose=purpose, kind=kind)
+    return Order(silo, model, purpose=purpose, kind=kind)
 
 
-def loss_of(update: kit.Update) -> float:
+def loss_of(update: Update) -> float:
     """The loss that a silo stated, else its error; NaN if it stated neither."""
-    return float(update.metrics.get(wire.LOSS, kit.error_of(update.metrics)))
+    return float(update.metrics.get(wire.LOSS, error_of(update.metrics)))
 
 
-def ask(
-    silos: Sequence[kit.Silo], models: Sequence[Model]
-) -> kit.Exchanges[dict[str, dict[int, kit.Update]]]:
+def ask(silos: Sequence[Silo], models: Sequence[Model]) -> Exchanges[dict[str, dict[int, Update]]]:
     """Ask every silo about every model, in one exchange.
 
     Returns:
@@ -41,15 +41,15 @@ def ask(
         for silo in silos
         for purpose, model in zip(purposes, models, strict=True)
     ]
-    found: dict[str, dict[int, kit.Update]] = {}
+    found: dict[str, dict[int, Update]] = {}
     for update in answers:
         found.setdefault(update.silo.name, {})[purposes[update.purpose]] = update
     return found
 
 
 def losses(
-    silos: Sequence[kit.Silo], models: Sequence[Model]
-) -> kit.Exchanges[dict[str, tuple[float, ...]]]:
+    silos: Sequence[Silo], models: Sequence[Model]
+) -> Exchanges[dict[str, tuple[float, ...]]]:
     """Silo → its loss of every model; infinity where that is no number.
 
     Who left a model unanswered, or has a finite loss of none, is not in it.

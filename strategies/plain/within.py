@@ -28,7 +28,10 @@ from pydantic import BeforeValidator, Field
 
 from coterie import wire
 from coterie.strategies.partition.fednova import accumulation, coefficients
-from coterie.strategies.rounds import kit
+from coterie.strategies.rounds.algorithm import Round, Update, Updates
+from coterie.strategies.rounds.models import is_statistic, same_model, weighted_mean
+from coterie.strategies.rounds.options import Config, Options, Times, TimesOrNone, dashed
+from coterie.strategies.rounds.policy import combine
 from coterie.wire import Model
 
 # ---------------------------------------------------------------- options
@@ -63,7 +66,7 @@ MoreauLR = Annotated[
     ),
 ]
 InnerSteps = Annotated[
-    kit.Times,
+    Times,
     Field(description="K, steps towards the personal model per batch (pFedMe)."),
 ]
 ServerLR = Annotated[
@@ -76,7 +79,7 @@ ServerLR = Annotated[
     ),
 ]
 AdaptSteps = Annotated[
-    kit.TimesOrNone,
+    TimesOrNone,
     Field(description=f"{ADAPT_HELP} (Per-FedAvg: 1, pFedMe: 20)."),
 ]
 META_LR, MOREAU_LAMBDA, MOREAU_LR, INNER_STEPS = 0.03, 15.0, 0.005, 5
@@ -92,20 +95,20 @@ class Inside:
     kind: ClassVar[str] = wire.TRAIN
     """Message type of the training."""
     averages: ClassVar[bool] = True
-    """Whether it is ``kit.combine`` that makes the model, which other means may replace."""
+    """Whether it is ``combine`` that makes the model, which other means may replace."""
     works_unseen: ClassVar[bool] = True
     """Whether it can do without seeing silos' models."""
 
-    def problems(self, training: kit.Config) -> Iterator[str]:
+    def problems(self, training: Config) -> Iterator[str]:
         """What does not go with the run's training, in words."""
         yield from ()
 
-    def entries(self, training: kit.Config) -> kit.Config:
+    def entries(self, training: Config) -> Config:
         """What every training message of the run has for it."""
         return {}
 
     def combine(
-        self, updates: kit.Updates, now: kit.Round, *, told: Mapping[str, kit.Config] | None = None
+        self, updates: Updates, now: Round, *, told: Mapping[str, Config] | None = None
     ) -> Model:
         """The group's next model.
 
@@ -114,7 +117,7 @@ class Inside:
             now: the round.
             told: silo → entries that its training had in place of the run's, where it had some.
         """
-        return kit.combine(updates)
+        return combine(updates)
 
 
 @dataclass(frozen=True)
@@ -124,7 +127,7 @@ class FedNovaInside(Inside):
     averages = False
     works_unseen = False
 
-    def problems(self, training: kit.Config) -> Iterator[str]:
+    def problems(self, training: Config) -> Iterator[str]:
         """With a stronger pull the steps of an update cancel out, and it has no |a_i|₁."""
         yield from sgd_only(training, "fednova", "counts the steps of SGD")
         lr, mu = (float(training.get(key, 0.0)) for key in (wire.LR, wire.PROXIMAL_MU))
@@ -134,12 +137,12 @@ class FedNovaInside(Inside):
                 f"counted. Got {lr:g} · {mu:g}"
             )
 
-    def entries(self, training: kit.Config) -> kit.Config:
+    def entries(self, training: Config) -> Config:
         """What a silo must know to say that its steps are others."""
         return {wire.PLAIN_STEPS: True}
 
     def combine(
-        self, updates: kit.Updates, now: kit.Round, *, told: Mapping[str, kit.Config] | None = None
+        self, updates: Updates, now: Round, *, told: Mapping[str, Config] | None = None
     ) -> Model:
         """Eq. 8, over those who answered."""
         own = told or {}
@@ -159,11 +162,11 @@ class PerFedAvgInside(Inside):
     kind = wire.TRAIN_PER_FEDAVG
     works_unseen = False
 
-    def problems(self, training: kit.Config) -> Iterator[str]:
+    def problems(self, training: Config) -> Iterator[str]:
         """What its steps have no place for."""
         yield from sgd_only(training, "perfedavg", STEPS_OF_ITS_OWN)
 
-    def entries(self, training: kit.Config) -> kit.Config:
+    def entries(self, training: Config) -> Config:
         """The meta-step's rate, and the steps before a test."""
         return {
             wire.PLAIN_STEPS: True,
@@ -185,7 +188,7 @@ class PFedMeInside(Inside):
     kind = wire.TRAIN_PFEDME
     works_unseen = False
 
-    def problems(self, training: kit.Config) -> Iterator[str]:
+    def problems(self, training: Config) -> Iterator[str]:
         """Steps that would diverge."""
         yield from sgd_only(training, "pfedme", STEPS_OF_ITS_OWN)
         lr = float(training.get(wire.LR, 0.01))
@@ -200,7 +203,7 @@ class PFedMeInside(Inside):
                 f"diverge. Got {lr:g} · {self.moreau_lambda:g}"
             )
 
-    def entries(self, training: kit.Config) -> kit.Config:
+    def entries(self, training: Config) -> Config:
         """The envelope, and the steps before a test."""
         return {
             wire.PLAIN_STEPS: True,
@@ -213,19 +216,19 @@ class PFedMeInside(Inside):
         }
 
     def combine(
-        self, updates: kit.Updates, now: kit.Round, *, told: Mapping[str, kit.Config] | None = None
+        self, updates: Updates, now: Round, *, told: Mapping[str, Config] | None = None
     ) -> Model:
         """``(1 − β) w + β · mean``."""
-        mean = kit.combine(updates)
+        mean = combine(updates)
         if self.server_lr == 1:
             return mean
-        return kit.weighted_mean([_start(updates), mean], [1 - self.server_lr, self.server_lr])
+        return weighted_mean([_start(updates), mean], [1 - self.server_lr, self.server_lr])
 
 
 # ---------------------------------------------------------------- as an option of a strategy
 
 
-class Within(kit.Options):
+class Within(Options):
     """Which algorithm runs inside the groups, and its own options.
 
     A name is enough where its options are the usual ones: ``HCCT(within="fednova")``.
@@ -256,14 +259,14 @@ class Within(kit.Options):
         """Whether it is plain averaging."""
         return self.algorithm == "fedavg"
 
-    def problems(self, training: kit.Config) -> Iterator[str]:
+    def problems(self, training: Config) -> Iterator[str]:
         """Options of another algorithm, and what the algorithm finds wrong itself."""
         mine = OWN_FIELDS[self.algorithm]
         for name, field in type(self).model_fields.items():
             given = getattr(self, name)
             if name != "algorithm" and name not in mine and given != field.default:
                 others = " or ".join(kind for kind, own in OWN_FIELDS.items() if name in own)
-                yield f"{kit.dashed(name)} is for within = {others}. Got within = {self.algorithm}"
+                yield f"{dashed(name)} is for within = {others}. Got within = {self.algorithm}"
         yield from self.inside.problems(training)
 
     def insecure(self) -> str:
@@ -299,7 +302,7 @@ NUM_STEPS = "num-steps"
 """Metric by which a silo may state its τ_i."""
 
 
-def _accumulated(update: kit.Update, config: kit.Config, number: int) -> float:
+def _accumulated(update: Update, config: Config, number: int) -> float:
     """|a_i|₁."""
     lr = float(config.get(wire.LR, 0.0)) * float(config.get(wire.LR_DECAY, 1.0)) ** (number - 1)
     return accumulation(
@@ -309,7 +312,7 @@ def _accumulated(update: kit.Update, config: kit.Config, number: int) -> float:
     )
 
 
-def num_steps(update: kit.Update, config: kit.Config) -> int:
+def num_steps(update: Update, config: Config) -> int:
     """τ_i: as stated, else by the configuration; see ``FedNova``."""
     stated = update.metrics.get(NUM_STEPS, 0)
     if np.isfinite(stated) and stated >= 1:
@@ -322,7 +325,7 @@ def num_steps(update: kit.Update, config: kit.Config) -> int:
     return int(config.get(wire.LOCAL_EPOCHS, 1)) * ceil(samples / int(config[wire.BATCH_SIZE]))
 
 
-def normalised(updates: kit.Updates, factors: np.ndarray) -> Model:
+def normalised(updates: Updates, factors: np.ndarray) -> Model:
     """``w + Σ c_i (w_i − w)`` of parameters; the size-weighted mean of everything else.
 
     Args:
@@ -330,25 +333,25 @@ def normalised(updates: kit.Updates, factors: np.ndarray) -> Model:
             size-weighted mean of their starts, and every update counts from its own.
         factors: c_i, one each.
     """
-    mean = kit.weighted_mean([u.model for u in updates], [u.num_examples for u in updates])
+    mean = weighted_mean([u.model for u in updates], [u.num_examples for u in updates])
     if len(updates) == 1:
         return mean
     start = _start(updates)
     buffers = {name for u in updates for name in u.silo.buffers}
     return {
         name: _stepped(start[name], [(u.start[name], u.model[name]) for u in updates], factors)
-        if np.issubdtype(array.dtype, np.floating) and not kit.is_statistic(name, sorted(buffers))
+        if np.issubdtype(array.dtype, np.floating) and not is_statistic(name, sorted(buffers))
         else array
         for name, array in mean.items()
     }
 
 
-def _start(updates: kit.Updates) -> Model:
+def _start(updates: Updates) -> Model:
     """What a group trained from: one model, unless its silos accept no mean of theirs."""
     first = updates[0].start
-    if all(kit.same_model(u.start, first) for u in updates):
+    if all(same_model(u.start, first) for u in updates):
         return first
-    return kit.weighted_mean([u.start for u in updates], [u.num_examples for u in updates])
+    return weighted_mean([u.start for u in updates], [u.num_examples for u in updates])
 
 
 def _stepped(
@@ -367,7 +370,7 @@ def _stepped(
 STEPS_OF_ITS_OWN = "has steps of its own"
 
 
-def sgd_only(training: kit.Config, name: str, why: str) -> Iterator[str]:
+def sgd_only(training: Config, name: str, why: str) -> Iterator[str]:
     """Keys of local training that an algorithm has no place for, in words."""
     for key in wire.loop_entries():
         if training.get(key):  # only sent where it is not what silos take for granted

@@ -24,6 +24,7 @@ FedAvg's messages: it works with any ClientApp.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -34,8 +35,24 @@ from pydantic import Field
 from coterie.strategies.partition.cfl import bipartition, is_split_due, mean_norm
 from coterie.strategies.partition.gram import gram
 from coterie.strategies.plain.placing import compared, constant_lr, nearest, placing_order
-from coterie.strategies.rounds import kit
+from coterie.strategies.rounds.algorithm import (
+    Algorithm,
+    Compared,
+    Exchanges,
+    Order,
+    Round,
+    Update,
+    Updates,
+    orders_from,
+)
+from coterie.strategies.rounds.members import Members, give_out
+from coterie.strategies.rounds.models import plain_mean
+from coterie.strategies.rounds.options import Count, NotNegative, Positive
+from coterie.strategies.rounds.policy import accepted, average_groups
+from coterie.strategies.rounds.roster import Silo
 from coterie.wire import Model
+
+log = logging.getLogger("coterie.run")
 
 
 @dataclass(frozen=True)
@@ -68,7 +85,7 @@ class CFLState:
         norms: number of a group → (norm of its mean update, of its largest), last round.
     """
 
-    members: kit.Members
+    members: Members
     group_models: Mapping[int, Model]
     splits: Mapping[int, Split] = field(default_factory=dict)
     group_of: Mapping[str, int] = field(default_factory=dict)
@@ -76,43 +93,43 @@ class CFLState:
     norms: Mapping[int, tuple[float, float]] = field(default_factory=dict)
 
 
-class CFL(kit.Algorithm[CFLState]):
+class CFL(Algorithm[CFLState]):
     """Recursive bipartition by the cosines of the updates."""
 
-    eps_mean: kit.Positive = Field(
+    eps_mean: Positive = Field(
         0.4,
         le=1e6,
         description="ε₁; a group is split only if its mean update is shorter than this share of "
         "the longest update so far.",
     )
-    eps_largest: kit.NotNegative = Field(
+    eps_largest: NotNegative = Field(
         0.5, le=1e6, description="ε₂; and only if its longest update is longer than this share."
     )
-    first_split: kit.Count = Field(2, description="No group is split before this round.")
+    first_split: Count = Field(2, description="No group is split before this round.")
     hands_on = True
     works_unseen = True
 
-    def compared(self, state: CFLState) -> kit.Compared | None:
+    def compared(self, state: CFLState) -> Compared | None:
         """The updates of a round."""
-        return kit.Compared()
+        return Compared()
 
     def first(self, initial: Model) -> CFLState:
         """One group without members."""
-        return CFLState(kit.Members(initial), {0: initial})
+        return CFLState(Members(initial), {0: initial})
 
     def newcomer_model(self, state: CFLState) -> Model:
         """The root's."""
         return state.splits[0].model if state.splits else state.group_models[0]
 
-    def welcome(self, state: CFLState, new: frozenset[str], now: kit.Round) -> CFLState:
+    def welcome(self, state: CFLState, new: frozenset[str], now: Round) -> CFLState:
         """A newcomer enters at the root."""
         return replace(state, group_of={**state.group_of, **dict.fromkeys(sorted(new), 0)})
 
-    def renew(self, state: CFLState, changed: frozenset[str], now: kit.Round) -> CFLState:
+    def renew(self, state: CFLState, changed: frozenset[str], now: Round) -> CFLState:
         """Whose data are others walks down from the root again."""
         return self.welcome(state, changed, now)
 
-    def prepare(self, state: CFLState, now: kit.Round) -> kit.Exchanges[CFLState]:
+    def prepare(self, state: CFLState, now: Round) -> Exchanges[CFLState]:
         """Newcomers walk down, one training a level. Who does not answer goes on next round."""
         step = 0
         waiting = [silo for silo in now.silos if state.group_of[silo.name] in state.splits]
@@ -127,16 +144,16 @@ class CFL(kit.Algorithm[CFLState]):
             ]
         return state
 
-    def orders(self, state: CFLState, now: kit.Round) -> tuple[CFLState, list[kit.Order]]:
+    def orders(self, state: CFLState, now: Round) -> tuple[CFLState, list[Order]]:
         """Train your group's model."""
         state = replace(state, members=_handed_out(state, now.names))
         settled = [silo for silo in now.silos if state.group_of[silo.name] not in state.splits]
-        return state, kit.orders_from(state.members.models, settled)
+        return state, orders_from(state.members.models, settled)
 
-    def absorb(self, state: CFLState, updates: kit.Updates, now: kit.Round) -> CFLState:
+    def absorb(self, state: CFLState, updates: Updates, now: Round) -> CFLState:
         """Split where that is due, then FedAvg in every group."""
         deltas = {u.silo.name: compared(u) for u in updates}
-        by_group: dict[int, list[kit.Update]] = {}
+        by_group: dict[int, list[Update]] = {}
         for update in updates:
             by_group.setdefault(state.group_of[update.silo.name], []).append(update)
         grams = {
@@ -180,12 +197,12 @@ class CFL(kit.Algorithm[CFLState]):
         }
 
 
-def _placing(state: CFLState, silo: kit.Silo, step: int, now: kit.Round) -> kit.Order:
+def _placing(state: CFLState, silo: Silo, step: int, now: Round) -> Order:
     split = state.splits[state.group_of[silo.name]]
     return placing_order(silo, split.model, constant_lr(now.config, split.round), step=step)
 
 
-def _part(state: CFLState, update: kit.Update) -> int:
+def _part(state: CFLState, update: Update) -> int:
     """One level down from the silo's present place."""
     split = state.splits[state.group_of[update.silo.name]]
     return split.parts[nearest(update, split.directions, metric="cosine")]
@@ -194,18 +211,18 @@ def _part(state: CFLState, update: kit.Update) -> int:
 def _split(
     state: CFLState,
     number: int,
-    updates: kit.Updates,
+    updates: Updates,
     matrix: np.ndarray,
     deltas: Mapping[str, Model],
-    now: kit.Round,
+    now: Round,
 ) -> CFLState:
     """Two new groups in place of one. Who is away, or did not answer, is placed when it is back."""
     halves = bipartition(matrix)
     names = [[updates[row].silo.name for row in half] for half in halves]
     first = 1 + max(state.group_models)
     parts = (first, first + 1)
-    one, other = (kit.plain_mean([deltas[n] for n in half]) for half in names)
-    kit.log.info("round %d: group %d is split into %s and %s", now.number, number, *names)
+    one, other = (plain_mean([deltas[n] for n in half]) for half in names)
+    log.info("round %d: group %d is split into %s and %s", now.number, number, *names)
     start = updates[0].start
     return replace(
         state,
@@ -218,19 +235,19 @@ def _split(
     )
 
 
-def _trained(state: CFLState, updates: kit.Updates) -> CFLState:
+def _trained(state: CFLState, updates: Updates) -> CFLState:
     """FedAvg in every group that is no inner node."""
     groups = _handed_out(state, state.members.here).groups
     answered = [([u for u in updates if u.silo.name in group], group) for group in groups]
-    kept = [update for own, group in answered for update in kit.accepted(own, group)]
-    members = kit.average_groups(state.members.grouped(groups), kept)
+    kept = [update for own, group in answered for update in accepted(own, group)]
+    members = average_groups(state.members.grouped(groups), kept)
     models = dict(state.group_models)
     for update in kept:
         models[state.group_of[update.silo.name]] = members.models[update.silo.name]
     return replace(state, members=members, group_models=models)
 
 
-def _handed_out(state: CFLState, here: Sequence[str]) -> kit.Members:
+def _handed_out(state: CFLState, here: Sequence[str]) -> Members:
     """Who is here holds its group's model; who is still on its way down is alone."""
     settled = {n: number for n, number in state.group_of.items() if number not in state.splits}
-    return kit.give_out(state.members, here, settled, state.group_models)
+    return give_out(state.members, here, settled, state.group_models)

@@ -16,7 +16,16 @@ from pydantic import BeforeValidator, Field, InstanceOf
 
 from coterie import wire
 from coterie.strategies.plain.fedavg import FedAvg
-from coterie.strategies.rounds import kit
+from coterie.strategies.rounds.algorithm import (
+    Around,
+    Exchanges,
+    Order,
+    Round,
+    Updates,
+    algorithm_of,
+)
+from coterie.strategies.rounds.options import Config, CountOrNone
+from coterie.strategies.rounds.roster import Silo
 from coterie.wire import Model
 
 
@@ -37,18 +46,18 @@ class EnsembleState:
     round: int = 0
 
 
-class FedEnsemble(kit.Around[EnsembleState]):
+class FedEnsemble(Around[EnsembleState]):
     """FedAvg, evaluated also as the ensemble of the silos' models."""
 
-    every: kit.CountOrNone = Field(
+    every: CountOrNone = Field(
         0,
         alias="ensemble-every",
         description="Rounds between evaluations of the ensemble; 0 evaluates the last only. Each "
         "sends every silo every silo's model.",
     )
-    base: Annotated[InstanceOf[FedAvg], BeforeValidator(kit.algorithm_of)] = FedAvg()
+    base: Annotated[InstanceOf[FedAvg], BeforeValidator(algorithm_of)] = FedAvg()
 
-    def problems(self, training: kit.Config) -> Iterator[str]:
+    def problems(self, training: Config) -> Iterator[str]:
         """An ensemble needs whole models."""
         if training.get(wire.PERSONAL):
             yield "fedensemble sends every silo the others' whole models, so personal must be empty"
@@ -57,25 +66,25 @@ class FedEnsemble(kit.Around[EnsembleState]):
         """FedAvg's."""
         return EnsembleState(self.base.first(initial))
 
-    def prepare(self, state: EnsembleState, now: kit.Round) -> kit.Exchanges[EnsembleState]:
+    def prepare(self, state: EnsembleState, now: Round) -> Exchanges[EnsembleState]:
         """Every so many rounds, the ensemble of the round before."""
         before = now.number - 1
         if self.every and before and before % self.every == 0:
             state = yield from _evaluated(state, now.silos, after=before, keep=False)
         return state
 
-    def finish(self, state: EnsembleState, now: kit.Round) -> kit.Exchanges[EnsembleState]:
+    def finish(self, state: EnsembleState, now: Round) -> Exchanges[EnsembleState]:
         """The final ensemble, which silos keep."""
         return (yield from _evaluated(state, now.silos, after=now.number, keep=True))
 
-    def orders(self, state: EnsembleState, now: kit.Round) -> tuple[EnsembleState, list[kit.Order]]:
+    def orders(self, state: EnsembleState, now: Round) -> tuple[EnsembleState, list[Order]]:
         """FedAvg's. Models of who left, or no longer shows its own, are dropped."""
         base, orders = self.base.orders(state.base, now)
         here = {silo.name for silo in now.silos if _shows(silo)}
         local = {name: model for name, model in state.local.items() if name in here}
         return replace(state, base=base, local=local), orders
 
-    def absorb(self, state: EnsembleState, updates: kit.Updates, now: kit.Round) -> EnsembleState:
+    def absorb(self, state: EnsembleState, updates: Updates, now: Round) -> EnsembleState:
         """FedAvg's; every silo's own model is a member of the ensemble."""
         own = {u.silo.name: u.model for u in updates if _shows(u.silo)}
         base = self.base.absorb(state.base, updates, now)
@@ -93,8 +102,8 @@ class FedEnsemble(kit.Around[EnsembleState]):
 
 
 def _evaluated(
-    state: EnsembleState, silos: Sequence[kit.Silo], *, after: int, keep: bool
-) -> kit.Exchanges[EnsembleState]:
+    state: EnsembleState, silos: Sequence[Silo], *, after: int, keep: bool
+) -> Exchanges[EnsembleState]:
     """Send every silo every silo's model that may be shown, and note what it says of their mean."""
     names = sorted(n for n in state.local if n in {s.name for s in silos if _shows(s)})
     members = {f"{wire.MEMBER}{i}": state.local[name] for i, name in enumerate(names)}
@@ -103,7 +112,7 @@ def _evaluated(
         return state
     config = {wire.KEEP: keep}
     answers = yield [
-        kit.Order(s, {}, purpose="ensemble", kind=wire.ENSEMBLE, config=config, extras=members)
+        Order(s, {}, purpose="ensemble", kind=wire.ENSEMBLE, config=config, extras=members)
         for s in described
     ]
     errors = {
@@ -114,6 +123,6 @@ def _evaluated(
     return replace(state, errors=errors, round=after)
 
 
-def _shows(silo: kit.Silo) -> bool:
+def _shows(silo: Silo) -> bool:
     """Whether others may see what it learned alone."""
     return silo.min_group_size <= 1

@@ -29,7 +29,19 @@ from pydantic import Field
 
 from coterie.strategies.partition.clustering import seed_centres
 from coterie.strategies.partition.gram import gram
-from coterie.strategies.rounds import kit
+from coterie.strategies.rounds.algorithm import (
+    Algorithm,
+    Order,
+    Round,
+    Update,
+    Updates,
+    drawn_silos,
+    orders_from,
+)
+from coterie.strategies.rounds.members import Members, give_out
+from coterie.strategies.rounds.models import comparable, difference, plain_mean
+from coterie.strategies.rounds.options import Count, Sample, Seed
+from coterie.strategies.rounds.policy import average
 from coterie.wire import Model
 
 
@@ -43,19 +55,19 @@ class FeSEMState:
         centre_of: silo → number of its centre.
     """
 
-    members: kit.Members
+    members: Members
     centres: tuple[Model, ...] = ()
     centre_of: Mapping[str, int] = field(default_factory=dict)
 
 
-class FeSEM(kit.Algorithm[FeSEMState]):
+class FeSEM(Algorithm[FeSEMState]):
     """Groups by the Euclidean distance of local models to K centres, anew in every round."""
 
-    num_groups: kit.Count = Field(
+    num_groups: Count = Field(
         3, description="K, number of centres; at most as many as there are different local models."
     )
-    sample: kit.Sample = 0
-    seed: kit.Seed = 0
+    sample: Sample = 0
+    seed: Seed = 0
     remembers = FeSEMState
     hands_on = True  # others may come to a silo's centre
 
@@ -64,16 +76,16 @@ class FeSEM(kit.Algorithm[FeSEMState]):
         """Who trained from one centre may be nearer to another."""
         return True
 
-    def orders(self, state: FeSEMState, now: kit.Round) -> tuple[FeSEMState, list[kit.Order]]:
+    def orders(self, state: FeSEMState, now: Round) -> tuple[FeSEMState, list[Order]]:
         """Train from your centre; who comes back finds today's, who is new the centres' mean."""
-        middle = kit.plain_mean(state.centres) if state.centres else state.members.initial
+        middle = plain_mean(state.centres) if state.centres else state.members.initial
         new = dict.fromkeys((n for n in now.names if n not in state.centre_of), middle)
         members = state.members.holding(new).grouped((n,) for n in now.names)
         state = _handed_out(replace(state, members=members))
-        turn = kit.drawn_silos(now, self.sample, seed=self.seed)
-        return state, kit.orders_from(state.members.models, turn)
+        turn = drawn_silos(now, self.sample, seed=self.seed)
+        return state, orders_from(state.members.models, turn)
 
-    def absorb(self, state: FeSEMState, updates: kit.Updates, now: kit.Round) -> FeSEMState:
+    def absorb(self, state: FeSEMState, updates: Updates, now: Round) -> FeSEMState:
         """Seed the centres if there are none; then one E-step and one M-step."""
         if not updates:
             return state
@@ -95,26 +107,26 @@ class FeSEM(kit.Algorithm[FeSEMState]):
         return {"centre": {n: state.centre_of[n] for n in here if n in state.centre_of}}
 
 
-def _averaged(state: FeSEMState, updates: kit.Updates) -> FeSEMState:
+def _averaged(state: FeSEMState, updates: Updates) -> FeSEMState:
     """M-step: each centre is the mean of the local models that came back to it."""
-    by_centre: dict[int, list[kit.Update]] = {}
+    by_centre: dict[int, list[Update]] = {}
     for update in updates:
         by_centre.setdefault(state.centre_of[update.silo.name], []).append(update)
     centres = list(state.centres)
     for number, own in by_centre.items():
-        mean = kit.average(own)
+        mean = average(own)
         if mean is not None:
             centres[number] = mean
     return _handed_out(replace(state, centres=tuple(centres)))
 
 
-def _moved(model: Model, state: FeSEMState, update: kit.Update) -> Model:
+def _moved(model: Model, state: FeSEMState, update: Update) -> Model:
     """The compared arrays, relative to w⁰: distances stay, and numbers are small."""
-    delta = kit.difference(model, state.members.initial)
-    return kit.comparable(delta, similarity="parameters", buffers=update.silo.buffers)
+    delta = difference(model, state.members.initial)
+    return comparable(delta, similarity="parameters", buffers=update.silo.buffers)
 
 
-def _nearest(update: kit.Update, state: FeSEMState) -> int:
+def _nearest(update: Update, state: FeSEMState) -> int:
     """E-step of one silo; the first of equals."""
     own = _moved(update.model, state, update)
     squares = [_square(own, _moved(centre, state, update)) for centre in state.centres]
@@ -129,5 +141,5 @@ def _square(one: Model, other: Model) -> float:
 def _handed_out(state: FeSEMState) -> FeSEMState:
     """Everybody here holds its centre and is grouped by it; who never answered is alone."""
     members = state.members
-    members = kit.give_out(members, members.here, state.centre_of, state.centres)
+    members = give_out(members, members.here, state.centre_of, state.centres)
     return replace(state, members=members)

@@ -24,6 +24,7 @@ Every silo is sent K models more a round, and runs its data K times through a mo
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -32,8 +33,23 @@ import numpy as np
 from pydantic import Field
 
 from coterie.strategies.plain.probes import losses
-from coterie.strategies.rounds import kit
+from coterie.strategies.rounds.algorithm import (
+    Algorithm,
+    Exchanges,
+    Order,
+    Round,
+    Updates,
+    drawn_silos,
+    orders_from,
+)
+from coterie.strategies.rounds.members import Members
+from coterie.strategies.rounds.models import plain_mean, same_model
+from coterie.strategies.rounds.options import Config, Count, Sample, Seed
+from coterie.strategies.rounds.policy import average
+from coterie.strategies.rounds.reports import Group
 from coterie.wire import Model
+
+log = logging.getLogger("coterie.run")
 
 Choice = tuple[int, ...]
 
@@ -49,25 +65,25 @@ class Choices:
         losses: silo → its loss of every model, as far as it answered in this round.
     """
 
-    members: kit.Members
+    members: Members
     models: tuple[Model, ...]
     chosen: Mapping[str, Choice] = field(default_factory=dict)
     losses: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
 
 
-class FLSC(kit.Algorithm[Choices]):
+class FLSC(Algorithm[Choices]):
     """Every silo trains the mean of its N_g best of K models; IFCA with N_g = 1."""
 
-    num_groups: kit.Count = Field(
+    num_groups: Count = Field(
         3, description="K, number of models; with more than silos some stay unused."
     )
-    soft_groups: kit.Count = Field(
+    soft_groups: Count = Field(
         2, description="N_g, models that a silo mixes; at most `num-groups`."
     )
-    sample: kit.Sample = 0
-    seed: kit.Seed = 0
+    sample: Sample = 0
+    seed: Seed = 0
 
-    def problems(self, training: kit.Config) -> Iterator[str]:
+    def problems(self, training: Config) -> Iterator[str]:
         """More models mixed than there are."""
         if self.soft_groups > self.num_groups:
             yield (
@@ -88,13 +104,13 @@ class FLSC(kit.Algorithm[Choices]):
         """The first: a newcomer chooses before it trains, like everybody."""
         return state.models[0]
 
-    def prepare(self, state: Choices, now: kit.Round) -> kit.Exchanges[Choices]:
+    def prepare(self, state: Choices, now: Round) -> Exchanges[Choices]:
         """The N_g models of smallest loss (IFCA, line 6: ĵ = argmin_j F_i(θ_j)).
 
         Of equals the first. A model without a finite loss is not taken, also where fewer remain
         than N_g. Who does not answer keeps its choice; who never answered takes the most frequent.
         """
-        silos = kit.drawn_silos(now, self.sample, seed=self.seed)
+        silos = drawn_silos(now, self.sample, seed=self.seed)
         stated = yield from losses(silos, state.models)
         best = {name: _best(row, self.soft_groups) for name, row in stated.items()}
         chosen = {**state.chosen, **best}
@@ -103,7 +119,7 @@ class FLSC(kit.Algorithm[Choices]):
             chosen.setdefault(silo.name, usual)
         return replace(state, chosen=chosen, losses=stated)
 
-    def orders(self, state: Choices, now: kit.Round) -> tuple[Choices, list[kit.Order]]:
+    def orders(self, state: Choices, now: Round) -> tuple[Choices, list[Order]]:
         """Whose turn it is trains the mean of what it chose; one model for the same choice."""
         by_choice: dict[Choice, list[str]] = {}
         for name in now.names:
@@ -111,13 +127,13 @@ class FLSC(kit.Algorithm[Choices]):
                 by_choice.setdefault(state.chosen[name], []).append(name)
         present = sorted(tuple(sorted(names)) for names in by_choice.values())
         members = _held(state, by_choice).grouped(present)
-        turn = kit.drawn_silos(now, self.sample, seed=self.seed)
-        return replace(state, members=members), kit.orders_from(members.models, turn)
+        turn = drawn_silos(now, self.sample, seed=self.seed)
+        return replace(state, members=members), orders_from(members.models, turn)
 
-    def absorb(self, state: Choices, updates: kit.Updates, now: kit.Round) -> Choices:
+    def absorb(self, state: Choices, updates: Updates, now: Round) -> Choices:
         """θ_j: the mean of what came back from those who chose it, else as it was."""
         means = [
-            kit.average([u for u in updates if number in state.chosen[u.silo.name]])
+            average([u for u in updates if number in state.chosen[u.silo.name]])
             for number in range(len(state.models))
         ]
         models = tuple(
@@ -127,7 +143,7 @@ class FLSC(kit.Algorithm[Choices]):
         by_choice = {state.chosen[group[0]]: group for group in state.members.groups}
         return replace(state, members=_held(state, by_choice))
 
-    def sharing(self, state: Choices) -> Sequence[kit.Group]:
+    def sharing(self, state: Choices) -> Sequence[Group]:
         """Of every model, who chose it: all models go to everybody."""
         return [
             tuple(name for name, choice in state.chosen.items() if number in choice)
@@ -162,9 +178,9 @@ def first_choices(initial: Model, num_models: int, seed: int) -> Choices:
         {name: rng.permutation(a.ravel()).reshape(a.shape) for name, a in initial.items()}
         for _ in range(num_models - 1)
     ]
-    if num_models > 1 and all(kit.same_model(model, initial) for model in models):
-        kit.log.warning("every array of w⁰ is constant: the %d models start equal", num_models)
-    return Choices(kit.Members(initial), tuple(models))
+    if num_models > 1 and all(same_model(model, initial) for model in models):
+        log.warning("every array of w⁰ is constant: the %d models start equal", num_models)
+    return Choices(Members(initial), tuple(models))
 
 
 def _best(row: Sequence[float], count: int) -> Choice:
@@ -177,9 +193,9 @@ def _usual(chosen: Mapping[str, Choice], count: int) -> Choice:
     return max(taken, key=taken.count, default=tuple(range(count)))
 
 
-def _held(state: Choices, by_choice: Mapping[Choice, Sequence[str]]) -> kit.Members:
+def _held(state: Choices, by_choice: Mapping[Choice, Sequence[str]]) -> Members:
     """Every silo holds the mean of the models that it chose."""
     models: dict[str, Model] = {}
     for choice, names in by_choice.items():
-        models |= dict.fromkeys(names, kit.plain_mean([state.models[j] for j in choice]))
+        models |= dict.fromkeys(names, plain_mean([state.models[j] for j in choice]))
     return state.members.holding(models)

@@ -45,7 +45,19 @@ import numpy as np
 from pydantic import Field
 
 from coterie.strategies.plain.probes import loss_of, probe
-from coterie.strategies.rounds import kit
+from coterie.strategies.rounds.algorithm import (
+    Algorithm,
+    Exchanges,
+    Order,
+    Round,
+    Updates,
+    orders_from,
+)
+from coterie.strategies.rounds.members import Members
+from coterie.strategies.rounds.options import CountOrNone
+from coterie.strategies.rounds.policy import average, average_groups
+from coterie.strategies.rounds.reports import Group
+from coterie.strategies.rounds.roster import Silo
 from coterie.wire import Model
 
 GLOBAL, OWN = "loss-of-global", "loss-of-own"
@@ -65,14 +77,14 @@ class MAXFLState:
         losses: silo → its loss of the global and of its own model, of this round.
     """
 
-    members: kit.Members
+    members: Members
     shared: Model
     own: Mapping[str, Model] = field(default_factory=dict)
     inside: frozenset[str] = frozenset()
     losses: Mapping[str, tuple[float, float]] = field(default_factory=dict)
 
 
-class MAXFL(kit.Algorithm[MAXFLState]):
+class MAXFL(Algorithm[MAXFLState]):
     """A global model for those who gain by it; the others alone."""
 
     threshold: float = Field(
@@ -82,10 +94,10 @@ class MAXFL(kit.Algorithm[MAXFLState]):
         description="By how much the global model's training loss must be below that of the silo's "
         "own; below 0 it may be higher by as much.",
     )
-    warm_up: kit.CountOrNone = Field(
+    warm_up: CountOrNone = Field(
         5, description="Rounds after the first in which everybody takes part."
     )
-    own_rounds: kit.CountOrNone = Field(
+    own_rounds: CountOrNone = Field(
         0,
         description="Rounds of training alone behind a silo's requirement; 0 takes as many as the "
         "global model has had when silos are first asked. Few are met by any model, many by none.",
@@ -95,9 +107,9 @@ class MAXFL(kit.Algorithm[MAXFLState]):
 
     def first(self, initial: Model) -> MAXFLState:
         """No members yet."""
-        return MAXFLState(kit.Members(initial), initial)
+        return MAXFLState(Members(initial), initial)
 
-    def prepare(self, state: MAXFLState, now: kit.Round) -> kit.Exchanges[MAXFLState]:
+    def prepare(self, state: MAXFLState, now: Round) -> Exchanges[MAXFLState]:
         """Who takes part in this round."""
         settled = [silo for silo in now.silos if silo.name in state.own]
         if now.number <= 1 + self.warm_up:
@@ -107,28 +119,26 @@ class MAXFL(kit.Algorithm[MAXFLState]):
         inside |= {name for name, (both, own) in losses.items() if both <= own - self.threshold}
         return replace(state, inside=frozenset(inside), losses=losses)
 
-    def orders(self, state: MAXFLState, now: kit.Round) -> tuple[MAXFLState, list[kit.Order]]:
+    def orders(self, state: MAXFLState, now: Round) -> tuple[MAXFLState, list[Order]]:
         """Train the global model or your own."""
         inside = tuple(name for name in now.names if name in state.inside)
-        alone: list[kit.Group] = [(name,) for name in now.names if name not in state.inside]
+        alone: list[Group] = [(name,) for name in now.names if name not in state.inside]
         start = {
             name: state.shared if name in inside else state.own.get(name, state.members.initial)
             for name in now.names
         }
         groups = sorted(([inside] if inside else []) + alone)
-        orders = kit.orders_from(start, now.silos)
+        orders = orders_from(start, now.silos)
         if now.number <= (self.own_rounds or 1 + self.warm_up):
-            orders += [
-                kit.Order(now.here[name], state.own[name], purpose=OWN_MODEL) for name in inside
-            ]
+            orders += [Order(now.here[name], state.own[name], purpose=OWN_MODEL) for name in inside]
         return replace(state, members=state.members.holding(start).grouped(groups)), orders
 
-    def absorb(self, state: MAXFLState, updates: kit.Updates, now: kit.Round) -> MAXFLState:
+    def absorb(self, state: MAXFLState, updates: Updates, now: Round) -> MAXFLState:
         """The mean of those inside is the global model; the others' models are their own."""
         trained = [u for u in updates if not u.purpose]
-        members = kit.average_groups(state.members, trained)
+        members = average_groups(state.members, trained)
         # In round 1 the first training is everybody's.
-        mean = kit.average([u for u in trained if not state.own or u.silo.name in state.inside])
+        mean = average([u for u in trained if not state.own or u.silo.name in state.inside])
         own = {u.silo.name: u.model for u in trained if u.silo.name not in state.inside}
         own |= {u.silo.name: u.model for u in updates if u.purpose == OWN_MODEL}
         shared = state.shared if mean is None else mean
@@ -142,9 +152,7 @@ class MAXFL(kit.Algorithm[MAXFLState]):
         }
 
 
-def _losses(
-    state: MAXFLState, silos: Sequence[kit.Silo]
-) -> kit.Exchanges[dict[str, tuple[float, float]]]:
+def _losses(state: MAXFLState, silos: Sequence[Silo]) -> Exchanges[dict[str, tuple[float, float]]]:
     """Silo → its loss of the global and of its own model, of those who answered both."""
     answers = yield [
         probe(silo, model, purpose)

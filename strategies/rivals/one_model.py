@@ -39,7 +39,12 @@ from coterie.strategies.plain.within import (
     PFedMeInside,
     ServerLR,
 )
-from coterie.strategies.rounds import kit
+from coterie.strategies.rounds.algorithm import Exchanges, Round, Updates
+from coterie.strategies.rounds.members import Members, Plain, global_model, hand_out
+from coterie.strategies.rounds.models import weighted_mean
+from coterie.strategies.rounds.options import Config, NotNegative
+from coterie.strategies.rounds.policy import accepted, average_groups
+from coterie.strategies.rounds.replies import error_of
 
 # ---------------------------------------------------------------- FedFA
 
@@ -48,7 +53,7 @@ from coterie.strategies.rounds import kit
 class FedFAState:
     """Members, and silo → (accuracy, samples it is of) of the global model."""
 
-    members: kit.Members
+    members: Members
     accuracy: Mapping[str, tuple[float, float]] = field(default_factory=dict)
 
 
@@ -74,23 +79,23 @@ class FedFA(OneModel[FedFAState]):
         """Weights are of accuracies."""
         return False
 
-    def prepare(self, state: FedFAState, now: kit.Round) -> kit.Exchanges[FedFAState]:
+    def prepare(self, state: FedFAState, now: Round) -> Exchanges[FedFAState]:
         """Ask everybody for the global model's accuracy on its training data."""
-        answers = yield from ask(now.silos, [kit.global_model(state.members)])
+        answers = yield from ask(now.silos, [global_model(state.members)])
         stated = {
-            name: (1.0 - kit.error_of(by_model[0].metrics), by_model[0].num_examples)
+            name: (1.0 - error_of(by_model[0].metrics), by_model[0].num_examples)
             for name, by_model in answers.items()
         }
         valid = {name: pair for name, pair in stated.items() if 0 <= pair[0] <= 1}
         return replace(state, accuracy={**state.accuracy, **valid})
 
-    def absorb(self, state: FedFAState, updates: kit.Updates, now: kit.Round) -> FedFAState:
+    def absorb(self, state: FedFAState, updates: Updates, now: Round) -> FedFAState:
         """The weighted mean goes to everybody who is here."""
         if not updates:
             return state
         weights = information([state.accuracy.get(u.silo.name) for u in updates])
-        model = kit.weighted_mean([u.model for u in updates], weights)
-        return replace(state, members=kit.hand_out(state.members, model))
+        model = weighted_mean([u.model for u in updates], weights)
+        return replace(state, members=hand_out(state.members, model))
 
     def details(self, state: FedFAState) -> Mapping[str, Any]:
         """Every silo's training accuracy of the model before the round."""
@@ -119,7 +124,7 @@ def information(accuracies: Sequence[tuple[float, float] | None]) -> list[float]
 # ---------------------------------------------------------------- one group with another algorithm
 
 
-class OneGroup(OneModel[kit.Plain]):
+class OneGroup(OneModel[Plain]):
     """An algorithm of one group (``within``), with everybody in it."""
 
     @property
@@ -132,21 +137,21 @@ class OneGroup(OneModel[kit.Plain]):
         """As the algorithm inside has it."""
         return self.inside.averages
 
-    def problems(self, training: kit.Config) -> Iterator[str]:
+    def problems(self, training: Config) -> Iterator[str]:
         """What the algorithm finds wrong."""
         return self.inside.problems(training)
 
-    def entries(self, training: kit.Config) -> kit.Config:
+    def entries(self, training: Config) -> Config:
         """What silos must know for it."""
         return self.inside.entries(training)
 
-    def absorb(self, state: kit.Plain, updates: kit.Updates, now: kit.Round) -> kit.Plain:
+    def absorb(self, state: Plain, updates: Updates, now: Round) -> Plain:
         """The group's next model; without any answer it stays."""
         if self.kind != wire.TRAIN:
             require_understood(updates, self.kind, now.number)
-        if not (kept := kit.accepted(updates)):
+        if not (kept := accepted(updates)):
             return state
-        return kit.Plain(kit.hand_out(state.members, self.inside.combine(kept, now)))
+        return Plain(hand_out(state.members, self.inside.combine(kept, now)))
 
 
 class FedNova(OneGroup):
@@ -217,7 +222,7 @@ class PFedMe(OneGroup):
 # ---------------------------------------------------------------- APFL
 
 
-class APFL(OneModel[kit.Plain]):
+class APFL(OneModel[Plain]):
     """FedAvg, and at every silo a mixture of the common model and one of its own.
 
     Beside its part in FedAvg a silo trains v, a model of its own: every mini-batch that moves the
@@ -238,16 +243,16 @@ class APFL(OneModel[kit.Plain]):
     """
 
     kind = wire.TRAIN_APFL
-    mixture: kit.NotNegative = Field(
+    mixture: NotNegative = Field(
         0.5,
         le=1,
         description="α before a silo's first round: 0 is the common model alone, 1 the silo's own.",
     )
-    mixture_lr: kit.NotNegative = Field(
+    mixture_lr: NotNegative = Field(
         0.1, le=1000, description="η_α, learning rate of α; 0 leaves it at `mixture`."
     )
 
-    def problems(self, training: kit.Config) -> Iterator[str]:
+    def problems(self, training: Config) -> Iterator[str]:
         """A second model of the silo's own, and what is remembered of one training only."""
         if training.get(wire.PERSONALISE):
             yield (
@@ -259,7 +264,7 @@ class APFL(OneModel[kit.Plain]):
         if training.get(wire.PRECISION) == "float16":
             yield "apfl has no loss scaling for α; take precision = float32 or bfloat16"
 
-    def entries(self, training: kit.Config) -> kit.Config:
+    def entries(self, training: Config) -> Config:
         """The mixture."""
         return {
             wire.PERSONALISE: "apfl",
@@ -267,13 +272,13 @@ class APFL(OneModel[kit.Plain]):
             wire.MIXTURE_LR: self.mixture_lr,
         }
 
-    def absorb(self, state: kit.Plain, updates: kit.Updates, now: kit.Round) -> kit.Plain:
+    def absorb(self, state: Plain, updates: Updates, now: Round) -> Plain:
         """The mean goes to everybody who is here."""
         require_understood(updates, wire.TRAIN_APFL, now.number)
-        return kit.Plain(kit.average_groups(state.members, updates))
+        return Plain(average_groups(state.members, updates))
 
 
-def require_understood(updates: kit.Updates, kind: str, number: int) -> None:
+def require_understood(updates: Updates, kind: str, number: int) -> None:
     """End a run in whose first round no silo understood what it was asked.
 
     Raises:

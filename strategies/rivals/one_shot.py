@@ -18,6 +18,7 @@ FedAvg's messages: they work with any ClientApp.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -35,8 +36,30 @@ from coterie.strategies.plain.placing import (
     nearest,
     placing_order,
 )
-from coterie.strategies.rounds import kit
+from coterie.strategies.rounds.algorithm import (
+    Algorithm,
+    Compared,
+    Exchanges,
+    Order,
+    Round,
+    Updates,
+    orders_from,
+)
+from coterie.strategies.rounds.members import Members, by_number, give_out, global_model, together
+from coterie.strategies.rounds.models import plain_mean
+from coterie.strategies.rounds.options import (
+    Config,
+    Count,
+    CountOrNone,
+    Positive,
+    Seed,
+    TimesOrNone,
+)
+from coterie.strategies.rounds.policy import accepted, average, average_groups
+from coterie.strategies.rounds.reports import Group
 from coterie.wire import Model
+
+log = logging.getLogger("coterie.run")
 
 
 @dataclass(frozen=True)
@@ -50,41 +73,41 @@ class OneShot:
         group_models, directions: per group, its model and its members' mean update.
     """
 
-    members: kit.Members
+    members: Members
     origin: Model | None = None
     group_of: Mapping[str, int] = field(default_factory=dict)
     group_models: tuple[Model, ...] = ()
     directions: tuple[Model, ...] = ()
 
 
-class _FormedOnce(kit.Algorithm[OneShot]):
+class _FormedOnce(Algorithm[OneShot]):
     """What both have in common: everything but when and how the groups are formed."""
 
     remembers = OneShot
     works_unseen = True
 
-    def compared(self, state: OneShot) -> kit.Compared | None:
+    def compared(self, state: OneShot) -> Compared | None:
         """The updates that are clustered, and those of newcomers."""
-        return kit.Compared()
+        return Compared()
 
-    def clusters(self, updates: kit.Updates, now: kit.Round) -> Groups | None:
+    def clusters(self, updates: Updates, now: Round) -> Groups | None:
         """The groups, as rows of these updates; None before it is time for them."""
         raise NotImplementedError
 
-    def placing(self, now: kit.Round) -> tuple[Metric, kit.Config]:
+    def placing(self, now: Round) -> tuple[Metric, Config]:
         """By what a newcomer's update is compared, and the configuration of its training."""
         raise NotImplementedError
 
     def newcomer_model(self, state: OneShot) -> Model:
         """The global model, or that of the clustering, to be placed."""
-        return kit.global_model(state.members) if state.origin is None else state.origin
+        return global_model(state.members) if state.origin is None else state.origin
 
-    def renew(self, state: OneShot, changed: frozenset[str], now: kit.Round) -> OneShot:
+    def renew(self, state: OneShot, changed: frozenset[str], now: Round) -> OneShot:
         """Whose data are others is placed again, as a newcomer is."""
         group_of = {name: own for name, own in state.group_of.items() if name not in changed}
         return replace(state, group_of=group_of)
 
-    def prepare(self, state: OneShot, now: kit.Round) -> kit.Exchanges[OneShot]:
+    def prepare(self, state: OneShot, now: Round) -> Exchanges[OneShot]:
         """Find a group for those who have none. Who does not answer is asked again next round."""
         new = [silo for silo in now.silos if silo.name not in state.group_of]
         if state.origin is None or not new:
@@ -94,41 +117,39 @@ class _FormedOnce(kit.Algorithm[OneShot]):
         found = {u.silo.name: nearest(u, state.directions, metric=metric) for u in answers}
         return replace(state, group_of={**state.group_of, **found})
 
-    def orders(self, state: OneShot, now: kit.Round) -> tuple[OneShot, list[kit.Order]]:
+    def orders(self, state: OneShot, now: Round) -> tuple[OneShot, list[Order]]:
         """Before there are groups all train the global model, then everybody its group's."""
         if state.origin is None:
-            members, silos = kit.together(state.members, now.silos), list(now.silos)
+            members, silos = together(state.members, now.silos), list(now.silos)
         else:
             silos = [silo for silo in now.silos if silo.name in state.group_of]
             members = _handed_out(state, [silo.name for silo in silos])
-        return replace(state, members=members), kit.orders_from(members.models, silos)
+        return replace(state, members=members), orders_from(members.models, silos)
 
-    def absorb(self, state: OneShot, updates: kit.Updates, now: kit.Round) -> OneShot:
+    def absorb(self, state: OneShot, updates: Updates, now: Round) -> OneShot:
         """FedAvg, the clustering, or FedAvg in every group."""
         if state.origin is not None:
             return _trained(state, updates)
         groups = self.clusters(updates, now) if updates else None
         if groups is None:
-            return replace(state, members=kit.average_groups(state.members, updates))
+            return replace(state, members=average_groups(state.members, updates))
         return _formed(state, updates, groups)
 
-    def sharing(self, state: OneShot) -> Sequence[kit.Group]:
+    def sharing(self, state: OneShot) -> Sequence[Group]:
         """Once there are groups, those of one silo too: newcomers get the group's model."""
         return self.groups(state) if state.origin is not None else super().sharing(state)
 
     def details(self, state: OneShot) -> Mapping[str, Any]:
         """Members of every group by number, also of those with nobody here."""
         count = len(state.group_models)
-        return {"members": kit.by_number(state.members.here, state.group_of, count)}
+        return {"members": by_number(state.members.here, state.group_of, count)}
 
 
 class FLHC(_FormedOnce):
     """Groups by one hierarchical clustering after ``rounds_before`` rounds of FedAvg."""
 
-    rounds_before: kit.CountOrNone = Field(
-        3, description="n, rounds of FedAvg before the clustering."
-    )
-    max_distance: kit.Positive = Field(
+    rounds_before: CountOrNone = Field(3, description="n, rounds of FedAvg before the clustering.")
+    max_distance: Positive = Field(
         0.9, le=1e6, description="T; groups farther apart are not merged. Cosines: at most 2."
     )
     metric: Metric = Field("cosine", description="Distance of two updates.")
@@ -136,12 +157,12 @@ class FLHC(_FormedOnce):
         "average", description="Distance of two groups; `ward` needs `euclidean`."
     )
 
-    def problems(self, training: kit.Config) -> Iterator[str]:
+    def problems(self, training: Config) -> Iterator[str]:
         """Ward's linkage is defined for Euclidean distances."""
         if self.linkage == "ward" and self.metric != "euclidean":
             yield f"linkage = ward needs metric = euclidean. Got {self.metric!r}"
 
-    def clusters(self, updates: kit.Updates, now: kit.Round) -> Groups | None:
+    def clusters(self, updates: Updates, now: Round) -> Groups | None:
         """After so many rounds."""
         if now.number <= self.rounds_before:
             return None
@@ -152,7 +173,7 @@ class FLHC(_FormedOnce):
             max_distance=self.max_distance,
         )
 
-    def placing(self, now: kit.Round) -> tuple[Metric, kit.Config]:
+    def placing(self, now: Round) -> tuple[Metric, Config]:
         """With the learning rate of the clustering's round."""
         return self.metric, constant_lr(now.config, self.rounds_before + 1)
 
@@ -160,19 +181,19 @@ class FLHC(_FormedOnce):
 class KMeans(_FormedOnce):
     """Groups by k-means on the updates of round 1."""
 
-    num_groups: kit.Count = Field(
+    num_groups: Count = Field(
         3, description="K; with fewer silos there are as many groups as silos."
     )
-    pretrain_epochs: kit.TimesOrNone = Field(
+    pretrain_epochs: TimesOrNone = Field(
         0, description="Epochs of round 1; 0 takes `local-epochs`."
     )
-    seed: kit.Seed = 0
+    seed: Seed = 0
 
-    def demands(self) -> kit.Config:
+    def demands(self) -> Config:
         """The length of the pre-training, if it is not a round's."""
         return {wire.PRETRAIN_EPOCHS: self.pretrain_epochs} if self.pretrain_epochs else {}
 
-    def clusters(self, updates: kit.Updates, now: kit.Round) -> Groups | None:
+    def clusters(self, updates: Updates, now: Round) -> Groups | None:
         """As soon as anybody has trained."""
         matrix = gram_of(updates)
         wanted = min(self.num_groups, len(updates))
@@ -180,14 +201,14 @@ class KMeans(_FormedOnce):
             matrix, num_groups=wanted, rng=np.random.default_rng([self.seed, now.number])
         )
 
-    def placing(self, now: kit.Round) -> tuple[Metric, kit.Config]:
+    def placing(self, now: Round) -> tuple[Metric, Config]:
         """By a pre-training like everybody's."""
         config = constant_lr(now.config, 1)
         if self.pretrain_epochs:  # a silo that is told steps does not count epochs
             config |= {wire.LOCAL_EPOCHS: self.pretrain_epochs, wire.LOCAL_STEPS: 0}
         return "euclidean", config
 
-    def orders(self, state: OneShot, now: kit.Round) -> tuple[OneShot, list[kit.Order]]:
+    def orders(self, state: OneShot, now: Round) -> tuple[OneShot, list[Order]]:
         """Pre-train, or train your group's model."""
         pretraining = state.origin is None
         state, orders = super().orders(state, now)
@@ -196,29 +217,29 @@ class KMeans(_FormedOnce):
         return state, orders
 
 
-def _formed(state: OneShot, updates: kit.Updates, groups: Sequence[Sequence[int]]) -> OneShot:
+def _formed(state: OneShot, updates: Updates, groups: Sequence[Sequence[int]]) -> OneShot:
     """The groups, given as rows of ``updates``, which all started from one model."""
     start = updates[0].start
     members = [[updates[row] for row in rows] for rows in groups]
-    means = [kit.average(own, [u.silo.name for u in own]) for own in members]
-    kit.log.info("%d groups: %s", len(groups), [[u.silo.name for u in own] for own in members])
+    means = [average(own, [u.silo.name for u in own]) for own in members]
+    log.info("%d groups: %s", len(groups), [[u.silo.name for u in own] for own in members])
     formed = replace(
         state,
         origin=start,
         group_of={u.silo.name: number for number, own in enumerate(members) for u in own},
         group_models=tuple(start if mean is None else mean for mean in means),
-        directions=tuple(kit.plain_mean([compared(u) for u in own]) for own in members),
+        directions=tuple(plain_mean([compared(u) for u in own]) for own in members),
     )
     return replace(formed, members=_handed_out(formed, state.members.here))
 
 
-def _trained(state: OneShot, updates: kit.Updates) -> OneShot:
+def _trained(state: OneShot, updates: Updates) -> OneShot:
     """Every group's FedAvg; a group that nobody answered for keeps its model."""
     groups = [
         ([u for u in updates if u.silo.name in group], group) for group in state.members.groups
     ]
-    kept = [update for own, group in groups for update in kit.accepted(own, group)]
-    members = kit.average_groups(state.members, kept)
+    kept = [update for own, group in groups for update in accepted(own, group)]
+    members = average_groups(state.members, kept)
     models = list(state.group_models)
     for group in members.groups:
         if group[0] in state.group_of:
@@ -226,5 +247,5 @@ def _trained(state: OneShot, updates: kit.Updates) -> OneShot:
     return replace(state, members=members, group_models=tuple(models))
 
 
-def _handed_out(state: OneShot, here: Sequence[str]) -> kit.Members:
-    return kit.give_out(state.members, here, state.group_of, state.group_models)
+def _handed_out(state: OneShot, here: Sequence[str]) -> Members:
+    return give_out(state.members, here, state.group_of, state.group_models)

@@ -35,7 +35,19 @@ from pydantic import Field
 from coterie import wire
 from coterie.strategies.partition.gram import gram
 from coterie.strategies.partition.pfedgraph import collaborators
-from coterie.strategies.rounds import kit
+from coterie.strategies.rounds.algorithm import Algorithm, Order, Round, Update, Updates
+from coterie.strategies.rounds.members import (
+    Members,
+    comparison,
+    cosine_matrix,
+    mean_of_all,
+    minimums_of,
+    staying,
+)
+from coterie.strategies.rounds.models import comparable, difference, weighted_mean
+from coterie.strategies.rounds.options import Config, NotNegative, Positive
+from coterie.strategies.rounds.reports import Group
+from coterie.strategies.rounds.roster import Silo
 from coterie.wire import Model
 
 
@@ -50,23 +62,23 @@ class Graph:
         cosines, lengths: of their updates since w⁰.
     """
 
-    members: kit.Members
+    members: Members
     weights: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     compared: tuple[str, ...] = ()
     cosines: tuple[tuple[float, ...], ...] = ()
     lengths: tuple[float, ...] = ()
 
 
-class PFedGraph(kit.Algorithm[Graph]):
+class PFedGraph(Algorithm[Graph]):
     """A mean of its own for every silo, by the cosines of the updates."""
 
-    graph_alpha: kit.Positive = Field(
+    graph_alpha: Positive = Field(
         0.8,
         le=1e6,
         description="α; large weighs silos by their samples (FedAvg), small by how alike their "
         "updates are.",
     )
-    graph_lambda: kit.NotNegative = Field(
+    graph_lambda: NotNegative = Field(
         0.01, le=1e6, description="λ of the pull of local training towards the model received."
     )
 
@@ -84,26 +96,26 @@ class PFedGraph(kit.Algorithm[Graph]):
 
     def newcomer_model(self, state: Graph) -> Model:
         """The mean of all models."""
-        return kit.mean_of_all(state.members)
+        return mean_of_all(state.members)
 
-    def orders(self, state: Graph, now: kit.Round) -> tuple[Graph, list[kit.Order]]:
+    def orders(self, state: Graph, now: Round) -> tuple[Graph, list[Order]]:
         """Train your own mean on. Whoever is here may be averaged with you, or you are alone."""
         members = state.members.grouped((name,) for name in now.names)
         orders = [
-            kit.Order(silo, members.models[silo.name], config=self._told(state, silo, now))
+            Order(silo, members.models[silo.name], config=self._told(state, silo, now))
             for silo in now.silos
         ]
         return replace(state, members=members), orders
 
-    def absorb(self, state: Graph, updates: kit.Updates, now: kit.Round) -> Graph:
+    def absorb(self, state: Graph, updates: Updates, now: Round) -> Graph:
         """A row of the graph for everybody who answered, and its mean."""
         if not updates:
             return state
         names = tuple(u.silo.name for u in updates)
         matrix = gram([list(_moved(state, u).values()) for u in updates])
-        cosines = kit.cosine_matrix(matrix)
+        cosines = cosine_matrix(matrix)
         sizes = np.array([u.num_examples for u in updates])
-        minimums = kit.minimums_of(u.silo for u in updates)
+        minimums = minimums_of(u.silo for u in updates)
         rows = [
             _row(i, names, np.array(cosines[i]), sizes, minimums, alpha=self.graph_alpha)
             for i in range(len(names))
@@ -130,7 +142,7 @@ class PFedGraph(kit.Algorithm[Graph]):
             tuple(np.sqrt(matrix.diagonal()).tolist()),
         )
 
-    def sharing(self, state: Graph) -> Sequence[kit.Group]:
+    def sharing(self, state: Graph) -> Sequence[Group]:
         """Who is in a mean with others."""
         rows = [tuple(state.weights[name]) for name in state.compared]
         return [row for row in rows if len(row) > 1]
@@ -142,10 +154,10 @@ class PFedGraph(kit.Algorithm[Graph]):
                 name: {other: round(w, 6) for other, w in state.weights[name].items()}
                 for name in state.compared
             },
-            **kit.comparison(state.compared, state.cosines, state.lengths),
+            **comparison(state.compared, state.cosines, state.lengths),
         }
 
-    def _told(self, state: Graph, silo: kit.Silo, now: kit.Round) -> kit.Config:
+    def _told(self, state: Graph, silo: Silo, now: Round) -> Config:
         """A silo that accepts no group as large as all who are here is never averaged with any."""
         largest = len(now.silos)
         size = largest if silo.min_group_size <= largest else 1
@@ -168,7 +180,7 @@ def _row(
         row = np.zeros(len(names))
         row[allowed] = collaborators(cosines[allowed], sizes[allowed], alpha=alpha)
         inside = [names[i] for i in allowed if row[i] > 0]
-        stay = kit.staying(inside, minimums)
+        stay = staying(inside, minimums)
         if len(stay) == len(inside):
             break
         if names[own] in inside and names[own] not in stay:
@@ -179,12 +191,12 @@ def _row(
     return [float(weight) for weight in row]
 
 
-def _mean(updates: kit.Updates, row: Sequence[float]) -> Model:
+def _mean(updates: Updates, row: Sequence[float]) -> Model:
     used = [(u.model, weight) for u, weight in zip(updates, row, strict=True) if weight > 0]
-    return kit.weighted_mean([model for model, _ in used], [weight for _, weight in used])
+    return weighted_mean([model for model, _ in used], [weight for _, weight in used])
 
 
-def _moved(state: Graph, update: kit.Update) -> Model:
+def _moved(state: Graph, update: Update) -> Model:
     """What is compared: the way from w⁰."""
-    delta = kit.difference(update.model, state.members.initial)
-    return kit.comparable(delta, similarity="parameters", buffers=update.silo.buffers)
+    delta = difference(update.model, state.members.initial)
+    return comparable(delta, similarity="parameters", buffers=update.silo.buffers)

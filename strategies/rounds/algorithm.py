@@ -228,7 +228,7 @@ class Algorithm(Options, Generic[State]):
 
     works_unseen: ClassVar[bool] = False
     """Whether it can do without seeing silos' models: it only takes means of them, whose weights
-    are the silos' samples or equal, and compares their updates by ``kit.difference``."""
+    are the silos' samples or equal, and compares their updates by ``models.difference``."""
 
     def insecure(self) -> str:
         """Why these options cannot be had in a secure run, although others can; empty: they can."""

@@ -6,12 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Generic
 
-from coterie.strategies.rounds import kit
+from coterie.strategies.rounds.algorithm import State
+from coterie.strategies.rounds.roster import Silo
 from coterie.wire import Model
 
 
 @dataclass(frozen=True)
-class Checkpoint(Generic[kit.State]):
+class Checkpoint(Generic[State]):
     """Where a run stands after a round: all that the next one depends on.
 
     Randomness is drawn from (seed, round) and needs no place here. Silos keep what is their own.
@@ -26,8 +27,8 @@ class Checkpoint(Generic[kit.State]):
     """
 
     round: int
-    state: kit.State
-    silos: tuple[kit.Silo, ...]
+    state: State
+    silos: tuple[Silo, ...]
     ended_early: str = ""
     apart: Mapping[str, Model] = field(default_factory=dict)
     kept: Mapping[str, Any] = field(default_factory=dict)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -12,11 +13,25 @@ from flwr.serverapp import Grid
 
 from coterie import wire
 from coterie.strategies.errors import EXIT_CONFIG, FederationError
-from coterie.strategies.rounds import kit
+from coterie.strategies.rounds.algorithm import Algorithm, Answers, Order, Round, Update
 from coterie.strategies.rounds.exchange import exchange
 from coterie.strategies.rounds.messages import evaluation_messages, membership, training_messages
+from coterie.strategies.rounds.options import Config
+from coterie.strategies.rounds.replies import (
+    Checked,
+    add_costs,
+    check_replies,
+    costs_beside_training,
+    costs_by_kind,
+    read_evaluations,
+    read_own_metrics,
+)
+from coterie.strategies.rounds.reports import Evaluation, Figures, Group, PhaseReport
+from coterie.strategies.rounds.roster import Roster, Silo
 from coterie.strategies.rounds.stage import Came, Held, Room, Scene, Stage, Stages
 from coterie.wire import Model
+
+log = logging.getLogger("coterie.run")
 
 
 class NobodyAnsweredError(Exception):
@@ -46,7 +61,7 @@ class Line:
         self.silent: set[str] = set()
         self._names: dict[int, str] = {}
 
-    def present(self, roster: kit.Roster, number: int) -> tuple[kit.Silo, ...]:
+    def present(self, roster: Roster, number: int) -> tuple[Silo, ...]:
         """Return the silos that are connected in a round."""
         here = roster.present(self.grid, number=number)
         self._names = {silo.node_id: silo.name for silo in here}
@@ -86,11 +101,11 @@ class Run:
     """
 
     line: Line
-    roster: kit.Roster
-    algorithm: kit.Algorithm[Any]
+    roster: Roster
+    algorithm: Algorithm[Any]
     stages: tuple[Stage, ...]
     rounds: int
-    config: kit.Config
+    config: Config
     evaluate_config: Mapping[str, Any]
     names: Mapping[str, str] = field(default_factory=dict)
     on_event: Callable[[str, Mapping[str, Any]], None] = lambda kind, fields: None
@@ -143,14 +158,14 @@ class Conversation:
         self.number = room.number - room.final
         self.apart: Mapping[str, Model] = room.apart
         self.now = self._round()
-        self.costs: dict[str, kit.PhaseReport] = {}
+        self.costs: dict[str, PhaseReport] = {}
         self.left_out: dict[str, str] = {}
-        self.asked: list[kit.Update] = []
+        self.asked: list[Update] = []
 
-    def _round(self, without: Sequence[str] = ()) -> kit.Round:
+    def _round(self, without: Sequence[str] = ()) -> Round:
         away = {*self.apart, *without}
         silos = tuple(silo for silo in self.room.playing if silo.name not in away)
-        return kit.Round(self.number, silos, self.run.config, self.run.on_event, self.run.unseen)
+        return Round(self.number, silos, self.run.config, self.run.on_event, self.run.unseen)
 
     def scene(self, state: Any, *, training: bool = False) -> Scene:
         """Return what stages see now."""
@@ -158,14 +173,14 @@ class Conversation:
 
     # ---------------------------------------------------------------- exchanges
 
-    def hold(self, steps: Generator[Sequence[kit.Order], kit.Answers, Any], state: Any) -> Any:
+    def hold(self, steps: Generator[Sequence[Order], Answers, Any], state: Any) -> Any:
         """Drive a generator of questions to its end, and return what it returns.
 
         Args:
             steps: every set of orders that it yields is one exchange.
             state: the algorithm's, before.
         """
-        answers: kit.Answers | None = None
+        answers: Answers | None = None
         while True:  # as often as it asks; every exchange has its deadline
             try:
                 orders = next(steps) if answers is None else steps.send(answers)
@@ -176,7 +191,7 @@ class Conversation:
             came = self._say(orders, state)
             answers = replace(came.checked, updates=list(came.updates)).answers
             seconds = time.perf_counter() - started
-            self._add(kit.costs_by_kind(came.orders, answers, seconds))
+            self._add(costs_by_kind(came.orders, answers, seconds))
             self.asked += answers
 
     def ask(self, state: Any) -> None:
@@ -185,7 +200,7 @@ class Conversation:
             mine = self.stages.kept[stage.name]
             self.stages.kept[stage.name] = self.hold(stage.ask(mine, self.scene(state)), state)
 
-    def train(self, orders: Sequence[kit.Order], state: Any) -> Came:
+    def train(self, orders: Sequence[Order], state: Any) -> Came:
         """Hold the round's training.
 
         Raises:
@@ -197,7 +212,7 @@ class Conversation:
             why = wire.reasons(checked.left_out)
             spent = all(error.spent for order, error in checked.failed if not order.purpose)
             raise AllSpentError(why) if spent else NobodyAnsweredError(why)
-        self._add(kit.costs_beside_training(came.orders, checked.updates))
+        self._add(costs_beside_training(came.orders, checked.updates))
         self.apart = came.apart
         self.now = replace(self.now, silos=self._round(tuple(came.diverged)).silos)
         self.clock.lap("train")
@@ -210,7 +225,7 @@ class Conversation:
         self.left_out |= done.left_out
         return done.state
 
-    def _say(self, orders: Sequence[kit.Order], state: Any, *, training: bool = False) -> Came:
+    def _say(self, orders: Sequence[Order], state: Any, *, training: bool = False) -> Came:
         run, scene = self.run, self.scene(state, training=training)
         orders = self.stages.outgoing(scene, orders)
         messages = training_messages(
@@ -224,7 +239,7 @@ class Conversation:
             self.clock.lap("prepare")
         replies = run.line.exchange(messages)
         del messages  # their models, encoded, need not be there beside the mean
-        checked = kit.check_replies(
+        checked = check_replies(
             orders, replies, run.names, number=self.number, wire_format=run.wire_format
         )
         del replies
@@ -234,12 +249,12 @@ class Conversation:
             came = replace(came, state=_without(run.algorithm, state, came.diverged))
         return self.stages.incoming(replace(scene, state=came.state), came)
 
-    def _add(self, costs: Mapping[str, kit.PhaseReport]) -> None:
-        self.costs = kit.add_costs(self.costs, costs)
+    def _add(self, costs: Mapping[str, PhaseReport]) -> None:
+        self.costs = add_costs(self.costs, costs)
 
     # ---------------------------------------------------------------- models that silos hold
 
-    def groups(self, state: Any, silos: Sequence[kit.Silo]) -> tuple[kit.Group, ...]:
+    def groups(self, state: Any, silos: Sequence[Silo]) -> tuple[Group, ...]:
         """Return who of these silos trained together; a silo that is apart is alone."""
         out = self.apart.keys() & {silo.name for silo in silos}
         groups = tuple(self.run.algorithm.groups(state))
@@ -257,7 +272,7 @@ class Conversation:
             models = {**dict.fromkeys((s.name for s in self.room.labelled), common), **models}
         return self.stages.held(self.scene(state), Held(models))
 
-    def evaluate(self, state: Any) -> tuple[dict[str, kit.Evaluation], dict[str, kit.Figures]]:
+    def evaluate(self, state: Any) -> tuple[dict[str, Evaluation], dict[str, Figures]]:
         """Have silos evaluated that do not report on their model with their next training."""
         run = self.run
         models = {**run.algorithm.next_models(state), **self.apart}
@@ -267,8 +282,8 @@ class Conversation:
         return self._evaluated(plain, models)
 
     def hand_over(
-        self, state: Any, held: Held, silos: Sequence[kit.Silo], *, ended_early: bool = False
-    ) -> tuple[dict[str, kit.Evaluation], dict[str, kit.Figures]]:
+        self, state: Any, held: Held, silos: Sequence[Silo], *, ended_early: bool = False
+    ) -> tuple[dict[str, Evaluation], dict[str, Figures]]:
         """Send silos their own models to keep; return what they measure.
 
         Args:
@@ -292,11 +307,11 @@ class Conversation:
 
     def _evaluated(
         self,
-        silos: Sequence[kit.Silo],
+        silos: Sequence[Silo],
         models: Mapping[str, Model],
         more: Mapping[str, Any] | None = None,
         own: Mapping[str, Mapping[str, Any]] | None = None,
-    ) -> tuple[dict[str, kit.Evaluation], dict[str, kit.Figures]]:
+    ) -> tuple[dict[str, Evaluation], dict[str, Figures]]:
         run = self.run
         messages = evaluation_messages(
             silos,
@@ -313,15 +328,13 @@ class Conversation:
                 said.append((silo, reply))
             elif reply is None or reply.has_error():
                 why = "it did not answer in time" if reply is None else reply.error.reason
-                kit.log.warning(
-                    "silo %s, without labels, did not take its model: %s", silo.name, why
-                )
+                log.warning("silo %s, without labels, did not take its model: %s", silo.name, why)
         asked, answers = [silo for silo, _ in said], [reply for _, reply in said]
-        evaluation = kit.read_evaluations(asked, answers, run.names)
-        return evaluation, kit.read_own_metrics(asked, answers, evaluation)
+        evaluation = read_evaluations(asked, answers, run.names)
+        return evaluation, read_own_metrics(asked, answers, evaluation)
 
 
-def _without(algorithm: kit.Algorithm[Any], state: Any, gone: Mapping[str, Any]) -> Any:
+def _without(algorithm: Algorithm[Any], state: Any, gone: Mapping[str, Any]) -> Any:
     """Return the state in which these silos were in no group of this round."""
     if not gone:
         return state
@@ -331,7 +344,7 @@ def _without(algorithm: kit.Algorithm[Any], state: Any, gone: Mapping[str, Any])
 
 
 def require_understood(
-    orders: Sequence[kit.Order], checked: kit.Checked, number: int, algorithm: str
+    orders: Sequence[Order], checked: Checked, number: int, algorithm: str
 ) -> None:
     """End a run whose ClientApps answer no message of a type that is this project's own.
 

@@ -8,7 +8,11 @@ from typing import Any
 from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 
 from coterie import wire
-from coterie.strategies.rounds import kit
+from coterie.strategies.rounds.algorithm import Order
+from coterie.strategies.rounds.models import Unseen, is_seen
+from coterie.strategies.rounds.options import Config
+from coterie.strategies.rounds.reports import Group
+from coterie.strategies.rounds.roster import Silo
 from coterie.wire import Model
 
 ABOUT = (wire.ROUNDS, wire.STRATEGY)
@@ -17,7 +21,7 @@ ABOUT = (wire.ROUNDS, wire.STRATEGY)
 
 def own_entries(model: Model) -> dict[str, Any]:
     """What a message says in the place of a model that its silo has and nobody else."""
-    if not isinstance(model, kit.Unseen):
+    if not isinstance(model, Unseen):
         return {}
     entries: dict[str, Any] = {wire.OWN_ROUND: model.round, wire.OWN_PURPOSE: model.purpose}
     if model.limit is not None:
@@ -48,11 +52,11 @@ class Encoder:
 
 
 def training_messages(
-    orders: Sequence[kit.Order],
+    orders: Sequence[Order],
     *,
     number: int,
-    config: kit.Config,
-    groups: Sequence[kit.Group],
+    config: Config,
+    groups: Sequence[Group],
     evaluate: bool,
 ) -> list[Message]:
     """One message per order.
@@ -75,16 +79,16 @@ def training_messages(
         for name, part in {wire.ARRAYS: order.model, **order.extras}.items():
             if order.rounded and name == wire.ARRAYS:
                 content[name] = encoder.encode_rounded(part, exact=order.silo.buffers)
-            elif kit.is_seen(part):
+            elif is_seen(part):
                 content[name] = encoder.encode(part, packed=order.silo.described)
         messages.append(_message(content, order.silo, order.kind, number))
     return messages
 
 
 def _entries(
-    order: kit.Order,
+    order: Order,
     number: int,
-    config: kit.Config,
+    config: Config,
     group_size: int,
     *,
     evaluate: bool,
@@ -107,11 +111,11 @@ def _entries(
 
 
 def evaluation_messages(
-    silos: Sequence[kit.Silo],
+    silos: Sequence[Silo],
     models: Mapping[str, Model],
     *,
     number: int,
-    config: kit.Config,
+    config: Config,
     more: Mapping[str, Any],
     own: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> list[Message]:
@@ -136,17 +140,17 @@ def evaluation_messages(
         model = models[silo.name]
         mine = {**own_entries(model), **(own or {}).get(silo.name, {})}
         content = RecordDict({wire.CONFIG: ConfigRecord({**entries, **mine})})
-        if kit.is_seen(model):
+        if is_seen(model):
             content[wire.ARRAYS] = encoder.encode(model, packed=silo.described)
         messages.append(_message(content, silo, wire.EVALUATE, number))
     return messages
 
 
 def membership(
-    silos: Sequence[kit.Silo],
-    groups: Sequence[kit.Group],
+    silos: Sequence[Silo],
+    groups: Sequence[Group],
     *,
-    placed: Mapping[str, kit.Group],
+    placed: Mapping[str, Group],
     name_members: bool,
 ) -> dict[str, dict[str, Any]]:
     """Return silo → entries that tell it to keep its model, and what it may know of its group.
@@ -169,5 +173,5 @@ def membership(
     return entries
 
 
-def _message(content: RecordDict, silo: kit.Silo, kind: str, number: int) -> Message:
+def _message(content: RecordDict, silo: Silo, kind: str, number: int) -> Message:
     return Message(content, dst_node_id=silo.node_id, message_type=kind, group_id=str(number))

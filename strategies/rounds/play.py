@@ -8,23 +8,36 @@ ClientApps are sent an ordinary ``evaluate``. After the last round it is the fin
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from coterie import wire
-from coterie.strategies.rounds import kit
+from coterie.strategies.rounds.algorithm import Algorithm, Round, Update, Updates, num_bytes
 from coterie.strategies.rounds.checkpoint import Checkpoint
 from coterie.strategies.rounds.conversation import Clock, Conversation, Run
+from coterie.strategies.rounds.members import (
+    capped,
+    enrol,
+    renewed,
+    with_data,
+    with_minimums,
+    with_sizes,
+)
+from coterie.strategies.rounds.models import distance, each
+from coterie.strategies.rounds.replies import received_evaluations, silo_report, trained_evaluations
+from coterie.strategies.rounds.reports import Evaluation, Figures, Group, RoundReport, SiloReport
+from coterie.strategies.rounds.roster import Silo
 from coterie.strategies.rounds.stage import Came, Outcome, Played, Room, Stages
+
+log = logging.getLogger("coterie.run")
 
 SIZED = (wire.TRAIN, wire.COLD_START)
 """Kinds of work beside the round's own whose replies state the samples that a silo trains on."""
 
 
-def play(
-    run: Run, before: Checkpoint[Any]
-) -> tuple[Checkpoint[Any], kit.RoundReport, list[kit.Update]]:
+def play(run: Run, before: Checkpoint[Any]) -> tuple[Checkpoint[Any], RoundReport, list[Update]]:
     """Play one round, from who is here to what the record says of it.
 
     Raises:
@@ -80,13 +93,13 @@ def play(
 
 def _report(
     talk: Conversation, before: Checkpoint[Any], state: Any, came: Came, said: Outcome
-) -> kit.RoundReport:
+) -> RoundReport:
     """Return what the record says of a round, with errors of the models that it began from."""
     algorithm, room, number = talk.run.algorithm, talk.room, talk.number
     left_out = {**room.resting, **came.left_out, **talk.left_out, **said.left_out}
     for name, reason in left_out.items():
-        kit.log.warning("round %d: %s is left out: %s", number, name, reason)
-    return kit.RoundReport(
+        log.warning("round %d: %s is left out: %s", number, name, reason)
+    return RoundReport(
         round=number,
         groups=talk.groups(state, room.playing),
         joined=_others(room.here, before.silos),
@@ -94,9 +107,9 @@ def _report(
         left_out=left_out,
         silos=_silo_reports(algorithm, state, came.trained, algorithm.groups(came.state)),
         evaluated_round=number - 1,
-        evaluation=kit.received_evaluations(came.trained),
+        evaluation=received_evaluations(came.trained),
         train_metrics={u.silo.name: u.figures for u in came.trained if u.figures},
-        personalised=kit.trained_evaluations(came.trained),
+        personalised=trained_evaluations(came.trained),
         seconds=talk.clock.seconds,
         phases=talk.costs,
         details={**algorithm.details(state), **came.notes, **said.notes},
@@ -106,7 +119,7 @@ def _report(
 
 def finish(
     run: Run, standing: Checkpoint[Any], *, alone: bool
-) -> tuple[Checkpoint[Any], kit.RoundReport]:
+) -> tuple[Checkpoint[Any], RoundReport]:
     """Hand every silo that is here its own model, evaluated.
 
     Args:
@@ -128,13 +141,13 @@ def finish(
     talk.ask(state)
     clock.lap("finish")
     held = talk.held(state)
-    evaluation: Mapping[str, kit.Evaluation] = {}
-    metrics: Mapping[str, kit.Figures] = {}
+    evaluation: Mapping[str, Evaluation] = {}
+    metrics: Mapping[str, Figures] = {}
     if run.evaluate:  # silos that rest are given their models all the same
         early = bool(standing.ended_early)
         evaluation, metrics = talk.hand_over(state, held, room.labelled, ended_early=early)
     clock.lap("evaluate")
-    report = kit.RoundReport(
+    report = RoundReport(
         round=standing.round,
         groups=talk.groups(state, room.labelled),
         evaluated_round=standing.round,
@@ -148,18 +161,18 @@ def finish(
     return replace(standing, state=state, silos=room.here, kept=stages.kept), report
 
 
-def welcome(algorithm: kit.Algorithm[Any], state: Any, now: kit.Round) -> Any:
+def welcome(algorithm: Algorithm[Any], state: Any, now: Round) -> Any:
     """Return the state with who is here: newcomers enrolled, and what silos state today."""
     members = algorithm.members(state)
     new = [silo for silo in now.silos if silo.name not in members.sizes]
     if new:
-        members = kit.enrol(members, new, algorithm.newcomer_model(state))
-    changed = kit.renewed(members, now.silos)
-    members = kit.with_data(kit.with_minimums(members, now.silos), now.silos)
+        members = enrol(members, new, algorithm.newcomer_model(state))
+    changed = renewed(members, now.silos)
+    members = with_data(with_minimums(members, now.silos), now.silos)
     state = algorithm.with_members(state, members)
     state = algorithm.welcome(state, frozenset(silo.name for silo in new), now)
     for name in sorted(changed):
-        kit.log.warning(
+        log.warning(
             "silo %s comes with other training data than before: %s",
             name,
             f"{algorithm.outdated} is of the data before"
@@ -170,9 +183,9 @@ def welcome(algorithm: kit.Algorithm[Any], state: Any, now: kit.Round) -> Any:
 
 
 def with_stated_sizes(
-    algorithm: kit.Algorithm[Any],
+    algorithm: Algorithm[Any],
     state: Any,
-    updates: Iterable[kit.Update],
+    updates: Iterable[Update],
     max_share: float = 1.0,
 ) -> Any:
     """Return the state with the training samples that silos state now.
@@ -183,31 +196,31 @@ def with_stated_sizes(
         max_share: none has a larger share of their sum.
     """
     stated = {u.silo.name: u.num_examples for u in updates if not u.purpose or u.kind in SIZED}
-    members = kit.with_sizes(algorithm.members(state), kit.capped(stated, max_share))
+    members = with_sizes(algorithm.members(state), capped(stated, max_share))
     return algorithm.with_members(state, members)
 
 
-def _others(silos: Sequence[kit.Silo], than: Sequence[kit.Silo]) -> tuple[str, ...]:
+def _others(silos: Sequence[Silo], than: Sequence[Silo]) -> tuple[str, ...]:
     """Return the names of silos that are not among others."""
     known = {silo.name for silo in than}
     return tuple(silo.name for silo in silos if silo.name not in known)
 
 
 def _silo_reports(
-    algorithm: kit.Algorithm[Any],
+    algorithm: Algorithm[Any],
     state: Any,
-    trained: kit.Updates,
-    groups: Sequence[kit.Group],
-) -> dict[str, kit.SiloReport]:
+    trained: Updates,
+    groups: Sequence[Group],
+) -> dict[str, SiloReport]:
     """Return what the record keeps of each silo's training; ``groups`` trained together."""
     held = algorithm.models(state)
     together = {name for group in groups if len(group) > 1 for name in group}
-    reports = {u.silo.name: kit.silo_report(u) for u in trained}
+    reports = {u.silo.name: silo_report(u) for u in trained}
     shared = [u for u in trained if u.silo.name in together and u.silo.name in held]
-    apart = kit.each(
-        lambda u: kit.distance(u.model, held[u.silo.name], u.silo.buffers),
+    apart = each(
+        lambda u: distance(u.model, held[u.silo.name], u.silo.buffers),
         shared,
-        num_bytes=max((kit.num_bytes(u.start) for u in shared), default=0),
+        num_bytes=max((num_bytes(u.start) for u in shared), default=0),
     )
     for u, far in zip(shared, apart, strict=True):
         reports[u.silo.name] = replace(reports[u.silo.name], discrepancy=far)

@@ -10,8 +10,11 @@ from flwr.app import ArrayRecord, MetricRecord
 from flwr.serverapp.strategy import Result
 
 from coterie import wire
-from coterie.strategies.rounds import kit
+from coterie.strategies.rounds.algorithm import Algorithm
 from coterie.strategies.rounds.checkpoint import Checkpoint
+from coterie.strategies.rounds.members import Members
+from coterie.strategies.rounds.models import holders, is_seen, weighted_mean
+from coterie.strategies.rounds.reports import Group, RoundReport
 from coterie.wire import Model
 
 
@@ -28,10 +31,10 @@ class RunResult(Result):
     def __init__(self, initial: ArrayRecord) -> None:
         self.initial = initial
         self.state: Any = None
-        self.members: kit.Members | None = None
-        self.rounds: list[kit.RoundReport] = []
-        self._algorithm: kit.Algorithm[Any] | None = None
-        self.evaluate_metrics_groups: dict[int, dict[kit.Group, MetricRecord]] = {}
+        self.members: Members | None = None
+        self.rounds: list[RoundReport] = []
+        self._algorithm: Algorithm[Any] | None = None
+        self.evaluate_metrics_groups: dict[int, dict[Group, MetricRecord]] = {}
         self._shared: Mapping[str, Model] = {}
         self._apart: Mapping[str, Model] = {}
         super().__init__()
@@ -57,7 +60,7 @@ class RunResult(Result):
         Of a secure run without those that only a silo has.
         """
         own = {**self._shared, **self._apart}
-        return {n: model for n, model in own.items() if kit.is_seen(model)}
+        return {n: model for n, model in own.items() if is_seen(model)}
 
     @cached_property
     def models(self) -> dict[str, ArrayRecord]:
@@ -74,14 +77,14 @@ class RunResult(Result):
         """Round → who trained together."""
         return {r.round: [list(group) for group in r.groups] for r in self.rounds}
 
-    def group_model(self, group: kit.Group) -> ArrayRecord | None:
+    def group_model(self, group: Group) -> ArrayRecord | None:
         """The size-weighted mean of a group's models, mostly one; None where no size is known."""
         held = {**self._shared, **self._apart}
         own = {name: held[name] for name in group if name in held}
         mean = None if self.members is None else mean_model(own, self.members.sizes)
         return None if mean is None else wire.encode_arrays(mean, packed=False)
 
-    def stand(self, algorithm: kit.Algorithm[Any], standing: Checkpoint[Any]) -> None:
+    def stand(self, algorithm: Algorithm[Any], standing: Checkpoint[Any]) -> None:
         """The run stands here."""
         self.state, self.members = standing.state, algorithm.members(standing.state)
         self._shared = algorithm.models(standing.state)
@@ -92,11 +95,9 @@ class RunResult(Result):
 
 def mean_model(models: Mapping[str, Model], sizes: Mapping[str, float]) -> Model | None:
     """The size-weighted mean of all silos' models; None while no size is known."""
-    seen = {name: model for name, model in models.items() if kit.is_seen(model)}
+    seen = {name: model for name, model in models.items() if is_seen(model)}
     sized = {name: model for name, model in seen.items() if sizes.get(name, 0) > 0}
-    held = kit.holders(sized)
+    held = holders(sized)
     if not held:
         return None
-    return kit.weighted_mean(
-        [m for m, _ in held], [sum(sizes[n] for n in names) for _, names in held]
-    )
+    return weighted_mean([m for m, _ in held], [sum(sizes[n] for n in names) for _, names in held])

@@ -13,7 +13,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from coterie.strategies.rounds import kit
+from coterie.strategies.rounds.algorithm import Algorithm, Exchanges, Order, Round, Update
+from coterie.strategies.rounds.replies import Checked, add_costs
+from coterie.strategies.rounds.reports import Group, PhaseReport
+from coterie.strategies.rounds.roster import Silo
 from coterie.wire import Model
 
 
@@ -31,20 +34,20 @@ class Room:
     """
 
     number: int
-    here: tuple[kit.Silo, ...]
-    algorithm: kit.Algorithm[Any]
+    here: tuple[Silo, ...]
+    algorithm: Algorithm[Any]
     state: Any
     resting: Mapping[str, str] = field(default_factory=dict)
     apart: Mapping[str, Model] = field(default_factory=dict)
     final: bool = False
 
     @property
-    def labelled(self) -> tuple[kit.Silo, ...]:
+    def labelled(self) -> tuple[Silo, ...]:
         """Silos that can train."""
         return tuple(silo for silo in self.here if silo.trains)
 
     @property
-    def playing(self) -> tuple[kit.Silo, ...]:
+    def playing(self) -> tuple[Silo, ...]:
         """Silos that are asked to train."""
         return tuple(silo for silo in self.labelled if silo.name not in self.resting)
 
@@ -60,9 +63,9 @@ class Scene:
         training: it is the round's own training, not a question before it.
     """
 
-    now: kit.Round
+    now: Round
     room: Room
-    algorithm: kit.Algorithm[Any]
+    algorithm: Algorithm[Any]
     state: Any
     training: bool = False
 
@@ -81,10 +84,10 @@ class Came:
         notes: entries of the round's record.
     """
 
-    orders: Sequence[kit.Order]
-    checked: kit.Checked
+    orders: Sequence[Order]
+    checked: Checked
     state: Any
-    updates: Sequence[kit.Update]
+    updates: Sequence[Update]
     apart: Mapping[str, Model]
     left_out: Mapping[str, str]
     notes: Mapping[str, Any] = field(default_factory=dict)
@@ -95,7 +98,7 @@ class Came:
         return {o.silo.name: o.model for o, why in self.checked.failed if why.diverged}
 
     @property
-    def trained(self) -> list[kit.Update]:
+    def trained(self) -> list[Update]:
         """The round's own training, of silos that count and of those that are apart."""
         own = [u for u in self.updates if not u.purpose]
         own += [u for u in self.checked.updates if u.silo.name in self.apart and not u.purpose]
@@ -114,7 +117,7 @@ class Settled:
 
     state: Any
     left_out: Mapping[str, str] = field(default_factory=dict)
-    costs: Mapping[str, kit.PhaseReport] = field(default_factory=dict)
+    costs: Mapping[str, PhaseReport] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -130,7 +133,7 @@ class Held:
 
     models: Mapping[str, Model]
     entries: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    placed: Mapping[str, kit.Group] = field(default_factory=dict)
+    placed: Mapping[str, Group] = field(default_factory=dict)
     notes: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -149,9 +152,9 @@ class Played:
         deadline_s: of an exchange.
     """
 
-    now: kit.Round
+    now: Round
     room: Room
-    algorithm: kit.Algorithm[Any]
+    algorithm: Algorithm[Any]
     state: Any
     came: Came
     silent: frozenset[str]
@@ -191,12 +194,12 @@ class Stage:
         """Return the room with the silos that rest or are apart."""
         return mine, room
 
-    def ask(self, mine: Any, scene: Scene) -> kit.Exchanges[Any]:
+    def ask(self, mine: Any, scene: Scene) -> Exchanges[Any]:
         """Yield questions before the training; return what the stage remembers from now on."""
         return mine
         yield
 
-    def outgoing(self, mine: Any, scene: Scene, orders: Sequence[kit.Order]) -> list[kit.Order]:
+    def outgoing(self, mine: Any, scene: Scene, orders: Sequence[Order]) -> list[Order]:
         """Return orders as they are to be sent."""
         return list(orders)
 
@@ -234,7 +237,7 @@ class Stages:
             self.kept[stage.name], room = stage.admit(self.kept[stage.name], room)
         return room
 
-    def outgoing(self, scene: Scene, orders: Sequence[kit.Order]) -> list[kit.Order]:
+    def outgoing(self, scene: Scene, orders: Sequence[Order]) -> list[Order]:
         for stage in self.all:
             orders = stage.outgoing(self.kept[stage.name], scene, orders)
         return list(orders)
@@ -249,7 +252,7 @@ class Stages:
         for stage in self.all:
             more = stage.settle(self.kept[stage.name], scene, done.state)
             left_out = {**done.left_out, **more.left_out}
-            done = Settled(more.state, left_out, kit.add_costs(done.costs, more.costs))
+            done = Settled(more.state, left_out, add_costs(done.costs, more.costs))
         return done
 
     def held(self, scene: Scene, held: Held) -> Held:

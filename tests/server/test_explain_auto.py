@@ -30,7 +30,7 @@ from coterie.strategies.auto.state import Entrant, Placement, Trial, Verdict
 from coterie.strategies.auto.told import entrant_entry, placement_entry, verdict_entry
 from coterie.strategies.errors import FederationError
 from coterie.strategies.partition.race import Standing, shrunken_gains, standings
-from coterie.strategies.rounds.kit import Group
+from coterie.strategies.rounds.reports import Group
 from tests.commands import coterie
 from tests.conftest import digits_config
 

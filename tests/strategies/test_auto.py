@@ -33,12 +33,11 @@ from coterie.strategies.partition.race import (
     shrunken_gains,
     standings,
 )
-from coterie.strategies.rounds import kit
 from coterie.strategies.rounds.algorithm import Round, Update
 from coterie.strategies.rounds.checkpoint import Checkpoint
 from coterie.strategies.rounds.members import Members
 from coterie.strategies.rounds.play import welcome
-from coterie.strategies.rounds.reports import RoundReport
+from coterie.strategies.rounds.reports import Group, RoundReport
 from coterie.strategies.rounds.roster import Churn, DescribedRoster, Silo
 from tests.conftest import assert_equal_models, digits_config, plain_app, plain_initial, plain_nodes
 
@@ -507,14 +506,14 @@ SINGLES = candidates.everybody_alone(NAMES).groups
 
 
 def _race(
-    errors: Mapping[tuple[kit.Group, ...], Sequence[float | None]],
+    errors: Mapping[tuple[Group, ...], Sequence[float | None]],
     *,
-    dropped: Sequence[tuple[kit.Group, ...]] = (),
-    supported: tuple[kit.Group, ...] | None = None,
+    dropped: Sequence[tuple[Group, ...]] = (),
+    supported: tuple[Group, ...] | None = None,
     count: float = 20,
 ) -> AutoState:
     """A race that is over: partition → what each of six silos measured of it, None: nothing."""
-    measured: dict[kit.Group, dict[str, tuple[Measured, ...]]] = {}
+    measured: dict[Group, dict[str, tuple[Measured, ...]]] = {}
     for groups, own in errors.items():
         for name, error in zip(NAMES, own, strict=True):
             if groups != SINGLES and group_of(groups, name) == (name,):
@@ -609,7 +608,7 @@ def _after(state: AutoState, **more: Any) -> AutoState:
     ],
 )
 def test_no_partition_is_held_that_stands_behind_everybody_alone(
-    race: AutoState, held: tuple[kit.Group, ...]
+    race: AutoState, held: tuple[Group, ...]
 ) -> None:
     state = _after(race)
     assert state.held == held
@@ -655,7 +654,7 @@ def test_whoever_proposes_it_and_whatever_is_measured_what_is_held_is_not_behind
         and race.measured[(name,)][name]
     ]
 
-    def error(groups: tuple[kit.Group, ...]) -> float:
+    def error(groups: tuple[Group, ...]) -> float:
         return sum(race.measured[group_of(groups, name)][name][-1].error for name in judges)
 
     assert held == SINGLES or (judges and error(held) <= error(SINGLES) + 1e-7)

@@ -30,8 +30,9 @@ from coterie.strategies.hcct.alpha import (
     verdict,
 )
 from coterie.strategies.partition.coalition import optimal
-from coterie.strategies.rounds import kit
 from coterie.strategies.rounds.algorithm import Update
+from coterie.strategies.rounds.members import Members
+from coterie.strategies.rounds.reports import Group
 from coterie.strategies.rounds.result import RunResult
 from coterie.strategies.rounds.roster import DescribedRoster, Silo
 from tests.conftest import digits_config
@@ -214,9 +215,9 @@ def test_candidates_are_alone_together_and_what_lies_between() -> None:
     assert alphas[0] == 0 and alphas == sorted(alphas)
 
 
-def played(errors: dict[kit.Group, float]) -> Trial:
+def played(errors: dict[Group, float]) -> Trial:
     """A trial's only round, with these errors of groups' models."""
-    members = kit.Members(
+    members = Members(
         {}, {n: {"w": np.zeros(2)} for n in Case.names}, dict.fromkeys(Case.names, 100.0)
     )
     trial = open_trial(candidates(Case.landscape), members, untrained={})

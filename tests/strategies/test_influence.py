@@ -27,8 +27,12 @@ from coterie.strategies import (
     PFedGraph,
     RunResult,
 )
-from coterie.strategies.rounds import kit
+from coterie.strategies.rounds.algorithm import Update
 from coterie.strategies.rounds.checkpoint import Checkpoint
+from coterie.strategies.rounds.members import capped
+from coterie.strategies.rounds.models import weighted_mean
+from coterie.strategies.rounds.policy import average
+from coterie.strategies.rounds.roster import Silo
 from tests.conftest import (
     Fault,
     arrays_of,
@@ -179,10 +183,10 @@ def test_honest_silos_notice_nothing() -> None:
 # ---------------------------------------------------------------- the arithmetic
 
 
-def updates_of(models: list[Any], counts: list[float]) -> list[kit.Update]:
+def updates_of(models: list[Any], counts: list[float]) -> list[Update]:
     start = {"w": np.zeros(models[0].shape, np.float32)}
     return [
-        kit.Update(kit.Silo(f"s{i}", i), start, {"w": model.astype(np.float32)}, count, {})
+        Update(Silo(f"s{i}", i), start, {"w": model.astype(np.float32)}, count, {})
         for i, (model, count) in enumerate(zip(models, counts, strict=True))
     ]
 
@@ -195,7 +199,7 @@ def test_no_weight_is_above_its_share_and_only_too_large_ones_change(
     weights: list[float], share: float
 ) -> None:
     named = {str(i): weight for i, weight in enumerate(weights)}
-    kept = kit.capped(named, share)
+    kept = capped(named, share)
     if len(weights) < 3:
         assert kept == named
         return
@@ -242,8 +246,8 @@ def test_where_nobody_is_out_of_line_bounded_aggregation_is_the_plain_mean(
     bounded = bound(Influence(), Reputation(), updates, number=1, groups=[names])
     assert all(one is other for one, other in zip(bounded.updates, updates, strict=True))
     assert not bounded.moved_out and "clipped" not in bounded.told
-    plain = kit.weighted_mean([u.model for u in updates], [u.num_examples for u in updates])
-    mean = kit.average(bounded.updates)
+    plain = weighted_mean([u.model for u in updates], [u.num_examples for u in updates])
+    mean = average(bounded.updates)
     assert mean is not None
     assert_equal_models(mean, plain)
 
@@ -263,9 +267,9 @@ def test_no_update_is_longer_than_the_multiple_of_the_median(factor: float, coun
 def test_robust_means_stay_among_the_honest_whatever_two_of_seven_send(how: Any) -> None:
     honest = [np.full(4, value) for value in (0.9, 0.95, 1.0, 1.05, 1.1)]
     updates = updates_of([*honest, np.full(4, 1e9), np.full(4, -1e9)], [1, 1, 1, 1, 1, 1e8, 1e8])
-    found = kit.average([replace(u, aggregate=how) for u in updates])
+    found = average([replace(u, aggregate=how) for u in updates])
     assert found is not None and 0.9 <= found["w"].min() <= found["w"].max() <= 1.1
-    pair = kit.average([replace(u, aggregate=how) for u in updates[:2]])
+    pair = average([replace(u, aggregate=how) for u in updates[:2]])
     assert pair is not None and pair["w"] == pytest.approx(np.full(4, 0.925))
 
 
@@ -318,7 +322,7 @@ def test_models_of_equal_values_are_one_start_whatever_object_holds_them() -> No
         assert_equal_models(a.model, b.model)
 
 
-def spread_updates(shares: list[float]) -> list[kit.Update]:
+def spread_updates(shares: list[float]) -> list[Update]:
     """Updates of one length of which so much goes in a common direction, the rest in own ones."""
     own = np.eye(len(shares) + 1)
     models = [
@@ -360,8 +364,8 @@ def test_products_of_large_updates_are_the_same_bit_for_bit_in_several_threads(
         return {"w": rng.normal(size=3 * bounds.SHARE).astype(kind), "n": np.array(3)}
 
     start = model()
-    silos = [kit.Silo(f"s{i}", i, 5) for i in range(3)]
-    updates = [kit.Update(silo, start, model(), 5.0, {}) for silo in silos]
+    silos = [Silo(f"s{i}", i, 5) for i in range(3)]
+    updates = [Update(silo, start, model(), 5.0, {}) for silo in silos]
     found = bounds._products(updates)
     one_by_one = bounds._products([updates[1]])
     assert found[1, 1] == pytest.approx(one_by_one[0, 0], rel=1e-6)
