@@ -13,7 +13,6 @@ BUILT_IN: dict[str, str] = {
     "fashion-mnist": "coterie.tasks.images.datasets:FashionMnist",
     "emnist-letters": "coterie.tasks.images.datasets:EmnistLetters",
     "cifar10": "coterie.tasks.images.datasets:Cifar10",
-    "digit-five": "coterie.tasks.images.digit_five:DigitFive",
 }
 """Name → ``module:class``. Imported only when asked for: a silo imports what it uses.
 

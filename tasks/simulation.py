@@ -45,7 +45,7 @@ from coterie.tasks.splits.options import SPLIT_KEYS
 from coterie.tasks.text import read_text
 
 MAX_SILOS = 100_000
-PLACES = ("data", "test-data", "fonts")
+PLACES = ("data", "test-data")
 """Options of tasks that name a file or a folder."""
 
 

@@ -190,5 +190,5 @@ def test_silos_that_are_tested_on_the_whole_test_part_share_one_array(tmp_path: 
 
 
 def test_files_and_folders_of_options_are_relative_to_the_file(tmp_path: Path) -> None:
-    found = read(tmp_path, 'silos = 2\n[options]\nfonts = "f"\ndata = "/d"\ntest = 3\n').options
-    assert found == {"fonts": str(tmp_path / "f"), "data": "/d", "test": 3}
+    found = read(tmp_path, 'silos = 2\n[options]\ntest-data = "f"\ndata = "/d"\ntest = 3\n').options
+    assert found == {"test-data": str(tmp_path / "f"), "data": "/d", "test": 3}

@@ -20,7 +20,7 @@ LAST = 5
 mnist = partial(Shared, "mnist/cnn-fedgen")
 mnist_small = partial(Shared, "mnist/mlp-128")
 letters = partial(Shared, "emnist-letters/cnn-fedgen")
-domains = partial(Shared, "digit-five/mlp-128")
+domains = partial(Shared, "benchmarks.papers.digit_five:small")
 published = PublishedMnist
 celeba = CelebA
 

@@ -17,8 +17,8 @@ PERSISTENCE = "persistence"
 
 Keys = Mapping[str, Any]
 
-digit_five = partial(Shared, "digit-five")
-digit_five_mlp = partial(Shared, "digit-five/mlp-128")
+digit_five = partial(Shared, "benchmarks.papers.digit_five:DigitFive")
+digit_five_mlp = partial(Shared, "benchmarks.papers.digit_five:small")
 fashion_mnist = partial(Shared, "fashion-mnist")
 cifar10 = partial(Shared, "cifar10")
 

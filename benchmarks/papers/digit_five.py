@@ -2,7 +2,7 @@
 
 Every image is brought to 3×28×28, grey repeated to three channels. SynthDigits, the paper's third
 domain, is read from ``synth.npz`` where the user has it; otherwise digits are drawn from fonts
-(``coterie.tasks.images.fonts``), and figures with them are not figures with SynthDigits.
+(``benchmarks.papers.fonts``), and figures with them are not figures with SynthDigits.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks.papers.fonts import draw_digits, find_fonts
 from coterie.tasks.base import Option, SiloData, TaskError, place_of, read_options
 from coterie.tasks.images.datasets import NamedNetwork, cap, check_bounds, finish, join
-from coterie.tasks.images.fonts import draw_digits, find_fonts
 from coterie.tasks.images.image_files import ImageFiles, Images, RawImages, read_images
 from coterie.tasks.images.scale import SYMMETRIC
 from coterie.tasks.splits import Share, make_split, silos_of_domains
@@ -156,6 +156,13 @@ class DigitFive(NamedNetwork):
             scale=SYMMETRIC,
             num_classes=self.num_classes,
         )
+
+
+def small() -> DigitFive:
+    """Return the task with a network of one hidden layer."""
+    task = DigitFive(model="mlp-128")
+    task.name = f"{__name__}:small"
+    return task
 
 
 def to_rgb28(images: NDArray[np.uint8]) -> NDArray[np.float32]:
