@@ -12,7 +12,7 @@ import json
 import textwrap
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from typing import Any, get_args, get_origin, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError, create_model
@@ -59,12 +59,16 @@ class Setting:
         """Its name in a node configuration."""
         return self.name.replace("_", "-")
 
-    @property
+    @cached_property
     def is_list(self) -> bool:
         """Whether it is a list, which a node configuration writes with commas."""
         kinds = [self.kind, *get_args(self.kind)]
         kinds += [inner for kind in kinds for inner in get_args(kind)]
         return any(get_origin(kind) is tuple for kind in kinds)
+
+    @cached_property
+    def _adapter(self) -> TypeAdapter[Any]:  # made once: nodes are read with every message
+        return TypeAdapter(self.kind)
 
     def read(self, value: Any) -> Any:
         """Return the value of a node configuration as it is used.
@@ -75,7 +79,7 @@ class Setting:
         if self.is_list:
             value = [word.strip() for word in str(value).split(",") if word.strip()]
         try:
-            return TypeAdapter(self.kind).validate_python(value)
+            return self._adapter.validate_python(value)
         except ValidationError as error:
             raise ValueError(_expected(error.errors()[0])) from None
 
