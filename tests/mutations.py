@@ -180,7 +180,7 @@ MUTATIONS = (
     Mutation(
         "a newcomer begins from the first model",
         "strategies/hcct",
-        "return kit.mean_of_all(state.members)",
+        "return mean_of_all(state.members)",
         "return state.members.initial",
         "tests/strategies/test_hcct.py tests/strategies/test_properties.py",
     ),
