@@ -15,15 +15,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coterie.client.app import app
+from coterie.features.smallest_groups.coordinator import SmallestGroups
 from coterie.server.runs.config import RunConfig
 from coterie.server.runs.inprocess import InProcessGrid
 from coterie.server.runs.run import execute
 from coterie.strategies import CFL, FLHC, FLSC, HCCT, IFCA, FedAvg, FedGroup, FeSEM, KMeans
-from coterie.strategies.rounds.algorithm import Update
-from coterie.strategies.rounds.members import Members, mean_of_all
+from coterie.strategies.rounds.algorithm import Round, Update
+from coterie.strategies.rounds.members import Members, Plain, mean_of_all
 from coterie.strategies.rounds.policy import accepted, form, withdraw
+from coterie.strategies.rounds.replies import Checked
 from coterie.strategies.rounds.result import RunResult
 from coterie.strategies.rounds.roster import Silo
+from coterie.strategies.rounds.stage import Came, Room, Scene
 from coterie.wire import Model
 from tests.conftest import (
     LossyGrid,
@@ -232,3 +235,16 @@ def test_a_condition_that_is_met_changes_nothing(strategy: str, tmp_path: Path) 
 def test_a_trial_of_alpha_keeps_to_the_condition(tmp_path: Path) -> None:
     result = run({"a": 3, "b": 1}, tmp_path, strategy="hcct", alpha="auto", rounds=9)
     assert all(groups == [["a"], ["b"]] for groups in result.groups.values())
+
+
+def test_the_algorithm_is_given_no_update_of_a_silo_whose_group_is_too_small() -> None:
+    silos = [Silo("a", 1, 10, min_group_size=3), Silo("b", 2, 10)]
+    updates = [Update(silo, {}, {}, 10, {}) for silo in silos]
+    algorithm = FedAvg().algorithm
+    state = Plain(Members({}).grouped([("a", "b", "c")]))
+    now = Round(1, tuple(silos))
+    scene = Scene(now, Room(1, now.silos, algorithm, state), algorithm, state, training=True)
+    came = Came((), Checked(updates, []), state, updates, {}, {})
+    _, came = SmallestGroups().incoming({}, scene, came)
+    assert [update.silo.name for update in came.updates] == ["b"]
+    assert came.left_out == {"a": "it accepts groups of at least 3 silos, of its group 2 answered."}
