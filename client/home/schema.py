@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import Any, get_args, get_origin, get_type_hints
 
-from pydantic import TypeAdapter, ValidationError, create_model
+from pydantic import ConfigDict, TypeAdapter, ValidationError, create_model
 
 from coterie.tasks.base import Option
 
@@ -68,7 +68,7 @@ class Setting:
 
     @cached_property
     def _adapter(self) -> TypeAdapter[Any]:  # made once: nodes are read with every message
-        return TypeAdapter(self.kind)
+        return TypeAdapter(self.kind, config=ConfigDict(coerce_numbers_to_str=True))
 
     def read(self, value: Any) -> Any:
         """Return the value of a node configuration as it is used.
@@ -81,17 +81,15 @@ class Setting:
         try:
             return self._adapter.validate_python(value)
         except ValidationError as error:
-            raise ValueError(_expected(error.errors()[0])) from None
+            entry = error.errors()[0]
+            names = self.is_list and entry["type"].startswith("string")
+            what = "names with commas between them" if names else _expected(entry)
+            raise ValueError(what) from None
 
 
 def _expected(entry: Any) -> str:
     kind, message = entry["type"].split("_")[0], str(entry["msg"])
-    known = {
-        "bool": "true or false",
-        "int": "a whole number",
-        "float": "a number",
-        "string": "names with commas between them",
-    }
+    known = {"bool": "true or false", "int": "a whole number", "float": "a number"}
     text = message.removeprefix("Value error, must be ").removeprefix("Input should be ")
     return known.get(kind) or text.partition(". Got")[0]
 

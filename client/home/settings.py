@@ -77,7 +77,7 @@ class Process:
 
 @dataclass(frozen=True)
 class SiloSettings:
-    """One silo's settings. What has no section is not in ``silo.toml``, or has a form of its own.
+    """One silo's settings. A field without a section is written differently in ``silo.toml``.
 
     Attributes:
         name: unique in the federation: letters, digits, ``.``, ``_``, ``-``.

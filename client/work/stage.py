@@ -8,7 +8,6 @@ evaluation when the model is received, and before it is measured.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from coterie.client.work.weights import read_weights
@@ -34,6 +33,7 @@ class Work:
         staying: names of the arrays that do not leave.
         metric: that leads; empty: the task's.
         metrics: of the reply.
+        received: a copy of the model received, if a stage has asked for it.
         trained: the outcome.
         leaving: name of a record of the reply → its arrays.
     """
@@ -46,13 +46,13 @@ class Work:
     staying: tuple[str, ...]
     metric: str
     metrics: dict[str, float | int] = field(default_factory=dict)
+    received: Model = field(default_factory=dict)
     trained: Model = field(default_factory=dict)
     leaving: dict[str, Model] = field(default_factory=dict)
 
-    @cached_property
-    def received(self) -> Model:
-        """The model received; a stage that needs it looks at it before the training."""
-        return read_weights(self.bench.model)
+    def keep_received(self) -> None:
+        """Copy the model received, which the training overwrites."""
+        self.received = self.received or read_weights(self.bench.model)
 
 
 class Stage:

@@ -67,7 +67,7 @@ def _kept_slots(request: Request) -> Slots | None:
 
 
 def train_and_reply(request: Request, training: Training, slots: Slots | None = None) -> RecordDict:
-    """Receive, train, and reply; stages do what is their own before, after and at the end.
+    """Receive, train and reply; the stages act before, after and at the end.
 
     Args:
         request: the message.
@@ -124,14 +124,13 @@ def _received(request: Request) -> tuple[Work, Begun]:
 def _evaluate_received(work: Work, stages: Begun) -> None:
     """Evaluate the model received, if asked; it is in the bench before and after."""
     request, bench = work.request, work.bench
-    validation = validation_of(request)
     if request.config.get(wire.EVALUATE_RECEIVED):
         changed = stages.personalise(bench)
         result = evaluate(bench.task, bench.model, bench.data.test, metric=work.metric)
         work.metrics[wire.RECEIVED_LOSS] = result.loss
         work.metrics[wire.RECEIVED_ERROR] = result.error
         work.metrics[wire.RECEIVED_EXAMPLES] = result.num_examples
-        if validation is not None:
+        if (validation := validation_of(request)) is not None:
             before = request.round_number() - 1
             validated, _ = validate(request, validation, held_after=before)
             work.metrics[wire.RECEIVED_VALIDATION_ERROR] = validated.error

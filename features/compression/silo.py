@@ -33,7 +33,7 @@ class Compression(Stage):
     def before(self, mine: str, work: Work) -> None:
         """Remember the model received: what leaves is the difference to it."""
         if mine != wire.FLOAT32:
-            _ = work.received
+            work.keep_received()
 
     def leave(self, mine: str, work: Work) -> None:
         """Round the update."""

@@ -48,7 +48,7 @@ class Personal(Stage):
     def before(self, mine: Personalisation | None, work: Work) -> None:
         """Remember the model received, from which the silo's own is made."""
         if mine is not None:
-            _ = work.received
+            work.keep_received()
 
     def personalise(self, mine: Personalisation | None, bench: Workbench) -> bool:
         """Turn the model received, in the bench, into the silo's own, in place."""
@@ -57,7 +57,7 @@ class Personal(Stage):
         return mine is not None
 
     def after(self, mine: Personalisation | None, work: Work) -> None:
-        """Train the model of its own that a silo keeps."""
+        """Train the personal model that the silo keeps."""
         if mine is not None and not work.request.purpose:
             train_own(work.bench, work.received, mine)
 

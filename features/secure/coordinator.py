@@ -14,7 +14,7 @@ from coterie.strategies.rounds.stage import Came, Held, Room, Scene, Settled, St
 
 
 class Secure(Stage):
-    """Secure aggregation. Keys are of one process: a resumed run exchanges them again.
+    """Secure aggregation. Keys live in this process: a resumed run exchanges them again.
 
     Args:
         sums: exchanges keys, and asks for sums.

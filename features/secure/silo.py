@@ -68,7 +68,7 @@ class Secure(Stage):
     def before(self, mine: None, work: Work) -> None:
         """Remember the model received: what is sketched is the difference to it."""
         if work.request.config.get(wire.SECURE):
-            _ = work.received
+            work.keep_received()
 
     def leave(self, mine: None, work: Work) -> None:
         """Keep the model; a sketch of the update leaves in its place."""

@@ -34,7 +34,7 @@ class SmallestGroups(Stage):
     def incoming(
         self, mine: Mapping[str, int], scene: Scene, came: Came
     ) -> tuple[Mapping[str, int], Came]:
-        """Leave out who accepts no group as small as what answered of its own."""
+        """Leave out silos that accept no group as small as the part of theirs that answered."""
         if not scene.training:
             return mine, came
         groups = [group for group in scene.algorithm.groups(came.state) if len(group) > 1]

@@ -72,6 +72,25 @@ def test_a_setting_that_is_no_number_is_refused_by_name(key: str, value: str | f
         SiloSettings.from_node_config({"name": "a", key: value}, node_id=1)
 
 
+def test_flower_reads_a_name_of_digits_as_a_number_and_it_is_a_name_all_the_same() -> None:
+    settings = SiloSettings.from_node_config({"name": 7, "keep-layers": 1}, node_id=1)
+    assert (settings.name, settings.policy.keep_layers) == ("7", "1")
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [
+        ("min-group-size", 0, "min-group-size must be greater than or equal to 1. Got 0"),
+        ("min-samples", "few", "min-samples must be a whole number. Got 'few'"),
+        ("column-sums", "perhaps", "column-sums must be true or false. Got 'perhaps'"),
+        ("secure", "yes", "secure must be '' or 'required'. Got 'yes'"),
+    ],
+)
+def test_a_policy_out_of_bounds_is_refused_by_name(key: str, value: int | str, said: str) -> None:
+    with pytest.raises(SettingsError, match=said):
+        SiloSettings.from_node_config({"name": "a", key: value}, node_id=1)
+
+
 def test_a_node_without_a_name_is_called_by_its_id() -> None:
     settings = SiloSettings.from_node_config({}, node_id=42)
     assert (settings.name, settings.options) == ("node-42", {})
