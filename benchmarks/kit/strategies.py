@@ -10,6 +10,7 @@ import numpy as np
 from coterie import wire
 from coterie.strategies.plain.fedavg import FedAvg
 from coterie.strategies.rounds.algorithm import Algorithm, Order, Round, Update, orders_from
+from coterie.strategies.rounds.handles import arrays_of
 from coterie.strategies.rounds.members import Plain
 from coterie.strategies.rounds.policy import average_groups
 from coterie.strategies.rounds.reports import Group
@@ -39,8 +40,8 @@ class FixedGroups(Algorithm[Plain]):
         models = dict(members.models)
         for group in self.fixed:
             first = by_name[group[0]]
-            statistics = {name: first.model[name] for name in first.silo.buffers}
-            models |= dict.fromkeys(group, models[group[0]] | statistics)
+            statistics = {name: arrays_of(first.model)[name] for name in first.silo.buffers}
+            models |= dict.fromkeys(group, arrays_of(models[group[0]]) | statistics)
         return Plain(members.holding(models))
 
 

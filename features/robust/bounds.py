@@ -21,7 +21,7 @@ import math
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
@@ -30,16 +30,10 @@ from coterie.features.robust.keys import Influence
 from coterie.strategies.partition._check import FloatArray
 from coterie.strategies.partition.gram import gram
 from coterie.strategies.rounds.algorithm import Update, Updates, num_bytes
+from coterie.strategies.rounds.handles import Masked, Model, arrays_of, is_seen
 from coterie.strategies.rounds.members import capped
-from coterie.strategies.rounds.models import (
-    Unseen,
-    difference,
-    each,
-    is_seen,
-    same_model,
-)
+from coterie.strategies.rounds.models import difference, each, same_model
 from coterie.strategies.rounds.reports import Group
-from coterie.wire import Model
 from coterie.wire.updates import Limit, shortened
 
 FEWEST, FEWEST_VOTES = 3, 4
@@ -346,7 +340,7 @@ def _clipped(
         if most and norms[i] > longest:
             factor = longest / norms[i]
             if is_seen(update.model):
-                short = shortened(update.model, update.start, factor)
+                short = shortened(update.model, arrays_of(update.start), factor)
                 shorter[i] = replace(update, model=short)
             else:
                 reached.append(limits[i])
@@ -360,15 +354,15 @@ def _clipped(
 
 
 def _within(update: Update, limit: Limit) -> Update:
-    """An unseen update, no longer than its limit."""
-    assert isinstance(update.model, Unseen)
-    before = update.start.moved if isinstance(update.start, Unseen) else {}
-    return replace(update, model=cast(Model, update.model.within(limit, before)))
+    """A masked update, no longer than its limit."""
+    assert isinstance(update.model, Masked)
+    before = update.start.moved if isinstance(update.start, Masked) else {}
+    return replace(update, model=update.model.within(limit, before))
 
 
 def update_norm(update: Update) -> float:
     """Euclidean norm of what the training changed, over all floating-point arrays."""
-    if isinstance(update.model, Unseen):
+    if isinstance(update.model, Masked):
         return update.model.norm
     return math.sqrt(float(_products([update])[0, 0]))
 
@@ -380,9 +374,10 @@ def _products(updates: Sequence[Update]) -> FloatArray:
     Column by column of one array at a time: of all updates together no copy is made.
     """
     total = np.zeros((len(updates), len(updates)))
-    if not all(is_seen(u.model) for u in updates):
+    trained = [u.model for u in updates if is_seen(u.model)]
+    if len(trained) < len(updates):
         return total + gram([difference(u.model, u.start) for u in updates])
-    model = updates[0].model
+    model, started = trained[0], arrays_of(updates[0].start)
     sizes = {n: a.size for n, a in model.items() if np.issubdtype(a.dtype, np.floating)}
 
     columns = max(AT_ONCE // len(updates), FEWEST_COLUMNS)
@@ -390,8 +385,8 @@ def _products(updates: Sequence[Update]) -> FloatArray:
     def of(span: tuple[str, int]) -> list[FloatArray]:
         name, first = span
         kind, found = np.result_type(model[name], np.float32), []
-        models = [u.model[name].reshape(-1) for u in updates]
-        start = updates[0].start[name].reshape(-1)
+        models = [one[name].reshape(-1) for one in trained]
+        start = started[name].reshape(-1)
         held, now, then = (np.empty((rows, columns), kind) for rows in (len(updates), 1, 1))
         for begin in range(first, min(first + SHARE, sizes[name]), columns):
             part = slice(begin, min(begin + columns, first + SHARE, sizes[name]))

@@ -9,7 +9,7 @@ from typing import Any
 from coterie.features.secure.protocol import FEWEST, sketch_sizes
 from coterie.features.secure.sums import SecureRun, own_or_origin, sendable, sketches_of, without
 from coterie.strategies.rounds.algorithm import Algorithm, Compared, Order
-from coterie.strategies.rounds.models import Unseen
+from coterie.strategies.rounds.handles import Masked
 from coterie.strategies.rounds.stage import Came, Held, Room, Scene, Settled, Stage
 
 
@@ -54,12 +54,12 @@ class Secure(Stage):
         if not scene.training:
             return mine, came
         lost = [order.model for order, why in came.checked.failed if why.refused]
-        gone = [model for model in lost if isinstance(model, Unseen)]
-        return mine, replace(came, state=without(came.state, gone))
+        gone = [model for model in lost if isinstance(model, Masked)]
+        return mine, replace(came, state=without(scene.algorithm, came.state, gone))
 
     def settle(self, mine: None, scene: Scene, state: Any) -> Settled:
         """Ask for the sums that make models of the means in a state."""
-        return self.sums.settle(state, scene.now)
+        return self.sums.settle(scene.algorithm, state, scene.now)
 
     def held(self, mine: None, scene: Scene, held: Held) -> Held:
         """Hand a silo what another silo started from, where only that one has its model."""

@@ -1,8 +1,8 @@
 """Secure runs: the coordinator sees sketches of updates, and sums over groups, but no update.
 
-What an algorithm gets of a silo is an ``Unseen``, what it makes of several a ``Mean``. When it has
-said what it wants (its next state), ``SecureRun.settle`` asks the silos for as few sums as all the
-means in that state can be made of, and puts models in their places.
+What an algorithm gets of a silo is ``Masked``, what it makes of several a ``MaskedMean``. When it
+has said what it wants (its next state), ``SecureRun.settle`` asks the silos for as few sums as all
+the means in that state can be made of, and puts models in their places.
 
 A silo that is lost between its training and the sum costs one more exchange: the sum is asked for
 again without it, and without as many others as it takes for the two sums not to differ by fewer
@@ -16,8 +16,8 @@ import logging
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, is_dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, cast
 
@@ -42,11 +42,12 @@ from coterie.features.secure.protocol import (
 )
 from coterie.strategies.errors import EXIT_CONFIG, FederationError
 from coterie.strategies.rounds.algorithm import Algorithm, Compared, Order, Round
-from coterie.strategies.rounds.models import Mean, Unseen, holders, is_seen, weighted_mean
+from coterie.strategies.rounds.handles import Arrays, Masked, MaskedMean, Model, is_seen
+from coterie.strategies.rounds.models import holders, weighted_mean
 from coterie.strategies.rounds.reports import PhaseReport
 from coterie.strategies.rounds.roster import Silo
 from coterie.strategies.rounds.stage import Settled
-from coterie.wire import MAX_WORD, Model
+from coterie.wire import MAX_WORD
 from coterie.wire.updates import Limit, distance, pieces
 
 log = logging.getLogger("coterie.run")
@@ -238,16 +239,11 @@ class SecureRun:
 
     # ------------------------------------------------------------ sums
 
-    def settle(self, value: Any, now: Round) -> Settled:
-        """``value`` with models in the place of means of unseen ones.
-
-        Args:
-            value: of frozen dataclasses, mappings and tuples.
-            now: the round.
-        """
-        means = list(_means(value))
+    def settle(self, algorithm: Algorithm[Any], state: Any, now: Round) -> Settled:
+        """Return the state with models in the place of means of masked ones."""
+        means = _means(algorithm, state)
         if not means:
-            return Settled(value)
+            return Settled(state)
         atoms = _atoms(means)
         asked = [atom for atom in atoms if self._may_be_summed(atom, now)]
         for atom in atoms:
@@ -260,7 +256,8 @@ class SecureRun:
                 )
         sums, lost, cost = self._ask(asked, now)
         models = {id(mean): _made(mean, atoms, sums) for mean in means}
-        return Settled(_replaced(value, models, {}), lost, {PHASE: cost} if cost.messages else {})
+        state = algorithm.with_models(state, lambda model: models.get(id(model), model))
+        return Settled(state, lost, {PHASE: cost} if cost.messages else {})
 
     def _least(self, names: Sequence[str], now: Round) -> int:
         return max([FEWEST, *(now.here[n].min_group_size for n in names if n in now.here)])
@@ -272,9 +269,9 @@ class SecureRun:
 
     def _ask(
         self, atoms: Sequence[_Atom], now: Round
-    ) -> tuple[dict[frozenset[Term], Model], dict[str, str], PhaseReport]:
+    ) -> tuple[dict[frozenset[Term], Arrays], dict[str, str], PhaseReport]:
         """Sums of atoms; twice at most, the second time without who was lost."""
-        found: dict[frozenset[Term], Model] = {}
+        found: dict[frozenset[Term], Arrays] = {}
         lost: dict[str, str] = {}
         cost = PhaseReport()
         waiting = [(atom, atom.names) for atom in atoms]
@@ -374,17 +371,17 @@ _Answer = tuple[list[NDArray[np.uint32]], dict[str, str]]
 
 @dataclass(frozen=True)
 class _Atom:
-    """Unseen models that are in the same means, always weighed alike: their sum is enough.
+    """Masked models that are in the same means, always weighed alike: their sum is enough.
 
     ``weights`` are those of the first mean.
     """
 
-    unseen: tuple[Unseen, ...]
+    unseen: tuple[Masked, ...]
     weights: tuple[float, ...]
 
     @property
     def terms(self) -> frozenset[Term]:
-        return frozenset(map(_term, self.unseen))
+        return frozenset(one.training for one in self.unseen)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -396,7 +393,7 @@ class _Atom:
 
     @property
     def training(self) -> tuple[int, str]:
-        return self.unseen[0].round, self.unseen[0].purpose
+        return self.unseen[0].training[1:]
 
     @property
     def size(self) -> int:
@@ -449,21 +446,17 @@ class _Atom:
         return cap if alike else None
 
 
-def _term(one: Unseen) -> Term:
-    return one.silo, one.round, one.purpose
-
-
-def _weights(mean: Mean) -> dict[Term, tuple[Unseen, float]]:
+def _weights(mean: MaskedMean) -> dict[Term, tuple[Masked, float]]:
     """The unseen models of a mean, each once, with their weights."""
-    found: dict[Term, tuple[Unseen, float]] = {}
+    found: dict[Term, tuple[Masked, float]] = {}
     for part, weight in mean.parts:
-        if isinstance(part, Unseen):
-            before = found.get(_term(part), (part, 0.0))[1]
-            found[_term(part)] = (part, before + weight)
+        if isinstance(part, Masked):
+            before = found.get(part.training, (part, 0.0))[1]
+            found[part.training] = (part, before + weight)
     return found
 
 
-def _atoms(means: Sequence[Mean]) -> list[_Atom]:
+def _atoms(means: Sequence[MaskedMean]) -> list[_Atom]:
     """The fewest sums of which all these means can be made, in a fixed order."""
     of_mean = [_weights(mean) for mean in means]
     where: dict[Term, list[int]] = {}
@@ -484,14 +477,16 @@ def _atoms(means: Sequence[Mean]) -> list[_Atom]:
     return sorted(atoms, key=lambda atom: sorted(atom.terms))
 
 
-def _made(mean: Mean, atoms: Sequence[_Atom], sums: Mapping[frozenset[Term], Model]) -> Model:
+def _made(
+    mean: MaskedMean, atoms: Sequence[_Atom], sums: Mapping[frozenset[Term], Arrays]
+) -> Model:
     """The model that stands for a mean.
 
     Who is by itself in it, or could not be summed, is left out; where nothing is left, it is the
     mean of what the silos started from.
     """
     weights = _weights(mean)
-    parts = [(part, weight) for part, weight in mean.parts if is_seen(part)]
+    parts: list[tuple[Model, float]] = [(m, weight) for m, weight in mean.parts if is_seen(m)]
     for atom in atoms:
         if atom.terms <= weights.keys() and atom.terms in sums:
             total = math.fsum(weights[term][1] for term in atom.terms)
@@ -505,7 +500,7 @@ def _made(mean: Mean, atoms: Sequence[_Atom], sums: Mapping[frozenset[Term], Mod
 
 def _summed(
     atom: _Atom, names: Sequence[str], vectors: Sequence[NDArray[np.uint32]]
-) -> Model | None:
+) -> Arrays | None:
     """The mean that masked vectors add up to; None if it cannot be the mean of such updates."""
     model = from_fixed(_total(vectors), atom.unseen[0].origin, atom.bounds)
     own = [one for one in atom.unseen if one.silo in names]
@@ -568,57 +563,6 @@ def _entry(reply: Message | None, key: str) -> str:
     return value
 
 
-# ---------------------------------------------------------------- means in a state
-
-
-def _means(value: Any) -> Iterator[Mean]:
-    """Every mean in a value once, in a fixed order."""
-    seen: set[int] = set()
-
-    def walk(part: Any) -> Iterator[Mean]:
-        if id(part) in seen or isinstance(part, str | int | float | np.ndarray | Unseen):
-            return
-        seen.add(id(part))
-        if isinstance(part, Mean):
-            yield part
-        else:
-            for inner in _inside(part):
-                yield from walk(inner)
-
-    yield from walk(value)
-
-
-def _inside(value: Any) -> Sequence[Any]:
-    if is_dataclass(value):
-        return [getattr(value, f.name) for f in fields(value)]
-    if isinstance(value, Mapping):
-        return list(value.values())
-    return value if isinstance(value, tuple | list) else ()
-
-
-def _replaced(value: Any, models: Mapping[int, Model], done: dict[int, tuple[Any, Any]]) -> Any:
-    """The value with models for means; what holds none is the very same object."""
-    if id(value) in models:
-        return models[id(value)]
-    if isinstance(value, str | int | float | np.ndarray | Unseen):
-        return value
-    if id(value) not in done:
-        done[id(value)] = (value, _rebuilt(value, models, done))  # kept, so that ids stay its own
-    return done[id(value)][1]
-
-
-def _rebuilt(value: Any, models: Mapping[int, Model], done: dict[int, tuple[Any, Any]]) -> Any:
-    before = _inside(value)
-    after = [_replaced(inner, models, done) for inner in before]
-    if all(old is new for old, new in zip(before, after, strict=True)):
-        return value
-    if is_dataclass(value) and not isinstance(value, type):
-        return replace(value, **{f.name: new for f, new in zip(fields(value), after, strict=True)})
-    if isinstance(value, Mapping):
-        return dict(zip(value, after, strict=True))
-    return type(value)(after)
-
-
 def insecure(
     algorithm: Algorithm[Any],
     *,
@@ -645,7 +589,7 @@ def insecure(
     return algorithm.insecure()
 
 
-def sketches_of(compared: Compared | None, model: Model) -> dict[str, int]:
+def sketches_of(compared: Compared | None, model: Arrays) -> dict[str, int]:
     """Name → numbers of the sketches that silos are asked for.
 
     Args:
@@ -670,15 +614,29 @@ def sketches_of(compared: Compared | None, model: Model) -> dict[str, int]:
     return sizes
 
 
-def without(value: Any, gone: Sequence[Unseen]) -> Any:
-    """A value in which silos whose model is lost have what they were last sent."""
-    return _replaced(value, {id(one): one.origin for one in gone}, {}) if gone else value
+def _means(algorithm: Algorithm[Any], state: Any) -> list[MaskedMean]:
+    """Return every mean in a state once, in a fixed order."""
+    found: dict[int, MaskedMean] = {}
+
+    def note(model: Model) -> Model:
+        if isinstance(model, MaskedMean):
+            found.setdefault(id(model), model)
+        return model
+
+    algorithm.with_models(state, note)
+    return list(found.values())
+
+
+def without(algorithm: Algorithm[Any], state: Any, gone: Sequence[Masked]) -> Any:
+    """Return a state in which silos whose model is lost have what they were last sent."""
+    origins = {id(one): one.origin for one in gone}
+    return algorithm.with_models(state, lambda model: origins.get(id(model), model))
 
 
 def own_or_origin(models: Mapping[str, Model]) -> dict[str, Model]:
     """Silo → model; in the place of one that only another silo has, what that one started from."""
     return {
-        name: model.origin if isinstance(model, Unseen) and model.silo != name else model
+        name: model.origin if isinstance(model, Masked) and model.silo != name else model
         for name, model in models.items()
     }
 
@@ -688,12 +646,12 @@ def sendable(orders: Sequence[Order]) -> list[Order]:
 
     So does it, then: a sum is of silos that started from one model.
     """
-    own = [order.model for order in orders if isinstance(order.model, Unseen)]
-    wanted = [o for o in orders if isinstance(o.model, Unseen) and o.model.silo != o.silo.name]
+    own = [order.model for order in orders if isinstance(order.model, Masked)]
+    wanted = [o for o in orders if isinstance(o.model, Masked) and o.model.silo != o.silo.name]
     shared = {id(order.model) for order in wanted} & {id(model) for model in own}
     return [
         replace(order, model=order.model.origin)
-        if isinstance(order.model, Unseen) and id(order.model) in shared
+        if isinstance(order.model, Masked) and id(order.model) in shared
         else order
         for order in orders
     ]

@@ -33,7 +33,7 @@ from coterie.strategies.errors import FederationError
 from coterie.system.files import make_folder, replacing, why_unwritten
 
 FAMILY = "coterie-checkpoint-"
-FORMAT = f"{FAMILY}6"
+FORMAT = f"{FAMILY}7"
 KEPT = 3
 """How many of the last rounds are kept: a damaged file costs the rounds that need it."""
 LASTING = "kept-"

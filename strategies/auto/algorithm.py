@@ -97,20 +97,14 @@ from coterie.strategies.rounds.algorithm import (
     catch_up,
     num_bytes,
 )
+from coterie.strategies.rounds.handles import Arrays, Model, is_seen
 from coterie.strategies.rounds.members import Members, minimums_of, present_groups, staying
-from coterie.strategies.rounds.models import (
-    comparable,
-    difference,
-    is_seen,
-    same_model,
-    weighted_mean,
-)
+from coterie.strategies.rounds.models import comparable, difference, same_model, weighted_mean
 from coterie.strategies.rounds.options import Config, Scalar, Seed
 from coterie.strategies.rounds.policy import average
 from coterie.strategies.rounds.replies import error_of
 from coterie.strategies.rounds.reports import Group
 from coterie.strategies.rounds.roster import Silo
-from coterie.wire import Model
 
 log = logging.getLogger("coterie.run")
 
@@ -173,6 +167,7 @@ class Auto(Algorithm[AutoState]):
     seed: Seed = 0
     remembers = AutoState
     works_unseen = True
+    models_in = ("alone", "models", "group_models", "latest")
 
     def problems(self, training: Config) -> Iterator[str]:
         """Rounds for a race; whole models, of which several are trained side by side."""
@@ -659,7 +654,7 @@ class Auto(Algorithm[AutoState]):
         return told
 
 
-def _bytes_each(model: Model, now: Round) -> float:
+def _bytes_each(model: Arrays, now: Round) -> float:
     """Of a model to a silo and back, in the run's format."""
     how = now.config.get(wire.WIRE_FORMAT, wire.FLOAT32)
     if how == wire.FLOAT32:
@@ -735,7 +730,7 @@ def _with_alone(state: AutoState, updates: Updates) -> AutoState:
             state = replace(state, untrained={**state.untrained, name: found.error})
         measured = noted(state, key, [update])
         state = replace(state, alone={**state.alone, name: update.model}, measured=measured)
-        if own := update.noise_in(update.model):
+        if own := update.noise_in():
             before = state.noise.get(name, 0.0)
             state = replace(state, noise={**state.noise, name: before + own})
     return state

@@ -10,10 +10,10 @@ from coterie.strategies.auto.candidates import Candidate
 from coterie.strategies.fedcollab.algorithm import FedCollabState
 from coterie.strategies.partition.race import Gain, Standing
 from coterie.strategies.rounds.algorithm import Round
+from coterie.strategies.rounds.handles import Model
 from coterie.strategies.rounds.members import Members
 from coterie.strategies.rounds.models import weighted_mean
 from coterie.strategies.rounds.reports import Group
-from coterie.wire import Model
 
 
 @dataclass(frozen=True)

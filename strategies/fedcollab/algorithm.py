@@ -51,12 +51,12 @@ from coterie.strategies.rounds.algorithm import (
     Updates,
     orders_from,
 )
+from coterie.strategies.rounds.handles import Model
 from coterie.strategies.rounds.members import Members, staying, with_sizes
 from coterie.strategies.rounds.models import weighted_mean
 from coterie.strategies.rounds.options import Config, Positive, Seed
 from coterie.strategies.rounds.policy import average_groups, form
 from coterie.strategies.rounds.reports import Group
-from coterie.wire import Model
 
 log = logging.getLogger("coterie.run")
 

@@ -38,11 +38,11 @@ from coterie.strategies.fedgenp.generative import (
 )
 from coterie.strategies.fedgenp.latent import Generator, predictor_arrays, predictor_shape
 from coterie.strategies.rounds.algorithm import Order, Round
+from coterie.strategies.rounds.handles import Arrays, arrays_of
 from coterie.strategies.rounds.members import minimums_of
 from coterie.strategies.rounds.models import holders
 from coterie.strategies.rounds.options import Config
 from coterie.strategies.rounds.reports import Group
-from coterie.wire import Model
 
 log = logging.getLogger("coterie.run")
 
@@ -108,7 +108,7 @@ class FedGenP(Generative):
 
     def _receivers(
         self, state: GenerativeState, orders: Sequence[Order], now: Round
-    ) -> tuple[dict[str, Model], dict[str, Group]]:
+    ) -> tuple[dict[str, Arrays], dict[str, Group]]:
         """Receiver → its head, and → its silos, of those whose predictor has been trained."""
         if self.receivers == "silos":
             return dict(state.heads), {name: (name,) for name in state.heads}
@@ -122,7 +122,7 @@ class FedGenP(Generative):
         sharing = [names for _, names in holders(starts)]
         groups = {"+".join(g): tuple(g) for g in sharing if trained.intersection(g)}
         heads = {
-            receiver: predictor_arrays(starts[group[0]], state.layers)
+            receiver: predictor_arrays(arrays_of(starts[group[0]]), state.layers)
             for receiver, group in groups.items()
         }
         return heads, groups

@@ -34,10 +34,10 @@ from coterie.strategies.fedgenp.generative import (
 )
 from coterie.strategies.fedgenp.latent import predictor_arrays, predictor_shape
 from coterie.strategies.rounds.algorithm import Exchanges, Order, Round, Update, Updates
+from coterie.strategies.rounds.handles import Arrays
 from coterie.strategies.rounds.members import minimums_of
 from coterie.strategies.rounds.options import Config
 from coterie.strategies.rounds.replies import ReplyError
-from coterie.wire import Model
 
 log = logging.getLogger("coterie.run")
 
@@ -145,7 +145,7 @@ class FedGen(Generative):
             alone=False,
         )
 
-    def sent(self, state: GenerativeState, receiver: str) -> Model:
+    def sent(self, state: GenerativeState, receiver: str) -> Arrays:
         """The generator, and the shares by which labels are drawn (p̂(y) of the federation).
 
         They are those of all who are here, whoever trains in this round: by the sums over changing

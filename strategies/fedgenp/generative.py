@@ -42,12 +42,13 @@ from coterie.strategies.rounds.algorithm import (
     Round,
     Updates,
 )
+from coterie.strategies.rounds.handles import Arrays, arrays_of
 from coterie.strategies.rounds.members import staying
 from coterie.strategies.rounds.models import holders
 from coterie.strategies.rounds.options import Config, NotNegative, Options, Positive, Scalar, Seed
 from coterie.strategies.rounds.reports import Group
 from coterie.strategies.rounds.roster import Silo
-from coterie.wire import Layers, Model
+from coterie.wire import Layers
 
 log = logging.getLogger("coterie.run")
 
@@ -127,9 +128,9 @@ class GenerativeState:
     """
 
     base: Any
-    initial: Model = field(default_factory=dict)
+    initial: Arrays = field(default_factory=dict)
     layers: Layers = ()
-    heads: Mapping[str, Model] = field(default_factory=dict)
+    heads: Mapping[str, Arrays] = field(default_factory=dict)
     trained: frozenset[str] = frozenset()
     sources: Mapping[str, Group] = field(default_factory=dict)
     other: frozenset[str] = frozenset()
@@ -173,7 +174,7 @@ class Generative(Around[GenerativeState]):
         """
         raise NotImplementedError
 
-    def fresh(self, receiver: str, heads: Mapping[str, Model], layers: Layers) -> Generator:
+    def fresh(self, receiver: str, heads: Mapping[str, Arrays], layers: Layers) -> Generator:
         """An untrained generator of latents that these heads understand."""
         latent, num_classes = predictor_shape(heads, layers)
         rng = rng_of(self.seed, 0, receiver, 0)
@@ -181,7 +182,7 @@ class Generative(Around[GenerativeState]):
             num_classes=num_classes, latent=latent, hidden=self.plan.hidden, rng=rng
         )
 
-    def sent(self, state: GenerativeState, receiver: str) -> Model:
+    def sent(self, state: GenerativeState, receiver: str) -> Arrays:
         """What a receiver's silos get."""
         return state.generators[receiver].weights
 
@@ -202,7 +203,7 @@ class Generative(Around[GenerativeState]):
                 "it there, or run the coordinator from the silo's image"
             )
 
-    def first(self, initial: Model) -> GenerativeState:
+    def first(self, initial: Arrays) -> GenerativeState:
         """No generators."""
         layers = linear_head(initial, self.head) if self.head else ()
         return GenerativeState(self.base.first(initial), initial=initial, layers=layers)
@@ -294,7 +295,7 @@ class Generative(Around[GenerativeState]):
         """The base aggregates; the predictors are kept for the next generators."""
         answered = {update.silo.name: update for update in updates if not update.purpose}
         heads = {
-            name: predictor_arrays(update.model, state.layers)
+            name: predictor_arrays(arrays_of(update.model), state.layers)
             for name, update in answered.items()
             if name not in state.other
         }
@@ -326,7 +327,7 @@ class Generative(Around[GenerativeState]):
 
 
 def teaching(
-    heads: Mapping[str, Model],
+    heads: Mapping[str, Arrays],
     receivers: Mapping[str, Group],
     behind: Mapping[str, Group],
     minimums: Mapping[str, int],
@@ -405,6 +406,6 @@ def _who_trained(updates: Updates) -> frozenset[str]:
     return frozenset(u.silo.name for u in updates if u.kind in (wire.TRAIN, wire.COLD_START))
 
 
-def _with(order: Order, generator: Model | None, config: Mapping[str, Any]) -> Order:
+def _with(order: Order, generator: Arrays | None, config: Mapping[str, Any]) -> Order:
     extras = {} if generator is None else {wire.GENERATOR: generator}
     return replace(order, extras={**order.extras, **extras}, config={**order.config, **config})

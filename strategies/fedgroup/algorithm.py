@@ -62,6 +62,7 @@ from coterie.strategies.rounds.algorithm import (
     drawn,
     num_batches,
 )
+from coterie.strategies.rounds.handles import Arrays, Model, arrays_of, is_seen
 from coterie.strategies.rounds.members import (
     Members,
     by_number,
@@ -69,7 +70,7 @@ from coterie.strategies.rounds.members import (
     cosine_matrix,
     give_out,
 )
-from coterie.strategies.rounds.models import is_seen, is_statistic, plain_mean
+from coterie.strategies.rounds.models import is_statistic, plain_mean
 from coterie.strategies.rounds.options import (
     Config,
     Count,
@@ -82,7 +83,6 @@ from coterie.strategies.rounds.options import (
 )
 from coterie.strategies.rounds.policy import accepted, average
 from coterie.strategies.rounds.roster import Silo
-from coterie.wire import Model
 
 log = logging.getLogger("coterie.run")
 
@@ -118,7 +118,7 @@ class FedGroupState:
     members: Members
     group_of: Mapping[str, int] = field(default_factory=dict)
     group_models: tuple[Model, ...] = ()
-    directions: tuple[Model, ...] = ()
+    directions: tuple[Arrays, ...] = ()
     norms: tuple[float, ...] = ()
     pretraining: tuple[str, ...] | None = None
     separation: float | None = None
@@ -188,6 +188,7 @@ class FedGroup(Algorithm[FedGroupState]):
     remembers = FedGroupState
     hands_on = True
     works_unseen = True
+    models_in = ("group_models",)
 
     @property
     def averages(self) -> bool:
@@ -590,13 +591,14 @@ def _handed_out(state: FedGroupState) -> FedGroupState:
 
 def _inter_group(models: Sequence[Model], rate: float, buffers: Sequence[str]) -> list[Model]:
     """Algorithm 2, line 18, from the snapshot: ``w_j + η_g · Σ_{l≠j} w_l / |w_l|``."""
-    units = [_unit(model, buffers) for model in models]
+    seen = [arrays_of(model) for model in models]
+    units = [_unit(model, buffers) for model in seen]
     return [
         {
             name: _moved(array, [u[name] for u in units[:j] + units[j + 1 :] if name in u], rate)
             for name, array in model.items()
         }
-        for j, model in enumerate(models)
+        for j, model in enumerate(seen)
     ]
 
 
@@ -604,7 +606,7 @@ def _moved(array: Any, steps: Sequence[np.ndarray], rate: float) -> Any:
     return (array + rate * sum(steps)).astype(array.dtype) if steps else array
 
 
-def _unit(model: Model, buffers: Sequence[str]) -> dict[str, np.ndarray]:
+def _unit(model: Arrays, buffers: Sequence[str]) -> dict[str, np.ndarray]:
     """The model's parameters in float64, divided by their common norm; nothing for a zero model."""
     wide = {
         name: array.astype(np.float64)

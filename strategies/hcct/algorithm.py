@@ -62,6 +62,7 @@ from coterie.strategies.rounds.algorithm import (
     catch_up,
     orders_from,
 )
+from coterie.strategies.rounds.handles import Arrays, Change, Model, changed
 from coterie.strategies.rounds.members import (
     Members,
     comparison,
@@ -80,7 +81,6 @@ from coterie.strategies.rounds.models import (
 from coterie.strategies.rounds.options import Config, Count, CountOrNone, NotNegative, Seed
 from coterie.strategies.rounds.policy import average_groups, form
 from coterie.strategies.rounds.reports import Group
-from coterie.wire import Model
 
 log = logging.getLogger("coterie.run")
 
@@ -122,7 +122,7 @@ class HCCTState:
     """
 
     members: Members
-    memory: Mapping[str, Model] = field(default_factory=dict)
+    memory: Mapping[str, Arrays] = field(default_factory=dict)
     noise: Mapping[str, float] = field(default_factory=dict)
     alphas: Mapping[str, float] = field(default_factory=dict)
     planned: tuple[Group, ...] = ()
@@ -180,6 +180,7 @@ class HCCT(Algorithm[HCCTState]):
     seed: Seed = 0
     remembers = HCCTState
     works_unseen = True
+    models_in = ("starts",)
 
     @property
     def averages(self) -> bool:
@@ -324,7 +325,7 @@ class HCCT(Algorithm[HCCTState]):
         return replace(state, newcomers=state.newcomers - set(deltas))
 
     def _open_trial(
-        self, state: HCCTState, here: Sequence[str], deltas: Mapping[str, Model], now: Round
+        self, state: HCCTState, here: Sequence[str], deltas: Mapping[str, Arrays], now: Round
     ) -> HCCTState:
         """Begin to look for α, from what the silos' first updates say.
 
@@ -433,7 +434,7 @@ class HCCT(Algorithm[HCCTState]):
         layer = dotted if any(name.startswith(dotted) for name in names) else choice.layer
         return replace(state, layer=layer)
 
-    def _compared(self, update: Update, layer: str) -> Model:
+    def _compared(self, update: Update, layer: str) -> Arrays:
         delta = difference(update.model, update.start)
         kept = comparable(delta, similarity=self.similarity, buffers=update.silo.buffers)
         kept = {name: array for name, array in kept.items() if name.startswith(layer)}
@@ -447,8 +448,8 @@ class HCCT(Algorithm[HCCTState]):
         return kept
 
     def _remember(
-        self, state: HCCTState, deltas: Mapping[str, Model], probes: Mapping[str, Update]
-    ) -> dict[str, Model]:
+        self, state: HCCTState, deltas: Mapping[str, Arrays], probes: Mapping[str, Update]
+    ) -> dict[str, Arrays]:
         memory = dict(state.memory)
         for name, delta in deltas.items():
             if name in state.newcomers:
@@ -480,7 +481,7 @@ class HCCT(Algorithm[HCCTState]):
         self,
         state: HCCTState,
         here: Sequence[str],
-        deltas: Mapping[str, Model],
+        deltas: Mapping[str, Arrays],
         noisy: Mapping[str, float],
         now: Round,
     ) -> HCCTState:
@@ -578,6 +579,14 @@ class HCCT(Algorithm[HCCTState]):
             return agglomerative(utility).groups
         rng = np.random.default_rng([self.seed, now.number])
         return best_partition(utility, rng=rng, **search).groups
+
+    def with_models(self, state: HCCTState, change: Change) -> HCCTState:
+        """Change the models of a trial, too."""
+        state = super().with_models(state, change)
+        if state.trial is None:
+            return state
+        trial = replace(state.trial, models=changed(state.trial.models, change))
+        return replace(state, trial=trial)
 
     def next_models(self, state: HCCTState) -> Mapping[str, Model]:
         """Silo → what its group of the next round starts from."""

@@ -37,12 +37,12 @@ from coterie.strategies.partition.coalition import HCCTUtility
 from coterie.strategies.partition.fedgroup import silhouette
 from coterie.strategies.partition.hcct import alpha_path
 from coterie.strategies.rounds.algorithm import Order, Updates
+from coterie.strategies.rounds.handles import Model
 from coterie.strategies.rounds.members import Members, minimums_of, staying
 from coterie.strategies.rounds.models import weighted_mean
 from coterie.strategies.rounds.policy import accepted, combine, form
 from coterie.strategies.rounds.reports import Group
 from coterie.strategies.rounds.roster import Silo
-from coterie.wire import Model
 
 log = logging.getLogger("coterie.run")
 

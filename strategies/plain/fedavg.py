@@ -23,10 +23,10 @@ from coterie.strategies.rounds.algorithm import (
     drawn_silos,
     orders_from,
 )
+from coterie.strategies.rounds.handles import Model
 from coterie.strategies.rounds.members import Plain, global_model, together
 from coterie.strategies.rounds.options import Sample, Seed
 from coterie.strategies.rounds.policy import average_groups
-from coterie.wire import Model
 
 
 class Independent(Algorithm[Plain]):

@@ -16,16 +16,16 @@ from coterie.strategies.partition.clustering import Metric
 from coterie.strategies.partition.clustering import distances as distances_of
 from coterie.strategies.partition.gram import gram
 from coterie.strategies.rounds.algorithm import Order, Update, Updates
+from coterie.strategies.rounds.handles import Arrays, Model
 from coterie.strategies.rounds.models import comparable, difference
 from coterie.strategies.rounds.options import Config, Scalar
 from coterie.strategies.rounds.roster import Silo
-from coterie.wire import Model
 
 PLACE = "place"
 """Purpose of a newcomer's training."""
 
 
-def compared(update: Update) -> Model:
+def compared(update: Update) -> Arrays:
     """What a training changed, parameters only."""
     delta = difference(update.model, update.start)
     return comparable(delta, similarity="parameters", buffers=update.silo.buffers)
@@ -52,7 +52,7 @@ def placing_order(silo: Silo, model: Model, config: Config, *, step: int = 0) ->
     return Order(silo, model, purpose=purpose, config=config)
 
 
-def nearest(update: Update, directions: Sequence[Model], *, metric: Metric) -> int:
+def nearest(update: Update, directions: Sequence[Arrays], *, metric: Metric) -> int:
     """The direction nearest to an update; the first of equals."""
     rows = [list(part.values()) for part in (compared(update), *directions)]
     noise = [update.noise_in(compared(update)), *[0.0] * len(directions)]

@@ -13,9 +13,9 @@ import numpy as np
 
 from coterie import wire
 from coterie.strategies.rounds.algorithm import Exchanges, Order, Update
+from coterie.strategies.rounds.handles import Model
 from coterie.strategies.rounds.replies import error_of
 from coterie.strategies.rounds.roster import Silo
-from coterie.wire import Model
 
 
 def probe(silo: Silo, model: Model, purpose: str) -> Order:

@@ -29,10 +29,10 @@ from pydantic import BeforeValidator, Field
 from coterie import wire
 from coterie.strategies.partition.fednova import accumulation, coefficients
 from coterie.strategies.rounds.algorithm import Round, Update, Updates
+from coterie.strategies.rounds.handles import Model, arrays_of
 from coterie.strategies.rounds.models import is_statistic, same_model, weighted_mean
 from coterie.strategies.rounds.options import Config, Options, Times, TimesOrNone, dashed
 from coterie.strategies.rounds.policy import combine
-from coterie.wire import Model
 
 # ---------------------------------------------------------------- options
 
@@ -336,13 +336,14 @@ def normalised(updates: Updates, factors: np.ndarray) -> Model:
     mean = weighted_mean([u.model for u in updates], [u.num_examples for u in updates])
     if len(updates) == 1:
         return mean
-    start = _start(updates)
+    start = arrays_of(_start(updates))
+    trained = [(arrays_of(u.start), arrays_of(u.model)) for u in updates]
     buffers = {name for u in updates for name in u.silo.buffers}
     return {
-        name: _stepped(start[name], [(u.start[name], u.model[name]) for u in updates], factors)
+        name: _stepped(start[name], [(old[name], new[name]) for old, new in trained], factors)
         if np.issubdtype(array.dtype, np.floating) and not is_statistic(name, sorted(buffers))
         else array
-        for name, array in mean.items()
+        for name, array in arrays_of(mean).items()
     }
 
 

@@ -45,12 +45,12 @@ from coterie.strategies.rounds.algorithm import (
     Updates,
     orders_from,
 )
+from coterie.strategies.rounds.handles import Arrays, Model
 from coterie.strategies.rounds.members import Members, give_out
 from coterie.strategies.rounds.models import plain_mean
 from coterie.strategies.rounds.options import Count, NotNegative, Positive
 from coterie.strategies.rounds.policy import accepted, average_groups
 from coterie.strategies.rounds.roster import Silo
-from coterie.wire import Model
 
 log = logging.getLogger("coterie.run")
 
@@ -68,7 +68,7 @@ class Split:
 
     model: Model
     round: int
-    directions: tuple[Model, Model]
+    directions: tuple[Arrays, Arrays]
     parts: tuple[int, int]
 
 
@@ -108,12 +108,13 @@ class CFL(Algorithm[CFLState]):
     first_split: Count = Field(2, description="No group is split before this round.")
     hands_on = True
     works_unseen = True
+    models_in = ("group_models",)
 
     def compared(self, state: CFLState) -> Compared | None:
         """The updates of a round."""
         return Compared()
 
-    def first(self, initial: Model) -> CFLState:
+    def first(self, initial: Arrays) -> CFLState:
         """One group without members."""
         return CFLState(Members(initial), {0: initial})
 
@@ -213,7 +214,7 @@ def _split(
     number: int,
     updates: Updates,
     matrix: np.ndarray,
-    deltas: Mapping[str, Model],
+    deltas: Mapping[str, Arrays],
     now: Round,
 ) -> CFLState:
     """Two new groups in place of one. Who is away, or did not answer, is placed when it is back."""

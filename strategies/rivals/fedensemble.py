@@ -24,9 +24,9 @@ from coterie.strategies.rounds.algorithm import (
     Updates,
     algorithm_of,
 )
+from coterie.strategies.rounds.handles import Arrays, Model, arrays_of
 from coterie.strategies.rounds.options import Config, CountOrNone
 from coterie.strategies.rounds.roster import Silo
-from coterie.wire import Model
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class FedEnsemble(Around[EnsembleState]):
         if training.get(wire.PERSONAL):
             yield "fedensemble sends every silo the others' whole models, so personal must be empty"
 
-    def first(self, initial: Model) -> EnsembleState:
+    def first(self, initial: Arrays) -> EnsembleState:
         """FedAvg's."""
         return EnsembleState(self.base.first(initial))
 
@@ -106,7 +106,7 @@ def _evaluated(
 ) -> Exchanges[EnsembleState]:
     """Send every silo every silo's model that may be shown, and note what it says of their mean."""
     names = sorted(n for n in state.local if n in {s.name for s in silos if _shows(s)})
-    members = {f"{wire.MEMBER}{i}": state.local[name] for i, name in enumerate(names)}
+    members = {f"{wire.MEMBER}{i}": arrays_of(state.local[name]) for i, name in enumerate(names)}
     described = [silo for silo in silos if silo.described]
     if not members or not described:
         return state

@@ -38,11 +38,11 @@ from coterie.strategies.rounds.algorithm import (
     drawn_silos,
     orders_from,
 )
+from coterie.strategies.rounds.handles import Arrays, Model
 from coterie.strategies.rounds.members import Members, give_out
 from coterie.strategies.rounds.models import comparable, difference, plain_mean
 from coterie.strategies.rounds.options import Count, Sample, Seed
 from coterie.strategies.rounds.policy import average
-from coterie.wire import Model
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,7 @@ def _averaged(state: FeSEMState, updates: Updates) -> FeSEMState:
     return _handed_out(replace(state, centres=tuple(centres)))
 
 
-def _moved(model: Model, state: FeSEMState, update: Update) -> Model:
+def _moved(model: Model, state: FeSEMState, update: Update) -> Arrays:
     """The compared arrays, relative to w⁰: distances stay, and numbers are small."""
     delta = difference(model, state.members.initial)
     return comparable(delta, similarity="parameters", buffers=update.silo.buffers)
@@ -133,7 +133,7 @@ def _nearest(update: Update, state: FeSEMState) -> int:
     return int(np.argmin(squares))
 
 
-def _square(one: Model, other: Model) -> float:
+def _square(one: Arrays, other: Arrays) -> float:
     gaps = (one[name].astype(np.float64) - other[name].astype(np.float64) for name in one)
     return float(sum(np.vdot(gap, gap) for gap in gaps))
 

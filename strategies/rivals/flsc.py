@@ -42,12 +42,12 @@ from coterie.strategies.rounds.algorithm import (
     drawn_silos,
     orders_from,
 )
+from coterie.strategies.rounds.handles import Arrays, Model
 from coterie.strategies.rounds.members import Members
 from coterie.strategies.rounds.models import plain_mean, same_model
 from coterie.strategies.rounds.options import Config, Count, Sample, Seed
 from coterie.strategies.rounds.policy import average
 from coterie.strategies.rounds.reports import Group
-from coterie.wire import Model
 
 log = logging.getLogger("coterie.run")
 
@@ -96,7 +96,7 @@ class FLSC(Algorithm[Choices]):
         """What trained a mean of several models counts in each of them."""
         return self.soft_groups > 1
 
-    def first(self, initial: Model) -> Choices:
+    def first(self, initial: Arrays) -> Choices:
         """K models; no members yet."""
         return first_choices(initial, self.num_groups, self.seed)
 
@@ -166,7 +166,7 @@ class FLSC(Algorithm[Choices]):
         }
 
 
-def first_choices(initial: Model, num_models: int, seed: int) -> Choices:
+def first_choices(initial: Arrays, num_models: int, seed: int) -> Choices:
     """K different models: w⁰, and K − 1 others with every array's values in another order.
 
     Layers are initialised with independent values of one distribution, so that a permutation of

@@ -53,12 +53,12 @@ from coterie.strategies.rounds.algorithm import (
     Updates,
     orders_from,
 )
+from coterie.strategies.rounds.handles import Arrays, Model
 from coterie.strategies.rounds.members import Members
 from coterie.strategies.rounds.options import CountOrNone
 from coterie.strategies.rounds.policy import average, average_groups
 from coterie.strategies.rounds.reports import Group
 from coterie.strategies.rounds.roster import Silo
-from coterie.wire import Model
 
 GLOBAL, OWN = "loss-of-global", "loss-of-own"
 OWN_MODEL = "own-model"
@@ -105,7 +105,7 @@ class MAXFL(Algorithm[MAXFLState]):
 
     outdated = "its own model"
 
-    def first(self, initial: Model) -> MAXFLState:
+    def first(self, initial: Arrays) -> MAXFLState:
         """No members yet."""
         return MAXFLState(Members(initial), initial)
 

@@ -45,6 +45,7 @@ from coterie.strategies.rounds.algorithm import (
     Updates,
     orders_from,
 )
+from coterie.strategies.rounds.handles import Arrays, Model
 from coterie.strategies.rounds.members import Members, by_number, give_out, global_model, together
 from coterie.strategies.rounds.models import plain_mean
 from coterie.strategies.rounds.options import (
@@ -57,7 +58,6 @@ from coterie.strategies.rounds.options import (
 )
 from coterie.strategies.rounds.policy import accepted, average, average_groups
 from coterie.strategies.rounds.reports import Group
-from coterie.wire import Model
 
 log = logging.getLogger("coterie.run")
 
@@ -77,7 +77,7 @@ class OneShot:
     origin: Model | None = None
     group_of: Mapping[str, int] = field(default_factory=dict)
     group_models: tuple[Model, ...] = ()
-    directions: tuple[Model, ...] = ()
+    directions: tuple[Arrays, ...] = ()
 
 
 class _FormedOnce(Algorithm[OneShot]):
@@ -85,6 +85,7 @@ class _FormedOnce(Algorithm[OneShot]):
 
     remembers = OneShot
     works_unseen = True
+    models_in = ("group_models",)
 
     def compared(self, state: OneShot) -> Compared | None:
         """The updates that are clustered, and those of newcomers."""

@@ -36,6 +36,7 @@ from coterie import wire
 from coterie.strategies.partition.gram import gram
 from coterie.strategies.partition.pfedgraph import collaborators
 from coterie.strategies.rounds.algorithm import Algorithm, Order, Round, Update, Updates
+from coterie.strategies.rounds.handles import Arrays, Model
 from coterie.strategies.rounds.members import (
     Members,
     comparison,
@@ -48,7 +49,6 @@ from coterie.strategies.rounds.models import comparable, difference, weighted_me
 from coterie.strategies.rounds.options import Config, NotNegative, Positive
 from coterie.strategies.rounds.reports import Group
 from coterie.strategies.rounds.roster import Silo
-from coterie.wire import Model
 
 
 @dataclass(frozen=True)
@@ -196,7 +196,7 @@ def _mean(updates: Updates, row: Sequence[float]) -> Model:
     return weighted_mean([model for model, _ in used], [weight for _, weight in used])
 
 
-def _moved(state: Graph, update: Update) -> Model:
+def _moved(state: Graph, update: Update) -> Arrays:
     """What is compared: the way from w⁰."""
     delta = difference(update.model, state.members.initial)
     return comparable(delta, similarity="parameters", buffers=update.silo.buffers)

@@ -24,12 +24,20 @@ import numpy as np
 from pydantic import BeforeValidator, InstanceOf
 
 from coterie import wire
+from coterie.strategies.rounds.handles import (
+    Arrays,
+    Change,
+    Masked,
+    Model,
+    arrays_of,
+    changed,
+    is_seen,
+)
 from coterie.strategies.rounds.members import Members, Plain
-from coterie.strategies.rounds.models import Aggregate, Unseen, is_seen, is_statistic
+from coterie.strategies.rounds.models import Aggregate, is_statistic
 from coterie.strategies.rounds.options import Config, Options, Scalar
 from coterie.strategies.rounds.reports import Group
 from coterie.strategies.rounds.roster import Silo
-from coterie.wire import Model
 from coterie.wire.updates import JOINT
 
 State = TypeVar("State")
@@ -47,7 +55,7 @@ class Round:
         silos: who is here, sorted by name.
         config: entries of every training message of the run.
         announce: tells at once what cannot wait for the round's report: a word, and JSON values.
-        unseen: silos' models are not seen here: what stands for them is ``Unseen``.
+        unseen: silos' models are not seen here: what stands for them is ``Masked``.
     """
 
     number: int
@@ -109,7 +117,7 @@ class Order:
     purpose: str = ""
     config: Config = field(default_factory=dict)
     kind: str = wire.TRAIN
-    extras: Mapping[str, Model] = field(default_factory=dict)
+    extras: Mapping[str, Arrays] = field(default_factory=dict)
     rounded: bool = False
     sketches: Mapping[str, int] | None = None
 
@@ -122,7 +130,7 @@ class Order:
     def num_bytes(self) -> int:
         """Bytes of its arrays."""
         if self.rounded:
-            model = wire.num_rounded_bytes(self.model, exact=self.silo.buffers)
+            model = wire.num_rounded_bytes(arrays_of(self.model), exact=self.silo.buffers)
             return model + num_bytes(*self.extras.values())
         return num_bytes(self.model, *self.extras.values())
 
@@ -153,24 +161,26 @@ class Update:
     metrics: Mapping[str, float]
     purpose: str = ""
     kind: str = wire.TRAIN
-    extras: Mapping[str, Model] = field(default_factory=dict)
+    extras: Mapping[str, Arrays] = field(default_factory=dict)
     bytes_sent: int = 0
     bytes_received: int = 0
     figures: Mapping[str, wire.Value] = field(default_factory=dict)
     aggregate: Aggregate = "mean"
 
-    def noise_in(self, compared: Model) -> float:
+    def noise_in(self, compared: Arrays | None = None) -> float:
         """Expected squared norm of the noise in what is compared of the update, as its silo states
         it; 0 if it states none.
 
         Args:
             compared: some of the update's arrays, or sketches of them: the share of the parameters
-                that these are has that share of the noise.
+                that these are has that share of the noise. None: the whole update.
         """
         stated = self.metrics.get(wire.UPDATE_NOISE, 0.0)
         if not 0 < stated < inf:
             return 0.0
-        model = self.model.origin if isinstance(self.model, Unseen) else self.model
+        if compared is None:
+            return stated
+        model = self.model.origin if isinstance(self.model, Masked) else arrays_of(self.model)
         sizes = {
             name: array.size
             for name, array in model.items()
@@ -230,6 +240,9 @@ class Algorithm(Options, Generic[State]):
     """Whether it can do without seeing silos' models: it only takes means of them, whose weights
     are the silos' samples or equal, and compares their updates by ``models.difference``."""
 
+    models_in: ClassVar[tuple[str, ...]] = ()
+    """Fields of its state, beside its members, that are mappings or tuples of models."""
+
     def insecure(self) -> str:
         """Why these options cannot be had in a secure run, although others can; empty: they can."""
         return ""
@@ -250,7 +263,7 @@ class Algorithm(Options, Generic[State]):
         too, where others bound it among those that trained the same model."""
         return False
 
-    def first(self, initial: Model) -> State:
+    def first(self, initial: Arrays) -> State:
         """The state before round 1."""
         return cast(State, self.remembers(Members(initial)))
 
@@ -299,6 +312,17 @@ class Algorithm(Options, Generic[State]):
     def with_members(self, state: Any, members: Members) -> Any:
         """The state with other members."""
         return replace(state, members=members)
+
+    def with_models(self, state: Any, change: Change) -> Any:
+        """Return the state with ``change`` of every model in it: ``members`` and ``models_in``."""
+        members = self.members(state)
+        own = {name: getattr(state, name) for name in self.models_in}
+        new = {name: changed(models, change) for name, models in own.items()}
+        models = changed(members.models, change)
+        if models is not members.models:
+            state = self.with_members(state, replace(members, models=models))
+        moved = {name: models for name, models in new.items() if models is not own[name]}
+        return replace(state, **moved) if moved else state
 
     def models(self, state: State) -> Mapping[str, Model]:
         """Silo → the model that it owns: the outcome of its group's last round."""
@@ -397,6 +421,10 @@ class Around(Algorithm[State]):
 
     def members(self, state: Any) -> Members:
         return self.base.members(state.base)
+
+    def with_models(self, state: Any, change: Change) -> Any:
+        state = super().with_models(state, change)
+        return replace(state, base=self.base.with_models(state.base, change))
 
     def with_members(self, state: Any, members: Members) -> Any:
         return replace(state, base=self.base.with_members(state.base, members))

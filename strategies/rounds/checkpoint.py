@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any, Generic
 
 from coterie.strategies.rounds.algorithm import State
+from coterie.strategies.rounds.handles import Model
 from coterie.strategies.rounds.roster import Silo
-from coterie.wire import Model
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from coterie import wire
 from coterie.strategies.errors import EXIT_CONFIG, FederationError
 from coterie.strategies.rounds.algorithm import Algorithm, Answers, Order, Round, Update
 from coterie.strategies.rounds.exchange import exchange
+from coterie.strategies.rounds.handles import Model
 from coterie.strategies.rounds.messages import evaluation_messages, membership, training_messages
 from coterie.strategies.rounds.options import Config
 from coterie.strategies.rounds.replies import (
@@ -29,7 +30,6 @@ from coterie.strategies.rounds.replies import (
 from coterie.strategies.rounds.reports import Evaluation, Figures, Group, PhaseReport
 from coterie.strategies.rounds.roster import Roster, Silo
 from coterie.strategies.rounds.stage import Came, Held, Room, Scene, Stage, Stages
-from coterie.wire import Model
 
 log = logging.getLogger("coterie.run")
 

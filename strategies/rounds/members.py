@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from coterie.strategies.rounds.handles import Arrays, Model
 from coterie.strategies.rounds.models import weighted_mean
 from coterie.strategies.rounds.reports import Group
 from coterie.strategies.rounds.roster import Silo
-from coterie.wire import Model
 
 ROUNDING = 1e-12
 """Equal weights are not to be cut by the last bit of a sum."""
@@ -33,7 +33,7 @@ class Members:
         data: silo → what it said of its data when it came last: ``Silo.data``.
     """
 
-    initial: Model
+    initial: Arrays
     models: Mapping[str, Model] = field(default_factory=dict)
     sizes: Mapping[str, float] = field(default_factory=dict)
     groups: tuple[Group, ...] = ()

@@ -9,11 +9,10 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 
 from coterie import wire
 from coterie.strategies.rounds.algorithm import Order
-from coterie.strategies.rounds.models import Unseen, is_seen
+from coterie.strategies.rounds.handles import Arrays, Masked, Model, is_seen
 from coterie.strategies.rounds.options import Config
 from coterie.strategies.rounds.reports import Group
 from coterie.strategies.rounds.roster import Silo
-from coterie.wire import Model
 
 ABOUT = (wire.ROUNDS, wire.STRATEGY)
 """Entries that say of every message which run it belongs to."""
@@ -21,7 +20,7 @@ ABOUT = (wire.ROUNDS, wire.STRATEGY)
 
 def own_entries(model: Model) -> dict[str, Any]:
     """What a message says in the place of a model that its silo has and nobody else."""
-    if not isinstance(model, Unseen):
+    if not isinstance(model, Masked):
         return {}
     entries: dict[str, Any] = {wire.OWN_ROUND: model.round, wire.OWN_PURPOSE: model.purpose}
     if model.limit is not None:
@@ -33,16 +32,22 @@ class Encoder:
     """Encodes a model once however many silos get it, so that it is stored and hashed once."""
 
     def __init__(self) -> None:
-        self._made: dict[tuple[Any, ...], tuple[Model, ArrayRecord]] = {}
+        self._made: dict[tuple[Any, ...], tuple[Arrays, ArrayRecord]] = {}
 
-    def encode(self, model: Model, *, packed: bool) -> ArrayRecord:
+    def encode(self, model: Arrays, *, packed: bool) -> ArrayRecord:
         """The model's record; ``packed`` for silos that described themselves."""
         key = (id(model), packed)  # spares work alone: a model that is met again is only made again
         if key not in self._made:
             self._made[key] = (model, wire.encode_arrays(model, packed=packed))
         return self._made[key][1]
 
-    def encode_rounded(self, model: Model, *, exact: tuple[str, ...]) -> ArrayRecord:
+    def encode_order(self, order: Order, model: Arrays) -> ArrayRecord:
+        """The record of an order's model, rounded where the order says so."""
+        if order.rounded:
+            return self.encode_rounded(model, exact=order.silo.buffers)
+        return self.encode(model, packed=order.silo.described)
+
+    def encode_rounded(self, model: Arrays, *, exact: tuple[str, ...]) -> ArrayRecord:
         """The model's record in 16 bits a number, but for these arrays."""
         key = (id(model), exact)
         if key not in self._made:
@@ -76,11 +81,10 @@ def training_messages(
         entries = _entries(order, number, config, size, evaluate=evaluate)
         entries |= own_entries(order.model)
         content = RecordDict({wire.CONFIG: ConfigRecord(entries)})
-        for name, part in {wire.ARRAYS: order.model, **order.extras}.items():
-            if order.rounded and name == wire.ARRAYS:
-                content[name] = encoder.encode_rounded(part, exact=order.silo.buffers)
-            elif is_seen(part):
-                content[name] = encoder.encode(part, packed=order.silo.described)
+        if is_seen(order.model):
+            content[wire.ARRAYS] = encoder.encode_order(order, order.model)
+        for name, part in order.extras.items():
+            content[name] = encoder.encode(part, packed=order.silo.described)
         messages.append(_message(content, order.silo, order.kind, number))
     return messages
 

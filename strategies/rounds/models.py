@@ -8,19 +8,25 @@ means nothing, so the longest-training member's is taken.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
 from math import nan, sqrt
-from typing import Any, Literal, TypeVar, cast, get_args
+from typing import Any, Literal, TypeVar, get_args, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
 from coterie import wire
-from coterie.wire import Model
-from coterie.wire.updates import Limit, shortened
+from coterie.strategies.rounds.handles import (
+    Arrays,
+    Handle,
+    Model,
+    arrays_of,
+    is_seen,
+    masked_mean,
+)
 
+_M = TypeVar("_M", Arrays, Model)
 _T = TypeVar("_T")
 _S = TypeVar("_S")
 
@@ -31,98 +37,33 @@ TRIMMED = 0.2
 """Share of the values that a trimmed mean drops at either end; at least one."""
 
 
-@dataclass(frozen=True)
-class Unseen:
-    """In a secure run, where a model would be: one that only the silo has which trained it.
-
-    Attributes:
-        silo, round, purpose: of the training.
-        samples: that the silo counts for.
-        origin: the last model that the silo was sent before it.
-        moved: sketch of what all its trainings since then changed; empty if it made none.
-        norm: Euclidean norm of what the last of them changed.
-        reach: what all of them since then changed at most, added up.
-        trained_as: digest of what it was sent and told for the last.
-        fresh: that one was the only one since then.
-        limit: of what the last of them changed, where it is longer than that, or one that it is
-            compared with is; ``moved``, ``norm`` and ``reach`` are of what is left of it.
-    """
-
-    silo: str
-    round: int
-    purpose: str
-    samples: float
-    origin: Model
-    moved: Model
-    norm: float
-    reach: float
-    trained_as: str
-    fresh: bool = True
-    limit: Limit | None = None
-
-    def within(self, limit: Limit, before: Model) -> Unseen:
-        """The same with its last update no longer than a limit.
-
-        Args:
-            limit: of that.
-            before: ``moved`` without it; empty if it is the only one.
-        """
-        most = limit.of(self.samples)
-        if self.norm <= most:
-            return replace(self, limit=limit)
-        start = {n: before.get(n, np.zeros_like(a)) for n, a in self.moved.items()}
-        short = shortened(self.moved, start, most / self.norm)
-        reach = self.reach - self.norm + most
-        return replace(self, limit=limit, moved=short, norm=most, reach=reach)
-
-
-@dataclass(frozen=True)
-class Mean:
-    """A mean of models some of which are unseen, until the engine has asked silos for their sum.
-
-    ``parts`` are models and their weights, none of which is a mean itself.
-    """
-
-    parts: tuple[tuple[Model, float], ...]
-
-
+@overload
+def weighted_mean(models: Sequence[Arrays], weights: Sequence[float]) -> Arrays: ...
+@overload
+def weighted_mean(models: Sequence[Model], weights: Sequence[float]) -> Model: ...
 def weighted_mean(models: Sequence[Model], weights: Sequence[float]) -> Model:
-    """The mean of models with the same names and shapes.
+    """Average models with the same names and shapes.
 
     Args:
         models: at least one.
         weights: as many, ≥ 0, not all 0.
 
     Returns:
-        Arrays of the inputs' types. One model is returned as it is. Where some are ``Unseen``,
-        a ``Mean``, in whose place the engine puts a model before anybody looks into it.
+        Arrays of the inputs' types. One model is returned as it is. Where some are handles, a
+        handle, in whose place the engine puts a model before anybody looks into it.
     """
     if len(models) == 1:
         return models[0]
     total = float(sum(weights))
     assert total > 0 and len(models) == len(weights)
-    if any(isinstance(model, Unseen | Mean) for model in models):
-        return cast(Model, Mean(tuple(_parts(models, [w / total for w in weights]))))
-    return {
-        name: _mean_array([model[name] for model in models], [w / total for w in weights])
-        for name in models[0]
-    }
+    shares = [w / total for w in weights]
+    seen = [model for model in models if is_seen(model)]
+    if len(seen) < len(models):
+        return masked_mean(models, shares)
+    return {name: _mean_array([model[name] for model in seen], shares) for name in seen[0]}
 
 
-def _parts(
-    models: Sequence[Model | Mean], weights: Sequence[float]
-) -> Iterator[tuple[Model, float]]:
-    for model, weight in zip(models, weights, strict=True):
-        inner = model.parts if isinstance(model, Mean) else ((model, 1.0),)
-        yield from ((part, weight * share) for part, share in inner)
-
-
-def is_seen(model: Model) -> bool:
-    """Whether the coordinator has the model's numbers."""
-    return not isinstance(model, Unseen | Mean)
-
-
-def plain_mean(models: Sequence[Model]) -> Model:
+def plain_mean(models: Sequence[_M]) -> _M:
     """The mean with equal weights."""
     return weighted_mean(models, [1.0] * len(models))
 
@@ -146,11 +87,12 @@ def aggregated(models: Sequence[Model], weights: Sequence[float], how: Aggregate
     if how == "mean" or len(models) < 3:
         return weighted_mean(models, weights)
     if how == "krum":
-        return models[_krum(models)]
+        return models[_krum([arrays_of(model) for model in models])]
+    seen = [arrays_of(model) for model in models]
     cut = 0 if how == "median" else max(1, int(TRIMMED * len(models)))
     middle = {}
-    for name, first in models[0].items():
-        arrays = [model[name] for model in models]
+    for name, first in seen[0].items():
+        arrays = [model[name] for model in seen]
         if not np.issubdtype(first.dtype, np.floating):
             middle[name] = _mean_array(arrays, weights)
             continue
@@ -161,7 +103,7 @@ def aggregated(models: Sequence[Model], weights: Sequence[float], how: Aggregate
     return middle
 
 
-def _krum(models: Sequence[Model]) -> int:
+def _krum(models: Sequence[Arrays]) -> int:
     """The position of the model whose n − f − 2 nearest others are nearest; ties to the first."""
     count = len(models)
     nearest = max(count - (count - 3) // 2 - 2, 1)
@@ -231,24 +173,19 @@ def each(work: Callable[[_T], _S], items: Sequence[_T], *, num_bytes: int) -> li
 
 
 def same_model(one: Model, other: Model) -> bool:
-    """Whether two models hold the same values; of an unseen one, whether it is the same one."""
-    if one is other or not (is_seen(one) and is_seen(other)):
-        return one is other or (not is_seen(one) and not is_seen(other) and _same(one, other))
+    """Return whether two models hold the same values, or two handles are of the same model."""
+    if one is other:
+        return True
+    if isinstance(one, Handle) or isinstance(other, Handle):
+        return isinstance(one, Handle) and isinstance(other, Handle) and one.same_as(other)
     return all(
         array is other[name] or np.array_equal(array, other[name]) for name, array in one.items()
     )
 
 
-def _same(one: Any, other: Any) -> bool:
-    """Of what stands for unseen models."""
-    if isinstance(one, Mean) or isinstance(other, Mean):
-        return False
-    return (one.silo, one.round, one.purpose) == (other.silo, other.round, other.purpose)
-
-
-def holders(models: Mapping[str, Model]) -> list[tuple[Model, list[str]]]:
+def holders(models: Mapping[str, _M]) -> list[tuple[_M, list[str]]]:
     """The different models among these, each with the names of those that hold it, sorted."""
-    found: list[tuple[Model, list[str]]] = []
+    found: list[tuple[_M, list[str]]] = []
     for name in sorted(models):
         model = models[name]
         # Most who share a model share its arrays: look for these before any values are compared.
@@ -262,36 +199,26 @@ def holders(models: Mapping[str, Model]) -> list[tuple[Model, list[str]]]:
     return found
 
 
-def difference(new: Model, old: Model) -> Model:
-    """The update ``new − old`` of the floating-point arrays; counters have no update.
+def difference(new: Model, old: Model) -> Arrays:
+    """Return the update ``new − old`` of the floating-point arrays; counters have no update.
 
-    Of an unseen model, the sketch of that.
+    Of a handle, the sketch of that.
 
     Raises:
         ValueError: it was not trained from ``old``.
     """
-    if isinstance(new, Unseen):
-        return _sketch_between(new, old)
+    if isinstance(new, Handle):
+        return new.minus(old)
+    before = arrays_of(old)
     return {
-        name: array - old[name]  # type: ignore[operator]
+        name: array - before[name]  # type: ignore[operator]
         for name, array in new.items()
         if np.issubdtype(array.dtype, np.floating)
     }
 
 
-def _sketch_between(new: Unseen, old: Model) -> Model:
-    if isinstance(old, Unseen) and same_model(old.origin, new.origin):
-        return {
-            name: (array - old.moved[name]).astype(array.dtype)  # type: ignore[operator]
-            for name, array in new.moved.items()
-        }
-    if isinstance(old, Unseen) or not same_model(old, new.origin):
-        raise ValueError(f"of silo {new.silo!r} no sketch from that model is known.")
-    return new.moved
-
-
 def distance(one: Model, other: Model, buffers: Sequence[str] = ()) -> float:
-    """Euclidean distance of two models' parameters; NaN where one of them is not seen."""
+    """Euclidean distance of two models' parameters; NaN where one of them is a handle."""
     if not (is_seen(one) and is_seen(other)):
         return nan
     names = comparable(other, similarity="parameters", buffers=buffers)
@@ -322,7 +249,7 @@ def _square_apart(one: NDArray[Any], other: NDArray[Any]) -> float:
     return total
 
 
-def accumulate(memory: Model | None, update: Model, *, decay: float) -> Model:
+def accumulate(memory: Arrays | None, update: Arrays, *, decay: float) -> Arrays:
     """``decay · memory + update``; without a memory, the update."""
     if memory is None or decay == 0:
         return update
@@ -337,7 +264,7 @@ def is_statistic(name: str, buffers: Sequence[str] = ()) -> bool:
     return name in buffers or name.endswith((".running_mean", ".running_var"))
 
 
-def comparable(update: Model, *, similarity: str, buffers: Sequence[str] = ()) -> Model:
+def comparable(update: Arrays, *, similarity: str, buffers: Sequence[str] = ()) -> Arrays:
     """The part of an update that silos are compared by.
 
     Args:

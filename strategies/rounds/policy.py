@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from coterie.strategies.rounds.algorithm import Update, Updates
+from coterie.strategies.rounds.handles import Model, is_seen
 from coterie.strategies.rounds.members import Members, minimums_of, staying
-from coterie.strategies.rounds.models import aggregated, is_seen
+from coterie.strategies.rounds.models import aggregated
 from coterie.strategies.rounds.reports import Group
-from coterie.wire import Model
 
 
 def form(groups: Iterable[Group], minimums: Mapping[str, int]) -> tuple[Group, ...]:

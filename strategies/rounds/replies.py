@@ -9,7 +9,7 @@ from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import ceil
 from types import MappingProxyType
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 from flwr.app import Message, MetricRecord
@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 from coterie import wire
 from coterie.strategies.errors import FederationError
 from coterie.strategies.rounds.algorithm import Answers, Order, Update, Updates, num_bytes
-from coterie.strategies.rounds.models import Unseen, each
+from coterie.strategies.rounds.handles import Arrays, Masked, Model, arrays_of
+from coterie.strategies.rounds.models import each
 from coterie.strategies.rounds.reports import (
     Evaluation,
     Figures,
@@ -26,7 +27,7 @@ from coterie.strategies.rounds.reports import (
     SiloReport,
 )
 from coterie.strategies.rounds.roster import MAX_EXAMPLES, Silo
-from coterie.wire import Model, Value
+from coterie.wire import Value
 
 log = logging.getLogger("coterie.run")
 
@@ -169,17 +170,17 @@ def check_reply(
     except wire.WireError as error:
         raise ReplyError(str(error)) from None
     received = num_bytes(*arrays.values())
-    model: Model | None = order.model
+    model: Model = order.model
     if order.sketches is not None:
         _check_sketches(order, arrays)
     elif not order.evaluates:
-        model = arrays.pop(wire.ARRAYS, None)
-        if model is None:
+        trained = arrays.pop(wire.ARRAYS, None)
+        if trained is None:
             raise ReplyError(f"its reply has no arrays (expected a record {wire.ARRAYS!r}).")
-        model = _restored(model, order, wire_format)
-        _check_like(model, order.model)
-        model = {name: model[name] for name in order.model}
-    assert model is not None
+        sent = arrays_of(order.model)
+        trained = _restored(trained, sent, wire_format if order.silo.described else wire.FLOAT32)
+        _check_like(trained, sent)
+        model = {name: trained[name] for name in sent}
     for extra in arrays.values():
         for name, array in extra.items():
             if array.dtype.kind not in "biuf":
@@ -201,7 +202,7 @@ def check_reply(
             )
         sketch = arrays.pop(wire.SKETCH, {})
         trained_as = sketch.pop(wire.TRAINED_AS).tobytes().hex()
-        model = cast(Model, _unseen(order, number, float(count), sketch, metrics, trained_as))
+        model = _masked(order, number, float(count), sketch, metrics, trained_as)
     return Update(
         silo=_with_minimum(order.silo, stated),
         start=order.model,
@@ -217,16 +218,15 @@ def check_reply(
     )
 
 
-def _restored(arrays: Model, order: Order, wire_format: str) -> Model:
-    """The model that a rounded update makes; of a silo that did not describe itself as it came."""
+def _restored(arrays: Arrays, sent: Arrays, wire_format: str) -> Arrays:
+    """Return the model that a rounded update makes."""
     try:
-        how = wire_format if order.silo.described else wire.FLOAT32
-        return wire.restore_update(arrays, order.model, how)
+        return wire.restore_update(arrays, sent, wire_format)
     except wire.WireError as error:
         raise ReplyError(str(error)) from None
 
 
-def _check_sketches(order: Order, arrays: Mapping[str, Model]) -> None:
+def _check_sketches(order: Order, arrays: Mapping[str, Arrays]) -> None:
     """Nothing but the sketches that were asked for."""
     wanted = {} if order.evaluates else {**(order.sketches or {}), wire.TRAINED_AS: 32}
     got = {name: a.shape for name, a in arrays.get(wire.SKETCH, {}).items()}
@@ -241,23 +241,25 @@ def _check_sketches(order: Order, arrays: Mapping[str, Model]) -> None:
             raise ReplyError(f"{name!r} must be {np.dtype(kind)}. Got {array.dtype}.")
 
 
-def _unseen(
+def _masked(
     order: Order,
     number: int,
     samples: float,
-    sketch: Model,
+    sketch: Arrays,
     metrics: Mapping[str, float],
     trained_as: str,
-) -> Unseen:
+) -> Masked:
     """What stands for a model that a silo has trained and keeps."""
     norm = metrics.get(wire.UPDATE_NORM, float("nan"))
     if not 0 <= norm <= MAX_VALUE:
         raise ReplyError(f"{wire.UPDATE_NORM} must be a number of at least 0. Got {norm}.")
-    start, origin, moved, reach = order.model, order.model, sketch, norm
-    if isinstance(start, Unseen):
+    start, moved, reach = order.model, sketch, norm
+    if isinstance(start, Masked):
         origin, before, reach = start.origin, start.moved, start.reach + norm
         moved = {n: _sum(a, before[n]) if n in before else a for n, a in sketch.items()}
-    return Unseen(
+    else:
+        origin = arrays_of(start)
+    return Masked(
         *(order.silo.name, number, order.purpose, samples, origin, moved, norm, reach, trained_as),
         fresh=start is origin,
     )
@@ -281,7 +283,7 @@ def _sane(value: float, *, least: float = -MAX_VALUE) -> float:
     return value if least <= value <= MAX_VALUE else float("nan")
 
 
-def check_finite(model: Model) -> None:
+def check_finite(model: Arrays) -> None:
     """Refuse a model to start from that holds NaN or infinity.
 
     Raises:
@@ -292,7 +294,7 @@ def check_finite(model: Model) -> None:
             raise FederationError(f"the initial model's array {name!r} holds NaN or infinity.")
 
 
-def _check_like(model: Model, sent: Model) -> None:
+def _check_like(model: Arrays, sent: Arrays) -> None:
     if set(model) != set(sent):
         odd = sorted(set(model) ^ set(sent))[:3]
         raise ReplyError(f"its arrays differ from those sent: {', '.join(odd)}.")

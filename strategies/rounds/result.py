@@ -12,10 +12,10 @@ from flwr.serverapp.strategy import Result
 from coterie import wire
 from coterie.strategies.rounds.algorithm import Algorithm
 from coterie.strategies.rounds.checkpoint import Checkpoint
+from coterie.strategies.rounds.handles import Arrays, Model, arrays_of, is_seen
 from coterie.strategies.rounds.members import Members
-from coterie.strategies.rounds.models import holders, is_seen, weighted_mean
+from coterie.strategies.rounds.models import holders, weighted_mean
 from coterie.strategies.rounds.reports import Group, RoundReport
-from coterie.wire import Model
 
 
 class RunResult(Result):
@@ -54,7 +54,7 @@ class RunResult(Result):
         """Flower's own class sets an empty record."""
 
     @property
-    def held(self) -> dict[str, Model]:
+    def held(self) -> dict[str, Arrays]:
         """Silo → its own final model, which others may share and nobody may change.
 
         Of a secure run without those that only a silo has.
@@ -68,9 +68,10 @@ class RunResult(Result):
         return {n: wire.encode_arrays(m, packed=False) for n, m in self.held.items()}
 
     @property
-    def common(self) -> Model | None:
+    def common(self) -> Arrays | None:
         """What silos keep that have no model of their own; None where there is nothing."""
-        return None if self._algorithm is None else self._algorithm.common(self.state)
+        common = None if self._algorithm is None else self._algorithm.common(self.state)
+        return common if common is None or is_seen(common) else None
 
     @property
     def groups(self) -> dict[int, list[list[str]]]:
@@ -93,11 +94,12 @@ class RunResult(Result):
         self.__dict__.pop("models", None)
 
 
-def mean_model(models: Mapping[str, Model], sizes: Mapping[str, float]) -> Model | None:
+def mean_model(models: Mapping[str, Model], sizes: Mapping[str, float]) -> Arrays | None:
     """The size-weighted mean of all silos' models; None while no size is known."""
     seen = {name: model for name, model in models.items() if is_seen(model)}
     sized = {name: model for name, model in seen.items() if sizes.get(name, 0) > 0}
     held = holders(sized)
     if not held:
         return None
-    return weighted_mean([m for m, _ in held], [sum(sizes[n] for n in names) for _, names in held])
+    distinct = [arrays_of(model) for model, _ in held]
+    return weighted_mean(distinct, [sum(sizes[n] for n in names) for _, names in held])

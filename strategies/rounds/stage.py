@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from coterie.strategies.rounds.algorithm import Algorithm, Exchanges, Order, Round, Update
+from coterie.strategies.rounds.handles import Model
 from coterie.strategies.rounds.replies import Checked, add_costs
 from coterie.strategies.rounds.reports import Group, PhaseReport
 from coterie.strategies.rounds.roster import Silo
-from coterie.wire import Model
 
 
 @dataclass(frozen=True)

@@ -20,8 +20,9 @@ from coterie.strategies.partition.coalition import HCCTUtility, optimal
 from coterie.strategies.partition.gram import gram
 from coterie.strategies.partition.hcct import partition
 from coterie.strategies.rounds.algorithm import Order, Update
+from coterie.strategies.rounds.handles import Masked
 from coterie.strategies.rounds.members import Members
-from coterie.strategies.rounds.models import Unseen, weighted_mean
+from coterie.strategies.rounds.models import weighted_mean
 from coterie.strategies.rounds.reports import Group
 from coterie.strategies.rounds.roster import Silo
 from coterie.wire import (
@@ -1046,7 +1047,7 @@ def test_a_sketch_has_the_noise_of_what_it_is_of() -> None:
     (silo,) = silos("a")
     sketch = np.zeros(3, np.float32)
     model = {"one.w": np.zeros(6, np.float32), "two.w": np.zeros(2, np.float32)}
-    unseen: Any = Unseen("a", 1, "", 100.0, model, {"sketch": sketch}, 1.0, 1.0, "")
+    unseen: Any = Masked("a", 1, "", 100.0, model, {"sketch": sketch}, 1.0, 1.0, "")
     update = Update(silo, model, unseen, 100, {UPDATE_NOISE: 2.0})
     assert update.noise_in({"sketch": sketch}) == 2.0
     assert update.noise_in({"one.sketch": sketch}) == 1.5

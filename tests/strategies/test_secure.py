@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -43,17 +43,21 @@ from coterie.features.secure.protocol import (
 )
 from coterie.features.secure.secrets import secrets_of
 from coterie.features.secure.silo import Sketch, measure
-from coterie.features.secure.sums import _atoms, _replaced
+from coterie.features.secure.sums import SecureRun, _atoms
 from coterie.server.runs.codec import decode, encode
 from coterie.server.runs.config import RunConfig
 from coterie.server.runs.inprocess import InProcessGrid
 from coterie.server.runs.run import execute
 from coterie.server.site.certificates import make_ca, sign
-from coterie.strategies import HCCT, FederationError
+from coterie.strategies import HCCT, FedAvg, FederationError
+from coterie.strategies.rounds import handles
 from coterie.strategies.rounds.exchange import exchange
-from coterie.strategies.rounds.models import Mean, Unseen, weighted_mean
+from coterie.strategies.rounds.handles import Masked, MaskedMean
+from coterie.strategies.rounds.members import Members, Plain
+from coterie.strategies.rounds.models import difference, weighted_mean
 from coterie.strategies.rounds.result import RunResult
 from coterie.strategies.rounds.roster import DescribedRoster
+from coterie.strategies.rounds.stage import Settled
 from coterie.wire.enrolment import fingerprint_of_key, public_pem
 from coterie.wire.updates import PIECE, Limit
 from tests.conftest import arrays_of, digits_config, plain_app, plain_initial, plain_nodes
@@ -144,7 +148,17 @@ SHORT = ("hcct", "fedgroup", "fedavg")
 @pytest.mark.parametrize(
     "name", [n if n in SHORT else pytest.param(n, marks=pytest.mark.nightly) for n in STRATEGIES]
 )
-def test_groups_and_models_are_those_of_a_run_that_is_not_secure(name: str, tmp_path: Path) -> None:
+def test_groups_and_models_are_those_of_a_run_that_is_not_secure(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settle, left = SecureRun.settle, list[str]()
+
+    def settled(*args: Any) -> Settled:
+        done = settle(*args)
+        left.extend(means_in(done.state))
+        return done
+
+    monkeypatch.setattr(SecureRun, "settle", settled)
     keys = {"strategy": name, **STRATEGIES[name]}
     plain = play(InProcessGrid(app, nodes()), tmp_path / "plain", **keys, secure=False)
     grid = Tapped(nodes())
@@ -152,6 +166,7 @@ def test_groups_and_models_are_those_of_a_run_that_is_not_secure(name: str, tmp_
     if name != "auto":  # it races other candidates: no discriminators, and none that overlap
         assert result.groups[result.rounds[-1].round] == plain.groups[plain.rounds[-1].round]
         assert abs(mean_error(result) - mean_error(plain)) <= 0.05
+    assert left == [], "fields of the state that models_in leaves out"
     assert_sums_show_nobody(grid.sums())
     models = {m.metadata.message_type for _, m in grid.got if wire.ARRAYS in m.content}
     assert models == {wire.INITIAL}, "no model leaves"
@@ -168,6 +183,21 @@ def assert_sums_show_nobody(sums: list[Sum]) -> None:
             if one.round == two.round and both[0] & both[1] and both[0] != both[1]:
                 assert min(both, key=len) < max(both, key=len), (one, two)
                 assert len(both[0] ^ both[1]) >= 2, (one, two)
+
+
+def means_in(value: Any, where: str = "state") -> Iterator[str]:
+    """Yield where in a state of frozen values there is a mean that nobody has asked for."""
+    if isinstance(value, MaskedMean):
+        yield where
+    elif is_dataclass(value) and not isinstance(value, Masked):
+        for one in fields(value):
+            yield from means_in(getattr(value, one.name), f"{where}.{one.name}")
+    elif isinstance(value, Mapping):
+        for key, inner in value.items():
+            yield from means_in(inner, f"{where}[{key!r}]")
+    elif isinstance(value, tuple | list):
+        for inner in value:
+            yield from means_in(inner, where)
 
 
 def mean_error(result: RunResult) -> float:
@@ -839,7 +869,7 @@ def test_a_sketch_is_ten_times_smaller_than_what_it_is_of() -> None:
 
 
 def unseen(name: str, samples: float = 1.0, trained_as: str = "") -> Any:
-    return Unseen(name, 1, "", samples, MODEL, {}, 1.0, 1.0, trained_as)
+    return Masked(name, 1, "", samples, MODEL, {}, 1.0, 1.0, trained_as)
 
 
 def test_means_are_made_of_the_fewest_sums() -> None:
@@ -848,7 +878,7 @@ def test_means_are_made_of_the_fewest_sums() -> None:
     one = weighted_mean([a, b], [3, 5])
     two = weighted_mean([c, d], [2, 2])
     everything = weighted_mean([one, two], [8, 4])
-    assert isinstance(everything, Mean)
+    assert isinstance(everything, MaskedMean)
     atoms = _atoms([one, two, everything])  # type: ignore[list-item]
     assert [atom.names for atom in atoms] == [("a", "b"), ("c", "d")]
     assert [atom.counting for atom in atoms] == [5.0, 2.0]
@@ -888,7 +918,7 @@ def test_a_limit_comes_through_messages_and_checkpoints() -> None:
     for one in (limit, None):
         asked = Sum("r", 1, "", ("a", "b"), 9.0, 10.0, "0", 2, (1.0, 2.0), limit=one)
         assert decode_sum(asked.encode()) == asked
-    one = Unseen("a", 3, "", 40.0, MODEL, {"sketch": np.full(4, 3.0, np.float32)}, 2.0, 2.5, "")
+    one = Masked("a", 3, "", 40.0, MODEL, {"sketch": np.full(4, 3.0, np.float32)}, 2.0, 2.5, "")
     short = one.within(limit, {"sketch": np.ones(4, np.float32)})
     assert (short.norm, short.reach) == pytest.approx((0.3, 0.8))
     assert short.moved["sketch"] == pytest.approx(np.full(4, 1 + 2 * 0.3 / 2.0))
@@ -896,11 +926,22 @@ def test_a_limit_comes_through_messages_and_checkpoints() -> None:
     assert decode(tree, arrays).limit == limit
 
 
-def test_what_holds_no_mean_stays_the_very_same_object() -> None:
+def test_what_changes_no_model_stays_the_very_same_object() -> None:
+    members = Members(MODEL, models={"a": unseen("a"), "b": MODEL})
+    state = Plain(members)
+    assert FedAvg().algorithm.with_models(state, lambda model: model) is state
+    made = FedAvg().algorithm.with_models(state, lambda model: MODEL)
+    assert made.members.models == {"a": MODEL, "b": MODEL} and state.members is members
+
+
+def test_who_looks_at_a_model_that_nobody_sees_is_told_so() -> None:
     mean = weighted_mean([unseen("a"), unseen("b")], [1, 1])
-    value = {"kept": (MODEL, 1), "changed": [mean, MODEL]}
-    made = _replaced(value, {id(mean): MODEL}, {})
-    assert made["kept"] is value["kept"] and made["changed"] == [MODEL, MODEL]
+    for handle in (unseen("a"), mean):
+        with pytest.raises(TypeError, match="the coordinator does not have this model's numbers"):
+            handles.arrays_of(handle)
+    assert handles.arrays_of(MODEL) is MODEL
+    with pytest.raises(ValueError, match="no sketch of a sum"):
+        difference(mean, MODEL)
 
 
 # ---------------------------------------------------------------- what is refused

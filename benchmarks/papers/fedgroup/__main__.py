@@ -42,9 +42,9 @@ from coterie.client.work.weights import read_weights
 from coterie.strategies import FedGroup
 from coterie.strategies.rivals.fesem import FeSEMState
 from coterie.strategies.rivals.flsc import Choices
+from coterie.strategies.rounds.handles import Model, arrays_of
 from coterie.tasks import Task
 from coterie.tasks.base import SiloData
-from coterie.wire import Model
 
 
 class Meter:
@@ -89,7 +89,7 @@ class Meter:
             if known is None or known[0] is not model or known[1] != silos:
                 if not silos:
                     continue
-                found = self._tests.evaluate(model, silos)
+                found = self._tests.evaluate(arrays_of(model), silos)
                 right = (1 - found.error) * found.num_examples
                 known = self._known[j] = (model, silos, right, found.num_examples)
             hits, count = hits + known[2], count + known[3]
