@@ -51,6 +51,10 @@ INSIDE_FLWR = {
     "flwr.supercore.object_store.in_memory_object_store": {"server/machine/lean.py"},
     "flwr.supercore.object_store.sql_object_store": {"server/machine/lean.py"},
     "flwr.supercore.object_store.object_store_factory": {"server/machine/lean.py"},
+    # And deletes what a run left in its database, by Flower's own calls:
+    "flwr.server.superlink.linkstate": {"server/machine/leftovers.py"},
+    "flwr.supercore.object_store": {"server/machine/leftovers.py"},
+    "flwr.superlink.federation": {"server/machine/leftovers.py"},
     "flwr.superlink.servicer.runtime.runtime_grpc": {"server/machine/lean.py"},
     "flwr.superlink.servicer.runtime.runtime_handlers": {
         "server/machine/holding.py",  # where a run's messages to silos come in; in all releases

@@ -161,9 +161,9 @@ def withdraw(
     """Remove a silo, delete its models, and sign what was deleted.
 
     Runs that go on with it are stopped. Its models, checkpoints that hold its models or updates,
-    and its statistics are deleted from the runs of the federation, and its messages from the
-    SuperLink's database. A signed statement says which, and into which models of others its
-    updates were averaged: those stay.
+    and its statistics are deleted from the runs of the federation, and the messages of ended runs
+    from the SuperLink's database. A signed statement lists them, and the models of others into
+    which its updates were averaged: those stay.
     """
     from coterie.server.site.federation import load
 

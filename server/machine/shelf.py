@@ -144,13 +144,17 @@ class Shelf:
             return found is not None and wire.object_id(found) == name
         return False
 
+    @property
+    def names(self) -> set[str]:
+        """Ids of the objects that have a file here."""
+        return {file.name for file in self.folder.iterdir() if len(file.name) == len(WHERE)}
+
     def keep(self, names: Collection[str]) -> None:
         """Delete all other objects, and what was left unfinished."""
         self.forget_unannounced()
         shutil.rmtree(self.folder / SPARE, ignore_errors=True)
-        for file in self.folder.iterdir():
-            if len(file.name) == len(WHERE) and file.name not in names:
-                file.unlink(missing_ok=True)
+        for name in self.names.difference(names):
+            (self.folder / name).unlink(missing_ok=True)
 
     def told(self) -> bytes:
         """What finds it: where it is, and a word that only who reads it knows."""

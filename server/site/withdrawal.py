@@ -20,13 +20,14 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
+from coterie.server.machine.leftovers import BusyError, forget_ended_runs
 from coterie.server.machine.link import control
 from coterie.server.runs.checkpoint import others_of
 from coterie.server.runs.record import EVENTS, Round, Run, read_run
 from coterie.server.runs.record.format import event_of
 from coterie.server.runs.run import CHECKPOINTS
 from coterie.server.runs.statistics import FILE as STATISTICS
-from coterie.server.site import audit, certificates, database, enrolled, operators
+from coterie.server.site import audit, certificates, enrolled, operators
 from coterie.server.site.coordinator import answers, tell_superlink
 from coterie.server.site.federation import Federation
 from coterie.strategies.errors import EXIT_CONFIG, FederationError
@@ -93,8 +94,6 @@ class Withdrawal:
         runs: where it took part.
         stopped: those of them that went on and were stopped for it.
         deleted: files that held its models, updates or statistics.
-        messages, objects: rows of the SuperLink's database that were deleted: its messages, and
-            what messages of runs that are over consisted of. The file was then written anew.
         averaged: where its updates are in models of others.
         restart: run → the last round before it came of which a checkpoint is there; 0: none.
     """
@@ -109,8 +108,6 @@ class Withdrawal:
     deleted: Sequence[Deleted] = ()
     averaged: Sequence[Averaged] = ()
     restart: Mapping[str, int] = field(default_factory=dict)
-    messages: int = 0
-    objects: int = 0
     cannot: Sequence[str] = CANNOT
 
 
@@ -190,7 +187,7 @@ def _carry_out(
     if not unfinished:
         try:
             work = _from_database(made, work)
-        except database.BusyError as error:
+        except BusyError as error:
             unfinished.append(str(error))
     if unfinished:
         raise GoingOnError(
@@ -241,23 +238,16 @@ def _stop_runs(
 
 
 def _from_database(made: Federation, work: Withdrawal) -> Withdrawal:
-    """Delete what the SuperLink still keeps of a silo; the plan is written first.
+    """Delete what the SuperLink still keeps of ended runs; the plan is written first.
 
     Raises:
-        database.BusyError: it is in use for too long, or cannot be read.
+        BusyError: it is in use for too long, or cannot be read.
     """
     aside = sorted(made.folder.glob(f"{made.database.name}.damaged-*"))
     planned = {one.file: one for one in (*work.deleted, *(_about(made, file) for file in aside))}
-    nodes = [e.node_id for e in enrolled.read(made.roster) if e.fingerprint in work.keys]
-    found = database.of_nodes(made.database, nodes)
-    work = replace(
-        work,
-        deleted=[planned[name] for name in sorted(planned)],
-        messages=max(work.messages, found.messages),
-        objects=max(work.objects, found.objects),
-    )
+    work = replace(work, deleted=[planned[name] for name in sorted(planned)])
     _write(_intent(made, work.silo), work)
-    database.forget(made.database, nodes)
+    forget_ended_runs(made.database)
     for file in aside:
         file.unlink(missing_ok=True)
     sync(made.folder)
@@ -435,10 +425,9 @@ def lines_of(done: Withdrawal) -> Iterator[str]:
     )
     for one in done.deleted:
         yield f"  {one.file}  SHA-256 {one.sha256[:16]}…"
-    messages, objects = counted(done.messages, "message"), counted(done.objects, "object")
     yield (
-        f"Deleted in the SuperLink's database: {messages} and {objects} of them, also of runs "
-        "that are over; the file was then written anew."
+        "Deleted in the SuperLink's database: all messages of ended runs; the file was then "
+        "written anew."
     )
     if done.averaged:
         yield "Not deleted, because its updates are in them with others':"
@@ -493,7 +482,8 @@ def _from_fields(fields: Mapping[str, Any]) -> Withdrawal:
     deleted = [Deleted(**one) for one in fields["deleted"]]
     averaged = [Averaged(**one) for one in fields["averaged"]]
     texts = {key: tuple(fields.get(key, ())) for key in ("cannot", "stopped")}
-    return Withdrawal(**{**fields, "deleted": deleted, "averaged": averaged, **texts})
+    known = {key: fields[key] for key in Withdrawal.__dataclass_fields__ if key in fields}
+    return Withdrawal(**{**known, "deleted": deleted, "averaged": averaged, **texts})
 
 
 @contextmanager

@@ -16,9 +16,10 @@ from flwr.proto.message_pb2 import ObjectTree
 from flwr.server.superlink.linkstate import LinkStateFactory
 from flwr.supercore.object_store import ObjectStoreFactory
 from flwr.superlink.federation import NoOpFederationManager
+from sqlalchemy import Engine, event
 
-from coterie.server.site import database
-from coterie.server.site.database import BusyError, Found, forget, of_nodes
+from coterie.server.machine import leftovers
+from coterie.server.machine.leftovers import BusyError, forget_ended_runs
 
 OVER, GOING = 1, -2
 """Runs: one whose process was killed, one that goes on."""
@@ -34,7 +35,7 @@ def name_of(letter: str) -> str:
 
 @pytest.fixture
 def made(tmp_path: Path) -> Path:
-    """A database with a run that goes on with a and c, one that is over, and bytes of neither."""
+    """A database with a run of a that goes on, an ended one of a and c, and bytes of neither."""
     file = tmp_path / "superlink.db"
     stores = ObjectStoreFactory(str(file))
     LinkStateFactory(str(file), NoOpFederationManager(), stores).state()
@@ -46,8 +47,11 @@ def made(tmp_path: Path) -> Path:
                 "VALUES (?, 'serverapp', ?, '2026-01-01', ?)",
                 (task, run, finished),
             )
-            opened.execute("INSERT INTO run (run_id, primary_task_id) VALUES (?, ?)", (run, task))
-        store(opened, "1", GOING, to=C, parts="sm")
+            opened.execute(
+                "INSERT INTO run (run_id, primary_task_id, override_config) VALUES (?, ?, '{}')",
+                (run, task),
+            )
+        store(opened, "1", OVER, to=C, parts="sm")
         store(opened, "2", GOING, to=A, parts="s")
         store(opened, "3", OVER, to=A, reply_from=C, parts="r")
         for letter, content in (
@@ -123,14 +127,12 @@ def as_it_should_be(file: Path) -> None:
     assert len(kept) == 1, "nothing counts on the model any more"
 
 
-def test_messages_of_a_silo_and_of_runs_that_are_over_go_with_every_byte(made: Path) -> None:
-    assert of_nodes(made, [C]) == Found(messages=3, objects=4)
+def test_messages_of_ended_runs_go_with_every_byte(made: Path) -> None:
     with closing(sqlite3.connect(made)) as working:  # the SuperLink, which has it open
         working.execute("SELECT count(*) FROM run").fetchall()
-        forget(made, [C])
+        forget_ended_runs(made)
     as_it_should_be(made)
-    assert of_nodes(made, [C]) == Found()
-    forget(made, [C])
+    forget_ended_runs(made)
 
 
 def test_a_kill_at_any_point_leaves_the_rest_to_the_next_call(
@@ -142,16 +144,20 @@ def test_a_kill_at_any_point_leaves_the_rest_to_the_next_call(
         if not child:
             count, connect = 0, sqlite3.connect
 
+            def step(*_: Any) -> None:
+                nonlocal count
+                count += 1
+                if count == stop:  # noqa: B023 - the child lives in this turn alone
+                    os.kill(os.getpid(), signal.SIGKILL)
+
             class Dying(sqlite3.Connection):
                 def execute(self, *args: Any) -> Any:
-                    nonlocal count
-                    count += 1
-                    if count == stop:  # noqa: B023 - the child lives in this turn alone
-                        os.kill(os.getpid(), signal.SIGKILL)
+                    step()
                     return super().execute(*args)
 
+            event.listen(Engine, "before_cursor_execute", step)
             monkeypatch.setattr(sqlite3, "connect", partial(connect, factory=Dying))
-            forget(made, [C])
+            forget_ended_runs(made)
             os._exit(0)
         _, status = os.waitpid(child, 0)
         if not os.WIFSIGNALED(status):
@@ -163,19 +169,18 @@ def test_a_kill_at_any_point_leaves_the_rest_to_the_next_call(
 
 
 def test_what_cannot_be_cleaned_says_what_to_do(made: Path, monkeypatch: Any) -> None:
-    assert of_nodes(made.with_name("none"), [C]) == Found()
-    forget(made.with_name("none"), [C])
+    forget_ended_runs(made.with_name("none"))
     assert not made.with_name("none").exists()
-    monkeypatch.setattr(database, "DEADLINE_S", 0.1)
+    monkeypatch.setattr(leftovers, "DEADLINE_S", 0.1)
     with closing(sqlite3.connect(made, isolation_level=None)) as held:
         held.execute("BEGIN IMMEDIATE")
         with pytest.raises(BusyError, match=r"cannot be cleaned now \(.*locked"):
-            forget(made, [C])
+            forget_ended_runs(made)
     with closing(sqlite3.connect(made, isolation_level=None)) as reads:
         reads.execute("BEGIN")
         reads.execute("SELECT * FROM objects").fetchone()
         with pytest.raises(BusyError, match="cannot be cleaned now"):
-            forget(made, [C])
-    made.with_name("other.db").write_bytes(b"")
-    with pytest.raises(BusyError, match="no such table"):
-        of_nodes(made.with_name("other.db"), [C])
+            forget_ended_runs(made)
+    made.with_name("other.db").write_bytes(b"no database" * 100)
+    with pytest.raises(BusyError, match="not a database"):
+        forget_ended_runs(made.with_name("other.db"))

@@ -36,7 +36,7 @@ from coterie.server.machine import lean, pulling, shelf
 from coterie.server.machine.allowance import HANDLERS, Limited
 from coterie.server.machine.holding import Room
 from coterie.server.machine.lean import FiledStore, SqlStore
-from coterie.server.site import database
+from coterie.server.machine.leftovers import forget_ended_runs
 from coterie.wire.bundles import PIECE_BYTES
 
 Store = FiledStore | SqlStore
@@ -259,15 +259,20 @@ def test_a_file_stays_until_the_database_has_it_that_its_object_is_gone(tmp_path
         assert bytes(store.get(name)) == bytes(made.objects[name])
 
 
-def test_a_silo_that_is_deleted_for_good_leaves_no_file(tmp_path: Path) -> None:
+def test_files_of_ended_runs_are_deleted(tmp_path: Path) -> None:
     file, made = tmp_path / "state.db", order()
     stores = ObjectStoreFactory(str(file))
-    LinkStateFactory(str(file), NoOpFederationManager(), stores).state()
+    state = LinkStateFactory(str(file), NoOpFederationManager(), stores).state()
+    run = state.create_run("", "", "", {}, "@none/default", None, "me", "serverapp")
     with opened(file) as store:
-        kept(store, made)
+        kept(store, made, run)
         on = folder_of(store)
-        database.forget(file, [])
-        assert names(on) == set() and len(store) == 0, "of runs that are over nothing is kept"
+        forget_ended_runs(file)
+        assert len(names(on)) == 3, "the run goes on"
+        (task,) = (one.primary_task_id for one in state.get_run_info(run_ids=[run]))
+        state.finish_task(task, "failed", "its process was killed")
+        forget_ended_runs(file)
+        assert names(on) == set() and len(store) == 0
 
 
 # ---------------------------------------------------------------- the folder

@@ -11,10 +11,11 @@ from typing import Any
 
 import pytest
 
+from coterie.server.machine.leftovers import BusyError
 from coterie.server.runs.config import RunConfig
 from coterie.server.runs.record import read_run
 from coterie.server.runs.run import execute
-from coterie.server.site import audit, database, enrolled, withdrawal
+from coterie.server.site import audit, enrolled, withdrawal
 from coterie.server.site.federation import Federation, create, load
 from coterie.server.site.withdrawal import GoingOnError, finish_all, verified, withdraw
 from coterie.strategies.errors import FederationError
@@ -213,10 +214,10 @@ def test_a_database_that_is_in_use_keeps_the_withdrawal_open(
     made: Federation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def busy(*_: Any) -> None:
-        raise database.BusyError("The database cannot be cleaned now.")
+        raise BusyError("The database cannot be cleaned now.")
 
     with monkeypatch.context() as patched:
-        patched.setattr(database, "forget", busy)
+        patched.setattr(withdrawal, "forget_ended_runs", busy)
         with pytest.raises(GoingOnError, match=r"cannot be cleaned now\. Then repeat"):
             withdraw(made, "c")
     assert not list((made.folder / "withdrawals").glob("c-*.json")), "nothing is claimed"
@@ -253,8 +254,8 @@ def test_a_kill_at_any_point_is_made_up_for(
         monkeypatch.setattr(module, "write_atomically", dying(files.write_atomically))
     monkeypatch.setattr(audit, "append_line", dying(files.append_line))
     monkeypatch.setattr(Path, "unlink", dying(Path.unlink))
-    for name in ("of_nodes", "forget"):
-        monkeypatch.setattr(database, name, dying(getattr(database, name)))
+    forget = withdrawal.forget_ended_runs
+    monkeypatch.setattr(withdrawal, "forget_ended_runs", dying(forget))
     expected = files_of(made) - GONE
     killed = 0
     while True:

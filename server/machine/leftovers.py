@@ -1,0 +1,73 @@
+"""Delete what the SuperLink still keeps of runs that are over.
+
+Flower deletes the messages of a run that is stopped. Those of a run whose process was killed stay,
+and deleted rows leave their bytes in the file. This works while the SuperLink runs; each step is a
+transaction, so that a kill leaves the old state or the new one, and repeating does no harm.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from contextlib import closing
+from pathlib import Path
+
+from sqlalchemy.exc import SQLAlchemyError
+
+from coterie.server.machine import shelf
+from coterie.strategies.errors import FederationError
+
+DEADLINE_S, LOOK_S = 30.0, 0.1
+
+
+class BusyError(FederationError):
+    """The database is in use for too long, or cannot be read."""
+
+
+def forget_ended_runs(database: Path) -> None:
+    """Delete all messages and objects of ended runs, and write the file anew.
+
+    Args:
+        database: the SuperLink's; need not exist.
+
+    Raises:
+        BusyError: see there.
+    """
+    if not database.exists():
+        return
+    try:
+        _delete(database)
+        _write_anew(database)
+    except (sqlite3.Error, SQLAlchemyError) as error:
+        raise BusyError(
+            f"The SuperLink's database {database} cannot be cleaned now "
+            f"({getattr(error, 'orig', error)}). If it stays so, stop the coordinator, remove that "
+            "file and start it again: it makes a new one, and silos come back by themselves.",
+            phase="withdrawal",
+        ) from None
+
+
+def _delete(database: Path) -> None:
+    # Flower's inside, which the other commands of operators need not load.
+    from flwr.server.superlink.linkstate import LinkStateFactory
+    from flwr.supercore.object_store import ObjectStoreFactory
+    from flwr.superlink.federation import NoOpFederationManager
+
+    stores = ObjectStoreFactory(str(database))
+    state = LinkStateFactory(str(database), NoOpFederationManager(), stores).state()
+    store = stores.store()
+    for run in state.get_run_info(statuses=["finished"]):
+        state.cleanup_run(run.run_id)
+    if shelf.beside(database).is_dir():
+        files = shelf.Shelf(shelf.beside(database))
+        files.keep({name for name in files.names if name in store})
+
+
+def _write_anew(database: Path) -> None:
+    with closing(sqlite3.connect(database, timeout=DEADLINE_S, isolation_level=None)) as opened:
+        opened.execute("VACUUM")
+        deadline = time.monotonic() + DEADLINE_S
+        while opened.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]:
+            if time.monotonic() > deadline:  # its log still has what was deleted
+                raise sqlite3.OperationalError("it is being read")
+            time.sleep(LOOK_S)
