@@ -17,7 +17,7 @@ from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap, Normalize, to_rgb
 from matplotlib.patches import PathPatch, Rectangle
 from matplotlib.path import Path as Outline
-from matplotlib.ticker import LogLocator, MaxNLocator
+from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
 from coterie.pictures.style import LIGHT, Drawing, Layout, canvas, shorten, text_width
@@ -512,134 +512,6 @@ def outcomes(
     return drawing
 
 
-def versus(
-    rows: Sequence[Outcome],
-    layout: Layout,
-    *,
-    title: str,
-    label: str = "error, %",
-    scale: float = 100.0,
-) -> Drawing:
-    """Many silos: error alone against error in the group; below the line is better."""
-    side = min(layout.width - 80, 560)
-    right = layout.width - side - 58
-    drawing, axes = canvas(layout, title, side + 66, left=58, right=right, top=12, bottom=54)
-    known = [row for row in rows if math.isfinite(row.gain)]
-    top = 1.04 * scale * max([max(r.alone, r.together) for r in known], default=1.0) or 1.0
-    axes.plot([0, top], [0, top], color=MUTED, lw=1, ls="--")
-    turned = {"rotation": 45, "rotation_mode": "anchor"}
-    corner = {"ha": "right", "va": "top", "color": MUTED}
-    _write(axes, 0.97 * top, 0.94 * top, "as good alone", **corner, **turned)
-    kinds: dict[tuple[str, bool], list[Outcome]] = {}
-    for row in known:
-        kinds.setdefault((row.colour, row.gain >= 0), []).append(row)
-    for (colour, gains), own in kinds.items():
-        points = axes.scatter(
-            [scale * row.alone for row in own],
-            [scale * row.together for row in own],
-            s=34,
-            alpha=0.8,
-            marker="o" if gains else "X",
-            fc=colour,
-            ec="none",
-        )
-        group = f"group {own[0].group}" if own[0].group else "alone"
-        drawing.tip(points, f"{group}: {len(own)} silos {'no worse' if gains else 'worse off'}")
-    ordered = sorted(known, key=lambda r: r.gain)
-    named = list({row.silo: row for row in [*ordered[:3], *ordered[-3:]]}.values())
-    named.sort(key=lambda row: row.together)
-    pixel = top / side
-    places = spread([scale * row.together for row in named], 13 * pixel, 0.0, top)
-    for row, place in zip(named, places, strict=True):
-        at = scale * row.alone
-        ha, pixels = ("right", -8) if at > top / 2 else ("left", 8)  # to the right it were cut off
-        paper = {"fc": LIGHT["paper"], "ec": "none", "alpha": 0.75, "pad": 0.5}
-        style = {"ha": ha, "size": 10.5, "color": INK, "bbox": paper}
-        _write_beside(axes, (at, place), pixels, shorten(row.silo, 16), **style)
-    axes.set_xlim(0, top)
-    axes.set_ylim(0, top)
-    axes.grid(True)
-    axes.set_axisbelow(True)
-    what, comma, unit = label.partition(", ")
-    axes.set_xlabel(f"{what} alone{comma}{unit}")
-    axes.set_ylabel(f"{what} in its group{comma}{unit}")
-    return drawing
-
-
-@dataclass(frozen=True)
-class Span:
-    """An interval of one silo and where it stands."""
-
-    silo: str
-    colour: str
-    low: float
-    high: float
-    at: float
-
-
-def spans(rows: Sequence[Span], layout: Layout, *, title: str, unit: str, place: str) -> Drawing:
-    """Intervals on a logarithmic axis, each with a mark at its present value."""
-    names = [row.silo for row in rows]
-    drawing, axes, _ = _per_row(
-        names, layout, title, unit=unit, more=86, beside=22, right=22, top=34
-    )
-    ends = [v for row in rows for v in (row.low, row.high, row.at) if math.isfinite(v) and v > 0]
-    low, high = (min(ends) / 1.6, max(ends) * 1.6) if ends else (0.1, 10.0)
-    axes.set_xscale("log")
-    axes.set_xlim(low, high)
-    axes.xaxis.set_major_locator(LogLocator(subs=(1.0,) if high / low > 1e3 else (1.0, 2.0, 5.0)))
-    axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
-    axes.xaxis.set_minor_formatter(lambda value, _: "")
-    for y, row in enumerate(rows):
-        if math.isnan(row.low) or math.isnan(row.high):
-            text = "a move would be better at any value"
-            _write(axes, low * 1.05, y, text, size=10.5, color=LOSS)
-            continue
-        start, stop = max(row.low, low), min(row.high, high)
-        bar = axes.barh(y, stop - start, left=start, height=0.5, color=row.colour, alpha=0.55, lw=0)
-        drawing.tip(bar[0], f"{row.silo} stays from {row.low:.3g} to {row.high:.3g}")
-        if math.isinf(row.high):
-            _write(axes, high, y, "∞", ha="right", size=12)
-        if row.at > 0:
-            axes.plot([row.at, row.at], [y - 0.42, y + 0.42], color=INK, lw=2)
-    common = {row.at for row in rows}
-    note = f"│ {place}" + (f" = {common.pop():g}" if len(common) == 1 else " of each silo")
-    _write(axes, 0, 1 + 10 / (len(rows) * ROW), note, transform=axes.transAxes, va="bottom")
-    return drawing
-
-
-def dots(
-    rows: Sequence[tuple[str, str, Mapping[str, float]]],
-    layout: Layout,
-    *,
-    title: str,
-    unit: str,
-    kept: str,
-) -> Drawing:
-    """A few values of every silo on one axis, each with its own mark; ``kept`` is filled."""
-    names = [silo for silo, _, _ in rows]
-    drawing, axes, _ = _per_row(
-        names, layout, title, unit=unit, more=100, beside=22, right=18, top=50
-    )
-    kinds = list(dict.fromkeys(kind for _, _, values in rows for kind in values))
-    marks = dict(zip(kinds, "osD^v<>", strict=False))
-
-    def look(kind: str, colour: str) -> dict[str, Any]:
-        return _look(marks[kind], colour, None if kind == kept else MUTED)
-
-    for y, (_, colour, values) in enumerate(rows):
-        known = [value for value in values.values() if math.isfinite(value)]
-        if known:
-            axes.plot([min(known), max(known)], [y, y], color=LINE, lw=2, zorder=1)
-        for kind, value in values.items():
-            if math.isfinite(value):
-                size, order = (56, 3) if kind == kept else (40, 2)
-                axes.scatter([value], [y], s=size, zorder=order, **look(kind, colour))
-    handles = [axes.scatter([], [], s=44, label=kind, **look(kind, INK)) for kind in kinds]
-    _legend(drawing, layout, handles)
-    return drawing
-
-
 # ---------------------------------------------------------------- over rounds
 
 
@@ -731,39 +603,6 @@ def spread(values: Sequence[float], distance: float, low: float, high: float) ->
             places[i] = min(places[i], ceiling)
             ceiling = places[i] - distance
     return places
-
-
-def stack(
-    x: Sequence[float],
-    layers: Mapping[str, Sequence[float]],
-    layout: Layout,
-    *,
-    title: str,
-    unit: str,
-) -> Drawing:
-    """Shares of a whole over rounds, each labelled in a legend in the order of the stack."""
-    height = 240 if layout.narrow else 280
-    drawing, axes = _over_rounds(layout, title, height, unit, right=16, top=40)
-    strength = np.linspace(0.85, 0.15, max(len(layers), 2))
-    edges = [*(n - 0.5 for n in x), x[-1] + 0.5]  # a round's number is in its middle
-    base = np.zeros(len(x))
-    for (name, values), alpha in zip(layers.items(), strength, strict=False):
-        upper = base + np.asarray(values, dtype=float)
-        axes.fill_between(
-            edges,
-            [*base, base[-1]],
-            [*upper, upper[-1]],
-            step="post",
-            color=MUTED,
-            alpha=alpha,
-            lw=0,
-            label=name,
-        )
-        base = upper
-    axes.set_xlim(edges[0], edges[-1])
-    axes.set_ylim(0, max(float(base.max()) * 1.05, 1e-9))
-    _legend(drawing, layout, axes.get_legend_handles_labels()[0])
-    return drawing
 
 
 @dataclass(frozen=True)
@@ -929,53 +768,3 @@ def _short_number(value: float) -> str:
 
 
 # ---------------------------------------------------------------- in the plane
-
-
-def scatter(
-    points: Sequence[tuple[float, float]],
-    labels: Sequence[tuple[str, str, str]],
-    layout: Layout,
-    *,
-    title: str,
-    axes_names: tuple[str, str],
-    named: bool,
-) -> Drawing:
-    """Points by group: labels are (silo, group, colour); many points name only the groups."""
-    height = 320 if layout.narrow else 440
-    drawing, axes = canvas(layout, title, height, left=58, right=24, top=18, bottom=48)
-    _plain(axes, "both", x=axes_names[0], y=axes_names[1])
-    for (x, y), (silo, group, colour) in zip(points, labels, strict=True):
-        point = axes.scatter([x], [y], s=60, fc=colour, ec="none", alpha=0.85)
-        drawing.tip(point, f"{silo}, {'group ' + group if group else 'alone'}")
-    axes.margins(0.14, 0.1)
-    _name_points(axes, points, labels, layout, height - 66, named)
-    return drawing
-
-
-def _name_points(
-    axes: Axes,
-    points: Sequence[tuple[float, float]],
-    labels: Sequence[tuple[str, str, str]],
-    layout: Layout,
-    height: float,
-    named: bool,
-) -> None:
-    """Names beside points, moved apart; or each group's letter in its middle."""
-    if not named:
-        for group in sorted({group for _, group, _ in labels if group}):
-            own = [p for p, (_, g, _) in zip(points, labels, strict=True) if g == group]
-            x, y = np.mean(own, axis=0)
-            colour = next(c for _, g, c in labels if g == group)
-            _write(axes, x, y, group, ha="center", size=22, weight="bold", color=colour)
-        return
-    low, high = axes.get_ylim()
-    left, right = axes.get_xlim()
-    order = sorted(range(len(points)), key=lambda i: points[i][1])
-    pixel = (high - low) / height
-    places = spread([points[i][1] for i in order], 13 * pixel, low + 6 * pixel, high - 6 * pixel)
-    for i, place in zip(order, places, strict=True):
-        silo, _, colour = labels[i]
-        side, pixels = ("right", -8) if points[i][0] > (left + right) / 2 else ("left", 8)
-        text = shorten(silo, 13 if layout.narrow else 26)
-        style = {"ha": side, "size": 10.5, "color": colour}
-        _write_beside(axes, (points[i][0], place), pixels, text, **style)

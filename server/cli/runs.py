@@ -270,9 +270,8 @@ def explain(
 ) -> None:
     """Explain why each silo is in its group, in a run of auto or hcct.
 
-    Of auto: what was tried, what each silo measured, how sure that is, and what it would have
-    taken to choose otherwise. Of hcct: utilities, cosines, and the range of α in which the silo
-    stays in its group.
+    For auto: the groups that were tried, what each silo measured, and how sure that is. For hcct:
+    utilities, cosines, and the range of α in which the silo stays in its group.
     """
     from coterie.server.report.explain import print_explanation
 

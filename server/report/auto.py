@@ -10,7 +10,10 @@ from itertools import cycle
 from coterie.pictures import charts
 from coterie.pictures.page import Picture, Table
 from coterie.pictures.style import GROUPS, LIGHT
+from coterie.server.report.explain import COLUMNS as HCCT_COLUMNS
+from coterie.server.report.explain import explain, rows
 from coterie.server.report.race import COLUMNS, Explanation, explain_race, titles
+from coterie.server.report.similarity import last_similarity
 from coterie.server.report.story import Story
 from coterie.server.runs.metrics import Lead
 from coterie.server.runs.record import Entrant, Groups, Round, Verdict
@@ -91,9 +94,12 @@ def _or_zero(value: float) -> float:
 
 
 def reasons_table(story: Story) -> Table:
-    """Why every silo is where it is; without rows for another strategy."""
+    """Why every silo is where it is, for ``auto`` and HCCT; no rows for another strategy."""
     try:
-        found = _explained(story)
+        if story.run.strategy == "hcct" and (found := last_similarity(story.run)):
+            _, reasons = explain(story.run, number=found[0].round)
+            return Table(HCCT_COLUMNS, rows(reasons))
+        explained = _explained(story)
     except Exception:  # damaged values of a record from elsewhere: the picture's gap names them
-        found = None
-    return Table(("silo", "why"), [] if found is None else list(found.silos.items()))
+        explained = None
+    return Table(("silo", "why"), [] if explained is None else list(explained.silos.items()))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping
 from functools import partial
 
@@ -10,37 +11,29 @@ import numpy as np
 
 from coterie.pictures import charts
 from coterie.pictures.page import Picture, Table
-from coterie.server.report.story import MOST_POINTS, Story, bytes_of, most_telling
+from coterie.pictures.style import LIGHT
+from coterie.server.report.story import Story, bytes_of, most_telling
 from coterie.strategies.rounds.reports import PhaseReport, SiloReport
 
 
 def seconds_picture(story: Story) -> Picture | None:
     """Wall seconds per phase."""
-    found = [(one.round, seconds) for one in story.run.rounds if (seconds := one.phase_seconds)]
-    if not found:
+    rounds = [seconds for one in story.run.rounds if (seconds := one.phase_seconds)]
+    if not rounds:
         return None
-    numbers, rounds = zip(*found, strict=True)
-    phases = list(dict.fromkeys(phase for seconds in rounds for phase in seconds))
-    totals = {p: sum(seconds.get(p, 0.0) for seconds in rounds) for p in phases}
-    phases.sort(key=lambda p: -totals[p])
-    bins = np.array_split(np.arange(len(rounds)), min(len(rounds), MOST_POINTS))
-    x = [numbers[b[0]] for b in bins]
-    layers = {
-        p: [float(np.mean([rounds[i].get(p, 0.0) for i in b.tolist()])) for b in bins]
-        for p in phases
-    }
+    totals = Counter[str]()
+    for seconds in rounds:
+        totals.update(seconds)
+    phases = [phase for phase, _ in totals.most_common()]
     mean = sum(totals.values()) / len(rounds)
-    title = "Seconds of every round"
-    caption = f"Wall time by phase; a round took {mean:.2f} s on average." + (
-        f" Every step is the mean of about {len(rounds) / len(bins):.0f} rounds."
-        if len(bins) < len(rounds)
-        else ""
-    )
+    title = "Seconds of a round"
+    caption = f"Wall time by phase, mean over rounds; a round took {mean:.2f} s on average."
+    rows = [charts.Bar(p, LIGHT["g0"], {"seconds": totals[p] / len(rounds)}) for p in phases]
     table = Table(
         ("phase", "seconds in all", "a round"),
         [(p, f"{totals[p]:.2f}", f"{totals[p] / len(rounds):.3f}") for p in phases],
     )
-    draw = partial(charts.stack, x, layers, title=title, unit="seconds")
+    draw = partial(charts.bars, rows, title=title, unit="seconds")
     return Picture("seconds", title, caption, draw, table)
 
 

@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from coterie.server.report.race import COLUMNS, explain_race
+from coterie.server.report import race
 from coterie.server.runs.record import (
     FloatArray,
     Round,
@@ -35,6 +35,11 @@ from coterie.system.terminal import wide
 
 EXPLAINED = ("auto", "hcct")
 """Strategies whose records say why groups are as they are."""
+COLUMNS = (
+    *("silo", "group", "cosine", "alone", "in group", "best other", "total if moved"),
+    "stays for α",
+)
+"""Of HCCT's reasons: utilities of each silo, and the α within which it stays."""
 
 
 @dataclass(frozen=True)
@@ -182,13 +187,17 @@ def print_explanation(
     for place, group in enumerate(groups, start=1):
         console.print(f"  group {place}: {', '.join(group)}", markup=False, soft_wrap=True)
     table = Table()
-    table.add_column("silo", no_wrap=True)
-    for column in ("group", "cosine", "alone", "in group", "best other", "total if moved"):
-        table.add_column(column, justify="right")
-    table.add_column("stays for α", justify="right", no_wrap=True)
+    for column in COLUMNS:
+        table.add_column(column, justify="left" if column == "silo" else "right", no_wrap=True)
     for reason in shown:
-        table.add_row(*_cells(reason, groups))
+        table.add_row(*map(Text, _cells(reason, groups)))
     console.print(table)
+
+
+def rows(reasons: Sequence[Reason]) -> list[tuple[str, ...]]:
+    """The rows of a table of HCCT's reasons; see ``COLUMNS``."""
+    groups = sorted({tuple(sorted((r.silo, *r.group))) for r in reasons})
+    return [_cells(reason, groups) for reason in reasons]
 
 
 def unlabelled_in(run: Run, number: int | None = None) -> Mapping[str, Unlabelled]:
@@ -207,14 +216,14 @@ def _print_unlabelled(console: Console, guests: Mapping[str, Unlabelled]) -> Non
 
 def _print_race(console: Console, run: Run, *, silo: str | None, number: int | None) -> None:
     """What was raced, and why each silo is where it is."""
-    found = explain_race(run, number=number)
+    found = race.explain_race(run, number=number)
     shown = {name: text for name, text in found.silos.items() if silo in (None, name)}
     if not shown:
         raise _unknown(silo, found.round, list(found.silos))
     for sentence in (f"{run.name}, after round {found.round}:", *found.race):
         console.print(sentence, markup=False, highlight=False, soft_wrap=True)
     if found.rows:
-        table = Table(*COLUMNS[: len(found.rows[0])])
+        table = Table(*race.COLUMNS[: len(found.rows[0])])
         for row in found.rows:
             table.add_row(*map(Text, row))
         console.print(table)
@@ -234,13 +243,13 @@ def _alphas(reasons: list[Reason]) -> str:
     return f"{usual:.3g}" + (f" ({', '.join(own)})" if own else "")
 
 
-def _cells(reason: Reason, groups: list[tuple[str, ...]]) -> list[str | Text]:
+def _cells(reason: Reason, groups: list[tuple[str, ...]]) -> tuple[str, ...]:
     low, high = reason.stay
     stay = "–" if np.isnan(low) else f"{low:.3g} – {end_text(high)}"
     number = groups.index(tuple(sorted((reason.silo, *reason.group)))) + 1
     other = groups.index(tuple(sorted(reason.elsewhere))) + 1 if reason.elsewhere else 0
-    return [
-        Text(reason.silo),
+    return (
+        reason.silo,
         str(number),
         f"{reason.cosine:.2f}",
         f"{reason.alone:.2f}",
@@ -248,7 +257,7 @@ def _cells(reason: Reason, groups: list[tuple[str, ...]]) -> list[str | Text]:
         f"{reason.outside:.2f} ({other})" if other else "–",
         f"{reason.gain:+.2f}",
         stay,
-    ]
+    )
 
 
 def end_text(value: float) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 
 from coterie import wire
 from coterie.pictures.page import Page, Picture, Table
-from coterie.server.report import auto, costs, hcct, similarity, training
+from coterie.server.report import auto, costs, similarity, training
 from coterie.server.report.explain import unlabelled_in
 from coterie.server.report.story import (
     NO_NUMBER,
@@ -314,10 +314,6 @@ MAKERS: Sequence[Callable[[Story], Picture | str | None]] = (
     auto.race_picture,
     similarity.matrix_picture,
     similarity.structure_picture,
-    hcct.utilities_picture,
-    hcct.stay_picture,
-    hcct.path_picture,
-    similarity.embedding_picture,
     training.loss_picture,
     training.discrepancy_picture,
     costs.seconds_picture,

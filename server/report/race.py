@@ -1,7 +1,7 @@
 """Why ``auto`` chose the groups that it chose, in words, from a run's record.
 
-First the race as a whole, then every silo: what it measured, how sure that is, what was chosen for
-it, and what it would have taken to choose otherwise.
+First the race as a whole, then every silo: what it measured, how sure that is, and what was chosen
+for it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from coterie import wire
 from coterie.server.runs.metrics import Lead
 from coterie.server.runs.record import Entrant, Placement, Round, Run, Verdict
 from coterie.strategies.errors import EXIT_CONFIG, FederationError
-from coterie.strategies.partition.race import NEAR, quantile, shrunken_gains, standard_error
+from coterie.strategies.partition.race import standard_error
 
 MOST_NAMED = 6
 COLUMNS = (
@@ -23,7 +23,6 @@ COLUMNS = (
     "held-out",
     "behind the best",
     "samples behind a model",
-    "it would have won",
 )
 
 
@@ -240,7 +239,6 @@ class _Chosen:
                 self.lead.text(entrant.error),
                 _behind(self.lead, entrant),
                 _samples(entrant.samples),
-                "" if chosen else self._condition(number),
             )
 
     def _in_order(self) -> list[tuple[int, Entrant]]:
@@ -252,64 +250,6 @@ class _Chosen:
             return number != winner, one.dropped > 0, -one.dropped, one.behind
 
         return sorted(rows, key=place)
-
-    def _condition(self, number: int) -> str:
-        """What it would have taken for another partition to win."""
-        lead, verdict, other = self.lead, self.verdict, self.verdict.entrants[number]
-        if not verdict.judges:
-            return "if any silo had measured"
-        if other.dropped:
-            limit = quantile(len(verdict.judges)) * other.standard_error
-            return (
-                f"no: out after round {other.dropped}, as it was more than {_points(lead, limit)} "
-                "behind"
-            )
-        behind, noise = self._paired(number)
-        if number == verdict.alone and math.isfinite(self._bar):
-            by = f"it was {_points(lead, behind)} better" if behind > 0 else "it was as good"
-            return f"if the chosen one had been worse than it ({by})"
-        if verdict.chosen.supported:
-            if not math.isfinite(noise) or noise == 0:
-                return "no: it made the same errors, and the discriminators propose another"
-            most = _points(lead, quantile(len(verdict.judges)) * noise)
-            return f"if the chosen one had been more than {most} worse than it"
-        if other.samples > verdict.chosen.samples:
-            limit = NEAR * other.standard_error
-            if other.behind <= min(limit, self._bar):
-                return "no: the groups that its silos would have stayed in were behind alone"
-            if self._bar < limit:
-                by = _points(lead, other.behind - self._bar)
-                return f"if it had not been behind everybody alone (it was, by {by})"
-            return f"if it had been at most {_points(lead, limit)} behind the best"
-        if not math.isfinite(noise) or noise == 0:
-            return "no: it made the same errors, with less data behind its models"
-        need = f"if the chosen one had been more than {_points(lead, NEAR * noise)} worse than it"
-        return need + (f" (it was {_points(lead, behind)} better)" if behind > 0 else "")
-
-    @property
-    def _bar(self) -> float:
-        """How far behind the best everybody alone is: none that is farther wins.
-
-        Infinite where alone was out before, and in records of runs that did not go by this.
-        """
-        if self.verdict.alone is None:
-            return math.inf
-        alone = self.verdict.entrants[self.verdict.alone]
-        binds = not alone.dropped and self.verdict.chosen.behind <= alone.behind
-        return alone.behind if binds else math.inf
-
-    def _paired(self, number: int) -> tuple[float, float]:
-        """By how much another partition is behind the chosen one, and its standard error."""
-        from numpy import array, isfinite
-
-        trials = [self.verdict.trials[n] for n in self.verdict.judges if n in self.verdict.trials]
-        other = array([trial.errors[number] for trial in trials])
-        chosen = array([trial.errors[self.verdict.winner] for trial in trials])
-        counts = array([trial.count for trial in trials])
-        known = isfinite(other) & isfinite(chosen) & (counts > 0)
-        if not known.any() or not (other - chosen)[known].any():
-            return 0.0, math.nan
-        return _difference(other[known], chosen[known], counts[known], shares=self.verdict.shares)
 
     # ------------------------------------------------------------ every silo
 
@@ -366,61 +306,11 @@ class _Chosen:
             f"what the other silos measured, its group is expected to be "
             f"{self.lead.gain(abs(gain.expected), sign='')} ± "
             f"{self.lead.gain(gain.standard_error, sign='')} {self.lead.points} {better} for it."
-            + ("" if left else f" {self._turning(name)}")
         )
 
     def _two(self, name: str, one: int, other: int) -> str:
         errors = self.verdict.trials[name].errors
         return f"{self.lead.text(errors[one])} against {self.lead.text(errors[other])}"
-
-    def _turning(self, name: str) -> str:
-        """What it would have taken for a silo of a group to hold the other model."""
-        gain = self.verdict.gains[name]
-        to = "would have taken its group's model" if gain.own else "would have kept its own model"
-        if self.verdict.shares and (answers := self._answers(name)) is not None:
-            count = f"{self.verdict.trials[name].count:.0f}"
-            kind = "fewer" if gain.own else "more"
-            if answers == 0:
-                held, most = ("keep its own model", "no") if gain.own else ("hold it", "only")
-                return f"It would {held} even if its group's had given {most} wrong answers."
-            wrong = "wrong answer" if answers == 1 else "wrong answers"
-            return f"It {to} if its group's had given {answers} {kind} {wrong} of {count}."
-        limit = self.lead.gain(gain.standard_error, sign="")
-        worse = "less than" if gain.own else "more than"
-        return f"It {to} if its group were expected to be {worse} {limit} {self.lead.points} worse."
-
-    def _answers(self, name: str) -> int | None:
-        """How many of its answers in the group, at least, decide which model a silo holds.
-
-        Fewer wrong ones for a silo that keeps its own, more for others; 0: not even all of them.
-        None where the record does not say what every silo measured.
-        """
-        verdict, alone = self.verdict, self.verdict.alone
-        names = [n for n in verdict.gains if n in verdict.trials]
-        if alone is None or len(names) < len(verdict.gains):
-            return None
-        trials = [verdict.trials[n] for n in names]
-        one = [trial.errors[alone] for trial in trials]
-        other = [trial.errors[verdict.winner] for trial in trials]
-        counts = [trial.count for trial in trials]
-        place = names.index(name)
-        if not all(map(math.isfinite, [*one, *other])) or min(counts) <= 0:
-            return None
-        own, count, wrong = verdict.gains[name].own, counts[place], other[place] * counts[place]
-        most = math.floor(wrong + 1e-6) if own else math.floor(count - wrong + 1e-6)
-
-        def turned(answers: int) -> bool:
-            changed = list(other)
-            changed[place] = (wrong - answers if own else wrong + answers) / count
-            return shrunken_gains(one, changed, counts, shares=True)[place].own != own
-
-        if most < 1 or not turned(most):
-            return 0
-        low, high = 0, most  # the more answers, the farther: between them it turns
-        while high - low > 1:
-            middle = (low + high) // 2
-            low, high = (low, middle) if turned(middle) else (middle, high)
-        return high
 
     def _lone(self, name: str) -> Iterable[str]:
         """What a silo that is alone measured of the groups that were tried for it."""
@@ -448,8 +338,6 @@ class _Chosen:
             f"{self.lead.compared(own - error, noise)} there than alone "
             f"({self._two(name, number, alone)})."
         )
-        if not entrant.dropped:
-            yield f"It would be in that group {self._condition(number)}."
 
     def _newcomer(self, number: int, one: Placement) -> str:
         if not one.group:
@@ -464,11 +352,10 @@ class _Chosen:
         _, noise = _difference([one.grouped], [one.alone], [one.count], shares=self.verdict.shares)
         what = self.lead.compared(one.alone - one.grouped, noise)
         joined = "so it joined" if one.joins else "so it trains alone"
-        turn = "more" if one.joins else "no more"
         return (
             f"a newcomer, measured beside {_listed(one.group)} until round {number}: on "
             f"{one.count:.0f} samples that neither model had seen {what} in the group than alone "
-            f"({errors}), {joined}. It would be otherwise if it had erred {turn} there than alone."
+            f"({errors}), {joined}."
         )
 
 

@@ -88,61 +88,6 @@ def _matrix(
     return Picture("matrix", title, caption, draw, table if len(names) <= MANY else None)
 
 
-def embedding_picture(story: Story) -> Picture | str | None:
-    """FedGroup's embedding of the cold start."""
-    if story.run.strategy != "fedgroup" or story.run.config.get("measure", "edc") != "edc":
-        return None
-    from coterie.strategies.partition.fedgroup import edc
-
-    found = _first(story.run.rounds, lambda grouping: grouping.similarity)
-    if found is None:
-        return "no embedding: the record holds no updates that were compared"
-    one, cosines = found
-    names, norms = cosines.names, one.grouping.norms
-    directions = one.grouping.num_groups or 2
-    points = edc(
-        cosines.values * np.outer(norms, norms), num_directions=max(1, min(directions, len(names)))
-    )
-    shares = ""
-    axes = ("similarity with direction 1", "similarity with direction 2")
-    if points.shape[1] > 2:
-        centred = points - points.mean(axis=0)
-        left, spread, _ = np.linalg.svd(centred, full_matrices=False)
-        total = float((spread**2).sum()) or 1.0
-        axes = ("first principal axis", "second principal axis")
-        shares = (
-            f" Of {points.shape[1]} directions, the two principal axes show"
-            f" {100 * float((spread[:2] ** 2).sum()) / total:.0f} % of the spread."
-        )
-        points = left[:, :2] * spread[:2]
-    elif points.shape[1] == 1:
-        points = np.column_stack([points[:, 0], np.zeros(len(points))])
-        axes = ("similarity with the one direction", "")
-    told = (one.grouping.separation for one in story.run.rounds)
-    separation = next((value for value in told if math.isfinite(value)), math.nan)
-    title = "Where the cold start put each silo"
-    labels = [(name, *story.place(name)) for name in names]
-    caption = (
-        f"Every point is a silo's pre-training of round {one.round}, placed by its similarities"
-        f" with the main directions; near silos learnt alike.{shares}"
-    )
-    if math.isfinite(separation):
-        caption += f" Separation of the groups (silhouette): {separation:.2f}."
-    if len(names) > MANY:
-        caption += " Letters mark the groups' middles."
-    plane = [(float(x), float(y)) for x, y in points]
-    table = Table(
-        ("silo", "group", "x", "y"),
-        [
-            (n, g or "alone", f"{x:.3f}", f"{y:.3f}")
-            for (n, g, _), (x, y) in zip(labels, plane, strict=True)
-        ],
-    )
-    named = len(names) <= MANY
-    draw = partial(charts.scatter, plane, labels, title=title, axes_names=axes, named=named)
-    return Picture("embedding", title, caption, draw, table)
-
-
 def structure_picture(story: Story) -> Picture | str | None:
     """FedCollab's bound of the chosen structure beside others, and the interval of c."""
     if story.run.strategy != "fedcollab":

@@ -105,14 +105,6 @@ def outcomes_picture(story: Story) -> Picture | str | None:
     sources = (("alone", gains.alone_run), ("one model for all", gains.common_run))
     compared = "; ".join(f"{what}: {run}" for what, run in sources if run)
     compared = f" Compared with {compared}." if compared else ""
-    if story.many and gains.gain:
-        caption = (
-            f"Every point is one of {len(gains.gain)} silos; below the dashed line its error is"
-            " smaller than alone. Crosses are worse off. The three best and worst are"
-            f" named.{compared} All figures are in the table."
-        )
-        draw = partial(charts.versus, rows, title=title, label=lead.label, scale=lead.scale)
-        return Picture("outcomes", title, caption, draw, table)
     caption = "Error on each silo's own test data after its last round, smaller is better."
     if gains.gain:
         caption += " The line is the gain over alone, in percentage points; dashed is a loss."
@@ -121,10 +113,14 @@ def outcomes_picture(story: Story) -> Picture | str | None:
         for names, why in ((left, "Not compared, because gone"), (unknown, "No error alone")):
             if names:
                 caption += f" {why}: {', '.join(names[:5])}{' and others' * (len(names) > 5)}."
-    which = "silos with the largest error"
-    shown, note = most_telling(rows, lambda row: -row.together, which)
+    which = "silos that gain least" if gains.gain else "silos with the largest error"
+    shown, note = most_telling(rows, lambda row: _or_last(row.gain, -row.together), which)
     draw = partial(charts.outcomes, shown, title=title, label=lead.label, scale=lead.scale)
     return Picture("outcomes", title, caption + note + compared, draw, table)
+
+
+def _or_last(gain: float, otherwise: float) -> float:
+    return otherwise if math.isnan(gain) else gain
 
 
 def _error_text(error: float, lead: Lead) -> str:

@@ -10,7 +10,7 @@ import pytest
 
 from coterie.pictures import charts
 from coterie.pictures.page import Page, Picture, Table, render, save
-from coterie.pictures.style import DARK, GROUPS, LIGHT, NARROW, WIDE, Layout, settings, shorten
+from coterie.pictures.style import DARK, GROUPS, LIGHT, NARROW, WIDE, Layout, shorten
 
 HOSTILE = '<script>alert("x")</script> & $\\alpha$'
 
@@ -140,16 +140,3 @@ def test_shares_of_categories_are_written_out_unless_they_are_many() -> None:
     for share in ("25 %", "75 %", "100 %", "0 %"):
         assert f">{share}<" in html
     assert ">25 %<" not in render(Page("title", "", "", pictures=[strips()]))
-
-
-def test_names_of_points_at_the_right_edge_are_to_the_left_of_them() -> None:
-    """To the right they would be cut off."""
-    rows = [charts.Outcome(f"silo-{i}", "A", LIGHT["g0"], 0.1 * i, 0.05, 0.3) for i in range(1, 8)]
-    with settings():
-        drawing = charts.versus(rows, NARROW, title="t")
-        drawing.figure.canvas.draw()
-    (axes,) = drawing.figure.axes
-    (name,) = [text for text in axes.texts if text.get_text() == "silo-7"]
-    assert name.get_horizontalalignment() == "right"
-    box, frame = name.get_window_extent(), drawing.figure.bbox
-    assert frame.x0 <= box.x0 and box.x1 <= frame.x1

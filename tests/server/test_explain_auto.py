@@ -114,7 +114,7 @@ CLEAR: Errors = {
 }
 
 
-def test_a_silo_is_told_what_it_measured_how_sure_that_is_and_what_would_change_it() -> None:
+def test_a_silo_is_told_what_it_measured_and_how_sure_that_is() -> None:
     found = explain_race(run_with(verdict(CLEAR, winner=PAIRS, dropped={ALL: 3})))
     text = found.silos["a"]
     assert text.startswith("grouped with b, and holds its model. On 20 samples that no model had")
@@ -137,20 +137,6 @@ def test_a_silo_in_doubt_is_told_of_which_two_models_it_ends_with_a_mean() -> No
     assert "and holds its model" not in text
 
 
-def test_the_answers_that_would_change_a_place_are_the_fewest_that_do() -> None:
-    """Checked with the strategy's own rule."""
-    found = explain_race(run_with(verdict(CLEAR, winner=PAIRS)))
-    for place, name in enumerate(NAMES):
-        stated = re.search(r"had given (\d+) more wrong answers? of (\d+)", found.silos[name])
-        assert stated, found.silos[name]
-        needed, count = int(stated[1]), int(stated[2])
-        for answers, own in ((needed, True), (needed - 1, False)):
-            grouped = list(CLEAR[PAIRS])
-            grouped[place] += answers / count
-            gains = shrunken_gains(CLEAR[ALONE], grouped, COUNTS, shares=True)
-            assert gains[place].own is own, (name, answers)
-
-
 def test_the_race_is_told_with_who_was_out_when_and_what_it_cost() -> None:
     found = explain_race(run_with(verdict(CLEAR, winner=PAIRS, dropped={ALL: 3})))
     text = " ".join(found.race)
@@ -163,8 +149,6 @@ def test_the_race_is_told_with_who_was_out_when_and_what_it_cost() -> None:
     assert list(rows) == ["2 groups – chosen", "everybody alone", "all together"]
     assert rows["everybody alone"][1:3] == ("40.0 %", rows["everybody alone"][2])
     assert rows["everybody alone"][2].startswith("30.0 ± ")
-    assert rows["everybody alone"][4].startswith("no: out after round 4, as it was more than ")
-    assert rows["all together"][4].startswith("no: out after round 3, as it was more than ")
 
 
 def test_who_is_left_behind_by_most_of_its_group_is_told_so() -> None:
@@ -174,7 +158,6 @@ def test_who_is_left_behind_by_most_of_its_group_is_told_so() -> None:
     why = "trains alone, as most of its group with a, b and d keep their own models. On 40 samples"
     assert found.silos["c"].startswith(why)
     assert "a mean of two models" not in found.silos["c"]
-    assert "would have" not in found.silos["c"], "its own errors did not decide it"
     del told["trials"]["d"]
     silent = explain_race(run_with(told)).silos["d"]
     assert silent.startswith("trains alone, as most of its group with a, b and c keep their own")
@@ -203,40 +186,24 @@ def test_as_good_as_the_best_with_more_data_is_said_and_is_what_the_rule_does() 
     assert by_preference([Candidate(p, "x") for p in close], standing, sizes) == [2, 1]
     found = explain_race(run_with(verdict(close, winner=ALL)))
     text = " ".join(found.race)
-    conditions = {row[0]: row[4] for row in found.rows}
-    assert conditions["2 groups"].startswith("if the chosen one had been more than ")
-    assert conditions["everybody alone"].startswith("if the chosen one had been worse than it (it")
     assert "behind the best (2 groups), which a few samples cannot tell apart" in text
     assert "(400 samples against 200)" in text
 
 
 def test_a_partition_that_is_not_held_as_it_is_behind_alone_is_told_so() -> None:
-    """By how much, where a standard error would have let it win; else how near it must come."""
-    close: Errors = {
+    ahead: Errors = {
         ALONE: (0.30, 0.30, 0.30, 0.30),
-        PAIRS: (0.32, 0.32, 0.32, 0.32),
+        PAIRS: (0.20, 0.20, 0.20, 0.20),
         ALL: (0.62, 0.22, 0.30, 0.42),
     }
-    conditions = {r[0]: r[4] for r in explain_race(run_with(verdict(close, winner=ALONE))).rows}
-    assert conditions["2 groups"] == (
-        "if it had not been behind everybody alone (it was, by 2.0 points)"
-    )
-    assert conditions["all together"].startswith("if it had not been behind everybody alone")
-    ahead: Errors = {**close, PAIRS: (0.2, 0.2, 0.2, 0.2)}
-    found = explain_race(run_with(verdict(ahead, winner=PAIRS)))
-    need = next(row[4] for row in found.rows if row[0] == "all together")
-    assert re.fullmatch(r"if it had been at most [\d.]+ points behind the best", need)
     left = explain_race(run_with(verdict(ahead, winner=ALONE)))
     assert "most of their silos would have stayed in, stood behind everybody" in left.race[1]
-    conditions = {row[0]: row[4] for row in left.rows}
-    assert conditions["2 groups"].startswith("no: the groups that its silos would have stayed in")
 
 
 def test_a_record_of_a_race_that_went_by_another_rule_is_told_as_it_was() -> None:
     close: Errors = {ALONE: (0.30, 0.30, 0.30, 0.30), PAIRS: (0.35, 0.25, 0.325, 0.325)}
     found = explain_race(run_with(verdict(close, winner=PAIRS)))
     assert "behind the best (everybody alone), which a few samples" in " ".join(found.race)
-    assert found.rows[1][4].startswith("if the chosen one had been more than ")
 
 
 def test_a_silo_that_keeps_its_own_model_is_told_why() -> None:
@@ -248,7 +215,6 @@ def test_a_silo_that_keeps_its_own_model_is_told_why() -> None:
     found = explain_race(run_with(verdict(one, winner=PAIRS)))
     assert found.silos["a"].startswith("grouped with b, but keeps the model that it trained alone.")
     assert "points more often in its group than alone" in found.silos["a"]
-    assert re.search(r"would have taken its group's model if .* \d+ fewer wrong", found.silos["a"])
     assert "Keeping the model trained alone: a." in found.race
 
 
@@ -266,7 +232,6 @@ def test_a_silo_that_is_alone_is_told_of_the_best_group_that_was_tried_for_it() 
     assert (
         "it erred 5.0 ±" in found.silos["c"] and "more often there than alone" in found.silos["c"]
     )
-    assert "It would be in that group if it had not been behind everybody" in found.silos["c"]
 
 
 def test_the_metric_that_leads_has_its_name_unit_and_direction() -> None:
@@ -275,7 +240,6 @@ def test_the_metric_that_leads_has_its_name_unit_and_direction() -> None:
     found = explain_race(run_with(told, metric="mae", unit="days"))
     assert "its MAE was 3 ± " in found.silos["a"] and "days lower in its group" in found.silos["a"]
     assert "MAE: lower is better" in found.race[0]
-    assert "would have kept its own model if its group were expected to be more" in found.silos["a"]
     found = explain_race(run_with(verdict(CLEAR, winner=PAIRS), metric="auroc"))
     assert "its AUROC was 30.0 ± " in found.silos["a"] and "points higher" in found.silos["a"]
     assert "AUROC: higher is better" in found.race[0]

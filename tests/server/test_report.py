@@ -28,8 +28,7 @@ from coterie.server.site.federation import create
 from coterie.strategies.errors import FederationError
 
 EVERY_PICTURE = [
-    "groups", "outcomes", "curves", "matrix", "utilities", "stay", "path", "loss", "seconds",
-    "silo-seconds", "bytes",
+    "groups", "outcomes", "curves", "matrix", "loss", "seconds", "silo-seconds", "bytes",
 ]  # fmt: skip
 
 
@@ -436,19 +435,6 @@ def test_every_picture_of_an_hcct_run_is_there(runs: Path) -> None:
     assert gaps == []
 
 
-def test_fedgroups_embedding_is_that_of_the_cold_start(runs: Path, tmp_path: Path) -> None:
-    def cold_start(record: dict[str, Any]) -> None:
-        record["config"]["strategy"] = "fedgroup"
-        last = record["rounds"][-1]
-        moved = {key: last.pop(key) for key in ("compared", "similarity", "norms")}
-        record["rounds"][0] |= moved | {"members": [[], [], []], "separation": 0.75}
-
-    story = tell(read_run(damaged(runs, tmp_path / "run", cold_start)))
-    picture = next(p for p in make_pictures(story)[0] if p.key == "embedding")
-    assert "round 1" in picture.caption and "(silhouette): 0.75" in picture.caption
-    assert picture.table is not None and len(picture.table.rows) == 7
-
-
 def test_fedcollabs_structure_stands_beside_others(runs: Path, tmp_path: Path) -> None:
     structure = {
         "compared": ["site-001", "site-002"], "distances": [[0.0, 0.4], [0.4, 0.0]], "c": 10.0,
@@ -475,7 +461,14 @@ def test_the_page_holds_the_figures_and_nothing_from_elsewhere(runs: Path, tmp_p
     (file,) = write_report("hcct-1", root=runs, out=tmp_path / "r.html")
     html = file.read_text()
     assert html.count('<svg xmlns="') == 2 * len(EVERY_PICTURE)
-    for text in ("silos better than alone", "site-007", "coterie run hcct", "3.11.2"):
+    for text in (
+        "Why each silo is where it is",
+        "stays for α",
+        "silos better than alone",
+        "site-007",
+        "coterie run hcct",
+        "3.11.2",
+    ):
         assert text in html
     assert "src=" not in html.replace("xlink", "") and "<script" not in html
     assert "What is missing" not in html
@@ -659,7 +652,7 @@ def test_many_silos_are_thinned_and_the_page_says_how(tmp_path: Path) -> None:
     page = build_page(tell(read_run(tmp_path / "hcct-1")))
     captions = {picture.key: picture.caption for picture in page.pictures}
     assert "at most 24 are drawn" in captions["groups"]
-    assert "one of 59 silos" in captions["outcomes"]
+    assert "Drawn are the 40 of 60 silos that gain least" in captions["outcomes"]
     assert "10th to the 90th percentile" in captions["curves"]
     assert "Drawn are the 40 of 60 silos" in captions["bytes"]
     table = next(picture.table for picture in page.pictures if picture.key == "bytes")
