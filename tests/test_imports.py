@@ -146,12 +146,6 @@ def test_every_folder_with_modules_is_a_package_of_the_wheel() -> None:
     assert set(manifest["tool"]["setuptools"]["packages"]) == names
 
 
-def test_coterie_silo_is_mounted_in_one_place() -> None:
-    others = OURS - {"client", "features"}
-    found = {breach for package in others for breach in breaches(package, OURS - {"client"})}
-    assert found == MOUNTS
-
-
 def module_file(name: str) -> Path | None:
     """The file of a module of ours, of a full name that may go on inside it."""
     parts = name.split(".")[1:]

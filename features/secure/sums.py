@@ -62,6 +62,8 @@ PHASE = "sum"
 """What the record calls it."""
 EXACT = 1e-9
 """Relative difference of weights that is a rounding's."""
+DIGITS = 9
+"""To which weights of two means are in proportion."""
 SLACK = 1e-3
 """Relative error of a norm that silos may make."""
 LEAST_BOUND = 1e-30
@@ -464,12 +466,13 @@ def _atoms(means: Sequence[MaskedMean]) -> list[_Atom]:
         for term in weights:
             where.setdefault(term, []).append(i)
     # Who was sent or told other things than the others is summed apart from them, or not at all.
-    together: dict[tuple[str, tuple[int, ...]], list[Term]] = {}
+    together: dict[tuple[str, tuple[int, ...], tuple[float, ...]], list[Term]] = {}
     for term, places in where.items():
-        unseen = of_mean[places[0]][term][0]
-        together.setdefault((unseen.trained_as, tuple(places)), []).append(term)
+        unseen, first_weight = of_mean[places[0]][term]
+        shares = tuple(round(of_mean[i][term][1] / first_weight, DIGITS) for i in places)
+        together.setdefault((unseen.trained_as, tuple(places), shares), []).append(term)
     atoms = []
-    for (_, (first_mean, *_)), terms in together.items():
+    for (_, (first_mean, *_), _), terms in together.items():
         terms.sort()
         first = of_mean[first_mean]
         atom = _Atom(tuple(first[t][0] for t in terms), tuple(first[t][1] for t in terms))

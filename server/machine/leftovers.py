@@ -56,11 +56,13 @@ def _delete(database: Path) -> None:
     stores = ObjectStoreFactory(str(database))
     state = LinkStateFactory(str(database), NoOpFederationManager(), stores).state()
     store = stores.store()
+    files = shelf.Shelf(shelf.beside(database)) if shelf.beside(database).is_dir() else None
+    # Only those: the SuperLink may be writing files that the database is to have in a moment.
+    known = [] if files is None else [name for name in files.names if name in store]
     for run in state.get_run_info(statuses=["finished"]):
         state.cleanup_run(run.run_id)
-    if shelf.beside(database).is_dir():
-        files = shelf.Shelf(shelf.beside(database))
-        files.keep({name for name in files.names if name in store})
+    if files is not None:
+        files.erase(name for name in known if name not in store)
 
 
 def _write_anew(database: Path) -> None:

@@ -19,7 +19,7 @@ import secrets
 import shutil
 import time
 from collections import deque
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from fcntl import LOCK_EX, LOCK_NB, LOCK_SH, flock
 from hashlib import sha256
@@ -156,6 +156,12 @@ class Shelf:
         for name in self.names.difference(names):
             (self.folder / name).unlink(missing_ok=True)
 
+    def erase(self, names: Iterable[str]) -> None:
+        """Delete objects and the bytes of those that were dropped before, beside a SuperLink."""
+        for name in names:
+            (self.folder / name).unlink(missing_ok=True)
+        shutil.rmtree(self.folder / SPARE, ignore_errors=True)
+
     def told(self) -> bytes:
         """What finds it: where it is, and a word that only who reads it knows."""
         word = (self.folder / TOKEN).read_text(encoding="ascii")
@@ -190,9 +196,13 @@ class _Spare:
         if full or shutil.disk_usage(file.parent).free < SPARE_FREE_BYTES:
             file.unlink()
             return
-        self._folder.mkdir(mode=0o700, exist_ok=True)
         kept = self._folder / secrets.token_hex(8)
-        file.rename(kept)
+        try:
+            self._folder.mkdir(mode=0o700, exist_ok=True)
+            file.rename(kept)
+        except FileNotFoundError:  # a withdrawal has just erased the folder
+            file.unlink()
+            return
         with self._lock:
             self._files.append(kept)
             self._added = time.monotonic()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,8 +17,8 @@ from torch import nn
 import coterie.client.home.rounds
 import coterie.client.work.workbench
 from coterie import wire
-from coterie.client.app import ANSWERS, app
-from coterie.client.home.settings import SettingsError, SiloSettings
+from coterie.client.app import app
+from coterie.client.home.settings import SiloSettings
 from coterie.client.resident.ledger import read
 from coterie.client.work.prepare import prepare, prepare_nodes
 from coterie.client.work.weights import read_weights
@@ -90,14 +89,6 @@ def test_a_silo_describes_itself() -> None:
     assert described.protocol == wire.PROTOCOL
     assert described.buffers == ()
     assert set(described.versions or {}) == {"coterie", "torch"}
-
-
-def test_two_silos_of_one_task_have_one_schema_whatever_their_data() -> None:
-    schemas = {
-        decode_description(ask(wire.DESCRIBE, digits_config(name, i, **cut)).content).schema
-        for i, (name, cut) in enumerate([("a", {}), ("b", {"data.train": 7})])
-    }
-    assert len(schemas) == 1
 
 
 class Normed(Digits):
@@ -217,14 +208,6 @@ def test_the_answer_is_packed_exactly_where_the_question_was() -> None:
     for packed in (True, False):
         reply = train(initial(), packed=packed)
         assert wire.is_packed(reply.content[wire.ARRAYS]) is packed
-
-
-def test_packed_or_not_the_training_is_the_same() -> None:
-    one, other = (
-        decode_arrays(train(initial(), packed=packed).content[wire.ARRAYS])
-        for packed in (True, False)
-    )
-    assert_equal_models(one, other)
 
 
 def test_a_train_message_can_ask_for_the_error_of_the_model_it_brought() -> None:
@@ -544,25 +527,6 @@ def test_warming_up_leaves_no_trace_in_what_is_trained() -> None:
     assert_equal_models(decode_arrays(train(initial(), config).content[wire.ARRAYS]), cold)
 
 
-@pytest.mark.parametrize(
-    ("changes", "error"),
-    [
-        ({"task": "nonsense"}, TaskError),
-        ({"options": {"train": 0}}, TaskError),
-        pytest.param(
-            {"device": "cuda"},
-            SettingsError,
-            marks=pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is here"),
-        ),
-    ],
-)
-def test_a_silo_that_cannot_train_is_refused_before_it_joins(
-    changes: dict[str, Any], error: type[Exception]
-) -> None:
-    with pytest.raises(error):
-        prepare([SiloSettings("a", **changes)])
-
-
 def test_opening_a_workbench_leaves_torchs_random_state_alone() -> None:
     torch.manual_seed(4)
     expected = torch.rand(1)
@@ -592,15 +556,6 @@ def personal_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 def shared_initial() -> Model:
     reply = ask(wire.INITIAL, seed=0, personal="head")
     return decode_arrays(reply.content[wire.ARRAYS])
-
-
-@pytest.mark.usefixtures("personal_memory")
-def test_personal_layers_never_leave_the_silo() -> None:
-    shared = shared_initial()
-    assert not set(shared) & HEAD
-    reply = train(shared, personal="head", run="r")
-    trained = decode_arrays(reply.content[wire.ARRAYS])
-    assert list(trained) == list(shared)
 
 
 @pytest.mark.usefixtures("personal_memory")
@@ -653,10 +608,3 @@ def test_personal_layers_that_are_not_there_are_refused(layers: str, said: str) 
     assert reply.has_error() is bool(said)
     if said:
         assert reply.error.code == wire.REFUSED and said in reply.error.reason
-
-
-def test_every_message_type_of_the_wire_has_an_answer() -> None:
-    words = [word for word in vars(wire.names).values() if isinstance(word, str)]
-    kinds = {word for word in words if re.fullmatch(r"(train|evaluate|query)(\.\w+)?", word)}
-    assert kinds == set(ANSWERS)
-    assert len(app._registered_funcs) == len(ANSWERS)

@@ -15,8 +15,6 @@ from torch import nn
 import coterie.client.app
 from coterie import wire
 from coterie.client.app import app
-from coterie.client.home.policy import Policy
-from coterie.client.home.settings import SettingsError, SiloSettings
 from coterie.client.work.generators import describe_head, latent_loss
 from coterie.strategies.fedgenp.generators import generate
 from coterie.strategies.fedgenp.latent import fresh_generator
@@ -319,14 +317,6 @@ def test_label_counts_are_told_with_the_silos_own_consent_alone() -> None:
     counts = decode_arrays(ask(wire.LABEL_COUNTS, consenting, {}).content[wire.LABELS])
     labels = load_task("digits").load({"train": 20, "test": 20, "skip": 0}).y_train
     np.testing.assert_array_equal(counts[wire.LABELS], np.bincount(labels, minlength=10))
-
-
-def test_consent_is_a_setting_of_the_silo() -> None:
-    settings = SiloSettings("a", policy=Policy(label_counts=True))
-    assert SiloSettings.from_node_config(settings.to_node_config(), node_id=1) == settings
-    assert not SiloSettings("a").policy.label_counts
-    with pytest.raises(SettingsError, match="label-counts must be true or false"):
-        SiloSettings.from_node_config({"name": "a", "label-counts": "perhaps"}, node_id=1)
 
 
 def test_an_ensemble_is_the_mean_of_the_logits(tmp_path: Path) -> None:

@@ -200,14 +200,6 @@ def test_the_log_has_a_line_for_a_run_for_each_round_and_for_the_end(
     ]
 
 
-def test_an_exception_is_answered_with_an_error_and_the_silo_goes_on(world: World) -> None:
-    world.connections = [[message(text="raise"), message(text="next")]]
-    world.host.run()
-    assert world.sent[0].error.code == wire.FAILED
-    assert texts(world)[1] == "next"
-    assert world.opened == 1
-
-
 def test_an_error_reply_names_the_silo_and_the_kind_but_never_the_data(world: World) -> None:
     world.connections = [[message(text="raise")]]
     world.host.run()
@@ -228,13 +220,6 @@ def test_a_message_type_that_the_app_does_not_know_is_answered_with_an_error(wor
     world.host.run()
     assert world.sent[0].has_error()
     assert texts(world)[1] == "next"
-
-
-def test_a_lost_connection_is_opened_again(world: World) -> None:
-    world.connections = [[message(text="1"), LinkError("gone")], [message(text="2")]]
-    world.host.run()
-    assert texts(world) == ["1", "2"]
-    assert (world.opened, world.closed) == (2, 2)
 
 
 def test_a_connection_lost_while_answering_is_opened_again(world: World) -> None:

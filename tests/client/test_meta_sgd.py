@@ -58,15 +58,6 @@ def test_per_fedavg_is_the_first_order_formula() -> None:
     assert_near(model, w)
 
 
-def test_per_fedavg_without_an_inner_step_is_sgd() -> None:
-    (task, model), data = fresh(), some_data()
-    train_per_fedavg(task, model, data.train, PLAN, meta_lr=0.0, seed=1)
-    plain_task, plain = fresh()
-    train(plain_task, plain, data.train, PLAN, seed=1)
-    for name, value in read_weights(plain).items():
-        np.testing.assert_allclose(read_weights(model)[name], value, atol=1e-6)
-
-
 def test_pfedme_is_the_papers_formula() -> None:
     (task, model), data = fresh(), some_data()
     lam, eta, inner = 3.0, 0.2, 4
@@ -115,17 +106,6 @@ def test_a_single_step_of_per_fedavg_too_has_the_epoch_s_last_batch_before_it() 
     plan = TrainPlan(epochs=1, batch_size=4, lr=0.1, steps=1)
     train_per_fedavg(task, model, data.train, plan, meta_lr=0.05, seed=1)
     assert_near(model, {k: w[k] - 0.1 * outer[k] for k in w})
-
-
-def test_adapting_takes_steps_on_all_data_with_the_pull() -> None:
-    (task, model), data = fresh(), some_data()
-    w = {k: v.detach().clone() for k, v in model.named_parameters()}
-    own = dict(w)
-    for _ in range(3):
-        g = gradient(model, own, data.train.x, data.train.y)
-        own = {k: own[k] - 0.1 * (g[k] + 2.0 * (own[k] - w[k])) for k in w}
-    train(task, model, data.train, TrainPlan(3, len(data.train.x), 0.1, proximal_mu=2.0), seed=0)
-    assert_near(model, own)
 
 
 def test_a_last_batch_of_one_is_left_out_with_batch_norm() -> None:

@@ -140,19 +140,6 @@ def test_ditto_s_own_model_survives_a_restart_and_belongs_to_its_run(
     assert wire.read_metrics(other.content)[wire.ERROR] == pytest.approx(error_of(model))
 
 
-def test_a_large_lambda_holds_ditto_at_the_model_received() -> None:
-    model = start()
-    ask(wire.TRAIN, model, server_round=1, personalise="ditto", ditto_lambda=0.0)
-    free = ditto(1)
-    ask(wire.TRAIN, model, server_round=1, personalise="ditto", ditto_lambda=15.0)
-    held = ditto(1)
-
-    def distance(own: Model) -> float:
-        return float(sum(((own[n] - model[n]) ** 2).sum() for n in model))  # type: ignore[operator]
-
-    assert distance(held) < 0.2 * distance(free)
-
-
 def test_another_word_is_refused() -> None:
     content = RecordDict(
         {

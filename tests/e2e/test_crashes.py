@@ -22,8 +22,6 @@ from tests.e2e.crashes import (
     KEYS,
     assert_same_outcome,
     committed,
-    kill_server_app,
-    restart_superlink,
     resume,
     until_event,
 )
@@ -45,28 +43,6 @@ class Big(Digits):
             torch.nn.AdaptiveAvgPool1d(10),
         )
 '''
-
-
-@pytest.mark.nightly  # test_chaos.py kills the same, and a silo, in one run
-@pytest.mark.timeout(300)
-def test_a_killed_server_app_and_a_killed_superlink_cost_at_most_a_round(trio: Trio) -> None:
-    undisturbed, _ = trio.run(**{**KEYS, "rounds": 6})
-
-    _, folder = trio.submit(**{**KEYS, "rounds": 6})
-    committed(folder, 2)
-    kill_server_app(folder)
-    assert "interrupted" in trio.records("runs").stdout
-    resume(trio, folder)
-    assert_same_outcome(folder, undisturbed)
-    assert record_of(folder)["resumed"][0]["after-round"] >= 2
-
-    _, folder = trio.submit(**{**KEYS, "rounds": 6})
-    committed(folder, 3)
-    trio.kill_superlink()
-    restart_superlink(trio, folder)
-    resume(trio, folder)
-    assert_same_outcome(folder, undisturbed)
-    assert record_of(folder)["resumed"][0]["after-round"] >= 3
 
 
 def test_a_run_that_goes_on_or_is_complete_is_not_resumed(trio: Trio) -> None:

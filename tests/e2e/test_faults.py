@@ -51,13 +51,6 @@ def test_silos_come_back_by_themselves_after_the_superlink_was_restarted(trio: T
     assert trio.run(**FEDAVG)[1].status == "completed"
 
 
-def test_without_silos_a_run_says_what_it_waits_for_and_gives_up(trio: Trio) -> None:
-    """Silos are there, but of another task than the run's: the digits themselves."""
-    done = trio.operator("run", "fedavg", "--set", "wait-for-silos=2")
-    assert done.returncode == 3
-    assert "gave up after 2 s: waiting for silos: 0 of at least 2 here" in done.stdout
-
-
 def test_who_does_not_fit_is_refused_and_who_fails_is_left_out(trio: Trio) -> None:
     """One run: a silo of another task, a second silo of a name, one whose task raises."""
     trio.start_silo(SiloSpec("odd"))

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from safetensors.numpy import load_file
 
 from coterie import wire
 from coterie.client.resident import ledger
@@ -20,7 +19,6 @@ from coterie.server.machine.local import LocalFederation
 from coterie.server.machine.superlink import Ports
 from coterie.server.runs.record import Event
 from coterie.strategies.registry import STRATEGIES
-from coterie.wire import model_hash
 from tests.e2e.gated import TASK
 from tests.e2e.runs import (
     COTERIE,
@@ -73,27 +71,6 @@ def test_two_runs_and_the_in_process_grid_give_bit_identical_models(
     assert again == in_process(tmp_path / "run", **HCCT)["model-hashes"]
 
 
-def test_the_record_holds_models_groups_errors_times_and_bytes(usual: Path) -> None:
-    record = record_of(usual)
-    assert record["status"] == "completed"
-    for name, digest in record["model-hashes"].items():
-        assert model_hash(load_file(usual / "models" / f"{name}.safetensors")) == digest
-    assert [entry["round"] for entry in record["rounds"]] == [1, 2, 3, 4]
-    for entry in record["rounds"]:
-        assert sorted(n for group in entry["groups"] for n in group) == ["a", "b", "c"]
-        assert set(entry["evaluation-after"]) == {"a", "b", "c"}
-        assert entry["seconds"]["train"] > 0
-        assert entry["silos"]["a"]["bytes-sent"] > 20_000
-    assert (usual / "run.log").read_text()
-    assert record["seconds-to-first-training"] < 10
-
-
-def test_every_silo_keeps_its_own_final_model(usual: Path, resident_trio: Trio) -> None:
-    for name, digest in record_of(usual)["model-hashes"].items():
-        own = resident_trio.folder / "silos" / name / "models" / f"{usual.name}.safetensors"
-        assert model_hash(load_file(own)) == digest
-
-
 def test_rounded_updates_of_real_processes_make_the_models_of_one(
     trio: Trio, tmp_path: Path
 ) -> None:
@@ -110,29 +87,6 @@ def test_rounded_updates_of_real_processes_make_the_models_of_one(
     ]
     assert left["bytes"] == recorded["bytes-received"]
     assert left["values"]["metrics"]["update-lost"] == recorded["update-lost"] > 0
-
-
-def test_generators_of_the_real_federation_are_those_of_the_in_process_grid(
-    trio: Trio, tmp_path: Path
-) -> None:
-    keys = {**KEYS, "strategy": "fedgenp", **SHORT["fedgenp"]}
-    folder, _ = trio.run(**keys)
-    assert hashes_of(folder) == in_process(tmp_path / "run", **keys)["model-hashes"]
-    record = record_of(folder)
-    assert sorted(record["rounds"][-1]["generators"]["receivers"]) == ["a", "b", "c"]
-    assert sorted(record["rounds"][-1]["personalised"]) == ["a", "b", "c"]
-    for name in NAMES:
-        home = trio.folder / "silos" / name
-        assert (home / "personalised" / f"{folder.name}.safetensors").exists()
-
-
-def test_who_does_not_consent_to_fedgen_says_so_at_the_join_on_both_sides(trio: Trio) -> None:
-    folder, last = trio.run(**{**KEYS, "strategy": "fedgen", "wait-for-silos": 2.0})
-    assert last.status == "failed"
-    for name in NAMES:
-        said = f"silo '{name}' does not share its label counts"
-        assert said in record_of(folder)["error"]
-        assert f"refused a {wire.DESCRIBE} message: {said}" in trio.log_of(name).read_text()
 
 
 @pytest.mark.timeout(600)
@@ -164,31 +118,6 @@ def test_a_strategy_takes_a_newcomer_on_real_processes(
         assert "late" in record["final-evaluation"], strategy
         expected = in_process(tmp_path / strategy, *NAMES, "late", **keys)
         assert record["model-hashes"] == expected["model-hashes"], strategy
-
-
-@pytest.mark.nightly
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize(
-    ("strategy", "within"),
-    [
-        ("hcct", "fednova"),
-        ("hcct", "perfedavg"),
-        ("fedgroup", "perfedavg"),
-        ("fedcollab", "pfedme"),
-    ],
-)
-def test_what_runs_inside_the_groups_is_that_of_the_in_process_grid(
-    trio: Trio, tmp_path: Path, strategy: str, within: str
-) -> None:
-    """With a newcomer."""
-    trio.add("late", 3)
-    trio.wait_for_silos(4)
-    own = {**SHORT.get(strategy, {}), "strategy": strategy, "within": within}
-    keys = {**KEYS, "rounds": 3, **own, "churn": "late+2"}
-    folder, last = trio.run(**keys)
-    assert last.status == "completed"
-    expected = in_process(tmp_path / strategy, *NAMES, "late", **keys)
-    assert record_of(folder)["model-hashes"] == expected["model-hashes"]
 
 
 @pytest.mark.nightly

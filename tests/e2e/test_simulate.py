@@ -9,7 +9,7 @@ import pytest
 
 from coterie.server.machine.link import control
 from coterie.server.machine.local import LocalFederation
-from coterie.server.study.simulate import node_configs, read
+from coterie.server.study.simulate import read
 from tests.commands import coterie
 from tests.e2e.runs import coterie_process, record_of, until, until_happened
 
@@ -93,9 +93,3 @@ def test_silos_of_processes_come_back_answer_for_all_when_one_is_told_to_end_and
         second.send_signal(signal.SIGTERM)
         assert second.wait(30) == 0
         until(lambda: calls.num_online() == 0, "the silos to be gone", deadline_s=10)
-
-
-def test_the_configs_of_the_grid_are_those_of_the_processes(file: Path, tmp_path: Path) -> None:
-    simulation, _ = read(file, tmp_path, {})
-    first = node_configs(simulation)[0]
-    assert first["name"] == "silo-00" and first["data.silo"] == 0 and first["data.silos"] == 12

@@ -545,16 +545,6 @@ def test_a_federation_and_another_superlink_are_not_taken_together(
         assert "--federation and --superlink" in said and "10.0.0.5:9093" in said
 
 
-def test_a_folder_for_processes_without_processes_is_refused(
-    submitted: list[dict[str, Any]],
-) -> None:
-    done = CliRunner().invoke(app, ["simulate", "sim.toml", "--dir", "logs"])
-    assert (done.exit_code, submitted) == (2, [])
-    assert "--dir" in done.stderr and "--processes" in done.stderr
-    line = ["simulate", "sim.toml", "--dir", "logs", "--processes", "2"]
-    assert CliRunner().invoke(app, line).exit_code == 0 and submitted
-
-
 @pytest.mark.parametrize("command", ["init", "superlink"])
 @pytest.mark.parametrize("port", ["--fleet-port", "--control-port", "--runtime-port"])
 @pytest.mark.parametrize("number", ["0", "70000"])
@@ -566,11 +556,6 @@ def test_a_port_that_there_is_not_is_refused(command: str, port: str, number: st
 
 def write_federation(folder: Path) -> None:
     (folder / "coterie.toml").write_text('addresses = ["localhost:9092"]\n', encoding="utf-8")
-
-
-def test_a_run_whose_keys_do_not_fit_together_is_refused_before_a_superlink_is_looked_for() -> None:
-    done = CliRunner().invoke(app, ["run", "flhc", "--set", "linkage=ward"])
-    assert (done.exit_code, "ward needs metric = euclidean" in done.stderr) == (2, True)
 
 
 def test_what_is_submitted_is_what_flower_would_pack() -> None:

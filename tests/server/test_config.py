@@ -27,7 +27,6 @@ from coterie.server.runs.config import (
 from coterie.server.runs.run import build_strategy, run_folder, terms
 from coterie.strategies import FederationError
 from coterie.strategies.errors import EXIT_CONFIG
-from coterie.strategies.hcct.algorithm import HCCT
 from coterie.strategies.registry import STRATEGIES
 from coterie.strategies.rounds.options import Options, schema_of
 from coterie.strategies.rounds.roster import NodeRoster
@@ -447,17 +446,6 @@ def test_a_run_that_its_known_silos_cannot_go_through_is_refused(
 )
 def test_a_run_that_its_known_silos_can_go_through_is_not(keys: dict[str, Any]) -> None:
     require_silos(RunConfig.read({"rounds": 20, **keys}), ["a", "b", "c"], label_counts=False)
-
-
-def test_hcct_is_built_with_what_the_configuration_says() -> None:
-    config = RunConfig.read(
-        {"alpha": 3.5, "memory": 0.25, "similarity": "parameters+buffers",
-         "solver": "agglomerative", "seed": 11}
-    )  # fmt: skip
-    built = build_strategy(config, run="r", roster=NodeRoster(), on_round=lambda report: None)
-    assert built.algorithm == HCCT(
-        alpha=3.5, memory=0.25, similarity="parameters+buffers", solver="agglomerative", seed=11
-    )
 
 
 def test_a_silo_is_told_all_that_it_may_refuse_before_it_joins() -> None:

@@ -255,15 +255,6 @@ def test_the_log_is_kept_and_the_logger_let_go(finished: tuple[Path, RunResult])
     assert not any(isinstance(handler, logging.FileHandler) for handler in handlers)
 
 
-def test_the_same_run_gives_the_same_models(
-    finished: tuple[Path, RunResult], tmp_path: Path
-) -> None:
-    execute_in(tmp_path / "again")
-    assert record(tmp_path / "again")["model-hashes"] == record(finished[0])["model-hashes"]
-    execute_in(tmp_path / "other", seed=1)
-    assert record(tmp_path / "other")["model-hashes"] != record(finished[0])["model-hashes"]
-
-
 def test_the_record_is_whole_after_every_round(tmp_path: Path) -> None:
     seen: list[tuple[str, int]] = []
 
@@ -297,11 +288,6 @@ def test_silos_that_are_refused_are_in_the_record(tmp_path: Path) -> None:
     nodes = [*three(), digits_config("a", 3)]
     execute_in(tmp_path / "run", InProcessGrid(app, nodes))
     assert "another silo of that name" in record(tmp_path / "run")["refused"]["a"]
-
-
-def test_a_silo_of_another_task_is_refused_with_the_silos_own_reason(tmp_path: Path) -> None:
-    with pytest.raises(FederationError, match="a, b, c serve task 'digits', the run is of"):
-        execute_in(tmp_path / "run", task="mnist")
 
 
 @pytest.mark.parametrize(

@@ -389,11 +389,6 @@ def test_the_followers_of_a_resumed_run_see_its_whole_history_and_its_own_end(
     assert (progress.status, progress.error, progress.round) == ("completed", "", 5)
 
 
-def test_a_run_that_is_not_there_cannot_be_resumed(tmp_path: Path) -> None:
-    with pytest.raises(FederationError, match="no run is recorded"):
-        resume(tmp_path / "runs" / "none-1", tmp_path)
-
-
 def test_a_complete_run_is_not_resumed_and_keeps_its_results(tmp_path: Path) -> None:
     folder, home = tmp_path / "runs" / "run-1", tmp_path / "homes"
     go(folder, InProcessGrid(app, nodes(home)), strategy="fedavg", rounds=1)

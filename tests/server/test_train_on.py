@@ -14,7 +14,6 @@ from coterie.server.runs.config import RunConfig
 from coterie.server.runs.inprocess import InProcessGrid
 from coterie.server.runs.record import read_run
 from coterie.server.runs.run import execute
-from coterie.strategies.errors import FederationError
 from tests.commands import coterie
 
 DECLARATION = """
@@ -73,15 +72,6 @@ def test_a_new_run_begins_with_the_model_that_an_older_one_ended_with(
     assert ended is not None and ended.evaluation
     assert begun.evaluation == ended.evaluation
     assert read_run(second).rounds[-1].round == 2
-
-
-def test_a_run_that_is_complete_is_not_resumed_and_the_message_says_what_to_do(
-    folder: Path,
-) -> None:
-    done = run(folder, "ill.toml", "first", 1)
-    config = RunConfig.read({"resume": "first", "runs-dir": str(done.parent)})
-    with pytest.raises(FederationError, match=r"first is complete.*resume\.md"):
-        execute(InProcessGrid(app, []), config, run_id=43, folder=done)
 
 
 def test_a_site_that_took_no_part_tests_a_model_on_all_its_rows(folder: Path) -> None:

@@ -164,12 +164,6 @@ def test_ifca_and_flsc_are_the_literal_algorithm(num_models: int, count: int) ->
     assert details["unused-models"] == sorted(unused)
 
 
-def test_ifca_with_one_model_is_fedavg() -> None:
-    one, fedavg = run(IFCA(num_groups=1)), run(FedAvg())
-    for name in NAMES:
-        assert_equal_models(arrays_of(one.models[name]), arrays_of(fedavg.models[name]))
-
-
 def test_models_that_nobody_chose_keep_their_weights() -> None:
     result = run(IFCA(num_groups=9, seed=3))
     unused = result.rounds[3].details["unused-models"]
@@ -337,14 +331,6 @@ def test_fednova_is_the_literal_formula_with_momentum_and_without() -> None:
         assert_models(run(FedNova(train_config=config), rounds=3), [model] * 5)
 
 
-def test_fednova_with_equal_steps_is_fedavg() -> None:
-    config: dict[str, Any] = {"local-epochs": 2, "batch-size": 1000}
-    nova, fedavg = run(FedNova(train_config=config)), run(FedAvg(train_config=config))
-    for name in NAMES:
-        for key, array in arrays_of(fedavg.models[name]).items():
-            np.testing.assert_allclose(arrays_of(nova.models[name])[key], array, atol=1e-6)
-
-
 def test_fednova_takes_the_steps_that_a_silo_states() -> None:
     def stated(message: Message, answer: RecordDict) -> RecordDict:
         answer["metrics"]["num-steps"] = 7  # type: ignore[index]
@@ -491,12 +477,6 @@ def test_cfl_is_fedavg_until_it_splits_and_fedavg_in_every_part_after() -> None:
             rows = [NAMES.index(n) for n in group]
             held |= dict.fromkeys(group, mean([trained[n] for n in group], SIZES[rows]))
     assert_models(result, [held[n] for n in NAMES])
-
-
-def test_cfl_that_never_splits_is_fedavg() -> None:
-    cfl, fedavg = run(CFL(first_split=100)), run(FedAvg())
-    for name in NAMES:
-        assert_equal_models(arrays_of(cfl.models[name]), arrays_of(fedavg.models[name]))
 
 
 def test_a_newcomer_walks_down_the_tree_of_cfl() -> None:

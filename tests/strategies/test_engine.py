@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import ArrayRecord, MetricRecord
 
 from coterie import strategies
 from coterie.server.runs.inprocess import InProcessGrid
@@ -175,20 +174,6 @@ def test_the_mean_of_all_models_is_made_only_when_it_is_asked_for(
     with pytest.raises(AssertionError, match="nobody asked"):
         assert result.arrays is None
     assert made == [1]
-
-
-def test_evaluate_fn_may_ask_for_the_mean_of_every_round() -> None:
-    means: list[Model] = []
-
-    def evaluate(number: int, arrays: ArrayRecord) -> MetricRecord | None:
-        means.append(arrays_of(arrays))
-        return None
-
-    result = play("ab", "abc", evaluate_fn=evaluate)
-    assert len(means) == 3
-    assert_equal_models(means[0], plain_model())
-    assert_equal_models(means[1], trained(dict.fromkeys("ab", plain_model()), "ab"))
-    assert_equal_models(means[2], arrays_of(result.arrays))
 
 
 # ---------------------------------------------------------------- equal models are one model

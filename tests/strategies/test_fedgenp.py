@@ -157,16 +157,6 @@ def test_both_errors_are_in_the_report_the_global_and_the_personalised(tmp_path:
     assert '"personalised"' in text and '"others-agree"' in text
 
 
-def test_the_same_seed_gives_the_same_models_and_another_other_ones(tmp_path: Path) -> None:
-    first, again = run(tmp_path / "1"), run(tmp_path / "2")
-    other = run(tmp_path / "3", seed=1)
-    for name, record in first.models.items():
-        assert_equal_models(arrays_of(again.models[name]), arrays_of(record))
-    assert not np.array_equal(
-        arrays_of(first.models["a"])["head.weight"], arrays_of(other.models["a"])["head.weight"]
-    )
-
-
 def test_without_weight_on_latents_it_is_fedavg(tmp_path: Path) -> None:
     result = run(tmp_path / "1", generated_weight=0.0)
     plain = run(tmp_path / "2", strategy="fedavg")
@@ -723,28 +713,6 @@ def test_a_wild_update_of_one_silo_costs_the_others_no_generator(
     assert all(report.left_out == {} for report in result.rounds)
     for name in "ab":
         assert all(np.isfinite(array).all() for array in arrays_of(result.models[name]).values())
-
-
-def test_while_alpha_is_looked_for_no_silo_has_a_generator(tmp_path: Path) -> None:
-    """Not in the rounds either whose updates say what is to be compared."""
-    given: dict[int, set[bool]] = {}
-
-    def watched(message: Message, context: Context) -> Message:
-        if message.metadata.message_type == wire.TRAIN:
-            round = message.content.config_records[wire.CONFIG][wire.ROUND]
-            given.setdefault(round, set()).add(wire.GENERATOR in message.content.array_records)
-        return app(message, context)
-
-    config = RunConfig.read(
-        {"strategy": "hcct", "alpha": "auto", "generators": "groups", "rounds": 10, **QUICK}
-    )
-    nodes = [
-        digits_config(n, i, **{"data.label-shift": 5 * (i // 2)}) for i, n in enumerate("abcd")
-    ]
-    result = execute(InProcessGrid(watched, nodes), config, run_id=1, folder=tmp_path / "auto")
-    decided = next(r.round for r in result.rounds if r.details.get("alpha") is not None)
-    assert 3 < decided < 10
-    assert all(given[round] == {False} for round in range(1, decided + 1))
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import Message, RecordDict
-from flwr.serverapp.strategy import Result
 
 from coterie import wire
 from coterie.client.app import app as coterie_app
@@ -22,12 +20,10 @@ from coterie.strategies import FedGroup
 from coterie.strategies.errors import EXIT_CONFIG, EXIT_NO_SILOS, FederationError
 from coterie.strategies.fedgroup.algorithm import COLD_START, FedGroupState, global_model
 from coterie.strategies.rounds.algorithm import Order, Update
-from coterie.strategies.rounds.reports import RoundReport
 from coterie.strategies.rounds.roster import Churn, DescribedRoster, Silo
 from coterie.strategies.strategy import GroupStrategy
 from coterie.wire import Model
 from tests.conftest import (
-    LossyGrid,
     arrays_of,
     assert_equal_models,
     at,
@@ -36,7 +32,6 @@ from tests.conftest import (
     plain_initial,
     plain_model,
     plain_nodes,
-    plain_target,
     plain_trained,
 )
 from tests.strategies.by_hand import ByHand
@@ -551,101 +546,6 @@ def test_same_seed_same_models_and_another_draws_others() -> None:
 # ---------------------------------------------------------------- any ClientApp of Flower's
 
 
-def test_with_flowers_usual_records_groups_and_models_are_the_literal_ones() -> None:
-    nodes = plain_nodes(0, 1, 0, 1, 2, samples=[10, 20, 30, 40, 50])
-    result = run(FedGroup(num_groups=3), InProcessGrid(plain_app(), nodes), rounds=2)
-    assert isinstance(result, Result)
-    assert result.groups[1] == [["node-1", "node-3"], ["node-2", "node-4"], ["node-5"]]
-    assert set(result.train_metrics_clientapp) == {1, 2}
-    assert set(result.evaluate_metrics_clientapp) == {1, 2}
-    model, pair = plain_model(), [nodes[0], nodes[2]]
-    model = {k: np.mean([plain_trained(model, n)[k] for n in pair], axis=0) for k in model}
-    trained = [plain_trained(model, n) for n in pair]
-    expected = {k: np.average([t[k] for t in trained], axis=0, weights=[10, 30]) for k in model}
-    for k, array in expected.items():
-        np.testing.assert_allclose(arrays_of(result.models["node-3"])[k], array, rtol=1e-5)
-
-
-def test_plain_nodes_join_fail_and_leave_and_the_run_goes_on(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    nodes = plain_nodes(0, 0, 1, 1)
-    fault = at(5, 2, error_reply)  # the newcomer's cold start
-    grid = LossyGrid(plain_app(fault), nodes, lost=[(1, 3)])
-
-    def churn(report: RoundReport) -> None:
-        if report.round == 1 and not report.final:
-            grid.connect({"kind": 1, "noise": 9, "samples": 100})
-        if report.round == 4 and not report.final:
-            grid.disconnect(1)
-            grid.disconnect(2)
-
-    result = run(FedGroup(num_groups=2, on_round=churn), grid, rounds=5)
-    reports = result.rounds
-    assert "node-1" in reports[2].left_out and "node-3" not in reports[2].left_out
-    assert "node-5" in caplog.text and "the disk is full" in caplog.text
-    assert [r.details["cold"] for r in reports[:3]] == [[], ["node-5"], []]
-    assert reports[2].groups == (("node-1", "node-2"), ("node-3", "node-4", "node-5"))
-    assert reports[2].details["placed"]["node-5"]["group"] == 1
-    assert reports[4].groups == (("node-3", "node-4", "node-5"),)
-    assert reports[4].details["empty-groups"] == [0]
-    assert set(result.models) == {f"node-{i}" for i in range(1, 6)}
-
-
-def test_a_cold_start_has_the_learning_rate_of_round_one_and_its_own_length() -> None:
-    seen: dict[tuple[int, int], dict[str, Any]] = {}
-
-    def note(message: Message, answer: RecordDict) -> RecordDict:
-        config = dict(message.content["config"])
-        seen[config["server-round"], message.metadata.dst_node_id] = config
-        return answer
-
-    common = {"lr": 0.4, "lr-decay": 0.5, "local-epochs": 2, "proximal-mu": 0.1}
-    grid = InProcessGrid(plain_app(note), plain_nodes(0, 0, 1))
-
-    def join(report: RoundReport) -> None:
-        if report.round == 2:
-            grid.connect(plain_nodes(1)[0])
-
-    strategy = FedGroup(num_groups=2, pretrain_epochs=9, train_config=common, on_round=join)
-    run(strategy, grid, rounds=4)
-    keys = ("lr", "local-epochs", "proximal-mu", "purpose")
-    got = {
-        (round, node): tuple(seen[round, node].get(key) for key in keys)
-        for round, node in [(1, 1), (2, 1), (3, 4), (4, 4)]
-    }
-    assert got == {
-        (1, 1): (0.4, 9, 0.0, None),
-        (2, 1): (0.2, 2, 0.1, None),
-        (3, 4): (0.4, 9, 0.0, COLD_START),
-        (4, 4): (0.05, 2, 0.1, None),
-    }
-    assert not any("lr-decay" in config for config in seen.values())
-
-
-def test_a_newcomers_direction_is_that_of_its_kind() -> None:
-    """The plain app's silos move towards their target: the cosines are known."""
-    grid = InProcessGrid(plain_app(), plain_nodes(0, 1))
-
-    def join(report: RoundReport) -> None:
-        if report.round == 1 and not report.final:
-            grid.connect({"kind": 1, "noise": 9, "samples": 100})
-
-    result = run(FedGroup(num_groups=2, on_round=join), grid, rounds=2)
-    placed = result.rounds[1].details["placed"]["node-3"]
-
-    def move(config: Mapping[str, Any]) -> np.ndarray:
-        target, start = plain_target(config), plain_model()
-        parts = [(target[k] - start[k]).ravel() for k in start]  # type: ignore[operator]
-        return np.concatenate(parts)
-
-    own = move({"kind": 1, "noise": 9})
-    others = [move(node) for node in plain_nodes(0, 1)]
-    cosines = [own @ v / np.linalg.norm(own) / np.linalg.norm(v) for v in others]
-    assert placed["cosines"] == pytest.approx(cosines, abs=1e-4)
-    assert placed["group"] == 1
-
-
 # ---------------------------------------------------------------- the demo's silos
 
 
@@ -717,13 +617,6 @@ def test_a_silo_that_no_group_has_at_the_end_keeps_the_global_model() -> None:
 def test_there_is_no_global_model_before_there_are_groups() -> None:
     strategy = FedGroup(num_groups=2).algorithm
     assert strategy.common(strategy.first({"w": W0})) is None
-
-
-def test_the_ablations_are_keys_of_a_run() -> None:
-    config = RunConfig.read({"strategy": "fedgroup", "assign": "random", "centres": "random"})
-    assert (config.algorithm.assign, config.algorithm.centres) == ("random", "random")
-    with pytest.raises(FederationError, match="assign must be cosine or random"):
-        RunConfig.read({"strategy": "fedgroup", "assign": "nearest"})
 
 
 def test_discrepancy_is_the_distance_to_the_groups_model_after_the_round() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -274,11 +274,3 @@ def test_texts_for_numbers_lose_their_silo_and_not_the_run(record: str, dtype: s
     hostile = (1, record, ArrayRecord({"d": Array(np.zeros(2, dtype))}))
     groups, _ = measured_with(hostile)
     assert groups == (("node-1", "node-3"), ("node-2",))
-
-
-def test_an_error_reply_of_any_code_is_only_a_reason() -> None:
-    for code in (0, 1, 200, 999, -5):
-        _, left_out = outcome(
-            FedAvg(), lambda message, _, c=code: Message(Error(c, "no\x00\n" * 9), reply_to=message)
-        )
-        assert list(left_out) == [f"node-{BAD}"]

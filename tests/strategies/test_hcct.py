@@ -311,15 +311,6 @@ def test_a_newcomer_is_placed_with_those_it_moves_like(move: Sequence[float], gr
     assert state.newcomers == frozenset()
 
 
-def test_a_newcomer_that_moves_like_nobody_stays_alone() -> None:
-    strategy = hcct(alpha=5)
-    here = silos("a", "b", "c", "d")
-    state = rounds(strategy, here, FOUR, FOUR)
-    everybody = [*here, Silo("e", 9, num_examples=100, described=True)]
-    state = play(strategy, state, everybody, FOUR | {"e": [0, 0, -1.0, 0]}, round=3)
-    assert state.planned == (*PAIRS, ("e",))
-
-
 def test_a_newcomers_memory_is_its_catch_up_or_its_update_where_that_failed() -> None:
     _, state, _ = newcomer_round(NORTH, probe=[0, 5.0, 0, 0])
     np.testing.assert_array_equal(state.memory["e"]["w"], [0, 5, 0, 0])
@@ -404,25 +395,6 @@ def test_details_name_the_planned_groups_and_the_cosines() -> None:
     cosines = np.array(details["similarity"])
     np.testing.assert_allclose(np.diag(cosines), 1)
     assert cosines[0, 1] == pytest.approx(1 / math.hypot(1, 0.2), abs=1e-6)
-
-
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
-        ({"alpha": -1}, "alpha must be .*Got -1"),
-        ({"alpha": math.nan}, "alpha"),
-        ({"alpha": math.inf}, "alpha"),
-        ({"memory": -0.1}, "memory"),
-        ({"memory": 1.1}, "memory"),
-        ({"memory": math.nan}, "memory"),
-        ({"similarity": "weights"}, "similarity"),
-        ({"solver": "magic"}, "solver must be best or agglomerative. Got 'magic'"),
-    ],
-)
-def test_an_argument_out_of_bounds_is_refused_by_name(changes: dict[str, Any], said: str) -> None:
-    with pytest.raises(FederationError, match=said) as caught:
-        HCCT(**changes)
-    assert caught.value.exit_code == 2
 
 
 # ---------------------------------------------------------------- HCCT-E, schedule

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from flwr.app import ArrayRecord
 
-from coterie import wire
 from coterie.client.app import app
 from coterie.server.runs.config import RunConfig
 from coterie.server.runs.initial import initial_arrays
@@ -19,22 +18,13 @@ from coterie.server.study.demo import hidden_groups, silos
 from coterie.strategies import HCCT
 from coterie.strategies.errors import FederationError
 from coterie.strategies.hcct.alpha import (
-    MAX_TRIAL,
     Found,
     Landscape,
-    Trial,
-    candidates,
-    continue_trial,
     difference,
-    open_trial,
-    verdict,
 )
 from coterie.strategies.partition.coalition import optimal
-from coterie.strategies.rounds.algorithm import Update
-from coterie.strategies.rounds.members import Members
-from coterie.strategies.rounds.reports import Group
 from coterie.strategies.rounds.result import RunResult
-from coterie.strategies.rounds.roster import DescribedRoster, Silo
+from coterie.strategies.rounds.roster import DescribedRoster
 from tests.conftest import digits_config
 
 
@@ -68,54 +58,11 @@ def test_hcct_e_compares_one_layer_and_says_which() -> None:
     assert layers.pop() in ("head.", "representation.0.", "representation.3.")
 
 
-def test_a_layer_given_by_prefix_is_the_one_compared() -> None:
-    assert run(layers="head.", rounds=2).rounds[0].details["layer"] == "head."
-
-
-def test_a_prefix_that_names_nothing_is_refused() -> None:
-    with pytest.raises(FederationError, match="names no array"):
-        run(layers="tail.", rounds=2)
-
-
 def test_personal_layers_are_never_on_the_wire_and_differ_between_silos() -> None:
     result = run(personal="head", rounds=4)
     for arrays in result.models.values():
         assert all(not name.startswith("head.") for name in arrays)
     assert mean_error(result) < mean_error(run(strategy="fedavg", rounds=4))
-
-
-def test_personal_layers_survive_a_restart_of_the_silo(tmp_path: Any) -> None:
-    from safetensors.numpy import load_file
-
-    from coterie.client.home import personal, rounds
-
-    run(personal="head", rounds=2, home=str(tmp_path), label="restart")
-    files = sorted(tmp_path.glob("*/personal/*/round-000002.safetensors"))
-    assert len(files) == 9
-    heads = [load_file(file) for file in files]
-    assert set(heads[0]) == {"head.weight", "head.bias"}
-    assert not np.array_equal(heads[0]["head.weight"], heads[1]["head.weight"])
-    kept = dict(rounds._memory)
-    rounds._memory.clear()  # as after a restart
-    try:
-        from coterie.client.home.settings import SiloSettings
-        from coterie.client.work.workbench import open_workbench
-
-        first = silos(0)[0]
-        settings = SiloSettings(first.name, options=first.options, home=str(tmp_path / first.name))
-        bench = open_workbench(settings)
-        names = personal.personal_names(bench, "head")
-        shared = {n: t.numpy() for n, t in bench.model.state_dict().items() if n not in names}
-        (folder,) = (tmp_path / first.name / "personal").iterdir()
-        for number in (1, 2):
-            whole = personal.complete(
-                bench, shared, names, run=folder.name, seed=0, before=number + 1
-            )
-            saved = load_file(folder / f"round-{number:06d}.safetensors")
-            assert np.array_equal(whole["head.weight"], saved["head.weight"])
-        assert list(whole) == list(bench.model.state_dict())
-    finally:
-        rounds._memory.update(kept)
 
 
 def test_layers_that_name_nothing_or_everything_cannot_be_personal() -> None:
@@ -129,21 +76,6 @@ def test_layers_that_name_nothing_or_everything_cannot_be_personal() -> None:
     bench.task.head = ""  # every name starts with it
     with pytest.raises(PersonalError, match="nothing would be shared"):
         personal_names(bench, "head")
-
-
-def test_groups_change_only_when_they_are_formed_anew() -> None:
-    result = run(**{"regroup-every": 3, "rounds": 8})
-    groups = [result.groups[t] for t in range(1, 9)]
-    changes = [t for t in range(2, 9) if groups[t - 1] != groups[t - 2]]
-    assert set(changes) <= {2, 5, 8}
-
-
-def test_a_settled_partition_is_kept() -> None:
-    result = run(**{"settle-after": 2, "rounds": 8})
-    groups = [result.groups[t] for t in range(1, 9)]
-    assert groups[-1] == HIDDEN
-    first = next(t for t in range(3, 9) if groups[t - 1] == groups[t - 2] == groups[t - 3])
-    assert all(g == groups[first - 1] for g in groups[first - 1 :])
 
 
 @pytest.mark.nightly
@@ -181,16 +113,6 @@ def test_auto_is_refused_where_it_cannot_work(keys: dict[str, Any], said: str) -
         RunConfig.read({"strategy": "hcct", "alpha": "auto", **keys})
 
 
-def test_auto_needs_silos_that_tell_their_error() -> None:
-    nodes = [digits_config(name, i, metrics="train-loss") for i, name in enumerate("abc")]
-    grid, config = InProcessGrid(app, nodes), RunConfig.read({"strategy": "hcct", "rounds": 8})
-    roster = DescribedRoster("digits", 3)
-    initial = initial_arrays(grid, roster.present(grid, number=1), config)
-    strategy = HCCT(alpha="auto", roster=roster)
-    with pytest.raises(FederationError, match=r"no silo gave one.*Give alpha as a number"):
-        strategy.start(grid=grid, initial_arrays=initial, num_rounds=8)
-
-
 @dataclass
 class Case:
     """Two alike silos and an odd one."""
@@ -205,48 +127,6 @@ class Case:
     )
 
 
-def test_candidates_are_alone_together_and_what_lies_between() -> None:
-    found = candidates(Case.landscape)
-    groups = [candidate.groups for candidate in found]
-    assert groups[0] == (("a",), ("b",), ("c",))
-    assert (("a", "b"), ("c",)) in groups
-    assert groups[-1] == (("a", "b", "c"),)
-    alphas = [candidate.alpha for candidate in found]
-    assert alphas[0] == 0 and alphas == sorted(alphas)
-
-
-def played(errors: dict[Group, float]) -> Trial:
-    """A trial's only round, with these errors of groups' models."""
-    members = Members(
-        {}, {n: {"w": np.zeros(2)} for n in Case.names}, dict.fromkeys(Case.names, 100.0)
-    )
-    trial = open_trial(candidates(Case.landscape), members, untrained={})
-    updates = [
-        Update(
-            Silo(name, 1),
-            {"w": np.zeros(2)},
-            {"w": np.full(2, float(number))},
-            100.0,
-            {wire.HOLDOUT_ERROR: errors[group], wire.HOLDOUT_EXAMPLES: 20.0},
-            purpose="" if len(group) == 1 else f"trial-{number}",
-        )
-        for number, group in enumerate(trial.groups)
-        for name in group
-    ]
-    return continue_trial(trial, updates)
-
-
-def test_the_candidate_of_smallest_risk_is_ahead() -> None:
-    errors = {("a",): 0.3, ("b",): 0.3, ("c",): 0.1, ("a", "b"): 0.2, ("a", "b", "c"): 0.5}
-    after = played(errors)
-    assert after.rounds_left == MAX_TRIAL - 1
-    assert after.models[("a", "b")]["w"][0] == after.groups.index(("a", "b"))
-    assert after.leader is not None
-    assert after.candidates[after.leader].groups == (("a", "b"), ("c",))
-    told = verdict(after, last=False)
-    assert min(c["error"] for c in told["candidates"]) == pytest.approx((0.2 + 0.2 + 0.1) / 3)
-
-
 def test_the_standard_error_of_a_difference_is_of_pairs() -> None:
     def found(*errors: float) -> dict[str, Found]:
         return {name: Found(error, 20) for name, error in zip("abcd", errors, strict=False)}
@@ -258,9 +138,3 @@ def test_the_standard_error_of_a_difference_is_of_pairs() -> None:
     assert difference(hard, hard) == (0.0, 0.0)
     _, of_two = difference(found(0.1, 0.3), found(0.2, 0.4))
     assert of_two == pytest.approx(np.sqrt(2 * 0.09 / 20) / 2), "two that agree are still few"
-
-
-@pytest.mark.parametrize("alpha", [-1.0, float("nan"), float("inf"), "often"])
-def test_an_impossible_alpha_is_refused(alpha: Any) -> None:
-    with pytest.raises(FederationError, match="alpha must be"):
-        HCCT(alpha=alpha)

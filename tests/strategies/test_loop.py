@@ -110,15 +110,6 @@ def test_start_as_in_flowers_examples_returns_flowers_result_with_more(make: Any
     assert [report.final for report in result.rounds] == [False, False, False, True]
 
 
-@EACH
-def test_a_strategy_can_be_started_again_and_does_the_same(make: Any) -> None:
-    strategy = make()
-    first = run(strategy, plain_grid(0, 0, 1))
-    again = run(strategy, plain_grid(0, 0, 1))
-    for name, record in first.models.items():
-        assert_equal_models(arrays_of(again.models[name]), arrays_of(record))
-
-
 def test_fedavg_equals_the_literal_weighted_mean() -> None:
     nodes = plain_nodes(0, 1, 2, samples=[10, 70, 75])
     result = run(FedAvg(), InProcessGrid(plain_app(), nodes), rounds=4)
@@ -141,12 +132,6 @@ def test_independent_silos_train_alone_and_the_mean_is_of_all() -> None:
         own.append(model)
     assert_equal_models(arrays_of(result.arrays), weighted_mean(own, [10, 30]))
     assert result.groups[3] == [["node-1"], ["node-2"]]
-
-
-def test_hcct_finds_the_kinds_of_plain_nodes() -> None:
-    result = run(HCCT(alpha=50), plain_grid(0, 0, 1, 1), rounds=3)
-    assert result.groups[1] == [["node-1"], ["node-2"], ["node-3"], ["node-4"]]
-    assert result.groups[3] == [["node-1", "node-2"], ["node-3", "node-4"]]
 
 
 def test_arrays_in_another_order_are_put_back_into_the_models() -> None:
@@ -883,16 +868,6 @@ def test_a_silo_with_an_impossible_alpha_does_not_end_everybodys_run(alpha: floa
     assert {"a", "b"} <= set(result.models)
 
 
-@pytest.mark.parametrize("name", ["../../out", "a/b", "", "[red]", "x" * 300])
-def test_a_silo_with_a_name_that_is_none_is_refused(name: str) -> None:
-    """Names become file names in the run's folder: the server cannot trust a silo with them."""
-    who = roster()
-    grid = InProcessGrid(described_app(), [named("a"), {**named("b"), "name": name}])
-    result = run(FedAvg(roster=who), grid, rounds=1)
-    assert set(result.models) == {"a"}
-    assert len(who.refused) == 1
-
-
 # ---------------------------------------------------------------- churn
 
 
@@ -1042,16 +1017,6 @@ def test_a_killed_silo_that_is_restarted_is_let_in_once_its_old_node_is_gone() -
 
     result = run(FedAvg(roster=roster(), on_round=restart), grid, rounds=4)
     assert set(result.rounds[3].silos) == {"a", "b"}
-
-
-def test_the_grid_is_given_messages_once_and_replies_are_taken_in_any_order() -> None:
-    class Shuffled(InProcessGrid):
-        def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-            ids = list(message_ids)
-            return super().pull_messages(ids[-1:])
-
-    one = run(FedAvg(), Shuffled(plain_app(), plain_nodes(0, 1, 2)))
-    assert_equal_models(arrays_of(one.models["node-1"]), fedavg_by_hand(plain_nodes(0, 1, 2), 3))
 
 
 def test_fedavg_can_sample_silos_by_seed_and_everybody_gets_the_mean() -> None:

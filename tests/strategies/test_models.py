@@ -13,7 +13,6 @@ from coterie.strategies.rounds.models import (
     COLUMNS,
     SUMMED,
     accumulate,
-    comparable,
     difference,
     distance,
     is_statistic,
@@ -102,13 +101,6 @@ def test_memory_is_decayed_and_added_to(decay: float, expected: float) -> None:
     np.testing.assert_array_equal(added["w"], expected)
     assert added["w"].dtype == np.float32
     np.testing.assert_array_equal(accumulate(None, update, decay=decay)["w"], 3)
-
-
-def test_running_statistics_are_not_compared_unless_asked_for() -> None:
-    update = difference(model(5.0), model(2.0)) | {"odd.buffer": np.ones(1)}
-    assert set(comparable(update, similarity="parameters")) == {"w", "odd.buffer"}
-    assert set(comparable(update, similarity="parameters", buffers=["odd.buffer"])) == {"w"}
-    assert comparable(update, similarity="parameters+buffers") == update
 
 
 @pytest.mark.parametrize(

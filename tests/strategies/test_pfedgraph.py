@@ -61,20 +61,6 @@ def test_every_silo_holds_its_own_mean(alpha: float) -> None:
         np.testing.assert_allclose(known, row, atol=1e-5)
 
 
-def test_silos_of_one_kind_find_each_other_and_a_large_alpha_is_fedavg() -> None:
-    choosy = run(PFedGraph(graph_alpha=0.1)).rounds[3].details["weights"]
-    assert set(choosy["node-1"]) == {"node-1", "node-3"}
-    assert set(choosy["node-2"]) == {"node-2", "node-5"}
-    assert set(choosy["node-4"]) == {"node-4"}
-    model = w0()
-    for _ in range(4):
-        model = mean([plain_trained(model, node) for node in NODES], SIZES)
-    everybody = run(PFedGraph(graph_alpha=1e6))
-    for name in NAMES:
-        for key, array in model.items():
-            np.testing.assert_allclose(arrays_of(everybody.models[name])[key], array, atol=1e-4)
-
-
 def test_silos_are_pulled_to_a_mean_that_they_received_and_not_to_the_first_model() -> None:
     asked: list[tuple[str, Any, Any]] = []
 

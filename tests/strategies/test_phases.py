@@ -12,14 +12,12 @@ from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordD
 from flwr.clientapp import ClientApp
 from pydantic import Field
 
-from coterie import wire
 from coterie.server.runs.inprocess import InProcessGrid
 from coterie.strategies.errors import FederationError
 from coterie.strategies.plain.fedavg import FedAvg as FedAvgAlgorithm
 from coterie.strategies.rounds.algorithm import Answers, Exchanges, Order, Round, Update
 from coterie.strategies.rounds.members import Plain
 from coterie.strategies.rounds.reports import PhaseReport
-from coterie.strategies.rounds.roster import Silo
 from coterie.strategies.strategy import GroupStrategy
 from tests.conftest import (
     error_reply,
@@ -191,9 +189,3 @@ def test_a_silo_without_the_phase_is_left_out_of_it_alone(
     assert [[u.silo.name for u in answers] for answers in algorithm.heard] == [["node-1"]] * 2
     assert "node-2: its probe is left out" in caplog.text
     assert set(result.models) == {"node-1", "node-2"}
-
-
-def test_types_of_phases_are_named_on_the_wire() -> None:
-    assert not Order(Silo(1, "a"), plain_model()).evaluates
-    assert Order(Silo(1, "a"), plain_model(), kind="evaluate.probe").evaluates
-    assert wire.TRAIN == "train"

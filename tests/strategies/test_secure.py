@@ -884,6 +884,14 @@ def test_means_are_made_of_the_fewest_sums() -> None:
     assert [atom.counting for atom in atoms] == [5.0, 2.0]
 
 
+def test_silos_that_are_weighed_differently_in_two_means_are_not_in_one_sum() -> None:
+    """The sum by samples is not the plain mean."""
+    a, b = unseen("a", 3.0), unseen("b", 5.0)
+    by_samples, equal = weighted_mean([a, b], [3, 5]), weighted_mean([a, b], [1, 1])
+    atoms = _atoms([by_samples, equal])  # type: ignore[list-item]
+    assert [atom.names for atom in atoms] == [("a",), ("b",)]
+
+
 def test_silos_that_were_told_other_things_are_not_in_one_sum() -> None:
     """A newcomer that has trained for less than a round, for example."""
     told = [unseen("a", 1, "x"), unseen("b", 1, "x"), unseen("c", 1, "y")]

@@ -19,7 +19,7 @@ from coterie.features.smallest_groups.coordinator import SmallestGroups
 from coterie.server.runs.config import RunConfig
 from coterie.server.runs.inprocess import InProcessGrid
 from coterie.server.runs.run import execute
-from coterie.strategies import CFL, FLHC, FLSC, HCCT, IFCA, FedAvg, FedGroup, FeSEM, KMeans
+from coterie.strategies import CFL, FLHC, FLSC, IFCA, FedAvg, FedGroup, FeSEM, KMeans
 from coterie.strategies.rounds.algorithm import Round, Update
 from coterie.strategies.rounds.members import Members, Plain, mean_of_all
 from coterie.strategies.rounds.policy import accepted, form, withdraw
@@ -29,7 +29,6 @@ from coterie.strategies.rounds.roster import Silo
 from coterie.strategies.rounds.stage import Came, Room, Scene
 from coterie.wire import Model
 from tests.conftest import (
-    LossyGrid,
     arrays_of,
     assert_equal_models,
     digits_config,
@@ -125,30 +124,6 @@ def test_other_strategies_leave_it_out_and_its_update_changes_nothing(
     others = run({"a": 1, "b": 1}, tmp_path / "others", **keys)
     for name, array in arrays_of(others.models["a"]).items():
         np.testing.assert_array_equal(arrays_of(result.models["a"])[name], array)
-
-
-@pytest.mark.parametrize("strategy", [FedAvg, HCCT])
-def test_an_update_does_not_count_where_too_few_of_its_group_answered(
-    strategy: Callable[..., Any],
-) -> None:
-    """c's answer of round 2 is lost; a accepts no group of two, so its update is left out too."""
-
-    class Asking:
-        def present(self, grid: Any, *, number: int) -> list[Silo]:
-            return [
-                Silo(name, node, num_examples=100, min_group_size=3 if name == "a" else 1)
-                for name, node in zip("abc", sorted(grid.get_node_ids()), strict=True)
-            ]
-
-    grid = LossyGrid(plain_app(), plain_nodes(0, 0, 0))
-    lost = sorted(grid.get_node_ids())[2]
-    grid.lost = {(lost, 2)}
-    made = strategy(roster=Asking(), **({"alpha": 1e6} if strategy is HCCT else {}))
-    result = made.start(grid, plain_initial(), num_rounds=3, timeout=0.3)
-    left_out = result.rounds[1].left_out
-    assert set(left_out) == {"a", "c"}
-    assert "accepts groups of at least 3 silos, of its group 2 answered" in left_out["a"]
-    assert result.rounds[2].left_out == {}
 
 
 class Strict:

@@ -343,16 +343,6 @@ def test_another_separator_is_named_and_can_be_set(tmp_path: Path) -> None:
     assert len(task.load({"data": data, "separator": ";"}).x_train) == 16
 
 
-def test_line_breaks_in_a_column_that_is_not_declared_do_no_harm(tmp_path: Path) -> None:
-    """Also where pyarrow cuts a file into blocks, of 1 MB."""
-    note = '"' + 30 * (40 * "x" + "\n") + '"'
-    text = "note,age,bmi,sex,ill\n" + "".join(
-        f"{note},{i},25,f,{'yes' if i % 2 else 'no'}\n" for i in range(1500)
-    )
-    data = declared(tmp_path, TABLE).load({"data": table(tmp_path, text)})
-    assert len(data.x_train) + len(data.x_test) == 1500
-
-
 WORDS = """
 kind = "table"
 name = "study"

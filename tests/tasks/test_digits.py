@@ -74,11 +74,6 @@ def test_rotation_turns_every_image_anticlockwise(turns: int) -> None:
     np.testing.assert_array_equal(upright.y_train, turned.y_train)
 
 
-def test_a_quarter_turn_moves_the_upper_right_to_the_upper_left() -> None:
-    upright, turned = load(train=1, test=1).x_train[0, 0], load(train=1, test=1, rotation=90)
-    np.testing.assert_array_equal(turned.x_train[0, 0][:, 0], upright[0, ::-1])
-
-
 @pytest.mark.parametrize("shift", [3, 10, -1, 13])
 def test_label_shift_is_modulo_ten_and_leaves_images(shift: int) -> None:
     plain, shifted = load(train=40), load(train=40, label_shift=shift)
@@ -109,10 +104,6 @@ def test_an_option_that_cannot_be_is_refused_by_name(options: dict[str, Any], sa
 
 def test_the_last_sample_can_be_used() -> None:
     assert len(load(skip=1700, train=90, test=7).x_test) == 7
-
-
-def test_options_may_be_text_as_on_a_command_line() -> None:
-    np.testing.assert_array_equal(load(train="20").x_train, load(train=20).x_train)
 
 
 def test_the_model_is_the_networks_split_in_two() -> None:

@@ -456,12 +456,6 @@ def test_the_latent_space_of_fedgenp_has_32_dimensions():
     assert latent.shape == (2, 32)
 
 
-@pytest.mark.parametrize("name", ["mnist/resnet", "digits/cnn"])
-def test_a_model_that_a_task_does_not_have_is_refused(name):
-    with pytest.raises(TaskError, match="has no model"):
-        load_task(name)
-
-
 # --- the real data sets, where the machine has them
 
 

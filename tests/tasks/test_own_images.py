@@ -10,19 +10,13 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from safetensors.numpy import load_file
 
-from coterie.client.app import app
 from coterie.client.cli.check import check
-from coterie.client.home.card import read_card
 from coterie.client.home.settings import SiloSettings
 from coterie.client.work.data import to_device
-from coterie.server.runs.inprocess import InProcessGrid
 from coterie.tasks import TaskError
 from coterie.tasks.base import SiloData, StreamedData
 from coterie.tasks.own import image_folder
-from tests.client.test_kept_model import run
-from tests.conftest import assert_equal_models
 from tests.tasks.test_declared import IMAGES, declared
 
 MASKS = """
@@ -206,39 +200,3 @@ def test_the_u_net_learns_to_mark_what_is_bright(tmp_path: Path) -> None:
     train(task, model, data.train, TrainPlan(epochs=8, batch_size=4, lr=0.1), seed=0)
     after = evaluate(task, model, data.test).error
     assert after < 0.15 < before, "1 − Dice"
-
-
-def test_a_run_over_streamed_images_gives_the_model_of_held_ones(folder: Path) -> None:
-    place = folder.parent
-    (place / "study.toml").write_text(IMAGES.format(channels=1))
-    models = []
-    for stream in (False, True):
-        home = place / f"silo-{stream}"
-        config = SiloSettings(
-            "a",
-            task=str(place / "study.toml"),
-            options={"data": str(folder), "stream": stream},
-            device="cpu",
-            home=str(home),
-        ).to_node_config()
-        run(home, grid=InProcessGrid(app, [config]), task="study", strategy="fedavg", min_silos=1)
-        models.append(load_file(home / "models" / "run-1.safetensors"))
-    assert_equal_models(*models)
-
-
-def test_a_run_over_masks_is_measured_by_dice(tmp_path: Path) -> None:
-    (tmp_path / "study.toml").write_text(MASKS)
-    options = {"data": str(masked(tmp_path / "data")), "stream": True}
-    config = SiloSettings(
-        "a",
-        task=str(tmp_path / "study.toml"),
-        options=options,
-        device="cpu",
-        home=str(tmp_path / "a"),
-    ).to_node_config()
-    record = run(
-        tmp_path, grid=InProcessGrid(app, [config]), task="study", strategy="fedavg", min_silos=1
-    )
-    assert len(record["rounds"]) == 3
-    card = read_card(tmp_path / "a" / "models" / "run-1.safetensors")
-    assert card.metric == "dice" and {"dice", "iou"} <= set(card.figures)

@@ -160,10 +160,6 @@ def data(**changes: Any) -> SiloData:
     return SiloData(**(good | changes))
 
 
-def test_good_data_is_taken() -> None:
-    assert data().num_classes == 3
-
-
 def with_bad(value: float) -> np.ndarray:
     array = np.zeros((3, 2), np.float32)
     array[2, 1] = value

@@ -135,21 +135,6 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
         Simulation.read(tmp_path / "none.toml")
 
 
-@pytest.mark.parametrize(
-    ("split", "said"),
-    [
-        ("kind = 'classes-per-silo'\nclasses = 11", "classes"),
-        ("kind = 'sizes'\nsizes = '1790,1,1,1,1'", "without test samples"),
-        ("kind = 'nonsense'", "split must be none or one of"),
-        ("kind = 'iid'\nalpha = 1.0", "has no key 'alpha'"),
-    ],
-)
-def test_a_split_that_cannot_be_made_is_refused(tmp_path: Path, split: str, said: str) -> None:
-    simulation = read(tmp_path, f"silos = 5\n[split]\ntest-share = 0.3\n{split}")
-    with pytest.raises(TaskError, match=said):
-        load_silos(load_task("digits"), [silo.options for silo in simulation.silos_of()])
-
-
 def test_a_task_that_only_loads_one_silo_serves_as_well() -> None:
     class Points(Task):
         name, num_classes = "points", 2

@@ -110,14 +110,6 @@ def test_hierarchical_clustering_on_inner_products_is_that_of_the_updates(linkag
         assert together == {(i, j) for i in range(9) for j in range(9) if labels[i] == labels[j]}
 
 
-def test_hierarchical_clustering_at_its_ends() -> None:
-    matrix = gram(THREE_KINDS)
-    every = {"metric": "cosine", "linkage": "average"}
-    assert hierarchical(matrix, max_distance=2.0, **every) == [list(range(12))]  # type: ignore[arg-type]
-    assert hierarchical(matrix, max_distance=0.0, **every) == [[i] for i in range(12)]  # type: ignore[arg-type]
-    assert hierarchical(matrix[:1, :1], max_distance=1.0, **every) == [[0]]  # type: ignore[arg-type]
-
-
 # ---------------------------------------------------------------- FedNova
 
 

@@ -269,19 +269,6 @@ def test_relocation_ends_where_no_silo_wants_to_move():
         assert max(move.gain for move in result.alternatives) <= 1e-9
 
 
-def test_agglomerative_ties_go_to_the_lowest_indices():
-    """Four silos, every pair equally good: (0, 1) first, then (2, 3) on the same terms."""
-    distances = 0.5 * (1 - np.eye(4))
-    objective = FedCollabBound.from_distances(distances, [100] * 4, c=9)
-    assert (
-        evaluate(objective, [[0, 1], [2, 3]]).objective
-        < evaluate(objective, [[0], [1], [2], [3]]).objective
-    )
-    halves = np.kron(np.eye(2), np.ones((2, 2)))
-    utility = HCCTUtility.from_gram(halves[[0, 2, 1, 3]][:, [0, 2, 1, 3]], [10] * 4, alpha=1)
-    assert agglomerative(utility).groups == [[0, 2], [1, 3]]
-
-
 class WholeNumbers:
     """A third objective, whose gains are whole numbers: ties are exact, and there are many."""
 

@@ -75,15 +75,6 @@ def test_edc_refuses_bad_numbers(num_directions):
 
 
 @pytest.mark.parametrize("measure", ["edc", "madc"])
-@pytest.mark.parametrize("seed", range(10))
-def test_cold_start_finds_hidden_groups(measure, seed):
-    updates = grouped(seed=seed)
-    rng = np.random.default_rng(seed)
-    gram = updates @ updates.T
-    assert fedgroup.cold_start(gram, num_groups=3, measure=measure, rng=rng) == hidden()
-
-
-@pytest.mark.parametrize("measure", ["edc", "madc"])
 def test_labels_equal_clustering_of_the_literal_embedding(measure):
     from sklearn.cluster import AgglomerativeClustering, KMeans
 
