@@ -1,4 +1,4 @@
-"""The silo's ClientApp: which message is answered by what.
+"""The silo's ClientApp: which function answers which message.
 
 The same object runs under the resident silo (``coterie silo``), a stock ``flower-supernode`` and
 Flower's simulation engine. It refuses what it cannot do with a reason, and takes no code from
@@ -29,20 +29,20 @@ log = logging.getLogger("coterie.silo")
 
 
 def describe(request: Request) -> RecordDict:
-    """Say who this silo is, to a run whose terms it agrees to."""
+    """Describe this silo to a run whose terms it accepts."""
     described = replace(request.bench.describe(), protocol=wire.agreed(request.config))
     return wire.encode_description(described)
 
 
 def initialise(request: Request) -> RecordDict:
-    """Give the freshly initialised model of the run's seed: the server needs no torch."""
+    """Return the model initialised with the run's seed: the server needs no torch."""
     model = request.bench.fresh_model(request.integer(wire.SEED, minimum=0))
     shared = personal.without(read_weights(model), request.personal())
     return RecordDict({wire.ARRAYS: wire.encode_arrays(shared, packed=True)})
 
 
 def tell_column_sums(request: Request) -> RecordDict:
-    """Of each numeric column count, mean and deviation, if this silo consents to tell."""
+    """Return count, mean and deviation of each numeric column, if this silo's policy allows it."""
     request.refuse_for(request.bench.settings.policy.column_sums_objection())
     if not request.bench.task.pooled_columns:
         request.refuse_for("has no columns that the federation scales.")
@@ -50,7 +50,7 @@ def tell_column_sums(request: Request) -> RecordDict:
 
 
 def tell_statistics(request: Request) -> RecordDict:
-    """Counts of the training samples by column, if this silo consents to tell them."""
+    """Return counts of the training samples by column, if this silo's policy allows it."""
     request.refuse_for(request.bench.settings.policy.statistics_objection())
     try:
         return statistics.tell_statistics(request.bench)
@@ -64,7 +64,7 @@ def tell_statistics(request: Request) -> RecordDict:
 
 
 STAGES = (secure.Secure(), Personal(), Compression())
-"""In the order in which they are called."""
+"""The stages, in the order in which they are called."""
 
 ANSWERS = {
     wire.DESCRIBE: describe,

@@ -1,4 +1,4 @@
 """Pictures and pages for people: plain data in, drawings and self-contained HTML out.
 
-Used by the coordinator's report and by a silo's own; knows nothing of either.
+The coordinator's report and a silo's report use it; it depends on neither.
 """

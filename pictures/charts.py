@@ -1,7 +1,7 @@
-"""The pictures themselves: plain data in, a drawing out. Nothing here knows a run or a silo's home.
+"""The charts: plain data in, a drawing out, independent of runs and silo folders.
 
-Everything that is compared carries a label beside its colour; long lists are thinned by whoever
-calls, who also says so.
+Everything that is compared has a label in addition to its colour; the caller shortens long lists,
+and mentions it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ ROW = 22
 
 
 def _legend(drawing: Drawing, layout: Layout, handles: Sequence[Any]) -> None:
-    """What marks mean, in a row above the picture."""
     height = drawing.figure.get_figheight() * 72
     drawing.figure.legend(
         handles=handles,
@@ -49,7 +48,7 @@ def _bare(axes: Axes) -> None:
 
 
 def _plain(axes: Axes, grid: Literal["x", "y", "both"], *, x: str, y: str = "") -> None:
-    """Names of the axes, and a grid below the marks in place of what it makes superfluous."""
+    """Set the axes' names, and replace superfluous lines by a grid below the marks."""
     axes.grid(axis=grid)
     axes.set_axisbelow(True)
     axes.tick_params(length=0, which="both")
@@ -70,9 +69,9 @@ def _per_row(
     right: float,
     top: float,
 ) -> tuple[Drawing, Axes, float]:
-    """Axes with a row for every name, and the share of their width that a pixel takes.
+    """Return axes with a row for every name, and the share of their width that a pixel takes.
 
-    ``more`` is the height beside the rows, ``beside`` the room between a name and its row.
+    ``more`` is the height in addition to the rows, ``beside`` the room between a name and its row.
     """
     shown = [shorten(name, 12 if layout.narrow else 28) for name in names]
     left = max(text_width(name, 12) for name in shown) + beside
@@ -94,12 +93,11 @@ def _over_rounds(
 
 
 def _look(marker: str, colour: str, line: str | None) -> dict[str, Any]:
-    """Of a mark: filled with its colour, or only a line of another one."""
     return {"marker": marker, "fc": "none" if line else colour, "ec": line or colour, "lw": 1.5}
 
 
 def _write(axes: Axes, x: float, y: float, text: str, **style: Any) -> None:
-    """Text that lies on the middle of its line, small and dark, unless ``style`` says otherwise."""
+    """Write text, by default vertically centred on its point, small and dark."""
     usual: dict[str, Any] = {"va": "center", "size": 11, "color": INK}
     axes.text(x, y, text, **(usual | style))
 
@@ -107,7 +105,7 @@ def _write(axes: Axes, x: float, y: float, text: str, **style: Any) -> None:
 def _write_beside(
     axes: Axes, point: tuple[float, float], pixels: float, text: str, **style: Any
 ) -> None:
-    """Text so many pixels to the right of a point, or to its left."""
+    """Write text a number of pixels to the right of a point, or to its left if negative."""
     axes.annotate(text, point, xytext=(pixels, 0), textcoords="offset points", va="center", **style)
 
 
@@ -125,7 +123,7 @@ class Block:
 
 @dataclass(frozen=True)
 class Column:
-    """A stretch of rounds with the same groups, its blocks from top to bottom."""
+    """A range of rounds with the same groups, its blocks from top to bottom."""
 
     label: str
     blocks: tuple[Block, ...]
@@ -134,16 +132,14 @@ class Column:
 
 
 class _Place(NamedTuple):
-    """Where a silo is in a column, and in which block."""
-
     top: float
     block: int
 
 
 def alluvial(columns: Sequence[Column], layout: Layout, *, title: str, threads: bool) -> Drawing:
-    """Who is with whom, from left to right, in at least one column.
+    """Draw the groups over time, from left to right, in at least one column.
 
-    With ``threads`` one thread per silo with its name, otherwise one stream per pair of groups.
+    With ``threads`` there is one named thread per silo, otherwise one stream per pair of groups.
     """
     longest = 12 if layout.narrow else 26
     counts = [sum(len(b.members) for b in column.blocks) for column in columns]
@@ -207,7 +203,6 @@ class _Flow:
         bar: width of a column's bars.
         unit: pixels from column to column.
         extent: height of the highest column.
-        threads: one thread per silo.
     """
 
     drawing: Drawing
@@ -218,7 +213,6 @@ class _Flow:
     threads: bool
 
     def draw_bars(self, x: float, column: Column, layer: Mapping[str, _Place]) -> None:
-        """A column's groups."""
         for block in column.blocks:
             if not block.members:
                 continue
@@ -233,7 +227,7 @@ class _Flow:
     def draw_ribbons(
         self, x: float, before: Mapping[str, _Place], after: Mapping[str, _Place], column: Column
     ) -> None:
-        """The streams to the next column: one per silo, or one per pair of blocks."""
+        """Draw the streams to the next column: one per silo, or one per pair of blocks."""
         streams: dict[tuple[object, ...], list[str]] = {}
         for name in after:
             if name in before:
@@ -256,7 +250,7 @@ class _Flow:
                     self.drawing.tip(patch, part[0])
 
     def write_comings(self, x: float, column: Column, layer: Mapping[str, _Place]) -> None:
-        """Who joins with this column and who leaves after it."""
+        """Write which silos join with this column and leave after it."""
         if not self.threads:
             counts = (("+", len(column.joined)), ("−", len(column.left)))
             text = " ".join(f"{sign}{count}" for sign, count in counts if count)
@@ -269,7 +263,7 @@ class _Flow:
             self._remark(x + self.bar * 0.8, layer.get(name), texts, "left")
 
     def _remark(self, x: float, place: _Place | None, texts: Sequence[str], side: str) -> None:
-        """The longest text that fits before the next column; the last one always does."""
+        """Write the longest text that fits before the next column; the last one always does."""
         if place is None:
             return
         fitting = [text for text in texts if text_width(text, 10.5) < self.unit - 16]
@@ -279,7 +273,6 @@ class _Flow:
     def write_ends(
         self, x: float, column: Column, layer: Mapping[str, _Place], longest: int, room: float
     ) -> None:
-        """Names of silos and groups at the right."""
         start = x + self.bar / 2 + 8 / self.unit
         beside = start + (room + 8) / self.unit if self.threads else start
         for block in column.blocks:
@@ -295,7 +288,7 @@ class _Flow:
 def _contiguous(
     names: Sequence[str], before: Mapping[str, _Place], after: Mapping[str, _Place]
 ) -> list[list[str]]:
-    """Runs of silos that lie together on both sides."""
+    """Return groups of silos that are adjacent on both sides."""
     runs: list[list[str]] = []
     for name in sorted(names, key=lambda n: before[n].top):
         joins = runs and all(
@@ -346,15 +339,14 @@ def matrix(
     measure: str,
     limits: tuple[float, float],
 ) -> Drawing:
-    """A symmetric matrix, its rows ordered by group, each group framed.
+    """Draw a symmetric matrix, its rows ordered by group, each group framed.
 
     Args:
-        values: (N, N); NaN where nothing is known.
-        names: of the rows.
+        values: (N, N); NaN if unknown.
         bands: the groups, in the order of the rows.
-        measure: what the numbers are.
-        limits: values at the ends of the colour scale; a negative first one is for cosines,
-            which are most alike at 1, otherwise 0 is most alike.
+        measure: name of the numbers.
+        limits: values at the ends of the colour scale; a negative first one is for cosines, which
+            are most alike at 1, otherwise 0 is most alike.
     """
     count = len(names)
     named = count <= (14 if layout.narrow else 40)
@@ -410,7 +402,7 @@ def matrix(
 
 
 def _alike(limits: tuple[float, float]) -> LinearSegmentedColormap:
-    """Colour by strength over the page's own background: blue where alike, orange where opposed."""
+    """Return colours by strength over the page's background: blue if alike, orange if opposed."""
     blue, orange = to_rgb(LIGHT["g0"]), to_rgb(LIGHT["g1"])
     if limits[0] < 0:
         colours = [(*orange, 0.85), (*orange, 0.0), (*blue, 0.0), (*blue, 0.72)]
@@ -425,7 +417,7 @@ def _alike(limits: tuple[float, float]) -> LinearSegmentedColormap:
 
 @dataclass(frozen=True)
 class Outcome:
-    """A silo's errors, shares in [0, 1] or NaN where unknown."""
+    """A silo's errors, shares in [0, 1], or NaN if unknown."""
 
     silo: str
     group: str
@@ -436,7 +428,7 @@ class Outcome:
 
     @property
     def gain(self) -> float:
-        """What the group gives over alone; positive is better."""
+        """The improvement of the group over local training; positive is better."""
         return self.alone - self.together
 
 
@@ -445,11 +437,11 @@ MARKS = (
     ("together", "in its group", "o", 50, None),
     ("alone", "alone", "o", 95, INK),
 )
-"""Of an outcome's errors: which, name, marker, size, colour of the line; None: filled."""
+"""Marks of an outcome's errors: field, name, marker, size, line colour; None: filled."""
 
 
 def on_own_data(label: str) -> str:
-    """``error, %`` → ``error on the silo's own test data, %``."""
+    """Return ``error on the silo's own test data, %`` for ``error, %``."""
     what, comma, unit = label.partition(", ")
     return f"{what} on the silo's own test data{comma}{unit}"
 
@@ -462,7 +454,7 @@ def outcomes(
     label: str = "error, %",
     scale: float = 100.0,
 ) -> Drawing:
-    """Every silo's error alone, in its group and in one model for all, with its gain."""
+    """Draw every silo's error alone, in its group and in the global model, with its gain."""
     gained = any(math.isfinite(row.gain) for row in rows)
     drawing, axes, pixel = _per_row(
         [row.silo for row in rows],
@@ -519,7 +511,8 @@ def outcomes(
 class Curve:
     """Values over rounds. ``label`` is written at the end; without one the line is thin.
 
-    ``thin``: so it is with one. ``stops``: a cross says that it goes no further on purpose.
+    ``thin`` makes the line thin even with a label. ``stops`` draws a cross: the curve ends on
+    purpose.
     """
 
     x: Sequence[float]
@@ -536,10 +529,7 @@ class Curve:
 def curves(
     lines: Sequence[Curve], layout: Layout, *, title: str, unit: str, whole: bool = False
 ) -> Drawing:
-    """Lines with their labels at their ends; a band is drawn where there are too many lines.
-
-    ``whole``: what is counted comes in whole numbers.
-    """
+    """Draw lines with labels at their ends, and bands; ``whole`` shows whole numbers only."""
     longest = 14 if layout.narrow else 30
     room = max((text_width(shorten(c.label, longest), 12) for c in lines if c.label), default=0.0)
     height = 280 if layout.narrow else 400
@@ -572,7 +562,6 @@ def curves(
 
 
 def _label_ends(axes: Axes, lines: Sequence[Curve], height: float, longest: int) -> None:
-    """Labels beside the last points, moved apart where they would lie on each other."""
     low, high = axes.get_ylim()
     right = axes.get_xlim()[1]
     pixel = (high - low) / height
@@ -592,7 +581,7 @@ def _last(line: Curve) -> float:
 
 
 def spread(values: Sequence[float], distance: float, low: float, high: float) -> list[float]:
-    """Ascending places at least ``distance`` apart, near ascending values, within bounds."""
+    """Return ascending places at least ``distance`` apart, near ascending values, within bounds."""
     places: list[float] = []
     for value in values:
         places.append(max(value, places[-1] + distance) if places else max(value, low))
@@ -615,7 +604,7 @@ class Bar:
 
 
 def bars(rows: Sequence[Bar], layout: Layout, *, title: str, unit: str) -> Drawing:
-    """Horizontal bars with their total; later parts are lighter."""
+    """Draw horizontal bars with their total; later parts are lighter."""
     names = [row.label for row in rows]
     drawing, axes, _ = _per_row(
         names, layout, title, unit=unit, more=92, beside=18, right=64, top=40
@@ -643,12 +632,9 @@ def bars(rows: Sequence[Bar], layout: Layout, *, title: str, unit: str) -> Drawi
 
 @dataclass(frozen=True)
 class Strip:
-    """How one silo's samples are spread over an axis.
+    """The distribution of one silo's samples over an axis, with a note next to its row.
 
-    Attributes:
-        silo, colour: its name and look.
-        bars: (from, to, share of its samples in [0, 1]); a share of None is hidden.
-        note: beside its row.
+    A bar is (from, to, share of its samples in [0, 1]); a share of None is hidden.
     """
 
     silo: str
@@ -659,7 +645,7 @@ class Strip:
 
 STRIP = 46
 MOST_SHARES = 8
-"""Categories whose shares are written out."""
+"""The most categories whose shares are written as numbers."""
 """Height of a row of bars."""
 
 
@@ -672,15 +658,11 @@ def strips(
     categories: Sequence[str] = (),
     spread_out: bool = False,
 ) -> Drawing:
-    """A row of bars for every silo over one axis: of intervals as densities, of categories as
-    shares. What is hidden is a hatched band.
+    """Draw a row of bars for every silo over one axis: densities of intervals or category shares.
 
-    Args:
-        rows: of the silos; of categories, bar i is from i to i + 1.
-        layout, title: of the picture.
-        unit: name of the axis.
-        categories: their names; empty: the axis counts.
-        spread_out: the axis is logarithmic; all bars begin above 0.
+    Hidden values are a hatched band. ``unit`` names the axis, which is numeric without
+    ``categories``; the bar of category i is from i to i + 1. ``spread_out`` makes the axis
+    logarithmic; all bars then begin above 0.
     """
     shown = [shorten(row.silo, 12 if layout.narrow else 28) for row in rows]
     left = max(text_width(name, 12) for name in shown) + 18
@@ -744,8 +726,7 @@ def _share(share: float | None) -> str:
 
 
 def gain_text(gain: float, scale: float) -> str:
-    """A gain in percentage points, or with two figures in the unit of what is counted; large ones
-    whole."""
+    """Return a gain in percentage points, or with two figures in its unit; large ones whole."""
     if scale == 100:
         return signed(100 * gain)
     value = scale * gain
@@ -754,13 +735,13 @@ def gain_text(gain: float, scale: float) -> str:
 
 
 def signed(value: float) -> str:
-    """One decimal with its sign; nothing is neither gain nor loss."""
+    """Return one decimal with its sign; zero has none."""
     text = f"{value:+.1f}".replace("-", "−")
     return "0.0" if text[1:] == "0.0" else text
 
 
 def _short_number(value: float) -> str:
-    """Three digits; never an exponent where people read it."""
+    """Return about three digits, never an exponent."""
     if value == 0:
         return "0"
     digits = max(0, 2 - math.floor(math.log10(abs(value))))

@@ -1,6 +1,6 @@
-"""A self-contained page: pictures inline, no script, nothing that is fetched from anywhere.
+"""A self-contained page: inline pictures, no script unless it is live, no external resources.
 
-Every picture is there twice, drawn for a wide and for a narrow window; a style sheet shows one.
+Every picture is drawn twice, for a wide and for a narrow window; a style sheet shows one.
 """
 
 from __future__ import annotations
@@ -40,14 +40,12 @@ class Table:
 
 @dataclass(frozen=True)
 class Picture:
-    """One picture, drawn when it is needed.
+    """One picture, drawn on demand.
 
     Attributes:
-        key: short and unique; a file's name and the prefix of ids.
-        title: what it shows.
-        caption: how to read it, and what was left out to keep it readable.
-        draw: makes it for a layout.
-        table: the same in figures, or None.
+        key: short and unique; the name of its file and the prefix of ids.
+        caption: how to read it, and what was omitted to keep it readable.
+        table: the figures of the picture, or None.
     """
 
     key: str
@@ -59,16 +57,13 @@ class Picture:
 
 @dataclass(frozen=True)
 class Page:
-    """What a page says, from top to bottom.
+    """The content of a page, from top to bottom.
 
     Attributes:
-        title: of the page.
-        subtitle: one line below it.
         lead: the most important sentence.
         figures: short name → large number.
-        warnings: what to look at before anything else.
-        missing: what could not be shown, in words.
-        pictures: in order.
+        warnings: what to look at first.
+        missing: what could not be shown, for people.
         tables: title → table, below the pictures.
         commands: title → what to type.
     """
@@ -85,12 +80,10 @@ class Page:
 
 
 def render(page: Page, *, live: str = "", body: str = "") -> str:
-    """The whole page.
+    """Return the whole page as HTML.
 
-    Args:
-        page: what it says.
-        live: for a page that fills while it is open, the address of its body.
-        body: what ``render_body`` gave, if that is known already.
+    ``live`` is the address of the body, for a page that is updated while it is open; ``body`` is a
+    result of ``render_body``, if there is one already.
     """
     script = (Path(__file__).parent / "live.js").read_text(encoding="utf-8") if live else ""
     return _filled(
@@ -106,13 +99,13 @@ def render(page: Page, *, live: str = "", body: str = "") -> str:
 
 
 def render_body(page: Page) -> str:
-    """What is inside ``<main>``."""
+    """Return the content of ``<main>``."""
     drawn = [(one, _inline(one, WIDE, "w"), _inline(one, NARROW, "n")) for one in page.pictures]
     return _filled("body.html", page=page, drawn=drawn)
 
 
 def save(picture: Picture, kind: Literal["svg", "png"]) -> bytes:
-    """One picture as a file of its own."""
+    """Return one picture as a separate file."""
     with settings():
         drawing = picture.draw(Layout(WIDE.width, titled=True))
         return encode(drawing, kind, title=picture.title)

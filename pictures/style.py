@@ -1,7 +1,7 @@
-"""How pictures look, and how a drawing becomes SVG for a page, or a file.
+"""The look of pictures, and the conversion of a drawing to SVG for a page, or to a file.
 
-A drawing is made once in the light colours. Inside a page its colours become CSS variables, so
-that the reader's light or dark setting decides; text keeps the page's font.
+A drawing is made once in the light colours. Inside a page its colours become CSS variables, so that
+the reader's light or dark setting decides; text keeps the page's font.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ COLOURS: Mapping[str, tuple[str, str]] = {
 """Role or group → its colour on a light and on a dark page."""
 LIGHT, DARK = ({name: pair[i] for name, pair in COLOURS.items()} for i in (0, 1))
 GROUPS = tuple(name for name in LIGHT if re.fullmatch(r"g\d", name))
-"""Colours of groups, told apart by the colour-blind by lightness and by their labels."""
+"""Colours of groups; readers with colour blindness can use lightness and labels."""
 
 FONT_SIZE = 12
 _SETTINGS: dict[Any, Any] = {
@@ -78,24 +78,19 @@ _drawing = Lock()
 
 @dataclass(frozen=True)
 class Layout:
-    """The room for a picture. One unit is one CSS pixel.
-
-    Attributes:
-        width: of the picture.
-        titled: write the title into it; a page writes its own.
-    """
+    """The size of a picture in CSS pixels, and whether it contains its title."""
 
     width: int
     titled: bool = False
 
     @property
     def narrow(self) -> bool:
-        """A telephone."""
+        """Whether it is for a phone."""
         return self.width < 600
 
     @property
     def title_room(self) -> int:
-        """Its height where the picture carries its own title."""
+        """The height of the title, if the picture contains it."""
         return 34 if self.titled else 0
 
 
@@ -104,13 +99,13 @@ WIDE, NARROW = Layout(1000), Layout(350)
 
 @dataclass
 class Drawing:
-    """A figure, and what its parts say when the mouse rests on them (by gid)."""
+    """A figure, and its tooltips by gid."""
 
     figure: Figure
     tips: dict[str, str] = field(default_factory=dict)
 
     def tip(self, artist: Any, text: str) -> None:
-        """Say ``text`` over an artist."""
+        """Set an artist's tooltip."""
         gid = f"tip-{len(self.tips)}"
         artist.set_gid(gid)
         self.tips[gid] = text
@@ -126,7 +121,7 @@ def canvas(
     top: float,
     bottom: float,
 ) -> tuple[Drawing, Axes]:
-    """A drawing with one pair of axes, and above them the title where the layout wants it.
+    """Return a drawing with one pair of axes, and the title above them if the layout has it.
 
     ``height`` and the margins are in pixels, without the title's.
     """
@@ -143,17 +138,17 @@ def canvas(
 
 
 def css_variables(colours: Mapping[str, str]) -> str:
-    """Declarations for a style sheet."""
+    """Return CSS variable declarations."""
     return " ".join(f"--{name}: {value};" for name, value in colours.items())
 
 
 def text_width(text: str, size: float = FONT_SIZE) -> float:
-    """About how many pixels a text takes."""
+    """Return the approximate width of a text in pixels."""
     return 0.6 * size * len(text)
 
 
 def shorten(name: str, length: int) -> str:
-    """A name cut in its middle; both ends tell silos apart."""
+    """Return a name cut in its middle; both ends distinguish silos."""
     if len(name) <= length:
         return name
     tail = (length - 1) // 2
@@ -162,13 +157,13 @@ def shorten(name: str, length: int) -> str:
 
 @contextmanager
 def settings() -> Iterator[None]:
-    """While a picture is drawn or written. matplotlib's are global: one picture at a time."""
+    """Set matplotlib's global settings while a picture is drawn or written, one at a time."""
     with _drawing, matplotlib.rc_context(_SETTINGS):
         yield
 
 
 def encode(drawing: Drawing, kind: Literal["svg", "png"], *, title: str) -> bytes:
-    """A file of its own, in the light colours, with its title."""
+    """Return a drawing as a file with its title, in the light colours."""
     buffer = io.BytesIO()
     metadata = {"Title": title} | ({"Date": None} if kind == "svg" else {})
     drawing.figure.savefig(
@@ -178,7 +173,7 @@ def encode(drawing: Drawing, kind: Literal["svg", "png"], *, title: str) -> byte
 
 
 def inline_svg(drawing: Drawing, *, key: str, title: str, description: str) -> str:
-    """An ``<svg>`` element for a page: labelled, its colours variables, its ids its own."""
+    """Return an ``<svg>`` element for a page: labelled, with colour variables and unique ids."""
     buffer = io.StringIO()
     drawing.figure.savefig(buffer, format="svg", metadata={"Date": None}, transparent=True)
     text = buffer.getvalue()
@@ -206,6 +201,6 @@ def inline_svg(drawing: Drawing, *, key: str, title: str, description: str) -> s
 
 
 def _id(drawing: Drawing, key: str, name: str) -> str:
-    """Only ids that something refers to stay: tips, clips, markers and hatches."""
+    """Keep only ids that something refers to: tips, clips, markers and hatches."""
     kept = name in drawing.tips or re.fullmatch(r"[pmih][0-9a-f]{10}|image[0-9a-f]+|C\d.*", name)
     return f' id="{key}-{name}"' if kept else ""

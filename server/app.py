@@ -1,4 +1,4 @@
-"""The ServerApp: unpack the run's configuration, run it, keep its record."""
+"""The ServerApp: read the run's configuration, run it, keep its record."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ app = ServerApp()
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Flower calls this once per run."""
+    """Run one federation; Flower calls this once per run."""
     _log_to_stdout()
     end_with_parent(EXIT_RUN)
     keep_freed_memory(SERVER_BYTES)
@@ -53,7 +53,7 @@ def main(grid: Grid, context: Context) -> None:
 
 
 def _log_to_stdout() -> None:
-    """Flower carries the ServerApp's output to whoever follows the run."""
+    """Log to stdout, which Flower forwards to those who follow the run."""
     logger = logging.getLogger("coterie")
     if not logger.handlers:
         handler = logging.StreamHandler(sys.stdout)

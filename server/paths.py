@@ -1,4 +1,4 @@
-"""Files and folders that a user names, and those that are meant where nobody names one."""
+"""Files and folders named by the user, and their defaults."""
 
 from __future__ import annotations
 
@@ -10,11 +10,7 @@ from coterie.tasks.base import TaskError, place_of
 
 
 def place(named: str | Path) -> Path:
-    """The file or folder that a user names.
-
-    Raises:
-        FederationError: it begins with ``~`` and somebody who has no home here.
-    """
+    """Expand a path that a user names. Raises ``FederationError`` for an unknown ``~user``."""
     try:
         return place_of(str(named))
     except TaskError as error:
@@ -22,10 +18,9 @@ def place(named: str | Path) -> Path:
 
 
 def default_home() -> Path:
-    """``$COTERIE_HOME``, by default ``~/.coterie``. Absolute: other processes are told of it.
+    """Return ``$COTERIE_HOME``, by default ``~/.coterie``; absolute, for other processes.
 
-    Raises:
-        FederationError: neither is there.
+    Raises ``FederationError`` if neither exists.
     """
     named = os.environ.get("COTERIE_HOME")
     if named:
@@ -40,7 +35,7 @@ def default_home() -> Path:
 
 
 def default_runs_dir() -> Path:
-    """``$COTERIE_RUNS``, else ``$COTERIE_HOME/runs``, by default ``~/.coterie/runs``."""
+    """Return ``$COTERIE_RUNS``, else ``$COTERIE_HOME/runs``, by default ``~/.coterie/runs``."""
     if os.environ.get("COTERIE_RUNS"):
         return place(os.environ["COTERIE_RUNS"]).absolute()
     return default_home() / "runs"

@@ -1,11 +1,11 @@
-"""Flower strategies that find out who should train with whom, and those they are compared with.
+"""Flower strategies that find out which silos should train together, and their baselines.
 
     from coterie.strategies import HCCT
     result = HCCT(alpha=50).start(grid=grid, initial_arrays=arrays, num_rounds=20)
 
 Each strategy is an algorithm (``coterie.strategies.rounds.algorithm``) held by one engine
-(``coterie.strategies.strategy``); ``coterie.strategies.registry`` lists them. Names are imported
-when first used, so that ``coterie.strategies.partition``, the pure numerics, needs numpy alone.
+(``coterie.strategies.strategy``); ``coterie.strategies.registry`` lists them. Names are imported on
+first use, so that ``coterie.strategies.partition``, the pure numerics, needs only numpy.
 """
 
 from __future__ import annotations

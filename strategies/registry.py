@@ -1,6 +1,6 @@
-"""Every strategy by name: one row each. What it does and its options are in its own module.
+"""Every strategy by name, one row each; its behaviour and options are in its own module.
 
-A new strategy is an algorithm in a module of its own and a row here; its keys in files and on the
+A new strategy is an algorithm in its own module and a row here; its keys in files and on the
 command line, their bounds, help and documentation come from its class.
 """
 
@@ -19,16 +19,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Row:
-    """One strategy.
+    """One strategy, by its name in files and on the command line.
 
     Attributes:
-        name: in files and on the command line.
         public: ``from coterie.strategies import <public>``.
         module: of its algorithm, below ``coterie.strategies``.
-        algorithm: name of the algorithm's class; empty where it is ``public``.
-        fixed: options that this strategy does not leave open.
-        base: name of the strategy that it goes around, whose keys it has too.
-        takes_generators: whether FedGenP's generators can go around it.
+        algorithm: name of the algorithm's class; empty if it is ``public``.
+        fixed: options that cannot be set in this strategy.
+        base: name of the strategy that it wraps, whose keys it also has.
+        takes_generators: whether FedGenP's generators can wrap it.
     """
 
     name: str
@@ -40,7 +39,7 @@ class Row:
     takes_generators: bool = False
 
     def load(self) -> type[Algorithm[Any]]:
-        """The algorithm's class."""
+        """Return the algorithm's class."""
         module = import_module(f"coterie.strategies.{self.module}")
         algorithm: type[Algorithm[Any]] = getattr(module, self.algorithm or self.public)
         return algorithm
@@ -78,7 +77,7 @@ PUBLIC = {row.public: row for row in ROWS}
 
 @cache
 def strategy_class(public: str) -> type[GroupStrategy]:
-    """The Flower strategy ``public``, as ``coterie.strategies`` offers it."""
+    """Return the Flower strategy ``public``, as ``coterie.strategies`` exports it."""
     from coterie.strategies.strategy import strategy_of
 
     row = PUBLIC[public]

@@ -1,9 +1,9 @@
-"""The strategies: Flower's face of an algorithm, and the engine that plays its rounds.
+"""Strategies: Flower's interface to an algorithm, and the engine that plays its rounds.
 
 A strategy holds an algorithm (``coterie.strategies.rounds.algorithm``). The engine
-(``coterie.strategies.rounds.play``) does for every algorithm what is not the algorithm's own: it
-asks the roster who is here, lets newcomers in, sends orders under a deadline, checks every reply
-before any arithmetic, and reports. Everything beside that is a stage, in a folder of ``features``.
+(``coterie.strategies.rounds.play``) does what is common to all algorithms: it gets the connected
+silos from the roster, admits newcomers, sends orders under a deadline, checks every reply before
+any arithmetic, and reports. Everything else is a stage, in a folder of ``features``.
 """
 
 from __future__ import annotations
@@ -54,9 +54,9 @@ from coterie.strategies.rounds.stage import Stage
 log = logging.getLogger("coterie.run")
 
 MOST_TRIES = 3
-"""How often a round is played in which no training counts, before the run is given up."""
+"""Most tries of a round in which no training counts, before the run fails."""
 TRY_AGAIN_S = 1.0
-"""The pause before that, twice as long each time: a moment may heal what it was."""
+"""Seconds before the second try, doubled each time: the cause may be temporary."""
 
 EvaluateGroup = Callable[[int, Group, ArrayRecord], MetricRecord | None]
 """Called with the round, who is in the group and the group's model."""
@@ -66,34 +66,34 @@ class GroupStrategy(Strategy):
     """A Flower strategy in which silos may hold different models: an algorithm, and its engine.
 
     Args:
-        algorithm: what is done; a subclass such as ``HCCT`` makes its own from its options.
-        round_timeout: seconds after which a round goes on without the replies still missing.
-        train_config: entries of every training message, e.g. ``{"lr": 0.1, "local-epochs": 5}``.
-            A key ``lr-decay`` is applied here: silos get ``lr · lr-decay^(round−1)``.
-        evaluate: whether silos evaluate their models after every round.
-        roster: who takes part; by default every connected node.
-        on_round: called with every report, as soon as it is known. Without it, every round and
-            its groups are logged through Flower's logger, ``flwr``.
-        on_event: called with what cannot wait for the round's report: a word for it, and JSON
-            values. ``budget``: what an exchange before the round's training may cost at most.
-        keep_every: silos write their own model to their disks after every so many rounds too; 0
-            only after the last.
-        name_members: silos are told who is in their group by name, not only how many.
-        evaluate_every: silos evaluate their model after every so many rounds, and the last.
-        patience: the run ends when the silos' mean error on their validation data, which they keep
-            out of training if ``train_config`` has ``validation``, has not improved for so many
-            rounds; 0 plays all rounds.
-        influence: how much one silo can do to the others; see ``coterie.strategies.Influence``.
-        secure: nobody but a silo itself sees its updates: the coordinator compares sketches of
-            them, and adds up what silos have masked. Of coterie's own silos.
-        enrolled: with ``secure``: vouches for the silos' keys, where they are enrolled.
+        algorithm: a subclass such as ``HCCT`` makes its own from its options.
+        round_timeout: seconds after which a round continues without the missing replies.
+        train_config: entries of every training message, e.g. ``{"lr": 0.1, "local-epochs": 5}``. A
+            key ``lr-decay`` is applied here: silos get ``lr · lr-decay^(round−1)``.
+        evaluate, evaluate_every: whether silos evaluate their models, and after how many rounds
+            each time; always after the last.
+        roster: which silos take part; by default every connected node.
+        on_round: called with every report at once. Without it, every round and its groups are
+            logged through Flower's logger, ``flwr``.
+        on_event: called with what cannot wait for the round's report: a kind, and JSON values.
+            ``budget``: the most that an exchange before the round's training may cost.
+        keep_every: rounds after which silos also write their own model to disk each time; 0 = only
+            after the last.
+        name_members: silos receive the names of their group's members, not only the number.
+        patience: rounds without improvement of the silos' mean validation error after which the run
+            ends; 0 plays all rounds. Silos hold validation data out of training if ``train_config``
+            has ``validation``.
+        influence: bounds on one silo's influence; see ``coterie.strategies.Influence``.
+        secure: secure aggregation: only a silo itself sees its updates; the coordinator compares
+            sketches of them and adds up masked ones. Needs coterie's own silos.
+        enrolled: with ``secure``: vouches for the keys of enrolled silos.
         metric_names: the ClientApp's name of a metric → ``num-examples``, ``train-loss``, ``loss``,
-            ``error`` or ``accuracy``, for names that are not understood by themselves, as those of
-            Flower's examples are.
+            ``error`` or ``accuracy``, for names that are not understood directly, unlike those of
+            Flower's examples.
         options: of the algorithm, in a subclass.
 
     Raises:
-        FederationError: an option is out of bounds, or does not go with another.
+        FederationError: an option is out of bounds, or conflicts with another.
     """
 
     kind: ClassVar[Callable[..., Algorithm[Any]] | None] = None
@@ -191,25 +191,22 @@ class GroupStrategy(Strategy):
         """Run the federation.
 
         Args:
-            grid: Flower's connection to the nodes.
             initial_arrays: w⁰, from which every silo starts.
             num_rounds: ≥ 1.
-            timeout: replaces ``round_timeout``.
-            train_config: added to the configuration of training messages.
-            evaluate_config: added to that of evaluation messages.
+            timeout: seconds; replaces ``round_timeout``.
+            train_config, evaluate_config: added to the entries of training and evaluation messages.
             evaluate_fn: evaluates the mean of all models on the server, as in Flower.
-            evaluate_group_fn: evaluates every group's model on the server after every round:
-                called with round, members and model.
-            commit: called with where the run stands when a round has been reported.
-            resume: go on from here, with the same models as a run that was never interrupted;
-                ``initial_arrays`` are not used then.
+            evaluate_group_fn: evaluates every group's model on the server after every round.
+            commit: called with a checkpoint when a round has been reported.
+            resume: checkpoint to continue from, with the same models as in an uninterrupted run;
+                ``initial_arrays`` are then not used.
 
         Returns:
             Flower's result, with every silo's own model, the groups and a report per round.
 
         Raises:
-            FederationError: no silos came, none is left, or none of them understands what this
-                strategy asks.
+            FederationError: no silos came, none is left, or none of them understands the strategy's
+                messages.
         """
         if num_rounds < 1:
             raise FederationError(f"num_rounds must be at least 1. Got {num_rounds}.")
@@ -317,7 +314,7 @@ class GroupStrategy(Strategy):
     def _play_until_answered(
         self, run: Run, before: Checkpoint[Any]
     ) -> tuple[Checkpoint[Any], RoundReport, list[Update]]:
-        """The next round. One in which nobody answered does not count: it is played again."""
+        """Play the next round, again if no silo's training counts."""
         number = before.round + 1
         for tries in range(1, MOST_TRIES + 1):
             try:
@@ -350,11 +347,7 @@ class GroupStrategy(Strategy):
 
 
 def _ended_by(spent: AllSpentError, standing: Checkpoint[Any]) -> Checkpoint[Any]:
-    """The end of a run whose silos have no privacy left: all keep the models that they have.
-
-    Raises:
-        FederationError: there is none yet.
-    """
+    """End a run whose silos have no privacy budget left; raise if there is no model to keep yet."""
     why = f"no silo's privacy budget allows another round: {spent}"
     if not standing.round:
         raise FederationError(why, round_number=1, phase="train")
@@ -365,12 +358,11 @@ def _ended_by(spent: AllSpentError, standing: Checkpoint[Any]) -> Checkpoint[Any
 def strategy_of(
     algorithm: type[Algorithm[Any]], *, name: str, fixed: Mapping[str, Any]
 ) -> type[GroupStrategy]:
-    """The Flower strategy of an algorithm: ``HCCT(alpha=50, round_timeout=60)``.
+    """Return the Flower strategy class of an algorithm: ``HCCT(alpha=50, round_timeout=60)``.
 
     Args:
         algorithm: its fields become the strategy's arguments.
-        name: of the class.
-        fixed: fields that are not left open.
+        fixed: fields that cannot be set.
     """
 
     def make(**options: Any) -> Algorithm[Any]:
@@ -399,7 +391,6 @@ def strategy_of(
 
 
 def _note(result: RunResult, report: RoundReport, trained: Updates) -> None:
-    """The round's report, and Flower's own figures of it."""
     result.rounds.append(report)
     if report.evaluation:
         record = evaluation_record(report.evaluation, report.metrics)

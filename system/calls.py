@@ -1,12 +1,11 @@
-"""Calls to a SuperLink: over gRPC, as Flower had it up to 1.34, or over HTTP, as it has it now.
+"""Calls to a SuperLink over gRPC, as in Flower up to 1.34, or over HTTP, as in Flower now.
 
-The messages are the same and both are made through a ``grpc.Channel``, so that whoever calls needs
-to know of no difference: calls, codes of errors, deadlines and metadata mean the
-same. Over HTTP the method ``/flwr.proto.Fleet/PullMessages`` is ``POST /v1/fleet/pull-messages``,
-metadata are headers (bytes in base64), and an answer in parts has the length of each before it.
-
-Which of the two is spoken at an address is found out there (``speaks_http``), not from what is
-installed here: a coordinator is upgraded at another time than its silos.
+Both use a ``grpc.Channel`` and the same messages, so that calls, error codes, deadlines and
+metadata are the same for the caller. Over HTTP the method ``/flwr.proto.Fleet/PullMessages`` is
+``POST /v1/fleet/pull-messages``, metadata are headers (bytes in base64), and each part of a
+streamed answer follows its length. The protocol of an address is probed (``speaks_http``), not
+inferred from the Flower installed here: a coordinator may be upgraded at another time than its
+silos.
 """
 
 from __future__ import annotations
@@ -30,14 +29,14 @@ import urllib3
 from coterie.system.ports import is_own, split_address
 
 PROBE_S = 2.0
-"""How long an address may take to connect, and to answer what it speaks."""
+"""Seconds that an address may take to connect, and to answer the probe."""
 CONNECT_S = 10.0
 CONNECTIONS = 8
-"""Most HTTP connections of a channel: a proxy may allow one address few."""
+"""Most HTTP connections of a channel: a proxy may limit them per address."""
 PROTOBUF, PARTS = "application/protobuf", "application/flower-protobuf-stream"
 MAX_ERROR_BYTES = 64_000
 CLOCK_S = 4.0
-"""By so much clocks differ before a refusal may be about it: a SuperLink allows 5."""
+"""Clock difference in seconds that may explain a refusal: a SuperLink allows 5."""
 CODES = {
     400: grpc.StatusCode.INVALID_ARGUMENT,
     401: grpc.StatusCode.UNAUTHENTICATED,
@@ -54,7 +53,7 @@ CODES = {
     503: grpc.StatusCode.UNAVAILABLE,
     504: grpc.StatusCode.UNAVAILABLE,
 }
-"""Status over HTTP → what Flower says over gRPC in the same case."""
+"""HTTP status → Flower's gRPC code in the same case."""
 
 
 def open_channel(
@@ -65,14 +64,14 @@ def open_channel(
     max_bytes: int = 2**31 - 1,
     options: Sequence[tuple[str, Any]] = (),
 ) -> grpc.Channel:
-    """A channel to a SuperLink, over what is spoken there.
+    """Return a channel to a SuperLink, over the protocol that it speaks.
 
     Args:
         address: ``HOST:PORT``.
         certificates: of the CA, PEM; empty: those of this machine; None: plain text.
-        http: what is spoken there, if it is known.
+        http: whether it speaks HTTP; None probes it.
         max_bytes: of an answer; a longer one is refused with ``RESOURCE_EXHAUSTED``.
-        options: for gRPC, beside the limits.
+        options: for gRPC, in addition to the limits.
     """
     if speaks_http(address, certificates) if http is None else http:
         return HttpChannel(address, certificates, max_bytes=max_bytes)
@@ -89,12 +88,10 @@ def open_channel(
 def calls_of(
     channel: grpc.Channel, service: str, answers: Mapping[str, Callable[[bytes], Any]]
 ) -> dict[str, Callable[..., Any]]:
-    """Calls of protobuf messages; Flower's own stubs come and go with what a release speaks.
+    """Return calls of protobuf messages; Flower's own stubs vary between releases.
 
-    Args:
-        channel: to a SuperLink.
-        service: as ``Fleet``.
-        answers: call → what reads its answer. A name with a slash is a call of our own.
+    ``answers`` is call → parser of its answer, in a service such as ``Fleet``. A name with a slash
+    is one of our own calls.
     """
     return {
         name: channel.unary_unary(
@@ -107,9 +104,9 @@ def calls_of(
 
 
 def speaks_http(address: str, certificates: bytes | None) -> bool:
-    """Whether a SuperLink that speaks HTTP answers there; arguments as for ``open_channel``.
+    """Return whether a SuperLink that speaks HTTP answers there; arguments as for ``open_channel``.
 
-    False also where nothing answers, or with a wrong certificate: gRPC then says what is wrong.
+    It is also False if nothing answers, or with a wrong certificate: gRPC then reports the error.
     """
     timeout = urllib3.Timeout(connect=PROBE_S, read=PROBE_S)
     url = f"{'http' if certificates is None else 'https'}://{address}/health"
@@ -123,18 +120,16 @@ def speaks_http(address: str, certificates: bytes | None) -> bool:
 
 
 class HttpError(grpc.RpcError):  # type: ignore[misc]
-    """A call over HTTP that failed, as gRPC tells it."""
+    """A failed call over HTTP, as a gRPC error."""
 
     def __init__(self, code: grpc.StatusCode, details: str) -> None:
         super().__init__(f"{code.name}: {details}")
         self._code, self._details = code, details
 
     def code(self) -> grpc.StatusCode:
-        """What kind of failure it is."""
         return self._code
 
     def details(self) -> str:
-        """What the SuperLink says, or what is wrong on the way to it."""
         return self._details
 
 
@@ -153,7 +148,6 @@ class HttpChannel(grpc.Channel):  # type: ignore[misc]
         response_deserializer: Callable[[bytes], Any] | None = None,
         _registered_method: bool | None = None,
     ) -> Callable[..., Any]:
-        """A call with one answer."""
         read = response_deserializer or bytes
 
         def call(request: Any, timeout: float | None = None, metadata: Any = None, **_: Any) -> Any:
@@ -174,7 +168,6 @@ class HttpChannel(grpc.Channel):  # type: ignore[misc]
         response_deserializer: Callable[[bytes], Any] | None = None,
         _registered_method: bool | None = None,
     ) -> Callable[..., Iterator[Any]]:
-        """A call with an answer in parts."""
         read = response_deserializer or bytes
 
         def call(
@@ -196,20 +189,19 @@ class HttpChannel(grpc.Channel):  # type: ignore[misc]
         return call
 
     def stream_unary(self, *args: Any, **kwargs: Any) -> Any:
-        """Flower makes no such call."""
+        """Raise ``NotImplementedError``: Flower makes no such call."""
         raise NotImplementedError
 
     stream_stream = stream_unary
 
     def subscribe(self, callback: Callable[[Any], None], try_to_connect: bool = False) -> None:
-        """It was found to answer when it was opened."""
+        """Report the channel as ready: it answered when it was opened."""
         callback(grpc.ChannelConnectivity.READY)
 
     def unsubscribe(self, callback: Callable[[Any], None]) -> None:
-        """Nothing is told later."""
+        """Do nothing, as no further states are reported."""
 
     def close(self) -> None:
-        """Close its connections."""
         self._pool.clear()
 
     def __enter__(self) -> HttpChannel:
@@ -268,7 +260,7 @@ class HttpChannel(grpc.Channel):  # type: ignore[misc]
 
 
 def path_of(method: str) -> str:
-    """The path over HTTP of a gRPC method; one that is not Flower's has its own name."""
+    """Return the HTTP path of a gRPC method; a method that is not Flower's keeps its name."""
     service, _, name = method.removeprefix("/").rpartition("/")
     if not service.startswith("flwr.proto."):
         return method
@@ -277,7 +269,7 @@ def path_of(method: str) -> str:
 
 
 def method_of(path: str) -> str:
-    """The inverse of ``path_of``."""
+    """Return the inverse of ``path_of``."""
     found = re.fullmatch(r"/v1/([a-z]+)/([a-z-]+)", path)
     if found is None:
         return path
@@ -286,12 +278,12 @@ def method_of(path: str) -> str:
 
 
 class Retry:
-    """Makes a call again while a moment may heal what is wrong with it.
+    """Repeat a call while its error may be temporary.
 
     Args:
-        is_lasting: whether an error stays.
-        max_s: how long; None: for ever.
-        first_s, most_s: pauses between tries double from the one to the other.
+        is_lasting: whether an error is permanent.
+        max_s: total seconds; None: no limit.
+        first_s, most_s: pauses between attempts double from the first to the second.
     """
 
     def __init__(
@@ -306,7 +298,7 @@ class Retry:
         self._first_s, self._most_s = first_s, most_s
 
     def invoke(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """The call's answer, or its last error."""
+        """Return the call's answer, or raise its last error."""
         began, pause_s = time.monotonic(), self._first_s
         while True:
             try:
@@ -335,7 +327,6 @@ def _pool(
 
 
 def _context(certificates: bytes | None) -> ssl.SSLContext | None:
-    """For TLS with these CAs, or this machine's; None: no TLS."""
     if certificates is None:
         return None
     context = ssl.create_default_context(cadata=certificates.decode("ascii") or None)
@@ -357,7 +348,6 @@ def _lost(error: Exception) -> HttpError:
 
 
 def _words(status: int, said: bytes) -> str:
-    """What an answer says, for people."""
     with suppress(ValueError, KeyError, TypeError):
         told = json.loads(said)
         more = f" {told['extra']}" if told.get("extra") else ""
@@ -366,7 +356,7 @@ def _words(status: int, said: bytes) -> str:
 
 
 def _clock(answer: urllib3.BaseHTTPResponse) -> str:
-    """Of a caller who is not known: Flower's HTTP does not say that it is for the timestamp."""
+    """Return a hint on clock skew after a 401, as Flower's HTTP API does not mention timestamps."""
     if answer.status != 401:
         return ""
     try:

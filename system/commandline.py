@@ -1,4 +1,4 @@
-"""What every command line of ours does: errors in one line, help without markup."""
+"""Common behaviour of our command lines: one-line errors, and help without markup."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ EXIT_CONFIG = 2
 
 
 class MisuseError(Exception):
-    """What was typed cannot be done as it stands; the message says what to type instead."""
+    """The command line cannot be executed; the message says what to type instead."""
 
 
 class _Formatter(click.HelpFormatter):
@@ -35,31 +35,29 @@ class _Context(click.Context):
 
 
 class Group(TyperGroup):
-    """Commands that end with one line and an exit status where a person can fix the error.
+    """A command group that reports errors that a person can fix in one line.
 
-    A subclass says with ``exit_status`` which errors those are.
+    A subclass defines in ``exit_status`` which errors those are.
     """
 
     context_class = _Context
 
     def exit_status(self, error: Exception) -> int | None:
-        """The exit status after an error; None: it is a defect of ours, shown in full."""
+        """Return the exit status for an error; None: it is a bug, shown in full."""
         return EXIT_CONFIG if isinstance(error, OSError | MisuseError) else None
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """The command of that name, with this help."""
+        """Return the command of that name, with our help format."""
         command = super().get_command(ctx, cmd_name)
         if command is not None:
             command.context_class = _Context
         return command
 
     def main(self, *arguments: Any, **options: Any) -> Any:
-        """Run what a command line says."""
         terminal.show_everything()
         return super().main(*arguments, **options)
 
     def invoke(self, ctx: click.Context) -> object:
-        """Run the command that was asked for."""
         try:
             return super().invoke(ctx)
         except (click.ClickException, click.exceptions.Exit, click.Abort):
@@ -74,13 +72,13 @@ class Group(TyperGroup):
 
 
 def address_option(text: str, port: int) -> Any:
-    """An option that is where a SuperLink is; without a port it is this one."""
+    """Return an option for the address of a SuperLink, with this default port."""
     read = _reading(lambda value: address_of(value, port))
     return typer.Option(metavar="HOST:PORT", help=text, callback=read)
 
 
 def host_option(text: str, **more: Any) -> Any:
-    """An option that is an address to listen on."""
+    """Return an option for an address to listen on."""
     return typer.Option(help=text, callback=_reading(host_of), **more)
 
 
@@ -95,7 +93,7 @@ def _reading(read: Callable[[str], str]) -> Callable[[str | None], str | None]:
 
 
 def given(context: click.Context) -> Iterator[tuple[str, str]]:
-    """Name of every parameter that was not left out, and how it is written."""
+    """Yield the name and the spelling of every parameter that was given."""
     for option in context.command.params:
         source = context.get_parameter_source(option.name or "")
         if source and source.name != "DEFAULT":

@@ -1,4 +1,4 @@
-"""Numbers of a process for Prometheus: its text format, at ``/metrics`` of a port of its own.
+"""A process's numbers for Prometheus: its text format, at ``/metrics`` of a separate port.
 
 https://prometheus.io/docs/instrumenting/exposition_formats/, version 0.0.4.
 """
@@ -17,19 +17,16 @@ from coterie.system.ports import is_loopback, join_address, names_loopback, spli
 
 KIND = "text/plain; version=0.0.4; charset=utf-8"
 ANSWER_DEADLINE_S = 5.0
-"""How long a connection may take to ask, and to take the answer."""
+"""Seconds that a connection may take to send its request, and to take the answer."""
 FRESH_S = 1.0
-"""Numbers are collected at most so often, however many ask."""
+"""The shortest interval, in seconds, between two collections of the numbers."""
 
 
 @dataclass(frozen=True)
 class Metric:
-    """One name.
+    """A Prometheus metric, a gauge or a counter.
 
-    Attributes:
-        name: as Prometheus has it, with the unit at its end.
-        kind: gauge or counter.
-        help: what it counts, in a line.
+    The name ends with the unit; the help is one line.
     """
 
     name: str
@@ -47,7 +44,7 @@ class Sample:
 
 
 def render(samples: Iterable[Sample]) -> str:
-    """The text format: all samples of a metric below its help, in the order of their coming."""
+    """Return the text format: all samples of a metric below its help, in order of appearance."""
     found: dict[Metric, list[str]] = {}
     for one in samples:
         labels = ",".join(f'{key}="{_escaped(value)}"' for key, value in one.labels.items())
@@ -68,11 +65,10 @@ def _escaped(value: str) -> str:
 
 
 class Exposition:
-    """Serves ``/metrics`` in threads of its own; a context manager.
+    """A context manager that serves ``/metrics`` at ``HOST:PORT`` in its own threads.
 
-    Args:
-        address: ``HOST:PORT``; port 0 takes any free one.
-        collect: gives the numbers as they are now; called by one thread at a time.
+    Port 0 takes any free port. ``collect`` returns the current numbers, called by one thread at a
+    time.
 
     Raises:
         OSError: the address cannot be used.
@@ -83,7 +79,7 @@ class Exposition:
 
     @property
     def address(self) -> str:
-        """Where it listens."""
+        """The address on which it listens."""
         host, port = self._server.server_address[:2]
         return join_address(str(host), port)
 
@@ -107,7 +103,6 @@ class _Server(ThreadingHTTPServer):
         super().__init__(address, _Handler)
 
     def text(self) -> str:
-        """The numbers, at most a second old."""
         with self._lock:
             if time.monotonic() >= self._until:
                 self._text = render(self._collect())
@@ -122,7 +117,6 @@ class _Handler(BaseHTTPRequestHandler):
     server: _Server
 
     def do_GET(self) -> None:
-        """The numbers, and nothing else."""
         if self.server.loopback and not names_loopback(self.headers.get("Host", "")):
             self._answer(HTTPStatus.MISDIRECTED_REQUEST, "another host's name\n")
         elif self.path.partition("?")[0] != "/metrics":
@@ -143,4 +137,4 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(content)
 
     def log_message(self, *_: object) -> None:
-        """Silent: it is asked every few seconds."""
+        """Log nothing: requests come every few seconds."""

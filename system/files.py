@@ -1,8 +1,8 @@
-"""Files that a kill or a power cut must not damage.
+"""File writes that survive a kill or a power cut.
 
-A file is written under another name, synced, and renamed, and its folder is synced: whatever
-happens, what is there afterwards is the old file or the new one, whole. Two processes that may
-write into one folder at the same time take turns by locking it.
+A file is written under another name, synced, and renamed, and its folder is synced: afterwards
+there is the complete old file or the complete new one. Processes that may write into one folder at
+the same time take turns by locking it.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from pathlib import Path
 
 LOCK = "lock"
 UNKNOWN = 0
-"""In place of a process: there may be one."""
+"""In place of a process id: some process may hold the lock."""
 LOOK_S = 0.1
-"""How long to wait before a lock is tried again."""
+"""Seconds between two attempts to take a lock."""
 
 
 class LockedError(Exception):
-    """Another process holds a lock for longer than the deadline."""
+    """Another process held a lock beyond the deadline."""
 
 
 def sync(path: Path) -> None:
-    """Have a file's content, or a folder's names, on the disk before going on."""
+    """Flush a file's content, or a folder's names, to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -36,11 +36,9 @@ def sync(path: Path) -> None:
 
 
 def make_folder(folder: Path, *, private: bool = False) -> None:
-    """Make a folder, and those above it, so that they are still there after a power cut.
+    """Make a folder, if it is missing, and its parents so that they survive a power cut.
 
-    Args:
-        folder: may be there already.
-        private: only the owner may look into it, if it is made here.
+    If it is made here and ``private``, only the owner may access it.
 
     Raises:
         OSError: it is a file, or cannot be made.
@@ -55,15 +53,13 @@ def make_folder(folder: Path, *, private: bool = False) -> None:
 
 @contextmanager
 def replacing(target: Path, *, private: bool = False, synced: bool = True) -> Iterator[Path]:
-    """A new file to write; it takes the target's place when the block ends without an error.
+    """Yield a new file to write; it replaces the target when the block ends without an error.
 
-    Args:
-        target: in a folder into which no other process writes this file meanwhile.
-        private: only the owner may read it, from the first byte on.
-        synced: whether it must be on the disk before going on.
+    No other process may write the target at the same time. If ``private``, only the owner may read
+    it, from the first byte on; if ``synced``, it is flushed to the disk.
 
     Raises:
-        OSError: nothing was changed, unless the folder itself could not be synced at the end.
+        OSError: nothing was changed, unless only the final sync of the folder failed.
     """
     unfinished = target.with_name(target.name + ".tmp")
     try:
@@ -90,7 +86,7 @@ def replacing(target: Path, *, private: bool = False, synced: bool = True) -> It
 
 @contextmanager
 def replacing_named(target: Path) -> Iterator[Path]:
-    """``replacing`` for a file that a person names: through links, and straight into a pipe."""
+    """Run ``replacing`` for a file named by a person; follow links, and write pipes directly."""
     if target.is_dir():
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(target))
     if target.exists() and not target.is_file():
@@ -101,7 +97,7 @@ def replacing_named(target: Path) -> Iterator[Path]:
 
 
 def write_atomically(target: Path, content: bytes, *, private: bool = False) -> None:
-    """Write a file so that it is there whole or not at all; arguments as for ``replacing``."""
+    """Write a file completely or not at all; arguments as for ``replacing``."""
     with replacing(target, private=private) as unfinished:
         descriptor = os.open(unfinished, os.O_WRONLY)
         try:
@@ -111,18 +107,15 @@ def write_atomically(target: Path, content: bytes, *, private: bool = False) -> 
 
 
 def write_named(target: Path, content: bytes) -> None:
-    """Write a file that a person names so that it is there whole or not at all."""
+    """Write a file named by a person completely or not at all."""
     with replacing_named(target) as unfinished:
         unfinished.write_bytes(content)
 
 
 def append_line(file: Path, line: bytes, *, synced: bool) -> None:
-    """Append a line, after a line break if a crash has cut off the last one.
+    """Append a line, given without its end; first a line break if a crash has cut off the last one.
 
-    Args:
-        file: made if it is not there.
-        line: without its end.
-        synced: whether the line must be on the disk before going on.
+    The file is made if it is missing, and the line flushed to the disk if ``synced``.
     """
     descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
     try:
@@ -138,10 +131,9 @@ def append_line(file: Path, line: bytes, *, synced: bool) -> None:
 
 
 def new_lines(file: Path, position: int) -> tuple[list[bytes], int]:
-    """Whole lines of a file after a position, and the position after them.
+    """Return the complete lines of a file after a position, and the position after them.
 
-    A file that has become shorter is read from its beginning; of one that cannot be read there are
-    none.
+    A file that has become shorter is read from its beginning; an unreadable one has no lines.
     """
     try:
         with file.open("rb") as opened:
@@ -162,7 +154,7 @@ def _write(descriptor: int, content: bytes) -> None:
 
 
 def why_unwritten(error: Exception) -> str:
-    """Why a write failed, in words; of a full disk safetensors tells in its text alone."""
+    """Return why a write failed; safetensors reports a full disk only in the error's text."""
     is_full = getattr(error, "errno", None) == errno.ENOSPC or "(os error 28)" in str(error)
     return "the disk is full" if is_full else str(error)
 
@@ -178,7 +170,7 @@ REMEDIES = {
 
 
 def explained(error: OSError) -> str:
-    """Which file or folder an error is about, what was wrong, and what to do."""
+    """Return an error's file or folder, its cause, and a remedy."""
     if error.filename is None or error.strerror is None:
         return str(error)
     remedy = REMEDIES.get(error.errno or 0, "")
@@ -187,18 +179,11 @@ def explained(error: OSError) -> str:
 
 @contextmanager
 def locked(folder: Path, *, name: str = LOCK, deadline_s: float = 0.0) -> Iterator[None]:
-    """Hold a folder: two processes that wrote the same files would ruin them.
-
-    The lock ends with the process, however that ends.
-
-    Args:
-        folder: must be there.
-        name: of the lock's file.
-        deadline_s: how long to wait for the process that holds it.
+    """Lock an existing folder until the block or the process ends, waiting up to ``deadline_s``.
 
     Raises:
-        LockedError: that process held it for longer.
-        OSError: the folder cannot be written, or its disk knows no locks.
+        LockedError: another process held the lock for longer.
+        OSError: the folder cannot be written, or its disk does not support locks.
     """
     deadline = time.monotonic() + deadline_s
     with (folder / name).open("a+") as file:
@@ -214,9 +199,9 @@ def locked(folder: Path, *, name: str = LOCK, deadline_s: float = 0.0) -> Iterat
 
 
 def held_by(folder: Path, name: str = LOCK) -> int | None:
-    """The process that holds a folder, ``UNKNOWN`` if that cannot be told, None if none does.
+    """Return the process that holds a folder, None if none does, ``UNKNOWN`` if this is unclear.
 
-    Looking takes no more than leave to read: the folder may be another account's.
+    This needs only read access: the folder may be another account's.
     """
     try:
         with (folder / name).open() as file:

@@ -1,4 +1,4 @@
-"""What a health command finds, in lines for people and as an exit status for machines."""
+"""Findings of a health command, as lines for people and as an exit status for machines."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LITTLE_DISK, NO_DISK = 2e9, 2e8
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was looked at."""
+    """The result of one check."""
 
     level: int
     what: str
@@ -24,7 +24,7 @@ class Finding:
 
 
 def report(findings: Iterable[Finding]) -> int:
-    """Print what was found, a line each; return the worst as the exit status."""
+    """Print the findings, one line each; return the worst level as the exit status."""
     worst = OK
     for found in findings:
         worst = max(worst, found.level)
@@ -33,7 +33,7 @@ def report(findings: Iterable[Finding]) -> int:
 
 
 def disk(folder: Path) -> Finding:
-    """How much room there is where a folder is."""
+    """Check the free space on a folder's disk."""
     try:
         free = shutil.disk_usage(folder).free
     except OSError as error:
@@ -43,7 +43,7 @@ def disk(folder: Path) -> Finding:
 
 
 def age_text(seconds: float) -> str:
-    """How long ago, for people."""
+    """Return a text for people: how long ago something was."""
     for unit, size in (("days", 86400.0), ("h", 3600.0), ("min", 60.0)):
         if seconds >= 2 * size:
             return f"{seconds / size:.0f} {unit} ago"

@@ -1,7 +1,7 @@
-"""Private keys in files: who else may read them, and reading them only where nobody else may.
+"""Private key files: read only if nobody else may read them.
 
-The one rule for the keys of silos, of operators and of the coordinator: a key is its owner's. A
-group may read it where that group is this account's only way to it, as in a pod.
+This rule applies to the keys of silos, of operators and of the coordinator. A group may read a key
+if that group is this account's only access to it, as in a pod.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ OTHERS = stat.S_IRWXG | stat.S_IRWXO
 
 
 class KeyFileError(ValueError):
-    """A private key that cannot be used as it is. The text says why, and what to do."""
+    """A private key cannot be used. The text has the reason and a remedy."""
 
 
 def read_key(file: Path) -> ec.EllipticCurvePrivateKey:
@@ -44,7 +44,7 @@ def read_key(file: Path) -> ec.EllipticCurvePrivateKey:
 
 
 def remark(file: Path) -> str:
-    """What a person should know of a key that may be used; empty if only its owner may read it."""
+    """Return a warning on a usable key; empty if only its owner may read it."""
     try:
         mode = file.stat().st_mode
     except OSError:
@@ -57,7 +57,7 @@ def remark(file: Path) -> str:
 
 
 def _allowed(about: os.stat_result) -> bool:
-    """Whether a key that others may read can be used all the same.
+    """Return whether a key that others may read can still be used.
 
     A Secret belongs to root and is read by a group; fsGroup gives every file of a volume to one;
     random user ids, which no account has, share their files by group 0.
@@ -103,7 +103,7 @@ def _refusal(file: Path, about: os.stat_result) -> str:
 
 
 def _tightened(file: Path, about: os.stat_result) -> int:
-    """Try whether ``chmod 600`` would help, and undo it: 0, or the error's number."""
+    """Check whether ``chmod 600`` would help, and undo it; return 0 or the error's number."""
     try:
         file.chmod(0o600)
         if file.stat().st_mode & OTHERS:

@@ -1,11 +1,11 @@
-"""What a process logs: lines for people, or one JSON object a line with the same keys everywhere.
+"""A process's log: lines for people, or one JSON object per line with the same keys everywhere.
 
 at        ISO 8601, UTC
 level     debug, info, warning, error or critical
 part      coordinator, run or silo
-message   what a person would read
-silo, run, round, strategy, group, seconds, bytes    where the line is about one
-error     the traceback, where there is one
+message   the text for people
+silo, run, round, strategy, group, seconds, bytes    if the line concerns one
+error     the traceback, if there is one
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import TextIO
 from coterie.system.terminal import legible
 
 ENVIRONMENT = "COTERIE_LOG_FORMAT"
-"""The format, for commands that are not told one, and for the processes that they start."""
+"""The variable with the format, for commands without the option and for their child processes."""
 FORMATS = ("text", "json")
 FIELDS = ("silo", "run", "round", "strategy", "group", "seconds", "bytes")
 """Keys of ``extra`` that a JSON line has."""
@@ -29,14 +29,14 @@ TEXT = "%(asctime)s %(levelname)s %(message)s"
 
 
 class FormatError(ValueError):
-    """There is no such format. The text says which there are."""
+    """There is no such format. The text lists those that exist."""
 
 
 def chosen(asked: str = "", configured: str = "") -> str:
-    """The format: what a command was asked for, else ``$COTERIE_LOG_FORMAT``, else a file's.
+    """Return the format: the command's option, else ``$COTERIE_LOG_FORMAT``, else ``configured``.
 
     Raises:
-        FormatError: it is none.
+        FormatError: there is no such format.
     """
     found = asked or os.environ.get(ENVIRONMENT, "") or configured or FORMATS[0]
     if found not in FORMATS:
@@ -45,18 +45,18 @@ def chosen(asked: str = "", configured: str = "") -> str:
 
 
 def show_progress() -> None:
-    """Have a command that keeps no log say on standard error how far a long reading is."""
+    """Have a command without a log report the progress of long reads on standard error."""
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
     logging.getLogger("coterie.tasks").setLevel(logging.INFO)
 
 
 def formatter(part: str, kind: str, *, text: str = TEXT, **always: str) -> logging.Formatter:
-    """Of log records.
+    """Return a formatter of log records.
 
     Args:
         part: coordinator, run or silo.
-        kind: as ``chosen`` gives it.
-        text: of lines for people, as ``logging`` has it.
+        kind: a result of ``chosen``.
+        text: format of lines for people, as in ``logging``.
         always: fields that every JSON line has.
     """
     return _Json(part, always) if kind == "json" else logging.Formatter(text)
@@ -87,9 +87,9 @@ class _Json(logging.Formatter):
 
 
 def saying(part: str, kind: str, stream: TextIO | None = None) -> Callable[[str], None]:
-    """A function that says a line of this part's on standard output, or another stream.
+    """Return a function that prints a line of this part on standard output, or on another stream.
 
-    Lines for people have no time before them: whoever keeps them adds it.
+    Lines for people have no timestamp: the process that collects them adds it.
     """
     lines = formatter(part, kind, text="%(message)s")
 

@@ -1,9 +1,9 @@
-"""How the C library keeps memory: models are megabytes, made and let go every round.
+"""The C library's memory: models are megabytes, allocated and freed every round.
 
-glibc maps each block above a threshold anew and gives it back when it is freed, and the kernel
-clears every page of it on first use: to copy a model of 50 MB takes 40 ms, of which 35 are that.
-Kept, the pages are there for the next round's model. A process then stays as large as it was at
-its largest, up to ``KEPT_BYTES`` more than it needs.
+glibc maps each block above a threshold separately and unmaps it when it is freed, and the kernel
+clears every page on first use: copying a model of 50 MB takes 40 ms, 35 of them for that. Kept
+memory is ready for the next round's model; a process then stays at its largest size, up to
+``KEPT_BYTES`` more than it needs.
 """
 
 from __future__ import annotations
@@ -13,21 +13,18 @@ import sys
 from contextlib import suppress
 
 KEPT_BYTES = 2**30
-"""Blocks up to this size come from memory that is kept, and at most so much of it stays unused."""
+"""Blocks up to this size use kept memory, and at most this much stays unused."""
 SERVER_BYTES = 2**28
-"""What the SuperLink and the ServerApp keep unused: their models lie elsewhere."""
+"""Unused memory that the SuperLink and the ServerApp keep: their models are elsewhere."""
 GROWTH_BYTES = 2**26
-"""By which the kept memory grows at least."""
+"""The smallest growth of the kept memory."""
 
 MMAP_THRESHOLD, TRIM_THRESHOLD, TOP_PAD, ARENA_MAX = -3, -1, -2, -8
 """Of glibc's ``mallopt``. With one arena, what one thread frees another gets."""
 
 
 def keep_freed_memory(most: int = KEPT_BYTES) -> None:
-    """Have this process keep what it frees, at most so many bytes.
-
-    Where the C library is not glibc, nothing happens.
-    """
+    """Have this process keep up to ``most`` bytes of the memory that it frees; needs glibc."""
     if not sys.platform.startswith("linux"):
         return
     with suppress(OSError, AttributeError):
@@ -39,7 +36,7 @@ def keep_freed_memory(most: int = KEPT_BYTES) -> None:
 
 
 def keeping_freed_memory() -> dict[str, str]:
-    """The same for the SuperLink, which is started with these variables."""
+    """Return environment variables that do the same for the SuperLink."""
     return {
         "MALLOC_MMAP_THRESHOLD_": str(KEPT_BYTES),
         "MALLOC_TRIM_THRESHOLD_": str(SERVER_BYTES),

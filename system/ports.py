@@ -1,4 +1,4 @@
-"""TCP ports of this machine: which are free, and what listens."""
+"""TCP ports and addresses of this machine."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ import psutil
 ANSWER_DEADLINE_S = 2.0
 LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
 EVERYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}
-"""To listen at every address of this machine, and where this machine itself then connects."""
+"""Addresses for listening on all interfaces → the address for connecting from this machine."""
 _NAME, _V6 = re.compile(r"[A-Za-z0-9._-]+"), re.compile(r"[0-9A-Fa-f:.]+(%[A-Za-z0-9._-]+)?")
 MAX_PORT = 65535
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports of 127.0.0.1 that nothing listens on."""
+    """Return ports of 127.0.0.1 on which nothing listens."""
     with ExitStack() as held:
         probes = [held.enter_context(socket.socket()) for _ in range(count)]
         for probe in probes:
@@ -29,26 +29,25 @@ def free_ports(count: int) -> list[int]:
 
 
 def split_address(address: str) -> tuple[str, int]:
-    """Host and port of ``HOST:PORT``, without the brackets of an IPv6 address."""
+    """Return host and port of ``HOST:PORT``, without the brackets of an IPv6 address."""
     host, _, port = address.rpartition(":")
     return host.strip("[]"), int(port)
 
 
 def join_address(host: str, port: int) -> str:
-    """``HOST:PORT``, an IPv6 address in brackets, which it may have already."""
+    """Return ``HOST:PORT``, with an IPv6 address in brackets, which it may already have."""
     bare = host.strip("[]")
     return f"[{bare}]:{port}" if ":" in bare else f"{bare}:{port}"
 
 
 def address_of(text: str, port: int | None = None) -> str:
-    """``HOST:PORT`` of what a person wrote: a name, an IPv4 or an IPv6 address, in any form.
+    """Return ``HOST:PORT`` from a person's text: a name, an IPv4 or an IPv6 address, in any form.
 
-    Args:
-        text: ``HOST`` or ``HOST:PORT``; an IPv6 address with or without brackets, or a zone.
-        port: if the text has none; None: it must have one.
+    An IPv6 address may have brackets or a zone. ``port`` is the default; None requires one in the
+    text.
 
     Raises:
-        ValueError: it is neither, or can be read in two ways.
+        ValueError: it is neither, or ambiguous.
     """
     host, _, last = text.rpartition(":")
     has_port = last.isdecimal() and _is_host(host)
@@ -66,7 +65,7 @@ def address_of(text: str, port: int | None = None) -> str:
 
 
 def host_of(text: str) -> str:
-    """A name or an IP address, without brackets.
+    """Return a name or an IP address, without brackets.
 
     Raises:
         ValueError: it is neither.
@@ -77,7 +76,7 @@ def host_of(text: str) -> str:
 
 
 def listen_address(text: str) -> str:
-    """``HOST:PORT`` of ``[HOST:]PORT``; without a host, this machine alone.
+    """Return ``HOST:PORT`` from ``[HOST:]PORT``; the default host is 127.0.0.1.
 
     Raises:
         ValueError: it is neither.
@@ -89,13 +88,13 @@ def listen_address(text: str) -> str:
 
 
 def from_here(address: str) -> str:
-    """Where this machine itself connects to what listens at an address."""
+    """Return the address at which this machine itself reaches a listener."""
     host, port = split_address(address)
     return join_address(EVERYWHERE.get(host, host), port)
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches what listens there."""
+    """Return whether a listener there is reachable only from this machine."""
     try:
         return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:
@@ -103,13 +102,13 @@ def is_loopback(host: str) -> bool:
 
 
 def is_own(host: str) -> bool:
-    """Whether it is this machine, as far as can be told without asking a name server."""
+    """Return whether the host is this machine, as far as is known without a name server."""
     return is_loopback(host) or host.strip("[]").casefold() in own_names()
 
 
 @cache
 def own_names() -> frozenset[str]:
-    """Names and addresses of this machine, in small letters."""
+    """Return the names and addresses of this machine, in lower case."""
     name = socket.gethostname().casefold()
     nets = psutil.net_if_addrs().values()
     found = {one.address for net in nets for one in net if one.family in (AF_INET, AF_INET6)}
@@ -127,17 +126,17 @@ def _is_host(text: str) -> bool:
 
 
 def names_loopback(host: str) -> bool:
-    """Whether a request's ``Host`` is a name of this machine: else a page elsewhere asks by DNS."""
+    """Return whether a request's ``Host`` is a loopback name; others may indicate DNS rebinding."""
     parts = host.rpartition(":")
     name = (parts[0] if parts[1] and parts[2].isdigit() else "".join(parts)).strip("[]")
     return name in LOOPBACK_NAMES
 
 
 def check_free(address: str) -> None:
-    """Try to listen.
+    """Try to listen on an address.
 
     Raises:
-        OSError: that is not possible; it says why.
+        OSError: that is not possible, with the reason.
     """
     host, port = split_address(address)
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
@@ -146,7 +145,7 @@ def check_free(address: str) -> None:
 
 
 def listens(address: str) -> bool:
-    """Whether something takes connections there."""
+    """Return whether a connection to the address succeeds."""
     with (
         suppress(OSError),
         socket.create_connection(split_address(address), timeout=ANSWER_DEADLINE_S),

@@ -1,7 +1,7 @@
-"""Processes of this machine: started, watched, restarted, ended; who descends from whom; memory.
+"""Processes of this machine: start, watch, restart and end them; their descendants and memory.
 
 On Linux the kernel ends a child with its parent. Elsewhere a child may outlive its parent, and
-memory is not known.
+memory is unknown.
 """
 
 from __future__ import annotations
@@ -25,14 +25,15 @@ import psutil
 PARENT_OPTION = "--parent-pid"
 PARENT_PAUSE_S, PARENT_GRACE_S = 0.5, 3.0
 AGAIN_S = 2.0
-"""After so long, a Ctrl-C that was dropped is raised again."""
+"""Seconds after which a dropped Ctrl-C is raised again."""
 LOOK_S = 0.05
-"""How often something that is waited for is looked at."""
+"""Polling interval in seconds."""
 SHORTEST_LIFE_S = 5.0
 """A program that ends sooner than this after its start is restarted after a longer pause."""
 FIRST_PAUSE_S, MAX_PAUSE_S = 1.0, 30.0
 ENDING = (signal.SIGTERM, signal.SIGHUP)
-"""What ends a process besides Ctrl-C: a person or a service manager, or a closed terminal."""
+"""Signals that end a process besides Ctrl-C: from people, service managers, or a closed
+terminal."""
 
 TIE = """
 import os, signal, sys
@@ -48,11 +49,11 @@ if os.getppid() == int(parent):  # it may have ended before the line above
 
 
 def tied(command: Sequence[str]) -> list[str]:
-    """The command line of a child that is killed when this process ends, however it ends.
+    """Return the command line of a child that is killed when this process ends.
 
-    The child asks for it itself, before it becomes the command: a function between fork and exec
-    is not safe in a process that has threads. Linux ties a child to the thread that starts it, so
-    only a child of the main thread is tied.
+    The child sets this up itself, before it becomes the command: a function between fork and exec
+    is not safe in a process with threads. Linux ties a child to the thread that starts it, so only
+    a child of the main thread is tied.
     """
     if sys.platform != "linux" or not _in_main_thread():
         return list(command)
@@ -61,9 +62,9 @@ def tied(command: Sequence[str]) -> list[str]:
 
 @contextmanager
 def closing_on_signals() -> Iterator[None]:
-    """Have SIGTERM and SIGHUP raise ``SystemExit``, so that what is open is closed in order.
+    """Have SIGTERM and SIGHUP raise ``SystemExit``, so that resources are closed in order.
 
-    What is ignored, as SIGHUP under nohup, stays so. The handlers before are restored.
+    Ignored signals, such as SIGHUP under nohup, stay ignored. Earlier handlers are restored.
     """
     taken = [s for s in ENDING if _in_main_thread() and signal.getsignal(s) != signal.SIG_IGN]
 
@@ -78,10 +79,10 @@ def closing_on_signals() -> Iterator[None]:
 
 @contextmanager
 def insistent_interrupts() -> Iterator[None]:
-    """Have Ctrl-C raise ``KeyboardInterrupt`` again and again until this block is left.
+    """Have Ctrl-C raise ``KeyboardInterrupt`` repeatedly until this block is left.
 
-    Python drops what is raised in a finaliser or in a callback of C code, and a person would have
-    to press it again.
+    Python drops exceptions that are raised in a finaliser or in a callback of C code, and a person
+    would have to press it again.
     """
     if not _in_main_thread() or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
         yield
@@ -104,14 +105,17 @@ def insistent_interrupts() -> Iterator[None]:
 
 @contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Let no signal interrupt what is done here, which has deadlines of its own."""
+    """Block signals during this block, which must have its own deadlines."""
     with _handled((signal.SIGINT, *ENDING) if _in_main_thread() else (), signal.SIG_IGN):
         yield
 
 
 @contextmanager
 def noting_signals() -> Iterator[Callable[[], bool]]:
-    """Whether SIGTERM, SIGINT or SIGHUP has come; none of them ends the process meanwhile."""
+    """Yield a function that returns whether SIGTERM, SIGINT or SIGHUP has come.
+
+    None of them ends the process during this block.
+    """
     came: list[int] = []
     numbers = [signal.SIGINT, *(s for s in ENDING if signal.getsignal(s) != signal.SIG_IGN)]
     with _handled(numbers, lambda signum, frame: came.append(signum)):
@@ -119,7 +123,7 @@ def noting_signals() -> Iterator[Callable[[], bool]]:
 
 
 def _in_main_thread() -> bool:
-    """Python runs the handlers of signals in no other."""
+    """Return whether this is the main thread, the only one in which Python handles signals."""
     return threading.current_thread() is threading.main_thread()
 
 
@@ -134,20 +138,14 @@ def _handled(numbers: Iterable[signal.Signals], handler: Any) -> Iterator[None]:
 
 
 class ProgramError(Exception):
-    """A program did not start. The text says what was waited for, and how its log ends."""
+    """A program did not start. The text has the reason and the end of its log."""
 
 
 class Program:
     """A program that this process starts and watches.
 
-    It writes into a log, has a session of its own so that no signal of the terminal reaches it, and
-    ends with this process.
-
-    Args:
-        name: for people.
-        command: its command line.
-        log: its output is appended to it.
-        environment: the whole of it.
+    It writes into a log, has its own session so that no signal of the terminal reaches it, and ends
+    with this process. ``environment`` is its complete environment.
     """
 
     def __init__(
@@ -163,7 +161,7 @@ class Program:
         self.restarts = 0
 
     def start(self) -> None:
-        """Start it, without waiting for anything."""
+        """Start it without waiting."""
         self.log.parent.mkdir(parents=True, exist_ok=True)
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
@@ -184,11 +182,11 @@ class Program:
 
     @property
     def ended(self) -> bool:
-        """Whether it does not run."""
+        """Whether it is not running."""
         return self._process is None or self._process.poll() is not None
 
     def last_lines(self) -> str:
-        """How its log ends."""
+        """Return the last lines of its log."""
         return "\n".join(self.log.read_text(errors="replace").splitlines()[-5:])
 
     def wait_until(
@@ -214,14 +212,10 @@ class Program:
             time.sleep(LOOK_S)
 
     def restart(self, say: Callable[[str], None], stopped: Callable[[], bool]) -> bool:
-        """Start it again after a pause, longer each time it ends at once.
+        """Restart it after a pause; return whether it was started.
 
-        Args:
-            say: is told that it ended.
-            stopped: whether not to start it after all.
-
-        Returns:
-            Whether it was started.
+        The pause grows while the program ends at once. ``say`` receives a message that it ended;
+        ``stopped`` returns whether to give up instead.
         """
         lived = time.monotonic() - self._started
         longer = min(2 * self._pause, MAX_PAUSE_S)
@@ -249,7 +243,7 @@ class Program:
 
 
 def stop_all(programs: Iterable[Program], *, deadline_s: float) -> None:
-    """End programs, each in order if it does so before the deadline."""
+    """Terminate programs, and kill those that do not end by the deadline."""
     running = [program.process for program in programs if not program.ended]
     for process in running:
         process.terminate()
@@ -262,10 +256,10 @@ def stop_all(programs: Iterable[Program], *, deadline_s: float) -> None:
 
 
 def end_with_parent(exit_code: int) -> None:
-    """End this ServerApp's process when the executor that started it, or its starter, is gone.
+    """End this ServerApp's process when the executor that started it, or its parent, is gone.
 
-    Flower watches the executor too, but its orderly exit waits for calls that are being repeated
-    until the SuperLink answers, which it never will. What is committed is safe at any moment.
+    Flower also watches the executor, but its orderly exit waits for calls that are repeated until
+    the SuperLink answers, which will never happen. Committed data are safe at any moment.
     """
     if PARENT_OPTION not in sys.argv:
         return
@@ -285,10 +279,9 @@ def _parents() -> list[int]:
 
 
 def raise_open_files(wanted: int) -> int:
-    """Let this process, and those that it starts, have so many files and connections open.
+    """Raise the limit of open files of this process and its children; return the new limit.
 
-    Returns:
-        How many they may have: fewer where the system allows no more.
+    It is lower than ``wanted`` if the system does not allow it. Connections count as files.
     """
     allowed, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     aim = wanted if most == resource.RLIM_INFINITY else min(wanted, most)
@@ -300,7 +293,7 @@ def raise_open_files(wanted: int) -> int:
 
 
 def family(pids: Iterable[int]) -> set[int]:
-    """These processes and all that descend from them."""
+    """Return these processes and all their descendants."""
     found = set(pids)
     for pid in tuple(found):
         with suppress(psutil.NoSuchProcess):
@@ -309,14 +302,17 @@ def family(pids: Iterable[int]) -> set[int]:
 
 
 def proportional_memory(pid: int) -> int:
-    """Bytes of a process's memory, pages shared by n processes counted as 1/n; 0 if it ended."""
+    """Return a process's memory in bytes; 0 if it ended.
+
+    A page that n processes share counts as 1/n.
+    """
     with suppress(psutil.NoSuchProcess):
         return int(getattr(psutil.Process(pid).memory_full_info(), "pss", 0))
     return 0
 
 
 def account() -> str:
-    """The name of the account that this process runs under."""
+    """Return the name of the account that this process runs under."""
     try:
         return getpass.getuser()
     except (KeyError, OSError):  # a number without a name, as in a container

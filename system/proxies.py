@@ -1,8 +1,8 @@
-"""What stands between two machines: a proxy that variables name, or one in front of the other end.
+"""Proxies between two machines: those named by variables, and those in front of the other end.
 
 gRPC takes ``grpc_proxy``, ``https_proxy`` or ``http_proxy``, with or without TLS; HTTP the one of
-its scheme. Calls within this machine go past both (``coterie.system.calls``); so that those of
-programs that are not ours do, ``no_proxy`` has this machine's names for them.
+its scheme. Our calls within this machine bypass both (``coterie.system.calls``); for other
+programs, ``no_proxy`` gets this machine's names.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from coterie.system.ports import is_own, own_names, split_address
 
 GRPC = ("grpc_proxy", "https_proxy", "http_proxy")
 STATUS = re.compile(r"(?:http2 header with status: |^status )(\d{3})\b")
-"""In the details of a call that was not answered by a SuperLink."""
+"""Matches the details of a call that was not answered by a SuperLink."""
 SIZE, NO_HTTP_2 = 413, ("http1.x server", "Expected SETTINGS frame")
 ANSWERS = {
     400: "does not understand gRPC; it must pass HTTP/2 on, e.g. with grpc_pass",
@@ -33,7 +33,7 @@ ANSWERS = {
     503: "does not reach the SuperLink",
     504: "did not wait for the SuperLink; raise its timeouts, e.g. grpc_read_timeout",
 }
-"""What a proxy on the way means by a status over HTTP."""
+"""HTTP status → its meaning if it comes from a proxy on the way."""
 
 OTHER = (
     "what answers there does not speak HTTP/2, as gRPC does. A proxy on the way must pass it on, "
@@ -42,24 +42,16 @@ OTHER = (
 
 
 class Proxy(NamedTuple):
-    """A proxy that calls go through.
-
-    Attributes:
-        variable: that names it.
-        address: ``HOST:PORT``, without what it wants to know of whoever calls.
-    """
+    """A proxy that calls go through: ``HOST:PORT``, without credentials, and its variable."""
 
     variable: str
     address: str
 
 
 def proxy_of(address: str, *, tls: bool, http: bool = False) -> Proxy | None:
-    """The proxy that calls to an address go through, if there is one.
+    """Return the proxy for calls to an address, ``HOST:PORT``, or None.
 
-    Args:
-        address: ``HOST:PORT``.
-        tls: they use TLS.
-        http: they are made over HTTP, and not over gRPC.
+    The calls use HTTP if ``http``, else gRPC.
     """
     host = split_address(address)[0]
     own = "https_proxy" if tls else "http_proxy"
@@ -73,7 +65,7 @@ def proxy_of(address: str, *, tls: bool, http: bool = False) -> Proxy | None:
 
 
 def through(address: str, *, tls: bool, http: bool = False) -> str:
-    """A sentence for errors of a call that goes through a proxy; otherwise empty."""
+    """Return a sentence for errors of a call that goes through a proxy; else an empty text."""
     proxy = proxy_of(address, tls=tls, http=http)
     if proxy is None:
         return ""
@@ -85,13 +77,9 @@ def through(address: str, *, tls: bool, http: bool = False) -> str:
 
 
 def answer_on_the_way(details: str) -> tuple[int, str]:
-    """The status over HTTP with which a proxy on the way has answered, and what it means.
+    """Return the HTTP status of a proxy that answered a call, and its meaning, from error details.
 
-    Args:
-        details: of the call's error.
-
-    Returns:
-        An empty text if it was a SuperLink that answered, or nobody.
+    The meaning is empty if a SuperLink answered, or nobody.
     """
     found = STATUS.search(details)
     if found is None:
@@ -103,11 +91,7 @@ def answer_on_the_way(details: str) -> tuple[int, str]:
 
 
 def past_proxies(environment: Mapping[str, str]) -> dict[str, str]:
-    """Variables by which a program's calls within this machine go past its proxies.
-
-    Args:
-        environment: the program's.
-    """
+    """Return variables with which a program's calls within this machine bypass its proxies."""
     if not any(name.casefold().endswith("_proxy") for name in environment):
         return {}
     # A zone is more than some programs can read.
@@ -120,7 +104,6 @@ def past_proxies(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def _is_excepted(host: str) -> bool:
-    """Whether gRPC goes past its proxy."""
     listed = next(filter(None, map(os.environ.get, ("no_grpc_proxy", "no_proxy"))), "")
     return any(_covers(entry.strip(), host) for entry in listed.split(",") if entry.strip())
 

@@ -15,18 +15,17 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 WIDE = 10_000
-"""Columns of a table that no terminal shows: more than its longest line."""
+"""Columns for tables outside a terminal: more than their longest line."""
 WITHOUT_TERMINAL, NARROWEST = 100, 40
 """Columns of text that goes into a file or a pipe, and the fewest that text is wrapped to."""
 LEGIBLE = "coterie.legible"
-"""How to encode what an encoding does not have, as ``open(…, errors=LEGIBLE)`` takes it."""
+"""Error handler for characters that an encoding lacks, as in ``open(…, errors=LEGIBLE)``."""
 PLAIN = dict(zip("–—×·→", "--x.>", strict=True))
-"""Signs of our tables and sentences, and what stands for them in ASCII."""
+"""Signs in our tables and sentences → their ASCII replacement."""
 
 
 def _legible(error: UnicodeError) -> tuple[str, int]:
-    """A byte of a file's name that is not UTF-8 as in ``\\xfc``; of other characters a sign like
-    it, or ``?``."""
+    """Replace bytes that are not UTF-8 by escapes, other characters by similar signs or ``?``."""
     if not isinstance(error, UnicodeEncodeError):
         raise error
     lost = error.object[error.start : error.end]
@@ -41,29 +40,29 @@ codecs.register_error(LEGIBLE, _legible)
 
 
 def legible(text: str) -> str:
-    """The text with only characters that UTF-8 has."""
+    """Return the text with only characters that UTF-8 has."""
     return text.encode(errors=LEGIBLE).decode()
 
 
 def show_everything() -> None:
-    """Let standard output and error take every text, whatever the terminal's encoding."""
+    """Let standard output and error accept every text, whatever the terminal's encoding."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors=LEGIBLE)
 
 
 def width_of(stream: TextIO) -> int:
-    """How many columns text on this stream may have."""
+    """Return the number of columns for text on this stream."""
     if not stream.isatty():
         return WITHOUT_TERMINAL
     return max(shutil.get_terminal_size((WITHOUT_TERMINAL, 0)).columns, NARROWEST)
 
 
 def wrapped(lines: Iterable[str], width: int) -> Iterator[str]:
-    """Lines folded between words; what follows stands below where the text of its line begins.
+    """Yield lines folded between words, with continuation lines indented to the text of their line.
 
-    That is after two blanks or more, or after the colon of an indented line; else two columns
-    further in than the line.
+    The text begins after two or more blanks, or after the colon of an indented line; otherwise
+    continuation lines are indented by two more columns than the line.
     """
     for line in lines:
         label = re.match(r" *\S+(?: \S+)* {2,}|  +[^:]{1,20}: +", line)
@@ -78,10 +77,10 @@ def wrapped(lines: Iterable[str], width: int) -> Iterator[str]:
 
 
 def wide(console: Console, *, on_terminals: bool = False) -> Console:
-    """The same output with room for every cell of a table.
+    """Return the same console with room for every cell of a table.
 
     A file or a pipe has no width, and rich cuts names at 80 columns there. On a terminal a table
-    folds; where it cannot (``on_terminals``), lines run on, but no figure is cut.
+    folds; if it cannot (``on_terminals``), lines overflow, but no figure is cut.
     """
     from rich.console import Console
 

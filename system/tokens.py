@@ -1,7 +1,7 @@
-"""Pages of this machine for one person: whoever asks needs a token that a command has printed.
+"""Local pages for one person: access requires a token that a command has printed.
 
-Other accounts of the machine reach loopback, too. A browser gives the token once, in the address,
-and keeps it in a cookie.
+Other accounts of the machine can also reach loopback. A browser sends the token once, in the
+address, and keeps it in a cookie.
 """
 
 from __future__ import annotations
@@ -20,22 +20,18 @@ ASKS = (
     "<!doctype html><title>coterie</title><p>This page asks for the token in the address that "
     "<code>{}</code> printed.<form><input name=token autofocus></form>"
 )
-"""What whoever has no token gets."""
+"""The page for requests without a token."""
 
 
 def new_token() -> str:
-    """128 bits, as a word for an address."""
+    """Return a random token of 128 bits, usable in a URL."""
     return secrets.token_urlsafe(16)
 
 
 class TokenServer(ThreadingHTTPServer):
-    """Serves a page to whoever has the token.
+    """A server of pages that require a token, which the command ``command`` prints.
 
-    Args:
-        address: to listen on; port 0 takes any free one.
-        handler: of requests.
-        token: that is asked for.
-        command: that prints it.
+    Port 0 in ``address`` takes any free one.
     """
 
     daemon_threads = True
@@ -51,7 +47,7 @@ class TokenServer(ThreadingHTTPServer):
 
 
 class TokenHandler(BaseHTTPRequestHandler):
-    """Answers nobody without the token; a subclass begins every method with ``let_in``."""
+    """A request handler that requires the token; a subclass begins every method with ``let_in``."""
 
     server_version = "coterie"
     sys_version = ""
@@ -59,7 +55,7 @@ class TokenHandler(BaseHTTPRequestHandler):
     server: TokenServer
 
     def let_in(self) -> bool:
-        """Whether to go on; if not, the request is answered already."""
+        """Return whether to go on; if not, the request is already answered."""
         if not self._is_own_host():
             self.answer(HTTPStatus.MISDIRECTED_REQUEST, "text/plain", "another host's name\n")
             return False
@@ -75,7 +71,7 @@ class TokenHandler(BaseHTTPRequestHandler):
     def answer(
         self, status: HTTPStatus, kind: str, text: str, headers: dict[str, str] | None = None
     ) -> None:
-        """Send a text and what keeps browsers from doing more with it than show it."""
+        """Send a text with headers that prevent browsers from doing more than display it."""
         content = text.encode()
         self.send_response(status)
         for name, value in (headers or {}).items():
@@ -91,10 +87,10 @@ class TokenHandler(BaseHTTPRequestHandler):
             self.wfile.write(content)
 
     def log_message(self, *_: object) -> None:
-        """Silent: a browser asks every two seconds."""
+        """Log nothing: a browser asks every two seconds."""
 
     def _take(self, token: str) -> None:
-        """Keep a right token in a cookie, and out of the address."""
+        """Move a valid token from the address into a cookie."""
         if not compare_digest(token.encode(), self.server.token.encode()):
             self.answer(HTTPStatus.UNAUTHORIZED, HTML, self.server.asks)
             return
@@ -103,7 +99,6 @@ class TokenHandler(BaseHTTPRequestHandler):
         self.answer(HTTPStatus.SEE_OTHER, "text/plain", "", headers)
 
     def _is_known(self) -> bool:
-        """Whether the browser has the token."""
         try:
             kept = SimpleCookie(self.headers.get("Cookie", "")).get(self.server.cookie)
         except CookieError:
@@ -112,5 +107,5 @@ class TokenHandler(BaseHTTPRequestHandler):
         return compare_digest(given.encode(), self.server.token.encode())
 
     def _is_own_host(self) -> bool:
-        """On loopback, only names of loopback: a page elsewhere must not read through DNS."""
+        """Return whether the host is allowed: on loopback only its names, against DNS rebinding."""
         return not self.server.loopback or names_loopback(self.headers.get("Host", ""))

@@ -1,7 +1,7 @@
-"""What is learned: a model, its split into representation and head, one silo's data, a loss.
+"""Learning tasks: a model split into representation and head, a silo's data, and a loss.
 
-``load_task("digits")`` returns a built-in task; ``load_task("module:attribute")`` one of the
-user's own (see ``docs/how-to/own-task.md``).
+``load_task("digits")`` returns a built-in task, ``load_task("module:attribute")`` a custom one (see
+``docs/how-to/own-task.md``).
 """
 
 from coterie.tasks.base import Passes, RunKey, SiloData, Task, TaskError

@@ -1,8 +1,8 @@
-"""The contract between the silo's training loop and what is being learned.
+"""The interface between a silo's training loop and a learning task.
 
-A task says four things: how a model is made, how that model splits into a representation and a
-head, how *one* silo's data is loaded, and what kind of answer is learned. It knows nothing of
-federation. Data is plain numpy, or datasets of torch's.
+A task defines how to create a model, how the model splits into a representation and a head, how to
+load *one* silo's data, and what kind of answer is learned. It does not depend on federated
+learning. Data are NumPy arrays or torch datasets.
 """
 
 from __future__ import annotations
@@ -30,33 +30,33 @@ Option = str | int | float | bool
 Nest = Any
 """An array or a tensor, or a dict, list or tuple of nests."""
 ColumnScale = Sequence[Sequence[float]]
-"""(columns, 2) Mean and width by which the numbers of a table, and then real targets, were
-standardised."""
+"""(columns, 2) Mean and width that standardise numeric columns, then real targets."""
 Persons = NDArray[np.int64]
-"""(n,) Whose each sample is: samples with the same number are one person's. It means no more."""
+"""(n,) Person numbers: samples with the same number belong to the same person."""
 
 
 class TaskError(ValueError):
-    """A task that cannot be loaded, or data that cannot be trained on. The text is for the user."""
+    """An error in loading a task or its data. The message is for the user."""
 
 
 @dataclass(frozen=True)
 class SiloData:
-    """One silo's data as arrays, which are kept on the device as a whole.
+    """One silo's data as arrays, kept on the device as a whole.
 
-    Inputs and targets are nests of arrays: an array, or a dict, list or tuple of nests. The first
-    axis of every array counts samples.
+    Inputs and targets are nests: an array, or a dict, list or tuple of nests. The first axis of
+    every array counts samples.
 
     Attributes:
-        x_train, x_test: inputs, n and m samples alike in all but their number. Numbers are finite.
-        y_train, y_test: targets; of classes int64 (n,) in [0, num_classes).
-        num_classes: of the task, also those that this silo has none of; None: targets are no
-            classes, and the task's problem says what they must be.
-        scale: of a table and of real targets; the silo keeps it with its models (``Task.scale``).
-        x_val, y_val: samples that are never trained on, for runs that hold some out of the training
-            data; None: such runs draw them from it.
-        persons: of training and of test samples whose they are, in the same numbers, where one
-            person may have several: then whole persons are held out. None: each is of another one.
+        x_train, x_test: finite inputs, with the same shape per sample.
+        y_train, y_test: targets. Class targets are int64 (n,) in [0, num_classes).
+        num_classes: the task's number of classes, including those that this silo lacks. None:
+            targets are not classes; the task's problem defines them.
+        scale: scale of a table and of real targets; the silo keeps it with its models
+            (``Task.scale``).
+        x_val, y_val: validation samples, never trained on. None: runs that need them hold out
+            training samples.
+        persons: person numbers of the training and test samples; whole persons are then held out.
+            None: every sample is a different person.
     """
 
     x_train: Nest
@@ -111,11 +111,7 @@ class SiloData:
 
 
 def _check_persons(persons: tuple[Persons, Persons] | None, *sizes: int) -> None:
-    """Check that there is a whole number for every sample.
-
-    Raises:
-        TaskError: there is not.
-    """
+    """Raise ``TaskError`` unless every sample has a whole number as its person."""
     if persons is None:
         return
     own = [np.asarray(part) for part in persons]
@@ -128,7 +124,7 @@ def _check_persons(persons: tuple[Persons, Persons] | None, *sizes: int) -> None
 
 
 def leaves(nest: Nest) -> list[Any]:
-    """The arrays or tensors of a nest, in order."""
+    """Return the arrays or tensors of a nest, in order."""
     if isinstance(nest, Mapping):
         return [leaf for value in nest.values() for leaf in leaves(value)]
     if isinstance(nest, list | tuple):
@@ -138,14 +134,14 @@ def leaves(nest: Nest) -> list[Any]:
 
 @dataclass(frozen=True)
 class StreamedData:
-    """One silo's data as datasets that are read sample by sample, for what memory does not hold.
+    """One silo's data as datasets read sample by sample, for data that do not fit in memory.
 
     Attributes:
         train, test: map-style ``torch.utils.data.Dataset``s of (inputs, targets), tensors or nests
-            of them. One with an attribute ``targets`` (n, …), as torchvision's have, need not be
-            read to know them. With worker processes they must be picklable.
+            of them. An attribute ``targets`` (n, …), as in torchvision, saves reading the samples
+            to get the targets. Must be picklable with worker processes.
         scale, persons: see ``SiloData``.
-        val: the same as ``SiloData.x_val`` and ``y_val``.
+        val: validation samples, as ``SiloData.x_val`` and ``y_val``.
     """
 
     train: Dataset[Any]
@@ -170,14 +166,14 @@ class StreamedData:
 
 @dataclass(frozen=True)
 class Samples:
-    """Samples that somebody wants an answer to.
+    """Samples to predict from.
 
     Attributes:
-        x: a nest of arrays (n, ...), prepared as those that were trained on.
-        names: (n,) what each is called where it came from; empty: they are only numbered.
-        notes: what a person should know of them.
-        passed: name → (n,) texts that are copied to the answers as they are.
-        scale: of a table, by which it was standardised.
+        x: a nest of arrays (n, ...), prepared like the training inputs.
+        names: (n,) names of the samples; empty: they are only numbered.
+        notes: remarks for the user.
+        passed: name → (n,) texts, copied unchanged to the answers.
+        scale: the scale by which a table was standardised.
     """
 
     x: Nest
@@ -191,12 +187,9 @@ class Samples:
 class Column:
     """One column of a silo's training samples, for its statistics.
 
-    Attributes:
-        name: for people.
-        values: (n,) numbers, NaN where there is none; of categories their numbers from 0 on, −1
-            where there is none.
-        categories: their names; empty: the values are numbers.
-        odd: (n,) whether there is a value that the task does not take; None: nowhere.
+    ``values`` (n,) are numbers, or indices into ``categories`` if there are any; NaN marks a
+    missing number, −1 a missing category. ``odd`` (n,) marks values that the task does not accept;
+    None: there are none.
     """
 
     name: str
@@ -207,14 +200,12 @@ class Column:
 
 @dataclass(frozen=True)
 class RunKey:
-    """A key of a run that a task understands: ``task.<name>``, the same at every silo.
+    """A run key that a task defines: ``task.<name>``, the same at every silo.
 
     Attributes:
-        default: its value where the run says nothing. Its type is the key's: true or false, whole
-            number, number or text.
+        default: value if the run sets none. Its type, bool, int, float or str, is the key's.
         low, high: bounds of a number, inclusive.
-        choices: of a text; empty allows any of at most 200 characters.
-        help: what it does, for people.
+        choices: allowed texts; empty allows any text of at most 200 characters.
     """
 
     default: Option
@@ -224,7 +215,7 @@ class RunKey:
     help: str = ""
 
     def objection(self, value: object) -> str:
-        """What it must be instead of this value; empty: it may be this one."""
+        """Return what the value must be instead; empty if the value is allowed."""
         kind = type(self.default)
         if kind is bool:
             return "" if isinstance(value, bool) else "true or false"
@@ -241,41 +232,40 @@ class RunKey:
 
 
 class Passes(Protocol):
-    """The passes over a silo's training data that one training is made of.
+    """The passes over a silo's training data in one training.
 
-    ``for batches in passes: for x, y in batches: …``. Batches are on the device, shuffled by the
-    run's seed, the silo and the round, and as many as the run asks for.
+    ``for batches in passes: for x, y in batches: …``. Batches are on the device. They are shuffled
+    by the run's seed, the silo and the round; the run sets their number.
     """
 
     def __iter__(self) -> Iterator[Iterator[tuple[Nest, Nest]]]:
-        """(inputs, targets) of every mini-batch, pass by pass."""
+        """Yield, for each pass, an iterator over the (inputs, targets) of its mini-batches."""
 
     @property
     def lr(self) -> float:
-        """The learning rate of the mini-batch given last, by the run's schedule."""
+        """The scheduled learning rate of the latest mini-batch."""
 
 
 class Task(ABC):
-    """What a federation learns. Subclass it.
+    """A learning task. Subclass it.
 
     Attributes:
-        name: the task's name on the wire. Server and silos must name the same one.
-        num_classes: number of classes, of tasks that have them.
-        metric: the metric that leads; empty: the first of the problem's.
-        head: prefix of the names of the head's parameters (``"head."`` by default). What is not
-            the head is the representation. Models whose ``forward`` is ``head(representation(x))``
-            can also be trained in latent space.
-        classes: their names, for people; empty: they are only numbered.
-        weights: name and SHA-256 of the file that its models begin from, if there is one; known
-            when a model has been made.
-        run_keys: the keys of a run that the task understands, by name; ``run_values`` has what the
-            present run gives them. They are for the model and its training: the data are loaded
-            before a run is known.
-        scale: of the data that a kept model was trained on, for ``load`` and ``inputs`` of those
-            tasks whose ``load`` gave one; None: that of the training data as it is now.
-        pooled_columns: numeric columns, and then real targets, whose scale is one of all silos of a
-            run: the run brings it.
-        scaled_targets: real targets that are scaled for training, the last ones of ``scale``.
+        name: the task's name on the wire. Server and silos must use the same one.
+        num_classes: number of classes, if the task has classes.
+        metric: the primary metric; empty: the first of the problem's.
+        head: prefix of the head's parameter names. All other parameters form the representation.
+            Models whose ``forward`` is ``head(representation(x))`` can also be trained in latent
+            space.
+        classes: class names for display; empty: classes are only numbered.
+        weights: name and SHA-256 of the file with the initial weights, if any; known once a model
+            has been made.
+        run_keys: run keys of the task, by name; ``run_values`` holds the current run's values. Use
+            them for the model and its training only: data are loaded before a run is known.
+        scale: scale of the data that a kept model was trained on, for ``load`` and ``inputs``, if
+            ``load`` returned one; None: use the current training data.
+        pooled_columns: number of numeric columns, then real targets, that share one scale across
+            the silos of a run; the run supplies it.
+        scaled_targets: number of real targets scaled for training, the last ones of ``scale``.
     """
 
     name: str
@@ -292,17 +282,14 @@ class Task(ABC):
 
     @property
     def run_values(self) -> Mapping[str, Any]:
-        """Value of every one of ``run_keys``: the run's, or the default."""
+        """The value of each of ``run_keys``: the run's, or the default."""
         return {name: key.default for name, key in self.run_keys.items()} | dict(self._given)
 
     def of_run(self, values: Mapping[str, Any]) -> Self:
-        """The task as a run makes it, which shares everything else with this one.
+        """Return the task with a run's values, sharing everything else with this one.
 
-        Args:
-            values: by name, without ``task.``; they come from elsewhere and may be anything.
-
-        Raises:
-            TaskError: a key that the task does not have, or a value that it does not allow.
+        ``values`` are by name, without ``task.``, and not trusted. Raises ``TaskError`` for an
+        unknown key or a value that is not allowed.
         """
         for name, value in values.items():
             if name not in self.run_keys:
@@ -319,9 +306,9 @@ class Task(ABC):
         return made
 
     def of_scale(self, scale: ColumnScale | None) -> Self:
-        """The task of a silo whose data have this scale, which answers in the unit of its targets.
+        """Return the task for data of this scale; it answers in the unit of its targets.
 
-        Here: itself, as no targets are scaled.
+        By default the task itself, because no targets are scaled.
         """
         return self
 
@@ -329,13 +316,13 @@ class Task(ABC):
     def model(self) -> torch.nn.Module:
         """Return a freshly initialised model; the caller has seeded torch.
 
-        Parameters that are not to be trained have ``requires_grad = False``: they stay at the silo,
-        and must be the same at all silos.
+        Parameters with ``requires_grad = False`` are not trained. They stay at the silo and must be
+        the same at all silos.
         """
 
     @property
     def problem(self) -> Problem:
-        """What kind of answer is learned; here: one of ``num_classes`` classes."""
+        """The kind of answer to learn. By default one of ``num_classes`` classes."""
         from coterie.tasks.problems import Classes
 
         return Classes(self.num_classes)
@@ -348,79 +335,61 @@ class Task(ABC):
             options: the silo's own settings, e.g. ``{"data": "/folder", "rotation": 90}``.
 
         Raises:
-            TaskError: the data is missing, empty or unreadable, or an option is unknown.
+            TaskError: the data are missing, empty or unreadable, or an option is unknown.
         """
 
     def inputs(self, file: Path, options: Mapping[str, Option]) -> Samples:
-        """Samples to predict from a file, prepared as ``load`` prepares those to train on.
+        """Read samples to predict from, prepared as ``load`` prepares training samples.
 
-        Here: an ``.npy`` file, or the array ``x`` of an ``.npz`` file, taken as it is.
-
-        Args:
-            file: what somebody at the silo wants an answer to.
-            options: the silo's own settings, as for ``load``.
-
-        Raises:
-            TaskError: the file is missing or holds something else.
+        By default reads an ``.npy`` file, or the array ``x`` of an ``.npz`` file, unchanged. Raises
+        ``TaskError`` if the file is missing or has unsuitable content.
         """
         return Samples(np.asarray(read_array(file), dtype=np.float32))
 
     def passed_through(self, options: Mapping[str, Option]) -> Mapping[str, Sequence[str]]:
-        """Of the test samples of ``load`` what ``Samples.passed`` is of ``inputs``."""
+        """Return what ``Samples.passed`` is for ``inputs``, for the test samples of ``load``."""
         return {}
 
     def prepared(self, options: Mapping[str, Option]) -> Mapping[str, Any]:
-        """How ``inputs`` makes a sample of what a person has, for who uses the model elsewhere.
+        """Describe how ``inputs`` prepares a sample, for using the model elsewhere.
 
-        Words, numbers, and lists of rows (dicts), as JSON has them; empty: the task does not say.
-        Where ``scale`` is set, it is part of it.
-
-        Args:
-            options: the silo's own settings, as for ``load``.
+        The result holds text, numbers, and lists of rows (dicts), as in JSON. It includes ``scale``
+        if set. Empty: the task gives no description.
         """
         return {}
 
     def load_all(
         self, options: Mapping[str, Option], silos: Sequence[int] | None = None
     ) -> Sequence[SiloData | StreamedData]:
-        """Load several silos that share one data set, for simulations in one process.
+        """Load several silos that share one data set, for simulations; raises as ``load``.
 
-        Item k equals ``load({**options, "silo": silos[k]})``. Override it to read the data once.
-
-        Args:
-            options: with ``silos``, the number of silos in all.
-            silos: numbers in [0, options["silos"]); None means all.
-
-        Raises:
-            TaskError: as ``load``.
+        Item k equals ``load({**options, "silo": silos[k]})``, where ``options["silos"]`` is their
+        total number. ``silos`` are numbers in [0, options["silos"]); None: all. Override it to read
+        the data once.
         """
         wanted = range(int(options["silos"])) if silos is None else silos
         return [self.load({**options, "silo": silo}) for silo in wanted]
 
     def column_sums(self, options: Mapping[str, Option]) -> NDArray[np.float64]:
-        """(``pooled_columns``, 3) Of the training samples: numbers that are there, their mean, and
-        the sum of the squares of their deviations from it; perhaps, as a fourth, how many persons
-        the numbers are of."""
+        """Return sums over the training samples, shape (``pooled_columns``, 3).
+
+        The sums are the number of values present, their mean, and the sum of squared deviations
+        from it. A fourth, optional, is the number of persons with a value.
+        """
         raise NotImplementedError
 
     def columns(self, options: Mapping[str, Option]) -> Sequence[Column]:
-        """The training samples column by column, as a person knows them, before they are scaled.
+        """Return the training samples column by column, before scaling; raises as ``load``.
 
-        Here: none; statistics are then of the arrays as the model sees them.
-
-        Args:
-            options: the silo's own settings, as for ``load``.
-
-        Raises:
-            TaskError: as ``load``.
+        By default empty: statistics then describe the arrays as the model sees them.
         """
         return ()
 
     def says(self) -> Mapping[str, Any]:
-        """What all silos must have in common, by the name that a person knows it by, as JSON has
-        it: where two differ, they are told in what. Digests of it leave the silo.
+        """Return what all silos must have in common, by display name, as JSON values.
 
-        Here: the code of the task.
+        If two silos differ, they learn in which entries. Digests of the values leave the silo. By
+        default the source code of a task that is not part of coterie.
         """
         module = sys.modules.get(type(self).__module__)
         file = getattr(module, "__file__", None)
@@ -429,60 +398,48 @@ class Task(ABC):
         return {"the code of the task": Path(file).read_text(encoding="utf-8", errors="replace")}
 
     def loss(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """Mean loss of a batch: the problem's, unless the task says otherwise."""
+        """Return the mean loss of a batch. By default the problem's."""
         return self.problem.loss(outputs, targets)
 
     def training_step(self, model: torch.nn.Module, x: Nest, y: Nest) -> torch.Tensor:
-        """The loss of a mini-batch, whose gradient training follows. Here: ``loss`` of the outputs.
+        """Return the loss of a mini-batch to minimise. By default ``loss`` of the outputs.
 
         Override it for a loss that needs more than outputs and targets (mixup, a contrastive loss,
-        a second call of the model). Randomness is torch's, which the caller has seeded.
-
-        Args:
-            model: in training mode.
-            x: inputs of the mini-batch, on the model's device.
-            y: its targets.
+        a second call of the model). Draw random numbers with torch, which the caller has seeded.
+        The model is in training mode; the batch is on its device.
         """
         return self.loss(model(x), y)
 
     def train(self, model: torch.nn.Module, passes: Passes) -> float:
-        """A whole training of the task's own, in place of the run's loop. Override it to have one.
+        """Train the model with the task's own loop, and return the mean loss over the last pass.
 
-        The model is in training mode and changed in place; torch is seeded. What a run asks of the
-        loop that it replaces (another optimiser, clipping, a proximal term, …) is refused.
-
-        Args:
-            model: train those of its parameters that require gradients.
-            passes: over the training data; each is to be taken once.
-
-        Returns:
-            The mean loss over the samples of the last pass.
+        Override it to replace the run's loop. The model is in training mode and changed in place;
+        torch is seeded. Train only parameters that require gradients, and use each pass over the
+        training data once. Run settings of the replaced loop (another optimiser, clipping, a
+        proximal term, …) are refused.
         """
         raise NotImplementedError
 
     def lr_factor(self, done: float) -> float:
-        """A factor on the learning rate, beside the run's ``schedule`` and ``lr-decay``; here: 1.
+        """Return a learning-rate factor on top of ``schedule`` and ``lr-decay``; default 1.
 
-        Args:
-            done: share of the whole run, in [0, 1].
+        ``done`` is the completed share of the run, in [0, 1].
         """
         return 1.0
 
     def optimiser(self, model: torch.nn.Module, lr: float) -> torch.optim.Optimizer | None:
-        """An optimiser of the task's own, in place of the run's; None: there is none.
+        """Return the task's own optimiser, or None to use the run's.
 
-        Args:
-            model: train those of its parameters that require gradients.
-            lr: the run's learning rate in this round.
+        Optimise only parameters that require gradients. ``lr`` is the run's rate in this round.
         """
         return None
 
     def discriminator_features(self, x: torch.Tensor) -> torch.Tensor:
-        """What a client discriminator sees of samples, shape (n, ...) to (n, features).
+        """Return what a client discriminator sees of samples: shape (n, ...) to (n, features).
 
-        Fixed, the same at every silo, not trained. By default the values themselves; images of more
-        than 28 pixels a side are averaged down first. A task may return the output of a network
-        that it has (FedCollab: of a pre-trained one).
+        The mapping is fixed, not trained, and the same at every silo. By default the values
+        themselves; images of more than 28 pixels a side are averaged down first. A task may return
+        a network's output (FedCollab: a pre-trained one).
         """
         from torch.nn.functional import adaptive_avg_pool2d
 
@@ -492,11 +449,11 @@ class Task(ABC):
         return x.flatten(1)
 
     def discriminator(self, num_features: int) -> torch.nn.Module:
-        """A freshly initialised client discriminator; the caller has seeded torch.
+        """Return a freshly initialised client discriminator; the caller has seeded torch.
 
-        A module without buffers whose ``forward(features, labels)`` takes ``(n, num_features)`` and
-        one-hot labels ``(n, num_classes)`` and returns n logits; a task without classes has one
-        label. By default FedCollab's.
+        It has no buffers. ``forward(features, labels)`` takes ``(n, num_features)`` and one-hot
+        labels ``(n, num_classes)``, or one label without classes, and returns n logits. By default
+        FedCollab's.
         """
         from coterie.tasks.models import Discriminator
 
@@ -504,13 +461,12 @@ class Task(ABC):
 
 
 def _shown(value: object) -> str:
-    """A value of somebody else's, in an error."""
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:60]}…"
 
 
 def with_task_keys(keys: Any) -> Any:
-    """Keys of a run as a file has them, with ``[run.task]`` written as ``task.<name>``."""
+    """Return a file's run keys with ``[run.task]`` flattened to ``task.<name>``."""
     if not isinstance(keys, Mapping) or not isinstance(keys.get("task"), Mapping):
         return keys
     own = {f"task.{name}": value for name, value in keys["task"].items()}
@@ -518,16 +474,12 @@ def with_task_keys(keys: Any) -> Any:
 
 
 def has_own(task: Task, hook: str) -> bool:
-    """Whether a task has its own ``train``, ``training_step``, ``loss``, ``optimiser`` …"""
+    """Return whether a task overrides ``train``, ``training_step``, ``loss``, ``optimiser`` …."""
     return getattr(type(task), hook) is not getattr(Task, hook)
 
 
 def place_of(text: str) -> Path:
-    """The file or folder that a user's text names.
-
-    Raises:
-        TaskError: it begins with ``~`` and somebody who has no home here.
-    """
+    """Return the path in a user's text, or raise ``TaskError`` for an unknown home folder."""
     try:
         return Path(text).expanduser()
     except RuntimeError:
@@ -538,11 +490,7 @@ def place_of(text: str) -> Path:
 
 
 def read_array(file: Path) -> NDArray[Any]:
-    """The numbers in an ``.npy`` file, or those of the array ``x`` of an ``.npz`` file.
-
-    Raises:
-        TaskError: the file is missing or holds something else.
-    """
+    """Read an ``.npy`` file, or ``x`` of an ``.npz`` file; raise ``TaskError`` on failure."""
     try:
         found = np.load(file, allow_pickle=False)
         array: NDArray[Any] = found if isinstance(found, np.ndarray) else found["x"]
@@ -556,18 +504,14 @@ def read_array(file: Path) -> NDArray[Any]:
 
 
 def as_option(value: Any) -> Any:
-    """An option as it travels: a table or a list of a TOML file becomes text, in JSON."""
+    """Return an option in transmittable form: a TOML table or list becomes JSON text."""
     return json.dumps(value, ensure_ascii=False) if isinstance(value, dict | list) else value
 
 
 def read_options(
     task: str, options: Mapping[str, Option], defaults: Mapping[str, Option]
 ) -> dict[str, Any]:
-    """Fill in defaults, convert to the defaults' types and refuse unknown options.
-
-    Raises:
-        TaskError: an option that the task does not have, or a value of the wrong type.
-    """
+    """Fill in defaults and convert to their types; raise ``TaskError`` for invalid options."""
     unknown = sorted(set(options) - set(defaults))
     if unknown:
         raise TaskError(
@@ -587,7 +531,7 @@ def read_options(
 
 
 def _flag(value: Option) -> bool:
-    """A command line or an environment gives texts, and ``bool("false")`` is true."""
+    """Parse a flag from text, because ``bool("false")`` is true."""
     words = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
     try:
         return words[str(value).lower()]

@@ -1,8 +1,8 @@
-"""Draws rows of a silo's data: to test on, to validate on, and whatever else is held out.
+"""Draw rows of a silo's data to hold out: for testing, for validation, or otherwise.
 
-Several rows may belong to one person, or one machine. Then persons are drawn: all rows of a person
-lie on one side of every split, or a model would be tested on whom it was trained on. A person is a
-number here; the key by which the silo knows them stays where it was read.
+If several rows belong to one person or machine, persons are drawn: all rows of a person stay on one
+side of every split, so that a model is not tested on persons it was trained on. Here a person is a
+number; the silo's key for the person stays where it was read.
 """
 
 from __future__ import annotations
@@ -20,17 +20,11 @@ Rows = NDArray[np.intp]
 def split_by_class(
     y: NDArray[np.int64], share: float, *, seed: int, persons: Persons | None = None
 ) -> tuple[Rows, Rows]:
-    """Rows for training and for testing: of every class the same share, at random.
+    """Return rows for training and testing: a random test share of every class.
 
-    A class of one sample goes to training, and so does one of a single person. Rows stay in their
-    order.
-
-    Args:
-        y: (n,) classes.
-        share: of testing, in (0, 1).
-        seed: of the choice.
-        persons: whose the rows are: shares are then as near as whole persons allow. Of a single
-            person, nothing is for testing.
+    A class with one sample or one person goes to training. Rows stay in their order. With
+    ``persons``, shares are as near as whole persons allow; with a single person, nothing is for
+    testing. ``y`` is (n,), ``share`` in (0, 1).
     """
     rng = np.random.default_rng([seed, len(y)])
     if persons is not None:
@@ -46,14 +40,11 @@ def split_by_class(
 def split_by_fold(
     y: NDArray[np.int64], number: int, count: int, *, seed: int, persons: Persons | None = None
 ) -> tuple[Rows, Rows]:
-    """Rows for training and for testing: the parts ``number`` of 1 to ``count`` share no row, hold
-    all of them together, and differ by one row at most, in all and of every class.
+    """Return rows for training and testing, with part ``number`` (from 1) of ``count`` for testing.
 
-    With ``persons`` they share no person, and are as like each other as whole persons allow. Rows
-    stay in their order.
-
-    Raises:
-        TaskError: there are fewer rows, or persons, than parts.
+    The parts are disjoint and cover all rows; their sizes differ by at most one row, in total and
+    per class. With ``persons`` they share no person and are as alike as whole persons allow. Rows
+    stay in their order. Raises ``TaskError`` if there are fewer rows, or persons, than parts.
     """
     units, what = (len(y), "samples") if persons is None else (num_persons(persons), "persons")
     if units < count:
@@ -79,13 +70,12 @@ def _deal(
     *,
     testing: bool = False,
 ) -> NDArray[np.intp]:
-    """(n,) The part that each row's person goes to: each part gets its share of all rows and of
-    every class, as near as whole persons allow.
+    """Return (n,) the part of each row's person, with given shares in total and per class.
 
-    Who has a class alone comes first, then who has many rows, and those of about as many in random
-    order. Each goes to the part that would then be the least filled, of what they bring
-    (Sainte-Laguë's rule for seats).
-    With ``testing`` the second of two parts is for testing.
+    Persons who alone have a class come first, then those with many rows; similar numbers are in
+    random order. Each goes to the part that would then be least filled, by Sainte-Laguë's rule for
+    seats. Shares are met as near as whole persons allow. With ``testing`` the second of two parts
+    is for testing.
     """
     _, whose = np.unique(persons, return_inverse=True)
     _, kind = np.unique(y, return_inverse=True)
@@ -108,8 +98,10 @@ def _deal(
 
 
 def _for_testing(held: NDArray[np.float64], share: float) -> NDArray[np.float64]:
-    """(2, classes) Rows to train on and to test on: of every class somebody for both, but of one
-    that a single person has nobody to test on."""
+    """Return (2, classes + 1) rows to train and to test on; the last column is for all classes.
+
+    Every class has persons on both sides, but a class of a single person has none to test on.
+    """
     total, least = held.sum(axis=0), np.where(held > 0, held, np.inf).min(axis=0)
     test = np.minimum(np.maximum(share * total, least), total - least)
     test[-1] = test[:-1].sum()
@@ -118,22 +110,22 @@ def _for_testing(held: NDArray[np.float64], share: float) -> NDArray[np.float64]
 
 
 def number_persons(*keys: Sequence[str]) -> list[Persons]:
-    """Numbers from 0 on in the place of keys; the same key has the same number in every list."""
+    """Replace keys by numbers from 0; the same key has the same number in every list."""
     known: dict[str, int] = {}
     return [np.array([known.setdefault(k, len(known)) for k in own], np.int64) for own in keys]
 
 
 def num_persons(persons: Persons) -> int:
-    """How many different ones there are."""
+    """Return the number of distinct persons."""
     return len(np.unique(persons))
 
 
 def most_of_one(persons: Persons) -> int:
-    """Rows of the person who has the most."""
+    """Return the number of rows of the person with the most rows."""
     return int(np.unique(persons, return_counts=True)[1].max(initial=0))
 
 
 def fewest_persons(persons: Persons, rows: int) -> int:
-    """The fewest persons that so many of the rows can belong to."""
+    """Return the fewest persons that this number of rows can belong to."""
     sizes = np.sort(np.unique(persons, return_counts=True)[1])[::-1]
     return int(np.searchsorted(np.cumsum(sizes), min(rows, len(persons)))) + 1 if rows > 0 else 0

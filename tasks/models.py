@@ -1,4 +1,4 @@
-"""Networks by name. Each is given as (representation, head); ``SplitModel`` joins the two."""
+"""Networks by name, as pairs (representation, head) that ``SplitModel`` joins."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import nn
 
 
 class SplitModel(nn.Module):
-    """``head(representation(x))``: the split that personal layers and generators need."""
+    """A model ``head(representation(x))``: the split that personal layers and generators need."""
 
     def __init__(self, representation: nn.Module, head: nn.Module) -> None:
         super().__init__()
@@ -20,24 +20,24 @@ class SplitModel(nn.Module):
         self.head = head
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Logits, shape (batch, classes)."""
+        """Return logits, shape (batch, classes)."""
         out: torch.Tensor = self.head(self.representation(x))
         return out
 
 
 GROUP_NORM = "+groupnorm"
-"""After a network's name: the same with GroupNorm in the place of BatchNorm."""
+"""Suffix of a network's name that replaces BatchNorm by GroupNorm."""
 GROUP_WIDTH = 8
-"""Channels of a group, at least."""
+"""Minimum number of channels per group."""
 
 
 def with_group_norm(model: nn.Module) -> nn.Module:
-    """Put GroupNorm in the place of every BatchNorm, in the model itself, and return it.
+    """Replace every BatchNorm by GroupNorm in the model itself, and return the model.
 
-    Wu and He, "Group Normalization", ECCV 2018. It normalises every sample by itself: differential
-    privacy needs that, and it has no running statistics that silos would have to average. There are
-    as many groups as divide the channels, at most the paper's 32, and of no fewer than 8 channels:
-    of a layer without pixels a group of one channel would always be 0.
+    Wu and He, "Group Normalization", ECCV 2018. It normalises each sample separately, as
+    differential privacy requires, and has no running statistics for silos to average. The number of
+    groups divides the channels and is at most the paper's 32. A group has at least 8 channels: in a
+    layer without pixels, a group of one channel would always be 0.
     """
     for name, module in list(model.named_children()):
         if isinstance(module, nn.modules.batchnorm._BatchNorm):
@@ -66,17 +66,17 @@ class Discriminator(nn.Module):
         self.label_scale = num_classes / max(num_classes - 1, 1) ** 0.5
 
     def forward(self, features: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        """Logits of "it is the first silo's", shape (n,); labels are one-hot."""
+        """Return logits (n,) for "it is the first silo's"; labels are one-hot."""
         label = self.label(labels * self.label_scale)
         out: torch.Tensor = self.output(torch.relu(self.features(features) + 2 * label))
         return out.squeeze(-1)
 
 
 class LabelwiseDiscriminator(nn.Module):
-    """One linear model of the features per label: "is this what a 3 looks like at the first silo?"
+    """A client discriminator with one linear model of the features per label.
 
-    Learns from a few dozen samples that labels mean different things at two silos (concept shift),
-    which a sum of a feature and a label branch needs thousands for. Starts at zero.
+    It learns from a few dozen samples that labels mean different things at two silos (concept
+    shift); a sum of a feature and a label branch needs thousands. It starts at zero.
     """
 
     def __init__(self, num_features: int, num_classes: int) -> None:
@@ -86,13 +86,13 @@ class LabelwiseDiscriminator(nn.Module):
         nn.init.zeros_(self.by_label.bias)
 
     def forward(self, features: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        """Logits of "it is the first silo's", shape (n,); labels are one-hot."""
+        """Return logits (n,) for "it is the first silo's"; labels are one-hot."""
         out: torch.Tensor = (self.by_label(features) * labels).sum(dim=1)
         return out
 
 
 def small_cnn(*, num_classes: int) -> tuple[nn.Module, nn.Module]:
-    """For images of 1×8×8: conv 16, conv 32 (3×3), each pooled by 2; linear head from 128."""
+    """Return a network for 1×8×8: conv 16, conv 32 (3×3), both pooled by 2; linear head, 128 in."""
     representation = nn.Sequential(
         *_conv(1, 16), nn.MaxPool2d(2), *_conv(16, 32), nn.MaxPool2d(2), nn.Flatten()
     )
@@ -100,14 +100,14 @@ def small_cnn(*, num_classes: int) -> tuple[nn.Module, nn.Module]:
 
 
 def mclr(*, shape: tuple[int, int, int], num_classes: int) -> tuple[nn.Module, nn.Module]:
-    """One softmax layer (FedGroup Table I: 7,850 parameters on MNIST)."""
+    """Return one softmax layer (FedGroup Table I: 7,850 parameters on MNIST)."""
     return nn.Flatten(), nn.Linear(prod(shape), num_classes)
 
 
 def mlp(
     *, shape: tuple[int, int, int], num_classes: int, hidden: tuple[int, ...], dropout: float = 0.0
 ) -> tuple[nn.Module, nn.Module]:
-    """Fully connected layers with ReLU between; ``dropout`` on each hidden layer."""
+    """Return fully connected layers with ReLU between; ``dropout`` on each hidden layer."""
     layers: list[nn.Module] = [nn.Flatten()]
     width = prod(shape)
     for units in hidden:
@@ -119,7 +119,7 @@ def mlp(
 
 
 def cnn_fedbn(*, shape: tuple[int, int, int], num_classes: int) -> tuple[nn.Module, nn.Module]:
-    """FedBN's DigitModel, HCCT's network for Digit: three convolutions, BatchNorm throughout."""
+    """Return FedBN's DigitModel, as in HCCT for Digit: three convolutions, BatchNorm throughout."""
     channels, height, width = shape
     representation = nn.Sequential(
         *_conv_bn(channels, 64),
@@ -135,7 +135,7 @@ def cnn_fedbn(*, shape: tuple[int, int, int], num_classes: int) -> tuple[nn.Modu
 
 
 def cnn_hcct(*, shape: tuple[int, int, int], num_classes: int) -> tuple[nn.Module, nn.Module]:
-    """HCCT's network for CIFAR-10: conv 16, 32, 64, 128 (3×3), fc 500, dropout 0.25."""
+    """Return HCCT's network for CIFAR-10: conv 16, 32, 64, 128 (3×3), fc 500, dropout 0.25."""
     channels, height, width = shape
     representation = nn.Sequential(
         *_conv(channels, 16),
@@ -154,7 +154,7 @@ def cnn_hcct(*, shape: tuple[int, int, int], num_classes: int) -> tuple[nn.Modul
 
 
 def cnn_fedcollab(*, shape: tuple[int, int, int], num_classes: int) -> tuple[nn.Module, nn.Module]:
-    """FedCollab's network for CIFAR-10: conv 32, 64, 64 (3×3, no padding), fc 64.
+    """Return FedCollab's network for CIFAR-10: conv 32, 64, 64 (3×3, no padding), fc 64.
 
     Padding and pooling are not stated; this is the common tutorial network of these widths.
     """
@@ -173,10 +173,10 @@ def cnn_fedcollab(*, shape: tuple[int, int, int], num_classes: int) -> tuple[nn.
 
 
 def cnn_fedgenp(*, shape: tuple[int, int, int], num_classes: int) -> tuple[nn.Module, nn.Module]:
-    """FedGenP's network (Table 2): conv 6, conv 16, fc 784, fc 32; the 32 are the latent space.
+    """Return FedGenP's network (Table 2): conv 6, conv 16, fc 784, fc 32 (the latent space).
 
-    Kernel and stride are not stated; 3×3 with stride 2, as in FedGen, makes 28×28 images 16×7×7,
-    which are the table's 784.
+    Kernel and stride are not stated; 3×3 with stride 2, as in FedGen, turns 28×28 images into
+    16×7×7, the table's 784.
     """
     channels, height, width = shape
     flat = 16 * ((height + 3) // 4) * ((width + 3) // 4)
@@ -193,10 +193,10 @@ def cnn_fedgenp(*, shape: tuple[int, int, int], num_classes: int) -> tuple[nn.Mo
 
 
 def cnn_fedgen(*, shape: tuple[int, int, int], num_classes: int) -> tuple[nn.Module, nn.Module]:
-    """FedGen's published network: conv 6, conv 16, each with BatchNorm, fc 32 (latent, no ReLU).
+    """Return FedGen's published network: conv 6, conv 16, each with BatchNorm, fc 32 (no ReLU).
 
-    28×28 images leave 784 numbers after the convolutions. FedGenP's table, which starts from it,
-    lists the same numbers: 6, 16, 784, 32.
+    The 32 are the latent space. 28×28 images leave 784 numbers after the convolutions; FedGenP's
+    table, which starts from this network, lists the same numbers: 6, 16, 784, 32.
     """
     channels, height, width = shape
     flat = 16 * ((height + 3) // 4) * ((width + 3) // 4)
@@ -210,12 +210,12 @@ def cnn_fedgen(*, shape: tuple[int, int, int], num_classes: int) -> tuple[nn.Mod
 
 
 class UNet(nn.Module):
-    """Features of every pixel: down by pooling, up again, with what was seen on the way down.
+    """A U-Net that gives features of every pixel.
 
     Ronneberger, Fischer and Brox, "U-Net: Convolutional networks for biomedical image
     segmentation", MICCAI 2015. Differs from the paper: a quarter of its widths, one level less,
-    padded convolutions with GroupNorm, which does not depend on the batch and has no buffers, and
-    enlarging by repetition, so that every height and width from 8 on will do.
+    padded convolutions, GroupNorm (independent of the batch, no buffers), and upsampling by
+    repetition, so that any height and width from 8 on works.
     """
 
     def __init__(self, channels: int, widths: tuple[int, ...] = (16, 32, 64, 128)) -> None:
@@ -227,7 +227,7 @@ class UNet(nn.Module):
         self.up = nn.ModuleList(map(_conv_gn, both, rising[1:]))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """(n, C, H, W) to (n, 16, H, W)."""
+        """Map (n, C, H, W) to (n, 16, H, W)."""
         from torch.nn.functional import interpolate, max_pool2d
 
         seen: list[torch.Tensor] = []
@@ -240,7 +240,7 @@ class UNet(nn.Module):
 
 
 def unet(*, shape: tuple[int, int, int], num_classes: int) -> tuple[nn.Module, nn.Module]:
-    """A class per pixel: U-Net, and a 1×1 convolution as its head."""
+    """Return a U-Net with a 1×1 convolution as its head, for a class per pixel."""
     channels, height, width = shape
     if min(height, width) < 8:
         raise ValueError("three poolings leave nothing of less than 8 pixels")
@@ -248,7 +248,7 @@ def unet(*, shape: tuple[int, int, int], num_classes: int) -> tuple[nn.Module, n
 
 
 def _conv_gn(inputs: int, outputs: int) -> nn.Sequential:
-    """Two 3×3 convolutions, each with GroupNorm of 8 channels a group."""
+    """Return two 3×3 convolutions, each with GroupNorm of 8 channels per group."""
     layers: list[nn.Module] = []
     for before in (inputs, outputs):
         conv = nn.Conv2d(before, outputs, 3, padding=1, bias=False)
@@ -270,7 +270,7 @@ def _linear_bn(inputs: int, outputs: int) -> list[nn.Module]:
 
 
 def _after_valid(side: int) -> int:
-    """Side left by conv, pool, conv, pool, conv with 3×3 kernels and no padding."""
+    """Return the side after conv, pool, conv, pool, conv with 3×3 kernels and no padding."""
     return ((side - 2) // 2 - 2) // 2 - 2
 
 
@@ -291,16 +291,14 @@ NETWORKS: dict[str, Callable[..., tuple[nn.Module, nn.Module]]] = {
 
 mclr, mlp-128 and mlp-512: FedGroup (MNIST, FEMNIST). mlp-64: HCCT (FMNIST). mlp-200 and
 cnn-fedcollab: FedCollab (FashionMNIST, CIFAR-10). cnn-fedbn and cnn-hcct: HCCT (Digit, CIFAR-10).
-cnn-fedgenp and cnn-fedgen: FedGenP (MNIST, EMNIST), as its table reads and as FedGen's code has it.
-unet is for masks: it gives ``num_classes`` numbers per pixel.
-"""
+cnn-fedgenp and cnn-fedgen: FedGenP (MNIST, EMNIST), by its table and by FedGen's code. unet: masks;
+it gives ``num_classes`` numbers per pixel."""
 
 
 def named(name: str, *, shape: tuple[int, ...], num_classes: int) -> SplitModel:
-    """A network of ``NETWORKS``, freshly initialised; ``NAME+groupnorm`` has no BatchNorm.
+    """Return a new network of ``NETWORKS``; ``NAME+groupnorm`` has no BatchNorm.
 
-    Raises:
-        KeyError: there is none of this name.
+    Raises ``KeyError`` if the name is unknown.
     """
     plain = name.removesuffix(GROUP_NORM)
     made = SplitModel(*NETWORKS[plain](shape=shape, num_classes=num_classes))

@@ -1,7 +1,7 @@
-"""A network by name, coterie's or torchvision's or timm's; its weights from a file; what is frozen.
+"""Networks of coterie, torchvision or timm by name; their weights, and what is frozen.
 
-Nothing is downloaded: a network is made without weights, and a file brings them. Every silo has
-the same file, and its SHA-256 is part of what silos must have in common.
+Nothing is downloaded: a network is made without weights, which come from a file. Every silo has the
+same file, and its SHA-256 is part of what silos must have in common.
 """
 
 from __future__ import annotations
@@ -20,28 +20,28 @@ from coterie.tasks.models import GROUP_NORM, NETWORKS, named, with_group_norm
 
 ALL_BUT_HEAD = "all-but-head"
 INCEPTIONS = ("googlenet", "inception_v3")
-"""Of torchvision: they have further heads for training, which are left out."""
+"""torchvision networks with auxiliary heads for training, which are left out."""
 COUNTER = "num_batches_tracked"
-"""Of a BatchNorm, which uses it only without momentum; files of old have none."""
+"""BatchNorm's counter, used only without momentum and absent from old files."""
 
 
 OF_EVERY_SHAPE = ("mclr", "mlp")
-"""Beginnings of the names of networks that take rows of a table, too."""
+"""Name prefixes of networks that also accept rows of a table."""
 
 
 def make(name: str, *, shape: tuple[int, ...], num_classes: int) -> tuple[nn.Module, str]:
-    """A freshly initialised network, and the beginning of the names of its head's arrays.
+    """Return a freshly initialised network, and the prefix of its head's array names.
 
     The head is the last layer, from features to logits.
 
     Args:
-        name: one of ``NETWORKS``, ``torchvision/NAME`` or ``timm/NAME``; with ``+groupnorm`` after
-            it, it has GroupNorm in the place of BatchNorm.
+        name: one of ``NETWORKS``, ``torchvision/NAME`` or ``timm/NAME``; the suffix ``+groupnorm``
+            replaces BatchNorm by GroupNorm.
         shape: of one sample.
-        num_classes: how many logits.
+        num_classes: number of logits.
 
     Raises:
-        TaskError: there is no such network, or it does not take such samples.
+        TaskError: the network is unknown, or does not accept such samples.
     """
     library, _, called = name.partition("/")
     if not called or library not in _MAKERS:
@@ -97,14 +97,14 @@ def _of_timm(name: str, shape: tuple[int, ...], num_classes: int) -> nn.Module:
 
 
 class Logits(nn.Module):
-    """A model of transformers for a training loop: inputs by name, logits alone."""
+    """A transformers model for a training loop: inputs by name, only logits as output."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.model = model
 
     def forward(self, x: dict[str, torch.Tensor]) -> torch.Tensor:
-        """Logits of the model called with the nest's entries, (batch, …)."""
+        """Return logits (batch, …) of the model called with the nest's entries."""
         logits: torch.Tensor = self.model(**x).logits
         return logits
 
@@ -147,7 +147,7 @@ def _unfit(name: str, shape: tuple[int, ...], why: str) -> TaskError:
 
 
 def _head_of(name: str, model: nn.Module, shape: tuple[int, ...], num_classes: int) -> str:
-    """The prefix of the last layer, after a trial of what the whole gives."""
+    """Return the prefix of the last layer, after checking the model's output in a trial."""
     layers = [
         (where, module)
         for where, module in model.named_modules()
@@ -179,14 +179,13 @@ def load_file(
     """Copy a safetensors file's arrays into the model; return the file's name and its SHA-256.
 
     Args:
-        model: changed in place.
-        file: has all arrays of the model by name, but perhaps not those of the head.
-        head: the beginning of the head's names; where the file's head is of other classes, or the
-            file has none, the model's own stays. Empty: the file must have all.
-        expected: the SHA-256 that the file must have; empty: any.
+        file: must have all arrays of the model by name, except perhaps those of the head.
+        head: prefix of the head's names. If the file's head is missing or has other classes, the
+            model's own stays. Empty: the file must have all arrays.
+        expected: required SHA-256; empty: any.
 
     Raises:
-        TaskError: the file is missing, is another one, or does not fit.
+        TaskError: the file is missing, is a different one, or does not fit.
     """
     from safetensors import SafetensorError
     from safetensors.torch import load
@@ -234,15 +233,10 @@ def load_file(
 
 
 def freeze(model: nn.Module, what: str | Sequence[str], *, head: str) -> None:
-    """Let parameters be no longer trained.
+    """Exclude parameters from training, in place.
 
-    Args:
-        model: changed in place.
-        what: ``all-but-head``, or beginnings of parameters' names.
-        head: the beginning of the head's names.
-
-    Raises:
-        TaskError: no parameter is named so, or none is left to be trained.
+    ``what`` is ``all-but-head``, or prefixes of parameter names; ``head`` is the prefix of the
+    head's. Raises ``TaskError`` if a prefix matches no parameter, or nothing is left to train.
     """
     names = [name for name, _ in model.named_parameters()]
     if what == ALL_BUT_HEAD:

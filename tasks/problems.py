@@ -1,11 +1,11 @@
-"""What kind of answer a model gives: its loss, what targets must be, and how answers are measured.
+"""Learning problems: their losses, valid targets, and how answers are measured.
 
 ``Classes`` (one of K), ``Labels`` (any of K), ``Numbers`` (real targets), ``Survival`` (time and
 event, by Cox's partial likelihood), ``Masks`` (a class per pixel). A task names one as its
 ``problem``; a declared task by ``target = {kind = "number"}`` and so on.
 
-What a model answers is kept per sample as *evidence*, small enough for a whole test set: that is
-what metrics and their intervals are made of.
+Answers are kept per sample as *evidence*, small enough for a whole test set; metrics and their
+intervals are computed from it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Evidence = tuple[Array, ...]
 """Arrays (n, …), one row per sample."""
 
 IGNORED = -100
-"""In a mask: the pixel has no label. It counts neither in the loss nor in the metrics."""
+"""Mask value of a pixel without a label. It counts neither in the loss nor in the metrics."""
 
 
 class Problem(ABC):
@@ -36,7 +36,7 @@ class Problem(ABC):
 
     Attributes:
         kind: its name in a declaration.
-        metrics: that it has, the first of them leads unless a task or a run names another.
+        metrics: available metrics; the first is primary unless a task or a run names another.
         whole: the loss of a test set is not the mean of its batches' losses.
     """
 
@@ -48,31 +48,25 @@ class Problem(ABC):
     def loss(
         self, outputs: torch.Tensor, targets: torch.Tensor, weights: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """Mean loss of a batch; ``weights`` are of the classes, where there are any."""
+        """Return the mean loss of a batch; ``weights`` are class weights, if there are classes."""
 
     @abstractmethod
     def check(self, targets: Array, part: str) -> None:
-        """Check all targets of one part of a silo's data.
-
-        Args:
-            targets: (n, …).
-            part: ``training`` or ``test``, for the error.
-
-        Raises:
-            TaskError: they are of another shape or type, or hold values that cannot be learned.
-        """
+        """Check targets (n, …) of ``part``, training or test; raise ``TaskError`` if invalid."""
 
     @abstractmethod
     def evidence(self, outputs: torch.Tensor, targets: torch.Tensor) -> Evidence:
-        """What is kept of a batch of answers to measure them by."""
+        """Return what is kept of a batch of answers to compute metrics from."""
 
     @abstractmethod
     def trivial(self, training: Array, evidence: Evidence, metric: str) -> Evidence | None:
-        """The same of always giving one answer, the best for the training targets by this metric;
-        None: there is none to speak of."""
+        """Return the evidence of the best constant answer for the training targets by this metric.
+
+        None: no constant answer is worth comparing with.
+        """
 
     def answers(self, outputs: torch.Tensor) -> torch.Tensor:
-        """Outputs in the unit of the targets. Here: as they are."""
+        """Return outputs in the unit of the targets. By default unchanged."""
         return outputs
 
 
@@ -90,13 +84,11 @@ class Classes(Problem):
     def loss(
         self, outputs: torch.Tensor, targets: torch.Tensor, weights: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """See ``Problem``."""
         from torch.nn.functional import cross_entropy
 
         return cross_entropy(outputs, targets, weight=weights)
 
     def check(self, targets: Array, part: str) -> None:
-        """See ``Problem``."""
         if targets.ndim != 1 or targets.dtype.kind not in "iu":
             raise TaskError(
                 f"{part} labels must be whole numbers, one per sample. "
@@ -105,11 +97,11 @@ class Classes(Problem):
         check_range(targets, part, self.num_classes)
 
     def evidence(self, outputs: torch.Tensor, targets: torch.Tensor) -> Evidence:
-        """Probabilities (n, K), classes (n,)."""
+        """Return probabilities (n, K) and classes (n,)."""
         return outputs.double().softmax(dim=1).cpu().numpy(), targets.cpu().numpy()
 
     def trivial(self, training: Array, evidence: Evidence, metric: str) -> Evidence | None:
-        """The shares of the training labels, whatever the sample."""
+        """Return the shares of the training labels for every sample."""
         shares = np.bincount(training, minlength=self.num_classes) / len(training)
         return np.tile(shares, (len(evidence[1]), 1)), evidence[1]
 
@@ -128,13 +120,12 @@ class Labels(Problem):
     def loss(
         self, outputs: torch.Tensor, targets: torch.Tensor, weights: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """See ``Problem``; ``weights`` count a label's yes against its no."""
+        """Return the loss; ``weights`` weight a label's positives against its negatives."""
         from torch.nn.functional import binary_cross_entropy_with_logits
 
         return binary_cross_entropy_with_logits(outputs, targets, pos_weight=weights)
 
     def check(self, targets: Array, part: str) -> None:
-        """See ``Problem``."""
         if targets.shape[1:] != (self.num_labels,) or not np.isin(targets, (0, 1)).all():
             raise TaskError(
                 f"{part} labels must be 0 or 1, {self.num_labels} per sample. "
@@ -142,11 +133,11 @@ class Labels(Problem):
             )
 
     def evidence(self, outputs: torch.Tensor, targets: torch.Tensor) -> Evidence:
-        """Probabilities (n, K), labels (n, K)."""
+        """Return probabilities (n, K) and labels (n, K)."""
         return outputs.double().sigmoid().cpu().numpy(), targets.double().cpu().numpy()
 
     def trivial(self, training: Array, evidence: Evidence, metric: str) -> Evidence | None:
-        """How often each label is there in the training data."""
+        """Return each label's frequency in the training data for every sample."""
         return np.tile(training.mean(axis=0), (len(evidence[1]), 1)), evidence[1]
 
 
@@ -154,11 +145,9 @@ class Labels(Problem):
 class Numbers(Problem):
     """Real targets: outputs and targets float32 (n, K). Mean squared error.
 
-    Attributes:
-        num_targets: K.
-        unit: of the targets, for people, such as ``days``.
-        scale: (K, 2) mean and deviation: outputs are then (target − mean) / deviation, and the loss
-            is of these; targets, answers and metrics are in the unit. Empty: so are outputs.
+    ``unit`` is that of the targets, such as ``days``. With ``scale``, (K, 2) means and deviations,
+    outputs are (target − mean) / deviation and the loss is computed on these; targets, answers and
+    metrics keep their unit. Empty: no scaling.
     """
 
     num_targets: int = 1
@@ -170,7 +159,6 @@ class Numbers(Problem):
     def loss(
         self, outputs: torch.Tensor, targets: torch.Tensor, weights: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """See ``Problem``."""
         from torch.nn.functional import mse_loss
 
         if not self.scale:
@@ -179,7 +167,6 @@ class Numbers(Problem):
         return mse_loss(outputs, (targets - mean) / deviation)
 
     def answers(self, outputs: torch.Tensor) -> torch.Tensor:
-        """See ``Problem``."""
         if not self.scale:
             return outputs
         mean, deviation = self._scale_like(outputs)
@@ -187,13 +174,12 @@ class Numbers(Problem):
         return answers
 
     def _scale_like(self, tensor: torch.Tensor) -> torch.Tensor:
-        """(2, K) Means and deviations, of the tensor's type and on its device."""
+        """Return (2, K) means and deviations with the tensor's dtype and device."""
         import torch
 
         return torch.tensor(self.scale, dtype=tensor.dtype, device=tensor.device).T
 
     def check(self, targets: Array, part: str) -> None:
-        """See ``Problem``."""
         if targets.shape[1:] != (self.num_targets,) or targets.dtype.kind != "f":
             raise TaskError(
                 f"{part} targets must be real numbers, {self.num_targets} per sample. "
@@ -202,23 +188,23 @@ class Numbers(Problem):
         check_finite_targets(targets, part)
 
     def evidence(self, outputs: torch.Tensor, targets: torch.Tensor) -> Evidence:
-        """Answers (n, K), targets (n, K)."""
+        """Return answers (n, K) and targets (n, K)."""
         return self.answers(outputs.double()).cpu().numpy(), targets.double().cpu().numpy()
 
     def trivial(self, training: Array, evidence: Evidence, metric: str) -> Evidence | None:
-        """The training targets' median for the MAE, else their mean."""
+        """Return the training targets' median for the MAE, otherwise their mean."""
         best = np.median if metric == "mae" else np.mean
         return np.tile(best(training, axis=0), (len(evidence[1]), 1)), evidence[1]
 
 
 @dataclass(frozen=True)
 class Survival(Problem):
-    """Time until an event: outputs (n, 1) are log risks; targets float32 (n, 2) are a time each,
-    and 1 if the event happened then or 0 if nothing is known after it.
+    """Time until an event: outputs (n, 1) are log risks, targets float32 (n, 2) time and event.
 
-    The loss is Cox's negative partial log-likelihood per event, with Breslow's way of ties (Cox,
-    "Regression models and life-tables", J. R. Stat. Soc. B 1972). The risk sets are of the batch:
-    a larger batch is nearer to the likelihood of all samples.
+    An event is 1 if it happened at that time, 0 if nothing is known after it. The loss is Cox's
+    negative partial log-likelihood per event, with Breslow's method for ties (Cox, "Regression
+    models and life-tables", J. R. Stat. Soc. B 1972). Risk sets are formed per batch: a larger
+    batch approximates the likelihood of all samples better.
     """
 
     kind: ClassVar[str] = "survival"
@@ -228,7 +214,6 @@ class Survival(Problem):
     def loss(
         self, outputs: torch.Tensor, targets: torch.Tensor, weights: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """See ``Problem``."""
         import torch
 
         time, event = targets.unbind(dim=1)
@@ -240,7 +225,6 @@ class Survival(Problem):
         return -((risk - at_risk[last]) * event).sum() / event.sum().clamp(min=1)
 
     def check(self, targets: Array, part: str) -> None:
-        """See ``Problem``."""
         if targets.shape[1:] != (2,) or targets.dtype.kind != "f":
             raise TaskError(
                 f"{part} targets must be time and event, two real numbers per sample. "
@@ -251,22 +235,22 @@ class Survival(Problem):
             raise TaskError(f"{part} times must be at least 0, and events 0 or 1.")
 
     def evidence(self, outputs: torch.Tensor, targets: torch.Tensor) -> Evidence:
-        """Log risks (n,), times (n,), events (n,)."""
+        """Return log risks (n,), times (n,) and events (n,)."""
         time, event = targets.double().cpu().numpy().T
         return outputs.double().reshape(-1).cpu().numpy(), time, event
 
     def trivial(self, training: Array, evidence: Evidence, metric: str) -> Evidence | None:
-        """Everybody has one risk."""
+        """Return the same risk for every sample."""
         return np.zeros(len(evidence[0])), *evidence[1:]
 
 
 @dataclass(frozen=True)
 class Masks(Problem):
-    """A class per pixel: logits (n, K, …), targets int64 (n, …). Class 0 is the background, and
-    pixels that are ``IGNORED`` have no class.
+    """A class per pixel: logits (n, K, …), targets int64 (n, …).
 
-    The loss is cross-entropy plus 1 − soft Dice over the classes but the background, which keeps
-    small structures from being lost (Isensee et al., "nnU-Net", Nature Methods 2021).
+    Class 0 is the background; ``IGNORED`` pixels have no class. The loss is cross-entropy plus 1 −
+    soft Dice over the foreground classes, so that small structures are not lost (Isensee et al.,
+    "nnU-Net", Nature Methods 2021).
     """
 
     num_classes: int
@@ -276,7 +260,6 @@ class Masks(Problem):
     def loss(
         self, outputs: torch.Tensor, targets: torch.Tensor, weights: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """See ``Problem``."""
         from torch.nn.functional import cross_entropy, one_hot
 
         labelled = (targets != IGNORED).flatten(1)
@@ -290,7 +273,6 @@ class Masks(Problem):
         return entropy + 1 - dice.mean()
 
     def check(self, targets: Array, part: str) -> None:
-        """See ``Problem``."""
         if targets.ndim < 2 or targets.dtype.kind not in "iu":
             raise TaskError(
                 f"{part} masks must hold whole numbers, one per pixel. "
@@ -305,7 +287,7 @@ class Masks(Problem):
         check_range(targets[labelled], part, self.num_classes)
 
     def evidence(self, outputs: torch.Tensor, targets: torch.Tensor) -> Evidence:
-        """Pixels, float64 (n, K − 1, 3): in both, in the answer only, in the target only."""
+        """Return pixel counts, float64 (n, K − 1, 3): in both, answer only, target only."""
         import torch
         from torch.nn.functional import one_hot
 
@@ -317,7 +299,7 @@ class Masks(Problem):
         return (torch.stack([c.sum(dim=1) for c in counts], dim=2).double().cpu().numpy(),)
 
     def trivial(self, training: Array, evidence: Evidence, metric: str) -> Evidence | None:
-        """See ``Problem``: an empty mask finds nothing, which says little."""
+        """Return None: an empty mask finds nothing and is not a useful baseline."""
         return None
 
 
@@ -327,11 +309,7 @@ KINDS: Mapping[str, type[Problem]] = {
 
 
 def check_range(targets: Array, part: str, num_classes: int) -> None:
-    """Check class numbers.
-
-    Raises:
-        TaskError: one is not in [0, num_classes).
-    """
+    """Raise ``TaskError`` unless all class numbers are in [0, num_classes)."""
     if targets.min() < 0 or targets.max() >= num_classes:
         raise TaskError(
             f"{part} labels must be in [0, {num_classes - 1}]. "
@@ -340,11 +318,7 @@ def check_range(targets: Array, part: str, num_classes: int) -> None:
 
 
 def check_finite_targets(targets: Array, part: str) -> None:
-    """Check real targets.
-
-    Raises:
-        TaskError: says in which sample (the first is 1) one is NaN or infinite.
-    """
+    """Raise ``TaskError`` naming the first sample, from 1, with a NaN or infinite target."""
     if not (finite := np.isfinite(targets).reshape(len(targets), -1).all(axis=1)).all():
         raise TaskError(
             f"{part} targets hold NaN or infinite values, in sample {int(finite.argmin()) + 1} "

@@ -1,4 +1,4 @@
-"""From a task's name to the task: built-in ones, and the plug-in point ``module:attribute``."""
+"""Load tasks by name: built-in ones, or plug-ins as ``module:attribute``."""
 
 from __future__ import annotations
 
@@ -14,25 +14,23 @@ BUILT_IN: dict[str, str] = {
     "emnist-letters": "coterie.tasks.images.datasets:EmnistLetters",
     "cifar10": "coterie.tasks.images.datasets:Cifar10",
 }
-"""Name → ``module:class``. Imported only when asked for: a silo imports what it uses.
+"""Name → ``module:class``, imported only on demand.
 
 ``name/model`` is the same task with another of its models, e.g. ``mnist/mclr``, or with GroupNorm
-in the place of BatchNorm: ``mnist/cnn-fedgen+groupnorm``.
-"""
+instead of BatchNorm: ``mnist/cnn-fedgen+groupnorm``."""
 
 
 def load_task(name: str) -> Task:
     """Return the task called ``name``.
 
     Args:
-        name: a built-in name, alone or as ``name/model``, or ``module:attribute`` where the
-            attribute is a ``Task``, a subclass of it, or a function without arguments that returns
-            one. The module must be importable on the machine where this runs; it is never fetched
-            from elsewhere. Or the path of a ``.toml`` file that declares a task
-            (``coterie.tasks.own.declared``), which is then called as that file says.
+        name: a built-in name, alone or as ``name/model``; or ``module:attribute``, where the
+            attribute is a ``Task``, a subclass, or a function without arguments that returns one.
+            The module must be importable on this machine; it is never fetched. Or the path of a
+            ``.toml`` file that declares a task (``coterie.tasks.own.declared``) and names it.
 
     Raises:
-        TaskError: no such task, or it cannot be imported. The text names the reason.
+        TaskError: the task is unknown or cannot be imported. The message gives the reason.
     """
     if name.endswith(".toml"):
         from coterie.tasks.own.declared import load_declared
@@ -69,7 +67,7 @@ def load_task(name: str) -> Task:
 
 
 def _with_model(name: str, base: str, model: str) -> Task:
-    """A built-in task with one of its models by name; the task is called ``name`` on the wire."""
+    """Return a built-in task with one of its models, called ``name`` on the wire."""
     module, _, attribute = BUILT_IN[base].partition(":")
     kind = getattr(import_module(module), attribute)
     models = getattr(kind, "models", ())

@@ -1,20 +1,19 @@
 """A simulation as a file: many silos that share one data set, and the run over them.
 
-The same file describes the silos to ``coterie silo --simulation`` (real processes) and to
-``coterie simulate`` (one process), so that both train the same silos. TOML:
+``coterie silo --simulation`` (real processes) and ``coterie simulate`` (one process) read the same
+file, so that both train the same silos. TOML:
 
     task = "mnist/mclr"
     data = "data"                # folder, relative to this file; not needed for digits
     silos = 100
     names = []                   # of the silos; by default silo-00, silo-01, …
-    seed = 0                     # of the split, and of the run unless it says otherwise
-    label-counts = false         # whether the silos tell how many samples of each label they have
+    seed = 0                     # of the split, and of the run unless [run] sets it
+    label-counts = false         # whether silos share their number of samples per label
     [split]
     kind = "power-law"           # one of coterie.tasks.splits, with its keys
     test-share = 0.1
-    [options]                    # more options of the task, the same at every silo; its files and
-                                 # folders are relative to this file too
-    normalise = "per-pixel"
+    [options]                    # more task options, the same at every silo; paths are relative
+    normalise = "per-pixel"      # to this file
     [run]                        # keys of docs/reference/configuration.md
     strategy = "fedgroup"
     rounds = 20
@@ -46,26 +45,22 @@ from coterie.tasks.text import read_text
 
 MAX_SILOS = 100_000
 PLACES = ("data", "test-data")
-"""Options of tasks that name a file or a folder."""
+"""Task options that name a file or folder."""
 
 
 @dataclass(frozen=True)
 class Partitions:
-    """Which of a simulation's silos: ``numbers`` out of [0, total)."""
+    """Selected silos of a simulation: ``numbers`` out of [0, total)."""
 
     numbers: range
     total: int
 
     @classmethod
     def parse(cls, text: str, *, total: int = 0) -> Partitions:
-        """Read ``"0-249/1000"``, ``"7/1000"``, or without the total where it is known.
+        """Parse ``"0-249/1000"`` or ``"7/1000"``: first and last number, inclusive, and total.
 
-        Args:
-            text: first and last number, both included, and how many silos there are in all.
-            total: how many there are, if something else says so; 0 if nothing does.
-
-        Raises:
-            TaskError: the text is of another form, or there are no such silos.
+        The text may omit the total if ``total`` gives it (0: unknown). Raises ``TaskError`` if the
+        text is malformed, the totals differ, or such silos do not exist.
         """
         match = re.fullmatch(r"(\d+)(?:-(\d+))?(?:/(\d+))?", text.strip())
         if match is None or not (match[3] or total):
@@ -84,7 +79,7 @@ class Partitions:
 
 @dataclass(frozen=True)
 class VirtualSilo:
-    """One silo of a simulation: its name, and the task's options that make it this one."""
+    """One silo of a simulation: its name and its task options."""
 
     name: str
     options: dict[str, Option]
@@ -93,12 +88,9 @@ class VirtualSilo:
 def virtual_silos(
     options: Mapping[str, Option], partitions: Partitions, names: Sequence[str] = ()
 ) -> list[VirtualSilo]:
-    """The silos of these partitions, by default called ``silo-000``, ``silo-001``, ….
+    """Return the silos of these partitions, by default named ``silo-000``, ``silo-001``, ….
 
-    Args:
-        options: of the task, the same at every silo.
-        partitions: which.
-        names: of all the silos there are, by number.
+    All share ``options``; ``names`` are those of all silos, by number.
     """
     width = len(str(partitions.total - 1))
     return [
@@ -113,7 +105,7 @@ def virtual_silos(
 def load_silos(
     task: Task, options: Sequence[Mapping[str, Option]]
 ) -> Sequence[SiloData | StreamedData]:
-    """Load silos that differ in the option ``silo`` alone, reading their common data once."""
+    """Load silos that differ only in the option ``silo``, reading their common data once."""
     numbers = [int(own["silo"]) for own in options]
     shared = {key: value for key, value in options[0].items() if key != "silo"}
     return task.load_all(shared, numbers)
@@ -138,11 +130,10 @@ class Simulation(BaseModel):
 
     @classmethod
     def read(cls, file: Path) -> Simulation:
-        """Read a file; relative files and folders in it are relative to it.
+        """Read a file; paths in it are relative to it.
 
-        Raises:
-            TaskError: it cannot be read, is not TOML, a key is unknown or out of bounds, or a
-                folder is in a home that nobody has.
+        Raises ``TaskError`` if it is unreadable or not TOML, a key is unknown or out of bounds, or
+        a home folder is unknown.
         """
         try:
             table = tomllib.loads(read_text(file))
@@ -167,7 +158,7 @@ class Simulation(BaseModel):
         return read.model_copy(update={"options": placed(read.options, file)})
 
     def task_options(self) -> dict[str, Option]:
-        """The task's options, the same at every silo."""
+        """Return the task options that all silos share."""
         own_names = {"kind": "split", "test-share": "test-share"}
         split = {own_names.get(key, f"split-{key}"): value for key, value in self.split.items()}
         seed: dict[str, Option] = {"split-seed": self.seed} if self.split else {}
@@ -175,21 +166,20 @@ class Simulation(BaseModel):
         return {**data, **seed, **split, **self.options}
 
     def silos_of(self, partitions: Partitions | None = None) -> list[VirtualSilo]:
-        """These silos, by default all."""
+        """Return these silos, by default all."""
         chosen = partitions or Partitions(range(self.silos), self.silos)
         return virtual_silos(self.task_options(), chosen, self.names)
 
     def run_keys(self) -> dict[str, Any]:
-        """Keys of the run: the file's own, and what follows from the rest of it."""
+        """Return the run's keys: the file's own, and those derived from the rest of it."""
         own = {"task": self.task, "seed": self.seed, "min-silos": self.silos}
         return {**own, **self.run}
 
 
 def placed(options: Mapping[str, Option], where: Path) -> dict[str, Option]:
-    """A task's options as a file says them, with their files and folders relative to that file.
+    """Return task options with paths relative to the file ``where``.
 
-    Raises:
-        TaskError: one is in a home that nobody has.
+    Raises ``TaskError`` if a home folder is unknown.
     """
     found = dict(options)
     for key in PLACES:
@@ -200,7 +190,7 @@ def placed(options: Mapping[str, Option], where: Path) -> dict[str, Option]:
 
 
 def split_problem(split: Mapping[str, Option]) -> str:
-    """What is wrong with a ``[split]``, or an empty text."""
+    """Return what is wrong with a ``[split]``, or an empty text."""
     unknown = [key for key in split if key != "kind" and key not in _SPLIT_NAMES]
     if not unknown and (not split or "kind" in split):
         return ""

@@ -1,4 +1,4 @@
-"""Texts as Windows writes them: the first bytes of a file tell its encoding."""
+"""Text files as Windows writes them: a byte order mark gives the encoding."""
 
 from __future__ import annotations
 
@@ -15,15 +15,14 @@ BOMS = {
 
 
 def encoding_by_bom(start: bytes) -> str | None:
-    """The encoding that a file's first bytes tell; None: they do not."""
+    """Return the encoding that a file's byte order mark gives, or None."""
     return next((name for mark, name in BOMS.items() if start.startswith(mark)), None)
 
 
 def read_text(file: Path) -> str:
-    """A whole file: UTF-8, or what its first bytes tell.
+    """Read a whole file: UTF-8, or the encoding that its byte order mark gives.
 
-    Raises:
-        OSError, UnicodeDecodeError: it cannot be read.
+    Raises ``OSError`` or ``UnicodeDecodeError``.
     """
     raw = file.read_bytes()
     return raw.decode(encoding_by_bom(raw) or "utf-8").replace("\r\n", "\n").replace("\r", "\n")

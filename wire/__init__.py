@@ -1,9 +1,9 @@
-"""Everything that server and silo say to each other: message types, keys, encodings, version.
+"""The conversation between coordinator and silo: message types, keys, encodings, version.
 
-Both sides import this package and nothing else of each other. The ordinary conversation is
-Flower's own (``arrays`` and ``config`` in; ``arrays`` and ``metrics`` with ``num-examples``
-out), so that any Flower ClientApp can take part; what a coterie silo understands beyond that it
-says itself in its answer to ``query.describe``.
+Both sides import this package and nothing else of each other. The basic conversation is Flower's
+(``arrays`` and ``config`` in; ``arrays`` and ``metrics`` with ``num-examples`` out), so that any
+Flower ClientApp can take part; a coterie silo's answer to ``query.describe`` states what else it
+can do.
 """
 
 from coterie.wire.along import ALONG_BYTES, attach, attached, small

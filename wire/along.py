@@ -1,9 +1,8 @@
-"""Small objects that travel in the call that tells of their message, instead of a call for each.
+"""Small objects that travel in the call that lists their message, which saves a call for each.
 
-Between coterie's SuperLink and those that know of this they stand in a field of protobuf that
-Flower does not have, and passes over: in a request or answer that lists messages, the contents of
-some of their objects. What an object is called follows from its content, so names do not travel.
-Whatever does not come along is asked for, or sent, by calls as ever.
+Between coterie's SuperLink and peers that support this, requests and answers that list messages
+hold the contents of some objects in a protobuf field that Flower ignores. An object's id follows
+from its content, so ids do not travel.
 """
 
 from __future__ import annotations
@@ -17,17 +16,17 @@ from google.protobuf.unknown_fields import UnknownFieldSet
 from coterie.wire.pulled import Content, as_varint, parts_of
 
 FIELD = 9000
-"""Number of the field; far beyond those that Flower has."""
+"""Number of the field; far beyond those of Flower."""
 OBJECT_BYTES = 2**18
-"""An object is smaller than this: a larger one may lie in a file, and is worth a call."""
+"""An object must be smaller than this: a larger one may be in a file, and is worth a call."""
 ALONG_BYTES = 2**22
-"""Most bytes of objects that one call takes along."""
+"""Most bytes of objects in one call."""
 _BYTES = 2
-"""Kind of the field: bytes behind their length."""
+"""Wire type of the field: length-delimited."""
 
 
 def small(objects: Iterable[tuple[str, Content]], most: int = ALONG_BYTES) -> dict[str, bytes]:
-    """Those of some objects that may travel in one call, of so many bytes, the first first."""
+    """Return the first of the objects that fit into one call, at most ``most`` bytes."""
     found, left = dict[str, bytes](), most
     for object_id, content in objects:
         if 0 < len(content) < OBJECT_BYTES and len(content) <= left:
@@ -37,14 +36,14 @@ def small(objects: Iterable[tuple[str, Content]], most: int = ALONG_BYTES) -> di
 
 
 def attach(message: Any, contents: Iterable[bytes]) -> None:
-    """Put contents of objects into a request or an answer."""
+    """Add contents of objects to a request or an answer."""
     head = as_varint(FIELD << 3 | _BYTES)
     fields = [part for one in contents for part in (head, as_varint(len(one)), one)]
     message.MergeFromString(b"".join(fields))
 
 
 def attached(message: Any) -> dict[str, bytes]:
-    """Take them out again: id → content, as many as a call may take along."""
+    """Remove and return the attached objects, id → content, as many as a call may have."""
     found = [
         field.data
         for field in UnknownFieldSet(message)

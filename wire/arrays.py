@@ -1,4 +1,4 @@
-"""Models as records of a message: one Flower array a layer, or all packed into one object."""
+"""Models as records of a message: one Flower array per layer, or all packed into one object."""
 
 from __future__ import annotations
 
@@ -24,21 +24,18 @@ _KINDS = {
     **{"F64": "<f8", "F32": "<f4", "F16": "<f2", "C64": "<c8", "BOOL": "|b1"},
     **{f"{kind}{8 * size}": f"<{kind.lower()}{size}" for kind in "IU" for size in (1, 2, 4, 8)},
 }
-"""Names of types in safetensors, and numpy's."""
+"""Type names in safetensors → in numpy."""
 _KIND_OF = {np.dtype(one): kind for kind, one in _KINDS.items()}
 
 
 def encode_arrays(model: Model, *, packed: bool) -> ArrayRecord:
-    """Encode a model.
+    """Encode a model, if ``packed`` as one safetensors blob, else as one Flower array per layer.
 
-    Args:
-        model: names to arrays.
-        packed: one safetensors blob instead of one Flower array per layer. Every object of a
-            message costs a round trip on both legs, so a model of eight layers takes a third of
-            the time when packed. Only silos that described themselves understand it.
+    Every object of a message costs a round trip on both legs, so a packed model of eight layers
+    takes a third of the time. Only silos that described themselves understand it.
 
     Raises:
-        WireError: an array is of a type that does not travel.
+        WireError: an array has a type that cannot be sent.
     """
     if not packed:
         return ArrayRecord({name: Array(np.asarray(a, order="C")) for name, a in model.items()})
@@ -49,7 +46,7 @@ def encode_arrays(model: Model, *, packed: bool) -> ArrayRecord:
 
 
 def pack(model: Model) -> bytes | memoryview:
-    """The names in the model's order, then a safetensors file, every array's bytes copied once.
+    """Return the names in the model's order, then a safetensors file; every array is copied once.
 
     safetensors sorts by type and name, which loses the order.
     """
@@ -72,7 +69,6 @@ def pack(model: Model) -> bytes | memoryview:
 
 
 def _contiguous(array: NDArray[np.generic]) -> NDArray[np.generic]:
-    """In C's order and little-endian."""
     array = np.asarray(array)
     if array.dtype.byteorder == ">":
         array = array.astype(array.dtype.newbyteorder("<"))
@@ -80,12 +76,12 @@ def _contiguous(array: NDArray[np.generic]) -> NDArray[np.generic]:
 
 
 def bytes_of(array: NDArray[np.generic]) -> memoryview:
-    """Its bytes in C's order, where they lie if they lie so."""
+    """Return an array's bytes in C order, without a copy if possible."""
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
 
 
 def _unpack(data: memoryview) -> Model:
-    """The inverse of ``pack``; the arrays look at ``data`` and cannot be written to."""
+    """Return the inverse of ``pack``; the arrays are read-only views of ``data``."""
     start = 8 + int.from_bytes(data[:8], "little")
     order = json.loads(bytes(data[8:start]))
     begin = start + 8 + int.from_bytes(data[start : start + 8], "little")
@@ -121,7 +117,7 @@ def _size(value: object) -> int:
 
 
 def is_packed(record: ArrayRecord) -> bool:
-    """Tell whether ``encode_arrays(..., packed=True)`` made this record."""
+    """Return whether ``encode_arrays(..., packed=True)`` made this record."""
     return len(record) == 1 and PACKED_NAME in record and record[PACKED_NAME].stype == PACKED_NAME
 
 
@@ -129,7 +125,7 @@ def decode_arrays(record: ArrayRecord) -> Model:
     """Decode a model, packed or one array per layer.
 
     Raises:
-        WireError: the bytes are not what they say they are.
+        WireError: the bytes do not match their description.
     """
     try:
         if not is_packed(record):
@@ -150,7 +146,7 @@ def _plain_array(name: str, array: Array) -> NDArray[np.generic]:
 
 @dataclass(frozen=True)
 class Tensor:
-    """What an array record holds of one array: all but its values."""
+    """The description of one array in an array record, without its values."""
 
     name: str
     dtype: str
@@ -159,7 +155,7 @@ class Tensor:
 
 
 def tensors_of(record: ArrayRecord) -> list[Tensor]:
-    """The arrays of a record of our own making, packed or not, without decoding their values."""
+    """Return the arrays of one of our records, packed or not, without decoding their values."""
     if not is_packed(record):
         return [Tensor(n, a.dtype, tuple(a.shape), len(a.data)) for n, a in record.items()]
     data = record[PACKED_NAME].data
@@ -178,26 +174,26 @@ def tensors_of(record: ArrayRecord) -> list[Tensor]:
 
 
 def array_records(content: RecordDict) -> dict[str, ArrayRecord]:
-    """A message's records of arrays, by name.
+    """Return a message's array records, by name.
 
-    The property of this name that Flower has leaves a circle of references, and all arrays in
-    memory until Python looks for such.
+    Flower's property of this name creates a reference cycle, which keeps all arrays in memory until
+    garbage collection.
     """
     return {name: one for name, one in content.items() if isinstance(one, ArrayRecord)}
 
 
 def config_records(content: RecordDict) -> dict[str, ConfigRecord]:
-    """Its records of other entries; see ``array_records``."""
+    """Return a message's config records, by name; see ``array_records``."""
     return {name: one for name, one in content.items() if isinstance(one, ConfigRecord)}
 
 
 def metric_records(content: RecordDict) -> dict[str, MetricRecord]:
-    """Its records of metrics; see ``array_records``."""
+    """Return a message's metric records, by name; see ``array_records``."""
     return {name: one for name, one in content.items() if isinstance(one, MetricRecord)}
 
 
 def model_hash(model: Model) -> str:
-    """SHA-256 over names, types, shapes and bytes: equal hashes, bit-identical models."""
+    """Return the SHA-256 over names, types, shapes and bytes: equal for bit-identical models."""
     digest = hashlib.sha256()
     for name, array in sorted(model.items()):
         digest.update(f"{name}|{array.dtype}|{array.shape}|".encode())

@@ -1,13 +1,11 @@
-"""Memory in which models lie, which goes from one to the next.
+"""Reused memory for models.
 
-To lay a model into memory that the process did not have costs several times what its copy does: the
-kernel clears every page, and a virtual machine may have to ask its host for it. And what malloc has
-left of a model that was freed gets holes, into which the next one does not fit, so that a process
-grows. So large blocks are apart from all other memory here, and go to whoever asks next once nobody
-looks at what is in them. Those that nobody asked for in a minute go back to the kernel.
-
-A process that says so (``reuse_blocks``) packs models into them, and a silo receives into them. In
-others a packed model is ``bytes``, as Flower's simulation sends it from process to process.
+Writing a model into new memory costs several times its copy: the kernel clears every page, and a
+virtual machine may have to ask its host for it. Memory that malloc frees is fragmented, so that the
+next model does not fit and the process grows. So large blocks are allocated separately here, and
+reused once nobody refers to them; after a minute unused they go back to the kernel. A process that
+calls ``reuse_blocks`` packs models into blocks, and a silo receives into them; in others a packed
+model is ``bytes``, as Flower's simulation sends it between processes.
 """
 
 from __future__ import annotations
@@ -28,19 +26,20 @@ from coterie.wire.bundles import PIECE_BYTES, body_of, is_bundle
 from coterie.wire.pulled import Content, Piece
 
 FROM_BYTES = 2**20
-"""From which on a model lies in a block."""
+"""The smallest model that gets a block."""
 UNIT_BYTES = 2**20
-"""Blocks have a multiple of it, so that one fits the next model, whose head has another length."""
+"""Blocks are multiples of it, to fit the next model, whose head differs in length."""
 WORTH_A_LOOK = 2**24
-"""Bytes that are worth a look for garbage before new memory is asked for."""
+"""Bytes for which garbage is collected before new memory is allocated."""
 KEPT_BYTES = 2**30
-"""Of blocks that nobody uses, what is kept where none fits and new memory is asked for."""
+"""Unused blocks that are kept if none fits and new memory is allocated."""
 UNUSED_S = 60.0
-"""For so long: in a run the next round uses them. A silo may then wait for days."""
+"""Seconds that unused blocks are kept for the next round; after a run a silo may be idle for
+days."""
 
 
 class Blocks:
-    """Blocks of memory, free and in use. May be called by any thread."""
+    """Blocks of memory, free and in use. Thread-safe."""
 
     def __init__(self, kept: int = KEPT_BYTES, unused_s: float = UNUSED_S) -> None:
         self._kept, self._unused_s, self._lock = kept, unused_s, Lock()
@@ -51,10 +50,10 @@ class Blocks:
         self._in_use, self._watched = 0, False
 
     def take(self, size: int) -> NDArray[np.uint8]:
-        """A block of at least so many bytes. Others have it next when nobody looks at it any more.
+        """Return a block of at least this size; it is reused when nobody refers to it any more.
 
         Raises:
-            OSError: there is no memory for it.
+            OSError: out of memory.
         """
         size = -(-max(size, 1) // UNIT_BYTES) * UNIT_BYTES
         block = self._found(size)
@@ -81,7 +80,6 @@ class Blocks:
             self._in_use -= 1
 
     def _free_unused(self) -> None:
-        """A thread, as long as there are blocks."""
         while True:
             time.sleep(self._unused_s / 4)
             with self._lock:
@@ -93,7 +91,6 @@ class Blocks:
                     return
 
     def _found(self, size: int) -> mmap | None:
-        """A free block that fits, which is not free any more."""
         with self._lock:
             self._take_back()
             fits = [block for block, _ in self._free if size <= len(block) <= size + size // 4]
@@ -110,13 +107,13 @@ _blocks: Blocks | None = None
 
 
 def reuse_blocks() -> None:
-    """From now on models of this process lie in blocks."""
+    """Have this process allocate models in blocks from now on."""
     global _blocks
     _blocks = _blocks or Blocks()
 
 
 def joined(parts: Sequence[bytes | memoryview]) -> bytes | memoryview:
-    """One behind the other, each copied once."""
+    """Join parts, copying each once."""
     size = sum(map(len, parts))
     if _blocks is None or size < FROM_BYTES:
         return b"".join(parts)
@@ -132,7 +129,7 @@ def joined(parts: Sequence[bytes | memoryview]) -> bytes | memoryview:
 
 
 def empty(like: NDArray[Any], kind: type[np.generic] | None = None) -> NDArray[Any]:
-    """An array of the same shape and type, or of another type, to be filled."""
+    """Return an uninitialised array of the same shape, and of the same or another type."""
     dtype = np.dtype(kind or like.dtype)
     size = like.size * dtype.itemsize
     if _blocks is None or size < FROM_BYTES:
@@ -145,11 +142,9 @@ def empty(like: NDArray[Any], kind: type[np.generic] | None = None) -> NDArray[A
 
 
 class Landing:
-    """Where pieces of a message come to lie one behind the other while others are on their way.
+    """Contiguous memory for a message's pieces that arrive one by one.
 
-    Args:
-        ids: of its pieces, in order.
-        most: bytes that it may have; 0: no limit.
+    ``ids`` are those of its pieces, in order; ``most`` limits its size in bytes (0: no limit).
     """
 
     def __init__(self, ids: Sequence[str], most: int) -> None:
@@ -159,7 +154,7 @@ class Landing:
         self._lock = Lock()
 
     def lay(self, object_id: str, content: Content) -> Content:
-        """An object, at its place if it is a large piece."""
+        """Return the object, moved to its place if it is a large piece."""
         place = self._places.get(object_id)
         if _blocks is None or place is None or len(content) < FROM_BYTES or not is_bundle(content):
             return content

@@ -1,11 +1,11 @@
-"""Messages in one object, with what is large or shared beside it: fewer calls, fewer copies.
+"""Messages in one object, with large or shared arrays in separate ones: fewer calls, fewer copies.
 
-Flower takes a message apart into an object for each record, array and piece of an array, and every
+Flower splits a message into an object for each record, array and piece of an array, and every
 object is a call on each leg of its way: six for a reply with one packed model. Between a resident
-silo and coterie's ServerApp a message is one object, and arrays that several messages share, or
-that are large, are objects of their own, stored and fetched once. Many messages to the silos of
-one process travel in one bundle. To the SuperLink, which passes on bytes under the SHA-256 of
-their content, all of these objects are pieces of an array.
+silo and coterie's ServerApp a message is one object; arrays that are large or shared by several
+messages are separate objects, stored and fetched once. Messages to the silos of one process travel
+in one bundle. To the SuperLink, which passes on bytes under their SHA-256, all of these objects are
+pieces of an array.
 
 An object is Flower's head, then: 8 bytes, the length of an index; the index, JSON; the messages as
 Flower's protobuf, their arrays empty; the small arrays.
@@ -34,51 +34,48 @@ from coterie.wire.pulled import Content, Piece, parts_of
 KIND = b"ArrayChunk "
 """The head of a bundle and of a piece. A message in Flower's own form begins with another word."""
 HEAD_BYTES = 64
-"""In which a head ends: it has a length in decimals after its kind."""
+"""The longest head: the kind and a length in decimals."""
 PIECE_BYTES = 2**23
-"""Of a large array that travels as objects of its own; the last is what remains. Whole pages of
-memory, so that files with pieces can be shown one behind the other."""
+"""Size of the pieces of a large array; the last is the remainder. They are whole memory pages, so
+that files with pieces can be mapped contiguously."""
 INLINE_BYTES = 12_000_000
-"""Most bytes of arrays in a bundle itself. A message is far below ``MAX_OBJECT_BYTES`` then."""
+"""Most bytes of arrays in a bundle itself. It keeps a message far below ``MAX_OBJECT_BYTES``."""
 SHARED_BYTES = 16_000
-"""An array of so many bytes that more than one silo is sent is an object of its own."""
+"""An array of at least this size that several silos receive is a separate object."""
 MAX_BUNDLED = 10_000
-"""Messages of one bundle."""
+"""The most messages of one bundle."""
 
 
 @dataclass
 class Bundle:
-    """Messages as objects.
+    """Messages as objects: id → content, the root last.
 
-    Attributes:
-        root: id of the object that holds them.
-        objects: id → content, the root last. It is sent first, for it says in which order the
-            others are.
+    The root is sent first, as it gives the order of the others.
     """
 
     root: str = ""
     objects: dict[str, Content] = field(default_factory=dict)
 
     def sent(self, wanted: Container[str]) -> list[tuple[str, Any]]:
-        """Those of its objects that are wanted, in the order in which they are sent."""
+        """Return the wanted objects, in the order in which they are sent."""
         ids = dict.fromkeys((self.root, *self.objects))
         return [(one, self.objects[one]) for one in ids if one in wanted]
 
     @property
     def tree(self) -> ObjectTree:
-        """As the SuperLink is told of it."""
+        """The tree of objects that the SuperLink receives."""
         pieces = [ObjectTree(object_id=one) for one in self.objects if one != self.root]
         return ObjectTree(object_id=self.root, children=pieces)
 
 
 class Pieces:
-    """Arrays in pieces, so that one that several bundles hold is cut and hashed once."""
+    """A cache of arrays in pieces: an array in several bundles is cut and hashed once."""
 
     def __init__(self) -> None:
         self._made: dict[int, tuple[Array, list[str], dict[str, Content]]] = {}
 
     def of(self, array: Array) -> tuple[list[str], dict[str, Content]]:
-        """The ids of its pieces in order, and the content of each, which lies in the array."""
+        """Return the ids of an array's pieces in order, and the contents, views of the array."""
         if id(array) not in self._made:  # which keeps it, so that its id stays its own
             data = memoryview(array.data)
             parts = (data[i : i + PIECE_BYTES] for i in range(0, len(data), PIECE_BYTES))
@@ -95,12 +92,11 @@ def bundle(
     inline: int = INLINE_BYTES,
     pieces: Pieces | None = None,
 ) -> Bundle:
-    """Put messages into one object.
+    """Put messages into one object; an ``Array`` that several of them hold is stored once.
 
     Args:
-        messages: an array that several of them hold is stored once, if it is one ``Array``.
-        to: for each the number of its silo in its process; None: the only message to the only one.
-        inline: bytes of an array, at most, that stays in the object.
+        to: for each message the number of its silo in its process; None: the only silo.
+        inline: the largest array, in bytes, that stays in the object.
         pieces: of arrays that other bundles hold as well.
     """
     made, table, pieces = Bundle(), _Arrays(inline), pieces or Pieces()
@@ -136,12 +132,12 @@ def bundle(
 
 
 def is_bundle(content: Content) -> bool:
-    """Whether the object that a message is named by is a bundle."""
+    """Return whether a message's root object is a bundle."""
     return bytes(parts_of(content)[0][: len(KIND)]) == KIND
 
 
 def object_id(content: Content) -> str:
-    """The SHA-256 of its content, by which an object is known."""
+    """Return an object's id: the SHA-256 of its content."""
     digest = hashlib.sha256()
     for part in parts_of(content):
         digest.update(part)
@@ -149,7 +145,7 @@ def object_id(content: Content) -> str:
 
 
 def _ids_of(contents: Sequence[Content]) -> list[str]:
-    """The id of each; of several in two threads, for hashlib lets go of Python's lock."""
+    """Return the ids; two threads help because hashlib releases the GIL."""
     if len(contents) < 2:
         return [object_id(content) for content in contents]
     with ThreadPoolExecutor(2) as threads:
@@ -157,12 +153,12 @@ def _ids_of(contents: Sequence[Content]) -> list[str]:
 
 
 def piece_of(body: memoryview) -> Piece:
-    """The object with this body."""
+    """Return the object with this body."""
     return Piece(_head(len(body)), body)
 
 
 def body_of(content: Content) -> memoryview:
-    """What a bundle or a piece has after its head.
+    """Return a bundle or a piece without its head.
 
     Raises:
         WireError: it is something else.
@@ -176,9 +172,9 @@ def body_of(content: Content) -> memoryview:
 
 
 def pieces_in(content: Content) -> list[str]:
-    """Ids of the pieces that a bundle names, in the order of its arrays; none if it is no bundle.
+    """Return the ids of a bundle's pieces, in the order of its arrays; empty if it is not a bundle.
 
-    A SuperLink with a database tells of a message's objects in another order.
+    A SuperLink with a database lists a message's objects in another order.
     """
     try:
         body = body_of(content)
@@ -192,18 +188,18 @@ def pieces_in(content: Content) -> list[str]:
 def unbundle(
     root: str, contents: Mapping[str, Content], *, max_bytes: int
 ) -> tuple[list[Message], list[int] | None]:
-    """The inverse of ``bundle``: the messages, and whose they are.
+    """Return the messages of a bundle, and the silos they are for: the inverse of ``bundle``.
 
-    A single message is known by the id of its object, one of several by ``ID.NUMBER``.
+    A single message has the id of its object, one of several ``ID.NUMBER``. Bodies of pieces that
+    are contiguous in memory are not copied.
 
     Args:
         root: the object that holds them.
-        contents: of all objects by id. Bodies of pieces that lie one behind the other in memory are
-            not copied.
+        contents: of all objects by id.
         max_bytes: of a message's arrays, each counted as often as it is named; 0: no limit.
 
     Raises:
-        WireError: it is no bundle, cannot be read, or one of its messages would be too large.
+        WireError: it is not a bundle, cannot be read, or one of its messages would be too large.
     """
     try:
         messages, to = _read(root, contents, max_bytes)
@@ -220,7 +216,7 @@ def unbundle(
 
 
 class _Arrays:
-    """The distinct arrays of a bundle, and which of them each place in its messages names."""
+    """The distinct arrays of a bundle, and the array at each place in its messages."""
 
     def __init__(self, inline: int) -> None:
         self.refs: list[int] = []
@@ -229,14 +225,13 @@ class _Arrays:
         self._arrays: list[Array] = []
 
     def number(self, array: Array) -> None:
-        """Note that the next place names this array."""
         if id(array) not in self._numbers:
             self._numbers[id(array)] = len(self._arrays)
             self._arrays.append(array)
         self.refs.append(self._numbers[id(array)])
 
     def placed(self) -> Iterator[tuple[Array, bool]]:
-        """Each array, and whether its bytes stay in the bundle itself."""
+        """Yield each array, and whether its bytes stay in the bundle itself."""
         left = INLINE_BYTES
         for array in self._arrays:
             stays = len(array.data) <= min(self._inline, left)
@@ -245,7 +240,6 @@ class _Arrays:
 
 
 def _without_arrays(message: Message, table: _Arrays) -> ProtoMessage:
-    """The message with arrays that have all but their values; the table takes these."""
     if not message.has_content():
         return message_to_proto(message)
     content = RecordDict()
@@ -263,17 +257,14 @@ def _without_arrays(message: Message, table: _Arrays) -> ProtoMessage:
 
 
 def _as_object(*parts: bytes | memoryview) -> bytes:
-    """Content under Flower's head of an object."""
     return b"".join((_head(sum(map(len, parts))), *parts))
 
 
 def _head(size: int) -> bytes:
-    """Kind, no children, length."""
     return KIND + b" %d\0" % size
 
 
 def _padded(data: bytes) -> bytes:
-    """To a multiple of eight bytes."""
     return bytes(data) + b"\0" * (-len(data) % 8) if len(data) % 8 else data
 
 
@@ -315,7 +306,7 @@ def _fill(
     refs: Sequence[int],
     max_bytes: int,
 ) -> None:
-    """Give the messages' arrays their values, which those that share one also share in memory."""
+    """Give the messages' arrays their values; shared arrays also share memory."""
     whole: dict[int, memoryview | bytes] = {}
     left = iter(refs)
     for message in messages:
@@ -348,7 +339,7 @@ def _arrays_of(message: Message) -> Iterator[Array]:
 
 
 def _joined(pieces: Sequence[memoryview]) -> memoryview | bytes:
-    """One behind the other: a look at the memory where they are so already, or a copy."""
+    """Join pieces: a view if they are contiguous in memory, else a copy."""
     if len(pieces) == 1:
         return pieces[0]
     starts = [np.frombuffer(piece, np.uint8).ctypes.data for piece in pieces if len(piece)]

@@ -1,4 +1,4 @@
-"""What a silo says of itself before it joins: sizes and terms; no labels and no statistics."""
+"""A silo's description of itself before it joins: sizes and policy, no labels or statistics."""
 
 from __future__ import annotations
 
@@ -27,50 +27,47 @@ from coterie.wire.names import (
 Layers = tuple[tuple[str, ...], ...]
 """A predictor from latents to logits: ``("linear", weight, bias or "")``, ``("relu",)``,
 ``("tanh",)`` in order, with the names of the model's arrays. ``("positive",)`` at the beginning
-says that latents are at least 0: generated ones pass a softplus (a ReLU would starve them of
+means that latents are at least 0: generated ones pass a softplus (a ReLU would starve them of
 gradient)."""
 
 
 Parts = Mapping[str, str]
-"""What silos must have in common, part by part → a digest of it."""
+"""Parts that silos must have in common → a digest of each."""
 IN_ORDER = "the order of "
-"""Before a part's name: of a list that is the same but for its order."""
+"""Prefix of a part's name: for a list whose order alone differs."""
 FOLLOWING = ("the arrays of the model", "the shape of a sample")
 """Parts that follow from others."""
 MAX_PARTS = 64
 
 MAX_UNIT = 32
-"""Letters of a unit."""
+"""Characters of a unit."""
 MAX_TASKS = 32
-"""Tasks of one silo."""
+"""The most tasks of one silo."""
 
 
 @dataclass(frozen=True)
 class Description:
-    """What a silo says of itself. Sizes and policy; no labels and no statistics of its data.
+    """A silo's description of itself: sizes and policy, no labels or statistics of its data.
 
     Attributes:
         name: the silo's name, unique in a federation.
-        num_examples: number of training samples, > 0; of those without labels, where it has only
-            such.
-        task: name of the task that the silo serves.
+        num_examples: number of training samples, > 0; without labels, if the silo has only such.
         schema: fingerprint of the model's arrays and of the task's classes.
-        parts: what the schema is made of, for people who ask in what two of them differ.
+        parts: the parts of the schema, to show people how two of them differ.
         alpha: the silo's own preference for more data (HCCT), or None to take the run's.
-        device: what it trains on, for the operator's eyes.
+        device: the training device, for the operator.
         versions: e.g. ``{"coterie": "0.1.0", "torch": "2.6"}``.
-        buffers: names of arrays of the model that are statistics, not parameters.
+        buffers: names of the model's arrays that are statistics, not parameters.
         min_group_size: the fewest silos, itself included, whose updates may be averaged with its.
-        max_local_epochs: the most epochs of one training that it does; 0 sets no limit.
-        pooled_columns: numeric columns that the run's scale must be made for; 0: none.
-        metric: of the task, that leads; unit: of real targets, for people.
+        max_local_epochs: the most epochs of one training; 0 sets no limit.
+        pooled_columns: number of numeric columns that need the run's scale.
+        metric, unit: the task's primary metric; the unit of real targets, for people.
         head: the layers of the model's predictor, or empty if it has no latent split.
-        private: it trains with differential privacy.
-        unlabelled: its samples have no labels yet: it is given a model, and trains none.
-        tasks: all that the silo serves, ``task`` among them; empty of one that says only ``task``.
-        protocol: the version that the silo speaks.
-        mark: 16 hexadecimal digits that change when its training data do, and say nothing else;
-            empty of a silo that gives none.
+        private: whether it trains with differential privacy.
+        unlabelled: its samples have no labels yet: it receives a model, and trains none.
+        tasks: all tasks of the silo, ``task`` among them; empty if it states only ``task``.
+        mark: fingerprint of its training data, 16 hexadecimal digits, that reveals only whether
+            they have changed; empty if the silo gives none.
     """
 
     name: str
@@ -96,12 +93,12 @@ class Description:
 
     @property
     def common(self) -> tuple[object, ...]:
-        """What follows from the task alone, so that it is the same at every silo of a run."""
+        """The values that depend only on the task, and so are equal at all silos of a run."""
         return self.schema, self.buffers, self.pooled_columns, self.metric
 
 
 def is_silo_name(name: str) -> bool:
-    """A name that can be a file and a word in a log: letters, digits, ``.``, ``_``, ``-``."""
+    """Return whether the name is valid as a file name and in a log: letters, digits, ``._-``."""
     return re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", name) is not None
 
 
@@ -176,12 +173,12 @@ def decode_description(content: RecordDict) -> Description:
 
 
 def encode_parts(parts: Parts) -> str:
-    """As they travel."""
+    """Return the parts in their wire format."""
     return json.dumps(dict(parts), sort_keys=True)
 
 
 def decode_parts(text: object) -> Parts:
-    """What ``encode_parts`` made.
+    """Return the parts from their wire format.
 
     Raises:
         ValueError, TypeError: it is something else.
@@ -198,7 +195,7 @@ def decode_parts(text: object) -> Parts:
 
 
 def differences(ours: Parts, theirs: Parts) -> list[str]:
-    """Names of the parts that differ, without what only follows from others; often one."""
+    """Return the names of the parts that differ, often one, without those that follow."""
     differ = [part for part in sorted({*ours, *theirs}) if ours.get(part) != theirs.get(part)]
     whole = [part for part in differ if not part.startswith(IN_ORDER)]
     found = whole + [p for p in differ if p not in whole and p.removeprefix(IN_ORDER) not in whole]

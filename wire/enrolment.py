@@ -1,10 +1,9 @@
-"""What an operator and a silo hand each other once: an enrolment request and a join bundle.
+"""The two lines that enrol a silo: an enrolment request and a join bundle.
 
-Both are one line of text that can go by e-mail: neither holds a secret. What they need is to
-arrive unchanged, so both sides show fingerprints that two people can compare by telephone. A
-request is signed with the key that it asks to enrol, so the name in it is the key owner's.
-
-Keys are on the curve P-384, as Flower makes them.
+Neither holds a secret, so both can go by e-mail. They must arrive unchanged, so both sides show
+fingerprints that two people can compare by telephone. A request is signed with the key to be
+enrolled, so the key's owner has chosen the name in it. Silos' keys are on the curve P-256,
+operators' on P-384.
 """
 
 from __future__ import annotations
@@ -34,21 +33,16 @@ LINES: Final = {
     OPERATOR: ("an operator's request", "coterie operator init"),
     BUNDLE: ("a join bundle", "coterie enrol"),
 }
-"""What each line is, and which command prints it."""
+"""The name of each line, and the command that prints it."""
 
 
 class EnrolmentError(ValueError):
-    """A request or a bundle that cannot be used. The text says what to do."""
+    """A request or a bundle cannot be used. The text says what to do."""
 
 
 @dataclass(frozen=True)
 class Request:
-    """A silo, or an operator, asks to be let in.
-
-    Attributes:
-        name: what it wants to be called.
-        key: its public key, PEM.
-    """
+    """The request of a silo or an operator to be enrolled: its name and public key (PEM)."""
 
     name: str
     key: bytes
@@ -56,7 +50,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Bundle:
-    """What a silo needs to join.
+    """The data that a silo needs to join.
 
     Attributes:
         name: of the silo it was made for.
@@ -72,19 +66,19 @@ class Bundle:
 
 
 def public_pem(key: ec.EllipticCurvePublicKey) -> bytes:
-    """A public key as Flower sends and stores it."""
+    """Return a public key in the form in which Flower sends and stores it."""
     return key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
 
 
 def fingerprint_of_key(key: bytes) -> str:
-    """First 128 bits of SHA-256 of a public key (PEM), for two people to compare."""
+    """Return the first 128 bits of SHA-256 of a public key (PEM), for two people to compare."""
     return _fingerprint(
         load_pem_public_key(key).public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
     )
 
 
 def fingerprint_of_certificate(certificate: bytes) -> str:
-    """The same of a certificate (PEM)."""
+    """Return the first 128 bits of SHA-256 of a certificate (PEM)."""
     return _fingerprint(load_pem_x509_certificate(certificate).public_bytes(Encoding.DER))
 
 
@@ -94,7 +88,7 @@ def _fingerprint(content: bytes) -> str:
 
 
 def make_request(name: str, key: ec.EllipticCurvePrivateKey, *, kind: str = REQUEST) -> str:
-    """The line that a silo, or with ``OPERATOR`` an operator, gives to the coordinator."""
+    """Return the line that a silo, or with ``OPERATOR`` an operator, gives to the coordinator."""
     public = public_pem(key.public_key())
     signature = key.sign(_signed(kind, name, public), ec.ECDSA(hashes.SHA256()))
     return _line(
@@ -104,7 +98,7 @@ def make_request(name: str, key: ec.EllipticCurvePrivateKey, *, kind: str = REQU
 
 
 def read_request(text: str, *, kind: str = REQUEST) -> Request:
-    """Read what ``make_request`` made.
+    """Read the line of ``make_request``.
 
     Raises:
         EnrolmentError: it is incomplete, changed, or something else.
@@ -130,12 +124,12 @@ def read_request(text: str, *, kind: str = REQUEST) -> Request:
 
 
 def write_bundle(bundle: Bundle) -> str:
-    """The line that the operator gives to the silo."""
+    """Return the line that the operator gives to the silo."""
     return _line(BUNDLE, vars(bundle) | {"ca": bundle.ca.decode()})
 
 
 def read_bundle(text: str) -> Bundle:
-    """Read what ``write_bundle`` made.
+    """Read the line of ``write_bundle``.
 
     Raises:
         EnrolmentError: it is incomplete or something else.

@@ -1,4 +1,4 @@
-"""What a message that does not follow this package raises."""
+"""The error for messages that do not follow this package."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from coterie.wire.limits import plain_text
 
 
 class WireError(ValueError):
-    """A message that does not follow this module. Says what was expected, in one plain line."""
+    """A message does not follow this package. The text says in one line what was expected."""
 
     def __init__(self, text: str) -> None:
         super().__init__(plain_text(text))

@@ -1,9 +1,9 @@
-"""What this project uses of Flower's inside, in one place: the form in which messages travel.
+"""All uses of Flower's private modules: the form in which messages travel.
 
-``flwr.app`` and the like, and the protobuf messages of ``flwr.proto``, are Flower's public part.
-How a message becomes protobuf, and how it is taken apart into objects under the SHA-256 of their
-content, is not, but it is the wire: it is the same in 1.34 and 1.42, or the two could not be
-mixed. tests/test_imports.py holds this list to what it is.
+``flwr.app`` and the like, and the protobuf messages of ``flwr.proto``, are Flower's public API. The
+conversion of a message to protobuf, and its split into objects under their SHA-256, is private, but
+it is the wire format: it is the same in 1.34 and 1.42, or the two could not be mixed.
+tests/test_imports.py checks this list.
 """
 
 from contextlib import suppress
@@ -44,7 +44,7 @@ __all__ = [
 def _allow_messages_outside_a_run() -> None:
     """Let this process make messages in 1.40 and later as in 1.34.
 
-    There a message asks which run its process is of, and raises where it is of none: a test, or a
+    There a message needs the run of its process, and raises without one, as in a test or in a
     simulation in one process. Flower sets it when a run begins.
     """
     with suppress(ModuleNotFoundError):

@@ -1,24 +1,20 @@
 """Updates in fewer bytes: the difference to the model that was sent, rounded to 16 or 8 bits.
 
-A silo that is asked for such a format sends, in the place of its model, what training changed. Of
-every array that is rounded there are numbers of 16 bits (``delta-fp16``) or of 8 (``delta-int8``)
-and scales; what they stand for is number times scale. 16-bit numbers have one scale an array, a
-power of two that brings the largest to between ½ and 1, so that none overflows and few are too
-small. 8-bit numbers have one scale for every output (the first axis), or for the array where
-an output has few numbers; the largest is ±127. All rounding is to nearest.
+In such a format a silo sends the update in place of its model. A rounded array is numbers of 16
+bits (``delta-fp16``) or 8 (``delta-int8``) and scales; its values are number times scale. 16-bit
+numbers have one scale per array, a power of two that brings the largest to between ½ and 1, so that
+none overflows and few are too small. 8-bit numbers have one scale per output (the first axis), or
+per array if an output has few numbers; the largest is ±127. All rounding is to nearest.
 
-Models go to silos in 16 bits too, once these have shown that they know the format. The
-coordinator keeps what it rounded: it adds the update to the model as it was before, so that
-rounding a model moves the point at which a silo trains, and nothing else.
+Models also go to silos in 16 bits, once the silos have shown that they know the format. The
+coordinator keeps what it rounded and adds the update to the unrounded model, so that rounding a
+model only moves the point at which a silo trains. The silo adds an update's rounding error to its
+next update, so that nothing is lost for good (error feedback: Seide et al., Interspeech 2014;
+Karimireddy et al., ICML 2019, https://arxiv.org/abs/1901.09847, Algorithm 2). ``make
+bench-formats`` measures the formats.
 
-What is lost by rounding an update is the silo's to keep and to add to what it sends next (error
-feedback: Seide et al., Interspeech 2014; Karimireddy et al., ICML 2019,
-https://arxiv.org/abs/1901.09847, Algorithm 2), so that nothing is lost for good. ``make
-bench-formats`` has what each choice gives.
-
-Never rounded, and sent as they are: whole numbers, truth values, arrays of fewer than 32 bits a
-number, what the caller names (running statistics, which must not become negative), and small
-vectors (biases), of which the bytes are few.
+Never rounded: integers, booleans, arrays of fewer than 32 bits per number, arrays that the caller
+names (running statistics, which must not become negative), and small vectors (biases).
 """
 
 from __future__ import annotations
@@ -39,18 +35,18 @@ from coterie.wire.halves import PART, largest_of, narrow, parts, widen
 WireFormat = Literal["float32", "delta-fp16", "delta-int8"]
 WIRE_FORMATS: tuple[WireFormat, ...] = get_args(WireFormat)
 FLOAT32: Final = WIRE_FORMATS[0]
-"""Models as they are."""
+"""Unrounded models."""
 KINDS: Final[Mapping[str, type[np.generic]]] = {"delta-fp16": np.float16, "delta-int8": np.int8}
 OF_MODELS: Final = "delta-fp16"
-"""How models travel to silos, whatever the format of updates: as differences to nothing."""
+"""The format of models sent to silos, whatever the format of updates: a difference to zero."""
 SCALES: Final = "scales "
-"""The scales of all rounded arrays, in the model's order, float32. Beside the arrays, whose names
-have no space at their end."""
+"""Scales of all rounded arrays, in the model's order, float32; no array's name ends with a
+space."""
 LARGEST = 127
 LEAST_ROW = 32
-"""Numbers of an output that are worth a scale of their own."""
+"""The fewest numbers of an output that get their own scale."""
 LEAST_VECTOR = 1024
-"""Numbers of a vector that is worth rounding."""
+"""The fewest numbers of a vector that is rounded."""
 TINY, HUGE = 1e-30, 1e30
 """What is below changes no model. What is above no model holds, and is sent as it is."""
 
@@ -60,13 +56,13 @@ Span = tuple[slice, slice]
 
 @dataclass(frozen=True)
 class Rounded:
-    """An update as it travels.
+    """An update in its wire format.
 
     Attributes:
         arrays: by name, and ``SCALES``.
-        lost: of the arrays that were rounded, what was rounded away.
-        norm: Euclidean norm of what was to be sent.
-        share: of that norm, what was rounded away; in [0, 1].
+        lost: the rounding error of each rounded array.
+        norm: Euclidean norm before rounding.
+        share: rounding error as a share of that norm, in [0, 1].
     """
 
     arrays: Model
@@ -83,18 +79,15 @@ def round_update(
     exact: Collection[str] = (),
     before: Model | None = None,
 ) -> Rounded | None:
-    """Round what training changed.
+    """Round an update; return None if it is not finite, or larger than any model.
+
+    The coordinator then reports the error.
 
     Args:
-        trained: after the training.
-        sent: before it; of the same names, shapes and types.
-        wire_format: of ``KINDS``.
+        trained: the model after training.
+        sent: the model before training, with the same names, shapes and types.
         exact: names of arrays that are not rounded.
-        before: what was rounded away of the update before, by name; None: nothing.
-
-    Returns:
-        None if that holds what is not finite, or beyond any model: it is for the coordinator to
-        say so.
+        before: rounding error of the previous update, by name; None: zero.
     """
     kind, arrays, lost = KINDS[wire_format], dict(trained), Model()
     scales: list[NDArray[np.float32]] = []
@@ -121,17 +114,13 @@ def round_update(
 
 
 def restore_update(arrays: Model, sent: Model, wire_format: str) -> Model:
-    """The model that a rounded update makes of the one that was sent.
+    """Return the model that a rounded update makes of the ``sent`` one.
 
-    Whatever is not as it should be but for the scales is left as it came, for who checks models.
-
-    Args:
-        arrays: as they arrived; without ``SCALES`` they are a model already.
-        sent: what the silo started from.
-        wire_format: what it was asked for.
+    Without ``SCALES`` the arrays are a model already. Other invalid parts are left unchanged, for
+    the check of the model.
 
     Raises:
-        WireError: the scales are not what these arrays need.
+        WireError: the scales do not fit the arrays.
     """
     if wire_format not in KINDS or SCALES not in arrays:
         return arrays
@@ -154,14 +143,9 @@ def restore_update(arrays: Model, sent: Model, wire_format: str) -> Model:
 
 
 def round_model(model: Model, *, exact: Collection[str] = ()) -> Model:
-    """A model in 16 bits a number, for who is to train from it and to send the difference.
+    """Return a finite model in 16 bits per number and ``SCALES``; an invalid model unchanged.
 
-    Args:
-        model: all finite.
-        exact: see ``round_update``.
-
-    Returns:
-        Arrays and ``SCALES``; the model as it is if it holds what none should.
+    It is for a silo that sends back the difference. ``exact`` is as in ``round_update``.
     """
     rounded, scales = dict(model), [np.zeros(0, np.float32)]
     for name, array in model.items():
@@ -185,11 +169,9 @@ def round_model(model: Model, *, exact: Collection[str] = ()) -> Model:
 
 
 def restore_model(arrays: Model, like: Mapping[str, tuple[tuple[int, ...], str]]) -> Model:
-    """The inverse, as near as 16 bits come; a model that was not rounded as it is.
+    """Return the inverse of ``round_model``, up to rounding; an unrounded model is unchanged.
 
-    Args:
-        arrays: as they arrived.
-        like: name → shape and type.
+    ``like`` is name → shape and type.
 
     Raises:
         WireError: see ``restore_update``.
@@ -201,12 +183,12 @@ def restore_model(arrays: Model, like: Mapping[str, tuple[tuple[int, ...], str]]
 
 
 def _zeros(shape: tuple[int, ...], kind: str) -> NDArray[np.generic]:
-    """Of any shape in the memory of one number."""
+    """Return zeros of any shape in the memory of one number."""
     return np.broadcast_to(np.zeros((), kind), shape)
 
 
 def num_rounded_bytes(model: Model, *, exact: Collection[str] = ()) -> int:
-    """Bytes of the arrays that ``round_model`` makes of a finite one."""
+    """Return the bytes of the arrays that ``round_model`` makes of a finite model."""
     short = np.dtype(KINDS[OF_MODELS]).itemsize
     scale = np.dtype(np.float32).itemsize
     return sum(
@@ -227,7 +209,6 @@ def _checked(scales: NDArray[Any]) -> NDArray[np.float32]:
 
 
 def _is_rounded(array: NDArray[np.generic]) -> bool:
-    """Whether it is worth it; what came of it shows by its type."""
     long = array.size >= LEAST_VECTOR or (array.ndim >= 2 and array.size > 0)
     return array.dtype.kind == "f" and array.itemsize >= 4 and long
 
@@ -239,8 +220,7 @@ def _num_scales(shape: tuple[int, ...], kind: type[np.generic]) -> int:
 
 @dataclass(frozen=True)
 class _Numbers:
-    """An array that was rounded, and its scales; sums of squares of what was to be rounded, and of
-    what was lost, both float64."""
+    """A rounded array and its scales; sums of squares before rounding and of the error, float64."""
 
     numbers: NDArray[Any]
     scales: NDArray[np.float32]
@@ -254,7 +234,7 @@ def _wanted(
     before: NDArray[Any] | None,
     kind: type[np.generic],
 ) -> tuple[NDArray[Any], NDArray[np.float32]]:
-    """What is to be sent of an array, and the largest size of a number that has one scale."""
+    """Return the numbers to send of an array, and the largest absolute value per scale."""
     wanted = empty(start)
     into, new, old = (_in_rows(one, kind) for one in (wanted, trained, start))
     last = None if before is None else _in_rows(before, kind)
@@ -269,7 +249,7 @@ def _wanted(
 
 
 def _raise_to(largest: NDArray[np.float32], rows: NDArray[Any], span: Span) -> None:
-    """With a part's numbers; NaN where one is."""
+    """Update the largest absolute values with a part's numbers; NaN propagates."""
     own, part = largest[span[0]], rows[span]
     for found in (part.max(axis=1), -part.min(axis=1)):
         np.maximum(own, found.astype(np.float32), out=own)
@@ -282,13 +262,9 @@ def _round(
     *,
     lost: bool = False,
 ) -> _Numbers:
-    """Numbers of a kind, of the same shape.
+    """Round an array, with the largest absolute value per scale, to numbers of the same shape.
 
-    Args:
-        wanted: what is rounded.
-        kind: of ``KINDS``.
-        largest: size of those that have one scale.
-        lost: what was rounded away takes its place, and squares are added up.
+    ``lost`` replaces ``wanted`` by the rounding error, and adds up squares.
     """
     numbers = empty(wanted, kind)
     flat, into = _in_rows(wanted, kind), _in_rows(numbers, kind)
@@ -319,7 +295,7 @@ def _round(
 def _restored(
     numbers: NDArray[Any], scales: NDArray[np.float32], start: NDArray[Any]
 ) -> NDArray[Any]:
-    """What rounded numbers make of an array: the same bits at the silo and at the coordinator."""
+    """Return the restored array: the same bits at the silo and at the coordinator."""
     made = empty(start)
     kind = numbers.dtype.type
     flat, before, got = (_in_rows(one, kind) for one in (made, start, numbers))
@@ -330,7 +306,6 @@ def _restored(
 
 
 def _values(numbers: NDArray[Any], scales: NDArray[np.float32]) -> NDArray[np.float32]:
-    """What a part of some rows stands for, their scales given."""
     wide = np.empty(numbers.shape, np.float32)
     if numbers.dtype == np.float16:
         widen(numbers.reshape(-1), wide.reshape(-1))
@@ -341,12 +316,11 @@ def _values(numbers: NDArray[Any], scales: NDArray[np.float32]) -> NDArray[np.fl
 
 
 def _in_rows(array: NDArray[Any], kind: type[np.generic]) -> NDArray[Any]:
-    """Flat, with a row for each scale that numbers of a kind have of it."""
     return array.reshape(_num_scales(array.shape, kind), -1)
 
 
 def _spans(rows: NDArray[Any]) -> Iterator[Span]:
-    """Of an array of two axes, parts that stay in the cache: some whole rows, or part of one."""
+    """Yield parts of a 2-D array that fit the cache: whole rows, or a part of one."""
     count, length = rows.shape
     some = max(1, PART // max(length, 1))
     for first in range(0, count, some):

@@ -1,7 +1,7 @@
-"""Numbers of 16 bits, worked on by their bits, and in parts that stay in the processor's cache.
+"""Conversion of 16-bit floats with bit operations, in parts that fit the processor's cache.
 
-numpy casts them one by one, at 3 ns each, and takes 14 ns to compare two. Their bits it takes many
-at a time. Subnormal numbers are exact as well: a product with a power of two is.
+numpy casts them one by one, at 3 ns each, and takes 14 ns to compare two; it processes their bits
+many at a time. Subnormal numbers are exact too: a product with a power of two is.
 """
 
 from __future__ import annotations
@@ -13,29 +13,27 @@ import numpy as np
 from numpy.typing import NDArray
 
 PART = 2**16
-"""Numbers that are worked on at a time: what is made of them on the way stays in the cache."""
+"""Numbers processed at a time, so that intermediate results stay in the cache."""
 INFINITE: Final = 0x7C00
-"""The bits of an infinite number; those of NaN are beyond."""
+"""The bits of infinity; those of NaN are larger."""
 _SIGN, _MORE = 0x8000, 127 - 15
 """The bit of the sign, and by how much float32 adds more to exponents."""
 _KEPT = ~(0x7 << 28)
-"""All bits but those between the sign and an exponent of 16 bits."""
+"""All bits but those between the sign and a 16-bit exponent."""
 _SMALLEST = (_MORE + 1) << 23
-"""float32's bits of the smallest normal number."""
+"""The float32 bits of the smallest normal number."""
 
 
 def parts(size: int) -> Iterator[slice]:
-    """Of a flat array, one behind the other."""
+    """Yield consecutive slices of a flat array."""
     for begin in range(0, size, PART):
         yield slice(begin, min(begin + PART, size))
 
 
 def widened(array: NDArray[Any], within: NDArray[np.float32] | None = None) -> NDArray[Any]:
-    """Numbers of 16 bits in float32, each as it is; all others as they came.
+    """Return 16-bit floats as float32, exactly; other arrays unchanged.
 
-    Args:
-        array: of any shape.
-        within: flat memory in which they may lie, of at least as many; None: new.
+    ``within`` is flat memory for the result, of at least as many numbers; None allocates it.
     """
     if array.dtype != np.float16:
         return array
@@ -47,7 +45,7 @@ def widened(array: NDArray[Any], within: NDArray[np.float32] | None = None) -> N
 
 
 def widen(numbers: NDArray[np.float16], into: NDArray[np.float32]) -> None:
-    """The same of a part, flat, into memory that is there."""
+    """Convert one flat part to float32, into existing memory."""
     bits = numbers.view(np.int16)
     if max(bits.max(initial=0), int(bits.view(np.uint16).max(initial=0)) - _SIGN) >= INFINITE:
         into[...] = numbers
@@ -60,8 +58,7 @@ def widen(numbers: NDArray[np.float16], into: NDArray[np.float32]) -> None:
 
 
 def narrow(numbers: NDArray[np.float32], into: NDArray[np.float16]) -> None:
-    """The nearest numbers of 16 bits, of two the even one, of a part none of which is beyond
-    them."""
+    """Round a part to 16-bit floats, to nearest, ties to even; none may overflow."""
     bits = numbers.view(np.uint32)
     size = bits & np.uint32(2**31 - 1)
     made = size >> 13
@@ -80,7 +77,7 @@ def narrow(numbers: NDArray[np.float32], into: NDArray[np.float16]) -> None:
 
 
 def largest_of(array: NDArray[Any]) -> float:
-    """The largest size of a number, NaN or infinity where there is one; 0 of none."""
+    """Return the largest absolute value; NaN or infinity if there is one; 0 for an empty array."""
     if not array.size:
         return 0.0
     if array.dtype != np.float16:

@@ -1,4 +1,4 @@
-"""Entries of messages to silos. Each is declared here once, and nowhere else.
+"""Entries of messages to silos, each declared only here.
 
 A field of ``SiloKeys`` is also a key of a run, with bounds, help and a default. These declarations
 decide which entries training and evaluation messages carry, what a silo may refuse before it joins,
@@ -270,8 +270,7 @@ def terms() -> frozenset[str]:
 def evaluation_entries(*, trains: bool) -> frozenset[str]:
     """Return the names of training entries that evaluation messages carry as well.
 
-    Args:
-        trains: whether silos train a model of their own before they evaluate.
+    ``trains`` says whether silos train their own model before they evaluate.
     """
     wanted = ("always", "own") if trains else ("always",)
     return frozenset(name for name, entry in entries().items() if entry.at.evaluates in wanted)

@@ -1,4 +1,4 @@
-"""Types of messages to silos, each declared once with the rules by which a silo answers it."""
+"""Message types to silos, each declared once with the rules by which a silo answers it."""
 
 from __future__ import annotations
 
@@ -13,13 +13,12 @@ GROUPING = ("hcct", "fedgroup", "fedcollab")
 
 @dataclass(frozen=True)
 class Kind:
-    """The rules for a type of message.
+    """The rules for a message type.
 
     Attributes:
         strategies: only runs of these strategies send it; empty: any run may.
         secret: whether the outcome stays at the silo in a secure run.
         before_scale: whether a silo answers it before the run has a column scale.
-        without_labels: whether a silo without labels answers it.
     """
 
     strategies: tuple[str, ...] = ()

@@ -1,7 +1,7 @@
-"""How much a message may hold, and what its texts may do: whatever comes from a peer is bounded.
+"""Limits on the size of messages and on the texts in them: all data from a peer are bounded.
 
-The limits are far above what any federation needs and far below what troubles a machine. Both
-sides hold to them; the coordinator also checks objects and bytes before it takes them
+They are far above what any federation needs and far below what troubles a machine. Both sides
+enforce them; the coordinator also checks objects before it accepts them
 (``coterie.server.machine.pulling``).
 """
 
@@ -10,32 +10,31 @@ from __future__ import annotations
 from flwr.app import ArrayRecord, RecordDict
 
 MAX_TEXT = 1000
-"""Letters of a reason, or of any other text for people."""
+"""Characters of a reason, or of any other text for people."""
 MAX_WORD = 100
-"""Letters of a device or a version."""
+"""Characters of a device or a version."""
 MAX_NAME = 256
-"""Letters of a schema, and of the name of an array or a record."""
+"""Characters of a schema, and of the name of an array or a record."""
 MAX_RECORDS = 1024
 """Records of a message: a strategy may send a model per silo."""
 MAX_ARRAYS = 10_000
-"""Arrays of a record."""
 MAX_OBJECTS = 25_000
-"""Objects that Flower takes a message apart into: two an array, and one per 5 MB."""
+"""Objects into which Flower splits a message: two per array, and one per 5 MB."""
 MAX_OBJECT_BYTES = 32 * 2**20
-"""Of one object: an array travels in pieces of 5 MB."""
+"""Size of one object: an array travels in pieces of 5 MB."""
 MAX_MODEL_BYTES = 2 * 2**30
-"""Of the initial model, which answers a question that has no model in it."""
+"""Size of the initial model, which answers a question without a model."""
 MAX_ANSWER_BYTES = 2**20
-"""Of the answer to any other question."""
+"""Size of the answer to any other question."""
 FLOOR_BYTES, TIMES_SENT = 256 * 2**20, 4
 """A reply to work may have so many bytes, or so many times those that it was sent."""
 
 
 def plain_text(text: object, limit: int = MAX_TEXT) -> str:
-    """A text of a peer as one line that a terminal, a log and a page show as it is.
+    """Return a peer's text as one line that a terminal, a log and a page display literally.
 
-    White space becomes a space; other characters that cannot be seen (escape sequences, marks that
-    turn the direction of writing round) are written out; what is too long is cut.
+    White space becomes a space; other invisible characters (escape sequences, marks that reverse
+    the direction of writing) are escaped; a text that is too long is cut.
     """
     whole = str(text)
     shown = "".join(map(_shown, whole[:limit]))[:limit]
@@ -43,7 +42,7 @@ def plain_text(text: object, limit: int = MAX_TEXT) -> str:
 
 
 def sentence(text: object) -> str:
-    """A text of others that ends with a full stop, so that another sentence can follow."""
+    """Return a text from elsewhere with a full stop, so that another sentence can follow."""
     whole = str(text).rstrip(" \n,;:")
     return whole if whole.endswith((".", "!", "?", "…")) else f"{whole}."
 
@@ -55,16 +54,14 @@ def _shown(letter: str) -> str:
 
 
 def is_plain_name(name: object) -> bool:
-    """Whether arrays, metrics and records may be called so: any letters that can be seen."""
+    """Return whether arrays, metrics and records may have this name: any visible characters."""
     return isinstance(name, str) and len(name) <= MAX_NAME and name.isprintable()
 
 
 def content_objection(content: RecordDict, *, max_bytes: int) -> str:
-    """Why a message holds too much to be looked at; empty if it does not.
+    """Return why a message exceeds the limits; empty if it does not. Nothing is decoded.
 
-    Args:
-        content: nothing in it is decoded.
-        max_bytes: of all arrays together, each counted as often as it is named.
+    ``max_bytes`` bounds all arrays together, each counted as often as it is named.
     """
     if len(content) > MAX_RECORDS:
         return f"it holds {len(content):,} records, more than {MAX_RECORDS:,}."
@@ -86,11 +83,9 @@ def content_objection(content: RecordDict, *, max_bytes: int) -> str:
 
 
 def most_bytes(message_type: str, sent: int) -> int:
-    """Bytes that the reply to a message may have.
+    """Return the most bytes of a reply to a message whose own arrays have ``sent`` bytes.
 
-    Args:
-        message_type: a question (``query.…``) brings no model but the initial one.
-        sent: bytes of the message's own arrays.
+    A question (``query.…``) has no model in its answer, except the initial one.
     """
     if message_type == "query.initial":
         return MAX_MODEL_BYTES
@@ -100,6 +95,6 @@ def most_bytes(message_type: str, sent: int) -> int:
 
 
 def num_array_bytes(content: RecordDict) -> int:
-    """Bytes of a message's arrays as they travel."""
+    """Return the bytes of a message's arrays on the wire."""
     records = [record for record in content.values() if isinstance(record, ArrayRecord)]
     return sum(len(array.data) for record in records for array in record.values())

@@ -1,8 +1,7 @@
-"""Figures of a model on test data: their names on the wire, what they are called, what is better.
+"""Metrics of a model on test data: name on the wire, title, direction.
 
-A federation compares silos by *one* figure, the leading metric. So that everything that compares
-can go by "lower is better", it is turned into a *shortfall*: what is missing to the best value, 1,
-where higher is better, else the value itself.
+A federation compares silos by the primary metric. So that every comparison can use "lower is
+better", it is turned into a *shortfall*: 1 − value if higher is better, else the value itself.
 """
 
 from __future__ import annotations
@@ -18,13 +17,12 @@ from coterie.wire.words import readable
 
 @dataclass(frozen=True)
 class Metric:
-    """A figure of a model.
+    """A metric of a model.
 
     Attributes:
         name: on the wire and in keys: letters, digits and dashes.
-        title: for people.
-        higher: whether higher is better; the best value is 1 then, else 0.
-        share: in [0, 1], which people read in per cent.
+        higher: higher is better, and the best value is 1; else it is 0.
+        share: in [0, 1], shown as a percentage.
     """
 
     name: str
@@ -33,11 +31,11 @@ class Metric:
     share: bool = False
 
     def shortfall(self, value: float) -> float:
-        """The value with lower better; its own inverse."""
+        """Return the value with lower better; the function is its own inverse."""
         return 1.0 - value if self.higher else value
 
     def text(self, value: float, unit: str = "") -> str:
-        """A value for people: in per cent, or with three figures and the target's unit."""
+        """Return a value for people: a percentage, or three figures and the target's unit."""
         if not isfinite(value):
             return "–"
         if self.share:
@@ -72,4 +70,4 @@ KNOWN_METRICS: Final[Mapping[str, Metric]] = MappingProxyType(
 
 LOW: Final = "-low"
 HIGH: Final = "-high"
-"""Behind a metric's name: the ends of its 95 % interval."""
+"""Suffixes of a metric's name: the ends of its 95% interval."""

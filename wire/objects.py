@@ -1,7 +1,7 @@
-"""A message out of the objects that Flower takes it apart into.
+"""A message assembled from the objects into which Flower splits it.
 
-Whatever comes from a peer is put together here, at the coordinator as at a silo, so that nothing
-that Flower, JSON or protobuf make of it goes further than to be the reason of a ``WireError``.
+All data from a peer are assembled here, at the coordinator and at a silo, so that every failure of
+Flower, JSON or protobuf becomes the reason of a ``WireError``.
 """
 
 from __future__ import annotations
@@ -17,15 +17,12 @@ from coterie.wire.pulled import Content
 
 
 def put_together(message_id: str, contents: Mapping[str, Content], *, max_bytes: int) -> Message:
-    """A message out of the objects that Flower took it apart into.
+    """Assemble a message, with the id ``message_id``, from the objects into which Flower split it.
 
-    Args:
-        message_id: the object that is the message.
-        contents: of all its objects by id.
-        max_bytes: of its arrays, each piece counted as often as it is named; 0: no limit.
+    ``max_bytes`` limits its arrays, each piece counted as often as it is named; 0: no limit.
 
     Raises:
-        WireError: it is no message, cannot be read, or would be too large.
+        WireError: it is not a message, cannot be read, or would be too large.
     """
     try:
         whole = {name: bytes(content) for name, content in contents.items()}
@@ -45,7 +42,7 @@ def put_together(message_id: str, contents: Mapping[str, Content], *, max_bytes:
 
 
 def _expanded_bytes(contents: Mapping[str, bytes]) -> int:
-    """Bytes of all arrays once they are put together: one may name a piece any number of times."""
+    """Return the assembled size of all arrays, which may name a piece any number of times."""
     total = 0
     for content in contents.values():
         kind, children, _ = inflatable_object.get_object_head_values_from_object_content(content)

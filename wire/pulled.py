@@ -1,8 +1,7 @@
-"""Objects on their way to and from the SuperLink, read and written where they lie.
+"""Zero-copy reading and writing of the messages that carry objects to and from the SuperLink.
 
-Protobuf copies the content of an object twice on its way in (into the message and out of it) and
-twice on its way out. That is half of what a megabyte costs at either end. Here the same bytes are
-written and read around the content: whoever is at the other end may be Flower's.
+Protobuf copies an object's content twice each way, half of the cost of a megabyte at either end.
+Here the same bytes are written and read around the content, so that the peer may be Flower.
 """
 
 from __future__ import annotations
@@ -14,17 +13,17 @@ from flwr.proto.message_pb2 import PullObjectResponse, PushObjectRequest
 from flwr.proto.node_pb2 import Node
 
 _HEAD = b"\x08\x01\x10\x01\x1a"
-"""Of an answer with an object: found (field 1) and available (2) are true, its content (3)
+"""Head of an answer with an object: found (field 1) and available (2) are true, its content (3)
 follows."""
 _PUSHED = b"\x22"
-"""Of the content in a request to store it, field 4."""
+"""Tag of the content in a request to store it, field 4."""
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 """Kinds of fields on the wire."""
 
 
 @dataclass(frozen=True)
 class Piece:
-    """An object of which head and body lie apart. ``bytes`` puts them together."""
+    """An object with separate head and body. ``bytes`` joins them."""
 
     head: bytes
     body: memoryview
@@ -37,11 +36,11 @@ class Piece:
 
 
 Content = bytes | memoryview | Piece
-"""Of an object."""
+"""The content of an object."""
 
 
 def parts_of(content: Content) -> tuple[bytes | memoryview, ...]:
-    """What it consists of, one behind the other."""
+    """Return the consecutive parts of a content."""
     return (content.head, content.body) if isinstance(content, Piece) else (content,)
 
 
@@ -50,7 +49,7 @@ def parts_of(content: Content) -> tuple[bytes | memoryview, ...]:
 
 @dataclass(frozen=True)
 class Pulled:
-    """As Flower's ``PullObjectResponse``."""
+    """Equivalent of Flower's ``PullObjectResponse``."""
 
     object_found: bool = False
     object_available: bool = False
@@ -58,7 +57,7 @@ class Pulled:
 
 
 def read_pulled(data: bytes) -> Pulled | PullObjectResponse:
-    """An answer to PullObject, its content not copied; what is written otherwise reads Flower."""
+    """Read an answer to PullObject without copying its content; Flower reads other layouts."""
     if data.startswith(_HEAD):
         size, at = _varint(data, len(_HEAD))
         if at > len(_HEAD) and at + size == len(data):
@@ -68,7 +67,7 @@ def read_pulled(data: bytes) -> Pulled | PullObjectResponse:
 
 
 def write_pulled(answer: Any) -> bytes:
-    """An answer to PullObject, its content copied once; of Flower's or ours."""
+    """Return an answer to PullObject, Flower's or ours, as bytes; its content is copied once."""
     content = answer.object_content
     if answer.object_found and answer.object_available and len(content):
         return b"".join((_HEAD, as_varint(len(content)), *parts_of(content)))
@@ -85,7 +84,7 @@ def write_pulled(answer: Any) -> bytes:
 
 @dataclass
 class Pushed:
-    """As Flower's ``PushObjectRequest``."""
+    """Equivalent of Flower's ``PushObjectRequest``."""
 
     node: Node
     run_id: int
@@ -94,7 +93,7 @@ class Pushed:
     object_content: Content
 
     def SerializeToString(self) -> bytes:
-        """The request as it travels, its content copied once."""
+        """Return the request as bytes, with its content copied once."""
         told = PushObjectRequest(
             node=self.node,
             run_id=self.run_id,
@@ -106,10 +105,10 @@ class Pushed:
 
 
 def read_push(data: bytes) -> Pushed:
-    """A request to store an object, its content not copied.
+    """Read a request to store an object without copying its content.
 
     Raises:
-        google.protobuf.message.DecodeError: it is none.
+        google.protobuf.message.DecodeError: it is not such a request.
     """
     rest, content = list[memoryview](), memoryview(b"")
     whole, at = memoryview(data), 0
@@ -134,7 +133,7 @@ def read_push(data: bytes) -> Pushed:
 
 
 def as_varint(number: int) -> bytes:
-    """Seven bits a byte, the lowest first."""
+    """Return a protobuf varint: seven bits per byte, lowest first."""
     made = bytearray()
     while number > 127:
         made.append(number & 127 | 128)
@@ -144,7 +143,7 @@ def as_varint(number: int) -> bytes:
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:
-    """A number, and where it ends: at its beginning if it is none."""
+    """Return a number and its end; the end equals its beginning if it is invalid."""
     number = 0
     for count, byte in enumerate(data[at : at + 10]):
         number |= (byte & 127) << 7 * count
@@ -154,7 +153,7 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
 
 
 def _end_of_field(data: bytes, kind: int, at: int) -> int | None:
-    """Where a field ends whose body begins there; None if it does not."""
+    """Return the end of the field whose body begins at ``at``; None if it is truncated."""
     if kind == _BYTES:
         size, begin = _varint(data, at)
         end = begin + size if begin > at else -1

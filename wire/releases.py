@@ -1,8 +1,8 @@
-"""Which releases of coterie talk with each other, and in which version of the conversation.
+"""Compatibility of coterie's releases, and the choice of a protocol version.
 
-A release talks with the one before it and the one after it, so that a federation is upgraded one
-machine at a time. The coordinator asks a new silo in the oldest protocol that it speaks and says
-which is its newest; the silo answers with the newest that both speak, and in that one they go on.
+A release talks with the ones before and after it, so that a federation can be upgraded one machine
+at a time. The coordinator asks a new silo in its oldest protocol and states its newest; the silo
+answers with the newest that both speak, which both then use.
 """
 
 from __future__ import annotations
@@ -15,20 +15,19 @@ from coterie.wire.names import NEWEST_PROTOCOL, OLDEST_PROTOCOL, PROTOCOL, PROTO
 
 
 def offer() -> dict[str, int]:
-    """What a coordinator says of the protocols that it speaks."""
+    """Return the protocols that the coordinator offers."""
     return {PROTOCOL_KEY: OLDEST_PROTOCOL, NEWEST_PROTOCOL: PROTOCOL}
 
 
 def is_spoken(protocol: object) -> bool:
-    """Whether this release speaks a version of the conversation."""
+    """Return whether this release supports a protocol version."""
     return type(protocol) is int and OLDEST_PROTOCOL <= protocol <= PROTOCOL
 
 
 def agreed(config: Mapping[str, Any]) -> int:
-    """The protocol in which to answer an offer that is spoken here.
+    """Return the protocol in which to answer a supported offer.
 
-    Args:
-        config: of a message; one of an earlier release says only in which it is.
+    The config of a message from an earlier release states only the protocol it uses.
     """
     asked = config.get(PROTOCOL_KEY, PROTOCOL)
     newest = config.get(NEWEST_PROTOCOL, asked)
@@ -36,15 +35,15 @@ def agreed(config: Mapping[str, Any]) -> int:
 
 
 def numbers(release: str) -> tuple[int, int] | None:
-    """The two numbers of a release that matter here; None: it does not say."""
+    """Return the first two numbers of a release; None if it has another form."""
     found = re.match(r"(\d{1,6})\.(\d{1,6})(?!\d)", release)
     return None if found is None else (int(found[1]), int(found[2]))
 
 
 def talk(one: str, other: str) -> bool:
-    """Whether two releases do: their second numbers differ by one at most.
+    """Return whether two releases are compatible: their second numbers differ by at most one.
 
-    Of one that does not say what it is nothing is held against it: its protocol decides.
+    A release of unknown form counts as compatible: its protocol decides.
     """
     first, second = numbers(one), numbers(other)
     if first is None or second is None:

@@ -1,4 +1,4 @@
-"""Replies that say no, and the numbers of those that do not."""
+"""Error replies, and the metrics of the other replies."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from coterie.wire.names import FAILED, METRICS, OWN_METRICS, REFUSED, UNREADABLE
 
 
 def refusal(reason: str, message: Message, *, code: int = REFUSED) -> Message:
-    """An error reply of a silo that will not do what was asked."""
+    """Return the error reply of a silo that refuses a request."""
     return Message(Error(code, plain_text(reason)), reply_to=message)
 
 
 def instead_of(reply: Message, reason: str) -> Message:
-    """An error reply in the place of one that cannot be sent."""
+    """Return an error reply that replaces one that cannot be sent."""
     made = Message.__new__(Message)
     error = Error(UNREADABLE, plain_text(reason))
     made.__dict__.update(_metadata=copy(reply.metadata), _content=None, _error=error)
@@ -25,27 +25,27 @@ def instead_of(reply: Message, reason: str) -> Message:
 
 
 def failure(silo: str, error: BaseException, message: Message) -> Message:
-    """An error reply of a silo whose app raised: what the error says may quote the silo's data."""
+    """Return the error reply of a silo whose app raised; the error's text may quote its data."""
     kind = type(error).__name__
     reason = f"silo {silo!r} failed: {kind}; see the silo's log."
     return Message(Error(FAILED, reason), reply_to=message)
 
 
 def whole(value: object) -> int:
-    """A whole number of at least 0 that the other side states; 0 for whatever else it states."""
+    """Return a peer's value if it is an integer of at least 0, else 0."""
     return value if type(value) is int and value >= 0 else 0
 
 
 Value = float | list[float]
-"""What a metric is: a number, or several."""
+"""The value of a metric: a number, or several."""
 MAX_METRICS = 64
-"""Of one reply; and numbers in a list, and letters in a name."""
+"""The most metrics of one reply, numbers in a list, and characters in a name."""
 
 
 def read_figures(content: RecordDict) -> dict[str, Value]:
-    """Metrics of a reply beyond those that the conversation itself has: its app's own.
+    """Return the app's own metrics in a reply: those that are not part of the protocol.
 
-    What is not finite is left out, and of a reply that states a great many the rest.
+    Values that are not finite are omitted, and so are all metrics beyond the limit.
     """
     metrics = content.get(METRICS)
     if not isinstance(metrics, MetricRecord):
@@ -63,7 +63,7 @@ def read_figures(content: RecordDict) -> dict[str, Value]:
 
 
 def read_metrics(content: RecordDict) -> dict[str, float]:
-    """Scalar metrics of a reply, by key; lists of numbers are left out."""
+    """Return a reply's scalar metrics, by key; lists of numbers are omitted."""
     metrics = content.get(METRICS)
     if not isinstance(metrics, MetricRecord):
         return {}

@@ -1,4 +1,4 @@
-"""What metrics and settings are called in other people's Flower apps, and here."""
+"""Names of metrics and settings in other Flower apps, and ours for them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Final
 from coterie.wire import names
 
 ACCURACY: Final = "accuracy"
-"""Of ClientApps that state it in place of an error, which is 1 less this."""
+"""Reported by some ClientApps in place of an error, which is 1 − accuracy."""
 
 METRIC_SPELLINGS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
     {
@@ -23,7 +23,7 @@ METRIC_SPELLINGS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
         ),
     }
 )
-"""Name here → what else it is called; the first that a reply has counts."""
+"""Our name → its other spellings; the first that a reply has counts."""
 
 SETTING_SPELLINGS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
     {
@@ -31,7 +31,7 @@ SETTING_SPELLINGS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
         names.ROUNDS: ("num-server-rounds", "num-rounds"),
     }
 )
-"""The same of what a server asks for."""
+"""Our name → other spellings, for a coordinator's settings."""
 
 _OURS = {
     other: name
@@ -42,20 +42,20 @@ _OURS = {
 
 
 def spelled(key: str) -> str:
-    """What a metric or setting of any app is called here: ``eval_acc`` is ``accuracy``.
+    """Return our name for a metric or setting of any app: ``eval_acc`` is ``accuracy``.
 
-    With dashes and in small letters, which is all that happens to a name that is not known.
+    An unknown name is only converted to dashes and lower case.
     """
     dashed = key.lower().replace("_", "-")
     return _OURS.get(dashed, dashed)
 
 
 def understood(metrics: Mapping[str, float], own: Mapping[str, str]) -> dict[str, float]:
-    """The metrics of a reply, those that are called otherwise elsewhere under our names too.
+    """Return a reply's metrics, with those of other spellings under our names too.
 
     Args:
-        metrics: as the app states them; what has our name already stays what it is.
-        own: the app's name → ours, before all usual spellings.
+        metrics: as the app states them; a metric with our name keeps its value.
+        own: the app's name → ours; it takes precedence over the usual spellings.
     """
     found = {**metrics, **{own[key]: value for key, value in metrics.items() if key in own}}
     dashed = {k.lower().replace("_", "-"): v for k, v in metrics.items() if k not in own}

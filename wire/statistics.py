@@ -1,9 +1,8 @@
-"""Counts of a silo's training samples, column by column, from which nobody can be made out.
+"""Counts of a silo's training samples, column by column, that identify no individual.
 
-Every column divides the silo's training samples into cells: how many are in each interval of
-numbers or each category, how many have no value, and how many have one that the declaration does
-not allow. All else that people want to know (ranges, medians, shares) follows from these counts. A
-cell that the silo hides is None.
+Every column divides the silo's training samples into cells: the samples in each interval of numbers
+or each category, those without a value, and those whose value the declaration does not allow.
+Ranges, medians and shares follow from these counts. A cell that the silo hides is None.
 """
 
 from __future__ import annotations
@@ -30,17 +29,16 @@ _TOLD = "statistics"
 
 @dataclass(frozen=True)
 class ColumnCounts:
-    """How many of a silo's training samples are where.
+    """Counts of a silo's training samples in one column.
 
     Attributes:
-        name: of the column.
-        cells: samples in each interval or category. None: hidden, because few are in it, or
-            because another hidden cell could be worked out from it.
+        cells: samples in each interval or category. None: hidden, because few are in it, or because
+            another hidden cell could be computed from it.
         missing: samples without a value.
-        odd: samples whose value is of no declared category, or not within the declared bounds.
+        odd: samples whose value is outside the declared categories or bounds.
         categories: names of the cells; empty: they are intervals of numbers.
-        first, step: cell i holds numbers from (first + i)·step on and below (first + i + 1)·step;
-            the first and the last hold those beyond as well. A step of 0 says nothing of the
+        first, step: cell i holds numbers from (first + i)·step to below (first + i + 1)·step; the
+            first and the last also hold those beyond. A step of 0 reveals nothing about the
             numbers: there are too few, or too many categories.
     """
 
@@ -54,20 +52,20 @@ class ColumnCounts:
 
     @property
     def all_cells(self) -> tuple[Cell, ...]:
-        """Into which the samples are divided, the last two those without a value that counts."""
+        """All cells of the samples; the last two are ``missing`` and ``odd``."""
         return (*self.cells, self.missing, self.odd)
 
 
 @dataclass(frozen=True)
 class Statistics:
-    """What a silo tells of its data.
+    """A silo's statistics of its data.
 
     Attributes:
-        samples, tests: how many it trains on, and tests on. Columns are of the former.
-        least: cells of fewer samples are hidden.
+        samples, tests: number of training and of test samples. Columns count the former.
+        least: cells with fewer samples are hidden.
         shapes: of a sample's inputs.
-        inputs, targets: columns; of what the silo's policy does not allow there are none.
-        left_out: columns that are not told of because there are too many.
+        inputs, targets: columns; empty if the silo's policy does not allow them.
+        left_out: number of columns omitted because there are too many.
     """
 
     samples: int
@@ -88,12 +86,10 @@ def encode_statistics(statistics: Statistics) -> RecordDict:
 def decode_statistics(content: RecordDict, *, samples: int) -> Statistics:
     """Read the answer to ``query.statistics``.
 
-    Args:
-        content: of the reply.
-        samples: training samples that the silo stated when it joined.
+    ``samples`` is the number of training samples that the silo stated when it joined.
 
     Raises:
-        WireError: a field is missing or of the wrong kind, or what it tells cannot be.
+        WireError: a field is missing, of the wrong kind, or impossible.
     """
     config = content.get(CONFIG)
     if not isinstance(config, ConfigRecord):
@@ -113,16 +109,16 @@ def decode_statistics(content: RecordDict, *, samples: int) -> Statistics:
 
 
 def plain_statistics(statistics: Statistics) -> dict[str, Any]:
-    """As JSON values."""
+    """Return the statistics as JSON values."""
     own = vars(statistics)
     return own | {part: [vars(one) for one in own[part]] for part in ("inputs", "targets")}
 
 
 def statistics_of(told: Any) -> Statistics:
-    """What ``plain_statistics`` gave, checked.
+    """Return the checked inverse of ``plain_statistics``.
 
     Raises:
-        KeyError, TypeError, ValueError: it is something else, or cannot be.
+        KeyError, TypeError, ValueError: it is something else, or impossible.
     """
     samples = _count(told["samples"])
     columns = [told["inputs"], told["targets"]]
@@ -161,7 +157,7 @@ def _column(told: Any, samples: int) -> ColumnCounts:
 
 
 def _check_sum(cells: Sequence[Cell], samples: int) -> None:
-    """Hidden cells are never one alone: the others would tell what it is."""
+    """Check a column's sum; a single hidden cell is refused, as it could be computed."""
     shown = [cell for cell in cells if cell is not None]
     hidden = len(cells) - len(shown)
     if sum(shown) > samples or (not hidden and sum(shown) != samples):

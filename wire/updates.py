@@ -1,4 +1,4 @@
-"""Updates: how far a training has moved a model, and how to shorten that."""
+"""Updates: the distance by which a training moves a model, and how to clip it."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from numpy.typing import NDArray
 from coterie.wire.arrays import Model
 
 PIECE: Final = 2**15
-"""Numbers that are worked on at once."""
+"""Numbers processed at a time."""
 JOINT: Final = "sketch"
-"""What a sketch is called; of one module, with its name and a dot before it."""
+"""Name of a sketch; the sketch of one module has the module's name and a dot before it."""
 MOST_ROOM: Final = 2.0
-"""A silo with more samples makes more steps, so its limit grows with their square root, so far."""
+"""A silo with more samples makes more steps: its limit grows with their square root, up to this."""
 
 
 @dataclass(frozen=True)
 class Limit:
-    """How long an update may be; one that is longer is shortened to it.
+    """The largest norm of an update; a longer one is clipped to it.
 
-    It is one for all silos of a sum, so that it only makes their parts more alike: with a limit
-    for each, all others' could be made as good as nothing.
+    All silos of a sum share one limit, so that it only makes their updates more alike: individual
+    limits could reduce those of all other silos to nothing.
 
     Attributes:
-        norm: Euclidean, > 0, of a silo with so many samples or fewer.
+        norm: Euclidean, > 0, for a silo with at most ``samples`` samples.
         samples: > 0; with more the limit is higher, up to ``MOST_ROOM`` times.
     """
 
@@ -36,19 +36,18 @@ class Limit:
     samples: float
 
     def of(self, samples: float) -> float:
-        """The longest of a silo with so many samples."""
+        """Return the limit for a silo with this number of samples."""
         return self.norm * min(max(math.sqrt(samples / self.samples), 1.0), MOST_ROOM)
 
 
 def pieces(flat: NDArray[Any]) -> Iterator[NDArray[Any]]:
-    """An array in parts that fit into a processor's cache."""
+    """Yield an array in parts that fit into a processor's cache."""
     for start in range(0, flat.size, PIECE):
         yield flat[start : start + PIECE]
 
 
 def moved(new: Model, old: Model) -> Iterator[tuple[str, NDArray[np.float64]]]:
-    """What changed of floating-point arrays: name and numbers, in ``pieces``, each of which the
-    next is written over."""
+    """Yield name and change of floating-point arrays, in ``pieces`` that share one buffer."""
     room = np.empty(PIECE)
     for name, array in new.items():
         if np.issubdtype(array.dtype, np.floating):
@@ -60,7 +59,7 @@ def moved(new: Model, old: Model) -> Iterator[tuple[str, NDArray[np.float64]]]:
 
 
 def shortened(new: Model, old: Model, factor: float) -> Model:
-    """``old + factor · (new − old)``, in float64; counters as they are in ``new``."""
+    """Return ``old + factor · (new − old)``, in float64; counters as they are in ``new``."""
 
     def short(name: str, array: NDArray[Any]) -> NDArray[Any]:
         start = old[name].astype(np.float64)
@@ -74,12 +73,12 @@ def shortened(new: Model, old: Model, factor: float) -> Model:
 
 
 def distance(new: Model, old: Model) -> float:
-    """Euclidean, of floating-point arrays."""
+    """Return the Euclidean distance, over floating-point arrays."""
     steps = (step for _, step in moved(new, old))
     return math.sqrt(math.fsum(float(np.einsum("i,i", step, step)) for step in steps))
 
 
 def within(new: Model, old: Model, longest: float) -> Model:
-    """``new``, no farther from ``old`` than that."""
+    """Return ``new``, clipped to the distance ``longest`` from ``old``."""
     norm = distance(new, old)
     return new if norm <= longest else shortened(new, old, longest / norm)

@@ -1,4 +1,4 @@
-"""Numbers, and numbers of things, as a person would say them."""
+"""Numbers and counts in a form for people."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from math import isfinite, isnan
 
 
 def counted(number: int, what: str) -> str:
-    """``1 silo``, ``2 silos``, ``1,200 samples``. ``what``: one of them, whose plural ends in s."""
+    """Return ``1 silo``, ``2 silos``, ``1,200 samples``. The plural of ``what`` must end in s."""
     return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
 def by_reason(of: Mapping[str, str]) -> dict[str, list[str]]:
-    """Reason → the names that share it, in the order given."""
+    """Return reason → the names that share it, in the order given."""
     names: dict[str, list[str]] = {}
     for name, why in of.items():
         names.setdefault(why, []).append(name)
@@ -20,22 +20,19 @@ def by_reason(of: Mapping[str, str]) -> dict[str, list[str]]:
 
 
 def reasons(of: Mapping[str, str]) -> str:
-    """Why, name by name, in one sentence for all who share a reason: ``a, b: too large; c: late.``
+    """Return one sentence for all names that share a reason: ``a, b: too large; c: late.``
 
-    Args:
-        of: name → why, with or without a full stop.
+    ``of`` is name → reason, with or without a full stop.
     """
     names = by_reason({name: why.rstrip(" .") for name, why in of.items()})
     return "; ".join(f"{', '.join(own)}: {why}" for why, own in names.items()) + "." * bool(names)
 
 
 def readable(value: float, *, figures: int = 3, sign: str = "") -> str:
-    """A few figures: ``0.123``, ``12.3``, ``19,200``; a power of ten from 1e9 on and below 1e-4.
+    """Return a few figures, such as ``0.123``, ``12.3``, ``19,200``.
 
-    Args:
-        value: NaN and infinity are words.
-        figures: significant ones.
-        sign: ``+`` shows that of positive numbers too.
+    From 1e9, and below 1e-4, the value is written with a power of ten; NaN and infinity become
+    words. A ``sign`` of ``+`` also shows that of positive numbers.
     """
     if not isfinite(value):
         return "not a number" if isnan(value) else "infinite"

@@ -1,4 +1,4 @@
-"""What ``coterie silo predict`` writes: a table, or masks; and what it says beside them."""
+"""Output of ``coterie silo predict``: a table or masks, and messages for a person."""
 
 from __future__ import annotations
 
@@ -24,15 +24,13 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True)
 class Answers:
-    """What the model says.
+    """The predictions of a model.
 
     Attributes:
-        card, task: of the model.
-        values: (n, …) of every sample, see ``predict.answer_of``.
-        labels: (n, …) the targets, where they are known.
-        samples: that were asked about.
-        figures: the problem's metrics with their intervals, where the targets are known.
-        measured: what the figures are of, in words.
+        values: (n, …), one per sample, see ``predict.answer_of``.
+        labels: (n, …) the targets, or None if unknown.
+        figures: the problem's metrics with their intervals; empty without targets.
+        measured: the data behind the figures, for people.
     """
 
     card: Card
@@ -45,7 +43,7 @@ class Answers:
 
     @property
     def classes(self) -> NDArray[np.int64]:
-        """(n,) Of classes each sample's: the likeliest, or as the calibration's threshold says."""
+        """The class of each sample, (n,): the most likely, or by the calibration's threshold."""
         calibration = self.card.calibration
         if calibration is not None and calibration.thresholds:
             above = self.values[:, 1] > calibration.thresholds[0]
@@ -55,12 +53,11 @@ class Answers:
 
 
 def write_csv(answers: Answers, file: TextIO) -> None:
-    """A line per sample: its name or number, what is passed through, what the model says, and what
-    is known of it.
+    """Write one line per sample: name or number, passed-through columns, answers, known target.
 
-    Of classes that is the class, each class's probability, and the label; of labels each one's
-    probability and, where the silo has calibrated the model, whether that is yes; of numbers each
-    target; of survival the log risk.
+    The answers are, for classes: the class and each class's probability; for labels: each one's
+    probability and, if the model is calibrated, whether it is positive; for numbers: each target;
+    for survival: the log risk.
 
     Raises:
         TaskError: the answers are masks.
@@ -98,17 +95,13 @@ def write_csv(answers: Answers, file: TextIO) -> None:
 
 
 def write_masks(answers: Answers, folder: Path) -> list[Path]:
-    """A file per sample with the class number of every pixel, called as the sample or its number.
+    """Write one file per sample with the class number of every pixel, named after the sample.
 
     Flat masks of at most 256 classes are PNG files, whose grey values are the numbers; others are
     ``.npz`` files with an array ``mask``.
 
-    Args:
-        answers: masks.
-        folder: made if it is not there.
-
     Raises:
-        TaskError: it is a file, or cannot be written into.
+        TaskError: the folder is a file, or cannot be written.
     """
     from PIL import Image
 
@@ -139,7 +132,7 @@ def write_masks(answers: Answers, folder: Path) -> list[Path]:
 
 
 def names_of(task: Task, width: int) -> list[str]:
-    """What the columns of a model's answers are called; numbers where they have no names."""
+    """Return the names of a model's output columns; numbers if they have no names."""
     own = list(task.classes)
     if len(own) == width:
         return own
@@ -150,7 +143,7 @@ def names_of(task: Task, width: int) -> list[str]:
 
 
 def summary(answers: Answers) -> list[str]:
-    """What a person is told beside the answers: how good they are, and notes."""
+    """Return the lines for a person: calibration, metrics, notes."""
     said = []
     card = answers.card
     if card.calibration is not None:
@@ -160,7 +153,7 @@ def summary(answers: Answers) -> list[str]:
 
 
 def figure_lines(card: Card, figures: Mapping[str, Figure]) -> list[str]:
-    """A line per metric, with its interval where there is one."""
+    """Return one line per metric, with its interval if known."""
     lines = []
     for name, figure in figures.items():
         three = (figure.value, figure.low, figure.high)
@@ -171,7 +164,7 @@ def figure_lines(card: Card, figures: Mapping[str, Figure]) -> list[str]:
 
 
 def headline(answers: Answers) -> str:
-    """The leading metric in words; empty where the targets are not known."""
+    """Return the primary metric as text; empty without targets."""
     leading = lead_of(answers.card).name
     name = leading if leading in answers.figures else next(iter(answers.figures), "")
     if not name:

@@ -1,4 +1,4 @@
-"""``coterie silo approve``: which runs wait here, what they are, and what a person says of them."""
+"""``coterie silo approve``: list the runs that wait, and approve or refuse them."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def approve(
 
 
 def listing(home: Home) -> Iterator[str]:
-    """The runs that wait, each with what to type; of the others a line."""
+    """Yield the waiting runs, each with the commands to decide, and one line for each other run."""
     from coterie.client.home.approvals import read_all
 
     known = read_all(home.folder)
@@ -91,7 +91,7 @@ def listing(home: Home) -> Iterator[str]:
 
 
 def decided_on(known: Sequence[Approval]) -> Iterator[str]:
-    """Of runs that go on, a line each; of those that are over, how many there were."""
+    """Yield one line per active run that was decided, and one line that counts the ended ones."""
     for one in known:
         if one.state != "waits" and not one.over:
             yield f"{_shown(one.run)}  {one.state} {_minute(one.decided)} by {one.by}"
@@ -104,12 +104,9 @@ def decided_on(known: Sequence[Approval]) -> Iterator[str]:
 
 
 class Announced(NamedTuple):
-    """What a person is shown of a run; the coordinator's words are made plain.
+    """The description of a run for a person, with the coordinator's texts sanitised.
 
-    Attributes:
-        title: its name and the code of what it announced.
-        facts: (what, its value), in this order.
-        leaving: what would leave the silo, a line each.
+    The title has its name and approval code; ``leaving`` lists what would leave the silo.
     """
 
     title: str
@@ -118,7 +115,7 @@ class Announced(NamedTuple):
 
 
 def announced(one: Approval, home: Home) -> Announced:
-    """What a run says of itself, and what would leave."""
+    """Return a run's announcement, and what would leave the silo."""
     from coterie import wire
     from coterie.client.home.approvals import leaving
     from coterie.client.home.settings import SettingsError
@@ -141,7 +138,7 @@ def announced(one: Approval, home: Home) -> Announced:
 
 
 def described(one: Approval, home: Home) -> Iterator[str]:
-    """The same in lines."""
+    """Yield the lines of ``announced``."""
     shown = announced(one, home)
     yield shown.title
     yield from (f"  {what}: {value}" for what, value in shown.facts)

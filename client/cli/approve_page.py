@@ -1,4 +1,4 @@
-"""``coterie silo approve --web``: the runs that wait, on a page of this machine alone."""
+"""``coterie silo approve --web``: a local page with the runs that wait."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from coterie.system.tokens import HTML, TokenHandler, TokenServer, new_token
 
 HOST = "127.0.0.1"
 MAX_FORM = 10_000
-"""Bytes of what the page sends back."""
+"""The largest form in bytes that the page may send back."""
 CLOSED = {
     "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; "
     "form-action 'self'; base-uri 'none'"
 }
-"""Nothing but the page itself: it has no script."""
+"""Allows the page itself and nothing else; it has no script."""
 AGAIN_S = 30
-"""How often an open page looks by itself."""
+"""Seconds between two reloads of an open page."""
 STYLE = """
 :root{color-scheme:light dark}
 body{font:1rem/1.5 system-ui,sans-serif;max-width:52rem;margin:0 auto;padding:1rem}
@@ -39,7 +39,7 @@ button[value=approved]{background:#1a6b3c;border-color:#1a6b3c;color:#fff}
 
 
 def page(home: Home, *, said: str = "") -> str:
-    """The runs that wait, each with what it announced and two buttons."""
+    """Return the page: the waiting runs, each with its announcement and two buttons."""
     known = read_all(home.folder)
     waiting = [one for one in known if one.state == "waits" and not one.over]
     parts = [_form(one, home) for one in waiting]
@@ -75,7 +75,6 @@ class _Handler(TokenHandler):
     server: _Server
 
     def do_GET(self) -> None:
-        """The page."""
         if not self.let_in():
             return
         if self.path != "/":
@@ -84,7 +83,7 @@ class _Handler(TokenHandler):
         self._show()
 
     def do_POST(self) -> None:
-        """A decision; of exactly what the page showed."""
+        """Decide on exactly the announcement that the page showed."""
         if not self.let_in():
             return
         length = self.headers.get("Content-Length", "")
@@ -119,7 +118,7 @@ class _Server(TokenServer):
 
 
 def make_server(home: Home, *, port: int, token: str) -> TokenServer:
-    """A server that is bound and not yet serving; port 0 takes any free one.
+    """Return a server that is bound and not yet serving; port 0 takes any free one.
 
     Raises:
         SettingsError: the port cannot be used.
@@ -133,7 +132,7 @@ def make_server(home: Home, *, port: int, token: str) -> TokenServer:
 
 
 def serve(home: Home, *, port: int) -> None:
-    """Serve until interrupted, with a token of this call's own."""
+    """Serve until interrupted, with a new token."""
     token = new_token()
     with make_server(home, port=port, token=token) as server:
         print(

@@ -1,9 +1,9 @@
-"""Temperature and thresholds of a kept model, from the silo's own data: ``coterie silo calibrate``.
+"""Fit temperature and thresholds of a saved model to the silo's data: ``coterie silo calibrate``.
 
-One temperature for all outputs, by which the likelihood of the silo's samples is greatest (Guo et
-al., "On Calibration of Modern Neural Networks", ICML 2017); then a threshold on the probabilities
-that follow: where sensitivity + specificity − 1 is greatest (Youden, "Index for rating diagnostic
-tests", Cancer 1950), or the highest one that has the sensitivity asked for.
+One temperature for all outputs maximises the likelihood of the silo's samples (Guo et al., "On
+Calibration of Modern Neural Networks", ICML 2017). Then a threshold on the resulting probabilities
+maximises sensitivity + specificity − 1 (Youden, "Index for rating diagnostic tests", Cancer 1950),
+or is the highest one with the requested sensitivity.
 """
 
 from __future__ import annotations
@@ -33,21 +33,18 @@ from coterie.wire import counted
 Array = NDArray[np.float64]
 
 FEWEST = 10
-"""Samples below which there is nothing to fit."""
+"""The fewest samples to fit on."""
 FEW = 100
-"""Samples below which the user is told that what is fitted is rough."""
+"""The user is warned that the fit on fewer samples is rough."""
 HOTTEST = 20.0
-"""Temperatures are searched from its inverse to it."""
+"""The largest temperature that is tried; the smallest is its inverse."""
 
 
 @dataclass(frozen=True)
 class Calibrated:
-    """A model's calibration, and how good the model is with it and without it.
+    """A model's calibration, notes for a person, and metrics before and after.
 
-    Attributes:
-        calibration: as in the card.
-        before, after: metric → figure, on test samples that were not fitted on.
-        notes: what a person should know.
+    The metrics are measured on test samples that were not used for the fit.
     """
 
     calibration: Calibration
@@ -61,14 +58,12 @@ def calibrate(
 ) -> Calibrated:
     """Fit temperature and thresholds on data of the silo that the model was not trained on.
 
-    That is the validation data, if the run had any, else half of the test data; the figures are
-    of the whole test data, or of its other half.
+    These are the validation data, if the run had any, else half of the test data; the figures are
+    of the whole test data, or of its other half. A calibration that the model has is ignored.
 
     Args:
-        kept: the model; a calibration that it has is left out of account.
-        options: the silo's settings of the task.
-        sensitivity: that the thresholds must have on the samples they are fitted on, in (0, 1];
-            None: the greatest sum of sensitivity and specificity.
+        sensitivity: the sensitivity that the thresholds must have on the fitted samples, in (0, 1];
+            None: maximise the sum of sensitivity and specificity.
         workers: processes that read a dataset.
 
     Raises:
@@ -133,16 +128,11 @@ def calibrate(
 
 
 def keep_calibration(file: Path, card: Card, calibration: Calibration) -> None:
-    """Write the calibration into the model's card, in the place of the one it has."""
+    """Write the calibration into the model's card, replacing an earlier one."""
     write_card(file, replace(card, calibration=calibration), dict(load_file(file)))
 
 
 def _parts(kept: Kept, options: Mapping[str, Option], workers: int) -> tuple[str, Part, Part]:
-    """What is fitted on (its name, its samples), and test samples beside it.
-
-    Raises:
-        TaskError: what the model was trained on cannot be told from the silo's data.
-    """
     card = kept.card
     loaded = kept.task.load(options)
     if card.data_hash not in ("", hash_of(loaded)):
@@ -165,15 +155,14 @@ def _parts(kept: Kept, options: Mapping[str, Option], workers: int) -> tuple[str
 
 
 def _evidence(kept: Kept, part: Part) -> Evidence:
-    """Probabilities and targets."""
     return asked(kept, part)[1]
 
 
 def _temperature(problem: Problem, chances: Array, targets: Array) -> float:
-    """The one that makes the targets likeliest, in [1 / HOTTEST, HOTTEST].
+    """Return the temperature of maximum likelihood, in [1 / HOTTEST, HOTTEST].
 
-    ``chances`` are those without a temperature. What the outputs were follows from them but for a
-    constant per sample, which changes nothing: their logarithms, or their log odds.
+    ``chances`` are probabilities without a temperature. Their logarithms, or log odds, equal the
+    outputs up to a constant per sample, which has no effect.
     """
     from scipy.optimize import minimize_scalar
 
@@ -194,7 +183,7 @@ def _temperature(problem: Problem, chances: Array, targets: Array) -> float:
 def _thresholds(
     kept: Kept, problem: Problem, chances: Array, targets: Array, sensitivity: float | None
 ) -> tuple[tuple[float, ...], list[str]]:
-    """One for the second of two classes, one per label, or none of more classes; and notes."""
+    """Return a threshold for two classes, or one per label, or none for more classes; and notes."""
     task = kept.task
     if isinstance(problem, Classes):
         if problem.num_classes != 2:
@@ -222,7 +211,7 @@ def _thresholds(
 def _threshold(
     chances: Array, positive: NDArray[np.bool_], sensitivity: float | None
 ) -> float | None:
-    """A probability above which the answer is yes; None: there is no reason for any.
+    """Return a probability above which the answer is positive; None if none is justified.
 
     It lies halfway between two samples' probabilities, so that rounding does not change an answer.
     """

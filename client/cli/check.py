@@ -29,13 +29,13 @@ from coterie.tasks.problems import Classes, Labels, Masks, Numbers, Survival
 from coterie.wire import counted, readable
 
 USUAL = TrainPlan(epochs=5, batch_size=16, lr=0.01)
-"""A round as a run has it that says nothing else."""
+"""A round with default settings."""
 
 ONE_EPOCH = replace(USUAL, epochs=1)
 
 
 def check_all(settings: SiloSettings) -> Iterator[str]:
-    """``check`` for each of the silo's tasks."""
+    """Run ``check`` for each of the silo's tasks."""
     tasks_of(settings)  # that no two have one name
     for number, one in enumerate(settings.studies()):
         yield from [""] if number else []
@@ -43,10 +43,10 @@ def check_all(settings: SiloSettings) -> Iterator[str]:
 
 
 def check(settings: SiloSettings) -> Iterator[str]:
-    """Load, train one epoch, and report, line by line. Nothing is sent anywhere.
+    """Load the data, train one epoch, and report, line by line. Nothing is sent.
 
     Raises:
-        TaskError, SettingsError: the silo cannot train as it is set up.
+        TaskError, SettingsError: the silo cannot train with its present settings.
     """
     bench = open_workbench(settings)
     personal.check_policy(bench)
@@ -82,7 +82,7 @@ def _data_lines(bench: Workbench) -> Iterator[str]:
 
 
 def _key_lines(bench: Workbench) -> Iterator[str]:
-    """What in the data may say whose samples they are, where the silo does not."""
+    """Yield columns that may identify persons, unless the silo names its person column."""
     task = bench.task
     if not isinstance(task, DeclaredTask) or bench.data.train.persons is not None:
         return
@@ -94,7 +94,6 @@ def _key_lines(bench: Workbench) -> Iterator[str]:
 
 
 def _person_lines(data: Data) -> Iterator[str]:
-    """Of how many persons the samples are, where the silo says whose they are."""
     train, test = data.train.persons, data.test.persons
     if train is not None and test is not None:
         yield (
@@ -109,7 +108,7 @@ def _note_lines(task: Task) -> Iterator[str]:
 
 
 def _unlabelled_lines(bench: Workbench) -> Iterator[str]:
-    """Of a silo whose samples have no labels yet: that the model takes them, and what leaves."""
+    """Check that the model accepts a silo's unlabelled samples, and yield what would leave."""
     part, described = bench.data.train, bench.describe()
     shape = " and ".join("×".join(map(str, one)) or "one number" for one in bench.shapes)
     bench.model.eval()
@@ -142,7 +141,7 @@ def _kind(task: Task) -> str:
 
 
 def _targets(task: Task, part: Part) -> str:
-    """How many samples of each class; of other targets the mean, or how many events."""
+    """Return the samples per class, or the mean of the targets, or the number of events."""
     problem = task.problem
     if isinstance(problem, Masks):
         return f"masks of {problem.num_classes} classes"

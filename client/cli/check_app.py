@@ -1,4 +1,4 @@
-"""``coterie silo check --app``: what can be said of a ClientApp without a run."""
+"""``coterie silo check --app``: checks of a ClientApp that need no run."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from coterie.client.resident.foreign import check_policy, conditions, load_app, 
 def check_app(settings: SiloSettings, reference: str, mods: Sequence[str]) -> Iterator[str]:
     """Load an app and its mods, and report which conditions hold for it, line by line.
 
-    It is not called: without a run there is no model to train, and its data are its own matter.
+    The app is not run: without a run there is no model to train, and it loads its own data.
 
     Raises:
-        SettingsError: an app or mod that cannot be loaded, or a condition that cannot be held.
+        SettingsError: an app or mod cannot be loaded, or a condition cannot be enforced.
     """
     check_policy(settings)
     app = load_app(reference)

@@ -1,8 +1,8 @@
-"""A kept model for use without coterie: ``coterie silo export``.
+"""Export of a saved model for use without coterie: ``coterie silo export``.
 
-An ONNX file, or a program of ``torch.export``; beside it a card, for programs (JSON) and for people
-(Markdown), that says what goes in, what comes out, and how good the model is. The card is in the
-file as well. What is written is read again and asked about samples, and must answer as the model.
+It writes an ONNX file, or a program of ``torch.export``, and a card, also in the file, for programs
+(JSON) and people (Markdown): the inputs, the outputs, and the model's metrics. The written file is
+read again and must give the model's answers for some samples.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from coterie.tasks.problems import Classes, Labels, Masks, Numbers, Problem
 from coterie.wire import counted
 
 CARD = "coterie-card"
-"""The card's name in the file's own metadata."""
+"""The card's name in the file's metadata."""
 CHECKED = 8
-"""Samples that the written file is asked about."""
+"""Samples used to check the written file."""
 LARGEST = 2**31 - 2**20
-"""Bytes of an ONNX file in one piece; protobuf holds no more."""
+"""The largest ONNX file in bytes, a limit of protobuf."""
 TRACES = (
     "The model may hold traces of the data that it was trained on, of this silo and of the silos "
     "of its group. Pass it on only as they agreed."
@@ -45,12 +45,11 @@ TRACES = (
 
 @dataclass(frozen=True)
 class Exported:
-    """What was written.
+    """The files of an export, and the result of their check.
 
     Attributes:
-        files: the model's, and its cards'.
-        checked: samples that the file was asked about.
-        own: they are of the silo's test data, not made up.
+        checked: number of samples used for the check.
+        own: whether they are from the silo's test data, not made up.
         apart: the largest difference between an answer of the file and of the model.
     """
 
@@ -61,7 +60,7 @@ class Exported:
 
 
 class Program(nn.Module):
-    """The model with what makes answers of its outputs, as ``coterie silo predict`` gives them."""
+    """The model with the conversion of its outputs to answers, as in ``coterie silo predict``."""
 
     def __init__(self, kept: Kept) -> None:
         super().__init__()
@@ -71,22 +70,17 @@ class Program(nn.Module):
         self.temperature = 1.0 if calibration is None else calibration.temperature
 
     def forward(self, x: Nest) -> torch.Tensor:
-        """See ``predict.answer_of``."""
         return answer_of(self.problem, self.model(x), self.temperature)
 
 
 def export(kept: Kept, file: Path, *, options: Mapping[str, Option]) -> Exported:
-    """Write a kept model, and its cards beside it: ``FILE.json`` and ``FILE.md``.
+    """Write a saved model, as ``.onnx`` or ``.pt2``, and its cards, ``FILE.json`` and ``FILE.md``.
 
-    Args:
-        kept: the model.
-        file: ends in ``.onnx`` or ``.pt2``.
-        options: the silo's settings of the task; where its data is there, the file is asked about
-            some of its test samples.
+    If the data in ``options`` exist, some of the silo's test samples are used to check the file.
 
     Raises:
-        TaskError: the file's name ends in something else, a package is missing, or the model cannot
-            be written so, or what was written answers differently.
+        TaskError: the file's name ends in something else, a package is missing, the model cannot be
+            written in this format, or the written file answers differently.
     """
     writers: Mapping[str, _Writer] = {".onnx": _onnx, ".pt2": _torch}
     write = writers.get(file.suffix.lower())
@@ -124,13 +118,9 @@ def export(kept: Kept, file: Path, *, options: Mapping[str, Option]) -> Exported
 
 
 def card_of(kept: Kept, file: Path, samples: Nest, options: Mapping[str, Option]) -> dict[str, Any]:
-    """What a program that uses the file must know, as JSON has it.
+    """Return the card for programs that use the file, as JSON values.
 
-    Args:
-        kept: the model.
-        file: that it will be in.
-        samples: a nest of tensors (n, …), for their shapes alone.
-        options: the silo's settings of the task.
+    Of ``samples``, a nest of tensors (n, …), only the shapes are used.
     """
     card, task = kept.card, kept.task
     inputs = [
@@ -179,14 +169,14 @@ def card_of(kept: Kept, file: Path, samples: Nest, options: Mapping[str, Option]
 
 
 def _figures_of(card: Card) -> Mapping[str, tuple[float, float, float]]:
-    """The card's; of a model that was not measured in full, only what leads."""
+    """Return the card's figures; only the primary metric if the model was not measured in full."""
     unknown = float("nan")
     value = lead_of(card).shortfall(card.test_error)
     return card.figures or {card.metric: (value, unknown, unknown)}
 
 
 def _or_none(number: float) -> float | None:
-    """JSON knows no NaN."""
+    """Return None for NaN, which JSON lacks."""
     return number if np.isfinite(number) else None
 
 
@@ -199,7 +189,6 @@ def _output_name(problem: Problem) -> str:
 
 
 def _meaning(kept: Kept, width: int) -> dict[str, Any]:
-    """What the output says and how to decide by it."""
     problem, calibration = kept.task.problem, kept.card.calibration
     names = names_of(kept.task, width)
     thresholds = [] if calibration is None else list(calibration.thresholds)
@@ -227,7 +216,7 @@ def _meaning(kept: Kept, width: int) -> dict[str, Any]:
 
 
 def _some_samples(kept: Kept, options: Mapping[str, Option]) -> tuple[Nest, bool]:
-    """A few samples to trace and check with, and whether they are of the silo's test data."""
+    """Return a few samples for tracing and checking, and whether they are test data."""
     try:
         part = to_device(kept.task.load(options), torch.device("cpu")).test
     except TaskError:
@@ -241,7 +230,7 @@ def _some_samples(kept: Kept, options: Mapping[str, Option]) -> tuple[Nest, bool
 
 _Ask = Callable[[Nest], Array]
 _Writer = Callable[[Any, Mapping[str, Any], Any], tuple[bytes, _Ask]]
-"""A traced program, its card, its dynamic shapes → the file, and how that file is asked."""
+"""A traced program, its card, its dynamic shapes → the file, and a function that runs it."""
 
 
 def _torch(traced: Any, card: Mapping[str, Any], shapes: Any) -> tuple[bytes, _Ask]:
@@ -293,17 +282,16 @@ def _onnx(traced: Any, card: Mapping[str, Any], shapes: Any) -> tuple[bytes, _As
 
 
 def _forget_source(traced: Any) -> None:
-    """Without where on this machine each step of the program was written down."""
+    """Remove the source locations on this machine from the program."""
     for node in traced.graph.nodes:
         for key in ("stack_trace", "nn_module_stack", "source_fn_stack", "torch_fn", "from_node"):
             node.meta.pop(key, None)
 
 
 def _difference(program: nn.Module, ask: _Ask, samples: Nest) -> float:
-    """The largest difference between the written file's answers and the model's.
+    """Return the largest difference between the file's answers and the model's.
 
-    Raises:
-        TaskError: it is more than rounding.
+    More than rounding raises ``TaskError``.
     """
     largest = 0.0
     for x in (samples, map_nest(lambda leaf: leaf[:1], samples)):
@@ -322,7 +310,7 @@ def _difference(program: nn.Module, ask: _Ask, samples: Nest) -> float:
 
 
 def _names(nest: Nest, path: str = "x") -> list[str]:
-    """What the leaves of inputs are called: ``x``, or ``x.key`` and ``x.0``."""
+    """Return the names of the inputs' leaves: ``x``, or ``x.key`` and ``x.0``."""
     if isinstance(nest, dict):
         return [name for key, inner in nest.items() for name in _names(inner, f"{path}.{key}")]
     if isinstance(nest, list | tuple):
@@ -339,7 +327,6 @@ def _first_line(error: Exception) -> str:
 
 
 def _text(kept: Kept, card: Mapping[str, Any]) -> str:
-    """The card for a person."""
     output, measured = card["output"], card["measured"]
     inputs = [
         f"| `{entry['name']}` | {' × '.join(map(str, entry['shape']))} | {entry['dtype']} |"
@@ -379,7 +366,7 @@ def _text(kept: Kept, card: Mapping[str, Any]) -> str:
 
 
 def _preparation_text(how: Mapping[str, Any], task: str) -> list[str]:
-    """Lists of rows as tables, the rest as a list."""
+    """Return lists of rows as tables, the rest as a list."""
     if not how:
         return [f"Samples are prepared by the code of task {task}, which is not part of this file."]
     lines = [f"- {key}: {_short(value)}" for key, value in how.items() if not _rows(value)]

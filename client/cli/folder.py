@@ -199,5 +199,4 @@ def health(home: HomeOption = None) -> None:
 
 
 def _say(text: str) -> None:
-    """To the person, beside what is meant to be copied or piped."""
     print(text, file=sys.stderr, flush=True)

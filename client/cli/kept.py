@@ -1,4 +1,4 @@
-"""Commands about what a silo keeps: what left it, the models of its runs, and its report."""
+"""Commands for a silo's records: its ledger, the models of its runs, and its report."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ SensitivityOption = Annotated[
     ),
 ]
 WIDE = 10_000
-"""Columns of a table that no terminal shows: more than its longest line."""
+"""Columns for tables outside a terminal: more than their longest line."""
 
 
 @app.command(epilog="Example:  coterie silo ledger --home hospital-b --last 5")
@@ -189,8 +189,6 @@ def predict(
 
 @dataclass(frozen=True)
 class _Which:
-    """A kept model, and what its silo's folder says of task and data."""
-
     folder: Path
     file: Path
     task: str
@@ -200,7 +198,6 @@ class _Which:
 
 
 def _which(home: Path | None, model: str, task: str, options: list[str] | None) -> _Which:
-    """What commands about a model are told by their options and by the silo's folder."""
     from coterie.client.cli.predict import find_model
     from coterie.client.home.card import read_card
     from coterie.client.home.files import folder_of

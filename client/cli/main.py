@@ -1,4 +1,4 @@
-"""The commands of a silo, ``coterie silo …``. None of them loads the server's code."""
+"""The commands of a silo, ``coterie silo …``. None of them imports the server's code."""
 
 from __future__ import annotations
 
@@ -31,7 +31,6 @@ EXIT_LINK = 5
 
 class _Silo(Group):
     def exit_status(self, error: Exception) -> int | None:
-        """Of settings, tasks, join bundles and the link to the SuperLink."""
         from coterie.client.home.settings import SettingsError
         from coterie.tasks.base import TaskError
         from coterie.wire.enrolment import EnrolmentError

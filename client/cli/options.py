@@ -1,4 +1,4 @@
-"""Options that several commands of a silo have."""
+"""Options shared by several commands of a silo."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ PATIENCE_S = 600.0
 
 
 def option(metavar: str, text: str, *names: str, least: int | None = None) -> Any:
-    """An option whose value help calls ``metavar``."""
+    """Return an option whose value is called ``metavar`` in the help."""
     return typer.Option(*names, metavar=metavar, help=text, min=least)
 
 

@@ -1,7 +1,6 @@
-"""Predictions of a model that the silo kept: ``coterie silo predict``.
+"""Predictions of a saved model: ``coterie silo predict``.
 
-What a model is asked, and how its outputs are read, is the same for ``coterie silo calibrate`` and
-for what ``coterie silo export`` writes.
+``coterie silo calibrate`` and ``coterie silo export`` use the same inputs and outputs.
 """
 
 from __future__ import annotations
@@ -36,12 +35,12 @@ from coterie.wire import Model, model_hash
 
 
 def find_model(home: Path, run: str) -> Path:
-    """A kept model by its file, by its run's name, or the newest of a silo.
+    """Return a saved model by its file or its run's name, or the silo's newest.
 
-    What the silo trained last in a run, for itself, is called ``personalised/RUN``.
+    The model as the silo itself last trained it in a run is called ``personalised/RUN``.
 
     Raises:
-        CardError: there is none.
+        CardError: there is no such model.
     """
     if run and Path(run).is_file():
         return Path(run)
@@ -63,7 +62,7 @@ def find_model(home: Path, run: str) -> Path:
 
 @dataclass(frozen=True)
 class Kept:
-    """A kept model, ready to be asked."""
+    """A saved model, ready to predict."""
 
     card: Card
     task: Task
@@ -71,16 +70,12 @@ class Kept:
 
 
 def load_kept(file: Path, *, source: str = "") -> Kept:
-    """Load a kept model.
-
-    Args:
-        file: the model.
-        source: the task, if it is called otherwise than when the model was kept.
+    """Load a saved model; ``source`` is its task, if the name has changed since it was saved.
 
     Raises:
-        CardError: the file is damaged, or not a kept model.
-        TaskError: the task cannot be loaded, or does not fit the model; or its declaration is
-            another one than the model was trained with.
+        CardError: the file is damaged, or not a saved model.
+        TaskError: the task cannot be loaded, does not fit the model, or its declaration differs
+            from that of the training.
     """
     card = read_card(file)
     weights = dict(load_file(file))
@@ -102,17 +97,16 @@ def load_kept(file: Path, *, source: str = "") -> Kept:
 def predict(
     file: Path, samples: Path | None, *, source: str = "", options: Mapping[str, Option]
 ) -> Answers:
-    """Load a kept model and ask it. See ``load_kept`` and ``answer``."""
+    """Load a saved model and predict with it. See ``load_kept`` and ``answer``."""
     return answer(load_kept(file, source=source), samples, options=options)
 
 
 def answer(
     kept: Kept, samples: Path | None, *, options: Mapping[str, Option], workers: int = 0
 ) -> Answers:
-    """Ask a kept model.
+    """Predict with a saved model.
 
     Args:
-        kept: the model.
         samples: a file or folder that the task reads; None takes the silo's own test data.
         options: the silo's settings of the task.
         workers: processes that read a dataset.
@@ -158,7 +152,7 @@ def answer(
 def _passed(
     task: Task, options: Mapping[str, Option], notes: list[str]
 ) -> Mapping[str, Sequence[str]]:
-    """Columns of the test data to copy; the silo's own file need not have them."""
+    """Return the columns of the test data to copy; the silo's file need not have them."""
     try:
         return task.passed_through(options)
     except TaskError as error:
@@ -169,11 +163,9 @@ def _passed(
 def halves(
     num_samples: int, persons: Persons | None = None
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Rows of test samples to calibrate on, and the rest to measure on; always the same ones.
+    """Return the rows of test samples for calibration and for measurement; deterministic.
 
-    Args:
-        num_samples: in all.
-        persons: whose they are, where one may have several: all of one are in the same half.
+    If ``persons`` are given, all samples of one person are in the same half.
     """
     if persons is not None:
         alike = np.zeros(num_samples, np.int64)
@@ -185,18 +177,15 @@ def halves(
 def asked(
     kept: Kept, part: Part, *, names: Sequence[str] = ()
 ) -> tuple[Array, Evidence, Array | None]:
-    """What the model says of samples.
+    """Run the model, with its temperature, on samples, whose targets may be ``()``.
 
-    Args:
-        kept: the model; its temperature counts.
-        part: the samples, whose targets may be ``()``.
-        names: of the samples, for errors.
+    ``names`` of the samples are for errors.
 
     Returns:
         ``answer_of`` every sample, the evidence, and the targets; without targets empty and None.
 
     Raises:
-        TaskError: samples do not fit the model, or they or its answers are no finite numbers.
+        TaskError: samples do not fit the model, or samples or answers are not finite.
     """
     problem, calibration = kept.task.problem, kept.card.calibration
     temperature = 1.0 if calibration is None else calibration.temperature
@@ -229,18 +218,17 @@ def asked(
 
 
 def tempered(problem: Problem, outputs: torch.Tensor, temperature: float) -> torch.Tensor:
-    """Outputs divided by the temperature, where they are scores of classes or labels."""
+    """Return outputs divided by the temperature, if they are scores of classes or labels."""
     scores = isinstance(problem, Classes | Labels) and temperature != 1
     return outputs / temperature if scores else outputs
 
 
 def answer_of(problem: Problem, outputs: torch.Tensor, temperature: float = 1.0) -> torch.Tensor:
-    """What a model's outputs mean.
+    """Convert a model's outputs to answers.
 
     Returns:
-        Of classes the probabilities (n, K); of labels each one's probability (n, K); of numbers
-        the answers in their unit, and log risks; of masks the likeliest class of every pixel, int64
-        (n, …).
+        Classes and labels: probabilities, (n, K). Numbers: the answers in their unit. Survival: log
+        risks. Masks: the most likely class of every pixel, int64, (n, …).
     """
     outputs = tempered(problem, outputs, temperature)
     if isinstance(problem, Classes):
@@ -264,7 +252,7 @@ def _outputs(model: torch.nn.Module, x: Nest) -> torch.Tensor:
 
 
 def _small(said: torch.Tensor) -> Array:
-    """As numpy; whole numbers, which are those of classes, in as few bytes as they need."""
+    """Return a numpy array; integers, which are class numbers, in the smallest type."""
     array: Array = said.numpy()
     if said.is_floating_point():
         return array
@@ -272,7 +260,7 @@ def _small(said: torch.Tensor) -> Array:
 
 
 def _odd_rows(values: torch.Tensor) -> Array:
-    """(n,) Which samples have values that are no finite numbers."""
+    """Return which samples have values that are not finite, (n,)."""
     odd: Array = (
         (~torch.isfinite(values)).flatten(1).any(dim=1).numpy()
         if values.ndim > 1
@@ -282,7 +270,6 @@ def _odd_rows(values: torch.Tensor) -> Array:
 
 
 def _called(odd_rows: Array, names: Sequence[str]) -> str:
-    """These samples in words; empty if there are none."""
     odd = np.flatnonzero(odd_rows)
     if not len(odd):
         return ""
@@ -291,7 +278,7 @@ def _called(odd_rows: Array, names: Sequence[str]) -> str:
 
 
 def whole(card: Card, task: Task, weights: Model) -> torch.nn.Module:
-    """A kept model's arrays in the task's model, which has what is frozen.
+    """Return the task's model, including its frozen part, with a saved model's arrays.
 
     Raises:
         TaskError: the arrays are of another model, or trained on top of another frozen part.
@@ -312,7 +299,7 @@ def whole(card: Card, task: Task, weights: Model) -> torch.nn.Module:
 
 
 def _check_declaration(card: Card, task: Task) -> None:
-    """The same arrays may fit a task whose columns or classes are in another order."""
+    """Refuse a changed declaration: columns or classes may have changed order."""
     today = str(getattr(task, "fingerprint", ""))
     if card.fingerprint is None and today:
         raise TaskError(
@@ -332,7 +319,6 @@ def _check_declaration(card: Card, task: Task) -> None:
 def _own_samples(
     task: Task, options: Mapping[str, Option], card: Card, workers: int
 ) -> tuple[Part, list[str]]:
-    """The silo's own test data, and what a person should know of them."""
     data = task.load(options)
     part = to_device(data, torch.device("cpu"), workers=workers).test
     if card.data_hash in ("", hash_of(data)):

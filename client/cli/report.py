@@ -1,7 +1,7 @@
-"""``coterie silo report``: a silo's own picture of its runs, from files in its own home alone.
+"""``coterie silo report``: a silo's report on its runs, from files in its folder only.
 
-``journal.jsonl`` gives its curve and the size of its group; ``ledger.jsonl``, where the silo keeps
-one, gives what left it. Neither is asked of the server.
+``journal.jsonl`` gives its curve and the size of its group; ``ledger.jsonl``, if the silo keeps
+one, gives what left it. The coordinator is not asked.
 """
 
 from __future__ import annotations
@@ -25,24 +25,22 @@ from coterie.client.resident.ledger import Total, ledger_of, totals
 
 @dataclass(frozen=True)
 class SiloRun:
-    """One run as the silo saw it.
+    """One run from the silo's view.
 
     Attributes:
-        name: of the run.
-        errors: round → error of the model that the silo held after it, on its own test data.
+        errors: round → error, on the silo's test data, of the model that it held after the round.
         losses: round → loss of its own training.
-        group_sizes: round → silos that trained together, this one among them.
+        group_sizes: round → silos that trained together, including this one.
         seconds: round → its own seconds of training.
         num_samples: training samples, as last stated; NaN if unknown.
-        tested, wrong: test samples, and how many of them the model got wrong at the end; NaN where
-            that is not known, or no count.
-        trivial: error of the best single answer for all test samples; NaN if unknown.
-        outbound: message type → what left; None where the silo keeps no ledger.
-        metric, unit: what leads, which errors are of.
-        privacy: what the silo has spent of its budget, in all runs, and how many trainings of this
-            run it was charged for; empty: it trains without differential privacy.
-        last: when something was last written.
-        missing: what cannot be read, in words.
+        tested, wrong: test samples, and those misclassified at the end; NaN if unknown or no count.
+        trivial: error of the best constant answer on all test samples; NaN if unknown.
+        outbound: message type → what left; None without a ledger.
+        metric, unit: the primary metric, of the errors.
+        privacy: the silo's spent budget, over all runs, and the number of this run's charged
+            trainings; empty without differential privacy.
+        last: time of the last entry.
+        missing: what cannot be read, for people.
     """
 
     name: str
@@ -108,7 +106,6 @@ def read_silo(home: Path, run: str | None = None) -> SiloRun:
 
 
 def _lead_of(lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """What the silo's errors are of; earlier versions did not note it."""
     said: Mapping[str, Any] = next((one for one in reversed(lines) if one.get("metric")), {})
     metric = wire.KNOWN_METRICS.get(str(said.get("metric")), wire.KNOWN_METRICS[wire.ERROR])
     return {"metric": metric, "unit": str(said.get("unit", ""))}
@@ -141,7 +138,7 @@ def _lines(path: Path, missing: list[str]) -> list[dict[str, Any]]:
 
 
 def _errors(lines: Sequence[Mapping[str, Any]]) -> dict[int, float]:
-    """A model received for round t+1 is the one that the silo held after round t."""
+    """Return errors by round; a model received for round t+1 is the one held after round t."""
     found = {}
     for line in lines:
         received, own = number(line.get("received-error")), number(line.get("error"))
@@ -153,7 +150,6 @@ def _errors(lines: Sequence[Mapping[str, Any]]) -> dict[int, float]:
 
 
 def _by_round(lines: Sequence[Mapping[str, Any]], key: str) -> dict[int, float]:
-    """What the silo noted when it trained."""
     trained = [line for line in lines if line.get("type") == "train"]
     found = {line["round"]: number(line.get(key)) for line in trained}
     return {n: value for n, value in sorted(found.items()) if math.isfinite(value)}
@@ -172,7 +168,7 @@ def _latest(values: Mapping[int, float]) -> float:
 
 
 def build_page(run: SiloRun, home: Path) -> Any:
-    """A ``coterie.pictures.page.Page``; drawing is imported where it is needed only."""
+    """Return a ``coterie.pictures.page.Page``; drawing is imported only here."""
     from coterie.pictures.page import Page, Table
 
     missing = list(run.missing)
@@ -237,12 +233,11 @@ def _lead(run: SiloRun) -> str:
 
 
 def _text(run: SiloRun, error: float) -> str:
-    """The leading metric's value, where this much is missing to the best."""
     return run.metric.text(run.metric.shortfall(error), run.unit)
 
 
 def _counted(run: SiloRun) -> str:
-    """Of how many samples a percentage is, and how many of them it means."""
+    """Return the number of samples behind a percentage, and of errors among them."""
     if not math.isfinite(run.tested):
         return ""
     wrong = f"{run.wrong:.0f} of " if math.isfinite(run.wrong) else ""

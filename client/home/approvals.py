@@ -1,11 +1,10 @@
 """Runs that wait until a person at the silo has approved them (``approve = "ask"`` in silo.toml).
 
-A run says what it is before it joins (``query.describe``). The silo writes that down, answers that
-it waits, and answers nothing else of that run until `coterie silo approve RUN`. What is approved is
-the run's name together with a digest of all that it said: a run that says something else waits
-again, and work that differs from what was said is refused.
-
-A run is a file in ``approvals/``, replaced whole, so that a kill leaves the old or the new one.
+A run announces itself before it joins (``query.describe``). The silo stores the announcement,
+replies that it waits, and answers nothing else from that run until `coterie silo approve RUN`. The
+approval covers the run's name and a digest of the whole announcement: a run that announces
+something different waits again, and work that differs from the announcement is refused. Each run is
+a file in ``approvals/``, replaced atomically.
 """
 
 from __future__ import annotations
@@ -32,27 +31,26 @@ log = logging.getLogger("coterie.silo")
 FOLDER, LOCK = "approvals", "lock"
 LOCK_DEADLINE_S = 10.0
 MAX_WAITING = 100
-"""Runs that may wait at one silo: a coordinator must not fill its disk."""
+"""The most runs that may wait at one silo: a coordinator must not fill its disk."""
 MAX_TERMS, MAX_VALUE = 200, 1000
 """Entries of what a run says of itself, and letters of one."""
 CODE = 8
-"""Letters of a digest that a person compares."""
+"""Characters of a digest that a person compares."""
 OF_EACH_TELLING = (
     *(wire.SCHEMA, wire.SCHEMA_PARTS, wire.RUN, wire.OF_RUN),
     *(wire.PROTOCOL_KEY, wire.NEWEST_PROTOCOL, wire.BUNDLES, wire.HOSTED),
 )
-"""Entries beside a run's terms: its name, what a silo that does not fit is told, and how messages
-travel."""
+"""Entries outside a run's terms: its name, entries for misfit silos, and how messages travel."""
 KEPT = (wire.TASK, wire.STRATEGY, wire.ROUNDS, wire.PERSONAL)
-"""Entries that all trainings of a run have as they were announced, and the task's own keys. What
-varies within a run, such as its steps, is bounded by [limits]."""
+"""Entries that every training of a run must have as announced; so must the task's keys. Values that
+vary within a run, such as its steps, are bounded by [limits]."""
 
 State = Literal["waits", "approved", "refused"]
 Value = str | int | float | bool
 
 
 class Later(NamedTuple):
-    """Why a message is not answered now, and the error's code; empty: it is."""
+    """The reason for not answering a message now, and the error code; empty if it is answered."""
 
     why: str = ""
     code: int = wire.REFUSED
@@ -60,16 +58,14 @@ class Later(NamedTuple):
 
 @dataclass(frozen=True)
 class Approval:
-    """A run, as it announced itself, and what a person here has said of it.
+    """A run as it announced itself, and the decision of a person at the silo.
 
     Attributes:
-        run: its name.
-        terms: what it announced.
-        state: ``waits``, ``approved`` or ``refused``.
+        terms: the run's announcement.
         asked, decided: ISO 8601, UTC.
-        by: account of who decided.
-        flower_run: the SuperLink's number of the run; a resumed one has another.
-        over: when the silo found that it is over; ISO 8601, UTC. It may be resumed.
+        by: account of the person who decided.
+        flower_run: the SuperLink's number of the run, which changes when the run is resumed.
+        over: when the silo noticed that the run had ended, ISO 8601, UTC. It may be resumed.
     """
 
     run: str
@@ -83,14 +79,14 @@ class Approval:
 
     @property
     def digest(self) -> str:
-        """SHA-256 of name and terms, hexadecimal; whoever resumes the run, it is the same."""
+        """The SHA-256 of name and terms, hexadecimal, independent of who resumes the run."""
         terms = {key: value for key, value in self.terms.items() if key != wire.ASKED_BY}
         said = json.dumps([self.run, sorted(terms.items())], ensure_ascii=True)
         return hashlib.sha256(said.encode()).hexdigest()
 
     @property
     def code(self) -> str:
-        """The digest's beginning, for a person."""
+        """The digest's first characters, for a person."""
         return self.digest[:CODE]
 
 
@@ -102,16 +98,11 @@ def not_now(
     *,
     terms: Mapping[str, Any] | None = None,
 ) -> Later:
-    """Why a message waits for a person or for the silo's hours, or differs from what was approved.
+    """Return why a message waits for a person or the silo's hours, or differs from the approval.
 
-    A run that announces itself is written down, whatever the hour.
-
-    Args:
-        settings: of the silo.
-        kind: type of the message.
-        config: of the message.
-        flower_run: number of the run at the SuperLink, by which one without a name is known.
-        terms: of the run, where they are known from elsewhere than its messages.
+    A run that announces itself is stored at any hour. ``flower_run``, the SuperLink's number,
+    identifies a run without a name; ``terms`` are the run's if they come from a source outside its
+    messages.
     """
     later = Later()
     if settings.policy.approve and kind != wire.INITIAL:  # in that there is nothing of the silo's
@@ -158,11 +149,11 @@ def _unapproved(
 
 
 class ApprovalError(SettingsError):
-    """A run about which nobody can be asked, or a decision that cannot be made."""
+    """A run cannot be put to a person, or a decision cannot be made."""
 
 
 def _terms(config: Mapping[str, Any], *, whole: bool) -> dict[str, Value]:
-    """What a run says of itself; of work, which says more than that, the entries that are kept."""
+    """Return a run's announcement; of a message with work, only the entries that must match it."""
     said = {
         key: value
         for key, value in config.items()
@@ -184,7 +175,7 @@ def _terms(config: Mapping[str, Any], *, whole: bool) -> dict[str, Value]:
 
 
 def _difference(kind: str, config: Mapping[str, Any], terms: Mapping[str, Value]) -> str:
-    """Why work is not what was approved; empty if it is."""
+    """Return how work differs from the approved terms; empty if it matches."""
     trains = kind.startswith(wire.TRAIN) and kind != wire.MASKED_SUM
     shared = {k for k in (*config, *terms) if k in KEPT or k.startswith(wire.TASK_KEYS)}
     for key in sorted(shared):
@@ -208,7 +199,7 @@ def _difference(kind: str, config: Mapping[str, Any], terms: Mapping[str, Value]
 
 
 def find(home: Path, run: str) -> Approval | None:
-    """What is known of a run, or None.
+    """Return the stored approval of a run, or None.
 
     Raises:
         ApprovalError: its file is damaged.
@@ -222,7 +213,7 @@ def find(home: Path, run: str) -> Approval | None:
 
 
 def read_all(home: Path) -> list[Approval]:
-    """Every run that asked, the oldest first.
+    """Return every run that asked, oldest first.
 
     Raises:
         ApprovalError: a file is damaged.
@@ -232,19 +223,17 @@ def read_all(home: Path) -> list[Approval]:
 
 
 def waiting_in(home: Path) -> list[Approval]:
-    """Those that nobody has decided on, the oldest first; raises as ``read_all``."""
+    """Return the undecided runs, oldest first; raises as ``read_all``."""
     return [one for one in read_all(home) if one.state == "waits" and not one.over]
 
 
 def settle(home: Path, is_over: Callable[[str], bool]) -> None:
-    """Take the runs that are over off the list; one that nobody decided on leaves nothing.
+    """Mark ended runs as over, and delete those that were never decided.
 
-    Args:
-        home: the silo's folder.
-        is_over: of the SuperLink's number of a run.
+    ``is_over`` returns whether the run with a SuperLink number has ended.
 
     Raises:
-        ApprovalError: a file is damaged, or they are being changed for too long.
+        ApprovalError: a file is damaged, or the lock stays taken for too long.
         OSError: nothing can be written.
     """
     for one in read_all(home):
@@ -263,16 +252,12 @@ def settle(home: Path, is_over: Callable[[str], bool]) -> None:
 
 
 def decide(home: Path, run: str, state: State, *, code: str = "") -> Approval:
-    """Approve or refuse a run as it announced itself last.
+    """Approve or refuse a run as last announced.
 
-    Args:
-        home: the silo's folder.
-        run: its name.
-        state: ``approved`` or ``refused``.
-        code: beginning of the digest that the person has seen; empty: whatever it is.
+    ``code`` is the beginning of the digest that the person has seen; empty skips the check.
 
     Raises:
-        ApprovalError: no such run has asked, or it has announced something else since.
+        ApprovalError: no such run has asked, or its announcement has changed since.
     """
     with _held(home):
         known = find(home, run)
@@ -294,7 +279,6 @@ def decide(home: Path, run: str, state: State, *, code: str = "") -> Approval:
 
 
 def _ask(home: Path, announced: Approval, *, changed: bool) -> Approval:
-    """Have a run wait, and tell whoever reads the log."""
     with _held(home):
         waiting = waiting_in(home)
         others = [one for one in waiting if one.run != announced.run]
@@ -310,7 +294,6 @@ def _ask(home: Path, announced: Approval, *, changed: bool) -> Approval:
 
 
 def _goes_on(home: Path, known: Approval, flower_run: str) -> Approval:
-    """Note under which number a run is heard of; what was decided of it holds."""
     with _held(home):
         now = find(home, known.run) or known
         noted = replace(now, flower_run=flower_run, over="")
@@ -329,7 +312,7 @@ def _held(home: Path) -> Iterator[None]:
 
 
 def _file(home: Path, run: str) -> Path:
-    """The coordinator gives the name, so that it must not lead anywhere."""
+    """Hash the name, which the coordinator chooses: it must not escape the folder."""
     return home / FOLDER / f"{hashlib.sha256(run.encode(errors='replace')).hexdigest()[:32]}.json"
 
 
@@ -360,7 +343,7 @@ def _now() -> str:
 
 
 def leaving(terms: Mapping[str, Value], policy: Policy) -> Iterator[str]:
-    """What a run with these terms would take from this silo, a line each."""
+    """Yield what a run with these terms would take from this silo, one line each."""
     itself = "the name of the silo, and what it says of itself: `coterie silo check` lists it"
     if terms.get(wire.STRATEGY) == wire.ONLY_STATISTICS:
         columns = " and ".join(policy.statistics)

@@ -1,8 +1,7 @@
-"""What a run has asked of this silo so far: counted here, whatever the server says of it.
+"""Counts of a run's requests to this silo, kept by the silo, whatever the coordinator reports.
 
-A server that calls every round the first would otherwise be answered for ever, and one update of a
-few samples says little where hundreds say everything. Of a silo with a folder the counts are taken
-from its ledger, so that a restart forgets nothing.
+They bound a coordinator that calls every round the first: one update from a few samples reveals
+little, hundreds reveal everything. With a folder, the counts are restored from the ledger.
 """
 
 from __future__ import annotations
@@ -21,21 +20,21 @@ from coterie.client.home.rounds import folder_of
 from coterie.client.home.settings import SiloSettings
 
 MAX_RUNS = 64
-"""Whose counts a process holds for one silo; those of others are read again."""
+"""Runs whose counts a process caches for one silo; other counts are read again."""
 MAX_REPEATS = 20
-"""Times that a round may be trained again: a server that comes back from a crash repeats a few."""
+"""Times that a round may be repeated: a coordinator that recovers from a crash repeats a few."""
 MAX_TRAININGS = 200
-"""Of one round, those for other purposes than the round's own model included: trials, races."""
+"""Trainings in one round, including those not for the round's own model: trials, races."""
 
 
 @dataclass
 class Asked:
-    """Of one run.
+    """The answered requests of one run.
 
     Attributes:
-        strategy: that its first message named.
-        trained: (type, purpose, round) → trainings that were answered.
-        evaluated: round → evaluations that were answered.
+        strategy: named by the run's first message.
+        trained: (type, purpose, round) → answered trainings.
+        evaluated: round → answered evaluations.
     """
 
     strategy: str = ""
@@ -43,7 +42,7 @@ class Asked:
     evaluated: Counter[int] = field(default_factory=Counter)
 
     def add(self, kind: str, entry: Mapping[str, Any]) -> None:
-        """Count a message of this type that was answered; ``entry`` as in the ledger."""
+        """Count an answered message of this type; ``entry`` as in the ledger."""
         number = wire.whole(entry.get("round"))
         if kind.startswith((wire.TRAIN, wire.EVALUATE)):
             self.strategy = self.strategy or str(entry.get("strategy", ""))
@@ -53,7 +52,7 @@ class Asked:
             self.evaluated[number] += 1
 
     def objection(self, kind: str, config: Mapping[str, Any], policy: Policy) -> str:
-        """Why a further message is refused; empty if it is not."""
+        """Return why a further message is refused; empty if it is accepted."""
         number, named = wire.whole(config.get(wire.ROUND)), str(config.get(wire.STRATEGY, ""))[:64]
         if self.strategy and named and named != self.strategy:
             return f"takes part in this run as one of {self.strategy}; now it says {named}."
@@ -87,17 +86,16 @@ class Asked:
 
 
 _memory: dict[tuple[str, str, str, str], Asked] = {}
-"""(silo, home, run, Flower's run) → what it asked."""
+"""(silo, home, run, Flower's run) → its requests."""
 
 
 def asked_by(settings: SiloSettings, run: str, flower_run: str) -> Asked:
-    """What a run has asked of a silo so far.
+    """Return the requests of a run to a silo so far.
 
     Args:
-        settings: of the silo.
-        run: its name, which holds when it is resumed; empty if it has none.
-        flower_run: its number at the SuperLink, ``0`` of a run in this process. Nothing is known of
-            one of those at a silo without a folder: it is played by whoever asks.
+        run: its name, which stays the same when it is resumed; empty if it has none.
+        flower_run: its SuperLink number; ``0`` for a run in this process, which is not counted if
+            the silo has no folder, as the caller then simulates the silo.
     """
     if flower_run == "0" and not (run and settings.home):
         return Asked()
@@ -125,13 +123,7 @@ def _from_ledger(home: str, run: str, flower_run: str) -> Asked:
 
 
 def quota_objection(home: str, run: str, most: int) -> str:
-    """Why nothing is kept for one more run; empty if there is room.
-
-    Args:
-        home: the silo's folder.
-        run: its name, which the server gives.
-        most: runs that models may be kept of; 0: any number.
-    """
+    """Return why models of more than ``most`` runs (0: no limit) are not saved; else empty."""
     if not home or not run or not most:
         return ""
     own = folder_of(home, "models", run).name

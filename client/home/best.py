@@ -1,9 +1,8 @@
-"""The best model of a run so far, by the silo's validation data, on its own disk.
+"""The best model of a run so far, by the silo's validation data, on its disk.
 
-With ``keep = best`` a silo keeps at the end the model of the round that was best there. A server
-that comes back from a crash repeats a round, perhaps a few, so what is best is always the best of
-the rounds *before* the present one: of the last rounds every model stays that was an improvement
-when it came, and beside those one older one. After the run a single one is left.
+With ``keep = best`` a silo saves at the end the model of its best round. A coordinator that
+recovers from a crash repeats a few rounds, so the best model is chosen from the rounds *before* the
+present one: every recent improvement stays, and one older model; after the run, only the best.
 """
 
 from __future__ import annotations
@@ -26,17 +25,17 @@ from coterie.wire import Model
 log = logging.getLogger("coterie.silo")
 
 KIND = "best"
-"""Folder of these models, at the silo."""
+"""The silo's folder for these models."""
 
 
 @dataclass(frozen=True, order=True)
 class Best:
-    """What a model is worth on validation data; the lesser the better.
+    """The result of a model on validation data; smaller is better.
 
     Attributes:
-        error: of the leading metric (``Metric.shortfall``).
+        error: of the primary metric (``Metric.shortfall``).
         loss: mean; it decides between equal errors.
-        round: after which the silo held it; of equal ones the first is the best.
+        round: after which the silo held it; the earliest wins a tie.
         samples: of the validation data.
     """
 
@@ -47,15 +46,10 @@ class Best:
 
 
 def consider(settings: SiloSettings, model: Model, found: Best, *, run: str) -> Best | None:
-    """Keep a model if no earlier round's was as good; return the best so far, None without any.
+    """Save a model if no earlier round's was as good; return the best so far, None without any.
 
-    What was kept of this round or a later one is of a past that ended.
-
-    Args:
-        settings: of the silo, which has a home.
-        model: the whole model that the silo held after the round.
-        found: what it is worth.
-        run: its name.
+    Saved models of this round or later ones are deleted: the run restarted before them.
+    ``settings`` must have a home; ``model`` is the whole model that the silo held after the round.
     """
     folder = folder_of(settings.home, KIND, run)
     for number, file in files_of(folder).items():
@@ -73,12 +67,12 @@ def consider(settings: SiloSettings, model: Model, found: Best, *, run: str) -> 
 
 
 def load(settings: SiloSettings, best: Best, *, run: str) -> Model:
-    """The arrays of a model that is kept, by name in alphabetical order."""
+    """Return the arrays of a saved model, by name in alphabetical order."""
     return dict(load_file(_file(folder_of(settings.home, KIND, run), best.round)))
 
 
 def keep_only(settings: SiloSettings, best: Best, *, run: str) -> None:
-    """The run is over: of its models this one stays, for a server that asks for the end again."""
+    """Delete all models of an ended run but this one, which a repeated end of the run needs."""
     for number, file in files_of(folder_of(settings.home, KIND, run)).items():
         if number != best.round:
             file.unlink()

@@ -1,16 +1,16 @@
-"""A silo's privacy budget: every training that its data was in, on the silo's own disk.
+"""A silo's privacy budget: a record, on its disk, of every training on its data.
 
-A training is charged before it begins, so that whatever ends the process, nothing is forgotten.
-One whose every input is the same, as when a round is repeated after a crash, has the same noise and
-the same outcome, and is not charged again; in one that differs in anything the noise is new. Both
-come of a secret on the silo's disk and a digest of the inputs (``coterie.client.work.private``).
+A training is charged before it begins, so that nothing is lost if the process ends. A training with
+identical inputs, as when a round is repeated after a crash, has the same noise and result, and is
+not charged again; different inputs give new noise. Both are derived from a secret on the silo's
+disk and a digest of the inputs (``coterie.client.work.private``).
 
-    privacy/secret        32 bytes as hexadecimal digits, made once; whoever has it knows the noise
-    privacy/budget.json   what was charged
+    privacy/secret        32 bytes as hexadecimal digits, made once; it determines the noise
+    privacy/budget.json   the charges
 
-ε is that of Opacus' accountant of Rényi differential privacy over all that was ever charged. A
-silo without a folder is one of a simulation: its budget is in memory, of one run, and its secret
-is none: it comes of its name, so that the same seed gives the same result.
+Opacus' accountant of Rényi differential privacy computes ε over all charges. A silo without a
+folder is simulated: its budget is in memory and covers one run, and its secret is derived from the
+silo's name, hence not secret, so that the same seed gives the same result.
 """
 
 from __future__ import annotations
@@ -40,18 +40,18 @@ LOCK_DEADLINE_S = 30.0
 SECRET_BYTES = 32
 
 History = tuple[tuple[float, float, int], ...]
-"""(noise, share of the samples in a step, steps), sorted: what an accountant needs."""
+"""(noise, share of the samples in a step, steps), sorted: an accountant's input."""
 _memory: dict[tuple[str, str], tuple[Charge, ...]] = {}
-"""(silo, run) → what was charged, of silos without a folder."""
+"""(silo, run) → charges, for silos without a folder."""
 _warned: set[str] = set()
 
 
 class BudgetError(SettingsError):
-    """The file of a silo's budget, or its secret, cannot be used."""
+    """A silo's budget file or its secret cannot be used."""
 
 
 class SpentError(Exception):
-    """The budget does not allow a training. The text says nothing of the data."""
+    """The budget does not allow a training. The text reveals nothing about the data."""
 
 
 @dataclass(frozen=True)
@@ -59,11 +59,9 @@ class Charge:
     """One training.
 
     Attributes:
-        key: of its inputs and the secret; what has the same key is the same training.
+        key: derived from the inputs and the secret; equal keys mean the same training.
         noise: σ.
-        rate: q, the chance of every sample to be in a step.
-        steps: so many.
-        run, round, purpose: what it was for, for people.
+        rate: q, the probability that a sample is in a step.
     """
 
     key: str
@@ -77,13 +75,9 @@ class Charge:
 
 @dataclass(frozen=True)
 class Spent:
-    """What a silo has spent.
+    """The privacy spent by a silo: ``epsilon`` of the budget's ``of``, at ``delta``.
 
-    Attributes:
-        epsilon: of all trainings so far; 0 of none.
-        of: the budget's ε.
-        delta: of both.
-        charges: how many trainings.
+    ``epsilon`` is 0 without trainings; ``charges`` is the number of trainings.
     """
 
     epsilon: float
@@ -92,15 +86,15 @@ class Spent:
     charges: int
 
     def text(self) -> str:
-        """For people: ``ε 0.81 of 2 at δ 0.0001``."""
+        """Return a text for people: ``ε 0.81 of 2 at δ 0.0001``."""
         return f"ε {self.epsilon:.3g} of {self.of:g} at δ {self.delta:.3g}"
 
 
 def require_opacus() -> None:
-    """Check that Opacus is there, whose accountant counts.
+    """Check that Opacus, whose accountant is used, is installed.
 
     Raises:
-        SettingsError: it is not.
+        SettingsError: it is not installed.
     """
     try:
         with warnings.catch_warnings():
@@ -114,7 +108,7 @@ def require_opacus() -> None:
 
 
 def history_of(charges: Iterable[Charge]) -> History:
-    """What an accountant needs to know of these trainings."""
+    """Return the accountant's input for these trainings."""
     steps: Counter[tuple[float, float]] = Counter()
     for charge in charges:
         steps[charge.noise, charge.rate] += charge.steps
@@ -122,7 +116,7 @@ def history_of(charges: Iterable[Charge]) -> History:
 
 
 def epsilon_of(history: History, delta: float) -> float:
-    """ε of so many steps, as Opacus' ``RDPAccountant`` has it; 0 of none."""
+    """Return ε as Opacus' ``RDPAccountant`` computes it; 0 for an empty history."""
     if not history:
         return 0.0
     require_opacus()
@@ -140,7 +134,7 @@ def epsilon_of(history: History, delta: float) -> float:
 
 @lru_cache(maxsize=1024)
 def _of_a_step(noise: float, rate: float) -> Any:
-    """Rényi divergences of one step, one per order: half a second's work, and steps just add up."""
+    """Return the Rényi divergences of one step, one per order, in half a second; steps add up."""
     from opacus.accountants import RDPAccountant
     from opacus.accountants.analysis import rdp
 
@@ -150,12 +144,9 @@ def _of_a_step(noise: float, rate: float) -> Any:
 
 @dataclass(frozen=True)
 class Budget:
-    """A silo's budget; one is made for every use of it, and reads what is there.
+    """A silo's budget, created for each use; it reads the charges from the disk.
 
-    Attributes:
-        settings: of the silo, with ``privacy``.
-        num_examples: training samples that the silo has.
-        run: of which a silo without a folder counts.
+    ``settings`` must have ``privacy``. ``run`` is the run whose charges count without a folder.
     """
 
     settings: SiloSettings
@@ -164,16 +155,16 @@ class Budget:
 
     @property
     def terms(self) -> Privacy:
-        """The silo's."""
+        """The silo's privacy settings."""
         assert self.settings.privacy is not None
         return self.settings.privacy
 
     @property
     def delta(self) -> float:
-        """δ.
+        """The δ in use.
 
         Raises:
-            SettingsError: the one in silo.toml is too large for the silo's data.
+            SettingsError: the δ in silo.toml is too large for the number of samples.
         """
         try:
             return self.terms.delta_of(self.num_examples)
@@ -181,7 +172,7 @@ class Budget:
             raise SettingsError(f"silo.toml: in [privacy], {error}") from None
 
     def spent(self) -> Spent:
-        """By all trainings so far.
+        """Return the privacy spent by all trainings so far.
 
         Raises:
             BudgetError: the file is damaged.
@@ -191,14 +182,14 @@ class Budget:
         return Spent(epsilon, self.terms.epsilon, self.delta, len(charges))
 
     def epsilon_with(self, more: Charge) -> float:
-        """ε of all trainings so far and one more."""
+        """Return ε of all trainings so far and one more."""
         return self._epsilon([*self._read(), more])
 
     def charge(self, one: Charge) -> None:
-        """Have a training on the disk before it begins; the same one costs nothing again.
+        """Write a training's charge to disk before it begins; a repeated one costs nothing.
 
         Raises:
-            SpentError: it would go over the budget, and is not charged.
+            SpentError: it would exceed the budget, and is not charged.
             BudgetError: the file is damaged, or another process holds it.
             OSError: it cannot be written.
         """
@@ -216,9 +207,9 @@ class Budget:
             self._write([*charges, one], after)
 
     def objection(self, planned: Iterable[Charge], run: str) -> str:
-        """Why trainings that a run asks for are refused at the join; empty if they are not.
+        """Return why a run's planned trainings are refused at the join; empty if they are accepted.
 
-        What the silo has been charged for this run already is taken to be of them.
+        Earlier charges of this run are assumed to be part of the plan.
         """
         charges = self._read()
         others = [charge for charge in charges if charge.run != run or not run]
@@ -238,7 +229,7 @@ class Budget:
         )
 
     def rounds_left(self, a_round: Charge, *, most: int = 1_000_000) -> int:
-        """How many such rounds the budget still allows, at most ``most``."""
+        """Return how many such rounds the budget still allows, at most ``most``."""
         charges = self._read()
 
         def fits(count: int) -> bool:
@@ -256,11 +247,9 @@ class Budget:
         return low
 
     def keyed(self, digest: bytes, what: str) -> bytes:
-        """32 bytes for a training that nobody can foresee without the silo's secret.
+        """Return 32 bytes for a training, unpredictable without the silo's secret.
 
-        Args:
-            digest: of the training's inputs.
-            what: it is for.
+        ``digest`` is that of the training's inputs, ``what`` the purpose of the bytes.
         """
         return hmac.digest(self._secret(), what.encode() + b"/" + digest, "sha256")
 
@@ -294,7 +283,6 @@ class Budget:
 
     @contextmanager
     def _held(self) -> Iterator[None]:
-        """No other process changes the budget meanwhile."""
         if not self.settings.home:
             yield
             return
@@ -324,16 +312,16 @@ class Budget:
 
 
 def read_charges(home: str) -> tuple[Charge, ...]:
-    """What was charged to a silo with a folder, oldest first.
+    """Return the charges of a silo with a folder, oldest first.
 
     Raises:
-        BudgetError: the file is damaged: nobody knows what was spent.
+        BudgetError: the file is damaged, so that the spent privacy is unknown.
     """
     return tuple(_checked(one, home) for one in _kept(home).get("charges", ()))
 
 
 def read_spent(home: str) -> Spent | None:
-    """What a silo with a folder had spent after its last training; None: it counts nothing.
+    """Return the privacy that a silo with a folder had spent after its last training, or None.
 
     Raises:
         BudgetError: the file is damaged.
@@ -389,5 +377,5 @@ def _warn_once(name: str) -> None:
 
 
 def forget() -> None:
-    """Forget what silos without a folder were charged."""
+    """Clear the charges of silos without a folder."""
     _memory.clear()

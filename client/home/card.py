@@ -1,6 +1,6 @@
-"""The silo's own model, on its own disk: safetensors, and a card that says what it is.
+"""The models that a silo saves on its disk: safetensors files, each with a model card.
 
-What the card says is also in the file's metadata, so that the file alone is enough to use it.
+The file's metadata repeat the card, so that the file alone is enough to use the model.
 """
 
 from __future__ import annotations
@@ -29,29 +29,29 @@ from coterie.wire import Model, model_hash
 
 METADATA = "coterie-card"
 PERSONALISED: Final = "personalised"
-"""Folder of models as the silo trained them itself."""
+"""Folder of the models as the silo itself trained them."""
 HERE: Final = "here"
 
 
 class CardError(SettingsError):
-    """A file that is no kept model."""
+    """A file is not a model that a silo saved."""
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """How a kept model's outputs are read at this silo; ``coterie silo calibrate`` makes it.
+    """A saved model's calibration at this silo, made by ``coterie silo calibrate``.
 
     Attributes:
-        temperature: what the outputs are divided by before they become probabilities.
-        thresholds: the probability above which the answer is yes: one, of the second of two
-            classes, or one per label; empty: the answer is the likeliest class.
-        positive: what the answer above a threshold is: the second class's name, or ``yes``.
-        rule: what the thresholds were chosen by, in words; empty where there are none.
-        part: ``validation`` or ``test``: of which of the silo's own data some or all was used.
-        part_examples, part_persons: of that part in all; no persons: each sample is of another.
-        examples: of these, those that temperature and thresholds were fitted on.
-        measured: other samples of the silo's test data, which ``figures`` are of.
-        figures: metric → value, and low and high end of its 95 % interval, with the calibration.
+        temperature: divides the outputs before they become probabilities.
+        thresholds: probabilities above which the answer is positive: one for the second of two
+            classes, or one per label. If empty, the answer is the most likely class.
+        positive: the answer above a threshold: the second class's name, or ``yes``.
+        rule: a text on how the thresholds were chosen; empty without thresholds.
+        part: the data it was fitted on, some or all of it: ``validation`` or ``test``.
+        part_examples, part_persons: size of that part; 0 persons: each sample is another person's.
+        examples: the samples of that part used to fit temperature and thresholds.
+        measured: number of the test samples behind ``figures``, none of which was fitted on.
+        figures: metric → value, and low and high end of its 95% interval, after calibration.
     """
 
     temperature: float
@@ -66,7 +66,7 @@ class Calibration:
     part_persons: int = 0
 
     def text(self) -> str:
-        """For people, in one sentence without a full stop."""
+        """Return one sentence for people, without a full stop."""
         where = (
             f"all {self.examples} samples of the validation data"
             if self.part == "validation"
@@ -80,45 +80,41 @@ class Calibration:
 
 @dataclass(frozen=True)
 class Card:
-    """What a kept model is.
+    """The model card of a saved model.
 
     Attributes:
-        silo, run, strategy: whose, and how it came to be.
-        task: its name on the wire; ``source`` is how the silo names it.
-        round, rounds: after how many of how many.
-        group: number of its group, from 1; 0 if it is in none.
-        group_size: how many silos were in it.
-        members: their names, where the run tells them.
-        trained: ``together`` with the group, or ``here``: as this silo trained it last, before it
-            was averaged. Earlier versions also kept models trained ``alone``.
+        task: the task's name on the wire; ``source`` is the task as the silo's settings name it.
+        round, rounds: the model's round, and the number of rounds of the run.
+        group: number of the silo's group, from 1; 0 without a group.
+        members: the names of the group's silos, where the run discloses them.
+        trained: ``together`` with the group, or ``here``: as this silo last trained it, before
+            averaging. Earlier versions also saved models trained ``alone``.
         num_examples: training samples of this silo.
-        num_persons, test_persons: whose training and test samples are; 0: the silo did not say.
-        test_error, test_loss, test_examples: on this silo's own test data.
-        validation_error: on validation data, where the model was chosen by it.
-        metric, unit: what leads, which the errors are of.
-        figures: metric → value, and low and high end of its 95 % interval.
-        trivial: metric → its value if always the one best answer were given.
-        validation, seed: the share of the training data that the run kept out of all training,
-            and the run's seed, which says which samples these are.
-        calibration: of its outputs; None: they are read as they are.
+        num_persons, test_persons: persons behind the training and the test samples; 0 if unknown.
+        test_error, test_loss, test_examples: measured on this silo's test data.
+        validation_error: on validation data, if the model was chosen by it.
+        metric, unit: the primary metric, and its unit, in which the errors are given.
+        figures: metric → value, and low and high end of its 95% interval.
+        trivial: metric → its value for the best constant answer.
+        validation, seed: the run's share of held-out training data, and its seed, which selects
+            them.
+        calibration: of the outputs; None if they are used unchanged.
         sha256: ``wire.model_hash`` of the arrays.
-        kept: when, ISO 8601.
-        versions: of the software.
-        fingerprint: of the task's declaration, empty where there is none; None: an earlier version
-            kept the model and did not say.
-        frozen: ``weights.frozen_digest`` of what the file does not hold, because it is not trained;
-            empty: it holds the whole model.
+        kept: when the model was saved, ISO 8601.
+        fingerprint: of the task's declaration; empty without one; None if an earlier version, which
+            did not record it, saved the model.
+        frozen: ``weights.frozen_digest`` of the frozen part, which is not in the file; empty
+            without one.
         data_hash: ``workbench.hash_of`` the training data, validation data included.
-        scale: of a table's training data.
-        best_of: the last round of those that it is the best of, on ``validation_examples`` samples
-            of validation data; 0: it is the last one's.
-        task_values: the run's keys for the task (``Task.run_values``), which made the model.
-        privacy: of a silo with differential privacy: ``epsilon`` that its data had cost when the
-            model was kept, in all runs together, ``delta``, ``noise`` and ``clip``; else empty.
-        scale_from: ``silo`` or ``federation``: whose mean and deviation they are.
-        placed: of a silo whose samples have no labels yet, how the coordinator found this model for
-            it, in words; ``num_examples`` are then those samples, and nothing was measured.
-        counted: how many files of the silo's data were used and how many left out, in words.
+        best_of: the last round among which this model was the best, on ``validation_examples``
+            validation samples; 0 if it is the last round's model.
+        task_values: the run's keys for the task (``Task.run_values``) that made the model.
+        privacy: with differential privacy: ``epsilon``, spent over all runs when the model was
+            saved, ``delta``, ``noise`` and ``clip``; else empty.
+        scale, scale_from: a table's column scale, and its origin: ``silo`` or ``federation``.
+        placed: for a silo without labels, a text on how the coordinator chose this model.
+            ``num_examples`` then counts unlabelled samples, and nothing was measured.
+        counted: a text on how many of the silo's data files were used and how many left out.
     """
 
     silo: str
@@ -163,7 +159,7 @@ class Card:
 
     @property
     def alone(self) -> bool:
-        """It was trained with this silo's data only."""
+        """Whether it was trained with this silo's data only."""
         shared = self.trained == HERE or self.placed
         return self.trained == "alone" or (not shared and self.group_size == 1)
 
@@ -177,14 +173,11 @@ def card_of(
     here: bool = False,
     best: Best | None = None,
 ) -> Card:
-    """The card of a model that the silo is about to keep.
+    """Return the card of a model that the silo is about to save.
 
-    Args:
-        bench, model: of the silo, and what it keeps.
-        config: of the message that brought the model.
-        tested: on the silo's test data, the one to keep.
-        here: it is as this silo has just trained it.
-        best: what it was chosen by, if it is the best of several rounds.
+    ``config`` is from the message that brought the model, and ``tested`` the evaluation of this
+    model on the silo's test data. ``here`` means the model as the silo has just trained it;
+    ``best`` is the validation result, if the model is the best of several rounds.
     """
     members = config.get(wire.MEMBERS, [])
     description = bench.describe()
@@ -257,13 +250,9 @@ def _whole(config: ConfigRecord, key: str) -> int:
 def keep_model(home: str, card: Card, model: Model, *, final: bool | None = None) -> Path:
     """Write the model and its card; return the model's file.
 
-    The final one is called as the run, one of a round before the last has the round in its name.
-    Of those that this silo trained itself the last one is kept, in a folder of their own.
-
-    Args:
-        home: the silo's folder.
-        card, model: to write.
-        final: whether the run is over; None: if as many rounds are as were planned.
+    The final model has the run's name; an earlier one also has its round in the name. Of the models
+    that this silo itself trained, only the last is saved, in a separate folder. If ``final`` is
+    None, the number of planned rounds decides whether the run has ended.
     """
     if card.trained == HERE:
         file = file_of(home, PERSONALISED, card.run)
@@ -276,13 +265,12 @@ def keep_model(home: str, card: Card, model: Model, *, final: bool | None = None
 
 
 def write_card(file: Path, card: Card, model: Model) -> None:
-    """Write the model with this card, in the place of what the file holds."""
+    """Write the model with this card, replacing the file's previous content."""
     write_model(file, model, metadata={METADATA: json.dumps(asdict(card))})
     write_atomically(file.with_suffix(".md"), _text(card, file).encode())
 
 
 def _metadata(opened: Any, file: Path) -> str:
-    """The card's text."""
     told = opened.metadata() or {}
     if METADATA not in told:
         raise CardError(
@@ -293,10 +281,10 @@ def _metadata(opened: Any, file: Path) -> str:
 
 
 def read_card(file: Path) -> Card:
-    """The card in a kept model's file.
+    """Return the card in a saved model's file.
 
     Raises:
-        CardError: it is not one.
+        CardError: the file is not a saved model.
     """
     try:
         with safe_open(file, framework="np") as opened:
@@ -323,7 +311,6 @@ def _how_trained(card: Card) -> str:
 
 
 def _text(card: Card, file: Path) -> str:
-    """The card for a person."""
     lead = lead_of(card)
     who = ", ".join(card.members) if card.members else "their names are not told"
     own = card.trained == HERE
@@ -411,12 +398,12 @@ def _of(persons: int) -> str:
 
 
 def numbers_of(card: Card) -> str:
-    """Whose numbers a card's scale is of."""
+    """Return whose data the card's scale was computed from, for people."""
     return "the federation's numbers" if card.scale_from == "federation" else "this silo's numbers"
 
 
 def lead_of(card: Card) -> wire.Metric:
-    """The metric that leads, which the card's errors are of."""
+    """Return the card's primary metric, in which its errors are given."""
     return wire.KNOWN_METRICS[card.metric]
 
 
@@ -426,12 +413,7 @@ def _title(card: Card) -> str:
 
 
 def value_text(card: Card, shortfall: float) -> str:
-    """Of the card's leading metric, for people; an error with two decimals, as ever.
-
-    Args:
-        card: of the model.
-        shortfall: see ``Metric.shortfall``.
-    """
+    """Return a shortfall (``Metric.shortfall``) for people; an error has two decimals."""
     lead = lead_of(card)
     if lead.name == "error":
         return f"{100 * shortfall:.2f} %"
@@ -439,14 +421,14 @@ def value_text(card: Card, shortfall: float) -> str:
 
 
 def figure_text(card: Card, name: str, figure: tuple[float, float, float]) -> str:
-    """A metric's title, its value and its interval, with `` | `` between."""
+    """Return a metric's title, its value and its interval, separated by `` | ``."""
     metric = wire.KNOWN_METRICS[name]
     value, low, high = (metric.text(number, _unit(card, name)) for number in figure)
     return f"{metric.title} | {value} | {low} to {high}"
 
 
 def figure_row(card: Card, name: str, figure: tuple[float, float, float]) -> str:
-    """A row of a Markdown table: title, value, interval, and what is trivial."""
+    """Return a Markdown table row: title, value, interval and value of the best constant answer."""
     trivial = card.trivial.get(name, float("nan"))
     said = wire.KNOWN_METRICS[name].text(trivial, _unit(card, name))
     return f"| {figure_text(card, name, figure)} | {said} |"

@@ -1,4 +1,4 @@
-"""Where a silo's folder is, and names of files in it that several modules know."""
+"""The path of a silo's folder, and the names of files in it that several modules use."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import os
 from pathlib import Path
 
 ENVIRONMENT = "COTERIE_SILO"
-"""The silo's folder, for commands that are not told one."""
+"""The environment variable with the silo's folder, for commands without ``--home``."""
 
 LEDGER = "ledger.jsonl"
-"""What left the silo."""
+"""The record of everything that left the silo."""
 CONTACT = "contact"
-"""As old as the last contact with the coordinator."""
+"""Its modification time is the last contact with the coordinator."""
 
 
 def folder_of(given: Path | None) -> Path:
-    """The folder given, else ``$COTERIE_SILO``, else the current one."""
+    """Return the given folder, else ``$COTERIE_SILO``, else the current one."""
     return given or Path(os.environ.get(ENVIRONMENT) or ".")

@@ -1,15 +1,15 @@
-"""A silo's folder: its configuration, its key, and how it reaches the coordinator.
+"""A silo's folder: its configuration, its key, and the coordinator's address.
 
 ``coterie silo init`` makes it and ``coterie silo join`` completes it:
 
-    silo.toml           what the silo trains on and what it agrees to; the silo's own
+    silo.toml           the silo's task, data and policy
     key.pem             private key; it never leaves this folder
     coordinator.json    address and CA certificate of the coordinator
     ca.pem              that certificate, for programs that take a file
-    models/, personal/  what the silo keeps of its runs
-    privacy/            with differential privacy: its budget, and the secret of its noise
-    contact             as old as the last contact with the coordinator
-    approvals/          with approve = "ask": runs that wait, were approved or refused
+    models/, personal/  the models and arrays saved from runs
+    privacy/            with differential privacy: the budget and the secret of the noise
+    contact             its modification time is the last contact with the coordinator
+    approvals/          with approve = "ask": runs that are waiting, approved or refused
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ from coterie.tasks.text import read_text
 from coterie.wire import enrolment
 
 OTHER_FILES = 512
-"""Files that a process needs open besides the locks of its silos' folders."""
+"""Files that a process needs open in addition to the locks of its silos' folders."""
 MAX_ALSO = 31
-"""Tasks of a silo beside its first; as many as ``wire.description.MAX_TASKS`` says."""
+"""Additional tasks of a silo; with the first one, ``wire.description.MAX_TASKS``."""
 
 TEMPLATE = """\
 # A silo of a coterie federation: what it trains on, and what it agrees to. What this file does not
@@ -92,7 +92,7 @@ SECTIONS: Mapping[str, tuple[type, ...]] = {
 }
 """Section of ``silo.toml`` → the classes that declare its settings, in the order of the file."""
 OPTIONAL = "privacy"
-"""A section without which a silo has nothing of it."""
+"""The section that may be missing; without it the silo has no differential privacy."""
 PRIVACY_NOTE = """\
 # Differential privacy: what is trained here has noise, and what it costs is counted over all runs,
 # until the budget is spent. See docs/how-to/differential-privacy.md. Needs coterie[privacy].
@@ -123,23 +123,20 @@ class Home:
     """A silo's folder."""
 
     def __init__(self, folder: Path | None = None) -> None:
-        """Open a folder.
-
-        Args:
-            folder: or None for ``$COTERIE_SILO``, else the current folder.
+        """Open a folder; None means ``$COTERIE_SILO``, else the current folder.
 
         Raises:
-            SettingsError: it is not a silo's folder, or its ``silo.toml`` is wrong.
-            TaskError: it is in the home folder of nobody.
+            SettingsError: it is not a silo's folder, or its ``silo.toml`` is invalid.
+            TaskError: the path names the home directory of an unknown user.
         """
         self.folder = place_of(str(folder_of(folder))).resolve()
         self.config = _read(self.folder / "silo.toml")
 
     def settings(self) -> SiloSettings:
-        """What the silo's process is told.
+        """Return the settings of the silo.
 
         Raises:
-            SettingsError: a value that cannot be used.
+            SettingsError: a value cannot be used.
         """
         config, own = self.config, self._study(self.config)
         return SiloSettings(
@@ -156,11 +153,9 @@ class Home:
 
     @property
     def process(self) -> Process:
-        """What the silo's process is told."""
         return Process(**self._values(Process))
 
     def _values(self, kind: type) -> dict[str, Any]:
-        """Field → value of what the file has of a class's settings."""
         return {
             one.name: getattr(getattr(self.config, one.place.section), one.name)
             for one in settings_of(kind)
@@ -178,11 +173,11 @@ class Home:
 
     @property
     def key_file(self) -> Path:
-        """Where the private key is."""
+        """The path of the private key."""
         return self.folder / "key.pem"
 
     def key(self) -> ec.EllipticCurvePrivateKey:
-        """The private key.
+        """Return the private key.
 
         Raises:
             SettingsError: it is missing, damaged, or readable by others.
@@ -199,11 +194,11 @@ class Home:
             raise SettingsError(str(error)) from None
 
     def fingerprint(self) -> str:
-        """Of the key."""
+        """Return the fingerprint of the key."""
         return enrolment.fingerprint_of_key(enrolment.public_pem(self.key().public_key()))
 
     def request(self) -> str:
-        """The enrolment request, one line."""
+        """Return the enrolment request, one line."""
         return enrolment.make_request(self.config.name, self.key())
 
     def new_key(self) -> None:
@@ -213,7 +208,7 @@ class Home:
         _write_key(self.folder)
 
     def join(self, text: str) -> enrolment.Bundle:
-        """Take a join bundle.
+        """Save the coordinator's address and CA certificate from a join bundle.
 
         Raises:
             EnrolmentError: it is incomplete.
@@ -231,7 +226,7 @@ class Home:
         return bundle
 
     def coordinator(self) -> tuple[str, Path]:
-        """Address and CA file of the coordinator.
+        """Return the address and the CA file of the coordinator.
 
         Raises:
             SettingsError: the silo has not joined.
@@ -258,23 +253,19 @@ class Home:
             ) from None
 
     def _path(self, text: str) -> str:
-        """Paths are meant from the silo's folder, wherever the command is started."""
         return str(self.folder / place_of(text))
 
 
 def create(folder: Path, name: str, *, task: str = "", data: Path | None = None) -> Home:
-    """Make a silo's folder with a key and a commented ``silo.toml``; keep what is there.
+    """Make a silo's folder with a key and a commented ``silo.toml``; keep existing files.
 
-    Args:
-        folder: the silo's.
-        name: of the silo.
-        task, data: for a new ``silo.toml``; paths as they are meant from the current folder. By
-            default the digits.
+    ``task`` (by default the digits) and ``data`` are for a new ``silo.toml``; their paths are
+    relative to the current folder.
 
     Raises:
-        TaskError: the folder or the data is in the home folder of nobody.
-        SettingsError: the name cannot be one, the folder belongs to another silo, or its
-            ``silo.toml`` names another task or other data than are asked for here.
+        TaskError: the folder or the data path names the home directory of an unknown user.
+        SettingsError: the name is invalid, the folder belongs to another silo, or its ``silo.toml``
+            names another task or other data.
     """
     check_name(name)
     folder = place_of(str(folder))
@@ -312,11 +303,7 @@ def _written(name: str) -> str:
 
 
 def _toml(text: str) -> str:
-    """A TOML string: as in JSON, but for DEL and what is beyond 16 bits.
-
-    Raises:
-        SettingsError: it cannot be one.
-    """
+    """Return a TOML string: JSON, except for DEL and characters beyond 16 bits."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -367,12 +354,12 @@ def _problem(entry: object) -> str:
 
 @contextmanager
 def locked(home: Path) -> Iterator[None]:
-    """Hold a silo's folder, made if it is not there.
+    """Lock a silo's folder; create it if it is missing.
 
-    Two processes would overwrite their models, and push each other out with their one key.
+    Two processes would overwrite each other's models, and, sharing a key, disconnect each other.
 
     Raises:
-        SettingsError: a process holds it already, or nothing can be written there.
+        SettingsError: another process holds the lock, or the folder cannot be written.
     """
     with ExitStack() as held:
         try:
@@ -397,11 +384,7 @@ def locked(home: Path) -> Iterator[None]:
 
 @contextmanager
 def locked_all(homes: Sequence[str]) -> Iterator[None]:
-    """Hold the folders of several silos in this process; empty ones keep nothing.
-
-    Raises:
-        SettingsError: as ``locked``.
-    """
+    """Lock the folders of several silos in this process, as ``locked``; empty names are skipped."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = len(homes) + OTHER_FILES
     if soft != resource.RLIM_INFINITY and soft < needed:

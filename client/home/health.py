@@ -1,4 +1,4 @@
-"""Whether a silo works, for ``coterie silo health``: from its folder alone."""
+"""The checks of ``coterie silo health``, which need only the silo's folder."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SILENT_S, GONE_S = 60.0, 300.0
 
 
 def findings(folder: Path) -> Iterator[Finding]:
-    """Of the silo whose folder this is."""
+    """Yield the findings about the silo with this folder."""
     yield _process(folder)
     yield _contact(folder)
     yield disk(folder)

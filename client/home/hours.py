@@ -1,8 +1,8 @@
-"""When a silo works: hours of the day and days of the week, by its own machine's clock.
+"""A silo's working hours: hours of the day and days of the week, by its machine's clock.
 
-Outside of them it joins no run and begins no training. What it began it finishes, and what ends a
-round that it trained in (a masked sum, a test, a model to keep) it answers at any hour: a silo that
-left a round in the middle would cost the others theirs.
+Outside of them it joins no run and begins no training. It finishes what it began, and answers at
+any hour what completes a round that it trained in (a masked sum, a test, a model to save), as the
+other silos would otherwise lose theirs.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ DAYS_FORM = f"days with commas or a dash between them, for example Mon-Fri: {', 
 
 
 def now() -> datetime:
-    """By this machine's clock."""
+    """Return the local time of this machine."""
     return datetime.now()
 
 
 def read_hours(text: object) -> str:
-    """The text, if it is of ``HOURS_FORM`` or empty.
+    """Return the text if it has ``HOURS_FORM`` or is empty.
 
     Raises:
-        ValueError: it is neither.
+        ValueError: it has another form.
     """
     try:
         if not text or _hours(str(text)):
@@ -37,10 +37,10 @@ def read_hours(text: object) -> str:
 
 
 def read_days(text: object) -> str:
-    """The text, if it is of ``DAYS_FORM`` or empty.
+    """Return the text if it has ``DAYS_FORM`` or is empty.
 
     Raises:
-        ValueError: it is neither.
+        ValueError: it has another form.
     """
     try:
         if not text or _days(str(text)):
@@ -51,7 +51,7 @@ def read_days(text: object) -> str:
 
 
 def works_at(at: datetime, hours: str, days: str) -> bool:
-    """Whether a silo with these hours and days works at this local time.
+    """Return whether a silo with these hours and days works at this local time.
 
     Hours that go past midnight belong to the day on which they begin.
     """
@@ -65,13 +65,13 @@ def works_at(at: datetime, hours: str, days: str) -> bool:
 
 
 def words(hours: str, days: str) -> str:
-    """For people: ``works 20:00–06:00, Mon–Fri``; empty where a silo always works."""
+    """Return a text for people, ``works 20:00–06:00, Mon–Fri``; empty if a silo always works."""
     told = ", ".join(filter(None, (hours, days))).replace("-", "–")
     return f"works {told}" if told else ""
 
 
 def objection(kind: str, hours: str, days: str) -> str:
-    """Why a message of this type is not answered at this hour; empty if it is."""
+    """Return why a message of this type is not answered at this hour; empty if it is answered."""
     begins = kind == wire.DESCRIBE or (kind.startswith(wire.TRAIN) and kind != wire.MASKED_SUM)
     if not begins or not (hours or days) or works_at(now(), hours, days):
         return ""

@@ -1,4 +1,4 @@
-"""A silo's journal: what its own runs looked like from here, one JSON object a line in its home.
+"""A silo's journal: its view of its runs, one JSON object per line in its folder.
 
 It never leaves the silo. ``coterie silo report`` draws it.
 """
@@ -22,7 +22,7 @@ log = logging.getLogger("coterie.silo")
 
 JOURNAL = "journal.jsonl"
 WRONG = "wrong-answers"
-"""Test samples whose class the model did not find."""
+"""Number of misclassified test samples."""
 NOTED = (
     wire.NUM_EXAMPLES, wire.TRAIN_LOSS, wire.SECONDS, wire.LOSS, wire.ERROR, wire.RECEIVED_LOSS,
     wire.RECEIVED_ERROR, wire.TRIVIAL, WRONG,
@@ -38,15 +38,13 @@ def note(
     *,
     lead: Mapping[str, str] | None = None,
 ) -> None:
-    """Append a line about one piece of work; a full disk costs the line, not the work.
+    """Append a line about one piece of work; a full disk loses the line, not the work.
 
     Args:
         home: the silo's folder; empty writes nothing.
-        kind: message type.
-        run: its name.
         config: of the message: round, purpose, size of the silo's group.
         metrics: of the answer.
-        lead: ``metric`` and ``unit`` that errors are of; by default an error without a unit.
+        lead: ``metric`` and ``unit`` of the errors; by default an error without a unit.
     """
     if not home:
         return
@@ -69,17 +67,17 @@ def note(
 
 
 def json_lines(file: Path) -> Iterator[dict[str, Any] | None]:
-    """The objects in a silo's journal or ledger, oldest first; None for a damaged line.
+    """Yield the objects in a silo's journal or ledger, oldest first; None for a damaged line.
 
     Raises:
-        OSError: it cannot be read.
+        OSError: the file cannot be read.
     """
     with file.open(encoding="utf-8", errors="replace") as opened:
         yield from map(json_object, filter(str.strip, opened))
 
 
 def json_object(line: str | bytes) -> dict[str, Any] | None:
-    """The object in a line; None if it is damaged."""
+    """Return the object in a line; None if it is damaged."""
     try:
         entry = json.loads(line)
     except (ValueError, RecursionError):

@@ -1,7 +1,6 @@
-"""What a silo's policy allows to be learned about its data, and by whom, an item a line.
+"""The only table, for people, of what a silo's policy reveals about its data, and to whom.
 
-The one table of it. A part of the policy that bounds what leaves has its words here, and a new one
-adds a row or changes those of the rows that it bounds.
+A new policy setting that bounds what leaves the silo adds a row here or changes those it bounds.
 """
 
 from __future__ import annotations
@@ -14,15 +13,15 @@ from coterie.client.home.policy import REVEALING, Policy
 
 @dataclass(frozen=True)
 class About:
-    """What the words need to know of the silo itself.
+    """Facts about the silo that the table needs.
 
     Attributes:
         samples, tests: number of training and of test samples.
-        metrics: names of those that would leave.
-        columns: numeric ones that the task wants sums of; 0: it wants none.
-        epsilon: of differential privacy, for all runs together; 0: the silo has none.
-        persons: whose the training samples are; 0: each is of another one.
-        most: samples of one person, at most.
+        metrics: names of the metrics that would leave.
+        columns: number of numeric columns whose sums the task needs.
+        epsilon: of differential privacy, over all runs; 0 without it.
+        persons: persons behind the training samples; 0: each sample is from a different person.
+        most: the most samples of one person.
     """
 
     samples: int
@@ -35,17 +34,17 @@ class About:
 
     @property
     def behind(self) -> int:
-        """What ``min_samples`` counts."""
+        """The number that ``min_samples`` bounds."""
         return self.persons or self.samples
 
     @property
     def unit(self) -> str:
-        """What it is called."""
+        """The unit of ``behind``."""
         return "persons" if self.persons else "samples"
 
     @property
     def of_a_person(self) -> str:
-        """What ε means for a person who has several samples."""
+        """The meaning of ε for a person with several samples."""
         return f" (of a person, up to {self.most} times that)" if self.most > 1 else ""
 
 
@@ -186,7 +185,7 @@ def _discriminators_leave(policy: Policy, about: About) -> bool:
 
 
 def _placing_leaves(policy: Policy, about: About) -> bool:
-    """Whether discriminators of features alone leave, by which silos without labels are placed."""
+    """Return whether feature-only discriminators, which place silos without labels, leave."""
     return policy.auxiliary and policy.min_group_size <= 2 and not (policy.secure or about.epsilon)
 
 
@@ -217,11 +216,11 @@ ROWS: Mapping[str, Callable[[Policy, About], str]] = {
     "discriminators": _discriminators,
     "samples, labels": lambda policy, about: "never leave themselves",
 }
-"""Item → who can learn what of it."""
+"""Item → who can learn what about it."""
 
 
 def learned_lines(policy: Policy, about: About) -> Iterator[str]:
-    """The table, a line per item."""
+    """Yield the table, one line per item."""
     width = max(map(len, ROWS)) + 1
     for item, said in ROWS.items():
         yield f"  {item + ':':{width}} {said(policy, about)}"

@@ -1,8 +1,7 @@
-"""A mark of a silo's training data, by which others see that they are other data than before.
+"""A fingerprint of a silo's training data, which shows others that the data have changed.
 
-It is a keyed digest whose key, 32 bytes, stays in the silo's folder: whoever sees marks can tell
-that two of one silo's are of the same data or not, and nothing else, also not that two silos have
-the same data.
+It is a keyed digest; its 32-byte key stays in the silo's folder. The fingerprints of one silo show
+whether its data are the same, and nothing else: not even whether two silos have the same data.
 """
 
 from __future__ import annotations
@@ -17,11 +16,9 @@ FILE, KEY_BYTES = "data-mark.key", 32
 
 
 def mark_of(home: str, data_hash: str) -> str:
-    """16 hexadecimal digits; empty for a silo without a folder, which has nowhere to keep a key.
+    """Return 16 hexadecimal digits for the hash of all training data; empty if that is unknown.
 
-    Args:
-        home: the silo's folder.
-        data_hash: of all its training data; empty if it is not known.
+    It is also empty for a silo without a folder, where no key can be kept.
     """
     if not home or not data_hash:
         return ""
@@ -33,7 +30,7 @@ def mark_of(home: str, data_hash: str) -> str:
 
 
 def _key(file: Path) -> bytes:
-    """The silo's key, made once; anew where the file is damaged, as if the data had changed."""
+    """Return the silo's key, made once; a damaged file is replaced, as if the data had changed."""
     if file.exists() and len(key := file.read_bytes()) == KEY_BYTES:
         return key
     key = os.urandom(KEY_BYTES)

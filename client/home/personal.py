@@ -1,8 +1,8 @@
-"""Personal layers: arrays that never leave the silo, kept per run, surviving a restart.
+"""Personal layers: arrays that never leave the silo, saved per run, and surviving a restart.
 
-In HCCT-P (Sun et al., §5.1) silos share the representation and keep the classifier. Here any
-strategy can: a run names the layers, the silo completes the model it receives with its own, and
-takes them out of what it sends.
+In HCCT-P (Sun et al., §5.1) silos share the representation and keep the classifier. Here the run of
+any strategy names the layers; the silo adds its own to models that it receives and removes them
+from those that it sends.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ KIND = "personal"
 
 
 class PersonalError(ValueError):
-    """The layers named cannot be personal. The text says why."""
+    """The named layers cannot be personal. The text gives the reason."""
 
 
 def personal_names(bench: Workbench, layers: str) -> tuple[str, ...]:
-    """Names of the arrays that stay here.
+    """Return the names of the arrays that stay here.
 
     ``layers`` is ``head`` for the task's head, or a prefix of array names; empty for none.
 
     Raises:
-        PersonalError: nothing, or everything, is named so.
+        PersonalError: no array matches, or all do.
     """
     if not layers:
         return ()
@@ -49,7 +49,7 @@ def personal_names(bench: Workbench, layers: str) -> tuple[str, ...]:
 
 
 def check_policy(bench: Workbench) -> None:
-    """Refuse a policy that names layers which the silo's model does not have.
+    """Check that the silo's model has the layers that its policy names.
 
     Raises:
         SettingsError: ``keep_layers`` cannot be obeyed.
@@ -65,17 +65,17 @@ def check_policy(bench: Workbench) -> None:
 
 
 def without(model: Model, names: tuple[str, ...]) -> Model:
-    """The shared part of a model."""
+    """Return the shared part of a model."""
     return {name: array for name, array in model.items() if name not in names}
 
 
 def complete(
     bench: Workbench, shared: Model, names: tuple[str, ...], *, run: str, seed: int, before: int
 ) -> Model:
-    """The model received with this silo's personal arrays put in.
+    """Return the received model with this silo's personal arrays added.
 
-    They are the run's, of the last round before ``before``; 0 takes the initial ones. A run not
-    seen before starts from ``seed``, that of its initial model.
+    They come from the run's last round before ``before``; 0 takes the initial ones. A new run
+    starts from ``seed``, that of its initial model.
     """
     if not names:
         return shared
@@ -90,7 +90,7 @@ def complete(
 
 
 def keep(bench: Workbench, model: Model, names: tuple[str, ...], *, run: str, number: int) -> None:
-    """Keep the personal arrays of a trained model as those after a round."""
+    """Save the personal arrays of a trained model as those after a round."""
     if names:
         if (
             not bench.settings.home

@@ -1,7 +1,7 @@
-"""What a silo agrees to: read from its own ``silo.toml``, held here, whatever the server sends.
+"""A silo's policy: read from its ``silo.toml`` and enforced here, whatever the coordinator sends.
 
-Every message is checked before any work. A run that asks for more is refused with the reason;
-a run that does not say what the silo has to know is refused as well.
+Every message is checked before any work. A run that asks for too much is refused with a reason; so
+is a run that omits information that the silo needs.
 """
 
 from __future__ import annotations
@@ -27,38 +27,36 @@ METRICS = {
     "seconds": (wire.SECONDS,),
     "trivial": (wire.TRIVIAL,),
 }
-"""Name in ``silo.toml`` → keys on the wire. Counts of samples are the weights and always leave."""
+"""Name in ``silo.toml`` → keys on the wire. Sample counts are the weights and are always sent."""
 REVEALING = frozenset(
     {"balanced-accuracy", "sensitivity", "specificity", "average-precision", "f1", "trivial"}
 )
-"""Metrics that tell, several together or with the error, how frequent the classes are in the silo's
-test data: they leave only if ``silo.toml`` names them. ``trivial`` is the leading metric of always
-giving the best single answer."""
+"""Metrics that, combined, reveal the class frequencies in the silo's test data: they leave only if
+``silo.toml`` names them. ``trivial`` is the primary metric of the best constant answer."""
 NAMES = (*METRICS, *(name for name in wire.KNOWN_METRICS if name not in METRICS))
-"""Of metrics, as ``silo.toml`` has them. ``error`` is the leading metric, whatever that is."""
+"""Metric names in ``silo.toml``. ``error`` is the primary metric, whichever it is."""
 METRIC_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._:/-]{0,63}$"
-"""What a metric of anybody's app may be called in ``silo.toml``."""
+"""Allowed names in ``silo.toml`` for the metrics of any Flower app."""
 
 PEER_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63} [0-9a-f]{4}(-[0-9a-f]{4}){7}$"
 """A silo's name and the fingerprint of its key."""
 
 STATISTICS: tuple[Literal["inputs", "targets"], ...] = ("inputs", "targets")
-"""Of what a silo may tell statistics."""
 LEAST_CELL = 3
-"""The least that ``statistics_from`` may be: of two, each knows the other."""
+"""Lower bound of ``statistics_from``: in a cell of two, each person knows the other."""
 
 ALWAYS = (
     *(wire.NUM_EXAMPLES, wire.RECEIVED_EXAMPLES, wire.HOLDOUT_EXAMPLES, wire.HELD_OUT),
     *(wire.DISCRIMINATOR_BYTES, wire.UPDATE_NORM, wire.UPDATE_NOISE, wire.UPDATE_LOST),
 )
-"""Counts, of samples and of a discriminator's bytes, the length of an update that is kept back, and
-how much noise is in one. Without them a silo cannot take part. Length of an update that leaves, and
-what was rounded away of it, say nothing that it does not say itself."""
+"""Metrics without which a silo cannot take part: counts of samples and of a discriminator's bytes,
+the norm of an update that stays at the silo, and the noise in an update. The norm of an update that
+is sent, and its rounding loss, reveal nothing that the update itself does not."""
 
 
 @dataclass(frozen=True)
 class Policy:
-    """A silo's conditions, read from its ``silo.toml``; each field says what it means."""
+    """A silo's conditions, read from its ``silo.toml``; each field documents its meaning."""
 
     strategies: Annotated[
         tuple[str, ...],
@@ -243,11 +241,11 @@ class Policy:
     ] = ""
 
     def unknown_metrics(self) -> tuple[str, ...]:
-        """Metrics that the silo names and that no task has: only an app of others may."""
+        """Return metrics named in ``silo.toml`` that only another Flower app can have."""
         return tuple(name for name in self.metrics or () if name not in NAMES)
 
     def objection(self, config: Mapping[str, object]) -> str:
-        """Why a message with this configuration is refused; empty if it is not."""
+        """Return why a message with this configuration is refused; empty if it is accepted."""
         named = config.get(wire.STRATEGY)
         if self.strategies and named not in (*self.strategies, wire.ONLY_STATISTICS):
             said = named or "one that the run does not name"
@@ -269,9 +267,9 @@ class Policy:
         return self.label_counts_objection() if config.get(wire.ASKS_LABEL_COUNTS) else ""
 
     def type_objection(self, kind: str, config: Mapping[str, object]) -> str:
-        """Why a message of this type is refused: only runs of some strategies send it.
+        """Return why a message of this type is refused: only runs of some strategies send it.
 
-        A run that names no strategy is refused by a silo that takes part in some only.
+        A silo that takes part only in some strategies refuses a run that names no strategy.
         """
         strategies, named = wire.kind_of(kind).strategies, config.get(wire.STRATEGY)
         asks = named == wire.ONLY_STATISTICS
@@ -284,7 +282,7 @@ class Policy:
         return f"answers {kind} messages only in runs of {', '.join(strategies)}, not of {named}."
 
     def secure_objection(self, kind: str, config: Mapping[str, object]) -> str:
-        """Why a message that would show an update is refused; empty if it is not."""
+        """Return why a message that would reveal an update is refused; empty if it is accepted."""
         trains = kind.startswith(wire.TRAIN) and kind != wire.MASKED_SUM
         named = config.get(wire.STRATEGY, wire.ONLY_STATISTICS)
         joins = kind == wire.DESCRIBE and named != wire.ONLY_STATISTICS
@@ -297,7 +295,7 @@ class Policy:
         )
 
     def peer_objection(self, name: str, fingerprint: str) -> str:
-        """Why this silo takes part in no sum with another; empty if it does."""
+        """Return why this silo refuses to add up updates with another; empty if it accepts."""
         if not self.peers or f"{name} {fingerprint}" in self.peers:
             return ""
         return (
@@ -308,14 +306,13 @@ class Policy:
     def samples_objection(
         self, samples: int, batch: int, *, of: int, persons: tuple[int, int] | None = None
     ) -> str:
-        """Why a training with too few samples is refused; empty if it is not.
+        """Return why a training with too few samples is refused; empty if it is accepted.
 
         Args:
-            samples: different ones that it sees at most.
-            batch: samples of a step.
-            of: training samples that the silo has.
-            persons: the fewest that so many samples can belong to, and all that the silo has, where
-                one may have several: they are counted then.
+            samples: the most distinct samples that the training can see, of ``of`` in total.
+            batch: samples per step.
+            persons: if a person may have several samples: the fewest persons that these samples can
+                belong to, and all persons of the silo. Then ``min_samples`` counts persons.
         """
         (behind, all_of), what = (samples, of), "samples"
         if persons is not None:
@@ -334,7 +331,7 @@ class Policy:
         return ""
 
     def label_counts_objection(self) -> str:
-        """Why a run that asks for label counts is refused; empty if it is not."""
+        """Return why a run that asks for label counts is refused; empty if it is accepted."""
         if self.label_counts:
             return ""
         return (
@@ -343,7 +340,7 @@ class Policy:
         )
 
     def column_sums_objection(self) -> str:
-        """Why a run that asks for sums of columns is refused; empty if it is not."""
+        """Return why a run that asks for column sums is refused; empty if it is accepted."""
         if self.column_sums:
             return ""
         return (
@@ -352,7 +349,7 @@ class Policy:
         )
 
     def statistics_objection(self) -> str:
-        """Why a run that asks for statistics is refused; empty if it is not."""
+        """Return why a run that asks for statistics is refused; empty if it is accepted."""
         if self.statistics:
             return ""
         return (
@@ -361,15 +358,15 @@ class Policy:
         )
 
     def auxiliary_objection(self) -> str:
-        """Why a run that trains discriminators is refused; empty if it is not."""
+        """Return why a run that trains discriminators is refused; empty if it is accepted."""
         if self.auxiliary:
             return ""
         return "lets no model leave beside the task's; this run trains discriminators."
 
     def passes_objection(self, passes: int, key: str) -> str:
-        """Why a training that goes over the silo's data so often is refused; empty if it is not.
+        """Return why training with this number of passes over the data is refused; else empty.
 
-        ``key`` is what asks for it.
+        ``key`` is the run's key that asks for them.
         """
         if not self.max_local_epochs or passes <= self.max_local_epochs:
             return ""
@@ -379,7 +376,7 @@ class Policy:
         )
 
     def group_objection(self, config: Mapping[str, object]) -> str:
-        """Why a training message is refused for its group; alone (a group of 1) is allowed."""
+        """Return why a training message is refused for its group; a group of 1 is allowed."""
         if self.min_group_size <= 1:
             return ""
         size = config.get(wire.GROUP_SIZE)
@@ -395,7 +392,7 @@ class Policy:
 def permitted(
     metrics: Mapping[str, float | int], policy: Policy, *, staying: Collection[str] = ()
 ) -> MetricRecord:
-    """The metrics that may leave; those of ``staying`` may not, whatever the policy says."""
+    """Return the metrics that may leave; those in ``staying`` never do."""
     wanted = [n for n in NAMES if n not in REVEALING] if policy.metrics is None else policy.metrics
     allowed = {*ALWAYS, *(key for name in wanted for key in METRICS.get(name, (name,)))}
     leaving = allowed - {*staying}
@@ -403,12 +400,11 @@ def permitted(
 
 
 def _base(key: str) -> str:
-    """The metric whose interval's end a key is."""
     return key.removesuffix(wire.LOW).removesuffix(wire.HIGH)
 
 
 def number(value: object) -> float:
-    """NaN for what is no number."""
+    """Return the value as a float; NaN if it is not a number."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return float("nan")
     return float(value)

@@ -1,11 +1,10 @@
-"""Differential privacy as a silo asks for it in ``[privacy]``: its terms, and what they rule out.
+"""Differential privacy as set in ``[privacy]``: its parameters, and which messages it rules out.
 
-With it, everything that is made of training data and may leave is made of clipped gradients with
-noise (``coterie.client.work.private``) and counted (``coterie.client.home.budget``). What cannot be
-made so does not leave; here, and nowhere else, is what that is.
-
-Neighbours are data with one training sample more or less. The number of training samples is not
-protected, and test data are not: errors on them leave as they are.
+With it, everything that is derived from training data and may leave uses clipped gradients with
+noise (``coterie.client.work.private``) and is counted (``coterie.client.home.budget``). Anything
+else does not leave; this module alone defines what that is. Neighbours are data sets that differ by
+one training sample. The number of training samples is not protected, nor are test data: errors on
+them leave unchanged.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ MOST_EPSILON = 1000.0
 
 @dataclass(frozen=True)
 class Privacy:
-    """What a silo spends of its data's privacy, over all runs together, and how.
+    """A silo's differential privacy: its budget over all runs, and the noise.
 
     Raises:
         ValueError: a value is out of bounds.
@@ -65,12 +64,13 @@ class Privacy:
             raise ValueError(f"delta must be above 0 and below 1. Got {self.delta:g}.")
 
     def delta_of(self, num_examples: int) -> float:
-        """δ for so many training samples.
+        """Return δ for a number of training samples.
 
-        By default 1/(10 n): with a δ of 1/n, giving one sample away as it is would be private.
+        The default is 1/(10 n): at a δ of 1/n, publishing one sample as it is would count as
+        private.
 
         Raises:
-            ValueError: the one that was given is too large for so few samples.
+            ValueError: the configured δ is too large for so few samples.
         """
         if self.delta is None:
             return 0.1 / num_examples
@@ -95,14 +95,14 @@ REFUSED = {
     wire.TRAIN_PFEDME: "pFedMe's training",
     wire.TRAIN_APFL: "APFL's training",
 }
-"""Type of a message → what it asks for that is not made privately."""
+"""Message type → what it asks for that has no private version."""
 CANNOT_DO_WITHOUT = {
     **{"maxfl": wire.EVALUATE_TRAINING, "fedfa": wire.EVALUATE_TRAINING},
     **{"ifca": wire.EVALUATE_TRAINING, "flsc": wire.EVALUATE_TRAINING},
     **{"perfedavg": wire.TRAIN_PER_FEDAVG, "pfedme": wire.TRAIN_PFEDME, "apfl": wire.TRAIN_APFL},
     **{"fedgen": wire.LABEL_COUNTS},
 }
-"""Strategy → the type of message without which a silo is of no use to it: refused at the join."""
+"""Strategy → the message type without which it cannot use a silo: refused at the join."""
 REFUSED_KEYS = {
     wire.META_LR: REFUSED[wire.TRAIN_PER_FEDAVG],  # also within the groups of another strategy
     wire.MOREAU_LAMBDA: REFUSED[wire.TRAIN_PFEDME],
@@ -111,7 +111,7 @@ REFUSED_KEYS = {
     wire.DISTIL_WEIGHT: "training on generated latents",
     wire.ADAPT_STEPS: "steps on all training data before a test",
 }
-"""Entry of a message, where it is above 0 → what it asks for."""
+"""Entry of a message, refused above 0 → what it asks for."""
 REFUSED_VALUES = {
     wire.BALANCE: ("weights", "sampling"),  # both come of the labels' counts
     wire.PRECISION: ("float16",),  # its loss scaling goes by all gradients
@@ -122,11 +122,11 @@ STAYING = frozenset(
         wire.RECEIVED_VALIDATION_ERROR,
     }
 )
-"""Metrics that are measured on training data, or come of it, and do not leave."""
+"""Metrics that depend on training data, and do not leave."""
 
 
 def objection(kind: str, config: Mapping[str, object]) -> str:
-    """Why a silo with differential privacy refuses a message of this type; empty if it does not."""
+    """Return why a silo with differential privacy refuses a message; empty if it accepts."""
     if kind in REFUSED:
         return _cannot(REFUSED[kind], kind)
     needed = CANNOT_DO_WITHOUT.get(str(config.get(wire.STRATEGY, "")))

@@ -1,8 +1,7 @@
-"""Arrays that a silo keeps: where its folder holds them, and those kept from round to round.
+"""Arrays that a silo saves: their place in its folder, and those kept from round to round.
 
-A server that comes back from a crash repeats a round, perhaps a few. So a silo keeps what it had
-after each of the last rounds, and a round always starts from what was there *before* it: doing it
-twice gives the same.
+A coordinator that recovers from a crash repeats a few rounds. So a silo keeps the arrays of the
+last rounds, and a round always starts from those *before* it: repeating it gives the same result.
 """
 
 from __future__ import annotations
@@ -22,16 +21,15 @@ from coterie.wire import Model
 log = logging.getLogger("coterie.silo")
 
 KEPT = 4
-"""Rounds on the disk: one more than the server's checkpoints, because the last may not be among
-them."""
+"""Rounds on disk: one more than the coordinator's checkpoints, which may lack the last round."""
 IN_MEMORY = 2
 """Rounds in memory: the last one, and the one before it to repeat it."""
 MAX_RUNS = 4
-"""Runs of which arrays of one kind are kept in memory for one silo; on the disk, of those that only
-the run itself needs."""
+"""Runs whose arrays of one kind are kept in memory for one silo; on disk, for arrays that only the
+run itself needs."""
 
 _memory: dict[tuple[str, str, str, str], dict[int, Model]] = {}
-"""(silo, home, kind, run) → round → arrays: all there is of silos without a home, else a cache."""
+"""(silo, home, kind, run) → round → arrays: the only copy without a home, else a cache."""
 
 
 def keep(
@@ -44,11 +42,12 @@ def keep(
     on_disk: bool = True,
     passing: bool = False,
 ) -> None:
-    """Keep arrays as those after a round. What was kept of later rounds is of a past that ended.
+    """Save arrays as those after a round, and delete those of later rounds.
 
-    With ``on_disk`` false only the process remembers them, also of a silo with a folder. What is
-    ``passing`` only the run itself needs: ``forget`` removes it at the run's end, and of runs that
-    came to none the last ``MAX_RUNS`` have theirs.
+    Later rounds belong to a past that was rolled back. Without ``on_disk`` the arrays are kept in
+    memory only, even if the silo has a folder. ``passing`` arrays are needed only by the run
+    itself: ``forget`` removes them at its end; of runs that never ended, those of the last
+    ``MAX_RUNS`` remain.
     """
     key = (settings.name, settings.home, kind, run)
     rounds = {r: kept for r, kept in _memory.pop(key, {}).items() if r < number}
@@ -72,7 +71,7 @@ def keep(
 
 
 def forget(settings: SiloSettings, kind: str, *, run: str, but: int | None = None) -> None:
-    """Remove what was kept of a run; of the round ``but`` it stays."""
+    """Remove a run's arrays, except those of the round ``but``."""
     key = (settings.name, settings.home, kind, run)
     kept = {number: model for number, model in _memory.pop(key, {}).items() if number == but}
     if kept:
@@ -82,7 +81,7 @@ def forget(settings: SiloSettings, kind: str, *, run: str, but: int | None = Non
 
 
 def kinds(settings: SiloSettings, run: str) -> set[str]:
-    """Of what there is something of a run."""
+    """Return the kinds of arrays that are saved for a run."""
     own = (settings.name, settings.home)
     found = {kind for *whose, kind, known in _memory if (*whose,) == own and known == run}
     if settings.home:
@@ -100,13 +99,13 @@ def _remove(folder: Path, *, but: int | None = None) -> None:
 
 
 def latest(settings: SiloSettings, kind: str, *, run: str, before: int) -> Model | None:
-    """The newest arrays of a round before this one, or None."""
+    """Return the newest arrays of an earlier round than ``before``, or None."""
     found = newest(settings, kind, run=run, before=before)
     return None if found is None else found[1]
 
 
 def newest(settings: SiloSettings, kind: str, *, run: str, before: int) -> tuple[int, Model] | None:
-    """The same, with their round."""
+    """Return the newest arrays of an earlier round than ``before`` with their round, or None."""
     rounds = _memory.get((settings.name, settings.home, kind, run), {})
     known = [r for r in rounds if r < before]
     if known:
@@ -123,28 +122,28 @@ def newest(settings: SiloSettings, kind: str, *, run: str, before: int) -> tuple
 
 
 def files_of(folder: Path) -> dict[int, Path]:
-    """Round → file, in order."""
+    """Return round → file, in order."""
     files = sorted(folder.glob("round-*.safetensors"))
     return {int(file.stem.removeprefix("round-")): file for file in files}
 
 
 def folder_of(home: str, kind: str, run: str) -> Path:
-    """The folder that holds what is of ``kind`` (``personal``, ``alone``) of a run, by round.
+    """Return the folder of a run's arrays of ``kind`` (``personal``, ``alone``), by round.
 
-    The server gives the run's name, so that it must not lead anywhere else.
+    The coordinator chooses the run's name, which must not escape the silo's folder.
     """
     text = "".join(c if c.isalnum() or c in "-_." else "_" for c in run)
     return Path(home) / kind / (text.lstrip(".") or "run")
 
 
 def file_of(home: str, kind: str, run: str) -> Path:
-    """The file that holds arrays of ``kind`` (``models``) for a run."""
+    """Return the file of a run's arrays of ``kind`` (``models``)."""
     folder = folder_of(home, kind, run)
     return folder.with_name(f"{folder.name}.safetensors")
 
 
 def write_model(file: Path, model: Model, *, metadata: Mapping[str, str] | None = None) -> None:
-    """Write arrays as safetensors, whole or not at all."""
+    """Write arrays as safetensors, atomically."""
     make_folder(file.parent)
     content = save(dict(model), metadata=dict(metadata) if metadata else None)
     write_atomically(file, content, private=True)

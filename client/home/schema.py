@@ -1,8 +1,8 @@
-"""One declaration of each setting of a silo, and what is made of it.
+"""The declaration of a silo's settings.
 
-A setting is a field of a dataclass, annotated with what it may be and with ``In``: its section of
-``silo.toml``, and what it means. From that come the file's reader and template, Flower's node
-configuration and the table in the documentation.
+A setting is a dataclass field, annotated with its type and bounds and with ``In``: its section of
+``silo.toml`` and its meaning. The file's reader and template, Flower's node configuration and the
+table in the documentation are generated from it.
 """
 
 from __future__ import annotations
@@ -20,16 +20,15 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError, create_model
 from coterie.tasks.base import Option
 
 WIDTH = 98
-"""Letters in a line of the file."""
+"""Characters per line of the file."""
 
 
 @dataclass(frozen=True)
 class In:
-    """Where a setting stands in ``silo.toml``, and what it means.
+    """A setting's place in ``silo.toml``, and its meaning.
 
     Attributes:
         section: of the file; empty: before all sections.
-        help: in plain text.
         example: as TOML, shown in a comment; empty: the default is written.
     """
 
@@ -45,8 +44,7 @@ class Setting:
     Attributes:
         name: with underscores, as in the file.
         kind: its type with all bounds.
-        default: its value where the file does not have it; ``MISSING`` where it must.
-        place: where it stands.
+        default: its value if the file omits it; ``MISSING`` if it is required.
     """
 
     name: str
@@ -71,10 +69,10 @@ class Setting:
         return TypeAdapter(self.kind, config=ConfigDict(coerce_numbers_to_str=True))
 
     def read(self, value: Any) -> Any:
-        """Return the value of a node configuration as it is used.
+        """Return a parsed value of a node configuration.
 
         Raises:
-            ValueError: it cannot be one. The text says what it must be.
+            ValueError: it is invalid. The text says what it must be.
         """
         if self.is_list:
             value = [word.strip() for word in str(value).split(",") if word.strip()]
@@ -155,15 +153,9 @@ def _plain(value: Any) -> Any:
 def read_all(
     config: Mapping[str, Option], kind: type, *, prefix: str = ""
 ) -> tuple[dict[str, Any], str]:
-    """Return field → value of what a node configuration has of a dataclass's settings.
+    """Return field → value for a dataclass's settings in a node config, and the first error.
 
-    Args:
-        config: of a node.
-        kind: the dataclass.
-        prefix: of its keys.
-
-    Returns:
-        The fields, and what is wrong with the first that is wrong; empty: nothing is.
+    The error is empty if all values are valid.
     """
     found: dict[str, Any] = {}
     for one in settings_of(kind):

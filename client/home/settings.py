@@ -1,6 +1,6 @@
-"""What a silo is told when it starts: its own settings, never the server's.
+"""A silo's settings, which it never takes from the coordinator.
 
-They arrive as Flower's ``node_config``, the same under the resident silo, a stock
+They arrive as Flower's ``node_config``, in the same form from the resident silo, a stock
 ``flower-supernode --node-config`` and the simulation engine.
 """
 
@@ -24,14 +24,14 @@ DATA_PREFIX = "data."
 ALSO = re.compile(r"also-(\d{1,2})\.(task|data\..+)")
 """A key of a node config that belongs to one of a silo's further tasks."""
 PRIVACY = "privacy-"
-"""Beginning of the keys of a node config that are settings of ``Privacy``."""
+"""Prefix of the node config keys that are settings of ``Privacy``."""
 MAX_WORKERS = 64
 MAX_THREADS = 4096
 """More than any machine has; with many more, libgomp ends the process."""
 
 
 class SettingsError(ValueError):
-    """A setting of the silo that cannot be used. The text says which and what is expected."""
+    """A silo's setting cannot be used. The text names it and what is expected."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ def _listened(text: str) -> str:
 
 @dataclass(frozen=True)
 class Process:
-    """What only the process of a silo's folder is told."""
+    """Settings that only the process of a silo's folder uses."""
 
     gpu_memory: Annotated[
         float,
@@ -83,12 +83,10 @@ class SiloSettings:
         name: unique in the federation: letters, digits, ``.``, ``_``, ``-``.
         task: built-in name, a file that declares one, or ``module:attribute``.
         options: the task's options, ``data.KEY=VALUE`` in a node config.
-        home: folder in which the silo keeps what is its own; empty keeps nothing.
-        policy: what the silo agrees to.
-        privacy: how it trains with differential privacy; None: without.
-        also: tasks that it serves beside ``task``, under the same policy.
-        unlabelled: file or folder of samples, as for predictions, of a silo whose data have no
-            labels yet; empty: they have.
+        home: the silo's folder; empty saves nothing.
+        privacy: the terms of differential privacy; None disables it.
+        also: further tasks, under the same policy.
+        unlabelled: file or folder of samples, as for predictions, if they have no labels yet.
     """
 
     name: Annotated[str, In("", "")]
@@ -163,7 +161,7 @@ class SiloSettings:
             )
 
     def studies(self) -> list[SiloSettings]:
-        """These settings once for each task: as ``task``, with the others in ``also``."""
+        """Return these settings once for each task: as ``task``, with the others in ``also``."""
         every = [Study(self.task, self.options), *self.also]
         return [
             replace(self, task=one.task, options=one.options, also=(*every[:i], *every[i + 1 :]))
@@ -175,8 +173,8 @@ class SiloSettings:
         """Read Flower's node config.
 
         A node without a name is called ``silo-<partition>`` in a simulation, where Flower gives
-        ``partition-id``, else ``node-<id>``. There, and only there, the digits are cut by
-        partition so that the simulation engine works without further settings.
+        ``partition-id``, else ``node-<id>``. Only in a simulation, the digits are cut by partition,
+        so that the simulation engine works without further settings.
 
         Raises:
             SettingsError: an unknown key or a value out of bounds.
@@ -212,7 +210,7 @@ class SiloSettings:
         )
 
     def to_node_config(self) -> dict[str, Option]:
-        """The inverse of ``from_node_config``."""
+        """Return the node config; the inverse of ``from_node_config``."""
         config: dict[str, Option] = {
             prefix + one.key: ",".join(value) if isinstance(value, tuple) else value
             for part, prefix in ((self, ""), (self.policy, ""), (self.privacy, PRIVACY))
@@ -228,7 +226,7 @@ class SiloSettings:
 
 
 def check_name(name: str) -> None:
-    """Raise ``SettingsError`` with what a silo's name must be, if it is none."""
+    """Raise ``SettingsError`` if this is not a valid name for a silo."""
     if not is_silo_name(name):
         raise SettingsError(
             "a silo's name must have 1 to 64 letters, digits, '.', '_' or '-' and start with a "
@@ -237,10 +235,10 @@ def check_name(name: str) -> None:
 
 
 def options_of(pairs: Sequence[str]) -> dict[str, str]:
-    """Options of a task as a command line gives them, ``KEY=VALUE``.
+    """Return a task's options from command line pairs, ``KEY=VALUE``.
 
     Raises:
-        SettingsError: one has another form.
+        SettingsError: a pair has another form.
     """
     options = {}
     for pair in pairs:
@@ -252,7 +250,6 @@ def options_of(pairs: Sequence[str]) -> dict[str, str]:
 
 
 def _read(config: Mapping[str, Option], kind: type, *, prefix: str = "") -> dict[str, Any]:
-    """Return field → value of what a node config has of a class's settings."""
     found, why = read_all(config, kind, prefix=prefix)
     if why:
         raise SettingsError(why)
@@ -260,7 +257,6 @@ def _read(config: Mapping[str, Option], kind: type, *, prefix: str = "") -> dict
 
 
 def _also(config: Mapping[str, Option]) -> tuple[Study, ...]:
-    """The further tasks of a node config, in the order of their numbers."""
     found: dict[int, Study] = {}
     for key, value in sorted(config.items()):
         number, _, rest = key.removeprefix("also-").partition(".")
@@ -276,10 +272,10 @@ def _also(config: Mapping[str, Option]) -> tuple[Study, ...]:
 
 
 def privacy_of(values: Mapping[str, Any]) -> Privacy:
-    """Differential privacy with these fields.
+    """Return ``Privacy`` with these fields.
 
     Raises:
-        SettingsError: one is out of bounds.
+        SettingsError: a field is out of bounds.
     """
     try:
         return Privacy(**values)

@@ -1,4 +1,4 @@
-"""Which of a silo's tasks something is of: it may serve several (``[[also]]`` in silo.toml)."""
+"""Choice among a silo's tasks: it may serve several (``[[also]]`` in silo.toml)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from coterie.tasks import load_task
 
 
 def tasks_of(settings: SiloSettings) -> tuple[str, ...]:
-    """Names of all tasks that a silo serves, sorted.
+    """Return the names of all tasks that a silo serves, sorted.
 
     Raises:
         TaskError: one cannot be loaded.
@@ -27,7 +27,7 @@ def tasks_of(settings: SiloSettings) -> tuple[str, ...]:
 
 
 def study_of(settings: SiloSettings, task: str) -> SiloSettings:
-    """The settings with the task of this name as ``task``; as they are if none is called so."""
+    """Return the settings with the task of this name as ``task``; unchanged if there is none."""
     for one in settings.studies() if settings.also else ():
         if _name_of(one.task) == task:
             return one

@@ -1,8 +1,8 @@
-"""A silo's calls on the Fleet API of a SuperLink, over whichever of gRPC and HTTP it speaks.
+"""A silo's calls on the Fleet API of a SuperLink, over gRPC or HTTP, whichever it speaks.
 
-On Flower's protobuf messages alone. A silo shows at each call who it is by its public key and a
-signature of the time. It says nothing of the Flower that is installed here: the messages are the
-same from 1.34 to 1.42, and a SuperLink need not compare.
+They use only Flower's protobuf messages. A silo identifies itself in each call by its public key
+and a signature of the time. It does not state which Flower is installed here: the messages are
+the same from 1.34 to 1.42, so a SuperLink need not compare.
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ OBJECT_DEADLINE_S, CALL_DEADLINE_S, HEARTBEAT_DEADLINE_S = 120.0, 20.0, 5.0
 """Deadline of a call that carries an object, of any other, and of a heartbeat. gRPC sets none, and
 a SuperLink that stops in the middle of a call would be waited for for ever."""
 WAIT_DEADLINE_S = wire.WAIT_S + 10.0
-"""Of a call that the SuperLink holds: that the way is cut is found out before the silo is lost."""
+"""Deadline of a call that the SuperLink holds: a cut is found before the silo counts as lost."""
 HEARTBEAT_INTERVAL_S = 30.0
-"""What the SuperLink is told: after two of them without a heartbeat a node is offline."""
+"""Interval stated to the SuperLink: after two without a heartbeat a node is offline."""
 
 
 ANSWERS: dict[str, Callable[[bytes], Any]] = {
@@ -73,26 +73,26 @@ ANSWERS: dict[str, Callable[[bytes], Any]] = {
     "PushObject": PushObjectResponse.FromString,
     "ConfirmMessageReceived": ConfirmMessageReceivedResponse.FromString,
 }
-"""Call → what reads its answer."""
+"""Call → parser of its answer."""
 
 
 Announced = tuple[Message, ObjectTree, Mapping[str, bytes]]
 
 
 class Calls(NamedTuple):
-    """What a silo asks of a SuperLink. ``grpc.RpcError`` if it fails, over HTTP as over gRPC.
+    """A silo's calls to a SuperLink. All raise ``grpc.RpcError``, over HTTP as well.
 
     Attributes:
-        receive: the next message, the tree of its objects, and those that came along, by id; or
-            None. A message of which all came needs not to be confirmed.
-        send: a reply, the tree of its objects, seconds it took, small objects that may go along →
-            ids that are wanted, and a number for what pushes them.
-        run: run → as ``flwr.proto.run_pb2.Run``.
-        fab: digest, run → as ``flwr.proto.fab_pb2.Fab``.
+        receive: the next message, its object tree, and objects that came along, by id; or None. If
+            all objects came along, the message need not be confirmed.
+        send: reply, object tree, seconds it took, small objects to attach → ids of the objects
+            still wanted, and a session for ``push_object``.
+        run: run → ``flwr.proto.run_pb2.Run``.
+        fab: digest, run → ``flwr.proto.fab_pb2.Fab``.
         pull_object: run, id → content.
-        push_object: run, the number that ``send`` gave, id, content.
-        confirm: run, message: it is here.
-        wait: until there is a message for this node, or for ``wire.WAIT_S``.
+        push_object: run, session from ``send``, id, content.
+        confirm: run, message: it has arrived.
+        wait: returns when this node has a message, or after ``wire.WAIT_S``.
     """
 
     receive: Callable[[], Announced | None]
@@ -116,21 +116,19 @@ def joined(
     *,
     along: bool = False,
 ) -> Iterator[tuple[int, Calls]]:
-    """Be a node of a SuperLink: activated, with a heartbeat, and signed off at the end.
+    """Join a SuperLink as a node with a heartbeat; sign off at the end.
+
+    Raises ``grpc.RpcError`` if it cannot be reached, or refuses.
 
     Args:
         address: ``HOST:PORT``.
-        certificates: of the CA, PEM; None: plain text.
-        keys: of a node that is registered there; None: fresh ones, for as long as this lasts. They
-            are on P-256: the SuperLink checks a signature at every call, and needs a fifth of the
-            time for it that Flower's P-384 takes.
+        certificates: PEM of the CA; None: plain text.
+        keys: of a registered node; None: fresh ones for this connection, on P-256. The SuperLink
+            checks a signature at every call, five times faster than with Flower's P-384.
         retry: for all calls but heartbeats.
-        failed: told of every error, and whether nothing was answered in time.
-        patience_ms: for how long the SuperLink may hold a call for an object that is on its way.
-        along: small objects may come in the call that tells of their message.
-
-    Raises:
-        grpc.RpcError: it cannot be reached, or refuses.
+        failed: called with every error, and whether nothing was answered in time.
+        patience_ms: how long the SuperLink may hold a call for an object in transit.
+        along: whether small objects may come in the call that announces their message.
     """
     own = keys is None
     private, public = keys or _fresh_keys()
@@ -163,8 +161,6 @@ def _fresh_keys() -> Keys:
 
 
 class _Node:
-    """The calls of one node."""
-
     def __init__(
         self,
         channel: grpc.Channel,
@@ -183,7 +179,6 @@ class _Node:
         self._calls, self._key, self._failed = calls_of(channel, "Fleet", ANSWERS), key, failed
 
     def call(self, name: str, request: Any) -> Any:
-        """Call, and again while that may help."""
         return self.retry.invoke(self._once, name, request)
 
     def _once(self, name: str, request: Any, deadline_s: float = 0.0) -> Any:
@@ -208,11 +203,7 @@ class _Node:
         )
 
     def beat(self) -> bool:
-        """Send a heartbeat; return whether it arrived.
-
-        Raises:
-            RuntimeError: the SuperLink does not know this node.
-        """
+        """Send a heartbeat and return whether it arrived; ``RuntimeError`` for an unknown node."""
         try:
             answer = self._once("SendNodeHeartbeat", self._sign_of_life(), HEARTBEAT_DEADLINE_S)
         except grpc.RpcError as error:
@@ -230,7 +221,6 @@ class _Node:
         return SendNodeHeartbeatRequest(node=self.node, heartbeat_interval=HEARTBEAT_INTERVAL_S)
 
     def calls(self) -> Calls:
-        """For whoever has the connection."""
         return Calls(
             self._receive,
             self._send,
@@ -299,5 +289,5 @@ class _Node:
 
 
 def now() -> datetime:
-    """The time that is signed."""
+    """Return the time to sign, in UTC."""
     return datetime.now(UTC)

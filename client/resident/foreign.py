@@ -1,9 +1,9 @@
 """Any Flower ClientApp in a resident silo: the user's own, as it is installed here.
 
 The app is called as a SuperNode calls it: its node config holds the options of the silo's
-``[data]`` under their own names, its run config is that of the run's FAB, and its state stays from
-round to round. Around it go the silo's ledger, and what of the silo's policy can be held for code
-that this project does not know; ``conditions`` says which part that is, and which it is not.
+``[data]`` under their own names, its run config is that of the run's FAB, and its state persists
+from round to round. The silo's ledger wraps it, and so does the part of the silo's policy that can
+be enforced on unknown code; ``conditions`` lists what is enforced and what is not.
 
 The code of a run's FAB is never run: only its configuration is read.
 """
@@ -32,7 +32,7 @@ log = logging.getLogger("coterie.silo")
 
 Answering = Callable[[Message, Context], Message]
 Mod = Callable[[Message, Context, Answering], Message]
-"""Flower's: called with what it goes around."""
+"""A Flower mod: it is called with the app that it wraps."""
 
 LIMITED = frozenset(
     {
@@ -40,17 +40,13 @@ LIMITED = frozenset(
         *(wire.ROUND, wire.ROUNDS, wire.ASKS_LABEL_COUNTS),
     }
 )
-"""What a run may state that a policy can refuse."""
+"""Settings stated by a run that a policy can refuse."""
 MAX_STATES = 4
-"""Runs of which a silo keeps its app's state, the latest ones."""
+"""Latest runs whose app state a silo keeps."""
 
 
 def load_app(reference: str) -> ClientApp:
-    """The ClientApp called ``module:attribute``.
-
-    Raises:
-        SettingsError: it cannot be imported, or is something else.
-    """
+    """Import the ClientApp at ``module:attribute``; raise ``SettingsError`` if there is none."""
     found = _imported(reference, "app")
     if not isinstance(found, ClientApp):
         raise SettingsError(
@@ -60,10 +56,9 @@ def load_app(reference: str) -> ClientApp:
 
 
 def load_mod(reference: str) -> Mod:
-    """The mod called ``module:attribute``, e.g. ``flwr.clientapp.mod:arrays_size_mod``.
+    """Import the mod at ``module:attribute``; raise ``SettingsError`` if there is none.
 
-    Raises:
-        SettingsError: it cannot be imported, or called.
+    An example is ``flwr.clientapp.mod:arrays_size_mod``.
     """
     found = _imported(reference, "mod")
     if not callable(found) or isinstance(found, type):
@@ -95,10 +90,7 @@ def _imported(reference: str, what: str) -> object:
 
 
 def typed(options: Mapping[str, Option]) -> dict[str, Option]:
-    """Options of a command line as Flower reads a node config: ``3`` is a number.
-
-    What is no TOML value is the text that it is.
-    """
+    """Parse options as Flower parses a node config: ``3`` is a number, other text stays text."""
     return {k: _typed(v) if isinstance(v, str) else v for k, v in options.items()}
 
 
@@ -111,12 +103,10 @@ def _typed(text: str) -> Option:
 
 
 class ForeignApp:
-    """A ClientApp with the silo's ledger and policy around it. Called like one.
+    """A ClientApp wrapped in the silo's ledger and policy, and called like one.
 
-    Args:
-        app: the user's.
-        mods: Flower's, or of their form, around the app; the first is outermost. They see what the
-            app sees and sends, and the ledger what they make of it.
+    ``mods`` are Flower mods; the first is outermost. They see what the app sees and sends, and
+    the ledger records their result.
     """
 
     def __init__(self, app: ClientApp, mods: Sequence[Mod] = ()) -> None:
@@ -130,7 +120,7 @@ class ForeignApp:
         return self._answer(message, context)
 
     def _within_policy(self, message: Message, context: Context, call_next: Answering) -> Message:
-        """A mod: refuse what the silo refuses, call the app, send what may leave."""
+        """Apply the policy as a mod: refuse, or call the app and send what may leave."""
         silo = SiloSettings.from_node_config(context.node_config, node_id=context.node_id)
         objection = objection_to(message, context.run_config, silo.policy)
         if objection:
@@ -149,7 +139,6 @@ class ForeignApp:
         return within(reply, silo.policy)
 
     def _seen(self, silo: SiloSettings, context: Context) -> Context:
-        """The context as a SuperNode gives it; its state is of the silo and the run."""
         key = (silo.name, context.series_id or context.run_id)
         state = self._states.setdefault(key, RecordDict())
         self._states.move_to_end(key)
@@ -166,7 +155,7 @@ class ForeignApp:
 
 
 class AppError(RuntimeError):
-    """The app answered with an error reply of its own."""
+    """An error reply by the app itself."""
 
 
 def _through(mod: Mod, call_next: Answering, message: Message, context: Context) -> Message:
@@ -177,12 +166,9 @@ def _through(mod: Mod, call_next: Answering, message: Message, context: Context)
 
 
 def objection_to(message: Message, run_config: Mapping[str, object], policy: Policy) -> str:
-    """Why a message is refused; empty if it is not.
+    """Return why a message is refused; empty if it is not.
 
-    Args:
-        message: its configuration and that of the run are held to the limits each by itself.
-        run_config: of the run's FAB.
-        policy: of the silo.
+    The message's configuration and ``run_config``, of the run's FAB, are checked separately.
     """
     records = wire.config_records(message.content).values() if message.has_content() else ()
     asked = [
@@ -204,7 +190,7 @@ def objection_to(message: Message, run_config: Mapping[str, object], policy: Pol
 def not_now_of(
     silo: SiloSettings, message: Message, run_config: Mapping[str, object]
 ) -> approvals.Later:
-    """Why a message waits; a run is known to an app by its configuration at the SuperLink."""
+    """Return why a message must wait; its run's terms are its configuration at the SuperLink."""
     own = wire.config_records(message.content).get(wire.CONFIG) if message.has_content() else None
     meta, config = message.metadata, own or ConfigRecord()
     return approvals.not_now(
@@ -219,7 +205,7 @@ def _group_objection(message: Message, policy: Policy) -> str:
 
 
 def objection_to_reply(message: Message, reply: Message, policy: Policy) -> str:
-    """Why an app's reply stays here; empty if it may leave."""
+    """Return why an app's reply must stay here; empty if it may leave."""
     records = wire.array_records(reply.content)
     sent = set(wire.array_records(message.content)) if message.has_content() else set()
     if not policy.auxiliary and (extra := sorted(set(records) - sent)):
@@ -231,10 +217,10 @@ def objection_to_reply(message: Message, reply: Message, policy: Policy) -> str:
 
 
 def within(reply: Message, policy: Policy) -> Message:
-    """A reply with no more than the policy lets leave; the message object stays the same.
+    """Remove from a reply, in place, what the policy does not let leave.
 
-    With ``metrics`` in silo.toml these leave and nothing else beside arrays; without it, all
-    metrics but those that reveal how frequent the classes are.
+    With ``metrics`` in silo.toml only these leave in addition to arrays; without it, all metrics
+    but those that reveal class frequencies.
     """
     content = reply.content
     for name, record in list(wire.metric_records(content).items()):
@@ -252,7 +238,7 @@ def within(reply: Message, policy: Policy) -> Message:
 
 
 def may_leave(key: str, policy: Policy) -> bool:
-    """Whether a metric of this name may leave, however its app spells it."""
+    """Return whether a metric of this name may leave, however its app spells it."""
     name = wire.spelled(key).removesuffix(wire.LOW).removesuffix(wire.HIGH)
     if name in ALWAYS:
         return True
@@ -267,11 +253,7 @@ def may_leave(key: str, policy: Policy) -> bool:
 
 
 def check_policy(silo: SiloSettings) -> None:
-    """Refuse what would be believed to hold, and cannot.
-
-    Raises:
-        SettingsError: layers that only a task knows.
-    """
+    """Raise ``SettingsError`` for [privacy] or layers, which cannot be enforced for an app."""
     if silo.privacy is not None:
         raise SettingsError(
             "[privacy] in silo.toml cannot be held for an app of your own: its training is not "
@@ -285,7 +267,7 @@ def check_policy(silo: SiloSettings) -> None:
 
 
 def conditions(silo: SiloSettings) -> Iterator[str]:
-    """What of the silo's settings holds for its app, and what does not; a sentence a line."""
+    """Yield sentences about which of the silo's settings hold for its app and which do not."""
     policy = silo.policy
     config = ", ".join(f"{k}={v!r}" for k, v in silo.options.items()) or "nothing"
     yield f"The app's node config, from [data]: {config}."

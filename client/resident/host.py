@@ -1,17 +1,17 @@
-"""The resident process: one silo, or many of a simulation, serve a federation until told to end.
+"""The resident process: it serves a federation as one silo, or as many silos of a simulation.
 
 Every silo has its own name, data, policy and ledger; torch, the device, the model's scratch space
-and the gRPC channel are the process's. A silo is a node at the SuperLink, except that the silos of
-one process of a simulation share one: coterie's ServerApp sends what it has for them in one bundle.
-A few threads look for messages and send replies; the main thread calls the ClientApp, one message
-at a time. Training in several
-threads would gain little (Python runs one at a time, and a GPU is shared anyway) and would lose
-repeatability: torch has one stream of random numbers in a process. For more cores, start more
-processes.
+and the gRPC channel belong to the process. A silo is a node at the SuperLink, but the silos of one
+simulation process share a node: coterie's ServerApp sends their messages in one bundle.
+
+A few threads poll for messages and send replies; the main thread calls the ClientApp, one message
+at a time. Training in several threads would gain little (Python runs one at a time, and a GPU is
+shared anyway) and would lose repeatability: torch has one random stream per process. For more
+cores, start more processes.
 
 The process reconnects by itself, answers an exception with an error reply, ends cleanly on SIGTERM,
-and runs only the code installed beside it. What it has finished it delivers, however long the way
-is cut, until the run is over; work for a run that is over, or that takes too long, it ends.
+and runs only locally installed code. It delivers finished work however long the connection is cut,
+until the run is over, and stops work whose run is over or that takes too long.
 """
 
 from __future__ import annotations
@@ -55,19 +55,19 @@ from coterie.system.memory import keep_freed_memory
 log = logging.getLogger("coterie.silo")
 
 THREADS = 4
-"""Which carry messages: so many are in hand at once, on their way or waiting for the app."""
+"""Threads that carry messages: as many can be in transit or waiting for the app at once."""
 MAX_RUNS = 8
-"""Whose configurations are kept."""
+"""Runs whose configurations are cached."""
 ASK_S = 10.0
-"""How often the SuperLink is asked, while the app works, whether the run still goes on."""
+"""Seconds between checks, while the app works, that the run is still active."""
 SETTLE_S = 15.0
-"""How often, between messages, the SuperLink is asked which runs that wait for people are over."""
+"""Seconds between checks, when idle, for runs that ended while they waited for approval."""
 AFTER_GIVING_UP = (
     "--patience SECONDS has it wait longer; a systemd service starts it again by itself "
     "(docs/how-to/organisations.md)."
 )
 STOP_WORK = signal.SIGUSR1
-"""How a thread ends what the main thread works on."""
+"""Signal by which a thread stops the main thread's work."""
 
 
 class GaveUpError(LinkError):
@@ -75,20 +75,19 @@ class GaveUpError(LinkError):
 
 
 class _ToldToEndError(BaseException):
-    """Raised inside running work when the process is told to end; not one of the work's errors."""
+    """Raised inside running work when the process must end; not an error of the work."""
 
 
 class _StopWorkError(BaseException):
-    """Raised inside running work that is of no use any more, or takes too long."""
+    """Raised inside running work that is no longer needed or takes too long."""
 
 
 @dataclass
 class _Node:
-    """Silos that share a connection, that, if there is one, and what they could not send yet.
+    """Silos that share a connection, that connection if there is one, and replies not sent yet.
 
-    ``away`` is whether the connection is cut; it goes on when the way is back. ``settled`` is when
-    its silos' lists of runs to approve were last looked through. ``waits`` is where a call waits
-    until there is a message.
+    ``away``: the connection is cut and may resume. ``settled``: when runs that wait for approval
+    were last checked. ``waits``: the connection on which a call waits for a message.
     """
 
     silos: tuple[SiloSettings, ...]
@@ -100,14 +99,12 @@ class _Node:
     _opened: ExitStack = field(default_factory=ExitStack)
 
     def connect(self, how: Connection, cache: ObjectCache | None) -> FleetLink:
-        """Open the connection; raises ``LinkError`` if it cannot be opened."""
         most = int(min(silo.policy.max_message_mb for silo in self.silos) * 1e6)
         opening = connect(how, cache, max_bytes=most, silos=len(self.silos))
         self.link = self._opened.enter_context(opening)
         return self.link
 
     def disconnect(self) -> None:
-        """Sign off at the SuperLink, if it listens."""
         self.link, self.away = None, False
         try:
             self._opened.close()
@@ -116,7 +113,6 @@ class _Node:
 
     @property
     def name(self) -> str:
-        """In the log."""
         first, last = self.silos[0].name, self.silos[-1].name
         if len(self.silos) == 1:
             return f"silo {first}"
@@ -136,18 +132,15 @@ class _Job:
 
 
 class Host:
-    """Serves a federation as one silo or several; ``run`` returns when it was told to stop.
+    """Serves a federation as one silo or several until ``stop`` is called.
+
+    Raises ``ValueError`` for several silos with one key.
 
     Args:
-        app: the ClientApp of all of them, or what is called as one.
-        silos: their settings.
-        connection: how to reach the SuperLink.
-        reads_runs: the app is told the run's configuration, which is fetched for it. coterie's own
-            is told everything by its messages.
+        app: the ClientApp of all silos, or a function like one.
+        reads_runs: fetch the run's configuration for the app; coterie's own app gets everything
+            from its messages.
         one_node: the silos share a node, which only coterie's own ServerApp understands.
-
-    Raises:
-        ValueError: several silos with one key.
     """
 
     def __init__(
@@ -188,9 +181,8 @@ class Host:
     def run(self) -> None:
         """Serve until ``stop``.
 
-        Raises:
-            GaveUpError: no connection for ``connection.patience_s`` seconds.
-            LinkError: the SuperLink refused in a way that trying again cannot mend.
+        Raises ``GaveUpError`` after ``connection.patience_s`` seconds without a connection,
+        ``LinkError`` if the SuperLink refuses and trying again cannot help.
         """
         keep_freed_memory()
         wire.reuse_blocks()
@@ -217,7 +209,7 @@ class Host:
         log.info("ended%s", f" by {self._signal}" if self._signal else "")
 
     def stop(self) -> None:
-        """Finish: messages in hand are answered with an error."""
+        """Stop serving; messages in progress are answered with an error."""
         self._stopping = True
         self._schedule.stop()
 
@@ -242,7 +234,7 @@ class Host:
         self._interruptible = True
 
     def _answer(self, job: _Job) -> Message:
-        """In the main thread: call the app; whatever happens in it, there is a reply."""
+        """Call the app in the main thread; always return a reply, whatever happens in it."""
         silo, message = job.silo, job.message
         meta = message.metadata
         context = Context(
@@ -317,7 +309,7 @@ class Host:
             )
 
     def _look(self, node: _Node, link: FleetLink) -> None:
-        """Send what could not be sent yet, or look for a message and answer it."""
+        """Send pending replies, or poll for a message and answer it."""
         started = time.monotonic()
         try:
             if node.outbox.unsent is None:
@@ -357,9 +349,9 @@ class Host:
         self._schedule.worked(node)
 
     def _rest(self, node: _Node, link: FleetLink) -> None:
-        """Have the SuperLink say when there is a message, if it can, and look rarely meanwhile.
+        """Let the SuperLink announce messages, if it can, and poll rarely meanwhile.
 
-        Not in a process of several connections: each call would take one of its few threads.
+        Not with several connections: each call would occupy one of the process's few threads.
         """
         if len(self._nodes) > 1 or not link.tells or self._stopping:
             return
@@ -381,7 +373,6 @@ class Host:
             self._schedule.word(told=told, early=early)
 
     def _settle_approvals(self, node: _Node, link: FleetLink) -> None:
-        """Take runs that are over off the lists of those that wait for people."""
         if time.monotonic() - node.settled < SETTLE_S:
             return
         node.settled = time.monotonic()
@@ -408,7 +399,6 @@ class Host:
             log.info("%s: the SuperLink is back", node.name)
 
     def _work(self, node: _Node, received: Received, link: FleetLink) -> None:
-        """Have messages answered by the main thread, and keep the replies until they are sent."""
         if received.to is None and len(node.silos) > 1:
             answers, seconds = [_not_by_itself(received, len(node.silos))], 0.0
         else:
@@ -420,7 +410,6 @@ class Host:
     def _answers(
         self, node: _Node, received: Received, link: FleetLink
     ) -> tuple[list[Message], float]:
-        """The replies of one message or of a bundle, and the seconds that the app took for them."""
         run = self._run_of(received.header, link) if self._reads_runs else RunSettings()
         replies, seconds, asked = [], 0.0, time.monotonic()
         for message, number in zip(received.messages, received.to or (0,), strict=True):
@@ -435,7 +424,7 @@ class Host:
         return replies, seconds
 
     def _answer_of(self, job: _Job, link: FleetLink) -> tuple[Message, float]:
-        """Wait for the app; end its work if the run ends before it, or if it takes too long."""
+        """Wait for the app; stop its work if the run ends first or if it takes too long."""
         if not self._interruptible:
             return job.answer.get()
         limit_s = 60 * job.silo.policy.max_minutes or math.inf
@@ -462,7 +451,7 @@ class Host:
                 signal.pthread_kill(threading.main_thread().ident or 0, STOP_WORK)
 
     def _deliver(self, node: _Node, link: FleetLink) -> None:
-        """Send what is finished; it is kept if the way is cut, and let go if its run is over."""
+        """Send finished replies; keep them if the connection is cut, drop them if the run ended."""
         unsent = node.outbox.unsent
         if unsent is None:
             return
@@ -491,7 +480,7 @@ class Host:
         node.outbox.clear()
 
     def _run_of(self, message: Message, link: FleetLink) -> RunSettings:
-        """Fetched once a run: a run's configuration does not change."""
+        """Return a run's settings, fetched once: they do not change."""
         run_id = message.metadata.run_id
         if run_id not in self._runs:
             while len(self._runs) >= MAX_RUNS:
@@ -520,7 +509,7 @@ class Host:
 
 
 def _not_by_itself(received: Received, silos: int) -> Message:
-    """What a process of several silos answers to a message that does not say whose it is."""
+    """Answer a message that names no silo, in a process of several silos."""
     (message,) = received.messages
     content = wire.config_records(message.content).get(wire.CONFIG, ConfigRecord())
     if content.get(wire.HOSTED) and message.metadata.message_type == wire.DESCRIBE:

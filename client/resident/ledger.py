@@ -1,8 +1,9 @@
-"""The outbound ledger: what left this silo, one line of JSON per reply, written before it goes.
+"""The outbound ledger: what left this silo, one JSON line per reply, written before it is sent.
 
-Every reply of the silo's app passes through here, under any engine: if the line cannot be written
-nothing is sent but the kind of that error. Values of metrics are noted; of arrays the name, type,
-shape and bytes. No error passes: an engine would send its text, which may quote the silo's data.
+Every reply of the silo's app passes through here, under any engine. If the line cannot be
+written, only the kind of that error is sent. Values of metrics are recorded; for arrays the
+name, type, shape and bytes. No exception passes: an engine would send its text, which may quote
+the silo's data.
 """
 
 from __future__ import annotations
@@ -29,13 +30,13 @@ from coterie.system.files import append_line, make_folder
 log = logging.getLogger("coterie.silo")
 
 _told: dict[str, tuple[str, str]] = {}
-"""Silo → a run, and why it trains alone in that, as it was said last."""
+"""Silo → a run and why the silo trains alone in it, as logged last."""
 
 
 def outbound(
     message: Message, context: Context, call_next: Callable[[Message, Context], Message]
 ) -> Message:
-    """A Flower mod: let the app answer, note the answer, give it back."""
+    """Call the app and record its reply: a Flower mod."""
     name = str(context.node_config.get("name", f"node-{context.node_id}"))
     try:
         settings = SiloSettings.from_node_config(context.node_config, node_id=context.node_id)
@@ -64,7 +65,7 @@ def _failure(silo: str, error: BaseException, message: Message) -> Message:
 
 
 def _say_apart(silo: str, entry: Mapping[str, Any]) -> None:
-    """Tell whoever runs the silo, once, that it was moved out of its group, and that it is back."""
+    """Log, once, that a silo was moved out of its group, and that it is back."""
     run, why = str(entry["run"]), str(entry.get("apart", ""))
     before = _told.get(silo, ("", ""))
     if entry["type"] != wire.TRAIN or entry["purpose"] or (run, why) == before:
@@ -96,7 +97,7 @@ def _entry(message: Message) -> dict[str, Any]:
 
 
 def _summed(message: Message, config: ConfigRecord | None) -> dict[str, Any]:
-    """Of which training a masked sum is, and with whom, for whoever reads the ledger."""
+    """Return a masked sum's round and silos, for readers of the ledger."""
     if config is None or message.metadata.message_type != wire.MASKED_SUM:
         return {}
     try:
@@ -123,7 +124,6 @@ def _content(reply: Message) -> dict[str, Any]:
 
 
 def _privacy(settings: SiloSettings) -> dict[str, Any]:
-    """What the silo has spent of its privacy budget by now, of one that has such a thing."""
     spent = read_spent(settings.home) if settings.privacy is not None and settings.home else None
     if spent is None:
         return {}
@@ -137,16 +137,12 @@ def _append(settings: SiloSettings, entry: Mapping[str, Any]) -> None:
 
 
 def ledger_of(home: Path) -> Path:
-    """The ledger of the silo whose folder this is."""
+    """Return the ledger's path in a silo's folder."""
     return home / LEDGER
 
 
 def read(home: Path, *, run: str = "") -> Iterator[dict[str, Any]]:
-    """Entries of the ledger in a silo's folder, oldest first; only those of a run, if it is given.
-
-    Raises:
-        OSError: there is no ledger.
-    """
+    """Yield a ledger's entries, oldest first, or only a run's; ``OSError`` without a ledger."""
     for entry in json_lines(ledger_of(home)):
         # What a crash cut off has not left.
         if entry is not None and (not run or entry.get("run") == run):
@@ -155,15 +151,15 @@ def read(home: Path, *, run: str = "") -> Iterator[dict[str, Any]]:
 
 @dataclass
 class Total:
-    """What left in all messages of one type in one run.
+    """The total that left in all messages of one type in one run.
 
     Attributes:
-        messages, bytes: how many, and of arrays.
-        refused: how many said only that the silo will not, or could not.
+        messages, bytes: number of messages, and bytes of their arrays.
+        refused: number of messages with only a refusal or an error.
         rounds: first and last.
-        tensors: names of arrays → shapes as written.
+        tensors: names of arrays → shapes as text.
         values: names of metrics and other entries, as keys.
-        apart: why the silo was moved out of its group → the rounds in which it was, first and last.
+        apart: why the silo was moved out of its group → first and last round of that.
     """
 
     rounds: tuple[int, int]
@@ -176,7 +172,7 @@ class Total:
 
 
 def totals(entries: Iterable[Mapping[str, Any]]) -> dict[tuple[str, str], Total]:
-    """(run, message type) → what left, in the order in which they first did.
+    """Return (run, message type) → what left, in order of first appearance.
 
     Entries may lack anything: a person may have edited the file.
     """

@@ -1,9 +1,9 @@
-"""The silo's connection to the SuperLink: *receive a message* and *send its reply*.
+"""The silo's connection to the SuperLink: receive a message and send its reply.
 
-The calls themselves are in ``coterie.client.resident.fleet``. This module waits in fractions of a
-second where a stock SuperNode waits seconds, and says why a silo is refused, in words. A contract
-test exercises it against a real SuperLink. Connections of one process share a channel and a thread
-of heartbeats (``coterie.client.resident.sharing``).
+The calls are in ``coterie.client.resident.fleet``. This module waits fractions of a second where
+a stock SuperNode waits seconds, and explains why a silo is refused. A contract test runs it
+against a real SuperLink. Connections of one process share a channel and a heartbeat thread
+(``coterie.client.resident.sharing``).
 """
 
 from __future__ import annotations
@@ -54,34 +54,32 @@ from coterie.wire.flower import (
 log = logging.getLogger("coterie.silo")
 
 RETRY_S = 20.0
-"""How long one call is retried inside a connection before the connection counts as lost."""
+"""Seconds that a call is retried before its connection counts as lost."""
 
 CONNECT_RETRY_S = 2.0
-"""The same while connecting: the resident silo tries again anyway, and says so each time."""
+"""Seconds that a call is retried while connecting; the resident silo tries again anyway."""
 
 PASSING = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.INTERNAL)
-"""What a moment may heal: no way there, and what Flower makes of an exception of its own, such as a
-database that was locked for too long. To ask again is harmless: a repeated reply counts once."""
+"""Transient: unreachable, or an error inside Flower. Repeating is harmless: a reply counts once."""
 
 UNKNOWN_CALL = (grpc.StatusCode.UNIMPLEMENTED, grpc.StatusCode.NOT_FOUND)
-"""Of a call that the SuperLink, or what stands before it, does not have; the second over HTTP."""
+"""Statuses of a call that the SuperLink or a proxy does not have; NOT_FOUND is over HTTP."""
 
 MANIFEST, MAX_MANIFEST = "pyproject.toml", 1_000_000
 """Name in a FAB, and the most bytes that are read of it: it is packed, and comes from a network."""
 
 PATIENCE_MS = 500
-"""How long the SuperLink may hold a call for an object that is on its way: a process that is told
-to end waits for it."""
+"""Longest hold of a call for an object in transit, in ms; a process that stops waits for it."""
 
 OBJECT_WAIT_S = 120.0
-"""How long an announced object may take to arrive at the SuperLink."""
+"""Longest time for an announced object to arrive at the SuperLink."""
 
 OBJECT_PAUSE_S = 0.01
-"""First pause before asking again for an object that is announced but not there yet."""
+"""First pause before asking again for an announced object that has not arrived."""
 
 
 class UnreadableError(RuntimeError):
-    """A message cannot be read; ``header`` is what can be answered."""
+    """A message that cannot be read; ``header`` is the part that can be answered."""
 
     def __init__(self, text: str, header: Message) -> None:
         super().__init__(text)
@@ -89,20 +87,19 @@ class UnreadableError(RuntimeError):
 
 
 class TooLargeError(UnreadableError):
-    """A message has more than this silo takes."""
+    """A message larger than this silo accepts."""
 
 
 @dataclass(frozen=True)
 class Connection:
-    """How to reach the SuperLink.
+    """The way to a SuperLink, and how long to wait for it.
 
     Attributes:
         address: ``HOST:PORT`` of its Fleet API.
-        root_certificates: PEM file of the CA; without it the connection is plain text.
-        keys: the registered key pair of the one silo there is. Without one Flower makes a fresh
-            one, and with it a new node id, at every start.
-        patience_s: seconds without a connection after which the process gives up. Longer than the
-            60 s for which Flower refuses a key that was not released.
+        root_certificates: PEM file of the CA; None: plain text.
+        keys: registered key pair of a single silo; None: a new key and node id at every start.
+        patience_s: seconds without a connection before the process gives up; longer than the 60 s
+            for which Flower refuses a key that was not released.
     """
 
     address: str
@@ -113,11 +110,10 @@ class Connection:
 
 @dataclass(frozen=True)
 class RunSettings:
-    """What an app is told of its run.
+    """A run's settings, as an app receives them.
 
-    Attributes:
-        series: of runs that Flower lets go on with the app's state.
-        config: the configuration of the run's FAB, with what the run was started with.
+    ``series`` identifies runs that share the app's state in Flower; ``config`` is the
+    configuration of the run's FAB with the values that the run was started with.
     """
 
     series: int = 0
@@ -126,13 +122,12 @@ class RunSettings:
 
 @dataclass(frozen=True)
 class Received:
-    """What came in one go.
+    """A message or bundle, with the header that the SuperLink delivered.
 
     Attributes:
-        header: of the message that the SuperLink handed out.
-        messages: that message, or those of a bundle.
-        to: for each the number of its silo in this process; None: the message came by itself.
-        bundled: the other side reads bundles.
+        messages: one message, or those of a bundle.
+        to: number of each message's silo in this process; None: it came without a bundle.
+        bundled: whether the sender reads bundles.
     """
 
     header: Message
@@ -142,7 +137,7 @@ class Received:
 
 
 class FleetLink:
-    """One live connection. Made by ``connect``."""
+    """One live connection, made by ``connect``."""
 
     def __init__(
         self,
@@ -165,15 +160,15 @@ class FleetLink:
         """The SuperLink says when there is a message, as far as is known."""
 
     def receive(self) -> Received | None:
-        """The next message for this process, or None at once if there is none.
+        """Return the next message for this process, or None at once if there is none.
 
-        The SuperLink hands a message out once. One whose content did not come because the
-        connection was lost is gone on with by the next call.
+        The SuperLink delivers a message once. If the connection is lost while its content is
+        fetched, the next call continues with it.
 
         Raises:
-            LinkError: the SuperLink cannot be reached or does not know this silo any more.
-            RunEndedError: the message's run ended while it was being fetched.
-            UnreadableError: it is no message, or larger than this silo takes.
+            LinkError: the SuperLink cannot be reached or no longer knows this silo.
+            RunEndedError: the message's run ended while it was fetched.
+            UnreadableError: it is not a message, or larger than this silo accepts.
         """
         with self._translated():
             self._claimed = self._claimed or self._receive()
@@ -192,13 +187,10 @@ class FleetLink:
             return received
 
     def wait(self) -> bool:
-        """Wait until there may be a message, for ``wire.WAIT_S`` at most.
+        """Wait for a message for at most ``wire.WAIT_S`` seconds; errors as ``receive``.
 
-        Returns whether the SuperLink has that call; a stock one does not. May be called by a thread
-        beside those of ``receive`` and ``send``.
-
-        Raises:
-            LinkError, RunEndedError: as in ``receive``.
+        Return whether the SuperLink has this call, which a stock one does not. It may run in a
+        thread separate from those of ``receive`` and ``send``.
         """
         with self._translated():
             try:
@@ -274,20 +266,12 @@ class FleetLink:
         return wire.content_objection(message.content, max_bytes=self._max_bytes or sys.maxsize)
 
     def require_running(self, run_id: int) -> None:
-        """Ask whether a run still goes on.
-
-        Raises:
-            LinkError, RunEndedError: as in ``receive``.
-        """
+        """Check that a run is still active; raise ``RunEndedError`` if not, or ``LinkError``."""
         with self._translated():
             self._run(run_id)
 
     def settings_of(self, run_id: int) -> RunSettings:
-        """What an app is told of a run. Of its FAB the configuration is read, and no code is run.
-
-        Raises:
-            LinkError, RunEndedError: as in ``receive``.
-        """
+        """Fetch a run's settings, with only the configuration of its FAB; errors as ``receive``."""
         with self._translated():
             run = self._run(run_id)
             content = self._fab(run.fab_hash, run_id).content if run.fab_hash else b""
@@ -295,19 +279,14 @@ class FleetLink:
         return RunSettings(run.series_id, {**_config_of(content), **own})
 
     def _pulled(self, run_id: int, message_id: str, object_id: str) -> bytes:
-        """An object's content. The message itself is for this silo alone; the rest may not be."""
+        """Pull an object; all but the message itself may be shared with other silos."""
         pull: Callable[[], bytes] = partial(self._pull_object, run_id, object_id)
         if self._cache is None or object_id == message_id:
             return pull()
         return self._cache.get(object_id, pull)
 
     def send(self, unsent: Unsent) -> None:
-        """Send what answers one message, or those of one bundle.
-
-        Raises:
-            LinkError, RunEndedError: as in ``receive``.
-            NotPassedError: it is too large for what stands on the way.
-        """
+        """Send the replies to a message or bundle; errors as ``receive`` and ``NotPassedError``."""
         with self._translated():
             if not unsent.bundled:
                 self._send_as_flower(unsent)
@@ -347,7 +326,6 @@ class FleetLink:
 
 
 def _reads_bundles(message: Message) -> bool:
-    """Whether a message in Flower's form says that its sender reads bundles."""
     if message.metadata.message_type != wire.DESCRIBE or not message.has_content():
         return False
     config = wire.config_records(message.content).get(wire.CONFIG, ConfigRecord())
@@ -355,7 +333,7 @@ def _reads_bundles(message: Message) -> bool:
 
 
 def _header_of(reply: Message, *, several: bool) -> Message:
-    """What the SuperLink is told of a bundle: whose it is and what it answers."""
+    """Return a bundle's header: its replies' metadata, and the id of what it answers."""
     header = Message.__new__(Message)
     header.__dict__.update(_metadata=copy(reply.metadata), _content=RecordDict(), _error=None)
     if several:
@@ -365,7 +343,7 @@ def _header_of(reply: Message, *, several: bool) -> Message:
 
 
 def _config_of(fab: bytes) -> dict[str, str | int | float | bool]:
-    """The run's configuration in a FAB, keys of tables joined by dots; empty if it has none."""
+    """Return the run's configuration in a FAB, table keys joined by dots; empty if it has none."""
     if not fab:
         return {}
     try:
@@ -384,7 +362,6 @@ def _config_of(fab: bytes) -> dict[str, str | int | float | bool]:
 
 
 def _flat(table: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
-    """The entries of a table and of those in it."""
     for key, value in table.items():
         if isinstance(value, dict):
             yield from _flat(value, f"{above}{key}.")
@@ -404,14 +381,12 @@ def connect(
 ) -> Iterator[FleetLink]:
     """Register with a SuperLink and hold the connection.
 
-    Args:
-        how: to reach it.
-        cache: of objects that were pulled, shared with other connections; None if there are none.
-        max_bytes: of a message; a larger one is refused before it is unpacked. 0: no limit.
-        silos: how many share the connection.
+    Raises ``LinkError`` with the SuperLink's reason if it is not reachable, or refuses.
 
-    Raises:
-        LinkError: not reachable, or refused; the text has the SuperLink's reason.
+    Args:
+        cache: of pulled objects, shared with other connections; None if there are none.
+        max_bytes: largest message; a larger one is refused before it is unpacked. 0: no limit.
+        silos: number of silos that share the connection.
     """
     errors: list[grpc.RpcError] = []
     retry, way = _retry(), Way(how.address, tls=how.root_certificates is not None)
@@ -439,7 +414,7 @@ def connect(
 
 
 def _retry() -> Retry:
-    """Retry only what a moment may heal, and not for ever: the resident silo reconnects."""
+    """Retry only transient errors, and not forever: the resident silo reconnects."""
 
     def is_lasting(error: Any) -> bool:
         return error.code() not in PASSING or distrusts(str(error.details()))

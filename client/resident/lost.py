@@ -1,4 +1,4 @@
-"""Why a silo does not reach its SuperLink, in words, and whether to try again helps."""
+"""Why a silo does not reach its SuperLink, and whether trying again helps."""
 
 from __future__ import annotations
 
@@ -18,24 +18,21 @@ LOST = (
     *(grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.INTERNAL),
     *(grpc.StatusCode.CANCELLED, grpc.StatusCode.UNKNOWN, grpc.StatusCode.RESOURCE_EXHAUSTED),
 )
-"""What says nothing about this node: it is still the SuperLink's when the way there is back, and a
-connection that is opened anew would sign it off first, which costs it its round."""
+"""Errors after which the SuperLink still knows this node; a new connection would cost its round."""
 
 OFF, THEIRS = re.compile(r"stamp is ([+-]\d+) s off"), re.compile(r"stamp; here it is (\S+\+00:00)")
 """In a refusal because of a clock: by how much that of this machine is off, or the other's."""
 TOO_LARGE = "larger than max"
-"""Said by gRPC, at either end, of a message."""
+"""Part of gRPC's error, at either end, for a message that is too large."""
 OF_TIME = ("expired", "not yet valid", "has_expired", "not_yet_valid")
-"""In what is wrong with a certificate: a renewal heals it, or a clock that is set."""
+"""Marks of a certificate outside its dates: a renewal helps, or setting the clock."""
 
 
 class LinkError(ConnectionError):
     """No connection to the SuperLink.
 
-    Attributes:
-        retry: whether trying again can help.
-        holds: whether the SuperLink still knows this node, as far as one can tell: the same
-            connection goes on when the way there is back.
+    ``retry``: whether trying again can help. ``holds``: whether the SuperLink probably still
+    knows this node, so that the same connection can be used again.
     """
 
     def __init__(self, text: str, *, retry: bool = True, holds: bool = False) -> None:
@@ -44,16 +41,16 @@ class LinkError(ConnectionError):
 
 
 class RunEndedError(RuntimeError):
-    """The message belongs to a run that has ended meanwhile."""
+    """The message belongs to a run that has ended."""
 
 
 class NotPassedError(LinkError):
-    """A message is larger than what the SuperLink, or a proxy on the way to it, ever takes."""
+    """A message larger than the SuperLink, or a proxy on the way to it, ever accepts."""
 
 
 @dataclass(frozen=True)
 class Way:
-    """To a SuperLink: its address, and whether the connection uses TLS."""
+    """The way to a SuperLink: its address, and whether the connection uses TLS."""
 
     address: str
     tls: bool
@@ -63,7 +60,7 @@ UNKNOWN_WAY = Way("", tls=False)
 
 
 def refusal_of(error: grpc.RpcError, way: Way) -> LinkError:
-    """What the last call means of those that should have opened a connection."""
+    """Return what the last error means when a connection could not be opened."""
     where = f"the SuperLink at {way.address}"
     code, details = error.code(), sentence(_details(error))
     if _of_time(details):
@@ -104,7 +101,6 @@ def refusal_of(error: grpc.RpcError, way: Way) -> LinkError:
 
 
 def _hint(way: Way, error: grpc.RpcError) -> str:
-    """What may keep a silo from reaching the SuperLink."""
     if proxy := _proxy(way, error):
         return proxy
     if "handshake" in str(error.details()).lower():
@@ -125,7 +121,7 @@ def _now() -> str:
 
 
 def _off(details: str) -> str:
-    """By how much this machine's clock is off, if the SuperLink has said what its own says."""
+    """Return how far this machine's clock is off, if the SuperLink has stated its own time."""
     seconds = 0.0
     with suppress(ValueError):
         if found := OFF.search(details):
@@ -145,15 +141,15 @@ def _is_of_certificate(said: str) -> bool:
 
 
 def distrusts(details: str) -> bool:
-    """Whether a call failed because of the SuperLink's certificate, for good.
+    """Return whether a call failed for good because of the SuperLink's certificate.
 
-    Everything else that ends a handshake passes: whoever took the connection closed it.
+    Other failures of a handshake are transient: the other end closed the connection.
     """
     return _is_of_certificate(details.lower()) and not _of_time(details)
 
 
 def _details(error: grpc.RpcError) -> str:
-    """What the SuperLink says; since 1.34 mostly JSON, of which one entry is for people."""
+    """Return the SuperLink's message; since 1.34 mostly JSON with one entry for people."""
     details = str(error.details())
     try:
         return str(json.loads(details)["public_message"])
@@ -162,7 +158,7 @@ def _details(error: grpc.RpcError) -> str:
 
 
 def meaning_of(error: grpc.RpcError, way: Way) -> Exception:
-    """What a call means that failed on a connection that there was."""
+    """Return what the error of a call on an open connection means."""
     code, details = error.code(), sentence(_details(error))
     status, answered = answer_on_the_way(details)
     if status == SIZE or TOO_LARGE in details:

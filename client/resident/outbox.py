@@ -1,6 +1,6 @@
-"""Finished replies that could not be sent yet: kept until they are, also if their process ends.
+"""Finished replies that are not sent yet, kept until they are, even if their process ends.
 
-They hold nothing that the ledger has not noted, and go nowhere but to the SuperLink that asked.
+They hold only what the ledger has recorded, and go only to the SuperLink that asked.
 """
 
 from __future__ import annotations
@@ -24,14 +24,13 @@ ABOUT = "about.json"
 
 @dataclass(frozen=True)
 class Unsent:
-    """What answers one message, or those of one bundle, and what else is sent with it.
+    """The replies to one message or bundle, and what is sent with them.
 
     Attributes:
-        replies: to messages for the silos of this process.
-        to: for each the number of its silo; None: a single one to a message that came by itself.
+        to: number of each reply's silo; None: a single reply to a message without a bundle.
         seconds: that the silos worked for them.
-        node_id: under which they were asked: no other may answer.
-        bundled: the other side reads bundles.
+        node_id: of the node that was asked: no other one may answer.
+        bundled: whether the other side reads bundles.
     """
 
     replies: tuple[Message, ...]
@@ -42,18 +41,14 @@ class Unsent:
 
 
 class Outbox:
-    """Holds what answers one message, or one bundle: a process works on one at a time.
-
-    Args:
-        home: the silo's folder; empty keeps it in memory alone.
-    """
+    """The replies to one message or bundle, also on disk in ``home`` unless that is empty."""
 
     def __init__(self, home: str) -> None:
         self._file = Path(home) / FILE if home else None
         self.unsent = self._written = _read(self._file) if self._file else None
 
     def keep(self, unsent: Unsent) -> None:
-        """Keep them; a full disk costs what is on it, not the replies."""
+        """Keep replies; if the disk is full, only in memory."""
         self.unsent = unsent
         if self._file is not None and self._written is not unsent:
             self._written = unsent
@@ -64,7 +59,7 @@ class Outbox:
                 log.warning("the reply is kept in memory alone: %s", error)
 
     def clear(self) -> None:
-        """It was sent, or nobody waits for it any more."""
+        """Drop the replies, which were sent or are not wanted any more."""
         if self._written is not None and self._file is not None:
             self._file.unlink(missing_ok=True)
         self.unsent = self._written = None
@@ -83,7 +78,7 @@ def _write(file: Path, unsent: Unsent) -> None:
 
 
 def _read(file: Path) -> Unsent | None:
-    """What is in a file; one that is damaged is removed, as nobody could send it."""
+    """Read a file of replies; remove it if it is damaged, since it cannot be sent."""
     try:
         with zipfile.ZipFile(file) as packed:
             about = json.loads(packed.read(ABOUT))

@@ -1,8 +1,8 @@
-"""Which silo of a process is dialled or asked for a message next, and when.
+"""The turns of a process's silos: which one is dialled or polled next, and when.
 
-A silo in the middle of a run is asked often, one that waits for hours hardly ever. Where the
-SuperLink says when there is a message (``rest``, ``word``), it is asked then. The threads of a
-``Host`` share one schedule and do what ``take`` gives them, then say what came of it.
+A silo in the middle of a run is polled often, one that waits for hours rarely. If the SuperLink
+announces messages (``rest``, ``word``), it is polled then. The threads of a ``Host`` share one
+schedule; they act on what ``take`` returns, and report the outcome.
 """
 
 from __future__ import annotations
@@ -15,15 +15,14 @@ from threading import Condition
 from typing import Generic, TypeVar
 
 IDLE_SHARE = 0.05
-"""The pause between two looks at one silo, as a share of the time since its process last had work:
-the delay that waiting adds stays below this share of a round."""
+"""Pause between polls of a silo, relative to its idle time; so polling delays a round by less."""
 MIN_PAUSE_S, MAX_PAUSE_S = 0.004, 1.0
 REST_S = 35.0
-"""Pause while a call waits at the SuperLink: longer than that may take, until its deadline."""
+"""Pause while a call waits at the SuperLink: longer than that call's deadline."""
 IN_VAIN = 3
-"""So often in a row a silo looks at once for a message that was told, and is not there."""
+"""Early announcements without a message, in a row, after which they are ignored."""
 LOOK_SHARE = 0.05
-"""Share of one thread's time that the looks at further silos may take while there is no work."""
+"""Share of one thread's time for polling further silos while there is no work."""
 DIAL_PAUSE_S, MAX_DIAL_PAUSE_S = 0.25, 5.0
 """Pause after the first failed attempt to connect; it doubles with each further one."""
 
@@ -31,11 +30,7 @@ Silo = TypeVar("Silo")
 
 
 class Schedule(Generic[Silo]):
-    """The turns of silos that share a process and a SuperLink; safe to use from several threads.
-
-    Args:
-        silos: none of them connected yet.
-    """
+    """The turns of silos that share a process and a SuperLink; thread-safe."""
 
     def __init__(self, silos: Iterable[Silo]) -> None:
         self._to_dial = deque(silos)
@@ -52,7 +47,7 @@ class Schedule(Generic[Silo]):
         self._changed = Condition()
 
     def take(self) -> Silo | None:
-        """The silo whose turn it is, when it is time; None once ``stop`` was called."""
+        """Wait for the next turn and return its silo; None once ``stop`` was called."""
         with self._changed:
             while not self._stopped:
                 now = time.monotonic()
@@ -71,7 +66,7 @@ class Schedule(Generic[Silo]):
             self._changed.notify_all()
 
     def connected(self, silo: Silo) -> bool:
-        """It was dialled and answered; returns whether now all are connected."""
+        """Record that a silo was connected; return whether all are connected now."""
         with self._changed:
             self._num_connected += 1
             self._next_dial, self._dial_pause = 0.0, DIAL_PAUSE_S
@@ -80,21 +75,21 @@ class Schedule(Generic[Silo]):
             return self._num_connected == self._num_silos
 
     def returned(self) -> None:
-        """A connection that was lost, and was not given up, goes on."""
+        """Record that a connection which was lost, but kept, works again."""
         with self._changed:
             self._num_connected += 1
             self._next_dial, self._dial_pause = 0.0, DIAL_PAUSE_S
             self._last_contact = time.monotonic()
 
     def worked(self, silo: Silo) -> None:
-        """There was a message. Those of a round come together: the others' turns come at once."""
+        """Record a message; all silos have a turn at once, as a round's messages come together."""
         with self._changed:
             self._misses = self._in_vain = 0
             self._last_work = self._last_contact = time.monotonic()
             self._give_back(silo)
 
     def missed(self, silo: Silo, *, seconds: float) -> None:
-        """There was no message; to look took so long."""
+        """Record that there was no message, and how long the poll took."""
         with self._changed:
             self._misses += 1
             self._look_s += 0.1 * (seconds - self._look_s)
@@ -103,17 +98,15 @@ class Schedule(Generic[Silo]):
             self._changed.notify_all()
 
     def rest(self) -> None:
-        """Of a process of one silo: no look until ``word``, or for ``REST_S``."""
+        """Stop polling until ``word``, or for ``REST_S``; for a process of one silo."""
         with self._changed:
             self._next_look = time.monotonic() + REST_S
 
     def word(self, *, told: bool, early: bool) -> None:
-        """What was waited for in ``rest`` is over.
+        """End what ``rest`` began; ``told``: there may be a message, ``early``: before time was up.
 
-        Args:
-            told: there may be a message; otherwise it goes on as if nobody could tell.
-            early: before the time was up. Who says so again and again, and has nothing, is not
-                believed until the next message.
+        After several early announcements without a message, they are ignored until the next
+        message.
         """
         with self._changed:
             believed = told and self._in_vain < IN_VAIN
@@ -123,11 +116,11 @@ class Schedule(Generic[Silo]):
             self._changed.notify_all()
 
     def failed(self, silo: Silo, *, was_connected: bool) -> tuple[float, bool]:
-        """Its connection was lost or could not be opened.
+        """Record that a connection was lost or could not be opened.
 
-        All dial the same SuperLink: what holds for one holds for the others for a while. Returns
-        the seconds since it last answered any of them, and whether that is news: another silo's
-        failure a moment ago may have said the same already.
+        All silos dial the same SuperLink, so one failure delays the others for a while. Return
+        the seconds since it last answered any of them, and whether this is news: a moment ago
+        another silo's failure may have shown the same.
         """
         with self._changed:
             now = time.monotonic()
@@ -149,10 +142,10 @@ class Schedule(Generic[Silo]):
         self._changed.notify_all()
 
     def _pause(self, now: float) -> float:
-        """From this look to the next one, at any silo.
+        """Return the pause from this poll to the next one, of any silo.
 
-        After a message all silos are looked at once without a pause. Without work they are looked
-        at one after the other, as often as their process's idleness and ``LOOK_SHARE`` allow.
+        After a message all silos are polled once without a pause. Without work they are polled
+        in turn, as often as their process's idleness and ``LOOK_SHARE`` allow.
         """
         if self._misses + 1 < self._num_silos:
             return 0.0
@@ -164,7 +157,7 @@ class Schedule(Generic[Silo]):
         return min(max(IDLE_SHARE * (now - self._last_work), MIN_PAUSE_S), MAX_PAUSE_S)
 
     def _seconds_to_next(self, now: float) -> float | None:
-        """None where another thread has to give a silo back first."""
+        """Return the seconds to the next turn; None if a silo must be given back first."""
         due = [self._next_dial] if self._to_dial else []
         due += [self._next_look] if self._to_look else []
         return min(due) - now if due else None

@@ -1,4 +1,4 @@
-"""The one way into serving: hold the folders, ready the silos, then answer until told to end.
+"""The entry point of serving: lock the folders, prepare the silos, answer until stopped.
 
 With a ClientApp of your own, from its silo's folder:
 
@@ -48,21 +48,20 @@ def serve(
     """Serve a federation as these silos until SIGTERM or Ctrl-C; in the main thread.
 
     Args:
-        app: a Flower ClientApp, or where it is: ``module:attribute``. None: coterie's own, which
-            serves the silos' task.
+        app: a Flower ClientApp, or its ``module:attribute``. None: coterie's own, which serves the
+            silos' task.
         silos: the folder of a silo that has joined a federation, or settings: of one silo, or of
-            several of a simulation that differ in names, folders and the task's option ``silo``.
-        connection: how to reach the SuperLink, of silos that are given by their settings.
-        mods: Flower's, or of their form, around ``app``.
-        patience_s: see ``Connection``; of a silo that is given by its folder.
-        verbose: log every message. What Flower and gRPC do is logged only if it is a warning.
-        metrics: where to serve numbers for Prometheus, ``[HOST:]PORT``; of a silo's folder, in
-            place of what its silo.toml says.
-        log_format: ``text`` or ``json``, in the same way.
+            several of a simulation that differ only in names, folders and the task option ``silo``.
+        connection: the way to the SuperLink; required with settings.
+        mods: Flower mods around ``app``.
+        patience_s: see ``Connection``; only with a folder.
+        verbose: log every message. Of Flower and gRPC only warnings are logged.
+        metrics: ``[HOST:]PORT`` of metrics for Prometheus; overrides silo.toml.
+        log_format: ``text`` or ``json``; overrides silo.toml.
 
     Raises:
-        TaskError, SettingsError: a silo cannot train as it is set up, an app or mod cannot be
-            loaded, or a process runs from the silo's folder already; said before any joins.
+        TaskError, SettingsError: a silo cannot train with its settings, an app or mod cannot be
+            loaded, or a process already runs from the silo's folder; raised before any silo joins.
         LinkError: the SuperLink refuses, or was away for longer than the connection's patience.
     """
     home = Home(Path(silos)) if isinstance(silos, str | Path) else None
@@ -86,7 +85,7 @@ def serve(
 
 
 def _monitoring(home: Home | None, metrics: str, log_format: str) -> Process:
-    """What a command was asked for, else the environment's, else silo.toml's."""
+    """Return monitoring settings: the command's, else the environment's, else silo.toml's."""
     own = Process() if home is None else home.process
     try:
         address = listen_address(metrics) if metrics else own.metrics
@@ -97,7 +96,6 @@ def _monitoring(home: Home | None, metrics: str, log_format: str) -> Process:
 
 
 def _log(log_format: str, silos: Sequence[SiloSettings], *, verbose: bool) -> None:
-    """Log on standard error."""
     handler = logging.StreamHandler(sys.stderr)
     always = {"silo": silos[0].name} if len(silos) == 1 else {}
     handler.setFormatter(logs.formatter("silo", log_format, **always))
@@ -111,11 +109,7 @@ def _log(log_format: str, silos: Sequence[SiloSettings], *, verbose: bool) -> No
 def _exposed(
     address: str, collect: Callable[[], Iterable[Sample]]
 ) -> AbstractContextManager[object]:
-    """Numbers for Prometheus while this is open, if they are wanted.
-
-    Raises:
-        SettingsError: the address cannot be used.
-    """
+    """Serve metrics for Prometheus while open; raise ``SettingsError`` for a bad address."""
     if not address:
         return nullcontext()
     try:
@@ -138,7 +132,7 @@ def _connection(home: Home, patience_s: float) -> Connection:
 
 
 def _own(silos: Sequence[SiloSettings]) -> ClientApp:
-    """coterie's own, ready to work; torch is loaded with it."""
+    """Return coterie's own app, with its silos prepared; this loads torch."""
     from coterie.client.app import app
     from coterie.client.work.data import Held
     from coterie.client.work.oddities import warnings_of
@@ -185,11 +179,7 @@ def _foreign(
 
 
 def _limit_process(home: Home) -> None:
-    """Apply the limits of silo.toml to the process itself.
-
-    Raises:
-        SettingsError: a limit of the GPU where there is none.
-    """
+    """Apply silo.toml's limits to this process; ``SettingsError``: a GPU limit without a GPU."""
     own = home.process
     if own.nice:
         os.nice(own.nice)

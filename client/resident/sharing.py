@@ -1,8 +1,7 @@
-"""What the connections of one process share: a channel, and one thread of heartbeats.
+"""Resources shared by the connections of one process: a channel, and one heartbeat thread.
 
-A channel and a thread for each would not mind one silo; hundreds in one process do. So a further
-connection costs a node, a key and a few kilobytes. Each still has its own identity and signs its
-own calls.
+One silo could afford both for itself, hundreds in one process could not. A further connection costs
+only a node, a key and a few kilobytes. Each keeps its own identity and signs its own calls.
 """
 
 from __future__ import annotations
@@ -29,10 +28,10 @@ HEARTBEAT_S, AGAIN_S = 10.0, 2.0
 SuperLink takes a node for lost after 60: a pause of either for 45 s costs nobody a round."""
 
 RENEW_S = 10.0
-"""Least seconds between two channels to one address."""
+"""Minimum seconds between two channels to one address."""
 
 MAX_CHANNEL_BACKOFF_S = 5.0
-"""gRPC itself waits up to two minutes before it dials again."""
+"""Longest pause before a channel dials again; gRPC's own is up to two minutes."""
 
 
 # ---------------------------------------------------------------- channels
@@ -40,7 +39,7 @@ MAX_CHANNEL_BACKOFF_S = 5.0
 
 @dataclass
 class _Base:
-    """A channel that connections share; a call is made on whichever it is then."""
+    """A channel that connections share; every call uses the current one."""
 
     address: str
     certificates: bytes | None
@@ -53,30 +52,28 @@ class _Base:
         return isinstance(self.channel, HttpChannel)
 
     def replace(self, *, http: bool) -> None:
-        """Go on with a new channel; whatever waits on the old one ends with CANCELLED."""
+        """Switch to a new channel; calls that wait on the old one end with CANCELLED."""
         old, self.channel = self.channel, _open(self.address, self.certificates, http)
         self.opened = time.monotonic()
         old.close()
 
 
 class _Shared(grpc.Channel):  # type: ignore[misc]
-    """One connection's part of a channel."""
+    """One connection's view of a shared channel."""
 
     def __init__(self, base: _Base) -> None:
         self._base = base
 
     def unary_unary(self, *args: Any, **kwargs: Any) -> Any:
-        """As the channel's that there is when the call is made: a stub asks for its calls once."""
+        """Return a call that looks up the current channel: a stub requests its calls only once."""
         return lambda *call, **how: self._base.channel.unary_unary(*args, **kwargs)(*call, **how)
 
     def unary_stream(self, *args: Any, **kwargs: Any) -> Any:
-        """A silo makes no other calls."""
         raise NotImplementedError
 
     stream_unary = stream_stream = subscribe = unsubscribe = unary_stream
 
     def close(self) -> None:
-        """The last one closes the channel."""
         base = self._base
         key = (base.address, base.certificates)
         with _bases_lock:
@@ -98,7 +95,7 @@ _bases_lock = Lock()
 
 
 def shared_channel(address: str, certificates: bytes | None) -> grpc.Channel:
-    """The channel that all connections to an address share; arguments as for ``open_channel``."""
+    """Return the channel that all connections to an address share; see ``open_channel``."""
     key = (address, certificates)
     with _bases_lock:
         base = _bases.get(key)
@@ -111,15 +108,12 @@ def shared_channel(address: str, certificates: bytes | None) -> grpc.Channel:
 
 
 def renew(address: str, *, stalled: bool) -> None:
-    """Dial anew under the connections to an address where something is wrong.
+    """Replace the channel to an address where something is wrong.
 
-    Silos of one process find out together, so that a channel that was opened a moment ago stays.
-
-    Args:
-        address: ``HOST:PORT``.
-        stalled: nothing was answered in time: what is left of a connection that the other end has
-            forgotten takes everything, for a quarter of an hour. Otherwise the channel stays if
-            what is spoken there has not changed, as it does when a coordinator is upgraded.
+    Silos of one process notice together, so a channel younger than ``RENEW_S`` stays.
+    ``stalled``: nothing was answered in time; a connection that the other end has forgotten
+    accepts everything for a quarter of an hour. If not stalled, the channel is replaced only if
+    the protocol has changed, as after an upgrade of the coordinator.
     """
     now = time.monotonic()
     with _bases_lock:
@@ -148,24 +142,24 @@ def _open(address: str, certificates: bytes | None, http: bool) -> grpc.Channel:
 
 
 class Heartbeat:
-    """One connection's heartbeat, beaten by the thread that all share."""
+    """One connection's heartbeat, sent by a thread that all share."""
 
     def __init__(self, heartbeat_fn: Callable[[], bool]) -> None:
         self.beat = heartbeat_fn
         self.is_running = self.failed = False
 
     def start(self) -> None:
-        """The node was activated a moment ago, which counts as a beat."""
+        """Schedule the first heartbeat; the node's activation a moment ago counts as one."""
         self.is_running = True
         _heart.schedule(self)
 
     def stop(self) -> None:
-        """No further beat begins."""
+        """Stop: no further heartbeat begins."""
         self.is_running = False
 
 
 class _Heart:
-    """A thread that beats for every connection in turn; it ends when there is none."""
+    """A thread that sends heartbeats for all connections; it ends when there are none."""
 
     def __init__(self) -> None:
         # It looks again at least every second: what was added meanwhile may be due first.
@@ -206,13 +200,10 @@ _heart = _Heart()
 
 
 class ObjectCache:
-    """Objects that were pulled, by their id, which is the SHA-256 of their content.
+    """A cache of pulled objects by id, which is the SHA-256 of their content.
 
     A model that is sent to many silos is one object at the SuperLink; silos of one process fetch
-    it once.
-
-    Args:
-        num_bytes: how much to keep; the longest unused goes first.
+    it once. It keeps at most ``num_bytes``; the least recently used object goes first.
     """
 
     def __init__(self, num_bytes: int = 256_000_000) -> None:
@@ -222,7 +213,7 @@ class ObjectCache:
         self._lock = Lock()
 
     def get(self, object_id: str, pull: Callable[[], bytes]) -> bytes:
-        """The object's content, from here or by ``pull``."""
+        """Return the object's content from the cache, or by ``pull``."""
         with self._lock:
             if object_id in self._kept:
                 self._kept.move_to_end(object_id)

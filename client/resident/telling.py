@@ -1,7 +1,7 @@
-"""What a silo's log says of the runs that it works for, and what is counted of them.
+"""Log lines about the runs that a silo works for, and counts of them.
 
-One line when the silo is first asked to work for a run, and one for each of its rounds, with what
-the work took and what was sent since the line before.
+There is one line when the silo is first asked to work for a run, and one for each of its rounds,
+with the time of the work and what was sent since the line before.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from coterie import wire
 log = logging.getLogger("coterie.silo")
 
 SAID = (wire.TASK, wire.STRATEGY, wire.ROUNDS)
-"""Entries of a run's first message that its line has."""
+"""Entries of a run's first message that its log line shows."""
 MAX_RUNS = 8
-"""Whose rounds are remembered."""
+"""Runs whose rounds are remembered."""
 
 
 @dataclass
 class Tally:
-    """Of a process since it started: numbers that only grow."""
+    """Counts of a process since it started; they only grow."""
 
     runs: int = 0
     rounds: int = 0
@@ -34,7 +34,7 @@ class Tally:
 
 @dataclass
 class _Run:
-    """What its last line was of, and what has come together since."""
+    """The round of a run's last log line, and totals since then."""
 
     round: str = ""
     seconds: float = 0.0
@@ -42,11 +42,7 @@ class _Run:
 
 
 class Teller:
-    """Logs and counts the messages that a process answers.
-
-    Args:
-        level: of the lines: those of many silos in one process are for debugging.
-    """
+    """Logs and counts the messages that a process answers, with lines of this ``level``."""
 
     def __init__(self, level: int = logging.INFO) -> None:
         self.tally = Tally()
@@ -54,7 +50,7 @@ class Teller:
         self._runs: dict[int, _Run] = {}
 
     def answered(self, message: Message, reply: Message, seconds: float) -> None:
-        """A message was answered; to do so took this long."""
+        """Log and count a message that was answered in ``seconds``."""
         if reply.has_error():
             self.tally.errors += 1
             return
@@ -116,13 +112,13 @@ def _size(num_bytes: int) -> str:
 
 
 def _is_of_another_study(asked: ConfigRecord, reply: Message) -> bool:
-    """Whether the silo has only said which tasks it serves."""
+    """Return whether the silo has only listed the tasks that it serves."""
     said = wire.config_records(reply.content).get(wire.CONFIG, ConfigRecord())
     return wire.TASK in asked and said.get(wire.TASK, asked[wire.TASK]) != asked[wire.TASK]
 
 
 def _name_of(message: Message, config: ConfigRecord) -> str:
-    """The run's own name, which holds when it is resumed; else Flower's number."""
+    """Return the run's own name, which stays when it is resumed; else Flower's number."""
     name = config.get(wire.RUN) or config.get(wire.OF_RUN) or message.metadata.run_id
     return wire.plain_text(name, wire.MAX_WORD)
 

@@ -1,4 +1,4 @@
-"""What ``coterie silo --partitions`` and ``--simulation`` ask for, as the settings of each silo."""
+"""Settings of the silos that ``coterie silo --partitions`` and ``--simulation`` ask for."""
 
 from __future__ import annotations
 
@@ -19,16 +19,15 @@ def settings_of(
     *,
     for_app: bool = False,
 ) -> list[SiloSettings]:
-    """One silo's settings each, in the order of their numbers.
+    """Return each silo's settings, in the order of their numbers.
+
+    Raises ``SettingsError`` or ``TaskError`` if something is missing, given twice, or impossible.
 
     Args:
-        common: what they share; ``home`` is the folder in which each has its own.
-        partitions: which silos, ``FIRST-LAST/TOTAL``; empty takes all of the simulation.
-        simulation: the file that says what they are; without it, the options of ``common`` do.
-        for_app: the silos of a ClientApp, which is told its partition as Flower tells it.
-
-    Raises:
-        SettingsError, TaskError: something is missing, given twice, or cannot be.
+        common: what they share; ``home`` is the folder that holds theirs.
+        partitions: ``FIRST-LAST/TOTAL``; empty: all silos of the simulation.
+        simulation: file that describes the silos; without it, the options of ``common`` do.
+        for_app: the silos serve a ClientApp, which gets its partition in Flower's form.
     """
     task, shares = common.task, common.policy.label_counts
     if simulation is None:
@@ -54,6 +53,6 @@ def settings_of(
 
 
 def as_flower(options: Mapping[str, Option]) -> dict[str, Option]:
-    """Options with the silo's number and how many there are as Flower's node config has them."""
+    """Return options with the silo's number and count under the keys of Flower's node config."""
     names = {"silo": "partition-id", "silos": "num-partitions"}
     return {names.get(key, key): value for key, value in options.items()}

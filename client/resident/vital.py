@@ -1,7 +1,7 @@
-"""Signs of life of a silo's process: when it last heard of the SuperLink, and its numbers.
+"""Signs of life of a silo's process: its last contact with the SuperLink, and its metrics.
 
-The file ``contact`` in a silo's folder is as old as the last contact: ``coterie silo health`` reads
-its age, whoever looks after the machine may as well.
+The file ``contact`` in a silo's folder is as old as the last contact: ``coterie silo health``
+reads its age, and other monitoring may as well.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from coterie.system.exposition import Metric, Sample
 from coterie.system.files import new_lines
 
 NOTE_S = 5.0
-"""The file is touched at most so often."""
+"""Minimum seconds between two touches of the file."""
 
 BUILD = Metric("coterie_silo_build_info", "gauge", "Always 1; the version is a label.")
 CONNECTED = Metric(
@@ -55,11 +55,7 @@ METRICS = (
 
 
 class Vitals:
-    """When a process last heard of its SuperLink.
-
-    Args:
-        homes: folders of its silos, in which that is noted.
-    """
+    """The last contact of a process with its SuperLink, noted in its silos' folders."""
 
     def __init__(self, homes: Sequence[str]) -> None:
         self.seen = 0.0
@@ -68,7 +64,7 @@ class Vitals:
         self._noted = 0.0
 
     def heard(self) -> None:
-        """The SuperLink has answered."""
+        """Record that the SuperLink has answered."""
         self.seen = time.time()
         if abs(self.seen - self._noted) >= NOTE_S:
             self._noted = self.seen
@@ -77,41 +73,37 @@ class Vitals:
                     file.touch()
 
     def lost(self) -> None:
-        """It did not."""
+        """Record that the SuperLink was lost or not reached."""
         self.losses += 1
 
 
 class WatchedSchedule(Schedule[Silo]):
-    """A schedule that tells of every contact."""
+    """A schedule that records every contact."""
 
     def __init__(self, silos: Iterable[Silo], vitals: Vitals) -> None:
         super().__init__(silos)
         self.vitals = vitals
 
     def connected(self, silo: Silo) -> bool:
-        """See ``Schedule``."""
         self.vitals.heard()
         return super().connected(silo)
 
     def worked(self, silo: Silo) -> None:
-        """See ``Schedule``."""
         self.vitals.heard()
         super().worked(silo)
 
     def missed(self, silo: Silo, *, seconds: float) -> None:
-        """See ``Schedule``."""
         self.vitals.heard()
         super().missed(silo, seconds=seconds)
 
     def failed(self, silo: Silo, *, was_connected: bool) -> tuple[float, bool]:
-        """See ``Schedule``."""
         self.vitals.lost()
         return super().failed(silo, was_connected=was_connected)
 
 
 @dataclass
 class LedgerMeter:
-    """What a silo's ledger says that was not counted yet; it is never rewritten."""
+    """Running counts of a silo's ledger, which is only ever appended to."""
 
     file: Path
     bytes: int = 0
@@ -119,7 +111,7 @@ class LedgerMeter:
     _position: int = 0
 
     def read(self) -> None:
-        """Count what was written since the last time."""
+        """Count what was written since the last call."""
         lines, self._position = new_lines(self.file, self._position)
         for line in lines:
             entry = json_object(line)
@@ -131,7 +123,7 @@ class LedgerMeter:
 def collector(
     silos: Sequence[SiloSettings], vitals: Vitals, tally: Tally
 ) -> Callable[[], Iterator[Sample]]:
-    """What gives the numbers of a process when it is asked for them."""
+    """Return a function that yields the current metrics of a process."""
     meters = {own.name: LedgerMeter(Path(own.home) / LEDGER) for own in silos if own.home}
     folders = {own.name: Path(own.home) for own in silos if own.home}
 

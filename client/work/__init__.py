@@ -1,5 +1,5 @@
-"""What a silo does for a message.
+"""The work that a silo does for a message.
 
-``train``, ``evaluate`` and ``discriminate`` answer messages; the other modules are what they work
-with: the message itself (``request``), the silo's task and data (``workbench``), and the numerics.
+``train``, ``evaluate`` and ``discriminate`` answer messages; the other modules provide the
+message itself (``request``), the silo's task and data (``workbench``), and the numerics.
 """

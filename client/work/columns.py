@@ -1,8 +1,8 @@
-"""One scale for all silos of a run: what a silo tells of its columns, and its data in that scale.
+"""One scale for all silos of a run: a silo's column sums, and its data in that scale.
 
-A task says that it wants it (``Task.pooled_columns``), a silo whether it tells anything of its own
-(``Policy.column_sums``). The run asks once, before round 1; what comes of it travels in every
-message, so that a newcomer, and a silo that was restarted, has it too.
+A task requests it (``Task.pooled_columns``); a silo's policy decides whether its sums leave
+(``Policy.column_sums``). The run collects them once, before round 1; the resulting scale travels
+in every message, so that newcomers and restarted silos have it too.
 """
 
 from __future__ import annotations
@@ -21,13 +21,15 @@ from coterie.tasks.base import ColumnScale, Samples, SiloData, StreamedData, Tas
 from coterie.tasks.draws import fewest_persons
 
 _in_scale: dict[int, tuple[Data, ColumnScale, Data, str]] = {}
-"""``id`` of a silo's data → itself, the last scale, what it is in that scale, and its hash."""
+"""``id`` of a silo's data → the data, the last scale, the data in that scale, and its hash."""
 _loading = Lock()
 
 
 def column_sums(bench: Workbench) -> RecordDict:
-    """Of each column how many numbers there are, their mean, and the sum of squared deviations; of
-    a column that has too few of them, or those of too few persons, zeros."""
+    """Return count, mean and sum of squared deviations of each column.
+
+    A column with too few numbers, or those of too few persons, gives zeros.
+    """
     found = bench.task.column_sums(bench.settings.options)
     enough = _persons(bench, found) >= bench.settings.policy.column_sums_from
     counts, means, squares = np.where(enough[:, None], found[:, :3], 0.0).T.tolist()
@@ -40,8 +42,7 @@ def column_sums(bench: Workbench) -> RecordDict:
 
 
 def _persons(bench: Workbench, found: NDArray[np.float64]) -> NDArray[np.float64]:
-    """(columns,) Of how many persons the numbers are; where the task does not say, how many they
-    are of at least."""
+    """Return how many persons contribute to each column (columns,), or a lower bound."""
     persons, counts = bench.data.train.persons, found[:, 0]
     if persons is None:
         return counts
@@ -51,14 +52,10 @@ def _persons(bench: Workbench, found: NDArray[np.float64]) -> NDArray[np.float64
 
 
 def in_scale(bench: Workbench, numbers: object) -> Workbench:
-    """The workbench with its data in a run's scale, read again where it is not the last run's.
+    """Return the workbench with its data in a run's scale, ``wire.SCALE`` of a message.
 
-    Args:
-        bench: of a task with ``pooled_columns``.
-        numbers: ``wire.SCALE`` of a message.
-
-    Raises:
-        ValueError: that is no scale for these columns, or the data has changed.
+    Data are read again if the scale is new. Raises ``ValueError`` if it does not fit these
+    columns, or the data have changed or are not readable.
     """
     scale = _scale(numbers, bench.task.pooled_columns)
     with _loading:

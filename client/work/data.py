@@ -1,8 +1,8 @@
-"""A silo's data as training sees it: two parts, each of which gives batches on the device.
+"""A silo's data as training sees it: parts that provide batches on the device.
 
-``Held`` is tensors that lie on the device: a batch is an index into them, nothing is copied per
-step. ``Streamed`` is a map-style ``torch.utils.data.Dataset``, read sample by sample by a
-DataLoader, for what does not fit. What training draws is the same for both.
+``Held`` has tensors on the device: a batch is an index into them, nothing is copied per step.
+``Streamed`` is a map-style ``torch.utils.data.Dataset``, read sample by sample by a DataLoader, for
+data that does not fit. Training draws the same from both.
 
 Inputs and targets are nests: a tensor, or a dict, list or tuple of nests.
 """
@@ -44,40 +44,37 @@ class Part(Protocol):
 
     @property
     def device(self) -> torch.device:
-        """Where batches are."""
+        """The device of the batches."""
 
     @property
     def sample_bytes(self) -> int:
-        """Of one sample's inputs."""
+        """Bytes of one sample's inputs."""
 
     @property
     def persons(self) -> Persons | None:
-        """(n,) Whose each sample is; None: each is of another person."""
+        """(n,) person of each sample; None: every sample is from a different person."""
 
     def __len__(self) -> int:
         """Number of samples."""
 
     def at(self, rows: torch.Tensor) -> Batch:
-        """These samples as one batch. ``rows``: int64 (n,), on any device."""
+        """Return samples as one batch. ``rows``: int64 (n,), on any device."""
 
     def batches(self, order: torch.Tensor | None, size: int, *, seed: int = 0) -> Iterator[Batch]:
-        """Samples, ``size`` at a time.
+        """Yield samples, ``size`` at a time; the last batch may be smaller.
 
-        Args:
-            order: int64 (n,), which, one after the other; None: all.
-            size: the last batch may be smaller.
-            seed: of what a dataset's own transforms draw.
+        ``order``: int64 (n,) row numbers, None for all. ``seed``: for a dataset's own transforms.
         """
 
     def take(self, rows: torch.Tensor) -> Part:
-        """These samples only."""
+        """Return a part of these samples only."""
 
     def targets(self) -> Nest:
-        """Of all samples, in order."""
+        """Return the targets of all samples, in order."""
 
 
 def map_nest(change: Callable[[Any], Any], nest: Nest) -> Nest:
-    """The nest with every leaf changed."""
+    """Return the nest with ``change`` applied to every leaf."""
     if isinstance(nest, dict):
         return {key: map_nest(change, value) for key, value in nest.items()}
     if isinstance(nest, list | tuple):
@@ -95,27 +92,23 @@ class Held:
 
     @property
     def device(self) -> torch.device:
-        """See ``Part``."""
         device: torch.device = leaves(self.x)[0].device
         return device
 
     @property
     def sample_bytes(self) -> int:
-        """See ``Part``."""
         return sum(leaf[:1].nbytes for leaf in leaves(self.x))
 
     def __len__(self) -> int:
         return len(leaves(self.x)[0])
 
     def at(self, rows: torch.Tensor) -> Batch:
-        """See ``Part``."""
         rows = rows.to(self.device)
         if isinstance(self.x, torch.Tensor) and isinstance(self.y, torch.Tensor):
             return self.x[rows], self.y[rows]
         return _rows_of(self.x, rows), _rows_of(self.y, rows)
 
     def batches(self, order: torch.Tensor | None, size: int, *, seed: int = 0) -> Iterator[Batch]:
-        """See ``Part``."""
         if order is None:
             return map(self._from, range(0, len(self), size), repeat(size))
         return map(self.at, order.to(self.device).split(size))
@@ -125,11 +118,9 @@ class Held:
         return _rows_of(self.x, rows), _rows_of(self.y, rows)
 
     def take(self, rows: torch.Tensor) -> Held:
-        """See ``Part``."""
         return Held(*self.at(rows), _persons_at(self.persons, rows))
 
     def targets(self) -> Nest:
-        """See ``Part``."""
         return self.y
 
 
@@ -142,7 +133,7 @@ def _rows_of(nest: Nest, rows: torch.Tensor | slice) -> Nest:
 
 
 class _Order(Sampler[list[tuple[int, int]]]):
-    """Batches of (row, seed) that a DataLoader fetches next; set anew before every pass."""
+    """Batches of (row, seed) for a DataLoader to fetch next; replaced before every pass."""
 
     def __init__(self) -> None:
         self.coming: list[list[tuple[int, int]]] = []
@@ -156,10 +147,9 @@ class _Order(Sampler[list[tuple[int, int]]]):
 
 @dataclass(frozen=True)
 class _Seeded(Dataset[Batch]):
-    """A dataset whose random transforms draw by (seed, row) alone.
+    """A dataset whose random transforms are seeded by (seed, row).
 
-    So a sample is the same whichever worker reads it and however many there are, and what it draws
-    does not disturb what training draws.
+    A sample is the same whichever worker reads it, and its draws do not disturb those of training.
     """
 
     dataset: Dataset[Any]
@@ -169,7 +159,6 @@ class _Seeded(Dataset[Batch]):
         return sample
 
     def __getitems__(self, places: Sequence[tuple[int, int]]) -> list[Batch]:
-        """The samples of a batch, as a DataLoader fetches them."""
         numpy_state = np.random.get_state()  # noqa: NPY002 — transforms of others draw from it
         before = torch.get_rng_state(), random.getstate()
         try:
@@ -189,14 +178,10 @@ class _Seeded(Dataset[Batch]):
 
 @dataclass(frozen=True)
 class Streamed:
-    """Samples of a dataset.
+    """Samples of a dataset, read on demand.
 
-    Attributes:
-        dataset: gives (inputs, targets) of one sample.
-        rows: int64 (n,), which of its samples these are.
-        device: where batches go.
-        workers: processes that read; 0 reads in this one.
-        persons: whose these samples are.
+    ``dataset`` returns (inputs, targets) of one sample; ``rows``, int64 (n,), are the samples of
+    this part. ``workers`` is the number of reading processes; with 0 this process reads.
     """
 
     dataset: Dataset[Any]
@@ -207,30 +192,27 @@ class Streamed:
     _loaders: dict[int, tuple[DataLoader[Batch], _Order]] = field(
         default_factory=dict, repr=False, compare=False
     )
-    """The one loader of all parts of a dataset, so that its workers start once."""
+    """The loader shared by all parts of a dataset, so that its workers start once."""
 
     @cached_property
     def sample_bytes(self) -> int:
-        """See ``Part``."""
         return sum(leaf.nbytes for leaf in leaves(self.at(torch.zeros(1, dtype=torch.int64))[0]))
 
     def __len__(self) -> int:
         return len(self.rows)
 
     def at(self, rows: torch.Tensor) -> Batch:
-        """See ``Part``."""
         (batch,) = self.batches(rows, max(len(rows), 1))
         return batch
 
     def batches(self, order: torch.Tensor | None, size: int, *, seed: int = 0) -> Iterator[Batch]:
-        """See ``Part``."""
         rows = (self.rows if order is None else self.rows[order.cpu()]).split(size)
         coming = [[(row, seed) for row in batch.tolist()] for batch in rows]
         for batch in self._read(coming):
             yield map_nest(lambda leaf: leaf.to(self.device, non_blocking=True), tuple(batch))
 
     def _read(self, coming: list[list[tuple[int, int]]]) -> Iterator[Batch]:
-        """The batches, read by this process where workers have no shared memory to hand them on."""
+        """Yield the batches; read them in this process if workers lack shared memory."""
         loader, sampler = self._loader()
         sampler.coming, done = coming, 0
         try:
@@ -245,13 +227,12 @@ class Streamed:
             yield from self._read(coming[done:])
 
     def take(self, rows: torch.Tensor) -> Streamed:
-        """See ``Part``."""
         kept = self.rows[rows.cpu()]
         persons = _persons_at(self.persons, rows)
         return Streamed(self.dataset, kept, self.device, self.workers, persons, self._loaders)
 
     def targets(self) -> Nest:
-        """See ``Part``; a dataset's own ``targets``, as torchvision's have, spare reading it."""
+        """Return all targets; a dataset's ``targets``, as in torchvision, avoids reading it."""
         known = getattr(self.dataset, "targets", None)
         if known is not None:
             return torch.as_tensor(np.asarray(known))[self.rows].to(self.device)
@@ -279,10 +260,10 @@ class Streamed:
 
 
 def _lacks_shared_memory(error: Exception) -> bool:
-    """Whether a DataLoader failed for want of room in /dev/shm, or of /dev/shm itself.
+    """Return whether a DataLoader failed because /dev/shm is missing or too small.
 
-    PyTorch says it in its text alone, also of workers that died of it. Semaphores of the standard
-    library, which lie there too, give the operating system's error without a file's name.
+    PyTorch reports it only in the error's text, also for workers that died of it. Semaphores of
+    the standard library, which lie there too, raise an ``OSError`` without a file name.
     """
     if isinstance(error, OSError) and error.errno is not None:
         return error.filename is None and error.errno in NO_SEMAPHORES
@@ -300,20 +281,17 @@ def _joined(nests: Sequence[Nest]) -> Nest:
 
 @dataclass(frozen=True)
 class Data:
-    """A silo's training and test samples, and validation samples if it has some of its own."""
+    """A silo's training and test samples, and its own validation samples if it has any."""
 
     train: Part
     test: Part
     validation: Part | None = None
 
     def hold_out(self, share: float, *, seed: int) -> Data:
-        """The training data without a share of it, which takes the place of the test data.
+        """Return the training data less a ``share``, which takes the place of the test data.
 
-        Validation samples of the silo's own are held out instead, whatever the share.
-
-        Args:
-            share: in (0, 0.5]; at least one of at least 2 samples, or persons, is held out.
-            seed: of the choice; the same seed holds out the same samples.
+        The share is in (0, 0.5]; at least one of at least 2 samples, or persons, is held out. The
+        same seed holds out the same samples. A silo's own validation samples are held out instead.
         """
         if self.validation is not None:
             return Data(self.train, self.validation)
@@ -323,11 +301,11 @@ class Data:
 
 
 def draw(part: Part, count: int, *, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """So many samples at random, and all others, both in random order.
+    """Return ``count`` random rows and all other rows, both in random order.
 
-    Where several are one person's, whole persons are drawn: about so many samples, with about as
-    many of every class as there are where the classes need not be read for that. Of a single
-    person, none.
+    If persons have several samples, whole persons are drawn: about ``count`` samples, with about
+    the class shares of all samples if the classes need not be read for that. With a single
+    person, none is drawn.
     """
     order = torch.randperm(len(part), generator=torch.Generator().manual_seed(seed))
     if part.persons is None:
@@ -340,7 +318,7 @@ def draw(part: Part, count: int, *, seed: int) -> tuple[torch.Tensor, torch.Tens
 
 
 def _known_classes(part: Part) -> NDArray[np.int64]:
-    """(n,) Classes of samples; of other targets, and of what would have to be read, zeros."""
+    """Return the class of each sample (n,); zeros for other targets or if they must be read."""
     known = isinstance(part, Held) or hasattr(getattr(part, "dataset", None), "targets")
     y = part.targets() if known else None
     if isinstance(y, torch.Tensor) and y.ndim == 1 and not y.is_floating_point():
@@ -356,15 +334,10 @@ def to_device(
     *,
     workers: int = 0,
 ) -> Data:
-    """A silo's data, ready for training.
+    """Move a silo's data to the device; ``workers`` processes read a dataset.
 
-    Args:
-        data: as the task loaded it; samples without labels are all for training, with the empty
-            nest in the place of targets.
-        device: where to.
-        moved: what was moved before, by the array's ``id``: an array that several silos have in
-            common is on the device once.
-        workers: processes that read a dataset.
+    Samples without labels all become training data, with an empty nest as targets. ``moved`` has
+    the tensors moved before, by the array's ``id``, so that silos share one copy on the device.
     """
     if isinstance(data, StreamedData):
         parts = [

@@ -20,12 +20,12 @@ from coterie.client.work.workbench import Workbench
 
 
 def train_discriminators(request: Request) -> RecordDict:
-    """Score the discriminators received on held-out samples, train them, send both back."""
+    """Score the received discriminators on held-out samples, train them, and send both back."""
     return _train(request, labelled=True)
 
 
 def train_placing(request: Request) -> RecordDict:
-    """The same of features alone: no label of the silo takes part in it."""
+    """Score and train discriminators of features only: no label of the silo is used."""
     return _train(request, labelled=False)
 
 
@@ -52,12 +52,12 @@ def _train(request: Request, *, labelled: bool) -> RecordDict:
 
 
 def evaluate_discriminators(request: Request) -> RecordDict:
-    """Score the discriminators received, if any; say what one takes and what can be held out."""
+    """Score the received discriminators, if any; report one's size and what can be held out."""
     return _evaluate(request, labelled=True)
 
 
 def evaluate_placing(request: Request) -> RecordDict:
-    """The same of features alone."""
+    """Score discriminators of features only: no label of the silo is used."""
     return _evaluate(request, labelled=False)
 
 

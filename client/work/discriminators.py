@@ -1,14 +1,13 @@
 """A silo's client discriminators: one for each other silo, all trained in one pass.
 
 Bao, Wang, Wu, He: "Optimizing the Collaboration Structure in Cross-Silo Federated Learning", ICML
-2023, step 1. Discriminator k tells this silo's samples from those of one other silo. All see the
-same mini-batches, so FedCollab's own architecture is trained as *one wide layer*: K hidden layers
-side by side are one matrix product forward and one backward, and the step of SGD is added into the
-weights by that product itself. Any other architecture runs under ``vmap``.
+2023, step 1. Discriminator k distinguishes this silo's samples from those of one other silo. All
+see the same mini-batches, so FedCollab's own architecture is trained as *one wide layer*: K hidden
+layers side by side are one matrix product forward and one backward, and that product itself adds
+the SGD step to the weights. Any other architecture runs under ``vmap``. Parameters are stacked:
+every array has a first axis of K.
 
-Parameters are stacked: every array has a first axis of K.
-
-Differs from the paper, whose silos train one discriminator at a time, one mini-batch a round.
+Differs from the paper, whose silos train one discriminator at a time, one mini-batch per round.
 """
 
 from __future__ import annotations
@@ -34,9 +33,9 @@ from coterie.tasks.problems import Classes
 from coterie.wire import HITS, Model
 
 CHUNK = 1024
-"""Held-out samples that are scored at once."""
+"""Held-out samples scored at once."""
 MOST_READ = 4096
-"""Samples of a dataset that discriminators are trained and tested with."""
+"""Samples read from a dataset, or twice the number to train with if that is more."""
 LEAST_FEATURES, LEAST_HIDDEN = 32, 4
 """Of a discriminator that is made smaller."""
 PHASE, PROJECTION = "discriminator", "projection"
@@ -45,12 +44,12 @@ Stack = dict[str, torch.Tensor]
 
 
 class DiscriminatorError(ValueError):
-    """Discriminators that cannot be trained. The text says why, and nothing of the data."""
+    """Discriminators that cannot be trained. The text gives the reason and reveals no data."""
 
 
 @dataclass(frozen=True)
 class DiscriminatorPlan:
-    """SGD: so many mini-batches, their size, the learning rate."""
+    """The settings of a discriminator's SGD; ``steps`` counts mini-batches."""
 
     steps: int
     batch_size: int
@@ -59,13 +58,10 @@ class DiscriminatorPlan:
 
 @dataclass(frozen=True)
 class Pool:
-    """A silo's training data as discriminators see it, cut in two for good.
+    """A silo's training data as discriminators see it, split into two fixed parts.
 
-    Attributes:
-        x, y: of the training part: features (n, F), labels (n,).
-        x_held, y_held: of the held-out part.
-        num_classes: of the task.
-        second: (held out,) which of the held-out samples are of the second half of them.
+    ``x`` (n, F) and ``y`` (n,) are features and labels to train with, ``x_held`` and ``y_held``
+    are held out; ``second`` (held out,) marks the second half of the latter.
     """
 
     x: torch.Tensor
@@ -78,15 +74,14 @@ class Pool:
 
 @dataclass(frozen=True)
 class Pairs:
-    """A silo's discriminators at work.
+    """A silo's discriminators and the samples that they use.
 
     Attributes:
         module: one discriminator; only its architecture matters.
         stack: the parameters of K of them.
         labels: (K,) float32, the label, 1 or 0, of this silo's samples in each pair.
-        pool: the silo's samples.
-        received: the stack came with the message; otherwise it is K copies of the initial one.
-        short: it travels in 16 bits a number.
+        received: whether the stack came with the message; else it is K copies of the initial one.
+        short: whether it is sent in 16-bit numbers.
     """
 
     module: nn.Module
@@ -98,11 +93,11 @@ class Pairs:
 
     @property
     def bytes_each(self) -> int:
-        """Bytes of one discriminator's parameters on their way."""
+        """Bytes of one discriminator's parameters when sent."""
         return _num_bytes(self.module) // (2 if self.short else 1)
 
     def arrays(self) -> Model:
-        """The stack for the wire."""
+        """Return the stack as arrays to send."""
         kind = np.float16 if self.short else np.float32
         return {n: p.cpu().numpy().astype(kind, copy=False) for n, p in self.stack.items()}
 
@@ -117,20 +112,18 @@ def open_pairs(
     labelled: bool = True,
     most_bytes: int = 0,
 ) -> Pairs:
-    """Make ready what a message asks for.
+    """Prepare the discriminators that a message asks for.
+
+    Raises ``DiscriminatorError`` if the arrays are not ``len(labels)`` discriminators of this task,
+    or if the task's own have buffers, which cannot be stacked and averaged blindly.
 
     Args:
-        bench: of the silo.
         received: the stacked discriminators, or None to start from the run's initial one.
-        labels: of this silo's samples, one per discriminator.
-        samples: at most so many train; at least half of the silo's are held out.
-        seed: of the run; gives the initial discriminator and, for good, what is held out.
-        labelled: discriminators see the samples' labels; else all have the first one.
-        most_bytes: of one discriminator, which is made smaller until it fits if it can be; 0: any.
-
-    Raises:
-        DiscriminatorError: the arrays are not ``len(labels)`` discriminators of this task, or the
-            task's own have buffers, which cannot be stacked and averaged blindly.
+        labels: label of this silo's samples for each discriminator.
+        samples: most samples to train with; at least half of the silo's are held out.
+        seed: of the run; determines the initial discriminator and what is held out.
+        labelled: whether discriminators see the samples' labels; else every label is 0.
+        most_bytes: limit for one discriminator, which is made smaller to fit if it can be; 0: none.
     """
     drawn = seed_of(seed, bench.settings.name, 0, PHASE)
     pool = _pool(bench, samples=samples, seed=drawn, labelled=labelled)
@@ -153,8 +146,7 @@ def open_pairs(
 
 
 def _fitting(task: Task, num_features: int, most_bytes: int) -> tuple[nn.Module, int, bool]:
-    """A discriminator of at most so many bytes, how many features it sees, and whether it is that
-    small in 16 bits a number. As small as it may be where it is too large even so."""
+    """Return a discriminator for ``most_bytes``, its feature count, and if it is in 16 bits."""
     own, number = task.discriminator(num_features), num_features
     if not most_bytes or _num_bytes(own) <= most_bytes:
         return own, number, False
@@ -171,8 +163,10 @@ def _fitting(task: Task, num_features: int, most_bytes: int) -> tuple[nn.Module,
 
 
 def _projected(pool: Pool, num_features: int, *, seed: int) -> Pool:
-    """The features along random directions, the same at every silo: as large as they were each,
-    so that they count as much beside the label (Johnson and Lindenstrauss, 1984)."""
+    """Project features onto random directions, which are the same at every silo.
+
+    Their scale, and so their weight against the label, stays (Johnson and Lindenstrauss, 1984).
+    """
     if num_features == pool.x.shape[1]:
         return pool
     draw = torch.Generator().manual_seed(seed)
@@ -186,7 +180,7 @@ def _num_bytes(module: nn.Module) -> int:
 
 
 def _pool(bench: Workbench, *, samples: int, seed: int, labelled: bool) -> Pool:
-    """Cut the silo's training data: min(half, ``samples``) to train with, the rest held out."""
+    """Split the silo's training data: min(half, ``samples``) to train with, the rest held out."""
     part = bench.data.train
     # Of what is not in memory, no more is read than discriminators need.
     most = len(part) if isinstance(part, Held) else 2 * max(samples, MOST_READ // 2)
@@ -207,7 +201,7 @@ def _pool(bench: Workbench, *, samples: int, seed: int, labelled: bool) -> Pool:
 
 
 def _second_half(part: Part, held: torch.Tensor) -> NDArray[np.bool_]:
-    """(n,) Which of the held-out samples are of their second half: of each person all, or none."""
+    """Mark the second half of the held-out samples (n,); a person's samples stay together."""
     second: NDArray[np.bool_] = np.arange(len(held)) % 2 == 1
     if part.persons is not None and len(held):
         persons, alike = part.persons[held.numpy()], np.zeros(len(held), np.int64)
@@ -218,13 +212,12 @@ def _second_half(part: Part, held: torch.Tensor) -> NDArray[np.bool_]:
 
 @torch.no_grad()
 def _read(task: Task, part: Part, order: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Features and labels of samples that are not in memory."""
     found = [(task.discriminator_features(x), y) for x, y in part.batches(order, batch_size(part))]
     return torch.cat([x for x, _ in found]), torch.cat([_labels(task, y) for _, y in found])
 
 
 def _labels(task: Task, y: Nest) -> torch.Tensor:
-    """What discriminators know of targets: the class; of other problems nothing."""
+    """Return the labels that discriminators see: classes, or zeros for other problems."""
     if isinstance(task.problem, Classes):
         labels: torch.Tensor = y
         return labels
@@ -257,7 +250,7 @@ def _stack(module: nn.Module, received: Model | None, num_pairs: int, *, short: 
 
 
 def train_stack(pairs: Pairs, plan: DiscriminatorPlan, *, seed: int) -> None:
-    """SGD on binary cross-entropy, in place. ``seed``: of mini-batches and modules' randomness."""
+    """Train in place with SGD on binary cross-entropy; ``seed``: of batches and modules."""
     torch.manual_seed(seed)
     module, stack, pool, labels = pairs.module, pairs.stack, pairs.pool, pairs.labels
     module.train()
@@ -274,7 +267,7 @@ def train_stack(pairs: Pairs, plan: DiscriminatorPlan, *, seed: int) -> None:
 
 
 def _batches(num_samples: int, plan: DiscriminatorPlan, seed: int) -> Iterator[torch.Tensor]:
-    """``steps`` mini-batches out of shuffled epochs; an epoch's short rest is used too."""
+    """Yield ``steps`` mini-batches from shuffled epochs; an epoch's short rest is used too."""
     shuffle = torch.Generator().manual_seed(seed)
     done = 0
     while done < plan.steps:
@@ -293,7 +286,7 @@ def _vmap_step(
     labels: torch.Tensor,
     lr: float,
 ) -> None:
-    """One step of any architecture: K forward passes as one, and the gradient of their sum."""
+    """Take one SGD step of any architecture: K forward passes as one, the gradient of their sum."""
     leaves = {name: parameter.requires_grad_() for name, parameter in stack.items()}
     logits = _vmap_logits(module, leaves, x, labels_one_hot)
     targets = labels[:, None].expand_as(logits)
@@ -307,7 +300,7 @@ def _vmap_step(
 def _vmap_logits(
     module: nn.Module, stack: Mapping[str, torch.Tensor], x: torch.Tensor, y: torch.Tensor
 ) -> torch.Tensor:
-    """(K, n) logits of one batch."""
+    """Return the logits (K, n) of one batch."""
 
     def one(parameters: dict[str, torch.Tensor]) -> torch.Tensor:
         return functional_call(module, parameters, (x, y))  # type: ignore[no-any-return]
@@ -335,20 +328,19 @@ class _Wide:
         self.moved = torch.zeros_like(self.bias)
 
     def hidden_of(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        """(n, K, hidden) after ReLU."""
+        """Return the hidden layer (n, K, hidden) after ReLU."""
         hidden = torch.addmm(self.bias, x, self.weight.t())
         hidden.add_(self.label[y], alpha=self.scale).relu_()
         return hidden.view(len(x), self.num_pairs, self.hidden)
 
     def logits(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        """(n, K)."""
+        """Return the logits (n, K)."""
         return self._logits(self.hidden_of(x, y))
 
     def _logits(self, hidden: torch.Tensor) -> torch.Tensor:
         return (hidden * self.out).sum(dim=2) + self.out_bias
 
     def step(self, x: torch.Tensor, y: torch.Tensor, labels: torch.Tensor) -> None:
-        """One step of SGD on the mean loss of the batch."""
         hidden = self.hidden_of(x, y)
         slope = (self._logits(hidden).sigmoid() - labels) / len(x)  # d loss / d logits
         back = (slope[:, :, None] * self.out).mul_(hidden > 0).view(len(x), -1)
@@ -361,7 +353,7 @@ class _Wide:
         self.bias.add_(step, alpha=5.0)  # features.bias moves by a step, twice label.bias by four
 
     def write_back(self) -> None:
-        """Put what was trained in a layout of its own back into the stack."""
+        """Copy the parameters that were trained in a different layout back into the stack."""
         shape = self.stack["features.bias"].shape
         self.stack["label.weight"].copy_(self.label.t().view_as(self.stack["label.weight"]))
         self.stack["features.bias"].add_(self.moved.view(shape))
@@ -370,11 +362,7 @@ class _Wide:
 
 @torch.no_grad()
 def count_hits(pairs: Pairs) -> Model:
-    """Right answers on both halves of the held-out samples.
-
-    Returns:
-        ``hits`` (K, 2) and ``counts`` (2,), int64.
-    """
+    """Count right answers on both held-out halves: ``hits`` (K, 2) and ``counts`` (2,), int64."""
     module, stack, pool = pairs.module, pairs.stack, pairs.pool
     module.eval()
     wide = _Wide(module, stack, 0.0) if type(module) is Discriminator else None

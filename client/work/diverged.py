@@ -1,4 +1,4 @@
-"""Whether a training has ended in numbers at all, and what to change where it has not."""
+"""Detection of a training that ended in NaN or infinity, and advice against it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ADVICE = (
 
 
 def odd_array(model: Model) -> str:
-    """Name of the first array that holds NaN or infinity; empty: none does."""
+    """Return the name of the first array that holds NaN or infinity; empty if none does."""
     finite = {
         name: array.dtype.kind != "f" or np.isfinite(array).all() for name, array in model.items()
     }
@@ -24,7 +24,7 @@ def odd_array(model: Model) -> str:
 
 
 def divergence(model: Model, loss: float) -> str:
-    """What is not a number after a training, in a sentence; empty: all are numbers."""
+    """Return a sentence about what is not finite after a training; empty if all is."""
     if name := odd_array(model):
         return f"array {name!r} holds NaN or infinity: the training has diverged. {ADVICE}"
     if not math.isfinite(loss):

@@ -29,13 +29,13 @@ from coterie.wire import Model
 log = logging.getLogger("coterie.silo")
 
 UNMEASURED = Evaluation(nan, nan, 0)
-"""What a silo without labels knows of a model."""
+"""Result of a silo without labels, which cannot measure a model."""
 LAST_ROUND = 2**31
-"""Later than any: a plain Flower server that asks for an evaluation need not say of which."""
+"""Later than any round: a plain Flower server need not state the round of an evaluation."""
 
 
 def evaluate_model(request: Request) -> RecordDict:
-    """Evaluate the model received on this silo's test data; keep it if the server says so."""
+    """Evaluate the received model on this silo's test data; save it if the server asks."""
     bench = request.bench
     round_number = request.round_number(default=LAST_ROUND)
     before = 0 if request.purpose else round_number + 1
@@ -87,7 +87,6 @@ def evaluate_model(request: Request) -> RecordDict:
 
 
 def _keep_unmeasured(request: Request) -> RecordDict:
-    """Keep the model received; a silo without labels cannot say how good it is."""
     bench = request.bench
     if not request.config.get(wire.KEEP):
         request.refuse_for("has no labels yet (unlabelled), and cannot say how good a model is.")
@@ -100,7 +99,7 @@ def _keep_unmeasured(request: Request) -> RecordDict:
 
 
 def _personalise(bench: Workbench, stages: Begun) -> None:
-    """Unless the silo's privacy budget does not allow it: then its model is the one received."""
+    """Personalise the model; if the privacy budget does not allow it, keep the received one."""
     try:
         stages.personalise(bench)
     except SpentError as reason:
@@ -108,23 +107,21 @@ def _personalise(bench: Workbench, stages: Begun) -> None:
 
 
 def _is_final(request: Request) -> bool:
-    """Whether this is the end of the run."""
     planned = request.value(wire.ROUNDS)
     ended_early = bool(request.config.get(wire.ENDED_EARLY))
     return ended_early or request.round_number(default=LAST_ROUND) >= planned
 
 
 def _end_run(request: Request) -> None:
-    """Remove what only further rounds would need."""
     rounds.forget(request.bench.settings, OPTIMISER, run=request.run)
     for stage in request.stages:
         stage.end(request)
 
 
 def evaluate_model_on_training_data(request: Request) -> RecordDict:
-    """Evaluate the model received on this silo's training data, for a strategy to choose by.
+    """Evaluate the received model on this silo's training data, for a strategy to choose by.
 
-    Without what is kept out of training: what a model was chosen by says nothing new of it.
+    Validation data is left out: it says nothing new about a model that was chosen by it.
     """
     bench, round_number = request.bench, request.round_number(default=LAST_ROUND)
     request.receive(request.personal(), before=round_number)
@@ -153,7 +150,7 @@ def evaluate_ensemble(request: Request) -> RecordDict:
 
 
 def count_labels(request: Request) -> RecordDict:
-    """How many training samples of each label there are, if this silo consents to tell (FedGen)."""
+    """Count the training samples of each label, if this silo's policy allows it (FedGen)."""
     bench = request.bench
     request.refuse_for(bench.settings.policy.label_counts_objection())
     if not isinstance(bench.task.problem, Classes):
@@ -190,7 +187,6 @@ def _evaluation(request: Request, result: Evaluation, seconds: float) -> RecordD
 
 
 def _figures(result: Evaluation) -> dict[str, float]:
-    """Metrics and their intervals' ends."""
     found: dict[str, float] = {}
     for name, figure in result.figures.items():
         ends = ((wire.LOW, figure.low), (wire.HIGH, figure.high))
@@ -200,7 +196,7 @@ def _figures(result: Evaluation) -> dict[str, float]:
 
 
 def _trivial(request: Request, result: Evaluation) -> dict[str, float]:
-    """What the best single answer gets; it tells class frequencies, so that it seldom leaves."""
+    """Return the constant baseline's error; it reveals class frequencies, so it seldom leaves."""
     lead = leading(request.bench.task, request.metric())
     value = result.trivial.get(lead.name, nan)
     return {wire.TRIVIAL: lead.shortfall(value)} if isfinite(value) else {}

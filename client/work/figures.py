@@ -1,11 +1,11 @@
-"""Metrics of a model's answers, each with a bootstrap interval, by weights of the samples.
+"""Metrics of a model's answers with bootstrap intervals, as functions of sample weights.
 
 Every metric here is a function of how much each test sample counts. With all weights 1 it is the
-metric; with how often each sample was drawn it is one of the bootstrap's. So the whole bootstrap is
-one call with a matrix of weights, and costs little more than the metric itself.
+metric; with the number of times that each sample was drawn it is a bootstrap replicate. The whole
+bootstrap is therefore one call with a matrix of weights, and costs little more than the metric.
 
-A metric that the test data do not define is NaN: AUROC without both classes, R² of equal targets, a
-concordance index without a pair that can be compared. It is never made up.
+A metric that the test data do not define is NaN: AUROC without both classes, R² of equal
+targets, a concordance index without a comparable pair. It is never made up.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ Array = NDArray[np.float64]
 
 RESAMPLES = 200
 LEVELS = (2.5, 97.5)
-"""Percentiles of the bootstrap: a 95 % interval."""
+"""Percentiles of the bootstrap: a 95% interval."""
 BINS = 15
-"""Of the expected calibration error (Naeini et al. 2015; 15 as in Guo et al. 2017)."""
+"""Bins of the expected calibration error (Naeini et al. 2015; 15 as in Guo et al. 2017)."""
 MAX_PAIRED = 2000
-"""Test samples up to which a concordance index has an interval: it is made of all their pairs."""
+"""Most test samples for which a concordance index has an interval: it compares all pairs."""
 
 
 @dataclass(frozen=True)
@@ -46,14 +46,10 @@ def with_intervals(
     seed: int = 0,
     persons: Persons | None = None,
 ) -> dict[str, Figure]:
-    """Metrics and their intervals.
+    """Compute metrics, given as weights (b, n) → name → values (b,), and their intervals.
 
-    Args:
-        metrics: weights (b, n) → name → values (b,).
-        num_samples: n.
-        seed: of the resampling.
-        persons: (n,) whose the samples are, where one may have several: persons are resampled, for
-            what several samples of one say is not several persons' word.
+    If ``persons`` (n,) names each sample's person, persons are resampled instead of samples,
+    because several samples of one person are not independent.
     """
     values = {name: float(found[0]) for name, found in metrics(np.ones((1, num_samples))).items()}
     draw = np.random.default_rng(seed)
@@ -77,19 +73,19 @@ def with_intervals(
 def of_classes(
     chances: Array, y: NDArray[np.int64], weights: Array, *, thresholds: Sequence[float] = ()
 ) -> dict[str, Array]:
-    """Metrics of answers to "which of K classes?".
+    """Compute the metrics of a classification into K classes.
 
     Args:
         chances: (n, K) probabilities.
         y: (n,) the right classes.
         weights: (b, n).
-        thresholds: of two classes, the probability above which the answer is the second; empty:
-            the answer is the likelier.
+        thresholds: for two classes, the probability above which the answer is the second; empty:
+            the likelier class.
 
     Returns:
-        Name → (b,). With two classes the second is the positive one; with more, AUROC, average
-        precision and F1 are means over the classes, one against the rest, and sensitivity and
-        specificity are left out.
+        Name → (b,). With two classes the second is the positive one. With more, AUROC, average
+        precision and F1 are one-against-rest means over the classes, without sensitivity and
+        specificity.
     """
     num_classes = chances.shape[1]
     likeliest = chances.argmax(axis=1)
@@ -131,7 +127,7 @@ def of_classes(
 def of_labels(
     chances: Array, y: Array, weights: Array, *, thresholds: Sequence[float] = ()
 ) -> dict[str, Array]:
-    """Metrics of answers to K yes-or-no questions; means over the questions.
+    """Compute the metrics of answers to K yes-or-no questions, as means over the questions.
 
     Args:
         chances: (n, K) probability of yes.
@@ -162,11 +158,9 @@ def of_labels(
 
 
 def of_numbers(answers: Array, y: Array, weights: Array) -> dict[str, Array]:
-    """Metrics of real targets; means over the targets, R² too.
+    """Compute the metrics of real targets, as means over the targets (R² too).
 
-    Args:
-        answers, y: (n, targets).
-        weights: (b, n).
+    ``answers`` and ``y`` are (n, targets), ``weights`` (b, n).
     """
     total = weights.sum(axis=1)
     apart = answers - y
@@ -183,12 +177,11 @@ def of_numbers(answers: Array, y: Array, weights: Array) -> dict[str, Array]:
 
 
 def of_survival(risks: Array, times: Array, events: Array, weights: Array) -> dict[str, Array]:
-    """Harrell's concordance index: of the pairs whose order in time is known, in how many the one
-    with the earlier event has the higher risk. Equal risks count half.
+    """Compute Harrell's concordance index, with equal risks counting half.
 
-    Args:
-        risks, times, events: (n,); an event is 1, a censored time 0.
-        weights: (b, n).
+    It is the share, among pairs whose order in time is known, in which the earlier event has the
+    higher risk. ``risks``, ``times`` and ``events`` are (n,); an event is 1, a censored time 0.
+    ``weights`` are (b, n).
     """
     if len(weights) > 1 and len(risks) > MAX_PAIRED:
         return {"concordance": np.full(len(weights), np.nan)}
@@ -204,12 +197,10 @@ def of_survival(risks: Array, times: Array, events: Array, weights: Array) -> di
 
 
 def of_masks(counts: Array, weights: Array) -> dict[str, Array]:
-    """Dice and IoU, means over images of the mean over classes that an image or its answer has.
+    """Compute Dice and IoU: means over images of the mean over the classes in image or answer.
 
-    Args:
-        counts: (n, classes, 3) pixels of each class but the background: in both, only in the
-            answer, only in the target.
-        weights: (b, n).
+    ``counts`` (n, classes, 3) are pixels of each class but the background: in both, only in the
+    answer, only in the target. ``weights`` are (b, n).
     """
     both, said, missed = np.moveaxis(counts, 2, 0)
     union = both + said + missed
@@ -226,7 +217,7 @@ def of_masks(counts: Array, weights: Array) -> dict[str, Array]:
 
 
 def auroc(scores: Array, positive: Array, weights: Array) -> Array:
-    """Area under the ROC curve (b,): how often a positive scores above a negative, ties half."""
+    """Compute the AUROC (b,): how often a positive scores above a negative, ties half."""
     order = np.argsort(scores, kind="stable")
     yes = weights[:, order] * positive[order]
     no = weights[:, order] - yes
@@ -237,7 +228,7 @@ def auroc(scores: Array, positive: Array, weights: Array) -> Array:
 
 
 def average_precision(scores: Array, positive: Array, weights: Array) -> Array:
-    """Area under the precision-recall curve as a sum of steps (b,); equal scores are one step."""
+    """Compute the area under the precision-recall steps (b,); equal scores are one step."""
     order = np.argsort(-scores, kind="stable")
     yes = weights[:, order] * positive[order]
     _, last = _ties(-scores[order])
@@ -248,7 +239,7 @@ def average_precision(scores: Array, positive: Array, weights: Array) -> Array:
 
 
 def _ties(ordered: Array) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    """Of each of the sorted values: how many are smaller, and how many are not larger."""
+    """Return how many values are smaller than each sorted value, and how many are not larger."""
     return (
         np.searchsorted(ordered, ordered, side="left"),
         np.searchsorted(ordered, ordered, side="right"),
@@ -256,10 +247,7 @@ def _ties(ordered: Array) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
 
 
 def _calibration(sure: Array, right: NDArray[np.bool_], weights: Array) -> Array:
-    """Σ over bins of |right − sure|, weighted: how far confidence is from how often it is right.
-
-    NaN where a model that has run away is sure of nothing.
-    """
+    """Sum |right − sure| over confidence bins, weighted; NaN if the model has diverged."""
     bins = np.minimum((np.nan_to_num(sure) * BINS).astype(np.int64), BINS - 1)
     in_bin = np.eye(BINS)[bins]
     gap: Array = np.abs(weights @ (in_bin * (right - sure)[:, None])).sum(axis=1)
@@ -267,7 +255,7 @@ def _calibration(sure: Array, right: NDArray[np.bool_], weights: Array) -> Array
 
 
 def _ratio(part: Array, whole: Array) -> Array:
-    """NaN where there is nothing to divide by."""
+    """Divide; NaN where the divisor is not positive."""
     out = np.full(np.broadcast(part, whole).shape, np.nan)
     np.divide(part, whole, out=out, where=whole > 0)
     return out

@@ -1,9 +1,9 @@
 """A silo's side of generators in latent space: where its model splits, and the loss on latents.
 
-A generator arrives as arrays beside the model of a train message. Every mini-batch then adds the
-loss on as many generated latents as it has samples (FedGenP, Algorithm 1, line 20), and, if asked,
-the divergence of the model's answers from those that its head gives to latents generated for the
-own labels (FedGen's latent loss). What is drawn depends on the training's seed alone.
+A generator arrives as arrays in a train message. Every mini-batch then adds the loss on as many
+generated latents as it has samples (FedGenP, Algorithm 1, line 20) and, if asked, the divergence
+of the model's answers from its head's answers to latents generated for the same labels (FedGen's
+latent loss). Random draws depend only on the training's seed.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ from coterie.tasks.models import SplitModel
 from coterie.wire import Layers, Model
 
 KEEPING = (nn.MaxPool2d, nn.AvgPool2d, nn.Flatten, nn.Dropout, nn.Identity)
-"""Modules that let a ReLU before them show in the latents: these stay at least 0."""
+"""Modules after which the output of a ReLU is still at least 0."""
 
 PROBES = 8
-"""Samples of noise by which a network's latents are judged: thousands of numbers."""
+"""Noise samples by which a network's latents are tested: thousands of numbers."""
 _never_negatives: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
 
 AddedLoss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 def describe_head(task: Task, model: nn.Module) -> Layers:
-    """The layers of the task's head, or nothing if there is no latent split to describe.
+    """Return the layers of the task's head; empty if there is no latent split to describe.
 
-    The representation must have parameters (else latents are the data itself) and the head be
-    Linear, or a Sequential of Linear, ReLU, Tanh and Dropout, with an output for every class; all
-    of it is trained, so that the server sees it.
-    Latents behind a ReLU are at least 0, which the description says at the beginning; of a network
-    of torchvision or timm that is tried out. What is described gives what the head gives: that is
-    tried out too, with weights of its own, as those of a run that diverged answer nothing.
+    The representation must have parameters (else latents are the data itself). The head must be
+    Linear, or a Sequential of Linear, ReLU, Tanh and Dropout, with an output for every class;
+    all of it is trained, so the server sees it. A first layer ``positive`` states that latents
+    are at least 0, as behind a ReLU; for networks of torchvision or timm this is tested. So is
+    that the described layers compute what the head does, with random weights, because a diverged
+    run's weights show nothing.
     """
     prefix = task.head.rstrip(".")
     parameters = dict(model.named_parameters())
@@ -69,7 +69,7 @@ def describe_head(task: Task, model: nn.Module) -> Layers:
 
 @torch.no_grad()
 def _is_head(task: Task, model: nn.Module, head: nn.Module, layers: Layers) -> bool:
-    """Whether the layers answer as the head does, one logit for each class."""
+    """Return whether the layers compute what the head does, with one logit per class."""
     named = dict(model.named_parameters())
     shapes = [named[names[0]].shape for kind, *names in layers if kind == "linear"]
     if not shapes or shapes[-1][0] != task.num_classes:
@@ -102,7 +102,6 @@ def _is_head(task: Task, model: nn.Module, head: nn.Module, layers: Layers) -> b
 
 
 def _behind_relu(model: nn.Module, prefix: str) -> bool:
-    """Whether the modules before the head end in a ReLU, as far as they are a Sequential."""
     before = getattr(model, "representation", None)
     if prefix != "head" or not isinstance(before, nn.Sequential):
         return False
@@ -113,9 +112,9 @@ def _behind_relu(model: nn.Module, prefix: str) -> bool:
 
 
 def _never_negative(task: Task, model: nn.Module, head: nn.Module) -> bool:
-    """Whether what a library's network gives its head is at least 0, whatever it is shown.
+    """Return whether a library network's latents are at least 0, whatever its input.
 
-    Found out once per model, with the weights that it was made with: two silos must say the same.
+    It is tested once per model, with its initial weights: two silos must report the same.
     """
     shape = getattr(task, "shape", None)  # of a declared task
     if isinstance(model, SplitModel) or not isinstance(shape, tuple):
@@ -127,7 +126,7 @@ def _never_negative(task: Task, model: nn.Module, head: nn.Module) -> bool:
 
 @torch.no_grad()
 def _lowest_latent(model: nn.Module, head: nn.Module, shape: tuple[int, ...]) -> float:
-    """Of a few samples of noise; -inf where the latents are no vectors, or are all 0."""
+    """Return the lowest latent of noise samples; -inf if they are not vectors or all 0."""
     seen: list[torch.Tensor] = []
     hook = head.register_forward_pre_hook(lambda _, given: seen.append(given[0]))
     training = {module: module.training for module in model.modules()}
@@ -153,20 +152,17 @@ def latent_loss(
     generated_weight: float,
     distil_weight: float,
 ) -> AddedLoss | None:
-    """What a generator adds to the loss of a mini-batch; nothing without a weight.
+    """Return what a generator adds to a mini-batch's loss; None if both weights are 0.
+
+    Raises ``ValueError`` if there is no latent split, or the generator does not fit it.
 
     Args:
-        task: gives the loss.
         model: its head is trained on the latents.
-        generator: arrays as named in ``wire.GENERATOR_ARRAYS``; with ``labels``, the shares by
-            which labels are drawn (FedGen), else all are drawn alike.
-        seed: of all that is drawn.
-        device: of the model.
+        generator: arrays named as in ``wire.GENERATOR_ARRAYS``; with ``labels``, the shares by
+            which labels are drawn (FedGen), else uniformly.
+        seed: of all random draws.
         generated_weight: of the loss on latents.
-        distil_weight: of the divergence on the own labels.
-
-    Raises:
-        ValueError: there is no latent split, or the generator does not fit it, or is none.
+        distil_weight: of the divergence on the mini-batch's labels.
     """
     if not generated_weight and not distil_weight:
         return None  # not even randomness is used up: with such a generator training is FedAvg's
@@ -202,7 +198,7 @@ def latent_loss(
 def _sampler(
     task: Task, model: nn.Module, generator: Model, layers: Layers, device: torch.device
 ) -> Callable[[torch.Tensor, np.random.Generator], torch.Tensor]:
-    """G(z | y): labels to latents, one each."""
+    """Return G(z | y), which maps labels to one latent each."""
     weights = {name: _tensor(generator, name, device) for name in wire.GENERATOR_ARRAYS}
     first = next(names[0] for kind, *names in layers if kind == "linear")
     latent = model.state_dict()[first].shape[1]

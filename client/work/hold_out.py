@@ -1,4 +1,4 @@
-"""The part of a silo's training data that a run keeps out of training, the same in every round."""
+"""The part of a silo's training data that a run holds out, the same in every round."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from coterie.client.work.workbench import Workbench
 
 
 def split_validation(bench: Workbench, share: float, *, run_seed: int) -> Data:
-    """The training data less its validation part, which is where the test data were."""
+    """Return the training data less its validation part, which takes the place of the test data."""
     return _split(bench.data, share, silo=bench.settings.name, run_seed=run_seed)
 
 
 def held_out(data: Data, share: float, *, silo: str, seed: int) -> Part:
-    """The validation part of a silo's data in a run with this seed."""
+    """Return the validation part of a silo's data in a run with this seed."""
     return _split(data, share, silo=silo, run_seed=seed).test
 
 
 def leave_out_validation(bench: Workbench, share: float, *, run_seed: int) -> Workbench:
-    """The bench without the validation part of its training data; as it is if the share is 0."""
+    """Return the bench without its validation part; unchanged if the share is 0."""
     if not share:
         return bench
     spared = split_validation(bench, share, run_seed=run_seed)

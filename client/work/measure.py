@@ -1,4 +1,4 @@
-"""What a model is worth on a silo's test data: loss, the leading metric, and all the others."""
+"""Evaluation of a model on a silo's data: loss, the primary metric, and all others."""
 
 from __future__ import annotations
 
@@ -19,24 +19,21 @@ from coterie.tasks.problems import Classes, Evidence, Labels, Masks, Numbers, Pr
 from coterie.wire import KNOWN_METRICS, Metric, Model
 
 MOST_AT_ONCE = 1024
-"""Samples of an evaluation batch, if they are small."""
+"""Most samples of an evaluation batch."""
 BATCH_BYTES = 1 << 28
-"""What a batch may take with all that a network makes of its inputs."""
+"""Most bytes of a batch, with all activations of a network."""
 GROWTH = 16
-"""How many times a sample's bytes a network holds at once, roughly: ResNet-18 at 224×224 ten."""
+"""Rough memory of a network, in sample sizes: 10 for ResNet-18 at 224×224."""
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """A model on test data.
+    """The results of a model on test data.
 
-    Attributes:
-        loss: mean.
-        error: of the leading metric what is missing to the best value (``Metric.shortfall``): lower
-            is better. Of classes the share of wrong answers, unless another metric leads.
-        num_examples: samples.
-        figures: metric → its value and interval, as far as they were asked for and are defined.
-        trivial: metric → its value if the answer were always the same, the best such one.
+    ``loss`` is the mean. ``error`` is what the primary metric lacks of its best value
+    (``Metric.shortfall``), lower is better: for classes the share of wrong answers, unless
+    another metric is primary. ``figures`` maps metrics to values and intervals, if requested and
+    defined; ``trivial`` maps them to their values for the best constant answer.
     """
 
     loss: float
@@ -47,14 +44,9 @@ class Evaluation:
 
 
 def leading(task: Task, wanted: str = "") -> Metric:
-    """The metric by which silos are compared.
+    """Return the primary metric, by which silos are compared: ``wanted``, else the task's default.
 
-    Args:
-        task: says which, or leaves it to its problem.
-        wanted: a name in place of the task's; empty: the task's.
-
-    Raises:
-        TaskError: the task's problem does not have this metric.
+    Raises ``TaskError`` if the task's problem does not have this metric.
     """
     has = task.problem.metrics
     name = wanted or task.metric or has[0]
@@ -75,17 +67,9 @@ def evaluate(
     metric: str = "",
     members: Sequence[Model] = (),
 ) -> Evaluation:
-    """Loss and leading metric; of the members' mean outputs if there are any.
+    """Compute loss and primary metric, with the mean outputs of ``members`` if there are any.
 
-    Args:
-        task: gives loss and problem.
-        model: the one to evaluate.
-        part: on which samples.
-        metric: that leads, in place of the task's.
-        members: weights of models that answer together.
-
-    Raises:
-        TaskError: the task does not have this metric.
+    ``metric`` replaces the task's primary metric; ``TaskError`` if the task does not have it.
     """
     found, _ = _evaluate(task, model, part, metric=metric, members=members)
     return found
@@ -100,7 +84,7 @@ def _evaluate(
     members: Sequence[Model] = (),
     in_full: bool = False,
 ) -> tuple[Evaluation, list[Evidence]]:
-    """In one pass what ``evaluate`` gives, and the evidence, if the metric or ``in_full`` asks."""
+    """Evaluate in one pass; collect the evidence, too, if the metric or ``in_full`` needs it."""
     lead, problem = leading(task, metric), task.problem
     # The usual case needs no more than a count, on the device.
     counted = lead.name == "error" and isinstance(problem, Classes)
@@ -133,13 +117,9 @@ def _evaluate(
 def evaluate_in_full(
     task: Task, model: nn.Module, data: Data, *, metric: str = "", seed: int = 0
 ) -> Evaluation:
-    """The same on the test data with every metric, its interval, and what is trivial.
+    """Evaluate on the test data with every metric, its interval and the best constant answer.
 
-    Args:
-        task, model: see ``evaluate``.
-        data: the training targets say what the best single answer is.
-        metric: that leads.
-        seed: of the bootstrap.
+    The constant answer comes from the training targets; ``seed`` is that of the bootstrap.
     """
     part, problem = data.test, task.problem
     plain, parts = _evaluate(task, model, part, metric=metric, in_full=True)
@@ -161,13 +141,10 @@ def figures_of(
     thresholds: Sequence[float] = (),
     persons: Persons | None = None,
 ) -> dict[str, Figure]:
-    """The problem's metrics, as far as they are defined, with their intervals.
+    """Return those of the problem's metrics that are defined, with their intervals.
 
-    Args:
-        problem, evidence: of all samples.
-        seed: of the bootstrap.
-        thresholds: of the answers, in place of the usual; see ``figures.of_classes``.
-        persons: whose the samples are, where one may have several.
+    ``thresholds`` replace the usual ones of answers, see ``figures.of_classes``; ``persons``
+    (n,) is each sample's person, where one may have several.
     """
     metrics = _metrics(problem, evidence, thresholds=thresholds)
     found = figures.with_intervals(metrics, len(evidence[0]), seed=seed, persons=persons)
@@ -177,7 +154,7 @@ def figures_of(
 def _answers(
     model: nn.Module, part: Part, members: Sequence[Model] = ()
 ) -> Iterator[tuple[torch.Tensor, Nest, int]]:
-    """(outputs, targets, samples) of every batch, made one at a time."""
+    """Yield (outputs, targets, samples) of every batch."""
     model.eval()
     for x, y in part.batches(None, batch_size(part)):
         outputs = _mean_outputs(model, members, x) if members else model(x)
@@ -185,7 +162,7 @@ def _answers(
 
 
 def batch_size(part: Part) -> int:
-    """Samples that are evaluated at once: a power of two, at most 1,024."""
+    """Return how many samples are evaluated at once: a power of two, at most 1,024."""
     fits = BATCH_BYTES // (GROWTH * max(part.sample_bytes, 1))
     return min(MOST_AT_ONCE, 1 << max(fits.bit_length() - 1, 0))
 
@@ -200,7 +177,7 @@ def _mean_outputs(model: nn.Module, members: Sequence[Model], x: Nest) -> torch.
 
 
 def join(parts: Sequence[Evidence]) -> Evidence:
-    """The evidence of all batches."""
+    """Concatenate the evidence of all batches."""
     return tuple(np.concatenate(arrays) for arrays in zip(*parts, strict=True))
 
 
@@ -213,7 +190,7 @@ def _array(targets: Nest) -> Array:
 def _metrics(
     problem: Problem, evidence: Evidence, *, thresholds: Sequence[float] = ()
 ) -> Callable[[Array], Mapping[str, Array]]:
-    """Weights (b, n) → every metric (b,)."""
+    """Return the function from weights (b, n) to every metric (b,)."""
     how: Mapping[type[Problem], Callable[..., Mapping[str, Array]]] = {
         Classes: figures.of_classes,
         Labels: figures.of_labels,

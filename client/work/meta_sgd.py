@@ -1,8 +1,8 @@
 """Local training of personalised methods: Per-FedAvg's meta-steps and pFedMe's Moreau envelope.
 
-Fallah et al. 2020, https://arxiv.org/abs/2002.07948, Algorithm 1 (first order); Dinh et al. 2020,
-https://arxiv.org/abs/2006.08848, Algorithm 1. As in ``sgd.train`` all is in place and seeded, and
-the mean loss of the last epoch is returned.
+Fallah et al. 2020, https://arxiv.org/abs/2002.07948, Algorithm 1 (first order); Dinh et al.
+2020, https://arxiv.org/abs/2006.08848, Algorithm 1. As in ``sgd.train``, training is in place
+and seeded, and returns the mean loss of the last epoch.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from coterie.tasks.base import Task
 
 
 def train_model_per_fedavg(request: Request) -> RecordDict:
-    """Train the model received with Per-FedAvg's steps."""
+    """Train the received model with Per-FedAvg's steps."""
     bench, meta_lr = request.bench, request.value(wire.META_LR)
     training = partial(train_per_fedavg, bench.task, bench.model, meta_lr=meta_lr)
     return train_and_reply(request, training)
 
 
 def train_model_pfedme(request: Request) -> RecordDict:
-    """Train the model received with pFedMe's steps."""
+    """Train the received model with pFedMe's steps."""
     training = partial(
         train_pfedme,
         request.bench.task,
@@ -46,9 +46,9 @@ def train_model_pfedme(request: Request) -> RecordDict:
 def train_per_fedavg(
     task: Task, model: nn.Module, part: Part, plan: TrainPlan, *, meta_lr: float, seed: int
 ) -> float:
-    """``w ← w − lr · ∇f(w − meta_lr · ∇f(w; B); B′)`` for every batch B′, with B the one before.
+    """Train by ``w ← w − lr · ∇f(w − meta_lr · ∇f(w; B); B′)`` for every batch B′ after batch B.
 
-    The first batch of an epoch has the last one as its B. Momentum and weight decay play no part.
+    The first batch of an epoch has the last one as its B. Momentum and weight decay are not used.
     """
     parameters = _start(model, part, seed)
     mean = 0.0
@@ -77,7 +77,7 @@ def train_pfedme(
     inner_steps: int,
     seed: int,
 ) -> float:
-    """``w ← w − η λ (w − θ̃)`` for every batch, with θ̃ after K steps of rate ``plan.lr`` from w."""
+    """Train by ``w ← w − η λ (w − θ̃)`` for every batch; θ̃: K steps of rate ``plan.lr`` from w."""
     parameters = _start(model, part, seed)
     mean = 0.0
     for batches in _epochs(model, part, plan, seed):
@@ -110,7 +110,7 @@ def _start(model: nn.Module, part: Part, seed: int) -> list[nn.Parameter]:
 def _epochs(
     model: nn.Module, part: Part, plan: TrainPlan, seed: int
 ) -> Iterator[list[tuple[torch.Tensor, torch.Tensor]]]:
-    """The batches of every epoch, as indices, each after the one before it."""
+    """Yield the batches of every epoch as indices, in pairs of (previous, current)."""
     shuffle = torch.Generator().manual_seed(seed)
     count, device = len(part), part.device
     left = plan.steps

@@ -1,4 +1,4 @@
-"""What is probably wrong with a silo's data: ``coterie silo check`` says it, and every start."""
+"""Likely problems of a silo's data, shown by ``coterie silo check`` and at every start."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from coterie.tasks.problems import Labels, Masks, Survival
 from coterie.wire import counted
 
 FEW = 20
-"""Samples of which hardly anything can be said."""
+"""Fewer samples than this show hardly anything."""
 HARDLY_ANY = 5
-"""Training samples of which fewer are nearly what is sent."""
+"""With fewer training samples than this, an update nearly reveals the samples."""
 LITTLE = {
     "training": "a model learns little from so few",
     "test": "what is measured on so few says little",
@@ -28,12 +28,10 @@ SAME = "only some metrics are defined, and always giving one answer is without e
 
 
 def warnings_of(task: Task, data: Data, *, duplicates: bool = True) -> Iterator[str]:
-    """What is probably wrong, a sentence without a full stop each.
+    """Yield likely problems, each a sentence without a full stop.
 
-    Args:
-        task: has loaded the data last, and may say more of it.
-        data: of the silo.
-        duplicates: look for test samples among the training samples, which reads all of them.
+    The task must have loaded the data last, and may add warnings. ``duplicates``: look for test
+    samples among the training samples, which reads all of them.
     """
     yield from getattr(task, "warnings", list)()
     if (number := len(data.train)) < HARDLY_ANY:
@@ -78,7 +76,7 @@ def warnings_of(task: Task, data: Data, *, duplicates: bool = True) -> Iterator[
 
 
 def _on_both_sides(data: Data) -> Iterator[str]:
-    """Of persons who have training and test samples, as in files that were given apart."""
+    """Warn of persons with training and test samples, as in files that were given separately."""
     train, test = data.train.persons, data.test.persons
     if train is None or test is None:
         return
@@ -91,7 +89,6 @@ def _on_both_sides(data: Data) -> Iterator[str]:
 
 
 def _digests(part: Part) -> Iterator[bytes]:
-    """Of every sample with its target."""
     for x, y in part.batches(None, batch_size(part)):
         arrays = [leaf.cpu().numpy() for leaf in (*leaves(x), *leaves(y))]
         for row in range(len(arrays[0])):

@@ -1,4 +1,4 @@
-"""Optimisers and schedules of local training: torch's, by name."""
+"""Optimisers and learning-rate schedules of local training: torch's, by name."""
 
 from __future__ import annotations
 
@@ -18,21 +18,19 @@ if TYPE_CHECKING:
     from coterie.client.work.sgd import TrainPlan
 
 Slots = dict[str, torch.Tensor]
-"""What an optimiser remembers: ``<parameter>/<what>`` → tensor."""
+"""An optimiser's state: ``<parameter>/<entry>`` → tensor."""
 
 DROPS = ((0.5, 0.1), (0.75, 0.1))
-"""``step``: from this share of the run on, the learning rate has this further factor."""
+"""``step``: (share of the run, further factor on the learning rate from then on)."""
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """A learning rate over the whole run, by how much of it is done.
+    """A learning rate over the whole run.
 
-    Attributes:
-        kind: ``constant``, ``cosine`` or ``step``.
-        warm_up: share of the run in which the rate rises from 0, linearly.
-        begin, share: of the run, before this training and of this training.
-        own: the task's further factor (``Task.lr_factor``).
+    ``kind`` is ``constant``, ``cosine`` or ``step``. In the share ``warm_up`` of the run the
+    rate rises linearly from 0. ``begin`` and ``share`` are shares of the run before this
+    training and in it; ``own`` is the task's further factor (``Task.lr_factor``).
     """
 
     kind: str
@@ -42,10 +40,9 @@ class Schedule:
     own: Callable[[float], float] | None = None
 
     def factor(self, done: float) -> float:
-        """On the learning rate, when this share of this training is done.
+        """Return the factor on the learning rate after this share of this training.
 
-        Raises:
-            TaskError: the task's own is no finite number of at least 0.
+        Raises ``TaskError`` if the task's factor is not a finite number of at least 0.
         """
         at = self.begin + self.share * done
         factor = self._factor(at)
@@ -60,7 +57,6 @@ class Schedule:
         return factor * further
 
     def _factor(self, at: float) -> float:
-        """The run's own."""
         if at < self.warm_up:
             return at / self.warm_up
         if self.kind == "cosine":
@@ -72,7 +68,7 @@ class Schedule:
 
 
 class Optimiser(ABC):
-    """Turns gradients into steps; used for one training."""
+    """An optimiser for one training: it turns gradients into steps."""
 
     scaler: torch.amp.GradScaler | None = None
     inner: torch.optim.Optimizer
@@ -82,14 +78,14 @@ class Optimiser(ABC):
 
     @abstractmethod
     def step(self, lr: float) -> None:
-        """Move the parameters along the gradients that they have."""
+        """Move the parameters along their gradients."""
 
     @abstractmethod
     def remember(self, slots: Slots) -> None:
-        """Write down what the next training would begin from."""
+        """Save in ``slots`` the state that the next training starts from."""
 
     def backward(self, objective: torch.Tensor) -> None:
-        """Add the gradient of a mini-batch; of several before a step, their mean."""
+        """Add a mini-batch's gradient; several before a step are averaged."""
         if self.plan.accumulate > 1:
             objective = objective / self.plan.accumulate
         if self.scaler is not None:
@@ -97,7 +93,7 @@ class Optimiser(ABC):
         objective.backward()
 
     def finish_gradients(self, parameters: list[nn.Parameter]) -> None:
-        """After the last mini-batch of a step: undo the scaling, and clip."""
+        """Unscale and clip the gradients, after the last mini-batch of a step."""
         if self.scaler is not None:
             self.scaler.unscale_(self.inner)
         if self.plan.clip_norm:
@@ -115,7 +111,6 @@ class _PlainSGD(Optimiser):
         self.buffers = [slots.get(f"{name}/momentum_buffer") for name in self.names]
 
     def step(self, lr: float) -> None:
-        """See ``Optimiser``."""
         used = [(p, i) for i, p in enumerate(self.parameters) if p.grad is not None]
         momenta = [self.buffers[i] for _, i in used]
         with torch.no_grad():
@@ -134,15 +129,12 @@ class _PlainSGD(Optimiser):
             self.buffers[i] = momentum
 
     def remember(self, slots: Slots) -> None:
-        """See ``Optimiser``."""
         for name, buffer in zip(self.names, self.buffers, strict=True):
             if buffer is not None:
                 slots[f"{name}/momentum_buffer"] = buffer
 
 
 class _FromTorch(Optimiser):
-    """Any of ``torch.optim``, or the task's own."""
-
     def __init__(
         self,
         plan: TrainPlan,
@@ -165,7 +157,6 @@ class _FromTorch(Optimiser):
                 inner.state[parameter] = own
 
     def step(self, lr: float) -> None:
-        """See ``Optimiser``."""
         for group, proportion in zip(self.inner.param_groups, self.proportions, strict=True):
             group["lr"] = lr * proportion
         if self.scaler is None:
@@ -175,7 +166,6 @@ class _FromTorch(Optimiser):
             self.scaler.update()
 
     def remember(self, slots: Slots) -> None:
-        """See ``Optimiser``."""
         for parameter, state in self.inner.state.items():
             for what, value in state.items():
                 if isinstance(value, torch.Tensor):
@@ -185,17 +175,10 @@ class _FromTorch(Optimiser):
 def optimiser_of(
     plan: TrainPlan, task: Task, model: nn.Module, named: Mapping[str, nn.Parameter], slots: Slots
 ) -> Optimiser:
-    """The optimiser of a training.
+    """Return the optimiser of a training; the task's own takes precedence over the plan's.
 
-    Args:
-        plan: names it.
-        task: may have one of its own, which comes first.
-        model: whose parameters.
-        named: those that are trained.
-        slots: what an earlier training left, or nothing.
-
-    Raises:
-        TaskError: ``torch.optim`` has none of this name, or it cannot be made like this.
+    ``named`` are the trained parameters; ``slots`` is state from an earlier training, or empty.
+    Raises ``TaskError`` as ``class_of``.
     """
     own = task.optimiser(model, plan.lr)
     if own is not None:
@@ -209,10 +192,9 @@ def optimiser_of(
 
 
 def class_of(name: str) -> type[torch.optim.Optimizer]:
-    """The optimiser that torch calls so, in whatever case.
+    """Return torch's optimiser of this name, in upper or lower case.
 
-    Raises:
-        TaskError: there is none, or its step needs the loss again and again (LBFGS).
+    Raises ``TaskError`` if there is none, or if its step needs the loss repeatedly (LBFGS).
     """
     found = {
         kind.__name__.lower(): kind

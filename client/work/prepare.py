@@ -1,4 +1,4 @@
-"""What a process does before its silos join, so that no round waits for it."""
+"""Preparation of a process before its silos join, so that no round waits for it."""
 
 from __future__ import annotations
 
@@ -19,11 +19,8 @@ from coterie.tasks.base import Option, Task
 def prepare(silos: Sequence[SiloSettings]) -> list[Workbench]:
     """Open the workbenches of a process's silos and warm them up.
 
-    Args:
-        silos: one, or several of a simulation, which share all but their data.
-
-    Raises:
-        TaskError, SettingsError: a silo cannot train as it is set up.
+    ``silos``: one, or several of a simulation, which share all but their data. Raises
+    ``TaskError`` or ``SettingsError`` if one cannot train as it is set up.
     """
     benches = open_workbenches(silos)
     for bench in benches:
@@ -38,17 +35,14 @@ def prepare(silos: Sequence[SiloSettings]) -> list[Workbench]:
 
 
 def prepare_nodes(node_configs: Sequence[Mapping[str, Option]]) -> None:
-    """``prepare`` by node configs, as a Grid in one process has them."""
+    """Prepare silos by their node configs, as a Grid in one process has them."""
     prepare([SiloSettings.from_node_config(own, node_id=0) for own in node_configs])
 
 
 def warm_up(task: Task, model: nn.Module, data: Data) -> None:
     """Run every kind of work once on a few samples: first calls are slow, and fail early here.
 
-    The model's weights are changed; every message overwrites them.
-
-    Raises:
-        TooFewError: the model cannot be trained with so few samples.
+    The model's weights change; every message overwrites them. Raises ``TooFewError``.
     """
     train_part, test_part = (
         part.take(torch.arange(min(len(part), 4))) for part in (data.train, data.test)

@@ -1,19 +1,18 @@
-"""DP-SGD at the silo: per-sample gradients, clipped, with Gaussian noise, on Poisson samples.
+"""DP-SGD at the silo: clipped per-sample gradients with Gaussian noise, on Poisson samples.
 
 Abadi, Chu, Goodfellow, McMahan, Mironov, Talwar, Zhang: "Deep Learning with Differential Privacy",
 CCS 2016, https://arxiv.org/abs/1607.00133, Algorithm 1. A step with expected batch size B = q·n:
 
-    g ← (Σ_i ∇ℓ_i · min(1, C/‖∇ℓ_i‖) + N(0, σ²C²·1)) / B,   every sample in it with chance q
+    g ← (Σ_i ∇ℓ_i · min(1, C/‖∇ℓ_i‖) + N(0, σ²C²·1)) / B,   each sample in it with probability q
 
-What is done with g afterwards (momentum, Adam, a proximal term, a clipped norm) touches no data.
-The loss of one sample is the task's loss of a batch of one, so that every model and task will do
-whose loss is a mean over samples; gradients are ``torch.func``'s, or made one sample at a time
-where it cannot follow a model.
+Later operations on g (momentum, Adam, a proximal term, a clipped norm) touch no data. One sample's
+loss is the task's loss of a batch of one, so any model and task works whose loss is a mean over
+samples. Gradients come from ``torch.func``, or from one sample at a time if it fails.
 
-Which samples are drawn and the noise come of a ChaCha20 stream. Its key comes of the silo's secret
-and a digest of all that the training is made of, so that the same training gives the same outcome
-and any other one has new noise: a server that sends another model for the same round learns nothing
-by subtracting. The server knows neither.
+Samples and noise are drawn from a ChaCha20 stream, keyed by the silo's secret and a digest of
+all inputs of the training. The same training gives the same outcome, and any other one has new
+noise: a server that sends a different model for the same round learns nothing by subtracting. It
+knows neither the samples drawn nor the noise.
 """
 
 from __future__ import annotations
@@ -50,10 +49,10 @@ from coterie.tasks.base import Nest, Task, TaskError, has_own, leaves
 from coterie.wire import Model
 
 GRADIENT_BYTES = 1 << 28
-"""What the gradients of all samples that are handled at once may take."""
+"""Most bytes for the gradients of samples that are handled at once."""
 MOST_AT_ONCE = 256
 HASHES = 8
-"""Parts of data whose digests are kept."""
+"""Parts of data whose digests are cached."""
 
 _hashes: dict[int, tuple[Part, bytes]] = {}
 _of_this_process = os.urandom(16)
@@ -64,12 +63,7 @@ Objective = Callable[[dict[str, torch.Tensor], Nest, Nest], torch.Tensor]
 
 @dataclass(frozen=True)
 class Private:
-    """How one piece of work trains with differential privacy.
-
-    Attributes:
-        budget: of the silo, which is charged.
-        run, round, purpose: what it is for.
-    """
+    """A training's differential privacy: the budget to charge, and its run, round and purpose."""
 
     budget: Budget
     run: str = ""
@@ -78,11 +72,11 @@ class Private:
 
     @property
     def terms(self) -> Privacy:
-        """The silo's."""
+        """The silo's privacy settings."""
         return self.budget.terms
 
     def planned(self, model: nn.Module, part: Part, plan: TrainPlan) -> Charge:
-        """What a training of this model on this part costs, without a key."""
+        """Return what training this model on this part costs, as a charge without a key."""
         rate, steps = _sampling(model, part, plan)
         noise = self.terms.noise
         return Charge("", noise, rate, steps, self.run, self.round, self.purpose)
@@ -91,9 +85,8 @@ class Private:
 def require_private(task: Task, model: nn.Module) -> None:
     """Check that a task's training can be made private.
 
-    Raises:
-        TaskError: its loss is not a mean over samples, it has a loop of its own, or its model mixes
-            samples.
+    Raises ``TaskError`` for BatchNorm, a task with its own training loop, or a loss that is not
+    a mean over samples.
     """
     why = ""
     if has_batch_norm(model):
@@ -123,14 +116,10 @@ def train_privately(
     towards: Model | None = None,
     slots: Slots | None = None,
 ) -> float:
-    """Train in place with DP-SGD, charged before it begins; arguments as of ``sgd.train``.
+    """Train in place with DP-SGD, charging the budget first; arguments as ``sgd.train``.
 
-    Returns:
-        The mean loss over the last pass's samples. It is not private: it must not leave.
-
-    Raises:
-        SpentError: the budget does not allow it.
-        TaskError: the task cannot be trained so.
+    The mean loss over the last pass's samples is returned. It is not private: it must not leave.
+    Raises ``SpentError`` if the budget does not allow it, ``TaskError`` as ``require_private``.
     """
     require_private(task, model)
     known = {} if slots is None else slots
@@ -153,7 +142,7 @@ def train_privately(
 def rehearse(
     task: Task, model: nn.Module, part: Part, plan: TrainPlan, private: Private, *, seed: int
 ) -> float:
-    """The same with noise of this moment and without a charge: nothing of it may leave."""
+    """Train as ``train_privately``, with fresh noise and no charge: nothing of it may leave."""
     require_private(task, model)
     key = os.urandom(32)
     return _train(
@@ -212,7 +201,7 @@ def _train(
 
 
 def _sampling(model: nn.Module, part: Part, plan: TrainPlan) -> tuple[float, int]:
-    """The chance of every sample to be in a step, and how many steps there are."""
+    """Return each sample's probability of being in a step, and the number of steps."""
     planned = plan.steps or plan.epochs * steps_of_a_pass(model, part, plan)
     rate = min(1.0, plan.batch_size * plan.accumulate / len(part))
     return rate, math.ceil(planned / plan.accumulate)
@@ -222,7 +211,7 @@ def _sampling(model: nn.Module, part: Part, plan: TrainPlan) -> tuple[float, int
 
 
 class _OfOne(nn.Module):
-    """A task's step as a module, so that its model's parameters can be given from outside."""
+    """A task's training step as a module, so that parameters can be passed in."""
 
     def __init__(self, task: Task, model: nn.Module) -> None:
         super().__init__()
@@ -230,13 +219,10 @@ class _OfOne(nn.Module):
         self._step = task.training_step
 
     def forward(self, x: Nest, y: Nest) -> torch.Tensor:
-        """The loss of a batch."""
         return self._step(self.model, x, y)
 
 
 class _Sums:
-    """Sums over samples of their clipped gradients."""
-
     def __init__(
         self,
         task: Task,
@@ -254,7 +240,7 @@ class _Sums:
         self._one_by_one = False
 
     def of(self, part: Part, rows: torch.Tensor, *, seed: int) -> tuple[Gradients, float]:
-        """Of these samples: Σ_i ∇ℓ_i · min(1, C/‖∇ℓ_i‖), in the parameters' order, and Σ_i ℓ_i."""
+        """Return Σ_i ∇ℓ_i · min(1, C/‖∇ℓ_i‖) over these samples, by parameter, and Σ_i ℓ_i."""
         total = [torch.zeros_like(p, requires_grad=False) for p in self.named.values()]
         losses = 0.0
         if len(rows):
@@ -267,7 +253,6 @@ class _Sums:
         return total, losses
 
     def _loss(self, parameters: dict[str, torch.Tensor], x: Nest, y: Nest) -> torch.Tensor:
-        """Of one sample, as a batch of one."""
         alone = [map_nest(lambda leaf: leaf.unsqueeze(0), nest) for nest in (x, y)]
         given = {f"model.{name}": tensor for name, tensor in parameters.items()}
         with autocast(self.precision, self.device):
@@ -275,7 +260,7 @@ class _Sums:
         return loss.float()
 
     def _gradients(self, x: Nest, y: Nest) -> tuple[Gradients, torch.Tensor]:
-        """Of every sample: gradients, each (n, …), and losses (n,)."""
+        """Compute per-sample gradients, each (n, …), and losses (n,)."""
         held = {name: p.detach() for name, p in self.named.items()}
         if not self._one_by_one:
             try:
@@ -289,7 +274,6 @@ class _Sums:
         return stacked, torch.stack([loss for _, loss in found])
 
     def _of_one(self, x: Nest, y: Nest) -> tuple[Gradients, torch.Tensor]:
-        """Gradients and loss of a batch of one, as any training has them."""
         parameters = list(self.named.values())
         with autocast(self.precision, self.device):
             loss: torch.Tensor = self._whole(x, y)
@@ -298,7 +282,7 @@ class _Sums:
         return [torch.zeros_like(p) if g is None else g for g, p in pairs], loss.detach()
 
     def _clipped_sum(self, gradients: Gradients) -> Gradients:
-        """What is not finite of a sample's gradient counts as 0: no sample may do more than C."""
+        """Sum clipped gradients; entries that are not finite count as 0: no sample exceeds C."""
         norms = _norms(gradients)
         if not torch.isfinite(norms).all():
             gradients = [torch.nan_to_num(g, nan=0.0, posinf=0.0, neginf=0.0) for g in gradients]
@@ -308,7 +292,7 @@ class _Sums:
 
 
 def _norms(gradients: Gradients) -> torch.Tensor:
-    """(n,) Of every sample's gradient as one vector."""
+    """Return the norm (n,) of every sample's gradient as one vector."""
     each = [torch.linalg.vector_norm(g.flatten(1), dim=1) for g in gradients]
     norms: torch.Tensor = torch.linalg.vector_norm(torch.stack(each, dim=1), dim=1)
     return norms
@@ -322,22 +306,18 @@ def _row(nest: Nest, i: int) -> Nest:
 
 
 class Stream:
-    """Random numbers that nobody can foresee without the key: ChaCha20 (RFC 7539).
-
-    Args:
-        key: 32 bytes, of one use.
-    """
+    """An unpredictable random stream: ChaCha20 (RFC 7539) with a 32-byte key that is used once."""
 
     def __init__(self, key: bytes) -> None:
         self._cipher = Cipher(algorithms.ChaCha20(key, bytes(16)), mode=None).encryptor()
 
     def uniform(self, count: int) -> NDArray[np.float64]:
-        """(count,) Multiples of 2⁻⁵³ in (0, 1]."""
+        """Draw (count,) multiples of 2⁻⁵³ in (0, 1]."""
         words = np.frombuffer(self._cipher.update(bytes(8 * count)), dtype="<u8")
         return ((words >> np.uint64(11)) + np.uint64(1)).astype(np.float64) * 2.0**-53
 
     def normal(self, count: int) -> NDArray[np.float64]:
-        """(count,) Standard normal, by Box and Muller's transform."""
+        """Draw (count,) standard normal numbers by the Box-Muller transform."""
         half = -(-count // 2)
         radius = np.sqrt(-2 * np.log(self.uniform(half)))
         angle = 2 * np.pi * self.uniform(half)
@@ -355,7 +335,6 @@ def _digest(
     towards: Model | None,
     slots: Slots,
 ) -> bytes:
-    """Of everything that a training is made of."""
     digest = hashlib.sha256()
     schedule = plan.schedule
     rates = [plan.rate(at / 64) for at in range(65)]  # a schedule may be a function of the task's
@@ -380,7 +359,7 @@ def _update(digest: Any, tensors: Mapping[str, torch.Tensor]) -> None:
 
 
 def _hash_of(part: Part) -> bytes:
-    """Of all samples and targets; what is read sample by sample is only known to this process."""
+    """Hash samples and targets; a streamed dataset's hash is only valid in this process."""
     known = _hashes.get(id(part))
     if known is not None and known[0] is part:
         return known[1]
@@ -405,17 +384,17 @@ def _hash_of(part: Part) -> bytes:
 def noise_per_number(
     task: Task, model: nn.Module, part: Part, plan: TrainPlan, terms: Privacy
 ) -> float | None:
-    """Expected square of the noise in every trained number of an update; None: it is not known.
+    """Return the expected square of the noise in every trained number of an update, or None.
 
     The noise that a step adds to a number's gradient has deviation s = σC/(q·n). SGD is linear in
-    it, so that with momentum m and weight decay λ (to which FedProx's μ is added) the covariance V
-    of (number, momentum) goes with every step of rate η
+    it, so with momentum m and weight decay λ (to which FedProx's μ is added) the covariance V of
+    (number, momentum) changes with every step of rate η by
 
         V ← A V Aᵀ + s² b bᵀ,   A = [[1 − ηλ, −ηm], [λ, m]],   b = (−η, 1)
 
-    and its first entry is what is looked for. What the loss's curvature makes of earlier noise is
-    left out, and what momentum brought along from earlier rounds. Not known is it of other
-    optimisers than SGD, and where the run clips the gradient's norm.
+    and its first entry is returned. Two effects are left out: the loss's curvature on earlier
+    noise, and momentum from earlier rounds. None: unknown, for any optimiser but SGD, and if the
+    run clips the gradient's norm or has a cosine term.
     """
     plain = plan.optimiser == "sgd" and task.optimiser(model, plan.lr) is None
     if not plain or plan.clip_norm or plan.cosine_lambda:
@@ -433,7 +412,7 @@ def noise_per_number(
 
 
 def num_trained(model: nn.Module, staying: Sequence[str] = ()) -> int:
-    """Numbers of a model that are trained and leave."""
+    """Count the trained numbers of a model that leave; ``staying`` names the arrays that do not."""
     return sum(
         parameter.numel()
         for name, parameter in model.named_parameters()

@@ -42,11 +42,11 @@ COMMON = {field.name for field in fields(TrainPlan)} & set(wire.SiloKeys.model_f
     "proximal_mu",
     "schedule",
 }
-"""What all trainings of a run have in common, as a plan and messages call it."""
+"""Settings that all trainings of a run share, by their name in plans and messages."""
 
 
 class RefusedError(ValueError):
-    """The silo will not do what was asked. The text goes to the server, with the error's code."""
+    """A refusal of the silo. Its text goes to the server, with its code."""
 
     def __init__(self, reason: str, *, code: int = wire.REFUSED) -> None:
         super().__init__(reason)
@@ -55,10 +55,10 @@ class RefusedError(ValueError):
 
 @dataclass(frozen=True)
 class Request:
-    """A message, and the workbench of the silo that it is for. Made by ``answering``.
+    """A message, and the workbench of its silo. Made by ``answering``.
 
-    Every method raises ``RefusedError`` where the message asks for what this silo cannot do, does
-    not do, or cannot read.
+    Every method raises ``RefusedError`` if the silo cannot read the message, or cannot or will
+    not do what it asks for.
     """
 
     message: Message
@@ -73,25 +73,25 @@ class Request:
 
     @property
     def purpose(self) -> str:
-        """What the model is for beside the run's own rounds; empty for those."""
+        """The model's purpose, if it is not for the run's own rounds; empty for those."""
         return str(self.config.get(wire.PURPOSE, ""))
 
     @property
     def run_seed(self) -> int:
-        """Of the whole run."""
+        """The run's seed."""
         seed: int = self.value(wire.SEED)
         return seed
 
     def seed(self) -> int:
-        """Of what this message makes the silo draw: by run, silo, round and purpose."""
+        """Return the seed of this message's random draws: by run, silo, round and purpose."""
         return self.seed_for(self.purpose)
 
     def round_number(self, *, default: int | None = None) -> int:
-        """Number of the round."""
+        """Return the round's number."""
         return self.integer(wire.ROUND, minimum=0, default=default)
 
     def checked(self) -> Request:
-        """The same with the task as the run's keys make it, if the silo takes part in the run."""
+        """Check the run's terms; return the request with the task as the run's keys make it."""
         self._check_run()
         values = {
             key.removeprefix(wire.TASK_KEYS): value
@@ -110,14 +110,14 @@ class Request:
         return request
 
     def is_of_another_study(self) -> bool:
-        """Whether a run of a task that this silo does not serve asks who it is: no error."""
+        """Return whether a run of a task that this silo does not serve asks who it is."""
         speaks = self.config.get(wire.PROTOCOL_KEY, wire.PROTOCOL) == wire.PROTOCOL
         asks = self.message.metadata.message_type == wire.DESCRIBE
         own = self.bench.task.name
         return asks and speaks and self.config.get(wire.TASK, own) != own
 
     def _check_run(self) -> None:
-        """Refuse another protocol or task. A plain Flower server says neither, and may go on."""
+        """Refuse a different protocol or task; a plain Flower server states neither and passes."""
         protocol = self.config.get(wire.PROTOCOL_KEY, wire.PROTOCOL)
         if not wire.is_spoken(protocol):
             self.refuse_for(
@@ -149,13 +149,13 @@ class Request:
             self._check_now()
 
     def _check_now(self) -> None:
-        """Refuse for now what waits for a person's approval, or for the hours of this silo."""
+        """Refuse, for now, what waits for approval or for the silo's hours."""
         meta = self.message.metadata
         later = not_now(self.bench.settings, meta.message_type, self.config, str(meta.run_id))
         self.refuse_for(later.why, code=later.code)
 
     def _check_terms(self) -> None:
-        """Refuse now what the silo would refuse of a later message of this run."""
+        """Refuse now what the silo would refuse in a later message of this run."""
         self._check_schema()
         if self.config.get(wire.STRATEGY) == wire.ONLY_STATISTICS:
             return  # nothing is trained
@@ -173,7 +173,6 @@ class Request:
         self._check_budget(plan, cold_start)
 
     def _check_use_without_labels(self, staying: Sequence[str]) -> None:
-        """Refuse a run that has no model for a silo whose samples have no labels yet."""
         if self.config.get(wire.SECURE):
             self.refuse_for(
                 "has no labels yet (unlabelled), and a secure run places no such silo: what it is "
@@ -186,8 +185,7 @@ class Request:
             )
 
     def _check_budget(self, plan: TrainPlan, cold_start: int) -> None:
-        """Refuse a run that would go over the silo's privacy budget, as far as it says what it
-        trains: its rounds, the silo's own models beside them, and a cold start."""
+        """Refuse a run whose stated training would exceed the silo's privacy budget."""
         private = self.bench.private()
         rounds = self.value(wire.ROUNDS)
         if private is None or not rounds:
@@ -207,7 +205,7 @@ class Request:
         self.refuse_for(private.budget.objection(planned, run), code=wire.SPENT)
 
     def _check_schema(self) -> None:
-        """A run tells its schema to a silo that it cannot let in; who runs it should know why."""
+        """Refuse a run whose schema differs, and name the parts that do."""
         schema = self.config.get(wire.SCHEMA, self.bench.schema)
         if schema == self.bench.schema:
             return
@@ -223,7 +221,7 @@ class Request:
         )
 
     def in_scale(self) -> Request:
-        """The same with the silo's data in the run's scale."""
+        """Return the request with the silo's data in the run's scale."""
         try:
             return replace(self, bench=in_scale(self.bench, self.config.get(wire.SCALE)))
         except ValueError as error:
@@ -233,7 +231,7 @@ class Request:
 
     @property
     def staying(self) -> frozenset[str]:
-        """Metrics that do not leave, whatever the policy says."""
+        """Metrics that never leave, whatever the policy says."""
         return frozenset() if self.bench.settings.privacy is None else privacy.STAYING
 
     def refuse_for(self, objection: str, *, code: int = wire.REFUSED) -> None:
@@ -242,7 +240,7 @@ class Request:
             raise RefusedError(f"silo {self.bench.settings.name!r} {objection}", code=code)
 
     def personal(self) -> tuple[str, ...]:
-        """Names of the arrays that stay at this silo in this run."""
+        """Return the names of the arrays that stay at this silo in this run."""
         layers = self.bench.settings.policy.keep_layers
         try:
             names = personal.personal_names(self.bench, str(self.config.get(wire.PERSONAL, "")))
@@ -259,7 +257,7 @@ class Request:
     def receive(self, names: tuple[str, ...], *, before: int) -> bool:
         """Load the message's arrays, completed by the personal ones, into the bench's model.
 
-        The personal ones are of the last round before ``before``. Returns whether the arrays came
+        Personal arrays are from the last round before ``before``. Return whether arrays came
         packed.
         """
         record = wire.array_records(self.message.content).get(wire.ARRAYS)
@@ -286,13 +284,13 @@ class Request:
         return record is None or wire.is_packed(record)
 
     def _restored(self, record: ArrayRecord) -> Model:
-        """The message's model, also if it came in 16 bits a number."""
+        """Return the message's model, also if it came in 16-bit numbers."""
         own = travelling(self.bench.model).items()
         like = {n: (tuple(t.shape), str(t.dtype).removeprefix("torch.")) for n, t in own}
         return wire.restore_model(wire.decode_arrays(record), like)
 
     def plan(self) -> TrainPlan:
-        """How to train."""
+        """Return the training plan that the message asks for."""
         plan = replace(
             self.way(),
             epochs=self.value(wire.LOCAL_EPOCHS),
@@ -307,7 +305,7 @@ class Request:
         return plan
 
     def _check_task(self) -> None:
-        """Refuse what cannot be done together with what the task has of its own."""
+        """Refuse settings that do not go with the task's own hooks."""
         for name, entry in wire.entries().items():
             if name == wire.DITTO_LAMBDA and self.config.get(wire.PERSONALISE) != wire.DITTO:
                 continue
@@ -320,7 +318,7 @@ class Request:
                 )
 
     def way(self) -> TrainPlan:
-        """What all trainings of the run have in common, in this round."""
+        """Return the settings that all trainings of this round share."""
         asked = {name: self.value(name.replace("_", "-")) for name in COMMON}
         plan = TrainPlan(epochs=1, lr=0.01, schedule=self._schedule(), **asked)
         if plan.batch_size == 1 and has_batch_norm(self.bench.model):
@@ -334,7 +332,7 @@ class Request:
         return plan
 
     def metric(self) -> str:
-        """The leading metric, if the run names another than the task's."""
+        """Return the primary metric, if the run names one; else an empty string."""
         name: str = self.value(wire.METRIC)
         try:
             leading(self.bench.task, name)
@@ -343,22 +341,20 @@ class Request:
         return name
 
     def lead(self) -> dict[str, str]:
-        """Name and unit of the leading metric, which errors are of."""
+        """Return name and unit of the primary metric, by which errors are measured."""
         task = self.bench.task
         unit = getattr(task.problem, "unit", "")
         return {"metric": leading(task, self.metric()).name, "unit": unit}
 
     def inner_steps(self) -> int:
-        """Steps on every mini-batch (pFedMe)."""
+        """Return the steps per mini-batch (pFedMe)."""
         steps: int = self.value(wire.INNER_STEPS)
         return steps
 
     def held_out_share(self, key: str, *, of: Data | None = None) -> float:
-        """Share of the training samples that is not trained with; 0 if the run has none.
+        """Return the share of the training samples to hold out, by its run key; 0 if there is none.
 
-        Args:
-            key: of the share.
-            of: what is left of the silo's data; by default all of them.
+        ``of`` is what is left of the silo's data; None: all of them.
         """
         share: float = self.value(key)
         left = self.bench.data if of is None else of
@@ -374,12 +370,12 @@ class Request:
         return share
 
     def spared(self) -> Workbench:
-        """The bench without validation data, which no training of this run sees."""
+        """Return the bench without validation data, which no training of this run sees."""
         share = self.held_out_share(wire.VALIDATION)
         return leave_out_validation(self.bench, share, run_seed=self.run_seed)
 
     def value(self, name: str) -> Any:
-        """What the message says of an entry that is declared, or what a silo takes if nothing."""
+        """Return a declared entry of the message, checked, or the silo's default for it."""
         entry = wire.entries()[name]
         if entry.choices:
             return self._one_of(name, entry.choices, default=str(entry.at.default))
@@ -390,27 +386,27 @@ class Request:
         return entry.kind(self.config.get(name, entry.at.default))
 
     def integer(self, key: str, *, minimum: int, default: int | None = None) -> int:
-        """A whole number of at least ``minimum``; without a default the message must have it."""
+        """Return an integer of at least ``minimum``; without a default the message must have it."""
         value = self.config.get(key, default)
         if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
             raise RefusedError(f"{key} must be an integer of at least {minimum}. Got {value!r}.")
         return value
 
     def real(self, key: str, *, default: float, below: float = 1e9) -> float:
-        """A number in [0, ``below``)."""
+        """Return a number in [0, ``below``)."""
         value = self.config.get(key, default)
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < below:
             raise RefusedError(f"{key} must be a number of at least 0. Got {value!r}.")
         return float(value)
 
     def seed_for(self, purpose: str) -> int:
-        """Of a training that is not the round's own."""
+        """Return the seed of a training for this purpose in this round."""
         return seed_of(self.run_seed, self.bench.settings.name, self.round_number(), purpose)
 
     def _check_passes(self, plan: TrainPlan, key: str) -> None:
-        """Refuse a training that goes over the silo's samples too often, a part counted as all.
+        """Refuse too many passes over the silo's samples; a partial pass counts as a whole one.
 
-        Those held out count too: a server that plans steps knows no other number.
+        Held-out samples count too: a server that plans steps knows no other number.
         """
         epochs = plan.epochs
         if plan.steps:
@@ -420,12 +416,9 @@ class Request:
         self.refuse_for(self.bench.settings.policy.passes_objection(passes, key))
 
     def check_samples(self, steps: int, batch: int, *, most: int | None = None) -> None:
-        """Refuse a training with too few of the silo's samples, or of the persons they are of.
+        """Refuse a training with too few samples of the silo, or samples of too few persons.
 
-        Args:
-            steps: mini-batches; 0: whole epochs.
-            batch: samples in each.
-            most: samples that may be used at all.
+        ``steps`` mini-batches of ``batch`` samples (0: whole epochs) use at most ``most`` samples.
         """
         own, whose = len(self.bench.data.train), self.bench.data.train.persons
         seen = min(own, own if most is None else most, steps * batch if steps else own)
@@ -460,7 +453,7 @@ class Request:
 def answering(
     work: Callable[[Request], RecordDict], stages: tuple[Stage, ...]
 ) -> Callable[[Message, Context], Message]:
-    """Return a handler of Flower's that checks the run, does the work, and packs its outcome."""
+    """Return a Flower handler that checks the run, does the work and packs its outcome."""
 
     @wraps(work)
     def handler(message: Message, context: Context) -> Message:

@@ -1,8 +1,8 @@
 """Local training of one silo.
 
-The loop is a bare PyTorch loop. Arrays lie on the device and a batch is an index into them: nothing
-is copied per step; datasets come through a DataLoader. Randomness comes from (run seed, silo,
-round, purpose) alone, so the order in which silos train does not matter.
+The loop is plain PyTorch. Arrays lie on the device and a batch is an index into them: nothing is
+copied per step; datasets come through a DataLoader. Randomness depends only on (run seed, silo,
+round, purpose), so the order in which silos train does not matter.
 """
 
 from __future__ import annotations
@@ -30,27 +30,27 @@ from coterie.wire import Model
 
 
 class TooFewError(TaskError):
-    """There are too few samples to train this model with. The text says nothing of the data."""
+    """Too few samples to train this model. The text reveals nothing about the data."""
 
 
 @dataclass(frozen=True)
 class TrainPlan:
-    """How long and how to train. Bounds are checked by whoever reads it from a message.
+    """The length and settings of a training. Whoever reads it from a message checks the bounds.
 
     Attributes:
         epochs: passes over the training data, ≥ 1.
         batch_size: ≥ 1; the last batch of an epoch may be smaller.
         lr: learning rate, > 0.
-        momentum, weight_decay: ≥ 0; momentum is SGD's.
+        momentum, weight_decay: ≥ 0; momentum is only for SGD and RMSprop.
         proximal_mu: μ of FedProx's μ/2·|w − w_received|², ≥ 0.
         cosine_lambda: λ of pFedGraph's −λ·cos(w, w_received), ≥ 0.
         precision: ``float32``, or ``bfloat16`` or ``float16`` for autocast.
-        steps: exactly so many mini-batches in place of ``epochs``; 0 takes whole epochs.
+        steps: exact number of mini-batches, instead of ``epochs``; 0: whole epochs.
         optimiser: ``sgd``, or a name in ``torch.optim``.
-        schedule: of the learning rate over the run; None: constant.
-        clip_norm: the gradient's largest norm; 0: any.
-        accumulate: mini-batches whose gradients make one step.
-        balance: ``weights`` or ``sampling`` make up for classes of unlike size at this silo.
+        schedule: learning rate over the run; None: constant.
+        clip_norm: largest gradient norm; 0: no limit.
+        accumulate: mini-batches per optimiser step.
+        balance: ``weights`` or ``sampling`` compensates for class imbalance; ``none`` does not.
     """
 
     epochs: int
@@ -69,24 +69,24 @@ class TrainPlan:
     balance: str = "none"
 
     def rate(self, done: float) -> float:
-        """The learning rate when this share of the training is done."""
+        """Return the learning rate after this share of the training."""
         return self.lr if self.schedule is None else self.lr * self.schedule.factor(done)
 
 
 class Beside(Protocol):
-    """A second model that learns from the mini-batches of a training, and changes nothing of it."""
+    """A second model that learns from a training's mini-batches without affecting it."""
 
     def backward(self, x: Nest, y: Nest) -> None:
-        """Add its gradient of a mini-batch."""
+        """Add the second model's gradient of a mini-batch."""
         ...
 
     def step(self, lr: float) -> None:
-        """Move it along the gradients since its last step. The model trained moves after it."""
+        """Apply the gradients since the last step; the trained model takes its step afterwards."""
         ...
 
 
 def seed_of(run_seed: int, silo: str, round_number: int, purpose: str) -> int:
-    """A 63-bit seed that depends on nothing but its arguments."""
+    """Return a 63-bit seed that depends only on its arguments."""
     text = f"{run_seed}/{silo}/{round_number}/{purpose}"
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little") >> 1
 
@@ -105,21 +105,15 @@ def train(
 ) -> float:
     """Train in place; return the mean loss over the last epoch's samples.
 
-    Args:
-        task: gives the loss.
-        model: changed in place.
-        part: training samples.
-        plan: what to do.
-        seed: of the shuffling and of the model's own randomness (dropout).
-        towards: model that the pulls of the plan go to, in place of the one trained from.
-        added: (outputs, targets) of a mini-batch → what is added to its loss; not part of the
-            loss returned.
-        slots: the optimiser's state, to begin from and to leave behind; None: it begins afresh.
-        beside: learns from the same mini-batches.
+    Raises ``TooFewError`` as ``require_enough``, and ``TaskError`` if the task cannot do what the
+    plan asks.
 
-    Raises:
-        TooFewError: see ``require_enough``.
-        TaskError: the plan asks for what the task cannot do.
+    Args:
+        seed: of the shuffling and of the model's own randomness (dropout).
+        towards: model that the plan's proximal and cosine terms pull to; None: the initial one.
+        added: (outputs, targets) of a mini-batch → term added to its loss, but not to the result.
+        slots: optimiser state to start from, updated at the end; None: start without one.
+        beside: second model that learns from the same mini-batches.
     """
     require_enough(model, part)
     torch.manual_seed(seed)
@@ -167,11 +161,7 @@ def train(
 
 
 class _Passes:
-    """The passes of a training; each is of at least one mini-batch.
-
-    Attributes:
-        planned: mini-batches of them all.
-    """
+    """The passes of a training, each of one mini-batch or more; ``planned`` counts them all."""
 
     def __init__(self, model: nn.Module, part: Part, plan: TrainPlan, seed: int) -> None:
         self._part, self.plan, self._seed = part, plan, seed
@@ -187,7 +177,7 @@ class _Passes:
 
 
 class _PassesForTask:
-    """The same for a task's own loop, with the learning rate of where it is."""
+    """The passes for a task's own loop, with the current learning rate."""
 
     def __init__(self, passes: _Passes) -> None:
         self._passes, self._given = passes, 0
@@ -204,17 +194,15 @@ class _PassesForTask:
 
     @property
     def lr(self) -> float:
-        """See ``coterie.tasks.base.Passes``."""
         return self._passes.plan.rate(max(self._given - 1, 0) / self._passes.planned)
 
     @property
     def left(self) -> int:
-        """Mini-batches that were not taken."""
         return self._passes.planned - self._given
 
 
 def _train_by_task(task: Task, model: nn.Module, passes: _Passes) -> float:
-    """The task's own loop, and what must be true after it."""
+    """Run the task's own loop; check that it took every mini-batch and returned a number."""
     given = _PassesForTask(passes)
     loss = task.train(model, given)
     if given.left:
@@ -233,7 +221,7 @@ def _train_by_task(task: Task, model: nn.Module, passes: _Passes) -> float:
 
 
 def steps_of_a_pass(model: nn.Module, part: Part, plan: TrainPlan) -> int:
-    """Mini-batches of a pass; one of a single sample is left out before a BatchNorm."""
+    """Return the mini-batches per pass; BatchNorm excludes a last one of a single sample."""
     whole, rest = divmod(len(part), plan.batch_size)
     if rest == 1 and whole and has_batch_norm(model):
         return whole  # batch statistics of one sample do not exist
@@ -249,7 +237,7 @@ def _order(part: Part, plan: TrainPlan, shuffle: torch.Generator) -> torch.Tenso
 
 
 Step = Callable[[nn.Module, Nest, Nest], tuple[torch.Tensor, torch.Tensor]]
-"""(model, inputs, targets) → the mini-batch's loss, and what is minimised."""
+"""(model, inputs, targets) → the mini-batch's loss, and the objective to minimise."""
 
 
 def _step_of(
@@ -258,7 +246,7 @@ def _step_of(
     plan: TrainPlan,
     added: Callable[[torch.Tensor, Nest], torch.Tensor] | None,
 ) -> Step:
-    """The task's step, or one of its loss where more than that is asked for."""
+    """Return the task's training step, or one built from its loss if the plan needs more."""
     loss_of = loss_for(task, part, plan)
     if added is None and plan.balance != "weights":
 
@@ -277,10 +265,9 @@ def _step_of(
 
 
 def require_balance(task: Task, balance: str) -> None:
-    """Check that a task can make up for classes of unlike size like this.
+    """Check that a task can compensate for class imbalance in this way.
 
-    Raises:
-        TaskError: it has no classes, or, for class weights, a loss or a step of its own.
+    Raises ``TaskError`` if it has no classes or, for class weights, its own loss or training step.
     """
     if balance == "none":
         return
@@ -293,10 +280,9 @@ def require_balance(task: Task, balance: str) -> None:
 def loss_for(
     task: Task, part: Part, plan: TrainPlan
 ) -> Callable[[torch.Tensor, Nest], torch.Tensor]:
-    """The task's loss; with class weights n / (K · n_k) of this silo's training labels if asked.
+    """Return the task's loss, with class weights n / (K · n_k) of this silo's labels if asked.
 
-    Raises:
-        TaskError: the task cannot be balanced like this.
+    Raises ``TaskError`` as ``require_balance``.
     """
     require_balance(task, plan.balance)
     if plan.balance != "weights":
@@ -309,7 +295,7 @@ def loss_for(
 
 
 def anchor_of(named: Mapping[str, nn.Parameter], towards: Model | None) -> list[torch.Tensor]:
-    """What a plan's pulls go to, in the parameters' order: by default where they are now."""
+    """Return the tensors that a plan pulls to, by parameter; default: the current values."""
     if towards is None:
         return [p.detach().clone() for p in named.values()]
     return [torch.from_numpy(np.array(towards[name])).to(p.device) for name, p in named.items()]
@@ -328,9 +314,9 @@ def add_proximal_gradient(
 def add_cosine_gradient(
     parameters: list[nn.Parameter], anchor: list[torch.Tensor], strength: float
 ) -> None:
-    """Add the gradient of −λ·cos(w, w_received), of all parameters as one vector.
+    """Add the gradient of −λ·cos(w, w_received), with all parameters as one vector.
 
-    That is −λ/|w| · (r − cos·w/|w|) with r = w_received/|w_received|; 0 where either is zero.
+    It is −λ/|w| · (r − cos·w/|w|) with r = w_received/|w_received|; 0 where either is zero.
     """
     with torch.no_grad():
         length, other = (_length(vector) for vector in (parameters, anchor))
@@ -345,14 +331,13 @@ def add_cosine_gradient(
 
 
 def _length(tensors: Sequence[torch.Tensor]) -> float:
-    """Euclidean, of all as one vector."""
     return sqrt(sum(float(torch.linalg.vector_norm(tensor)) ** 2 for tensor in tensors))
 
 
 def has_batch_norm(model: nn.Module) -> bool:
-    """Whether training normalises by the statistics of a batch, which one sample does not have.
+    """Return whether training uses batch statistics, which a single sample does not have.
 
-    A frozen BatchNorm does not: it keeps to its running statistics.
+    A frozen BatchNorm does not count: it keeps its running statistics.
     """
     frozen = {id(module) for _, part in frozen_parts(model) for module in part.modules()}
     return any(
@@ -362,11 +347,9 @@ def has_batch_norm(model: nn.Module) -> bool:
 
 
 def require_enough(model: nn.Module, part: Part) -> None:
-    """Check that the model can be trained with so few samples.
+    """Raise ``TooFewError`` if the model has BatchNorm without statistics of the only sample.
 
-    Raises:
-        TooFewError: there is one sample, of which the model's BatchNorm has no statistics. Where an
-            image's pixels are normalised together it has.
+    BatchNorm that normalises over an image's pixels has them.
     """
     if len(part) > 1 or not has_batch_norm(model):
         return
@@ -384,14 +367,14 @@ def require_enough(model: nn.Module, part: Part) -> None:
 
 
 def autocast(precision: str, device: torch.device) -> AbstractContextManager[object]:
-    """Mixed precision where the plan asks for it."""
+    """Return a mixed-precision context for the precision; none for ``float32``."""
     if precision == "float32":
         return nullcontext()
     return torch.autocast(device.type, dtype=getattr(torch, precision))
 
 
 class Stopwatch(AbstractContextManager["Stopwatch"]):
-    """Seconds between enter and exit, as ``seconds``."""
+    """A stopwatch: ``seconds`` holds the time between enter and exit."""
 
     seconds = 0.0
 

@@ -1,8 +1,8 @@
 """Stages: concerns around a silo's training and evaluation, each in one place.
 
-They mirror the coordinator's (``coterie.strategies.rounds.stage``). A training calls all stages in
-order: when the model is received, before the training, after it, and when its outcome leaves; an
-evaluation when the model is received, and before it is measured.
+They mirror the coordinator's (``coterie.strategies.rounds.stage``). A training calls all stages
+in order: when the model is received, before the training, after it, and when the result leaves.
+An evaluation calls them when the model is received, and before it is evaluated.
 """
 
 from __future__ import annotations
@@ -25,16 +25,13 @@ class Work:
     """A training, from the message to the reply.
 
     Attributes:
-        request: the message, checked.
-        bench: with the model received, and without validation data.
-        data: what is trained on: the bench's, less what is held out of this training.
-        plan: how to train.
-        packed: how the model came, and so how it goes back.
+        bench: with the received model, and without validation data.
+        data: the bench's data, less what this training holds out.
+        packed: whether the model came packed, and is returned packed.
         staying: names of the arrays that do not leave.
-        metric: that leads; empty: the task's.
+        metric: primary metric; empty: the task's.
         metrics: of the reply.
-        received: a copy of the model received, if a stage has asked for it.
-        trained: the outcome.
+        received: a copy of the received model, if a stage has asked for it.
         leaving: name of a record of the reply → its arrays.
     """
 
@@ -51,17 +48,14 @@ class Work:
     leaving: dict[str, Model] = field(default_factory=dict)
 
     def keep_received(self) -> None:
-        """Copy the model received, which the training overwrites."""
+        """Copy the received model, which the training overwrites."""
         self.received = self.received or read_weights(self.bench.model)
 
 
 class Stage:
-    """One concern. Every method does nothing by default.
+    """One concern, named by its folder in ``features``; every method does nothing by default.
 
-    What ``begin`` returns is handed to the later ones as ``mine``.
-
-    Attributes:
-        name: its folder in ``features``.
+    The result of ``begin`` is passed to later methods as ``mine``.
     """
 
     name: str
@@ -70,31 +64,26 @@ class Stage:
         """Refuse a run whose later messages this silo would refuse."""
 
     def receive(self, request: Request, model: Model | None) -> Model | None:
-        """Return the model that a message means; None is none in the message."""
+        """Return the model that a message means; ``model`` is None if the message has none."""
         return model
 
     def begin(self, request: Request, *, before: int, packed: bool) -> Any:
-        """Read and check what a message asks for, before any work.
+        """Read and check what a message asks for, before any work; raise ``RefusedError``.
 
-        Args:
-            request: the message.
-            before: what the silo keeps is of the last round before this one.
-            packed: how the model came.
-
-        Raises:
-            RefusedError: the silo cannot do it.
+        The silo's saved state is from the last round before ``before``; ``packed``: the model
+        came packed.
         """
         return None
 
     def before(self, mine: Any, work: Work) -> None:
-        """See the model received, which is in the bench, before the training."""
+        """Act before the training, with the received model in the bench."""
 
     def personalise(self, mine: Any, bench: Workbench) -> bool:
-        """Turn the model in the bench into the silo's own; return whether anything is changed."""
+        """Turn the model in the bench into the silo's own; return whether it has changed."""
         return False
 
     def after(self, mine: Any, work: Work) -> None:
-        """Train what the silo has beside the outcome; the bench's model may be overwritten."""
+        """Train further models after the training; the bench's model may be overwritten."""
 
     def leave(self, mine: Any, work: Work) -> None:
         """Change what leaves, in ``work.leaving`` and ``work.metrics``."""
@@ -104,7 +93,7 @@ class Stage:
 
 
 class Begun:
-    """All stages of one message, with what each has read in it."""
+    """All stages of one message, each with the result of its ``begin``."""
 
     def __init__(self, request: Request, *, before: int, packed: bool) -> None:
         self.all = [

@@ -1,12 +1,11 @@
-"""What a silo tells of its data before anybody trains: cells of a histogram, none of them small.
+"""A silo's data summary before any training: cells of a histogram, none of them small.
 
-Every column divides the training samples into cells, those without a value among them. A cell of
-fewer than ``statistics_from`` samples, or of samples of fewer persons, is hidden, and as all cells
-add up to a number that the server knows, another one with it (complementary suppression; Hundepool
-et al., "Statistical Disclosure Control", Wiley 2012, chapter 5). Which one does not depend on how
-many are in it, so that knowing the rule does not help. The intervals are this silo's own, round
-numbers, and the same whenever it is asked: whoever could choose them could shift one past a single
-patient.
+Every column divides the training samples into cells, one of them for missing values. A cell of
+fewer than ``statistics_from`` samples, or of samples of fewer persons, is hidden. The server knows
+the sum of all cells, so a second cell is hidden with it (complementary suppression; Hundepool et
+al., "Statistical Disclosure Control", Wiley 2012, chapter 5). Which one does not depend on its
+count, so knowing the rule does not help. The intervals are this silo's own, round numbers, and the
+same at every request: whoever could choose them could shift one past a single patient.
 """
 
 from __future__ import annotations
@@ -32,23 +31,21 @@ from coterie.wire.limits import MAX_NAME, MAX_WORD
 from coterie.wire.statistics import MAX_CELLS, MAX_COLUMNS
 
 INTERVALS = 16
-"""About so many, from a low to a high value that many samples are beyond."""
+"""Approximate number of intervals between a low and a high value, with many samples beyond."""
 WIDTHS = 5
-"""Of intervals that are tried, each about twice the one before."""
+"""Number of interval widths that are tried, each about twice the one before."""
 MOST_FEATURES = 64
-"""Numbers of a sample that are columns of their own; of more, and of images, it is their mean and
-deviation, channel by channel."""
+"""Largest sample with a column per number; larger ones and images give statistics per channel."""
 ROUNDING = 1e-9
-"""Of a division by the step: 0.3 is not below 3 · 0.1."""
+"""Tolerance of a division by the step: 0.3 is not below 3 · 0.1."""
 INPUTS, TARGETS = STATISTICS
 YES_NO = ("no", "yes")
 
 
 def tell_statistics(bench: Workbench) -> RecordDict:
-    """What the silo's policy allows to be told.
+    """Return the counts that the silo's policy allows to leave.
 
-    Raises:
-        TaskError: the data cannot be read again, or are others than when the silo was started.
+    Raises ``TaskError`` if the data cannot be read again, or have changed since the silo started.
     """
     policy, data = bench.settings.policy, bench.data
     inputs = list(_inputs(bench)) if INPUTS in policy.statistics else []
@@ -71,12 +68,9 @@ def tell_statistics(bench: Workbench) -> RecordDict:
 
 
 def count(column: Column, least: int, persons: Persons | None = None) -> wire.ColumnCounts:
-    """Divide the samples of a column into cells, and hide small ones.
+    """Divide a column's samples into cells, and hide those of fewer than ``least`` samples.
 
-    Args:
-        column: values of all samples.
-        least: the smallest number of samples, or persons, in a cell that is told.
-        persons: whose the samples are, where one may have several.
+    ``persons`` (n,) is each sample's person, where one may have several: persons then count.
     """
     there = _present(column)
     odd = np.zeros_like(there) if column.odd is None else column.odd
@@ -105,7 +99,7 @@ def _many(values: NDArray[Any], persons: Persons | None) -> int:
 def _members(
     places: NDArray[np.intp], size: int, persons: Persons | None
 ) -> list[frozenset[int]] | None:
-    """Of each cell whose samples are in it; None: every sample is of another person."""
+    """Return the persons in each cell; None if every sample is from a different person."""
     if persons is None:
         return None
     return [frozenset(persons[places == cell].tolist()) for cell in range(size)]
@@ -119,18 +113,18 @@ def _present(column: Column) -> NDArray[np.bool_]:
 def intervals(
     values: NDArray[np.float64], least: int, persons: Persons | None = None
 ) -> tuple[int, float, list[int]]:
-    """Round intervals of numbers, of which the first and the last hold ``least`` or more.
+    """Return round intervals of numbers, of which the first and the last hold ``least`` or more.
 
-    Of a few widths the one is taken with which most intervals can be told, and few are hidden.
+    From several widths, the one that shows most intervals and hides few is chosen.
 
     Args:
-        values: (n,) finite, of at least ``least`` samples, or persons.
-        least: the smallest cell.
-        persons: (n,) whose the samples are, where one may have several.
+        values: (n,) finite, from at least ``least`` samples or persons.
+        least: smallest cell that is not hidden.
+        persons: (n,) person of each sample, where one may have several.
 
     Returns:
-        The first interval's number, the step, and how many numbers are in each; interval i is from
-        i times the step on.
+        The first interval's number, the step, and the count of each interval. Interval i starts at
+        i · step.
     """
     ordered = np.sort(values.astype(np.float64))
     lowest, highest = _ends(values, persons)
@@ -153,7 +147,7 @@ def intervals(
 
 
 def _ends(values: NDArray[np.float64], persons: Persons | None) -> tuple[NDArray[np.float64], ...]:
-    """Sorted: of each person the lowest value, and the highest."""
+    """Return the lowest value of each person, sorted, and the highest, sorted."""
     if persons is None:
         return np.sort(values), np.sort(values)
     by_person = np.lexsort((values, persons))
@@ -163,18 +157,17 @@ def _ends(values: NDArray[np.float64], persons: Persons | None) -> tuple[NDArray
 
 
 def _places(values: NDArray[np.float64], step: float, first: int, last: int) -> NDArray[np.intp]:
-    """Number of each value's interval, of those from ``first`` to ``last``."""
+    """Return each value's interval, counted from ``first``; values outside go to the ends."""
     numbers = np.clip(np.floor(values / step + ROUNDING), first, last) - first
     return numbers.astype(np.intp)
 
 
 def _num_told(cells: Sequence[int | None]) -> int:
-    """Cells with somebody in them that are told, less those that are hidden."""
     return sum(map(bool, cells)) - sum(cell is None for cell in cells)
 
 
 def round_step(width: float) -> float:
-    """The next of 1, 2, 5, 10, … times a power of ten."""
+    """Round a width up to 1, 2, 5 or 10 times a power of ten."""
     power = math.floor(math.log10(width))
     step = next(m for m in (1, 2, 5, 10) if m >= width / 10**power - ROUNDING)
     return float(f"{step}e{power}")
@@ -183,16 +176,16 @@ def round_step(width: float) -> float:
 def suppress(
     cells: Sequence[int], least: int, members: Sequence[frozenset[int]] | None = None
 ) -> list[int | None]:
-    """Hide small cells, and as many others that none can be worked out, by the rule neither.
+    """Hide small cells, and enough others that none can be derived, even knowing the rule.
 
     Args:
-        cells: counts of samples, whose sum is known to everybody.
-        least: the smallest that is told. Empty cells are told, too: nobody is in them.
-        members: of each cell the persons in it, where one may have several samples: a cell is then
-            small if few persons are in it, and so are cells together.
+        cells: sample counts, whose sum is public.
+        least: smallest count that is shown. Empty cells are shown too: nobody is in them.
+        members: persons in each cell, where one may have several samples; a cell, or several
+            together, is then small if few persons are in it.
 
     Returns:
-        The counts, None for the hidden ones: none of them, at least two, or all.
+        The counts, with None for hidden ones: none of them, at least two, or all.
     """
 
     def many(*places: int) -> int:
@@ -222,8 +215,10 @@ def suppress(
 
 
 def _is_open(total: int, number: int, least: int) -> bool:
-    """Whether so many hidden cells with this sum may be others than they are: were each as small or
-    as large as a small one can be, the sum would tell."""
+    """Return whether hidden cells with this sum stay ambiguous.
+
+    If each were as small or as large as a small cell can be, the sum would reveal them.
+    """
     return number > 1 and total >= least and total not in (number, number * (least - 1))
 
 
@@ -242,7 +237,6 @@ def _inputs(bench: Workbench) -> Iterator[Column]:
 
 
 def _columns_of(batches: Sequence[torch.Tensor], of: str) -> Iterator[Column]:
-    """Of one array of the inputs, whose batches have (samples, …)."""
     shape = batches[0].shape[1:]
     if len(shape) <= 1 and math.prod(shape) <= MOST_FEATURES:
         table = torch.cat([batch.reshape(len(batch), -1).double() for batch in batches]).numpy()
@@ -282,7 +276,7 @@ def _targets(task: Task, part: Part) -> Iterator[Column]:
 
 
 def _masks(names: Sequence[str], part: Part) -> Iterator[Column]:
-    """Of each class whether it is in a sample's mask."""
+    """Yield, for each class, whether it is in a sample's mask."""
     found = [
         torch.stack([(y == i).flatten(1).any(dim=1) for i in range(len(names))], dim=1).cpu()
         for _, y in part.batches(None, batch_size(part))

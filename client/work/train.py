@@ -1,4 +1,4 @@
-"""Answers to ``train`` messages: the model received, trained on this silo's data."""
+"""Answers to ``train`` messages: the received model, trained on this silo's data."""
 
 from __future__ import annotations
 
@@ -32,22 +32,19 @@ from coterie.client.work.weights import load_weights, read_weights
 log = logging.getLogger("coterie.silo")
 
 OPTIMISER = "optimiser"
-"""Folder of what optimisers remember, at the silo."""
+"""Name of the folder for optimiser state, at the silo."""
 
 
 class Training(Protocol):
-    """Trains the bench's model in place on some data; returns the loss."""
+    """A function that trains the bench's model in place on some data, and returns the loss."""
 
     def __call__(self, part: Part, plan: TrainPlan, *, seed: int) -> float:
-        """See ``coterie.client.work.sgd.train``."""
+        """Train on ``part`` by ``plan``; return the loss as ``sgd.train``."""
         ...
 
 
 def train_model(request: Request) -> RecordDict:
-    """Train the model received on this silo's data and send it back.
-
-    With a generator beside the model, on generated latents as well.
-    """
+    """Train the received model, also on a generator's latents if there is one, and send it back."""
     bench = request.bench
     slots = _kept_slots(request)
     training = partial(train, bench, added=_added_loss(request), slots=slots)
@@ -55,7 +52,6 @@ def train_model(request: Request) -> RecordDict:
 
 
 def _kept_slots(request: Request) -> Slots | None:
-    """What the optimiser remembers of the run's earlier rounds; None: it begins afresh."""
     bench = request.bench
     if request.purpose or not request.value(wire.KEEP_OPTIMISER):
         return None
@@ -69,10 +65,7 @@ def _kept_slots(request: Request) -> Slots | None:
 def train_and_reply(request: Request, training: Training, slots: Slots | None = None) -> RecordDict:
     """Receive, train and reply; the stages act before, after and at the end.
 
-    Args:
-        request: the message.
-        training: trains the model in the bench.
-        slots: what the optimiser remembers, to be kept.
+    ``training`` trains the bench's model; ``slots`` is the optimiser state, to be saved.
     """
     work, stages = _received(request)
     with Stopwatch() as watch:
@@ -106,7 +99,6 @@ def train_and_reply(request: Request, training: Training, slots: Slots | None = 
 
 
 def _received(request: Request) -> tuple[Work, Begun]:
-    """Check everything before any work, and load the model received."""
     bench = request.bench
     request.refuse_for(bench.settings.policy.group_objection(request.config))
     plan, staying = request.plan(), request.personal()
@@ -122,7 +114,7 @@ def _received(request: Request) -> tuple[Work, Begun]:
 
 
 def _evaluate_received(work: Work, stages: Begun) -> None:
-    """Evaluate the model received, if asked; it is in the bench before and after."""
+    """Evaluate the received model, if asked; it is in the bench before and after."""
     request, bench = work.request, work.bench
     if request.config.get(wire.EVALUATE_RECEIVED):
         changed = stages.personalise(bench)
@@ -144,9 +136,9 @@ def _evaluate_received(work: Work, stages: Begun) -> None:
 
 
 def _state_noise(work: Work) -> None:
-    """State how much noise an update with differential privacy has.
+    """Report the noise of an update with differential privacy.
 
-    The coordinator, which compares updates, would else take it for what sets silos apart.
+    The coordinator compares updates, and would otherwise mistake noise for a difference.
     """
     bench, private = work.bench, work.bench.private()
     if private is None:
@@ -159,7 +151,7 @@ def _state_noise(work: Work) -> None:
 
 
 def _keep_received(work: Work) -> None:
-    """Keep the model received, which is in the bench: the silo trains no further one."""
+    """Save the received model, which is in the bench: the silo does not train further."""
     request, bench, before = work.request, work.bench, work.request.round_number() - 1
     if request.purpose or before < 1 or not bench.settings.home:
         return
@@ -170,7 +162,6 @@ def _keep_received(work: Work) -> None:
 
 
 def _evaluate_trained(work: Work) -> None:
-    """Evaluate the outcome of the round's training, if asked, and keep it."""
     request, bench = work.request, work.bench
     if request.purpose or not request.value(wire.EVALUATE_TRAINED):
         return
@@ -182,7 +173,6 @@ def _evaluate_trained(work: Work) -> None:
 
 
 def _look_at(work: Work, loss: float) -> None:
-    """Tell the silo's people of a training that ended in NaN or infinity."""
     request, why = work.request, divergence(work.trained, loss)
     if why:
         lost = bool(odd_array(work.leaving[wire.ARRAYS]))
@@ -191,7 +181,6 @@ def _look_at(work: Work, loss: float) -> None:
 
 
 def _keep(work: Work, slots: Slots | None) -> None:
-    """Keep the layers that stay here, and what the optimiser remembers."""
     request, run = work.request, work.request.run
     if request.purpose or odd_array(work.trained):  # what was kept before is worth more
         return
@@ -203,7 +192,6 @@ def _keep(work: Work, slots: Slots | None) -> None:
 
 
 def _added_loss(request: Request) -> AddedLoss | None:
-    """What a generator that came with the message adds to the loss."""
     record = wire.array_records(request.message.content).get(wire.GENERATOR)
     if record is None:
         return None

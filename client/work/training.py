@@ -1,7 +1,4 @@
-"""A silo's training: as its task and the run have it, or with differential privacy if it asks so.
-
-Whatever a silo trains on its training data is trained here.
-"""
+"""A silo's training: the ordinary loop, or DP-SGD if the silo asks for differential privacy."""
 
 from __future__ import annotations
 
@@ -31,11 +28,8 @@ def train(
 ) -> float:
     """Train the bench's model in place on a part of the silo's training data; return the loss.
 
-    Arguments as of ``coterie.client.work.sgd.train``.
-
-    Raises:
-        SpentError: the silo's privacy budget does not allow it.
-        TooFewError, TaskError: as ``sgd.train``, and ``private.train_privately``.
+    Arguments and errors as ``sgd.train`` and ``private.train_privately``; ``SpentError`` if the
+    silo's privacy budget does not allow it.
     """
     private = bench.private()
     if private is None:

@@ -1,8 +1,8 @@
-"""Which round's model is best for this silo: by data that the run trains nothing on.
+"""The best model of a run for this silo, by data that the run does not train on.
 
-With ``validation`` a silo keeps a share of its training data out of every training, measures there
-each model that it is given, and tells the error, if its policy lets errors leave. With
-``keep = best`` it keeps at the end the model that was best there.
+With ``validation`` a silo keeps a share of its training data out of every training, evaluates
+each received model on it, and reports the error if its policy lets errors leave. With ``keep =
+best`` it finally keeps the model that was best there.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from coterie.wire import Model
 
 
 def validation_of(request: Request) -> Part | None:
-    """The silo's validation data in this run; None if the run has none."""
+    """Return the silo's validation data in this run; None if the run has none."""
     share = request.held_out_share(wire.VALIDATION)
     if not share:
         return None
@@ -27,12 +27,9 @@ def validation_of(request: Request) -> Part | None:
 
 
 def validate(request: Request, part: Part, *, held_after: int) -> tuple[Evaluation, Best | None]:
-    """Measure the bench's model; return that and, with ``keep = best``, the best so far.
+    """Evaluate the bench's model; return that and, with ``keep = best``, the best so far.
 
-    Args:
-        request: says of which run, and whether the best is to be kept.
-        part: the validation data.
-        held_after: the round after which the silo held this model; w⁰, of 0, is not kept.
+    ``held_after`` is the round after which the silo held this model; w⁰, of round 0, is not kept.
     """
     bench = request.bench
     found = evaluate(bench.task, bench.model, part, metric=request.metric())
@@ -44,7 +41,7 @@ def validate(request: Request, part: Part, *, held_after: int) -> tuple[Evaluati
 
 
 def load_best(request: Request, found: Best) -> Model:
-    """The best model of the run, in the model's order; its silo keeps no other of the run's."""
+    """Load the best model of the run, in the model's order; delete the run's other models."""
     bench = request.bench
     arrays = best.load(bench.settings, found, run=request.run)
     best.keep_only(bench.settings, found, run=request.run)

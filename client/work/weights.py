@@ -1,8 +1,8 @@
-"""A model's weights, in and out: those that travel.
+"""Reading and writing the weights of a model that travel.
 
-What is trained travels: parameters that require a gradient, and buffers (running statistics) of the
-modules that train. The frozen rest stays in the model as the task made it, the same at every silo;
-``frozen_digest`` of it is part of a silo's schema.
+Trained parameters travel, and buffers (running statistics) of the modules that train. The frozen
+rest stays in the model as the task made it, the same at every silo; its ``frozen_digest`` is
+part of a silo's schema.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from coterie.wire import Model
 
 
 def frozen_parts(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """The outermost modules that have parameters of which none is trained.
+    """Yield the outermost modules whose parameters are all frozen.
 
-    Each with the beginning of its arrays' names, such as ``layer1.``; of a model that is frozen as
-    a whole that is empty. A module without parameters (Dropout) is as the one that it is part of.
+    Each comes with the prefix of its arrays' names, such as ``layer1.``, which is empty if the
+    whole model is frozen. A module without parameters (Dropout) belongs to its parent.
     """
     return _frozen_parts("", model)
 
@@ -38,7 +38,7 @@ def _frozen_parts(prefix: str, module: nn.Module) -> Iterator[tuple[str, nn.Modu
 
 
 def travelling(model: nn.Module) -> dict[str, torch.Tensor]:
-    """The model's own tensors that travel, by name, in the model's order."""
+    """Return the model's own tensors that travel, by name, in the model's order."""
     frozen = tuple(prefix for prefix, _ in frozen_parts(model))
     state = model.state_dict(keep_vars=True)
     return {
@@ -50,7 +50,7 @@ def travelling(model: nn.Module) -> dict[str, torch.Tensor]:
 
 
 def frozen_digest(model: nn.Module) -> str:
-    """SHA-256 over names, types, shapes and bytes of what does not travel; empty: all does."""
+    """Return the SHA-256 of names, types, shapes and bytes that do not travel; empty if all do."""
     travels = travelling(model)
     frozen = {name: t for name, t in model.state_dict().items() if name not in travels}
     digest = hashlib.sha256()
@@ -62,18 +62,14 @@ def frozen_digest(model: nn.Module) -> str:
 
 
 def set_training(model: nn.Module) -> None:
-    """Put the model in training mode, less what is frozen: no statistics of it change."""
+    """Put the model in training mode, except frozen parts: their statistics must not change."""
     model.train()
     for _, part in frozen_parts(model):
         part.eval()
 
 
 def load_weights(model: nn.Module, weights: Model) -> None:
-    """Copy arrays into the model's tensors that travel.
-
-    Raises:
-        ValueError: names or shapes differ from the model's.
-    """
+    """Copy arrays into the tensors that travel; ``ValueError`` if names or shapes differ."""
     state = travelling(model)
     if list(state) != list(weights):
         missing = sorted(set(state) ^ set(weights))
@@ -92,5 +88,5 @@ def load_weights(model: nn.Module, weights: Model) -> None:
 
 
 def read_weights(model: nn.Module) -> Model:
-    """What travels of the model, as numpy copies, in the model's order."""
+    """Return the model's arrays that travel, as numpy copies, in the model's order."""
     return {name: tensor.cpu().numpy().copy() for name, tensor in travelling(model).items()}

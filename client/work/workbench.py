@@ -1,6 +1,6 @@
-"""What a silo keeps warm between messages: its task, its data on the device, a model.
+"""Workbenches: the task, data and model that a silo keeps loaded between messages.
 
-A process has one workbench for each silo that it is, opened once.
+A process opens one workbench per silo, once.
 """
 
 from __future__ import annotations
@@ -52,18 +52,19 @@ log = logging.getLogger("coterie.silo")
 _workbenches: dict[str, Workbench] = {}
 _opening = Lock()
 _of_runs: dict[tuple[int, str], tuple[Task, Task, nn.Module, str]] = {}
-"""(id of a task, a run's keys) → that task, the one of the run, its model, ``frozen_digest``."""
+"""(id of a task, a run's keys) → that task, the run's task, its model, its ``frozen_digest``."""
 MAX_OF_RUNS = 4
 
 
 @dataclass(frozen=True)
 class Workbench:
-    """A silo ready to work. ``model`` is scratch space: messages overwrite what travels of it.
+    """A silo ready to work: its task, data and model.
 
-    ``scale`` and ``data_hash`` are of all its training data, for the card of a model that it keeps.
-    ``frozen`` is the digest of what does not travel (``weights.frozen_digest``), ``shapes`` are
-    those of a sample's inputs. ``num_examples`` are the silo's training samples, those that a run
-    holds out included; ``work`` is what it works for: run, round, purpose.
+    ``model`` is scratch space: messages overwrite the arrays that travel. ``scale`` and
+    ``data_hash`` cover all training data and go into the card of a saved model. ``frozen`` is
+    the digest of the arrays that do not travel (``weights.frozen_digest``), ``shapes`` are the
+    shapes of a sample's inputs. ``num_examples`` counts training samples, including those that a
+    run holds out; ``work`` is the current run, round and purpose.
     """
 
     settings: SiloSettings
@@ -81,7 +82,7 @@ class Workbench:
     work: tuple[str, int, str] = ("", 0, "")
 
     def private(self) -> Private | None:
-        """How the silo trains with differential privacy; None: it does without."""
+        """Return how the silo trains with differential privacy; None if it does not."""
         if self.settings.privacy is None:
             return None
         from coterie.client.work.private import Private
@@ -91,7 +92,7 @@ class Workbench:
         return Private(budget, run, number, purpose)
 
     def describe(self) -> Description:
-        """What the silo says of itself."""
+        """Return what the silo reports about itself."""
         parameters = {name for name, _ in self.model.named_parameters()}
         return Description(
             name=self.settings.name,
@@ -116,7 +117,7 @@ class Workbench:
         )
 
     def _data_digest(self) -> str:
-        """Of the training samples with their targets, but for masks that would have to be read."""
+        """Hash training samples and targets; skip masks that would have to be read."""
         train, known = self.data.train, hashlib.sha256(self.data_hash.encode())
         if not self.data_hash or (
             isinstance(self.task.problem, Masks) and not isinstance(train, Held)
@@ -127,7 +128,7 @@ class Workbench:
         return known.hexdigest()
 
     def describe_elsewhere(self) -> Description:
-        """What the silo says to a run of a task that it does not serve: which ones it does."""
+        """Return the description for a run whose task is not served: the tasks that are."""
         return Description(
             name=self.settings.name,
             num_examples=0,
@@ -138,20 +139,16 @@ class Workbench:
         )
 
     def fresh_model(self, seed: int) -> nn.Module:
-        """A newly initialised model; the same for the same seed on every silo."""
+        """Return a newly initialised model; the same seed gives the same model on every silo."""
         torch.manual_seed(seed)
         return self.task.model().to(self.device)
 
 
 def workbench_of(context: Context, task: str = "") -> Workbench:
-    """The workbench that belongs to this node's settings, opened once per process.
+    """Return the workbench for this node's settings, opened once per process.
 
-    Args:
-        context: of the node.
-        task: which of the silo's tasks, by name; its first one if it has none of that name.
-
-    Raises:
-        TaskError, SettingsError: as ``open_workbench``.
+    ``task`` names one of the silo's tasks; for any other name, the silo's first task is used.
+    Raises as ``open_workbench``.
     """
     settings = SiloSettings.from_node_config(context.node_config, node_id=context.node_id)
     settings = study_of(settings, task)
@@ -163,7 +160,7 @@ def workbench_of(context: Context, task: str = "") -> Workbench:
 
 
 def keep_open(benches: Sequence[Workbench]) -> None:
-    """Let ``workbench_of`` give these."""
+    """Register workbenches for ``workbench_of``."""
     with _opening:
         _workbenches.update({_key(bench.settings): bench for bench in benches})
 
@@ -175,13 +172,10 @@ def close_all() -> None:
 
 
 def of_run(bench: Workbench, values: Mapping[str, object]) -> Workbench:
-    """The bench with task and model as a run's keys make them (``Task.of_run``).
+    """Return the bench with task and model configured by a run's keys (``Task.of_run``).
 
-    What was made for the last runs is kept, and silos that share a task share it too.
-
-    Raises:
-        TaskError: the task does not have such a key, does not allow its value, or cannot make a
-            model with it.
+    Results for the latest runs are cached and shared by silos that share a task. Raises
+    ``TaskError`` if a key or its value is not allowed, or no model can be made with it.
     """
     if not values:
         return bench
@@ -203,25 +197,17 @@ def _key(settings: SiloSettings) -> str:
 
 
 def open_workbench(settings: SiloSettings) -> Workbench:
-    """Load task and data and put them on the device.
-
-    Raises:
-        TaskError: task or data cannot be loaded.
-        SettingsError: the device is not there.
-    """
+    """Load task and data and put them on the device; errors as ``open_workbenches``."""
     (bench,) = open_workbenches([settings])
     return bench
 
 
 def open_workbenches(settings: Sequence[SiloSettings]) -> list[Workbench]:
-    """Workbenches that share task, device and model, for silos that work one at a time.
+    """Open workbenches that share task, device and model, for silos that work one at a time.
 
-    Args:
-        settings: of one silo, or of several that differ in their names and in the task's option
-            ``silo``; the data that these have in common is read once.
-
-    Raises:
-        TaskError, SettingsError: as ``open_workbench``.
+    ``settings`` belong to one silo, or to several that differ only in their names and in the
+    task option ``silo``; their common data is read once. Raises ``TaskError`` if task or data
+    cannot be loaded, ``SettingsError`` if the device is not available.
     """
     common = settings[0]
     for own in settings:
@@ -264,11 +250,6 @@ def open_workbenches(settings: Sequence[SiloSettings]) -> list[Workbench]:
 
 
 def _load(task: Task, settings: Sequence[SiloSettings]) -> list[SiloData | StreamedData | Samples]:
-    """The data of silos, read once where they have it in common.
-
-    Raises:
-        TaskError: they cannot be read.
-    """
     have = [own.options for own in settings if not own.unlabelled]
     one = len(have) < 2
     loaded = iter([task.load(own) for own in have] if one else load_silos(task, have))
@@ -276,10 +257,10 @@ def _load(task: Task, settings: Sequence[SiloSettings]) -> list[SiloData | Strea
 
 
 def read_unlabelled(task: Task, settings: SiloSettings) -> Samples:
-    """The samples of a silo that has no labels yet.
+    """Load the samples of a silo that has no labels yet.
 
-    Raises:
-        TaskError: they cannot be read, or there are none.
+    Raises ``TaskError`` if they cannot be read, are empty or not finite, or if the task scales
+    targets per silo.
     """
     place = place_of(settings.unlabelled)
     if not place.exists():
@@ -299,12 +280,7 @@ def read_unlabelled(task: Task, settings: SiloSettings) -> Samples:
 
 
 def _check_privacy(bench: Workbench) -> None:
-    """Check that a silo that asks for differential privacy can have it.
-
-    Raises:
-        SettingsError: Opacus is missing, or δ too large.
-        TaskError: the task cannot be trained so.
-    """
+    """Check [privacy]: Opacus and δ (``SettingsError``), and the task (``TaskError``)."""
     if (private := bench.private()) is None:
         return
     require_opacus()
@@ -323,9 +299,9 @@ def _check_metrics(settings: SiloSettings) -> None:
 
 
 def model_of(task: Task) -> nn.Module:
-    """A model of the task, whose frozen part is that of every silo's.
+    """Return a model of the task whose frozen part is the same at every silo.
 
-    What of it comes from a file, comes from there; what the task draws at random has one seed.
+    Arrays from a file are loaded from it; arrays that the task draws at random use a fixed seed.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
@@ -333,22 +309,13 @@ def model_of(task: Task) -> nn.Module:
 
 
 def _model_on(task: Task, device: torch.device) -> nn.Module:
-    """A model of the task that can be trained and sent.
-
-    Raises:
-        TaskError: it cannot.
-    """
     model = model_of(task)
     _check_travelling(task, model)
     return model.to(device)
 
 
 def _check_travelling(task: Task, model: nn.Module) -> None:
-    """Check that a model can be trained and sent.
-
-    Raises:
-        TaskError: nothing of it is trained, or it names an array that cannot travel.
-    """
+    """Raise ``TaskError`` if nothing of the model is trained or an array cannot be sent."""
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         if is_lazy(tensor):
             raise TaskError(
@@ -367,7 +334,7 @@ def _check_travelling(task: Task, model: nn.Module) -> None:
 
 
 def _cannot_travel(tensor: torch.Tensor) -> str:
-    """Why this can be no array of a message; empty: it can."""
+    """Return why a tensor cannot be sent as an array; empty if it can."""
     if tensor.is_meta or tensor.layout != torch.strided:
         what = "on the meta device" if tensor.is_meta else str(tensor.layout).removeprefix("torch.")
         return f"must be dense and have values. It is {what}."
@@ -395,10 +362,12 @@ def _cannot_travel(tensor: torch.Tensor) -> str:
 
 
 def hash_of(data: SiloData | StreamedData | Samples) -> str:
-    """SHA-256 of the training samples as the model sees them; of a dataset only how many and the
-    first one, since reading them all would take as long as training; of samples without labels
-    nothing, for no model is trained on them. Whose samples they are is part of it where that is
-    said: what is held out goes by it."""
+    """Return the SHA-256 of the training samples as the model sees them.
+
+    For a dataset only the number of samples and the first one are hashed: reading all would take
+    as long as training. Samples without labels give an empty string: no model is trained on
+    them. Persons are included if given, because they determine what is held out.
+    """
     if isinstance(data, Samples):
         return ""
     known = hashlib.sha256()
@@ -411,11 +380,6 @@ def hash_of(data: SiloData | StreamedData | Samples) -> str:
 
 
 def _check_targets(task: Task, data: Data) -> None:
-    """Check targets against the task's problem.
-
-    Raises:
-        TaskError: they do not fit it.
-    """
     parts = {"training": data.train, "test": data.test, "validation": data.validation}
     for name, part in parts.items():
         if part is None or (isinstance(task.problem, Masks) and not isinstance(part, Held)):
@@ -425,10 +389,9 @@ def _check_targets(task: Task, data: Data) -> None:
 
 
 def _device(wanted: str) -> torch.device:
-    """The device that is wanted, once it has computed something.
+    """Return the wanted device, tested with a small computation.
 
-    Raises:
-        SettingsError: a device that is named cannot be used.
+    Raises ``SettingsError`` if a named device cannot be used; ``auto`` falls back to the CPU.
     """
     if wanted == "auto" and not torch.cuda.is_available():
         return torch.device("cpu")
@@ -447,7 +410,7 @@ def _device(wanted: str) -> torch.device:
 
 
 def _unusable(device: torch.device) -> str:
-    """Why a device cannot compute, from a sum of one number; empty if it can."""
+    """Return why a device cannot add two numbers; empty if it can."""
     if device.type == "cpu":
         return ""
     if not torch.cuda.is_available():
@@ -463,10 +426,10 @@ def _unusable(device: torch.device) -> str:
 
 
 def _schema(task: Task, model: nn.Module, shapes: Sequence[Sequence[int]], frozen: str) -> str:
-    """Fingerprint of what silos must have in common to share a model; nothing about the data.
+    """Return a fingerprint of what silos must have in common to share a model, without data.
 
-    Where there is a file of weights, or a frozen part without one, what it is and the beginning of
-    its SHA-256 follow after a slash, so that the server can say which silo has another one.
+    If there is a weights file, or a frozen part without one, its name and the start of its
+    SHA-256 follow after a slash, so that the coordinator can report which silo differs.
     """
     described = _arrays_of(model)
     own = getattr(task, "fingerprint", "")  # of a declared task: columns, categories, classes
@@ -486,9 +449,9 @@ def _schema(task: Task, model: nn.Module, shapes: Sequence[Sequence[int]], froze
 
 
 def _parts(task: Task, model: nn.Module, shapes: Sequence[Sequence[int]]) -> Parts:
-    """Digests of what the schema is made of, each by itself, and in no order where order may vary.
+    """Return a digest of each part of the schema; lists are sorted if their order may vary.
 
-    Nothing about the data: what a task says is the same at all its silos.
+    The digests do not depend on the data: a task declares the same at all its silos.
     """
     arrays, shape = FOLLOWING
     parts: dict[str, Any] = {arrays: _arrays_of(model), shape: [list(one) for one in shapes]}
@@ -504,7 +467,6 @@ def _digest(text: str) -> str:
 
 
 def _sorted(value: Any) -> Any:
-    """With every list and table in one order, whatever its own."""
     if isinstance(value, list):
         return sorted(map(_sorted, value), key=json.dumps)
     if isinstance(value, dict):
@@ -513,7 +475,6 @@ def _sorted(value: Any) -> Any:
 
 
 def _arrays_of(model: nn.Module) -> list[object]:
-    """Name, shape and type of what travels."""
     return [
         [name, list(tensor.shape), str(tensor.dtype)] for name, tensor in travelling(model).items()
     ]

@@ -1,1 +1,1 @@
-"""Smaller models on the wire: which silos receive theirs in 16 bits a number."""
+"""Smaller models on the wire: which silos receive theirs as 16-bit numbers."""

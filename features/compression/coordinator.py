@@ -1,4 +1,4 @@
-"""Send models in 16 bits a number to silos that have sent a rounded update themselves."""
+"""Send models as 16-bit numbers to silos that have sent a rounded update themselves."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from coterie.strategies.rounds.stage import Outcome, Played, Scene, Stage
 
 
 class Compression(Stage):
-    """Active if the run sets a smaller ``wire-format``. Remembers which silos support it."""
+    """The stage for a smaller ``wire-format``; remembers which silos support it."""
 
     name = "compression"
     first: ClassVar[frozenset[str]] = frozenset()

@@ -1,9 +1,8 @@
-"""Send an update in 16 bits a number, and add what was rounded away to the next one.
+"""Send an update as 16-bit numbers, and add the rounding error to the next one.
 
-What is rounded away is kept as after its round, like all that a silo keeps from round to round
-(``coterie.client.home.rounds``): a round that is repeated begins from the same again. Trainings
-beside the rounds' own (cold starts, trials) come once, or from other models, so nothing is kept of
-them.
+The error is kept per round, like everything that a silo keeps between rounds
+(``coterie.client.home.rounds``), so a repeated round starts from the same error. Other trainings
+(cold starts, trials) happen once, or from other models, so nothing is kept for them.
 """
 
 from __future__ import annotations
@@ -18,25 +17,24 @@ KIND = "rounding"
 
 
 class Compression(Stage):
-    """Active where the run asks for a smaller ``wire-format``."""
+    """The stage for a smaller ``wire-format``."""
 
     name = "compression"
 
     def check(self, request: Request) -> None:
-        """Refuse a format that does not go with the run."""
+        """Refuse a format that conflicts with the run."""
         _format(request)
 
     def begin(self, request: Request, *, before: int, packed: bool) -> str:
-        """Return the format of what leaves; of other ClientApps' coordinators, float32."""
+        """Return the format of what leaves; float32 unless ``packed``."""
         return _format(request) if packed else wire.FLOAT32
 
     def before(self, mine: str, work: Work) -> None:
-        """Remember the model received: what leaves is the difference to it."""
+        """Remember the model received: the update is the difference to it."""
         if mine != wire.FLOAT32:
             work.keep_received()
 
     def leave(self, mine: str, work: Work) -> None:
-        """Round the update."""
         if mine == wire.FLOAT32 or wire.ARRAYS not in work.leaving:
             return
         received = personal.without(work.received, work.staying)
@@ -46,7 +44,7 @@ class Compression(Stage):
         work.metrics |= figures
 
     def end(self, request: Request) -> None:
-        """Forget what was rounded away."""
+        """Forget the rounding error."""
         rounds.forget(request.bench.settings, KIND, run=request.run)
 
 
@@ -62,13 +60,7 @@ def _format(request: Request) -> str:
 def rounded(
     request: Request, received: Model, trained: Model, wire_format: str
 ) -> tuple[Model, dict[str, float | int]]:
-    """Round an update as the run asks, and keep what is lost; return what leaves, and its figures.
-
-    Args:
-        request: of the training.
-        received, trained: less what stays at the silo.
-        wire_format: of what leaves.
-    """
+    """Round an update, less what stays at the silo, and keep the error; return it, and metrics."""
     bench, of_the_round = request.bench, not request.purpose
     before = None
     if of_the_round:

@@ -1,7 +1,7 @@
-"""APFL at the silo: a model v of its own, trained on its mixture with the model received.
+"""APFL at the silo: its own model v, trained on its mixture with the model received.
 
 Deng, Kamani, Mahdavi: "Adaptive Personalized Federated Learning", 2020,
-https://arxiv.org/abs/2003.13461; Algorithm 1 and eq. 10. For every mini-batch ξ of the common
+https://arxiv.org/abs/2003.13461; Algorithm 1 and eq. 10. For every mini-batch ξ of the group
 model's training, with ``v̄ = α v + (1 − α) w`` and w as it is at that step:
 
     v ← v − η ∇_v f(v̄; ξ),  ∇_v f = α ∇f(v̄)
@@ -29,17 +29,16 @@ from coterie.tasks.base import Nest, Task
 from coterie.wire import Model
 
 SHARE: Final = "/mixture"
-"""α, among the arrays that a silo keeps; no array of a model is called so."""
+"""Name of α among the arrays that a silo keeps; no array of a model has it."""
 
 
 class Mixture:
     """v and α in a training of w; see the module and ``coterie.client.work.sgd.Beside``.
 
     Args:
-        task, part, plan: of the training.
         shared: w, which ``train`` moves.
-        kept: v and α after an earlier round, as ``arrays`` gave them; None: v starts as w.
-        share: α where nothing was kept, in [0, 1].
+        kept: v and α after an earlier round, from ``arrays``; None: v starts as w.
+        share: α if nothing was kept, in [0, 1].
         lr: of α, ≥ 0.
     """
 
@@ -80,7 +79,7 @@ class Mixture:
             self.optimiser.backward(loss)
 
     def step(self, lr: float) -> None:
-        """Move both."""
+        """Update v and α."""
         self.optimiser.finish_gradients(list(self.trained.values()))
         self.optimiser.step(lr)
         with torch.no_grad():
@@ -89,7 +88,7 @@ class Mixture:
         self._forget_gradients()
 
     def arrays(self) -> Model:
-        """What the silo keeps: v, the running statistics of v̄, and α under ``SHARE``."""
+        """Return what the silo keeps: v, the running statistics of v̄, and α under ``SHARE``."""
         return {**read_weights(self.own), SHARE: np.array(self.share.item(), np.float32)}
 
     def _forget_gradients(self) -> None:
@@ -98,11 +97,9 @@ class Mixture:
 
 
 def mix_in(model: nn.Module, kept: Model) -> None:
-    """Turn w, in ``model``, into v̄ = α v + (1 − α) w in place, with the statistics that were kept.
+    """Turn w, in ``model``, into v̄ = α v + (1 − α) w in place; ``kept`` is from ``arrays``.
 
-    Args:
-        model: with w.
-        kept: as ``Mixture.arrays`` gave it.
+    The running statistics are the kept ones.
     """
     share = float(kept[SHARE])
     parameters = dict(model.named_parameters())

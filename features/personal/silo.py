@@ -1,18 +1,19 @@
-"""What a silo makes of its group's model for itself, before it is evaluated or kept.
+"""Personalisation: what a silo makes of its group's model before it evaluates or keeps it.
 
-*Fine-tuning*: the silo's own model is the one received, trained on for a few epochs on its own
-data. It is made again whenever it is wanted and never sent. The steps that Per-FedAvg and pFedMe
-take before a test are this too, along the gradient of all training data.
+*Fine-tuning*: the silo's own model is the one received, trained for some more epochs on its own
+data. It is made again whenever it is needed, and never sent. The steps that Per-FedAvg and pFedMe
+take before a test belong here too, along the gradient of all training data.
 
 *Ditto* (Li, Hu, Beirami, Smith: "Ditto: Fair and Robust Federated Learning Through
-Personalization", ICML 2021, https://arxiv.org/abs/2012.04221, Algorithm 1): beside its part in the
-group's training the silo trains a model v of its own, with the proximal term λ/2·|v − w|² towards
-the model w that it received.
+Personalization", ICML 2021, https://arxiv.org/abs/2012.04221, Algorithm 1): in addition to the
+group's training the silo trains its own model v, with the proximal term λ/2·|v − w|² towards the
+model w that it received.
 
 *APFL* (``coterie.features.personal.mixture``): the silo's model is a mixture of the one received
-and of one that it trains in the same steps as its part in the group's training.
+and one that it trains in the same steps as the group's.
 
-What Ditto and APFL train is kept at the silo per run, survives a restart, and is never sent.
+The models that Ditto and APFL train are kept at the silo per run, survive a restart, and are never
+sent.
 """
 
 from __future__ import annotations
@@ -37,12 +38,12 @@ from coterie.wire import Model
 
 
 class Personal(Stage):
-    """What the silo makes of its group's model for itself."""
+    """The stage for personalisation."""
 
     name = "personal"
 
     def begin(self, request: Request, *, before: int, packed: bool) -> Personalisation | None:
-        """Return how the silo personalises; None: it uses the model received."""
+        """Return how the silo personalises; None if it uses the model received."""
         return _personalisation(request, before=before)
 
     def before(self, mine: Personalisation | None, work: Work) -> None:
@@ -51,7 +52,6 @@ class Personal(Stage):
             work.keep_received()
 
     def personalise(self, mine: Personalisation | None, bench: Workbench) -> bool:
-        """Turn the model received, in the bench, into the silo's own, in place."""
         if mine is not None:
             personalise(bench, mine)
         return mine is not None
@@ -63,7 +63,7 @@ class Personal(Stage):
 
 
 def train_model_apfl(request: Request) -> RecordDict:
-    """Train the model received, and in the same steps one of the silo's own, which stays (APFL)."""
+    """Train the model received and, in the same steps, the silo's own, which stays here (APFL)."""
     before = 0 if request.purpose else request.round_number()
     own = _own(request, wire.APFL, before=before)
     return train_and_reply(
@@ -73,13 +73,11 @@ def train_model_apfl(request: Request) -> RecordDict:
 
 @dataclass(frozen=True)
 class Own:
-    """Which model of its own a silo keeps from round to round.
+    """The personal model that a silo keeps from round to round.
 
     Attributes:
         kind: ``wire.DITTO`` or ``wire.APFL``.
-        run: whose it is.
-        round: to train it in.
-        before: it is the last one of a round before this.
+        before: the kept model is the last one of a round before this.
         strength: Ditto's λ, ≥ 0.
         share, share_lr: APFL's α before the first round, in [0, 1], and its learning rate, ≥ 0.
     """
@@ -93,22 +91,19 @@ class Own:
     share_lr: float = 0.0
 
     def kept(self, bench: Workbench) -> Model | None:
-        """What the silo has of it; None before its first round."""
+        """Return the kept model; None before its first round."""
         return rounds.latest(bench.settings, self.kind, run=self.run, before=self.before)
 
     def keep(self, bench: Workbench, arrays: Model) -> None:
-        """Keep it as it is after its round."""
+        """Keep the model as it is after its round."""
         rounds.keep(bench.settings, self.kind, arrays, run=self.run, number=self.round)
 
 
 @dataclass(frozen=True)
 class Personalisation:
-    """How, for one message: by a model that the silo keeps, or by training on the one received.
+    """How to personalise for one message: with the model ``own``, or by training the one received.
 
-    Attributes:
-        plan: of the silo's own training; APFL's is the round's.
-        seed: of the same.
-        own: None to train on the model received.
+    ``plan`` and ``seed`` belong to the silo's own training; APFL uses the round's.
     """
 
     plan: TrainPlan
@@ -131,9 +126,9 @@ def personalise(bench: Workbench, how: Personalisation) -> None:
 
 
 def train_own(bench: Workbench, received: Model, how: Personalisation) -> None:
-    """Ditto: one round of the silo's own model, which starts as the first one received.
+    """Train one round of Ditto's own model, which starts as the first model received.
 
-    ``bench.model`` is overwritten. Nothing is done for what is not Ditto.
+    ``bench.model`` is overwritten; nothing is done without Ditto.
     """
     if (ditto := how.own) is None or ditto.kind != wire.DITTO:
         return
@@ -147,16 +142,10 @@ def train_own(bench: Workbench, received: Model, how: Personalisation) -> None:
 def train_mixed(
     bench: Workbench, own: Own, part: Part, plan: TrainPlan, *, seed: int, keep: bool
 ) -> float:
-    """APFL: train the model received, in ``bench.model``, as always, and the silo's own beside it.
+    """Train the model received, in ``bench.model``, and the silo's own with it (APFL).
 
-    Args:
-        bench: of the silo.
-        own: of kind ``wire.APFL``.
-        part, plan, seed: of the training.
-        keep: whether the silo's own model is kept; the training for another purpose keeps nothing.
-
-    Returns:
-        The loss of the model received, as ``train`` returns it.
+    The silo's own is kept if ``keep``, which trainings for another purpose do not set. Returns the
+    loss of the model received.
     """
     mixture = Mixture(
         bench.task,
@@ -174,14 +163,14 @@ def train_mixed(
 
 
 def _in_order(own: Model, bench: Workbench) -> Model:
-    """A file lists arrays by name; a model has an order."""
+    """Return arrays in the model's order; a file lists them by name."""
     return {name: own[name] for name in travelling(bench.model) if name in own}
 
 
 def _personalisation(request: Request, *, before: int) -> Personalisation | None:
-    """What the silo makes of the model received before it evaluates it, if anything.
+    """Return how the silo personalises the model received before it evaluates it, if at all.
 
-    A model that the silo keeps (Ditto, APFL) is the last one of a round before ``before``.
+    A kept model (Ditto, APFL) is the last one of a round before ``before``.
     """
     steps = _steps_before_a_test(request)
     kind = request.config.get(wire.PERSONALISE)
@@ -215,7 +204,7 @@ def _own(request: Request, kind: str, *, before: int) -> Own:
 
 
 def _steps_before_a_test(request: Request) -> Personalisation | None:
-    """Steps along the gradient of all training data, with FedProx's pull (Per-FedAvg …)."""
+    """Return steps along the gradient of all training data, with FedProx's pull (Per-FedAvg …)."""
     plan = TrainPlan(
         epochs=request.value(wire.ADAPT_STEPS),
         batch_size=len(request.bench.data.train),

@@ -1,6 +1,6 @@
 """Tell a silo with its next message that its last training did not count, and why.
 
-A silo knows what it refused, and not what the coordinator found wrong with its reply.
+A silo knows what it refused, but not what the coordinator found wrong with its reply.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from coterie.strategies.rounds.stage import Came, Held, Scene, Stage
 
 
 class Rejections(Stage):
-    """Remembers silo → why its last training did not count."""
+    """The stage for rejections; remembers silo → why its last training did not count."""
 
     name = "rejections"
     first: ClassVar[Mapping[str, str]] = {}
@@ -37,7 +37,7 @@ class Rejections(Stage):
     def incoming(
         self, mine: Mapping[str, str], scene: Scene, came: Came
     ) -> tuple[Mapping[str, str], Came]:
-        """Forget what silos were told now, and note whose reply was wrong."""
+        """Drop the reasons just sent, and note silos whose reply was wrong."""
         if not scene.training:
             return mine, came
         told = {order.silo.name for order in came.orders}

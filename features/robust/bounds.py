@@ -1,18 +1,19 @@
-"""Bound how much one silo can do to the others.
+"""Bounds on how much one silo can do to the others.
 
-Every checked update passes here before the algorithm sees it, so that no algorithm needs to know
-of it and any ClientApp is covered:
+Every checked update passes here before the algorithm sees it, so that no algorithm needs to handle
+this and any ClientApp is covered:
 
 - *Counts*. A silo weighs by the samples that it stated first, and at most ``max_share`` of those
   whose updates are averaged with its own.
 - *Norms*. An update is clipped to ``clip_updates`` times the median norm of those it is compared
-  with, up to twice that where the silo has more samples than most (Sun, Kairouz, Suresh, McMahan:
-  "Can You Really Backdoor Federated Learning?", 2019, https://arxiv.org/abs/1911.07963, with the
-  median in the place of a fixed bound).
-- *Directions*, of updates as they came. Where most members of a group agree, one whose updates keep
-  away from the others' mean direction is quarantined: it trains alone, and comes back on probation.
+  with, up to twice that if the silo has more samples than most (Sun, Kairouz, Suresh, McMahan: "Can
+  You Really Backdoor Federated Learning?", 2019, https://arxiv.org/abs/1911.07963, with the median
+  instead of a fixed bound).
+- *Directions*, of updates before clipping. If most members of a group agree, a silo whose updates
+  keep away from the others' mean direction is quarantined: it trains alone, and returns on
+  probation.
 
-Nothing is changed where nobody is out of line: the very same updates go on.
+Without outliers the very same updates pass unchanged.
 """
 
 from __future__ import annotations
@@ -39,38 +40,31 @@ from coterie.wire.updates import Limit, shortened
 FEWEST, FEWEST_VOTES = 3, 4
 """Updates without which a median norm, and a common direction, say nothing of one of them."""
 AGREEMENT = 0.25
-"""Median cosine to the others' mean direction from which a group has a direction: as more than half
-of its members have it then, those out of line are always the fewer."""
+"""Median cosine to the others' mean direction from which a group has a direction: more than half of
+its members then have it, so outliers are always a minority."""
 AGAINST = 0.05
-"""Cosine below which an update is out of line with such a group, where the others are of one mind:
-in honest federations small silos with noisy updates come near 0."""
+"""Cosine below which an update is an outlier in such a group, if the others agree: in honest
+federations small silos with noisy updates come near 0."""
 SPREAD = 4.0
-"""And so far below the group's median, in median absolute deviations of the group's own cosines:
-where members have other labels their cosines are spread, and some of the honest are below 0."""
+"""How far an outlier is also below the group's median, in median absolute deviations of its
+cosines: where members have other labels cosines are spread, and some honest ones are negative."""
 ELSEWHERE = 4.0
-"""And so many times larger where it is compared with silos that trained other models."""
+"""Factor on the limit of norms where silos that trained other models are compared."""
 SHORT = 0.5
-"""Multiple of the median norm below which an update does too little to matter."""
+"""Multiple of the median norm below which an update is too small to matter."""
 SHARE = 2**20
 """Values of each update that one thread multiplies with the others' before it takes more."""
 AT_ONCE = 2**19
-"""Of all updates together, what is multiplied at a time: it stays in the processor's cache."""
+"""Values of all updates together multiplied at a time: they stay in the processor's cache."""
 FEWEST_COLUMNS = 2**11
-"""Of each, where they are very many."""
+"""Fewest values of each update multiplied at a time, if there are very many updates."""
 AWAY = 5
-"""Rounds that a silo trains alone the first time; each further time they are twice as many."""
+"""Rounds that a silo trains alone the first time; they double each further time."""
 
 
 @dataclass(frozen=True)
 class Quarantined:
-    """A silo that was moved out of its group.
-
-    Attributes:
-        model: its own, which it trains alone.
-        since: the round in which it was moved out.
-        until: the round in which it comes back.
-        why: in words.
-    """
+    """A quarantined silo: its own model, and the rounds in which it left and will return."""
 
     model: Model
     since: int
@@ -80,15 +74,13 @@ class Quarantined:
 
 @dataclass(frozen=True)
 class Reputation:
-    """What is remembered of silos between two rounds.
+    """The record of silos between two rounds.
 
     Attributes:
-        counts: silo → training samples that it stated first, of those that did not describe
-            themselves.
-        strikes: silo → rounds in a row in which it was out of line.
-        probation: silos of which one such round is enough: who came later, or came back.
-        times: silo → how often it was moved out.
-        apart: who is out now.
+        counts: silo → training samples that it stated first, if it did not describe itself.
+        strikes: silo → consecutive rounds in which it was an outlier.
+        probation: silos that one such round is enough for: those that came later, or returned.
+        times, apart: silo → how often it was quarantined; the silos in quarantine now.
     """
 
     counts: Mapping[str, float] = field(default_factory=dict)
@@ -99,16 +91,11 @@ class Reputation:
 
     @property
     def models(self) -> dict[str, Model]:
-        """Silo → its own model, of those that are out."""
+        """Silo → its own model, for silos that are quarantined."""
         return {name: apart.model for name, apart in self.apart.items()}
 
     def begin(self, number: int, new: Collection[str]) -> Reputation:
-        """A round begins: whose time is over comes back, and newcomers after round 1 are watched.
-
-        Args:
-            number: of the round.
-            new: who is here for the first time.
-        """
+        """Begin a round: end quarantines that are over; newcomers after round 1 go on probation."""
         back = {name for name, apart in self.apart.items() if apart.until <= number}
         later = frozenset(new) if number > 1 else frozenset()
         return replace(
@@ -118,18 +105,13 @@ class Reputation:
         )
 
     def diverged(self, models: Mapping[str, Model], number: int) -> Reputation:
-        """With silos whose training ended in NaN: they are alone until one ends in numbers.
-
-        Args:
-            models: silo → what it began from.
-            number: of the round.
-        """
+        """Set apart silos whose training ended in NaN, with the models that they started from."""
         why = f"its training of round {number} diverged: it trains alone until one ends in numbers"
         out = {name: Quarantined(model, number, number + 2, why) for name, model in models.items()}
         return replace(self, apart={**self.apart, **out})
 
     def trained_alone(self, updates: Updates) -> Reputation:
-        """With what silos that are out made of their own models."""
+        """Store the new own models of quarantined silos."""
         own = {
             u.silo.name: replace(self.apart[u.silo.name], model=u.model)
             for u in updates
@@ -140,13 +122,9 @@ class Reputation:
 
 @dataclass(frozen=True)
 class Bounded:
-    """One exchange's updates as they count.
+    """One exchange's updates as they count, in order; one within bounds is the same object.
 
-    Attributes:
-        updates: those that count, in their order; what was in line is the same object.
-        reputation: what is remembered.
-        moved_out: silo → why it is in this round.
-        told: for the record, JSON values.
+    ``moved_out``: silo → why it is quarantined in this round. ``told``: for the record, JSON.
     """
 
     updates: list[Update]
@@ -164,15 +142,11 @@ def bound(
     groups: Sequence[Group] = (),
     crosses: bool = False,
 ) -> Bounded:
-    """The updates of one exchange, each with no more influence than it may have.
+    """Return the updates of one exchange, each within the bounds on its influence.
 
     Args:
-        influence: the options.
-        reputation: what is known of the silos.
-        updates: checked.
-        number: of the round.
-        groups: who trains together; only who is in one of several is judged by its direction.
-        crosses: models that began apart may be averaged.
+        groups: that train together; only silos in groups of several are judged by direction.
+        crosses: models that started differently may be averaged.
     """
     counted, reputation = _with_first_counts(updates, reputation)
     started = _Starts()
@@ -207,15 +181,12 @@ def bound(
 
 
 def _trains(update: Update) -> bool:
-    """Whether its arrays are an update, and its count is of training samples."""
+    """Return whether an update is a training, not an evaluation."""
     return update.kind.split(".")[0] != wire.EVALUATE
 
 
 def _with_first_counts(updates: Updates, reputation: Reputation) -> tuple[list[Update], Reputation]:
-    """Nobody has more samples than it stated when it came; fewer do no harm.
-
-    A training that holds samples out states fewer by itself.
-    """
+    """Limit samples to those stated first; a training that holds some out states fewer."""
     first = dict(reputation.counts)
     for update in updates:
         if _trains(update) and not update.purpose and not update.silo.described:
@@ -230,7 +201,7 @@ def _with_first_counts(updates: Updates, reputation: Reputation) -> tuple[list[U
 
 
 class _Starts:
-    """Numbers models by their values: what silos trained from, whatever object holds it."""
+    """Numbers the models that silos trained from by value, whatever object holds them."""
 
     def __init__(self) -> None:
         self._by_id: dict[int, int] = {}
@@ -246,7 +217,7 @@ class _Starts:
 
 
 def _sample(model: Model) -> bytes:
-    """Some of its values, by which most models that differ do."""
+    """Return some of a model's values, in which most different models differ."""
     if not is_seen(model):
         return b"unseen"
     arrays = (array.ravel() for array in model.values())
@@ -254,14 +225,13 @@ def _sample(model: Model) -> bytes:
 
 
 def _capped_by_group(updates: list[Update], max_share: float, started: _Starts) -> list[Update]:
-    """No silo has more than its share among those that trained the same model."""
     return _capped(updates, max_share, lambda u: (u.purpose, started(u.start)))
 
 
 def _capped(
     updates: list[Update], max_share: float, key: Callable[[Update], object]
 ) -> list[Update]:
-    """No silo has more than its share among those with an equal key."""
+    """Cap each silo's share among those with an equal key."""
     most: dict[int, float] = {}
     for group in _alike(updates, key):
         counts = {str(i): updates[i].num_examples for i in group}
@@ -273,7 +243,7 @@ def _capped(
 
 
 def _alike(updates: Updates, key: Callable[[Update], object]) -> list[list[int]]:
-    """Positions of updates with equal keys, of those that are trainings."""
+    """Return the positions of trainings with equal keys."""
     found: dict[object, list[int]] = {}
     for i, update in enumerate(updates):
         if _trains(update):
@@ -286,7 +256,7 @@ def _alike(updates: Updates, key: Callable[[Update], object]) -> list[list[int]]
 
 @dataclass(frozen=True)
 class _Clipped:
-    """Updates none of which is too long.
+    """Updates within their limits.
 
     ``factors``: silo → what its update was multiplied by. ``lengths``: silo → its update's norm as
     a multiple of the median, of the round's own training.
@@ -298,7 +268,6 @@ class _Clipped:
 
 
 def _norms(updates: Updates, voting: Sequence[_Voting]) -> dict[int, float]:
-    """Position → its norm, of all trainings."""
     norms = {i: n for group in voting for i, n in zip(group.positions, group.norms, strict=True)}
     rest = [i for i, u in enumerate(updates) if _trains(u) and i not in norms]
     largest = max((num_bytes(updates[i].start) for i in rest), default=0)
@@ -354,24 +323,22 @@ def _clipped(
 
 
 def _within(update: Update, limit: Limit) -> Update:
-    """A masked update, no longer than its limit."""
     assert isinstance(update.model, Masked)
     before = update.start.moved if isinstance(update.start, Masked) else {}
     return replace(update, model=update.model.within(limit, before))
 
 
 def update_norm(update: Update) -> float:
-    """Euclidean norm of what the training changed, over all floating-point arrays."""
+    """Return the Euclidean norm of an update, over all floating-point arrays."""
     if isinstance(update.model, Masked):
         return update.model.norm
     return math.sqrt(float(_products([update])[0, 0]))
 
 
 def _products(updates: Sequence[Update]) -> FloatArray:
-    """Inner products (n, n) of what trainings of one model changed; in a secure run, of the
-    sketches of it.
+    """Return the inner products (n, n) of updates of one model; in a secure run, of their sketches.
 
-    Column by column of one array at a time: of all updates together no copy is made.
+    It works by columns of one array at a time, so that no copy of all updates is made.
     """
     total = np.zeros((len(updates), len(updates)))
     trained = [u.model for u in updates if is_seen(u.model)]
@@ -408,7 +375,7 @@ def _products(updates: Sequence[Update]) -> FloatArray:
 
 @dataclass(frozen=True)
 class _Direction:
-    """An update beside the others of its group: the cosine to their mean direction."""
+    """An update with its cosine to the mean direction of its group's other updates."""
 
     update: Update
     cosine: float
@@ -417,13 +384,9 @@ class _Direction:
 
 @dataclass(frozen=True)
 class _Voting:
-    """Four and more silos of a group that trained the same model in the round's own training.
+    """At least four silos of a group that trained the same model in the round's own training.
 
-    Attributes:
-        positions: of their updates.
-        updates: as they came.
-        products: (n, n), inner products of what these changed.
-        norms: of that.
+    ``products`` (n, n) are inner products of their updates before clipping, ``norms`` the norms.
     """
 
     positions: Sequence[int]
@@ -433,7 +396,7 @@ class _Voting:
 
 
 def _voting(updates: Updates, groups: Sequence[Group], started: _Starts) -> list[_Voting]:
-    """Who is compared with whom by direction."""
+    """Return the silos whose directions are compared with each other."""
     together = {name for group in groups if len(group) > 1 for name in group}
     found = []
     for group in _alike(updates, lambda u: (u.purpose, started(u.start))):
@@ -449,8 +412,7 @@ def _voting(updates: Updates, groups: Sequence[Group], started: _Starts) -> list
 
 
 def _directions(voting: Sequence[_Voting]) -> list[_Direction]:
-    """Every silo has one vote, whatever its length and its samples, so that one cannot turn the
-    mean."""
+    """Return directions; each silo has one vote, so that a single one cannot turn the mean."""
     found = [one for group in voting for one in _beside_others(group)]
     return sorted(found, key=lambda one: one.update.silo.name)
 
@@ -477,7 +439,7 @@ def _beside_others(group: _Voting) -> list[_Direction]:
 def _judged(
     found: Sequence[_Direction], reputation: Reputation, patience: int, number: int
 ) -> tuple[Reputation, dict[str, str]]:
-    """Who was out of line once too often is moved out, with the model that it was sent."""
+    """Quarantine silos that were outliers too often, with the model that they were sent."""
     if not patience:
         return reputation, {}
     strikes, apart, times = dict(reputation.strikes), dict(reputation.apart), dict(reputation.times)

@@ -1,4 +1,4 @@
-"""Bound every silo's updates; quarantined silos train their own model, alone."""
+"""Bound every silo's updates; quarantined silos train their own model alone."""
 
 from __future__ import annotations
 
@@ -14,11 +14,7 @@ from coterie.strategies.rounds.stage import Came, Room, Scene, Stage
 
 
 class Robust(Stage):
-    """Robust aggregation.
-
-    Args:
-        influence: what one silo may do to the others at most.
-    """
+    """The stage for robust aggregation."""
 
     name = "robust"
     first = Reputation()
@@ -27,7 +23,7 @@ class Robust(Stage):
         self.influence = influence
 
     def admit(self, mine: Reputation, room: Room) -> tuple[Reputation, Room]:
-        """Take silos back whose quarantine is over, and put newcomers on probation."""
+        """End quarantines that are over, and put newcomers on probation."""
         if not room.final:
             known = room.algorithm.members(room.state).sizes
             new = [silo.name for silo in room.playing if silo.name not in known]
@@ -35,7 +31,7 @@ class Robust(Stage):
         return mine, replace(room, apart=mine.models)
 
     def outgoing(self, mine: Reputation, scene: Scene, orders: Sequence[Order]) -> list[Order]:
-        """Have quarantined silos train their own model, and tell them why."""
+        """Let quarantined silos train their own model, and send them the reason."""
         out = [silo for silo in scene.room.playing if silo.name in mine.apart]
         alone = [
             Order(
@@ -48,7 +44,7 @@ class Robust(Stage):
         return [*orders, *(alone if scene.training else [])]
 
     def incoming(self, mine: Reputation, scene: Scene, came: Came) -> tuple[Reputation, Came]:
-        """Bound updates, and judge their directions in the round's own training."""
+        """Bound updates; in the round's own training, check their directions too."""
         groups = scene.algorithm.groups(came.state) if scene.training else ()
         bounded = self._bounded(mine, scene, came.updates, groups)
         counting = [u for u in bounded.updates if u.silo.name not in mine.apart]
@@ -71,7 +67,7 @@ class Robust(Stage):
         updates: Updates,
         groups: Sequence[Group],
     ) -> Bounded:
-        """Return what counts; where silos learn nothing of others, everything does."""
+        """Return what counts: everything, if silos learn nothing from others."""
         if scene.algorithm.alone:
             return Bounded(list(updates), mine)
         return bound(

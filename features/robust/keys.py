@@ -9,7 +9,7 @@ from coterie.strategies.rounds.options import CountOrNone, NotNegative, Options
 
 
 class Influence(Options):
-    """What one silo may do to the others at most."""
+    """Bounds on what one silo can do to the others."""
 
     max_share: float = Field(
         0.5,
@@ -40,7 +40,7 @@ class Influence(Options):
 
 
 def aggregate_problem(influence: Influence, *, averages: bool, strategy: str) -> str:
-    """Why a strategy cannot aggregate so; empty: it can."""
+    """Return why a strategy cannot use the aggregation rule; empty if it can."""
     if influence.aggregate == "mean" or averages:
         return ""
     others = ", ".join(name for name in AGGREGATES if name != "mean")

@@ -14,11 +14,7 @@ from coterie.strategies.rounds.stage import Came, Held, Room, Scene, Settled, St
 
 
 class Secure(Stage):
-    """Secure aggregation. Keys live in this process: a resumed run exchanges them again.
-
-    Args:
-        sums: exchanges keys, and asks for sums.
-    """
+    """The stage for secure aggregation; a resumed run exchanges keys again, kept only in memory."""
 
     name = "secure"
 
@@ -26,7 +22,7 @@ class Secure(Stage):
         self.sums = sums
 
     def admit(self, mine: None, room: Room) -> tuple[None, Room]:
-        """Exchange keys with who is here; nobody trains in a group of one, whose sum is its own."""
+        """Exchange keys; require groups of at least two, because a sum of one is its update."""
         here = [replace(s, min_group_size=max(FEWEST, s.min_group_size)) for s in room.here]
         silos = [silo for silo in here if silo.name not in room.resting]
         self.sums.require_own(silos)
@@ -35,7 +31,7 @@ class Secure(Stage):
         return mine, replace(room, here=tuple(here), resting={**room.resting, **failed})
 
     def outgoing(self, mine: None, scene: Scene, orders: Sequence[Order]) -> list[Order]:
-        """Ask for sketches in the place of models."""
+        """Ask for sketches instead of models."""
         compared, sketches = _compared(scene.algorithm, scene.state)
         return [
             replace(
@@ -47,7 +43,7 @@ class Secure(Stage):
         ]
 
     def incoming(self, mine: None, scene: Scene, came: Came) -> tuple[None, Came]:
-        """Ask who refused for its key anew; it may have lost its own model, too."""
+        """Ask silos that refused for their key again, and replace models that they have lost."""
         for order, why in came.checked.failed:
             if not (why.silent or why.diverged):
                 self.sums.forget(order.silo.name)
@@ -58,19 +54,19 @@ class Secure(Stage):
         return mine, replace(came, state=without(scene.algorithm, came.state, gone))
 
     def settle(self, mine: None, scene: Scene, state: Any) -> Settled:
-        """Ask for the sums that make models of the means in a state."""
+        """Ask for the sums that replace the means in a state by models."""
         return self.sums.settle(scene.algorithm, state, scene.now)
 
     def held(self, mine: None, scene: Scene, held: Held) -> Held:
-        """Hand a silo what another silo started from, where only that one has its model."""
+        """Replace a model that only another silo has by what that silo started from."""
         return replace(held, models=own_or_origin(held.models))
 
 
 def _compared(algorithm: Algorithm[Any], state: Any) -> tuple[Compared | None, dict[str, int]]:
     """Return what silos sketch of their updates, and the numbers of each sketch.
 
-    It is what the algorithm compares, or at least what influence is bounded by, where the model is
-    large enough.
+    This is what the algorithm compares, or, in a large enough model, what bounds on influence
+    need.
     """
     compared = algorithm.compared(state)
     initial = algorithm.members(state).initial

@@ -1,9 +1,9 @@
-"""What a silo has trained in a secure run and keeps back: the coordinator has no copy of it.
+"""Models that a silo has trained in a secure run and keeps back: the coordinator has no copy.
 
-With it go what the training began from, by which it can be shortened; the digest of what the silo
-was sent and told for that (``secure.training_digest``); the hash of the last model that came from
-the coordinator; and the silo's key of the run: where that is another one by now, nobody knows in
-which sums the model was.
+Each is stored with what its training started from, by which it can be shortened; the digest of what
+the silo was sent for that (``protocol.training_digest``); the hash of the last model from the
+coordinator; and the silo's key of the run: if that has changed, it is unknown which sums the model
+was in.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ the training began from."""
 
 @dataclass(frozen=True)
 class Held:
-    """A model, what it began and came from and how; digests are 64 hexadecimal digits."""
+    """A model, what it started and came from and how; digests are 64 hexadecimal digits."""
 
     model: Model
     start: Model
@@ -36,7 +36,7 @@ class Held:
 def hold(
     settings: SiloSettings, kept: Held, *, run: str, number: int, purpose: str, on_disk: bool
 ) -> None:
-    """Keep the outcome of a training; in memory alone unless ``on_disk``."""
+    """Keep the outcome of a training; only in memory unless ``on_disk``."""
     digests = np.frombuffer(bytes.fromhex(kept.received + kept.trained_as + kept.key), np.uint8)
     start = {name + START: array for name, array in kept.start.items()}
     arrays = {**kept.model, **start, DIGESTS: digests}
@@ -45,7 +45,7 @@ def hold(
 
 
 def forget(settings: SiloSettings, run: str, *, but: tuple[int, str] | None = None) -> None:
-    """Remove all of a run that is over, but the outcome of one training (round and purpose)."""
+    """Remove everything of a finished run except one training's outcome (round and purpose)."""
     for kind in rounds.kinds(settings, run):
         if kind == KIND or kind.startswith(f"{KIND}-"):
             stays = but[0] if but is not None and _kind(but[1]) == kind else None
@@ -53,7 +53,7 @@ def forget(settings: SiloSettings, run: str, *, but: tuple[int, str] | None = No
 
 
 def held(settings: SiloSettings, *, run: str, number: int, purpose: str) -> Held | None:
-    """The outcome of exactly that training; None if it is not here any more."""
+    """Return the outcome of exactly that training; None if it is gone."""
     found = rounds.newest(settings, _kind(purpose), run=run, before=number + 1)
     if found is None or found[0] != number or DIGESTS not in found[1]:
         return None

@@ -1,17 +1,17 @@
-"""What silos and coordinator agree upon to sum updates that nobody may see alone.
+"""The protocol in which silos sum updates that must stay private.
 
-Every two silos of a sum have a secret in common, by X25519 (RFC 7748) of keys made for one run. A
-silo adds to its numbers a mask for each of the others, made of that secret, which the other takes
-away: the masks vanish in the sum over all of them, and in no other (Bonawitz et al.: "Practical
-Secure Aggregation for Privacy-Preserving Machine Learning", CCS 2017,
+Every two silos of a sum share a secret, by X25519 (RFC 7748) of keys made for one run. A silo adds
+to its numbers a mask for each of the others, made from that secret, which the other subtracts: the
+masks cancel in the sum over all of them, and in no other (Bonawitz et al.: "Practical Secure
+Aggregation for Privacy-Preserving Machine Learning", CCS 2017,
 https://doi.org/10.1145/3133956.3133982, section 4, "masking with one-time pads"). Numbers are
 integers modulo 2^32, so that the sum does not depend on any order.
 
-The masks depend on all that describes the sum (``Sum.digest``): who is in it, of which run and
-round, how each counts. Silos that are told different things make masks that do not vanish.
+The masks depend on everything that describes the sum (``Sum.digest``): its members, run and round,
+and how each counts. Silos that receive different descriptions make masks that do not cancel.
 
-Enrolled silos sign their keys with the key that they were enrolled with, and the coordinator's CA
-has signed which key is whose: the coordinator cannot put in a silo of its own.
+Enrolled silos sign their keys with the key of their enrolment, and the coordinator's CA has signed
+which key is whose: the coordinator cannot add a fake silo.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ from coterie.wire.errors import WireError
 from coterie.wire.updates import JOINT, PIECE, Limit, pieces
 
 BITS: Final = 30
-"""Binary places of a summed number, of what an array's largest can be: the mean of fifty silos is
-right to 2^-25 of that."""
+"""Binary places of a summed number, relative to its array's bound: the mean of fifty silos is
+accurate to 2^-25 of that."""
 FEWEST: Final = 2
-"""Silos of a sum: that of one would be its update."""
+"""Fewest silos of a sum: a sum of one would be its update."""
 MAX_SKETCH, LEAST_SKETCH, SPARSE = 4096, 256, 10
 """Most and fewest numbers of a sketch, and how many parameters at least are behind each."""
 MAX_PEERS = 1024
@@ -56,8 +56,8 @@ OF_ITS_OWN: Final = frozenset(
         *(names.OWN_ROUND, names.OWN_PURPOSE),
     }
 )
-"""Entries of a training message that members of a sum may be told differently: none of them changes
-what a training makes of a model."""
+"""Entries of a training message in which members of a sum may differ: none of them changes what a
+training makes of a model."""
 _SIGNED, _VOUCHED = b"coterie secure run 1\n", b"coterie enrolled silo 1\n"
 
 
@@ -66,7 +66,6 @@ class Peer:
     """A silo as another one knows it in a secure run.
 
     Attributes:
-        name: of the silo.
         public: its X25519 key of this run, 32 bytes.
         identity: the public key that it was enrolled with, PEM; empty if it is not enrolled.
         signature: by that key, of run, name and ``public``.
@@ -81,17 +80,17 @@ class Peer:
 
 
 def signed_by_silo(run: str, name: str, public: bytes) -> bytes:
-    """What a silo signs: that this is its key of a run."""
+    """Return what a silo signs: that this is its key of a run."""
     return _SIGNED + json.dumps([run, name]).encode() + public
 
 
 def signed_by_ca(name: str, identity: bytes) -> bytes:
-    """What the coordinator's CA signs: that a silo of this name was enrolled with this key."""
+    """Return what the coordinator's CA signs: that a silo was enrolled with this key."""
     return _VOUCHED + json.dumps([name]).encode() + identity
 
 
 def encode_peers(peers: Sequence[Peer]) -> str:
-    """As text, for an entry of a message."""
+    """Return peers as text, for an entry of a message."""
     return json.dumps(
         [
             [p.name, p.public.hex(), p.identity.decode("ascii"), p.signature.hex(), p.voucher.hex()]
@@ -101,7 +100,7 @@ def encode_peers(peers: Sequence[Peer]) -> str:
 
 
 def decode_peers(text: object) -> dict[str, Peer]:
-    """Name → peer, of what ``encode_peers`` made.
+    """Return name → peer from the text of ``encode_peers``.
 
     Raises:
         WireError: it is something else.
@@ -121,13 +120,12 @@ def decode_peers(text: object) -> dict[str, Peer]:
 
 
 def peer_objection(peer: Peer, run: str, *, ca: bytes) -> str:
-    """Why a silo's key may not be used; empty if it may.
+    """Return why a silo's key may not be used; empty if it may.
 
     Args:
-        peer: as it was told.
-        run: of which the key is to be.
-        ca: certificate of the coordinator's CA, PEM, as it was when whoever asks was enrolled;
-            empty: nobody vouches for anybody.
+        run: that the key must belong to.
+        ca: certificate of the coordinator's CA, PEM, from the caller's own enrolment; empty if keys
+            are not vouched for.
     """
     try:
         X25519PrivateKey.from_private_bytes(b"\1" * 32).exchange(
@@ -180,21 +178,20 @@ def _verifies(key: object, signature: bytes, content: bytes) -> bool:
 
 @dataclass(frozen=True)
 class Sum:
-    """What all silos of a sum are told alike.
+    """The description of a sum, which all its silos must receive alike.
 
     A silo's share is ``min(samples, cap) / total``; the sum of all is the mean.
 
     Attributes:
-        run: its name.
         round, purpose: of the training whose outcome is summed.
         members: silos, sorted.
         cap: samples that a silo counts for at most.
         total: what all of them count for.
-        trained_as: what all members were sent and told, see ``training_digest``.
-        least: silos by which any two sums must differ, and of which each is at least made.
-        bounds: of every array of the model, what no silo's values exceed in size.
-        attempt: 1; 2 without those that were lost.
-        limit: of every silo's last update; None: none is too long.
+        trained_as: digest of what all members were sent, see ``training_digest``.
+        least: fewest silos of a sum, and by which any two sums must differ.
+        bounds: for every array, the largest absolute value at any silo.
+        attempt: 1; 2 without silos that were lost.
+        limit: on every silo's last update; None if none is too long.
     """
 
     run: str
@@ -210,7 +207,7 @@ class Sum:
     limit: Limit | None = None
 
     def encode(self) -> str:
-        """As text."""
+        """Return the sum as text."""
         limit = () if self.limit is None else (self.limit.norm, self.limit.samples)
         return json.dumps(
             [
@@ -222,28 +219,28 @@ class Sum:
 
     @property
     def weighing(self) -> str:
-        """What decides how much of each silo is in the sum, as 64 hexadecimal digits.
+        """Digest of how much of each silo is in the sum, as 64 hexadecimal digits.
 
-        With two of these, the same silos' sums could be subtracted from each other until one
-        silo's part is left: the largest one's, of two caps.
+        Two sums of the same silos with different digests could be subtracted from each other until
+        one silo's part is left: with two caps, the largest silo's.
         """
         text = json.dumps([self.cap, self.total, self.bounds, self.limit and vars(self.limit)])
         return hashlib.sha256(text.encode()).hexdigest()
 
     def digest(self, peers: Mapping[str, Peer]) -> bytes:
-        """SHA-256 of everything that silos must agree upon, their keys included."""
+        """Return the SHA-256 of everything that silos must agree on, including their keys."""
         known = hashlib.sha256(self.encode().encode())
         for name in self.members:
             known.update(peers[name].public)
         return known.digest()
 
     def share(self, samples: float) -> float:
-        """What a silo with so many samples counts for, in (0, 1]."""
+        """Return a silo's share in the sum, by its samples, in (0, 1]."""
         return min(float(samples), self.cap) / self.total
 
 
 def decode_sum(text: object) -> Sum:
-    """What ``Sum.encode`` made.
+    """Return the sum from the text of ``Sum.encode``.
 
     Raises:
         WireError: it is something else.
@@ -269,17 +266,12 @@ def decode_sum(text: object) -> Sum:
 
 
 def training_digest(kind: str, start: str, config: Mapping[str, object]) -> str:
-    """What a silo was sent and told, as 64 hexadecimal digits.
+    """Return a digest of what a silo was sent for a training, as 64 hexadecimal digits.
 
-    Of silos that were told other things than the others, a sum would show more: where all others
-    were given a model or a learning rate at which they learn nothing, it is the one silo's update
-    (Pasquini, Francati, Ateniese: "Eluding Secure Aggregation in Federated Learning via Model
-    Inconsistency", CCS 2022, https://arxiv.org/abs/2111.07380).
-
-    Args:
-        kind: type of the message.
-        start: digest of what the training began from.
-        config: of the message.
+    If silos are sent different things, a sum reveals more: if all others get a model or a learning
+    rate at which they learn nothing, it is the one silo's update (Pasquini, Francati, Ateniese:
+    "Eluding Secure Aggregation in Federated Learning via Model Inconsistency", CCS 2022,
+    https://arxiv.org/abs/2111.07380). ``start`` is the digest of what the training started from.
     """
     told = {key: value for key, value in config.items() if key not in OF_ITS_OWN}
     text = json.dumps([kind, start, told], sort_keys=True, default=str)
@@ -287,13 +279,11 @@ def training_digest(kind: str, start: str, config: Mapping[str, object]) -> str:
 
 
 def fixed(model: Model, share: float, bounds: Sequence[float]) -> NDArray[np.uint32]:
-    """A model's numbers times a share, as integers modulo 2^32, in the model's order.
+    """Return a model's numbers times a share, as integers modulo 2^32, in the model's order.
 
     Args:
-        model: names to arrays.
         share: in (0, 1].
-        bounds: of every array, what none of its values should exceed in size; one that does counts
-            as that.
+        bounds: for every array, the largest absolute value; larger ones are clipped to it.
 
     Raises:
         ValueError: names an array with a value that is not finite.
@@ -313,8 +303,7 @@ def fixed(model: Model, share: float, bounds: Sequence[float]) -> NDArray[np.uin
 
 
 def from_fixed(numbers: NDArray[np.uint32], like: Model, bounds: Sequence[float]) -> Model:
-    """The model that a sum of ``fixed`` is: names, shapes and types as ``like``; counters
-    rounded."""
+    """Return the model that a sum of ``fixed`` encodes, shaped as ``like``; round counters."""
     found: Model = {}
     room, start = np.empty(PIECE), 0
     for (name, array), bound in zip(like.items(), bounds, strict=True):
@@ -330,24 +319,24 @@ def from_fixed(numbers: NDArray[np.uint32], like: Model, bounds: Sequence[float]
 
 
 def num_numbers(model: Model) -> int:
-    """How many ``fixed`` gives."""
+    """Return how many numbers ``fixed`` gives."""
     return sum(array.size for array in model.values())
 
 
 def sketch_size(parameters: int) -> int:
-    """Numbers of a sketch of so many parameters."""
+    """Return how many numbers a sketch of an update has."""
     return min(MAX_SKETCH, parameters // SPARSE)
 
 
 def sketch_sizes(model: Model, layers: str) -> dict[str, int]:
-    """Name of a sketch → its numbers, of an update of a model.
+    """Return name → numbers of the sketches of an update of a model, without too small ones.
 
     Args:
-        model: whose floating-point arrays count, statistics included.
-        layers: ``all`` in one sketch, ``each`` module by itself, or a prefix of array names.
+        model: its floating-point arrays count, including statistics.
+        layers: ``all`` in one sketch, ``each`` module separately, or a prefix of array names.
 
     Returns:
-        Nothing of what has too few parameters for ``LEAST_SKETCH`` numbers.
+        Nothing for what has too few parameters for ``LEAST_SKETCH`` numbers.
     """
     counts: dict[str, int] = {}
     for name, array in model.items():
@@ -360,7 +349,7 @@ def sketch_sizes(model: Model, layers: str) -> dict[str, int]:
 
 
 def sketch_name(array: str, layers: str) -> str:
-    """The sketch that an array belongs to; empty if to none."""
+    """Return the sketch that an array belongs to; empty if none."""
     if layers == "each":
         module = array.rpartition(".")[0]
         return f"{module}.{JOINT}" if module else JOINT

@@ -1,7 +1,7 @@
-"""What a silo keeps secret of a secure run: its key, and the seed of the silos' projection.
+"""A silo's secrets in a secure run: its key, and the seed of the silos' projection.
 
-The key is made for the run, and signed with the key that the silo was enrolled with, if it was. A
-silo with a folder keeps both there, so that it is the same silo after a restart.
+The key is made for the run, and signed with the silo's enrolment key if it has one. A silo with a
+folder keeps both there, so that it is the same silo after a restart.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ FOLDER = "secure"
 KEY, CA = "key.pem", "ca.pem"
 """Of an enrolled silo, in its folder."""
 MAX_RUNS = 4
-"""Whose secrets are kept: what was masked in a run that is over can be read by nobody then."""
+"""Runs whose secrets are kept; what was masked in older ones then becomes unreadable."""
 NONCE = 12
 MOST_SUMS = 500
-"""That are remembered of a run, the last ones."""
+"""Most sums that are remembered of a run, the last ones."""
 
 _memory: dict[tuple[str, str, str], RunSecrets] = {}
 """(silo, home, run) → its secrets."""
@@ -43,13 +43,11 @@ _memory: dict[tuple[str, str, str], RunSecrets] = {}
 
 @dataclass(frozen=True)
 class Part:
-    """A silo's part in a sum.
+    """A silo's part in a sum of a training, by round and purpose.
 
     Attributes:
-        round, purpose: of the training.
-        made: mark of the model that came of it.
-        members: silos of the sum.
-        least: by how many silos at least any two sums of it must differ.
+        made: mark of the trained model.
+        least: fewest silos by which any two sums of it must differ.
         weighing: of the sum, see ``protocol.Sum.weighing``.
     """
 
@@ -63,10 +61,10 @@ class Part:
 
 @dataclass(frozen=True)
 class RunSecrets:
-    """Of one silo in one run.
+    """The secrets of one silo in one run.
 
-    ``seed`` is empty until the silo has got, or made, the run's. ``sums`` are those in which it has
-    taken part, ``sketched`` is what was sketched of its updates so far.
+    ``seed`` is empty until the silo has received, or made, the run's. ``sums`` are those in which
+    it took part, ``sketched`` is what was sketched of its updates so far.
     """
 
     run: str
@@ -79,16 +77,16 @@ class RunSecrets:
 
     @property
     def public(self) -> bytes:
-        """What others are told of the key, 32 bytes."""
+        """The public key, 32 bytes."""
         return self.private.public_key().public_bytes_raw()
 
     @property
     def ca(self) -> bytes:
-        """Certificate by which other silos' keys must be vouched for; empty if not enrolled."""
+        """The certificate that must vouch for other silos' keys; empty if not enrolled."""
         return _read(self.home, CA) if _read(self.home, KEY) else b""
 
     def as_peer(self) -> Peer:
-        """As this silo states itself; the coordinator adds who vouches for it."""
+        """Return this silo's own statement; the coordinator adds the voucher."""
         own = _identity(self.home)
         if own is None:
             return Peer(self.name, self.public)
@@ -98,13 +96,16 @@ class RunSecrets:
         return Peer(self.name, self.public, public_pem(own.public_key()), signature)
 
     def shared_with(self, peer: Peer, what: bytes) -> bytes:
-        """32 bytes that only this silo and that one can make, for one use."""
+        """Return 32 bytes that only the two silos can make, for one use."""
         secret = self.private.exchange(X25519PublicKey.from_public_bytes(peer.public))
         return _derived(secret, what)
 
     def made_seed(self, run_seed: int) -> RunSecrets:
-        """With a seed of the projection: of an enrolled silo one that nobody else can make, the
-        same in every run of this seed; of others one that everybody could."""
+        """Return secrets with a seed of the projection.
+
+        An enrolled silo makes one that no other silo can, the same in every run of ``run_seed``;
+        others make one that any silo could.
+        """
         own = _read(self.home, KEY)
         if own and self.seed:
             return self
@@ -112,16 +113,16 @@ class RunSecrets:
         return self.with_seed(_derived(key, f"coterie projection {run_seed}".encode()))
 
     def with_seed(self, seed: bytes) -> RunSecrets:
-        """With this seed, kept."""
+        """Keep this seed."""
         if seed == self.seed:
             return self
         return _keep(replace(self, seed=seed))
 
     def mark_of(self, model: Model) -> str:
-        """By which this silo knows a model again, and nobody else: a MAC with a key of its own.
+        """Return a mark by which only this silo recognises a model: a MAC with its own key.
 
-        Twelve times as fast as a hash. Who does not know the key, and is not shown the mark, can
-        make no two models that have one.
+        It is twelve times as fast as a hash. Two models with the same mark cannot be made without
+        the key and the mark.
         """
         key = _derived(self.private.private_bytes_raw(), b"coterie mark of a model")
         maker = Cipher(algorithms.AES(key), modes.GCM(bytes(NONCE))).encryptor()
@@ -135,25 +136,25 @@ class RunSecrets:
 
     @property
     def seed_id(self) -> str:
-        """By which two silos know that they have the same seed; empty without one."""
+        """The identifier by which two silos compare their seeds; empty without a seed."""
         return _derived(self.seed, b"coterie seed id")[:8].hex() if self.seed else ""
 
     def with_sum(self, part: Part) -> RunSecrets:
-        """With a further sum, kept."""
+        """Keep a further sum."""
         return _keep(replace(self, sums=(*self.sums, part)[-MOST_SUMS:]))
 
     def with_sketched(self, what: tuple[str, str]) -> RunSecrets:
-        """With what is sketched of updates, kept."""
+        """Keep what is sketched of updates."""
         return _keep(replace(self, sketched=(*self.sketched, what)))
 
     def seal(self, peer: Peer) -> bytes:
-        """The seed, for that silo alone."""
+        """Return the seed, encrypted for that silo."""
         nonce = os.urandom(NONCE)
         key = self.shared_with(peer, _sealing(self.run, self.name, peer.name))
         return nonce + AESGCM(key).encrypt(nonce, self.seed, None)
 
     def unseal(self, holder: Peer, sealed: bytes) -> RunSecrets:
-        """With the seed that another silo has sealed for this one.
+        """Keep the seed that another silo has sealed for this one.
 
         Raises:
             ValueError: it was sealed for another silo or run, or changed on its way.
@@ -170,7 +171,7 @@ class RunSecrets:
 
 
 def secrets_of(settings: SiloSettings, run: str) -> RunSecrets:
-    """A silo's secrets of a run, made when it first needs them."""
+    """Return a silo's secrets of a run, made when it first needs them."""
     key = (settings.name, settings.home, run)
     if key in _memory:
         return _memory[key]
@@ -235,7 +236,7 @@ def _remember(secrets: RunSecrets) -> RunSecrets:
 
 
 def forget() -> None:
-    """What the process remembers; what is in folders stays."""
+    """Clear what the process remembers; folders keep theirs."""
     _memory.clear()
 
 

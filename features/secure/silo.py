@@ -1,14 +1,13 @@
-"""A silo's part in a secure run: what it trains stays here, and leaves in sums alone.
+"""A silo's part in a secure run: what it trains stays here, and leaves only in sums.
 
 After a training the silo keeps the model, and sends a sketch of the update: every parameter goes,
 with a random sign, into one of k sums (Charikar, Chen, Farach-Colton: "Finding Frequent Items in
-Data Streams", ICALP 2002, https://doi.org/10.1007/3-540-45465-9_59). Inner products of two
-sketches are those of the updates, with a standard error of at most √(2/k) of the two lengths
-(Weinberger et al., ICML 2009, https://arxiv.org/abs/0902.2206, Lemma 2). The signs and places
-come from a seed that enrolled silos keep from the coordinator.
+Data Streams", ICALP 2002, https://doi.org/10.1007/3-540-45465-9_59). Inner products of two sketches
+are those of the updates, with a standard error of at most √(2/k) times the two norms (Weinberger et
+al., ICML 2009, https://arxiv.org/abs/0902.2206, Lemma 2). The signs and places come from a seed
+that enrolled silos keep from the coordinator.
 
-When the coordinator says who is in a group, the model leaves once, masked, as in
-``coterie.features.secure.protocol``.
+Once the group is known, the model leaves, masked as in ``coterie.features.secure.protocol``.
 """
 
 from __future__ import annotations
@@ -52,26 +51,26 @@ from coterie.wire.enrolment import fingerprint_of_key
 from coterie.wire.updates import PIECE, Limit, moved, pieces, within
 
 MOST_SKETCHED = 2
-"""Kinds of sketches in one run: of every module, and then of the one that HCCT-E has chosen."""
+"""Kinds of sketches in one run: of every module, then of the one that HCCT-E has chosen."""
 
 
 class Secure(Stage):
-    """Active where a message says that the run is secure."""
+    """The stage for secure runs; active if a message belongs to one."""
 
     name = "secure"
 
     def receive(self, request: Request, model: Model | None) -> Model | None:
-        """Return the model that the message means without having it: one that this silo keeps."""
+        """Return the kept model that the message refers to, or else the one in it."""
         own = own_model(request)
         return model if own is None else own.model
 
     def before(self, mine: None, work: Work) -> None:
-        """Remember the model received: what is sketched is the difference to it."""
+        """Remember the model received, from which the update is measured."""
         if work.request.config.get(wire.SECURE):
             work.keep_received()
 
     def leave(self, mine: None, work: Work) -> None:
-        """Keep the model; a sketch of the update leaves in its place."""
+        """Keep the model, and send a sketch of the update instead."""
         request = work.request
         if not request.config.get(wire.SECURE):
             return
@@ -84,9 +83,9 @@ class Secure(Stage):
         work.metrics |= figures
 
     def end(self, request: Request) -> None:
-        """Forget what was trained, but the model that this message means.
+        """Forget what was trained, except the model that this message refers to.
 
-        A coordinator that comes back from a crash asks for the end again.
+        A coordinator that returns from a crash asks for the end again.
         """
         own = wire.OWN_ROUND in request.config
         purpose = str(request.config.get(wire.OWN_PURPOSE, ""))
@@ -95,14 +94,14 @@ class Secure(Stage):
 
 
 def tell_key(request: Request) -> RecordDict:
-    """Tell this silo's public key of the run."""
+    """Send this silo's public key of the run."""
     own = _secrets(request)
     told = ConfigRecord({wire.PEERS: encode_peers([own.as_peer()]), wire.SEED_ID: own.seed_id})
     return RecordDict({wire.CONFIG: told})
 
 
 def seal_seed(request: Request) -> RecordDict:
-    """Seal the seed of the run's projection for the silos named; make it where there is none."""
+    """Seal the seed of the run's projection for the silos named; make it if there is none."""
     own = _secrets(request).made_seed(request.run_seed)
     sealed = {
         name: own.seal(peer).hex()
@@ -115,7 +114,7 @@ def seal_seed(request: Request) -> RecordDict:
 def keep_back(
     request: Request, received: Model, trained: Model
 ) -> tuple[dict[str, Model], dict[str, float]]:
-    """Keep a trained model here; return what leaves of it: arrays by record, and metrics."""
+    """Keep a trained model here; return what leaves instead: arrays by record, and metrics."""
     settings = request.bench.settings
     own, secrets = own_model(request), _secrets(request)
     came = wire.model_hash(received) if own is None else own.received
@@ -192,7 +191,7 @@ def sum_masked(request: Request) -> RecordDict:
 
 
 def own_model(request: Request) -> Held | None:
-    """What a message means without having it: a model that this silo keeps back."""
+    """Return the kept model that a message refers to, shortened if it says so; None if none."""
     if wire.OWN_ROUND not in request.config:
         return None
     number = request.integer(wire.OWN_ROUND, minimum=1)
@@ -206,7 +205,7 @@ def own_model(request: Request) -> Held | None:
 
 
 def held_back(request: Request, number: int, purpose: str) -> Held:
-    """What this silo has trained in a round of this run and kept to itrequest."""
+    """Return what this silo has trained in a round of this run and kept back."""
     found = held(request.bench.settings, run=request.run, number=number, purpose=purpose)
     if found is None:
         raise RefusedError(
@@ -226,7 +225,7 @@ def _secrets(request: Request) -> RunSecrets:
 
 
 def _is_played(request: Request) -> bool:
-    """Whether all is in one process and nothing is kept: there any run may have any name again."""
+    """Return whether all is in one process with nothing kept, where runs may share a name."""
     return not request.bench.settings.home and request.message.metadata.run_id == 0
 
 
@@ -238,7 +237,7 @@ def _read_peers(request: Request) -> dict[str, Peer]:
 
 
 def _objection(request: Request, own: RunSecrets, peer: Peer) -> str:
-    """Why this silo does nothing together with another; empty if it does."""
+    """Return why this silo does nothing together with another; empty if it does."""
     if peer.name == own.name:
         return "" if peer.public == own.public else "was shown another key as its own."
     why = peer_objection(peer, own.run, ca=own.ca)
@@ -249,7 +248,6 @@ def _objection(request: Request, own: RunSecrets, peer: Peer) -> str:
 
 
 def _peers(request: Request, own: RunSecrets) -> dict[str, Peer]:
-    """The silos that the message names, each with a key that may be used."""
     peers = _read_peers(request)
     for peer in peers.values():
         request.refuse_for(_objection(request, own, peer))
@@ -257,7 +255,7 @@ def _peers(request: Request, own: RunSecrets) -> dict[str, Peer]:
 
 
 def _check_sum(request: Request, asked: Sum, secrets: RunSecrets, peers: dict[str, Peer]) -> None:
-    """Refuse a sum that is none, or of too few."""
+    """Refuse a sum that is not valid, or of too few silos."""
     least = max(FEWEST, request.bench.settings.policy.min_group_size)
     if asked.run != secrets.run or secrets.name not in asked.members:
         request.refuse_for("is asked for a sum that it is no part of.")
@@ -273,11 +271,11 @@ def _check_sum(request: Request, asked: Sum, secrets: RunSecrets, peers: dict[st
 
 
 def _objection_beside(new: Part, before: Part) -> str:
-    """Why a sum is refused after another: too few silos' part would follow from both; or empty.
+    """Return why a sum is refused after another, if both would reveal too few silos; or empty.
 
-    The same training has one outcome: with two, the difference of both sums' masked numbers would
-    be that of the outcomes. Of the same outcome any two sums have more than half of the larger one
-    in common, so that any two others share a silo that sees them both.
+    A training has one outcome: with two, the difference of both sums' masked numbers would be that
+    of the outcomes. Any two sums of the same outcome have more than half of the larger one in
+    common, so that any two others share a silo that sees them both.
     """
     same_training = (new.round, new.purpose) == (before.round, before.purpose)
     if same_training and new.made != before.made:
@@ -310,7 +308,7 @@ def _objection_beside(new: Part, before: Part) -> str:
 
 
 class _Stream:
-    """Numbers that nobody can tell from random ones: AES-256 in counter mode."""
+    """Pseudorandom numbers: AES-256 in counter mode."""
 
     _nothing = bytes(4 * PIECE)
 
@@ -319,18 +317,15 @@ class _Stream:
         self._room = bytearray(4 * PIECE + 15)  # the library asks for a block more, less a byte
 
     def take(self, count: int) -> NDArray[np.uint32]:
-        """The next ``count`` ≤ ``PIECE`` of them, which the next call writes over."""
+        """Return the next ``count`` ≤ ``PIECE`` of them, which the next call overwrites."""
         self._encryptor.update_into(memoryview(self._nothing)[: 4 * count], self._room)
         return np.frombuffer(self._room, np.uint32, count)
 
 
 class Sketch:
-    """The sums of a sketch, as parameters come.
+    """The sums of a sketch of size k ≥ 1, as parameters come; ``key`` may be any bytes.
 
-    Args:
-        key: of the projection; any bytes.
-        size: of the sketch, k ≥ 1.
-        of: names of the arrays that belong to it; None: any.
+    ``of`` names the arrays that belong to it; None takes any.
     """
 
     def __init__(self, key: bytes, size: int, of: Collection[str] | None = None) -> None:
@@ -340,7 +335,7 @@ class Sketch:
         self._places, self._signed = np.empty(PIECE, np.intp), np.empty(PIECE)
 
     def add(self, step: NDArray[np.float64]) -> None:
-        """The next parameters, ``PIECE`` at most: 31 bits say where each goes, one its sign."""
+        """Add the next parameters, ``PIECE`` at most: 31 bits say where each goes, one its sign."""
         count, size, rest = len(step), self._size, self._size - np.uint32(1)
         drawn, place = self._stream.take(count), self._drawn[:count]
         places, signed = self._places[:count], self._signed[:count]
@@ -357,14 +352,14 @@ class Sketch:
 
     @property
     def numbers(self) -> NDArray[np.float32]:
-        """(k,), of what was added."""
+        """The sketch of what was added, shape (k,)."""
         return self._sums.astype(np.float32)
 
 
 def measure(received: Model, trained: Model, sketches: Mapping[str, Sketch]) -> float:
-    """Sketch what training changed of floating-point arrays; return how long that is.
+    """Sketch what training changed of floating-point arrays; return its Euclidean norm.
 
-    Piece by piece: nothing of the model's size is made. The norm is Euclidean, in float64.
+    It works piece by piece, in float64, without arrays of the model's size.
     """
     squares = []
     for name, step in moved(trained, received):
@@ -377,7 +372,6 @@ def measure(received: Model, trained: Model, sketches: Mapping[str, Sketch]) -> 
 
 
 def _sketches(request: Request, received: Model) -> dict[str, Sketch]:
-    """Those that the message asks for, of nothing as yet."""
     wanted = str(request.config.get(wire.SKETCH_OF, ""))
     if not wanted:
         return {}
@@ -412,7 +406,7 @@ def _sketches(request: Request, received: Model) -> dict[str, Sketch]:
 
 
 def _seed(request: Request) -> bytes:
-    """The run's, as it was sealed for this silo."""
+    """Return the run's seed: the one sealed for this silo, or else its own."""
     secrets = _secrets(request)
     peers = _peers(request, secrets)
     holder = next((peer for name, peer in peers.items() if name != secrets.name), None)

@@ -1,12 +1,12 @@
 """Secure runs: the coordinator sees sketches of updates, and sums over groups, but no update.
 
-What an algorithm gets of a silo is ``Masked``, what it makes of several a ``MaskedMean``. When it
-has said what it wants (its next state), ``SecureRun.settle`` asks the silos for as few sums as all
-the means in that state can be made of, and puts models in their places.
+An algorithm gets a ``Masked`` from a silo, and makes a ``MaskedMean`` of several. When its next
+state is known, ``SecureRun.settle`` asks the silos for as few sums as all the means in that state
+can be made of, and puts models in their places.
 
 A silo that is lost between its training and the sum costs one more exchange: the sum is asked for
-again without it, and without as many others as it takes for the two sums not to differ by fewer
-silos than any of them accepts in a group. Where too few are left, the group keeps its model.
+again without it, and without as many others as are needed for the two sums not to differ by fewer
+silos than any of them accepts in a group. If too few are left, the group keeps its model.
 """
 
 from __future__ import annotations
@@ -53,22 +53,22 @@ from coterie.wire.updates import Limit, distance, pieces
 log = logging.getLogger("coterie.run")
 
 KEYS_DEADLINE_S = 60.0
-"""For silos to tell their keys, and to seal a seed: neither touches data."""
+"""Seconds for silos to send their keys, and to seal a seed: neither needs data."""
 SUM_DEADLINE_S = 300.0
-"""For a silo to mask and send a model that it has."""
+"""Seconds for a silo to mask and send a model that it has."""
 MOST_HOLDERS = 3
-"""Silos that are asked for the seed in turn, until one answers."""
+"""Most silos that are asked for the seed in turn, until one answers."""
 PHASE = "sum"
-"""What the record calls it."""
+"""The exchange's name in the record."""
 EXACT = 1e-9
-"""Relative difference of weights that is a rounding's."""
+"""Relative difference of weights that counts as rounding."""
 DIGITS = 9
 """To which weights of two means are in proportion."""
 SLACK = 1e-3
-"""Relative error of a norm that silos may make."""
+"""Relative error that silos' norms may have."""
 LEAST_BOUND = 1e-30
 MOST_COUNTED = 2.0**22
-"""What a counter, of batches for example, may grow by."""
+"""The most that a counter, of batches for example, may grow by."""
 
 Term = tuple[str, int, str]
 """Silo, round and purpose of a training."""
@@ -76,7 +76,7 @@ Term = tuple[str, int, str]
 
 @dataclass(frozen=True)
 class Voucher:
-    """Who an enrolled silo is: its public key, PEM, and the CA's signature that it is."""
+    """An enrolled silo's public key, PEM, and the CA's signature for it."""
 
     identity: bytes
     signature: bytes
@@ -84,12 +84,7 @@ class Voucher:
 
 @dataclass(frozen=True)
 class Enrolled:
-    """The coordinator's word for its silos.
-
-    Attributes:
-        ca: its certificate, PEM.
-        vouchers: gives silo → voucher, of those that are enrolled now.
-    """
+    """The coordinator's CA certificate (PEM), and its vouchers for silos that are enrolled now."""
 
     ca: bytes
     vouchers: Callable[[], Mapping[str, Voucher]]
@@ -100,9 +95,9 @@ class SecureRun:
     """The keys of one run, and the sums that it asks for.
 
     Attributes:
-        exchange: sends messages, and gives their replies by a deadline in seconds.
+        exchange: sends messages, and returns their replies by a deadline in seconds.
         config: entries that all messages have.
-        enrolled: where silos are; None in a federation without enrolment.
+        enrolled: None in a federation without enrolment.
     """
 
     exchange: Callable[[Sequence[Message], float], list[Message | None]]
@@ -110,27 +105,27 @@ class SecureRun:
     deadline_s: float
     enrolled: Enrolled | None = None
     silent: set[str] = field(default_factory=set)
-    """Is told who answers nothing."""
+    """Filled with the silos that do not answer."""
     _peers: dict[str, tuple[int, Peer]] = field(default_factory=dict)
     _sealed: dict[str, tuple[bytes, Peer, str]] = field(default_factory=dict)
-    """Silo → its public key, who holds the seed, and the seed as that one sealed it; the holder's
-    own has no text."""
+    """Silo → its public key, the holder of the seed, and the seed sealed by that one; the holder's
+    own entry has no text."""
     _seed_ids: dict[str, str] = field(default_factory=dict)
     _complaints: dict[str, set[str]] = field(default_factory=dict)
-    """Silo that sealed the seed → who did not do what it was asked, with that seed."""
+    """Silo that sealed the seed → silos that failed with that seed."""
 
     @property
     def name(self) -> str:
-        """Of the run, as silos call it."""
+        """The run's name, as silos know it."""
         return str(self.config.get(wire.RUN, "run"))
 
     # ------------------------------------------------------------ keys
 
     def require_own(self, silos: Sequence[Silo]) -> None:
-        """Refuse silos that cannot take part in any secure run.
+        """Check that all silos can take part in a secure run.
 
         Raises:
-            FederationError: names one.
+            FederationError: names one that cannot.
         """
         if foreign := [silo.name for silo in silos if not silo.described]:
             raise FederationError(
@@ -141,12 +136,7 @@ class SecureRun:
             )
 
     def greet(self, silos: Sequence[Silo], *, seed: bool) -> dict[str, str]:
-        """Learn the keys of silos, and have them get the run's seed; silo → why it could not.
-
-        Args:
-            silos: who is here.
-            seed: whether updates are sketched.
-        """
+        """Get silos' keys, and give them the seed if asked for; return silo → why that failed."""
         failed = self._learn_keys([s for s in silos if self._node_of(s.name) != s.node_id])
         if seed:
             here = [silo for silo in silos if silo.name not in failed]
@@ -157,7 +147,7 @@ class SecureRun:
         return self._peers[name][0] if name in self._peers else None
 
     def forget(self, name: str) -> None:
-        """A silo did not do what it was asked: its key may be another now, or its seed wrong."""
+        """Forget the key of a silo that failed: it may have changed, or its seed be wrong."""
         self._peers.pop(name, None)
         sealed = self._sealed.pop(name, None)
         if sealed is not None and sealed[2]:
@@ -188,7 +178,7 @@ class SecureRun:
         return failed
 
     def _share_seed(self, silos: Sequence[Silo]) -> dict[str, str]:
-        """Every silo gets the seed of the projection, sealed by one that has it."""
+        """Give every silo the projection's seed, sealed by one that has it; return failures."""
         peers = {silo.name: self._peers[silo.name][1] for silo in silos}
         have = {n for n, p in peers.items() if n in self._sealed and self._sealed[n][0] == p.public}
         lacking = sorted(peers.keys() - have)
@@ -223,7 +213,7 @@ class SecureRun:
         return dict.fromkeys(lacking, "no silo could give it the seed of the run's projection.")
 
     def entries(self, order: Order, compared: Compared | None) -> dict[str, Any]:
-        """What a training message of a secure run says beside the others."""
+        """Return the entries that a training message has only in a secure run."""
         told: dict[str, Any] = {} if order.evaluates else {wire.SECURE: True}
         if order.evaluates or compared is None:
             return told
@@ -242,7 +232,7 @@ class SecureRun:
     # ------------------------------------------------------------ sums
 
     def settle(self, algorithm: Algorithm[Any], state: Any, now: Round) -> Settled:
-        """Return the state with models in the place of means of masked ones."""
+        """Return the state with models in place of means of masked ones."""
         means = _means(algorithm, state)
         if not means:
             return Settled(state)
@@ -272,7 +262,7 @@ class SecureRun:
     def _ask(
         self, atoms: Sequence[_Atom], now: Round
     ) -> tuple[dict[frozenset[Term], Arrays], dict[str, str], PhaseReport]:
-        """Sums of atoms; twice at most, the second time without who was lost."""
+        """Return sums of atoms, asked for twice at most, the second time without lost silos."""
         found: dict[frozenset[Term], Arrays] = {}
         lost: dict[str, str] = {}
         cost = PhaseReport()
@@ -311,9 +301,9 @@ class SecureRun:
     def _without(
         self, atom: _Atom, names: tuple[str, ...], missing: Mapping[str, str], now: Round
     ) -> tuple[str, ...]:
-        """Whom to ask again: so few that both sums together show nobody; empty: nobody.
+        """Return the silos to ask again, so that both sums together reveal no silo; may be empty.
 
-        Beside the lost, those with the fewest samples stay out.
+        In addition to the lost ones, those with the fewest samples stay out.
         """
         least = self._least(names, now)
         left = sorted(
@@ -368,12 +358,12 @@ class SecureRun:
 
 
 _Answer = tuple[list[NDArray[np.uint32]], dict[str, str]]
-"""What came of a sum, and silo → why its part did not."""
+"""The numbers that came for a sum, and silo → why its part did not."""
 
 
 @dataclass(frozen=True)
 class _Atom:
-    """Masked models that are in the same means, always weighed alike: their sum is enough.
+    """Masked models that are in the same means, always weighted alike: their sum is enough.
 
     ``weights`` are those of the first mean.
     """
@@ -403,13 +393,12 @@ class _Atom:
 
     @property
     def limit(self) -> Limit | None:
-        """Of their last updates; all that trained alike are compared with the same."""
+        """The limit of their last updates; all that trained alike have the same."""
         return self.unseen[0].limit
 
     @cached_property
     def bounds(self) -> tuple[float, ...]:
-        """What no silo's values exceed, by array: it has moved no farther than it says from what it
-        was sent last."""
+        """The largest absolute values by array, from every silo's origin and stated reach."""
         origins = holders({one.silo: one.origin for one in self.unseen})
         reach = {one.silo: one.reach for one in self.unseen}
         found: dict[str, float] = {}
@@ -424,9 +413,10 @@ class _Atom:
 
     @property
     def counting(self) -> float | None:
-        """The most that a silo's samples count for, by which the weights are those of samples.
+        """The cap on samples that explains the weights.
 
-        None: they are not, or the models are of several trainings, and cannot be summed at once.
+        None if there is none, or if the models come from several trainings and cannot be summed at
+        once.
         """
         if len({(one.round, one.purpose) for one in self.unseen}) > 1:
             return None
@@ -449,7 +439,6 @@ class _Atom:
 
 
 def _weights(mean: MaskedMean) -> dict[Term, tuple[Masked, float]]:
-    """The unseen models of a mean, each once, with their weights."""
     found: dict[Term, tuple[Masked, float]] = {}
     for part, weight in mean.parts:
         if isinstance(part, Masked):
@@ -459,7 +448,7 @@ def _weights(mean: MaskedMean) -> dict[Term, tuple[Masked, float]]:
 
 
 def _atoms(means: Sequence[MaskedMean]) -> list[_Atom]:
-    """The fewest sums of which all these means can be made, in a fixed order."""
+    """Return the fewest sums of which all these means can be made, in a fixed order."""
     of_mean = [_weights(mean) for mean in means]
     where: dict[Term, list[int]] = {}
     for i, weights in enumerate(of_mean):
@@ -483,9 +472,9 @@ def _atoms(means: Sequence[MaskedMean]) -> list[_Atom]:
 def _made(
     mean: MaskedMean, atoms: Sequence[_Atom], sums: Mapping[frozenset[Term], Arrays]
 ) -> Model:
-    """The model that stands for a mean.
+    """Return the model that replaces a mean.
 
-    Who is by itself in it, or could not be summed, is left out; where nothing is left, it is the
+    Silos that are alone in a sum or could not be summed are left out; if nothing is left, it is the
     mean of what the silos started from.
     """
     weights = _weights(mean)
@@ -504,7 +493,7 @@ def _made(
 def _summed(
     atom: _Atom, names: Sequence[str], vectors: Sequence[NDArray[np.uint32]]
 ) -> Arrays | None:
-    """The mean that masked vectors add up to; None if it cannot be the mean of such updates."""
+    """Return the mean that masked vectors add up to; None if it cannot be one of such updates."""
     model = from_fixed(_total(vectors), atom.unseen[0].origin, atom.bounds)
     own = [one for one in atom.unseen if one.silo in names]
     longest = max(one.norm for one in own)
@@ -525,7 +514,6 @@ def _summed(
 
 
 def _total(vectors: Sequence[NDArray[np.uint32]]) -> NDArray[np.uint32]:
-    """Their sum modulo 2^32, made in one pass."""
     total = np.zeros_like(vectors[0])
     for into, *parts in zip(pieces(total), *map(pieces, vectors), strict=True):
         for part in parts:
@@ -534,11 +522,7 @@ def _total(vectors: Sequence[NDArray[np.uint32]]) -> NDArray[np.uint32]:
 
 
 def _masked(reply: Message | None, size: int) -> NDArray[np.uint32]:
-    """A silo's masked numbers.
-
-    Raises:
-        ValueError: it sent something else, or nothing.
-    """
+    """Return a silo's masked numbers; raise ValueError if it sent something else, or nothing."""
     content = _content(reply)
     record = content.get(wire.MASKED)
     if not isinstance(record, ArrayRecord):
@@ -573,7 +557,7 @@ def insecure(
     name: str,
     wire_format: str = wire.FLOAT32,
 ) -> str:
-    """Why a strategy cannot run in a secure run; empty: it can."""
+    """Return why a strategy cannot run in a secure run; empty if it can."""
     if not algorithm.works_unseen:
         return (
             f"secure = true is for strategies that only average models and compare updates; {name} "
@@ -593,11 +577,7 @@ def insecure(
 
 
 def sketches_of(compared: Compared | None, model: Arrays) -> dict[str, int]:
-    """Name → numbers of the sketches that silos are asked for.
-
-    Args:
-        compared: what of their updates; None: nothing.
-        model: of the run.
+    """Return name → numbers of the sketches that silos are asked for.
 
     Raises:
         FederationError: the model is too small to be sketched.
@@ -631,13 +611,13 @@ def _means(algorithm: Algorithm[Any], state: Any) -> list[MaskedMean]:
 
 
 def without(algorithm: Algorithm[Any], state: Any, gone: Sequence[Masked]) -> Any:
-    """Return a state in which silos whose model is lost have what they were last sent."""
+    """Return the state in which silos with lost models have what they were last sent."""
     origins = {id(one): one.origin for one in gone}
     return algorithm.with_models(state, lambda model: origins.get(id(model), model))
 
 
 def own_or_origin(models: Mapping[str, Model]) -> dict[str, Model]:
-    """Silo → model; in the place of one that only another silo has, what that one started from."""
+    """Return silo → model, with the origin of a model that only another silo has."""
     return {
         name: model.origin if isinstance(model, Masked) and model.silo != name else model
         for name, model in models.items()
@@ -645,9 +625,9 @@ def own_or_origin(models: Mapping[str, Model]) -> dict[str, Model]:
 
 
 def sendable(orders: Sequence[Order]) -> list[Order]:
-    """The orders; of a model that only one silo has, others get what that one started from.
+    """Return the orders; a model of one silo that others get too is replaced by its origin for all.
 
-    So does it, then: a sum is of silos that started from one model.
+    All silos of a sum must have started from one model.
     """
     own = [order.model for order in orders if isinstance(order.model, Masked)]
     wanted = [o for o in orders if isinstance(o.model, Masked) and o.model.silo != o.silo.name]

@@ -1,7 +1,7 @@
 """Leave silos out whose group is smaller than they accept.
 
-Groups are formed and averaged by ``coterie.strategies.rounds.policy``, which respects the smallest
-groups already; here silos are left out of whose group too few answered.
+``coterie.strategies.rounds.policy`` forms and averages groups within these limits already; here
+silos are left out of groups in which too few answered.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from coterie.strategies.rounds.stage import Came, Outcome, Played, Room, Scene, 
 
 
 class SmallestGroups(Stage):
-    """Remembers what silos that do not describe themselves stated with their last update."""
+    """The stage for smallest groups; remembers what silos without a description stated last."""
 
     name = "smallest_groups"
     first: ClassVar[Mapping[str, int]] = {}
@@ -34,7 +34,7 @@ class SmallestGroups(Stage):
     def incoming(
         self, mine: Mapping[str, int], scene: Scene, came: Came
     ) -> tuple[Mapping[str, int], Came]:
-        """Leave out silos that accept no group as small as the part of theirs that answered."""
+        """Leave out silos that require larger groups than what answered of theirs."""
         if not scene.training:
             return mine, came
         groups = [group for group in scene.algorithm.groups(came.state) if len(group) > 1]
@@ -43,7 +43,7 @@ class SmallestGroups(Stage):
         return mine, replace(came, updates=counting, left_out=left_out)
 
     def after(self, mine: Mapping[str, int], played: Played) -> tuple[Mapping[str, int], Outcome]:
-        """Note what silos stated, and report whose update went into no group after all."""
+        """Note what silos stated, and report those whose update went into no group after all."""
         noted = dict(mine)
         for update in played.came.checked.updates:
             noted.pop(update.silo.name, None)

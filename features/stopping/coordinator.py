@@ -39,7 +39,7 @@ class Stopping(Stage):
         self.patience, self.evaluate_every = patience, evaluate_every
 
     def after(self, mine: Best, played: Played) -> tuple[Best, Outcome]:
-        """Update the best round, and stop the run if it was too long ago."""
+        """Update the best round, and stop the run if it is too long ago."""
         now, before = played.now, played.now.number - 1
         if not self.patience or before % self.evaluate_every:
             return mine, Outcome()

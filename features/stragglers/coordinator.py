@@ -1,9 +1,9 @@
-"""Silos that are connected and do not answer in time: each keeps everybody waiting.
+"""Silos that are connected but do not answer in time, so that all others wait.
 
-Nor may a silo use all of every deadline. What a silo alone costs the others is counted over the
-run: the time from the last reply but one to its own. A silo that is slow because it has much to
+A silo may not use up every deadline either. The time that one silo alone costs the others, from the
+last reply but one to its own, is added up over the run. A silo that is slow because it has much to
 train is waited for; one that is many times slower than every other silo is asked less often, as
-soon as it has cost as much as a silo that is silent may.
+soon as it has cost as much as a silent silo may.
 """
 
 from __future__ import annotations
@@ -17,30 +17,29 @@ from coterie.strategies.rounds.replies import Checked
 from coterie.strategies.rounds.stage import Outcome, Played, Room, Stage
 
 MISSES = 2
-"""Rounds in a row in which a silo may keep the others waiting; then it is not asked for a while."""
+"""Consecutive rounds in which a silo may keep the others waiting before it is skipped."""
 TIMES = 8
-"""For one silo alone the others wait so many times as long as it took until all of them had
-answered, and nothing of it is counted: silos are of different sizes, on different machines."""
+"""A wait for one silo alone is not counted up to this multiple of the time until all others had
+answered: silos differ in size and hardware."""
 UNCOUNTED_S = 10.0
-"""Nor is so much of a wait, where rounds take moments."""
+"""Seconds of a wait that are never counted, for very short rounds."""
 
 
 @dataclass
 class Waits:
-    """For whom alone the others waited since a round's training before, and for how long.
+    """How long the others waited for one silo alone since the previous round's training.
 
-    Attributes:
-        over: silo → seconds beyond what is not counted.
-        uncounted: seconds that are not, of all these exchanges.
+    ``over``: silo → counted seconds. ``uncounted``: seconds of these exchanges that are not
+    counted.
     """
 
     over: dict[str, float] = field(default_factory=dict)
     uncounted: float = 0.0
 
     def note(self, seconds: Mapping[str, float]) -> None:
-        """Of one exchange: silo → seconds until it had answered, or was given up.
+        """Add one exchange: silo → seconds until it answered or was given up.
 
-        Of two nobody can tell whether one is slow or the other too quick.
+        With only two silos it is unclear whether one is slow or the other fast.
         """
         if len(seconds) < 3:
             return
@@ -53,17 +52,17 @@ class Waits:
 
 @dataclass(frozen=True)
 class Absences:
-    """Who did not answer in time, and who rests for it.
+    """Silos that did not answer in time, and those that are skipped for it.
 
     After ``MISSES`` rounds in a row a silo is not asked for two rounds; if it misses the next one
     too, for four, and so on. An answer in time clears it. Over the whole run the others wait for
-    one silo alone as long as for ``MISSES`` rounds without an answer; then each further wait is
-    followed by so many rounds of rest that a run takes at most ``TIMES`` times longer for it.
+    one silo alone as long as for ``MISSES`` rounds without an answer; each further wait is then
+    followed by enough skipped rounds that a run takes at most ``TIMES`` times longer for it.
 
     Attributes:
         missed: silo → rounds in a row in which it was asked and did not answer.
-        until: silo → the first round in which it is asked again, of those that rest or rested.
-        overtime: silo → seconds in which the others waited for it alone, of those that count.
+        until: silo → the first round in which it is asked again.
+        overtime: silo → counted seconds in which the others waited for it alone.
     """
 
     missed: Mapping[str, int] = field(default_factory=dict)
@@ -71,7 +70,7 @@ class Absences:
     overtime: Mapping[str, float] = field(default_factory=dict)
 
     def resting(self, names: Collection[str], number: int) -> dict[str, str]:
-        """Silo → why it is not asked in this round; nobody rests where nobody would be left."""
+        """Return silo → why it is skipped in this round; empty if no silo would be left."""
         rest = sorted(name for name in names if self.until.get(name, 0) > number)
         if len(rest) == len(names):
             return {}
@@ -95,14 +94,12 @@ class Absences:
         waits: Waits | None = None,
         deadline_s: float = math.inf,
     ) -> Absences:
-        """With what this round showed of those who were asked, for their training or otherwise.
+        """Return the absences after a round.
 
         Args:
-            orders, checked: of the round's training.
-            number: of the round.
-            silent_otherwise: who did not answer something else.
-            waits: of all exchanges since the training of the round before.
-            deadline_s: of an exchange.
+            silent_otherwise: silos that did not answer something else.
+            waits: of all exchanges since the training of the previous round.
+            deadline_s: seconds, for every exchange.
         """
         silent = {order.silo.name for order, why in checked.failed if why.silent}
         silent |= set(silent_otherwise)

@@ -1,4 +1,4 @@
-"""Find out which group each silo without labels is most like, and hand it that group's model."""
+"""Find the group that each silo without labels resembles most, and hand it that group's model."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ log = logging.getLogger("coterie.run")
 
 
 class Unlabelled(Stage):
-    """Silos without labels. Remembers what is known of them."""
+    """The stage for silos without labels; remembers what is known about them."""
 
     name = "unlabelled"
     first = Guests()
@@ -31,7 +31,7 @@ class Unlabelled(Stage):
         return found
 
     def held(self, mine: Guests, scene: Scene, held: Held) -> Held:
-        """Hand them the mean of their group's models."""
+        """Give them the mean of their group's models."""
         places = _places(mine, scene.room, scene.algorithm, scene.state)
         sizes = scene.algorithm.members(scene.state).sizes
         models, entries, placed = dict(held.models), dict(held.entries), dict(held.placed)
@@ -46,7 +46,7 @@ class Unlabelled(Stage):
         return replace(held, models=models, entries=entries, placed=placed, notes=notes)
 
     def after(self, mine: Guests, played: Played) -> tuple[Guests, Outcome]:
-        """Say in the record where they belong now."""
+        """Note in the record where they belong now."""
         places = _places(mine, played.room, played.algorithm, played.state)
         for name, found in places.items():
             log.debug("silo %s, without labels: %s", name, found.why)
@@ -58,7 +58,6 @@ def _guests(room: Room) -> list[Silo]:
 
 
 def _shown(algorithm: Algorithm[Any], state: Any) -> list[Group]:
-    """Return the groups whose models silos without labels may have."""
     if algorithm.alone:
         return []
     return shown(algorithm.groups(state), algorithm.members(state).minimums)

@@ -1,15 +1,14 @@
-"""Silos whose samples have no labels yet: guests, who are given a model and train none.
+"""Placement of guests: silos without labels, which are given a model and train none.
 
-A guest gets the model of the group whose data its own look like most. That is told by FedCollab's
-client discriminators (``coterie.strategies.fedcollab.discriminators``) on features alone, of the
-guest and silos of each group; it needs no label of anybody, and the algorithm knows nothing of it.
-Where there is one group to choose there is nothing to measure, and nothing leaves.
+A guest gets the model of the group whose data resemble its own most. FedCollab's client
+discriminators (``coterie.strategies.fedcollab.discriminators``) measure that on features alone, of
+the guest and silos of each group; they need no labels, and the algorithm is not involved. With a
+single group there is nothing to measure, and nothing leaves.
 
-What two silos' features do not show, such as labels that mean different things there, cannot be
-told so: groups are then equally near, and the record says that it was a guess.
+Differences that features do not show, such as labels that mean different things, cannot be
+measured: groups are then equally near, and the record says that it was a guess.
 
-A model of one silo is no group's: it is shown to nobody else, nor is one of fewer silos than those
-behind it accept.
+The model of a single silo is not given to guests, nor one of fewer silos than its silos accept.
 """
 
 from __future__ import annotations
@@ -33,17 +32,17 @@ SURE, LIKELY = 2.0, 1.0
 """Standard errors by which a group is nearer than the next."""
 MOST_NAMED = 6
 UNLIKE = 0.5
-"""Distance from which on data are called unlike: half of a perfect discriminator's."""
+"""Distance from which data are called unlike: half of a perfect discriminator's."""
 
 
 @dataclass(frozen=True)
 class Guest:
-    """What is known of a silo without labels.
+    """A silo without labels, as it was compared so far.
 
     Attributes:
         distances: silo → how far apart their data look.
-        tried: silos that it was to be compared with, but there is no distance.
-        refused: why it is compared with nobody, by its own conditions; empty: it may be.
+        tried: silos that it was to be compared with, but without a distance.
+        refused: why it takes part in no comparison, by its own conditions; empty if it may.
     """
 
     distances: Mapping[str, Distance] = field(default_factory=dict)
@@ -53,20 +52,16 @@ class Guest:
 
 @dataclass(frozen=True)
 class Guests:
-    """All guests of a run: name → what is known of it."""
+    """All guests of a run, by name."""
 
     of: Mapping[str, Guest] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Near:
-    """How near a group's data are.
+    """How near a group's data are: the mean distance over its compared silos; NaN if none.
 
-    Attributes:
-        group: silos.
-        distance: mean over those of its silos that were compared; NaN of none.
-        error: standard error of that.
-        compared: how many they are.
+    ``error`` is its standard error, ``compared`` the number of those silos.
     """
 
     group: Group
@@ -77,12 +72,9 @@ class Near:
 
 @dataclass(frozen=True)
 class Place:
-    """Where a guest belongs.
+    """The group that a guest belongs to; ``found`` if the guest gets its model.
 
-    Attributes:
-        groups: that it may have the model of, the nearest first; those that were not compared last.
-        why: in words.
-        found: it has the first one's model.
+    ``groups`` are those whose model it may have, the nearest first and uncompared ones last.
     """
 
     groups: tuple[Near, ...]
@@ -90,7 +82,7 @@ class Place:
     found: bool
 
     def entry(self) -> dict[str, Any]:
-        """For the record."""
+        """Return the record's entry."""
         return {
             "group": list(self.groups[0].group) if self.found else [],
             "why": self.why,
@@ -113,7 +105,7 @@ class Place:
 
 
 def shown(groups: Sequence[Group], minimums: Mapping[str, int]) -> list[Group]:
-    """The groups whose model a guest may have."""
+    """Return the groups whose model a guest may have."""
     least = {name: max(2, minimums.get(name, 1)) for group in groups for name in group}
     return [group for group in groups if all(least[name] <= len(group) for name in group)]
 
@@ -124,13 +116,9 @@ def look(
     groups: Sequence[Group],
     now: Round,
 ) -> Exchanges[Guests]:
-    """Compare guests with silos of the groups that they were compared with nobody of.
+    """Compare guests with silos of the groups that they have not been compared with.
 
-    Args:
-        guests: known so far.
-        here: those that are here now.
-        groups: whose models they may have.
-        now: the round, with the silos that train.
+    ``guests`` are all known ones, ``here`` the connected ones; ``now`` has the silos that train.
     """
     found = {silo.name: guests.of.get(silo.name, Guest()) for silo in here}
     away = {name: guest for name, guest in guests.of.items() if name not in now.here}
@@ -160,7 +148,7 @@ def _pair(one: str, other: str) -> Pair:
 
 
 def _due(guest: Guest, groups: Sequence[Group], now: Round) -> list[str]:
-    """Silos to compare a guest with: of each group that is unknown the largest that may be."""
+    """Return silos to compare a guest with: of each unknown group, the largest that can be."""
     if guest.refused:
         return []
     each = max(1, min(PER_GROUP, MOST_COMPARED // len(groups)))
@@ -175,12 +163,11 @@ def _due(guest: Guest, groups: Sequence[Group], now: Round) -> list[str]:
 
 
 def place(guest: Guest, groups: Sequence[Group], *, alone: bool) -> Place:
-    """The group whose model a guest is given.
+    """Return the group whose model a guest is given.
 
     Args:
-        guest: itself.
         groups: whose models it may have.
-        alone: nobody gets anything of another's in this run.
+        alone: no silo gets anything from another in this run.
     """
     near = sorted((_near(guest, group) for group in groups), key=_by_distance)
     if alone:
@@ -210,7 +197,7 @@ def _by_distance(near: Near) -> tuple[bool, float, Group]:
 
 
 def _words(near: Sequence[Near]) -> str:
-    """How a group was chosen, and how sure that is."""
+    """Return how a group was chosen, and how certain that is, as text."""
     first, rest = near[0], [one for one in near[1:] if one.compared]
     said = (
         f"its data look most like those of {_listed(first.group)}: a classifier tells them "

@@ -1,4 +1,4 @@
-"""What the commands of an operator do."""
+"""The implementation of an operator's commands."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ from coterie.system.terminal import wide
 MAX_SILOS_LISTED = 60
 LOG_DEADLINE_S = 7 * 24 * 3600.0
 LAST_WORDS_S = 5.0
-"""How long after its last event a run that nobody holds may still be read to its end."""
+"""Time after the last event in which a run without a process is still read."""
 BEGINNING_S = 10.0
-"""How long a command that does not follow its run still looks whether it begins."""
+"""Time that a command waits for the start of a run that it does not follow."""
 PENDING, START_POLL_S = "pending", 0.5
 """What the SuperLink calls a run that no ServerApp has begun, and how often it is asked."""
 STOP_DEADLINE_S, STOP_POLL_S = 60.0, 0.2
@@ -52,16 +52,9 @@ def follow(
     here: bool,
     detach: bool,
 ) -> int:
-    """Show a run that was submitted until it ends; return the exit status.
+    """Show a submitted run until it ends, or not if ``detach``; return the exit status.
 
-    Args:
-        calls: to its SuperLink.
-        config: of the run.
-        options: repeated in commands that it says to type next.
-        console: where to show it.
-        run_id: its id.
-        here: its record can be read here.
-        detach: do not wait for the end.
+    ``options`` are repeated in suggested commands. If ``here``, its record can be read here.
     """
     folder = run_folder(config, run_id=run_id)
     say(console, f"run {run_id} is submitted; its record: {folder}")
@@ -82,9 +75,9 @@ def follow(
 
 
 def _await_beginning(console: Console, calls: Control, run_id: int, folder: Path) -> int:
-    """Wait until a run has its silos, or cannot have them: a slip in a key shows at once.
+    """Wait until a run has its silos or fails, so that a wrong key shows at once.
 
-    A run that still waits for silos after some seconds goes on waiting by itself.
+    A run that still waits for silos after some seconds is left waiting.
     """
     deadline, own, waits = time.monotonic() + BEGINNING_S, False, ""
     try:
@@ -114,12 +107,8 @@ def _print_resumption(console: Console, run: str, options: Given) -> None:
 def stop_run(name: str, options: Given) -> int:
     """Stop a run at the SuperLink and wait until its process has ended; return the exit status.
 
-    Args:
-        name: the run's folder, name or id; without a record of it here, what ends in its id.
-        options: where to look; repeated in commands that it says to type next.
-
-    Raises:
-        FederationError: there is no such run, or the SuperLink does not know it.
+    ``name`` is the run's folder, name or id; without a record here, any text that ends in its id.
+    Raises ``FederationError`` if there is no such run, or the SuperLink does not know it.
     """
     address, _, root = options.place()
     console = Console(highlight=False, soft_wrap=True, markup=False)
@@ -156,7 +145,7 @@ def stop_run(name: str, options: Given) -> int:
 
 
 def _known_run(name: str, root: Path | None) -> tuple[int, Path | None]:
-    """A run's id, and its folder if it is recorded here: one that was resumed has another id."""
+    """Return a run's latest id, and its folder if it is recorded here."""
     number = re.search(r"\d+$", name)
     try:
         folder = reading.find_run(name, root)
@@ -174,10 +163,9 @@ def _known_run(name: str, root: Path | None) -> tuple[int, Path | None]:
 
 
 def resumable(calls: Control, config: RunConfig) -> RunConfig:
-    """Look at the record of the run to resume, and end what is left of its process.
+    """Check the record of the run to resume, and stop the run if its process was killed.
 
-    Raises:
-        FederationError: there is no such run, it is complete, or it is still running.
+    Raises ``FederationError`` if there is no such run, it is complete, or it is still running.
     """
     folder = reading.find_run(config.resume, Path(config.runs_dir))
     run = reading.read_unfinished(folder)
@@ -198,9 +186,8 @@ def resumable(calls: Control, config: RunConfig) -> RunConfig:
 def watch_run(name: str | None, options: Given) -> int:
     """Show a run that is recorded on this machine until it ends; return the exit status.
 
-    Raises:
-        FederationError: no such run, its process was killed, or nothing was written for longer
-            than a round may take.
+    Raises ``FederationError`` if there is no such run, its process was killed, or it was silent for
+    longer than a round may take.
     """
     root = options.place().runs_dir
     folder = reading.newest_run(root) if name is None else reading.find_run(name, root)
@@ -230,7 +217,7 @@ def watch_run(name: str | None, options: Given) -> int:
 
 
 def _follow_log(console: Console, calls: Control, run_id: int, start: Start) -> int:
-    """Follow a run elsewhere by what its ServerApp prints, once there is one."""
+    """Follow a remote run by the output of its ServerApp, once there is one."""
     while all(info.status == PENDING for info in calls.runs(run_id)):
         if news := start.news():
             say(console, news, highlight=False)
@@ -243,7 +230,7 @@ def _follow_log(console: Console, calls: Control, run_id: int, start: Start) -> 
 
 
 def print_final(console: Console, folder: Path) -> None:
-    """The outcome of a recorded run: every silo, or of many a summary by group."""
+    """Print the result of a recorded run by silo, or by group if there are many silos."""
     run = reading.read_whole(folder)
     if run.strategy == wire.ONLY_STATISTICS:
         _print_statistics(console, folder)
@@ -259,7 +246,7 @@ def print_final(console: Console, folder: Path) -> None:
 
 
 def _print_statistics(console: Console, folder: Path) -> None:
-    """Who told what of its data, and what is probably wrong."""
+    """Print who shared which statistics, and warnings about the data."""
     from coterie.server.report.survey import told_of, warnings
     from coterie.server.runs.statistics import read_survey
 
@@ -296,7 +283,7 @@ def _last(run: Run) -> Evaluations:
 
 
 def _silo_table(run: Run) -> Table:
-    """Every silo's model at the end, with those that left, and the mean of those that did not."""
+    """Return a table of every silo's final model; those that left are not in the mean."""
     errors, own = run.last_errors(), run.last_personal_errors()
     here, tested = run.final_errors, run.test_counts()
     table = Table(show_footer=bool(here))
@@ -340,7 +327,7 @@ def _group_table(run: Run) -> Table:
 
 
 def print_status(options: Given) -> None:
-    """Connected silos and known runs."""
+    """Print connected silos and known runs."""
     address = options.place().superlink
     console = Console()
     with options.control() as calls:
@@ -361,7 +348,7 @@ def print_status(options: Given) -> None:
 
 
 def print_runs(folder: Path | None) -> None:
-    """Recorded runs, newest last."""
+    """Print recorded runs, newest last."""
     console = Console()
     root = folder or default_runs_dir()
     records = sorted(root.glob(f"*/{RECORD}"), key=lambda path: path.stat().st_mtime)
@@ -378,7 +365,7 @@ def print_runs(folder: Path | None) -> None:
 
 
 def _status(run: Run) -> str:
-    """A run whose process was killed could not say that it ended."""
+    """Return the status of a run; one whose process was killed is interrupted."""
     if run.status not in ("starting", "running"):
         return run.status
     holder = held_by(run.folder)

@@ -1,4 +1,4 @@
-"""Keys of a run on a command line: as options of their own and as ``--set KEY=VALUE``."""
+"""Keys of a run on a command line: as options and as ``--set KEY=VALUE``."""
 
 from __future__ import annotations
 
@@ -13,14 +13,13 @@ from coterie.system.commandline import MisuseError
 
 
 class KeysCommand(TyperCommand):
-    """A command whose options without a help text are keys of a run: the keys have the text.
+    """A command whose options without a help text are keys of a run, which have the text.
 
-    They are read for this command's help only, for they load much more than a command line.
-    ``--task.NAME VALUE``, which only the task at the silos knows, is ``--set task.NAME=VALUE``.
+    The keys are loaded only for this command's help, because that is slow. ``--task.NAME VALUE``,
+    which only the task at the silos understands, becomes ``--set task.NAME=VALUE``.
     """
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Read the arguments."""
         found, rest = list[str](), iter(args)
         for argument in rest:
             if not argument.startswith("--task."):
@@ -34,7 +33,6 @@ class KeysCommand(TyperCommand):
         return super().parse_args(ctx, found)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the options with their help."""
         from coterie.server.runs.config import all_keys, owners
         from coterie.strategies.rounds.options import dashed
 
@@ -47,7 +45,7 @@ class KeysCommand(TyperCommand):
 
 
 def keys_given(context: click.Context) -> dict[str, Any]:
-    """The options of a ``KeysCommand`` that are keys, by name; None of what was left out."""
+    """Return the options of a ``KeysCommand`` that are keys, by name; None if not given."""
     names = [one.name or "" for one in context.command.params if getattr(one, "help", "") is None]
     return {name: context.params[name] for name in names}
 
@@ -57,11 +55,11 @@ def keys_of(
     options: Mapping[str, Any] | None = None,
     strategy: str | None = None,
 ) -> dict[str, Any]:
-    """Keys and values as ``RunConfig.read`` takes them.
+    """Return keys and values as ``RunConfig.read`` takes them.
 
     Args:
-        settings: ``KEY=VALUE`` each; they go before options.
-        options: keys that are options of the command, by name; None: it is not given.
+        settings: ``KEY=VALUE`` each; they override options.
+        options: keys that are options of the command, by name; None: not given.
         strategy: the run's, if the command names one.
 
     Raises:
@@ -90,7 +88,7 @@ def keys_of(
 
 
 def _value(text: str) -> Any:
-    """As Flower reads it: numbers and booleans in TOML, anything else is text."""
+    """Parse a value as Flower does: numbers and booleans in TOML, anything else is text."""
     try:
         return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
@@ -98,9 +96,9 @@ def _value(text: str) -> Any:
 
 
 def _with_folder(keys: dict[str, Any]) -> dict[str, Any]:
-    """``alone`` as an absolute path where it is a run's folder here: the coordinator's is another.
+    """Make ``alone`` absolute if it is a run's folder here, because the coordinator's differs.
 
-    What is no folder here is a name or an id, which the coordinator looks up.
+    Anything else is a name or an id for the coordinator to look up.
     """
     from coterie.server.paths import place
 
@@ -111,10 +109,9 @@ def _with_folder(keys: dict[str, Any]) -> dict[str, Any]:
 
 
 def require_nothing_else(run: str, strategy: str | None, keys: Collection[str]) -> None:
-    """Check that a run that is resumed is given neither a strategy nor keys.
+    """Check that a resumed run has neither a strategy nor keys.
 
-    Raises:
-        MisuseError: it is given some.
+    Raises ``MisuseError`` if it has some.
     """
     given = [*filter(None, [strategy]), *sorted(set(keys) - {"runs-dir"})]
     if given:
@@ -127,10 +124,9 @@ def require_nothing_else(run: str, strategy: str | None, keys: Collection[str]) 
 
 
 def resumed(run: str) -> dict[str, Any]:
-    """The keys that resume a run: by its folder where it is one here, else by its name.
+    """Return the keys that resume a run: by its folder if it is here, else by its name.
 
-    Raises:
-        MisuseError: it names no run.
+    Raises ``MisuseError`` if it does not name a run.
     """
     from coterie.server.paths import place
 

@@ -1,4 +1,4 @@
-"""The ``coterie`` command. Each part is loaded when its command runs, so that --help is quick."""
+"""The ``coterie`` command. Each part is loaded when its command runs, to keep --help fast."""
 
 from __future__ import annotations
 
@@ -18,19 +18,18 @@ SECTIONS = {
     "Run a strategy": ("", runs.app),
     "Take part as a silo": ("silo", silo),
 }
-"""What --help lists under a title: the word before the commands, and the commands."""
+"""Sections of --help: title → the word before the commands, and the commands."""
 MAX_SUMMARY = 100
 
 
 class _Coterie(Group):
     def exit_status(self, error: Exception) -> int | None:
-        """Errors of a federation have one of their own."""
         from coterie.strategies.errors import FederationError
 
         return error.exit_code if isinstance(error, FederationError) else super().exit_status(error)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Every command in its section, those of a silo too."""
+        """Write every command in its section, including those of a silo."""
         for title, (word, part) in SECTIONS.items():
             group = typer.main.get_group(part)
             commands = {**({"": group} if word else {}), **group.commands}

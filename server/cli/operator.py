@@ -255,7 +255,7 @@ NOT_WITH_FEDERATION = {
     "executor": "its SuperLink always starts ServerApps itself",
     "runs_dir": "its runs are recorded in its folder runs/",
 }
-"""Options of ``coterie superlink`` that mean nothing to a federation, and what does instead."""
+"""Options of ``coterie superlink`` without effect in a federation → what replaces them."""
 
 
 @app.command(epilog="Example:  coterie superlink --federation lung-study")
@@ -381,7 +381,7 @@ def health(
 def _become(
     line: list[str], runs_dir: Path | None, log_format: str, beside: list[str] | None = None
 ) -> None:
-    """Run a program in the place of this one, and another beside it that ends with it."""
+    """Replace this process by a program, and start another one that ends with it."""
     from coterie.server.machine.superlink import environment
     from coterie.server.paths import default_home
 

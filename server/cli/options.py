@@ -1,4 +1,4 @@
-"""Options that several commands have, and the SuperLink and records that they name."""
+"""Options that several commands share, and the SuperLink and records that they name."""
 
 from __future__ import annotations
 
@@ -22,29 +22,29 @@ CONTROL_API = "127.0.0.1:9093"
 
 
 def expand(value: Path | None) -> Path | None:
-    """A path as a person writes it, with ``~``."""
+    """Expand ``~`` in a path."""
     from coterie.server.paths import place
 
     return value if value is None else place(value)
 
 
 def folder_option(text: str, *names: str) -> Any:
-    """An option that is a folder."""
+    """Make an option for a folder."""
     return typer.Option(*names, metavar="FOLDER", help=text, file_okay=False, callback=expand)
 
 
 def file_option(text: str, *names: str) -> Any:
-    """An option that is a file."""
+    """Make an option for a file."""
     return typer.Option(*names, metavar="FILE", help=text, dir_okay=False, callback=expand)
 
 
 def file_argument(text: str) -> Any:
-    """An argument that is a file."""
+    """Make an argument for a file."""
     return typer.Argument(help=text, dir_okay=False, callback=expand)
 
 
 def port(text: str) -> Any:
-    """An option that is a port to listen on."""
+    """Make an option for a port to listen on."""
     return typer.Option(min=1, max=MAX_PORT, help=text)
 
 
@@ -98,7 +98,7 @@ SetOption = Annotated[
 
 
 class Place(NamedTuple):
-    """Where a command finds what it works on."""
+    """The SuperLink and the records that a command uses."""
 
     superlink: str
     root_certificates: Path | None
@@ -107,7 +107,7 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True)
 class Given:
-    """The options that say where to look, as they were given."""
+    """The location options as given."""
 
     federation: Path | None = None
     superlink: str | None = None
@@ -115,13 +115,13 @@ class Given:
     runs_dir: Path | None = None
 
     def made(self) -> Federation | None:
-        """The federation that is meant, if it is one of which the folder is here."""
+        """Return the chosen federation, if its folder is here."""
         from coterie.server.site.federation import find
 
         return find(self.federation) if self.superlink is None else None
 
     def place(self) -> Place:
-        """What was given, else the federation's, else this machine's."""
+        """Return the given values, else the federation's, else this machine's."""
         if self.federation is not None and self.superlink is not None:
             raise MisuseError(
                 "--federation and --superlink name two SuperLinks: the one of the federation in "
@@ -136,7 +136,7 @@ class Given:
 
     @contextmanager
     def control(self) -> Iterator[Control]:
-        """Connect to the SuperLink, as this federation's operator or as the one of this account."""
+        """Connect to the SuperLink as the operator of this federation or of this account."""
         from coterie.server.machine.link import control
         from coterie.server.site.federation import find
         from coterie.server.site.operators import local_identity, own_identity
@@ -148,7 +148,7 @@ class Given:
             yield calls
 
     def again(self, command: str, *, records_only: bool = False) -> str:
-        """A command line with the same options, or with those only that say where records are."""
+        """Return a command line with the same options, or only those for records."""
         options: dict[str, object] = {"federation": self.federation, "runs-dir": self.runs_dir}
         if not records_only:
             options |= {"superlink": self.superlink, "root-certificates": self.root_certificates}

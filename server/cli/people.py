@@ -1,4 +1,4 @@
-"""Commands about operators: their keys, and what they may do at a coordinator."""
+"""Commands for operators: their keys, and their roles at a coordinator."""
 
 from __future__ import annotations
 
@@ -12,10 +12,7 @@ from coterie.system.commandline import Group
 
 
 class _People(Group):
-    """As ``coterie`` itself."""
-
     def exit_status(self, error: Exception) -> int | None:
-        """Errors of a federation have one of their own."""
         from coterie.strategies.errors import FederationError
 
         return error.exit_code if isinstance(error, FederationError) else super().exit_status(error)

@@ -1,4 +1,4 @@
-"""Commands about runs: start, stop, list and watch them, and look at what they found."""
+"""Commands for runs: start, stop, list and watch them, and inspect results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a run is submitted. Until it is, only this is loaded: the rest, while the run begins."""
+"""Submission of a run. Only this is loaded first: the rest while the run begins."""
 
 from __future__ import annotations
 
@@ -33,11 +33,10 @@ def submit_and_follow(
     """Submit a run and show it until it ends; return the exit status.
 
     Args:
-        keys: of the run.
-        options: where to submit it; repeated in commands that it says to type next.
+        options: where to submit it; repeated in suggested commands.
         turn: whether it waits in a queue first.
         detach: do not wait for the end.
-        shared_records: the coordinator's records can be read here although it is elsewhere.
+        shared_records: records of a remote coordinator can be read here.
     """
     address, _, root = options.place()
     here = shared_records or is_local(address)
@@ -71,12 +70,12 @@ def submit_and_follow(
 
 
 def is_local(address: str) -> bool:
-    """Whether the record can be read where this command runs."""
+    """Return whether the record can be read on this machine."""
     return is_loopback(split_address(address)[0])
 
 
 def _its_turn(queue: Listed, entry: Entry, options: Given, console: Console) -> int:
-    """The id of a run of the queue, once it was submitted; 0 if a person waits no longer."""
+    """Return the id of a queued run once it is submitted; 0 if interrupted."""
     from coterie.server.cli.waiting import wait_for_turn
 
     try:
@@ -88,10 +87,10 @@ def _its_turn(queue: Listed, entry: Entry, options: Given, console: Console) -> 
 
 
 def _check_records(folder: Path, console: Console) -> None:
-    """Say before a run begins that its record cannot be written, as far as it shows from here.
+    """Warn before a run begins if its record probably cannot be written.
 
     Raises:
-        FederationError: something that is no folder is in the way.
+        FederationError: something that is not a folder is in the way.
     """
     known = next(place for place in (folder, *folder.parents) if place.exists())
     if not known.is_dir():
@@ -107,7 +106,7 @@ def _check_records(folder: Path, console: Console) -> None:
 def _print_going_on(
     console: Console, config: RunConfig, run_id: int, options: Given, *, here: bool
 ) -> None:
-    """After Ctrl-C, which stops following the run and not the run itself."""
+    """Explain that the run continues after Ctrl-C, which only stops following it."""
     from coterie.server.runs.run import run_folder
 
     run = run_folder(config, run_id=run_id).name if here else str(run_id)
@@ -121,5 +120,5 @@ def _print_going_on(
 
 
 def say(console: Console, text: str, *, highlight: bool = True) -> None:
-    """Print a line as it is, however long."""
+    """Print a line unchanged, however long."""
     console.print(text, markup=False, highlight=highlight, soft_wrap=True)

@@ -1,4 +1,4 @@
-"""What a person sees while a run goes on: a live picture on a terminal, plain lines elsewhere."""
+"""The display of an active run: a live picture on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -28,12 +28,10 @@ MAX_NAMED = 4
 def showing(
     console: Console, progress: Progress, *, resumed_as: int | None = None
 ) -> Iterator[Callable[[Event], None]]:
-    """Show a run; the callable that is given takes its events.
+    """Show a run; yields a callable that takes its events.
 
-    Args:
-        console: where to show it.
-        progress: what the events add up to.
-        resumed_as: the run's new id: what its record tells from before is not told again.
+    ``progress`` accumulates the events. Events before ``resumed_as``, the new id, are not shown
+    again.
     """
     new = resumed_as is None
 
@@ -68,7 +66,7 @@ def _print_line(console: Console, progress: Progress, event: Event, *, silent: b
 
 
 def line_of(progress: Progress, event: Event) -> str:
-    """One event as a line of text, more where a round brought news, or nothing."""
+    """Format an event as text: a line, more lines with news of a round, or nothing."""
     if event.kind == "start":
         return f"{progress.title}: waiting for silos"
     if event.kind == "resume":
@@ -101,7 +99,7 @@ def _budget_text(budget: Budget) -> str:
 
 
 def _news(progress: Progress, event: Event) -> list[str]:
-    """What a round of ``auto`` brought: a race, who is out of it, its end."""
+    """Return the news of a round of ``auto``: a race, silos that are out of it, its end."""
     if event.report is None:
         return []
     with suppress(FederationError):  # a damaged record costs only these lines
@@ -129,7 +127,7 @@ def _round_line(progress: Progress, report: Round) -> str:
 
 
 def picture(progress: Progress) -> RenderableType:
-    """The whole state of a run as one renderable."""
+    """Return the whole state of a run as one renderable."""
     rows: list[RenderableType] = [_headline(progress)]
     if progress.waits:
         rows.append(Text(progress.waits, style="dim"))
@@ -198,7 +196,7 @@ def _silo_table(progress: Progress) -> RenderableType:
 
 
 def _states(progress: Progress) -> RenderableType:
-    """How many silos are in each state; named where few are waited for or missing."""
+    """Count the silos in each state, with names if few are pending or missing."""
     parts = []
     for state in ("answered", "done", "training", "left out", "left", "not let in"):
         names = sorted(name for name, own in progress.states.items() if own == state)
@@ -222,7 +220,7 @@ def _footer(progress: Progress) -> RenderableType:
 
 
 def _mean_text(progress: Progress) -> str:
-    """Silos test the model that they receive, so what a round tells is of an earlier one."""
+    """Format the mean error; it is of an earlier model, as silos test what they receive."""
     title = progress.lead.title
     return f"mean {title} {_when(progress)}: {progress.lead.text(progress.mean_error)}"
 
@@ -232,7 +230,7 @@ def _when(progress: Progress) -> str:
 
 
 def collaboration_text(figures: Collaboration, lead: Lead) -> str:
-    """What collaboration brought beside training alone, in one line."""
+    """Summarise the benefit over local training in one line."""
     error, alone = 1 - figures.mean_accuracy, 1 - figures.mean_accuracy_alone
     better = f"{figures.ipr * figures.silos:.0f}" if figures.silos else "0"
     return (
@@ -243,12 +241,12 @@ def collaboration_text(figures: Collaboration, lead: Lead) -> str:
 
 
 def megabytes(count: int) -> str:
-    """Bytes for people."""
+    """Format bytes as megabytes."""
     return f"{count / 1e6:.1f} MB moved"
 
 
 def local_time(told: str) -> str:
-    """A date and time by this machine's clock, as run.log has it; what is none as it is."""
+    """Format a time by this machine's clock, as in run.log; other text is unchanged."""
     try:
         return datetime.fromisoformat(told).astimezone().strftime("%Y-%m-%d %H:%M:%S")
     except (ValueError, OverflowError):

@@ -1,4 +1,4 @@
-"""What commands do with a federation's queue: add a run, wait for its turn, show, take away."""
+"""The queue on the command line: add a run, wait for its turn, list, remove."""
 
 from __future__ import annotations
 
@@ -23,23 +23,16 @@ LOOK_S, REMOTE_LOOK_S = 0.5, 3.0
 
 @dataclass(frozen=True)
 class Turn:
-    """Whether a run waits for its turn, and as what.
-
-    Attributes:
-        given: where the federation's coordinator is, by the options of the command.
-        wanted: it was asked for.
-        priority: of the run.
-    """
+    """Whether a run was asked to wait for its turn, and with which priority."""
 
     given: Given = field(default_factory=Given)
     wanted: bool = False
     priority: int = 0
 
     def queue(self) -> Queue | RemoteQueue | None:
-        """Where the run is to wait; None: it is submitted at once.
+        """Return the queue for the run; None if it is submitted at once.
 
-        Raises:
-            FederationError: it was asked for where there is no federation, which alone has a queue.
+        Raises ``FederationError`` if it was asked for without a federation, which has the queue.
         """
         made = self.given.made()
         if made is None:
@@ -49,10 +42,9 @@ class Turn:
         return Queue(made.folder) if self.wanted or made.config.runs.at_once else None
 
     def add(self, queue: Queue | RemoteQueue, config: RunConfig, console: Console) -> Entry:
-        """Put the run into the queue and say so.
+        """Add the run to the queue and report it.
 
-        Raises:
-            FederationError: it resumes a run that cannot be resumed, or takes another role.
+        Raises ``FederationError`` if it cannot be resumed, or the role is missing.
         """
         from coterie.server.site.coordinator import answers
         from coterie.server.site.queue import RemoteQueue, enqueue
@@ -75,10 +67,9 @@ class Turn:
 
 
 def remote_queue(given: Given, what: str) -> RemoteQueue:
-    """The queue of a coordinator that is named by address and CA.
+    """Return the queue of a coordinator that is named by address and CA.
 
-    Raises:
-        FederationError: they do not name one.
+    Raises ``FederationError`` if they do not name one.
     """
     from coterie.server.site.queue import RemoteQueue
 
@@ -96,10 +87,9 @@ def remote_queue(given: Given, what: str) -> RemoteQueue:
 
 
 def wait_for_turn(queue: Listed, entry: Entry, console: Console) -> int:
-    """Wait until a run was submitted, however long that takes; return its id.
+    """Wait without a limit until a run is submitted; return its id.
 
-    Raises:
-        FederationError: it was taken out of the queue, or refused.
+    Raises ``FederationError`` if it was removed from the queue, or rejected.
     """
     from coterie.server.site.queue import REFUSED, STARTED, Queue, waiting_of
 
@@ -121,7 +111,7 @@ def wait_for_turn(queue: Listed, entry: Entry, console: Console) -> int:
 
 
 def print_queue(entries: Sequence[Entry]) -> None:
-    """Runs that wait, the next one first."""
+    """Print the waiting runs, the next one first."""
     from rich.table import Table
     from rich.text import Text
 
@@ -150,15 +140,14 @@ def _what(entry: Entry) -> str:
 
 
 def is_entry(name: str) -> bool:
-    """Whether a run is named as one of the queue."""
+    """Return whether a name is that of a queued run."""
     return re.fullmatch(r"q\d+", name) is not None
 
 
 def take_away(name: str, given: Given) -> None:
-    """Take a run out of the queue.
+    """Remove a run from the queue.
 
-    Raises:
-        FederationError: it does not wait there, or no federation is named.
+    Raises ``FederationError`` if it does not wait there, or no federation is named.
     """
     from coterie.server.site import audit
     from coterie.server.site.queue import Queue

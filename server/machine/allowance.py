@@ -1,11 +1,10 @@
-"""What one silo may send in one run: bounded at the SuperLink, before anything of it is stored.
+"""Limits on what one silo may send in one run, enforced at the SuperLink before storage.
 
-The SuperLink keeps what silos send on its disk until the run's process has fetched it. So the
-limits per reply, which that process holds to, bound memory but no disk: here a silo has an
-allowance for bytes and for objects that follows from what the run sent to it. Honest silos stay
-below a quarter of it. Who has used it up is answered for with an error in words, at once: it is
-left out, nobody waits for it, and the run goes on. Flower has a function for each call of a silo,
-in one module, whether the call came over gRPC or over HTTP: here ours are put in their place.
+The SuperLink keeps replies on its disk until the run's process has fetched them, and that process's
+limits bound only memory. Here each silo has an allowance of bytes and objects, proportional to what
+the run sent to it; honest silos use less than a quarter. A silo that exceeds it gets an error as
+its reply at once: it is left out, and the run continues. Flower has one function per call of a
+silo, for gRPC and HTTP alike; these are replaced.
 """
 
 from __future__ import annotations
@@ -29,26 +28,26 @@ from coterie.server.machine.superlink import engine_speaks_http, replace_in
 from coterie.wire.flower import inflatable_object, message_from_proto, message_to_proto
 
 TIMES = 8
-"""A silo may send so many times the bytes and objects that it was sent. A reply to a model has
-about as many; in a secure run a sum is asked for, and answered by a model, without one."""
+"""Multiple of the received bytes and objects that a silo may send. A reply to a model has about as
+many; in a secure run a sum is requested, and answered by a model, without one."""
 FREE_BYTES, FREE_OBJECTS = wire.FLOOR_BYTES, 4_000
 """And so many beside that in a run: for what answers a message of few bytes."""
 BEFORE_S = 12 * 3600.0
-"""For so long after its start a SuperLink may get replies to what it handed out before a restart,
-of which nothing is known here: as long as silos work for one message at most (``max_minutes``)."""
+"""Time after a start for replies to messages from before it, which are not known here. It is the
+longest work for one message (``max_minutes``)."""
 REMEMBERED = 100_000
-"""Pairs of run and silo; of more the oldest are forgotten."""
+"""Limit on pairs of run and silo; beyond it the oldest are forgotten."""
 CALL_BYTES = wire.MAX_OBJECT_BYTES + 2**20
-"""Of one call of a silo or an operator. gRPC refuses more before it is in memory; Flower takes 2 GB
-from anybody."""
+"""Size limit of a call of a silo or an operator. gRPC rejects more before it is in memory; Flower
+accepts 2 GB from anybody."""
 HEARTBEAT_S = 60.0
-"""Most seconds that a silo may announce until its next heartbeat; it is present for twice as long.
-Silos of ours have 10, Flower's 30; Flower itself takes half an hour."""
+"""Longest announced time to a silo's next heartbeat; it counts as present for twice as long.
+coterie's silos use 10 s, Flower's 30 s; Flower itself accepts half an hour."""
 HANDLERS = ("pull_messages", "pull_object", "push_messages", "push_object")
 
 
 class _Announced(NamedTuple):
-    """A reply: what it answers, its own id, and what Flower knows it by until it is whole."""
+    """A reply: the message it answers, its id, and Flower's session until it is complete."""
 
     asked: str
     reply: str
@@ -57,7 +56,7 @@ class _Announced(NamedTuple):
 
 @dataclass
 class _Account:
-    """Of one silo in one run: what it may send, what it has, and its last reply."""
+    """A silo's limits and totals in one run, and its last reply."""
 
     most_bytes: int
     most_objects: int
@@ -67,7 +66,7 @@ class _Account:
 
     @property
     def problem(self) -> str:
-        """What there is too much of; empty if nothing is."""
+        """The exceeded limit; empty if there is none."""
         for count, most, what in (
             (self.num_bytes, self.most_bytes, "bytes"),
             (self.num_objects, self.most_objects, "objects"),
@@ -81,7 +80,7 @@ class _Account:
 
 
 class Allowances:
-    """How much every silo may still send in every run. May be called by any thread."""
+    """The remaining allowance of every silo in every run; thread-safe."""
 
     def __init__(self) -> None:
         self._accounts: OrderedDict[tuple[int, int], _Account] = OrderedDict()
@@ -98,7 +97,7 @@ class Allowances:
         return found
 
     def asked(self, run: int, node: int, message_type: str, num_objects: int) -> None:
-        """A message of so many objects was handed out to a silo."""
+        """Count a message of ``num_objects`` objects handed out to a silo."""
         with self._lock:
             account = self._account(run, node)
             account.most_objects += TIMES * num_objects
@@ -106,29 +105,29 @@ class Allowances:
                 account.most_bytes += wire.most_bytes(message_type, 0)
 
     def was_sent(self, run: int, node: int, num_bytes: int) -> None:
-        """So many bytes were handed out to it."""
+        """Count bytes handed out to a silo."""
         with self._lock:
             self._account(run, node).most_bytes += TIMES * num_bytes
 
     def announces(self, run: int, node: int, num_objects: int) -> str:
-        """It announces a reply of so many objects; returns why that is too much, or nothing."""
+        """Count an announced reply; return why it exceeds the allowance, or an empty text."""
         with self._lock:
             account = self._account(run, node, answers=True)
             account.num_objects += num_objects
             return account.problem
 
     def last(self, run: int, node: int) -> _Announced | None:
-        """The silo's last reply."""
+        """Return the silo's last reply."""
         with self._lock:
             return self._account(run, node).last
 
     def announced(self, run: int, node: int, reply: _Announced) -> None:
-        """It has announced this one."""
+        """Set the silo's last reply."""
         with self._lock:
             self._account(run, node).last = reply
 
     def sends(self, run: int, node: int, num_bytes: int) -> str:
-        """It sends so many bytes; returns why that is too much, or nothing."""
+        """Count sent bytes; return why they exceed the allowance, or an empty text."""
         with self._lock:
             account = self._account(run, node, answers=True)
             account.num_bytes += num_bytes
@@ -136,18 +135,13 @@ class Allowances:
 
 
 class Limited:
-    """Flower's handlers of silos' calls, in which each has its allowance.
-
-    Args:
-        flower: the module that has them.
-    """
+    """Flower's handlers of silos' calls, with an allowance for each silo."""
 
     def __init__(self, flower: ModuleType) -> None:
         self.allowances = Allowances()
         self._flower = SimpleNamespace(**{name: vars(flower)[name] for name in HANDLERS})
 
     def pull_messages(self, request: Any, state: Any, store: Any) -> Any:
-        """As Flower's."""
         answer = self._flower.pull_messages(request=request, state=state, store=store)
         pairs = zip(answer.messages_list, answer.message_object_trees, strict=True)
         for message, tree in pairs:
@@ -158,14 +152,13 @@ class Limited:
         return answer
 
     def pull_object(self, request: Any, state: Any) -> Any:
-        """As Flower's."""
         answer = self._flower.pull_object(request=request, state=state)
         size = len(answer.object_content)
         self.allowances.was_sent(request.run_id, request.node.node_id, size)
         return answer
 
     def push_messages(self, request: Any, state: Any) -> Any:
-        """As Flower's; of who has sent too much it is an error in words that is stored."""
+        """Store a reply as Flower does, or an error in its place if the silo has sent too much."""
         if len(request.messages_list) != 1 or len(request.message_object_trees) != 1:
             raise _refused("one reply at a time.")
         run, node = request.messages_list[0].metadata.run_id, request.node.node_id
@@ -193,10 +186,9 @@ class Limited:
         return type(answer)()  # it has nothing to send
 
     def _push(self, request: Any, state: Any) -> Any:
-        """As Flower's; a reply of which the rest does not come makes room for another one.
+        """Push as Flower does, but let a new reply replace an incomplete one.
 
-        A silo sends an error where a proxy does not let its reply pass. Flower itself takes one
-        reply to a message, and waits for the rest of it for minutes.
+        A silo sends an error if a proxy blocks its reply. Flower would wait minutes for the rest.
         """
         about, node = request.messages_list[0].metadata, request.node.node_id
         run, asked, own = about.run_id, about.reply_to_message_id, about.message_id
@@ -208,7 +200,7 @@ class Limited:
         return answer
 
     def push_object(self, request: Any, state: Any) -> Any:
-        """As Flower's, as long as the silo has not sent too much."""
+        """Store an object as Flower does, unless the silo has sent too much."""
         run, node = request.run_id, request.node.node_id
         why = self.allowances.sends(run, node, len(request.object_content))
         if why:  # for the silo that is the end of this run
@@ -217,7 +209,7 @@ class Limited:
 
 
 def _refused(why: str) -> Exception:
-    """What a silo takes for the end of the run, over gRPC and over HTTP."""
+    """Return the error that a silo takes for the end of the run, over gRPC and HTTP."""
     error = import_module("flwr.supercore.error")
     code = error.ApiErrorCode.FLEET_RUN_STATUS_NOT_ALLOWED
     made: Exception = error.FlowerError(code, why, public_details=why)
@@ -225,13 +217,12 @@ def _refused(why: str) -> Exception:
 
 
 def _num_objects(tree: ObjectTree) -> int:
-    """Of a message, counted to a little more than any may have."""
     objects = inflatable_object.iterate_object_tree(tree)
     return sum(1 for _ in islice(objects, wire.MAX_OBJECTS + 1))
 
 
 def _refusal(header: Any, why: str) -> tuple[Any, ObjectTree, dict[str, bytes]]:
-    """In a reply's place an error: its header, tree and objects."""
+    """Return the header, tree and objects of an error that replaces a reply."""
     metadata = message_from_proto(header).metadata
     reply: Message = make_message(metadata=metadata, error=Error(wire.UNREADABLE, why))
     with inflatable_object.no_object_id_recompute():
@@ -246,14 +237,14 @@ def _refusal(header: Any, why: str) -> tuple[Any, ObjectTree, dict[str, bytes]]:
 
 
 def handlers() -> ModuleType:
-    """Where Flower has its functions for silos' calls."""
+    """Return the module of Flower's functions for silos' calls."""
     if engine_speaks_http():
         return import_module("flwr.superlink.servicer.fleet.fleet_handlers")
     return import_module("flwr.server.superlink.fleet.message_handler.message_handler")
 
 
 def limit_silos() -> None:
-    """In this process: what a silo may send, in a call and over a run, and how long be silent."""
+    """Limit silos in this process: bytes per call and run, and the time between heartbeats."""
     flower = handlers()
     limited = Limited(flower)
     own = {name: getattr(limited, name) for name in HANDLERS}

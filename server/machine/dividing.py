@@ -1,9 +1,9 @@
-"""One address for silos over HTTP and for those that still speak gRPC.
+"""One address for silos that speak HTTP and for those that still speak gRPC.
 
-A SuperLink of Flower 1.40 or later can go on serving silos over gRPC, at another port. So that no
-silo has to be told of it, and none be upgraded on the coordinator's day, whoever connects where
-silos always did is led to one or the other by how a connection begins: gRPC is HTTP/2, and says so
-in the clear or in the first message of TLS. What then travels is not looked at.
+A SuperLink of Flower 1.40 or later can serve gRPC silos too, at another port. So that no silo needs
+a change on the day of the upgrade, each connection to the usual address is routed by its first
+bytes: gRPC is HTTP/2, visible in the clear or in the first TLS message. The traffic after that is
+not inspected.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from coterie.system.ports import split_address
 log = logging.getLogger("coterie.serving")
 
 BEGIN_S = 10.0
-"""How long a connection may take to show what it is."""
+"""Time for a connection to show its protocol."""
 LOOK_S = 0.02
 PREFACE, HANDSHAKE = b"PRI * HTTP/2.0", b"\x16"
 H2, HTTP_1 = b"\x02h2", b"\x08http/1.1"
@@ -33,13 +33,9 @@ BLOCK = 1 << 18
 async def divide(
     address: str, grpc: str, take_http: Callable[[socket.socket], Any], stop: asyncio.Event
 ) -> None:
-    """Listen until ``stop``.
+    """Listen at ``address`` (``HOST:PORT``) until ``stop``.
 
-    Args:
-        address: where, ``HOST:PORT``.
-        grpc: of the server to which connections over gRPC are led.
-        take_http: makes a coroutine that takes any other connection.
-        stop: set when no more are to be taken.
+    gRPC connections go to the server at ``grpc``; ``take_http`` makes a coroutine for others.
     """
     host, port = split_address(address)
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -81,7 +77,7 @@ async def _lead(line: socket.socket, grpc: str, take_http: Callable[[socket.sock
 
 
 async def _beginning(line: socket.socket) -> bytes:
-    """What a connection begins with, which stays to be read; empty if it ends before."""
+    """Peek at the start of a connection; return empty bytes if it ends before."""
     while True:
         with suppress(BlockingIOError):
             seen = line.recv(MOST, socket.MSG_PEEK)
@@ -98,14 +94,14 @@ def _is_enough(seen: bytes) -> bool:
 
 
 def is_grpc(begins: bytes) -> bool:
-    """Whether a connection that begins so is one of gRPC."""
+    """Return whether a connection that begins with these bytes is gRPC."""
     if begins[:1] == HANDSHAKE:
         return H2 in begins and HTTP_1 not in begins
     return begins.startswith(PREFACE)
 
 
 async def _join(line: socket.socket, address: str) -> None:
-    """Carry what comes from either end to the other, until one closes."""
+    """Forward data in both directions until one end closes."""
     ends = [await asyncio.open_connection(*split_address(address))]
     ends.append(await asyncio.open_connection(sock=line))
     (there_in, there_out), (here_in, here_out) = ends

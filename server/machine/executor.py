@@ -1,8 +1,7 @@
-"""The executor of ServerApps: Flower's, with the process of the next run ready before it comes.
+"""The executor of ServerApps: Flower's, with a process ready for the next run.
 
-Flower's looks for runs once a second, and starts a Python for each that needs a second and more to
-import what it needs. Here it looks ten times a second, and hands a run to a process that has done
-its imports and waits. Both parts are put in the places of Flower's by name (1.34 to 1.42).
+Flower's looks for runs once a second, and starts a Python for each, which needs more than a second
+for imports and waits. Both parts are replaced by name (1.34 to 1.42).
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ SERVERAPP, NEXT, ADDRESS = "flwr-serverapp", "--next", "--appio-api-address"
 
 
 def main() -> None:
-    """Be ``flower-superexec``, with its arguments; with ``--next``, a process that waits."""
+    """Run ``flower-superexec`` with its arguments; with ``--next``, be a process that waits."""
     if sys.argv[1:] == [NEXT]:
         wait_for_a_run()
         return
@@ -42,21 +41,21 @@ def main() -> None:
 
 
 def wait_for_superlink(address: str) -> None:
-    """Until it listens, or for a minute: after that Flower says what is wrong."""
+    """Wait until it listens, at most a minute: after that Flower reports the problem."""
     deadline = time.monotonic() + START_DEADLINE_S
     while not listens(address) and time.monotonic() < deadline:
         time.sleep(LOOK_S)
 
 
 class _Starter:
-    """Starts programs for the executor; ServerApps in the process that waits for one."""
+    """A starter of programs for the executor; ServerApps use the waiting process."""
 
     def __init__(self) -> None:
         self._running: list[subprocess.Popen[str]] = []
         self._next = self._another()
 
     def start(self, arguments: Sequence[str], **how: Any) -> subprocess.Popen[Any]:
-        """As ``subprocess.Popen``."""
+        """Start a program, as ``subprocess.Popen`` does."""
         if arguments[0] != SERVERAPP:
             return subprocess.Popen(arguments, **how)
         process, self._next = self._next, self._another()
@@ -80,7 +79,7 @@ class _Starter:
 
 
 def wait_for_a_run() -> None:
-    """Import what a ServerApp needs, and be one when its arguments come. None come: end."""
+    """Import all that a ServerApp needs, and run it when its arguments arrive on stdin."""
     be_serverapp = flower_command(SERVERAPP)
 
     import coterie.server.app  # noqa: F401

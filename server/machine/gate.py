@@ -1,14 +1,12 @@
-"""A federation's SuperLink: Flower's own, which asks operators for their key and their role.
+"""A federation's SuperLink: Flower's, with a check of each operator's key and role.
 
     python -m coterie.server.machine.gate OPTIONS OF flower-superlink
 
-Whoever calls its Control API signs as an operator who is enrolled in the federation's folder
-(``$COTERIE_FEDERATION``). Flower 1.34, which speaks gRPC, has one place where it asks who calls,
-made for accounts at an identity provider: the gate takes that place. Over HTTP it stands before
-Flower's application (``coterie.server.machine.serving``). What operators do is in the federation's
-log before it is done. Beside Flower's calls there is one of ours, for what takes more than they do:
-enrolling and
-the queue.
+Callers of its Control API sign as an operator who is enrolled in the federation's folder
+(``$COTERIE_FEDERATION``). Flower 1.34, over gRPC, has one place that identifies callers, made for
+accounts at an identity provider: the gate replaces it. Over HTTP the gate stands before Flower's
+application (``coterie.server.machine.serving``). Each act is in the audit log before it is done.
+One call is added to Flower's, for enrolment and the queue.
 """
 
 from __future__ import annotations
@@ -45,20 +43,16 @@ NEEDED = {
     "RegisterNode": "",
     "UnregisterNode": "",
 }
-"""Method → role; empty: the coordinator's own commands alone, which keep the roster. Flower's other
-methods are nobody's."""
+"""Method → role; empty: only the coordinator's own commands, which maintain the roster. Flower's
+other methods are closed to everybody."""
 SAID_OF_A_RUN = ("strategy", "task", "rounds", "label", "resume")
-"""Keys of a run that its line in the log has."""
+"""Keys of a run that its line in the log includes."""
 
 Answer = Callable[[Any, grpc.ServicerContext], Any]
 
 
 class Gate:
-    """Lets a call through if the operator who signed it has the role for it.
-
-    Args:
-        made: the federation.
-    """
+    """A check that the operator who signed a call has the role for it."""
 
     def __init__(self, made: Federation) -> None:
         self.made = made
@@ -66,16 +60,10 @@ class Gate:
 
     @contextmanager
     def passing(self, metadata: Metadata, method: str, raw: bytes) -> Iterator[str]:
-        """Do what was called for in here; yields the operator's name.
+        """Check a call's signature and role, then run the block; yields the operator's name.
 
-        Args:
-            metadata: of the call.
-            method: its full name over gRPC.
-            raw: the request as it travelled: these bytes are signed.
-
-        Raises:
-            RefusedError: nobody known has signed it, or without the role; or what is done in here
-                raises ``FederationError``.
+        ``raw`` is the request as it was sent: these bytes are signed. Raises ``RefusedError`` if
+        the signer is unknown or lacks the role, or the block raises ``FederationError``.
         """
         try:
             who = self.verifier.caller(metadata, method, raw)
@@ -88,11 +76,7 @@ class Gate:
             raise RefusedError(grpc.StatusCode.PERMISSION_DENIED, str(error)) from None
 
     def noted(self, method: str, who: str, request: Any) -> AbstractContextManager[None]:
-        """An act is in the log before it is done; a look is none.
-
-        Raises:
-            FederationError: it is a run that has to wait for its turn.
-        """
+        """Log an act before its block; raises ``FederationError`` for a run that must be queued."""
         name = method.removeprefix(CONTROL)
         if name == "StartRun":
             self._require_turn(who)
@@ -104,16 +88,15 @@ class Gate:
         return nullcontext()
 
     def note_begun(self, who: str, request: Any, reply: Any) -> None:
-        """A run that was started is known by its number from now on."""
+        """Log the number of a run that was started."""
         if type(reply).__name__ == "StartRunResponse" and reply.HasField("run_id"):
             starter = self._starter(who, request)
             audit.note(self.made, audit.BEGUN, who=starter, run=reply.run_id)
 
     def act(self, who: str, raw: bytes) -> bytes:
-        """What ``Control.act`` asks for.
+        """Do what ``Control.act`` asks for; return the answer.
 
-        Raises:
-            FederationError: it cannot be done, or is not known here.
+        Raises ``FederationError`` if it cannot be done, or is not known here.
         """
         try:
             asked = json.loads(raw)
@@ -132,11 +115,7 @@ class Gate:
         return found.key.encode() if found is not None else None
 
     def _require_role(self, who: str, method: str, raw: bytes) -> None:
-        """Refuse an operator without the role, and note it.
-
-        Raises:
-            FederationError: says which role it takes.
-        """
+        """Reject an operator without the role, and log that. Raises ``FederationError``."""
         known = operators.find(self.made, who)
         name = method.removeprefix(CONTROL)
         needed = _act_of(raw).role if method == ACT else NEEDED.get(name)
@@ -156,11 +135,7 @@ class Gate:
         )
 
     def _require_turn(self, who: str) -> None:
-        """Refuse a run that goes past a queue in which all have to wait.
-
-        Raises:
-            FederationError: says how to queue it.
-        """
+        """Raise ``FederationError`` for a run that bypasses a mandatory queue."""
         at_once = self.made.config.runs.at_once
         if who != operators.LOCAL and at_once:
             raise FederationError(
@@ -170,7 +145,7 @@ class Gate:
             )
 
     def _starter(self, who: str, request: Any) -> str:
-        """Who starts a run: of one that the coordinator takes from its queue, who put it there."""
+        """Return who starts a run; for a run from the queue, who queued it."""
         if who != operators.LOCAL:
             return who
         with suppress(FederationError):  # a damaged queue is told elsewhere
@@ -179,12 +154,7 @@ class Gate:
 
 
 class GrpcGate(grpc.ServerInterceptor):  # type: ignore[misc]
-    """The gate before Flower's Control API over gRPC.
-
-    Args:
-        gate: who may pass.
-        inner: Flower's interceptor, which comes next.
-    """
+    """The gate before Flower's Control API over gRPC; ``inner`` is Flower's interceptor."""
 
     def __init__(self, gate: Gate, inner: grpc.ServerInterceptor) -> None:
         self.gate, self.inner = gate, inner
@@ -192,7 +162,6 @@ class GrpcGate(grpc.ServerInterceptor):  # type: ignore[misc]
     def intercept_service(
         self, continuation: Callable[..., Any], handler_call_details: grpc.HandlerCallDetails
     ) -> grpc.RpcMethodHandler | None:
-        """Put the check around the handler of a method."""
         method = str(handler_call_details.method)
         if method == ACT:
             return grpc.unary_unary_rpc_method_handler(
@@ -233,7 +202,7 @@ class GrpcGate(grpc.ServerInterceptor):  # type: ignore[misc]
 
 
 def _named(who: str) -> str:
-    """In the log the coordinator's own operator is an account."""
+    """Return the name for the log, where the coordinator's own operator is an account."""
     return "" if who == operators.LOCAL else who
 
 
@@ -251,7 +220,7 @@ def _withdraw(made: Federation, who: str, asked: Mapping[str, str]) -> dict[str,
 
 
 def _queue(made: Federation, who: str, asked: Mapping[str, str]) -> dict[str, Any]:
-    """Its record will be in the federation's folder, whatever the operator has elsewhere."""
+    """Queue a run; its record always goes to the federation's folder."""
     keys = {**json.loads(asked["keys"]), "runs-dir": str(made.runs)}
     priority = int(asked["priority"])
     return {"entry": asdict(enqueue(made, keys, priority=priority, who=who))}
@@ -272,7 +241,7 @@ def _unknown(made: Federation, who: str, asked: Mapping[str, str]) -> dict[str, 
 
 
 class _Act(NamedTuple):
-    """What an operator may ask for, and the role that it takes."""
+    """An act that operators may ask for, and the role that it needs."""
 
     role: str
     do: Callable[[Federation, str, Mapping[str, str]], dict[str, Any]]
@@ -290,7 +259,7 @@ UNKNOWN_ACT = _Act("enrol", _unknown)
 
 
 def _act_of(raw: bytes) -> _Act:
-    """Which one is asked for; of one that there is not the caller is told so, if he may enrol."""
+    """Return the requested act; an unknown one fails later, for callers who may enrol."""
     try:
         return ACTS.get(str(json.loads(raw)["act"]), UNKNOWN_ACT)
     except (ValueError, KeyError, TypeError):
@@ -298,7 +267,7 @@ def _act_of(raw: bytes) -> _Act:
 
 
 def _settings(request: Any) -> dict[str, str]:
-    """Keys of a run, as its submission has them."""
+    """Return the keys of a run as submitted."""
     from coterie.wire.flower import user_config_from_proto
 
     found = user_config_from_proto(request.override_config)
@@ -306,7 +275,7 @@ def _settings(request: Any) -> dict[str, str]:
 
 
 def _with_the_time(why: str, now: datetime) -> str:
-    """Why a silo is refused; if it is for its clock, with what the clock here says."""
+    """Add the time here to a rejection that is about the clock."""
     return f"{why}; here it is {now.isoformat()}" if why == "Invalid timestamp" else why
 
 

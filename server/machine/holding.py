@@ -1,12 +1,12 @@
-"""Silos without work hold a call until there is some, so that they need not ask again and again.
+"""Held calls: an idle silo waits in a call until there is work, instead of polling.
 
-To Flower the call ``coterie.wire.WAIT`` is a heartbeat, and Flower's own check says who calls. Its
-end is held until a message comes for the silo, or for ``WAIT_S``. It hands out nothing: the silo
-then looks as it always does, so that no message is lost in a call that nobody waits for any more. A
-SuperLink that does not know the call is asked from time to time.
+To Flower the call ``coterie.wire.WAIT`` is a heartbeat, and Flower authenticates the caller. Its
+end is held until a message arrives for the silo, or for ``WAIT_S``. It delivers nothing: the silo
+then pulls as usual, so an abandoned call loses no message.
 
-A held call takes no thread. Over gRPC its answer is sent at once and its status is held, which
-the caller waits for as well; over HTTP (``coterie.server.machine.serving``) asyncio holds it.
+A held call takes no thread. Over gRPC its answer is sent at once and its status, which the caller
+also waits for, is held; over HTTP (``coterie.server.machine.serving``) asyncio holds it. Silos poll
+a SuperLink that does not know the call.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from coterie.server.machine.superlink import engine_speaks_http, replace_in
 log = logging.getLogger("flwr")
 
 MOST = 2_000
-"""Calls that are held at the same time, one of a node. Further silos are told to ask again."""
+"""Limit on held calls, one per node. Further silos must poll."""
 REMEMBERED = 100_000
-"""Nodes; of those that looked longest ago it is forgotten that they found nothing."""
+"""Limit on nodes remembered as having found nothing; the oldest are forgotten first."""
 HEARTBEAT = "/flwr.proto.Fleet/SendNodeHeartbeat"
 FULL = f"{MOST:,} silos wait here already. This one has to ask from time to time."
 ENDING = "the SuperLink is ending."
@@ -44,13 +44,13 @@ class FullError(Exception):
 
 @dataclass(frozen=True)
 class _Held:
-    """Ends a held call: ``go`` is told why it is no word of a message, which is empty if it is."""
+    """A held call; ``go`` ends it, with a reason or, if there may be a message, without."""
 
     go: Callable[[str], None]
     until: float
 
     def end(self, why_not: str = "") -> None:
-        """Whatever is wrong with the connection is nothing to who ends the call."""
+        """End the call; errors of its connection are only logged."""
         try:
             self.go(why_not)
         except Exception as error:
@@ -58,7 +58,7 @@ class _Held:
 
 
 class Room:
-    """Where silos wait. May be called by any thread."""
+    """The held calls of silos; thread-safe."""
 
     def __init__(self) -> None:
         self._held: OrderedDict[int, _Held] = OrderedDict()
@@ -72,12 +72,12 @@ class Room:
         self._later = local()
 
     def nodes(self) -> list[int]:
-        """Whose calls are held."""
+        """Return the nodes whose calls are held."""
         with self._changed:
             return list(self._held)
 
     def looks(self, node: int) -> None:
-        """A node is about to look: of what comes from now on it has to be told."""
+        """Note that a node is about to pull; it must be notified of later messages."""
         with self._changed:
             self._in_vain[node] = None
             self._in_vain.move_to_end(node)
@@ -86,7 +86,7 @@ class Room:
 
     @contextmanager
     def telling_later(self) -> Iterator[None]:
-        """What comes from this thread is told of at the end: objects follow their messages."""
+        """Delay this thread's notifications to the end of the block: objects follow messages."""
         self._later.nodes = list[int]()
         try:
             yield
@@ -95,7 +95,7 @@ class Room:
             self.came(nodes)
 
     def came(self, nodes: Iterable[int]) -> None:
-        """There is a message for these nodes, or may be."""
+        """Notify nodes that may have a message."""
         if "nodes" in self._later.__dict__:
             self._later.nodes += nodes
             return
@@ -108,10 +108,9 @@ class Room:
 
     @contextmanager
     def answering(self, node: int) -> Iterator[None]:
-        """While a thread sends to a node, which that may delay: none does so twice at a time.
+        """Mark that a thread sends to a node, which may take long.
 
-        Raises:
-            FullError: another thread sends to it.
+        Raises ``FullError`` if another thread already sends to it.
         """
         with self._changed:
             if node in self._answering:
@@ -124,13 +123,10 @@ class Room:
                 self._answering.discard(node)
 
     def hold(self, node: int, go: Callable[[str], None]) -> Callable[[], None]:
-        """Hold a call: ``go`` is called once, perhaps before this returns.
+        """Hold a call: ``go`` is called once, perhaps before this returns, and must not block.
 
-        It must not block. Of a node that has a call here already, that one is ended: its connection
-        may be gone. Returns what lets go of the call, when nobody waits for it any more.
-
-        Raises:
-            FullError: it cannot be held.
+        Another call of the same node here is ended: its connection may be gone. Returns a function
+        that drops the call when nobody waits for it. Raises ``FullError`` if it cannot be held.
         """
         held = _Held(go, time.monotonic() + wire.WAIT_S)
         with self._changed:
@@ -153,7 +149,7 @@ class Room:
         return leave
 
     def close(self) -> None:
-        """End all calls: the SuperLink is ending. None are held from now on."""
+        """End all calls and hold no more, because the SuperLink is ending."""
         with self._changed:
             self._closed = True
             ended = list(self._held.values())
@@ -184,11 +180,7 @@ class Room:
 
 
 class GrpcWaiting(grpc.ServerInterceptor):  # type: ignore[misc]
-    """The call ``WAIT`` before Flower's API for silos.
-
-    Args:
-        room: where it is held.
-    """
+    """The call ``WAIT`` before Flower's API for silos."""
 
     def __init__(self, room: Room) -> None:
         self.room = room
@@ -196,7 +188,6 @@ class GrpcWaiting(grpc.ServerInterceptor):  # type: ignore[misc]
     def intercept_service(
         self, continuation: Callable[..., Any], handler_call_details: grpc.HandlerCallDetails
     ) -> grpc.RpcMethodHandler | None:
-        """Take this one call."""
         if handler_call_details.method != wire.WAIT:
             return continuation(handler_call_details)
         beat = continuation(handler_call_details._replace(method=HEARTBEAT))
@@ -233,7 +224,7 @@ class GrpcWaiting(grpc.ServerInterceptor):  # type: ignore[misc]
 
 
 def _with(room: Room, flowers: Callable[..., grpc.Server]) -> Callable[..., grpc.Server]:
-    """What makes Flower's server for silos, with the call ``WAIT``."""
+    """Wrap the function that makes Flower's server for silos, to add the call ``WAIT``."""
 
     def make(*, interceptors: Iterable[grpc.ServerInterceptor] = (), **how: Any) -> grpc.Server:
         server = flowers(interceptors=[GrpcWaiting(room), *interceptors], **how)
@@ -253,7 +244,7 @@ def _with(room: Room, flowers: Callable[..., grpc.Server]) -> Callable[..., grpc
 
 
 def hold_silos() -> Room:
-    """In this process, a SuperLink: silos that wait for messages are told when one comes."""
+    """Hold calls of waiting silos in this process, a SuperLink, until messages arrive."""
     room = Room()
     silos, runs = handlers(), import_module("flwr.superlink.servicer.runtime.runtime_handlers")
     pull, push = vars(silos)["pull_messages"], vars(runs)["push_messages"]

@@ -1,13 +1,13 @@
-"""A SuperLink of Flower 1.34 that passes large objects on with few copies.
+"""A SuperLink of Flower 1.34 that forwards large objects with few copies.
 
     python -m coterie.server.machine.lean OPTIONS OF flower-superlink
 
-Its calls and what they mean are Flower's. In the places of Flower's by name are what reads and
-writes the two calls that carry objects (``coterie.wire.pulled``), and the stores, that in memory as
-that in a database: large objects lie in files, which ServerApps of this machine share
-(``coterie.server.machine.shelf``). They are checked and written before Flower has its turn, which
-stores one object at a time: so those of several silos are at once. A federation's SuperLink
-(``coterie.server.machine.gate``) has the same.
+The calls and their meaning are Flower's. Replaced by name are the serialisation of the two calls
+that carry objects (``coterie.wire.pulled``), and both object stores (in memory and in a database):
+large objects lie in files that ServerApps of this machine share (``coterie.server.machine.shelf``).
+They are checked and written before Flower stores them one at a time, so objects of several silos
+are written in parallel. A federation's SuperLink (``coterie.server.machine.gate``) uses the same
+replacements.
 """
 
 from __future__ import annotations
@@ -45,22 +45,22 @@ from coterie.wire.flower import inflatable_object, inflatable_utils
 log = logging.getLogger("flwr")
 
 Behaviour = Callable[[Any, grpc.ServicerContext], Any]
-"""What answers a call."""
+"""The handler of a call."""
 MOST_HELD = 200
-"""Calls at once, of each kind: Flower's server has threads for a thousand."""
+"""Limit on held calls of each kind; Flower's server has threads for a thousand."""
 MOST_ALONG = 50
-"""Objects of a message, of which some may go along with it."""
+"""Largest number of objects of a message that may travel with it."""
 FILED = b"filed"
-"""In the store in place of a content: it is in a file. No object has this content."""
+"""Stored in place of a content that is in a file. No object has this content."""
 
 
 @dataclass(frozen=True)
 class Laid:
-    """In place of a content that was checked: it is in this file.
+    """A stand-in for a checked content that lies in a file.
 
     Attributes:
-        file: that takes its place among the objects if Flower stores it.
-        size: of the object; 0 of what a ServerApp has put there, which no call brought.
+        file: moved into the store's folder if Flower stores the object.
+        size: of the object; 0 if a ServerApp put the file there without a call.
     """
 
     file: Path
@@ -71,22 +71,18 @@ class Laid:
 
 
 class _Filed:
-    """What both of Flower's stores have here: large objects are in files.
-
-    Attributes:
-        shelf: the folder; None: they stay where Flower has them.
-    """
+    """The base of both stores: large objects are in files of ``shelf``, if there is one."""
 
     shelf: shelf.Shelf | None = None
 
     def lacks(self, object_id: str) -> bool:
-        """Whether it waits for this object."""
+        """Return whether the store waits for this object."""
         raise NotImplementedError
 
     def written(self, object_id: str, content: wire.Content) -> Laid | None:
-        """An object that it waits for in a file; None if it is not what its name says, or small.
+        """Write an expected object to a file; None if it is small or does not match its name.
 
-        Flower stores one object at a time. What takes long is done before.
+        Flower stores one object at a time, so the slow part is done first.
         """
         body = _body_of(content)
         if self.shelf is None or body is None or not self.lacks(object_id):
@@ -100,7 +96,7 @@ class _Filed:
             return None
 
     def _stored(self, object_id: str, content: wire.Content | Laid) -> bytes:
-        """What Flower is to keep of an object; ``Laid`` takes its place if it is waited for."""
+        """Return the content for Flower to keep; move a ``Laid`` file to its place if expected."""
         if isinstance(content, Laid):
             if self.shelf is not None and self.lacks(object_id):
                 self.shelf.adopt(object_id, content.file)
@@ -112,35 +108,28 @@ class _Filed:
         return whole
 
     def _shown(self, object_id: str, content: bytes | None) -> Any:
-        """What Flower has kept of it as it is; None if its file is gone."""
+        """Return the object for a content that Flower kept; None if its file is gone."""
         if content != FILED:
             return content
         return self.shelf.shown(object_id) if self.shelf is not None else None
 
 
 class FiledStore(_Filed, InMemoryObjectStore):
-    """Flower's store in memory.
-
-    Args:
-        on: the folder, for as long as this process lasts.
-    """
+    """Flower's store in memory, with a folder that is open while this process lasts."""
 
     def __init__(self, on: shelf.Shelf | None) -> None:
         super().__init__(verify=False)  # done here: the contents may be no bytes
         self.shelf = on
 
     def put(self, object_id: str, object_content: wire.Content | Laid) -> None:
-        """As Flower's."""
         with self.lock_store:
             super().put(object_id, self._stored(object_id, object_content))
 
     def get(self, object_id: str) -> Any:
-        """As Flower's, but what is in a file is shown from there."""
         with self.lock_store:
             return self._shown(object_id, super().get(object_id))
 
     def delete(self, object_id: str) -> None:
-        """As Flower's, which calls it for each object that nobody needs any more."""
         with self.lock_store:
             entry = self.store.get(object_id)
             super().delete(object_id)
@@ -148,7 +137,6 @@ class FiledStore(_Filed, InMemoryObjectStore):
                 self._drop(object_id, entry.content)
 
     def clear(self) -> None:
-        """As Flower's."""
         with self.lock_store:
             for object_id, entry in self.store.items():
                 self._drop(object_id, entry.content)
@@ -159,18 +147,17 @@ class FiledStore(_Filed, InMemoryObjectStore):
             self.shelf.drop(object_id)
 
     def lacks(self, object_id: str) -> bool:
-        """See ``_Filed``."""
         with self.lock_store:
             entry = self.store.get(object_id)
             return entry is not None and not entry.is_available
 
 
 class SqlStore(_Filed, SqlObjectStore):
-    """Flower's store in a database, with a folder beside it, which is there after a restart.
+    """Flower's store in a database, with a folder next to it that survives a restart.
 
     Args:
-        database_path: as Flower's.
-        opened: what enters a folder; None if that fails.
+        database_path: as in Flower.
+        opened: enters a folder's context; returns None if that fails.
     """
 
     def __init__(
@@ -182,7 +169,7 @@ class SqlStore(_Filed, SqlObjectStore):
         self._opened, self._turn = opened, Lock()
 
     def initialize(self, log_queries: bool = False) -> list[str]:
-        """As Flower's; files that are not what the database says of them go."""
+        """Create the tables as Flower does; delete files that do not match the database."""
         tables = super().initialize(log_queries)
         if self._engine is not None and not self._is_in_memory_sqlite:
             folder = shelf.beside(Path(str(self._engine.url.database)))
@@ -190,7 +177,6 @@ class SqlStore(_Filed, SqlObjectStore):
         return tables
 
     def _filed(self) -> set[str]:
-        """Names of the objects that are in files."""
         found = self.query(
             "SELECT object_id FROM objects WHERE length(content) = :size AND content = :filed",
             {"size": len(FILED), "filed": FILED},
@@ -198,24 +184,22 @@ class SqlStore(_Filed, SqlObjectStore):
         return {str(row["object_id"]) for row in found}
 
     def put(self, object_id: str, object_content: wire.Content | Laid) -> None:
-        """As Flower's."""
         with self._turn:
             content = self._stored(object_id, object_content)
         super().put(object_id, content)
 
     def get(self, object_id: str) -> Any:
-        """As Flower's, but what is in a file is shown from there."""
         return self._shown(object_id, super().get(object_id))
 
     def delete(self, object_id: str) -> None:
-        """As Flower's; a file goes when the database has it that the object is gone."""
+        """Delete an object as Flower does; its file is deleted after the commit."""
         with self.session() as session:
             super().delete(object_id)
             if self.shelf is not None and self.shelf.has(object_id) and object_id not in self:
                 event.listen(session, "after_commit", lambda _: self._drop(object_id), once=True)
 
     def _drop(self, object_id: str) -> None:
-        """Unless it was announced anew meanwhile. The session has just ended: this is another."""
+        """Delete the file, unless the object was announced again meanwhile."""
         assert self.shelf is not None and self._engine is not None
         there = text("SELECT 1 FROM objects WHERE object_id = :name")
         with self._turn, self._engine.connect() as opened:
@@ -223,19 +207,17 @@ class SqlStore(_Filed, SqlObjectStore):
                 self.shelf.drop(object_id)
 
     def clear(self) -> None:
-        """As Flower's."""
         super().clear()
         if self.shelf is not None:
             self.shelf.keep(())
 
     def lacks(self, object_id: str) -> bool:
-        """See ``_Filed``."""
         asked = "SELECT is_available FROM objects WHERE object_id = :name"
         return any(not row["is_available"] for row in self.query(asked, {"name": object_id}))
 
 
 def _body_of(content: wire.Content) -> memoryview | None:
-    """What goes to a file of an object; None if it stays in memory."""
+    """Return the part of an object that goes to a file; None if it stays in memory."""
     if len(content) < shelf.FROM_BYTES or not wire.is_bundle(content):
         return None
     try:
@@ -252,7 +234,7 @@ def _begins(content: wire.Content, head: bytes) -> bool:
 
 @contextmanager
 def laid(store: object, request: Any) -> Iterator[None]:
-    """A request to store an object, which goes on with a file in the place of a large content."""
+    """Replace a large content in a request to store it by a file, for the duration of the block."""
     made = None
     if isinstance(store, _Filed):
         made = store.written(request.object_id, request.object_content)
@@ -267,7 +249,7 @@ def laid(store: object, request: Any) -> Iterator[None]:
 
 
 def laying(flower: Callable[..., Any]) -> Callable[..., Any]:
-    """Flower's function for what a silo sends, with large contents in files before it begins."""
+    """Wrap Flower's handler of sent objects so that it finds large contents in files."""
 
     def push_object(request: Any, state: Any) -> Any:
         with laid(state.object_store, request):
@@ -277,16 +259,11 @@ def laying(flower: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class Runtime(SuperLinkRuntimeServicer):
-    """Flower's API for ServerApps, which tells them of the folder and takes what they put there.
-
-    Attributes:
-        room: where silos wait.
-    """
+    """Flower's API for ServerApps, which also share the folder; ``room`` is where silos wait."""
 
     room: ClassVar[Room | None] = None
 
     def PullObject(self, request: Any, context: grpc.ServicerContext) -> Any:
-        """As Flower's."""
         store = self.objectstore_factory.store()
         on = store.shelf if isinstance(store, _Filed) else None
         if request.object_id == shelf.WHERE and on is not None:
@@ -300,7 +277,6 @@ class Runtime(SuperLinkRuntimeServicer):
         return answer
 
     def PushObject(self, request: Any, context: grpc.ServicerContext) -> Any:
-        """As Flower's."""
         store = self.objectstore_factory.store()
         if (
             isinstance(store, _Filed)
@@ -316,18 +292,18 @@ class Runtime(SuperLinkRuntimeServicer):
 
 
 class Arrivals:
-    """Holds calls that ask for what is not there yet, of callers who want that, until it may be.
+    """Held calls for data that is not there yet, of callers who want to wait for it.
 
-    A ServerApp that waits for replies would otherwise ask some fifty times in a round of a second,
-    and whoever waits for an object as often: each call costs both ends a millisecond. A silo that
-    waits for its next message holds another call (``holding``), which takes no thread.
+    Otherwise a waiting ServerApp would ask about fifty times in a round of a second, at a
+    millisecond per call on both ends. A silo that waits for its next message holds another call
+    (``holding``), which takes no thread.
     """
 
     def __init__(self) -> None:
         self._changed, self._count, self._held = Condition(), 0, 0
 
     def telling(self, behaviour: Behaviour) -> Behaviour:
-        """A call that brings something."""
+        """Wrap a handler whose calls bring data, so that held calls notice."""
 
         def call(request: Any, context: grpc.ServicerContext) -> Any:
             try:
@@ -342,13 +318,10 @@ class Arrivals:
     def holding(
         self, behaviour: Behaviour, lacks: Callable[[Any], bool], *, again: bool
     ) -> Behaviour:
-        """A call that asks for it.
+        """Wrap a handler whose calls ask for data, so that they are held while ``lacks(answer)``.
 
-        Args:
-            behaviour: what answers.
-            lacks: whether an answer has it not.
-            again: who was held has the answer that there is then. Otherwise it has the first, and
-                asks again: a message is handed out once, and whoever was held may be gone.
+        If ``again``, a held caller gets the latest answer. Otherwise it gets the first one and asks
+        again: a message is handed out once, and a held caller may be gone.
         """
 
         def call(request: Any, context: grpc.ServicerContext) -> Any:
@@ -363,7 +336,7 @@ class Arrivals:
         return call
 
     def _wait(self, seen: int, seconds: float) -> bool:
-        """Wait until there is more than was seen; whether there may be."""
+        """Wait until there is more than was seen; return whether there may be."""
         with self._changed:
             if self._held >= MOST_HELD:
                 return False
@@ -375,28 +348,23 @@ class Arrivals:
 
 
 def _patience(context: grpc.ServicerContext) -> float:
-    """For how long a caller wants to be held."""
+    """Return for how many seconds a caller wants to be held."""
     told = _told(context, wire.PATIENCE) or "0"
     return min(int(told), wire.MOST_PATIENCE_MS) / 1000 if told.isdecimal() else 0.0
 
 
 def _told(context: grpc.ServicerContext, name: str) -> str:
-    """What a call says beside its request; empty: nothing."""
+    """Return a value of a call's metadata; empty if it is absent."""
     return str(dict(context.invocation_metadata()).get(name, ""))
 
 
 def _node_of(request: Any) -> Any:
-    """Who calls, where a request says so, which Flower has checked; of a ServerApp's, None."""
+    """Return the calling node, which Flower has checked; None for calls of a ServerApp."""
     return request.node if "node" in request.DESCRIPTOR.fields_by_name else None
 
 
 def taking_along(tell: Behaviour, push: Behaviour) -> Behaviour:
-    """A call that tells of messages, and stores those of their objects that came along.
-
-    Args:
-        tell: Flower's.
-        push: Flower's, for one object.
-    """
+    """Wrap the call that announces messages, so that it stores objects sent with it."""
 
     def call(request: Any, context: grpc.ServicerContext) -> Any:
         came = wire.attached(request)
@@ -428,21 +396,16 @@ def taking_along(tell: Behaviour, push: Behaviour) -> Behaviour:
 def giving_along(
     ask: Behaviour, pull: Behaviour, confirm: Behaviour, store: Callable[[], Any]
 ) -> Behaviour:
-    """A call that asks for messages, and gets those of their objects that are small and there.
+    """Wrap the call that asks for messages, so that small available objects come with the answer.
 
-    Of a message that is whole then, it is as if whoever asked had said that it is.
-
-    Args:
-        ask: Flower's.
-        pull: Flower's, for one object.
-        confirm: Flower's, of a message whose objects were received.
-        store: where objects are.
+    A message that is complete that way counts as confirmed by the caller. ``pull``, ``confirm`` and
+    ``ask`` are Flower's handlers.
     """
 
     def small_of(
         tree: ObjectTree, node: Node, run_id: int, filed: shelf.Shelf, most: int, context: Any
     ) -> tuple[list[bytes], bool]:
-        """Contents of a message's objects, and whether these are all."""
+        """Return contents of a message's objects, and whether these are all."""
         objects = islice(inflatable_object.iterate_object_tree(tree), wire.MAX_OBJECTS + 1)
         ids = dict.fromkeys(one.object_id for one in objects)  # itself first
         if len(ids) > MOST_ALONG:
@@ -492,8 +455,8 @@ def giving_along(
 class _Lean:
     """A gRPC server to which the handlers of a service are added.
 
-    Those of calls that carry objects read and write them without protobuf's copies. Those that ask
-    are held if they want. Small objects go along with their messages.
+    Calls that carry objects are read and written without protobuf's copies. Calls that ask for data
+    are held if the caller wants that. Small objects travel with their messages.
     """
 
     def __init__(
@@ -503,7 +466,7 @@ class _Lean:
         self._servicer = servicer
 
     def add_generic_rpc_handlers(self, handlers: Sequence[grpc.GenericRpcHandler]) -> None:
-        """They follow, by name."""
+        """Ignore these: ``add_registered_method_handlers`` adds them by name."""
 
     def add_registered_method_handlers(
         self, service: str, methods: Mapping[str, grpc.RpcMethodHandler]
@@ -552,7 +515,7 @@ def _is_on_its_way(answer: Any) -> bool:
 def added(
     *flowers: Callable[[Any, Any], None],
 ) -> list[Callable[[Any, Any], None]]:
-    """Flower's functions that add services to servers, for those that hold calls for each other."""
+    """Wrap Flower's functions that add services, so that their calls share arrivals."""
     messages, objects = Arrivals(), Arrivals()
 
     def of(add: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
@@ -562,11 +525,7 @@ def added(
 
 
 def install(home: Path) -> ExitStack:
-    """Put all of it in the places of Flower's; what is returned is closed at the end.
-
-    Args:
-        home: of the SuperLink's files.
-    """
+    """Install all replacements for a SuperLink's folder; close the returned stack at the end."""
     stack = ExitStack()
     silos = import_module("flwr.superlink.cli.flower_superlink")
     apps = import_module("flwr.superlink.servicer.runtime.runtime_grpc")
@@ -597,7 +556,7 @@ def install(home: Path) -> ExitStack:
 
 
 def main() -> None:
-    """Be ``flower-superlink``, with its arguments, in which silos are limited and may wait."""
+    """Run ``flower-superlink`` with its arguments, with limits for silos and held calls."""
     with install(Path(os.environ.get("COTERIE_HOME", "."))):
         limit_silos()
         Runtime.room = hold_silos()

@@ -1,8 +1,8 @@
-"""Delete what the SuperLink still keeps of runs that are over.
+"""Deletion of the SuperLink's data about ended runs.
 
-Flower deletes the messages of a run that is stopped. Those of a run whose process was killed stay,
-and deleted rows leave their bytes in the file. This works while the SuperLink runs; each step is a
-transaction, so that a kill leaves the old state or the new one, and repeating does no harm.
+Flower deletes the messages of a stopped run. Those of a run whose process was killed stay, and
+deleted rows leave their bytes in the file. This works while the SuperLink runs. Each step is a
+transaction, so a kill leaves the old or the new state, and repeating it is harmless.
 """
 
 from __future__ import annotations
@@ -25,14 +25,7 @@ class BusyError(FederationError):
 
 
 def forget_ended_runs(database: Path) -> None:
-    """Delete all messages and objects of ended runs, and write the file anew.
-
-    Args:
-        database: the SuperLink's; need not exist.
-
-    Raises:
-        BusyError: see there.
-    """
+    """Delete all data of ended runs, and rewrite the file if it exists. Raises ``BusyError``."""
     if not database.exists():
         return
     try:

@@ -1,9 +1,8 @@
-"""The coordinator's connection to the SuperLink, for what operators ask of it.
+"""The coordinator's connection to the SuperLink, for the commands of operators.
 
-Submitting a run through ``flwr run`` starts another Python and waits in whole seconds; the same
-call on Flower's Control API takes milliseconds. A contract test exercises this module against a
-real SuperLink. The FAB that it submits carries configuration only: the ServerApp's process runs
-the coterie that is installed at the coordinator.
+``flwr run`` starts another Python and waits in whole seconds; a call on Flower's Control API takes
+milliseconds. A contract test covers this module with a real SuperLink. The submitted FAB carries
+configuration only: the ServerApp's process runs the coordinator's coterie.
 """
 
 from __future__ import annotations
@@ -39,14 +38,14 @@ from coterie.system.proxies import answer_on_the_way, through
 CONNECT_DEADLINE_S, HANDSHAKE_DEADLINE_S = 10.0, 2.0
 CALL_DEADLINE_S = 30.0
 HEARTBEATS = 2
-"""So many heartbeats Flower waits for before a node is offline."""
+"""Missed heartbeats after which Flower considers a node offline."""
 MANIFEST, BUNDLED_AT = "pyproject.toml", (2024, 10, 1, 0, 0, 0)
 """The file of a bundle, and what Flower gives as its time: one content has one digest."""
 ACT_DEADLINE_S = 120.0
-"""Longer: an act waits for another operator's, and makes calls of its own."""
+"""Deadline of an act, which waits for another operator's act and makes its own calls."""
 CONTROL, ACT = "/flwr.proto.Control/", "/coterie.Operators/Act"
 OF_TIME = (9, 10)
-"""OpenSSL's numbers for a certificate that is not valid yet, or any more."""
+"""OpenSSL's codes for a certificate that is not yet valid, or has expired."""
 STREAMS = ("StreamLogs",)
 Sign = Callable[[str, bytes], signing.Metadata]
 
@@ -60,15 +59,15 @@ class RunInfo:
     sub_status: str
     details: str
     pending_at: str
-    """ISO 8601."""
+    """When it was submitted, ISO 8601."""
     bundle: str = ""
-    """Digest of what was submitted."""
+    """Digest of the submitted bundle."""
     keys: Mapping[str, Any] = field(default_factory=dict)
-    """Of the run's configuration, as they were submitted."""
+    """The run's configuration as submitted."""
 
     @property
     def ended(self) -> bool:
-        """It is over, one way or the other."""
+        """Whether it is over, with or without success."""
         return self.status == "finished"
 
 
@@ -77,11 +76,11 @@ class Node:
     """A key as the SuperLink knows it.
 
     Attributes:
-        node_id: Flower's, the same for ever.
+        node_id: Flower's permanent id.
         key: public, PEM.
         status: registered, online, offline, unregistered.
-        connected: when its present or last connection began, seconds since 1970; 0: never.
-        seen: when it was last heard of, to one heartbeat (half a minute); 0: never.
+        connected: start of its latest connection, seconds since 1970; 0: never.
+        seen: its last sign of life, to one heartbeat (half a minute); 0: never.
     """
 
     node_id: int
@@ -92,13 +91,9 @@ class Node:
 
 
 class Control:
-    """Calls on the Control API. Made by ``control``.
+    """Calls on the Control API; made by ``control``.
 
-    Args:
-        channel: to it.
-        address: for messages.
-        sign: metadata by which a method and its request are known to be an operator's.
-        tls: of the channel; for messages.
+    ``sign`` makes metadata that proves that a call is an operator's.
     """
 
     def __init__(
@@ -107,7 +102,7 @@ class Control:
         self._channel, self._address, self._sign, self._tls = channel, address, sign, tls
 
     def submit(self, config: RunConfig, bundle: bytes = b"") -> int:
-        """Start a run; return its id. ``bundle``: as ``bundle_of`` makes it."""
+        """Start a run; return its id. ``bundle`` is made by ``bundle_of``."""
         from flwr.proto.fab_pb2 import Fab
 
         from coterie.wire.flower import user_config_to_proto
@@ -123,7 +118,7 @@ class Control:
         return int(reply.run_id)
 
     def runs(self, run_id: int | None = None) -> list[RunInfo]:
-        """All runs that the SuperLink remembers, or one."""
+        """Return all runs that the SuperLink remembers, or one."""
         from coterie.wire.flower import user_config_from_proto
 
         found = self._call("ListRuns", run_id=run_id).run_dict.values()
@@ -141,7 +136,7 @@ class Control:
         ]
 
     def stop(self, run_id: int) -> bool:
-        """End a run; False if it had already ended."""
+        """Stop a run; return False if it had already ended."""
         try:
             self._method("StopRun", run_id=run_id)(timeout=CALL_DEADLINE_S)
         except grpc.RpcError as error:
@@ -152,24 +147,24 @@ class Control:
         return True
 
     def num_online(self) -> int:
-        """Connected nodes."""
+        """Return the number of connected nodes."""
         return sum(node.status == "online" for node in self.nodes())
 
     def nodes(self) -> list[Node]:
-        """Every key that the SuperLink knows, also of silos that are away or were shut out."""
+        """Return every key that the SuperLink knows, also of offline or removed silos."""
         found = self._call("ListNodes").nodes_info
         return [_node(info) for info in found]
 
     def register(self, key: bytes) -> int:
-        """Let the owner of a public key (PEM) connect; return its node id, the same for ever."""
+        """Allow the owner of a public key (PEM) to connect; return its permanent node id."""
         return int(self._call("RegisterNode", public_key=key).node_id)
 
     def unregister(self, node_id: int) -> None:
-        """Shut a node's key out, for good."""
+        """Block a node's key permanently."""
         self._call("UnregisterNode", node_id=node_id)
 
     def act(self, what: str, **fields: str) -> dict[str, Any]:
-        """Have a federation's coordinator do what takes more than Flower's calls; its answer."""
+        """Have the coordinator do work beyond Flower's calls; return its answer."""
         body = json.dumps({"act": what, **fields}).encode()
         call = self._channel.unary_unary(ACT)
         try:
@@ -180,7 +175,7 @@ class Control:
             raise self._translated(error) from error
 
     def log_lines(self, run_id: int, *, deadline_s: float) -> Iterator[str]:
-        """What the ServerApp prints, as it comes, until the run ends or the deadline passes."""
+        """Yield the ServerApp's output as it arrives, until the run ends or the deadline passes."""
         stream = self._method("StreamLogs", run_id=run_id, after_timestamp=0.0)
         try:
             for part in stream(timeout=deadline_s):
@@ -196,7 +191,7 @@ class Control:
             raise self._translated(error) from error
 
     def _method(self, method: str, **fields: Any) -> Callable[..., Any]:
-        """A call that is signed over the bytes that travel: a stub would encode them again."""
+        """Prepare a signed call; it signs the bytes sent, which a stub would encode again."""
         from flwr.proto import control_pb2
 
         body = getattr(control_pb2, f"{method}Request")(**fields).SerializeToString()
@@ -207,7 +202,7 @@ class Control:
         )
 
     def _translated(self, error: grpc.RpcError) -> FederationError:
-        """What the SuperLink says; since 1.34 mostly JSON, of which one entry is for people."""
+        """Translate an error; since 1.34 the details are mostly JSON with one public entry."""
         details = str(error.details())
         with suppress(ValueError, KeyError, TypeError):
             details = str(json.loads(details)["public_message"])
@@ -231,7 +226,7 @@ def _node(info: Any) -> Node:
 
 
 def _seconds(told: str) -> float:
-    """ISO 8601 as seconds since 1970; 0 of what is none."""
+    """Convert ISO 8601 to seconds since 1970; 0 for anything else."""
     try:
         return datetime.fromisoformat(told).timestamp()
     except (ValueError, OverflowError):
@@ -247,11 +242,11 @@ def control(
     Args:
         address: ``HOST:PORT``.
         root_certificates: PEM file of the CA; without it the connection is plain text.
-        identity: of the operator, with which calls are signed; a federation asks for one.
+        identity: of the operator who signs calls; a federation requires one.
 
     Raises:
-        FederationError: it cannot be reached, or refuses, or has a certificate of another CA, or
-            the file cannot be read.
+        FederationError: it is unreachable, rejects the call or has another CA, or the file is
+            unreadable.
     """
     if root_certificates:
         _require_trusted(address, root_certificates)
@@ -273,12 +268,10 @@ def control(
 
 
 def _require_trusted(address: str, root_certificates: Path) -> None:
-    """Refuse a server whose certificate the CA did not sign; one that is silent is not refused.
+    """Reject a server whose certificate the CA did not sign, but not one that stays silent.
 
-    gRPC goes on trying until its deadline and cannot say that it was this.
-
-    Raises:
-        FederationError: another server listens there, or the CA's file holds no certificate.
+    gRPC would retry until its deadline and could not report this reason. Raises ``FederationError``
+    if another server listens there, or the CA's file holds no certificate.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.set_alpn_protocols(["h2"])
@@ -337,7 +330,7 @@ def _what_to_do(address: str, root_certificates: Path | None) -> str:
 
 
 def _connected(address: str) -> socket.socket:
-    """A connection; ``OSError``, ``ValueError`` or ``OverflowError`` if there is none."""
+    """Open a connection. Raises ``OSError``, ``ValueError`` or ``OverflowError``."""
     return socket.create_connection(split_address(address), timeout=HANDSHAKE_DEADLINE_S)
 
 
@@ -352,14 +345,10 @@ def _read_certificates(file: Path) -> bytes:
 
 
 def bundle_of(config: RunConfig, note: str = "") -> bytes:
-    """What is submitted of a run: its configuration, and no code.
+    """Return the bundle that submits a run: a zip file with its configuration and no code.
 
-    A zip file as ``flwr build`` makes it of an app whose only file is its manifest. Flower's own
-    function would load a web framework first, which takes longer than all else of a submission.
-
-    Args:
-        config: of the run.
-        note: by which its digest differs from that of another bundle of the same configuration.
+    It looks like ``flwr build``'s, which would first load a web framework for longer than the rest
+    of a submission takes. A ``note`` makes the digest unique for the same configuration.
     """
     manifest = tomli_w.dumps(_manifest(config, note)).encode()
     listed = f"{MANIFEST},{hashlib.sha256(manifest).hexdigest()},{8 * len(manifest)}"
@@ -371,12 +360,11 @@ def bundle_of(config: RunConfig, note: str = "") -> bytes:
 
 
 def digest_of(bundle: bytes) -> str:
-    """As the SuperLink names a bundle (``RunInfo.bundle``)."""
+    """Return the digest by which the SuperLink names a bundle (``RunInfo.bundle``)."""
     return hashlib.sha256(bundle).hexdigest()
 
 
 def _manifest(config: RunConfig, note: str) -> dict[str, Any]:
-    """The app's, for a run of this configuration."""
     app = {
         "publisher": "coterie",
         "components": {

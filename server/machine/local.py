@@ -1,4 +1,4 @@
-"""A federation on this machine, each part a process of its own: for demos, tests, benchmarks."""
+"""A federation on this machine, each part in its own process: for demos, tests, benchmarks."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ WHERE_TO_LOOK = (
 )
 STOP_DEADLINE_S = 15.0
 ENDING_DEADLINE_S = 60.0
-"""How long the process of a run that the SuperLink has ended may take to write so."""
+"""Time for the process of a run that the SuperLink has ended to record that."""
 SUPERLINK_AWAY_S = 300.0
-"""How long a SuperLink may be unreachable before whoever follows a run gives up."""
+"""How long a SuperLink may be unreachable before following a run fails."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class SiloSpec:
     unlabelled: str = ""
 
     def arguments(self, address: str, home: Path) -> list[str]:
-        """The silo's command line, after ``python -m coterie.client``."""
+        """Return the silo's command line, after ``python -m coterie.client``."""
         own = ["--name", self.name, "--task", self.task, "--superlink", address]
         own += ["--threads", str(self.threads), "--home", str(home)]
         own += ["--alpha", str(self.alpha)] if self.alpha is not None else []
@@ -75,7 +75,7 @@ class SiloSpec:
         return own
 
     def node_config(self) -> dict[str, Option]:
-        """The same as Flower's node config, for a silo that is called in this process."""
+        """Return Flower's node config, for a silo that runs in this process."""
         own: dict[str, Option] = {"name": self.name, "task": self.task, "threads": self.threads}
         own |= {"alpha": self.alpha} if self.alpha is not None else {}
         own |= {"label-counts": True} if self.label_counts else {}
@@ -85,10 +85,10 @@ class SiloSpec:
 
 
 class LocalFederation:
-    """A SuperLink and silos, each a process of its own. A context manager.
+    """A SuperLink and silos, each in its own process; a context manager.
 
-    However a person ends this process, none of them stays: they have sessions of their own, so
-    that they are ended in order, and no signal of the terminal reaches them.
+    The processes have their own sessions: no signal of the terminal reaches them, and they are
+    always ended in order, however this process is ended.
     """
 
     def __init__(self, folder: Path, *, ports: Ports | None = None) -> None:
@@ -119,11 +119,11 @@ class LocalFederation:
 
     @property
     def processes(self) -> Mapping[str, subprocess.Popen[bytes]]:
-        """Those of the silos, by the name of a silo or of those that share one."""
+        """The processes of silos, by the name of a silo or of those that share one."""
         return {name: program.process for name, program in self.programs.items()}
 
     def log_of(self, name: str) -> Path:
-        """A silo's log file."""
+        """Return a silo's log file."""
         return self.folder / "silos" / name / "silo.log"
 
     def start_silo(
@@ -133,24 +133,18 @@ class LocalFederation:
         home: Path | None = None,
         environment: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
-        """Start a silo's process; it joins by itself when it is ready.
+        """Start a silo's process; it joins when it is ready.
 
-        Args:
-            spec: of the silo.
-            home: its folder; None: ``silos/NAME``.
-            environment: added to this process's.
+        ``home`` is its folder, by default ``silos/NAME``; ``environment`` extends this process's.
         """
         home = home or self.folder / "silos" / spec.name
         line = spec.arguments(self.superlink.fleet_address, home)
         self._start(spec.name, line, environment)
 
     def start_partitions(self, file: Path, silos: int, processes: int) -> None:
-        """Start processes that share the silos of a simulation file among them.
+        """Start at most ``processes`` processes for the silos of a simulation file.
 
-        Args:
-            file: see ``coterie.tasks.simulation``.
-            silos: how many it has.
-            processes: at most so many; silo i is in process ``i · processes // silos``.
+        Silo i is in process ``i · processes // silos`` (see ``coterie.tasks.simulation``).
         """
         ends = [-(-silos * i // processes) for i in range(processes + 1)]
         for first, end in itertools.pairwise(ends):
@@ -170,14 +164,13 @@ class LocalFederation:
         self.programs[name].start()
 
     def end_silo(self, name: str, *, how: signal.Signals = signal.SIGTERM) -> None:
-        """Signal a silo's process."""
+        """Send a signal to a silo's process."""
         self.processes[name].send_signal(how)
 
     def wait_for_silos(self, count: int) -> None:
-        """Wait until so many silos are connected.
+        """Wait until ``count`` silos are connected, at most two minutes and 0.3 s per silo.
 
-        Raises:
-            FederationError: a silo ended, with the end of its log, or too few came in two minutes.
+        Raises ``FederationError`` if too few connected, or a silo ended; with the end of its log.
         """
         within_s = JOIN_DEADLINE_S + JOIN_MORE_S * count
         deadline = time.monotonic() + within_s
@@ -211,42 +204,36 @@ class LocalFederation:
         return run_id, run_folder(config, run_id=run_id)
 
     def resume(self, folder: Path) -> int:
-        """Go on with a run of this federation; return the id under which it does."""
+        """Resume a run of this federation; return its new id."""
         return self.submit(resume=folder.name)[0]
 
     def follow(self, run_id: int, folder: Path, take: Callable[[Event], None]) -> Event:
-        """Give a run's events to ``take`` until it ends; return the last one."""
+        """Pass a run's events to ``take`` until it ends; return the last one."""
         with control(self.superlink.control_address) as calls:
             return follow_run(calls, run_id, folder, take)
 
     def run(self, **keys: Any) -> tuple[Path, Event]:
-        """Submit and wait; return the record's folder and the last event."""
+        """Submit a run and wait for it; return the record's folder and the last event."""
         run_id, folder = self.submit(**keys)
         return folder, self.follow(run_id, folder, lambda event: None)
 
     def memory(self) -> int:
-        """Bytes of memory of all processes together, shared pages counted once."""
+        """Return the memory of all processes in bytes, with shared pages counted once."""
         silos = {one.process.pid for one in self.programs.values() if not one.ended}
         return sum(proportional_memory(pid) for pid in family(self.superlink.pids | silos))
 
 
 class Start:
-    """The time that a run that was submitted takes to begin at its coordinator.
-
-    Args:
-        run_id: its id.
-        wait_s: that it was told to wait for silos: so long at least this waits as well.
-    """
+    """The time that a submitted run takes to begin; at least ``wait_s``, its wait for silos."""
 
     def __init__(self, run_id: int, wait_s: float) -> None:
         self.deadline_s = max(START_DEADLINE_S, wait_s)
         self._run_id, self._since, self._due_s = run_id, time.monotonic(), LATE_S
 
     def news(self) -> str:
-        """What to say of it now: after half a minute, and each minute after that.
+        """Return a message after half a minute, and each minute after that; empty otherwise.
 
-        Raises:
-            FederationError: it has not begun by the deadline.
+        Raises ``FederationError`` if it has not begun by the deadline.
         """
         waited_s = time.monotonic() - self._since
         if waited_s > self.deadline_s:
@@ -270,13 +257,10 @@ def follow_run(
     *,
     wait_s: float = 0.0,
 ) -> Event:
-    """Follow a run whose record is on this machine; the SuperLink may be away for a while.
+    """Follow a run whose record is on this machine; return its last event.
 
-    Args:
-        calls: to the SuperLink.
-        run_id, folder: of the run.
-        take: is given its events, and one ``waits`` while it does not begin.
-        wait_s: see ``Start``.
+    The SuperLink may be away for a while. ``take`` receives the events, and ``waits`` while the run
+    does not begin. For ``wait_s`` see ``Start``.
     """
     start, begun, seen = Start(run_id, wait_s), False, time.monotonic()
     over: float | None = None

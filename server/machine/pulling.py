@@ -1,16 +1,15 @@
-"""The Grid of a run: messages in as few objects as can be, replies taken one by one within limits.
+"""The Grid of a run: few objects per message, and replies fetched one by one within limits.
 
-Flower's Grid asks for all replies at once, waits for every object of the first before it looks at
-the second, and raises if one of them cannot be read. So a single silo can hold up a round by
-minutes (an object that it announced and does not send) and end a run. Here a reply waits by
-itself until it is whole, and one that is too large or cannot be read becomes an error reply of its
-silo. Flower's Grid speaks gRPC in 1.34 and HTTP since; of either, this takes where it calls and
-with which token, and makes its own calls on Flower's protobuf messages.
+Flower's Grid waits for every object of one reply before it looks at the next, and raises if it
+cannot read one. So one silo can delay a round by minutes, or end a run. Here each reply waits
+separately until it is complete, and a reply that is too large or unreadable becomes an error reply
+of its silo. Flower's Grid speaks gRPC in 1.34 and HTTP in later releases. This module takes the
+address and the token from it, and makes its own calls with Flower's protobuf messages.
 
-A resident silo is told with ``query.describe`` that bundles (``coterie.wire.bundles``) are read
-here. Whoever answers with one is sent bundles from then on; all others get Flower's own objects. A
-process of several silos has one node. It answers how many they are, and from then on each of them
-has a node id of its own here; what is for them travels in bundles.
+``query.describe`` announces to resident silos that bundles (``coterie.wire.bundles``) are read
+here. A silo that answers with a bundle is sent bundles from then on; others get Flower's objects. A
+process with several silos has one node. It answers with the number of its silos, and each of them
+then gets its own node id here. Their messages travel in bundles.
 """
 
 from __future__ import annotations
@@ -65,16 +64,16 @@ from coterie.wire.flower import (
 log = logging.getLogger("coterie.run")
 
 CALL_DEADLINE_S = 60.0
-"""Of a call to the SuperLink: longer than it needs for the replies of a thousand silos."""
+"""Deadline of a call to the SuperLink, ample for the replies of a thousand silos."""
 PATIENCE_MS = 500
-"""How long the SuperLink may hold the question for replies while none is on its way."""
+"""Longest time that the SuperLink may hold a pull while no reply is on its way."""
 FEW = 100
-"""Replies for which it may."""
+"""Largest number of pending replies for which the SuperLink may hold a pull."""
 AT_ONCE = 16
-"""Objects that are fetched before their bytes are added up."""
+"""Objects that are fetched together before their bytes are counted."""
 THREADS = 2
 FETCH_S = 1.0
-"""How long the objects of one reply are fetched before others have their turn."""
+"""Time for fetching the objects of one reply before other replies have their turn."""
 GONE = (
     "the rest of it could not be found: the silo has given it up, as its own log says, or has "
     "sent nothing for minutes."
@@ -82,34 +81,31 @@ GONE = (
 
 
 LARGE = 8
-"""Objects of a reply: of a bundle that has more, 8 MB each, the pieces go to a file, which memory
-shows. What the kernel has no room for it writes there, so that replies need not fit in memory."""
+"""Objects above which a bundle's 8 MB pieces go to a mapped file: they need not fit in memory."""
 HOST_BYTES = 12_000_000
-"""Most bytes of arrays, each counted as often as it is named, of one bundle to a process."""
+"""Limit on the array bytes of one bundle to a process; an array counts at each mention."""
 
 
 class RunOverError(BaseException):
-    """The SuperLink has ended the run and takes no more calls of it: nobody may go on after it."""
+    """Raised when the SuperLink has ended the run and rejects its calls; do not continue."""
 
 
 class _TooLargeError(ValueError):
-    """A reply holds more than it may."""
+    """A reply exceeds its size limit."""
 
 
 @dataclass
 class _Reply:
-    """A reply that is announced.
+    """An announced reply.
 
     Attributes:
-        message_id: of the message, or bundle, that it answers.
-        object_id: its own.
-        wanted: objects that have not been fetched, itself first.
-        contents: those that have been.
-        most: bytes that it may have.
-        why: it is refused, in words.
-        large: its pieces go to a file, ``spool``, if they come by calls.
-        places: of its objects in ``room``, where those are shown that lie in files.
-        received: all of it came along with what told of it, and the SuperLink knows.
+        message_id: id of the message or bundle that it answers.
+        wanted: objects that have not been fetched; the reply's own object comes first.
+        most: byte limit.
+        why: reason for rejecting it.
+        large: pieces that arrive by calls go to the file ``spool``.
+        places: positions in ``room`` of the pieces that are mapped from files.
+        received: all objects came with the announcement, and the SuperLink knows it.
     """
 
     message_id: str
@@ -126,7 +122,7 @@ class _Reply:
     received: bool = False
 
     def make_room(self) -> None:
-        """Once it says which pieces it has: large ones may lie in files of this machine."""
+        """Reserve addresses for the pieces that it names: large ones may lie in local files."""
         most = (self.most + wire.MAX_OBJECT_BYTES) // PIECE_BYTES + 1
         named = wire.pieces_in(self.contents[self.object_id])
         self.places = {name: place for place, name in enumerate(named[:most])}
@@ -136,7 +132,6 @@ class _Reply:
             self.room = shelf.Room(len(self.places))
 
     def take(self, object_id: str, content: wire.Content, folder: Path | None) -> None:
-        """Hold an object that was fetched."""
         self.num_bytes += len(content)
         came = not isinstance(content, wire.Piece)
         piece = came and object_id != self.object_id and wire.is_bundle(content)
@@ -151,7 +146,7 @@ class _Reply:
         self.contents[object_id] = content
 
     def take_along(self, came: Mapping[str, bytes], folder: Path | None) -> None:
-        """Hold those of its objects that came with what told of it."""
+        """Store those of its objects that came with the announcement."""
         own = [name for name in self.wanted if name in came and not self.why]
         for name in own:
             self.take(name, came[name], folder)
@@ -159,12 +154,11 @@ class _Reply:
         self.received = not self.wanted
 
     def all_contents(self) -> dict[str, wire.Content]:
-        """What it consists of."""
         return {**self.contents, **(self.spool.shown() if self.spool else {})}
 
 
 class _Spool:
-    """Pieces of a reply in a file without a name, one behind the other."""
+    """Pieces of a reply in an unnamed file, one after the other."""
 
     def __init__(self, folder: Path | None) -> None:
         # It lives as long as the reply. Without a buffer, a full disk shows at once and only once.
@@ -173,7 +167,7 @@ class _Spool:
         self._size = 0
 
     def add(self, object_id: str, body: memoryview) -> None:
-        """Raises ``OSError``: there is no room for it; what was added before stays."""
+        """Append a piece. Raises ``OSError`` if there is no room; earlier pieces stay."""
         done = 0
         while done < len(body):
             done += os.pwrite(self._file.fileno(), body[done:], self._size + done)
@@ -181,7 +175,7 @@ class _Spool:
         self._size += done
 
     def shown(self) -> dict[str, wire.Content]:
-        """The pieces where the file is shown in memory, which it stays as long as anybody looks."""
+        """Return the pieces as views of the file, which stays mapped as long as one is in use."""
         if not self._spans:
             return {}
         with self._file:
@@ -191,7 +185,7 @@ class _Spool:
 
 @dataclass(frozen=True)
 class _Hosted:
-    """A silo that shares a node with others: the node, and its number there."""
+    """A silo that shares a node: the node, and its number there."""
 
     node: int
     number: int
@@ -199,12 +193,9 @@ class _Hosted:
 
 @dataclass
 class _Parcel:
-    """What is pushed as one: messages for one node.
+    """Messages for one node that are pushed together.
 
-    Attributes:
-        messages: in order; of a bundle to a process of several silos there may be many.
-        to: for each the number of its silo in its process; None: a message by itself.
-        bundled: they travel as a bundle.
+    ``to`` has the number of each message's silo in its process; None for a single message.
     """
 
     messages: list[Message]
@@ -212,18 +203,16 @@ class _Parcel:
     bundled: bool = False
 
     def ids(self, root: str) -> list[str]:
-        """What each of its messages is known by."""
         return [root] if self.to is None else [f"{root}.{i}" for i in range(len(self.to))]
 
 
 def bounded(grid: Grid, *, hosts: bool = False, folder: Path | None = None) -> Grid:
-    """The Grid with replies taken one by one; one that has no SuperLink behind it as it is.
+    """Return a Grid that takes replies one by one, or the same Grid if it has no SuperLink.
 
     Args:
         grid: of the run.
         folder: for large replies while they are needed; None keeps them in memory.
-        hosts: one node may stand for several silos. Not where silos are enrolled: there a silo is
-            a key.
+        hosts: one node may stand for several silos. Not where silos are enrolled, by key.
     """
     if not hasattr(grid, "_token"):
         return grid
@@ -232,7 +221,7 @@ def bounded(grid: Grid, *, hosts: bool = False, folder: Path | None = None) -> G
 
 
 class _BoundedGrid(Grid):
-    """Flower's Grid, but for how messages travel."""
+    """Flower's Grid with its own transport of messages."""
 
     def __init__(self, inner: Any, hosts: bool, folder: Path | None) -> None:
         self.inner = inner
@@ -261,16 +250,14 @@ class _BoundedGrid(Grid):
         return self.inner.run
 
     def set_run(self, run: Any) -> None:
-        """As Flower's."""
         self.inner.set_run(run)
 
     def create_message(self, *args: Any, **kwargs: Any) -> Message:
-        """As Flower's."""
         made: Message = self.inner.create_message(*args, **kwargs)
         return made
 
     def get_node_ids(self) -> Iterable[int]:
-        """As Flower's, with silos that share a node in its place."""
+        """Return the node ids; silos that share a node replace it."""
         nodes = list(self.inner.get_node_ids())
         for node in self._processes.keys() - set(nodes):
             for own in self._processes.pop(node):
@@ -281,12 +268,11 @@ class _BoundedGrid(Grid):
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
     ) -> Iterable[Message]:
-        """As Flower's, which nothing here calls."""
         replies: Iterable[Message] = self.inner.send_and_receive(messages, timeout=timeout)
         return replies
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """As Flower's; what was sent says how large its reply may be."""
+        """Push messages; the size of each one sets the size limit of its reply."""
         messages = list(messages)
         parcels = self._parcels(messages)
         ids: dict[int, str] = {}
@@ -306,7 +292,7 @@ class _BoundedGrid(Grid):
         return [ids.get(id(message), "") for message in messages]
 
     def _parcels(self, messages: Sequence[Message]) -> list[_Parcel]:
-        """Messages to silos of one process together, as many as a bundle takes."""
+        """Group the messages to silos of one process, up to the limits of a bundle."""
         parcels: list[_Parcel] = []
         filling: dict[int, tuple[_Parcel, int]] = {}
         asked = [message.metadata.message_type == wire.DESCRIBE for message in messages]
@@ -333,7 +319,7 @@ class _BoundedGrid(Grid):
         return parcels
 
     def _waiting(self) -> set[int]:
-        """Nodes that read bundles before they have said so, as far as coterie's SuperLink knows."""
+        """Ask coterie's SuperLink for nodes that read bundles but have not announced it."""
         request = PullObjectRequest(
             node=self.inner.node, run_id=self.inner.run.run_id, object_id=wire.WAITING
         )
@@ -345,13 +331,13 @@ class _BoundedGrid(Grid):
         return set()
 
     def _invite(self, message: Message) -> None:
-        """Say in a question who one is that bundles are read here. No other app answers it."""
+        """Announce in ``query.describe`` that bundles are read here; other apps ignore it."""
         if message.metadata.message_type == wire.DESCRIBE:
             config = wire.config_records(message.content)[wire.CONFIG]
             config[wire.BUNDLES], config[wire.HOSTED] = True, self._hosts
 
     def _push_bundles(self, parcels: Sequence[_Parcel]) -> list[str]:
-        """Push each as one message; returns their ids, empty of those that were not taken."""
+        """Push each parcel as one message; return the ids, empty where one was not accepted."""
         if not parcels:
             return []
         run_id, objects = self.inner.run.run_id, dict[str, wire.Content]()
@@ -382,7 +368,7 @@ class _BoundedGrid(Grid):
         return ids + [""] * (len(parcels) - len(ids))
 
     def _find_shelf(self) -> None:
-        """Find where the SuperLink has large objects, if it is of this machine and ours."""
+        """Find the SuperLink's folder of large objects, if it is on this machine and ours."""
         if self._shelf is not None and not self._shelf.folder.is_dir():  # another SuperLink
             self._shelf, self._asked = None, False
         if self._asked:
@@ -410,9 +396,9 @@ class _BoundedGrid(Grid):
             raise inflatable_utils.ObjectPushError(object_id, self.inner.run.run_id, session)
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """Replies to these messages that are whole, or refused. Waits for none that is not there.
+        """Return the complete or rejected replies to these messages, without waiting for others.
 
-        What was announced for other messages, which nobody waits for any more, is let go.
+        Replies announced for other messages are dropped.
         """
         asked = set(message_ids)
         roots = {one.partition(".")[0] for one in asked}
@@ -435,17 +421,16 @@ class _BoundedGrid(Grid):
     # ---------------------------------------------------------------- what is announced
 
     def holds(self, count: int) -> bool:
-        """Whether a pull of so many replies waits at the SuperLink, coterie's, for more of them.
+        """Return whether coterie's SuperLink holds a pull of ``count`` replies until more arrive.
 
-        Of very many some are always there.
+        If very many are pending, some are always there.
         """
         return self._shelf is not None and count <= FEW
 
     def _wait_for_more(self) -> None:
-        """Have the SuperLink hold a question for the rest of a reply that is on its way.
+        """Let the SuperLink hold a call for the next object of an unfinished reply.
 
-        Of one at a time, in turn, so that a silo that sends no more delays the others' for
-        ``PATIENCE_MS`` at most.
+        Replies take turns, so a stalled silo delays the others by at most ``PATIENCE_MS``.
         """
         message_id, reply = next(iter(self._announced.items()))
         more = (wire.IN_FILE, "1"), (wire.PATIENCE, str(PATIENCE_MS))
@@ -455,7 +440,7 @@ class _BoundedGrid(Grid):
         self._announced[message_id] = self._announced.pop(message_id)
 
     def _ask(self, ids: Sequence[str]) -> Iterator[_Reply]:
-        """Replies that the SuperLink has. It forgets those of a call that fails half-way."""
+        """Yield the SuperLink's replies; a call that fails half-way loses its replies there."""
         if not ids:
             return
         if not self._singly:
@@ -513,7 +498,7 @@ class _BoundedGrid(Grid):
     # ---------------------------------------------------------------- its objects
 
     def _fetch(self, reply: _Reply) -> bool:
-        """Fetch what is there of a reply; return whether that is all, or it is refused."""
+        """Fetch the available objects of a reply; return whether it is complete or rejected."""
 
         def pulled(object_id: str) -> wire.Content | None:
             try:
@@ -552,17 +537,16 @@ class _BoundedGrid(Grid):
         return True
 
     def _pulled(self, object_id: str, *more: tuple[str, str]) -> wire.Content:
-        """An object's content by a call; empty if it is in a file and ``more`` says so."""
+        """Fetch an object by a call; empty if it is in a file and ``more`` allows that."""
         call = partial(self._objects.PullObject, timeout=CALL_DEADLINE_S, more=more)
         pull = make_pull_object_fn_protobuf(call, self.inner.node, self.inner.run.run_id)
         content: wire.Content = pull(object_id)
         return content
 
     def _next_of(self, reply: _Reply) -> list[str]:
-        """The objects that are asked for now.
+        """Return the objects to fetch next: those in files first, then one by a call.
 
-        Those in files come first, and then one by a call, for silos send in order: if that is not
-        there yet, the rest is not.
+        Silos send in order, so if that one is missing, so is the rest.
         """
         some = reply.wanted[:AT_ONCE]
         if self._shelf is None:
@@ -574,7 +558,7 @@ class _BoundedGrid(Grid):
         return [one for one in some if self._shelf.has(one)] or some[:1]
 
     def _shown(self, reply: _Reply, object_id: str) -> wire.Piece | None:
-        """An object that lies in a file of this machine; None if it does not."""
+        """Return an object from a file of this machine, or None if it has none."""
         if self._shelf is None:
             return None
         place = reply.places.get(object_id)
@@ -583,7 +567,6 @@ class _BoundedGrid(Grid):
         return None
 
     def _let_go(self, reply: _Reply) -> None:
-        """The SuperLink may delete the objects of this reply."""
         if not reply.object_id or reply.received:
             return
         request = ConfirmMessageReceivedRequest(
@@ -597,7 +580,6 @@ class _BoundedGrid(Grid):
             log.debug("a reply was not confirmed: %s", _said(error))
 
     def _read(self, reply: _Reply) -> list[Message]:
-        """The replies that it holds, one for each message that it answers."""
         parcel = self._sent[reply.message_id]
         why, found = reply.why, list[Message]()
         to: list[int] | None = None
@@ -635,7 +617,7 @@ class _BoundedGrid(Grid):
         return [message], None
 
     def _note(self, parcel: _Parcel, answer: Message, *, bundled: bool) -> None:
-        """What the answer to a question who one is tells of its node."""
+        """Record a node's answer to ``query.describe``."""
         asked = parcel.messages[0].metadata
         if asked.message_type != wire.DESCRIBE or parcel.to is not None:
             return
@@ -659,18 +641,14 @@ ANSWERS: dict[str, Callable[[bytes], Any]] = {
     "PullObject": wire.read_pulled,
     "ConfirmMessageReceived": ConfirmMessageReceivedResponse.FromString,
 }
-"""Call → what reads its answer."""
+"""Maps each call to the parser of its answer."""
 
 
 def runtime_calls(grid: Any, max_bytes: int = 2**31 - 1) -> Any:
-    """Calls of a run's ServerApp, over what Flower's Grid speaks.
+    """Return the calls of a run's ServerApp, over the protocol of Flower's Grid.
 
-    A SuperLink that is away is waited for, as by Flower; the SuperLink itself ends a run whose
-    ServerApp it has not heard of for long.
-
-    Args:
-        grid: Flower's.
-        max_bytes: of an answer.
+    They wait for a SuperLink that is away, as Flower's do. The SuperLink ends a run whose ServerApp
+    has been silent for long. ``max_bytes`` limits the size of an answer.
     """
     http = engine_speaks_http()
     certificates = None if grid._insecure else grid._cert or b""
@@ -689,10 +667,10 @@ def runtime_calls(grid: Any, max_bytes: int = 2**31 - 1) -> Any:
 
 
 def _is_lasting(grid: Any, error: grpc.RpcError) -> bool:
-    """Whether an error stays; one that means that the run is over ends this process.
+    """Return whether an error is permanent; end this process if it means that the run is over.
 
-    Where the run's token is gone, a call of Flower's own fails as well. Flower then ends the
-    process by a signal, one for all its calls: another would cut off what is being written.
+    If the run's token is gone, one of Flower's own calls fails too. Flower then ends the process by
+    one signal for all its calls; a second signal would interrupt writes in progress.
     """
     if error.code() == grpc.StatusCode.UNAUTHENTICATED:
         with suppress(Exception):  # it is about to end already
@@ -713,7 +691,6 @@ def _root_of(reply: _Reply) -> wire.Content:
 
 
 def _own_id(node: int, number: int) -> int:
-    """A node id for a silo that shares one."""
     return int.from_bytes(sha256(f"{node}/{number}".encode()).digest()[:8], "big") >> 1
 
 
@@ -722,5 +699,4 @@ def _most_bytes(message: Message) -> int:
 
 
 def _said(error: grpc.RpcError) -> str:
-    """A gRPC error in a line."""
     return wire.plain_text(f"{error.code().name}: {error.details()}", 200)

@@ -1,13 +1,12 @@
-"""A SuperLink that speaks HTTP (Flower 1.40 and later), at the addresses that one with gRPC had.
+"""A SuperLink that speaks HTTP (Flower 1.40 and later), at the addresses of one with gRPC.
 
     python -m coterie.server.machine.serving OPTIONS OF flower-superlink AS OF 1.34
 
-Flower's offers all of its API at one port, and the ServerApps' to whoever reaches the silos'. Here
-silos, operators and ServerApps keep an address each, at which the others' calls are unknown, so
-that firewalls, proxies and silo.toml stay as they are; ServerApps have theirs without TLS, within
-this machine. Silos that still speak gRPC are served as well (``coterie.server.machine.dividing``).
-Flower's application is served as it is: of Flower this takes the command, and in
-place of ``uvicorn.run`` serves what that is called with.
+Flower offers its whole API at one port, so whoever reaches the silos' API reaches that of
+ServerApps. Here silos, operators and ServerApps have separate addresses without the others' calls,
+so firewalls, proxies and silo.toml stay as they are; that of ServerApps has no TLS, within this
+machine. Silos that still speak gRPC are served as well (``coterie.server.machine.dividing``).
+Flower's command and application run as they are; only ``uvicorn.run`` is replaced.
 """
 
 from __future__ import annotations
@@ -47,16 +46,15 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 KEEP_OPEN_S = 75
-"""How long a connection may be idle: longer than silos wait between two calls."""
+"""Limit on idle time of a connection: longer than silos wait between two calls."""
 MAX_BODY = 2 * MAX_OBJECT_BYTES
-"""Most bytes of a request of a silo or operator, of which Flower reads all before it asks whose it
-is."""
+"""Size limit of a request of a silo or operator; Flower reads all of it before authentication."""
 HEALTH, FLEET, RUNTIME = "/health", "/v1/fleet/", "/v1/runtime/"
 OPERATORS = "/v1/control/"
 
 
 def run(gate: Gate | None = None) -> None:
-    """Be ``flower-superlink`` with the arguments of this process; with a gate for operators."""
+    """Run ``flower-superlink`` with the arguments of this process, and an optional gate."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--fleet-api-address", required=True)
     parser.add_argument("--control-api-address", required=True)
@@ -86,7 +84,7 @@ def run(gate: Gate | None = None) -> None:
 async def _serve(
     app: App, apis: dict[str, Offered], silos: str, grpc: str, how: dict[str, Any]
 ) -> None:
-    """Serve until a signal comes, which each server passes on to the one before it."""
+    """Serve until a signal arrives, which each server passes on to the previous one."""
     servers: dict[str, uvicorn.Server] = {}
     for address, offered in apis.items():
         host, port = split_address(address)
@@ -122,10 +120,9 @@ async def _serve(
 
 
 class _Server(uvicorn.Server):
-    """Which does not wait at its end for calls that are held."""
+    """A server that does not wait for held calls when it ends."""
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """As uvicorn's."""
         offered = self.config.app
         if isinstance(offered, Offered) and offered.room is not None:
             offered.room.close()
@@ -138,7 +135,7 @@ def _end(servers: Iterable[uvicorn.Server]) -> None:
 
 
 def _taking(server: uvicorn.Server) -> Callable[[socket.socket], Awaitable[Any]]:
-    """For connections that come to it otherwise than by a port of its own."""
+    """Return a coroutine function that hands accepted connections to a server."""
 
     async def take(line: socket.socket) -> None:
         config, loop = server.config, asyncio.get_running_loop()
@@ -155,12 +152,9 @@ def _taking(server: uvicorn.Server) -> Callable[[socket.socket], Awaitable[Any]]
 
 
 class Offered:
-    """Of Flower's application, what is offered at one address.
+    """The part of Flower's application at one address: calls whose paths begin with ``paths``.
 
-    Args:
-        paths: how the paths of its calls begin.
-        gate: that operators' calls go through, if there is one.
-        room: where silos' calls are held that wait for messages.
+    ``gate`` checks calls of operators; ``room`` holds calls of silos that wait for messages.
     """
 
     def __init__(self, paths: str, gate: Gate | None = None, room: Room | None = None) -> None:
@@ -168,7 +162,7 @@ class Offered:
         self.app: App = _nothing
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """As an ASGI application."""
+        """Serve a request as an ASGI application."""
         path = str(scope.get("path", ""))
         if scope["type"] == "lifespan" or path == HEALTH:
             await self.app(scope, receive, send)
@@ -187,7 +181,7 @@ class Offered:
         return path.startswith(self.paths)
 
     async def _held(self, room: Room, scope: Scope, receive: Receive, send: Send) -> None:
-        """Flower's answer to a heartbeat, when a message has come for who sent it."""
+        """Send Flower's answer to a heartbeat when a message has arrived for its sender."""
         raw, loop = await _body(receive), asyncio.get_running_loop()
         heard, path = _Heard(raw, receive, send, keep=True), path_of(HEARTBEAT)
         beat = {**scope, "path": path, "raw_path": path.encode()}
@@ -230,7 +224,7 @@ class Offered:
         heard = _Heard(raw, receive, send, keep=method == CONTROL + "StartRun")
 
         def enter(stack: ExitStack) -> tuple[str, bytes | None]:
-            """In a thread: it waits for files, and an act makes calls of its own to this server."""
+            """Run in a thread, because it waits for files, and an act calls this server."""
             who = stack.enter_context(gate.passing(metadata, method, raw))
             if method == ACT:
                 return who, gate.act(who, raw)
@@ -262,17 +256,11 @@ class Offered:
 
 
 class _FailedError(Exception):
-    """Flower did not do what was asked, and has said so: the log has it as not done."""
+    """Flower has failed and answered; the log records the act as failed."""
 
 
 class _Heard:
-    """A request that was read already, and what is answered to it, on its way.
-
-    Args:
-        raw: the request.
-        receive, send: of the connection.
-        keep: what is answered stays in ``kept``, unless it is a refusal.
-    """
+    """A request already read, and its answer, held back in ``kept`` if ``keep`` and no error."""
 
     def __init__(self, raw: bytes, receive: Receive, send: Send, *, keep: bool) -> None:
         self._raw: bytes | None = raw
@@ -299,7 +287,7 @@ class _Heard:
 
 
 def _fits(scope: Scope) -> bool:
-    """A length is said, which the server sees to, and is one that is taken."""
+    """Return whether the request has a valid length within the limit."""
     told = dict(scope["headers"]).get(b"content-length", b"")
     return bool(told.isdigit() and int(told) <= MAX_BODY)
 
@@ -316,13 +304,13 @@ async def _body(receive: Receive) -> bytes:
 
 
 async def _gone(receive: Receive) -> None:
-    """Until the connection is closed by the other end."""
+    """Wait until the other end closes the connection."""
     while (await receive())["type"] != "http.disconnect":
         pass
 
 
 def _metadatum(name: bytes, value: bytes) -> tuple[str, str | bytes]:
-    """A header as metadata: those that are bytes over gRPC have another name there."""
+    """Convert a header to metadata; binary metadata has another name over gRPC."""
     told = name.decode("latin-1")
     if told == SIGNATURE.removesuffix("-bin"):
         with suppress(ValueError):
@@ -331,7 +319,7 @@ def _metadatum(name: bytes, value: bytes) -> tuple[str, str | bytes]:
 
 
 def _read(method: str, kind: str, raw: bytes) -> Any:
-    """A request or response of the Control API; an empty one if it is none."""
+    """Parse a request or response of the Control API; return an empty one if it is invalid."""
     messages = import_module("flwr.proto.control_pb2")
     form = getattr(messages, method.removeprefix(CONTROL) + kind)
     try:

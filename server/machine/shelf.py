@@ -1,12 +1,11 @@
 """Large objects in files, which a SuperLink shares with the ServerApps of its machine.
 
-Flower passes every object between the two by a call, which copies it some ten times. Here the
-SuperLink keeps large objects in a folder that nobody else may look into, and a ServerApp that finds
-the folder shows them in its memory from there, and puts what it sends there itself. What counts
-stays with the SuperLink: a file has the SHA-256 of its object for a name, is there whole or not at
-all, and goes when the object goes. A ServerApp of another machine finds no such folder, and calls.
+Flower passes every object between the two by a call, which copies it about ten times. Here the
+SuperLink keeps large objects in a private folder. A ServerApp that finds the folder maps them into
+its memory, and puts the objects that it sends there. A file is named by the SHA-256 of its object,
+is complete or absent, and is deleted with the object. A ServerApp on another machine uses calls.
 
-A file has an object's body. Its head says no more than how long that is.
+A file holds an object's body. Its head gives only the length of the body.
 """
 
 from __future__ import annotations
@@ -33,19 +32,19 @@ from coterie.system.files import held_by, locked, make_folder
 from coterie.wire.bundles import PIECE_BYTES
 
 WHERE = sha256(b"coterie: the folder of large objects").hexdigest()
-"""Asked for like an object, it says where the folder is."""
+"""A request for this object id returns the location of the folder."""
 FROM_BYTES = 2**18
-"""Of an object, from which it is worth a file."""
+"""Smallest size of an object that is worth a file."""
 HELD_S = 10.0
-"""How long a process that is about to end may still have it."""
+"""How long a process that is about to end may still hold the folder."""
 PREFIX, TOKEN, NEW, UNFINISHED, SPARE = "objects-", "token", ".new", ".part", "spare"
 LEFT_S = 600.0
-"""After so long, what a process put there and did not announce belongs to one that was killed."""
+"""Age after which an unannounced file counts as left by a process that was killed."""
 MOST_SPARE, SPARE_S = 512, 60.0
 """Files that are kept to be written again, of ``PIECE_BYTES`` at most each, and for how long after
 the last object went."""
 SPARE_FREE_BYTES = 2**33
-"""None are kept where the disk has less room than that."""
+"""Free disk space below which no spare files are kept."""
 TRIES, LOOK_S = 8, 0.5
 """How many of them are tried for one that nobody looks at, and how often it is looked for more."""
 MAP_FIXED, MAP_NORESERVE = 0x10, 0x4000
@@ -53,22 +52,14 @@ MAP_FIXED, MAP_NORESERVE = 0x10, 0x4000
 
 
 class Shelf:
-    """The folder, at either end.
-
-    Args:
-        folder: whose names are ids of objects, checked to be such by whoever calls.
-    """
+    """The folder, as both ends see it. Callers check that names are valid object ids."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._spare = _Spare(folder / SPARE)
 
     def write(self, name: str, body: memoryview | bytes) -> Path:
-        """Write an object's body into a file that ``adopt`` gives its name.
-
-        Raises:
-            OSError: there is no room for it, or the folder is gone.
-        """
+        """Write an object's body into a temporary file for ``adopt``. Raises ``OSError``."""
         unfinished = self.folder / f"{name}.{secrets.token_hex(4)}{UNFINISHED}"
         try:
             descriptor = self._spare.taken(unfinished)
@@ -87,37 +78,24 @@ class Shelf:
         return unfinished
 
     def offer(self, name: str, body: memoryview | bytes) -> None:
-        """Write an object's body where the SuperLink finds it when it is told (``offered``).
-
-        Raises:
-            OSError: see ``write``.
-        """
+        """Write an object's body where the SuperLink finds it. Raises ``OSError``."""
         self.write(name, body).rename(self.offered(name))
 
     def offered(self, name: str) -> Path:
-        """Where a ServerApp puts an object."""
+        """Return the path at which a ServerApp puts an object."""
         return self.folder / (name + NEW)
 
     def adopt(self, name: str, file: Path) -> None:
-        """Take what was written or offered. Raises ``OSError``: it is not there."""
+        """Move a written or offered file to its name. Raises ``OSError`` if it is missing."""
         file.rename(self.folder / name)
 
     def drop(self, name: str) -> None:
-        """Delete an object; whoever looks at it still sees it."""
+        """Delete an object; existing views of it stay valid."""
         with suppress(OSError):
             self._spare.add(self.folder / name)
 
     def shown(self, name: str, room: Room | None = None, place: int = 0) -> wire.Piece | None:
-        """An object where its file is shown in memory, or None if it has none.
-
-        Args:
-            name: of the object.
-            room: where others stand beside it.
-            place: its own there.
-
-        Raises:
-            OSError: it cannot be shown.
-        """
+        """Map an object, in ``room`` if given; None if it has no file. Raises ``OSError``."""
         try:
             descriptor = os.open(self.folder / name, os.O_RDONLY | os.O_NOFOLLOW)
         except FileNotFoundError:
@@ -134,11 +112,11 @@ class Shelf:
         return wire.piece_of(held)
 
     def has(self, name: str) -> bool:
-        """Whether there is a file of this object."""
+        """Return whether there is a file of this object."""
         return (self.folder / name).exists()
 
     def is_whole(self, name: str) -> bool:
-        """Whether the file of an object has its content."""
+        """Return whether the file of an object has its content."""
         with suppress(OSError, ValueError):  # an empty one cannot be shown
             found = self.shown(name)
             return found is not None and wire.object_id(found) == name
@@ -146,11 +124,11 @@ class Shelf:
 
     @property
     def names(self) -> set[str]:
-        """Ids of the objects that have a file here."""
+        """The ids of all objects that have a file here."""
         return {file.name for file in self.folder.iterdir() if len(file.name) == len(WHERE)}
 
     def keep(self, names: Collection[str]) -> None:
-        """Delete all other objects, and what was left unfinished."""
+        """Delete all other objects, spare files and stale unfinished files."""
         self.forget_unannounced()
         shutil.rmtree(self.folder / SPARE, ignore_errors=True)
         for name in self.names.difference(names):
@@ -163,12 +141,12 @@ class Shelf:
         shutil.rmtree(self.folder / SPARE, ignore_errors=True)
 
     def told(self) -> bytes:
-        """What finds it: where it is, and a word that only who reads it knows."""
+        """Return the location of the folder, with a secret that only its readers know."""
         word = (self.folder / TOKEN).read_text(encoding="ascii")
         return json.dumps({"place": str(self.folder), "word": word}).encode()
 
     def forget_unannounced(self) -> None:
-        """Delete what was left there by a process that was killed."""
+        """Delete files left behind by a process that was killed."""
         for file in (*self.folder.glob(f"*{NEW}"), *self.folder.glob(f"*{UNFINISHED}")):
             with suppress(OSError):
                 if time.time() - file.stat().st_mtime > LEFT_S:
@@ -176,11 +154,10 @@ class Shelf:
 
 
 class _Spare:
-    """Files of objects that are gone, which others are written into.
+    """Files of deleted objects that are reused for new ones.
 
-    To write over pages of memory that are there takes a tenth of what new ones cost, which the
-    kernel has to find, and a virtual machine to ask its host for. Whoever shows a file has a shared
-    lock on it, which goes when nobody looks any more: until then it is not written into.
+    Overwriting existing pages costs a tenth of allocating new ones from the kernel or a virtual
+    machine's host. A shared lock keeps a file from reuse until its last view is gone.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -190,7 +167,7 @@ class _Spare:
         self._added = self._looked = -math.inf
 
     def add(self, file: Path) -> None:
-        """Keep the file of an object that is gone, or delete it. Raises ``OSError``."""
+        """Keep the file of a deleted object, or delete it. Raises ``OSError``."""
         with self._lock:
             full = len(self._files) >= MOST_SPARE
         if full or shutil.disk_usage(file.parent).free < SPARE_FREE_BYTES:
@@ -210,7 +187,7 @@ class _Spare:
                 self._clear_in(SPARE_S)
 
     def taken(self, name: Path) -> int | None:
-        """One that nobody looks at, under this name, open to be written; None if there is none."""
+        """Return an unused spare file, renamed and open for writing; None if there is none."""
         for _ in range(TRIES):
             file = self._next()
             if file is None:
@@ -245,7 +222,6 @@ class _Spare:
         self._timer.start()
 
     def _clear(self) -> None:
-        """Delete them when no object has gone for a while."""
         with self._lock:
             left = self._added + SPARE_S - time.monotonic()
             if left > 0:
@@ -258,10 +234,7 @@ class _Spare:
 
 
 def _held(descriptor: int, file: Path) -> bool:
-    """Keep a file from being written into while this or what is shown of it is open.
-
-    Returns whether it still is the one of that name.
-    """
+    """Lock a file against reuse while views of it are open; False if it is already reused."""
     with suppress(OSError):
         try:
             flock(descriptor, LOCK_SH | LOCK_NB)
@@ -272,13 +245,9 @@ def _held(descriptor: int, file: Path) -> bool:
 
 
 class Room:
-    """Addresses at which pieces of a reply are shown one behind the other.
+    """Consecutive addresses for ``places`` pieces of a reply, ``PIECE_BYTES`` each.
 
-    Args:
-        places: how many, of ``PIECE_BYTES`` each.
-
-    Raises:
-        OSError: this machine gives no such addresses.
+    Raises ``OSError`` if this machine provides no such addresses.
     """
 
     def __init__(self, places: int) -> None:
@@ -293,7 +262,7 @@ class Room:
         self._map.argtypes = [address, size, number, number, number, ctypes.c_long]
 
     def show(self, descriptor: int, size: int, place: int) -> memoryview | None:
-        """A file at a place; None if it does not fit there."""
+        """Map a file at a place; None if it does not fit there."""
         begin = place * PIECE_BYTES
         if not 0 < size <= PIECE_BYTES or begin + PIECE_BYTES > len(self._held):
             return None
@@ -304,7 +273,7 @@ class Room:
 
 
 def find(told: bytes) -> Shelf | None:
-    """The folder that a SuperLink tells of, if it is of this machine and may be read."""
+    """Return the folder in a ``Shelf.told`` answer; None if it is unreadable on this machine."""
     try:
         asked = json.loads(told)
         shelf = Shelf(Path(asked["place"]))
@@ -315,10 +284,9 @@ def find(told: bytes) -> Shelf | None:
 
 @contextmanager
 def opened(home: Path) -> Iterator[Shelf]:
-    """A folder of objects in ``home`` while this process has it; those of dead ones go.
+    """Open a new folder of objects in ``home`` for this process; delete those of dead processes.
 
-    Raises:
-        OSError: it cannot be made.
+    Raises ``OSError`` if it cannot be made.
     """
     make_folder(home)
     for left in home.glob(f"{PREFIX}*"):
@@ -333,18 +301,15 @@ def opened(home: Path) -> Iterator[Shelf]:
 
 
 def beside(database: Path) -> Path:
-    """The folder of objects of a SuperLink that has its state in a database."""
+    """Return the folder of objects that belongs to a database."""
     return database.with_name(f"{database.name}.objects")
 
 
 @contextmanager
 def kept(folder: Path, names: Collection[str]) -> Iterator[Shelf]:
-    """A folder of objects that stays, while this process has it.
+    """Open a folder of objects that outlives this process (see ``beside``).
 
-    Args:
-        folder: see ``beside``.
-        names: of the objects that it should have. Others go, and those whose file is damaged: a
-            power cut may have cut it off.
+    Only undamaged objects in ``names`` stay: a power cut may have truncated a file.
 
     Raises:
         OSError: it cannot be made.

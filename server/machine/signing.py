@@ -1,8 +1,8 @@
-"""How an operator's calls are known to be theirs: each is signed with the operator's key.
+"""Authentication of operators: each call is signed with the operator's key.
 
-Signed are the federation (its CA), who calls, the method, the time, a number that is used once, and
-the request's bytes. TLS keeps others from reading and changing it on the way; the signature tells
-who it is, so that nothing secret ever reaches the coordinator.
+The signature covers the federation (its CA), the caller, the method, the time, a number that is
+used once, and the request's bytes. TLS protects the call on the way; the signature identifies the
+caller, so no secret ever reaches the coordinator.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ Metadata = tuple[tuple[str, str | bytes], ...]
 WHO, WHEN, ONCE = "coterie-operator", "coterie-time", "coterie-once"
 SIGNATURE = "coterie-signature-bin"
 SLACK_S = 120.0
-"""How far an operator's clock may be off."""
+"""Largest accepted difference of an operator's clock, in seconds."""
 MAX_CALLS = 100_000
-"""Whose numbers are remembered at once."""
+"""Limit on calls whose numbers are remembered."""
 
 
 class SigningError(Exception):
-    """Why a call is not known to be an operator's. The text is for the caller."""
+    """A call is not authenticated as an operator's. The caller receives the text."""
 
 
 class RefusedError(Exception):
-    """A call is not let through: the status to answer, and why, for the caller."""
+    """A call is rejected, with the status to answer and a reason for the caller."""
 
     def __init__(self, code: grpc.StatusCode, text: str) -> None:
         super().__init__(text)
@@ -44,20 +44,16 @@ class RefusedError(Exception):
 
 @dataclass(frozen=True)
 class Identity:
-    """An operator's name and key, which stay with the operator."""
+    """An operator's name, and the key that stays with the operator."""
 
     name: str
     key: ec.EllipticCurvePrivateKey
 
 
 def metadata(identity: Identity | None, ca: bytes, method: str, body: bytes) -> Metadata:
-    """What goes with a call; nothing without an identity.
+    """Return the signed metadata of a call; empty without an identity.
 
-    Args:
-        identity: who calls.
-        ca: certificate of the federation's CA, PEM.
-        method: its full name.
-        body: the request's bytes, as they travel.
+    ``ca`` is the certificate of the federation's CA (PEM), ``body`` the request's bytes as sent.
     """
     if identity is None:
         return ()
@@ -69,12 +65,9 @@ def metadata(identity: Identity | None, ca: bytes, method: str, body: bytes) -> 
 
 @dataclass
 class Verifier:
-    """Tells whose a call is.
+    """A verifier of callers; ``key_of`` maps names to public keys (PEM), or to None.
 
-    Attributes:
-        ca: certificate of the federation's CA, PEM.
-        key_of: name → the operator's public key (PEM), or None.
-        clock: seconds since 1970.
+    ``ca`` is the certificate of the federation's CA (PEM); ``clock`` gives seconds since 1970.
     """
 
     ca: bytes
@@ -84,10 +77,9 @@ class Verifier:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def caller(self, given: Sequence[tuple[str, str | bytes]], method: str, body: bytes) -> str:
-        """The operator who makes a call.
+        """Return the name of the operator who makes a call.
 
-        Raises:
-            SigningError: it is not signed, by nobody who is known, at another time, or is repeated.
+        Raises ``SigningError`` if it is unsigned, repeated, at a wrong time, or its key is unknown.
         """
         told = dict(given)
         name, when, once, signature = (told.get(key) for key in (WHO, WHEN, ONCE, SIGNATURE))

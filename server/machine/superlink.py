@@ -1,4 +1,4 @@
-"""Starting a SuperLink, with the settings that this project relies on."""
+"""Commands and processes of a SuperLink, with the settings that this project relies on."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ START_DEADLINE_S = 60.0
 STOP_DEADLINE_S = 10.0
 HOST = "127.0.0.1"
 MEANT_SO = ("Option `--insecure` was set", "SuperNode authentication is disabled")
-"""How warnings of Flower's begin of what is meant so: `coterie superlink` says it itself."""
+"""Beginnings of Flower's warnings about intended settings; `coterie superlink` reports them."""
 NO_EXECUTOR = ("--isolation", "process")
 
 
@@ -42,11 +42,11 @@ class Ports:
 
     @classmethod
     def free(cls) -> Ports:
-        """Three ports that nothing listens on."""
+        """Return three ports that nothing listens on."""
         return cls(*free_ports(3))
 
     def at(self, host: str, operators: str = "") -> tuple[str, str, str]:
-        """``HOST:PORT`` for silos, operators and the ServerApp; arguments as in ``command``."""
+        """Return ``HOST:PORT`` for silos, operators and the ServerApp (see ``plain_command``)."""
         inner = operators or host
         return (
             join_address(host, self.fleet),
@@ -56,16 +56,15 @@ class Ports:
 
 
 def engine() -> tuple[int, int]:
-    """The release of Flower that is installed here."""
+    """Return the installed release of Flower."""
     major, minor = version("flwr").split(".")[:2]
     return int(major), int(minor)
 
 
 def engine_speaks_http() -> bool:
-    """Whether the SuperLink and the ServerApps of the Flower that is installed here do.
+    """Return whether the installed Flower's SuperLink and ServerApps use HTTP.
 
-    Raises:
-        FederationError: it is a release that this project does not know.
+    Raises ``FederationError`` if this project does not know the release.
     """
     if engine() == (1, 34) or HTTP_SINCE <= engine() <= NEWEST:
         return engine() >= HTTP_SINCE
@@ -76,10 +75,9 @@ def engine_speaks_http() -> bool:
 
 
 def require_free(host: str, ports: Ports, *, operators: str = "") -> None:
-    """Refuse ports that are taken, before anything starts; arguments as in ``command``.
+    """Check that the ports are free before anything starts.
 
-    Raises:
-        FederationError: names the port, what it is for and the option that changes it.
+    Raises ``FederationError`` with the port, its purpose and the option that changes it.
     """
     for name in ("runtime", "fleet", "control"):
         port = getattr(ports, name)
@@ -94,8 +92,10 @@ def require_free(host: str, ports: Ports, *, operators: str = "") -> None:
 
 
 def environment(home: Path) -> dict[str, str]:
-    """Environment of a SuperLink: no telemetry, no update check, its files under ``home``, no proxy
-    between its parts."""
+    """Return the environment of a SuperLink whose files are under ``home``.
+
+    It has no telemetry, no update check, and no proxy between its parts.
+    """
     own_scripts = str(Path(sys.executable).parent)
     # A federation that the user's commands mean by default has no say in another SuperLink.
     inherited = {key: value for key, value in os.environ.items() if key != ENVIRONMENT}
@@ -113,7 +113,7 @@ def environment(home: Path) -> dict[str, str]:
 
 
 def flower_command(name: str) -> Callable[[], None]:
-    """One of Flower's commands, to be called here, with its arguments in ``sys.argv``."""
+    """Return one of Flower's commands as a function that reads ``sys.argv``."""
     (found,) = entry_points(group="console_scripts", name=name)
     command = cast(Callable[[], None], found.load())
     for handler in logging.getLogger("flwr").handlers:
@@ -123,17 +123,16 @@ def flower_command(name: str) -> Callable[[], None]:
 
 
 def replace_in(module: ModuleType, **values: Any) -> None:
-    """Put ours in the place of names that a module of Flower's has."""
+    """Replace names in one of Flower's modules."""
     there = vars(module)
     assert values.keys() <= there.keys(), f"another Flower: {module} has no {list(values)}"
     there.update(values)
 
 
 def command(silos: str, operators: str, serverapp: str, *options: str) -> list[str]:
-    """The command line of a SuperLink: where it listens for whom, ``HOST:PORT``, and more.
+    """Return the command line of a SuperLink that listens at these ``HOST:PORT``.
 
-    With ``NO_EXECUTOR`` a run that is started by an executor of its own (``executor_command``) goes
-    on when the SuperLink, with a database, is restarted.
+    With ``NO_EXECUTOR`` and a database, runs of ``executor_command`` survive its restart.
     """
     own = "serving" if engine_speaks_http() else "lean"
     program = [sys.executable, "-P", "-m", f"coterie.server.machine.{own}"]
@@ -141,7 +140,7 @@ def command(silos: str, operators: str, serverapp: str, *options: str) -> list[s
 
 
 def gated_command(silos: str, operators: str, serverapp: str, *options: str) -> list[str]:
-    """The same of a federation's SuperLink, which lets in operators by their keys and roles."""
+    """Return the command line of a federation's SuperLink, which checks each operator."""
     program = [sys.executable, "-P", "-m", "coterie.server.machine.gate"]
     return [*program, *_where(silos, operators, serverapp), *options]
 
@@ -162,12 +161,11 @@ def plain_command(
     operators: str = "",
     database: Path | None = None,
 ) -> list[str]:
-    """The command line of a plain-text SuperLink; ServerApps are started by an executor beside it.
+    """Return the command line of a SuperLink without TLS; a separate executor starts ServerApps.
 
     Args:
         host: address to listen on.
-        ports: where.
-        operators: address to listen on for operators and the ServerApp, if it is another.
+        operators: address to listen on for operators and the ServerApp, if different.
         database: SQLite file of its state, on a local disk; None keeps it in memory.
     """
     options = ["--insecure", *NO_EXECUTOR]
@@ -176,7 +174,7 @@ def plain_command(
 
 
 def executor_command(address: str, *options: str) -> list[str]:
-    """The command line of an executor of ServerApps at a SuperLink's runtime API."""
+    """Return the command line of an executor of ServerApps at a SuperLink's runtime API."""
     return [
         *(sys.executable, "-m", "coterie.server.machine.executor"),
         "--insecure",  # between processes of one machine, or in a network that is trusted
@@ -191,8 +189,7 @@ def wait_until_it_answers(
 ) -> None:
     """Wait until a SuperLink listens on these addresses, or ``stopped``.
 
-    Raises:
-        FederationError: it ended, or does not answer within a minute; with the end of its log.
+    Raises ``FederationError``, with the end of its log, if it ended or is silent for a minute.
     """
     try:
         program.wait_until(
@@ -215,12 +212,12 @@ class SuperLink:
 
     @property
     def fleet_address(self) -> str:
-        """Where silos connect."""
+        """The address for silos."""
         return f"{HOST}:{self.ports.fleet}"
 
     @property
     def control_address(self) -> str:
-        """Where runs are submitted."""
+        """The address at which runs are submitted."""
         return f"{HOST}:{self.ports.control}"
 
     def _program(self, name: str, line: list[str]) -> Program:
@@ -249,12 +246,12 @@ class SuperLink:
 
     @property
     def pids(self) -> set[int]:
-        """Of the SuperLink and the executor."""
+        """The process ids of the SuperLink and the executor."""
         programs = [self.program, *([self.executor] if self.executor else [])]
         return {program.process.pid for program in programs if not program.ended}
 
     def stop(self) -> None:
-        """End it and its helpers."""
+        """Stop it and its helpers."""
         self._stop_executor()
         # A ServerApp runs in a session of its own and would outlive a SuperLink that is ended.
         self.program.stop(deadline_s=STOP_DEADLINE_S, rest=signal.SIGKILL)

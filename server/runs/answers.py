@@ -1,4 +1,4 @@
-"""A Grid that tells who has answered, as it happens: the live views show whom a round waits for."""
+"""A Grid that reports answers as they arrive, for the live views."""
 
 from __future__ import annotations
 
@@ -12,13 +12,12 @@ from coterie import wire
 
 
 class AnnouncingGrid:
-    """Passes everything on to another Grid.
+    """A Grid that forwards everything to another one and reports answers.
 
     Args:
-        inner: the Grid that does the work.
-        answered: called with the ids of the nodes whose answers one pull brought, and the type of
-            the messages they answer. Not called for questions (``query.…``).
-        later: called with a node that cannot do now what it was asked for, and why.
+        answered: called after each pull with the ids of the nodes that answered, and the message
+            type; not for questions (``query.…``).
+        later: called with a node that cannot do its work now, and why.
     """
 
     def __init__(
@@ -34,7 +33,7 @@ class AnnouncingGrid:
         return getattr(self.inner, name)
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """What the other Grid gives; who answered is told."""
+        """Return the replies of the inner Grid, and report who answered."""
         replies = list(self.inner.pull_messages(message_ids))
         nodes: dict[str, list[int]] = {}
         for reply in replies:

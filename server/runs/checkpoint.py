@@ -1,17 +1,16 @@
-"""A run's checkpoints: what was committed after each of the last rounds; what changed is written.
+"""A run's checkpoints: the committed state after each of the last rounds, written as differences.
 
-A round's file is safetensors, so that any tool can look at the arrays. Its arrays are called by
-what is in them, the SHA-256 of type, shape and values, and are those that no file has yet. Its
-metadata hold the tree that all arrays hang in (``coterie.server.runs.codec``), their names,
-the files of earlier rounds that hold the others, and a SHA-256 over all that.
+A round's file is safetensors, so any tool can inspect the arrays. Each array is named by the
+SHA-256 of its type, shape and values. A file has only arrays that no earlier file has. Its metadata
+hold the tree of all arrays (``coterie.server.runs.codec``), their names, the earlier files with the
+other arrays, and a SHA-256 over all that.
 
-So a file is kept while one of the last checkpoints names it. Arrays that outlive most of what they
-were written with are written once more, beside others that last (``kept-….safetensors``): all files
-together never hold much more than twice what the last checkpoints are made of.
+A file is kept while one of the last checkpoints needs it. When most of a file is unused, its other
+arrays are written again (``kept-….safetensors``). So all files together never hold much more than
+twice the content of the last checkpoints.
 
-Whatever a checkpoint names is on the disk, whole and synced, before the checkpoint itself has its
-name, and nothing is removed that one of those kept names. A crash at any moment leaves the one
-before.
+All files that a checkpoint names are complete and synced before it gets its name, and nothing that
+a kept one names is removed. A crash at any moment leaves the previous one.
 """
 
 from __future__ import annotations
@@ -35,23 +34,20 @@ from coterie.system.files import make_folder, replacing, why_unwritten
 FAMILY = "coterie-checkpoint-"
 FORMAT = f"{FAMILY}7"
 KEPT = 3
-"""How many of the last rounds are kept: a damaged file costs the rounds that need it."""
+"""Rounds that are kept: a damaged file costs the rounds that need it."""
 LASTING = "kept-"
-"""Beginning of the names of files of arrays that outlived what they were written with."""
+"""Name prefix of files with arrays that are still needed when most of their file is not."""
 
 
 class CheckpointError(FederationError):
-    """A checkpoint cannot be written, or none of those that are there can be read."""
+    """A checkpoint cannot be written, or none of the existing ones can be read."""
 
 
 @dataclass(frozen=True)
 class _Contents:
-    """What a round's file says.
+    """The metadata of a round's file.
 
-    Attributes:
-        tree: see ``codec``.
-        names: of the arrays, by what they are called in the tree.
-        others: files that hold those which are not in this one.
+    ``names`` maps names in the ``tree`` to arrays; ``others`` are files with missing arrays.
     """
 
     tree: str
@@ -59,7 +55,6 @@ class _Contents:
     others: tuple[str, ...]
 
     def about(self) -> dict[str, str]:
-        """As metadata."""
         parts = {
             "tree": self.tree,
             "arrays": json.dumps(self.names),
@@ -69,11 +64,7 @@ class _Contents:
 
 
 class Checkpoints:
-    """The checkpoints of one run.
-
-    Args:
-        folder: holds nothing else; made when the first is written.
-    """
+    """The checkpoints of one run, in a folder that holds nothing else."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -83,10 +74,9 @@ class Checkpoints:
         """File → arrays in it, of what this process has written, or read and found whole."""
 
     def save(self, number: int, value: Any) -> int:
-        """Commit a value as that of a round; return the bytes written.
+        """Commit a value as the state of a round; return the bytes written.
 
-        Raises:
-            CheckpointError: it holds what cannot be stored, or the disk is full or fails.
+        Raises ``CheckpointError`` if content cannot be stored, or the disk is full or fails.
         """
         try:
             tree, arrays = encode(value)
@@ -109,7 +99,7 @@ class Checkpoints:
             ) from error
 
     def _write(self, number: int, tree: str, names: Mapping[str, str], arrays: Arrays) -> int:
-        """Write a round's file, and before it one of what has outlived its own."""
+        """Write a round's file, after a file with the arrays that outlast their files."""
         target = self.folder / f"round-{number:06d}.safetensors"
         self._stored.pop(target.name, None)  # a round that is repeated
         needed = {names[short]: array for short, array in arrays.items()}
@@ -138,10 +128,9 @@ class Checkpoints:
         return file.stat().st_size
 
     def load(self) -> tuple[int, Any] | None:
-        """The newest checkpoint that is whole, with its round; None where there are none.
+        """Return the round and value of the newest intact checkpoint; None if there are none.
 
-        Raises:
-            CheckpointError: there are some, but every one is damaged.
+        Raises ``CheckpointError`` if there are some, but every one is damaged.
         """
         found = _rounds(self.folder)[-KEPT:]
         for file in reversed(found):
@@ -173,8 +162,7 @@ class Checkpoints:
         return value
 
     def _remove_old(self, number: int) -> None:
-        """What no kept checkpoint names, those of a past that ended, and what a process that was
-        killed has left, under whatever name."""
+        """Remove all files that no kept checkpoint needs, including later rounds and leftovers."""
         kept = [file for file in _rounds(self.folder) if _number_of(file) <= number][-KEPT:]
         names = set[str]().union(*({file.name, *others_of(file)} for file in kept))
         # Checkpoints go before what they name.
@@ -193,7 +181,7 @@ def _number_of(file: Path) -> int:
 
 
 def _contents(file: Path) -> _Contents:
-    """What a round's file says.
+    """Read the metadata of a round's file.
 
     Raises:
         CheckpointError: another version of coterie wrote it.
@@ -220,7 +208,7 @@ def _contents(file: Path) -> _Contents:
 
 
 def others_of(file: Path) -> tuple[str, ...]:
-    """The files that a round's file names; none of one that nobody can use any more."""
+    """Return the files that a round's file names; none if it cannot be used any more."""
     try:
         return _contents(file).others
     except (CheckpointError, OSError, ValueError, SafetensorError):
@@ -228,10 +216,9 @@ def others_of(file: Path) -> tuple[str, ...]:
 
 
 def _arrays_of(file: Path, wanted: Iterable[str]) -> dict[str, NDArray[Any]]:
-    """Those of the arrays wanted that are in a file.
+    """Return those of the wanted arrays that are in a file.
 
-    Raises:
-        OSError, SafetensorError, ValueError: one is damaged.
+    Raises ``OSError``, ``SafetensorError`` or ``ValueError`` if one is damaged.
     """
     with safe_open(file, framework="np") as opened:
         found = {name: opened.get_tensor(name) for name in {*opened.keys()} & {*wanted}}
@@ -242,7 +229,7 @@ def _arrays_of(file: Path, wanted: Iterable[str]) -> dict[str, NDArray[Any]]:
 
 
 def _is_mostly_dead(file: Path, needed: Arrays) -> bool:
-    """Whether less than half of a file's arrays, in bytes, are these."""
+    """Return whether the needed arrays are less than half of a file's bytes."""
     with file.open("rb") as opened:
         header = int.from_bytes(opened.read(8), "little")
     return 2 * sum(array.nbytes for array in needed.values()) < file.stat().st_size - 8 - header

@@ -1,9 +1,8 @@
-"""Any frozen value as a tree in JSON and a table of arrays, and back.
+"""A codec for immutable values: a tree in JSON and a table of arrays.
 
 A strategy's state is plain data: dataclasses, tuples, mappings, sets, numbers, texts, models. So
-one codec makes every strategy resumable without code of its own. What is the same object in two
-places is stored once, and is one object again after decoding: a model that many silos hold takes
-the room of one.
+one codec makes every strategy resumable without its own code. An object that occurs twice is stored
+once, and is one object again after decoding: a model of many silos takes the space of one.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from numpy.typing import NDArray
 Arrays = dict[str, NDArray[Any]]
 
 NODE = "#"
-"""Key of a reference to a node of the table; what is not a reference stands for itself."""
+"""Key of a reference to a node of the table; other values stand for themselves."""
 PLAIN = (str, int, float, bool, type(None))
 SEQUENCES: dict[str, Callable[[list[Any]], Any]] = {
     "tuple": tuple,
@@ -32,17 +31,14 @@ SEQUENCES: dict[str, Callable[[list[Any]], Any]] = {
 
 
 class CodecError(ValueError):
-    """A value that cannot be stored, or a stored one that cannot be read. Says which."""
+    """A value cannot be stored, or a stored value cannot be read. The message names it."""
 
 
 def encode(value: Any) -> tuple[str, Arrays]:
-    """Encode a value.
-
-    Returns:
-        The tree as JSON, and the arrays that it names, C-contiguous.
+    """Encode a value as a tree in JSON, and the C-contiguous arrays that it names.
 
     Raises:
-        CodecError: names the place of what cannot be stored, and its type.
+        CodecError: names the place of a value that cannot be stored, and its type.
     """
     writer = _Writer()
     root = writer.put(value, "the value")
@@ -50,10 +46,9 @@ def encode(value: Any) -> tuple[str, Arrays]:
 
 
 def decode(tree: str, arrays: Mapping[str, NDArray[Any]]) -> Any:
-    """The inverse of ``encode``. Classes must be imported already: none is loaded for it.
+    """Decode a value. Its classes must already be imported: none is loaded for it.
 
-    Raises:
-        CodecError: the tree is damaged, or made by another version of the code.
+    Raises ``CodecError`` if the tree is damaged, or of another version of the code.
     """
     try:
         root, nodes = json.loads(tree)
@@ -68,7 +63,7 @@ def decode(tree: str, arrays: Mapping[str, NDArray[Any]]) -> Any:
 
 
 class _Writer:
-    """Numbers every object once, parts first."""
+    """A writer that numbers every object once, parts first."""
 
     def __init__(self) -> None:
         self.nodes: list[list[Any]] = []
@@ -171,7 +166,7 @@ def _dataclass(kind: type, parts: Mapping[str, Any]) -> Any:
 
 
 def _usual(field: dataclasses.Field[Any]) -> Any:
-    """What a field has where nobody gives it a value."""
+    """Return the default of a field, or ``MISSING``."""
     made = field.default_factory
     return field.default if made is dataclasses.MISSING else made()
 
@@ -189,7 +184,7 @@ def _class_name(value: Any, path: str) -> str:
 
 
 def _class(name: str) -> Any:
-    """A class by name, from a module that is loaded: reading a file must not run code."""
+    """Find a class by name in a loaded module only: reading a file must not run code."""
     module, _, path = name.partition(":")
     found: Any = sys.modules.get(module)
     for part in path.split("."):

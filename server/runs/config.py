@@ -1,10 +1,10 @@
-"""The run's configuration: every key, its type, bounds and meaning, checked once at the edge.
+"""The run's configuration: every key with type, bounds and meaning, checked once at the edge.
 
-The same keys everywhere: ``coterie run --set KEY=VALUE``, ``flwr run . --run-config "KEY=VALUE"``,
-and ``[tool.flwr.app.config]`` in ``pyproject.toml``, which holds the defaults for Flower. Keys that
-every run has are here; a strategy's own are its options class
-(``coterie.strategies.rounds.options``), found by ``coterie.strategies.registry``. ``make config``
-writes what is made from them: that list, and the tables of the documentation.
+The keys are the same in ``coterie run --set KEY=VALUE``, ``flwr run . --run-config "KEY=VALUE"``,
+and ``[tool.flwr.app.config]`` in ``pyproject.toml``, which holds the defaults for Flower. The keys
+of every run are here. Those of a strategy are in its options class, found by
+``coterie.strategies.registry``. ``make config`` generates that list and the tables of the
+documentation.
 """
 
 from __future__ import annotations
@@ -27,16 +27,13 @@ from coterie.strategies.rounds.options import Key, Options, Positive, Scalar, ta
 from coterie.strategies.rounds.roster import Churn
 
 GENERATORS = STRATEGIES["fedgenp"]
-"""Whose options go with ``generators``."""
+"""The strategy whose options accompany ``generators``."""
 NO_STRATEGY = Row(wire.ONLY_STATISTICS, "Algorithm", "rounds.algorithm")
-"""In place of a strategy: the run asks for statistics and trains nothing; it has no options."""
+"""Stands for a run that asks for statistics and trains nothing; it has no options."""
 
 
 class RunConfig(Options, wire.SiloKeys):
-    """One run: the keys that every run has, and the algorithm that its other keys make.
-
-    Keys are written with dashes: ``local-epochs``. Make one with ``read``.
-    """
+    """The configuration of one run, made by ``read``; keys are written with dashes."""
 
     strategy: str = Field(
         "hcct", description="Who trains with whom; see docs/how-to/choose-a-strategy.md."
@@ -120,7 +117,7 @@ class RunConfig(Options, wire.SiloKeys):
     influence: Influence = Field(default_factory=Influence)
     algorithm: InstanceOf[Algorithm[Any]]
     task_keys: dict[str, Any] = Field(default_factory=dict)
-    """``task.<name>`` → value: for the task at the silos, which alone know what it may be."""
+    """``task.<name>`` → value; only the task at the silos knows which values are valid."""
 
     @field_validator("leading_metric")
     @classmethod
@@ -147,9 +144,8 @@ class RunConfig(Options, wire.SiloKeys):
     def read(cls, values: Mapping[str, Any]) -> Self:
         """Check a run's keys.
 
-        Raises:
-            FederationError: an unknown key, one of another strategy, a value out of bounds, or
-                keys that do not fit together; every problem is named.
+        Raises ``FederationError`` with every problem: unknown keys, keys of another strategy,
+        values out of bounds, and keys that do not fit together.
         """
         row = _row(values.get("strategy", "hcct"))
         around = values.get("generators", "off") != "off"
@@ -182,17 +178,14 @@ class RunConfig(Options, wire.SiloKeys):
 
     @classmethod
     def read_from_flower(cls, values: Mapping[str, Any]) -> Self:
-        """The same for what Flower gives, which holds every key that there is.
-
-        A key of another strategy says nothing while it has its default.
-        """
+        """Check the keys from Flower; those of other strategies are ignored at their default."""
         row = _row(values.get("strategy", "hcct"))
         own = keys_of(row, around=values.get("generators", "off") != "off") | cls.own_keys()
         usual = defaults()
         return cls.read({k: v for k, v in values.items() if k in own or v != usual.get(k)})
 
     def plain(self) -> dict[str, Any]:
-        """All keys that this run has and their values, as they are written."""
+        """Return all keys of this run and their values as written."""
         algorithm, row = self.algorithm, _row(self.strategy)
         own = algorithm.plain()
         base = getattr(algorithm, "base", None)
@@ -203,7 +196,7 @@ class RunConfig(Options, wire.SiloKeys):
 
 
 def train_config(config: RunConfig, *, run: str) -> dict[str, Scalar]:
-    """What every training message carries."""
+    """Return the entries that every training message carries."""
     keys = {**Options.plain(config), wire.PERSONAL_LR: config.personal_lr or config.lr}
     sent = wire.training_entries(keys) | ({wire.KEEP_BEST: True} if config.keep == "best" else {})
     sent |= {wire.TASK: config.task, wire.STRATEGY: config.strategy, wire.RUN: run}
@@ -217,7 +210,7 @@ def _validation_problems(config: RunConfig) -> Iterator[str]:
 
 
 def _task_key_problems(keys: Mapping[str, Any]) -> Iterator[str]:
-    """What can be said of them without the task: their form."""
+    """Yield problems with the form of task keys; their meaning needs the task."""
     for key, value in keys.items():
         if not re.fullmatch(r"task\.[a-z][a-z0-9_-]{0,39}", key):
             yield (
@@ -234,12 +227,7 @@ def _is_short(value: float | str) -> bool:
 
 @cache
 def keys_of(row: Row, *, around: bool = False) -> dict[str, Key]:
-    """The keys of a strategy's own, and of its base's.
-
-    Args:
-        row: the strategy.
-        around: whether FedGenP's generators go around it.
-    """
+    """Return the keys of a strategy and its base; with FedGenP's generators if ``around``."""
     base = keys_of(STRATEGIES[row.base]) if row.base else {}
     own = {key: value for key, value in row.load().own_keys().items() if key not in _fixed(row)}
     generators = GENERATORS.load().own_keys() if around and row.takes_generators else {}
@@ -248,7 +236,7 @@ def keys_of(row: Row, *, around: bool = False) -> dict[str, Key]:
 
 @cache
 def owners() -> dict[str, list[str]]:
-    """Key → the strategies that have it."""
+    """Return key → strategies that have it."""
     found: dict[str, list[str]] = {}
     for row in STRATEGIES.values():
         for key in keys_of(row):
@@ -258,26 +246,26 @@ def owners() -> dict[str, list[str]]:
 
 @cache
 def all_keys() -> dict[str, Key]:
-    """Every key that there is; one of several strategies as the first of them has it."""
+    """Return every key; one shared by several strategies as the first of them has it."""
     own = [key for row in STRATEGIES.values() for key in keys_of(row).values()]
     return {key.name: key for key in [*reversed(own), *RunConfig.own_keys().values()]}
 
 
 def key_named(name: str, strategy: str) -> Key | None:
-    """A key by its name; other strategies than this one are looked at only if they have to be."""
+    """Return a key by its name; looks at other strategies only if necessary."""
     row = STRATEGIES.get(strategy)
     near = RunConfig.own_keys() | ({} if row is None else keys_of(row))
     return near.get(name) or all_keys().get(name)
 
 
 def defaults() -> dict[str, Scalar]:
-    """Every key with its default: what Flower must be told beforehand."""
+    """Return every key with its default, which Flower needs in advance."""
     shared = RunConfig.own_keys()
     return {name: all_keys()[name].default for name in [*shared, *owners()]}
 
 
 def tables() -> dict[str, str]:
-    """Tables of keys in Markdown: of every run under ``run``, and of each strategy by name."""
+    """Return Markdown tables of keys: the common ones under ``run``, others by strategy."""
     found = {"run": table_of(RunConfig.own_keys())}
     for row in STRATEGIES.values():
         keys = keys_of(row)
@@ -286,7 +274,7 @@ def tables() -> dict[str, str]:
 
 
 def foreign_keys(values: Mapping[str, Any]) -> dict[str, str]:
-    """Keys of other strategies than the run's → whose they are: "alpha belongs to hcct"."""
+    """Return keys of other strategies → an explanation: "alpha belongs to hcct"."""
     if (name := values.get("strategy", "hcct")) not in STRATEGIES:
         return {}
     row = STRATEGIES[name]
@@ -321,11 +309,11 @@ GONE = {
     "guard": "it is gone. strategy = auto tries training alone among others, and validation with "
     "keep = best keeps each silo's best model",
 }
-"""Keys of earlier versions → what to do in their place."""
+"""Keys of earlier versions → what to use instead."""
 
 
 def _foreign(own: Mapping[str, Any], row: Row, *, around: bool) -> Iterator[str]:
-    """Keys that are nobody's, or another strategy's."""
+    """Yield problems with keys that are unknown or belong to another strategy."""
     mine = keys_of(row, around=around)
     for key in own:
         if key in mine:
@@ -343,7 +331,7 @@ def _foreign(own: Mapping[str, Any], row: Row, *, around: bool) -> Iterator[str]
 
 
 def _algorithm(row: Row, own: Mapping[str, Any], values: Mapping[str, Any]) -> Algorithm[Any]:
-    """The algorithm of a strategy, with its base, and generators around it if there are to be."""
+    """Return the algorithm of a strategy, with its base and any generators around it."""
     seed = values.get("seed", 0)
     around = values.get("generators", "off")
     base = _built(STRATEGIES[row.base], own, seed) if row.base else None
@@ -374,12 +362,11 @@ def _generator_problems(values: Mapping[str, Any], row: Row) -> Iterator[str]:
 
 
 def require_silos(config: RunConfig, names: Sequence[str], *, label_counts: bool) -> None:
-    """Refuse a run that cannot go on with its silos, where it is known which there are.
+    """Reject a run that does not fit its silos, where these are known in advance.
 
     Args:
-        config: of the run.
-        names: of all its silos, who stay to its end.
-        label_counts: whether they tell their label counts.
+        names: of all its silos, which stay until the end.
+        label_counts: whether they share their label counts.
 
     Raises:
         FederationError: every problem is named.

@@ -1,7 +1,7 @@
-"""w⁰: the model that a run begins from, which its silos make of the run's seed.
+"""w⁰: the initial model of a run, which its silos derive from the run's seed.
 
-Every silo makes the same, so the server needs neither task nor torch, and one silo's word is not
-needed: what one gives is held against what another gives.
+Every silo makes the same model, so the server needs neither the task nor torch. It need not trust
+one silo either: models of different silos are compared.
 """
 
 from __future__ import annotations
@@ -27,22 +27,17 @@ PAIR_DEADLINE_S, DEADLINE_S = 20.0, 60.0
 SILENT = "it did not answer in time."
 MOST_PAIRS = 3
 MAX_VALUE = 1e6
-"""No model begins with larger numbers: a training could not go on from them."""
+"""Largest absolute value in an initial model; training could not start from larger ones."""
 
 
 def initial_arrays(grid: Grid, silos: Sequence[Silo], config: RunConfig) -> ArrayRecord:
-    """The model that two silos give alike; the only one's if a run has no other.
+    """Return the model on which two silos agree, or that of the only silo.
 
-    Silos are asked two at a time, in their order, then all that have not answered. Who is silent,
-    or gives what no training could begin from, is passed over.
-
-    Args:
-        grid: Flower's connection to the nodes.
-        silos: who is here, of one schema.
-        config: of the run.
+    Silos are asked two at a time, in their order, then all that have not answered. Those that are
+    silent, or send an unusable model, are skipped. All silos must have the same schema.
 
     Raises:
-        FederationError: no silo gave one, or three and more give nothing but different ones.
+        FederationError: no silo sent a model, or three or more sent only different ones.
     """
     given: dict[str, tuple[str, Model]] = {}
     why: dict[str, str] = {}
@@ -70,7 +65,7 @@ def initial_arrays(grid: Grid, silos: Sequence[Silo], config: RunConfig) -> Arra
 
 
 def _unconfirmed(given: dict[str, tuple[str, Model]], why: dict[str, str]) -> ArrayRecord:
-    """The first silo's model where no two are alike, if nobody but another denies it."""
+    """Return the first model if at most two silos sent one; else raise ``FederationError``."""
     told = " ".join(f"{name}: {reason}" for name, reason in sorted(why.items()))
     if not given:
         raise FederationError(f"no silo gave an initial model. {told}", phase="initial")
@@ -100,11 +95,7 @@ def _question(silo: Silo, config: RunConfig) -> Message:
 
 
 def _read(reply: Message | None) -> Model:
-    """The model in an answer.
-
-    Raises:
-        WireError: there is none, or none that a training could begin from.
-    """
+    """Return the model in an answer. Raises ``WireError`` if there is none, or it is unusable."""
     if reply is None:
         raise wire.WireError(SILENT)
     if reply.has_error():

@@ -1,8 +1,7 @@
-"""A Grid without a network: the same ClientApp called in this process.
+"""A Grid without a network, for tests, benchmarks and simulations: it calls the ClientApp here.
 
-Tests, benchmarks and simulations use it. The models are those of the real federation, bit for
-bit, because silos draw their randomness from (seed, silo, round) alone and messages pass through
-the same encoding.
+The models equal those of the real federation bit for bit, because silos draw their randomness only
+from (seed, silo, round), and messages pass through the same encoding.
 """
 
 from __future__ import annotations
@@ -30,11 +29,9 @@ NodeConfig = Mapping[str, str | int | float | bool]
 
 
 class InProcessGrid(Grid):
-    """Calls a ClientApp for every message, in the order pushed.
+    """A Grid that calls a ClientApp, or a callable like one, for every message, in order.
 
-    Args:
-        app: the ClientApp of every node, any of Flower's, or what is called as one.
-        node_configs: one per node; node i gets id i+1.
+    Node i, counted from 0 in ``node_configs``, gets id i+1.
     """
 
     def __init__(
@@ -57,11 +54,11 @@ class InProcessGrid(Grid):
         del self.nodes[node_id]
 
     def set_run(self, run: object) -> None:
-        """There is one run."""
+        """Do nothing: there is only one run."""
 
     @property
     def run(self) -> object:  # type: ignore[override]
-        """There is one run, which has no record at a SuperLink."""
+        """Not available: the run has no record at a SuperLink."""
         raise NotImplementedError("an in-process grid has no SuperLink run")
 
     def create_message(
@@ -72,11 +69,9 @@ class InProcessGrid(Grid):
         group_id: str,
         ttl: float | None = None,
     ) -> Message:
-        """Make a message, as Flower's deprecated method does."""
         return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
 
     def get_node_ids(self) -> Iterable[int]:
-        """Ids of the connected nodes."""
         return list(self.nodes)
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
@@ -90,13 +85,12 @@ class InProcessGrid(Grid):
         return ids
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """Replies to these messages, each given once."""
+        """Return the replies to these messages, each of them once."""
         return [self._replies.pop(i) for i in message_ids if i in self._replies]
 
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
     ) -> Iterable[Message]:
-        """Push and pull."""
         return self.pull_messages(self.push_messages(messages))
 
     def _answer(self, message: Message) -> Message:
@@ -120,20 +114,20 @@ class InProcessGrid(Grid):
 
 
 def client_app() -> ClientApp:
-    """coterie's own ClientApp."""
+    """Return coterie's ClientApp."""
     app: ClientApp = import_module(CLIENT_APP).app
     return app
 
 
 def open_silos(node_configs: Sequence[NodeConfig], *, whose: str = "") -> None:
-    """Open the data of this app's silos: in a run, a silo says no more than that it failed.
+    """Open the data of this app's silos now: in a run, a silo only reports that it failed.
 
     Args:
-        node_configs: of silos whose task and options differ in ``silo`` alone; read once.
-        whose: data it is, for the error.
+        node_configs: of silos that differ only in ``silo``; the data are read once.
+        whose: name of the data in the error.
 
     Raises:
-        FederationError: a task or settings that cannot be.
+        FederationError: a task or settings are invalid.
     """
     try:
         import_module(PREPARE).prepare_nodes(node_configs)
@@ -143,15 +137,14 @@ def open_silos(node_configs: Sequence[NodeConfig], *, whose: str = "") -> None:
 
 
 def close_silos() -> None:
-    """Let go of the data of all silos that were opened; a message to one opens it again."""
+    """Release the data of all open silos; a message to a silo opens them again."""
     import_module(WORKBENCH).close_all()
 
 
 def describe_head(task: Task) -> Layers:
-    """The layers of the head as this task's silos describe them; empty: they cannot.
+    """Return the layers of the head as this task's silos describe them; empty if they cannot.
 
-    Raises:
-        TaskError: the model cannot be made.
+    Raises ``TaskError`` if the model cannot be made.
     """
     layers: Layers = import_module(GENERATORS).describe_head(task, task.model())
     return layers

@@ -1,7 +1,7 @@
-"""What collaboration brings each silo, beside training alone.
+"""The benefit of collaboration for each silo, compared with local training.
 
-The metrics of Bao, Wang, Wu, He: "Optimizing the Collaboration Structure in Cross-Silo Federated
-Learning", ICML 2023, Table 1, on errors (or accuracies turned into errors) per silo.
+The metrics are from Bao, Wang, Wu, He: "Optimizing the Collaboration Structure in Cross-Silo
+Federated Learning", ICML 2023, Table 1, on errors (or accuracies turned into errors) per silo.
 """
 
 from __future__ import annotations
@@ -17,27 +17,27 @@ Errors = Mapping[str, float]
 
 
 def gains(errors: Errors, alone: Errors) -> dict[str, float]:
-    """Silo → error alone − error together; above 0 is better. Silos measured in both runs."""
+    """Return silo → error alone − error together, for silos in both runs; above 0 is better."""
     return {name: alone[name] - error for name, error in errors.items() if name in alone}
 
 
 def ipr(errors: Errors, alone: Errors) -> float:
-    """Incentivised participation rate: share of silos strictly better than alone, in [0, 1].
+    """Return the incentivised participation rate: share of silos with a gain above 0, in [0, 1].
 
-    NaN where no silo is in both.
+    NaN if no silo is in both runs.
     """
     return _mean([gain > 0 for gain in gains(errors, alone).values()])
 
 
 def rsd(errors: Errors, alone: Errors) -> float:
-    """Reward standard deviation: the population's, of the gains; NaN as in ``ipr``."""
+    """Return the reward standard deviation: the population's, of the gains; NaN as in ``ipr``."""
     found = list(gains(errors, alone).values())
     mean = _mean(found)
     return math.sqrt(_mean([(gain - mean) ** 2 for gain in found]))
 
 
 def mean_accuracy(errors: Errors) -> float:
-    """Plain mean over silos of 1 − error; NaN without silos."""
+    """Return the plain mean over silos of 1 − error; NaN without silos."""
     return 1 - _mean(list(errors.values()))
 
 
@@ -47,7 +47,7 @@ def _mean(values: Sequence[float]) -> float:
 
 @dataclass(frozen=True)
 class Collaboration:
-    """What a run brought beside training alone: shares in [0, 1], of the silos in both runs."""
+    """A run compared with local training: shares in [0, 1], of the silos in both runs."""
 
     silos: int
     mean_accuracy: float
@@ -57,7 +57,7 @@ class Collaboration:
 
 
 def collaboration(errors: Errors, alone: Errors) -> Collaboration:
-    """All of them, for a record. Every figure is of the silos that both runs measured."""
+    """Compute all figures for a record, each over the silos that both runs measured."""
     both = {name: error for name, error in errors.items() if name in alone}
     return Collaboration(
         silos=len(both),
@@ -70,11 +70,9 @@ def collaboration(errors: Errors, alone: Errors) -> Collaboration:
 
 @dataclass(frozen=True)
 class Lead:
-    """The leading metric of a run, in which its silos' errors are counted: lower is better.
+    """The primary metric of a run, which counts its silos' errors: lower is better.
 
-    Attributes:
-        metric: its name on the wire.
-        unit: of real targets.
+    ``metric`` is its name on the wire; ``unit`` is that of real targets.
     """
 
     metric: str = wire.ERROR
@@ -86,18 +84,18 @@ class Lead:
 
     @property
     def title(self) -> str:
-        """What values are called: ``error``, ``AUROC``, ``MAE``."""
+        """The name of values: ``error``, ``AUROC``, ``MAE``."""
         return self._known.title
 
     @property
     def label(self) -> str:
-        """What errors are called on an axis, where smaller is better: ``1 − AUROC, %``."""
+        """The name of errors on an axis, where smaller is better: ``1 − AUROC, %``."""
         called = f"1 − {self.title}" if self._known.higher else self.title
         return f"{called}, {self.unit or '%'}" if self.unit or self.scale == 100 else called
 
     @property
     def scale(self) -> float:
-        """From errors to what an axis shows: per cent, if they are shares."""
+        """The factor from errors to axis values: 100 for percentages, else 1."""
         return 100.0 if self._known.share or self._known.higher else 1.0
 
     @property
@@ -108,35 +106,35 @@ class Lead:
 
     @property
     def direction(self) -> str:
-        """Which values are good, in words."""
+        """Whether higher or lower values are better, as text."""
         return f"{'higher' if self._known.higher else 'lower'} is better"
 
     @property
     def better(self) -> str:
-        """What a silo that gains has."""
+        """The improvement of a silo with a gain, as text."""
         return f"{'higher' if self._known.higher else 'smaller'} {self.title}"
 
     @property
     def points(self) -> str:
-        """What differences of errors are counted in."""
+        """The unit of differences of errors."""
         return "points" if self.scale == 100 else self.unit or self.title
 
     def text(self, error: float | None) -> str:
-        """The metric's value, where this much is missing to the best; a dash if it is unknown."""
+        """Format the metric's value for an error; a dash if it is unknown."""
         if error is None or math.isnan(error):
             return "–"
         return self._known.text(self._known.shortfall(error), self.unit)
 
     def number(self, error: float) -> str:
-        """The same under ``head``, so without its unit."""
+        """Format the value for a column under ``head``, without its unit."""
         return "–" if math.isnan(error) else self._form(self._known.shortfall(error))
 
     def spread(self, deviation: float) -> str:
-        """A deviation of values, in the form of ``number``."""
+        """Format a deviation of values as ``number`` does."""
         return self._form(deviation)
 
     def interval(self, low: float, high: float) -> str:
-        """An interval of values, in the form of ``number``."""
+        """Format an interval of values as ``number`` does."""
         return f"{self._form(low)} to {self._form(high)}"
 
     def _form(self, value: float) -> str:
@@ -145,7 +143,7 @@ class Lead:
         return f"{value:.3f}" if self._known.higher else wire.readable(value)
 
     def gain(self, gain: float, *, sign: str = "+") -> str:
-        """A difference of errors in ``points``, without that word; a dash if it is unknown."""
+        """Format a difference of errors without its unit, ``points``; a dash if unknown."""
         if math.isnan(gain):
             return "–"
         shares = self.scale == 100
@@ -153,7 +151,7 @@ class Lead:
         return text.replace("-", "−")
 
     def compared(self, gain: float, noise: float = math.nan) -> str:
-        """A difference of a silo's errors in words: ``it erred 4.1 ± 1.2 points less often``."""
+        """Describe a difference of a silo's errors: ``it erred 4.1 ± 1.2 points less often``."""
         size = self.gain(abs(gain), sign="")
         if math.isfinite(noise):
             size += f" ± {self.gain(noise, sign='')}"
@@ -163,10 +161,9 @@ class Lead:
         return f"its {self.title} was {size} {self.points} {'higher' if higher else 'lower'}"
 
     def error_of(self, value: float) -> float:
-        """What is missing to the best, where the metric has this value.
+        """Return the error for a value of the metric.
 
-        Raises:
-            ValueError: the metric cannot have it; in words.
+        Raises ``ValueError`` if the metric cannot have this value.
         """
         most = 1.0 if self._known.share or self._known.higher else math.inf
         if not 0 < value < most:

@@ -1,4 +1,4 @@
-"""The roster of a run whose silos may be enrolled: refusals by name, and no wait without hope."""
+"""The roster of a run with enrolled silos: it names refusals, and ends hopeless waits."""
 
 from __future__ import annotations
 
@@ -17,40 +17,38 @@ from coterie.strategies.errors import EXIT_NO_SILOS, FederationError
 from coterie.strategies.rounds.roster import MOST_REASONS, DescribedRoster, Silo, sentences
 
 CHECK_AGAIN_S = 1.0
-"""How often to look whether silos that were not asked are to be asked after all."""
+"""Interval of checks whether skipped silos must be asked after all."""
 SERVES = re.compile(r"serves task ((?:'[^']{1,256}'(?:, )?)+)")
-"""In the reason of who refuses because it serves others."""
+"""Matches the tasks in the reason of a silo that refuses because it serves others."""
 
 
 class Known(Protocol):
-    """What is known of silos from earlier runs."""
+    """Knowledge about silos from earlier runs."""
 
     def objection(self, node: int, name: str, task: str) -> str:
-        """Why a silo need not be asked whether it serves a task; empty if it is to be asked."""
+        """Return why a silo need not be asked whether it serves a task; empty if it must be."""
         ...
 
     def note(self, told: Mapping[str, tuple[int, tuple[str, ...]]]) -> None:
-        """Silo → its node, and which tasks it says it serves."""
+        """Save silo → its node, and the tasks that it stated."""
         ...
 
 
 @dataclass
 class EnrolledRoster(DescribedRoster):
-    """A ``DescribedRoster`` that knows by their keys who refused.
+    """A ``DescribedRoster`` that identifies refusing silos by their keys.
 
-    A federation may have several studies: that a silo is of another one is no error, and one that
-    is known to be is not asked. A run that so many enrolled silos refuse that too few are left who
-    could come ends at once. One whose task nobody who is here serves waits: its silos may come.
-
-    Attributes:
-        known: of enrolled silos, from earlier runs; what this run learns is added.
+    A federation may have several studies: a silo of another study is not an error, and is not asked
+    if ``known`` has it from earlier runs. A run ends at once if too few enrolled silos are left
+    that could take part. If no silo here serves its task, the run waits, because its silos may
+    come.
     """
 
     known: Known | None = None
     _unasked: set[int] = field(default_factory=set)
-    """Nodes that were not asked for what is known of them."""
+    """Nodes that were not asked, because of earlier facts."""
     _heard: dict[int, tuple[str, tuple[str, ...]]] = field(default_factory=dict)
-    """Node → the name and the tasks that it has just stated."""
+    """Node → the name and tasks that it has just stated."""
     _next_check: float = 0.0
 
     def _describe(self, grid: Grid, new: Sequence[int], deadline_s: float) -> None:
@@ -69,7 +67,6 @@ class EnrolledRoster(DescribedRoster):
             self.known.note(told)
 
     def _elsewhere(self, node: int, names: Mapping[int, str]) -> str:
-        """Why a node need not be asked; empty if it is to be."""
         if self.known is None or node not in names:
             return ""
         return self.known.objection(node, names[node], self.task)
@@ -81,7 +78,7 @@ class EnrolledRoster(DescribedRoster):
         return described
 
     def _forget_what_is_old(self) -> None:
-        """Have those be asked after all of whom nothing certain is known any more."""
+        """Have silos asked after all if earlier facts about them have expired."""
         if not self._unasked or time.monotonic() < self._next_check:
             return
         self._next_check = time.monotonic() + CHECK_AGAIN_S
@@ -142,14 +139,14 @@ class EnrolledRoster(DescribedRoster):
         return f"{self._advice(reasons)}, or start silos that serve {self.task!r}."
 
     def _advice(self, reasons: set[str]) -> str:
-        """What to change; of a slip in the task's name the nearest that silos serve."""
+        """Return what to change; for a typo in the task, the nearest one that silos serve."""
         if not any(wire.OTHER_TASK in reason for reason in reasons):
             return "Change what they refuse"
         near = self._nearest(reasons)
         return f"Did you mean --task {near}? Correct it" if near else "Name their task with --task"
 
     def _nearest(self, reasons: set[str]) -> str:
-        """The task that silos serve and that may be meant; empty if none is near."""
+        """Return the served task that was probably meant; empty if none is near."""
         served = {name for reason in reasons for told in SERVES.findall(reason)
                   for name in re.findall("'([^']+)'", told)}  # fmt: skip
         return next(iter(get_close_matches(self.task, sorted(served), n=1)), "")

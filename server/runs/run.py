@@ -1,4 +1,4 @@
-"""One run from configuration to record: build the strategy, drive it, write what happened."""
+"""One run from configuration to record: build the strategy, run it, record the events."""
 
 from __future__ import annotations
 
@@ -40,22 +40,19 @@ from coterie.system.files import LockedError, held_by, locked, make_folder, why_
 log = logging.getLogger("coterie.run")
 
 LOCK_DEADLINE_S = 60.0
-"""How long to wait for the process before: one that lost its SuperLink needs some time to end."""
+"""Time to wait for the previous process, which ends slowly if it lost its SuperLink."""
 RESUME_PATIENCE = 5
 """Times ``wait-for-silos`` that a resumed run waits for enough silos: by default ten minutes, as
 long as silos try to come back. A key that was not signed off is refused for one of them."""
 CHECKPOINTS = "checkpoints"
-"""Folder of a run's checkpoints within the run's."""
+"""Name of the checkpoint folder within the run's folder."""
 
 
 @dataclass(frozen=True)
 class Standing:
-    """What is committed after a round.
+    """The committed state after a round, with the strategy's checkpoint.
 
-    Attributes:
-        checkpoint: where the strategy stands.
-        schema: fingerprint of the model that the run's silos share.
-        scale: see ``ask_for_scale``.
+    ``schema`` is the fingerprint of the silos' model; for ``scale`` see ``ask_for_scale``.
     """
 
     checkpoint: Checkpoint[Any]
@@ -64,7 +61,7 @@ class Standing:
 
 
 def run_folder(config: RunConfig, *, run_id: int) -> Path:
-    """Where a run's record goes: its label, or its strategy, and its id. A resumed one has it."""
+    """Return the folder of a run's record, named by label or strategy, and id."""
     root = place(config.runs_dir) if config.runs_dir else default_runs_dir()
     if config.resume:
         return root / config.resume
@@ -74,10 +71,9 @@ def run_folder(config: RunConfig, *, run_id: int) -> Path:
 
 @contextmanager
 def locked_run(folder: Path) -> Iterator[None]:
-    """Hold a run's folder, that one process at a time writes it; the lock ends with the process.
+    """Lock a run's folder for this process; the lock ends with the process.
 
-    Raises:
-        FederationError: another process holds it for longer than a minute.
+    Raises ``FederationError`` if another process holds it for longer than a minute.
     """
     try:
         with locked(folder, deadline_s=LOCK_DEADLINE_S):
@@ -90,7 +86,7 @@ def locked_run(folder: Path) -> Iterator[None]:
 
 
 def terms(config: RunConfig) -> dict[str, Scalar]:
-    """What a silo is told of the run before it joins, so that it can refuse it at once."""
+    """Return the terms of the run, which a silo can reject before it joins."""
     if config.strategy == wire.ONLY_STATISTICS:
         return {wire.STRATEGY: config.strategy, **config.task_keys}
     training = train_config(config, run="")
@@ -110,7 +106,7 @@ def build_strategy(
     on_event: Callable[[str, Mapping[str, Any]], None] | None = None,
     vouching: Enrolled | None = None,
 ) -> GroupStrategy:
-    """The strategy that the configuration names, with its generators if it has any."""
+    """Build the configured strategy, with its generators if it has any."""
     return GroupStrategy(
         config.algorithm,
         round_timeout=config.round_timeout,
@@ -129,7 +125,7 @@ def build_strategy(
 
 
 class _RecordingRoster:
-    """A roster that tells the record whom it waits for and who is here."""
+    """A roster that records when it looks for silos and which it finds."""
 
     def __init__(self, inner: Roster, record: Recorder) -> None:
         self.inner = inner
@@ -137,7 +133,6 @@ class _RecordingRoster:
         self.silos: dict[str, Silo] = {}
 
     def present(self, grid: Grid, *, number: int) -> list[Silo]:
-        """See ``coterie.strategies.rounds.roster.Roster``."""
         self.record.event("look", round=number)
         here = self.inner.present(grid, number=number)
         self.silos = {silo.name: silo for silo in here}
@@ -145,7 +140,7 @@ class _RecordingRoster:
         return here
 
     def answered(self, node_ids: Sequence[int], message_type: str) -> None:
-        """Tell the record whose answers have come."""
+        """Record which silos have answered."""
         names = {silo.node_id: name for name, silo in self.silos.items()}
         silos = sorted(names[node] for node in node_ids if node in names)
         if silos:
@@ -165,19 +160,18 @@ def execute(
 ) -> RunResult:
     """Run the federation that ``config`` describes and keep its record in ``folder``.
 
-    With ``config.resume`` the run that is recorded there goes on after its last good checkpoint,
-    or from its beginning if no round was committed.
+    With ``config.resume`` the run recorded there continues after its last good checkpoint, or from
+    the beginning if no round was committed.
 
     Args:
-        grid, config, run_id, folder: of the run.
         enrolled: see ``DescribedRoster``.
         vouching: for the silos' keys in a secure run, where they are enrolled.
-        known: of enrolled silos from earlier runs, so that those of other tasks are not asked.
-        asked_by: the operator who started it; silos are told.
+        known: facts from earlier runs, so that silos of other tasks are not asked.
+        asked_by: the operator who started it; silos receive the name.
 
     Raises:
-        FederationError: the run cannot go on; the record says why. One that is complete, or not
-            there, is not resumed, and nothing is written.
+        FederationError: the run cannot continue; the record has the reason. A complete or missing
+            run is not resumed, and nothing is written.
     """
     if config.resume:
         reading.read_unfinished(folder)  # before anything is written where no run can go on
@@ -233,9 +227,9 @@ def execute(
 
 
 def recorded_config(run: Run) -> RunConfig:
-    """The configuration of a record; earlier releases wrote the keys of every strategy into it.
+    """Return the configuration of a record; earlier releases wrote keys of every strategy.
 
-    Keys that are gone are left out, and the log says so where they did something.
+    Removed keys are dropped, with a warning in the log where they had an effect.
     """
     foreign = foreign_keys(run.config) | GONE
     for key in GONE.keys() & run.config.keys():
@@ -245,11 +239,9 @@ def recorded_config(run: Run) -> RunConfig:
 
 
 def _alone(config: RunConfig, folder: Path) -> Run | None:
-    """The record of the independent run that the configuration names.
+    """Return the record of the independent run that the configuration names.
 
-    Raises:
-        FederationError: there is none of that name, or it is of another strategy or task, or
-            unfinished.
+    Raises ``FederationError`` if it is missing, unfinished, or has another strategy or task.
     """
     if not config.alone:
         return None
@@ -276,7 +268,7 @@ def _ask(
     known: Known | None,
     more_terms: Mapping[str, Scalar],
 ) -> RunResult:
-    """A run of statistics: who is here is asked once, and nothing is trained."""
+    """Run for statistics: ask the silos that are here once, and train nothing."""
     roster = _roster(config, record, enrolled, None, known, more_terms)
     recording = _RecordingRoster(roster, record)
     recording.present(grid, number=1)
@@ -374,7 +366,6 @@ def _execute(
 
 
 def _line(report: RoundReport, rounds: int, lead: Lead) -> str:
-    """One round in one line, for a log."""
     parts = ["final" if report.final else f"round {report.round}/{rounds}"]
     parts.append(wire.counted(len(report.groups), "group"))
     if report.joined and report.round > 1:

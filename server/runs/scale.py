@@ -1,8 +1,8 @@
-"""One scale for the numbers of all silos, made before round 1 of what those tell that allow it.
+"""One scale for the numbers of all silos, computed before round 1 from those that consent.
 
-Each tells of each column how many numbers it has, their mean, and the sum of their squared
-deviations; these three add up over silos exactly (Chan, Golub, LeVeque, "Algorithms for computing
-the sample variance", The American Statistician 37, 1983, eq. 2.1).
+A silo shares for each column the count, the mean, and the sum of squared deviations; these three
+add up over silos exactly (Chan, Golub, LeVeque, "Algorithms for computing the sample variance", The
+American Statistician 37, 1983, eq. 2.1).
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from coterie.strategies.rounds.roster import Silo
 log = logging.getLogger("coterie.run")
 
 LARGEST = 1e100
-"""Means beyond it are refused, as numbers of a table are."""
+"""Largest absolute mean that is accepted, as for numbers of a table."""
 ROUNDING = 1e-12
-"""A deviation that is a smaller share of its mean is what rounding leaves of a constant."""
+"""Ratio of deviation to mean below which a column counts as constant."""
 
 Sums = NDArray[np.float64]
 """(columns, 3) Count, mean and sum of squared deviations."""
@@ -36,16 +36,10 @@ Sums = NDArray[np.float64]
 def ask_for_scale(
     grid: Grid, silos: Sequence[Silo], told: Mapping[str, Any], *, deadline_s: float
 ) -> list[float]:
-    """Mean and deviation of each column in turn; empty where the silos' task needs none.
+    """Return mean and deviation of each column in turn; empty if the silos' task needs none.
 
-    Args:
-        grid: Flower's connection to the nodes.
-        silos: who is here.
-        told: what the silos are told of the run.
-        deadline_s: to answer.
-
-    Raises:
-        FederationError: of a column nobody tells enough.
+    ``told`` describes the run to the silos, which have ``deadline_s`` seconds to answer. Raises
+    ``FederationError`` if no silo shares enough of some column.
     """
     columns = silos[0].pooled_columns
     if not columns:
@@ -73,10 +67,9 @@ def ask_for_scale(
 
 
 def read_sums(reply: Message | None, columns: int, *, most: int) -> Sums:
-    """What a silo tells of its columns.
+    """Return a silo's sums of its columns.
 
-    Raises:
-        WireError: nothing, or what cannot be.
+    Raises ``WireError`` if they are missing or impossible.
     """
     if reply is None:
         raise wire.WireError("it did not answer in time.")
@@ -104,16 +97,15 @@ def combine(
     minimums: Mapping[str, int],
     silent: Sequence[str] = (),
 ) -> list[float]:
-    """Mean and deviation of each column over the silos, in turn.
+    """Return mean and deviation of each column over the silos, in turn.
 
     Args:
-        sums: silo → what it tells; a count of 0 tells nothing of a column.
-        columns: how many.
-        minimums: silo → in how many its numbers may be added up.
-        silent: why others tell nothing, for the error.
+        sums: silo → its sums; a count of 0 means that the column is not shared.
+        minimums: silo → smallest number of silos in a sum with its numbers.
+        silent: why others share nothing, for the error.
 
     Raises:
-        FederationError: of a column nobody tells enough.
+        FederationError: no silo shares enough of some column.
     """
     scale: list[float] = []
     for column in range(columns):

@@ -1,7 +1,7 @@
-"""Statistics of the silos' data, asked once; the run trains nothing, and this is its record.
+"""Statistics of the silos' data, requested once in a run without training, and its record.
 
-A silo that does not consent, is of another task, or does not answer is named with its reason. What
-comes is checked before it is looked at (``coterie.wire.statistics``).
+A silo that does not consent, has another task, or does not answer is listed with the reason.
+Answers are validated before use (``coterie.wire.statistics``).
 """
 
 from __future__ import annotations
@@ -26,19 +26,18 @@ from coterie.wire.statistics import Statistics, plain_statistics, statistics_of
 log = logging.getLogger("coterie.run")
 
 FILE = "statistics.json"
-"""In the run's folder."""
+"""File name in the run's folder."""
 FORMAT = 1
 
 
 @dataclass(frozen=True)
 class Survey:
-    """What the silos of a task tell of their data.
+    """The statistics of the silos of a task.
 
     Attributes:
-        task: theirs.
         told: silo → its statistics.
-        silent: silo → why it tells none; those that were not let in, too.
-        samples: silo → training samples that it stated when it joined.
+        silent: silo → why it shares none, including silos that were not admitted.
+        samples: silo → number of training samples that it stated when it joined.
     """
 
     task: str
@@ -50,14 +49,7 @@ class Survey:
 def ask_for_statistics(
     grid: Grid, silos: Mapping[str, Silo], config: RunConfig, *, run: str
 ) -> Survey:
-    """Ask every silo that is here, once.
-
-    Args:
-        grid: Flower's connection to the nodes.
-        silos: by name.
-        config: of the run.
-        run: its name.
-    """
+    """Ask every silo that is here once."""
     told = {
         **{wire.PROTOCOL_KEY: wire.PROTOCOL, wire.TASK: config.task, wire.RUN: run},
         **{wire.STRATEGY: wire.ONLY_STATISTICS, **config.task_keys},
@@ -93,7 +85,7 @@ def _read(reply: Message | None, samples: int) -> Statistics:
 
 
 def write_survey(folder: Path, survey: Survey) -> None:
-    """Write it into the run's folder, whole or not at all."""
+    """Write a survey into the run's folder, atomically."""
     told = {name: plain_statistics(one) for name, one in survey.told.items()}
     plain = {
         "format": FORMAT,
@@ -106,10 +98,9 @@ def write_survey(folder: Path, survey: Survey) -> None:
 
 
 def read_survey(folder: Path) -> Survey:
-    """What ``write_survey`` wrote.
+    """Read a survey that ``write_survey`` wrote.
 
-    Raises:
-        FederationError: there is none, or it is damaged.
+    Raises ``FederationError`` if there is none, or it is damaged.
     """
     file = folder / FILE
     try:
@@ -127,11 +118,7 @@ def read_survey(folder: Path) -> Survey:
 
 
 def require_answers(survey: Survey) -> None:
-    """Refuse to call a run complete in which nobody told anything.
-
-    Raises:
-        FederationError: with the reasons.
-    """
+    """Raise ``FederationError``, with the reasons, if no silo shared statistics."""
     if not survey.told:
         reasons = " ".join(f"{name}: {why}" for name, why in sorted(survey.silent.items())[:5])
         raise FederationError(f"no silo told statistics. {reasons}", phase="statistics")

@@ -1,8 +1,8 @@
-"""A run's figures where people already look: TensorBoard, MLflow and Weights & Biases.
+"""A run's figures in TensorBoard, MLflow and Weights & Biases.
 
-All are optional: ``pip install 'coterie[tensorboard]'`` (tensorboardX, which needs no
-TensorFlow), ``pip install mlflow``, ``pip install wandb``. A run writes them as it goes with the
-key ``tracking``; a finished run is exported by ``coterie report RUN --format tensorboard``.
+All are optional: ``pip install 'coterie[tensorboard]'`` (tensorboardX, which needs no TensorFlow),
+``pip install mlflow``, ``pip install wandb``. The key ``tracking`` writes figures during a run;
+``coterie report RUN --format tensorboard`` exports a finished run.
 """
 
 from __future__ import annotations
@@ -24,11 +24,7 @@ log = logging.getLogger("coterie.run")
 
 
 class Tracker(Protocol):
-    """Where figures go.
-
-    Attributes:
-        needs: a package, and how to install it.
-    """
+    """A destination of figures; ``needs`` is a package and how to install it."""
 
     needs: ClassVar[tuple[str, str]]
 
@@ -37,14 +33,14 @@ class Tracker(Protocol):
     ) -> None: ...
 
     def log(self, figures: Mapping[str, float], step: int) -> None:
-        """Figures of a round."""
+        """Write the figures of a round."""
 
     def close(self, status: str) -> None:
-        """The run is over."""
+        """Close it after the run."""
 
 
 def scalars(one: Round) -> dict[str, float]:
-    """Everything in a round that is a number over rounds, by name.
+    """Return the numbers of a round by name; infinite and NaN ones are left out.
 
     Names: ``error/mean``, ``error/<silo>``, ``train-loss/<silo>``, ``seconds/<phase>``,
     ``megabytes/to-silos``, ``megabytes/from-silos``, ``groups/several``, ``groups/alone``,
@@ -68,12 +64,10 @@ def scalars(one: Round) -> dict[str, float]:
 
 
 class Tracking:
-    """The trackers of a run that goes on, as a context manager.
+    """The trackers of an active run, as a context manager.
 
-    A tracker that fails on the way is given up with a warning: the run is worth more.
-
-    Raises:
-        FederationError: on construction, if one is not installed.
+    A tracker that fails is dropped with a warning, so that the run continues. Construction raises
+    ``FederationError`` if one is not installed.
     """
 
     def __init__(self, names: str, folder: Path, config: Mapping[str, Any]) -> None:
@@ -85,7 +79,7 @@ class Tracking:
         return self
 
     def round(self, rounds: Sequence[Round], report: RoundReport) -> None:
-        """A report, and the record's rounds with it: errors belong to an earlier one."""
+        """Write a report's figures; its errors belong to an earlier one of the record's rounds."""
         for one in rounds[-2:]:
             figures = scalars(one)
             if one.round == report.evaluated_round and report.evaluation:
@@ -118,11 +112,7 @@ def _part(figures: Mapping[str, float], *, errors: bool) -> dict[str, float]:
 
 
 def tracker_names(text: str) -> list[str]:
-    """The trackers that a comma-separated list names.
-
-    Raises:
-        ValueError: one is unknown.
-    """
+    """Split a comma-separated list of trackers. Raises ``ValueError`` if one is unknown."""
     names = [name.strip() for name in text.split(",") if name.strip()]
     for name in names:
         if name not in TRACKERS:
@@ -135,21 +125,16 @@ def tracker_names(text: str) -> list[str]:
 def open_trackers(
     names: str, *, folder: Path, config: Mapping[str, Any], run_name: str
 ) -> list[Tracker]:
-    """The trackers of a comma-separated list.
+    """Open the trackers of a comma-separated list.
 
-    Raises:
-        FederationError: the package of one is not installed.
+    Raises ``FederationError`` if the package of one is not installed.
     """
     wanted = [(TRACKERS[name], _module(name)) for name in tracker_names(names)]
     return [kind(module, folder, config, run_name) for kind, module in wanted]
 
 
 def export(kind: str, run: Run, out: Path | None) -> list[Path]:
-    """Write a recorded run; return where.
-
-    Raises:
-        FederationError: its package is not installed.
-    """
+    """Write a recorded run; return the paths. Raises ``FederationError`` without its package."""
     folder = out or run.folder / "tensorboard"
     (tracker,) = open_trackers(kind, folder=folder, config=run.config, run_name=run.name)
     for one in run.rounds_to_end():
@@ -190,7 +175,7 @@ class _TensorBoard(Tracker):
 
 
 class _MLflow(Tracker):
-    """A run at the tracking server that ``MLFLOW_TRACKING_URI`` names, else in ``./mlruns``."""
+    """A run at the tracking server in ``MLFLOW_TRACKING_URI``, else in ``./mlruns``."""
 
     needs = ("mlflow", "pip install mlflow")
 
@@ -215,7 +200,7 @@ class _MLflow(Tracker):
 
 
 class _Wandb(Tracker):
-    """A run in the project ``coterie`` of Weights & Biases, as its own environment is set up."""
+    """A run in the project ``coterie`` of Weights & Biases, set up by its environment."""
 
     needs = ("wandb", "pip install wandb")
 

@@ -1,15 +1,14 @@
-"""What operators did: ``audit.jsonl`` in the federation's folder, a line an act, chained to the one
-before.
+"""The audit log: ``audit.jsonl`` in the federation's folder, a hash chain with one act per line.
 
-A line has the SHA-256 of the line before it, so that no line can be changed, removed or put
-elsewhere without the next one showing it. How many lines there are, and the hash of the last one,
-are in ``audit.head``, signed by the federation's CA, so that lines cut off at the end show as well.
-A line is on the disk before the act that it tells of; then the head is written. A kill in between
-leaves one line more than the head says, or a piece of one: both are told, and neither is an error.
+Each line has the SHA-256 of the line before it, so a changed, removed or moved line breaks the
+chain. ``audit.head``, signed by the federation's CA, has the number of lines and the hash of the
+last one, so truncation shows too. A line is on disk before its act; then the head is written. A
+kill in between leaves one line more than the head covers, or part of a line: both are reported,
+neither is an error.
 
-Not detectable here: whoever can read the CA's key can write another history, and whoever can write
-in the folder can put back an older log together with its older head. Against both helps a head that
-was noted elsewhere (``coterie audit`` prints it, ``--verify --head`` looks for it).
+Not detectable here: another history written with the CA's key, or an older log restored together
+with its head. A head noted elsewhere helps against both (``coterie audit`` prints it, ``--verify
+--head`` checks it).
 """
 
 from __future__ import annotations
@@ -30,25 +29,23 @@ from coterie.system.processes import account
 AUDIT, HEAD, LOCK = "audit.jsonl", "audit.head", "audit.lock"
 LOCK_DEADLINE_S = 60.0
 NOTHING = "0" * 64
-"""In place of the hash of the line before the first."""
+"""The previous hash of the first line."""
 MAX_TEXT = 2000
-"""Letters of one fact about an act."""
+"""Most characters of one fact about an act."""
 
 
 @dataclass(frozen=True)
 class Act:
-    """A line.
+    """A line of the log; lines are numbered from 1.
 
     Attributes:
-        number: from 1.
         at: ISO 8601, UTC.
         who: operator's name, or the account on the coordinator's machine.
-        act: a word for it.
         about: what it concerned.
         before: SHA-256 of the line before, hexadecimal.
-        mended: what was found of the log when this line was written, if anything was wrong.
+        mended: what was wrong with the log when this line was written, if anything.
         torn: bytes of a line before this one that a crash cut off.
-        adopted: number of a line that was not in the head when this one was written; 0: none.
+        adopted: number of a line that the head lacked when this one was written; 0: none.
     """
 
     number: int
@@ -64,14 +61,12 @@ class Act:
 
 @dataclass(frozen=True)
 class Log:
-    """The file as it is.
+    """The log as it was read.
 
     Attributes:
-        acts: lines that can be read, in their order.
-        hashes: of each.
-        findings: what was changed, removed, put elsewhere or cut off, a sentence each.
-        notes: what a crash left.
-        torn: bytes of pieces of lines at the end.
+        findings: evidence of tampering, one sentence each.
+        notes: traces of crashes.
+        torn: bytes of incomplete lines at the end.
     """
 
     acts: list[Act]
@@ -81,31 +76,26 @@ class Log:
     torn: int = 0
 
     def hash_of(self, number: int) -> str:
-        """Of the line that is the so many-th; 0 is before the first."""
+        """Return the hash of line ``number``; 0 is the start of the chain."""
         return self.hashes[number - 1] if number else NOTHING
 
     @property
     def last(self) -> str:
-        """Hash of the last line."""
+        """The hash of the last line."""
         return self.hash_of(len(self.hashes))
 
     @property
     def head(self) -> str:
-        """To note elsewhere: how many lines there are, and the hash of the last."""
+        """The number of lines and the hash of the last, to note elsewhere."""
         return f"{len(self.acts)}:{self.last}"
 
 
 def note(made: Federation, act: str, *, who: str = "", **about: object) -> None:
-    """Have an act in the log, and on the disk, before it is done.
+    """Write an act into the log, and to disk, before it is done.
 
-    Args:
-        made: the federation.
-        act: a word for it.
-        who: operator; empty: the account that this process runs under.
-        about: facts, as text.
+    ``who`` is the operator; if empty, the account of this process. ``about`` are facts, as text.
 
-    Raises:
-        FederationError: the log cannot be written, so that the act must not be done.
+    Raises ``FederationError`` if the log cannot be written; then the act must not be done.
     """
     try:
         with locked(made.folder, name=LOCK, deadline_s=LOCK_DEADLINE_S):
@@ -138,7 +128,7 @@ def note(made: Federation, act: str, *, who: str = "", **about: object) -> None:
 
 @contextmanager
 def acting(made: Federation, act: str, *, who: str = "", **about: object) -> Iterator[None]:
-    """Note an act before it is done in the block, and once more if it fails."""
+    """Log an act before the block does it, and once more if the block fails."""
     note(made, act, who=who, **about)
     try:
         yield
@@ -148,14 +138,9 @@ def acting(made: Federation, act: str, *, who: str = "", **about: object) -> Ite
 
 
 def verify(made: Federation, *, head: str = "") -> Log:
-    """Read the log, and find what was done to it.
+    """Read the log and check its integrity; a noted ``head`` must be in the history.
 
-    Args:
-        made: the federation.
-        head: one that was noted before, ``NUMBER:HASH``; it must be in the history.
-
-    Raises:
-        FederationError: the head has another form.
+    Raises ``FederationError`` if the head is not ``NUMBER:HASH``.
     """
     log = _read(made)
     log.notes.extend(
@@ -177,14 +162,14 @@ def verify(made: Federation, *, head: str = "") -> Log:
 
 
 def who_started(made: Federation, run_id: int) -> str:
-    """The operator who started a run, as the log has it; empty if it is not there."""
+    """Return the operator who started a run, from the log; empty if it is not there."""
     acts = _read(made).acts
     found = [a.who for a in acts if a.act == BEGUN and a.about.get("run") == str(run_id)]
     return found[-1] if found else ""
 
 
 BEGUN = "run begun"
-"""The act of a run that has its number."""
+"""The act that records the number of a started run."""
 
 
 # ---------------------------------------------------------------- the files
@@ -230,7 +215,7 @@ def _parse(line: bytes) -> Act | None:
 
 
 def _difference(made: Federation, log: Log) -> str:
-    """What the head says of the log's end, if they do not belong together."""
+    """Return a mismatch between the head and the log's end; empty if there is none."""
     try:
         count, last, signed = _head(made)
     except FileNotFoundError:
@@ -251,12 +236,12 @@ def _difference(made: Federation, log: Log) -> str:
 
 
 def _num_signed(made: Federation) -> int:
-    """Lines that a head which can be read covers; 0 without one."""
+    """Return the number of lines that a readable head covers; 0 without one."""
     return _head(made)[0] if (made.folder / HEAD).exists() else 0
 
 
 def _head(made: Federation) -> tuple[int, str, bool]:
-    """Lines, hash of the last, and whether the federation's CA signed that."""
+    """Return the number of lines, the last hash, and whether the federation's CA signed them."""
     head = json.loads((made.folder / HEAD).read_bytes())
     count, last, signature = int(head["lines"]), str(head["hash"]), bytes.fromhex(head["signature"])
     return count, last, certificates.signed(made.tls, _signed(count, last), signature)

@@ -1,7 +1,7 @@
-"""The federation's own CA, and the SuperLink's certificate that it signs.
+"""The federation's CA, and the SuperLink's certificate that it signs.
 
-A silo is given the CA once. The SuperLink's certificate is short-lived and can be renewed, for
-other names too, without any silo noticing.
+A silo receives the CA once. The SuperLink's certificate is short-lived and can be renewed, also for
+other names, without any change at the silos.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from coterie.system.files import make_folder, write_atomically
 
 CA_DAYS, SERVER_DAYS = 3650, 397
 LOCAL = ("localhost", "127.0.0.1", "::1")
-"""Always among the server's names: operators connect from the coordinator itself."""
+"""Always among the server's names: operators connect from the coordinator's machine."""
 
 
 def make_ca(folder: Path, name: str) -> None:
@@ -41,11 +41,9 @@ def make_ca(folder: Path, name: str) -> None:
 
 
 def make_server_certificate(folder: Path, names: Sequence[str]) -> None:
-    """Write ``server.key`` and ``server.pem``, signed by the folder's CA.
+    """Write ``server.key`` and ``server.pem``, signed by the CA in the folder.
 
-    Args:
-        folder: has ``ca.key`` and ``ca.pem``.
-        names: DNS names and IP addresses under which silos reach the server.
+    ``names`` are the DNS names and IP addresses under which silos reach the server.
     """
     ca = x509.load_pem_x509_certificate((folder / "ca.pem").read_bytes())
     ca_key = private_key(folder / "ca.key")
@@ -67,18 +65,18 @@ def make_server_certificate(folder: Path, names: Sequence[str]) -> None:
 
 
 def sign(folder: Path, content: bytes) -> bytes:
-    """The signature of the folder's CA, which silos know from their join bundle."""
+    """Sign content with the folder's CA, which silos know from their join bundles."""
     ca_key = private_key(folder / "ca.key")
     return ca_key.sign(content, ec.ECDSA(hashes.SHA384()))
 
 
 def signed(folder: Path, content: bytes, signature: bytes) -> bool:
-    """Whether a signature is of the folder's CA; its key is not needed for that."""
+    """Return whether the folder's CA made a signature; this does not need its key."""
     return signed_by((folder / "ca.pem").read_bytes(), content, signature)
 
 
 def signed_by(certificate: bytes, content: bytes, signature: bytes) -> bool:
-    """The same of a CA's certificate (PEM)."""
+    """Return whether the CA with this certificate (PEM) made a signature."""
     key = x509.load_pem_x509_certificate(certificate).public_key()
     assert isinstance(key, ec.EllipticCurvePublicKey)
     try:
@@ -89,24 +87,24 @@ def signed_by(certificate: bytes, content: bytes, signature: bytes) -> bool:
 
 
 def days_left(certificate: Path) -> float:
-    """Days until a certificate ends; negative if it has."""
+    """Return the days until a certificate expires; negative if it has."""
     return (ends(certificate) - datetime.now(UTC)) / timedelta(days=1)
 
 
 def ends(certificate: Path) -> datetime:
-    """When a certificate ends, UTC."""
+    """Return when a certificate expires, UTC."""
     return x509.load_pem_x509_certificate(certificate.read_bytes()).not_valid_after_utc
 
 
 def covers(certificate: Path, names: Sequence[str]) -> bool:
-    """Whether a server certificate holds all these names."""
+    """Return whether a server certificate covers all these names."""
     loaded = x509.load_pem_x509_certificate(certificate.read_bytes())
     held = loaded.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     return {_alternative(name) for name in names} <= set(held)
 
 
 def belongs_to(certificate: Path, key: Path) -> bool:
-    """Whether a certificate is of this private key."""
+    """Return whether a certificate belongs to this private key."""
     loaded = x509.load_pem_x509_certificate(certificate.read_bytes())
     return loaded.public_key() == private_key(key).public_key()
 

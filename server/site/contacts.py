@@ -1,9 +1,9 @@
-"""What the coordinator knows of its silos beside their keys: which tasks they serve, last contact.
+"""The coordinator's knowledge of its silos beyond their keys: tasks and last contact.
 
-    silos.json      name → what the silo said when a run last asked it; runs write it
-    contacts.json   name → when the SuperLink last heard of it; the coordinator's process writes it
+    silos.json      name → the silo's last answer to a run; runs write it
+    contacts.json   name → last contact with the SuperLink; the coordinator's process writes it
 
-Both only spare questions: without them, or where they are damaged, every silo is asked again.
+Both only save questions: if they are missing or damaged, every silo is asked again.
 """
 
 from __future__ import annotations
@@ -23,22 +23,16 @@ from coterie.system.files import LockedError, locked, write_atomically
 log = logging.getLogger("coterie.run")
 
 Kinds = Mapping[str, Callable[[Any], Any]]
-"""How the values of an entry are read."""
+"""Key → converter of its value."""
 SILOS, CONTACTS = "silos.json", "contacts.json"
 LOCK, LOCK_DEADLINE_S = "silos.lock", 10.0
 ASK_AGAIN_S = 3600.0
-"""A silo that said it serves other tasks is asked again after so long."""
+"""Time after which a silo of other tasks is asked again."""
 
 
 @dataclass(frozen=True)
 class Served:
-    """What a silo said of itself.
-
-    Attributes:
-        node: Flower's id of its key.
-        tasks: names of those that it serves.
-        at: when it said so, seconds since 1970.
-    """
+    """A silo's statement of its tasks, with Flower's id of its key; ``at``: seconds since 1970."""
 
     node: int
     tasks: tuple[str, ...]
@@ -47,13 +41,12 @@ class Served:
 
 @dataclass(frozen=True)
 class Contact:
-    """What the SuperLink says of a silo.
+    """The SuperLink's information about a silo; for ``status`` see ``link.Node``.
 
     Attributes:
         node: Flower's id of its key.
-        status: as in ``coterie.server.machine.link.Node``.
-        connected: when its present or last connection began, seconds since 1970; 0: never.
-        seen: when it was last heard of, to half a minute; 0: never.
+        connected: start of its latest connection, seconds since 1970; 0: never.
+        seen: last contact, to half a minute; 0: never.
     """
 
     node: int
@@ -69,17 +62,17 @@ class Contacts:
         self.folder = folder
 
     def served(self) -> Mapping[str, Served]:
-        """Silo → what it said last, of those that were ever asked."""
+        """Return silo → last statement, for silos that were ever asked."""
         kinds: Kinds = {"node": int, "tasks": _names, "at": float}
         return {n: Served(**told) for n, told in _entries(self.folder / SILOS, kinds)}
 
     def seen(self) -> Mapping[str, Contact]:
-        """Silo → when it was last there, as far as the coordinator's process wrote it down."""
+        """Return silo → last contact noted by the coordinator's process."""
         kinds: Kinds = {"node": int, "status": str, "connected": float, "seen": float}
         return {n: Contact(**told) for n, told in _entries(self.folder / CONTACTS, kinds)}
 
     def objection(self, node: int, name: str, task: str) -> str:
-        """Why a silo need not be asked whether it serves a task; empty if it is to be asked.
+        """Return why a silo need not be asked whether it serves a task; empty if it must be asked.
 
         It is asked if nothing is known, after an hour, and if it has connected since.
         """
@@ -92,11 +85,7 @@ class Contacts:
         return f"it serves task {', '.join(map(repr, served.tasks))}, {wire.OTHER_TASK} {task!r}."
 
     def note(self, told: Mapping[str, tuple[int, tuple[str, ...]]]) -> None:
-        """Write down what silos said of themselves; a failure costs only that they are asked again.
-
-        Args:
-            told: silo → its node, and the tasks that it serves.
-        """
+        """Save what silos said: silo → its node and tasks. If that fails, they are asked again."""
         try:
             with locked(self.folder, name=LOCK, deadline_s=LOCK_DEADLINE_S):
                 known = {n: asdict(one) for n, one in self.served().items()}
@@ -107,13 +96,13 @@ class Contacts:
             log.warning("which tasks silos serve could not be written down: %s", error)
 
     def note_seen(self, contacts: Mapping[str, Contact]) -> None:
-        """Write down who was last there; raises ``OSError``."""
+        """Save the last contacts. Raises ``OSError``."""
         told = {name: asdict(contact) for name, contact in contacts.items()}
         write_atomically(self.folder / CONTACTS, json.dumps(told, indent=1).encode())
 
 
 def _entries(file: Path, kinds: Kinds) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The whole entries of a file, read as ``kinds`` say; of a damaged one those that can be."""
+    """Yield the complete entries of a file, also of a damaged one, converted by ``kinds``."""
     try:
         read = json.loads(file.read_text(encoding="utf-8"))
         entries = [*read.items()]

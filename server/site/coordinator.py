@@ -1,8 +1,8 @@
-"""``coterie superlink`` of a federation: TLS, enrolled silos only, and it outlives a crash.
+"""``coterie superlink`` of a federation: TLS, enrolled silos only, restarts after crashes.
 
-Two processes are kept alive: the SuperLink, and the executor that starts ServerApps. A ServerApp
-is not the SuperLink's child, so with the database on a run carries on while a crashed SuperLink
-is restarted.
+It keeps two processes alive: the SuperLink, and the executor that starts ServerApps. A ServerApp is
+not a child of the SuperLink, so with the database a run continues while a crashed SuperLink is
+restarted.
 """
 
 from __future__ import annotations
@@ -39,17 +39,16 @@ connections, which anybody may make, end a run where 1,024 are allowed."""
 CHECK_S, CHECK_SHARE = 15.0, 0.01
 """Least seconds between two looks at the database for damage, and the share of time they take."""
 COMPACT_S = 60.0
-"""Seconds between two looks at whether the database is larger than it need be, while no run is
-on."""
+"""Interval of checks whether the database can shrink, while no run is active."""
 
 
 def answers(federation: Federation) -> bool:
-    """Whether something listens where the SuperLink takes operators."""
+    """Return whether something listens at the SuperLink's address for operators."""
     return listens(federation.control_address)
 
 
 def tell_superlink(federation: Federation) -> dict[str, Node]:
-    """Make the running SuperLink follow the roster; return name → node."""
+    """Apply the roster to the running SuperLink; return name → node."""
     with control(
         federation.control_address,
         root_certificates=federation.ca,
@@ -61,9 +60,8 @@ def tell_superlink(federation: Federation) -> dict[str, Node]:
 def serve(federation: Federation, say: Callable[[str], None]) -> int:
     """Run the SuperLink in the foreground until SIGTERM, SIGHUP or Ctrl-C; return the exit status.
 
-    Raises:
-        FederationError: a port is taken, the SuperLink does not start, or another process serves
-            this folder already.
+    Raises ``FederationError`` if a port is taken, the SuperLink does not start, or another process
+    serves this folder already.
     """
     try:
         with locked(federation.folder, name=LOCK):
@@ -139,10 +137,10 @@ def _serve(federation: Federation, say: Callable[[str], None]) -> int:
 
 
 def _check_keys(federation: Federation, say: Callable[[str], None]) -> None:
-    """Refuse keys that others may read; the CA's may lie elsewhere until a certificate is made.
+    """Reject keys that others may read; the CA's may be elsewhere until it signs a certificate.
 
     Raises:
-        FederationError: names the key, and what to do.
+        FederationError: names the key, and the remedy.
     """
     tls = federation.tls
     for file in (tls / "ca.key", tls / "server.key", federation.folder / operators.LOCAL_KEY):
@@ -158,7 +156,7 @@ def _come_back(
     say: Callable[[str], None],
     stopped: Callable[[], bool],
 ) -> None:
-    """After a crash: whatever keeps it from starting may pass (a full disk), so never give up."""
+    """Wait for a restarted SuperLink; on failure only report, as a full disk may pass."""
     try:
         superlink.wait_until_it_answers(link, [federation.control_address], stopped)
         if not stopped():
@@ -210,7 +208,7 @@ def _program(name: str, command: list[str], federation: Federation) -> Program:
 
 
 def _exposed(federation: Federation, collect: Collector) -> AbstractContextManager[object]:
-    """Numbers for Prometheus while this is open, if the federation wants them."""
+    """Return a context that serves numbers to Prometheus, if the federation wants that."""
     address = federation.config.monitoring.metrics
     return Exposition(address, collect) if address else nullcontext()
 

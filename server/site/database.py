@@ -1,7 +1,7 @@
-"""The SuperLink's database: looked at for damage, and made small again.
+"""The SuperLink's database: checks for damage, and compaction.
 
-SQLite gives nothing back to the disk by itself: what one large reply took stays the file's. What
-the SuperLink needs between runs are a few rows a silo and a run.
+SQLite never returns space to the disk by itself: after one large reply the file stays large.
+Between runs the SuperLink needs only a few rows per silo and run.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 DAMAGE = ("SQLITE_CORRUPT", "SQLITE_NOTADB", "SQLITE_IOERR_SHORT_READ")
-"""SQLite's names for what a truncated or overwritten file gives."""
+"""SQLite's error names for a truncated or overwritten file."""
 EMPTY_FROM, EMPTY_SHARE = 2 * 2**20, 0.5
 """Bytes, and share of the file, that nothing needs, from which it is worth to make it smaller."""
 QUICK_BYTES = 64 * 2**20
-"""Needed bytes up to which that takes a moment. The SuperLink waits for it, 5 s at most."""
+"""Used bytes up to which compaction is quick; the SuperLink waits for it, at most 5 s."""
 BUSY_S = 1.0
 
 
@@ -30,7 +30,7 @@ def _opened(database: Path, *, mode: str) -> Iterator[sqlite3.Connection]:
 
 
 def damage_of(database: Path) -> str:
-    """What is wrong with the SuperLink's database; empty if nothing is, or there is none."""
+    """Return the damage of the SuperLink's database; empty if it is intact or missing."""
     if not database.exists():
         return ""
     try:
@@ -43,9 +43,9 @@ def damage_of(database: Path) -> str:
 
 
 def set_aside_if_damaged(database: Path, say: Callable[[str], None]) -> None:
-    """Give the SuperLink a new database if its own is damaged.
+    """Move a damaged database away, so that the SuperLink starts a new one.
 
-    Who is enrolled is in the roster, where runs stand is in their checkpoints.
+    The roster has the enrolled silos, and checkpoints have the state of runs.
     """
     damage = damage_of(database)
     if not damage:
@@ -63,13 +63,10 @@ def set_aside_if_damaged(database: Path, say: Callable[[str], None]) -> None:
 
 
 def compact(database: Path, say: Callable[[str], None], *, most: float = QUICK_BYTES) -> None:
-    """Give the disk back what nothing in the database needs any more, where that is worth it.
+    """Shrink the database if enough of it is unused and at most ``most`` bytes are needed.
 
-    A SuperLink may have it open: it waits meanwhile, and where it is in the middle of something,
-    or the disk has no room for the copy that SQLite makes, nothing happens.
-
-    Args:
-        most: bytes that are needed, above which nothing happens.
+    A SuperLink that has it open waits meanwhile. If it is busy, or the disk has no room for
+    SQLite's copy, nothing happens.
     """
     if not database.exists():
         return

@@ -1,8 +1,8 @@
-"""Who is enrolled: the operator's list of names and keys, and how the SuperLink is told.
+"""Enrolled silos: the operator's list of names and keys, and its copy at the SuperLink.
 
-``roster.json`` is the truth; the SuperLink's table of nodes is made to follow it whenever one of
-the two changes or the SuperLink starts, so that a lost database loses no silo. A key that
-was removed stays in the list: it is never let in again.
+``roster.json`` is authoritative. The SuperLink's table of nodes follows it whenever one of the two
+changes or the SuperLink starts, so a lost database loses no silo. A removed key stays in the list:
+it is never accepted again.
 """
 
 from __future__ import annotations
@@ -23,21 +23,19 @@ from coterie.system.files import LockedError, locked, write_atomically
 from coterie.wire.enrolment import Request, fingerprint_of_key
 
 LOCK_DEADLINE_S = 60.0
-"""How long one change of the list may take; it includes calls to the SuperLink."""
+"""Time limit of one change of the list, including calls to the SuperLink."""
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One silo that is, or was, enrolled.
+    """A silo that is, or was, enrolled; ``name`` is bound to ``key`` (public, PEM).
 
     Attributes:
-        name: bound to the key.
-        key: public, PEM.
         enrolled: ISO 8601, UTC.
-        removed: the same, or empty.
-        node_id: Flower's id of the key, 0 while the SuperLink has not been told.
-        voucher: the CA's signature that the key is this silo's, hexadecimal; empty of one that was
-            enrolled before there were any.
+        removed: likewise, or empty.
+        node_id: Flower's id of the key; 0 until the SuperLink knows it.
+        voucher: the CA's signature that the key is this silo's, hexadecimal; empty if enrolled
+            before vouchers existed.
     """
 
     name: str
@@ -49,15 +47,14 @@ class Entry:
 
     @property
     def fingerprint(self) -> str:
-        """Of the key."""
+        """The key's fingerprint."""
         return fingerprint_of_key(self.key.encode())
 
 
 def read(file: Path) -> list[Entry]:
-    """All entries, by name; those removed as well.
+    """Read all entries by name, including removed ones.
 
-    Raises:
-        FederationError: the file is damaged.
+    Raises ``FederationError`` if the file is damaged.
     """
     try:
         entries = [Entry(**entry) for entry in json.loads(file.read_text(encoding="utf-8"))]
@@ -71,16 +68,14 @@ def read(file: Path) -> list[Entry]:
 
 
 def names_by_node(file: Path) -> Mapping[int, str]:
-    """Node id → name of every silo that is enrolled now."""
+    """Return node id → name of every silo that is enrolled now."""
     return {e.node_id: e.name for e in read(file) if e.node_id and not e.removed}
 
 
 def vouchers(file: Path, tls: Path) -> Mapping[str, Voucher]:
-    """Name → voucher of every silo that is enrolled now.
+    """Return name → voucher of every silo that is enrolled now.
 
-    Args:
-        file: of the list.
-        tls: folder with the CA, for entries without one.
+    ``tls`` is the folder with the CA, which signs entries that have none.
     """
     found = {}
     for entry in read(file):
@@ -96,16 +91,13 @@ def vouchers(file: Path, tls: Path) -> Mapping[str, Voucher]:
 
 
 def enrol(file: Path, request: Request, tls: Path | None = None) -> Entry:
-    """Bind a name to a key. Asking for the same once more changes nothing.
+    """Bind a name to a key. Repeating the same request changes nothing.
 
-    Args:
-        file: of the list.
-        request: of the silo.
-        tls: folder with the CA, which then vouches for the key.
+    ``tls`` is the folder with the CA; if given, the CA vouches for the key.
 
     Raises:
-        FederationError: the name belongs to another key, or the key to another name or to a silo
-            that was removed.
+        FederationError: the name belongs to another key, or the key to another name or a removed
+            silo.
     """
     key = request.key.decode()
     with _locked(file):
@@ -136,11 +128,7 @@ def enrol(file: Path, request: Request, tls: Path | None = None) -> Entry:
 
 
 def remove(file: Path, name: str) -> Entry:
-    """Take a silo off the list.
-
-    Raises:
-        FederationError: no silo of that name is enrolled.
-    """
+    """Remove a silo from the list. Raises ``FederationError`` if no such silo is enrolled."""
     with _locked(file):
         entries = read(file)
         found = [e for e in entries if e.name == name and not e.removed]
@@ -153,7 +141,7 @@ def remove(file: Path, name: str) -> Entry:
 
 
 def sync(file: Path, superlink: Control) -> dict[str, Node]:
-    """Make the SuperLink know exactly the keys of the list; return name → node of the enrolled."""
+    """Make the SuperLink accept only the keys of the list; return name → node of the enrolled."""
     with _locked(file):
         entries = read(file)
         known = {node.key: node for node in superlink.nodes()}
@@ -175,10 +163,9 @@ def sync(file: Path, superlink: Control) -> dict[str, Node]:
 
 @contextmanager
 def _locked(file: Path) -> Iterator[None]:
-    """One writer at a time; the lock is gone with its process.
+    """Allow one writer at a time; the lock ends with its process.
 
-    Raises:
-        FederationError: another process holds it for longer than the deadline.
+    Raises ``FederationError`` if another process holds it for longer than the deadline.
     """
     try:
         with locked(file.parent, name=f"{file.stem}.lock", deadline_s=LOCK_DEADLINE_S):

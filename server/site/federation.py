@@ -1,16 +1,16 @@
-"""The coordinator's folder: configuration, certificates, who is enrolled, the SuperLink's state.
+"""The coordinator's folder: configuration, certificates, enrolment lists, the SuperLink's state.
 
 ``coterie init`` makes it, every other command of the operator reads it:
 
-    coterie.toml     what to listen on, under which names silos come
+    coterie.toml     listening addresses, and the addresses that silos use
     tls/             the CA and the SuperLink's certificate; the keys never leave this folder
-    roster.json      who is enrolled
-    operators.json   who may do what; operator.key is the key of whoever has this folder
-    audit.jsonl      what operators did; audit.head is signed
+    roster.json      enrolled silos
+    operators.json   operators and roles; operator.key is the key of the folder's owner
+    audit.jsonl      acts of operators; audit.head is signed
     withdrawals/     statements of what was deleted
-    superlink.db     the SuperLink's own state
+    superlink.db     the SuperLink's state
     runs/            a folder per run
-    silos.json       which tasks silos serve, contacts.json when they were last there
+    silos.json       the tasks of each silo; contacts.json has their last contact
     queue.json       runs that wait for their turn
 """
 
@@ -41,7 +41,7 @@ from coterie.system.ports import (
 from coterie.tasks.text import read_text
 
 ENVIRONMENT = "COTERIE_FEDERATION"
-"""The folder, for commands that are not told one, and for the ServerApp."""
+"""Variable that names the folder, for the ServerApp and commands without an option."""
 
 RENEW_BELOW_DAYS = 30
 DEFAULT_PORT = 9092
@@ -127,7 +127,7 @@ class Federation:
 
     @property
     def tls(self) -> Path:
-        """Folder of certificates and keys."""
+        """The folder of certificates and keys."""
         return self.folder / "tls"
 
     @property
@@ -137,22 +137,22 @@ class Federation:
 
     @property
     def roster(self) -> Path:
-        """File of who is enrolled."""
+        """The file of enrolled silos."""
         return self.folder / "roster.json"
 
     @property
     def database(self) -> Path:
-        """File of the SuperLink's own state."""
+        """The file of the SuperLink's state."""
         return self.folder / "superlink.db"
 
     @property
     def runs(self) -> Path:
-        """Folder of run records."""
+        """The folder of run records."""
         return self.folder / "runs"
 
     @property
     def control_address(self) -> str:
-        """Where an operator on this machine connects."""
+        """The address at which operators on this machine connect."""
         return from_here(self.config.listen.operators)
 
     @property
@@ -161,10 +161,9 @@ class Federation:
         return not is_loopback(split_address(self.config.listen.operators)[0])
 
     def monitored(self, *, metrics: str = "", log_format: str = "") -> Federation:
-        """The same with what a command line says of its monitoring, and the environment.
+        """Return a copy with monitoring options from the command line and the environment.
 
-        Raises:
-            FederationError: it cannot be.
+        Raises ``FederationError`` if an option is invalid.
         """
         own = self.config.monitoring
         try:
@@ -179,7 +178,7 @@ class Federation:
 
     @property
     def names(self) -> list[str]:
-        """Hosts under which silos come."""
+        """The hosts under which silos reach this machine."""
         return [split_address(address)[0] for address in self.config.addresses]
 
     def renew_certificate(self, *, always: bool = False) -> str:
@@ -210,11 +209,10 @@ def create(
     runtime_port: int = 9091,
     operators: str = "127.0.0.1",
 ) -> Federation:
-    """Make a coordinator's folder.
+    """Make a coordinator's folder; ``folder`` must not hold a federation yet.
 
     Args:
-        folder: must not hold a federation yet.
-        addresses: ``HOST`` or ``HOST:PORT`` under which silos come.
+        addresses: ``HOST`` or ``HOST:PORT`` under which silos reach it.
         fleet_port: to listen on for silos; None takes the first address's, or 9092.
         control_port, runtime_port: to listen on for operators and for the ServerApp.
         operators: address to listen on for operators.
@@ -250,13 +248,9 @@ def create(
 
 
 def load(folder: Path | None = None) -> Federation:
-    """Read a coordinator's folder.
+    """Read a coordinator's folder; None means ``$COTERIE_FEDERATION``, else the current folder.
 
-    Args:
-        folder: or None for ``$COTERIE_FEDERATION``, else the current folder.
-
-    Raises:
-        FederationError: there is none, or its configuration is wrong.
+    Raises ``FederationError`` if there is none, or its configuration is wrong.
     """
     root = place(folder or os.environ.get(ENVIRONMENT) or ".").resolve()
     file = root / "coterie.toml"
@@ -278,10 +272,9 @@ def load(folder: Path | None = None) -> Federation:
 
 
 def find(folder: Path | None) -> Federation | None:
-    """The federation that is named, by argument or environment, or lies in the current folder.
+    """Return the federation named by argument or environment, or in the current folder; or None.
 
-    Raises:
-        FederationError: one is named, but is not there or is wrong.
+    Raises ``FederationError`` if one is named, but is missing or wrong.
     """
     named = folder is not None or bool(os.environ.get(ENVIRONMENT))
     return load(folder) if named or Path("coterie.toml").exists() else None

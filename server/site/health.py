@@ -1,4 +1,4 @@
-"""Whether a coordinator works, for ``coterie health``."""
+"""Health checks of a coordinator, for ``coterie health``."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from coterie.system.ports import listens
 from coterie.wire import counted
 
 LAST_DAYS = 3.0
-"""A certificate that ends sooner is bad."""
+"""Remaining days below which a certificate is bad."""
 
 
 def findings(federation: Federation) -> Iterator[Finding]:
-    """Of a federation whose folder is here."""
+    """Check a federation whose folder is here; yield the findings."""
     yield _process(federation)
     identity = operators.local_identity(federation)
     yield superlink(federation.control_address, federation.ca, identity)
@@ -38,7 +38,7 @@ def findings(federation: Federation) -> Iterator[Finding]:
 def superlink(
     address: str, root_certificates: Path | None, identity: Identity | None = None
 ) -> Finding:
-    """Whether a SuperLink answers operators, and how many silos it has."""
+    """Check whether a SuperLink answers operators, and count its silos."""
     if not listens(address):
         return Finding(BAD, "superlink", f"nothing listens at {address}")
     try:

@@ -1,6 +1,6 @@
-"""The coordinator's numbers for Prometheus, from what its process knows or reads in its folder.
+"""The coordinator's metrics for Prometheus, from its process and its folder.
 
-Docs: docs/how-to/monitor.md. Counters begin with the process.
+Docs: docs/how-to/monitor.md. Counters start with the process.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from coterie.system.files import held_by, new_lines
 from coterie.system.processes import Program, family, proportional_memory
 
 MAX_RUNS = 50
-"""Runs that have numbers of their own; there are hardly ever so many at once."""
+"""Limit on runs with separate metrics; there are rarely that many at once."""
 STATES = ("pending", "starting", "running", "completed", "failed", "stopped")
 
 BUILD = Metric("coterie_build_info", "gauge", "Always 1; the version is a label.")
@@ -71,7 +71,7 @@ METRICS = (
 
 @dataclass
 class _Run:
-    """Of one run that goes on."""
+    """The state of one active run."""
 
     position: int = 0
     planned: int = 0
@@ -81,11 +81,7 @@ class _Run:
 
 @dataclass
 class RunsMeter:
-    """What the records of runs say that was not counted yet.
-
-    Attributes:
-        folder: of run records. What is in it at the beginning is not counted.
-    """
+    """A counter of new entries in the records of runs; entries from before it do not count."""
 
     folder: Path
     rounds: int = 0
@@ -104,7 +100,7 @@ class RunsMeter:
         return self.folder.glob(f"*/{EVENTS}")
 
     def read(self) -> None:
-        """Count what was written since the last time."""
+        """Count new entries since the last call."""
         for file in self._files():
             run = self._runs.setdefault(file, _Run())
             lines, run.position = new_lines(file, run.position)
@@ -132,7 +128,7 @@ class RunsMeter:
         self.left_out += len(one.left_out)
 
     def going_on(self) -> Mapping[str, _Run]:
-        """Name → what is known, of runs whose process is there."""
+        """Return name → state of the runs whose process is alive."""
         found = {
             file.parent.name: run
             for file, run in self._runs.items()
@@ -142,13 +138,7 @@ class RunsMeter:
 
 
 class Collector:
-    """Collects the coordinator's numbers when it is asked for them.
-
-    Args:
-        federation: whose coordinator this is.
-        steward: that asks its SuperLink.
-        programs: part → what runs it.
-    """
+    """A collector of the coordinator's metrics; ``programs`` maps parts to processes."""
 
     def __init__(
         self, federation: Federation, steward: Steward, programs: Mapping[str, Program]
@@ -157,7 +147,7 @@ class Collector:
         self._meter = RunsMeter(federation.runs)
 
     def __call__(self) -> Iterator[Sample]:
-        """All samples, as they are now."""
+        """Yield all current samples."""
         yield Sample(BUILD, 1, {"version": version("coterie")})
         yield from self._runs()
         yield from self._silos()

@@ -1,4 +1,4 @@
-"""What an operator does with a federation: create it, enrol silos, list them, remove them."""
+"""An operator's work with a federation: create it, enrol silos, list them, remove them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ EXIT_TAMPERED = 1
 
 
 def print_init(made: Federation, folder: Path) -> None:
-    """Say what was created, and what to do next; ``folder`` as it was named."""
+    """Report what was created and what to do next; ``folder`` as it was named."""
     audit.note(made, "init", addresses=", ".join(made.config.addresses), ca=_ca_fingerprint(made))
     console = _console()
     console.print(
@@ -37,7 +37,7 @@ def print_init(made: Federation, folder: Path) -> None:
 
 
 def renew(folder: Path) -> None:
-    """Renew the server's certificate; silos keep what they have."""
+    """Renew the server's certificate; nothing changes for the silos."""
     made = load(folder)
     with audit.acting(made, "renew", names=", ".join(made.names)):
         made.renew_certificate(always=True)
@@ -48,12 +48,12 @@ def renew(folder: Path) -> None:
 
 
 def take_request(made: Federation, text: str) -> None:
-    """Enrol a silo and print its join bundle: alone on standard output, the rest on the other."""
+    """Enrol a silo; print its join bundle on standard output, the rest on standard error."""
     print_enrolled(*enrol_silo(made, text))
 
 
 def print_enrolled(lines: Sequence[str], bundle: str) -> None:
-    """What ``enrol_silo`` returned, here or at a coordinator elsewhere."""
+    """Print the result of ``enrol_silo``, from here or from a remote coordinator."""
     aside = Console(stderr=True, highlight=False, soft_wrap=True, markup=False)
     for line in lines:
         aside.print(plain_text(line))
@@ -61,15 +61,10 @@ def print_enrolled(lines: Sequence[str], bundle: str) -> None:
 
 
 def enrol_silo(made: Federation, text: str, *, who: str = "") -> tuple[list[str], str]:
-    """Enrol a silo; returns what to tell the operator, and the join bundle.
+    """Enrol a silo by its request; return lines for the operator, and the join bundle.
 
-    Args:
-        made: the federation.
-        text: the silo's enrolment request.
-        who: operator, for the log; empty: the account of this process.
-
-    Raises:
-        FederationError: the request cannot be read, or its name or key is taken.
+    ``who`` is the operator for the log; if empty, the account of this process. Raises
+    ``FederationError`` if the request cannot be read, or its name or key is taken.
     """
     try:
         request = enrolment.read_request(text)
@@ -101,7 +96,7 @@ def enrol_silo(made: Federation, text: str, *, who: str = "") -> tuple[list[str]
 
 
 def print_roster(made: Federation) -> None:
-    """Who is enrolled, whether it is connected, when it last was, and which tasks it serves."""
+    """Print the enrolled silos with status, last contact and tasks."""
     nodes, reason = _update_superlink(made)
     entries = enrolled.read(made.roster)
     console = _console()
@@ -136,7 +131,7 @@ def print_roster(made: Federation) -> None:
 
 
 def print_outlook(outlook: upgrade.Outlook) -> None:
-    """Which silos have which release, and what an upgrade would meet."""
+    """Print the release of each silo, and obstacles to an upgrade."""
     console = _console()
     words = {True: "yes", False: "no", None: "not known"}
     table = Table(box=None, padding=(0, 1))
@@ -152,15 +147,14 @@ def print_outlook(outlook: upgrade.Outlook) -> None:
 
 
 def print_remove(made: Federation, name: str) -> None:
-    """Remove a silo and say so; raises as ``remove_silo``."""
+    """Remove a silo and report it; raises as ``remove_silo``."""
     _console().print(remove_silo(made, name))
 
 
 def remove_silo(made: Federation, name: str, *, who: str = "") -> str:
-    """Remove a silo, at once if the SuperLink is running; returns what to tell the operator.
+    """Remove a silo, at once if the SuperLink is running; return text for the operator.
 
-    Raises:
-        FederationError: no silo of that name is enrolled, or the SuperLink was not told.
+    Raises ``FederationError`` if no such silo is enrolled, or the SuperLink was not informed.
     """
     with audit.acting(made, "remove", who=who, silo=name):
         gone = enrolled.remove(made.roster, name)
@@ -179,20 +173,16 @@ def remove_silo(made: Federation, name: str, *, who: str = "") -> str:
 def withdraw_silo(
     made: Federation, name: str, *, who: str = "", say: Callable[[str], None] = lambda _: None
 ) -> list[str]:
-    """Shut a silo out and delete what is there of it; returns what to tell the operator.
+    """Erase a silo (``withdrawal.withdraw``); return lines for the operator.
 
-    Args:
-        made, name, who, say: see ``withdrawal.withdraw``.
-
-    Raises:
-        FederationError: there was no such silo, or a run that holds its models does not end.
+    Raises ``FederationError`` if there was no such silo, or a run with its models does not end.
     """
     done, file = withdrawal.withdraw(made, name, who=who, say=say)
     return [*withdrawal.lines_of(done), f"The signed statement: {file}"]
 
 
 def print_audit(made: Federation, *, last: int) -> None:
-    """What operators did, the newest at the end, and the head to note elsewhere."""
+    """Print acts of operators, the newest at the end, and the head to note elsewhere."""
     log = audit.verify(made)
     console = _console()
     table = Table(box=None, padding=(0, 1))
@@ -210,7 +200,7 @@ def print_audit(made: Federation, *, last: int) -> None:
 
 
 def print_verification(made: Federation, *, head: str) -> int:
-    """Say whether the log of acts is whole; return the exit status."""
+    """Report whether the audit log is intact; return the exit status."""
     log = audit.verify(made, head=head)
     console = _console()
     for line in log.notes:
@@ -229,9 +219,9 @@ def print_verification(made: Federation, *, head: str) -> int:
 
 
 def _update_superlink(made: Federation) -> tuple[dict[str, Node], str]:
-    """Have the SuperLink follow the roster; its nodes, or why it was not told.
+    """Apply the roster to the SuperLink; return its nodes, or why that failed.
 
-    The roster is written by then, and every start of a SuperLink reads it.
+    The roster is already written, and every SuperLink reads it at its start.
     """
     if not answers(made):
         return {}, "No SuperLink is running here"
@@ -242,7 +232,6 @@ def _update_superlink(made: Federation) -> tuple[dict[str, Node], str]:
 
 
 def _tasks(served: Served | None, entry: enrolled.Entry) -> str:
-    """Which tasks a silo serves, as it said last."""
     if entry.removed:
         return ""
     if served is None or served.node != entry.node_id:
@@ -251,7 +240,6 @@ def _tasks(served: Served | None, entry: enrolled.Entry) -> str:
 
 
 def _when(seen: float) -> str:
-    """A time by this machine's clock; empty of what never was."""
     return datetime.fromtimestamp(seen).strftime("%Y-%m-%d %H:%M:%S") if seen else ""
 
 

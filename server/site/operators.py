@@ -1,8 +1,8 @@
-"""Who may do what at the coordinator: operators, each with a key and roles, in ``operators.json``.
+"""Operators of the coordinator, each with a key and roles, in ``operators.json``.
 
-The coordinator's folder has a key of its own, ``operator.key``, with which commands that are given
-the folder call: whoever may read it may do everything. Everybody else needs a key that was enrolled
-here, and does what its roles allow.
+The coordinator's folder has its own key, ``operator.key``, which commands use when they are given
+the folder: an account that can read it may do everything. Other operators need a key that is
+enrolled here, and may do what its roles allow.
 """
 
 from __future__ import annotations
@@ -32,24 +32,20 @@ ROLES = {
     "enrol": "enrol, remove and withdraw silos",
     "look": "see silos, runs and their logs",
 }
-"""Role → what it allows; everybody who is enrolled may look."""
+"""Role → what it allows; every enrolled operator may look."""
 ENVIRONMENT = "COTERIE_OPERATOR"
-"""Folder of an operator's own key."""
+"""Variable with the folder of an operator's own key."""
 LOCAL = "local"
-"""The operator who has the coordinator's folder."""
+"""Name of the operator who has the coordinator's folder."""
 LIST, LOCK, LOCAL_KEY = "operators.json", "operators.lock", "operator.key"
 LOCK_DEADLINE_S = 60.0
 
 
 @dataclass(frozen=True)
 class Operator:
-    """One who is, or was, enrolled.
+    """An operator who is, or was, enrolled; ``name`` is bound to ``key`` (public, PEM).
 
-    Attributes:
-        name: bound to the key.
-        key: public, PEM.
-        roles: of ``ROLES``.
-        enrolled, removed: ISO 8601, UTC; removed is empty of one who is enrolled.
+    ``enrolled`` and ``removed`` are ISO 8601, UTC; ``removed`` is empty while enrolled.
     """
 
     name: str
@@ -60,15 +56,14 @@ class Operator:
 
     @property
     def fingerprint(self) -> str:
-        """Of the key."""
+        """The key's fingerprint."""
         return fingerprint_of_key(self.key.encode())
 
 
 def read(made: Federation) -> list[Operator]:
-    """All, by name; those removed as well.
+    """Return all operators by name, including removed ones.
 
-    Raises:
-        FederationError: the file is damaged.
+    Raises ``FederationError`` if the file is damaged.
     """
     file = made.folder / LIST
     try:
@@ -82,7 +77,7 @@ def read(made: Federation) -> list[Operator]:
 
 
 def find(made: Federation, name: str) -> Operator | None:
-    """Who is enrolled under a name; ``LOCAL`` may do everything."""
+    """Return the operator enrolled under a name; ``LOCAL`` may do everything."""
     if name == LOCAL:
         key = public_pem(local_identity(made).key.public_key()).decode()
         return Operator(LOCAL, key, tuple(ROLES), "")
@@ -90,11 +85,10 @@ def find(made: Federation, name: str) -> Operator | None:
 
 
 def enrol(made: Federation, request: Request, roles: Sequence[str]) -> Operator:
-    """Bind a name to a key, with roles. Asking for the same once more changes nothing.
+    """Bind a name to a key, with roles. Repeating the same request changes nothing.
 
-    Raises:
-        FederationError: a role or name that cannot be one, a name that belongs to another key, or
-            a key that was removed or belongs to another name.
+    Raises ``FederationError`` if a role or name is invalid, the name belongs to another key, or the
+    key was removed or belongs to another name.
     """
     chosen = _roles(roles)
     if not is_silo_name(request.name) or request.name == LOCAL:
@@ -118,19 +112,17 @@ def enrol(made: Federation, request: Request, roles: Sequence[str]) -> Operator:
 
 
 def change_roles(made: Federation, name: str, roles: Sequence[str]) -> Operator:
-    """Give an operator these roles in place of the former.
+    """Replace an operator's roles.
 
-    Raises:
-        FederationError: nobody of that name is enrolled, or a role is none.
+    Raises ``FederationError`` if no such operator is enrolled, or a role is unknown.
     """
     return _replace(made, name, roles=_roles(roles))
 
 
 def remove(made: Federation, name: str) -> Operator:
-    """Shut an operator out, from the next call on.
+    """Remove an operator, with effect from the next call.
 
-    Raises:
-        FederationError: nobody of that name is enrolled.
+    Raises ``FederationError`` if no such operator is enrolled.
     """
     return _replace(made, name, removed=_now())
 
@@ -156,10 +148,9 @@ def _roles(roles: Sequence[str]) -> tuple[str, ...]:
 
 
 def local_identity(made: Federation) -> Identity:
-    """The one of the coordinator's folder; its key is made when it is first needed.
+    """Return the identity of the coordinator's folder; make its key when it is first needed.
 
-    Raises:
-        FederationError: this account may not read it.
+    Raises ``FederationError`` if this account may not read it.
     """
     file = made.folder / LOCAL_KEY
     try:
@@ -177,17 +168,13 @@ def local_identity(made: Federation) -> Identity:
 
 
 def own_folder(given: Path | None = None) -> Path:
-    """Of this account's own key: the folder given, else ``$COTERIE_OPERATOR``, else the usual."""
+    """Return the folder of this account's key: as given, ``$COTERIE_OPERATOR``, or the default."""
     named = given or os.environ.get(ENVIRONMENT)
     return place(named) if named else default_home() / "operator"
 
 
 def own_identity(folder: Path | None = None) -> Identity | None:
-    """This account's; None if it has none.
-
-    Raises:
-        FederationError: it cannot be read.
-    """
+    """Return this account's identity, or None. Raises ``FederationError`` if it cannot be read."""
     where = own_folder(folder)
     try:
         name = json.loads((where / "operator.json").read_text(encoding="utf-8"))["name"]
@@ -199,10 +186,9 @@ def own_identity(folder: Path | None = None) -> Identity | None:
 
 
 def make_identity(name: str, folder: Path | None = None) -> Identity:
-    """This account's, made unless it is there.
+    """Return this account's identity; make it if there is none.
 
-    Raises:
-        FederationError: the name cannot be one, or there is one of another name.
+    Raises ``FederationError`` if the name is invalid, or there is one with another name.
     """
     if not is_silo_name(name) or name == LOCAL:
         raise _error(
@@ -238,7 +224,7 @@ def _write_key(file: Path) -> None:
 
 @contextmanager
 def _changing(made: Federation) -> Iterator[list[Operator]]:
-    """The list, written when the block ends without an error."""
+    """Yield the list; write it when the block ends without an error."""
     with _locked(made):
         entries = read(made)
         before = list(entries)

@@ -1,4 +1,4 @@
-"""What ``coterie operator`` does and says."""
+"""The work and messages of ``coterie operator``."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from coterie.wire import enrolment
 
 
 def print_init(name: str, folder: Path | None) -> None:
-    """Make this account's key, and print its request alone on standard output."""
+    """Make this account's key; print only its request on standard output."""
     made = operators.make_identity(name, folder)
     public = enrolment.public_pem(made.key.public_key())
     _aside(
@@ -32,10 +32,9 @@ def print_init(name: str, folder: Path | None) -> None:
 
 
 def take_operator(made: Federation, text: str, roles: Sequence[str]) -> None:
-    """Enrol an operator and say what they need.
+    """Enrol an operator and print what they need.
 
-    Raises:
-        FederationError: the request or a role cannot be used.
+    Raises ``FederationError`` if the request or a role is invalid.
     """
     try:
         request = enrolment.read_request(text, kind=enrolment.OPERATOR)
@@ -57,7 +56,7 @@ def take_operator(made: Federation, text: str, roles: Sequence[str]) -> None:
 
 
 def print_operators(made: Federation) -> None:
-    """Everybody who is, or was, enrolled."""
+    """Print everybody who is, or was, enrolled."""
     known = operators.read(made)
     if not known:
         _say("No operator is enrolled: whoever may read this federation's folder does everything.")
@@ -72,21 +71,21 @@ def print_operators(made: Federation) -> None:
 
 
 def print_roles(made: Federation, name: str, roles: Sequence[str]) -> None:
-    """Change an operator's roles and say so; raises ``FederationError`` as the change does."""
+    """Change an operator's roles and report it. Raises ``FederationError`` as the change does."""
     with audit.acting(made, "change roles", operator=name, roles=", ".join(roles)):
         changed = operators.change_roles(made, name, roles)
     _say(f"Operator {name} may {_may(changed)}, from the next call on.")
 
 
 def print_gone(made: Federation, name: str) -> None:
-    """Remove an operator and say so; raises ``FederationError`` if there is none."""
+    """Remove an operator and report it. Raises ``FederationError`` if there is none."""
     with audit.acting(made, "remove operator", operator=name):
         operators.remove(made, name)
     _say(f"Operator {name} is removed, from the next call on.")
 
 
 def web_token(made: Federation, *, new: bool = False) -> str:
-    """The token of this federation's live page, made when it is first asked for."""
+    """Return the token of this federation's live page; make it when first needed."""
     file = made.folder / "web.token"
     if new or not file.exists():
         with audit.acting(made, "new web token"):

@@ -1,9 +1,9 @@
-"""Runs that wait for their turn: ``queue.json`` in a federation's folder.
+"""The queue of waiting runs: ``queue.json`` in a federation's folder.
 
 ``coterie run --queue`` adds an entry, at the coordinator or through its gate (``RemoteQueue``); the
-coordinator's process submits it when its turn comes.
-Every change is on the disk before anything is done: a kill at any point loses no entry, and none is
-submitted twice, for what is submitted carries a digest that only this entry has.
+coordinator's process submits it when its turn comes. Every change is on disk before it takes
+effect. So a kill loses no entry, and none is submitted twice: each submission carries a digest that
+only its entry has.
 """
 
 from __future__ import annotations
@@ -30,26 +30,24 @@ from coterie.system.processes import account
 FILE, LOCK, LOCK_DEADLINE_S = "queue.json", "queue.lock", 30.0
 WAITING, STARTING, STARTED, REFUSED = "waiting", "starting", "started", "refused"
 MAX_ENDED = 50
-"""Entries that are kept after their turn, for whoever waits for them."""
+"""Entries kept after their turn, for clients that wait for them."""
 MAX_TRIES = 3
-"""Times that a run is submitted to a SuperLink which will not have it."""
+"""Attempts to submit a run to a SuperLink that rejects it."""
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One run that waits, or waited.
+    """A run that waits, or waited.
 
     Attributes:
-        id: ``q7``.
-        keys: of the run's configuration.
-        priority: the highest goes first; of equal ones the oldest.
-        alone: it waits while another run of the same silos goes on; if not, only for a place.
+        id: for example ``q7``.
+        priority: the highest goes first; among equals the oldest.
+        alone: wait while another run uses the same silos; if false, wait only for a free place.
         at: when it was added, ISO 8601, UTC.
         state: waiting, starting, started or refused.
-        run_id: Flower's, of one that was started.
-        bundle: digest of what was submitted last.
-        tries: how often it was submitted in vain.
-        error: why it was refused.
+        run_id: Flower's, once started.
+        bundle: digest of the last submission.
+        tries: failed submissions.
         by: who added it: an operator's name, or the account on the coordinator's machine.
     """
 
@@ -67,51 +65,42 @@ class Entry:
 
     @property
     def number(self) -> int:
-        """In the order in which they were added."""
+        """The position in the order in which entries were added."""
         return int(self.id.removeprefix("q"))
 
     @property
     def config(self) -> RunConfig:
-        """Of the run; raises ``FederationError`` if this release does not take it."""
+        """The run's configuration. Raises ``FederationError`` if this release rejects it."""
         return RunConfig.read_from_flower(self.keys)
 
     @property
     def waits(self) -> bool:
-        """Its turn has not come."""
+        """Whether its turn has not come yet."""
         return self.state in (WAITING, STARTING)
 
 
 class Listed(Protocol):
-    """What a queue tells, wherever it is."""
+    """A local or remote queue that can be listed."""
 
     def entries(self) -> list[Entry]:
-        """All that are known, in the order in which they were added.
-
-        Raises:
-            FederationError: they cannot be read.
-        """
+        """Return all entries, oldest first. Raises ``FederationError`` if they cannot be read."""
         ...
 
 
 def waiting_of(entries: Iterable[Entry]) -> list[Entry]:
-    """Those whose turn has not come, the next one first."""
+    """Return the waiting entries, the next one first."""
     return sorted(
         (one for one in entries if one.waits), key=lambda one: (-one.priority, one.number)
     )
 
 
 class RemoteQueue:
-    """The one of a coordinator elsewhere, which asks for an operator with the role.
-
-    Args:
-        act: calls it, as ``Control.act``.
-    """
+    """The queue of a remote coordinator, which checks roles; ``act`` is ``Control.act``."""
 
     def __init__(self, act: Callable[..., Mapping[str, Any]]) -> None:
         self._act = act
 
     def entries(self) -> list[Entry]:
-        """See ``Listed``."""
         try:
             return [Entry(**one) for one in self._act("waiting")["entries"]]
         except (KeyError, TypeError):
@@ -121,37 +110,37 @@ class RemoteQueue:
             ) from None
 
     def add(self, keys: Mapping[str, Any], *, priority: int = 0) -> Entry:
-        """See ``enqueue``."""
+        """Add a run (see ``enqueue``)."""
         told = self._act("queue", keys=json.dumps(dict(keys)), priority=str(priority))
         return Entry(**told["entry"])
 
     def take_away(self, entry_id: str) -> None:
-        """See ``Queue.take_away``."""
+        """Remove a waiting run (see ``Queue.take_away``)."""
         self._act("take away", id=entry_id)
 
 
 class Queue:
-    """The file; safe to use from several processes."""
+    """The queue file; safe to use from several processes."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     def entries(self) -> list[Entry]:
-        """See ``Listed``; raises if the file is damaged."""
+        """Return all entries. Raises ``FederationError`` if the file is damaged."""
         return self._read()[1]
 
     def waiting(self) -> list[Entry]:
-        """Those whose turn has not come, the next one first; raises as ``entries``."""
+        """Return the waiting entries, the next one first; raises as ``entries``."""
         return waiting_of(self.entries())
 
     def find(self, entry_id: str) -> Entry | None:
-        """The entry of that id; raises as ``entries``."""
+        """Return the entry with that id, or None; raises as ``entries``."""
         return next((one for one in self.entries() if one.id == entry_id), None)
 
     def add(
         self, config: RunConfig, *, priority: int = 0, alone: bool = True, by: str = ""
     ) -> Entry:
-        """Put a run at the end of those of its priority; raises as ``entries``."""
+        """Add a run behind those of its priority; raises as ``entries``."""
         with self._held():
             number, entries = self._read()
             now = datetime.now(UTC).isoformat(timespec="seconds")
@@ -160,10 +149,9 @@ class Queue:
         return entry
 
     def take_away(self, entry_id: str) -> Entry:
-        """Remove one that waits.
+        """Remove a waiting entry.
 
-        Raises:
-            FederationError: there is none of that id, or it does not wait any more.
+        Raises ``FederationError`` if there is none with that id, or it no longer waits.
         """
         with self._held():
             number, entries = self._read()
@@ -177,7 +165,7 @@ class Queue:
         return found[0]
 
     def change(self, entry: Entry, **changes: Any) -> Entry | None:
-        """Write down what became of an entry; None if it was taken away meanwhile."""
+        """Update an entry; return None if it was removed meanwhile."""
         with self._held():
             number, entries = self._read()
             if all(one.id != entry.id for one in entries):
@@ -222,16 +210,10 @@ def enqueue(
     alone: bool = True,
     who: str = "",
 ) -> Entry:
-    """Put a run into a federation's queue, and that into its log.
+    """Add a run to a federation's queue, and note it in the audit log.
 
-    Args:
-        made: the federation.
-        keys: of the run.
-        priority, alone: see ``Entry``.
-        who: operator; empty: the account of this process.
-
-    Raises:
-        FederationError: a key that is none, or a run that cannot be resumed.
+    ``who`` is the operator; if empty, the account of this process. Raises ``FederationError`` if a
+    key is unknown, or the run cannot be resumed.
     """
     config = RunConfig.read(keys)
     if config.resume:  # before anybody waits for a run that cannot go on
@@ -245,17 +227,12 @@ def enqueue(
 
 
 def who_queued(made: Federation, bundle: str) -> str:
-    """Who put the run of this bundle into the queue; empty if it does not come from there."""
+    """Return who queued the run of this bundle; empty if it is not from the queue."""
     return next((one.by for one in Queue(made.folder).entries() if one.bundle == bundle), "")
 
 
 class Dispatcher:
-    """Submits the runs of a queue when their turn comes. Only the coordinator's process has one.
-
-    Args:
-        federation: whose queue it is.
-        say: is told what was submitted, and what is refused.
-    """
+    """The submitter of queued runs whose turn has come; only in the coordinator's process."""
 
     def __init__(self, federation: Federation, say: Callable[[str], None]) -> None:
         self.queue = Queue(federation.folder)
@@ -266,8 +243,7 @@ class Dispatcher:
     def dispatch(self, calls: Control) -> None:
         """Submit every run that need not wait any longer.
 
-        Raises:
-            FederationError: the SuperLink cannot be asked, or the queue not be read.
+        Raises ``FederationError`` if the SuperLink cannot be reached, or the queue cannot be read.
         """
         if not self.queue.waiting():
             return
@@ -278,11 +254,7 @@ class Dispatcher:
             self._submit(entry, calls)
 
     def turns(self, going: Sequence[str]) -> list[Entry]:
-        """The entries whose turn it is.
-
-        Args:
-            going: the task of each run that goes on.
-        """
+        """Return the entries whose turn it is; ``going`` has the task of each active run."""
         room = self._at_once - len(going) if self._at_once else len(self.queue.waiting())
         held, found = list(going), list[Entry]()
         for entry in self.queue.waiting():
@@ -299,7 +271,7 @@ class Dispatcher:
         return one == other or any({one, other} <= {*silo.tasks} for silo in served)
 
     def _settle(self, runs: Sequence[RunInfo]) -> None:
-        """A kill, or a lost answer, came between the submission and its note: look what it was."""
+        """Resolve entries whose submission was interrupted before its result was noted."""
         submitted = {run.bundle: run.run_id for run in runs}
         for entry in self.queue.waiting():
             if entry.state != STARTING:
@@ -329,7 +301,7 @@ class Dispatcher:
 
 
 def task_of(keys: Mapping[str, Any]) -> str:
-    """The task of a run; of one that is resumed its record says it."""
+    """Return the task of a run; a resumed run has it in its record."""
     if keys.get("resume"):
         try:
             root = Path(str(keys["runs-dir"])) if keys.get("runs-dir") else None

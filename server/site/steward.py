@@ -1,8 +1,7 @@
-"""What the coordinator's process does beside keeping the SuperLink alive: look, note, dispatch.
+"""The background work of the coordinator's process: observe, note, dispatch.
 
-A thread of its own asks the SuperLink for its silos and runs, writes down which silos were last
-there, and submits the runs of the queue when their turn comes. Whatever goes wrong is said once and
-tried again.
+A thread asks the SuperLink for its silos and runs, notes the last contact of silos, and submits
+queued runs when their turn comes. Each problem is reported once and retried.
 """
 
 from __future__ import annotations
@@ -21,18 +20,12 @@ from coterie.server.site.queue import Dispatcher
 TICK_S, LOOK_S = 1.0, 10.0
 """How often the queue is looked at, and the SuperLink where nothing waits."""
 NOTE_S = 60.0
-"""How often it is written down when silos that have not changed were last there."""
+"""Interval of notes about silos without changes."""
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """What the SuperLink last said.
-
-    Attributes:
-        at: when, seconds since 1970; 0: never.
-        silos: those that are enrolled.
-        runs: all that it remembers.
-    """
+    """The last answer of the SuperLink: enrolled silos and all runs; ``at`` 0: none yet."""
 
     at: float = 0.0
     silos: Mapping[str, Contact] = field(default_factory=dict)
@@ -40,12 +33,7 @@ class Snapshot:
 
 
 class Steward:
-    """Watches a federation until it is stopped; a context manager.
-
-    Args:
-        federation: whose SuperLink runs here.
-        say: is told what happens.
-    """
+    """The watcher of a federation whose SuperLink runs here; a context manager."""
 
     def __init__(self, federation: Federation, say: Callable[[str], None]) -> None:
         self.snapshot = Snapshot()
@@ -84,7 +72,7 @@ class Steward:
 
     @property
     def is_idle(self) -> bool:
-        """Whether no run went on when the SuperLink was last asked, a moment ago."""
+        """Whether no run was active when the SuperLink was last asked, a moment ago."""
         seen = self.snapshot
         return time.time() - seen.at < 2 * LOOK_S and all(run.ended for run in seen.runs)
 
@@ -92,7 +80,7 @@ class Steward:
         """Ask the SuperLink once.
 
         Raises:
-            FederationError, OSError: it cannot be asked, or its answer not be noted.
+            FederationError, OSError: it cannot be asked, or its answer cannot be noted.
         """
         made = self._federation
         identity = operators.local_identity(made)
@@ -110,7 +98,7 @@ class Steward:
         }
 
     def _note(self) -> None:
-        """Write down who was there, if that is news."""
+        """Save the last contacts, if they are news."""
         now, before = self.snapshot, self._noted
         if now.at - before.at >= NOTE_S or _states(now) != _states(before):
             self._contacts.note_seen(now.silos)

@@ -1,6 +1,6 @@
-"""Whether this coordinator, or its silos, may be upgraded now, and in which order.
+"""Checks whether this coordinator or its silos may be upgraded now, and in which order.
 
-Which release a silo has is known from the record of the last run in which it took part.
+The release of a silo is known from the record of the last run in which it took part.
 """
 
 from __future__ import annotations
@@ -21,18 +21,17 @@ from coterie.system.files import held_by
 from coterie.wire.releases import numbers
 
 MAX_RUNS = 200
-"""Records that are read, the newest first."""
+"""Limit on records that are read, the newest first."""
 
 
 @dataclass(frozen=True)
 class Known:
-    """One enrolled silo.
+    """An enrolled silo.
 
     Attributes:
-        name: of the silo.
-        release: of coterie in the last run that says it; empty: no run does.
-        seen: when that run began, ISO 8601; empty with the release.
-        talks: whether that release talks with the one asked about; None if it is not known.
+        release: of coterie in the last run that recorded it; empty if none did.
+        seen: start of that run, ISO 8601; empty with the release.
+        talks: whether that release is compatible with the target; None if not known.
     """
 
     name: str
@@ -43,13 +42,9 @@ class Known:
 
 @dataclass(frozen=True)
 class Outlook:
-    """What an upgrade would meet.
+    """The conditions of an upgrade of this coordinator from ``now`` to ``to``.
 
-    Attributes:
-        now: release of this coordinator.
-        to: release asked about.
-        silos: enrolled now, by name.
-        running: names of runs that are going on.
+    ``silos`` are those enrolled now, by name; ``running`` are names of active runs.
     """
 
     now: str
@@ -59,34 +54,29 @@ class Outlook:
 
     @property
     def is_step(self) -> bool:
-        """Whether the two releases of the coordinator are neighbours, or the same."""
+        """Whether the two releases are neighbours, or the same."""
         return wire.talk(self.now, self.to)
 
     @property
     def behind(self) -> list[Known]:
-        """Silos that would not talk with it."""
+        """Silos that are incompatible with the target release."""
         return [silo for silo in self.silos if silo.talks is False]
 
     @property
     def unknown(self) -> list[Known]:
-        """Silos of which it is not known."""
+        """Silos whose compatibility is not known."""
         return [silo for silo in self.silos if silo.talks is None]
 
     @property
     def is_safe(self) -> bool:
-        """Nothing known speaks against it."""
+        """Whether there is no known obstacle."""
         return self.is_step and not self.behind and not self.running
 
 
 def look(federation: Federation, to: str = "") -> Outlook:
-    """What an upgrade of a coordinator would meet.
+    """Return the conditions of an upgrade to ``to``, by default the installed release.
 
-    Args:
-        federation: the coordinator's.
-        to: release asked about; empty: the one that is installed.
-
-    Raises:
-        FederationError: ``to`` is no release, or the roster cannot be read.
+    Raises ``FederationError`` if ``to`` is not a release, or the roster cannot be read.
     """
     now = own_release()
     if numbers(to or now) is None:
@@ -102,7 +92,7 @@ def look(federation: Federation, to: str = "") -> Outlook:
 
 
 def lines(outlook: Outlook) -> Iterator[str]:
-    """The verdict, and what to do, for people."""
+    """Yield a readable verdict with the steps to take."""
     newest = f"protocol {wire.OLDEST_PROTOCOL} to {wire.PROTOCOL}"
     yield f"This coordinator has coterie {outlook.now} ({newest}). The question: {outlook.to}."
     http = superlink.engine_speaks_http()
@@ -141,7 +131,7 @@ def lines(outlook: Outlook) -> Iterator[str]:
 
 
 def _last_seen(runs: Path, names: set[str]) -> dict[str, tuple[str, str]]:
-    """Silo → its release and when, from the newest records that tell."""
+    """Return silo → its release and start of that run, from the newest records that have it."""
     found: dict[str, tuple[str, str]] = {}
     for folder in _newest(runs):
         if names <= found.keys():
@@ -162,6 +152,5 @@ def _running(runs: Path) -> Iterator[str]:
 
 
 def _newest(runs: Path) -> list[Path]:
-    """Folders of the newest runs, the newest first."""
     files = sorted(runs.glob(f"*/{RECORD}"), key=lambda file: file.stat().st_mtime, reverse=True)
     return [file.parent for file in files[:MAX_RUNS]]

@@ -1,9 +1,8 @@
-"""A silo withdraws: it is shut out, runs that hold its models are stopped, what the coordinator has
-of it is deleted, and a signed statement says what was deleted and what cannot be.
+"""Erasing a silo at the coordinator, with a signed statement of the result.
 
-What is to be done is written first (``withdrawals/NAME.intent``), with every file and its SHA-256
-before any is deleted; the statement comes last and takes its place. Whatever is killed in between,
-the next call, or the next start of the coordinator, goes on from there.
+The silo's key is removed, runs that hold its models are stopped, and its data are deleted. The plan
+is written first (``withdrawals/NAME.intent``), with every file and its SHA-256. The statement
+replaces it at the end. An interrupted withdrawal continues at the next call or start.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ FOLDER, LOCK = "withdrawals", "lock"
 REPORT = "report.html"
 LOCK_DEADLINE_S = 60.0
 STOP_DEADLINE_S = 60.0
-"""For runs that are stopped to end."""
+"""Time for stopped runs to end."""
 KIND = "coterie-withdrawal"
 CANNOT = (
     "models of other silos, and means, into which its updates were averaged: see averaged",
@@ -60,7 +59,7 @@ CANNOT = (
 
 @dataclass(frozen=True)
 class Deleted:
-    """A file, by its place in the federation's folder."""
+    """A deleted file, with its path in the federation's folder."""
 
     file: str
     num_bytes: int
@@ -69,13 +68,7 @@ class Deleted:
 
 @dataclass(frozen=True)
 class Averaged:
-    """Rounds of a run in which the silo's update was averaged with those of others.
-
-    Attributes:
-        run: its name.
-        first, last: rounds, of one group.
-        group: everybody in it.
-    """
+    """Rounds ``first`` to ``last`` of a run, averaged in one group of the silo and others."""
 
     run: str
     first: int
@@ -85,17 +78,16 @@ class Averaged:
 
 @dataclass(frozen=True)
 class Withdrawal:
-    """What is to be done, and in the end what was.
+    """The plan of a withdrawal, and at the end its result.
 
     Attributes:
-        silo, keys: its name, and fingerprints of keys that it was enrolled with.
-        asked, done: ISO 8601, UTC; done is empty of what goes on.
-        asked_by: operator.
+        silo, keys: its name, and the fingerprints of all keys that it was enrolled with.
+        asked, done: ISO 8601, UTC; done is empty until it is complete.
         runs: where it took part.
-        stopped: those of them that went on and were stopped for it.
+        stopped: active runs that were stopped for it.
         deleted: files that held its models, updates or statistics.
-        averaged: where its updates are in models of others.
-        restart: run → the last round before it came of which a checkpoint is there; 0: none.
+        averaged: where its updates are part of other models.
+        restart: run → last round before it joined that still has a checkpoint; 0: none.
     """
 
     silo: str
@@ -112,23 +104,22 @@ class Withdrawal:
 
 
 class GoingOnError(FederationError):
-    """The silo is shut out, and something keeps the rest from being done now."""
+    """The silo is removed, but something prevents the rest for now."""
 
 
 def withdraw(
     made: Federation, name: str, *, who: str = "", say: Callable[[str], None] = lambda _: None
 ) -> tuple[Withdrawal, Path]:
-    """Shut a silo out and delete what is there of it; returns the statement and its file.
+    """Remove a silo's key and delete its data; return the statement and its file.
 
     Args:
-        made: the federation.
         name: of a silo that is, or was, enrolled.
         who: operator, for the log; empty: the account of this process.
-        say: is told which runs are stopped for it.
+        say: receives a message for each run that is stopped.
 
     Raises:
-        GoingOnError: it is shut out, and a run in which it took part does not end, or the
-            SuperLink or its database cannot be changed now.
+        GoingOnError: the key is removed, but a run does not end, or the SuperLink or its database
+            cannot be changed now.
         FederationError: no such silo was ever enrolled.
     """
     with _held(made):
@@ -150,7 +141,7 @@ def withdraw(
 
 
 def finish_all(made: Federation, say: Callable[[str], None]) -> None:
-    """Go on with withdrawals that were cut off; of those that cannot yet, say why."""
+    """Continue interrupted withdrawals; report why any of them must still wait."""
     for intent in sorted((made.folder / FOLDER).glob("*.intent")):
         try:
             done, file = withdraw(made, _read(intent).silo, say=say)
@@ -208,9 +199,9 @@ def _carry_out(
 def _stop_runs(
     made: Federation, work: Withdrawal, say: Callable[[str], None]
 ) -> tuple[Withdrawal, list[str]]:
-    """Stop the runs that go on with a silo and wait for their end; returns what kept it from that.
+    """Stop the active runs of a silo and wait for their end; return the plan and any problems.
 
-    One that merely asked who is here, and does not have it, goes on.
+    A run that only listed the silos, without this one, is not stopped.
     """
     going = [f for f in _run_folders(made) if held_by(f) is not None and _took_part(f, work.silo)]
     if not going or not answers(made):
@@ -240,8 +231,7 @@ def _stop_runs(
 def _from_database(made: Federation, work: Withdrawal) -> Withdrawal:
     """Delete what the SuperLink still keeps of ended runs; the plan is written first.
 
-    Raises:
-        BusyError: it is in use for too long, or cannot be read.
+    Raises ``BusyError`` if it is busy for too long, or cannot be read.
     """
     aside = sorted(made.folder.glob(f"{made.database.name}.damaged-*"))
     planned = {one.file: one for one in (*work.deleted, *(_about(made, file) for file in aside))}
@@ -258,7 +248,7 @@ def _from_database(made: Federation, work: Withdrawal) -> Withdrawal:
 
 
 def _from_run(made: Federation, folder: Path, work: Withdrawal) -> Withdrawal:
-    """Delete what a run that does not go on holds of a silo; the plan is written first."""
+    """Delete an inactive run's files about a silo; the plan is written first."""
     if not _took_part(folder, work.silo):
         return work
     files = list(_files(folder, work.silo))
@@ -297,7 +287,7 @@ def _took_part(folder: Path, name: str) -> bool:
 
 
 def _was_here(folder: Path, name: str) -> bool:
-    """Whether a run had a silo in a round, also in one that is not over: it has its update then."""
+    """Return whether a silo was in a round, even an unfinished one, which has its update."""
     try:
         lines = (folder / EVENTS).read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
@@ -307,7 +297,7 @@ def _was_here(folder: Path, name: str) -> bool:
 
 
 def _files(folder: Path, name: str) -> Iterator[Path]:
-    """Files of a run that hold a silo's model, update or statistics, alone or with others'."""
+    """Yield a run's files with a silo's model, update or statistics, alone or with others'."""
     own = folder / "models" / f"{name}.safetensors"
     if own.exists():
         yield own
@@ -330,7 +320,7 @@ def _files(folder: Path, name: str) -> Iterator[Path]:
 
 
 def _names(checkpoint: Path, silo: str) -> bool:
-    """Whether a checkpoint has to do with a silo; of one that cannot be read nobody knows."""
+    """Return whether a checkpoint mentions a silo; an unreadable one counts as yes."""
     try:
         with safe_open(checkpoint, framework="np") as opened:
             return json.dumps(silo) in (opened.metadata() or {}).get("tree", "")
@@ -339,7 +329,7 @@ def _names(checkpoint: Path, silo: str) -> bool:
 
 
 def _restart(folder: Path, deleted: set[Path]) -> int:
-    """The last round of which a checkpoint stays."""
+    """Return the last round whose checkpoint stays; 0 if there is none."""
     left = set((folder / CHECKPOINTS).glob("round-*.safetensors")) - deleted
     return max((int(file.stem.removeprefix("round-")) for file in left), default=0)
 
@@ -349,7 +339,7 @@ def _was_in(name: str) -> Callable[[Round], bool]:
 
 
 def _averaged(run: str, rounds: Sequence[Round], name: str) -> list[Averaged]:
-    """Rounds in which its update counted in a group of several, those of one group together."""
+    """Return the rounds with its update in a group of several, joined while the group stays."""
     found: list[Averaged] = []
     for one in rounds:
         group = next((sorted(group) for group in one.groups if name in group), [])
@@ -385,14 +375,9 @@ def _about(made: Federation, file: Path) -> Deleted:
 
 
 def verified(text: str, ca: bytes) -> Withdrawal:
-    """A statement that a federation has signed.
+    """Check and read a statement that a federation has signed; ``ca`` is its CA's PEM.
 
-    Args:
-        text: of the file.
-        ca: certificate of the federation's CA, PEM, as every silo has it.
-
-    Raises:
-        FederationError: it was changed, is of another federation, or is something else.
+    Raises ``FederationError`` if it was changed, is not a statement, or has another CA.
     """
     try:
         kept = json.loads(text)
@@ -413,7 +398,7 @@ def verified(text: str, ca: bytes) -> Withdrawal:
 
 
 def lines_of(done: Withdrawal) -> Iterator[str]:
-    """A statement in words."""
+    """Yield the lines of a readable statement."""
     yield f"Silo {done.silo} withdrew. Asked {done.asked} by {done.asked_by}, complete {done.done}."
     yield f"It took part in {counted(len(done.runs), 'run')}: {', '.join(done.runs) or 'none'}."
     total = sum(one.num_bytes for one in done.deleted)

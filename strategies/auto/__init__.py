@@ -1,1 +1,1 @@
-"""Auto: finds out by a race who should train with whom, and needs no choice."""
+"""Auto: find by a race which silos should train together."""

@@ -1,31 +1,31 @@
-"""Auto: finds out while training who should train with whom, and asks for no choice.
+"""Auto: find during training which silos should train together.
 
-Which strategy is best depends on how silos differ, which nobody knows beforehand. But all that the
-strategies differ in, where they form groups, is a handful of partitions; so these are raced.
+Which strategy is best depends on how the silos differ, which is unknown in advance. The grouping
+strategies differ only in a handful of partitions, so Auto races these.
 
-- *Look.* Everybody trains alone from w⁰, a share of its training data held out, until the groups
-  show or a third of the run is over.
-- *Race.* Candidates are everybody alone, all together, what HCCT over all α and FedGroup over all
-  numbers of groups would make of the silos' updates (``candidates``), and what FedCollab makes of
-  the discriminators of silos that allow these. Every distinct group trains a model side by side,
-  from the mean of what its members have by then; every silo measures the models that it is offered
-  on the samples that none of them has seen. A candidate that is worse beyond chance, by differences
-  within silos, is out. The race is over when one is left, or after a few rounds, within a budget:
-  of those that are as good as the best by what was measured, the one whose models have most data
-  behind them wins. None wins that has more held-out errors than everybody alone (``decision``).
-- *Hold.* The winner's groups go on, with all data. A silo whose group's model is expected to be
-  worse for it than its own, by what it measured drawn towards what all measured, keeps its own; it
-  still trains with its group, as long as the budget lets it.
-- A newcomer measures every group's model on its own data, trains beside the nearest for some
-  rounds, and alone, and joins if that is not worse. Who comes back with other data than it had is a
-  newcomer. Where many come, go or have other data, the race is run again.
+- *Look.* Every silo trains alone from w⁰, with part of its training data held out, until the groups
+  are visible or a third of the run is over.
+- *Race.* Candidates are all silos alone, all together, the partitions that HCCT over all α and
+  FedGroup over all numbers of groups form from the updates (``candidates``), and FedCollab's from
+  the discriminators of silos that allow them. Every distinct group trains a model from the mean of
+  its members' models; every silo measures the models it is offered on its held-out samples. A
+  candidate that is worse beyond chance, by differences within silos, drops out. The race ends when
+  one is left, or after a few rounds within a budget: of those as good as the best, the one with
+  most data behind its models wins, but never with more held-out errors than all silos alone
+  (``decision``).
+- *Hold.* The winner's groups continue with all data. A silo whose group's model is expected to be
+  worse for it, by its measurements shrunk towards those of all silos, keeps its own; it still
+  trains with its group while the budget allows.
+- A newcomer, or a silo that returns with different data, measures every group's model on its own
+  data, trains some rounds with the nearest group and alone, and joins if the group is not worse. If
+  many silos come, leave or change data, the race is run again.
 
-A run that ends in the middle of a race ends with what is best by then, or with everybody alone
-where nothing is known. Nothing leaves a silo for it but models, discriminators if it allows
-these, and the error and loss of models on held-out samples, with their number.
+A run that ends during a race keeps the best so far, or all silos alone if nothing is known. Only
+models, discriminators (if the silo allows them), and the error, loss and number of held-out samples
+leave a silo.
 
-The design is this project's own. Side-by-side models are compared as in IFCA (Ghosh et al.,
-NeurIPS 2020), and dropped as in successive halving (Jamieson and Talwalkar, AISTATS 2016).
+The design is this project's own. Side-by-side models are compared as in IFCA (Ghosh et al., NeurIPS
+2020), and dropped as in successive halving (Jamieson and Talwalkar, AISTATS 2016).
 """
 
 from __future__ import annotations
@@ -109,40 +109,39 @@ from coterie.strategies.rounds.roster import Silo
 log = logging.getLogger("coterie.run")
 
 HOLDOUT = 0.2
-"""Share of its training data that a silo keeps out of look and race."""
+"""Share of its training data that a silo holds out during look and race."""
 FEWEST = 5
-"""Training samples without which a silo holds nothing out, and has no say."""
+"""Training samples below which a silo holds nothing out and does not judge."""
 LOOK_SHARE, MAX_LOOK = 1 / 3, 6
 """Most rounds of a look: as a share of the run's, and in number."""
 MAX_RACE = 4
-"""Most rounds of a race; what matters shows in fewer."""
+"""Maximum rounds of a race; relevant differences show in fewer."""
 UNDECIDED = 0.5
-"""Share of the run up to which a race goes on if alone is not out of it."""
+"""Share of the run up to which a race continues while all-alone is still in it."""
 HOLD_SHARE = 0.2
-"""Of the run's rounds, those that the winner at least has for itself, with all data."""
+"""Minimum share of the run's rounds left for the winner, which trains on all data."""
 LEAST_ROUNDS = 6
-"""Rounds without which there is no time for look, race and hold."""
+"""Minimum rounds of a run, for look, race and hold."""
 PROBATION = 2
-"""Rounds that a newcomer trains beside a group before it counts there."""
+"""Rounds that a newcomer trains with a group before its update counts there."""
 EXTRA = 2
-"""Rounds' worth of epochs in a round of the winner, while the budget lets it."""
+"""Rounds' worth of epochs in one round of the winner, while the budget allows."""
 PAIRED_SHARE = 1 / 6
-"""Of the bytes that a run may move, those for discriminators: what the races leave that the usual
-budget of trainings allows."""
+"""Discriminators' share of the byte limit: what races within the default training budget leave."""
 FEWEST_ROUNDS = 5
-"""Of discriminators: after fewer, distances say little."""
+"""Minimum discriminator rounds; after fewer, distances carry little information."""
 MAX_PAIRED = 24
-"""Silos up to which every pair of them is compared by a discriminator."""
+"""Maximum number of silos of which every pair is compared by a discriminator."""
 CHURN = 0.25
-"""Share of silos, and at least two, that must have come or gone for another race."""
+"""Share of silos (at least two) that must have come, left or changed data for another race."""
 AS_IT_IS = "as it is"
-"""Who proposes the partition that holds when a race is run again."""
+"""Source of the partition that is held when a race is run again."""
 ALONE, GROUP = "alone", "group"
 """Purposes of what a silo trains beside the model that it holds."""
 
 
 class Auto(Algorithm[AutoState]):
-    """Races the partitions that other strategies would make, and holds the best."""
+    """A race between the partitions that other strategies would form; the best one is held."""
 
     budget: float = Field(
         2.0,
@@ -170,7 +169,6 @@ class Auto(Algorithm[AutoState]):
     models_in = ("alone", "models", "group_models", "latest")
 
     def problems(self, training: Config) -> Iterator[str]:
-        """Rounds for a race; whole models, of which several are trained side by side."""
         rounds = int(training.get(wire.ROUNDS, 0))
         if 0 < rounds < LEAST_ROUNDS:
             yield (
@@ -184,13 +182,12 @@ class Auto(Algorithm[AutoState]):
             )
 
     def compared(self, state: AutoState) -> Compared | None:
-        """What silos have trained by themselves."""
         return Compared()
 
     # ---------------------------------------------------------------- before a round
 
     def welcome(self, state: AutoState, new: frozenset[str], now: Round) -> AutoState:
-        """Everybody begins alone, from w⁰."""
+        """Start new silos alone from w⁰; raise FederationError if none measures held-out data."""
         if now.silos and not any(silo.described for silo in now.silos):
             raise FederationError(
                 "auto needs silos that measure models on data they hold out, as coterie's own do "
@@ -203,7 +200,7 @@ class Auto(Algorithm[AutoState]):
         return self._begun(state, new, now)
 
     def renew(self, state: AutoState, changed: frozenset[str], now: Round) -> AutoState:
-        """Who has other data than before is a newcomer, once there are groups to come to."""
+        """Treat silos with changed data as newcomers, once there are groups."""
         if not state.held:
             return state
         for name in sorted(changed):
@@ -211,7 +208,6 @@ class Auto(Algorithm[AutoState]):
         return self._begun(replace(state, drifted=state.drifted | changed), changed, now)
 
     def _begun(self, state: AutoState, new: frozenset[str], now: Round) -> AutoState:
-        """Newcomers are alone with w⁰, on probation where there are groups."""
         begun = dict.fromkeys(sorted(new), state.members.initial)
         noise = {name: own for name, own in state.noise.items() if name not in begun}
         state = replace(state, alone={**state.alone, **begun}, noise=noise)
@@ -221,18 +217,16 @@ class Auto(Algorithm[AutoState]):
         return state
 
     def _most_bytes(self, state: AutoState, now: Round) -> float:
-        """What the run may move in all: what FedAvg has moved by now, and would in the rounds that
-        are left, so many times."""
+        """Return the byte limit: ``byte_budget`` times FedAvg's bytes, past and still to come."""
         each = state.each or _bytes_each(state.members.initial, now)
         ahead = (now.rounds - state.number) * len(now.silos) * each
         return self.byte_budget * (state.usual + ahead)
 
     def _within_bytes(self, state: AutoState, now: Round, exchanges: float) -> bool:
-        """Whether so many more models may go to silos and come back."""
         return state.moved + exchanges * state.each <= self._most_bytes(state, now)
 
     def _again(self, state: AutoState, now: Round) -> AutoState:
-        """Look anew where many have come or gone, and there is time and budget for it."""
+        """Start another look if many silos changed and time and budget allow it."""
         here = frozenset(now.names)
         changed = len(here ^ state.raced | here & state.drifted)
         least = max(2, CHURN * len(state.raced))
@@ -252,8 +246,7 @@ class Auto(Algorithm[AutoState]):
         )
 
     def prepare(self, state: AutoState, now: Round) -> Exchanges[AutoState]:
-        """Pairs of silos are compared; newcomers measure every group's model on their own data,
-        which it has never seen."""
+        """Compare pairs of silos; let newcomers measure every group's model on their own data."""
         asks = self.discriminators and not now.unseen  # they are models of a silo's data
         if state.phase == "look" and asks and 2 < len(now.silos) <= MAX_PAIRED:
             before = state.pairs or FedCollabState(state.members)
@@ -288,7 +281,7 @@ class Auto(Algorithm[AutoState]):
     # ---------------------------------------------------------------- a round
 
     def orders(self, state: AutoState, now: Round) -> tuple[AutoState, list[Order]]:
-        """What it holds, first of all; beside that its own model, and those of the race."""
+        """Order training of the held model, then the silo's own, then the raced ones."""
         state = replace(state, members=state.members.holding(holding(state)))
         state = replace(state, members=state.members.grouped(trained_together(state, now.names)))
         work: list[Order] = []
@@ -311,7 +304,7 @@ class Auto(Algorithm[AutoState]):
         return work
 
     def _held_orders(self, state: AutoState, silo: Silo, now: Round) -> list[Order]:
-        """The round's training of who has a place; two models for who is on probation."""
+        """Order the training of a placed silo; of two models for a silo on probation."""
         name, group = silo.name, group_of(state.held, silo.name)
         kept_out = _holdout(silo) if state.phase != "hold" or name in state.probation else {}
         alone = Order(silo, state.alone[name], config={**kept_out, wire.GROUP_SIZE: 1})
@@ -344,7 +337,6 @@ class Auto(Algorithm[AutoState]):
         return [alone]
 
     def absorb(self, state: AutoState, updates: Updates, now: Round) -> AutoState:
-        """Aggregate what was trained, note what was measured, and see whether a phase is over."""
         state = self._with_cost(replace(state, number=now.number), updates, now)
         state = _with_alone(state, updates)
         state = _with_held(state, updates)
@@ -358,7 +350,7 @@ class Auto(Algorithm[AutoState]):
         return handed_out(state, now)
 
     def _with_cost(self, state: AutoState, updates: Updates, now: Round) -> AutoState:
-        """What was trained in this round, by passes over a silo's samples, and what was moved."""
+        """Add the round's trainings, in passes over a silo's samples, and its bytes."""
         done, moved, usual, trained = dict(state.trainings), 0, 0, 0
         for update in updates:
             name = update.silo.name
@@ -383,10 +375,10 @@ class Auto(Algorithm[AutoState]):
         return {} if times == 1 else {key: times * int(now.config.get(key, 1))}
 
     def _times(self, state: AutoState, name: str, now: Round) -> int:
-        """How many rounds' worth of epochs a group trains in this round of a hold.
+        """Return how many rounds' worth of epochs a group trains in this round of a hold.
 
-        The samples that were held out have missed some passes, and who won has raced beside
-        others: what is left of the budget makes up for it, early, and for all members alike.
+        The remaining budget, spent early and equally for all members, makes up for the passes that
+        held-out samples missed and for the race.
         """
         if state.phase != "hold":
             return 1
@@ -401,7 +393,6 @@ class Auto(Algorithm[AutoState]):
         return EXTRA
 
     def _after_look(self, state: AutoState, now: Round) -> AutoState:
-        """Open the race as soon as the groups show, or when it is time to."""
         names = sorted(n for n in now.names if n in state.alone and _has_begun(state, n))
         if len(names) < 2:
             return state
@@ -442,8 +433,7 @@ class Auto(Algorithm[AutoState]):
     def _affordable(
         self, state: AutoState, found: Sequence[Candidate], now: Round
     ) -> tuple[Candidate, ...]:
-        """The candidates that can be raced for as long as it takes to measure them; the weakest
-        goes first, of those that few propose. Alone and all together are always raced."""
+        """Drop the weakest candidates, not trivial or held ones, until a race is affordable."""
         left = now.rounds - now.number - MEASURES
         kept = list(found)
         while True:
@@ -482,7 +472,6 @@ class Auto(Algorithm[AutoState]):
         return between(names, matrix, sizes, state.members.minimums, rng)
 
     def _after_race_round(self, state: AutoState, now: Round) -> AutoState:
-        """Drop who is out; end the race when one is left, or time or budget are up."""
         raced = now.number - state.since
         if raced < MEASURES:
             return state
@@ -519,7 +508,6 @@ class Auto(Algorithm[AutoState]):
         return self._within_bytes(state, now, all_arms + (left - 1) * len(now.names))
 
     def _decided(self, state: AutoState, now: Round, *, complete: bool) -> AutoState:
-        """Hold what the race has decided; who loses by its group keeps its own model."""
         found = decision(state, unseen=now.unseen)
         raced = (*_with_dropped(entrants_of(state), now), *state.dropped)
         verdict = Verdict(
@@ -555,8 +543,7 @@ class Auto(Algorithm[AutoState]):
         )
 
     def _model_to_hold(self, state: AutoState, group: Group) -> Model:
-        """A group's model goes on; one that a later race has found starts from what its members
-        hold, which has seen more rounds than the race."""
+        """Return a group's model; a new group starts from its members', trained for longer."""
         if group in state.group_models:
             return state.group_models[group]
         if not state.held:
@@ -567,7 +554,6 @@ class Auto(Algorithm[AutoState]):
         )
 
     def _placed(self, state: AutoState, now: Round) -> AutoState:
-        """End the probation of newcomers: in the group, or alone."""
         if not state.held:
             return state
         rounds = {name: count + (name in now.names) for name, count in state.probation.items()}
@@ -603,8 +589,7 @@ class Auto(Algorithm[AutoState]):
         )
 
     def finish(self, state: AutoState, now: Round) -> Exchanges[AutoState]:
-        """A race that is open ends with what is best by now; who is in doubt about its group ends
-        with a share of its own."""
+        """End an open race with the best so far; mix their own model in for silos in doubt."""
         if state.phase == "hold" or (state.held and not _fell_behind(state)):
             return replace(state, members=state.members.holding(ending(state)))
         if state.phase == "race" and judges_of(state):
@@ -620,11 +605,9 @@ class Auto(Algorithm[AutoState]):
     # ---------------------------------------------------------------- views
 
     def comparing(self, state: AutoState, now: Round) -> bool:
-        """Until the winner is held."""
         return state.phase != "hold"
 
     def details(self, state: AutoState) -> Mapping[str, Any]:
-        """The phase, what is raced, and in the round in which it is found the verdict."""
         told: dict[str, Any] = {
             "phase": state.phase,
             "trainings": {name: round(n, 1) for name, n in sorted(state.trainings.items())},
@@ -655,7 +638,7 @@ class Auto(Algorithm[AutoState]):
 
 
 def _bytes_each(model: Arrays, now: Round) -> float:
-    """Of a model to a silo and back, in the run's format."""
+    """Return the bytes of a model to a silo and back, in the run's wire format."""
     how = now.config.get(wire.WIRE_FORMAT, wire.FLOAT32)
     if how == wire.FLOAT32:
         return 2 * num_bytes(model)
@@ -667,7 +650,6 @@ def _bytes_of(update: Update) -> int:
 
 
 def _with_pairs(state: AutoState, compared: FedCollabState, now: Round) -> AutoState:
-    """What FedCollab knows now, and what it has cost."""
     state = replace(state, pairs=replace(compared, members=Members({})))
     if (found := compared.measured) is None:
         return state
@@ -698,17 +680,17 @@ def _now_in(group: Group, held: Sequence[Group]) -> Group:
 
 
 def _holdout(silo: Silo) -> dict[str, Scalar]:
-    """What keeps samples out of a training; of very few none can be spared."""
+    """Return the entry that holds samples out; empty for a silo with too few."""
     return {wire.HOLDOUT: HOLDOUT} if silo.num_examples >= FEWEST else {}
 
 
 def _pass(silo: Silo) -> float:
-    """A training in look and race, as a share of one with all of a silo's samples."""
+    """Return the cost of a look or race training, as a share of one with all samples."""
     return 1 - HOLDOUT if _holdout(silo) else 1.0
 
 
 def _race_orders(state: AutoState, silo: Silo, now: Round) -> list[Order]:
-    """A training of the model of every distinct group that the silo is in, and accepts."""
+    """Order a training of every raced group that the silo is in and accepts."""
     minimums, work = minimums_of(now.silos), []
     for number, group in enumerate(sorted(state.models)):
         taking_part = staying([name for name in group if name in now.here], minimums)
@@ -719,7 +701,6 @@ def _race_orders(state: AutoState, silo: Silo, now: Round) -> list[Order]:
 
 
 def _with_alone(state: AutoState, updates: Updates) -> AutoState:
-    """What silos have trained by themselves."""
     for update in updates:
         name = update.silo.name
         by_itself = update.purpose == ALONE or (not update.purpose and (_holds_own(state, name)))
@@ -743,7 +724,7 @@ def _holds_own(state: AutoState, name: str) -> bool:
 
 
 def _with_held(state: AutoState, updates: Updates) -> AutoState:
-    """Every held group's mean; who is on probation does not count in it yet."""
+    """Average every held group's updates, without silos on probation."""
     models = dict(state.group_models)
     for group in state.group_models:
         mine = [u for u in updates if u.silo.name in group and _of_group(state, u)]
@@ -773,7 +754,6 @@ def _of_group(state: AutoState, update: Update) -> bool:
 
 
 def _with_raced(state: AutoState, updates: Updates) -> AutoState:
-    """Every raced group's mean, and what its members measured of the model before it."""
     models, measured = dict(state.models), state.measured
     for number, group in enumerate(sorted(state.models)):
         mine = [u for u in updates if u.purpose == f"race-{number}" and u.silo.name in group]
@@ -785,7 +765,6 @@ def _with_raced(state: AutoState, updates: Updates) -> AutoState:
 
 
 def _reduced(state: AutoState, now: Round) -> AutoState:
-    """Without the candidates that are out, and the groups that only these had."""
     entrants = _with_dropped(entrants_of(state), now)
     kept = tuple(one.candidate for one in entrants if not one.dropped)
     groups = {group for candidate in kept for group in candidate.groups}
@@ -798,21 +777,20 @@ def _reduced(state: AutoState, now: Round) -> AutoState:
 
 
 def _would_leave(state: AutoState, winner: Candidate) -> bool:
-    """Whether a silo would keep its own model, by what is measured so far.
+    """Return whether a silo would keep its own model, by the measurements so far.
 
-    Groups that differ by one silo are not raced in a secure run. In others they often are, and keep
-    the race open: by its end the groups have trained for longer, and fewer silos seem to lose.
+    Secure runs do not race groups that differ by one silo. Elsewhere such groups keep a race open,
+    so that groups have trained longer by its end, and fewer silos seem to lose.
     """
     return any(gain.own for gain in gains_of(state, winner).values())
 
 
 def _with_dropped(entrants: Sequence[Entrant], now: Round) -> tuple[Entrant, ...]:
-    """Those that are out as of this round say so."""
     return tuple(replace(e, dropped=now.number) if e.standing.out else e for e in entrants)
 
 
 def _fell_behind(state: AutoState) -> bool:
-    """Whether the groups that hold stand behind everybody alone in a race that is run again."""
+    """Return whether the held groups are behind all-alone in a repeated race."""
     groups = present_groups(state.held, sorted(state.raced))
     raced = (*state.candidates, *(one.candidate for one in state.dropped))
     measured = bool(judges_of(state)) and groups in {candidate.groups for candidate in raced}
@@ -827,7 +805,6 @@ def _placement(
     *,
     joins: bool,
 ) -> Placement:
-    """What a newcomer measured last, and what became of it."""
     last = [own[-1].error if own else float("nan") for own in (alone, grouped)]
     count = next((own[-1].count for own in (alone, grouped) if own), 0.0)
     return Placement(now.number, group, joins, count, *last)
@@ -836,7 +813,6 @@ def _placement(
 def _distinct_held(
     state: AutoState, found: Sequence[Candidate], names: Sequence[str]
 ) -> tuple[Candidate, ...]:
-    """The candidates, with the partition that holds among them if there is one."""
     if state.held:
         now = present_groups(state.held, names)
         if now not in {c.groups for c in found}:

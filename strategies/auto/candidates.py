@@ -1,8 +1,8 @@
-"""The partitions that a race is run between: what the other strategies would make of these silos.
+"""The candidate partitions of a race: what other strategies would form from these silos.
 
-Two need no comparison: everybody alone, and all together. Most come from one, of how far every
-silo's own training has taken it from w⁰: what HCCT gives over all α, and FedGroup over all numbers
-of groups. One can come from elsewhere: FedCollab's, of the discriminators that silos trained.
+All silos alone and all together need no comparison. Most others are based on how far each silo's
+local training moved it from w⁰: HCCT's over all α, and FedGroup's over all numbers of groups. One
+may be FedCollab's, based on the silos' discriminators.
 """
 
 from __future__ import annotations
@@ -24,15 +24,14 @@ from coterie.strategies.rounds.reports import Group
 FROM_PATH, FROM_CLUSTERS = 3, 2
 """Most partitions between alone and together, by α and by clustering."""
 LEAST_SEPARATION = 0.25
-"""Silhouette below which a clustering is no candidate: of random updates it is hardly above."""
+"""Minimum silhouette of a candidate clustering; random updates hardly exceed it."""
 VISIBLE = 0.6
-"""Silhouette above which groups are plain to see; see ``fedgroup.choose_num_groups``."""
+"""Silhouette from which groups are clearly visible; see ``fedgroup.choose_num_groups``."""
 MAX_CLUSTERS = 16
 MAX_ON_PATH = 64
-"""Silos up to which the path over α is followed: it is a hundred searches, of which each takes
-seconds where there are hundreds."""
+"""Maximum silos for the path over α: a hundred searches, each taking seconds for hundreds."""
 BORDER = 0.1
-"""Relative precision of the borders on a path: no candidate hangs on less."""
+"""Relative precision of the borders on a path; no candidate needs more."""
 ALONE, TOGETHER, CLUSTERS, PATH = "everybody alone", "all together", "clusters", "HCCT"
 """Who proposes a candidate, before a comma."""
 RESTARTS, EXACT = 2, 12
@@ -41,11 +40,11 @@ RESTARTS, EXACT = 2, 12
 
 @dataclass(frozen=True)
 class Candidate:
-    """A partition, and in words who proposes it.
+    """A partition and its sources.
 
-    ``strength`` orders those of one kind: how long it lasts over log α, or its silhouette.
-    ``supported``: the silos' discriminators propose it for all of them, which have seen data where
-    the others have seen updates.
+    ``strength`` orders candidates of one kind: the stretch of α in which it lasts (α_high / α_low),
+    or its silhouette. ``supported``: the silos' discriminators, which have seen data and not
+    updates, propose it for all silos.
     """
 
     groups: tuple[Group, ...]
@@ -55,17 +54,17 @@ class Candidate:
 
     @property
     def is_trivial(self) -> bool:
-        """Everybody alone, or all together as far as silos accept that."""
+        """Whether it is all silos alone, or all together as far as silos accept that."""
         return bool({ALONE, TOGETHER} & set(self._sources))
 
     @property
     def is_agreed(self) -> bool:
-        """Clustering and the path over α propose it."""
+        """Whether both clustering and the path over α propose it."""
         return {CLUSTERS, PATH} <= {source.split(",")[0] for source in self._sources}
 
     @property
     def num_sources(self) -> int:
-        """How many propose it."""
+        """The number of sources that propose it."""
         return len(self._sources)
 
     @property
@@ -74,12 +73,12 @@ class Candidate:
 
 
 def everybody_alone(names: Collection[str]) -> Candidate:
-    """The partition that every other one is compared with."""
+    """Return the partition into single silos, which all others are compared with."""
     return Candidate(tuple((name,) for name in sorted(names)), ALONE)
 
 
 def trivial(names: Sequence[str], minimums: Mapping[str, int]) -> tuple[Candidate, ...]:
-    """Everybody alone, and all together as far as the silos accept that."""
+    """Return all silos alone, and all together as far as the silos accept that."""
     together = form([tuple(sorted(names))], minimums)
     return _distinct([everybody_alone(names), Candidate(tuple(sorted(together)), TOGETHER)])
 
@@ -91,14 +90,12 @@ def between(
     minimums: Mapping[str, int],
     rng: np.random.Generator,
 ) -> tuple[Candidate, ...]:
-    """What comparing these silos suggests, strongest first; without the trivial partitions.
+    """Return the non-trivial partitions that a comparison of N silos suggests, strongest first.
 
     Args:
-        names: of the N silos.
         gram: (N, N) inner products of what is compared.
         sizes: (N,) training samples.
-        minimums: silo → the smallest group that it accepts, where it stated one.
-        rng: of the searches.
+        minimums: silo → the smallest group that it accepts, if it stated one.
     """
     if len(names) < 3:
         return ()
@@ -119,14 +116,11 @@ def with_proposal(
     *,
     whole: bool,
 ) -> tuple[Candidate, ...]:
-    """The candidates, and what somebody proposes who has not compared updates.
+    """Return the candidates with a proposal from ``source`` that does not compare updates.
 
     Args:
-        found: the candidates.
-        names: of the silos that race.
-        groups: proposed, others among them.
-        source: who proposes.
-        whole: it is of all silos, not only of those that could be compared: then it is supported.
+        groups: proposed groups; may contain silos outside ``names``.
+        whole: the proposal covers all silos, so it counts as supported.
     """
     proposal = Candidate(present_groups(groups, names), source)
     return tuple(
@@ -136,15 +130,14 @@ def with_proposal(
 
 
 def nested(found: Sequence[Candidate], minimums: Mapping[str, int]) -> tuple[Candidate, ...]:
-    """Those that may be raced in a secure run: sums over groups that overlap show single silos.
+    """Return the candidates that a secure run may race: overlapping sums reveal single silos.
 
-    Of any two groups one is in the other, or they have nobody in common; and those of a group that
-    are in none within it are nobody, or as many as its silos accept: that is what is left where the
-    sums of all of these are taken from the group's. Of two candidates that do not go together the
-    one is kept that clustering and the path over α both propose, else the first.
+    Any two groups must be nested or disjoint. What is left of a group without the groups nested in
+    it must be empty or as large as its silos accept. Of two incompatible candidates, the one that
+    both clustering and the path over α propose is kept, else the first.
 
     Args:
-        found: candidates, the most wanted first, and before all others those that are trivial.
+        found: candidates, most wanted first, trivial ones before all others.
         minimums: silo → the smallest group that it accepts.
     """
     kept: list[Candidate] = []
@@ -167,7 +160,7 @@ def _show_nobody(groups: Collection[Group], minimums: Mapping[str, int]) -> bool
 
 
 def visible(found: Sequence[Candidate], before: Sequence[Candidate]) -> bool:
-    """Whether the groups show: a clustering that is well separated, and was the best before."""
+    """Return whether the best clustering is well separated and was the best ``before``."""
     now, earlier = (
         [c for c in some if c.source.startswith(CLUSTERS)][:1] for some in (found, before)
     )
@@ -224,7 +217,7 @@ def _named(
 
 
 def _distinct(found: Sequence[Candidate]) -> tuple[Candidate, ...]:
-    """The first of equal partitions; it names all who propose it."""
+    """Merge equal partitions; the first keeps the names of all sources."""
     sources: dict[tuple[Group, ...], list[Candidate]] = {}
     for candidate in found:
         sources.setdefault(candidate.groups, []).append(candidate)

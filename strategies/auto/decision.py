@@ -1,7 +1,7 @@
-"""What a race decides: which partition is held, and what of it.
+"""The decision of a race: which partition is held, and which of its groups.
 
-The one place where ``auto`` comes to hold groups. Whoever proposed them, they are not held if they
-stand behind everybody alone by the figures of their own race.
+``auto`` holds groups only by this decision, and never groups that are worse than all silos alone by
+the measurements of their race.
 """
 
 from __future__ import annotations
@@ -18,13 +18,11 @@ from coterie.strategies.rounds.reports import Group
 
 @dataclass(frozen=True)
 class Decision:
-    """What is held after a race.
+    """The outcome of a race.
 
     Attributes:
-        winner: the partition.
-        gains: silo → what it gains by its group over training alone, where it measured both.
-        groups: of several silos that are held: those of the winner that most of their silos stay
-            in.
+        gains: silo → its gain by the group over local training, where it measured both.
+        groups: the winner's groups of several silos that most of their silos stay in.
         left: silos that are alone because most of their group keep their own models.
     """
 
@@ -40,13 +38,15 @@ class Decision:
 
     @property
     def own(self) -> frozenset[str]:
-        """Those of them that have a group."""
+        """Silos that keep their own model although they have a group."""
         return self.keeping & {name for group in self.groups for name in group}
 
 
 def decision(state: AutoState, *, unseen: bool) -> Decision:
-    """The most wanted candidate that stands behind everybody alone neither as it was raced nor in
-    what would be held of it; else everybody alone, which the race may have dropped before."""
+    """Return the most wanted candidate that is not behind all silos alone, else all alone.
+
+    Both the candidate as raced and what would be held of it must pass.
+    """
     wanted = by_preference(state.candidates, standings_of(state), state.members.sizes)
     for number in wanted:
         candidate = state.candidates[number]
@@ -57,8 +57,7 @@ def decision(state: AutoState, *, unseen: bool) -> Decision:
 
 
 def _settled(state: AutoState, winner: Candidate, *, unseen: bool) -> Decision:
-    """What would be held of a partition: of a group that most of its silos leave, what the others
-    measured says nothing any more."""
+    """Return what would be held of a partition, without groups that most of their silos leave."""
     gains = gains_of(state, winner)
     # What a silo makes of its group's model gets no share where nobody sees it, and none where it
     # has noise that only the mean of many takes away (privacy).

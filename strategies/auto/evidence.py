@@ -1,4 +1,4 @@
-"""What silos measured of the models of a race, and what follows from it."""
+"""The silos' measurements of the models of a race, and what follows from them."""
 
 from __future__ import annotations
 
@@ -15,14 +15,13 @@ from coterie.strategies.rounds.reports import Group
 from coterie.strategies.rounds.roster import MAX_EXAMPLES
 
 MEASURES = 2
-"""Of a model's last measurements, those whose mean counts."""
+"""Number of a model's last measurements that are averaged."""
 LEARNED = 0.75
-"""What alone must have brought the error to, as a share of that of w⁰, before a look is over early:
-until models have learned something their updates and errors say little."""
+"""Error relative to w⁰'s that may end a look early; before, updates and errors mean little."""
 
 
 def measurement(update: Update) -> Measured | None:
-    """What a silo says of the model that it received; None where it does not, or not rightly."""
+    """Return a silo's measurement of the model it received, or None if missing or invalid."""
     metrics = update.metrics
     error = metrics.get(wire.HOLDOUT_ERROR, float("nan"))
     count = metrics.get(wire.HOLDOUT_EXAMPLES, 0.0)
@@ -36,7 +35,7 @@ def measurement(update: Update) -> Measured | None:
 def noted(
     state: AutoState, key: Group, updates: Iterable[Update]
 ) -> dict[Group, Mapping[str, tuple[Measured, ...]]]:
-    """The measurements, with these; of a silo that measured nothing now the earlier ones hold."""
+    """Return the measurements with these added; a silo without a new one keeps the earlier ones."""
     before = dict(state.measured.get(key, {}))
     for update in updates:
         if (found := measurement(update)) is not None:
@@ -45,7 +44,7 @@ def noted(
 
 
 def has_learned(state: AutoState) -> bool:
-    """Whether training alone has taken the error well below that of w⁰, over silos."""
+    """Return whether training alone has cut the mean error over silos to ``LEARNED`` of w⁰'s."""
     last = {
         n: own[-1].error for g, of in state.measured.items() for n, own in of.items() if g == (n,)
     }
@@ -57,7 +56,7 @@ def has_learned(state: AutoState) -> bool:
 
 
 def judges_of(state: AutoState, last: int = MEASURES) -> frozenset[str]:
-    """Silos that have measured every candidate so often; twice is after its models have trained."""
+    """Return silos that measured every candidate ``last`` times (the second: after training)."""
     if not state.candidates:
         return frozenset()
     return frozenset.intersection(
@@ -74,7 +73,7 @@ def judges_of(state: AutoState, last: int = MEASURES) -> frozenset[str]:
 
 
 def mean_of(found: Sequence[Measured]) -> Measured:
-    """Of the last measurements."""
+    """Return the mean of these measurements."""
     return Measured(
         float(np.mean([m.error for m in found])),
         float(np.mean([m.loss for m in found])),
@@ -84,7 +83,7 @@ def mean_of(found: Sequence[Measured]) -> Measured:
 
 
 def standings_of(state: AutoState, last: int = MEASURES) -> list[Standing]:
-    """How the candidates stand by so many last measurements; without judges, all alike."""
+    """Return the candidates' standings by the ``last`` measurements; all equal without judges."""
     judges = sorted(judges_of(state, last))
     if not judges:
         nothing = Standing(float("nan"), 0.0, float("nan"), False)
@@ -105,12 +104,11 @@ def standings_of(state: AutoState, last: int = MEASURES) -> list[Standing]:
 def by_preference(
     candidates: Sequence[Candidate], found: Sequence[Standing], sizes: Mapping[str, float]
 ) -> list[int]:
-    """Numbers of the candidates that may be held, most wanted first: the one that is supported, if
-    it is not out; then, of those that are as good as the best, the ones with most data.
+    """Return the indices of candidates that may be held, most wanted first.
 
-    What a few samples cannot tell apart is decided by what is known beforehand: what the silos'
-    discriminators say of their data; that models of more data have more to learn yet, and vary
-    less.
+    A supported candidate comes first, unless it is out; then, of those as good as the best, the
+    ones with most data. Prior knowledge decides what a few samples cannot: discriminators have
+    compared the silos' data, and models of more data have more to learn and vary less.
     """
     both = list(enumerate(zip(candidates, found, strict=True)))
     supported = [n for n, (candidate, s) in both if candidate.supported and not s.out]
@@ -120,12 +118,11 @@ def by_preference(
 
 
 def behind_alone(state: AutoState, groups: Sequence[Group]) -> bool:
-    """Whether a partition stands behind everybody alone: by the figures of this race its mean
-    error over the silos that judge is larger, be it by chance.
+    """Return whether a partition's mean error over the judges exceeds that of all silos alone.
 
-    Equal errors are not behind, to the nine digits to which the race compares them. Training alone
-    is measured to the end of a race, also where it is out. Where nobody has measured both, nothing
-    speaks for the groups, and they stand behind.
+    Chance is not considered; errors equal to nine digits, as in the race, are not behind. Local
+    training is measured to the end of a race, even after it dropped out. A partition without a silo
+    that measured both counts as behind.
     """
     own, alone = [], []
     for name in sorted(judges_of(state)):
@@ -140,13 +137,13 @@ def behind_alone(state: AutoState, groups: Sequence[Group]) -> bool:
 
 
 def samples_behind(candidate: Candidate, sizes: Mapping[str, float]) -> float:
-    """Training samples behind a silo's model, mean over silos."""
+    """Return the training samples behind a silo's model, averaged over silos."""
     totals = [(len(group), sum(sizes[n] for n in group)) for group in candidate.groups]
     return sum(n * total for n, total in totals) / sum(n for n, _ in totals)
 
 
 def entrants_of(state: AutoState) -> tuple[Entrant, ...]:
-    """Every candidate of the race that is on, with how it stands; no decision needs more."""
+    """Return every remaining candidate with its standing."""
     return tuple(
         Entrant(candidate, standing, latest, samples_behind(candidate, state.members.sizes))
         for candidate, standing, latest in zip(
@@ -156,7 +153,7 @@ def entrants_of(state: AutoState) -> tuple[Entrant, ...]:
 
 
 def trials_of(state: AutoState, raced: Sequence[Candidate]) -> dict[str, Trial]:
-    """What every silo measured of the models that these candidates offered it."""
+    """Return what every silo measured of the models that these candidates offered it."""
     found = {}
     for name in sorted(state.raced):
         own = [state.measured.get(group_of(c.groups, name), {}).get(name, ()) for c in raced]
@@ -168,7 +165,7 @@ def trials_of(state: AutoState, raced: Sequence[Candidate]) -> dict[str, Trial]:
 
 
 def gains_of(state: AutoState, winner: Candidate) -> dict[str, Gain]:
-    """What each silo gains by its group, of those that have measured both models."""
+    """Return each silo's gain by its group, for silos that measured both models."""
     found = {}
     for group in winner.groups:
         for name in group if len(group) > 1 else ():
@@ -188,7 +185,7 @@ def gains_of(state: AutoState, winner: Candidate) -> dict[str, Gain]:
 
 
 def fits(alone: Sequence[Measured], grouped: Sequence[Measured]) -> bool:
-    """Whether a newcomer is as well off in the group as alone, by its last measurement of both."""
+    """Return whether the group is no worse than alone by a newcomer's last measurement of both."""
     if not alone or not grouped:
         return bool(grouped) or not alone
     return (grouped[-1].error, grouped[-1].loss) <= (alone[-1].error, alone[-1].loss)

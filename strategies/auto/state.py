@@ -1,4 +1,4 @@
-"""What Auto knows between two rounds, and who holds which model by it."""
+"""Auto's state between rounds, and the model that each silo holds."""
 
 from __future__ import annotations
 
@@ -18,10 +18,7 @@ from coterie.strategies.rounds.reports import Group
 
 @dataclass(frozen=True)
 class Measured:
-    """What a silo found of a model on samples that it has not been trained with.
-
-    ``share``: the error is a share of wrong answers, whose noise is known.
-    """
+    """A measurement on held-out samples; ``share``: a share of wrong answers, of known noise."""
 
     error: float
     loss: float
@@ -31,14 +28,13 @@ class Measured:
 
 @dataclass(frozen=True)
 class Entrant:
-    """A candidate of a race, and how it did when it was in it last.
+    """A candidate of a race with its last standing.
 
     Attributes:
-        candidate: itself.
-        standing: beside the best, by the measurements that decide.
-        latest: the same by every silo's last measurement alone, for a picture.
-        samples: behind a silo's model, mean over silos.
-        dropped: round in which it was out, 0 while it is in the race.
+        standing: relative to the best, by the measurements that decide.
+        latest: the same by every silo's last measurement only, for plots.
+        samples: training samples behind a silo's model, mean over silos.
+        dropped: round in which it dropped out; 0 while it is in the race.
     """
 
     candidate: Candidate
@@ -50,12 +46,7 @@ class Entrant:
 
 @dataclass(frozen=True)
 class Trial:
-    """What one silo measured in a race.
-
-    Attributes:
-        count: of its samples that no model had been trained with.
-        errors: of the model that each entrant offered it; NaN of one that it did not measure.
-    """
+    """One silo's measurements: ``count`` held-out samples, and one error or NaN per entrant."""
 
     count: float
     errors: tuple[float, ...]
@@ -63,18 +54,17 @@ class Trial:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Why the groups are as they are, for the record.
+    """The reason for the groups, for the record.
 
     Attributes:
-        began: the round after which the race was opened.
-        round: after which it was found.
-        entrants: of the race: those that were in it to the end, then those that were out.
-        judges: silos that measured all of them.
-        winner: number of the entrant.
-        gains: silo → what it gains by its group over training alone, where it measured both.
-        trials: silo → what it measured, of those that did.
+        began, round: rounds after which the race was opened and decided.
+        entrants: those in the race to the end, then those that dropped out.
+        judges: silos that measured all entrants.
+        winner: index of the winning entrant.
+        gains: silo → its gain by the group over local training, where it measured both.
+        trials: silo → its measurements, where there are any.
         shares: errors are shares of samples.
-        complete: the race was over; otherwise the run ended before.
+        complete: False if the run ended during the race.
         left: silos that are alone because most of their group keep their own models.
     """
 
@@ -92,14 +82,13 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Placement:
-    """What became of a newcomer after its probation.
+    """The outcome of a newcomer's probation.
 
     Attributes:
-        round: after which.
-        group: that it was measured against; empty where there was none.
-        joins: it is in that group now.
-        count: of its samples that neither model had been trained with.
-        alone, grouped: errors of its own model and of the group's; NaN where it kept them back.
+        round: round after which it was decided.
+        group: group that it was compared with; empty if there was none.
+        count: number of its samples that neither model was trained with.
+        alone, grouped: errors of its own model and of the group's; NaN if it did not share them.
     """
 
     round: int
@@ -112,36 +101,31 @@ class Placement:
 
 @dataclass(frozen=True)
 class AutoState:
-    """What Auto knows between two rounds.
+    """Auto's state between rounds.
 
     Attributes:
-        members: models that the silos hold, sizes, and the groups of the last round.
-        number: the round that has just been absorbed.
-        phase, since: what is done, and the round after which that began.
-        alone: silo → what it has trained by itself from w⁰.
-        noise: silo → expected squared norm of the noise in that, where it states one (privacy).
-        candidates: of the race; in a look, what it has suggested so far.
-        dropped: those that are out of the race.
-        models: group of several → the model that it races with.
+        number: the last absorbed round.
+        since: round after which ``phase`` began.
+        alone: silo → model trained by itself from w⁰.
+        noise: silo → expected squared norm of the noise in that, if it states one (privacy).
+        candidates: during a look, its suggestions so far.
+        models: group of several silos → its model in the race.
         measured: group → silo → the last measurements of the model received.
-        pairs: what FedCollab knows of the silos, by their discriminators; None if it was not asked.
+        pairs: FedCollab's state, from discriminators; None if it was not used.
         untrained: silo → its error of w⁰.
-        trainings: silo → how many passes over its samples it has made, a round's as one.
+        trainings: silo → passes over its samples; a normal round counts as one.
         moved: bytes of all models and discriminators, to silos and back.
-        usual: of them, those that FedAvg would have moved: one model for each silo that trained.
-        each: of one model to a silo and back, as of the last round; 0 before the first.
-        paired: of ``moved``, the discriminators'; ``paired_in``: the last round with some.
-        held: the partition that holds, silos that are away included; empty before the first race.
+        usual: the part of them that FedAvg would move: one model per silo that trained.
+        each: bytes of one model to a silo and back in the last round; 0 before the first.
+        paired: the discriminators' part of ``moved``; ``paired_in``: the last round with some.
+        held: the held partition, including absent silos; empty before the first race.
         group_models: group of ``held`` with several members → its model.
-        latest: silo → what it made of its group's model in the last round, of those that end with
-            a share of that.
+        latest: silo → its last update of the group's model, if its final model has a share of that.
         own: silos that keep their own model although they have a group.
-        probation: newcomer → rounds that it has been here, since there are groups.
-        beside: newcomer → the group that it is measured against.
-        placed: newcomers whose probation is over.
+        probation: newcomer → its rounds since there are groups.
+        beside: newcomer → the group that it is compared with.
         raced: silos of the last race.
-        drifted: silos that have come back with other data since the race.
-        verdict: of that race.
+        drifted: silos that returned with different data since the race.
     """
 
     members: Members
@@ -175,12 +159,12 @@ class AutoState:
 
 
 def group_of(held: Iterable[Group], name: str) -> Group:
-    """The group that a silo is in; alone where it is in none."""
+    """Return the group that a silo is in, or the silo alone."""
     return next((group for group in held if name in group), (name,))
 
 
 def without(state: AutoState, name: str) -> AutoState:
-    """A silo has no place any more; the others of its group go on as they were."""
+    """Remove a silo from its group; the rest of the group continues unchanged."""
     group = group_of(state.held, name)
     rest = tuple(one for one in group if one != name)
     models, alone, own = dict(state.group_models), dict(state.alone), state.own - {name}
@@ -205,7 +189,7 @@ def without(state: AutoState, name: str) -> AutoState:
 
 
 def holding(state: AutoState) -> dict[str, Model]:
-    """Silo → the model that it holds."""
+    """Return silo → the model that it holds."""
     held = dict(state.alone)
     for group in state.held:
         if len(group) > 1:
@@ -217,7 +201,7 @@ def holding(state: AutoState) -> dict[str, Model]:
 
 
 def trained_together(state: AutoState, here: Iterable[str]) -> tuple[Group, ...]:
-    """The groups of a round, by whose model each silo holds; a newcomer is on its own."""
+    """Return a round's groups by the model that each silo holds; a newcomer is on its own."""
     names, groups = set(here), []
     shared = names - state.own - set(state.probation)
     for group in state.held:
@@ -228,13 +212,13 @@ def trained_together(state: AutoState, here: Iterable[str]) -> tuple[Group, ...]
 
 
 def share_of(state: AutoState, name: str) -> float:
-    """Of a silo's own last training in the model that it ends with."""
+    """Return the share of a silo's own last training in its final model."""
     gain = None if state.verdict is None else state.verdict.gains.get(name)
     return 0.0 if gain is None or name in state.own else gain.share
 
 
 def ending(state: AutoState) -> dict[str, Model]:
-    """Silo → the model that it ends with, where that is not its group's alone."""
+    """Return silo → its final model, where that is not simply its group's."""
     mixed = {}
     for name, own in state.latest.items():
         shared, share = state.group_models.get(group_of(state.held, name)), share_of(state, name)

@@ -1,4 +1,4 @@
-"""A verdict in words, and as the record has it."""
+"""A verdict as text and as a record entry."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def verdict_text(verdict: Verdict, own: frozenset[str]) -> str:
 
 
 def entrant_entry(one: Entrant) -> dict[str, Any]:
-    """``latest`` is what silos measured in that round alone, before the mean of several."""
+    """Return an entrant as JSON values; ``latest`` uses the last round's measurements only."""
     return {
         "source": one.candidate.source,
         "groups": [list(group) for group in one.candidate.groups],

@@ -1,17 +1,17 @@
-"""FedCollab: measure how different the silos' data are, then optimise who trains with whom.
+"""FedCollab: measure how different the silos' data are, then optimise which silos train together.
 
 Bao, Wang, Wu, He: "Optimizing the Collaboration Structure in Cross-Silo Federated Learning", ICML
-2023, https://proceedings.mlr.press/v202/bao23b.html. Step 1, the distances, is
-``discriminators``; step 2, the structure, ``coterie.strategies.partition.fedcollab``. Step 3 is
-FedAvg inside every coalition, or another algorithm (``within``), and what the training
-configuration asks for beside it: ``proximal-mu`` makes it FedProx, ``personal`` keeps layers at the
-silos, ``personalise`` fine-tunes or keeps a personal model (Ditto).
+2023, https://proceedings.mlr.press/v202/bao23b.html. Step 1, the distances, is ``discriminators``;
+step 2, the structure, ``coterie.strategies.partition.fedcollab``. Step 3 is FedAvg inside every
+coalition, or another algorithm (``within``), with the training configuration's options:
+``proximal-mu`` makes it FedProx, ``personal`` keeps layers at the silos, ``personalise`` fine-tunes
+or keeps a personal model (Ditto).
 
-Rounds. Before round 1 all pairs of silos are measured and the structure is solved. A newcomer, at
-whatever round, is measured with everybody who is here: those pairs alone are trained. A silo that
-is measured at the second attempt takes its place then, as a newcomer does. A leaver's row and
-column go. A coalition whose members change starts from the size-weighted mean of what its members'
-coalitions had reached; one of newcomers alone from w⁰.
+Before round 1 all pairs of silos are measured and the structure is solved. A newcomer, in any
+round, is measured with all silos present, and only those pairs are trained. A silo measured at the
+second attempt is then placed like a newcomer. A leaver's row and column are removed. A coalition
+whose members change starts from the size-weighted mean of its members' coalitions; one of newcomers
+only from w⁰.
 
 Differs from the paper in all that concerns newcomers, leavers and lost silos, which it does not
 have; in the discriminators' rounds (``strategies.fedcollab.discriminators``); and in ``c="auto"``.
@@ -61,25 +61,24 @@ from coterie.strategies.rounds.reports import Group
 log = logging.getLogger("coterie.run")
 
 MAX_ATTEMPTS = 2
-"""Phases in which a pair is tried before it is left as it is."""
+"""Maximum phases in which a pair is tried."""
 MAX_RECORDED_SILOS = 32
-"""Up to so many silos the record of every round holds their distances; of more, the record of the
-rounds that found a structure."""
+"""Maximum silos whose distances every round's record holds; for more, only rounds that solve."""
 NUM_RESTARTS = 100
-"""Of relocation, as in the paper's code."""
+"""Restarts of relocation, as in the paper's code."""
 
 
 @dataclass(frozen=True)
 class Structure:
-    """A structure and what it was solved from. Row i is ``silos[i]``.
+    """A structure and the input it was solved from. Row i is ``silos[i]``.
 
     Attributes:
-        silos: those whose distances are known, sorted.
-        alone: those that train alone because theirs are not.
-        c: that was used; None where there was nothing to compare.
-        distances, errors: (N, N); an unknown distance is filled in, its error NaN. Empty where
-            there was nothing to compare.
-        report: the bound beside its rivals, and the interval of c.
+        silos: those with known distances, sorted.
+        alone: those that train alone because theirs are unknown.
+        c: the value used; None if there was nothing to compare.
+        distances, errors: (N, N); an unknown distance is filled in, its error NaN. Empty if there
+            was nothing to compare.
+        report: the bound and its rivals, and the interval of c.
         aside: those that train alone because their coalition is smaller than they accept.
         kept: another structure has a smaller bound, but only newcomers may move.
     """
@@ -96,20 +95,18 @@ class Structure:
 
 @dataclass(frozen=True)
 class FedCollabState:
-    """What FedCollab knows between two rounds.
+    """FedCollab's state between rounds.
 
     Attributes:
-        members: models, sizes, and the coalitions that trained in the last round.
-        distances: pair → what its discriminator found.
-        held_out: silo → samples that it holds out.
+        distances: pair → its discriminator's result.
+        held_out: silo → number of samples that it holds out.
         attempts: pair → phases in which it was tried.
-        unfinished: pairs that were broken off and may be tried again.
-        refused: silos that let no discriminator leave; asked again when they come back.
-        planned: coalitions of the next round.
-        structure: why.
+        unfinished: pairs that were interrupted and may be tried again.
+        refused: silos that let no discriminator leave; asked again when they return.
+        planned: coalitions of the next round, explained by ``structure``.
         solved: the structure was found in this round.
         trained: silos whose model has been through a round.
-        measured: what the last phase cost, for the record of its round.
+        measured: cost of the last phase, for the record of its round.
         minimums: the smallest groups by which ``planned`` was formed.
     """
 
@@ -157,21 +154,18 @@ class FedCollab(Algorithm[FedCollabState]):
 
     @property
     def averages(self) -> bool:
-        """As the algorithm inside the coalitions has it."""
         return self.within.inside.averages
 
     def entries(self, training: Config) -> Config:
-        """What silos must know for the algorithm inside the coalitions."""
         return self.within.inside.entries(training)
 
     def problems(self, training: Config) -> Iterator[str]:
-        """What ``within`` finds wrong."""
         return self.within.problems(training)
 
     # ---------------------------------------------------------------- before a round
 
     def renew(self, state: FedCollabState, changed: frozenset[str], now: Round) -> FedCollabState:
-        """Whose data are others is measured again with everybody, and takes its place anew."""
+        """Forget the distances of silos with changed data; they are measured and placed again."""
         other = changed.isdisjoint
         return replace(
             state,
@@ -182,7 +176,7 @@ class FedCollab(Algorithm[FedCollabState]):
         )
 
     def prepare(self, state: FedCollabState, now: Round) -> Exchanges[FedCollabState]:
-        """Measure the pairs that are not known, and solve where anything has changed."""
+        """Measure unknown pairs, and solve the structure if anything has changed."""
         names = tuple(sorted(now.names))
         state = replace(
             state, measured=None, solved=False, refused=state.refused.intersection(names)
@@ -208,7 +202,7 @@ class FedCollab(Algorithm[FedCollabState]):
     def _structured(
         self, state: FedCollabState, names: Sequence[str], now: Round
     ) -> FedCollabState:
-        """Step 2: solve for those whose distances are known."""
+        """Solve the structure of silos with known distances (step 2)."""
         known, alone = tuple(names), tuple[str, ...]()
         if self.unmeasured == "alone" or state.distances.keys().isdisjoint(combinations(names, 2)):
             known, alone = _split_known(names, state.distances)
@@ -269,7 +263,7 @@ class FedCollab(Algorithm[FedCollabState]):
     # ---------------------------------------------------------------- a round
 
     def orders(self, state: FedCollabState, now: Round) -> tuple[FedCollabState, list[Order]]:
-        """Step 3: everybody trains its coalition's model."""
+        """Order each silo's training of its coalition's model (step 3)."""
         models = dict(state.members.models)
         for group in state.planned:
             models |= _starts(state, group)
@@ -278,7 +272,7 @@ class FedCollab(Algorithm[FedCollabState]):
         return replace(state, members=members), orders
 
     def absorb(self, state: FedCollabState, updates: Updates, now: Round) -> FedCollabState:
-        """FedAvg inside every coalition, or what runs there in its place."""
+        """Aggregate every coalition by FedAvg or the algorithm in its place."""
         answered = {update.silo.name for update in updates}
         moved = {name for group in state.planned if answered & set(group) for name in group}
         combine = partial(self.within.inside.combine, now=now)
@@ -286,7 +280,6 @@ class FedCollab(Algorithm[FedCollabState]):
         return replace(state, members=members, trained=state.trained | moved)
 
     def details(self, state: FedCollabState) -> Mapping[str, Any]:
-        """Distances, the bound beside its rivals, the interval of c, what a phase has cost."""
         found: dict[str, Any] = {}
         if state.measured is not None:
             found["discriminators"] = {
@@ -305,14 +298,12 @@ class FedCollab(Algorithm[FedCollabState]):
 
 @dataclass
 class _Solve:
-    """One structure to find: numbers by row."""
-
     bound: FedCollabBound
     solver: Solver
     rng: np.random.Generator
 
     def structure(self, present: list[list[int]], *, keep: bool) -> list[list[int]]:
-        """The best structure; with ``present`` groups nobody but newcomers moves, or all may."""
+        """Return the best structure; with ``keep``, silos in ``present`` groups do not move."""
         if sum(len(group) for group in present) < 2:  # one silo keeps its place in any structure
             return self._solved(None)
         groups, placed = present, {row for group in present for row in group}
@@ -322,7 +313,7 @@ class _Solve:
         return groups if keep else self._solved(groups)
 
     def _solved(self, start: list[list[int]] | None) -> list[list[int]]:
-        """From scratch and, where there is one, from a start; ties go to the start."""
+        """Solve from scratch; return ``start`` if that is no better."""
         found = coalition.solve(
             self.bound, solver=self.solver, rng=self.rng, num_restarts=NUM_RESTARTS
         ).groups
@@ -334,7 +325,7 @@ class _Solve:
         return fedcollab.objective(self.bound, groups)
 
     def is_beaten(self, report: StructureReport) -> bool:
-        """Whether another structure has a smaller bound than the one reported."""
+        """Return whether another structure has a smaller bound than the reported one."""
         if np.isfinite(report.c_low):
             return False
         best = min(report.second_best, self._value(self._solved(report.groups)))
@@ -342,7 +333,7 @@ class _Solve:
 
 
 def _is_due(state: FedCollabState, pair: Pair, apart: Set[str]) -> bool:
-    """Whether a pair must still be measured, and may be; with a silo ``apart`` it cannot be."""
+    """Return whether a pair must and may be measured; with a silo ``apart`` it cannot be."""
     if any(name in state.refused or state.held_out.get(name) == 0 for name in pair):
         return False
     unknown = pair not in state.distances or pair in state.unfinished
@@ -377,10 +368,10 @@ def _with_measured(
 
 
 def _settled(state: FedCollabState, names: Sequence[str]) -> list[list[str]]:
-    """The planned groups of these silos, without those that had to be put somewhere unmeasured.
+    """Return the planned groups of these silos, without those to be placed again.
 
-    These are the silos that were alone for want of distances or of members, and, of silos whose
-    distance to each other is new, those with most such distances.
+    Placed again are silos that were alone for want of distances or of members, and, where silos
+    have a new distance to each other, those with the most.
     """
     before = state.structure
     late = set() if before is None else {*before.alone, *before.aside}
@@ -398,7 +389,7 @@ def _settled(state: FedCollabState, names: Sequence[str]) -> list[list[str]]:
 def _split_known(
     names: Sequence[str], distances: Mapping[Pair, Distance]
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """(silos all of whose mutual distances are known, the others): who lacks most goes first."""
+    """Return silos whose mutual distances are all known, and the rest; most lacking go first."""
     known, alone = list(names), list[str]()
     while True:
         lacking = [pair for pair in combinations(known, 2) if pair not in distances]
@@ -413,9 +404,9 @@ def _split_known(
 def _matrices(
     names: Sequence[str], state: FedCollabState
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Distances clipped to [0, 1], their standard errors, and these if the data were equal.
+    """Return distances clipped to [0, 1], their standard errors, and those for equal data.
 
-    At least one distance must be known. One that is not is the mean of the known, its errors NaN.
+    At least one distance must be known; an unknown one is the mean of the known, its errors NaN.
     """
     values, errors = np.zeros((2, len(names), len(names)))
     null_errors = np.full_like(errors, np.nan)
@@ -433,13 +424,7 @@ def _matrices(
 
 @dataclass(frozen=True)
 class _Reached:
-    """What members of a coalition-to-be have reached: one model of theirs.
-
-    Attributes:
-        names: of them.
-        behind: all silos of which the model is a mean.
-        model: itself.
-    """
+    """A model that members ``names`` have reached: a mean of the silos ``behind`` it."""
 
     names: Group
     behind: Group
@@ -447,7 +432,7 @@ class _Reached:
 
 
 def _shown(reached: Sequence[_Reached], minimums: Mapping[str, int]) -> list[_Reached]:
-    """Those whose mean is one of as many silos as everybody behind it accepts."""
+    """Return the models whose joint mean has as many silos as all behind it accept."""
     kept = list(reached)
     while True:
         count = sum(len(own.behind) for own in kept)
@@ -458,10 +443,10 @@ def _shown(reached: Sequence[_Reached], minimums: Mapping[str, int]) -> list[_Re
 
 
 def _starts(state: FedCollabState, group: Group) -> dict[str, Model]:
-    """The mean of what the members' coalitions had reached, one model for each; or w⁰.
+    """Return the mean of what the members' coalitions had reached, one model each, or w⁰.
 
-    Who was away does not count where others were there. A model of fewer silos than these accept
-    is shown to nobody else: where nothing else is left, everybody goes on from its own.
+    Absent silos count only if no member was present. A model of fewer silos than these accept is
+    not shown to others: if nothing else is left, each silo continues from its own.
     """
     reached = []
     for before in state.members.groups:
@@ -502,7 +487,7 @@ def _report_text(report: StructureReport, names: Sequence[str], *, kept: bool) -
 
 
 def _structure_entry(structure: Structure, *, matrices: bool) -> dict[str, Any]:
-    """JSON values; no NaN and no infinity."""
+    """Return a structure as JSON values without NaN or infinity."""
     entry: dict[str, Any] = {
         "compared": list(structure.silos),
         "alone": list(structure.alone),

@@ -1,19 +1,18 @@
-"""Discriminator rounds: how different the silos' data are, all pairs at once.
+"""Discriminator rounds: measure how different the silos' data are, all pairs at once.
 
 Bao, Wang, Wu, He: "Optimizing the Collaboration Structure in Cross-Silo Federated Learning", ICML
 2023, step 1. For every pair of silos a client discriminator is trained with federated averaging;
-silo i's samples are labelled 1 and j's 0 (i before j by name). A silo's message brings all of its
-discriminators that are still at work; its reply brings them trained, and how often those that it
-was sent were right on its held-out samples. The server takes the plain mean of every pair. A pair
-stops by itself (``coterie.strategies.partition.distance.has_converged``) and is not sent again.
+silo i's samples are labelled 1 and j's 0 (i before j by name). A message carries all of the silo's
+active discriminators; the reply returns them trained, and how often the received ones were right on
+its held-out samples. The server takes the plain mean of every pair. A pair stops by itself
+(``coterie.strategies.partition.distance.has_converged``).
 
-What leaves a silo: weights, hits and counts, its number of samples. The weights tell which labels
-it has: those of a label that it has not stay, in its first reply, as they were at the start, which
-the run's seed gives.
+A silo sends weights, hits and counts, and its number of samples. The weights reveal which labels it
+has: in its first reply, weights of missing labels are as at the start, which the run's seed gives.
 
 Differs from the paper, in which pairs take turns with one mini-batch a round for 101 to 2,000
-rounds. The first message of a phase carries no arrays: silos make the initial discriminator from
-the run's seed.
+rounds. A phase's first message carries no arrays: silos make the initial discriminator from the
+run's seed.
 """
 
 from __future__ import annotations
@@ -37,17 +36,16 @@ log = logging.getLogger("coterie.run")
 
 PURPOSE = "discriminators"
 TOLERANCE = 0.01
-"""A gain of a distance that is not worth another round."""
+"""Gain of a distance that is not worth another round."""
 PAIR_SIZE = 2
-"""Silos whose discriminators are averaged: each can compute the other's from the mean."""
+"""Silos whose discriminators are averaged; each can compute the other's from the mean."""
 
 Pair = tuple[str, str]
 """Two silos, sorted by name."""
 
 
 class Discriminators(Options):
-    """How discriminators are trained; where the budget of bytes does not allow ``fewest`` rounds,
-    they are not."""
+    """Options of discriminators; none are trained if the byte budget is below ``fewest`` rounds."""
 
     rounds: Times = Field(
         10,
@@ -93,12 +91,9 @@ class Discriminators(Options):
 
 @dataclass(frozen=True)
 class Budget:
-    """What a phase may cost at most, known before it begins.
+    """The maximum cost of a phase, known before it begins.
 
-    Attributes:
-        pairs, silos: that will be measured.
-        rounds: of training.
-        bytes: of weights, sent and received; the limit that was set, if that is less.
+    ``bytes`` counts weights, sent and received, and is at most the limit that was set.
     """
 
     pairs: int
@@ -109,18 +104,18 @@ class Budget:
 
 @dataclass(frozen=True)
 class Measurement:
-    """What a phase found.
+    """The result of a phase.
 
     Attributes:
         distances: pair → its distance.
-        held_out: silo → its held-out samples; 0 where it has too few to hold any out.
+        held_out: silo → its held-out samples; 0 if it has too few to hold any out.
         sizes: silo → training samples that it stated.
-        unfinished: pairs whose training was broken off because a silo was lost.
+        unfinished: pairs whose training was interrupted because a silo was lost.
         missing: silo → why (some of) its pairs have no distance.
-        refused: those of them that will not be asked again: their own conditions do not allow it.
-        rounds: of training.
-        bytes: of arrays, sent and received.
-        budget: what it might have cost; None where no pair could be measured.
+        refused: silos in ``missing`` that are not asked again: their own conditions forbid it.
+        rounds: training rounds.
+        bytes: bytes of arrays, sent and received.
+        budget: the maximum cost; None if no pair could be measured.
     """
 
     distances: Mapping[Pair, Distance] = field(default_factory=dict)
@@ -136,7 +131,7 @@ class Measurement:
 
 @dataclass
 class _Work:
-    """A phase under way. ``hits[pair]`` grows by one (2, 2) array per evaluation."""
+    """An ongoing phase. ``hits[pair]`` grows by one (2, 2) array per evaluation."""
 
     active: list[Pair]
     options: Discriminators
@@ -152,16 +147,15 @@ class _Work:
     bytes: int = 0
 
     def mine(self, silo: str) -> list[Pair]:
-        """The silo's pairs at work, in order."""
+        """Return the silo's active pairs, in order."""
         return [pair for pair in self.active if silo in pair]
 
     def silos(self) -> list[str]:
-        """Those with pairs at work, sorted."""
         return _silos_of(self.active)
 
 
 def takes_part(silo: Silo) -> bool:
-    """Whether a silo may share a discriminator with one other silo, by its ``min_group_size``."""
+    """Return whether ``min_group_size`` lets a silo share a discriminator with one other silo."""
     return silo.min_group_size <= PAIR_SIZE
 
 
@@ -173,14 +167,12 @@ def measure(
     announce: Callable[[Budget], None] = lambda budget: None,
     labelled: bool = True,
 ) -> Exchanges[Measurement]:
-    """Train discriminators of these pairs; for an algorithm's ``prepare``, with ``yield from``.
+    """Train these pairs' discriminators; use it in ``prepare`` with ``yield from``.
 
     Args:
-        pairs: of silos that are here.
-        silos: who is here. Those that do not take part in pairs are not asked.
-        options: how.
+        silos: present silos; those that do not take part in pairs are not asked.
         announce: called before the training begins.
-        labelled: discriminators see features and labels; else features alone.
+        labelled: discriminators see features and labels; otherwise features only.
     """
     train, evaluate = (
         (wire.TRAIN_DISCRIMINATOR, wire.EVALUATE_DISCRIMINATOR)
@@ -242,7 +234,6 @@ def measure(
 
 
 def _silos_of(pairs: Iterable[Pair]) -> list[str]:
-    """Whose they are, sorted."""
     return sorted({name for pair in pairs for name in pair})
 
 
@@ -276,7 +267,7 @@ def _order(
 
 
 def _ready(names: Sequence[str], asked: Answers) -> tuple[dict[str, int], int, dict[str, str]]:
-    """Held-out samples per silo, bytes of one discriminator, and who cannot take part."""
+    """Return held-out samples per silo, bytes of one discriminator, and who cannot take part."""
     held_out: dict[str, int] = {}
     missing = dict.fromkeys(names, "it did not say what it can hold out.") | asked.missing
     sizes: dict[str, int] = {}
@@ -301,7 +292,6 @@ def _ready(names: Sequence[str], asked: Answers) -> tuple[dict[str, int], int, d
 
 
 def _too_few_text(num_examples: float) -> str:
-    """Why a silo with so many samples can hold none out."""
     text = f"it has too few samples to hold any out: {num_examples:g}, "
     if num_examples < 2:
         return text + "at least 2 are needed."
@@ -309,13 +299,12 @@ def _too_few_text(num_examples: float) -> str:
 
 
 def _stated(update: Update, key: str) -> int | None:
-    """A count in a reply; None if it is not there, or no count."""
+    """Return a count in a reply, or None if missing or invalid."""
     value = update.metrics.get(key, -1)
     return int(value) if 0 <= value < float("inf") else None
 
 
 def _budget(work: _Work) -> Budget:
-    """What the phase may cost, before it begins; the log says so, too."""
     options, pairs, silos = work.options, len(work.active), len(work.silos())
     most = 2 * options.rounds * 2 * work.bytes_each * pairs  # there and back, a pair's two silos
     limit = round(1e9 * options.gigabytes)
@@ -328,10 +317,10 @@ def _budget(work: _Work) -> Budget:
 
 
 def _most_bytes_each(num_pairs: int, options: Discriminators) -> int:
-    """Of one discriminator, if all rounds are to fit into the budget of bytes; 0: any.
+    """Return the largest discriminator for which all rounds fit the byte budget; 0 is any.
 
-    A round takes a pair's two silos' there and back; the first goes out without, the last
-    evaluation with them.
+    Each round moves a pair's two both ways; only the first message has none, the last evaluation
+    has.
     """
     if not options.gigabytes or not num_pairs:
         return 0
@@ -339,7 +328,7 @@ def _most_bytes_each(num_pairs: int, options: Discriminators) -> int:
 
 
 def _affordable(work: _Work) -> bool:
-    """Whether one more round, and the last evaluation after it, fit into the budget of bytes."""
+    """Return whether one more round and the last evaluation fit the byte budget."""
     one_way = 2 * work.bytes_each * len(work.active)
     ahead = (3 if work.models else 2 * work.options.fewest) * one_way
     limit = 1e9 * work.options.gigabytes
@@ -372,7 +361,7 @@ def _orders(work: _Work, here: Mapping[str, Silo], kind: str, purpose: str) -> l
 
 
 def _take(work: _Work, replies: Answers, *, trained: bool) -> None:
-    """Score what the silos were sent, average what they trained, drop what is finished or lost."""
+    """Score what the silos received, average what they trained, drop finished or lost pairs."""
     expected = {name: work.mine(name) for name in work.silos()}
     work.bytes += work.bytes_each * sum(
         p in work.models for mine in expected.values() for p in mine
@@ -418,7 +407,7 @@ def _take(work: _Work, replies: Answers, *, trained: bool) -> None:
 
 
 def _usual(replies: Updates, num_bytes: int) -> Model | None:
-    """What one discriminator looks like: as most silos' do; of equally many, the first silo's."""
+    """Return the discriminator layout of most silos, of equally many the first silo's."""
     found = [one for update in replies if (one := _one_of(update, num_bytes)) is not None]
     looks = [sorted((key, a.shape, a.dtype.str) for key, a in one.items()) for one in found]
     most = max(map(looks.count, looks), default=0)
@@ -427,7 +416,7 @@ def _usual(replies: Updates, num_bytes: int) -> Model | None:
 
 
 def _one_of(update: Update, num_bytes: int) -> Model | None:
-    """What one discriminator looks like, from a reply that can be meant."""
+    """Return the layout of one discriminator in a plausible reply, else None."""
     stack = update.extras.get(wire.DISCRIMINATORS, {})
     if any(array.ndim < 1 or len(array) < 1 for array in stack.values()):
         return None
@@ -438,7 +427,7 @@ def _one_of(update: Update, num_bytes: int) -> Model | None:
 def _objection(
     update: Update, num_pairs: int, like: Model | None, work: _Work, *, trained: bool
 ) -> str:
-    """Why a silo's reply cannot be used, or nothing. Keeps its held-out counts."""
+    """Return why a reply is unusable, or "" if it is usable; store its held-out counts."""
     if trained:
         stack = update.extras.get(wire.DISCRIMINATORS, {})
         if like is None or set(stack) != set(like):
@@ -467,7 +456,7 @@ def _counts(work: _Work, pair: Pair) -> np.ndarray:
 
 
 def _average(rows: Sequence[tuple[Update, int]]) -> Model:
-    """The plain mean of a pair's two discriminators (the paper's, whatever the silos' sizes)."""
+    """Return the plain mean of a pair's discriminators (as in the paper, for any sizes)."""
     (one, k), (other, m) = ((update.extras[wire.DISCRIMINATORS], at) for update, at in rows)
     return {
         key: np.asarray(

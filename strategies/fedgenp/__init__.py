@@ -1,1 +1,1 @@
-"""FedGenP and FedGen: generators of latents beside the rounds of any strategy."""
+"""FedGenP and FedGen: generators of latents, added to the rounds of any strategy."""

@@ -1,22 +1,22 @@
-"""FedGenP: a generator for every receiver shows it, in latent space, what the others know.
+"""FedGenP: a generator shows each receiver, in latent space, what the other receivers know.
 
 Taghiyarrenani, Alabdallah, Nowaczyk, Pashami: "Heterogeneous Federated Learning via Personalized
 Generative Networks", https://arxiv.org/abs/2308.13265; eqs. 9–13, Algorithm 1. The generators'
 arithmetic is ``coterie.strategies.fedgenp.generators``.
 
 Every round the server trains, for every receiver, a generator of latents that the other receivers'
-predictors classify as meant and its own does not, and sends it beside the model. Silos train on
-their data and on generated latents. The model after aggregation is the global one; each silo's own
-after its training with the generator is its personalised one ("Per"). Labels are drawn uniformly:
-nothing about a silo's labels is asked.
+predictors classify as intended and its own does not, and sends it with the model. Silos train on
+their data and on generated latents. The aggregated model is the global one; each silo's own after
+its training with the generator is its personalised one ("Per"). Labels are drawn uniformly, so
+silos reveal nothing about theirs.
 
 Differs from the paper:
 
-- J1 is a mean, J2 is maximised in a bounded way, Adam trains; ``GeneratorPlan`` says what to set
+- J1 is a mean, J2 is maximised in a bounded way, Adam trains; ``GeneratorPlan`` gives the settings
   for the paper's sum, plain reversal and SGD.
 - *Receivers* may be groups (the paper's future work): around a strategy that groups, a group's
   generator learns from the other groups' heads, so that grouping does not cut knowledge off.
-- Aggregation is size-weighted, as in every strategy here, where the paper writes a plain mean.
+- Aggregation is size-weighted, as in every strategy here; the paper writes a plain mean.
 - The released code does not reverse the gradient, and its silos weigh their losses by
   10·0.98^round; ``Given(weight=10, distil=10, decay=0.98)`` does the latter.
 """
@@ -59,7 +59,6 @@ class FedGenP(Generative):
     receivers: Literal["silos", "groups"] = "silos"
 
     def problems(self, training: Config) -> Iterator[str]:
-        """What generators need, and what makes them go wrong."""
         yield from super().problems(training)
         if self.plan.steps < 2 and self.plan.alternates:
             yield (
@@ -73,7 +72,7 @@ class FedGenP(Generative):
     def generated(
         self, state: GenerativeState, orders: Sequence[Order], now: Round
     ) -> GenerativeState:
-        """Train every receiver's generator against its own head and for the others' (eqs. 9–13)."""
+        """Train each receiver's generator against its own head and for the others' (eqs. 9–13)."""
         heads, members = self._receivers(state, orders, now)
         names = teaching(heads, members, _behind(state, members), minimums_of(now.silos))
         if len(names) < 2:
@@ -109,7 +108,7 @@ class FedGenP(Generative):
     def _receivers(
         self, state: GenerativeState, orders: Sequence[Order], now: Round
     ) -> tuple[dict[str, Arrays], dict[str, Group]]:
-        """Receiver → its head, and → its silos, of those whose predictor has been trained."""
+        """Return receiver → its head, and → its silos, for receivers with a trained predictor."""
         if self.receivers == "silos":
             return dict(state.heads), {name: (name,) for name in state.heads}
         models = self.base.next_models(state.base)
@@ -129,7 +128,7 @@ class FedGenP(Generative):
 
 
 def _behind(state: GenerativeState, members: Mapping[str, Group]) -> dict[str, Group]:
-    """Receiver → the silos of whose updates its head is a mean."""
+    """Return receiver → the silos whose updates its head averages."""
     if all(len(group) == 1 for group in members.values()):
         return dict(members)
     return {
@@ -139,7 +138,7 @@ def _behind(state: GenerativeState, members: Mapping[str, Group]) -> dict[str, G
 
 
 def _inherited(state: GenerativeState, members: Group) -> Generator | None:
-    """The generator of the receiver of the round before that had most of these silos."""
+    """Return the generator of the previous receiver that shared most silos with these."""
     shared = {receiver: len(set(members) & set(names)) for receiver, names in state.members.items()}
     best = max(sorted(shared), key=lambda receiver: shared[receiver], default=None)
     return state.generators[best] if best is not None and shared[best] else None

@@ -1,16 +1,16 @@
-"""FedGen: one generator for everybody, from what all silos' predictors agree on.
+"""FedGen: one generator for all silos, from what their predictors agree on.
 
-Zhu, Hong, Zhou: "Data-Free Knowledge Distillation for Heterogeneous Federated Learning", ICML
-2021, https://arxiv.org/abs/2105.10056; eqs. 4–5, Algorithm 1. A baseline of FedGenP.
+Zhu, Hong, Zhou: "Data-Free Knowledge Distillation for Heterogeneous Federated Learning", ICML 2021,
+https://arxiv.org/abs/2105.10056; eqs. 4–5, Algorithm 1. A baseline of FedGenP.
 
 By design it needs every silo's **label counts**: labels are drawn as often as they occur, and a
 predictor counts for a label by its silo's share of it. A silo gives them only if its own
-configuration says so (``label_counts`` in ``silo.toml``), never because a server asks. Their sum
+configuration allows it (``label_counts`` in ``silo.toml``), never because a server asks. Their sum
 over all silos goes to every silo, as shares: with two silos, each knows the other's by subtraction.
 
-Differs from the paper: the generator is the one of FedGenP (VAE-style output, no BatchNorm), the
-predictors are weighed label by label as in the authors' code instead of averaging their logits,
-and aggregation is size-weighted.
+Differs from the paper: the generator is FedGenP's (VAE-style output, no BatchNorm), the predictors
+are weighed label by label as in the authors' code instead of averaging their logits, and
+aggregation is size-weighted.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from coterie.strategies.rounds.replies import ReplyError
 log = logging.getLogger("coterie.run")
 
 EVERYBODY = "everybody"
-"""The one receiver."""
+"""The only receiver."""
 LEAST, FEWEST = 2, 3
 """Silos that must teach before anybody gets the generator, if so many gave their counts: which
 labels it knows is which labels these have."""
@@ -52,27 +52,26 @@ _TRAIN = 1  # the purpose of the generator's randomness
 class FedGen(Generative):
     """One shared generator, from label counts that every silo must consent to give.
 
-    Of the generators' options, reversal plays no part.
+    The option ``reversal`` has no effect.
     """
 
     def renew(self, state: GenerativeState, changed: frozenset[str], now: Round) -> GenerativeState:
-        """Whose data are others is asked for its label counts again."""
+        """Ask silos with changed data for their label counts again."""
         counts = {name: own for name, own in state.counts.items() if name not in changed}
         renewed: GenerativeState = super().renew(state, changed, now)
         return replace(renewed, counts=counts)
 
     def demands(self) -> Config:
-        """Label counts."""
         return {**super().demands(), wire.ASKS_LABEL_COUNTS: True}
 
     def prepare(self, state: GenerativeState, now: Round) -> Exchanges[GenerativeState]:
-        """Ask for the label counts that are not known yet.
+        """Ask for the unknown label counts.
 
-        An answer, or a refusal, holds while the silo is here. Who did not answer, or wrongly, is
+        An answer, or a refusal, holds while the silo is present. A silo without a valid answer is
         asked again in the next round and has no part in the generator until then.
 
         Raises:
-            FederationError: in round 1 silos refused, and fewer than two told theirs.
+            FederationError: in round 1 silos refused, and fewer than two gave theirs.
         """
         state = yield from super().prepare(state, now)
         asked = [s for s in now.silos if s.name not in state.counts and s.name not in state.other]
@@ -112,7 +111,7 @@ class FedGen(Generative):
     def generated(
         self, state: GenerativeState, orders: Sequence[Order], now: Round
     ) -> GenerativeState:
-        """Train the shared generator on the predictors of who gave label counts."""
+        """Train the shared generator on the predictors of silos that gave label counts."""
         known = [name for name in state.heads if state.counts.get(name) is not None]
         own = {name: (name,) for name in known}
         heads = {name: state.heads[name] for name in known}
@@ -146,11 +145,11 @@ class FedGen(Generative):
         )
 
     def sent(self, state: GenerativeState, receiver: str) -> Arrays:
-        """The generator, and the shares by which labels are drawn (p̂(y) of the federation).
+        """Return the generator, and the shares by which labels are drawn (p̂(y) of the federation).
 
-        They are those of all who are here, whoever trains in this round: by the sums over changing
-        silos, one silo's counts could be told from another's. Labels that no teacher has are left
-        out: for them the latents mean nothing.
+        The shares are of all silos present, whether they train in this round or not: sums over
+        changing silos would reveal a silo's counts. Labels that no teacher has are left out, as
+        their latents mean nothing.
         """
         here = [name for name, counts in state.counts.items() if counts is not None]
         taught = _table(state, state.teachers).sum(axis=0) > 0
@@ -159,13 +158,13 @@ class FedGen(Generative):
 
 
 def _table(state: GenerativeState, names: Sequence[str]) -> np.ndarray:
-    """Label counts, shape (silos, classes)."""
+    """Return label counts, shape (silos, classes)."""
     rows: list[Any] = [state.counts[name] for name in names]
     return np.stack(rows).astype(np.float64)
 
 
 def _given_counts(answers: Updates, num_classes: int) -> dict[str, np.ndarray]:
-    """Silo → its label counts, of the answers that hold; the log says why the others do not."""
+    """Return silo → its label counts, for valid answers; log why the others are not."""
     given = {}
     for update in answers:
         try:
@@ -176,10 +175,10 @@ def _given_counts(answers: Updates, num_classes: int) -> dict[str, np.ndarray]:
 
 
 def _counts(update: Update, num_classes: int) -> np.ndarray:
-    """The label counts of an answer, shape (classes,).
+    """Return the label counts of an answer, shape (classes,).
 
     Raises:
-        ReplyError: there are none, not one for each class, or they are no counts.
+        ReplyError: they are missing, not one per class, or not counts.
     """
     counts = update.extras.get(wire.LABELS, {}).get(wire.LABELS)
     if counts is None:

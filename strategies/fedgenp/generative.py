@@ -1,10 +1,9 @@
-"""What FedGenP and FedGen share: generators of latents beside the rounds of another strategy.
+"""The common part of FedGenP and FedGen: generators of latents in another strategy's rounds.
 
-Any strategy of the common loop forms groups and aggregates (``base``); here every training order
-of a round gets the generator of its receiver, and the predictors that come back are kept for the
-next round's generators. The server's stage runs at the beginning of a round, when it is known who
-trains from which model: θ is aggregated, generators are trained, both are sent (Algorithm 1 of
-FedGenP, lines 10–16).
+Any strategy of the common loop forms groups and aggregates (``base``). Here every training order
+also carries its receiver's generator, and the predictors that return are kept for the next round's
+generators. The server's stage runs at the beginning of a round, when the start models are known: θ
+is aggregated, generators are trained, both are sent (Algorithm 1 of FedGenP, lines 10–16).
 """
 
 from __future__ import annotations
@@ -54,7 +53,7 @@ log = logging.getLogger("coterie.run")
 
 
 class Given(Options):
-    """How silos use the generators that they are given."""
+    """The silos' use of their generators."""
 
     weight: NotNegative = Field(
         1.0,
@@ -77,7 +76,7 @@ class Given(Options):
     )
 
     def config(self, number: int) -> dict[str, Scalar]:
-        """Entries of a training message of this round."""
+        """Return the entries of a training message of round ``number``."""
         factor = self.decay ** (number - 1)
         return {
             wire.GENERATED_WEIGHT: self.weight * factor,
@@ -87,7 +86,7 @@ class Given(Options):
 
 
 def usable_device(device: str) -> str:
-    """Refuse a device that torch does not know, or this machine does not have."""
+    """Return ``device``, or raise ValueError if torch does not know it or this machine lacks it."""
     if re.fullmatch(r"auto|cpu|cuda(:\d+)?", device) is None:
         raise ValueError(
             f"device of the generators must be auto, cpu, cuda or cuda:<number>. Got {device!r}"
@@ -106,25 +105,24 @@ def usable_device(device: str) -> str:
 
 @dataclass(frozen=True)
 class GenerativeState:
-    """What is known between two rounds, beside the state of the base.
+    """The state between rounds, in addition to the base's.
 
     Attributes:
-        base: state of the strategy that groups and aggregates.
         initial: w⁰.
-        layers: what the predictors compute; empty before round 1.
-        heads: silo that is here → arrays of its predictor as it last sent them.
-        trained: silos that are here and have sent an update, of a cold start too.
-        sources: silo → the silos of whose updates the model that it holds is a mean.
-        other: silos that are here and describe another predictor than ``layers``.
-        generators: receiver → its generator, kept also while nobody gets one.
-        members: receiver → its silos that are here, of when its generator was last trained.
+        layers: layers of the predictors; empty before round 1.
+        heads: present silo → arrays of its predictor as it last sent them.
+        trained: present silos that have sent an update, including of a cold start.
+        sources: silo → the silos whose updates its model averages.
+        other: present silos that describe a predictor different from ``layers``.
+        generators: receiver → its generator, kept also while none is sent.
+        members: receiver → its present silos when its generator was last trained.
         receiving: receivers whose silos get their generator in this round.
-        teachers: whose heads this round's generators learned from: receivers, of FedGen silos.
-        counts: silo that is here → its label counts (FedGen), or None if it refused; without an
-            entry, it is asked.
-        quality: receiver → shares of latents that the other heads, and its own, label as meant.
-        seconds: of the server's stage in this round.
-        alone: there is nobody to learn from.
+        teachers: receivers (for FedGen silos) whose heads this round's generators learned from.
+        counts: present silo → its label counts (FedGen), or None if it refused; missing if it has
+            yet to be asked.
+        quality: receiver → shares of latents that the other heads, and its own, label as intended.
+        seconds: duration of the server's stage in this round.
+        alone: there are no other heads to learn from.
     """
 
     base: Any
@@ -148,7 +146,7 @@ class Generative(Around[GenerativeState]):
     """Another algorithm, ``base``, whose silos also get generators.
 
     ``head`` is the prefix of a linear predictor's arrays, for silos that do not describe theirs;
-    ``device`` is the generators', ``auto`` takes a GPU if there is one.
+    ``device`` is the generators', and ``auto`` takes a GPU if there is one.
     """
 
     base: Base = FedAvg()
@@ -159,23 +157,21 @@ class Generative(Around[GenerativeState]):
     device: Annotated[str, AfterValidator(usable_device)] = "auto"
 
     def demands(self) -> Config:
-        """A loss that is added to the task's."""
         return {**super().demands(), wire.GENERATED_WEIGHT: self.given.weight}
 
     def generated(
         self, state: GenerativeState, orders: Sequence[Order], now: Round
     ) -> GenerativeState:
-        """The server's stage: generators, and who gets and who taught them in this round.
+        """Train generators and note this round's receivers and teachers: the server's stage.
 
         Args:
-            state: with the base's groups of the round, and the heads and layers of who is here.
-            orders: of the round's own training.
-            now: the round; all who are here, ordered to train or not.
+            state: with the base's groups of the round, and the heads and layers of present silos.
+            orders: the round's own training.
         """
         raise NotImplementedError
 
     def fresh(self, receiver: str, heads: Mapping[str, Arrays], layers: Layers) -> Generator:
-        """An untrained generator of latents that these heads understand."""
+        """Return an untrained generator of latents for these heads."""
         latent, num_classes = predictor_shape(heads, layers)
         rng = rng_of(self.seed, 0, receiver, 0)
         return fresh_generator(
@@ -183,11 +179,10 @@ class Generative(Around[GenerativeState]):
         )
 
     def sent(self, state: GenerativeState, receiver: str) -> Arrays:
-        """What a receiver's silos get."""
+        """Return the arrays that a receiver's silos get."""
         return state.generators[receiver].weights
 
     def problems(self, training: Config) -> Iterator[str]:
-        """The base's; and generators need the predictors, and PyTorch where they are trained."""
         yield from super().problems(training)
         if training.get(wire.PERSONAL):
             yield "generators need the predictors, so personal must be empty"
@@ -204,12 +199,11 @@ class Generative(Around[GenerativeState]):
             )
 
     def first(self, initial: Arrays) -> GenerativeState:
-        """No generators."""
         layers = linear_head(initial, self.head) if self.head else ()
         return GenerativeState(self.base.first(initial), initial=initial, layers=layers)
 
     def prepare(self, state: GenerativeState, now: Round) -> Exchanges[GenerativeState]:
-        """What the base must ask. Who answers a cold start has trained."""
+        """Run the base's exchanges; an answer to a cold start counts as trained."""
         state = self._seen(state, now)  # refuses what cannot learn before anybody works
         steps = self.base.prepare(state.base, now)
         answers: Answers | None = None
@@ -222,7 +216,7 @@ class Generative(Around[GenerativeState]):
             state = replace(state, trained=state.trained | _who_trained(answers))
 
     def orders(self, state: GenerativeState, now: Round) -> tuple[GenerativeState, list[Order]]:
-        """The base's orders, each with its receiver's generator."""
+        """Return the base's orders, each with its receiver's generator."""
         base, orders = self.base.orders(state.base, now)
         for order in orders:  # only ordinary training knows what to do with a generator
             if not order.purpose and order.kind != wire.TRAIN:
@@ -248,7 +242,7 @@ class Generative(Around[GenerativeState]):
         ]
 
     def _seen(self, state: GenerativeState, now: Round) -> GenerativeState:
-        """The state of who is here: what was known of the others is dropped, consent included."""
+        """Drop what was known of absent silos, including their consent."""
         state = self._settled(state, now)
         here = set(now.names)
         heads = {silo.name: silo.head for silo in now.silos if self._describes(silo)}
@@ -274,7 +268,7 @@ class Generative(Around[GenerativeState]):
         )
 
     def _settled(self, state: GenerativeState, now: Round) -> GenerativeState:
-        """With the predictor's layers: those of the first round's silos, for good.
+        """Fix the predictor's layers to those of the first round's silos.
 
         Raises:
             FederationError: most of these describe none, or one that cannot be learned from.
@@ -288,11 +282,11 @@ class Generative(Around[GenerativeState]):
         return replace(state, layers=layers)
 
     def _describes(self, silo: Silo) -> bool:
-        """Whether the silo's own description counts, not the prefix ``head``."""
+        """Return whether the silo's own description counts, not the prefix ``head``."""
         return silo.described or not self.head
 
     def absorb(self, state: GenerativeState, updates: Updates, now: Round) -> GenerativeState:
-        """The base aggregates; the predictors are kept for the next generators."""
+        """Aggregate with the base; keep the predictors for the next generators."""
         answered = {update.silo.name: update for update in updates if not update.purpose}
         heads = {
             name: predictor_arrays(arrays_of(update.model), state.layers)
@@ -313,7 +307,6 @@ class Generative(Around[GenerativeState]):
         )
 
     def details(self, state: GenerativeState) -> Mapping[str, Any]:
-        """The base's; who received a generator, and what heads say of its latents."""
         receivers = {
             receiver: {
                 "silos": _fitting(state, receiver),
@@ -332,18 +325,18 @@ def teaching(
     behind: Mapping[str, Group],
     minimums: Mapping[str, int],
 ) -> Group:
-    """Receivers from whose heads generators may learn, sorted.
+    """Return the receivers, sorted, from whose heads generators may learn.
 
-    A generator shows its receiver what the heads behind it know. So a silo that accepts only
-    groups of m either is in one, and the head is a mean already, or its head is one of at least m
-    that every other receiver's generator learns from. A head out of line with the others teaches
-    nobody: all generators would be of no use for hundreds of rounds.
+    A generator reveals to its receiver what the heads behind it know. So the head of a silo that
+    accepts only groups of m must be a mean of so many already, or be among at least m from which
+    every other receiver's generator learns. No generator learns from an outlier head, which would
+    make all generators useless for hundreds of rounds.
 
     Args:
         heads: receiver → arrays of its predictor.
-        receivers: the same → its silos.
-        behind: the same → the silos of whose updates its head is a mean.
-        minimums: silo → the smallest group that it accepts, where it stated one.
+        receivers: receiver → its silos.
+        behind: receiver → the silos whose updates its head averages.
+        minimums: silo → the smallest group that it accepts, if it stated one.
     """
     wild = out_of_line({receiver: heads[receiver] for receiver in receivers})
     for receiver, times in sorted(wild.items()):
@@ -370,7 +363,7 @@ def teaching(
 
 
 def without_teachers(state: GenerativeState, now: Round) -> GenerativeState:
-    """Too few heads: there is nobody to learn from, the base goes on by itself for a while."""
+    """Continue without generators while there are too few heads to learn from."""
     expected = now.number == 1 and len(now.silos) > 1  # nobody has trained yet
     if not expected and not state.alone:
         log.warning(
@@ -382,23 +375,22 @@ def without_teachers(state: GenerativeState, now: Round) -> GenerativeState:
 
 
 def paused(state: GenerativeState) -> GenerativeState:
-    """A round without generators; they are kept for a later one."""
+    """Skip generators for a round, keeping them for later."""
     return replace(state, receiving=(), teachers=(), quality={}, seconds=0.0)
 
 
 def rng_of(seed: int, number: int, receiver: str, purpose: int) -> np.random.Generator:
-    """A receiver's own randomness: who else is there does not change it."""
+    """Return a receiver's own random generator, independent of the other receivers."""
     digest = hashlib.sha256(receiver.encode()).digest()
     return np.random.default_rng([seed, number, purpose, int.from_bytes(digest[:8], "little")])
 
 
 def _is_own(order: Order) -> bool:
-    """A round's own training, not that of a partition under trial."""
+    """Return whether this is a round's own training, not that of a partition on trial."""
     return order.kind == wire.TRAIN and not order.purpose and wire.HOLDOUT not in order.config
 
 
 def _fitting(state: GenerativeState, receiver: str) -> list[str]:
-    """A receiver's silos that can use its generator."""
     return [name for name in state.members[receiver] if name not in state.other]
 
 

@@ -1,16 +1,16 @@
-"""Generators in latent space, all of them at once.
+"""Generators in latent space, all trained at once.
 
 Taghiyarrenani, Alabdallah, Nowaczyk, Pashami: "Heterogeneous Federated Learning via Personalized
 Generative Networks", https://arxiv.org/abs/2308.13265, eqs. 9–13 and Algorithm 1, lines 12–15; and
 the shared generator of Zhu, Hong, Zhou: "Data-Free Knowledge Distillation for Heterogeneous
 Federated Learning" (FedGen), ICML 2021, https://arxiv.org/abs/2105.10056, eq. 4.
 
-Shapes: R receivers, each with its head and its generator; B latents of a step; C classes; n noise;
-d latent width. Parameters of all generators are stacked, (R, in, out), and one batched product is
-one step of all of them; a product over all heads gives every head's opinion of every latent. The
-sum of the R losses has no term in common to two generators, and Adam works element by element (as
-SGD does), so stacked training is R separate trainings. It runs in one CPU thread, or on the GPU, so
-that a run's models depend on its seed alone.
+Shapes: R receivers, each with a head and a generator; B latents a step; C classes; n noise; d
+latent width. Parameters of all generators are stacked, (R, in, out), so one batched product is one
+step of all of them; a product over all heads gives every head's logits of every latent. No two
+generators share a term of the sum of the R losses, and Adam and SGD work element by element, so
+stacked training is R separate trainings. It runs in one CPU thread, or on the GPU, so that a run's
+models depend on its seed alone.
 
 Differs from the paper, unless the plan says so: J1 is the mean over the other heads, not their sum,
 which would outweigh J2; J2 is unbounded above and maximised in a bounded way (``reversed_loss``);
@@ -39,9 +39,9 @@ log = logging.getLogger("coterie.run")
 BETAS, EPSILON = (0.9, 0.999), 1e-8
 """Adam's."""
 PROBE = 128
-"""Latents of a generator by which its quality is judged."""
+"""Latents by which a generator's quality is judged."""
 MAX_LOGITS = 2**24
-"""Of all heads in one step, or in judging, 64 MiB: where there would be more, heads are drawn."""
+"""Maximum logits of all heads in one step or in judging (64 MiB); beyond it heads are sampled."""
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "positive": softplus,
@@ -55,7 +55,7 @@ Loss = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Quality:
-    """What heads say of a generator's latents: shares in [0, 1] given the intended label."""
+    """Shares in [0, 1] of a generator's latents that heads give the intended label."""
 
     others: float
     own: float
@@ -71,23 +71,20 @@ def train_generators(
     drawing: np.random.Generator,
     device: str = "auto",
 ) -> tuple[list[Generator], list[Quality]]:
-    """One round of FedGenP's server stage.
+    """Run one round of FedGenP's server stage.
 
-    Time and memory are linear in R: with so many receivers or classes that all heads' logits would
-    be more than ``MAX_LOGITS``, each step's J1 is of heads that are drawn anew.
+    Time and memory are linear in R: if all heads' logits exceed ``MAX_LOGITS``, each step's J1 uses
+    freshly sampled heads.
 
     Args:
-        generators: of the R ≥ 2 receivers.
-        heads: arrays of the receivers' predictors, in the same order and of the same shapes.
-        layers: what the predictors compute.
-        plan: steps, batch, optimiser, what each step minimises.
-        rngs: one for each receiver; all its randomness.
-        drawing: draws heads, where there are too many.
+        generators, heads: of the R ≥ 2 receivers, in the same order; heads have equal shapes.
+        rngs: one per receiver, for all its randomness.
+        drawing: samples heads if there are too many.
         device: ``auto`` takes a GPU if there is one.
 
     Returns:
-        The trained generators and their quality; row i is ``generators[i]``. One that would not
-        be finite is returned as it was.
+        The trained generators and their quality, in the order of ``generators``. A generator that
+        would not be finite is returned unchanged.
     """
     where = _device(device)
     stacked = _stack(heads, where)
@@ -135,17 +132,13 @@ def train_shared_generator(
     rng: np.random.Generator,
     device: str = "auto",
 ) -> tuple[Generator, Quality]:
-    """One round of FedGen's server stage: a generator that all heads agree with.
+    """Run one round of FedGen's server stage: a generator that all heads agree with.
 
     Args:
-        generator: the shared one.
         heads: of R ≥ 1 silos.
-        layers: what the predictors compute.
-        counts: shape (R, C), label counts of the silos; every label is drawn as often as it
-            occurs, and a head counts for a label by its silo's share of it.
-        plan: steps, batch, optimiser.
-        rng: all its randomness.
-        device: as above.
+        counts: (R, C) label counts of the silos; every label is drawn as often as it occurs, and a
+            head counts for a label by its silo's share of it.
+        device: ``auto`` takes a GPU if there is one.
     """
     where = _device(device)
     stacked = _stack(heads, where)
@@ -172,14 +165,12 @@ def train_shared_generator(
 def others_loss(
     heads: Weights, layers: Layers, latents: Tensor, labels: Tensor, rows: Tensor
 ) -> Tensor:
-    """J1 (eq. 12) as a mean: cross entropy of heads but the receiver's own, shape (R,).
+    """Return J1 (eq. 12) as a mean: the other heads' cross entropy, shape (R,).
 
     Args:
         heads: stacked arrays of the R predictors.
-        layers: what they compute.
-        latents: shape (R, B, d).
-        labels: shape (R, B).
-        rows: numbers of the heads that are asked, at least two, sorted.
+        latents, labels: shapes (R, B, d) and (R, B).
+        rows: indices of the heads used, at least two, sorted.
     """
     logits = _all_heads(_rows(heads, rows), layers, latents)
     wrong = cross_entropy(logits, labels.flatten().expand(len(rows), -1), reduction="none")
@@ -189,19 +180,14 @@ def others_loss(
 
 
 def reversed_loss(logits: Tensor, labels: Tensor, reversal: Reversal) -> Tensor:
-    """What is minimised so that J2 (eq. 13), the own head's cross entropy, grows.
+    """Return the loss, shape (R,), whose minimisation raises J2 (eq. 13), the own head's error.
 
     Args:
-        logits: shape (R, C, B), of every receiver's own head.
-        labels: shape (R, B).
+        logits, labels: shapes (R, C, B), of every receiver's own head, and (R, B).
         reversal: ``log1mp``: −log(1 − p(y)). Its gradient is the plain one's times −p/(1−p): the
-            gradient reversal layer with a factor that vanishes as the head is fooled, so that
-            the loss is at least 0 and no logit's gradient is above 1. ``clip``: J2 counts up to
-            log C per latent, what guessing costs. ``unbounded``: the literal reversal, which
-            diverges.
-
-    Returns:
-        Shape (R,).
+            gradient reversal layer with a factor that vanishes as the head is fooled, so that the
+            loss is at least 0 and no logit's gradient is above 1. ``clip``: J2 counts up to log C
+            per latent, the cost of guessing. ``unbounded``: the literal reversal, which diverges.
     """
     if reversal == "log1mp":
         answer = one_hot(labels, logits.shape[1]).bool().mT
@@ -215,7 +201,7 @@ def reversed_loss(logits: Tensor, labels: Tensor, reversal: Reversal) -> Tensor:
 
 
 def _sameness(latents: Tensor, noise: Tensor) -> Tensor:
-    """FedGen's diversity term, exp(−mean |z_a − z_b|·|ε_a − ε_b|): 1 if noise changes nothing."""
+    """Return FedGen's diversity term, exp(−mean |z_a − z_b|·|ε_a − ε_b|): 1 without any effect."""
     apart = torch.cdist(latents, latents, p=1) / latents.shape[-1]
     noise_apart = torch.cdist(noise, noise) / noise.shape[-1]
     return torch.exp(-(apart * noise_apart).mean(dim=(1, 2)))
@@ -225,10 +211,9 @@ def _sameness(latents: Tensor, noise: Tensor) -> Tensor:
 
 
 def generate(weights: Weights, inputs: Tensor, normal: Tensor) -> Tensor:
-    """Latents z = mean + exp(½ log-variance) · ε: the VAE-style output.
+    """Return latents z = mean + exp(½ log-variance) · ε: the VAE-style output.
 
     Args:
-        weights: stacked generators.
         inputs: shape (R, B, C + n), one-hot labels and noise U[0, 1).
         normal: ε, shape (R, B, d), standard normal.
     """
@@ -239,15 +224,9 @@ def generate(weights: Weights, inputs: Tensor, normal: Tensor) -> Tensor:
 
 
 def predict(heads: Weights, layers: Layers, latents: Tensor) -> Tensor:
-    """Logits of H stacked heads, head i on row i (or all on one row).
+    """Return logits (H, C, N) of H stacked heads, head i on row i (or all on one row).
 
-    Args:
-        heads: stacked arrays of the predictors.
-        layers: what they compute.
-        latents: shape (H or 1, d, N): columns are latents, which makes softmax over classes quick.
-
-    Returns:
-        Shape (H, C, N).
+    Latents have shape (H or 1, d, N): as columns, for a fast softmax over classes.
     """
     for kind, *names in layers:
         if kind == "linear":
@@ -260,18 +239,17 @@ def predict(heads: Weights, layers: Layers, latents: Tensor) -> Tensor:
 
 
 def _rows(heads: Weights, rows: Tensor) -> Weights:
-    """Some of the stacked heads; all of them as they are."""
     count = len(next(iter(heads.values())))
     return heads if len(rows) == count else {name: stack[rows] for name, stack in heads.items()}
 
 
 def _others(rows: Tensor, receivers: int) -> Tensor:
-    """1 where a head is not the receiver's own, shape (heads, R)."""
+    """Return 1 where a head is not the receiver's own, shape (heads, R)."""
     return (rows[:, None] != torch.arange(receivers, device=rows.device)).float()
 
 
 def _all_heads(heads: Weights, layers: Layers, latents: Tensor) -> Tensor:
-    """Logits (H, C, R·B) of every head on every generator's latents (R, B, d)."""
+    """Return logits (H, C, R·B) of every head on every generator's latents (R, B, d)."""
     return predict(heads, layers, latents.flatten(0, 1).mT[None])
 
 
@@ -287,7 +265,7 @@ def _train(
     device: torch.device,
     loss: Loss,
 ) -> list[Generator]:
-    """All generators for ``plan.steps`` steps; labels of shape (steps, R, B)."""
+    """Train all generators for ``plan.steps`` steps; labels of shape (steps, R, B)."""
     size = (plan.steps, plan.batch)
     latent = generators[0].weights["mean.bias"].shape[0]
     noise = _drawn([rng.random((*size, wire.NOISE), dtype=np.float32) for rng in rngs], device)
@@ -317,14 +295,12 @@ def _train(
 
 
 def _finite(one: Generator) -> bool:
-    """Whether it can be used and trained on."""
     parts = (one.weights, one.mean, one.square)
     return all(np.isfinite(array).all() for part in parts for array in part.values())
 
 
 @torch.no_grad()
 def _sgd(weights: Weights, gradients: Sequence[Tensor], lr: float) -> None:
-    """One step, in place, without momentum."""
     for weight, gradient in zip(weights.values(), gradients, strict=True):
         weight.sub_(gradient, alpha=lr)
 
@@ -338,7 +314,7 @@ def _adam(
     taken: Tensor,
     lr: float,
 ) -> None:
-    """One step, in place. Unlike torch's, every generator has its own count of steps."""
+    """Take one step in place; unlike torch's Adam, every generator has its own step count."""
     corrections = [(1 - beta ** taken.double()).float() for beta in BETAS]
     for (name, weight), gradient in zip(weights.items(), gradients, strict=True):
         each = (-1,) + (1,) * (weight.ndim - 1)
@@ -380,7 +356,7 @@ def _sample(
     rng: np.random.Generator,
     device: torch.device,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Latents (count, d), their uniform labels (count,) and noise (count, n)."""
+    """Return latents (count, d), their uniform labels (count,) and noise (count, n)."""
     weights = _stack([generator.weights], device)
     labels = torch.from_numpy(rng.integers(num_classes, size=count)).to(device)
     noise = torch.from_numpy(rng.random((count, wire.NOISE), dtype=np.float32)).to(device)
@@ -391,12 +367,12 @@ def _sample(
 
 
 def _drawn(parts: Sequence[np.ndarray], device: torch.device) -> Tensor:
-    """(steps, R, …) from one draw (steps, …) for each receiver."""
+    """Stack one draw (steps, …) per receiver to (steps, R, …)."""
     return torch.from_numpy(np.stack(parts, axis=1)).to(device)
 
 
 def _stack(models: Sequence[Model], device: torch.device) -> Weights:
-    """One tensor a name; the first axis counts the models."""
+    """Stack models to one tensor per name; the first axis counts the models."""
     return {
         name: torch.from_numpy(np.stack([model[name] for model in models])).float().to(device)
         for name in models[0]
@@ -424,7 +400,7 @@ def _device(wanted: str) -> torch.device:
 
 @contextmanager
 def _one_thread(device: torch.device) -> Iterator[None]:
-    """The same sums whatever the machine's number of cores."""
+    """Limit torch to one CPU thread, so that sums do not depend on the number of cores."""
     before = torch.get_num_threads()
     if device.type == "cpu":
         torch.set_num_threads(1)

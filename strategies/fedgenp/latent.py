@@ -1,9 +1,9 @@
-"""What generators and predictors are, as plain arrays; the arithmetic is ``generators``.
+"""Generators and predictors as plain arrays; the arithmetic is in ``generators``.
 
 A model is a representation x → z and a predictor p: z → y (Taghiyarrenani et al., "Heterogeneous
-Federated Learning via Personalized Generative Networks", https://arxiv.org/abs/2308.13265). A
-silo describes p as the list of its layers, so that the server computes it from the model's arrays
-without the silo's code. No torch here.
+Federated Learning via Personalized Generative Networks", https://arxiv.org/abs/2308.13265). A silo
+describes p as a list of layers, so that the server computes it from the model's arrays without the
+silo's code. This module does not import torch.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Reversal = Literal["log1mp", "clip", "unbounded", "none"]
 Objective = Literal["mean", "sum", "both"]
 Optimiser = Literal["adam", "sgd"]
 MAX_TIMES = 10.0
-"""A predictor is out of line whose norm is more than so many times the usual one."""
+"""Factor over the usual norm above which a predictor is an outlier."""
 HOW_TO_ADD = (
     "In a declaration, take a network whose name begins with mlp or cnn: mclr has only a head. A "
     "model of your own must be tasks.models.SplitModel(representation, head), with a head of one "
@@ -36,12 +36,12 @@ HOW_TO_ADD = (
 
 
 class GeneratorPlan(Options):
-    """How generators are trained, on the server.
+    """Options of the generators' training on the server.
 
-    J1 and the reversed J2 take turns, so a plan that reverses needs two steps, unless every step
-    has both. Where all heads agree, as when they start every round from one model, the two terms
-    settle at p = 1 / (1 + λ): with λ = 1, every latent lies on the border between two classes, and
-    training on such latents was seen to break down for some rounds after a hundred.
+    J1 and the reversed J2 alternate, so a plan with reversal needs two steps, unless every step has
+    both. If all heads agree, as when they start every round from one model, the two terms settle at
+    p = 1 / (1 + λ): with λ = 1, every latent lies on the border between two classes, and training
+    on such latents broke down for some rounds after a hundred.
 
     The paper to the letter is ``objective = "sum"``, ``optimiser = "sgd"``, ``lr = 0.01``,
     ``reversal = "unbounded"`` and ``reversal_weight = 1``.
@@ -86,7 +86,7 @@ class GeneratorPlan(Options):
 
     @property
     def reverses(self) -> bool:
-        """Whether anything is against the own head."""
+        """Whether there is a term against the own head."""
         return self.reversal != "none" and self.reversal_weight > 0
 
     @property
@@ -97,12 +97,12 @@ class GeneratorPlan(Options):
 
 @dataclass(frozen=True)
 class Generator:
-    """G(z | y) of one receiver and what Adam remembers of it.
+    """G(z | y) of one receiver, with Adam's state.
 
     Attributes:
         weights: as on the wire (``wire.GENERATOR_ARRAYS``).
         mean, square: Adam's moments, same names and shapes; plain SGD leaves them at 0.
-        steps: taken so far.
+        steps: steps taken so far.
     """
 
     weights: Model
@@ -114,7 +114,7 @@ class Generator:
 def fresh_generator(
     *, num_classes: int, latent: int, hidden: int, rng: np.random.Generator
 ) -> Generator:
-    """An untrained generator; weights uniform in ±1/√fan-in, as torch's Linear."""
+    """Return an untrained generator; weights uniform in ±1/√fan-in, as torch's Linear."""
     widths = {"hidden": (num_classes + wire.NOISE, hidden), "mean": (hidden, latent)}
     widths["spread"] = widths["mean"]
     weights: Model = {}
@@ -128,7 +128,7 @@ def fresh_generator(
 
 
 def predictor_arrays(model: Model, layers: Layers) -> Model:
-    """The arrays of p out of a model.
+    """Return the arrays of p from a model.
 
     Raises:
         FederationError: an array that the layers name is not in the model.
@@ -144,15 +144,11 @@ def predictor_arrays(model: Model, layers: Layers) -> Model:
 
 
 def predictor_shape(heads: Mapping[str, Model], layers: Layers) -> tuple[int, int]:
-    """Width of the latent space and number of classes, the same for all heads.
-
-    Args:
-        heads: receiver → arrays of its predictor, at least one.
-        layers: of all of them.
+    """Return the latent width and the number of classes, the same for all heads (at least one).
 
     Raises:
-        FederationError: heads of different shapes, layers that do not fit together, or fewer
-            than two classes.
+        FederationError: heads of different shapes, layers that do not fit together, or fewer than
+            two classes.
     """
     first_name, first = next(iter(heads.items()))
     for name, head in heads.items():
@@ -177,10 +173,10 @@ def predictor_shape(heads: Mapping[str, Model], layers: Layers) -> tuple[int, in
 
 
 def out_of_line(heads: Mapping[str, Model]) -> dict[str, float]:
-    """Receivers whose predictor is far larger than the others' → how many times.
+    """Return outlier receivers, with far larger predictors than the others → the factor.
 
-    Its loss would outweigh all others', and Adam would remember that for a thousand steps. The
-    usual norm is the (lower) median; of two, the smaller.
+    An outlier's loss would outweigh all others', and Adam would remember it for a thousand steps.
+    The usual norm is the (lower) median; of two, the smaller.
     """
     norms = {
         name: float(
@@ -193,10 +189,10 @@ def out_of_line(heads: Mapping[str, Model]) -> dict[str, float]:
 
 
 def linear_head(model: Model, prefix: str) -> Layers:
-    """The layers of a linear head by prefix, for silos that do not describe theirs.
+    """Return the layers of a linear head by prefix, for silos that do not describe theirs.
 
     Raises:
-        FederationError: not one weight and at most one bias are named so.
+        FederationError: the prefix does not name one weight and at most one bias.
     """
     named = [name for name in model if name.startswith(prefix)]
     weights = [name for name in named if model[name].ndim == 2]
@@ -210,13 +206,9 @@ def linear_head(model: Model, prefix: str) -> Layers:
 
 
 def common_layers(described: Sequence[tuple[str, Layers]], *, task: str = "") -> Layers:
-    """The predictor's layers as most silos describe them: one silo alone decides nothing.
+    """Return the predictor's layers that most silos describe, so that no single silo decides.
 
-    Of two that equally many describe they are those named first; none at all comes last.
-
-    Args:
-        described: silo and its layers, or none where it has no latent split; at least one silo.
-        task: of the run, for the message.
+    Ties go to the layers named first; an empty description (no latent split) comes last.
 
     Raises:
         FederationError: most describe none: their task has no latent split.

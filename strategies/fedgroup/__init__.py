@@ -1,1 +1,1 @@
-"""FedGroup: static groups from one pre-training, newcomers placed by it."""
+"""FedGroup: static groups from one pre-training, by which newcomers are placed too."""

@@ -1,32 +1,30 @@
-"""FedGroup and FedGrouProx: static groups from one pre-training, and newcomers placed by it.
+"""FedGroup and FedGrouProx: static groups from one pre-training, by which newcomers are placed too.
 
 Duan, Liu, Ji, Liu, Liang, Chen, Tan: "FedGroup: Efficient Federated Learning via Decomposed
-Similarity-Based Clustering", 2021, https://arxiv.org/abs/2010.06870; Algorithms 2–3, eqs.
-4–9. The clustering itself is ``coterie.strategies.partition.fedgroup``.
+Similarity-Based Clustering", 2021, https://arxiv.org/abs/2010.06870; Algorithms 2–3, eqs. 4–9. The
+clustering itself is ``coterie.strategies.partition.fedgroup``.
 
 Group cold start (Algorithm 3), round 1: the pre-training silos train from w⁰; their updates are
 clustered (EDC or MADC); group j starts at ``w⁰ + mean(Δ_i)``, equal weights, and keeps
-``mean(Δ_i)``, frozen, as its direction. From round 2 on every group is a FedAvg of its own
-(Algorithm 2; with ``proximal-mu`` in the training configuration FedProx: FedGrouProx). A silo in
-no group is *cold*: in its first round, whichever that is, it trains from w⁰ and goes to the group
-whose direction has the largest cosine with its update (eq. 9). No group model is sent to it to be
-compared.
+``mean(Δ_i)``, frozen, as its direction. From round 2 on every group runs its own FedAvg (Algorithm
+2; with ``proximal-mu`` in the training configuration FedProx: FedGrouProx). A silo without a group
+is *cold*: in its first round it trains from w⁰ and joins the group whose direction has the largest
+cosine with its update (eq. 9), without seeing any group's model.
 
 Silos that described themselves are cold-started by the phase ``train.cold_start`` before the
-round's training, and then train what is left of the round's E epochs from their group's model, as
-in the paper. All else is ordinary ``train`` messages, which any ClientApp understands.
+round's training, and then train the rest of the round's E epochs from their group's model, as in
+the paper. All else is ordinary ``train`` messages, which any ClientApp understands.
 
 Differs from the paper in:
 
-- *Whole rounds.* A cold start that is not shorter than a round leaves nothing to go on with, and a
-  plain ClientApp cannot be told to: then it is the silo's work of its first round. In round 1 that
-  is what FedAvg's silos do as well, so with the default length it costs no round. A newcomer holds
-  its group's model after its first round, and its data count from the next on; sampled silos are
-  cold-started one round before their turn.
-- *Which arrays.* Directions are of parameters; BatchNorm's running statistics are averaged with
-  the models, but neither compared nor moved by the inter-group aggregation.
-- ``num_groups="auto"``, the separation of the groups, and ``min_similarity``, which lets a
-  newcomer that is like no group open one, are not in the paper.
+- *Whole rounds.* A cold start at least as long as a round, or at a plain ClientApp, is the silo's
+  entire first round. In round 1 FedAvg's silos do the same, so the default length costs no round. A
+  newcomer holds its group's model after its first round, and its data count from the next; sampled
+  silos are cold-started one round before their turn.
+- *Which arrays.* Directions are of parameters; BatchNorm's running statistics are averaged with the
+  models, but neither compared nor moved by the inter-group aggregation.
+- ``num_groups="auto"``, the separation of the groups, and ``min_similarity``, by which a newcomer
+  unlike any group opens one, are not in the paper.
 - Algorithm 3 line 16 as printed makes the mean update the group's model; w⁰ is added here.
 - *RCC* is not spelled out: here m random pre-training silos are the centres, and the others are
   placed by eq. 9.
@@ -91,28 +89,27 @@ COLD_START = "cold-start"
 LOW_SEPARATION = 0.6
 """Silhouette of the MADC distances below which groups are doubtful; see ``choose_num_groups``."""
 MAX_AUTO_GROUPS = 32
-"""``num_groups="auto"`` tries no more."""
+"""Maximum number of groups that ``num_groups="auto"`` tries."""
 _PRETRAIN, _CLUSTER, _SAMPLE, _ASSIGN = range(4)  # purposes of the strategy's own randomness
 
 
 @dataclass(frozen=True)
 class FedGroupState:
-    """What FedGroup knows between two rounds. Groups are numbered from 0 and never renumbered.
+    """FedGroup's state between rounds. Groups are numbered from 0 and never renumbered.
 
     Attributes:
-        members: every silo's model and size; ``groups`` are the members that are here.
-        group_of: silo → number of its group, for good. Who is not in it is cold.
+        group_of: silo → number of its group, permanently; silos not in it are cold.
         group_models: w^(g_j).
         directions: Δw₀^(g_j), frozen: mean pre-training updates (the compared arrays only).
-        norms: their lengths.
+        norms: the lengths of ``directions``.
         pretraining: the silos whose updates form the groups; None before they are chosen.
-        separation: silhouette of the groups that were formed, where there is one.
+        separation: silhouette of the groups formed, if there is one.
         here: silos of the last round, sorted.
         begun: silos whose cold start was the beginning of the last round's training.
         similarity: silo placed in the last round → its cosine with every direction.
         opened: silos that opened a group in the last round.
-        compared: silos whose updates formed groups in the last round, or nobody; ``cosines`` and
-            ``lengths`` are of those updates.
+        compared: silos whose updates formed groups in the last round; ``cosines`` and ``lengths``
+            are of those updates.
     """
 
     members: Members
@@ -132,7 +129,7 @@ class FedGroupState:
 
 
 class FedGroup(Algorithm[FedGroupState]):
-    """Groups by the direction of a pre-training, each with a FedAvg or FedProx of its own.
+    """Groups by the direction of a pre-training update, each with its own FedAvg or FedProx.
 
     A silo without a group at the end keeps the auxiliary global model.
     """
@@ -192,15 +189,12 @@ class FedGroup(Algorithm[FedGroupState]):
 
     @property
     def averages(self) -> bool:
-        """As the algorithm inside the groups has it."""
         return self.within.inside.averages
 
     def entries(self, training: Config) -> Config:
-        """What silos must know for the algorithm inside the groups."""
         return self.within.inside.entries(training)
 
     def problems(self, training: Config) -> Iterator[str]:
-        """Two lengths of one cold start; fewer silos than groups to form them; and ``within``."""
         yield from self.within.problems(training)
         if self.pretrain_epochs and self.pretrain_steps:
             yield (
@@ -214,7 +208,7 @@ class FedGroup(Algorithm[FedGroupState]):
             )
 
     def insecure(self) -> str:
-        """The groups' models are looked into, of which one may be a single silo's."""
+        """Return why options are refused in a secure run: they need to see a group's model."""
         if self.pretrain_steps:
             return (
                 "pretrain-steps leave silos of different sizes rounds of different lengths, and in "
@@ -228,7 +222,6 @@ class FedGroup(Algorithm[FedGroupState]):
         return self.within.insecure()
 
     def compared(self, state: FedGroupState) -> Compared | None:
-        """Cold starts."""
         return Compared()
 
     def _rng(self, number: int, purpose: int) -> np.random.Generator:
@@ -236,11 +229,9 @@ class FedGroup(Algorithm[FedGroupState]):
 
     @property
     def _least(self) -> int:
-        """Silos without which there are no groups."""
         return 1 if self.num_groups == "auto" else int(self.num_groups)
 
     def demands(self) -> Config:
-        """The length of a cold start, if it is not a round's."""
         lengths = {
             wire.PRETRAIN_EPOCHS: self.pretrain_epochs,
             wire.PRETRAIN_STEPS: self.pretrain_steps,
@@ -250,18 +241,18 @@ class FedGroup(Algorithm[FedGroupState]):
     # ---------------------------------------------------------------- before a round
 
     def welcome(self, state: FedGroupState, new: frozenset[str], now: Round) -> FedGroupState:
-        """Everybody comes cold, with w⁰; what was noted of the round before is over."""
+        """Start new silos cold, and clear the notes of the previous round."""
         placed: dict[str, Any] = {"begun": (), "similarity": {}, "opened": ()}
         state = replace(state, **placed, compared=(), cosines=(), lengths=())
         return self._gathered(state, now)
 
     def renew(self, state: FedGroupState, changed: frozenset[str], now: Round) -> FedGroupState:
-        """Whose data are others is cold again; the directions of the groups stand."""
+        """Make silos with changed data cold again; the groups' directions stay."""
         group_of = {name: own for name, own in state.group_of.items() if name not in changed}
         return replace(state, group_of=group_of)
 
     def prepare(self, state: FedGroupState, now: Round) -> Exchanges[FedGroupState]:
-        """The cold starts that the round's training goes on from: of the groups, then of silos."""
+        """Run the cold starts that the round's training continues: the groups', then silos'."""
         tried: set[str] = set()
         if not state.group_models:
             first = [now.here[name] for name in state.pretraining or ()]
@@ -283,7 +274,7 @@ class FedGroup(Algorithm[FedGroupState]):
         return state
 
     def orders(self, state: FedGroupState, now: Round) -> tuple[FedGroupState, list[Order]]:
-        """The sampled train their group's model; cold ones whose turn it is, or is next, w⁰."""
+        """Order group training for sampled silos; w⁰ for cold ones due this round or the next."""
         turn, soon = (self._turn(state.here, now.number + ahead) for ahead in (0, 1))
         due = soon | (turn if state.group_models else set(state.pretraining or ()))
         orders = []
@@ -300,7 +291,7 @@ class FedGroup(Algorithm[FedGroupState]):
         return state, orders
 
     def _gathered(self, state: FedGroupState, now: Round) -> FedGroupState:
-        """Who is here; and once, Algorithm 3, line 2: the α·m silos that pre-train."""
+        """Note the silos present; once, choose those that pre-train (Algorithm 3, line 2)."""
         state = replace(state, here=tuple(sorted(now.names)))
         if state.pretraining is not None:
             return state
@@ -309,11 +300,11 @@ class FedGroup(Algorithm[FedGroupState]):
         return replace(state, pretraining=tuple(sorted(chosen)))
 
     def _turn(self, here: Sequence[str], number: int) -> frozenset[str]:
-        """Algorithm 2, line 4: S_t, known ahead so that cold silos can be warm by their turn."""
+        """Return S_t (Algorithm 2, line 4), known ahead so that cold silos are placed in time."""
         return drawn(here, self.sample, self._rng(number, _SAMPLE))
 
     def _cold_start(self, state: FedGroupState, silo: Silo, purpose: str, now: Round) -> Order:
-        """Pre-training from w⁰, the same in every round: ClientUpdate of Algorithm 1."""
+        """Order a pre-training from w⁰, the same in every round: Algorithm 1's ClientUpdate."""
         config: dict[str, Scalar] = {wire.LR_DECAY: 1.0}
         if self.pretrain_epochs:  # a silo that is told steps does not count epochs
             config |= {wire.LOCAL_EPOCHS: self.pretrain_epochs, wire.LOCAL_STEPS: 0}
@@ -325,18 +316,18 @@ class FedGroup(Algorithm[FedGroupState]):
         return Order(silo, state.members.initial, purpose=purpose, config=config, kind=kind)
 
     def _goes_on(self, silo: Silo, now: Round) -> bool:
-        """Whether its cold start is the beginning of a round's training."""
+        """Return whether the silo's cold start is the beginning of a round's training."""
         if not silo.described:
             return False
         steps = self._cold_steps(silo, now)
         return self.pretrain_steps > 0 or 0 < steps < _round_steps(silo, now)
 
     def _cold_steps(self, silo: Silo, now: Round) -> int:
-        """Mini-batches of a cold start; 0 if it is as long as a round."""
+        """Return the mini-batches of a cold start; 0 if it is as long as a round."""
         return self.pretrain_steps or self.pretrain_epochs * num_batches(silo, now.config)
 
     def _training(self, state: FedGroupState, silo: Silo, now: Round) -> list[Order]:
-        """A round of the group's model, less what a cold start in this round has taken of it."""
+        """Order a round of the group's model, minus the silo's cold start in this round."""
         model, kind = state.group_models[state.group_of[silo.name]], self.within.inside.kind
         if silo.name not in state.begun:
             return [Order(silo, model, kind=kind)]
@@ -348,7 +339,6 @@ class FedGroup(Algorithm[FedGroupState]):
         return [Order(silo, model, config=config, kind=kind)]
 
     def _rest(self, silo: Silo, now: Round) -> dict[str, int]:
-        """What a cold start leaves of its round."""
         if self.pretrain_steps or now.config.get(wire.LOCAL_STEPS):
             return {wire.LOCAL_STEPS: _round_steps(silo, now) - self._cold_steps(silo, now)}
         return {wire.LOCAL_EPOCHS: _local_epochs(now) - self.pretrain_epochs}
@@ -356,7 +346,7 @@ class FedGroup(Algorithm[FedGroupState]):
     # ---------------------------------------------------------------- after a round
 
     def absorb(self, state: FedGroupState, updates: Updates, now: Round) -> FedGroupState:
-        """Form the groups or train them, then place the cold ones that answered."""
+        """Form the groups or train them, then place the cold silos that answered."""
         state = replace(state, here=tuple(sorted(now.names)))  # less who diverged meanwhile
         if state.group_models:
             old = [u for u in updates if u.silo.name in state.group_of]
@@ -368,7 +358,7 @@ class FedGroup(Algorithm[FedGroupState]):
         return _handed_out(self._placed(state, cold, now))
 
     def _formed(self, state: FedGroupState, updates: Updates, now: Round) -> FedGroupState:
-        """Algorithm 3, from line 6: groups, their models and directions."""
+        """Form groups, their models and directions (Algorithm 3, from line 6)."""
         self._require_enough(len(updates), "answered", now)
         deltas = [compared(update) for update in updates]
         noise = [u.noise_in(delta) for u, delta in zip(updates, deltas, strict=True)]
@@ -446,7 +436,7 @@ class FedGroup(Algorithm[FedGroupState]):
         return separation
 
     def _trained(self, state: FedGroupState, updates: Updates, now: Round) -> FedGroupState:
-        """Algorithm 2, lines 5–10: every group's FedAvg, then the inter-group aggregation."""
+        """Run every group's FedAvg, then the inter-group aggregation (Algorithm 2, lines 5–10)."""
         models = list(state.group_models)
         rest = {u.silo.name: self._rest(u.silo, now) for u in updates if u.silo.name in state.begun}
         combine = partial(self.within.inside.combine, now=now, told=rest)
@@ -462,7 +452,6 @@ class FedGroup(Algorithm[FedGroupState]):
         return replace(state, group_models=tuple(models))
 
     def _placed(self, state: FedGroupState, updates: Updates, now: Round) -> FedGroupState:
-        """Every cold silo that answered has a group."""
         rng = self._rng(now.number, _ASSIGN)
         for update in updates:
             state = self._assigned(state, update, rng)
@@ -471,7 +460,7 @@ class FedGroup(Algorithm[FedGroupState]):
     def _assigned(
         self, state: FedGroupState, update: Update, rng: np.random.Generator
     ) -> FedGroupState:
-        """Client cold start, eq. 9; or RAC; or a group of its own."""
+        """Place a cold silo by eq. 9, at random (RAC), or in a new group."""
         name, delta = update.silo.name, compared(update)
         row = [list(delta.values())]
         inner = cross(row, [list(direction.values()) for direction in state.directions])[0]
@@ -515,16 +504,15 @@ class FedGroup(Algorithm[FedGroupState]):
     # ---------------------------------------------------------------- views
 
     def models(self, state: FedGroupState) -> Mapping[str, Model]:
-        """Silo → its group's model; who left, the last that it had; who is cold has none."""
+        """Return silo → its group's model (for absent silos the last one); cold silos have none."""
         return {n: model for n, model in state.members.models.items() if n in state.group_of}
 
     def common(self, state: FedGroupState) -> Model | None:
-        """The auxiliary global model, once there are groups; not where it is not seen (secure)."""
+        """Return the auxiliary global model; None without groups or if not seen (secure runs)."""
         seen = state.group_models and all(map(is_seen, state.group_models))
         return global_model(state) if seen else None
 
     def details(self, state: FedGroupState) -> Mapping[str, Any]:
-        """Groups by number, empty ones too; who is cold; how the last were placed, and by what."""
         members = by_number(state.here, state.group_of, len(state.group_models))
         return {
             "members": members,
@@ -541,34 +529,34 @@ class FedGroup(Algorithm[FedGroupState]):
 
 
 def global_model(state: FedGroupState) -> Model:
-    """The auxiliary global model (Algorithm 2, line 11): the plain mean of the groups' models.
+    """Return the auxiliary global model (Algorithm 2, line 11): the plain mean of group models.
 
-    w⁰ while there are no groups. Of a run that has ended: ``global_model(result.state)``.
+    It is w⁰ without groups. After a run, call ``global_model(result.state)``.
     """
     return plain_mean(state.group_models) if state.group_models else state.members.initial
 
 
 def _local_epochs(now: Round) -> int:
-    """E; one, as at any silo that is told nothing."""
+    """Return E; 1 by default, as at the silos."""
     return int(now.config.get(wire.LOCAL_EPOCHS, 1))
 
 
 def _round_steps(silo: Silo, now: Round) -> int:
-    """Mini-batches of a round's training at a silo that described itself."""
+    """Return the mini-batches of a round's training at a silo that described itself."""
     steps = int(now.config.get(wire.LOCAL_STEPS, 0))
     return steps or _local_epochs(now) * num_batches(silo, now.config)
 
 
 @contextmanager
 def _warnings_by_name() -> Iterator[None]:
-    """The numerics warn of silos by row; here the same is logged with their names."""
+    """Silence the numerics' warnings, which name rows; they are logged with silo names instead."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", r"Zero update|Only \d+ different", RuntimeWarning)
         yield
 
 
 def _accepted(groups: Sequence[Sequence[int]], updates: Updates) -> list[list[int]]:
-    """The groups without those to whom theirs is too small; they are placed like newcomers."""
+    """Return the groups without silos that accept none so small; those become newcomers."""
     kept = []
     for group in groups:
         stay = {update.silo.name for update in _counting(updates, group)}
@@ -577,20 +565,20 @@ def _accepted(groups: Sequence[Sequence[int]], updates: Updates) -> list[list[in
 
 
 def _counting(updates: Updates, group: Sequence[int]) -> list[Update]:
-    """Of a group, given as rows of the updates, those that may be averaged."""
+    """Return those updates of a group, given as rows, that may be averaged."""
     own = [updates[i] for i in group]
     return accepted(own, [u.silo.name for u in own])
 
 
 def _handed_out(state: FedGroupState) -> FedGroupState:
-    """Everybody here gets its group's model. Who is away keeps the one that it left with."""
+    """Give present silos their group's model; absent ones keep their last."""
     here = [name for name in state.here if name in state.group_of]
     members = give_out(state.members, here, state.group_of, state.group_models)
     return replace(state, members=members)
 
 
 def _inter_group(models: Sequence[Model], rate: float, buffers: Sequence[str]) -> list[Model]:
-    """Algorithm 2, line 18, from the snapshot: ``w_j + η_g · Σ_{l≠j} w_l / |w_l|``."""
+    """Return ``w_j + η_g · Σ_{l≠j} w_l / |w_l|`` of the old models (Algorithm 2, line 18)."""
     seen = [arrays_of(model) for model in models]
     units = [_unit(model, buffers) for model in seen]
     return [
@@ -607,7 +595,7 @@ def _moved(array: Any, steps: Sequence[np.ndarray], rate: float) -> Any:
 
 
 def _unit(model: Arrays, buffers: Sequence[str]) -> dict[str, np.ndarray]:
-    """The model's parameters in float64, divided by their common norm; nothing for a zero model."""
+    """Return the parameters in float64, divided by their common norm; empty for a zero model."""
     wide = {
         name: array.astype(np.float64)
         for name, array in model.items()

@@ -1,1 +1,1 @@
-"""HCCT: groups that maximise the silos' utility, and α without guessing."""
+"""HCCT: groups that maximise the silos' utility, and an automatic choice of α."""

@@ -4,28 +4,27 @@ Sun, Kountouris, Zhang: "How to Collaborate: Towards Maximizing the Generalizati
 Cross-Silo Federated Learning", IEEE TMC 2024, https://arxiv.org/abs/2401.13236; Algorithms 1–2,
 eqs. 8–17. The partition itself is ``coterie.strategies.partition.hcct``.
 
-Round 1: every silo alone, all from the same w⁰. After every round the silos that answered are
-partitioned anew; each group's model is the size-weighted mean of its members' current models,
-its members train it, and it is aggregated size-weighted.
+In round 1 every silo trains alone from the same w⁰. After every round the silos that answered are
+partitioned again; each group trains the size-weighted mean of its members' current models, and is
+aggregated size-weighted.
 
 Differs from the paper:
 
-- *Memory* (``memory=1``, the default). The paper compares the updates of the last round. Those
-  of small silos turn to noise as training goes on, and the groups flap. Here the accumulated own
+- *Memory* (``memory=1``, the default). The paper compares the updates of the last round. Small
+  silos' updates turn to noise as training goes on, and their groups flip. Here the accumulated own
   updates ``c_i ← memory · c_i + Δ_i`` are compared. ``memory=0`` is the paper.
 - *Solver* (``solver="best"``, the default). The paper's greedy merging joins small silos first,
-  whatever their kind, and never parts them. The same utility is maximised exactly for up to 16
-  silos and by a better search above. ``solver="agglomerative"`` is the paper; there a merge is
-  made only while its benefit is positive (Algorithm 2 merges before it tests).
+  regardless of their kind, and never separates them. The same utility is maximised exactly for up
+  to 16 silos and by a better search above. ``solver="agglomerative"`` is the paper, except that a
+  merge needs a positive benefit (Algorithm 2 merges before it tests).
 - α may be one number or stated by each silo.
-- *K* (``fixed_groups``, the paper's Figs. 5 and 6): merging goes on, or ends, at K groups; with
-  ``solver="best"`` single silos then move while that gains. Newcomers that fit no group are beside
-  these until the next partition.
+- *K* (``fixed_groups``, the paper's Figs. 5 and 6): merging continues to, or stops at, K groups;
+  with ``solver="best"`` single silos then move while that gains. Newcomers that fit no group form
+  additional groups until the next partition.
 - A newcomer is placed by eqs. 15–16 against the existing groups, as in the paper's Section 7.3
   (Fig. 3), which does not say what it trains before. Here it trains one round from the mean of all
-  current models, and in the same round from w⁰ for some more epochs, as many as it allows
-  (``max_local_epochs``), so that its memory can be compared with the others'. Newcomers that join
-  no group may form one among themselves.
+  current models, and in the same round from w⁰ for more epochs, up to its ``max_local_epochs``, so
+  that its memory is comparable. Newcomers that join no group may form one among themselves.
 """
 
 from __future__ import annotations
@@ -87,37 +86,35 @@ log = logging.getLogger("coterie.run")
 CATCH_UP = "catch-up"
 """Purpose of a newcomer's second training in its first round, from w⁰."""
 MAX_CATCH_UP = 5
-"""Rounds' worth of epochs in a catch-up: enough to tell the groups apart on the members' scale."""
+"""Rounds' worth of epochs in a catch-up: enough to separate the groups on the members' scale."""
 MAX_WAIT = 4
-"""The round after which ``auto`` looks for α also without silos that have never answered."""
+"""Round at whose end ``auto`` stops waiting for silos that have never answered."""
 MAX_CHURN = 1 / 3
-"""Of the silos that a trial's winner was found for: when more have come or left since, the
-partition is looked at again."""
+"""Share of the silos behind a trial's winner whose coming or leaving triggers a new partition."""
 PATH_RESTARTS, PATH_EXACT = 2, 12
 """Of the search at each α of a path, and up to how many silos it is exact: there are a hundred."""
 
 
 @dataclass(frozen=True)
 class HCCTState:
-    """What HCCT knows between two rounds.
+    """HCCT's state between rounds.
 
     Attributes:
-        members: models, sizes, and the groups that trained in the last round.
         memory: silo → c_i, its accumulated own updates (the compared arrays only).
-        noise: silo → expected squared norm of the noise in that, where it states one (privacy).
-        alphas: silo → its own α, where it stated one.
+        noise: silo → expected squared norm of the noise in that, if it states one (privacy).
+        alphas: silo → its own α, if it stated one.
         planned: groups of the next round.
         starts: silo → the model that its group of the next round starts from.
         newcomers: silos that have not been placed yet.
         layer: prefix of the array names that are compared (HCCT-E); empty compares all.
         unchanged: how often in a row the partition came out the same.
-        alpha: what ``auto`` chose.
-        trial: what ``auto`` is trying.
-        untrained: silo → what it found of w⁰ on what it holds out for ``auto``.
-        verdict: how the trial ended, for the record of that round.
-        held: who was here when the partition that ``auto`` keeps was formed.
+        alpha: the choice of ``auto``.
+        trial: the ongoing trial of ``auto``.
+        untrained: silo → its measurement of w⁰ on the samples held out for ``auto``.
+        verdict: the trial's outcome, for the record of that round.
+        held: silos present when the partition that ``auto`` keeps was formed.
         similarity: cosines between ``compared`` silos after the last round.
-        norms: lengths of the vectors that were compared.
+        norms: lengths of the compared vectors.
         alphas_used, sizes_used: α and training samples of ``compared`` at that time.
     """
 
@@ -184,15 +181,12 @@ class HCCT(Algorithm[HCCTState]):
 
     @property
     def averages(self) -> bool:
-        """As the algorithm inside the groups has it."""
         return self.within.inside.averages
 
     def entries(self, training: Config) -> Config:
-        """What silos must know for the algorithm inside the groups."""
         return self.within.inside.entries(training)
 
     def problems(self, training: Config) -> Iterator[str]:
-        """What ``alpha = auto`` needs: rounds for its trial, and whole models; and ``within``."""
         yield from self.within.problems(training)
         if self.alpha != "auto":
             return
@@ -219,7 +213,7 @@ class HCCT(Algorithm[HCCTState]):
             )
 
     def insecure(self) -> str:
-        """A trial of ``alpha = auto`` sums the same silos in groups of every kind."""
+        """Return why ``auto`` is refused in a secure run: overlapping groups reveal updates."""
         if self.alpha != "auto":
             return self.within.insecure()
         return (
@@ -228,16 +222,15 @@ class HCCT(Algorithm[HCCTState]):
         )
 
     def compared(self, state: HCCTState) -> Compared | None:
-        """What the groups are formed by; each module until one is chosen (HCCT-E)."""
         chosen = state.layer or {"auto": "each"}.get(self.layers, self.layers)
         return Compared(self.similarity, chosen)
 
     def newcomer_model(self, state: HCCTState) -> Model:
-        """In round 1 everybody starts alone from w⁰; later ones from the mean of all models."""
+        """Return the mean of all models; in round 1 that is w⁰."""
         return mean_of_all(state.members)
 
     def welcome(self, state: HCCTState, new: frozenset[str], now: Round) -> HCCTState:
-        """Newcomers are placed after their first round. A silo may return with another α."""
+        """Register newcomers, to be placed after their first round, and the silos' current α."""
         models = dict(state.members.models)
         if self._looks(state, now):  # everybody begins alone
             models |= dict.fromkeys(new, state.members.initial)
@@ -251,7 +244,7 @@ class HCCT(Algorithm[HCCTState]):
         )
 
     def renew(self, state: HCCTState, changed: frozenset[str], now: Round) -> HCCTState:
-        """Whose data are others is a newcomer again, once there are groups to place it in."""
+        """Treat silos with changed data as newcomers, once there are groups."""
         state = replace(
             state,
             memory={name: own for name, own in state.memory.items() if name not in changed},
@@ -270,7 +263,7 @@ class HCCT(Algorithm[HCCTState]):
         )
 
     def orders(self, state: HCCTState, now: Round) -> tuple[HCCTState, list[Order]]:
-        """Everybody here trains from its group's model; newcomers also from w⁰."""
+        """Order each silo's training of its group's model; for newcomers also one from w⁰."""
         present = present_groups(state.planned, now.here)
         groups = tuple(sorted(form(present, state.members.minimums)))
         # Who is alone only because its group became too small for it has no part in their mean.
@@ -295,7 +288,7 @@ class HCCT(Algorithm[HCCTState]):
         ]
 
     def absorb(self, state: HCCTState, updates: Updates, now: Round) -> HCCTState:
-        """Aggregate the groups, remember the updates, and form the next round's groups."""
+        """Aggregate the groups, accumulate the updates, and form the next round's groups."""
         trained = [u for u in updates if not u.purpose]
         looks = self._looks(state, now)
         if looks:
@@ -327,11 +320,10 @@ class HCCT(Algorithm[HCCTState]):
     def _open_trial(
         self, state: HCCTState, here: Sequence[str], deltas: Mapping[str, Arrays], now: Round
     ) -> HCCTState:
-        """Begin to look for α, from what the silos' first updates say.
+        """Open the trial for α once the first updates allow it.
 
-        Until there is something to choose from everybody goes on alone: with one silo there is
-        not, and a silo whose first answer was lost is waited for. Who states its own α has no
-        part in the trial and trains alone until it is over.
+        Until then all silos continue alone; a silo whose first answer was lost is waited for. A
+        silo that states its own α has no part in the trial and trains alone until it is over.
         """
         waiting = replace(
             state,
@@ -365,7 +357,6 @@ class HCCT(Algorithm[HCCTState]):
         return replace(waiting, trial=opened)
 
     def _landscape(self, state: HCCTState, names: Sequence[str], now: Round) -> Landscape:
-        """What the path of partitions over α is computed from, for these silos."""
         return Landscape(
             names=names,
             gram=gram(
@@ -378,7 +369,6 @@ class HCCT(Algorithm[HCCTState]):
         )
 
     def _continue_trial(self, state: HCCTState, updates: Updates, now: Round) -> HCCTState:
-        """Go on with the trial, or take the winner's groups, models and α."""
         assert state.trial is not None
         trial = trials.continue_trial(state.trial, updates)
         models = dict(state.members.models)
@@ -419,7 +409,7 @@ class HCCT(Algorithm[HCCTState]):
         )
 
     def _choose_layer(self, state: HCCTState, trained: Updates) -> HCCTState:
-        """Settle in the first round which arrays are compared (HCCT-E, eq. 19)."""
+        """Choose in the first round which arrays are compared (HCCT-E, eq. 19)."""
         if self.layers == "all" or state.layer or not trained:
             return state
         if self.layers != "auto":
@@ -465,7 +455,7 @@ class HCCT(Algorithm[HCCTState]):
         noisy: Mapping[str, float],
         probes: Mapping[str, Update],
     ) -> dict[str, float]:
-        """Of what is remembered, by that of the updates: independent noise adds up in squares."""
+        """Accumulate the updates' noise like ``memory``: independent noise adds up in squares."""
         noise = dict(state.noise)
         for name, own in noisy.items():
             probe = probes.get(name)
@@ -485,10 +475,10 @@ class HCCT(Algorithm[HCCTState]):
         noisy: Mapping[str, float],
         now: Round,
     ) -> HCCTState:
-        """Groups of the next round: the settled silos anew, then the newcomers among them.
+        """Form the next round's groups: repartition the settled silos, then place newcomers.
 
-        Where the groups stand, who has no place among them (it was away when they were formed) is
-        placed like a newcomer, and who is away keeps its place.
+        If the groups are kept, a silo without a place (absent when they were formed) is placed like
+        a newcomer, and an absent silo keeps its place.
         """
         settled = sorted(n for n in here if n in state.memory and n not in state.newcomers)
         new = sorted(n for n in state.newcomers if n in deltas)
@@ -566,7 +556,6 @@ class HCCT(Algorithm[HCCTState]):
         )
 
     def _solve_all(self, utility: HCCTUtility, now: Round) -> list[list[int]]:
-        """The partition of all who are settled: into ``fixed_groups`` where that is set."""
         if not self.fixed_groups:
             return self._solve(utility, now=now)
         if self.solver == "agglomerative":
@@ -574,14 +563,13 @@ class HCCT(Algorithm[HCCTState]):
         return with_groups(utility, self.fixed_groups).groups
 
     def _solve(self, utility: HCCTUtility, *, now: Round, **search: int) -> list[list[int]]:
-        """Of the path of ``auto``, and of strangers: as many groups as there come to be."""
+        """Partition into any number of groups, for the path of ``auto`` and for strangers."""
         if self.solver == "agglomerative":
             return agglomerative(utility).groups
         rng = np.random.default_rng([self.seed, now.number])
         return best_partition(utility, rng=rng, **search).groups
 
     def with_models(self, state: HCCTState, change: Change) -> HCCTState:
-        """Change the models of a trial, too."""
         state = super().with_models(state, change)
         if state.trial is None:
             return state
@@ -589,27 +577,25 @@ class HCCT(Algorithm[HCCTState]):
         return replace(state, trial=trial)
 
     def next_models(self, state: HCCTState) -> Mapping[str, Model]:
-        """Silo → what its group of the next round starts from."""
         return state.starts
 
     def _finds_alpha(self, state: HCCTState) -> bool:
-        """Whether ``auto`` is still to choose α, unless it is too late."""
+        """Return whether ``auto`` has yet to choose α and can still do so."""
         decided = self.alpha != "auto" or state.alpha is not None
         return not decided and not _go_by_stated(state, state.members.here)
 
     def comparing(self, state: HCCTState, now: Round) -> bool:
-        """While ``auto`` looks for α, not where it never will: too late, or silos state theirs."""
+        """Return whether ``auto`` looks for α, and is neither too late nor replaced by stated α."""
         if not self._finds_alpha(state):
             return False
         last = trials.last_to_begin(now.rounds)
         return state.trial is not None or not now.rounds or now.number <= last
 
     def _looks(self, state: HCCTState, now: Round) -> bool:
-        """Whether everybody trains alone, with a fold held out, for a trial to come."""
+        """Return whether all silos train alone, with a fold held out, for a coming trial."""
         return state.trial is None and self.comparing(state, now)
 
     def details(self, state: HCCTState) -> Mapping[str, Any]:
-        """The planned groups, and the cosines that they come from."""
         details: dict[str, Any] = {"planned": [list(group) for group in state.planned]}
         if self.alpha == "auto":
             details["alpha"] = state.alpha
@@ -636,7 +622,7 @@ def _nobody_judges(now: Round) -> FederationError:
 
 
 def _is_time_for_trial(now: Round) -> bool:
-    """Whether a trial that begins now leaves a round for its groups."""
+    """Return whether a trial that begins now leaves a round for its groups."""
     rounds = now.rounds
     last = trials.last_to_begin(rounds)
     if rounds and now.number == max(last + 1, 1):
@@ -651,7 +637,7 @@ def _is_time_for_trial(now: Round) -> bool:
 def _with_absent(
     planned: Sequence[Group], before: Sequence[Group], here: Sequence[str]
 ) -> tuple[Group, ...]:
-    """``planned``, in which who is away keeps its place beside those it was with before."""
+    """Add absent silos to ``planned``, next to their previous group members."""
     absent = {name for group in before for name in group} - set(here)
     groups = [set(group) for group in planned]
     for group in before:
@@ -668,11 +654,11 @@ def _with_absent(
 def _common_starts(
     starts: Mapping[str, Model], groups: Sequence[Group], *, before: Members
 ) -> dict[str, Model]:
-    """For groups that stand and get somebody back: all their members start from one model.
+    """Return one common start for each existing group to which a silo returns.
 
-    Who was away gets what those who were here start from, not its old model into their mean.
-    No silo's model is shown to others in a mean of fewer than it accepts: where nothing else is
-    left, everybody goes on from its own.
+    A returning silo takes the present members' start; its old model does not enter their mean. No
+    silo's model enters a mean of fewer silos than it accepts: if nothing else is left, each
+    continues from its own.
     """
     here = set(before.here)
     common: dict[str, Model] = {}
@@ -693,9 +679,9 @@ def _share_a_model(group: Sequence[str], models: Mapping[str, Model]) -> bool:
 
 
 def _go_by_stated(state: HCCTState, here: Sequence[str]) -> bool:
-    """Whether ``auto`` tries nothing: all who are here, or all but one, state their own α.
+    """Return whether ``auto`` tries nothing, as all silos here but at most one state their own α.
 
-    Groups once formed so are not broken up for a trial when more come that state none.
+    Groups formed that way are not dissolved for a trial when more silos without α come.
     """
     undecided = [name for name in here if name not in state.alphas]
     few = len(undecided) < 2 and len(undecided) < len(here)
@@ -703,7 +689,7 @@ def _go_by_stated(state: HCCTState, here: Sequence[str]) -> bool:
 
 
 def _group_starts(members: Members, groups: Sequence[Group]) -> dict[str, Model]:
-    """Algorithm 1, line 15: the size-weighted mean of the members' current models."""
+    """Return the size-weighted mean of each group's current models (Algorithm 1, line 15)."""
     starts: dict[str, Model] = {}
     for group in groups:
         if _share_a_model(group, members.models):  # nothing changed hands

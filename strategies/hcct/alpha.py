@@ -1,21 +1,20 @@
-"""α without guessing: a short trial of the few partitions that any α could give.
+"""Automatic choice of α: a short trial of the few partitions that any α could give.
 
-The papers give α per data set. But all that α does is choose one of a handful of partitions, the
-path from all-alone to all-together, and that path is known from one Gram matrix. So:
+The papers give α per data set. But α only selects one of a handful of partitions, the path from
+all-alone to all-together, and that path follows from one Gram matrix:
 
-1. *Look.* Everybody trains alone from w⁰, with a fold of its training data held out, until groups
-   show on the path (``SEEN``), for ``MAX_LOOK`` rounds or a third of the run at most.
-2. *Trial.* The partitions that last longest on the path, with all-alone and all-together among
-   them, train side by side. Each group begins at the mean of its members' models, none of which has
-   seen what its silo holds out; all-alone simply goes on. Every silo measures its groups' models
-   on its fold.
-3. *Verdict.* Candidates are compared silo by silo. The trial is over when all others are
-   significantly worse than one, after ``MIN_TRIAL`` rounds at the earliest. At the end of its
-   budget, ``MAX_TRIAL`` rounds or two thirds of the run, it takes the partition of smallest risk.
-   Models that are no better than w⁰ are never chosen.
+1. *Look.* Every silo trains alone from w⁰, with a fold of its training data held out, until groups
+   are visible on the path (``SEEN``), for at most ``MAX_LOOK`` rounds or a third of the run.
+2. *Trial.* The partitions that last longest on the path, and all-alone and all-together, train side
+   by side. Each group starts at the mean of its members' models, none of which has seen its silo's
+   fold; all-alone continues. Every silo measures its groups' models on its fold.
+3. *Verdict.* Candidates are compared silo by silo. The trial ends when all others are significantly
+   worse than one, after at least ``MIN_TRIAL`` rounds. At the end of its budget, ``MAX_TRIAL``
+   rounds or two thirds of the run, the partition of smallest risk wins. Models no better than w⁰
+   are never chosen.
 
-The winner's α is the geometric middle of the stretch in which its groups come out on what is
-compared by then. What leaves a silo is how often its groups' models erred, and on how many samples.
+The winner's α is the geometric middle of the stretch in which its groups then come out. A silo
+sends only how often its groups' models erred, and on how many samples.
 
 Differs from the paper, which has no such rule. Needs silos that understand ``holdout``.
 """
@@ -47,45 +46,46 @@ from coterie.strategies.rounds.roster import Silo
 log = logging.getLogger("coterie.run")
 
 HOLDOUT = 0.2
-"""Share of its training data that a silo keeps out of all training until the verdict."""
+"""Share of its training data that a silo holds out until the verdict."""
 MIN_LOOK, MAX_LOOK = 2, 6
 """Rounds that everybody trains alone before the trial. After one round the path tells nothing."""
 SEEN = 0.6
-"""Silhouette (MADC) from which on a partition is visible. On fifteen-round runs of nine digits
-silos the hidden groups passed it in round 3 or 4 under feature shift and under concept shift;
-without groups (IID, quantity shift) no partition had more than 0.47 in six rounds."""
+"""Silhouette (MADC) from which a partition is visible.
+
+In fifteen-round runs of nine digits silos the hidden groups passed it in round 3 or 4 under feature
+and concept shift; without groups (IID, quantity shift) no partition exceeded 0.47 in six rounds."""
 MIN_TRIAL, MAX_TRIAL = 3, 6
 """Rounds of side-by-side training; in each the models received are measured."""
 CONFIDENCE = 0.95
-"""Of one-sided tests."""
+"""Confidence of one-sided tests."""
 MAX_NON_TRIVIAL = 3
-"""Partitions tried beside all-alone and all-together: those that last longest over log α."""
+"""Maximum partitions tried besides all-alone and all-together: the longest over log α."""
 BEYOND = 4.0
-"""All-together's α, as a multiple of the smallest at which everybody is together."""
+"""All-together's α, as a multiple of the smallest at which all silos are together."""
 BORDER = 0.1
-"""Relative precision of the borders on a path: no candidate hangs on less."""
+"""Relative precision of the borders on a path; no candidate needs more."""
 LEAST_ROUNDS = MIN_LOOK + MIN_TRIAL + 1
-"""Of a run: the last one is for the winner."""
+"""Minimum rounds of a run; the last one is for the winner."""
 
 
 def look_until(rounds: int) -> int:
-    """The round after which the trial begins at the latest; ``rounds`` of the run, 0 is unknown."""
+    """Return the last round of a look; ``rounds`` of the run, 0 if unknown."""
     return max(MIN_LOOK, min(MAX_LOOK, rounds // 3)) if rounds else MAX_LOOK
 
 
 def last_to_begin(rounds: int) -> int:
-    """The last round at whose end a trial may begin."""
+    """Return the last round at whose end a trial may begin."""
     return rounds - MIN_TRIAL - 1
 
 
 def budget(rounds: int, begun: int) -> int:
-    """Rounds of a trial at most that begins at the end of round ``begun``."""
+    """Return the maximum rounds of a trial that begins at the end of round ``begun``."""
     return max(MIN_TRIAL, min(MAX_TRIAL, 2 * rounds // 3 - begun)) if rounds else MAX_TRIAL
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """One partition that some α gives, that α, and how long it lasts (α_high / α_low)."""
+    """A partition that some α gives, that α, and its stretch (α_high / α_low)."""
 
     groups: tuple[Group, ...]
     alpha: float
@@ -94,7 +94,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Found:
-    """What a silo found on the samples that it holds out."""
+    """A silo's measurement on its held-out samples."""
 
     error: float
     num_examples: int
@@ -102,16 +102,15 @@ class Found:
 
 @dataclass(frozen=True)
 class Trial:
-    """A trial under way.
+    """An ongoing trial.
 
     Attributes:
-        candidates: what is compared; all-alone is the first.
+        candidates: partitions compared; all-alone is the first.
         models: distinct group → the model that it starts its next round from.
-        untrained: silo → its error with w⁰, of those that measured it.
-        found: distinct group → silo → what it found of the model received in the last round.
-        rounds_left: of its budget.
-        played: rounds so far.
-        leader: number of the candidate that was ahead when silos last could compare all.
+        untrained: silo → its error with w⁰, if measured.
+        found: distinct group → silo → its measurement of the model received in the last round.
+        rounds_left: rounds left of its budget.
+        leader: index of the candidate ahead when silos last could compare all.
     """
 
     candidates: tuple[Candidate, ...]
@@ -130,13 +129,12 @@ class Trial:
 
 @dataclass(frozen=True)
 class Landscape:
-    """What the path of partitions over α is computed from.
+    """The input for the path of partitions over α.
 
     Attributes:
-        names: of the N silos.
         gram: (N, N) inner products of what is compared.
         sizes: (N,) training samples.
-        minimums: silo → the smallest group that it accepts, where it stated one.
+        minimums: silo → the smallest group that it accepts, if it stated one.
         solve: the run's own search.
     """
 
@@ -147,7 +145,7 @@ class Landscape:
     solve: Callable[[HCCTUtility], list[list[int]]]
 
     def path(self) -> list[Candidate]:
-        """From all-alone to all-together, each with the geometric middle of its stretch."""
+        """Return the candidates from all-alone to all-together, each at its stretch's middle α."""
         found: list[Candidate] = []
         for stretch in alpha_path(self.gram, self.sizes, solver=self.solve, rtol=BORDER):
             raw = [tuple(sorted(self.names[i] for i in group)) for group in stretch.groups]
@@ -164,10 +162,10 @@ class Landscape:
 
 
 def candidates(landscape: Landscape) -> tuple[Candidate, ...]:
-    """All-alone, all-together, and the partitions between that last longest over log α.
+    """Return all-alone, all-together, and the partitions between that last longest over log α.
 
-    Those that the silos' smallest groups let come about; of equal ones the first. All-alone is
-    among them also where equal updates keep it off the path but for α = 0.
+    Partitions respect the silos' smallest groups; of equal ones the first is kept. All-alone is
+    always included, even if equal updates restrict it to α = 0.
     """
     path = landscape.path()
     alone = Candidate(tuple((name,) for name in sorted(landscape.names)), 0.0, 1.0)
@@ -181,7 +179,7 @@ def candidates(landscape: Landscape) -> tuple[Candidate, ...]:
 
 
 def is_visible(found: Sequence[Candidate], landscape: Landscape) -> bool:
-    """Whether one of these partitions is well separated on what is compared."""
+    """Return whether one of these partitions is well separated."""
     row = {name: number for number, name in enumerate(landscape.names)}
     return any(
         silhouette(landscape.gram, [[row[name] for name in group] for group in c.groups]) >= SEEN
@@ -190,7 +188,7 @@ def is_visible(found: Sequence[Candidate], landscape: Landscape) -> bool:
 
 
 def held_out(updates: Updates) -> dict[str, Found]:
-    """Silo → what it found of the model that it was sent, of those that said so."""
+    """Return silo → its measurement of the model it received, if it reported one."""
     found = {}
     for update in updates:
         error = update.metrics.get(wire.HOLDOUT_ERROR, float("nan"))
@@ -207,7 +205,7 @@ def open_trial(
     untrained: Mapping[str, Found],
     rounds_left: int = MAX_TRIAL,
 ) -> Trial:
-    """A trial in which every distinct group starts from the mean of its members' models."""
+    """Return a trial in which every distinct group starts from the mean of its members' models."""
     distinct = sorted({group for candidate in found for group in candidate.groups})
     models = {
         group: weighted_mean(
@@ -219,10 +217,10 @@ def open_trial(
 
 
 def orders(trial: Trial, silos: Sequence[Silo]) -> list[Order]:
-    """Every silo trains the model of every distinct group that it is in.
+    """Order each silo's training of every distinct group that it is in.
 
-    Alone is its ordinary training; the others have a purpose, so that they are told apart. A silo
-    is told how many of a group are here, and is not asked where that is too few for it.
+    Alone is its ordinary training; the other orders have a purpose to distinguish them. A silo
+    receives the number of group members present and skips groups that are too small for it.
     """
     here = {silo.name: silo for silo in silos}
     minimums = minimums_of(silos)
@@ -241,7 +239,7 @@ def orders(trial: Trial, silos: Sequence[Silo]) -> list[Order]:
 
 
 def continue_trial(trial: Trial, updates: Updates) -> Trial:
-    """The trial after a round: every group aggregated, what silos found noted, the leader named."""
+    """Return the trial after a round, with groups aggregated and measurements and leader noted."""
     models: dict[Group, Model] = dict(trial.models)
     found: dict[Group, Mapping[str, Found]] = {}
     for number, group in enumerate(trial.groups):
@@ -263,7 +261,7 @@ def continue_trial(trial: Trial, updates: Updates) -> Trial:
 
 
 def measured_by(trial: Trial) -> list[str]:
-    """The silos that have measured every candidate in the last round: who can compare them."""
+    """Return the silos that measured every candidate in the last round and can compare them."""
     each = [
         {name for group in c.groups for name in trial.found.get(group, ())}
         for c in trial.candidates
@@ -272,7 +270,7 @@ def measured_by(trial: Trial) -> list[str]:
 
 
 def is_decided(trial: Trial) -> bool:
-    """Whether every other candidate is significantly worse than the one ahead."""
+    """Return whether every other candidate is significantly worse than the leader."""
     if trial.played < MIN_TRIAL or trial.leader is None or not measured_by(trial):
         return False
     best = errors_of(trial)[trial.leader]
@@ -284,7 +282,7 @@ def is_decided(trial: Trial) -> bool:
 
 
 def errors_of(trial: Trial) -> list[dict[str, Found]]:
-    """What the silos that can compare all candidates found in the last round, per candidate."""
+    """Return, per candidate, the last measurements of the silos that can compare all."""
     judges = set(measured_by(trial))
     return [
         {n: trial.found[group][n] for group in c.groups for n in sorted(judges & set(group))}
@@ -293,14 +291,14 @@ def errors_of(trial: Trial) -> list[dict[str, Found]]:
 
 
 def mean_error(found: Mapping[str, Found]) -> float:
-    """Over silos."""
+    """Return the mean error over silos."""
     return float(np.mean([one.error for one in found.values()]))
 
 
 def _least_risk(trial: Trial) -> int:
-    """The candidate that could at worst be least behind another: by mean and standard error.
+    """Return the candidate that could at worst be least behind another, by mean plus error.
 
-    Those that are no better than w⁰ are out, but for all-alone. Of equals the one that lasts
+    Candidates no better than w⁰ are excluded, except all-alone. Ties go to the one that lasts
     longest over log α.
     """
     errors = errors_of(trial)
@@ -318,17 +316,17 @@ def _least_risk(trial: Trial) -> int:
 
 
 def has_learnt(found: Mapping[str, Found], untrained: Mapping[str, Found]) -> bool:
-    """Whether silos found a model significantly better than w⁰; so if none measured that."""
+    """Return whether a model is significantly better than w⁰; True if no silo measured w⁰."""
     known = {name: one for name, one in found.items() if name in untrained}
     return not known or _is_better(known, {name: untrained[name] for name in known})
 
 
 def difference(one: Mapping[str, Found], other: Mapping[str, Found]) -> tuple[float, float]:
-    """Mean difference of two models' errors over the same N silos, and its standard error.
+    """Return the mean error difference of two models over N silos, and its standard error.
 
-    Pairs are silos, so that what makes a silo's samples hard for both cancels. Where few silos
-    happen to agree their spread says little: the standard error is at least that of as few samples
-    on which only one model errs as the differences need, and one of them at every silo.
+    Pairs are silos, so that what makes a silo's samples hard for both cancels. As a few silos may
+    agree by chance, the standard error is at least that of the fewest samples on which only one
+    model errs that explain the differences, with at least one per silo.
     """
     pairs = [(one[name], other[name]) for name in sorted(one)]
     gaps = np.array([a.error - b.error for a, b in pairs])
@@ -342,7 +340,7 @@ def difference(one: Mapping[str, Found], other: Mapping[str, Found]) -> tuple[fl
 
 
 def _is_better(one: Mapping[str, Found], other: Mapping[str, Found]) -> bool:
-    """Whether a model errs less than another on these silos, by a paired t-test."""
+    """Return whether a model errs less than another on these silos, by a paired t-test."""
     from scipy.stats import t
 
     mean, error = difference(one, other)
@@ -350,12 +348,7 @@ def _is_better(one: Mapping[str, Found], other: Mapping[str, Found]) -> bool:
 
 
 def verdict(trial: Trial, *, last: bool) -> dict[str, Any]:
-    """How a trial ended, for the record; the log is told.
-
-    Args:
-        trial: after its last round.
-        last: the run is over with it.
-    """
+    """Return and log a trial's outcome; ``last``: the run ends with it."""
     best = trial.candidates[trial.leader or 0]
     judges = measured_by(trial)
     errors = [mean_error(found) if judges else None for found in errors_of(trial)]
@@ -392,12 +385,12 @@ def verdict(trial: Trial, *, last: bool) -> dict[str, Any]:
 
 
 def alpha_of(winner: Candidate, landscape: Landscape) -> float:
-    """The α that gives the winner's groups on what is compared now.
+    """Return the α that gives the winner's groups on what is compared now.
 
-    The trial's candidates come from the first rounds' updates. What is added up since is less noisy
-    and more alike, so the same groups lie elsewhere on the path. Where they are not on it any more:
-    the α of the partition that differs in the fewest pairs of silos. A path of one partition says
-    nothing: then the trial's α stays.
+    The trial's candidates come from the first rounds' updates; those accumulated since are less
+    noisy and more alike, so the same groups lie elsewhere on the path. If they are no longer on it,
+    the α of the partition that differs in the fewest pairs of silos is taken. If the path is a
+    single partition, the trial's α stays.
     """
     path = landscape.path()
     if len(path) == 1:
@@ -410,7 +403,6 @@ def alpha_of(winner: Candidate, landscape: Landscape) -> float:
 
 
 def _pairs(groups: Sequence[Group], known: Set[str]) -> frozenset[tuple[str, str]]:
-    """The pairs of these silos that are together."""
     return frozenset(
         pair for group in groups for pair in combinations(sorted(known & set(group)), 2)
     )

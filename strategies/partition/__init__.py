@@ -1,7 +1,7 @@
-"""Who should train with whom: the numerics of every partition algorithm, and nothing else.
+"""The numerics of every partition algorithm: which silos should train together.
 
-Everything here works on small N x N matrices of N silos and needs numpy only (the FedGroup
-clustering imports scikit-learn when it is called). Row i of a matrix is silo i throughout.
+Works on small N x N matrices of N silos and needs numpy only (FedGroup's clustering imports
+scikit-learn when called). Row i of a matrix is silo i throughout.
 """
 
 from coterie.strategies.partition import coalition, distance, fedcollab, fedgroup, gram, hcct

@@ -19,7 +19,7 @@ _SYMMETRY = 1e-3
 
 
 def fail(name: str, must: str, got: object) -> ValueError:
-    """Return the one error form of this package: ``name must be ... Got ...``."""
+    """Return an error in this package's one form: ``name must be ... Got ...``."""
     return ValueError(f"{name} must be {must}. Got {got}.")
 
 
@@ -83,7 +83,7 @@ def sizes(values: Any, *, num_silos: int) -> FloatArray:
 
 
 def per_silo(name: str, values: Any, *, num_silos: int) -> FloatArray:
-    """Return one finite number >= 0 per silo from one number or one per silo."""
+    """Return one finite number >= 0 per silo, from one number for all or one per silo."""
     result = np.array(values, dtype=np.float64)
     if result.shape not in ((), (num_silos,)):
         must = f"one number or one for each of {num_silos} silos"
@@ -94,10 +94,7 @@ def per_silo(name: str, values: Any, *, num_silos: int) -> FloatArray:
 
 
 def groups(values: Iterable[Sequence[int]], *, num_silos: int, cover: bool = True) -> Groups:
-    """Return groups as sorted lists, ordered by their first silo.
-
-    Every silo may be in one group only, and with `cover` each must be in one.
-    """
+    """Return disjoint groups as sorted lists, ordered by first silo; `cover` demands every silo."""
     result = sorted(sorted(int(silo) for silo in group) for group in values)
     members = [silo for group in result for silo in group]
     if not all(result):
@@ -115,7 +112,7 @@ def warn(message: str) -> None:
 
 
 def warn_zero_updates(squares: FloatArray) -> None:
-    """Warn about silos whose update is zero: they have no direction to compare."""
+    """Warn about zero updates, which have no direction to compare."""
     zero = np.flatnonzero(squares == 0)
     if len(zero):
         warn(f"Zero update of silos {zero.tolist()}: cosine 0 to every other update.")

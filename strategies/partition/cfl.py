@@ -1,10 +1,10 @@
-"""When and where a group of clustered federated learning is split, from inner products alone.
+"""Criteria for splitting a group in clustered federated learning, from inner products alone.
 
 Source: Sattler, Müller, Samek: "Clustered Federated Learning: Model-Agnostic Distributed Multitask
 Optimization Under Privacy Constraints", IEEE TNNLS 2021, https://arxiv.org/abs/1910.01991;
 Algorithm 1 (optimal bipartition), eqs. for the two stopping criteria in Algorithm 3.
 
-scikit-learn is imported by `bipartition`, not by this module.
+Only `bipartition` imports scikit-learn.
 """
 
 from __future__ import annotations
@@ -17,12 +17,7 @@ from coterie.strategies.partition._check import Groups
 
 
 def mean_norm(gram: ArrayLike, sizes: ArrayLike) -> float:
-    """Return the norm of the size-weighted mean update of N silos.
-
-    Args:
-        gram: (N, N) inner products of the updates.
-        sizes: (N,) numbers of training samples, > 0.
-    """
+    """Return the norm of N silos' mean update; `gram` is (N, N), weights `sizes` (N,) > 0."""
     checked = _check.gram(gram)
     weights = _check.sizes(sizes, num_silos=len(checked))
     weights = weights / weights.sum()
@@ -32,12 +27,10 @@ def mean_norm(gram: ArrayLike, sizes: ArrayLike) -> float:
 def is_split_due(
     gram: ArrayLike, sizes: ArrayLike, *, max_mean_norm: float, min_largest_norm: float
 ) -> bool:
-    """Tell whether a group stands still as a whole while a member does not.
+    """Return whether a group's mean update is small while a member's update is large.
 
-    Args:
-        gram, sizes: as in `mean_norm`.
-        max_mean_norm: ε₁; the mean update's norm must be below.
-        min_largest_norm: ε₂; the largest update's norm must be above.
+    The mean update's norm must be below ε₁, `max_mean_norm`, and the largest update's above ε₂,
+    `min_largest_norm`. `gram` and `sizes` are as in `mean_norm`.
     """
     checked = _check.gram(gram)
     if len(checked) < 2:
@@ -47,12 +40,10 @@ def is_split_due(
 
 
 def bipartition(gram: ArrayLike) -> Groups:
-    """Return the two groups whose largest cosine across is smallest, ordered by their first silo.
+    """Return the two groups with the smallest largest cosine across, ordered by first silo.
 
-    That is single linkage stopped at two groups: Algorithm 1 merges the two most similar groups
-    until two are left, and no other bipartition has a smaller largest cross-similarity.
-
-    Raises ValueError for a bad matrix and fewer than two silos.
+    This is single linkage stopped at two groups: Algorithm 1 merges the most similar groups until
+    two are left. Raises ValueError for a bad matrix and fewer than two silos.
     """
     checked = _check.gram(gram)
     if len(checked) < 2:

@@ -1,12 +1,12 @@
-"""Plain clusterings of updates that baselines use: k-means, and hierarchical with a threshold.
+"""Clusterings of updates for baselines: k-means, and hierarchical with a threshold.
 
 Sources: k-means on local models as in Ghosh, Hong, Yin, Ramchandran: "Robust Federated Learning in
-a Heterogeneous Environment", 2019, https://arxiv.org/abs/1906.06629; hierarchical clustering as
-in Briggs, Fan, Andras: "Federated learning with hierarchical clustering of local updates to
-improve training on non-IID data", IJCNN 2020, https://arxiv.org/abs/2004.11791 (FL+HC).
+a Heterogeneous Environment", 2019, https://arxiv.org/abs/1906.06629; hierarchical clustering as in
+Briggs, Fan, Andras: "Federated learning with hierarchical clustering of local updates to improve
+training on non-IID data", IJCNN 2020, https://arxiv.org/abs/2004.11791 (FL+HC).
 
-Everything is done on the N x N inner products: N points in at most N dimensions have the very
-distances of the P-dimensional updates. scikit-learn is imported where it is called.
+The N x N inner products suffice: N points in at most N dimensions have the same distances as the
+P-dimensional updates. scikit-learn is imported where it is called.
 """
 
 from __future__ import annotations
@@ -42,12 +42,11 @@ def distances(gram: ArrayLike, *, metric: Metric) -> FloatArray:
 
 
 def k_means(gram: ArrayLike, *, num_groups: int, rng: np.random.Generator) -> Groups:
-    """Return the groups of k-means (k-means++, best of ten), ordered by their first silo.
+    """Return the groups of k-means (k-means++, best of ten), ordered by first silo.
 
     Args:
         gram: (N, N) inner products of the updates.
-        num_groups: K in [1, N]; fewer where there are fewer different updates.
-        rng: seeds k-means++.
+        num_groups: K in [1, N]; fewer groups result if there are fewer different updates.
 
     Raises ValueError for a bad matrix or number.
     """
@@ -61,7 +60,7 @@ def k_means(gram: ArrayLike, *, num_groups: int, rng: np.random.Generator) -> Gr
 
 
 def k_means_of(points: FloatArray, num_groups: int, rng: np.random.Generator) -> Groups:
-    """Return the groups of k-means on (N, d) points that are known to be enough."""
+    """Return the groups of k-means on (N, d) points, at least ``num_groups`` of them distinct."""
     from sklearn.cluster import KMeans
     from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
@@ -74,13 +73,13 @@ def k_means_of(points: FloatArray, num_groups: int, rng: np.random.Generator) ->
 def hierarchical(
     gram: ArrayLike, *, metric: Metric, linkage: Linkage, max_distance: float
 ) -> Groups:
-    """Return the groups of agglomerative clustering, ordered by their first silo.
+    """Return the groups of agglomerative clustering, ordered by first silo.
 
     Args:
         gram: (N, N) inner products of the updates.
-        metric: of two updates; ``ward`` needs ``euclidean``.
+        metric: distance of two updates; ``ward`` needs ``euclidean``.
         linkage: distance of two groups.
-        max_distance: groups farther apart are not merged (the paper's T).
+        max_distance: the paper's T; groups farther apart are not merged.
 
     Raises ValueError for a bad matrix, metric, linkage or distance.
     """
@@ -106,11 +105,10 @@ def hierarchical(
 
 
 def seed_centres(gram: ArrayLike, *, num_groups: int, rng: np.random.Generator) -> list[int]:
-    """Return the silos that k-means++ seeding picks as centres, at most `num_groups` of them.
+    """Return the silos that k-means++ seeding picks as centres, at most `num_groups`.
 
-    The first is drawn uniformly, each next with probability proportional to the squared distance
-    to the nearest centre so far (Arthur, Vassilvitskii 2007). Silos with equal updates are one
-    centre at most, so that there may be fewer.
+    The first is drawn uniformly, each next with probability proportional to the squared distance to
+    the nearest centre so far (Arthur, Vassilvitskii 2007). Equal updates give one centre only.
     """
     checked = _check.gram(gram)
     squares = _squares(checked)
@@ -124,13 +122,13 @@ def seed_centres(gram: ArrayLike, *, num_groups: int, rng: np.random.Generator) 
 
 
 def _squares(gram: FloatArray) -> FloatArray:
-    """(N, N) squared distances; what the rounding of float32 products cannot tell from 0 is 0."""
+    """Return (N, N) squared distances; those within float32 rounding of 0 are set to 0."""
     squares = distances(gram, metric="euclidean") ** 2
     squares[squares <= _SAME * gram.diagonal().max()] = 0.0
     return squares
 
 
 def _points(gram: FloatArray) -> FloatArray:
-    """N points in N dimensions with these inner products."""
+    """Return N points in N dimensions with these inner products."""
     values, vectors = np.linalg.eigh(gram)
     return np.asarray(vectors * np.sqrt(np.maximum(values, 0.0)))

@@ -1,7 +1,7 @@
-"""The value of a coalition, and three solvers that look for the best partition into coalitions.
+"""The value of a coalition, and three solvers for the best partition into coalitions.
 
-Two objectives, one shape. Both papers value a coalition C by sums over its members and over the
-pairs of its members, so both are functions of a few additive numbers:
+Both papers value a coalition C by sums over its members and over pairs of members, so both
+objectives are functions of a few additive numbers:
 
 * HCCT (utility of a group, eqs. 9 and 14, to maximise), with D_C the samples of C, weights
   ``w_i = D_i / max D``, ``Q_ij = w_i w_j G_ij`` and ``S_ij = w_j G_ij / |u_i|``::
@@ -13,15 +13,14 @@ pairs of its members, so both are functions of a few additive numbers:
       L(C) = |C| c / sqrt(D_C) + T(C, C) / D_C
 
 where ``X(C, C)`` is the sum of ``X_ij`` over all i and j in C. When two coalitions merge, these
-sums add; a merge or a move costs O(1) arithmetic and no P-dimensional vector is ever formed.
+sums add: a merge or a move costs O(1) arithmetic and never forms a P-dimensional vector.
 
-Solvers work on `Objective` and maximise its *gain*: the utility, or minus the bound. A change
-is an improvement where it raises the total by more than `TOLERANCE` times the size of one
-silo's gain: that is "strictly positive" in the presence of rounding, so that silos with equal
-updates are not merged, or left alone, by the last bit of a sum. Ties go to the lowest indices.
+Solvers maximise an `Objective`'s *gain*: the utility, or minus the bound. A change is an
+improvement if it raises the total by more than `TOLERANCE` times the size of one silo's gain, so
+that rounding alone neither merges nor separates silos. Ties go to the lowest indices.
 
-Sources: HCCT eqs. 8-17 and Algorithm 2; FedCollab (Bao et al., ICML 2023) step 2. Differs from
-HCCT in testing before it merges, and adds to both papers the exact optimum for N <= 16.
+Sources: HCCT eqs. 8-17 and Algorithm 2; FedCollab (Bao et al., ICML 2023) step 2. Differs from HCCT
+in testing before it merges, and adds to both papers the exact optimum for N <= 16.
 """
 
 from __future__ import annotations
@@ -48,23 +47,23 @@ Solver: TypeAlias = Literal["agglomerative", "relocation", "optimal"]
 
 @runtime_checkable
 class Objective(Protocol):
-    """What a solver needs: additive numbers per silo and pair, and the gain of their sums."""
+    """The input of a solver: additive numbers per silo and pair, and the gain of their sums."""
 
     @property
     def single(self) -> FloatArray:
-        """(V, N): numbers that add over the members of a coalition."""
+        """(V, N) numbers that add over the members of a coalition."""
 
     @property
     def pair(self) -> FloatArray:
-        """(M, N, N), symmetric: numbers that add over all ordered pairs of members."""
+        """(M, N, N) symmetric numbers that add over all ordered pairs of members."""
 
     @property
     def scale(self) -> float:
-        """The size of one silo's gain, which tells an improvement from rounding."""
+        """The size of one silo's gain, which separates improvements from rounding."""
 
     @property
     def sign(self) -> int:
-        """+1 where the paper's objective is maximised, -1 where it is minimised."""
+        """+1 if the paper maximises the objective, -1 if it minimises it."""
 
     def gain(self, single: FloatArray, pair: FloatArray) -> FloatArray:
         """Return the gains (higher is better) of coalitions with sums (V, ...) and (M, ...)."""
@@ -75,10 +74,10 @@ class Objective(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class HCCTUtility:
-    """HCCT's utility, eqs. 8-9 and 14, to be maximised. Make one with `from_gram`.
+    """HCCT's utility to maximise, eqs. 8-9 and 14; build it with `from_gram`.
 
-    Differs from the paper in leaving out the constant beta, which cancels in every benefit, and
-    in allowing one alpha per silo.
+    Differs from the paper in leaving out the constant beta, which cancels in every benefit, and in
+    allowing one alpha per silo.
     """
 
     single: FloatArray  # (3, N): alpha, samples, one
@@ -97,8 +96,8 @@ class HCCTUtility:
             sizes: (N,) numbers of training samples, > 0.
             alpha: the paper's trade-off constant, >= 0, in samples: one number or one per silo.
 
-        A zero update has cosine 0 to everything, its own group included; it is warned about.
-        Raises ValueError for other shapes, values that are not finite, and sizes <= 0.
+        Warns of zero updates, whose cosine is 0 to everything, even to their own group. Raises
+        ValueError for other shapes, values that are not finite, and sizes <= 0.
         """
         checked = _check.gram(gram)
         num_silos = len(checked)
@@ -133,7 +132,7 @@ class HCCTUtility:
         return np.asarray(cosines - self.single[0, rows] / self.single[1, rows].sum())
 
     def values_beside(self, groups: Sequence[Sequence[int]]) -> FloatArray:
-        """Return (N, K): every silo's own utility in group k, itself added; NaN in its own."""
+        """Return (N, K) utilities of every silo in group k if it joined; NaN in its own group."""
         member = np.zeros((self.single.shape[1], len(groups)))
         for k, group in enumerate(groups):
             member[list(group), k] = 1.0
@@ -169,7 +168,7 @@ def _over_root(inner: FloatArray, norm2: FloatArray) -> FloatArray:
 
 @dataclass(frozen=True, eq=False)
 class FedCollabBound:
-    """FedCollab's error bound L, to be minimised. Make one with `from_distances`.
+    """FedCollab's error bound L to minimise; build it with `from_distances`.
 
     With alpha_ij = beta_j / beta(C) inside a coalition and 0 outside, the poster's first term is
     exactly c / sqrt(D_C) for each member.
@@ -186,8 +185,8 @@ class FedCollabBound:
         """Build the bound of N silos.
 
         Args:
-            distances: (N, N) symmetric estimates, 0 on the diagonal; clipped to [0, 1], because
-                an estimate 2 * (balanced accuracy) - 1 can fall below 0 by chance.
+            distances: (N, N) symmetric estimates, 0 on the diagonal; clipped to [0, 1], as chance
+                can push 2 * (balanced accuracy) - 1 below 0.
             sizes: (N,) numbers of training samples, > 0.
             c: the paper's hyperparameter C, > 0, in roots of samples.
         """
@@ -221,12 +220,11 @@ class FedCollabBound:
 
 @dataclass(frozen=True)
 class Move:
-    """The best thing one silo could do instead, all others staying where they are.
+    """One silo's best alternative while all other silos stay.
 
-    target: index of the group it would join, or None to train alone.
-    gain: change of the total objective, > 0 where the move would be an improvement in the
-        objective's own sense (utility up, bound down). A single silo on its own has nowhere to
-        go: target None and gain 0.
+    `target` is the index of the group it would join, or None to train alone. `gain` is the change
+    of the total, > 0 if better in the objective's own sense (utility up, bound down). A single silo
+    on its own has None and 0.
     """
 
     target: int | None
@@ -235,7 +233,7 @@ class Move:
 
 @dataclass(frozen=True)
 class Partition:
-    """A partition of N silos and why it is what it is.
+    """A partition of N silos with its evaluation.
 
     groups: sorted lists of silos, ordered by their first.
     objective: total utility (HCCT) or bound (FedCollab), in the paper's sign.
@@ -254,9 +252,9 @@ class Partition:
 def evaluate(
     objective: Objective, groups: Iterable[Sequence[int]], *, num_steps: int = 0
 ) -> Partition:
-    """Return any partition of the silos with its objective, silo values and alternatives.
+    """Return a partition with its objective, silo values and alternatives.
 
-    Raises ValueError where `groups` is not a partition of the objective's silos.
+    Raises ValueError if `groups` is not a partition of the objective's silos.
     """
     checked = _check.groups(groups, num_silos=_num_silos(objective))
     values = np.zeros(_num_silos(objective))
@@ -278,9 +276,9 @@ def evaluate(
 
 
 def move_gains(objective: Objective, groups: Sequence[Sequence[int]]) -> FloatArray:
-    """Return (N, K + 1): what the total gains when silo i moves to group k, or (last) alone.
+    """Return (N, K + 1) changes of the total if silo i moves to group k, or (last) alone.
 
-    Moves that change nothing are -inf: to the silo's own group, and alone for one alone.
+    Moves that change nothing are -inf: to the own group, and alone for a silo that is alone.
     """
     state = _State(objective, _labels(groups, _num_silos(objective)), len(groups))
     return np.stack([state.gains(silo) for silo in range(len(state.labels))])
@@ -303,13 +301,12 @@ def _labels(groups: Sequence[Sequence[int]], num_silos: int) -> IntArray:
 def agglomerative(objective: Objective, *, num_groups: int = 0) -> Partition:
     """Merge the best pair of groups while that is an improvement (HCCT Algorithm 2).
 
-    Starts from N silos alone; a merged group takes the lower index. O(N^2) numbers and, from
-    them, O(N^2) to O(N^3) time. Differs from the paper's listing, which merges before it tests.
+    Starts from N silos alone; a merged group takes the lower index. O(N^2) memory, O(N^2) to O(N^3)
+    time. Differs from the paper's listing, which merges before it tests.
 
     Args:
-        objective: of N silos.
-        num_groups: merge until there are so many, whatever it gains or costs, as HCCT's authors do
-            for their Figs. 5 and 6; 0 leaves the number open.
+        num_groups: merge to this number regardless of the gain, as HCCT's authors do for their
+            Figs. 5 and 6; 0 leaves the number open.
     """
     state = _Merging(objective)
     threshold = -np.inf if num_groups else TOLERANCE * objective.scale
@@ -322,11 +319,11 @@ def agglomerative(objective: Objective, *, num_groups: int = 0) -> Partition:
 
 
 class _Merging:
-    """Groups, their additive sums, and the benefit of merging each pair of them.
+    """Groups, their additive sums, and the benefit of merging each pair.
 
-    A group is stored under its lowest silo. `benefit` holds each pair once, above the diagonal,
-    and -inf elsewhere; `top` and `partner` are each row's largest benefit and its first column,
-    so that finding the best pair does not read N^2 numbers again after every merge.
+    A group is stored under its lowest silo. `benefit` holds each pair above the diagonal, -inf
+    elsewhere; `top` and `partner` are each row's largest benefit and its first column, so that
+    finding the best pair does not scan N^2 numbers after every merge.
     """
 
     def __init__(self, objective: Objective) -> None:
@@ -345,7 +342,7 @@ class _Merging:
         self.top = self.benefit[np.arange(num_silos), self.partner]
 
     def best(self) -> tuple[float, int, int] | None:
-        """Return the largest benefit with its pair; the lowest indices where several have it."""
+        """Return the largest benefit with its pair; ties go to the lowest indices."""
         row = int(self.top.argmax())
         if self.top[row] == -np.inf:
             return None
@@ -362,7 +359,7 @@ class _Merging:
         self._refresh(low, high)
 
     def _benefits(self, group: int, others: slice | IntArray) -> FloatArray:
-        """Benefit of merging one group with each of the others (HCCT eq. 15)."""
+        """Return the benefit of merging one group with each other (HCCT eq. 15)."""
         single = self.single[:, others] + self.single[:, group, None]
         own = np.diagonal(self.pair, axis1=1, axis2=2)
         pair = own[:, others] + own[:, group, None] + 2 * self.pair[:, group, others]
@@ -370,7 +367,6 @@ class _Merging:
         return np.asarray(together - self.value[others] - self.value[group])
 
     def _refresh(self, low: int, high: int) -> None:
-        """Bring benefit, top and partner up to date after `high` went into `low`."""
         self.benefit[high, :] = self.benefit[:, high] = -np.inf
         self.top[high] = -np.inf
         others = np.flatnonzero(self.alive)
@@ -404,10 +400,10 @@ def relocation(
 ) -> Partition:
     """Move single silos while that is an improvement: FedCollab's greedy search.
 
-    A sweep visits the silos in random order; each goes to the group, or on its own, where the
-    total is best. A restart ends with a sweep that changes nothing; the best of `num_restarts`
-    is returned, the earliest of equals. Restarts begin with all silos alone, or from `start`.
-    One restart alone often ends in a poor partition. O(sweeps * N^2) per restart.
+    A sweep visits the silos in random order; each goes to the group, or on its own, where the total
+    is best. A restart begins with all silos alone, or from `start`, and ends after a sweep without
+    changes; the best of `num_restarts` is returned, the earliest of equals. One restart often ends
+    in a poor partition. O(sweeps * N^2) per restart.
     """
     num_restarts = _check.integer("num_restarts", num_restarts, low=1, high=1_000_000)
     num_silos = _num_silos(objective)
@@ -427,7 +423,7 @@ def relocation(
 
 
 class _State:
-    """Labels of the silos in K places, and the additive sums of every place (some empty)."""
+    """The silos' labels in K places, and the additive sums of every place (some empty)."""
 
     def __init__(self, objective: Objective, labels: IntArray, num_places: int) -> None:
         self.objective = objective
@@ -437,7 +433,7 @@ class _State:
         self.recount()
 
     def recount(self) -> None:
-        """Compute all sums from the labels: once a sweep, so that rounding cannot pile up."""
+        """Compute all sums from the labels, once a sweep, so that rounding cannot accumulate."""
         member = np.zeros((len(self.labels), self.num_places))
         member[np.arange(len(self.labels)), self.labels] = 1.0
         self.count = member.sum(axis=0)
@@ -450,7 +446,7 @@ class _State:
         return float(self.value.sum())
 
     def gains(self, silo: int) -> FloatArray:
-        """What the total gains by moving one silo to each place, or (last) to a new one."""
+        """Return the change of the total if one silo moves to each place, or (last) a new one."""
         source = int(self.labels[silo])
         entering = self._entering(silo)
         with_silo = self._gain(self.single + self.objective.single[:, silo, None], entering, 1.0)
@@ -496,7 +492,6 @@ class _State:
         return changed
 
     def _entering(self, silo: int) -> FloatArray:
-        """Pair sums of every place with one silo added to it."""
         rows = [
             np.bincount(self.labels, weights=matrix[silo], minlength=self.num_places)
             for matrix in self.objective.pair
@@ -504,7 +499,6 @@ class _State:
         return np.asarray(self.pair + 2 * np.stack(rows) + self.own[:, silo, None])
 
     def _without(self, silo: int, source: int) -> tuple[FloatArray, FloatArray, float]:
-        """Sums and gain of the source group without the silo."""
         rest = np.flatnonzero(self.labels == source)
         rest = rest[rest != silo]
         single = self.objective.single[:, rest].sum(axis=1)
@@ -518,7 +512,6 @@ class _State:
         return single, pair, float(self.objective.gain(single, pair))
 
     def _gain(self, single: FloatArray, pair: FloatArray, count: FloatArray | float) -> FloatArray:
-        """Gain of every place, 0 for an empty one."""
         with np.errstate(divide="ignore", invalid="ignore"):
             gains = self.objective.gain(single, pair)
         return np.asarray(np.where(np.asarray(count) > 0, gains, 0.0))
@@ -530,9 +523,9 @@ class _State:
 def optimal(objective: Objective) -> Partition:
     """Return the best of all partitions, by dynamic programming over subsets; N <= 16.
 
-    Among equals the one that keeps the last silos in the smallest groups, so that silos
-    which gain nothing together are alone. About 3^N / 2 additions. `num_steps` is 0.
-    Raises ValueError for more than `MAX_OPTIMAL_SILOS` silos.
+    Among equals, the one that keeps the last silos in the smallest groups, so that silos that gain
+    nothing together stay alone. About 3^N / 2 additions; `num_steps` is 0. Raises ValueError for
+    more than `MAX_OPTIMAL_SILOS` silos.
     """
     num_silos = _num_silos(objective)
     if num_silos > MAX_OPTIMAL_SILOS:
@@ -543,7 +536,7 @@ def optimal(objective: Objective) -> Partition:
 
 
 def _subset_gains(objective: Objective) -> FloatArray:
-    """Gain of each of the 2^N subsets; bit i of the index is silo i, and the empty set has 0."""
+    """Return the gains of the 2^N subsets; bit i of the index is silo i, the empty set has 0."""
     num_silos = _num_silos(objective)
     single = np.zeros((len(objective.single), 1))
     pair = np.zeros((len(objective.pair), 1))
@@ -558,7 +551,7 @@ def _subset_gains(objective: Objective) -> FloatArray:
 
 
 def _subset_sums(values: FloatArray) -> FloatArray:
-    """(M, n) numbers -> (M, 2^n) sums over all subsets."""
+    """Return (M, 2^n) sums over all subsets of (M, n) numbers."""
     sums = np.zeros((len(values), 1))
     for column in values.T:
         sums = np.concatenate([sums, sums + column[:, None]], axis=1)
@@ -566,11 +559,11 @@ def _subset_sums(values: FloatArray) -> FloatArray:
 
 
 def _best_totals(gains: FloatArray, num_silos: int) -> FloatArray:
-    """Best total of a partition of each subset.
+    """Return the best total of a partition of each subset.
 
-    The group of a subset's highest silo k is {k} and some subset s of the lower silos; what
-    remains is a subset t disjoint from s. All pairs (s, t) of k silos are 3^k. They are taken
-    as pairs of the low bits, in one vector, times pairs of the high bits, in a loop.
+    The group of a subset's highest silo k is {k} and some subset s of the lower silos; the rest is
+    a subset t disjoint from s. The 3^k pairs (s, t) are pairs of the low bits, in one vector, times
+    pairs of the high bits, in a loop.
     """
     best = np.zeros_like(gains)
     for silo in range(num_silos):
@@ -588,7 +581,7 @@ def _best_totals(gains: FloatArray, num_silos: int) -> FloatArray:
 
 
 def _disjoint_pairs(num_bits: int) -> tuple[IntArray, IntArray, IntArray]:
-    """All 3^n pairs of disjoint subsets, ordered by their union, and where each union starts."""
+    """Return all 3^n pairs of disjoint subsets, ordered by union, and where each union starts."""
     s = np.zeros(1, dtype=np.intp)
     t = s
     for bit in (1 << np.arange(num_bits)).tolist():
@@ -623,7 +616,7 @@ def solve(
     rng: np.random.Generator | None = None,
     num_restarts: int = 100,
 ) -> Partition:
-    """Run the solver of that name. `rng` and `num_restarts` are those of `relocation`.
+    """Run the named solver; `rng` and `num_restarts` are those of `relocation`.
 
     Raises ValueError for an unknown name and for `relocation` without a generator.
     """
@@ -639,12 +632,11 @@ def solve(
 
 
 def with_groups(objective: Objective, num_groups: int) -> Partition:
-    """A good partition into so many groups: greedy merging, then moves of single silos.
+    """Return a good partition into `num_groups` groups: greedy merging, then single moves.
 
-    Silos move one at a time, in order, while the total gains by it; no group is opened or emptied.
-    `num_steps` counts the moves. With as many groups as silos, or more, all are alone.
-
-    Raises ValueError for a `num_groups` below 1.
+    Silos move one at a time, in order, while the total gains; no group is opened or emptied.
+    `num_steps` counts the moves. With at least as many groups as silos, all are alone. Raises
+    ValueError for `num_groups` < 1.
     """
     num_groups = _check.integer("num_groups", num_groups, low=1, high=2**31)
     groups = agglomerative(objective, num_groups=num_groups).groups
@@ -657,7 +649,7 @@ def with_groups(objective: Objective, num_groups: int) -> Partition:
 
 
 def _swept(state: _State, threshold: float) -> int:
-    """Give every silo whose group has others its best place; how many have moved."""
+    """Move every silo of a larger group to its best place; return the number of moves."""
     num_moves = 0
     for silo, home in enumerate(state.labels.tolist()):
         gains = state.gains(silo)[:-1]
@@ -674,19 +666,16 @@ def best_partition(
     num_restarts: int = 20,
     exact: int = MAX_OPTIMAL_SILOS,
 ) -> Partition:
-    """The exact optimum for few silos; else the better of two searches.
+    """Return the exact optimum for few silos, else the better of two searches.
 
     Args:
-        objective: HCCT utility or FedCollab bound of N silos.
-        rng: for the searches; unused where the answer is exact.
         num_restarts: of ``relocation`` from singletons.
-        exact: up to so many silos, at most ``MAX_OPTIMAL_SILOS``, the answer is the optimum,
-            which takes a tenth of a second.
+        exact: number of silos, at most ``MAX_OPTIMAL_SILOS``, up to which the answer is the
+            optimum, which takes a tenth of a second.
 
-    Greedy merging alone commits early: two small silos that have nothing in common but their
-    small size are joined before either meets a larger silo of its own kind, and are never
-    parted again. Here its answer is improved by moving single silos, and compared with
-    relocation from singletons; ties go to the first.
+    Greedy merging commits early: two small silos with nothing in common but their size are joined
+    before either meets a larger silo of its own kind, and are never separated. Its answer is
+    therefore improved by single moves and compared with relocation from singletons.
     """
     if _num_silos(objective) <= min(exact, MAX_OPTIMAL_SILOS):
         return optimal(objective)

@@ -1,4 +1,4 @@
-"""How different two silos' data are, from what a client discriminator gets right on held-out data.
+"""The distance of two silos' data, from a discriminator's accuracy on held-out data.
 
 Source: Bao, Wang, Wu, He: "Optimizing the Collaboration Structure in Cross-Silo Federated
 Learning", ICML 2023, step 1: a discriminator f(x, y) -> {0, 1} of silos i and j gives
@@ -7,11 +7,10 @@ Learning", ICML 2023, step 1: a discriminator f(x, y) -> {0, 1} of silos i and j
 
 on samples that neither silo trained it with. For the best f this is the total variation distance.
 
-Differs from the paper in the score it reports: the paper takes the best of all rounds on the very
-samples that it then reports, which is biased upward (0.13 to 0.16 for equal data and 7 samples);
-here it is the last round's, with its standard error. The paper's is ``max``; ``cross-fit`` chooses
-the round on one half of the held-out samples, scores it on the other, and takes the mean of both
-ways.
+Differs from the paper in the reported score: the paper's ``max``, the best of all rounds on the
+same samples, is biased upward (0.13 to 0.16 for equal data and 7 samples); the default here is the
+last round's, with its standard error. ``cross-fit`` chooses the round on one half of the held-out
+samples, scores it on the other, and averages both ways.
 """
 
 from __future__ import annotations
@@ -29,16 +28,14 @@ from coterie.strategies.partition._check import FloatArray
 Score: TypeAlias = Literal["last", "max", "cross-fit"]
 
 SATURATED = 0.99
-"""A distance that cannot rise any more, for all that `has_converged` knows."""
+"""A distance that `has_converged` regards as unable to rise further."""
 
 
 @dataclass(frozen=True)
 class Distance:
-    """An estimated distance of two silos.
+    """An estimated distance of two silos, its standard error, and the number of evaluations.
 
-    value: 2 * (balanced accuracy) - 1, in [-1, 1]; below 0 by chance.
-    error: its standard error.
-    rounds: evaluations behind it.
+    ``value`` is 2 * (balanced accuracy) - 1, in [-1, 1]; below 0 by chance.
     """
 
     value: float
@@ -50,8 +47,8 @@ def scores(hits: ArrayLike, counts: ArrayLike) -> FloatArray:
     """Return (R,) distances after each of R evaluations, on all held-out samples.
 
     Args:
-        hits: (R, 2, 2) right answers: evaluation, silo of the pair, half of its held-out samples.
-        counts: (2, 2) held-out samples, at least one for each silo.
+        hits: (R, 2, 2) correct answers: evaluation, silo of the pair, half of its held-out samples.
+        counts: (2, 2) held-out samples, at least one per silo.
     """
     right, of = _checked(hits, counts)
     return np.asarray((right.sum(axis=2) / of.sum(axis=1)).sum(axis=1) - 1)
@@ -82,29 +79,28 @@ def distance(hits: ArrayLike, counts: ArrayLike, *, score: Score = "last") -> Di
 
 
 def _on_half(right: FloatArray, of: FloatArray, *, chosen_on: int) -> tuple[float, float]:
-    """Choose the round on one half, the earliest of equals; value and error on the other."""
+    """Return value and error on one half for the best round (earliest of equals) on the other."""
     at = int((right[:, :, chosen_on] / of[:, chosen_on]).sum(axis=1).argmax())
     hits, counts = right[at, :, 1 - chosen_on], of[:, 1 - chosen_on]
     return float((hits / counts).sum() - 1), _error(hits, counts)
 
 
 def _error(hits: FloatArray, counts: FloatArray) -> float:
-    """Binomial, of the sum of two rates; one hit and one miss added to each, so never 0."""
+    """Return the binomial error of a sum of two rates, with a hit and a miss added to each."""
     rate = (hits + 1) / (counts + 2)
     return float(np.sqrt((rate * (1 - rate) / counts).sum()))
 
 
 def null_error(counts: ArrayLike) -> float:
-    """Return the standard error of a distance whose true value is 0; counts per silo, (2,)."""
+    """Return the standard error of a distance of true value 0; ``counts`` (2,) is per silo."""
     return float(np.sqrt((0.25 / np.asarray(counts, dtype=np.float64)).sum()))
 
 
 def has_converged(values: Sequence[float], *, floor: int, patience: int, tolerance: float) -> bool:
     """Return whether more rounds are not worth their bytes.
 
-    After `floor` evaluations: the best of the last `patience` is not more than `tolerance` above
-    the best before them. Before that only a pair that was told apart (nearly) without fault in
-    `patience` evaluations in a row: it cannot get better.
+    True after `floor` evaluations if the best of the last `patience` is at most `tolerance` above
+    the best before, and earlier if the last `patience` values are all (nearly) perfect.
     """
     last = list(values[-patience:])
     if len(last) == patience and min(last) >= SATURATED:

@@ -1,14 +1,14 @@
-"""FedCollab's collaboration structure: the error bound L, its minimiser, and how firm it is.
+"""FedCollab's collaboration structure: the error bound L, its minimiser, and its robustness.
 
 Source: Bao, Wang, Wu, He: "Optimizing the Collaboration Structure in Cross-Silo Federated
-Learning", ICML 2023, step 2: with beta_j the share of silo j's samples and alpha_ij the weight
-of silo j in the model of silo i,
+Learning", ICML 2023, step 2: with beta_j the share of silo j's samples and alpha_ij the weight of
+silo j in the model of silo i,
 
     L = sum_i ( C / sqrt(m) * sqrt(sum_j alpha_ij^2 / beta_j) + sum_j alpha_ij D_ij )
 
-Differs from the paper in offering the exact minimum (N <= 16) and HCCT's agglomeration beside
-the greedy search, in reporting how far the chosen structure is from the next, and in `auto_c`: the
-paper gives c per data set (10, 10, 8).
+Differs from the paper in also offering the exact minimum (N <= 16) and HCCT's agglomeration, in
+reporting the distance to the next structure, and in `auto_c`: the paper gives c per data set (10,
+10, 8).
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ _MAX_SILOS_TO_SPLIT = 12
 def objective(bound: FedCollabBound, groups: Iterable[Sequence[int]]) -> float:
     """Return FedCollab's bound L of a structure, a partition of the silos; smaller is better.
 
-    Example: two silos of 100 samples at distance 0.5 have L = 2 * 1.0 apart and
-    2 * (0.7071 + 0.25) together, with c = 10.
+    Example: with c = 10, two silos of 100 samples at distance 0.5 have L = 2 * 1.0 apart and 2 *
+    (0.7071 + 0.25) together.
     """
     return _value(bound, _check.groups(groups, num_silos=len(bound.distances)))
 
 
 @dataclass(frozen=True)
 class StructureReport:
-    """L of a chosen structure beside others, and the interval of c in which it stays chosen.
+    """L of a chosen structure and of others, and the interval of c in which it stays chosen.
 
-    second_groups, second_best: the best other structure found: one silo moved, two groups
-        merged (up to 50 groups), one group split in two (groups up to 12 silos), all alone, all
-        together, or the answer of `agglomerative`. None and infinity for a single silo.
-    c_low, c_high: no structure found is better anywhere between them.
+    second_groups, second_best: the best other structure found: one silo moved, two groups merged
+        (up to 50 groups), one group split (groups up to 12 silos), all alone, all together, or the
+        answer of `agglomerative`. None and infinity for a single silo.
+    c_low, c_high: no structure found is better for c between them.
     """
 
     groups: Groups
@@ -66,7 +66,7 @@ def report(
     rng: np.random.Generator | None = None,
     num_restarts: int = 20,
 ) -> StructureReport:
-    """Return the bound of a structure beside its rivals. Options as in `coalition.solve`."""
+    """Return the bound of a structure and of its rivals; options as in `coalition.solve`."""
     num_silos = len(bound.distances)
     chosen = _check.groups(groups, num_silos=num_silos)
     rivals = list(_rivals(bound, chosen))
@@ -96,11 +96,9 @@ def _c_interval(
 ) -> tuple[float, float]:
     """Return the interval of c around the bound's in which no structure found beats `chosen`.
 
-    L of a structure is a line in c, so the smallest L over all structures is concave and the
-    structure that is best at `c` is best on one interval. Its ends are found by solving at the
-    ends of the interval allowed by the structures known so far, until nothing better turns up:
-    exact with `optimal`, otherwise as good as the solver. (nan, nan) where `chosen` is beaten
-    at `c` itself.
+    L of a structure is linear in c, so each structure is best on one interval. Its ends are found
+    by solving at the ends that the known structures allow until nothing better turns up: exact with
+    `optimal`, otherwise as good as the solver. (nan, nan) if `chosen` is beaten at the bound's c.
     """
     mine = _line(bound, chosen)
     low, high = 0.0, float("inf")
@@ -116,13 +114,13 @@ def _c_interval(
 
 
 def place(bound: FedCollabBound, groups: Iterable[Sequence[int]], newcomer: int) -> Groups:
-    """Return the best structure in which nobody but the newcomer moves.
+    """Return the best structure in which only the newcomer moves.
 
     Args:
         bound: of all silos.
-        groups: of silos that have a place; those that have none yet play no part.
-        newcomer: its row; it joins the group, or stays alone, where L of all is smallest. Ties go
-            to the first group, and to a group before alone.
+        groups: of placed silos; unplaced ones are ignored.
+        newcomer: its row; it joins the group, or stays alone, where the total L is smallest. Ties
+            go to the first group, and to a group before alone.
     """
     num_silos = len(bound.distances)
     newcomer = _check.integer("newcomer", newcomer, low=0, high=num_silos - 1)
@@ -141,20 +139,20 @@ def place(bound: FedCollabBound, groups: Iterable[Sequence[int]], newcomer: int)
 def auto_c(sizes: ArrayLike, errors: ArrayLike, *, num_errors: float = 2.0) -> float:
     """Return the smallest c at which noise alone keeps no two silos apart.
 
-    Two silos alone at distance D have a smaller bound together where
-    ``c * (1/sqrt(m_i) + 1/sqrt(m_j) - 2/sqrt(m_i + m_j)) > D``. Here D is what two silos with
-    *equal* data may well seem to have: `num_errors` standard errors. Silos that differ by less than
-    can be measured are then together, and those that differ by more are apart as far as their
-    sizes allow. With half of m samples held out at silos of one size, c is 3.4 for any m.
+    Two silos at distance D have a smaller bound together if
+    ``c * (1/sqrt(m_i) + 1/sqrt(m_j) - 2/sqrt(m_i + m_j)) > D``. Here D is `num_errors` standard
+    errors: what silos with *equal* data may well appear to have. Silos that differ by less than can
+    be measured are then together; those that differ by more are apart as far as their sizes allow.
+    With half of m samples held out at silos of one size, c is 3.4 for any m.
 
     Args:
         sizes: (N,) numbers of training samples, > 0, N >= 1.
-        errors: (N, N) standard errors of the distances for equal data (`distance.null_error`);
-            NaN where a pair was not measured.
+        errors: (N, N) standard errors of the distances for equal data (`distance.null_error`); NaN
+            if a pair was not measured.
         num_errors: > 0.
 
     Returns:
-        The largest over the measured pairs; 1 where there is none.
+        The largest over the measured pairs; 1 if there is none.
     """
     noise = np.asarray(errors, dtype=np.float64)
     if noise.ndim != 2 or noise.shape[0] != noise.shape[1] or (noise < 0).any():
@@ -172,7 +170,6 @@ def _value(bound: FedCollabBound, groups: Groups) -> float:
 
 
 def _line(bound: FedCollabBound, groups: Groups) -> tuple[float, float]:
-    """Return (slope, constant) of L as a function of c."""
     slope = sum(len(group) / float(np.sqrt(bound.single[1, group].sum())) for group in groups)
     return slope, _value(bound, groups) - slope * bound.c
 
@@ -180,7 +177,7 @@ def _line(bound: FedCollabBound, groups: Groups) -> tuple[float, float]:
 def _cut(
     mine: tuple[float, float], rival: tuple[float, float], low: float, high: float
 ) -> tuple[float, float]:
-    """Cut [low, high] to the c at which my line is not above the rival's."""
+    """Cut [low, high] to the c at which ``mine`` is not above ``rival``."""
     slope, constant = mine[0] - rival[0], mine[1] - rival[1]
     if abs(slope) <= TOLERANCE * mine[0]:
         return (low, high) if constant <= TOLERANCE * (1 + abs(mine[1])) else (1.0, -1.0)
@@ -192,7 +189,7 @@ def _cut(
 
 
 def _rivals(bound: FedCollabBound, chosen: Groups) -> Iterator[Groups]:
-    """Other structures near the chosen one: moves, merges, splits, the extremes, other solvers."""
+    """Yield structures near the chosen one: moves, merges, splits, extremes, greedy merging."""
     num_silos = len(bound.distances)
     found = [
         [[silo] for silo in range(num_silos)],

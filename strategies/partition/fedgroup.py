@@ -2,11 +2,10 @@
 
 Source: Duan et al., "FedGroup: Efficient Federated Learning via Decomposed Similarity-Based
 Clustering" (2021), eqs. 5-9 and Algorithm 3. Differs from the paper in never forming the
-P-dimensional singular directions (with ``G = U L U^T`` the embedding is ``U_m L_m^(1/2)``, each
-row divided by the norm of its update) and in `choose_num_groups`: there the number of groups m
-is always given.
+P-dimensional singular directions (with ``G = U L U^T`` the embedding is ``U_m L_m^(1/2)``, each row
+divided by its update's norm) and in `choose_num_groups`: the paper always gives m.
 
-scikit-learn is imported by `cold_start` and what calls it, not by this module.
+scikit-learn is imported by `cold_start` and its callers only.
 """
 
 from __future__ import annotations
@@ -36,12 +35,10 @@ def edc(gram: ArrayLike, *, num_directions: int) -> FloatArray:
         gram: (N, N) inner products of the updates (uncentred, as in the paper).
         num_directions: m in [1, N]; the paper takes the number of groups.
 
-    Entry (i, j) is ``cos(u_i, v_j)`` with v_j the j-th left singular vector of the P x N matrix
-    of updates. Its sign is free; here the largest entry of every column is positive. EDC(i, j)
-    itself is the Euclidean distance of rows i and j, divided by m. A zero update, and a
-    direction beyond the rank of the updates, has cosine 0.
-
-    Raises ValueError for a bad matrix or number.
+    Entry (i, j) is ``cos(u_i, v_j)`` with v_j the j-th left singular vector of the P x N matrix of
+    updates, signed so that the largest entry of every column is positive. EDC(i, j) is the
+    Euclidean distance of rows i and j, divided by m. Zero updates, and directions beyond the rank,
+    have cosine 0. Raises ValueError for a bad matrix or number.
     """
     checked = _check.gram(gram)
     num_directions = _check.integer("num_directions", num_directions, low=1, high=len(checked))
@@ -62,10 +59,9 @@ def _edc(gram: FloatArray, num_directions: int) -> FloatArray:
 def madc(gram: ArrayLike) -> FloatArray:
     """Return the (N, N) MADC dissimilarities, eq. 7, of N >= 3 silos.
 
-    The mean, over all third silos z, of ``|cos(i, z) - cos(j, z)|``: how differently two silos
-    see the others. A zero update has cosine 0 to every other one. O(N^3) time, O(N^2) memory.
-
-    Raises ValueError for a bad matrix and for fewer than three silos.
+    The mean over all third silos z of ``|cos(i, z) - cos(j, z)|``. A zero update has cosine 0 to
+    every other. O(N^3) time, O(N^2) memory. Raises ValueError for a bad matrix and fewer than three
+    silos.
     """
     checked = _check.gram(gram)
     if len(checked) < 3:
@@ -102,11 +98,9 @@ def cold_start(
             clustering with complete linkage. One group and N groups need neither.
         rng: seeds k-means++; MADC is deterministic.
 
-    Updates that point in one direction (cosine above 1 - 1e-5) cannot be told apart: where
-    there are fewer different ones than `num_groups`, that many groups are returned, with a
-    warning. Zero updates count as one such direction, with a warning too.
-
-    Raises ValueError for a bad matrix, number or measure.
+    Updates in one direction (cosine above 1 - 1e-5) are not separated: with fewer different
+    directions than `num_groups`, that many groups are returned, with a warning. Zero updates count
+    as one direction, with a warning too. Raises ValueError for a bad matrix, number or measure.
     """
     checked = _check.gram(gram)
     num_silos = len(checked)
@@ -163,8 +157,8 @@ def _refuse_measure(measure: str) -> None:
 def silhouette(gram: ArrayLike, groups: Iterable[Sequence[int]]) -> float:
     """Return the mean silhouette of a grouping in [-1, 1]; low means badly separated.
 
-    Distances are MADC: EDC sees groups even where there are none, see `choose_num_groups`. A silo
-    alone in its group counts 0, as usual; one group of all silos has no separation and gives 0.
+    Distances are MADC: EDC sees groups even if there are none, see `choose_num_groups`. A silo
+    alone in its group counts 0; a single group of all silos gives 0.
     """
     checked = _check.gram(gram)
     given = _check.groups(groups, num_silos=len(checked))
@@ -209,14 +203,14 @@ def choose_num_groups(
 ) -> GroupCount:
     """Choose m by the best MADC silhouette of `cold_start` over m in [2, N - 1].
 
-    The paper has no such choice. The smallest m of equals; 1 where none reaches `threshold`, and
-    for fewer than three silos or updates that cannot be told apart. `max_groups` limits the
-    search (N clusterings otherwise).
+    The paper has no such choice. The smallest m of equals; 1 if none reaches `threshold`, for fewer
+    than three silos, and for indistinguishable updates. `max_groups` limits the search (else N
+    clusterings).
 
-    Why MADC judges the groups that EDC makes: k-means cuts the very directions that the embedding
-    was made of, so that random updates about one common direction, which have no groups, reach
-    EDC silhouettes of 0.5 to 0.86 (9 to 50 silos) but MADC silhouettes below 0.35, while three
-    groups whose cosines are 0.6 within and 0.4 between have 0.95 and at least 0.85.
+    MADC judges EDC's groups because k-means cuts the very directions of the embedding: random
+    updates around one common direction, which have no groups, reach EDC silhouettes of 0.5 to 0.86
+    (9 to 50 silos) but MADC silhouettes below 0.35, while three groups with cosines of 0.6 within
+    and 0.4 between have 0.95 and at least 0.85.
     """
     checked = _check.gram(gram)
     _refuse_measure(measure)
@@ -242,7 +236,7 @@ def choose_num_groups(
 def direction_norms(gram: ArrayLike, groups: Iterable[Sequence[int]]) -> FloatArray:
     """Return (K,) norms of the groups' directions, the plain means of their members' updates.
 
-    In the order given; rows of `gram` in no group play no part.
+    In the order given; rows of `gram` in no group are ignored.
     """
     checked = _check.gram(gram)
     given = [list(group) for group in groups]
@@ -258,11 +252,10 @@ def similarities(
 
     Args:
         inner_products: (K,) of the newcomer's pre-training update with each direction.
-        direction_norms: (K,) norms of the directions.
-        update_norm: norm of the newcomer's update.
+        direction_norms, update_norm: (K,) norms of the directions, norm of the update.
 
-    A zero update or direction has cosine 0; a zero update is warned about. Raises ValueError
-    for no group, shapes that differ, negative norms and values that are not finite.
+    A zero update (with a warning) or direction has cosine 0. Raises ValueError for no group, shapes
+    that differ, negative norms and values that are not finite.
     """
     inner = np.asarray(inner_products, dtype=np.float64)
     if inner.ndim != 1 or not len(inner) or not np.isfinite(inner).all():
@@ -281,6 +274,6 @@ def similarities(
 def assign(cosines: FloatArray) -> int:
     """Return the index of a newcomer's group, eq. 9: the smallest ``(1 - cos) / 2``.
 
-    The lowest index of equals, hence 0 for a zero update. Cosines as from `similarities`.
+    Ties go to the lowest index, so a zero update gets 0. Cosines as from `similarities`.
     """
     return int(((1.0 - cosines) / 2.0).argmin())

@@ -1,4 +1,4 @@
-"""FedNova's normalisation: how much every silo's update counts, whatever its number of steps.
+"""FedNova's normalisation: the weight of each silo's update, independent of its number of steps.
 
 Source: Wang, Liu, Liang, Joshi, Poor: "Tackling the Objective Inconsistency Problem in
 Heterogeneous Federated Optimization", NeurIPS 2020, https://arxiv.org/abs/2007.07481; eqs. 8-10 and
@@ -15,14 +15,14 @@ from coterie.strategies.partition._check import FloatArray
 
 
 def accumulation(steps: int, *, momentum: float = 0.0, decay: float = 0.0) -> float:
-    """Return |a_i|_1 of one silo: how many gradients its update amounts to.
+    """Return |a_i|_1 of one silo: the number of gradients that its update amounts to.
 
     Args:
         steps: τ_i ≥ 1, local SGD steps.
         momentum: ρ in [0, 1): |a|₁ = (τ - ρ(1 - ρ^τ)/(1 - ρ)) / (1 - ρ).
         decay: lr·μ in [0, 1) of FedProx: a_i = [(1 - lr·μ)^(τ-1), ..., 1].
 
-    Both together: the sum over the linear recursion of SGD with momentum and a proximal pull.
+    With both, it is the sum over the linear recursion of SGD with momentum and a proximal pull.
     """
     steps = _check.integer("steps", steps, low=1, high=2**53)
     momentum, decay = _check.number("momentum", momentum), _check.number("decay", decay)
@@ -42,8 +42,7 @@ def accumulation(steps: int, *, momentum: float = 0.0, decay: float = 0.0) -> fl
 def coefficients(sizes: ArrayLike, accumulations: ArrayLike) -> FloatArray:
     """Return (N,) factors c_i of ``w ← w + Σ c_i Δ_i``: τ_eff · p_i / |a_i|₁.
 
-    With p_i = D_i / D and τ_eff = Σ p_i |a_i|₁. Equal accumulations give FedAvg's p_i; only
-    ratios of accumulations count.
+    With p_i = D_i / D and τ_eff = Σ p_i |a_i|₁. Equal accumulations give FedAvg's p_i.
     """
     a = np.asarray(accumulations, dtype=np.float64)
     d = _check.sizes(sizes, num_silos=len(a))

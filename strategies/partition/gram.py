@@ -1,21 +1,18 @@
-"""Inner products of updates: the one place of this package whose cost depends on P.
+"""Inner products of updates: the only part of this package whose cost depends on P.
 
 HCCT, EDC, MADC and the placing of newcomers only need the N x N Gram matrix ``G = U U^T`` of the
-updates ``U`` (N silos, P parameters); see HCCT eq. 8 and FedGroup eqs. 5-6, which compute the
-same inner products pair by pair.
+updates ``U`` (N silos, P parameters); see HCCT eq. 8 and FedGroup eqs. 5-6.
 
-How: the updates are read in blocks of columns. A block is multiplied with its own transpose in
-the updates' precision (float32 BLAS; numpy calls the symmetric ``syrk`` for it, which does half
-of a general product's work) and the block's N x N result is added in float64. A float32 sum is
-therefore never longer than one block, and what is left of its rounding (at most 5e-7 of
-``|u_i||u_j|`` where measured) is far below what a cosine of two updates is read for. Float64 blocks
-would take 2-3 times as long; updates that are float64 already are multiplied in float64.
+The updates are read in blocks of columns. A block is multiplied with its own transpose in the
+updates' precision (float32 BLAS; numpy calls the symmetric ``syrk``, half the work of a general
+product), and its N x N result is added in float64. A float32 sum is thus never longer than one
+block; the remaining rounding (measured: at most 5e-7 of ``|u_i||u_j|``) is far below the precision
+that cosines need. Float64 blocks would take 2-3 times as long; float64 updates are multiplied in
+float64.
 
-Layers may be lists of arrays or mappings from names to arrays; they are packed into blocks
-without regard to layer borders, so that a thousand biases cost no thousand N x N additions. An
-(N, P) array, also a memory-mapped one, is read through views and never copied.
-
-Memory: beside the result and the updates, at most two updates and N^2 numbers.
+Layers (lists of arrays or mappings) are packed into blocks across layer borders, so that a thousand
+biases do not cost a thousand N x N additions. An (N, P) array, even memory-mapped, is read through
+views and never copied. Extra memory: at most two updates and N^2 numbers.
 """
 
 from __future__ import annotations
@@ -47,18 +44,15 @@ _TINY = 1e-30
 def gram(updates: Updates, *, noise: ArrayLike | None = None) -> FloatArray:
     """Return the N x N inner products of N updates, float64, exactly symmetric.
 
-    `noise`, one number >= 0 per silo, is the expected squared norm of noise that is known to be in
-    its update, independent of everybody's; it is taken off the diagonal as `without_noise` says.
+    Args:
+        updates: an (N, P) array (in memory or memory-mapped), N arrays, or N updates each given as
+            a sequence of layer arrays or a mapping from layer name to array, with equal names and
+            shapes.
+        noise: (N,) expected squared norms >= 0 of independent noise known to be in the updates;
+            removed from the diagonal by `without_noise`.
 
-    `updates` is an (N, P) array (in memory or memory-mapped), a sequence of N arrays, or a
-    sequence of N updates each given as a sequence of layer arrays or as a mapping from layer
-    name to array. All silos need the same names and shapes.
-
-    Raises ValueError for no silo, for shapes or names that differ and for values that are not
-    finite; the message says which silo and layer.
-
-    Example: ``gram([[1.0, 0.0], [3.0, 4.0]])`` of two updates with two parameters, given as one
-    array, is ``[[1, 3], [3, 25]]``.
+    Raises ValueError, naming silo and layer, for no silo, shapes or names that differ, and values
+    that are not finite. Example: ``gram([[1.0, 0.0], [3.0, 4.0]])`` is ``[[1, 3], [3, 25]]``.
     """
     source = _open(updates, "updates")
     result = np.zeros((source.num_silos, source.num_silos))
@@ -75,23 +69,23 @@ def gram(updates: Updates, *, noise: ArrayLike | None = None) -> FloatArray:
 
 
 def without_noise(matrix: FloatArray, noise: ArrayLike, *, num_parameters: int) -> FloatArray:
-    """Return a Gram matrix without what known noise adds to its diagonal.
+    """Return a Gram matrix without the contribution of known noise to its diagonal.
 
     With independent noise of mean 0 and expected squared norm ``N_i`` in update i, the expected
-    matrix is ``G + diag(N)``: all cosines shrink by ``|u_i||u_j|`` growing, and everybody looks
-    alone. So ``G - diag(N)`` it is, but of no silo's N more than can be true:
+    matrix is ``G + diag(N)``: all cosines shrink because ``|u_i||u_j|`` grows, and silos look
+    dissimilar. So ``diag(N)`` is subtracted, but of each N_i only a plausible part:
 
-    - at most its squared distance from the span of all other updates, which noise in many
-      dimensions is nearly orthogonal to (``1/(G^-1)_ii``), so that who claims more than it has
-      comes no nearer to anybody than its update is;
-    - so little that what is left is more than the noise's own scatter, three deviations of
-      ``N sqrt(2/P)`` in P parameters;
-    - and of all together the largest share that leaves the matrix positive semidefinite, which is
-      what makes cosines cosines.
+    - at most its squared distance from the span of the other updates, to which noise in many
+      dimensions is nearly orthogonal (``1/(G^-1)_ii``), so that a silo that overstates its noise
+      comes no nearer to others than its update is;
+    - at most what leaves more than the noise's own scatter, three deviations of ``N sqrt(2/P)`` in
+      P parameters;
+    - and of all together the largest share that leaves the matrix positive semidefinite, so that
+      cosines stay valid.
 
-    `matrix` is (N, N), `noise` (N,) finite and >= 0, `num_parameters` is P. Example: two updates
-    that point the same way, each with as much noise as signal: ``[[2, 1], [1, 2]]`` with noise
-    ``[1, 1]`` becomes ``[[1, 1], [1, 1]]``, if there are many parameters.
+    `matrix` is (N, N), `noise` (N,) finite and >= 0, `num_parameters` is P. Example: two parallel
+    updates, each with as much noise as signal: ``[[2, 1], [1, 2]]`` with noise ``[1, 1]`` becomes
+    ``[[1, 1], [1, 1]]``, if there are many parameters.
     """
     claimed = _check.per_silo("noise", noise, num_silos=len(matrix))
     if not claimed.any():
@@ -109,7 +103,7 @@ def without_noise(matrix: FloatArray, noise: ArrayLike, *, num_parameters: int) 
 def cross(updates: Updates, directions: Updates) -> FloatArray:
     """Return the N x M inner products of N updates with M other vectors of the same layout.
 
-    Same forms, blocks and errors as `gram`. Used for a newcomer against group directions.
+    Forms, blocks and errors as in `gram`. Used for a newcomer against group directions.
     """
     left, right = _open(updates, "updates"), _open(directions, "directions")
     if left.layout != right.layout:
@@ -135,7 +129,7 @@ def cross(updates: Updates, directions: Updates) -> FloatArray:
 
 @dataclass(frozen=True, eq=False)
 class _Source:
-    """N updates as rows of pieces (one piece per layer, of any shape), none of them copied."""
+    """N updates as rows of pieces (one per layer, of any shape), not copied."""
 
     rows: Sequence[Sequence[NDArray[Any]]]
     layout: tuple[tuple[int, ...], ...]
@@ -179,7 +173,7 @@ def _open(updates: Any, label: str) -> _Source:
 
 
 def _as_matrix(updates: Any, label: str) -> NDArray[Any] | None:
-    """Return (N, P) updates as an array: also the nested lists of numbers of an example."""
+    """Return (N, P) updates as an array, also from nested lists of numbers."""
     if isinstance(updates, np.ndarray) and updates.dtype != object:
         if updates.ndim != 2:
             raise _check.fail(label, "of shape (N, P)", f"shape {updates.shape}")
@@ -227,10 +221,7 @@ def _precision(
     names: tuple[str, ...],
     label: str,
 ) -> np.dtype[Any]:
-    """Return the precision of the block products: float32, or float64 where any layer has it.
-
-    Refuses layers that have other shapes than silo 0's, or hold no real numbers.
-    """
+    """Return float32, or float64 if any layer has it; refuse wrong shapes and non-real layers."""
     for silo, row in enumerate(rows):
         for name, piece, shape in zip(names, row, layout, strict=True):
             if piece.shape != shape:
@@ -265,7 +256,7 @@ def _difference(left: _Source, right: _Source) -> str:
 
 
 def _blocks(source: _Source) -> Iterator[NDArray[Any]]:
-    """Yield the updates as N x b blocks, valid until the next one is asked for."""
+    """Yield the updates as N x b blocks, valid until the next is requested."""
     matrix = source.matrix
     if matrix is not None and matrix.strides[1] == matrix.itemsize:
         for start in range(0, matrix.shape[1], _WIDTH):
@@ -318,7 +309,7 @@ def _add_square(block: NDArray[Any], result: FloatArray, scratch: NDArray[Any]) 
 
 
 def _is_doubtful(block: NDArray[Any], squares: NDArray[Any]) -> bool:
-    """Tell whether float32 was too narrow for finite numbers: overflow, or underflow to nothing."""
+    """Return whether float32 overflowed, or underflowed to 0, for finite numbers."""
     if block.dtype == np.float64:
         return False
     odd = np.flatnonzero(~((squares > _TINY) & np.isfinite(squares)))
@@ -326,7 +317,7 @@ def _is_doubtful(block: NDArray[Any], squares: NDArray[Any]) -> bool:
 
 
 def _refuse_non_finite(squares: FloatArray, source: _Source) -> None:
-    """A value that is not finite makes its silo's squared norm not finite: look only then."""
+    """Raise ValueError naming silo and layer if a squared norm is not finite."""
     for silo in np.flatnonzero(~np.isfinite(squares)).tolist():
         for name, piece in zip(source.names, source.rows[silo], strict=True):
             if not np.isfinite(piece).all():

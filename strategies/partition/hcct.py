@@ -1,9 +1,9 @@
 """HCCT's partition, the placing of newcomers, and the choice of alpha and of the layer.
 
 Source: Sun, Kountouris, Zhang, "How to Collaborate: Towards Maximizing the Generalization
-Performance in Cross-Silo Federated Learning" (HCCT), https://arxiv.org/abs/2401.13236,
-eqs. 8-17 and 19, Algorithm 2; newcomers as in Section 7.3. Differs from the paper in testing before
-it merges, and in taking one alpha per silo where asked.
+Performance in Cross-Silo Federated Learning" (HCCT), https://arxiv.org/abs/2401.13236, eqs. 8-17
+and 19, Algorithm 2; newcomers as in Section 7.3. Differs from the paper in testing before it
+merges, and in allowing one alpha per silo.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ def partition(gram: ArrayLike, sizes: ArrayLike, *, alpha: float | ArrayLike) ->
     Args:
         gram: (N, N) inner products of the updates, e.g. from `strategies.partition.gram.gram`.
         sizes: (N,) numbers of training samples, > 0.
-        alpha: the paper's trade-off constant, >= 0; large means hungry for data. One number, or
-            one per silo.
+        alpha: the paper's trade-off constant, >= 0, one number or one per silo; a large value
+            favours more data.
 
     Example: updates (1, 0), (1, 0.1) and (0, 1) of silos with 100 samples each::
 
@@ -52,21 +52,19 @@ def place(
     alpha: float | ArrayLike,
     newcomer: int,
 ) -> int | None:
-    """Return the index of the group a newcomer joins, or None where it stays alone.
+    """Return the index of the group a newcomer joins, or None if it stays alone.
 
-    It joins the group of largest benefit (eqs. 15-16), if that is > 0; the lowest index of
-    equals. Several newcomers at once are placed one by one against the same groups, so that
-    their order does not matter; who joins none may still form a group with others that join none.
+    It joins the group of largest benefit (eqs. 15-16) if that is > 0; ties go to the lowest index.
+    Several newcomers are placed one by one against the same groups, so that their order does not
+    matter; those that join none may still form a group.
 
     Args:
-        gram: (N, N) inner products of the updates of the members and of the newcomer.
-        sizes: (N,) numbers of training samples, > 0.
-        groups: the existing groups, by row of `gram`, in the order in which the answer counts
-            them. Rows in no group play no part.
-        alpha: as in `partition`, the newcomer's own included.
+        gram, sizes, alpha: as in `partition`, of the members and the newcomer.
+        groups: the existing groups, by row of `gram`, in the order that the result refers to. Rows
+            in no group are ignored.
         newcomer: the newcomer's row.
 
-    Raises ValueError for bad matrices and for a newcomer that is in a group already.
+    Raises ValueError for bad matrices and for a newcomer that is already in a group.
     """
     objective = HCCTUtility.from_gram(gram, sizes, alpha=alpha)
     benefits = placement_benefits(objective, groups, newcomer)
@@ -78,7 +76,7 @@ def place(
 def placement_benefits(
     objective: HCCTUtility, groups: Iterable[Sequence[int]], newcomer: int
 ) -> FloatArray:
-    """Return (K,) benefits of a newcomer's joining each of K groups, eq. 15; see `place`."""
+    """Return (K,) benefits of a newcomer joining each of K groups, eq. 15; see `place`."""
     num_silos = objective.single.shape[1]
     given = [list(group) for group in groups]
     _check.groups(given, num_silos=num_silos, cover=False)
@@ -98,7 +96,7 @@ def placement_benefits(
 
 @dataclass(frozen=True)
 class Stretch:
-    """One partition and the interval of alpha over which it is the answer."""
+    """A partition and the interval of alpha over which it is the answer."""
 
     alpha_low: float
     alpha_high: float
@@ -106,7 +104,7 @@ class Stretch:
 
     @property
     def ratio(self) -> float:
-        """alpha_high / alpha_low: the length of the stretch on a log scale."""
+        """alpha_high / alpha_low: the stretch's length on a log scale."""
         return self.alpha_high / self.alpha_low if self.alpha_low > 0 else float("inf")
 
 
@@ -119,15 +117,15 @@ def alpha_path(
 ) -> tuple[Stretch, ...]:
     """Return the partitions from all alone (alpha = 0) to all together (alpha = infinity).
 
-    Stretches follow each other without gaps. `_NUM_POINTS` values of alpha, evenly spaced in
-    log alpha between the first pair that gains by merging (known exactly) and the first alpha
-    that puts everybody together, are solved; wherever neighbours differ the change is bisected
-    to a relative `rtol`. A partition that lives only between two grid points of equal answers is
-    not seen. `solver` is not `relocation`; it may be a function that partitions by a utility.
+    Stretches follow each other without gaps. `_NUM_POINTS` values, evenly spaced in log alpha
+    between the first pair that gains by merging (known exactly) and the first alpha that puts all
+    silos together, are solved; changes between neighbours are bisected to a relative `rtol`. A
+    partition that exists only between two grid points of equal answers is missed. `solver` is not
+    `relocation`; it may be a function that partitions by a utility.
 
-    Holds for sizes up to 1e15 times each other. Where large silos gain less than rounding beside
-    small ones' utility, the solver parts them at any alpha; from `_together_from` on they are put
-    together all the same, as the formula has it.
+    Valid for sizes up to 1e15 times each other. If large silos gain less than rounding next to
+    small ones' utility, the solver separates them at any alpha; from `_together_from` on they are
+    together regardless, as the formula demands.
     """
     objective = HCCTUtility.from_gram(gram, sizes, alpha=0.0)
     together_from = _together_from(objective)
@@ -152,10 +150,10 @@ def alpha_path(
 
 
 def _together_from(objective: HCCTUtility) -> float:
-    """An alpha from which on every merge pays, whatever the updates.
+    """Return an alpha from which every merge pays, for any updates.
 
-    Merging A and B, D_A <= D_B, saves at least alpha / (2 D_A) of eq. 15's first term, and costs
-    at most 2 N of its cosines; no D_A is larger than the sum of all sizes.
+    Merging A and B, D_A <= D_B, saves at least alpha / (2 D_A) of eq. 15's first term and costs at
+    most 2 N of its cosines; no D_A exceeds the sum of all sizes.
     """
     samples = objective.single[1]
     return 4.0 * len(samples) * float(samples.sum())
@@ -183,7 +181,7 @@ def _alpha_range(objective: HCCTUtility, answer: _Answer) -> tuple[float, float]
 
 
 def _first_merge(objective: HCCTUtility) -> float:
-    """Smallest alpha at which two single silos gain by merging: eq. 15 is linear in alpha."""
+    """Return the smallest alpha at which two silos gain by merging; eq. 15 is linear in alpha."""
     samples, ones = objective.single[1], objective.single[2]
     i, j = np.triu_indices(len(samples), k=1)
     pair = objective.pair
@@ -198,7 +196,7 @@ def _first_merge(objective: HCCTUtility) -> float:
 
 
 def _between(answer: _Answer, left: _Point, right: _Point, rtol: float) -> list[_Point]:
-    """Bisect until neighbours that differ are within `rtol`; return the points in between."""
+    """Bisect differing neighbours to within `rtol`; return the points in between."""
     if left[1] == right[1] or right[0] / left[0] - 1 <= rtol:
         return []
     alpha = float(np.sqrt(left[0] * right[0]))
@@ -211,7 +209,7 @@ def _between(answer: _Answer, left: _Point, right: _Point, rtol: float) -> list[
 
 
 def _stretches(points: Sequence[_Point]) -> tuple[Stretch, ...]:
-    """Join points of equal answers; a border lies in the (geometric) middle of two answers."""
+    """Join points of equal answers; borders are geometric means of neighbouring alphas."""
     stretches = []
     low = 0.0
     for here, there in pairwise(points):
@@ -230,18 +228,17 @@ def stay_intervals(
     alpha: float | ArrayLike = 0.0,
     own: Collection[int] = (),
 ) -> tuple[tuple[float, float], ...]:
-    """Return for each silo the interval of alpha in which it has no reason to leave its group.
+    """Return each silo's interval of alpha in which leaving its group brings no gain.
 
-    That is, where neither its moving to another group nor its training alone would raise the
-    total utility, all others staying where they are. Exact: the gain of a move is linear in
-    alpha. (nan, nan) for a silo that has a better place at every alpha.
+    In the interval, neither moving to another group nor training alone would raise the total
+    utility while all other silos stay. Exact: the gain of a move is linear in alpha. (nan, nan) for
+    a silo that has a better place at every alpha.
 
     Args:
         gram, sizes: as in `HCCTUtility.from_gram`.
-        groups: the partition.
-        alpha: what holds, one number or one per silo. Matters only where `own` is given.
-        own: silos with an alpha of their own. The interval of each is of that alpha, all others
-            standing; that of the other silos is of the one that they share, with those standing.
+        alpha: the values in use, one number or one per silo; only matters with `own`.
+        own: silos with their own alpha. The interval of each refers to that alpha with all others
+            fixed; the other silos' intervals refer to the shared one, with those of `own` fixed.
     """
     objective = HCCTUtility.from_gram(gram, sizes, alpha=alpha)
     checked = _check.groups(groups, num_silos=objective.single.shape[1])
@@ -291,16 +288,15 @@ def layer_choice(updates: Sequence[Mapping[str, ArrayLike]]) -> LayerChoice:
     """Choose the layer on which silos differ most, for HCCT-E (eq. 19).
 
     Args:
-        updates: one mapping per silo from parameter name to array, equal names and shapes. A
+        updates: one mapping per silo from parameter name to array, with equal names and shapes. A
             layer is a module with all its parameters: the name without its last dotted part.
-            Modules that have vectors alone, as normalisations, are chosen only where no module has
-            a matrix or kernel.
+            Modules with vectors only, such as normalisations, are chosen only if no module has a
+            matrix or kernel.
 
-    The score of layer l is ``sum_i |g_i[l] - mean[l]|^2 / (N |mean[l]|^2)``, which makes the
-    paper's Var / Mean a number without a unit: infinite where silos differ about a mean of zero,
-    0 where all are equal. The first of equals is chosen.
-
-    Raises ValueError for no silo, no layer, other names or shapes, and values not finite.
+    The score of layer l is ``sum_i |g_i[l] - mean[l]|^2 / (N |mean[l]|^2)``, the paper's Var / Mean
+    made dimensionless: infinite if silos differ about a mean of zero, 0 if all are equal. Ties go
+    to the first. Raises ValueError for no silo, no layer, other names or shapes, and values not
+    finite.
     """
     if not len(updates) or not updates[0]:
         raise _check.fail("updates", "of at least one silo and layer", "none")

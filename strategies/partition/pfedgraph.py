@@ -1,4 +1,4 @@
-"""With whom a silo averages, and how much: pFedGraph's quadratic programme on the simplex.
+"""pFedGraph's collaboration weights: a quadratic programme on the simplex.
 
 Source: Ye, Ni, Wu, Chen, Wang: "Personalized Federated Learning with Inferred Collaboration
 Graphs", ICML 2023, https://proceedings.mlr.press/v202/ye23b.html. Row i of the collaboration graph
@@ -6,9 +6,9 @@ is
 
     w_i = argmin_{w ≥ 0, Σ w = 1}  −Σ_j w_j cos(Δ_i, Δ_j) + α |w − p|²,
 
-with p_j = D_j / D, the shares of the samples. Completing the square, that is the point of the
+with p_j = D_j / D, the shares of the samples. Completing the square, this is the point of the
 simplex nearest to ``p + cos_i / (2α)``, which sorting finds exactly (Held, Wolfe, Crowder,
-"Validation of subgradient optimization", 1974); no solver is needed.
+"Validation of subgradient optimization", 1974) without a solver.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from coterie.strategies.partition._check import FloatArray
 
 
 def collaborators(similarities: ArrayLike, sizes: ArrayLike, *, alpha: float) -> FloatArray:
-    """Return (N,) weights w_i of one silo: ≥ 0, their sum 1.
+    """Return (N,) weights w_i of one silo, ≥ 0 and with sum 1.
 
     Args:
-        similarities: (N,) cosines of its update with everybody's, its own among them.
+        similarities: (N,) cosines of its update with all silos' updates, including its own.
         sizes: (N,) numbers of training samples, > 0.
-        alpha: α > 0; large gives everybody's share of the samples (FedAvg), small the most alike.
+        alpha: α > 0; large gives the shares of the samples (FedAvg), small the most similar silos.
 
     Raises:
         ValueError: a cosine or α that is not finite, or a size that is not above 0.
 
-    Example: of two silos of one size, the other's update points the opposite way.
+    Example: two silos of one size with opposite updates.
 
     >>> collaborators([1.0, -1.0], [10, 10], alpha=1.0).tolist()
     [1.0, 0.0]
@@ -47,8 +47,7 @@ def collaborators(similarities: ArrayLike, sizes: ArrayLike, *, alpha: float) ->
 def nearest_on_simplex(point: FloatArray) -> FloatArray:
     """Return the point of ``{w ≥ 0, Σ w = 1}`` nearest to ``point``, (N,): max(point − τ, 0).
 
-    τ is chosen so that the sum is 1: of the k largest entries, for the largest k whose smallest
-    entry is still above it.
+    τ makes the sum 1 over the k largest entries, for the largest k whose smallest entry exceeds it.
     """
     falling = np.sort(point)[::-1]
     taus = (np.cumsum(falling) - 1) / np.arange(1, len(point) + 1)

@@ -1,7 +1,7 @@
-"""A race of partitions: which is best for the silos, by errors on samples that none trained with.
+"""A race of partitions: which is best for the silos, by errors on samples unseen in training.
 
-Every silo measures every partition, so that two partitions are compared by differences within
-silos, which have a much smaller spread than errors between silos.
+Every silo measures every partition, so that partitions are compared by differences within silos,
+whose spread is much smaller than that of errors between silos.
 """
 
 from __future__ import annotations
@@ -16,24 +16,25 @@ import numpy as np
 from coterie.strategies.partition._check import FloatArray
 
 NEAR = 1.0
-"""Standard errors within which a partition is as good as the best."""
+"""Number of standard errors within which a partition is as good as the best."""
 SURE_OF_OWN = 1.0
-"""Standard errors by which a silo's group must be expected to be worse for it than its own model,
-whose training is farther along when the two are measured."""
+"""Standard errors by which a silo must expect its group's model to be worse, to keep its own.
+
+Its own model is trained further when the two are measured."""
 SURE = 0.975
 """One-sided probability at which a partition is out of the race."""
 LEAST_DOUBT = 0.05
-"""Probability below which a silo is not thought to be better off alone."""
+"""Probability below which a silo is not considered better off alone."""
 
 
 @dataclass(frozen=True)
 class Standing:
-    """How one partition stands, beside the best.
+    """One partition's standing relative to the best.
 
     Attributes:
         error: mean over silos.
-        behind: mean over silos of its error less that of the best; 0 for the best itself.
-        standard_error: of ``behind``; NaN where nobody can say.
+        behind: mean over silos of its error minus the best's; 0 for the best itself.
+        standard_error: of ``behind``; NaN if unknown.
         out: it is worse beyond chance.
     """
 
@@ -52,11 +53,11 @@ def standings(
         errors: (C, N) of C partitions at N silos.
         counts: (N,) samples behind them, > 0.
         losses: (C, N) mean losses, which decide between equal errors.
-        shares: errors are shares of samples, so that the noise of a few samples is known: two
-            models that differ at no silo may still differ.
+        shares: errors are shares of samples, so the sampling noise is known: two models that differ
+            at no silo may still differ.
 
-    A difference counts as beyond chance by Student's t over silos (one-sided, 97.5 %). The spread
-    over silos is not believed where it is smaller than sampling alone would make it.
+    A difference is beyond chance by Student's t over silos (one-sided, 97.5%). The spread over
+    silos is replaced by the sampling noise where that is larger.
     """
     mean, loss = errors.mean(axis=1), losses.mean(axis=1)
     best = min(range(len(mean)), key=lambda c: (round(float(mean[c]), 9), float(loss[c])))
@@ -74,10 +75,10 @@ def _standing(own: FloatArray, best: FloatArray, counts: FloatArray, *, shares: 
 
 
 def sampling_variances(one: FloatArray, other: FloatArray, counts: FloatArray) -> FloatArray:
-    """(N,) variances of differences of two shares of wrong answers on the same samples.
+    """Return (N,) variances of differences of two error shares on the same samples.
 
-    As if the two models erred at one in two of the same places: more than models that share much
-    do, less than strangers.
+    Assumes errors at one in two of the same places: more than models that share much, less than
+    unrelated ones.
     """
     discordant = 0.5 * (one * (1 - other) + other * (1 - one))
     # A share of 0 of n says that it is not above about 1/(n + 2).
@@ -85,7 +86,7 @@ def sampling_variances(one: FloatArray, other: FloatArray, counts: FloatArray) -
 
 
 def standard_error(differences: FloatArray, sampling: FloatArray | None) -> float:
-    """Of the mean of N paired differences; NaN of one where no sampling variance is known."""
+    """Return the standard error of the mean of N paired differences; NaN if unknown for N = 1."""
     number = len(differences)
     seen = float(differences.var(ddof=1)) if number > 1 else float("nan")
     if sampling is None:
@@ -95,7 +96,7 @@ def standard_error(differences: FloatArray, sampling: FloatArray | None) -> floa
 
 @cache
 def quantile(number: int) -> float:
-    """Of Student's t with N − 1 degrees of freedom; of the normal one for a single silo."""
+    """Return Student's t quantile with N − 1 degrees of freedom; the normal one for N ≤ 2."""
     from scipy.stats import norm, t
 
     return float(t.ppf(SURE, number - 1) if number > 2 else norm.ppf(SURE))
@@ -103,15 +104,15 @@ def quantile(number: int) -> float:
 
 @dataclass(frozen=True)
 class Gain:
-    """What a silo gains by its group, as far as is known.
+    """A silo's gain by its group.
 
     Attributes:
-        measured: its own error alone less that in its group.
-        noise: standard error of ``measured``; NaN where nobody can say.
-        expected: the same, drawn towards the mean over silos by how noisy its own is.
+        measured: its error alone minus that in its group.
+        noise: standard error of ``measured``; NaN if unknown.
+        expected: ``measured`` shrunk towards the mean over silos according to its noise.
         standard_error: of ``expected``.
-        doubt: how likely it is that the silo is better off alone. Beside ``standard_error`` it
-            counts that nobody knows well how much silos differ.
+        doubt: probability that the silo is better off alone. Unlike ``standard_error`` it includes
+            the uncertainty of how much silos differ.
     """
 
     measured: float
@@ -122,34 +123,32 @@ class Gain:
 
     @property
     def own(self) -> bool:
-        """The silo is better off with its own model, beyond doubt enough to keep it."""
+        """Whether the silo is better off with its own model, with enough certainty to keep it."""
         return self.expected < -SURE_OF_OWN * self.standard_error
 
     @property
     def share(self) -> float:
-        """Of what the silo's own training makes of its group's model, in the model that it ends
-        with: as much as it is in doubt that the group's is better for it."""
+        """The share of the silo's own last training of its group's model in its final model."""
         return 0.0 if self.own or self.doubt < LEAST_DOUBT else self.doubt
 
 
 def shrunken_gains(
     alone: Sequence[float], grouped: Sequence[float], counts: Sequence[float], *, shares: bool
 ) -> list[Gain]:
-    """Every silo's gain by empirical Bayes: the deviations of silos are believed less than their
-    mean, the less the fewer samples they were measured on.
+    """Return every silo's gain by empirical Bayes: fewer samples shrink it more to the mean.
 
-    The mean is not believed where it is below 0: the race, which has seen more, has found that the
-    groups are no worse than training alone, and only a silo's own evidence speaks against that.
+    A mean below 0 is replaced by 0: the race, with more evidence, has found the groups no worse
+    than training alone, and only a silo's own evidence can contradict that.
 
     Args:
         alone, grouped: (N,) errors of the two models.
         counts: (N,) samples behind them.
-        shares: errors are shares of samples. Of others the noise is not known, and all that silos
-            differ in is taken for noise.
+        shares: errors are shares of samples. Otherwise the noise is unknown, and all differences
+            between silos are taken for noise.
 
-    The variance between silos is what of the differences' is not explained by sampling, and every
-    silo counts in the mean by what is known of it (DerSimonian and Laird, 1986): a few samples of
-    one silo do not outweigh the many of another.
+    The variance between silos is the part of the differences' variance that sampling does not
+    explain; the mean weighs every silo by its precision (DerSimonian and Laird, 1986), so that a
+    few samples of one silo do not outweigh the many of another.
     """
     one, other = np.array(alone), np.array(grouped)
     differences = one - other
@@ -175,13 +174,11 @@ def shrunken_gains(
 
 
 def _below_zero(mean: float, variance: float) -> float:
-    """How likely a normal variable is to be below zero."""
     return 0.5 * erfc(mean / sqrt(2 * variance)) if variance > 0 else float(mean < 0)
 
 
 def _between(differences: FloatArray, noise: FloatArray) -> tuple[float, float]:
-    """Variance between silos by the estimate of DerSimonian and Laird, and the standard error that
-    this has where silos do not differ; 0 of a single one."""
+    """Return the variance between silos (DerSimonian and Laird) and its null standard error."""
     weights, freedom = 1 / noise, len(differences) - 1
     mean = float(np.average(differences, weights=weights))
     excess = float((weights * (differences - mean) ** 2).sum()) - freedom

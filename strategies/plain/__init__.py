@@ -1,1 +1,1 @@
-"""What other strategies are made of: plain averaging, and what trains inside any group."""
+"""Building blocks of other strategies: plain averaging, and what trains inside any group."""

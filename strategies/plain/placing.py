@@ -1,4 +1,4 @@
-"""Where a newcomer belongs: one training from a model that is remembered, and what it resembles.
+"""Placement of newcomers: one training from a remembered model, compared with the groups'.
 
 Shared by algorithms that formed their groups from updates of one round and remember, for every
 group, the mean of its members' updates and the model that they all started from.
@@ -26,20 +26,20 @@ PLACE = "place"
 
 
 def compared(update: Update) -> Arrays:
-    """What a training changed, parameters only."""
+    """Return what a training changed, parameters only."""
     delta = difference(update.model, update.start)
     return comparable(delta, similarity="parameters", buffers=update.silo.buffers)
 
 
 def gram_of(updates: Updates) -> FloatArray:
-    """Inner products of what their trainings changed, without what is known to be noise."""
+    """Return the inner products of what their trainings changed, corrected for known noise."""
     changed = [compared(update) for update in updates]
     noise = [update.noise_in(own) for update, own in zip(updates, changed, strict=True)]
     return gram([list(own.values()) for own in changed], noise=noise)
 
 
 def constant_lr(config: Config, number: int) -> dict[str, Scalar]:
-    """The learning rate of round ``number``, whenever it is used."""
+    """Return entries that fix the learning rate at that of round ``number``."""
     if wire.LR not in config:
         return {}
     decay = float(config.get(wire.LR_DECAY, 1.0))
@@ -47,13 +47,13 @@ def constant_lr(config: Config, number: int) -> dict[str, Scalar]:
 
 
 def placing_order(silo: Silo, model: Model, config: Config, *, step: int = 0) -> Order:
-    """Train once from a remembered model, to be compared."""
+    """Return an order to train once from a remembered model, for comparison."""
     purpose = f"{PLACE}-{step}" if step else PLACE
     return Order(silo, model, purpose=purpose, config=config)
 
 
 def nearest(update: Update, directions: Sequence[Arrays], *, metric: Metric) -> int:
-    """The direction nearest to an update; the first of equals."""
+    """Return the index of the direction nearest to an update; the first of ties."""
     rows = [list(part.values()) for part in (compared(update), *directions)]
     noise = [update.noise_in(compared(update)), *[0.0] * len(directions)]
     return int(np.argmin(distances_of(gram(rows, noise=noise), metric=metric)[0, 1:]))

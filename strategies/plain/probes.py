@@ -1,8 +1,8 @@
-"""Asking silos how good a model is for them, before a round's training.
+"""Probes: questions to silos how good a model is for them, before a round's training.
 
-A silo of coterie answers ``evaluate.training`` from its *training* data, so that nothing is
-chosen by test data. Any other ClientApp is sent an ordinary ``evaluate``, which it answers from
-whatever it evaluates on.
+A coterie silo answers ``evaluate.training`` from its *training* data, so that nothing is chosen by
+test data. Any other ClientApp is sent an ordinary ``evaluate``, which it answers from whatever it
+evaluates on.
 """
 
 from __future__ import annotations
@@ -19,22 +19,18 @@ from coterie.strategies.rounds.roster import Silo
 
 
 def probe(silo: Silo, model: Model, purpose: str) -> Order:
-    """Ask one silo for the loss and error of one model."""
+    """Return an order for one silo's loss and error of one model."""
     kind = wire.EVALUATE_TRAINING if silo.described else wire.EVALUATE
     return Order(silo, model, purpose=purpose, kind=kind)
 
 
 def loss_of(update: Update) -> float:
-    """The loss that a silo stated, else its error; NaN if it stated neither."""
+    """Return the loss that a silo stated, or else its error; NaN if it stated neither."""
     return float(update.metrics.get(wire.LOSS, error_of(update.metrics)))
 
 
 def ask(silos: Sequence[Silo], models: Sequence[Model]) -> Exchanges[dict[str, dict[int, Update]]]:
-    """Ask every silo about every model, in one exchange.
-
-    Returns:
-        silo → number of the model → its answer; what is missing was not answered.
-    """
+    """Ask every silo about every model in one exchange; return silo → model number → answer."""
     purposes = {f"model-{number}": number for number in range(len(models))}
     answers = yield [
         probe(silo, model, purpose)
@@ -50,9 +46,9 @@ def ask(silos: Sequence[Silo], models: Sequence[Model]) -> Exchanges[dict[str, d
 def losses(
     silos: Sequence[Silo], models: Sequence[Model]
 ) -> Exchanges[dict[str, tuple[float, ...]]]:
-    """Silo → its loss of every model; infinity where that is no number.
+    """Return silo → its loss of every model; infinity for a loss that is not finite.
 
-    Who left a model unanswered, or has a finite loss of none, is not in it.
+    Silos that did not answer for a model, or have no finite loss, are missing.
     """
     answers = yield from ask(silos, models)
     stated = {

@@ -1,8 +1,8 @@
-"""What is done inside a group: how its silos train, and how their updates become its model.
+"""Algorithms inside a group: how its silos train, and how their updates become its model.
 
-FedCollab, HCCT and FedGroup say who trains with whom; inside a group any algorithm of one model can
-run. An ``Inside`` is such an algorithm for one group, and the strategies of one model
-(``one_model``) are the same with everybody in it. FedProx, fine-tuning and Ditto need no option
+FedCollab, HCCT and FedGroup decide who trains with whom; inside a group any algorithm of one model
+can run. An ``Inside`` is such an algorithm for one group; the strategies of one model
+(``one_model``) use it with all silos in the group. FedProx, fine-tuning and Ditto need no option
 here: they are entries of the training configuration (``proximal-mu``, ``personalise``), whatever
 runs inside.
 
@@ -12,8 +12,8 @@ runs inside.
 - Per-FedAvg: Fallah, Mokhtari, Ozdaglar: "Personalized Federated Learning with Theoretical
   Guarantees: A Model-Agnostic Meta-Learning Approach", NeurIPS 2020,
   https://arxiv.org/abs/2002.07948; Algorithm 1, first order.
-- pFedMe: Dinh, Tran, Nguyen: "Personalized Federated Learning with Moreau Envelopes", NeurIPS
-  2020, https://arxiv.org/abs/2006.08848; Algorithm 1.
+- pFedMe: Dinh, Tran, Nguyen: "Personalized Federated Learning with Moreau Envelopes", NeurIPS 2020,
+  https://arxiv.org/abs/2006.08848; Algorithm 1.
 """
 
 from __future__ import annotations
@@ -90,45 +90,43 @@ META_STEPS, MOREAU_STEPS = 1, 20
 
 
 class Inside:
-    """FedAvg in a group: ordinary training, and the size-weighted mean of what comes back."""
+    """FedAvg in a group: ordinary training, and the size-weighted mean of the updates."""
 
     kind: ClassVar[str] = wire.TRAIN
     """Message type of the training."""
     averages: ClassVar[bool] = True
-    """Whether it is ``combine`` that makes the model, which other means may replace."""
+    """Whether the model is ``combine`` of the updates, which other rules may replace."""
     works_unseen: ClassVar[bool] = True
-    """Whether it can do without seeing silos' models."""
+    """Whether it works without seeing silos' models."""
 
     def problems(self, training: Config) -> Iterator[str]:
-        """What does not go with the run's training, in words."""
+        """Yield what conflicts with the run's training."""
         yield from ()
 
     def entries(self, training: Config) -> Config:
-        """What every training message of the run has for it."""
+        """Return the entries that every training message of the run has for it."""
         return {}
 
     def combine(
         self, updates: Updates, now: Round, *, told: Mapping[str, Config] | None = None
     ) -> Model:
-        """The group's next model.
+        """Return the group's next model.
 
         Args:
             updates: at least one, all of which may be averaged.
-            now: the round.
-            told: silo → entries that its training had in place of the run's, where it had some.
+            told: silo → entries that replaced the run's in its training, if any.
         """
         return combine(updates)
 
 
 @dataclass(frozen=True)
 class FedNovaInside(Inside):
-    """A silo counts by its samples, not by its number of steps: eqs. 8–10."""
+    """FedNova: a silo counts by its samples, not by its number of steps (eqs. 8–10)."""
 
     averages = False
     works_unseen = False
 
     def problems(self, training: Config) -> Iterator[str]:
-        """With a stronger pull the steps of an update cancel out, and it has no |a_i|₁."""
         yield from sgd_only(training, "fednova", "counts the steps of SGD")
         lr, mu = (float(training.get(key, 0.0)) for key in (wire.LR, wire.PROXIMAL_MU))
         if lr * mu >= 1:
@@ -138,13 +136,12 @@ class FedNovaInside(Inside):
             )
 
     def entries(self, training: Config) -> Config:
-        """What a silo must know to say that its steps are others."""
         return {wire.PLAIN_STEPS: True}
 
     def combine(
         self, updates: Updates, now: Round, *, told: Mapping[str, Config] | None = None
     ) -> Model:
-        """Eq. 8, over those who answered."""
+        """Return the model of eq. 8 over the silos that answered."""
         own = told or {}
         sizes = [u.num_examples for u in updates]
         steps = [
@@ -155,7 +152,7 @@ class FedNovaInside(Inside):
 
 @dataclass(frozen=True)
 class PerFedAvgInside(Inside):
-    """Silos train the start from which a step on their own data leads far."""
+    """Per-FedAvg: silos train a start from which one step on their own data leads far."""
 
     meta_lr: float = META_LR
     adapt_steps: int = 0
@@ -163,11 +160,9 @@ class PerFedAvgInside(Inside):
     works_unseen = False
 
     def problems(self, training: Config) -> Iterator[str]:
-        """What its steps have no place for."""
         yield from sgd_only(training, "perfedavg", STEPS_OF_ITS_OWN)
 
     def entries(self, training: Config) -> Config:
-        """The meta-step's rate, and the steps before a test."""
         return {
             wire.PLAIN_STEPS: True,
             wire.META_LR: self.meta_lr,
@@ -178,7 +173,7 @@ class PerFedAvgInside(Inside):
 
 @dataclass(frozen=True)
 class PFedMeInside(Inside):
-    """Personal models in a Moreau envelope; the group's model follows at a rate of its own."""
+    """pFedMe: personal models in a Moreau envelope; the group's model follows at its own rate."""
 
     moreau_lambda: float = MOREAU_LAMBDA
     moreau_lr: float = MOREAU_LR
@@ -189,7 +184,6 @@ class PFedMeInside(Inside):
     works_unseen = False
 
     def problems(self, training: Config) -> Iterator[str]:
-        """Steps that would diverge."""
         yield from sgd_only(training, "pfedme", STEPS_OF_ITS_OWN)
         lr = float(training.get(wire.LR, 0.01))
         if self.moreau_lr * self.moreau_lambda > 1:
@@ -204,7 +198,6 @@ class PFedMeInside(Inside):
             )
 
     def entries(self, training: Config) -> Config:
-        """The envelope, and the steps before a test."""
         return {
             wire.PLAIN_STEPS: True,
             wire.MOREAU_LAMBDA: self.moreau_lambda,
@@ -218,7 +211,7 @@ class PFedMeInside(Inside):
     def combine(
         self, updates: Updates, now: Round, *, told: Mapping[str, Config] | None = None
     ) -> Model:
-        """``(1 − β) w + β · mean``."""
+        """Return ``(1 − β) w + β · mean``."""
         mean = combine(updates)
         if self.server_lr == 1:
             return mean
@@ -229,9 +222,9 @@ class PFedMeInside(Inside):
 
 
 class Within(Options):
-    """Which algorithm runs inside the groups, and its own options.
+    """The algorithm that runs inside the groups, with its options.
 
-    A name is enough where its options are the usual ones: ``HCCT(within="fednova")``.
+    A name is enough with default options: ``HCCT(within="fednova")``.
     """
 
     algorithm: Literal["fedavg", "fednova", "perfedavg", "pfedme"] = Field(
@@ -260,7 +253,7 @@ class Within(Options):
         return self.algorithm == "fedavg"
 
     def problems(self, training: Config) -> Iterator[str]:
-        """Options of another algorithm, and what the algorithm finds wrong itself."""
+        """Yield options of another algorithm, and what conflicts in the algorithm itself."""
         mine = OWN_FIELDS[self.algorithm]
         for name, field in type(self).model_fields.items():
             given = getattr(self, name)
@@ -270,7 +263,7 @@ class Within(Options):
         yield from self.inside.problems(training)
 
     def insecure(self) -> str:
-        """Why a secure run cannot have it; empty: it can."""
+        """Return why a secure run cannot use it; empty if it can."""
         if self.inside.works_unseen:
             return ""
         return f"within = {self.algorithm} cannot be had in a secure run: take within = fedavg"
@@ -299,11 +292,11 @@ WithinField = Annotated[Within, BeforeValidator(_of_name)]
 # ---------------------------------------------------------------- FedNova's arithmetic
 
 NUM_STEPS = "num-steps"
-"""Metric by which a silo may state its τ_i."""
+"""Metric in which a silo may state its τ_i."""
 
 
 def _accumulated(update: Update, config: Config, number: int) -> float:
-    """|a_i|₁."""
+    """Return |a_i|₁."""
     lr = float(config.get(wire.LR, 0.0)) * float(config.get(wire.LR_DECAY, 1.0)) ** (number - 1)
     return accumulation(
         num_steps(update, config),
@@ -313,7 +306,7 @@ def _accumulated(update: Update, config: Config, number: int) -> float:
 
 
 def num_steps(update: Update, config: Config) -> int:
-    """τ_i: as stated, else by the configuration; see ``FedNova``."""
+    """Return τ_i, as stated or else from the configuration; see ``FedNova``."""
     stated = update.metrics.get(NUM_STEPS, 0)
     if np.isfinite(stated) and stated >= 1:
         return int(stated)
@@ -326,12 +319,10 @@ def num_steps(update: Update, config: Config) -> int:
 
 
 def normalised(updates: Updates, factors: np.ndarray) -> Model:
-    """``w + Σ c_i (w_i − w)`` of parameters; the size-weighted mean of everything else.
+    """Return ``w + Σ c_i (w_i − w)`` of parameters, and the size-weighted mean of everything else.
 
-    Args:
-        updates: at least one; where they did not all start from one w, the first w is the
-            size-weighted mean of their starts, and every update counts from its own.
-        factors: c_i, one each.
+    Updates that started from different models count from their own starts; the first w is then the
+    size-weighted mean of these.
     """
     mean = weighted_mean([u.model for u in updates], [u.num_examples for u in updates])
     if len(updates) == 1:
@@ -348,7 +339,7 @@ def normalised(updates: Updates, factors: np.ndarray) -> Model:
 
 
 def _start(updates: Updates) -> Model:
-    """What a group trained from: one model, unless its silos accept no mean of theirs."""
+    """Return the model that a group trained from; the mean if its silos started apart."""
     first = updates[0].start
     if all(same_model(u.start, first) for u in updates):
         return first
@@ -372,7 +363,7 @@ STEPS_OF_ITS_OWN = "has steps of its own"
 
 
 def sgd_only(training: Config, name: str, why: str) -> Iterator[str]:
-    """Keys of local training that an algorithm has no place for, in words."""
+    """Yield an error for every key of local training that an algorithm does not support."""
     for key in wire.loop_entries():
         if training.get(key):  # only sent where it is not what silos take for granted
             yield f"{name} {why}: {key} = {training[key]} cannot be combined with it"

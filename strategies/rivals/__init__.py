@@ -1,1 +1,1 @@
-"""The strategies that the four papers compare with."""
+"""The baseline strategies that the four papers compare with."""

@@ -1,10 +1,10 @@
-"""CFL: one group that is split in two, again and again, where its silos want to go apart.
+"""CFL: one group that is split in two recursively, where its silos' updates disagree.
 
 Sattler, Müller, Samek: "Clustered Federated Learning: Model-Agnostic Distributed Multitask
 Optimization Under Privacy Constraints", IEEE TNNLS 2021, https://arxiv.org/abs/1910.01991;
-Algorithms 1 and 3, called FedCluster by FedCollab. Every group is a FedAvg. Where a group stands
-still as a whole, ``|Σ D_i Δ_i / D| < ε₁``, while a member still moves, ``max |Δ_i| > ε₂``, it is
-split so that the largest cosine between the two parts is smallest. The numbers are
+Algorithms 1 and 3, called FedCluster by FedCollab. Every group is a FedAvg. If a group as a whole
+hardly moves, ``|Σ D_i Δ_i / D| < ε₁``, while a member does, ``max |Δ_i| > ε₂``, it is split so that
+the largest cosine between the two parts is smallest. The numerics are
 ``coterie.strategies.partition.cfl``.
 
 A newcomer walks down the tree of splits, as in the paper: it trains once from the model that was
@@ -12,14 +12,14 @@ split, goes to the part that it resembles, and so on to a group that has not bee
 
 Differs from the paper in:
 
-- ε₁ and ε₂ are shares of the largest update norm seen so far, so that they do not depend on model
-  and learning rate (the paper advises ε₁ of about a tenth of it, and ε₂ between ε₁ and that norm).
-- A part's cosines with a newcomer are those of its mean update, not the largest over its members:
-  the server need not keep everybody's updates.
-- The paper's further condition on γ_max, which no one knows, is left out, as in its code.
+- ε₁ and ε₂ are shares of the largest update norm so far, independent of model and learning rate
+  (the paper advises ε₁ of about a tenth of it, and ε₂ between ε₁ and that norm).
+- A part's cosines with a newcomer are those of its mean update, not the largest over its members,
+  so that the server need not keep all updates.
+- The paper's further condition on γ_max, which is unknown, is left out, as in its code.
 - ``first_split``: no split before that round.
 
-FedAvg's messages: it works with any ClientApp.
+It uses FedAvg's messages and works with any ClientApp.
 """
 
 from __future__ import annotations
@@ -60,10 +60,10 @@ class Split:
     """An inner node of the tree.
 
     Attributes:
-        model: of the group when it was split; its updates started from it.
-        round: when.
+        model: the group's model when it was split; its updates started from it.
+        round: round of the split.
         directions: mean updates of the two parts.
-        parts: their numbers.
+        parts: their group numbers.
     """
 
     model: Model
@@ -74,13 +74,12 @@ class Split:
 
 @dataclass(frozen=True)
 class CFLState:
-    """What CFL knows between two rounds.
+    """CFL's state between rounds.
 
     Attributes:
-        members: every silo's model and size; ``groups`` of who is here.
-        group_models: number of a group → its model; 0 is the first, of all.
-        splits: number of a group that was split → how.
-        group_of: silo → its group; a number in ``splits`` while it is on its way down.
+        group_models: number of a group → its model; 0 is the first, of all silos.
+        splits: number of a split group → its split.
+        group_of: silo → its group; a number in ``splits`` while it walks down.
         largest: the largest update norm so far.
         norms: number of a group → (norm of its mean update, of its largest), last round.
     """
@@ -94,7 +93,7 @@ class CFLState:
 
 
 class CFL(Algorithm[CFLState]):
-    """Recursive bipartition by the cosines of the updates."""
+    """Groups by recursive bipartition, using the cosines of the updates."""
 
     eps_mean: Positive = Field(
         0.4,
@@ -111,27 +110,25 @@ class CFL(Algorithm[CFLState]):
     models_in = ("group_models",)
 
     def compared(self, state: CFLState) -> Compared | None:
-        """The updates of a round."""
         return Compared()
 
     def first(self, initial: Arrays) -> CFLState:
-        """One group without members."""
         return CFLState(Members(initial), {0: initial})
 
     def newcomer_model(self, state: CFLState) -> Model:
-        """The root's."""
+        """Return the root's model."""
         return state.splits[0].model if state.splits else state.group_models[0]
 
     def welcome(self, state: CFLState, new: frozenset[str], now: Round) -> CFLState:
-        """A newcomer enters at the root."""
+        """Start newcomers at the root."""
         return replace(state, group_of={**state.group_of, **dict.fromkeys(sorted(new), 0)})
 
     def renew(self, state: CFLState, changed: frozenset[str], now: Round) -> CFLState:
-        """Whose data are others walks down from the root again."""
+        """Send silos with changed data to the root again."""
         return self.welcome(state, changed, now)
 
     def prepare(self, state: CFLState, now: Round) -> Exchanges[CFLState]:
-        """Newcomers walk down, one training a level. Who does not answer goes on next round."""
+        """Let newcomers walk down, one training per level; without an answer, resume later."""
         step = 0
         waiting = [silo for silo in now.silos if state.group_of[silo.name] in state.splits]
         while waiting:
@@ -146,13 +143,12 @@ class CFL(Algorithm[CFLState]):
         return state
 
     def orders(self, state: CFLState, now: Round) -> tuple[CFLState, list[Order]]:
-        """Train your group's model."""
         state = replace(state, members=_handed_out(state, now.names))
         settled = [silo for silo in now.silos if state.group_of[silo.name] not in state.splits]
         return state, orders_from(state.members.models, settled)
 
     def absorb(self, state: CFLState, updates: Updates, now: Round) -> CFLState:
-        """Split where that is due, then FedAvg in every group."""
+        """Split the groups that are due, then run FedAvg in every group."""
         deltas = {u.silo.name: compared(u) for u in updates}
         by_group: dict[int, list[Update]] = {}
         for update in updates:
@@ -185,7 +181,7 @@ class CFL(Algorithm[CFLState]):
         return _trained(state, updates)
 
     def details(self, state: CFLState) -> Mapping[str, Any]:
-        """The tree, and by what share of the largest norm each group moves."""
+        """Return the tree, and each group's movement as a share of the largest norm."""
         scale = state.largest or 1.0
         return {
             "splits": {
@@ -204,7 +200,7 @@ def _placing(state: CFLState, silo: Silo, step: int, now: Round) -> Order:
 
 
 def _part(state: CFLState, update: Update) -> int:
-    """One level down from the silo's present place."""
+    """Return the part one level below the silo's present place."""
     split = state.splits[state.group_of[update.silo.name]]
     return split.parts[nearest(update, split.directions, metric="cosine")]
 
@@ -217,7 +213,7 @@ def _split(
     deltas: Mapping[str, Arrays],
     now: Round,
 ) -> CFLState:
-    """Two new groups in place of one. Who is away, or did not answer, is placed when it is back."""
+    """Replace a group by two; absent silos and those without an answer are placed later."""
     halves = bipartition(matrix)
     names = [[updates[row].silo.name for row in half] for half in halves]
     first = 1 + max(state.group_models)
@@ -237,7 +233,6 @@ def _split(
 
 
 def _trained(state: CFLState, updates: Updates) -> CFLState:
-    """FedAvg in every group that is no inner node."""
     groups = _handed_out(state, state.members.here).groups
     answered = [([u for u in updates if u.silo.name in group], group) for group in groups]
     kept = [update for own, group in answered for update in accepted(own, group)]
@@ -249,6 +244,6 @@ def _trained(state: CFLState, updates: Updates) -> CFLState:
 
 
 def _handed_out(state: CFLState, here: Sequence[str]) -> Members:
-    """Who is here holds its group's model; who is still on its way down is alone."""
+    """Give present silos their group's model; those still walking down are alone."""
     settled = {n: number for n, number in state.group_of.items() if number not in state.splits}
     return give_out(state.members, here, settled, state.group_models)

@@ -1,9 +1,9 @@
-"""FedEnsemble: FedAvg's training, and the mean of the silos' logits as the predictor.
+"""FedEnsemble: FedAvg's training, with the mean of the silos' logits as the predictor.
 
-The ensemble of Lin, Kong, Stich, Jaggi: "Ensemble Distillation for Robust Model Fusion in
-Federated Learning", NeurIPS 2020, https://arxiv.org/abs/2006.07242, without its distillation, as
-FedGen and FedGenP compare themselves with it. A baseline: to evaluate it every silo must get every
-silo's model, N² models in all; what a silo learned alone is shown to the others.
+The ensemble of Lin, Kong, Stich, Jaggi: "Ensemble Distillation for Robust Model Fusion in Federated
+Learning", NeurIPS 2020, https://arxiv.org/abs/2006.07242, without its distillation, the baseline of
+FedGen and FedGenP. To evaluate it every silo must get every silo's model, N² models in total; this
+shows what a silo learned alone to the others.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from coterie.strategies.rounds.roster import Silo
 
 @dataclass(frozen=True)
 class EnsembleState:
-    """What is known between two rounds.
+    """The state between rounds.
 
     Attributes:
-        base: FedAvg's.
-        local: silo that is here → its model after its own training.
+        base: FedAvg's state.
+        local: present silo → its model after its own training.
         errors: silo → (loss, error, test samples) of the last ensemble evaluated.
-        round: after which that was.
+        round: round of that ensemble.
     """
 
     base: Any
@@ -47,7 +47,7 @@ class EnsembleState:
 
 
 class FedEnsemble(Around[EnsembleState]):
-    """FedAvg, evaluated also as the ensemble of the silos' models."""
+    """FedAvg, also evaluated as the ensemble of the silos' models."""
 
     every: CountOrNone = Field(
         0,
@@ -58,40 +58,36 @@ class FedEnsemble(Around[EnsembleState]):
     base: Annotated[InstanceOf[FedAvg], BeforeValidator(algorithm_of)] = FedAvg()
 
     def problems(self, training: Config) -> Iterator[str]:
-        """An ensemble needs whole models."""
         if training.get(wire.PERSONAL):
             yield "fedensemble sends every silo the others' whole models, so personal must be empty"
 
     def first(self, initial: Arrays) -> EnsembleState:
-        """FedAvg's."""
         return EnsembleState(self.base.first(initial))
 
     def prepare(self, state: EnsembleState, now: Round) -> Exchanges[EnsembleState]:
-        """Every so many rounds, the ensemble of the round before."""
+        """Evaluate the previous round's ensemble every ``every`` rounds."""
         before = now.number - 1
         if self.every and before and before % self.every == 0:
             state = yield from _evaluated(state, now.silos, after=before, keep=False)
         return state
 
     def finish(self, state: EnsembleState, now: Round) -> Exchanges[EnsembleState]:
-        """The final ensemble, which silos keep."""
+        """Evaluate the final ensemble, which silos keep."""
         return (yield from _evaluated(state, now.silos, after=now.number, keep=True))
 
     def orders(self, state: EnsembleState, now: Round) -> tuple[EnsembleState, list[Order]]:
-        """FedAvg's. Models of who left, or no longer shows its own, are dropped."""
+        """Order as FedAvg; drop models of silos that left or no longer show theirs."""
         base, orders = self.base.orders(state.base, now)
         here = {silo.name for silo in now.silos if _shows(silo)}
         local = {name: model for name, model in state.local.items() if name in here}
         return replace(state, base=base, local=local), orders
 
     def absorb(self, state: EnsembleState, updates: Updates, now: Round) -> EnsembleState:
-        """FedAvg's; every silo's own model is a member of the ensemble."""
         own = {u.silo.name: u.model for u in updates if _shows(u.silo)}
         base = self.base.absorb(state.base, updates, now)
         return replace(state, base=base, local={**state.local, **own})
 
     def details(self, state: EnsembleState) -> Mapping[str, Any]:
-        """The last ensemble's errors."""
         if not state.errors:
             return {}
         errors = {
@@ -104,7 +100,7 @@ class FedEnsemble(Around[EnsembleState]):
 def _evaluated(
     state: EnsembleState, silos: Sequence[Silo], *, after: int, keep: bool
 ) -> Exchanges[EnsembleState]:
-    """Send every silo every silo's model that may be shown, and note what it says of their mean."""
+    """Send every silo all models that may be shown; record the errors of their mean."""
     names = sorted(n for n in state.local if n in {s.name for s in silos if _shows(s)})
     members = {f"{wire.MEMBER}{i}": arrays_of(state.local[name]) for i, name in enumerate(names)}
     described = [silo for silo in silos if silo.described]
@@ -124,5 +120,5 @@ def _evaluated(
 
 
 def _shows(silo: Silo) -> bool:
-    """Whether others may see what it learned alone."""
+    """Return whether others may see what the silo learned alone."""
     return silo.min_group_size <= 1

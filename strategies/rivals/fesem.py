@@ -1,21 +1,21 @@
-"""FeSEM: K centres, and every silo trains the centre nearest to its last local model.
+"""FeSEM: K centres, of which every silo trains the one nearest to its last local model.
 
-Long, Xie, Shen, Zhou, Wang, Jiang: "Multi-center federated learning: clients clustering for
-better personalization", World Wide Web 2022, https://arxiv.org/abs/2108.08647 (first
+Long, Xie, Shen, Zhou, Wang, Jiang: "Multi-center federated learning: clients clustering for better
+personalization", World Wide Web 2022, https://arxiv.org/abs/2108.08647 (first
 https://arxiv.org/abs/2005.01026); stochastic expectation maximisation of ``Σ_i |W_i − W̃^(k_i)|²``:
 after each round the E-step assigns every local model to its nearest centre (ℓ₂), the M-step makes
 each centre the mean of its local models, and silos train from their centre.
 
 Differs from the paper in:
 
-- *Seeding.* Round 1 starts from w⁰; k-means++ seeding picks its centres from the local models
-  after it. Random centres would all be farther away than any two silos are from each other.
+- *Seeding.* Round 1 starts from w⁰; k-means++ then picks the centres from its local models. Random
+  centres would all be farther away than any two silos are from each other.
 - Centres are size-weighted means, as in the second version.
 - *Newcomers*, which the paper does not have, train once from the mean of the centres; then the
-  E-step places them. Who did not answer keeps its centre. An empty centre keeps its weights.
-- Distances are of parameters; BatchNorm's running statistics go with them.
+  E-step places them. A silo that did not answer keeps its centre, an empty centre its weights.
+- Distances are of parameters; BatchNorm's running statistics are averaged with them.
 
-FedAvg's messages and cost at the silos: it works with any ClientApp.
+It uses FedAvg's messages, at FedAvg's cost for the silos, and works with any ClientApp.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ from coterie.strategies.rounds.policy import average
 
 @dataclass(frozen=True)
 class FeSEMState:
-    """What FeSEM knows between two rounds.
+    """FeSEM's state between rounds.
 
     Attributes:
-        members: every silo's model and size; ``groups`` are who has the same centre now.
-        centres: W̃^(k); empty before the first local models are there.
-        centre_of: silo → number of its centre.
+        members: groups are silos with the same centre now.
+        centres: W̃^(k); empty before the first local models exist.
+        centre_of: silo → index of its centre.
     """
 
     members: Members
@@ -61,7 +61,7 @@ class FeSEMState:
 
 
 class FeSEM(Algorithm[FeSEMState]):
-    """Groups by the Euclidean distance of local models to K centres, anew in every round."""
+    """Groups by the Euclidean distance of local models to K centres, redone every round."""
 
     num_groups: Count = Field(
         3, description="K, number of centres; at most as many as there are different local models."
@@ -73,11 +73,11 @@ class FeSEM(Algorithm[FeSEMState]):
 
     @property
     def crosses(self) -> bool:
-        """Who trained from one centre may be nearer to another."""
+        """Whether models averaged together began apart: True, as silos change centres."""
         return True
 
     def orders(self, state: FeSEMState, now: Round) -> tuple[FeSEMState, list[Order]]:
-        """Train from your centre; who comes back finds today's, who is new the centres' mean."""
+        """Order training from each silo's centre; newcomers start from the centres' mean."""
         middle = plain_mean(state.centres) if state.centres else state.members.initial
         new = dict.fromkeys((n for n in now.names if n not in state.centre_of), middle)
         members = state.members.holding(new).grouped((n,) for n in now.names)
@@ -86,7 +86,7 @@ class FeSEM(Algorithm[FeSEMState]):
         return state, orders_from(state.members.models, turn)
 
     def absorb(self, state: FeSEMState, updates: Updates, now: Round) -> FeSEMState:
-        """Seed the centres if there are none; then one E-step and one M-step."""
+        """Seed the centres if there are none; then run one E-step and one M-step."""
         if not updates:
             return state
         if not state.centres:
@@ -102,13 +102,11 @@ class FeSEM(Algorithm[FeSEMState]):
         return _averaged(replace(state, centre_of={**state.centre_of, **nearest}), updates)
 
     def details(self, state: FeSEMState) -> Mapping[str, Any]:
-        """Every silo's centre, by number."""
         here = sorted(state.members.here)
         return {"centre": {n: state.centre_of[n] for n in here if n in state.centre_of}}
 
 
 def _averaged(state: FeSEMState, updates: Updates) -> FeSEMState:
-    """M-step: each centre is the mean of the local models that came back to it."""
     by_centre: dict[int, list[Update]] = {}
     for update in updates:
         by_centre.setdefault(state.centre_of[update.silo.name], []).append(update)
@@ -121,13 +119,13 @@ def _averaged(state: FeSEMState, updates: Updates) -> FeSEMState:
 
 
 def _moved(model: Model, state: FeSEMState, update: Update) -> Arrays:
-    """The compared arrays, relative to w⁰: distances stay, and numbers are small."""
+    """Return the compared arrays relative to w⁰, which keeps distances and the numbers small."""
     delta = difference(model, state.members.initial)
     return comparable(delta, similarity="parameters", buffers=update.silo.buffers)
 
 
 def _nearest(update: Update, state: FeSEMState) -> int:
-    """E-step of one silo; the first of equals."""
+    """Return the index of the nearest centre (E-step of one silo); ties go to the first."""
     own = _moved(update.model, state, update)
     squares = [_square(own, _moved(centre, state, update)) for centre in state.centres]
     return int(np.argmin(squares))
@@ -139,7 +137,7 @@ def _square(one: Arrays, other: Arrays) -> float:
 
 
 def _handed_out(state: FeSEMState) -> FeSEMState:
-    """Everybody here holds its centre and is grouped by it; who never answered is alone."""
+    """Give present silos their centre and group by it; silos that never answered are alone."""
     members = state.members
     members = give_out(members, members.here, state.centre_of, state.centres)
     return replace(state, members=members)

@@ -2,16 +2,15 @@
 
 - FLSC: Li, Li, Varshney: "Federated Learning with Soft Clustering", IEEE Internet of Things Journal
   2022; as Sun, Kountouris, Zhang describe it (HCCT, section 7.1): a silo takes the mean of its N_g
-  models of smallest loss as its local model. What it sends back counts in each of them.
+  models of smallest loss as its local model. Its reply counts in each of them.
 - IFCA: Ghosh, Chung, Yin, Ramchandran: "An Efficient Framework for Clustered Federated Learning",
   NeurIPS 2020, https://arxiv.org/abs/2006.04088; Algorithm 1, model averaging (option II). It is
   FLSC with N_g = 1.
 
-Before every round each silo whose turn it is is asked for its loss of every model
-(``coterie.strategies.plain.probes``). It trains the mean of its best, and what it sends back is
-averaged into every model that it chose; a model that nobody chose keeps its weights. Every model is
-sent to everybody, so an update counts only where enough others count with it for its silo's
-smallest group.
+Before every round each sampled silo states its loss of every model
+(``coterie.strategies.plain.probes``). It trains the mean of its best, and its reply is averaged
+into every model that it chose; a model that no silo chose keeps its weights. Every model goes to
+all silos, so an update counts only if enough others count with it for its silo's smallest group.
 
 Differs from the papers in:
 
@@ -19,7 +18,7 @@ Differs from the papers in:
 - The K initial models are w⁰ and permutations of it.
 - One restart. IFCA's paper takes the best of several by a validation set.
 
-Every silo is sent K models more a round, and runs its data K times through a model.
+Every silo receives K more models a round, and runs its data through a model K times.
 """
 
 from __future__ import annotations
@@ -56,13 +55,13 @@ Choice = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Choices:
-    """What is known between two rounds.
+    """The state between rounds.
 
     Attributes:
-        members: every silo's model and size; a group is who made the same choice.
+        members: groups are silos that made the same choice.
         models: θ_j.
         chosen: silo → the models that it chose last, sorted.
-        losses: silo → its loss of every model, as far as it answered in this round.
+        losses: silo → its loss of every model, if it answered in this round.
     """
 
     members: Members
@@ -72,7 +71,7 @@ class Choices:
 
 
 class FLSC(Algorithm[Choices]):
-    """Every silo trains the mean of its N_g best of K models; IFCA with N_g = 1."""
+    """K models, of which every silo trains the mean of its N_g best; IFCA with N_g = 1."""
 
     num_groups: Count = Field(
         3, description="K, number of models; with more than silos some stay unused."
@@ -84,7 +83,6 @@ class FLSC(Algorithm[Choices]):
     seed: Seed = 0
 
     def problems(self, training: Config) -> Iterator[str]:
-        """More models mixed than there are."""
         if self.soft_groups > self.num_groups:
             yield (
                 f"soft-groups must be at most num-groups = {self.num_groups}. "
@@ -93,22 +91,21 @@ class FLSC(Algorithm[Choices]):
 
     @property
     def crosses(self) -> bool:
-        """What trained a mean of several models counts in each of them."""
+        """Whether models averaged together began apart: if silos mix several models."""
         return self.soft_groups > 1
 
     def first(self, initial: Arrays) -> Choices:
-        """K models; no members yet."""
         return first_choices(initial, self.num_groups, self.seed)
 
     def newcomer_model(self, state: Choices) -> Model:
-        """The first: a newcomer chooses before it trains, like everybody."""
+        """Return the first model; a newcomer chooses before it trains."""
         return state.models[0]
 
     def prepare(self, state: Choices, now: Round) -> Exchanges[Choices]:
-        """The N_g models of smallest loss (IFCA, line 6: ĵ = argmin_j F_i(θ_j)).
+        """Choose each silo's N_g models of smallest loss (IFCA, line 6: ĵ = argmin_j F_i(θ_j)).
 
-        Of equals the first. A model without a finite loss is not taken, also where fewer remain
-        than N_g. Who does not answer keeps its choice; who never answered takes the most frequent.
+        Ties go to the first. Models without a finite loss are not taken, even if fewer than N_g
+        remain. A silo without an answer keeps its choice, or takes the most frequent one.
         """
         silos = drawn_silos(now, self.sample, seed=self.seed)
         stated = yield from losses(silos, state.models)
@@ -120,7 +117,7 @@ class FLSC(Algorithm[Choices]):
         return replace(state, chosen=chosen, losses=stated)
 
     def orders(self, state: Choices, now: Round) -> tuple[Choices, list[Order]]:
-        """Whose turn it is trains the mean of what it chose; one model for the same choice."""
+        """Order each sampled silo's training of its choice's mean, shared by equal choices."""
         by_choice: dict[Choice, list[str]] = {}
         for name in now.names:
             if name in state.chosen:
@@ -131,7 +128,7 @@ class FLSC(Algorithm[Choices]):
         return replace(state, members=members), orders_from(members.models, turn)
 
     def absorb(self, state: Choices, updates: Updates, now: Round) -> Choices:
-        """θ_j: the mean of what came back from those who chose it, else as it was."""
+        """Set θ_j to the mean of the updates that chose it; unchosen models stay."""
         means = [
             average([u for u in updates if number in state.chosen[u.silo.name]])
             for number in range(len(state.models))
@@ -144,14 +141,13 @@ class FLSC(Algorithm[Choices]):
         return replace(state, members=_held(state, by_choice))
 
     def sharing(self, state: Choices) -> Sequence[Group]:
-        """Of every model, who chose it: all models go to everybody."""
+        """Return, per model, the silos that chose it: all models go to all silos."""
         return [
             tuple(name for name, choice in state.chosen.items() if number in choice)
             for number in range(len(state.models))
         ]
 
     def details(self, state: Choices) -> Mapping[str, Any]:
-        """What every silo here chose, its losses, and models that none of them chose."""
         here = sorted(state.members.here)
         return {
             "chosen": {name: list(state.chosen[name]) for name in here},
@@ -167,11 +163,11 @@ class FLSC(Algorithm[Choices]):
 
 
 def first_choices(initial: Arrays, num_models: int, seed: int) -> Choices:
-    """K different models: w⁰, and K − 1 others with every array's values in another order.
+    """Return K different models: w⁰, and K − 1 copies with each array's values permuted.
 
-    Layers are initialised with independent values of one distribution, so that a permutation of
-    them is as good as another draw, and the server needs neither the task nor torch. Arrays with
-    one value throughout (BatchNorm's) stay as they are.
+    Layers are initialised with independent values of one distribution, so a permutation is as good
+    as another draw, and the server needs neither the task nor torch. Constant arrays (BatchNorm's)
+    stay as they are.
     """
     rng = np.random.default_rng([seed, num_models])
     models = [initial] + [
@@ -194,7 +190,6 @@ def _usual(chosen: Mapping[str, Choice], count: int) -> Choice:
 
 
 def _held(state: Choices, by_choice: Mapping[Choice, Sequence[str]]) -> Members:
-    """Every silo holds the mean of the models that it chose."""
     models: dict[str, Model] = {}
     for choice, names in by_choice.items():
         models |= dict.fromkeys(names, plain_mean([state.models[j] for j in choice]))

@@ -1,38 +1,37 @@
 """MAXFL: a silo takes part in the global model only while that serves it better than its own.
 
 Cho, Jhunjhunwala, Li, Smith, Joshi: "Maximizing Global Model Appeal in Federated Learning", TMLR
-2024, https://arxiv.org/abs/2205.14840; as Sun, Kountouris, Zhang compare it (HCCT, section 7.1):
-who finds the global model's training loss below its own requirement takes part, who does not
+2024, https://arxiv.org/abs/2205.14840; as Sun, Kountouris, Zhang compare it (HCCT, section 7.1): a
+silo takes part if the global model's training loss is below its own requirement, and otherwise
 trains alone.
 
-Round 1: everybody trains from w⁰; what comes out is its own model, and the mean of all is the
-first global one. The loss of its own model on its own training data is a silo's requirement; that
-model is trained for ``own_rounds`` beside the global one, by default for as long. During the
-warm-up everybody trains the global model, which is of little use to anybody at first. From then on
-every silo is asked for its loss of both before each round: it takes part if
+In round 1 all silos train from w⁰; the results are their own models, and the mean of all is the
+first global one. A silo's requirement is its own model's loss on its training data; that model is
+trained for ``own_rounds`` in addition to the global one, by default for as long. During the warm-up
+all silos train the global model, which is of little use at first. From then on each silo states its
+loss of both before every round: it takes part if
 
     loss(global) ≤ loss(own) − threshold,
 
-and otherwise goes on with its own model. Nobody is lost: every silo is asked in every round, and
-may come back. A threshold that nobody meets leaves all alone, and the global model as it was.
+and otherwise continues with its own model; it is asked again in the next round. A threshold that no
+silo meets leaves all alone, and the global model unchanged.
 
-What others compare with. The paper's requirement is the loss of a model that the silo trained alone
-before it contributed, fixed from then on. HCCT's authors (their released code, ``maxfl`` in
-``utils/keyfunc.py``) train that model for all epochs of the run, and then ask whether the global
-model's training loss is below the *squared distance* of that model to the global one, statistics
-and counters included: the farther apart, the easier a silo takes part. That rule is not offered
-here.
+The paper's requirement is the loss of a model that the silo trained alone before it contributed,
+fixed from then on. HCCT's authors (their released code, ``maxfl`` in ``utils/keyfunc.py``) train
+that model for all epochs of the run, and then ask whether the global model's training loss is below
+the *squared distance* of that model to the global one, statistics and counters included: the
+farther apart, the easier a silo takes part. That rule is not offered here.
 
 Differs from the paper in:
 
 - *Yes or no.* The paper weighs updates by σ'(F_i(w) − ρ_i), near 0 for silos far from their
   requirement; here, as in HCCT's comparison, silos take part or do not, and count by their samples.
-- The requirement follows the silo's own model, where that goes on being trained.
-- *Newcomers* train their own model from w⁰ first, and are asked from the next round on. Who does
-  not answer keeps its last decision.
+- The requirement follows the silo's own model while that is trained.
+- *Newcomers* train their own model from w⁰ first, and are asked from the next round on. A silo that
+  does not answer keeps its last decision.
 
-Two models more and two passes over the training data a round and silo, after the warm-up; one more
-training in rounds 2 to ``own_rounds``, so during the warm-up by default.
+Cost per round and silo: two more models and two passes over the training data after the warm-up;
+one more training in rounds 2 to ``own_rounds`` (by default the warm-up).
 """
 
 from __future__ import annotations
@@ -62,17 +61,17 @@ from coterie.strategies.rounds.roster import Silo
 
 GLOBAL, OWN = "loss-of-global", "loss-of-own"
 OWN_MODEL = "own-model"
-"""Purpose of a silo's training of its own model beside the global one."""
+"""Purpose of a silo's additional training of its own model."""
 
 
 @dataclass(frozen=True)
 class MAXFLState:
-    """What MAXFL knows between two rounds.
+    """MAXFL's state between rounds.
 
     Attributes:
-        members: the model that every silo holds (the global or its own), sizes, groups.
+        members: each silo's current model (the global or its own), sizes, groups.
         shared: the global model.
-        own: silo → its own model; who is not in it has not trained one yet.
+        own: silo → its own model, once trained.
         inside: silos that take part.
         losses: silo → its loss of the global and of its own model, of this round.
     """
@@ -85,7 +84,7 @@ class MAXFLState:
 
 
 class MAXFL(Algorithm[MAXFLState]):
-    """A global model for those who gain by it; the others alone."""
+    """A global model for the silos that gain by it; the others train alone."""
 
     threshold: float = Field(
         0.0,
@@ -106,11 +105,10 @@ class MAXFL(Algorithm[MAXFLState]):
     outdated = "its own model"
 
     def first(self, initial: Arrays) -> MAXFLState:
-        """No members yet."""
         return MAXFLState(Members(initial), initial)
 
     def prepare(self, state: MAXFLState, now: Round) -> Exchanges[MAXFLState]:
-        """Who takes part in this round."""
+        """Decide which silos take part in this round."""
         settled = [silo for silo in now.silos if silo.name in state.own]
         if now.number <= 1 + self.warm_up:
             return replace(state, inside=frozenset(s.name for s in settled), losses={})
@@ -120,7 +118,7 @@ class MAXFL(Algorithm[MAXFLState]):
         return replace(state, inside=frozenset(inside), losses=losses)
 
     def orders(self, state: MAXFLState, now: Round) -> tuple[MAXFLState, list[Order]]:
-        """Train the global model or your own."""
+        """Order each silo's training of the global model or its own."""
         inside = tuple(name for name in now.names if name in state.inside)
         alone: list[Group] = [(name,) for name in now.names if name not in state.inside]
         start = {
@@ -134,7 +132,7 @@ class MAXFL(Algorithm[MAXFLState]):
         return replace(state, members=state.members.holding(start).grouped(groups)), orders
 
     def absorb(self, state: MAXFLState, updates: Updates, now: Round) -> MAXFLState:
-        """The mean of those inside is the global model; the others' models are their own."""
+        """Average the participants to the global model; store the other silos' own models."""
         trained = [u for u in updates if not u.purpose]
         members = average_groups(state.members, trained)
         # In round 1 the first training is everybody's.
@@ -145,7 +143,6 @@ class MAXFL(Algorithm[MAXFLState]):
         return replace(state, members=members, own={**state.own, **own}, shared=shared)
 
     def details(self, state: MAXFLState) -> Mapping[str, Any]:
-        """Who takes part, and the losses by which it was decided."""
         return {
             "inside": sorted(n for n in state.members.here if n in state.inside),
             "losses": {name: [round(x, 6) for x in row] for name, row in state.losses.items()},
@@ -153,7 +150,7 @@ class MAXFL(Algorithm[MAXFLState]):
 
 
 def _losses(state: MAXFLState, silos: Sequence[Silo]) -> Exchanges[dict[str, tuple[float, float]]]:
-    """Silo → its loss of the global and of its own model, of those who answered both."""
+    """Ask for silo → its loss of the global and of its own model, if it answered both."""
     answers = yield [
         probe(silo, model, purpose)
         for silo in silos

@@ -1,4 +1,4 @@
-"""Rivals with one model for everybody: they form no groups.
+"""Baselines with one model for all silos, without groups.
 
 - ``FedFA``: Huang, Li, Wang, Du, Zhang: "Fairness and Accuracy in Federated Learning", 2020,
   https://arxiv.org/abs/2012.10069; as Sun, Kountouris, Zhang compare it (HCCT, section 7.1):
@@ -7,7 +7,7 @@
 - ``APFL``: Deng, Kamani, Mahdavi: "Adaptive Personalized Federated Learning", 2020,
   https://arxiv.org/abs/2003.13461; Algorithm 1, with α by eq. 10.
 
-All means are size-weighted; where a paper counts its silos equally, that is the difference.
+All means are size-weighted, also where a paper counts its silos equally.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ from coterie.strategies.rounds.replies import error_of
 
 @dataclass(frozen=True)
 class FedFAState:
-    """Members, and silo → (accuracy, samples it is of) of the global model."""
+    """Members, and silo → (accuracy, number of samples) of the global model."""
 
     members: Members
     accuracy: Mapping[str, tuple[float, float]] = field(default_factory=dict)
@@ -65,22 +65,20 @@ class FedFA(OneModel[FedFAState]):
     - Only the accuracies weigh, not how often a silo took part (here all do), and there is no
       momentum, as in HCCT's comparison.
     - A_i is the accuracy of the round's global model on the training data, before the training.
-      After it most small silos reach 1, and −log₂ 1 = 0 says nothing.
-    - An accuracy of 0 counts as half a sample's. Where all accuracies are 1 all silos weigh the
-      same.
+      After it most small silos reach 1, where −log₂ 1 = 0 carries no information.
+    - An accuracy of 0 counts as half a sample's. If all accuracies are 1, all silos weigh the same.
 
-    One forward pass over the training data and one model more a round and silo.
+    It costs one forward pass over the training data and one more model per round and silo.
     """
 
     remembers = FedFAState
 
     @property
     def averages(self) -> bool:
-        """Weights are of accuracies."""
         return False
 
     def prepare(self, state: FedFAState, now: Round) -> Exchanges[FedFAState]:
-        """Ask everybody for the global model's accuracy on its training data."""
+        """Ask all silos for the global model's accuracy on their training data."""
         answers = yield from ask(now.silos, [global_model(state.members)])
         stated = {
             name: (1.0 - error_of(by_model[0].metrics), by_model[0].num_examples)
@@ -90,7 +88,6 @@ class FedFA(OneModel[FedFAState]):
         return replace(state, accuracy={**state.accuracy, **valid})
 
     def absorb(self, state: FedFAState, updates: Updates, now: Round) -> FedFAState:
-        """The weighted mean goes to everybody who is here."""
         if not updates:
             return state
         weights = information([state.accuracy.get(u.silo.name) for u in updates])
@@ -98,20 +95,16 @@ class FedFA(OneModel[FedFAState]):
         return replace(state, members=hand_out(state.members, model))
 
     def details(self, state: FedFAState) -> Mapping[str, Any]:
-        """Every silo's training accuracy of the model before the round."""
         here = sorted(state.members.here)
         known = {n: round(state.accuracy[n][0], 6) for n in here if n in state.accuracy}
         return {"training-accuracy": known}
 
 
 def information(accuracies: Sequence[tuple[float, float] | None]) -> list[float]:
-    """Weights −log₂ A_i; a silo that stated nothing has the mean of the others'.
+    """Return weights −log₂ A_i ≥ 0, not all 0; a silo that stated nothing has the others' mean.
 
     Args:
         accuracies: (A_i in [0, 1], number of samples > 0), or None.
-
-    Returns:
-        One weight ≥ 0 each, not all 0.
     """
     known = [-np.log2(max(a, 0.5 / n)) for a, n in filter(None, accuracies)]
     mean = float(np.mean(known)) if known else 1.0
@@ -125,28 +118,25 @@ def information(accuracies: Sequence[tuple[float, float] | None]) -> list[float]
 
 
 class OneGroup(OneModel[Plain]):
-    """An algorithm of one group (``within``), with everybody in it."""
+    """An algorithm of one group (``within``), with all silos in it."""
 
     @property
     def inside(self) -> Inside:
-        """Which."""
+        """The algorithm."""
         raise NotImplementedError
 
     @property
     def averages(self) -> bool:
-        """As the algorithm inside has it."""
         return self.inside.averages
 
     def problems(self, training: Config) -> Iterator[str]:
-        """What the algorithm finds wrong."""
         return self.inside.problems(training)
 
     def entries(self, training: Config) -> Config:
-        """What silos must know for it."""
         return self.inside.entries(training)
 
     def absorb(self, state: Plain, updates: Updates, now: Round) -> Plain:
-        """The group's next model; without any answer it stays."""
+        """Compute the group's next model; without any answer it stays."""
         if self.kind != wire.TRAIN:
             require_understood(updates, self.kind, now.number)
         if not (kept := accepted(updates)):
@@ -157,29 +147,27 @@ class OneGroup(OneModel[Plain]):
 class FedNova(OneGroup):
     """FedAvg in which a silo counts by its samples, not by its number of local steps.
 
-    ``w ← w + τ_eff Σ p_i Δ_i / |a_i|₁``, with τ_eff = Σ p_i |a_i|₁. The number of steps τ_i is what
-    a silo states as ``num-steps``, else ``local-steps`` of the training configuration, else its
-    epochs · ⌈samples / batch⌉; where that is not known, all are taken to have made equally many
-    epochs with equal batches, which makes τ_i proportional to the samples. So it works with any
-    ClientApp. BatchNorm's running statistics are no sum of gradients: they are averaged
-    size-weighted.
+    ``w ← w + τ_eff Σ p_i Δ_i / |a_i|₁``, with τ_eff = Σ p_i |a_i|₁. The number of steps τ_i is the
+    silo's ``num-steps``, else ``local-steps`` of the training configuration, else epochs · ⌈samples
+    / batch⌉; if unknown, all silos are assumed to run equally many epochs with equal batches, so
+    τ_i is proportional to the samples. It thus works with any ClientApp. BatchNorm's running
+    statistics are not sums of gradients: they are averaged size-weighted.
     """
 
     @property
     def inside(self) -> Inside:
-        """FedNova's."""
         return FedNovaInside()
 
 
 class PerFedAvg(OneGroup):
-    """A common start from which every silo is well off after a step on its own data.
+    """A common start that suits every silo after a step on its own data.
 
     A silo's step from w is ``w ← w − β ∇f(w − α ∇f(w; B); B′)``, with B and B′ two batches; the
     server averages. α is ``meta_lr``, β the run's learning rate. Before a model is tested, and
     before a silo keeps its final one, the silo takes ``adapt_steps`` steps of rate α along the
     gradient of all its training data; that personal model never leaves it.
 
-    Needs silos that understand ``train.per_fedavg``; those of coterie do. Two gradients a step.
+    Needs silos that understand ``train.per_fedavg``, such as coterie's. Two gradients a step.
     """
 
     kind = wire.TRAIN_PER_FEDAVG
@@ -188,20 +176,19 @@ class PerFedAvg(OneGroup):
 
     @property
     def inside(self) -> Inside:
-        """Per-FedAvg's."""
         return PerFedAvgInside(self.meta_lr, self.adapt_steps)
 
 
 class PFedMe(OneGroup):
-    """A common model that personal models are held near to by a Moreau envelope.
+    """A common model, to which personal models are tied by a Moreau envelope.
 
     For every batch a silo takes K steps towards ``θ̃ = argmin f(θ; B) + λ/2 |θ − w|²`` and then
     moves ``w ← w − η λ (w − θ̃)``; the server moves ``w ← (1 − β) w + β · mean(w_i)``. The K steps
     have the run's learning rate. Before a model is tested, and before a silo keeps its final one,
-    the silo takes ``adapt_steps`` such steps from w on all its training data: that is its personal
-    model, and never leaves it. Differs from the paper in β ≤ 1 (the paper tries up to 4).
+    the silo takes ``adapt_steps`` such steps from w on all its training data: its personal model,
+    which never leaves it. Differs from the paper in β ≤ 1 (the paper tries up to 4).
 
-    Needs silos that understand ``train.pfedme``; those of coterie do. K gradients a step.
+    Needs silos that understand ``train.pfedme``, such as coterie's. K gradients a step.
     """
 
     kind = wire.TRAIN_PFEDME
@@ -213,7 +200,6 @@ class PFedMe(OneGroup):
 
     @property
     def inside(self) -> Inside:
-        """pFedMe's."""
         return PFedMeInside(
             self.moreau_lambda, self.moreau_lr, self.inner_steps, self.server_lr, self.adapt_steps
         )
@@ -223,22 +209,22 @@ class PFedMe(OneGroup):
 
 
 class APFL(OneModel[Plain]):
-    """FedAvg, and at every silo a mixture of the common model and one of its own.
+    """FedAvg, and at every silo a mixture of the common model and its own.
 
-    Beside its part in FedAvg a silo trains v, a model of its own: every mini-batch that moves the
-    common model w moves v along the gradient of the mixture ``v̄ = α v + (1 − α) w``, and α by
-    ``α ← α − η_α ⟨v − w, ∇f(v̄)⟩``, kept in [0, 1]. What a silo is tested with, and keeps, is v̄
-    with the w that it received last. v and α stay at the silo, on its disk, and are never sent; w
-    is FedAvg's, bit for bit.
+    In addition to FedAvg's w, a silo trains its own model v: every mini-batch that moves w moves v
+    along the gradient of the mixture ``v̄ = α v + (1 − α) w``, and α by
+    ``α ← α − η_α ⟨v − w, ∇f(v̄)⟩``, kept in [0, 1]. A silo is tested with, and keeps, v̄ with the
+    last w that it received. v and α stay on the silo's disk and are never sent; w is FedAvg's, bit
+    for bit.
 
     Differs from the paper in:
 
-    - α has a learning rate of its own, ``mixture_lr``; the paper's is the models'.
-    - v has the run's optimiser, schedule and clipping, as w has; the optimiser of v begins afresh
-      in every round.
+    - α has its own learning rate, ``mixture_lr``; the paper's is the models'.
+    - v has the run's optimiser, schedule and clipping, as w has; the optimiser of v is reset every
+      round.
     - Every silo takes part in every round.
 
-    Needs silos that understand ``train.apfl``; those of coterie do. Two gradients a step, and two
+    Needs silos that understand ``train.apfl``, such as coterie's. Two gradients a step, and two
     models at the silo.
     """
 
@@ -253,7 +239,6 @@ class APFL(OneModel[Plain]):
     )
 
     def problems(self, training: Config) -> Iterator[str]:
-        """A second model of the silo's own, and what is remembered of one training only."""
         if training.get(wire.PERSONALISE):
             yield (
                 "apfl makes a model of each silo's own by itself, so personalise must be none. "
@@ -265,7 +250,6 @@ class APFL(OneModel[Plain]):
             yield "apfl has no loss scaling for α; take precision = float32 or bfloat16"
 
     def entries(self, training: Config) -> Config:
-        """The mixture."""
         return {
             wire.PERSONALISE: "apfl",
             wire.MIXTURE: self.mixture,
@@ -273,17 +257,12 @@ class APFL(OneModel[Plain]):
         }
 
     def absorb(self, state: Plain, updates: Updates, now: Round) -> Plain:
-        """The mean goes to everybody who is here."""
         require_understood(updates, wire.TRAIN_APFL, now.number)
         return Plain(average_groups(state.members, updates))
 
 
 def require_understood(updates: Updates, kind: str, number: int) -> None:
-    """End a run in whose first round no silo understood what it was asked.
-
-    Raises:
-        FederationError: in round 1, without any update.
-    """
+    """Raise FederationError if round 1 has no update: no silo understood ``kind``."""
     if number == 1 and not updates:
         raise FederationError(
             f"no silo answered {kind!r} in round 1; the log says why. This strategy needs silos "

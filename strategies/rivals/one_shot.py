@@ -1,4 +1,4 @@
-"""FL+HC and k-means on updates: groups formed once, each a FedAvg of its own from then on.
+"""FL+HC and k-means on updates: groups formed once, each with its own FedAvg from then on.
 
 - ``FLHC``: Briggs, Fan, Andras: "Federated learning with hierarchical clustering of local updates
   to improve training on non-IID data", IJCNN 2020, https://arxiv.org/abs/2004.11791, Algorithm 1:
@@ -7,13 +7,13 @@
   Euclidean; the paper also tries the Manhattan distance, for which inner products do not suffice.
 - ``KMeans``: Ghosh, Hong, Yin, Ramchandran: "Robust Federated Learning in a Heterogeneous
   Environment", 2019, https://arxiv.org/abs/1906.06629, with FedAvg inside the groups: the baseline
-  "KMeans" of FedCollab. All silos start from one w⁰, so that clustering updates is clustering local
+  "KMeans" of FedCollab. All silos start from one w⁰, so clustering updates is clustering local
   models.
 
 A newcomer after the clustering, which neither paper has, trains once from the model that the
 clustered updates started from, and joins the group whose mean update is nearest to its own.
 
-FedAvg's messages: they work with any ClientApp.
+Both use FedAvg's messages and work with any ClientApp.
 """
 
 from __future__ import annotations
@@ -64,12 +64,11 @@ log = logging.getLogger("coterie.run")
 
 @dataclass(frozen=True)
 class OneShot:
-    """What such an algorithm knows between two rounds.
+    """The state of such an algorithm between rounds.
 
     Attributes:
-        members: every silo's model and size; ``groups`` of who is here.
         origin: the model from which the clustered updates started; None before.
-        group_of: silo → number of its group.
+        group_of: silo → index of its group.
         group_models, directions: per group, its model and its members' mean update.
     """
 
@@ -81,35 +80,33 @@ class OneShot:
 
 
 class _FormedOnce(Algorithm[OneShot]):
-    """What both have in common: everything but when and how the groups are formed."""
+    """The common part of both: all but when and how the groups are formed."""
 
     remembers = OneShot
     works_unseen = True
     models_in = ("group_models",)
 
     def compared(self, state: OneShot) -> Compared | None:
-        """The updates that are clustered, and those of newcomers."""
         return Compared()
 
     def clusters(self, updates: Updates, now: Round) -> Groups | None:
-        """The groups, as rows of these updates; None before it is time for them."""
+        """Return the groups, as rows of these updates; None before they are due."""
         raise NotImplementedError
 
     def placing(self, now: Round) -> tuple[Metric, Config]:
-        """By what a newcomer's update is compared, and the configuration of its training."""
+        """Return the metric for a newcomer's update, and the configuration of its training."""
         raise NotImplementedError
 
     def newcomer_model(self, state: OneShot) -> Model:
-        """The global model, or that of the clustering, to be placed."""
         return global_model(state.members) if state.origin is None else state.origin
 
     def renew(self, state: OneShot, changed: frozenset[str], now: Round) -> OneShot:
-        """Whose data are others is placed again, as a newcomer is."""
+        """Place silos with changed data again, like newcomers."""
         group_of = {name: own for name, own in state.group_of.items() if name not in changed}
         return replace(state, group_of=group_of)
 
     def prepare(self, state: OneShot, now: Round) -> Exchanges[OneShot]:
-        """Find a group for those who have none. Who does not answer is asked again next round."""
+        """Find a group for silos without one; those that do not answer are asked next round."""
         new = [silo for silo in now.silos if silo.name not in state.group_of]
         if state.origin is None or not new:
             return state
@@ -119,7 +116,7 @@ class _FormedOnce(Algorithm[OneShot]):
         return replace(state, group_of={**state.group_of, **found})
 
     def orders(self, state: OneShot, now: Round) -> tuple[OneShot, list[Order]]:
-        """Before there are groups all train the global model, then everybody its group's."""
+        """Order training of the global model, or once there are groups, of each silo's group."""
         if state.origin is None:
             members, silos = together(state.members, now.silos), list(now.silos)
         else:
@@ -128,7 +125,7 @@ class _FormedOnce(Algorithm[OneShot]):
         return replace(state, members=members), orders_from(members.models, silos)
 
     def absorb(self, state: OneShot, updates: Updates, now: Round) -> OneShot:
-        """FedAvg, the clustering, or FedAvg in every group."""
+        """Run FedAvg, the clustering, or FedAvg in every group."""
         if state.origin is not None:
             return _trained(state, updates)
         groups = self.clusters(updates, now) if updates else None
@@ -137,11 +134,10 @@ class _FormedOnce(Algorithm[OneShot]):
         return _formed(state, updates, groups)
 
     def sharing(self, state: OneShot) -> Sequence[Group]:
-        """Once there are groups, those of one silo too: newcomers get the group's model."""
+        """Return the groups, including single silos: newcomers get the group's model."""
         return self.groups(state) if state.origin is not None else super().sharing(state)
 
     def details(self, state: OneShot) -> Mapping[str, Any]:
-        """Members of every group by number, also of those with nobody here."""
         count = len(state.group_models)
         return {"members": by_number(state.members.here, state.group_of, count)}
 
@@ -159,12 +155,10 @@ class FLHC(_FormedOnce):
     )
 
     def problems(self, training: Config) -> Iterator[str]:
-        """Ward's linkage is defined for Euclidean distances."""
         if self.linkage == "ward" and self.metric != "euclidean":
             yield f"linkage = ward needs metric = euclidean. Got {self.metric!r}"
 
     def clusters(self, updates: Updates, now: Round) -> Groups | None:
-        """After so many rounds."""
         if now.number <= self.rounds_before:
             return None
         return hierarchical(
@@ -175,7 +169,6 @@ class FLHC(_FormedOnce):
         )
 
     def placing(self, now: Round) -> tuple[Metric, Config]:
-        """With the learning rate of the clustering's round."""
         return self.metric, constant_lr(now.config, self.rounds_before + 1)
 
 
@@ -191,11 +184,9 @@ class KMeans(_FormedOnce):
     seed: Seed = 0
 
     def demands(self) -> Config:
-        """The length of the pre-training, if it is not a round's."""
         return {wire.PRETRAIN_EPOCHS: self.pretrain_epochs} if self.pretrain_epochs else {}
 
     def clusters(self, updates: Updates, now: Round) -> Groups | None:
-        """As soon as anybody has trained."""
         matrix = gram_of(updates)
         wanted = min(self.num_groups, len(updates))
         return k_means(
@@ -203,14 +194,12 @@ class KMeans(_FormedOnce):
         )
 
     def placing(self, now: Round) -> tuple[Metric, Config]:
-        """By a pre-training like everybody's."""
         config = constant_lr(now.config, 1)
         if self.pretrain_epochs:  # a silo that is told steps does not count epochs
             config |= {wire.LOCAL_EPOCHS: self.pretrain_epochs, wire.LOCAL_STEPS: 0}
         return "euclidean", config
 
     def orders(self, state: OneShot, now: Round) -> tuple[OneShot, list[Order]]:
-        """Pre-train, or train your group's model."""
         pretraining = state.origin is None
         state, orders = super().orders(state, now)
         if pretraining:
@@ -219,7 +208,7 @@ class KMeans(_FormedOnce):
 
 
 def _formed(state: OneShot, updates: Updates, groups: Sequence[Sequence[int]]) -> OneShot:
-    """The groups, given as rows of ``updates``, which all started from one model."""
+    """Form the groups, given as rows of ``updates``, which all started from one model."""
     start = updates[0].start
     members = [[updates[row] for row in rows] for rows in groups]
     means = [average(own, [u.silo.name for u in own]) for own in members]
@@ -235,7 +224,7 @@ def _formed(state: OneShot, updates: Updates, groups: Sequence[Sequence[int]]) -
 
 
 def _trained(state: OneShot, updates: Updates) -> OneShot:
-    """Every group's FedAvg; a group that nobody answered for keeps its model."""
+    """Run every group's FedAvg; a group without an answer keeps its model."""
     groups = [
         ([u for u in updates if u.silo.name in group], group) for group in state.members.groups
     ]

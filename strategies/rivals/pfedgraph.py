@@ -1,26 +1,26 @@
-"""pFedGraph: every silo has a mean of its own, weighted by whose updates are like its own.
+"""pFedGraph: every silo has its own mean, weighted by the similarity of the silos' updates.
 
 Ye, Ni, Wu, Chen, Wang: "Personalized Federated Learning with Inferred Collaboration Graphs", ICML
 2023, https://proceedings.mlr.press/v202/ye23b.html. After each round the server infers a directed
 graph of weights w_ij, row by row, from the cosines of ``θ_j − w⁰`` and the silos' sizes
-(``coterie.strategies.partition.pfedgraph``); silo i gets ``θ̃_i = Σ_j w_ij θ_j`` and trains on from
-it with ``−λ cos(θ, θ̃_i)`` added to its loss. There are no groups: two silos are one only where
+(``coterie.strategies.partition.pfedgraph``); silo i gets ``θ̃_i = Σ_j w_ij θ_j`` and continues from
+it with ``−λ cos(θ, θ̃_i)`` added to its loss. There are no groups: two silos share a model only if
 their rows are equal, as all are with a large α, which is FedAvg.
 
 Differs from the paper in:
 
 - *Sign of the pull.* It draws a model towards its aggregate, as the paper says; the authors' code
-  adds the cosine with the other sign, which pushes it away.
+  adds the cosine with the opposite sign, which pushes it away.
 - The pull is to the model that the silo received, not to a sum of normalised models.
-- A cosine is taken as it is; the authors' code takes any above 0.9 for 1.
-- *Smallest groups.* A silo is in another's mean only where that is of as many silos as it accepts;
-  where too few would be left for itself, it goes on alone.
-- *Newcomers*, which the paper does not have, start from the mean of everybody's models, and are
-  weighed like the others once they have trained. Who does not answer keeps its model.
-- Distances are of parameters; BatchNorm's running statistics go with the weights.
+- Cosines are used as they are; the authors' code takes any above 0.9 for 1.
+- *Smallest groups.* A silo enters another's mean only if that has as many silos as it accepts; if
+  too few are left for its own, it continues alone.
+- *Newcomers*, which the paper does not have, start from the mean of all models, and are weighed
+  like the others once they have trained. A silo that does not answer keeps its model.
+- Distances are of parameters; BatchNorm's running statistics are averaged with the weights.
 
-FedAvg's messages and cost: it works with any ClientApp. The pull is understood by coterie's silos;
-other ClientApps train without it.
+It uses FedAvg's messages at FedAvg's cost and works with any ClientApp. ClientApps that are not
+coterie's train without the pull.
 """
 
 from __future__ import annotations
@@ -53,12 +53,12 @@ from coterie.strategies.rounds.roster import Silo
 
 @dataclass(frozen=True)
 class Graph:
-    """What pFedGraph knows between two rounds.
+    """pFedGraph's state between rounds.
 
     Attributes:
-        members: every silo's θ̃ and size; a group is who has the same row.
+        members: each silo's θ̃ and size; groups are silos with the same row.
         weights: silo → silo → w_ij > 0, of the last round in which it was in the graph.
-        compared: who was in the last round's graph, sorted.
+        compared: silos in the last round's graph, sorted.
         cosines, lengths: of their updates since w⁰.
     """
 
@@ -70,7 +70,7 @@ class Graph:
 
 
 class PFedGraph(Algorithm[Graph]):
-    """A mean of its own for every silo, by the cosines of the updates."""
+    """A separate mean for every silo, by the cosines of the updates."""
 
     graph_alpha: Positive = Field(
         0.8,
@@ -84,22 +84,19 @@ class PFedGraph(Algorithm[Graph]):
 
     @property
     def averages(self) -> bool:
-        """Every silo has weights of its own."""
         return False
 
     @property
     def crosses(self) -> bool:
-        """Every silo trains a model of its own."""
         return True
 
     remembers = Graph
 
     def newcomer_model(self, state: Graph) -> Model:
-        """The mean of all models."""
         return mean_of_all(state.members)
 
     def orders(self, state: Graph, now: Round) -> tuple[Graph, list[Order]]:
-        """Train your own mean on. Whoever is here may be averaged with you, or you are alone."""
+        """Order training of each silo's own mean, in the group of all present or alone."""
         members = state.members.grouped((name,) for name in now.names)
         orders = [
             Order(silo, members.models[silo.name], config=self._told(state, silo, now))
@@ -108,7 +105,7 @@ class PFedGraph(Algorithm[Graph]):
         return replace(state, members=members), orders
 
     def absorb(self, state: Graph, updates: Updates, now: Round) -> Graph:
-        """A row of the graph for everybody who answered, and its mean."""
+        """Compute a row of the graph, and its mean, for every silo that answered."""
         if not updates:
             return state
         names = tuple(u.silo.name for u in updates)
@@ -143,12 +140,11 @@ class PFedGraph(Algorithm[Graph]):
         )
 
     def sharing(self, state: Graph) -> Sequence[Group]:
-        """Who is in a mean with others."""
+        """Return the silos of every mean of several."""
         rows = [tuple(state.weights[name]) for name in state.compared]
         return [row for row in rows if len(row) > 1]
 
     def details(self, state: Graph) -> Mapping[str, Any]:
-        """Whose models made each silo's, and the cosines behind it."""
         return {
             "weights": {
                 name: {other: round(w, 6) for other, w in state.weights[name].items()}
@@ -158,7 +154,7 @@ class PFedGraph(Algorithm[Graph]):
         }
 
     def _told(self, state: Graph, silo: Silo, now: Round) -> Config:
-        """A silo that accepts no group as large as all who are here is never averaged with any."""
+        """Return the entries; a silo that accepts no group as small as all present stays alone."""
         largest = len(now.silos)
         size = largest if silo.min_group_size <= largest else 1
         pulled = self.graph_lambda and silo.name in state.weights  # to a mean, so not to w⁰
@@ -174,7 +170,7 @@ def _row(
     *,
     alpha: float,
 ) -> list[float]:
-    """w_i over all names; without those that accept no mean of so few, again until none is left."""
+    """Return w_i over all names, excluding silos that do not accept a mean of so few."""
     allowed = list(range(len(names)))
     while True:  # each time there is one less
         row = np.zeros(len(names))
@@ -197,6 +193,6 @@ def _mean(updates: Updates, row: Sequence[float]) -> Model:
 
 
 def _moved(state: Graph, update: Update) -> Arrays:
-    """What is compared: the way from w⁰."""
+    """Return the compared arrays, relative to w⁰."""
     delta = difference(update.model, state.members.initial)
     return comparable(delta, similarity="parameters", buffers=update.silo.buffers)

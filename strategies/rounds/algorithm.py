@@ -1,15 +1,15 @@
-"""What an algorithm is: a frozen value, its options, with a few pure functions on a state.
+"""Algorithms: frozen values, their options, with a few pure functions on a state.
 
     state = first(w⁰)
-    each round:  state = welcome(state, who is new)           newcomers, and what silos state today
-                 state = prepare(state)                        exchanges before the training, if any
-                 state, orders = orders(state)                 what each silo does
-                 state = absorb(state, updates)                the outcome
+    each round:  state = welcome(state, newcomers)       add newcomers
+                 state = prepare(state)                  exchanges before the training, if any
+                 state, orders = orders(state)           what each silo does
+                 state = absorb(state, updates)          the outcome
 
-The engine (``coterie.strategies.strategy``) holds an algorithm and does everything else: it
-looks who is here, lets newcomers in, sends orders, checks replies, keeps sizes and smallest groups
-up to date, reports and commits. An algorithm inherits from no other and keeps nothing between two
-calls; all that the next round depends on is in its state, a frozen value with ``members``.
+The engine (``coterie.strategies.strategy``) does everything else: it finds the connected silos,
+admits newcomers, sends orders, checks replies, keeps sizes and smallest groups up to date, reports
+and commits. An algorithm inherits from no other algorithm and keeps nothing between two calls: its
+state, a frozen value with ``members``, holds everything that the next round depends on.
 """
 
 from __future__ import annotations
@@ -43,19 +43,19 @@ from coterie.wire.updates import JOINT
 State = TypeVar("State")
 
 DEFAULT_BATCH = 32
-"""Batch size of a silo that is told none."""
+"""Batch size of a silo if the run does not set one."""
 
 
 @dataclass(frozen=True)
 class Round:
-    """What an algorithm knows of the present round beside its state.
+    """The current round as an algorithm sees it.
 
     Attributes:
         number: from 1.
-        silos: who is here, sorted by name.
+        silos: the silos that take part, sorted by name.
         config: entries of every training message of the run.
-        announce: tells at once what cannot wait for the round's report: a word, and JSON values.
-        unseen: silos' models are not seen here: what stands for them is ``Masked``.
+        announce: reports what cannot wait for the round's report: a kind, and JSON values.
+        unseen: the coordinator does not see silos' models; ``Masked`` stands in for them.
     """
 
     number: int
@@ -66,27 +66,25 @@ class Round:
 
     @cached_property
     def here(self) -> dict[str, Silo]:
-        """Name → silo."""
+        """The silos by name."""
         return {silo.name: silo for silo in self.silos}
 
     @property
     def rounds(self) -> int:
-        """How many the run has; 0 if that is not known."""
+        """The run's number of rounds; 0 if unknown."""
         return int(self.config.get(wire.ROUNDS, 0))
 
     @property
     def names(self) -> Group:
-        """Who is here."""
+        """The silos' names."""
         return tuple(self.here)
 
 
 @dataclass(frozen=True)
 class Compared:
-    """What of their updates silos are compared by, in a secure run.
+    """The part of their updates that silos sketch for comparison in a secure run.
 
-    Attributes:
-        of: ``parameters``, or with running statistics ``parameters+buffers``.
-        layers: ``all`` together, ``each`` module by itself, or those with a prefix.
+    ``layers`` is ``all`` together, ``each`` module separately, or a prefix of array names.
     """
 
     of: str = "parameters"
@@ -95,21 +93,18 @@ class Compared:
 
 @dataclass(frozen=True)
 class Order:
-    """One piece of work for one silo: train this model.
+    """One piece of work for one silo: to train or evaluate a model.
 
     Attributes:
-        silo: who.
-        model: what to start from.
-        purpose: empty for the round's training; names any other, which ``absorb`` then finds
-            under ``Update.purpose`` and which has its own randomness at the silo. In the round's
-            own exchange, purposes that differ in a number at their end (``trial-3``) are reported
-            as one.
+        purpose: empty for the round's training; otherwise ``absorb`` finds it under
+            ``Update.purpose``, and the work has its own randomness at the silo. Purposes in the
+            round's own exchange that differ only in a final number (``trial-3``) are reported as
+            one.
         config: entries that replace the round's configuration.
         kind: message type: ``train``, or a phase, ``train.<phase>`` or ``evaluate.<phase>``.
         extras: further arrays that the work needs, by record name; never ``arrays``.
-        rounded: the model travels in 16 bits a number; for the engine to say.
-        sketches: where the silo keeps what it trains: name → numbers of each sketch that its reply
-            has in the model's place; None: its reply has a model. For the engine to say.
+        rounded, sketches: set by the engine: send the model as 16-bit numbers; sketch name →
+            numbers of each sketch that the reply has instead of a model, or None.
     """
 
     silo: Silo
@@ -123,12 +118,12 @@ class Order:
 
     @property
     def evaluates(self) -> bool:
-        """Whether the reply brings figures and no arrays."""
+        """Whether the reply has metrics and no arrays."""
         return self.kind.split(".")[0] == wire.EVALUATE
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of its arrays."""
+        """The size of the order's arrays in bytes."""
         if self.rounded:
             model = wire.num_rounded_bytes(arrays_of(self.model), exact=self.silo.buffers)
             return model + num_bytes(*self.extras.values())
@@ -140,18 +135,12 @@ class Update:
     """A reply that passed every check.
 
     Attributes:
-        silo: who trained.
-        start: the model it was sent.
-        model: what came back; same names, shapes and types, all finite. Of an evaluation,
-            ``start``.
+        model: same names, shapes and types as ``start``, all finite; ``start`` after an evaluation.
         num_examples: its weight, > 0.
         metrics: the other scalars of the reply.
-        figures: what its app measured beyond what the conversation itself has.
-        purpose, kind: of the order.
-        extras: further arrays of the reply, by record name, all finite; their names and shapes
-            are for the algorithm to check.
+        figures: the app's own metrics, beyond those that the strategies use.
+        extras: further arrays by record name, all finite; the algorithm checks names and shapes.
         bytes_sent, bytes_received: of arrays.
-        aggregate: how it is put together with others.
     """
 
     silo: Silo
@@ -168,12 +157,11 @@ class Update:
     aggregate: Aggregate = "mean"
 
     def noise_in(self, compared: Arrays | None = None) -> float:
-        """Expected squared norm of the noise in what is compared of the update, as its silo states
-        it; 0 if it states none.
+        """Return the expected squared norm of the noise in an update, as its silo states it, or 0.
 
         Args:
-            compared: some of the update's arrays, or sketches of them: the share of the parameters
-                that these are has that share of the noise. None: the whole update.
+            compared: some of the update's arrays, or sketches of them; their share of the noise is
+                their share of the parameters. None: the whole update.
         """
         stated = self.metrics.get(wire.UPDATE_NOISE, 0.0)
         if not 0 < stated < inf:
@@ -198,11 +186,10 @@ Updates = Sequence[Update]
 
 
 class Answers(list[Update]):
-    """The updates of an exchange that passed the checks, sorted by silo, and the other silos.
+    """The updates of an exchange that passed the checks, sorted by silo, and the missing silos.
 
-    Attributes:
-        missing: silo → why its answer does not count.
-        refused: those of them that will not do what was asked, by their own conditions.
+    ``missing`` is silo → why its answer does not count; those in ``refused`` declined because of
+    their own conditions.
     """
 
     def __init__(
@@ -217,100 +204,100 @@ class Answers(list[Update]):
 
 
 Exchanges = Generator[Sequence[Order], Answers, State]
-"""Sets of orders, each answered by what the silos reply to it; returns a state."""
+"""Yields sets of orders, receives the silos' answers to each, and returns a state."""
 
 
 class Algorithm(Options, Generic[State]):
-    """An algorithm; see the module. Its fields are its options."""
+    """The base class of algorithms; see the module. Its fields are the algorithm's options."""
 
     # ---------------------------------------------------------------- the rounds
 
     remembers: ClassVar[type[Any]] = Plain
-    """The first state, made of members alone; by default one that remembers nothing else."""
+    """Type of the first state, made from members only; the default remembers nothing else."""
     alone: ClassVar[bool] = False
-    """Whether no silo ever gets anything of another's, so that no influence is to be bounded."""
+    """Whether no silo ever gets anything from another, so that no influence needs bounds."""
     hands_on: ClassVar[bool] = False
-    """Whether a group's model may be given to newcomers, that of a silo alone in it too."""
+    """Whether a group's model may be given to newcomers, even if one silo alone trained it."""
 
     outdated: ClassVar[str] = ""
-    """What it goes on to use of a silo that comes with other data than before, in words: what it
-    knows of silos and does not find out again (``renew``); empty: nothing."""
+    """Log text: what the algorithm keeps using of a silo that returns with different data, because
+    it does not measure it again (``renew``); empty if nothing."""
 
     works_unseen: ClassVar[bool] = False
-    """Whether it can do without seeing silos' models: it only takes means of them, whose weights
-    are the silos' samples or equal, and compares their updates by ``models.difference``."""
+    """Whether it works without seeing silos' models: it only takes means of them, weighted by
+    samples or equally, and compares their updates with ``models.difference``."""
 
     models_in: ClassVar[tuple[str, ...]] = ()
-    """Fields of its state, beside its members, that are mappings or tuples of models."""
+    """Fields of its state, in addition to its members, that are mappings or tuples of models."""
 
     def insecure(self) -> str:
-        """Why these options cannot be had in a secure run, although others can; empty: they can."""
+        """Return why these options rule out a secure run although others allow it; empty if not."""
         return ""
 
     def compared(self, state: State) -> Compared | None:
-        """What silos are to sketch of the updates that they make next; None compares none."""
+        """Return what silos sketch of their next updates, or None to compare nothing."""
         return None
 
     @property
     def averages(self) -> bool:
-        """Whether every group's model is ``kit.average`` of updates, which other means may replace;
-        not if silos are alone, or weigh by what the algorithm finds."""
+        """Whether a group's model is ``policy.average`` of updates, which other rules may replace.
+
+        False if silos are alone, or if the algorithm computes the weights.
+        """
         return True
 
     @property
     def crosses(self) -> bool:
-        """Whether it averages models that began apart: then nobody has more than its share of all,
-        too, where others bound it among those that trained the same model."""
+        """Whether it averages models that started differently; shares are then capped over all."""
         return False
 
     def first(self, initial: Arrays) -> State:
-        """The state before round 1."""
+        """Return the state before round 1."""
         return cast(State, self.remembers(Members(initial)))
 
     def newcomer_model(self, state: State) -> Model:
-        """The model that a silo holds when it comes for the first time; w⁰ by default."""
+        """Return the model that a newcomer starts with; w⁰ by default."""
         return self.members(state).initial
 
     def welcome(self, state: State, new: frozenset[str], now: Round) -> State:
-        """The state with these silos in it, of those here, which were never in it before."""
+        """Return the state with the silos ``new``, which take part for the first time."""
         return state
 
     def renew(self, state: State, changed: frozenset[str], now: Round) -> State:
-        """The state without what it knew of the data of these silos, of those here, which come with
-        other data than before."""
+        """Return the state without what it knew about the silos whose data have changed."""
         return state
 
     def prepare(self, state: State, now: Round) -> Exchanges[State]:
-        """Exchanges before the round's training. By default there are none.
+        """Run exchanges before the round's training, none by default, and return the state.
 
-        It yields orders, each with a purpose of its own, and is sent the updates that passed the
-        checks; who is missing did not answer in time or wrongly: ``Answers`` and the log say why.
+        It yields orders, each with a purpose, and receives the updates that passed the checks.
+        ``Answers`` and the log give the reason for every silo that is missing.
         """
         return state
         yield
 
     def orders(self, state: State, now: Round) -> tuple[State, list[Order]]:
-        """What each silo that is here does in this round."""
+        """Return the state, and what each silo does in this round."""
         raise NotImplementedError
 
     def absorb(self, state: State, updates: Updates, now: Round) -> State:
-        """The state after the training; ``updates`` sorted by silo, possibly none."""
+        """Return the state after the training; ``updates`` are sorted by silo, possibly none."""
         raise NotImplementedError
 
     def finish(self, state: State, now: Round) -> Exchanges[State]:
-        """Exchanges after the last round, as in ``prepare``. By default there are none."""
+        """Run exchanges after the last round, as in ``prepare``; none by default."""
         return state
         yield
 
     # ---------------------------------------------------------------- views of a state
 
     def members(self, state: Any) -> Members:
-        """Every silo that ever took part: its model, its size, and the groups of the last round."""
+        """Return all silos that ever took part, with their models, sizes and last groups."""
         members: Members = state.members
         return members
 
     def with_members(self, state: Any, members: Members) -> Any:
-        """The state with other members."""
+        """Return the state with other members."""
         return replace(state, members=members)
 
     def with_models(self, state: Any, change: Change) -> Any:
@@ -325,55 +312,54 @@ class Algorithm(Options, Generic[State]):
         return replace(state, **moved) if moved else state
 
     def models(self, state: State) -> Mapping[str, Model]:
-        """Silo → the model that it owns: the outcome of its group's last round."""
+        """Return silo → its own model: the outcome of its group's last round."""
         return self.members(state).models
 
     def common(self, state: State) -> Model | None:
-        """What a silo keeps at the end that has no model of its own (``models``), where there is
-        something."""
+        """Return the model kept at the end by silos without one in ``models``, or None."""
         return None
 
     def next_models(self, state: State) -> Mapping[str, Model]:
-        """Silo → the model that it will start the next round from, if that is another one."""
+        """Return silo → the model that it starts the next round from; ``models`` by default."""
         return self.models(state)
 
     def groups(self, state: State) -> Sequence[Group]:
-        """Who trained together in the last round."""
+        """Return the groups that trained together in the last round."""
         return self.members(state).groups
 
     def sharing(self, state: State) -> Sequence[Group]:
-        """Silos whose updates made one model in the last round.
+        """Return the groups of silos whose updates made one model in the last round.
 
-        The update of a silo does not count, and the report says so, if each of those that it is
-        in is smaller than the silo accepts. By default the groups of several: who is alone trains
-        its own model, unless others may get it later (``hands_on``).
+        A silo's update does not count, and the report says so, if all of its groups are smaller
+        than it accepts. By default these are the groups of several silos: a silo alone trains its
+        own model, unless others may get it later (``hands_on``).
         """
         return [group for group in self.groups(state) if len(group) > 1 or self.hands_on]
 
     def comparing(self, state: State, now: Round) -> bool:
-        """Whether partitions are compared in this round, or are to be: all are to train alike."""
+        """Return whether partitions are or will be compared, so that all silos must train alike."""
         return False
 
     def details(self, state: State) -> Mapping[str, Any]:
-        """What the record of a round should hold beside the groups; JSON values."""
+        """Return what a round's record holds in addition to the groups; JSON values."""
         return {}
 
     # ---------------------------------------------------------------- what silos are told
 
     def entries(self, training: Config) -> Config:
-        """What every training message has beside the run's own entries ``training``."""
+        """Return what every training message has in addition to the run's entries ``training``."""
         return {}
 
     def demands(self) -> Config:
-        """What a run may ask of a silo beside its training messages, by keys of the wire.
+        """Return what a run may require of a silo beyond its training messages, by wire key.
 
-        Told to silos before they join, so that one that would refuse it later does so then.
+        It is sent before silos join, so that one that would refuse it later refuses at once.
         """
         return {}
 
 
 def algorithm_of(value: Any) -> Any:
-    """The algorithm of a strategy; an algorithm as it is."""
+    """Return the algorithm of a strategy, or the algorithm itself."""
     return getattr(value, "algorithm", value)
 
 
@@ -385,9 +371,9 @@ else:
 
 
 class Around(Algorithm[State]):
-    """An algorithm that goes around another, ``base``; its state has the other's as ``base``.
+    """An algorithm that wraps another, ``base``; its state has the other's as ``base``.
 
-    What is not said here or in a subclass is the base's.
+    Everything that is not overridden is the base's.
     """
 
     if TYPE_CHECKING:  # a field, with its default, of every subclass
@@ -448,37 +434,32 @@ class Around(Algorithm[State]):
 def orders_from(
     models: Mapping[str, Model], silos: Iterable[Silo], kind: str = wire.TRAIN
 ) -> list[Order]:
-    """Everybody trains from the model that it holds."""
+    """Return orders for every silo to train the model that it holds."""
     return [Order(silo, models[silo.name], kind=kind) for silo in silos]
 
 
 def drawn(names: Sequence[str], count: int, rng: np.random.Generator) -> frozenset[str]:
-    """``count`` of these silos at random; all of them if there are no more, or ``count`` is 0."""
+    """Return ``count`` of these silos at random; all if there are no more or ``count`` is 0."""
     if not count or count >= len(names):
         return frozenset(names)
     return frozenset(rng.choice(list(names), size=count, replace=False).tolist())
 
 
 def drawn_silos(now: Round, count: int, *, seed: int) -> list[Silo]:
-    """Whose turn it is in a round: ``drawn`` by seed and round."""
+    """Return the silos drawn for a round, by seed and round number."""
     turn = drawn(sorted(now.names), count, np.random.default_rng([seed, now.number]))
     return [silo for silo in now.silos if silo.name in turn]
 
 
 def num_batches(silo: Silo, config: Config) -> int:
-    """Mini-batches of one epoch at a silo that described itself."""
+    """Return the mini-batches of one epoch at a silo that described itself."""
     return ceil(silo.num_examples / int(config.get(wire.BATCH_SIZE, DEFAULT_BATCH)))
 
 
 def catch_up(silo: Silo, now: Round, *, most: int) -> dict[str, Scalar]:
-    """A newcomer's training by itself: as long as that of the rounds it missed, within reason.
+    """Return entries for a newcomer's training alone, as long as in the rounds that it missed.
 
-    Within what the silo allows, too: it has agreed to as much as a round.
-
-    Args:
-        silo: the newcomer.
-        now: the round in which it comes.
-        most: rounds' worth of epochs.
+    At most ``most`` rounds' worth, and no more than the silo allows in a round.
     """
     times = min(now.number, most)
     epochs = int(now.config.get(wire.LOCAL_EPOCHS, 1))
@@ -491,5 +472,5 @@ def catch_up(silo: Silo, now: Round, *, most: int) -> dict[str, Scalar]:
 
 
 def num_bytes(*models: Model) -> int:
-    """Bytes of all their arrays; of one that is not seen here, none."""
+    """Return the bytes of all arrays; a model that is not seen here counts as 0."""
     return sum(array.nbytes for model in filter(is_seen, models) for array in model.values())

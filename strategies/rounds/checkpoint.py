@@ -1,4 +1,4 @@
-"""Where a run stands after a round."""
+"""Checkpoints: the state of a run after a round."""
 
 from __future__ import annotations
 
@@ -13,16 +13,15 @@ from coterie.strategies.rounds.roster import Silo
 
 @dataclass(frozen=True)
 class Checkpoint(Generic[State]):
-    """Where a run stands after a round: all that the next one depends on.
+    """The state of a run after a round: everything that the next round depends on.
 
-    Randomness is drawn from (seed, round) and needs no place here. Silos keep what is their own.
+    Randomness is drawn from (seed, round) and is not stored. Silos store their own state.
 
     Attributes:
-        round: the last one that is over; 0 before the first.
-        state: the algorithm's, a frozen value.
-        silos: who was here in that round. Their nodes may have other ids after a restart.
-        ended_early: why no further round is played, in words; empty: the run goes on.
-        apart: silo → its own model, of those that train outside all groups.
+        round: the last finished round; 0 before the first.
+        silos: those of that round; their nodes may have other ids after a restart.
+        ended_early: why no further round is played; empty if the run continues.
+        apart: silo → its own model, for silos that train outside all groups.
         kept: name of a stage → what it remembers.
     """
 

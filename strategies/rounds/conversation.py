@@ -1,4 +1,4 @@
-"""Orders out, checked updates in: the only way to silos, for an algorithm and for stages alike."""
+"""Orders out, checked updates in: the only way to silos, for algorithms and stages alike."""
 
 from __future__ import annotations
 
@@ -35,24 +35,21 @@ log = logging.getLogger("coterie.run")
 
 
 class NobodyAnsweredError(Exception):
-    """No training of this round counts. The text says why, silo by silo."""
+    """No training of this round counts; the text gives the reason for each silo."""
 
 
 class AllSpentError(Exception):
-    """No silo that is here has any privacy left to spend. The text says so, silo by silo."""
+    """No connected silo has any privacy budget left; the text gives the reason for each silo."""
 
 
 class Line:
     """The connection to the silos of a run.
 
-    Args:
-        grid: Flower's connection to the nodes.
-        deadline_s: seconds, of every exchange.
-
     Attributes:
-        seconds: of each exchange since the stages were told last, silo → seconds until it answered
+        deadline_s: seconds, for every exchange.
+        seconds: for each exchange since the stages last read this, silo → seconds until it answered
             or was given up.
-        silent: silos that did not answer something that others wait for, in this round.
+        silent: silos that did not answer in this round while others waited.
     """
 
     def __init__(self, grid: Grid, deadline_s: float) -> None:
@@ -71,7 +68,7 @@ class Line:
     def exchange(
         self, messages: Sequence[Message], deadline_s: float | None = None
     ) -> list[Message | None]:
-        """Return the reply to every message; None where none came in time."""
+        """Return the reply to every message, or None if none came in time."""
         seconds: dict[int, float] = {}
         within = self.deadline_s if deadline_s is None else deadline_s
         replies = exchange(self.grid, messages, deadline_s=within, seconds=seconds)
@@ -81,23 +78,16 @@ class Line:
 
 @dataclass(frozen=True)
 class Run:
-    """What stays the same during a run.
+    """The constants of a run.
 
     Attributes:
-        line: to the silos.
-        roster: who takes part.
-        algorithm: what is played.
-        stages: in the order in which they are called.
-        rounds: how many.
-        config: entries of every training message.
-        evaluate_config: entries of every evaluation.
-        names: of metrics.
-        on_event: is told what cannot wait for the round's report.
+        config, evaluate_config: entries of every training message, and of every evaluation.
+        names: a metric's name in an app → its name here.
+        on_event: called with what cannot wait for the round's report.
         unseen: the coordinator does not see silos' models.
         max_share: largest share of a group's weight that one silo has.
-        evaluate, evaluate_every: whether, and after every how many rounds, silos evaluate.
-        keep_every: silos keep their model after every so many rounds; 0 only after the last.
-        name_members: silos are told who is in their group by name.
+        keep_every: rounds after which silos keep their model each time; 0 = only after the last.
+        name_members: silos receive the names of their group's members.
     """
 
     line: Line
@@ -118,12 +108,12 @@ class Run:
 
     @property
     def wire_format(self) -> str:
-        """How silos send their updates."""
+        """The format in which silos send their updates."""
         return str(self.config.get(wire.WIRE_FORMAT, wire.FLOAT32))
 
 
 class Clock:
-    """Wall seconds per phase."""
+    """Wall-clock seconds per phase."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
@@ -137,18 +127,12 @@ class Clock:
 
 
 class Conversation:
-    """A round's exchanges with the silos that are here.
-
-    Args:
-        run: what stays the same.
-        stages: with what they remember.
-        room: who is here.
-        clock: of the round.
+    """A round's exchanges with the connected silos.
 
     Attributes:
-        now: the round as the algorithm sees it: for it, silos that are apart are away.
-        apart: silo → its own model, of those that train outside all groups.
-        costs: kind of work beside the training → what it cost.
+        now: the round as the algorithm sees it, without the silos that are apart.
+        apart: silo → its own model, for silos that train outside all groups.
+        costs: kind of work, in addition to the training → its cost.
         left_out: silo → why its training does not count after all, found when sums were made.
         asked: updates that answered the algorithm's questions.
     """
@@ -174,11 +158,9 @@ class Conversation:
     # ---------------------------------------------------------------- exchanges
 
     def hold(self, steps: Generator[Sequence[Order], Answers, Any], state: Any) -> Any:
-        """Drive a generator of questions to its end, and return what it returns.
+        """Run a generator of questions to its end, and return its result.
 
-        Args:
-            steps: every set of orders that it yields is one exchange.
-            state: the algorithm's, before.
+        Every set of orders that it yields is one exchange.
         """
         answers: Answers | None = None
         while True:  # as often as it asks; every exchange has its deadline
@@ -195,13 +177,13 @@ class Conversation:
             self.asked += answers
 
     def ask(self, state: Any) -> None:
-        """Hold the stages' own questions."""
+        """Ask the stages' own questions."""
         for stage in self.stages.all:
             mine = self.stages.kept[stage.name]
             self.stages.kept[stage.name] = self.hold(stage.ask(mine, self.scene(state)), state)
 
     def train(self, orders: Sequence[Order], state: Any) -> Came:
-        """Hold the round's training.
+        """Run the round's training.
 
         Raises:
             NobodyAnsweredError, AllSpentError: no silo's training counts.
@@ -255,7 +237,7 @@ class Conversation:
     # ---------------------------------------------------------------- models that silos hold
 
     def groups(self, state: Any, silos: Sequence[Silo]) -> tuple[Group, ...]:
-        """Return who of these silos trained together; a silo that is apart is alone."""
+        """Return the groups of these silos that trained together; each silo apart is alone."""
         out = self.apart.keys() & {silo.name for silo in silos}
         groups = tuple(self.run.algorithm.groups(state))
         if not out:
@@ -264,7 +246,7 @@ class Conversation:
         return tuple(group for group in kept if group) + tuple((name,) for name in sorted(out))
 
     def held(self, state: Any) -> Held:
-        """Return what each silo that is here is handed."""
+        """Return the model that each connected silo is given."""
         algorithm = self.run.algorithm
         models = {**algorithm.models(state), **self.apart}
         common = algorithm.common(state)
@@ -273,7 +255,7 @@ class Conversation:
         return self.stages.held(self.scene(state), Held(models))
 
     def evaluate(self, state: Any) -> tuple[dict[str, Evaluation], dict[str, Figures]]:
-        """Have silos evaluated that do not report on their model with their next training."""
+        """Evaluate the models of silos that do not report on them with their next training."""
         run = self.run
         models = {**run.algorithm.next_models(state), **self.apart}
         plain = [s for s in self.room.playing if not s.described and s.name in models]
@@ -284,12 +266,10 @@ class Conversation:
     def hand_over(
         self, state: Any, held: Held, silos: Sequence[Silo], *, ended_early: bool = False
     ) -> tuple[dict[str, Evaluation], dict[str, Figures]]:
-        """Send silos their own models to keep; return what they measure.
+        """Send silos their own models to keep, and return what they measure.
 
         Args:
-            state: the algorithm's.
-            held: what they are handed.
-            silos: that trained; silos that only get a model are added.
+            silos: those that trained; silos that only receive a model are added.
             ended_early: the run is over before its last round.
         """
         own = [silo for silo in silos if silo.name in held.models]
@@ -335,7 +315,6 @@ class Conversation:
 
 
 def _without(algorithm: Algorithm[Any], state: Any, gone: Mapping[str, Any]) -> Any:
-    """Return the state in which these silos were in no group of this round."""
     if not gone:
         return state
     members = algorithm.members(state)
@@ -346,10 +325,10 @@ def _without(algorithm: Algorithm[Any], state: Any, gone: Mapping[str, Any]) -> 
 def require_understood(
     orders: Sequence[Order], checked: Checked, number: int, algorithm: str
 ) -> None:
-    """End a run whose ClientApps answer no message of a type that is this project's own.
+    """End a run whose ClientApps answer no message of one of this project's own types.
 
-    Without this, such a strategy would run to its end with everybody alone. What one of them
-    answers, one that described itself is asked, or nobody answered in time, is no such case.
+    Otherwise such a strategy would run to its end with every silo alone. The check passes if a silo
+    answers the type, if a silo that described itself is asked, or if a silo did not answer in time.
 
     Raises:
         FederationError: names the message type.

@@ -1,7 +1,7 @@
 """One exchange with the silos: push, then pull with a short, growing pause, until a deadline.
 
-Here replies come in, so here they lose what could harm: one that cannot be read, or holds more than
-it may, becomes an error reply of its own silo; reasons become one plain line.
+Replies become harmless here: one that cannot be read, or is too large, becomes an error reply of
+its silo; reasons become one plain line.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ log = logging.getLogger("coterie.run")
 
 PAUSE_SHARE = 0.02
 """The pause between two pulls, as a share of the time waited so far: a round of a second is
-answered within 20 ms, a round of an hour costs the SuperLink next to nothing."""
+answered within 20 ms, and a round of an hour costs the SuperLink next to nothing."""
 SILENT_S = 60.0
-"""For so long a SuperLink waits for a silo's heartbeat: twice what silos announce."""
+"""Seconds that a SuperLink waits for a silo's heartbeat: twice the interval that silos announce."""
 MIN_PAUSE_S, MAX_PAUSE_S = 0.005, 1.0
 PULL_SHARE = 0.25
-"""Most of the time that may go into pulls which bring nothing: asking after a thousand messages
-costs the SuperLink what it needs to pass them on."""
+"""Largest share of the time spent on pulls that return nothing: asking for a thousand messages
+takes capacity that the SuperLink needs to forward them."""
 
 BY_SUPERLINK = {
     3: "it took too long, or was removed: the SuperLink has deleted what it was sent.",
@@ -41,8 +41,8 @@ BY_SUPERNODE = {
     7: "it does not take the run's app",
     8: "it lost its app before it answered",
 }
-"""What Flower's error codes mean: those that its SuperLink sets in a silo's place, without more to
-say, and those that come from a SuperNode, with its reason."""
+"""The meanings of Flower's error codes: those that its SuperLink sets for a silo, without details
+(``BY_SUPERLINK``), and those from a SuperNode, with its reason."""
 
 
 @runtime_checkable
@@ -50,7 +50,7 @@ class Holding(Protocol):
     """A Grid whose pulls wait for a moment if there is nothing."""
 
     def holds(self, count: int) -> bool:
-        """Whether one of so many replies does."""
+        """Return whether a pull for this many replies waits."""
 
 
 def exchange(
@@ -63,15 +63,14 @@ def exchange(
     """Send messages and collect their replies.
 
     Args:
-        grid: any Flower Grid.
         messages: each with its destination.
-        deadline_s: seconds after which what has not come is given up. A silo that is gone is
-            answered for by Flower, with an error reply, after about a minute.
-        seconds: is told node → after how many seconds its last reply came, or was given up.
+        deadline_s: seconds after which missing replies are given up. Flower answers for a silo that
+            is gone, with an error reply, after about a minute.
+        seconds: filled with node → seconds until its last reply came or was given up.
 
     Returns:
-        One entry per message, in order: the reply, possibly an error, or None if none came.
-        Replies to older messages are not among them.
+        One entry per message, in order: the reply, possibly an error, or None if none came. Replies
+        to older messages are left out.
     """
     if not messages:
         return []
@@ -107,7 +106,7 @@ def exchange(
 
 
 def _pull(grid: Grid, asked: Mapping[str, Message]) -> Iterator[Message]:
-    """Replies that are there. Where Flower cannot read one of them, each is asked for by itself."""
+    """Yield the replies that are there, one by one if Flower cannot read one of them."""
     try:
         yield from list(grid.pull_messages(list(asked)))
     except Exception as error:
@@ -120,7 +119,7 @@ def _pull(grid: Grid, asked: Mapping[str, Message]) -> Iterator[Message]:
 
 
 def admit(reply: Message, message: Message) -> Message:
-    """The reply, or an error reply in its place if nothing of it may be looked at."""
+    """Return the reply, or an error reply in its place if its content cannot be used."""
     try:
         if reply.has_error():
             code = int(reply.error.code)
@@ -134,7 +133,6 @@ def admit(reply: Message, message: Message) -> Message:
 
 
 def _why(code: int, reason: str) -> str:
-    """An error's reason; of Flower's own errors in words of ours."""
     if code in BY_SUPERLINK:
         return BY_SUPERLINK[code]
     if code in BY_SUPERNODE:

@@ -1,8 +1,8 @@
-"""What stands for a model whose numbers the coordinator does not have: secure aggregation.
+"""Handles: they stand in for models whose numbers the coordinator lacks (secure aggregation).
 
-An algorithm may take means of handles and differences between them, and ask whether two are of the
-same model. Who needs the numbers asks for them by ``arrays_of``, and gets a clear error in a secure
-run; a type checker says where that is missing.
+An algorithm may average handles, take differences between them, and ask whether two refer to the
+same model. Code that needs the numbers calls ``arrays_of``, which raises a clear error in a secure
+run; a type checker shows where that call is missing.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from coterie.wire.updates import Limit, shortened
 Arrays: TypeAlias = wire.Model
 """Name → numbers."""
 Change = Callable[["Model"], "Model"]
-"""What comes in a model's place."""
+"""Returns a model's replacement."""
 
 
 class Handle:
-    """A model that the coordinator does not have."""
+    """A model whose numbers the coordinator does not have."""
 
     def same_as(self, other: Handle) -> bool:
-        """Return whether both are of the same model."""
+        """Return whether both refer to the same model."""
         return self is other
 
     def minus(self, old: Model) -> Arrays:
-        """Return a sketch of what was changed since ``old``.
+        """Return a sketch of the change since ``old``.
 
         Raises:
             ValueError: there is no such sketch.
@@ -40,24 +40,24 @@ class Handle:
 
 
 Model: TypeAlias = Arrays | Handle
-"""Named arrays; in a secure run also what stands for them."""
+"""Named arrays; in a secure run also handles."""
 
 
 @dataclass(frozen=True)
 class Masked(Handle):
-    """A model that only the silo has which trained it.
+    """A model that only the silo that trained it has.
 
     Attributes:
         silo, round, purpose: of the training.
-        samples: that the silo counts for.
+        samples: the silo's weight.
         origin: the last model that the silo was sent before it.
-        moved: sketch of what all its trainings since then changed; empty if it made none.
-        norm: Euclidean norm of what the last of them changed.
-        reach: what all of them since then changed at most, added up.
-        trained_as: digest of what it was sent and told for the last.
-        fresh: that one was the only one since then.
-        limit: of what the last of them changed, where it is longer than that, or one that it is
-            compared with is; ``moved``, ``norm`` and ``reach`` are of what is left of it.
+        moved: sketch of the change by all its trainings since then; empty if it made none.
+        norm: Euclidean norm of the last training's change.
+        reach: upper bound on the change by all of them: the sum of their norms.
+        trained_as: digest of what the silo was sent for the last training.
+        fresh: that training was the only one since ``origin``.
+        limit: bound on the last change, if that, or a change compared with it, is longer;
+            ``moved``, ``norm`` and ``reach`` then describe the shortened change.
     """
 
     silo: str
@@ -73,11 +73,10 @@ class Masked(Handle):
     limit: Limit | None = None
 
     def within(self, limit: Limit, before: Arrays) -> Masked:
-        """Return the same with its last update no longer than a limit.
+        """Return the handle with its last update shortened to a limit.
 
         Args:
-            limit: of that.
-            before: ``moved`` without it; empty if it is the only one.
+            before: ``moved`` without that update; empty if it is the only one.
         """
         most = limit.of(self.samples)
         if self.norm <= most:
@@ -88,16 +87,14 @@ class Masked(Handle):
         return replace(self, limit=limit, moved=short, norm=most, reach=reach)
 
     def same_as(self, other: Handle) -> bool:
-        """Return whether both are of the same training."""
         return isinstance(other, Masked) and self.training == other.training
 
     @property
     def training(self) -> tuple[str, int, str]:
-        """Silo, round and purpose."""
+        """The training's silo, round and purpose."""
         return self.silo, self.round, self.purpose
 
     def minus(self, old: Model) -> Arrays:
-        """Return a sketch of what its trainings changed since ``old``."""
         if isinstance(old, Masked):
             if _equal(old.origin, self.origin):
                 return {
@@ -117,16 +114,16 @@ def _equal(one: Arrays, other: Arrays) -> bool:
 
 @dataclass(frozen=True)
 class MaskedMean(Handle):
-    """A mean of models some of which are masked, until silos have been asked for their sum.
+    """A mean of models, some of them masked, until silos have been asked for their sum.
 
-    ``parts`` are models and their weights, none of which is a mean itself.
+    ``parts`` are models and their weights; no part is itself a mean.
     """
 
     parts: tuple[tuple[Model, float], ...]
 
 
 def masked_mean(models: Sequence[Model], weights: Sequence[float]) -> MaskedMean:
-    """Return what stands for a mean of models; ``weights`` add up to 1."""
+    """Return the handle of a mean of models; ``weights`` add up to 1."""
     return MaskedMean(tuple(_parts(models, weights)))
 
 
@@ -156,7 +153,7 @@ def arrays_of(model: Model) -> Arrays:
 
 
 def changed(models: Any, change: Change) -> Any:
-    """Return a mapping or tuple of models with ``change`` of each; itself if all stay."""
+    """Return a mapping or tuple of models after ``change`` of each; the same object if all stay."""
     before = list(models.values() if isinstance(models, Mapping) else models)
     after = [change(model) for model in before]
     if all(old is new for old, new in zip(before, after, strict=True)):

@@ -1,4 +1,4 @@
-"""Who ever took part: every silo's model and size, and the groups of the last round."""
+"""Members: every silo that ever took part, its model and size, and the last round's groups."""
 
 from __future__ import annotations
 
@@ -15,22 +15,21 @@ from coterie.strategies.rounds.reports import Group
 from coterie.strategies.rounds.roster import Silo
 
 ROUNDING = 1e-12
-"""Equal weights are not to be cut by the last bit of a sum."""
+"""Relative tolerance: rounding in a sum must not cut equal weights."""
 FEWEST_CAPPED = 3
-"""Weights of which none may be more than a share of all."""
+"""Fewest weights to which a largest share applies."""
 
 
 @dataclass(frozen=True)
 class Members:
-    """Every silo that ever took part; who is away keeps its model and its size.
+    """Every silo that ever took part; a silo that is away keeps its model and its size.
 
     Attributes:
         initial: w⁰.
-        models: silo → its current model.
         sizes: silo → number of training samples, from its last accepted reply (or as stated).
-        groups: who trained together in the last round.
-        minimums: silo → the smallest group that it accepts, where it stated one.
-        data: silo → what it said of its data when it came last: ``Silo.data``.
+        groups: the groups that trained together in the last round.
+        minimums: silo → the smallest group that it accepts, if it stated one.
+        data: silo → its ``Silo.data``, as last stated.
     """
 
     initial: Arrays
@@ -42,35 +41,35 @@ class Members:
 
     @property
     def here(self) -> list[str]:
-        """Who took part in the last round, by group."""
+        """The silos of the last round, group by group."""
         return [name for group in self.groups for name in group]
 
     def holding(self, models: Mapping[str, Model]) -> Members:
-        """With these models in the place of the silos' own."""
+        """Return members with these models replacing the silos' own."""
         return replace(self, models={**self.models, **models})
 
     def grouped(self, groups: Iterable[Group]) -> Members:
-        """With these groups."""
+        """Return members with these groups."""
         return replace(self, groups=tuple(groups))
 
 
 @dataclass(frozen=True)
 class Plain:
-    """The state of an algorithm that remembers nothing but its members."""
+    """The state of an algorithm that remembers only its members."""
 
     members: Members
 
 
 def minimums_of(silos: Iterable[Silo]) -> dict[str, int]:
-    """Silo → the smallest group that it accepts, of those that ask for more than themselves."""
+    """Return silo → smallest group, for silos that require more than themselves."""
     return {silo.name: silo.min_group_size for silo in silos if silo.min_group_size > 1}
 
 
 def staying(group: Sequence[str], minimums: Mapping[str, int]) -> tuple[str, ...]:
-    """Those of a group who accept it as large as it then is.
+    """Return the silos of a group that accept its final size.
 
-    Whoever leaves makes the group smaller for the others, so this is repeated until it holds for
-    everybody who stays.
+    Every silo that leaves makes the group smaller for the others, so the check is repeated until
+    all that remain accept it.
     """
     stay = tuple(group)
     while fewer := [name for name in stay if minimums.get(name, 1) > len(stay)]:
@@ -79,7 +78,7 @@ def staying(group: Sequence[str], minimums: Mapping[str, int]) -> tuple[str, ...
 
 
 def present_groups(groups: Iterable[Group], here: Iterable[str]) -> tuple[Group, ...]:
-    """The groups without who is away; who is here and in none of them is alone."""
+    """Return the groups without silos that are away; a connected silo in none of them is alone."""
     here = sorted(here)
     kept = [tuple(sorted(set(group) & set(here))) for group in groups]
     grouped = {name for group in kept for name in group}
@@ -87,7 +86,7 @@ def present_groups(groups: Iterable[Group], here: Iterable[str]) -> tuple[Group,
 
 
 def enrol(members: Members, new: Sequence[Silo], model: Model) -> Members:
-    """Let silos in with ``model`` as their current model."""
+    """Add silos with ``model`` as their current model."""
     return replace(
         members,
         models={**members.models, **{silo.name: model for silo in new}},
@@ -96,38 +95,38 @@ def enrol(members: Members, new: Sequence[Silo], model: Model) -> Members:
 
 
 def with_minimums(members: Members, silos: Sequence[Silo]) -> Members:
-    """With the smallest groups that the silos here accept now: one may return with another."""
+    """Return members with the connected silos' current smallest groups, which may have changed."""
     here = {silo.name for silo in silos}
     others = {name: least for name, least in members.minimums.items() if name not in here}
     return replace(members, minimums={**others, **minimums_of(silos)})
 
 
 def with_data(members: Members, silos: Sequence[Silo]) -> Members:
-    """With what the silos here say of their data now, of those that say anything."""
+    """Return members with what the connected silos now state about their data."""
     stated = {silo.name: silo.data for silo in silos if silo.described}
     return replace(members, data={**members.data, **stated})
 
 
 def renewed(members: Members, silos: Sequence[Silo]) -> frozenset[str]:
-    """Those of the silos here that say something else of their data than when they came last."""
+    """Return the connected silos that state different data than last time."""
     known = members.data
     return frozenset(s.name for s in silos if s.described and known.get(s.name, s.data) != s.data)
 
 
 def with_sizes(members: Members, stated: Mapping[str, float]) -> Members:
-    """With the sizes that silos state now."""
+    """Return members with the sizes that silos state now."""
     return replace(members, sizes={**members.sizes, **stated})
 
 
 def capped(weights: Mapping[str, float], max_share: float) -> dict[str, float]:
-    """Weights of which none is more than ``max_share`` of what they then add up to.
+    """Cap weights so that none exceeds ``max_share`` of their sum after capping.
 
     Args:
         weights: name → weight > 0.
-        max_share: in (0, 1]; less than equal shares cannot be.
+        max_share: in (0, 1]; raised to an equal share if smaller.
 
     Returns:
-        The weights, the largest made as small as it takes; of fewer than three, as they are.
+        The weights, the largest ones reduced; fewer than three are unchanged.
     """
     if len(weights) < FEWEST_CAPPED:
         return dict(weights)
@@ -141,7 +140,7 @@ def capped(weights: Mapping[str, float], max_share: float) -> dict[str, float]:
 
 
 def mean_of_all(members: Members) -> Model:
-    """The size-weighted mean of the current models of who was here last; w⁰ before round 1."""
+    """Return the size-weighted mean model of the last round's silos; w⁰ before round 1."""
     here = [name for name in members.here if members.sizes[name] > 0]
     names = sorted(staying(here, members.minimums))
     if not names:
@@ -150,23 +149,23 @@ def mean_of_all(members: Members) -> Model:
 
 
 def global_model(members: Members) -> Model:
-    """What everybody who was here last holds, where all are one group; w⁰ before round 1."""
+    """Return the model of the last round's only group; w⁰ before round 1."""
     return members.models[members.groups[0][0]] if members.groups else members.initial
 
 
 def together(members: Members, silos: Sequence[Silo]) -> Members:
-    """All who are here as one group with the global model; who was away gets today's."""
+    """Put all connected silos into one group with the global model, returning ones too."""
     here = tuple(silo.name for silo in silos)
     return members.holding(dict.fromkeys(here, global_model(members))).grouped([here])
 
 
 def hand_out(members: Members, model: Model) -> Members:
-    """``model`` to everybody of the present groups."""
+    """Give ``model`` to every silo of the present groups."""
     return members.holding(dict.fromkeys(members.here, model))
 
 
 def by_number(here: Iterable[str], number_of: Mapping[str, int], count: int) -> list[list[str]]:
-    """Number of a group → who is here of it, for each of so many groups."""
+    """Return the connected silos of each of ``count`` groups, by group number."""
     members: list[list[str]] = [[] for _ in range(count)]
     for name in here:
         if name in number_of:
@@ -180,13 +179,9 @@ def give_out(
     number_of: Mapping[str, int],
     models: Sequence[Model] | Mapping[int, Model],
 ) -> Members:
-    """Who is here holds its group's model, and is grouped by it; who is in no group is alone.
+    """Give silos their group's model, and group them by it; a silo in no group is alone.
 
-    Args:
-        members: of the round before.
-        here: silos.
-        number_of: silo → number of its group.
-        models: number of a group → its model.
+    ``number_of`` is silo → number of its group, ``models`` has the groups' models by number.
     """
     found: dict[int | str, list[str]] = {}
     for name in sorted(here):
@@ -197,7 +192,7 @@ def give_out(
 
 
 def cosine_matrix(matrix: np.ndarray) -> tuple[tuple[float, ...], ...]:
-    """Cosines from an (N, N) Gram matrix; 0 with an update that is zero."""
+    """Return the cosines of an (N, N) Gram matrix; 0 for an update that is zero."""
     lengths = np.sqrt(np.diag(matrix))
     scale = np.where(lengths > 0, lengths, 1.0)
     return tuple(tuple(row) for row in (matrix / scale[:, None] / scale[None, :]).tolist())
@@ -206,7 +201,7 @@ def cosine_matrix(matrix: np.ndarray) -> tuple[tuple[float, ...], ...]:
 def comparison(
     names: Sequence[str], cosines: Sequence[Sequence[float]], lengths: Sequence[float]
 ) -> dict[str, Any]:
-    """What a record keeps of updates that were compared: whose, their cosines, their lengths."""
+    """Return the record's entries for compared updates: silos, cosines and norms."""
     if not names:
         return {}
     return {

@@ -15,11 +15,11 @@ from coterie.strategies.rounds.reports import Group
 from coterie.strategies.rounds.roster import Silo
 
 ABOUT = (wire.ROUNDS, wire.STRATEGY)
-"""Entries that say of every message which run it belongs to."""
+"""Entries of every message that identify its run."""
 
 
 def own_entries(model: Model) -> dict[str, Any]:
-    """What a message says in the place of a model that its silo has and nobody else."""
+    """Return the entries that replace a model that only its silo has."""
     if not isinstance(model, Masked):
         return {}
     entries: dict[str, Any] = {wire.OWN_ROUND: model.round, wire.OWN_PURPOSE: model.purpose}
@@ -29,26 +29,26 @@ def own_entries(model: Model) -> dict[str, Any]:
 
 
 class Encoder:
-    """Encodes a model once however many silos get it, so that it is stored and hashed once."""
+    """Encodes a model once, however many silos get it, so that it is stored and hashed once."""
 
     def __init__(self) -> None:
         self._made: dict[tuple[Any, ...], tuple[Arrays, ArrayRecord]] = {}
 
     def encode(self, model: Arrays, *, packed: bool) -> ArrayRecord:
-        """The model's record; ``packed`` for silos that described themselves."""
+        """Return the model's record; ``packed`` for silos that described themselves."""
         key = (id(model), packed)  # spares work alone: a model that is met again is only made again
         if key not in self._made:
             self._made[key] = (model, wire.encode_arrays(model, packed=packed))
         return self._made[key][1]
 
     def encode_order(self, order: Order, model: Arrays) -> ArrayRecord:
-        """The record of an order's model, rounded where the order says so."""
+        """Return the record of an order's model, rounded if the order is."""
         if order.rounded:
             return self.encode_rounded(model, exact=order.silo.buffers)
         return self.encode(model, packed=order.silo.described)
 
     def encode_rounded(self, model: Arrays, *, exact: tuple[str, ...]) -> ArrayRecord:
-        """The model's record in 16 bits a number, but for these arrays."""
+        """Return the model's record as 16-bit numbers, except for the arrays ``exact``."""
         key = (id(model), exact)
         if key not in self._made:
             rounded = wire.round_model(model, exact=exact)
@@ -64,14 +64,9 @@ def training_messages(
     groups: Sequence[Group],
     evaluate: bool,
 ) -> list[Message]:
-    """One message per order.
+    """Return one message per order of an exchange.
 
-    Args:
-        orders: of one exchange.
-        number: of the round.
-        config: entries of all of them.
-        groups: who trains together.
-        evaluate: whether silos answer for the model received as well.
+    ``groups`` train together; ``evaluate`` makes silos also evaluate the model received.
     """
     encoder = Encoder()
     sizes = {name: len(group) for group in groups for name in group}
@@ -123,13 +118,10 @@ def evaluation_messages(
     more: Mapping[str, Any],
     own: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> list[Message]:
-    """Every silo's own model, to be evaluated.
+    """Return messages that send every silo its own model to evaluate.
 
     Args:
-        silos: each has a model.
-        models: silo → model.
-        number: of the round.
-        config: of the training, of which evaluations are sent a part.
+        config: of the training; evaluations get a part of it.
         more: entries of all these messages.
         own: silo → further entries of its message.
     """
@@ -157,13 +149,10 @@ def membership(
     placed: Mapping[str, Group],
     name_members: bool,
 ) -> dict[str, dict[str, Any]]:
-    """Return silo → entries that tell it to keep its model, and what it may know of its group.
+    """Return silo → entries that make it keep its model and describe its group.
 
-    Args:
-        silos: that are handed a model.
-        groups: that trained together, numbered from 1.
-        placed: silo that trained in no group → the group whose model it gets.
-        name_members: silos learn who is in their group by name.
+    Groups are numbered from 1. ``placed``: silo that trained in no group → the group whose model it
+    gets. With ``name_members`` silos receive the names of their group's members.
     """
     own = {name: group for group in groups for name in group} | dict(placed)
     numbers = {group: number for number, group in enumerate(groups, start=1)}

@@ -1,8 +1,8 @@
 """Arithmetic on models: named arrays in, named arrays out, nothing changed in place.
 
-Sums are taken in float64, in the order given, so that a result depends on nothing but its
-arguments. Integer arrays are counters (BatchNorm's ``num_batches_tracked``): a mean of counters
-means nothing, so the longest-training member's is taken.
+Sums are taken in float64, in the order given, so that a result depends only on its arguments.
+Integer arrays are counters (BatchNorm's ``num_batches_tracked``): a mean of counters is
+meaningless, so the counter of the member that trained longest is taken.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ _T = TypeVar("_T")
 _S = TypeVar("_S")
 
 Aggregate = Literal["mean", "trimmed-mean", "median", "krum"]
-"""How a group's model is made of its members'."""
+"""The rule that makes a group's model from its members' models."""
 AGGREGATES: tuple[Aggregate, ...] = get_args(Aggregate)
 TRIMMED = 0.2
-"""Share of the values that a trimmed mean drops at either end; at least one."""
+"""Share of the values that a trimmed mean drops at each end; at least one value."""
 
 
 @overload
@@ -64,25 +64,18 @@ def weighted_mean(models: Sequence[Model], weights: Sequence[float]) -> Model:
 
 
 def plain_mean(models: Sequence[_M]) -> _M:
-    """The mean with equal weights."""
+    """Return the mean with equal weights."""
     return weighted_mean(models, [1.0] * len(models))
 
 
 def aggregated(models: Sequence[Model], weights: Sequence[float], how: Aggregate) -> Model:
-    """One model of several, by one of the rules; of fewer than three it is always the mean.
+    """Return one model of several by a rule; fewer than three are always averaged.
 
-    ``trimmed-mean`` and ``median`` go value by value (Yin, Chen, Ramchandran, Bartlett: ICML 2018,
-    https://arxiv.org/abs/1803.01498, Definitions 1 and 2); ``krum`` takes one of the models
+    ``trimmed-mean`` and ``median`` work value by value (Yin, Chen, Ramchandran, Bartlett: ICML
+    2018, https://arxiv.org/abs/1803.01498, Definitions 1 and 2); ``krum`` takes one of the models
     (Blanchard, El Mhamdi, Guerraoui, Stainer: NeurIPS 2017, https://arxiv.org/abs/1703.02757,
-    section 4, with f = ⌊(n − 3) / 2⌋). These three weigh all alike.
-
-    Args:
-        models: at least one.
-        weights: as many, ≥ 0, not all 0; of the mean.
-        how: the rule.
-
-    Returns:
-        Arrays of the inputs' types.
+    section 4, with f = ⌊(n − 3) / 2⌋). These three count every model equally; ``weights`` (≥ 0, not
+    all 0) are for the mean. The arrays have the inputs' types.
     """
     if how == "mean" or len(models) < 3:
         return weighted_mean(models, weights)
@@ -104,7 +97,7 @@ def aggregated(models: Sequence[Model], weights: Sequence[float], how: Aggregate
 
 
 def _krum(models: Sequence[Arrays]) -> int:
-    """The position of the model whose n − f − 2 nearest others are nearest; ties to the first."""
+    """Return the index of the model whose n − f − 2 nearest others are nearest; first of ties."""
     count = len(models)
     nearest = max(count - (count - 3) // 2 - 2, 1)
     squares = np.zeros((count, count))
@@ -118,8 +111,8 @@ def _krum(models: Sequence[Arrays]) -> int:
 
 
 COLUMNS = 2**17
-"""Values of one array that are worked on at a time: few enough to stay in the processor's cache,
-enough that threads seldom hand Python's lock around."""
+"""Values of one array processed at a time: few enough for the processor's cache, enough that
+threads seldom contend for Python's lock."""
 SHARE = 8 * COLUMNS
 """Values that one thread averages before it takes others."""
 
@@ -153,18 +146,17 @@ def _mean_array(
 
 
 THREADS = 4
-"""At most, in which large models are worked on."""
+"""Most threads that process a large model."""
 FROM_BYTES = 2**22
-"""Of a model, from which that is worth it."""
+"""Bytes of a model from which threads are worthwhile."""
 
 
 def each(work: Callable[[_T], _S], items: Sequence[_T], *, num_bytes: int) -> list[_S]:
-    """What ``work`` gives of every item, in order: the same as one by one.
+    """Return ``work`` of every item, in order: the same as one by one.
 
     Args:
-        work: changes nothing that another looks at; numpy's, which lets go of Python's lock.
-        items: to work on.
-        num_bytes: of a model, or what it is about: small ones are not worth another thread.
+        work: changes nothing that another call reads; numpy code, which releases Python's lock.
+        num_bytes: of a model, or about as much; small ones are not worth another thread.
     """
     if num_bytes < FROM_BYTES or len(items) < 2:
         return [work(item) for item in items]
@@ -173,7 +165,7 @@ def each(work: Callable[[_T], _S], items: Sequence[_T], *, num_bytes: int) -> li
 
 
 def same_model(one: Model, other: Model) -> bool:
-    """Return whether two models hold the same values, or two handles are of the same model."""
+    """Return whether two models hold the same values, or two handles refer to the same model."""
     if one is other:
         return True
     if isinstance(one, Handle) or isinstance(other, Handle):
@@ -184,7 +176,7 @@ def same_model(one: Model, other: Model) -> bool:
 
 
 def holders(models: Mapping[str, _M]) -> list[tuple[_M, list[str]]]:
-    """The different models among these, each with the names of those that hold it, sorted."""
+    """Return the distinct models, each with the sorted names of the silos that hold it."""
     found: list[tuple[_M, list[str]]] = []
     for name in sorted(models):
         model = models[name]
@@ -202,10 +194,10 @@ def holders(models: Mapping[str, _M]) -> list[tuple[_M, list[str]]]:
 def difference(new: Model, old: Model) -> Arrays:
     """Return the update ``new − old`` of the floating-point arrays; counters have no update.
 
-    Of a handle, the sketch of that.
+    For a handle, return the sketch of that.
 
     Raises:
-        ValueError: it was not trained from ``old``.
+        ValueError: the handle was not trained from ``old``.
     """
     if isinstance(new, Handle):
         return new.minus(old)
@@ -218,7 +210,7 @@ def difference(new: Model, old: Model) -> Arrays:
 
 
 def distance(one: Model, other: Model, buffers: Sequence[str] = ()) -> float:
-    """Euclidean distance of two models' parameters; NaN where one of them is a handle."""
+    """Return the Euclidean distance of two models' parameters; NaN if one is a handle."""
     if not (is_seen(one) and is_seen(other)):
         return nan
     names = comparable(other, similarity="parameters", buffers=buffers)
@@ -232,8 +224,8 @@ def distance(one: Model, other: Model, buffers: Sequence[str] = ()) -> float:
 
 
 SUMMED = 2**13
-"""Values that are squared and added up at a time: few enough that BLAS uses one thread, whose sum
-depends on nothing else, and none of its others waits in a loop for more."""
+"""Values squared and added up at a time: few enough that BLAS uses one thread, so that the sum is
+reproducible and no other BLAS thread spins while it waits for work."""
 
 
 def _square_apart(one: NDArray[Any], other: NDArray[Any]) -> float:
@@ -250,7 +242,7 @@ def _square_apart(one: NDArray[Any], other: NDArray[Any]) -> float:
 
 
 def accumulate(memory: Arrays | None, update: Arrays, *, decay: float) -> Arrays:
-    """``decay · memory + update``; without a memory, the update."""
+    """Return ``decay · memory + update``; without a memory, the update."""
     if memory is None or decay == 0:
         return update
     return {
@@ -260,15 +252,14 @@ def accumulate(memory: Arrays | None, update: Arrays, *, decay: float) -> Arrays
 
 
 def is_statistic(name: str, buffers: Sequence[str] = ()) -> bool:
-    """Whether an array holds running statistics: described as a buffer, or named as PyTorch's."""
+    """Return whether an array holds running statistics, as described or by PyTorch's names."""
     return name in buffers or name.endswith((".running_mean", ".running_var"))
 
 
 def comparable(update: Arrays, *, similarity: str, buffers: Sequence[str] = ()) -> Arrays:
-    """The part of an update that silos are compared by.
+    """Return the part of an update that silos are compared by.
 
     Args:
-        update: made by ``difference``; without counters.
         similarity: ``parameters``, or ``parameters+buffers`` to include running statistics.
         buffers: names that the silos described as buffers.
     """

@@ -1,9 +1,9 @@
-"""Options: one frozen class is the only place of its keys, their defaults, bounds and help.
+"""Options: one frozen class is the only source of its keys, their defaults, bounds and help.
 
 A field with a description is a key of a run, written with dashes (``num-groups``) in files and on
-command lines; a field without one can be set from Python alone. A field that is a class of options
-itself lends its keys to the class that it is in. Help, documentation, the defaults in
-``pyproject.toml`` and the errors all come from here.
+command lines; a field without one can be set from Python only. A field whose type is an options
+class adds its keys to the containing class. Help, documentation, the defaults in ``pyproject.toml``
+and the errors are all derived from here.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from coterie.wire import Positive as Positive
 from coterie.wire import Scalar as Scalar
 
 Config = Mapping[str, Scalar]
-"""Entries of training messages, by keys of the wire."""
+"""Entries of training messages, by wire key."""
 Count = Annotated[int, Field(ge=1, le=100_000)]
 CountOrNone = Annotated[int, Field(ge=0, le=100_000)]
 Times = Annotated[int, Field(ge=1, le=10_000)]
@@ -44,26 +44,18 @@ WORDS = {
 
 
 def dashed(name: str) -> str:
-    """A field's name as it is written in files and on command lines."""
+    """Return a field's name as it is written in files and on command lines."""
     return name.replace("_", "-")
 
 
 def underscored(name: str) -> str:
-    """A key's name as it is written in Python."""
+    """Return a key's name as it is written in Python."""
     return name.replace("-", "_")
 
 
 @dataclass(frozen=True)
 class Key:
-    """One key of a run.
-
-    Attributes:
-        name: with dashes.
-        default: its value where nobody gives one.
-        help: what it does.
-        path: field names from the options class to the value.
-        field: pydantic's.
-    """
+    """One key of a run, named with dashes; ``path`` leads from the options class to the value."""
 
     name: str
     default: Scalar
@@ -73,12 +65,12 @@ class Key:
 
     @property
     def bounds(self) -> str:
-        """What it may be, in signs. Worked out when asked for: that takes longer than the rest."""
+        """The allowed values in signs; computed on access, because that is slow."""
         return _signs(schema_of(self.field))
 
 
 class Options(BaseModel):
-    """A frozen class of options; see the module.
+    """The base of frozen option classes; see the module.
 
     Raises:
         FederationError: an unknown name, or a value out of bounds; every problem is named.
@@ -101,12 +93,12 @@ class Options(BaseModel):
     @classmethod
     @cache
     def own_keys(cls) -> dict[str, Key]:
-        """Its keys by name, in order."""
+        """Return the keys by name, in order."""
         return dict(_keys(cls))
 
     @classmethod
     def build(cls, values: Mapping[str, Any], **fields: Any) -> Self:
-        """Make one from keys with dashes, and fields that are no keys.
+        """Create options from keys with dashes, and from fields that are not keys.
 
         Raises:
             FederationError: a value is out of bounds; the keys are named as they are written.
@@ -126,12 +118,12 @@ class Options(BaseModel):
             ) from None
 
     def plain(self) -> dict[str, Scalar]:
-        """Its keys and their values."""
+        """Return the keys and their values."""
         keys = self.own_keys().items()
         return {name: attrgetter(".".join(key.path))(self) for name, key in keys}
 
     def problems(self, training: Config) -> Iterator[str]:
-        """What does not fit together, in keys with dashes; none by default.
+        """Yield what does not fit together, in keys with dashes; nothing by default.
 
         Args:
             training: entries of the run's training messages, as far as they are known.
@@ -139,7 +131,7 @@ class Options(BaseModel):
         yield from ()
 
     def require_consistency(self, training: Config, *, spell: Spell) -> None:
-        """Refuse options that do not fit together, or not to the training.
+        """Check that options fit together, and fit the training.
 
         Raises:
             FederationError: every problem is named.
@@ -156,14 +148,14 @@ class Options(BaseModel):
 
 
 def wrong_options(problems: list[str]) -> FederationError:
-    """The error that names them all."""
+    """Return the error that names all problems."""
     return refused(f"{'; '.join(problems)}.")
 
 
 def problems_of(
     error: ValidationError, kind: type[BaseModel], spell: Spell, known: str
 ) -> list[str]:
-    """One sentence for each field that is wrong: what it must be, and what it is."""
+    """Return one sentence per wrong field: what it must be, and what it is."""
     found: dict[str, str] = {}
     for entry in error.errors():
         owner, name = kind, str(entry["loc"][0]) if entry["loc"] else ""
@@ -209,7 +201,7 @@ def _is_options(field: FieldInfo) -> bool:
 
 
 def schema_of(field: FieldInfo) -> Mapping[str, Any]:
-    """What a field may be, as a JSON schema."""
+    """Return a field's allowed values as a JSON schema."""
     kind: Any = field.annotation
     for constraint in field.metadata:
         kind = Annotated[kind, constraint]
@@ -228,7 +220,7 @@ def _signs(schema: Mapping[str, Any]) -> str:
 
 
 def _words(schema: Mapping[str, Any]) -> str:
-    """The same for a sentence: "at least 0 and at most 1, or 'auto'"."""
+    """Return bounds as words: "at least 0 and at most 1, or 'auto'"."""
     if "anyOf" in schema:
         return ", or ".join(map(_words, schema["anyOf"]))
     if "const" in schema:
@@ -242,7 +234,7 @@ def _words(schema: Mapping[str, Any]) -> str:
 
 
 def _number(value: float) -> str:
-    """A bound in full: 2147483647, not 2.14748e+09."""
+    """Return a bound in full: 2147483647, not 2.14748e+09."""
     return str(int(value)) if value == int(value) else f"{value:g}"
 
 
@@ -255,7 +247,7 @@ def _text(schema: Mapping[str, Any]) -> str:
 
 
 def table_of(keys: Mapping[str, Key]) -> str:
-    """Keys as a Markdown table."""
+    """Return keys as a Markdown table."""
     lines = ["| key | default | bounds | meaning |", "|---|---|---|---|"]
     for key in keys.values():
         default = f"`{key.default!r}`".replace("'", '"')

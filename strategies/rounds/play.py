@@ -1,9 +1,9 @@
 """A round, and the end of a run.
 
-Evaluation. After round t every silo holds the model that it will start round t+1 from; the record
+Evaluation: after round t every silo holds the model that it will start round t+1 from; the record
 of round t has that model's error on the silo's own test data. Silos that described themselves
-answer for it together with their next training, so it costs no message of its own; other
-ClientApps are sent an ordinary ``evaluate``. After the last round it is the final model.
+report it with their next training, so it needs no extra message; other ClientApps are sent an
+ordinary ``evaluate``. After the last round the final model is evaluated.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ from coterie.strategies.rounds.stage import Came, Outcome, Played, Room, Stages
 log = logging.getLogger("coterie.run")
 
 SIZED = (wire.TRAIN, wire.COLD_START)
-"""Kinds of work beside the round's own whose replies state the samples that a silo trains on."""
+"""Kinds of work outside the round's own whose replies state the silo's training samples."""
 
 
 def play(run: Run, before: Checkpoint[Any]) -> tuple[Checkpoint[Any], RoundReport, list[Update]]:
-    """Play one round, from who is here to what the record says of it.
+    """Play one round, and return its checkpoint, report and updates.
 
     Raises:
         NobodyAnsweredError, AllSpentError: no silo's training counts.
-        FederationError: no silo understands what the algorithm asks.
+        FederationError: no silo understands the algorithm's messages.
     """
     algorithm, number, clock = run.algorithm, before.round + 1, Clock()
 
@@ -94,7 +94,6 @@ def play(run: Run, before: Checkpoint[Any]) -> tuple[Checkpoint[Any], RoundRepor
 def _report(
     talk: Conversation, before: Checkpoint[Any], state: Any, came: Came, said: Outcome
 ) -> RoundReport:
-    """Return what the record says of a round, with errors of the models that it began from."""
     algorithm, room, number = talk.run.algorithm, talk.room, talk.number
     left_out = {**room.resting, **came.left_out, **talk.left_out, **said.left_out}
     for name, reason in left_out.items():
@@ -120,12 +119,9 @@ def _report(
 def finish(
     run: Run, standing: Checkpoint[Any], *, alone: bool
 ) -> tuple[Checkpoint[Any], RoundReport]:
-    """Hand every silo that is here its own model, evaluated.
+    """Send every connected silo its own final model to keep, and evaluate it.
 
-    Args:
-        run: what stays the same.
-        standing: after the last round.
-        alone: only the end of the run was missing: its nodes may have other ids now.
+    ``alone`` means that only this step was missing, so that nodes may have other ids now.
     """
     algorithm, clock, silos = run.algorithm, Clock(), standing.silos
     if alone:
@@ -162,7 +158,7 @@ def finish(
 
 
 def welcome(algorithm: Algorithm[Any], state: Any, now: Round) -> Any:
-    """Return the state with who is here: newcomers enrolled, and what silos state today."""
+    """Return the state with newcomers added, and with what the connected silos state now."""
     members = algorithm.members(state)
     new = [silo for silo in now.silos if silo.name not in members.sizes]
     if new:
@@ -188,20 +184,13 @@ def with_stated_sizes(
     updates: Iterable[Update],
     max_share: float = 1.0,
 ) -> Any:
-    """Return the state with the training samples that silos state now.
-
-    Args:
-        algorithm, state: what is played, and where it stands.
-        updates: that state them.
-        max_share: none has a larger share of their sum.
-    """
+    """Return the state with the training samples that silos state now, each capped at a share."""
     stated = {u.silo.name: u.num_examples for u in updates if not u.purpose or u.kind in SIZED}
     members = with_sizes(algorithm.members(state), capped(stated, max_share))
     return algorithm.with_members(state, members)
 
 
 def _others(silos: Sequence[Silo], than: Sequence[Silo]) -> tuple[str, ...]:
-    """Return the names of silos that are not among others."""
     known = {silo.name for silo in than}
     return tuple(silo.name for silo in silos if silo.name not in known)
 
@@ -212,7 +201,6 @@ def _silo_reports(
     trained: Updates,
     groups: Sequence[Group],
 ) -> dict[str, SiloReport]:
-    """Return what the record keeps of each silo's training; ``groups`` trained together."""
     held = algorithm.models(state)
     together = {name for group in groups if len(group) > 1 for name in group}
     reports = {u.silo.name: silo_report(u) for u in trained}

@@ -1,8 +1,8 @@
-"""The smallest groups that silos accept: the one place of ``min_group_size``.
+"""The smallest groups that silos accept: the only place that enforces ``min_group_size``.
 
-A silo may ask that its update is averaged only with so many, itself included. Groups are formed by
-``form``, updates averaged by ``average``, and the engine leaves out whose group has become too
-small; no algorithm does any of this by itself.
+A silo may require a smallest group for averaging its update, itself included. ``form`` forms
+groups, ``average`` averages updates, and the engine leaves out silos whose group has become too
+small; no algorithm checks this itself.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from coterie.strategies.rounds.reports import Group
 
 
 def form(groups: Iterable[Group], minimums: Mapping[str, int]) -> tuple[Group, ...]:
-    """The groups without the silos that accept no group so small: these are alone."""
+    """Return the groups without the silos that require larger ones; these are alone."""
     kept: list[Group] = []
     alone: list[Group] = []
     for group in groups:
@@ -28,9 +28,9 @@ def form(groups: Iterable[Group], minimums: Mapping[str, int]) -> tuple[Group, .
 
 
 def accepted(updates: Updates, group: Sequence[str] = ()) -> list[Update]:
-    """Those of a group's updates that may be averaged: each silo's minimum holds among them.
+    """Return a group's updates that may be averaged: each silo's minimum holds among them.
 
-    Who is a group by itself (``group``) and shows nobody its model, accepts that.
+    A silo that is alone in ``group`` and whose model nobody sees is always accepted.
     """
     if len(group) == 1 and not any(is_seen(update.model) for update in updates):
         return list(updates)
@@ -39,7 +39,7 @@ def accepted(updates: Updates, group: Sequence[str] = ()) -> list[Update]:
 
 
 def combine(updates: Updates) -> Model:
-    """The same of at least one update, all of which may be averaged."""
+    """Return one model from at least one update, all of which may be averaged."""
     models, sizes = [u.model for u in updates], [u.num_examples for u in updates]
     return aggregated(models, sizes, updates[0].aggregate)
 
@@ -51,19 +51,21 @@ Combine = Callable[[Updates], Model]
 def average(
     updates: Updates, group: Sequence[str] = (), *, combine: Combine = combine
 ) -> Model | None:
-    """The model of those that may be averaged: their size-weighted mean, or what the run takes in
-    its place (``aggregate``), or what ``combine`` makes of them; None of nobody. ``group`` as for
-    ``accepted``."""
+    """Return the model of the updates that may be averaged, or None if there are none.
+
+    It is their size-weighted mean, the result of the run's ``aggregate``, or that of ``combine``.
+    ``group`` is as in ``accepted``.
+    """
     kept = accepted(updates, group)
     return combine(kept) if kept else None
 
 
 def average_groups(members: Members, updates: Updates, *, combine: Combine = combine) -> Members:
-    """Aggregate every group of ``members.groups``: the size-weighted mean of what came back.
+    """Aggregate every group of ``members.groups``: the size-weighted mean of its updates.
 
     A member whose reply is missing or left out gets its group's mean like the others; a group
-    of which nobody answered keeps its models. Who is alone by itself trains its own model.
-    ``combine`` makes a group's model of its updates in place of the mean.
+    without any answer keeps its models. A silo alone trains its own model. ``combine`` replaces the
+    mean.
     """
     models = dict(members.models)
     by_name = {update.silo.name: update for update in updates}
@@ -77,7 +79,7 @@ def average_groups(members: Members, updates: Updates, *, combine: Combine = com
 
 
 def withdraw(groups: Sequence[Group], updates: Updates) -> dict[str, str]:
-    """Silos that accept none of their groups as small as what answered of it, and why."""
+    """Return silo → why it is left out: too few silos of each of its groups answered."""
     silos = {u.silo.name: u.silo for u in updates if not u.purpose}
     if not minimums_of(silos.values()):
         return {}

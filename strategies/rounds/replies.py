@@ -1,4 +1,4 @@
-"""Replies, checked before any arithmetic: what arrives from a silo is wrong until it is not."""
+"""Checks of replies before any arithmetic: a silo's reply is wrong until proven right."""
 
 from __future__ import annotations
 
@@ -32,28 +32,28 @@ from coterie.wire import Value
 log = logging.getLogger("coterie.run")
 
 MAX_VALUE = 1e15
-"""Larger than any parameter, running statistic or counter of a model that can be trained further:
-the float32 squares that training takes overflow at 1.8e19, and one such value spoils a mean."""
+"""Larger than any parameter, running statistic or counter of a model that can still be trained: the
+float32 squares in training overflow at 1.8e19, and one such value spoils a mean."""
 
 Names = Mapping[str, str]
-"""A metric's name in an app → here, where that is not understood by itself."""
+"""A metric's name in an app → its name here, for names that are not understood directly."""
 OWN_NAMES: Names = MappingProxyType({})
 MAPPED = (wire.NUM_EXAMPLES, wire.TRAIN_LOSS, wire.LOSS, wire.ERROR, wire.ACCURACY)
-"""The metrics that a ClientApp may call otherwise."""
+"""The metrics that a ClientApp may name differently."""
 
 RAISED = 2
 """Flower's error code of a ClientApp that raised."""
 
 
 class ReplyError(ValueError):
-    """Why a reply does not count.
+    """The reason why a reply does not count.
 
     Attributes:
-        refused: by the silo itself, not because it is wrong.
-        spent: by the silo itself, because its privacy budget does not allow it.
-        raised: the ClientApp raised, which is what one does that has no function for a message.
+        refused: the silo refused.
+        spent: the silo refused because of its privacy budget.
+        raised: the ClientApp raised, as it does without a function for the message.
         silent: none came in time.
-        diverged: by the silo itself, because its training ended in NaN or infinity.
+        diverged: the silo reports that its training ended in NaN or infinity.
     """
 
     def __init__(
@@ -72,25 +72,20 @@ class ReplyError(ValueError):
 
     @property
     def is_ours(self) -> bool:
-        """Whether the silo cannot know of it: its reply was found wrong here."""
+        """Whether the reply was found wrong here, which the silo cannot know."""
         return not (self.refused or self.spent or self.raised or self.silent or self.diverged)
 
 
 @dataclass(frozen=True)
 class Checked:
-    """The replies of one exchange, checked.
-
-    Attributes:
-        updates: that hold, sorted by silo and purpose.
-        failed: the other orders, and why.
-    """
+    """The checked replies of one exchange: valid updates, and the other orders with the reasons."""
 
     updates: list[Update]
     failed: list[tuple[Order, ReplyError]]
 
     @property
     def answers(self) -> Answers:
-        """Of an exchange beside the round's training."""
+        """The answers of an exchange outside the round's training."""
         return Answers(
             self.updates,
             missing={order.silo.name: str(error) for order, error in self.failed},
@@ -99,7 +94,7 @@ class Checked:
 
     @property
     def left_out(self) -> dict[str, str]:
-        """Silo → why its own training does not count; what else was asked of it is only logged."""
+        """Silo → why its own training does not count; other failures are only logged."""
         return {order.silo.name: str(why) for order, why in self.failed if not order.purpose}
 
 
@@ -114,10 +109,7 @@ def check_replies(
     """Check the reply to every order; None is a reply that did not come in time.
 
     Args:
-        orders: of one exchange.
-        replies: as many.
-        names: of metrics, as its app has them → as they are called here.
-        number: of the round.
+        names: a metric's name in an app → its name here.
         wire_format: that silos were asked for, see ``coterie.wire.formats``.
     """
     updates: list[Update] = []
@@ -149,11 +141,11 @@ def check_reply(
     number: int = 0,
     wire_format: str = wire.FLOAT32,
 ) -> Update:
-    """Check a reply against what was sent; arguments as of ``check_replies``.
+    """Check a reply against its order; arguments as in ``check_replies``.
 
     Raises:
-        ReplyError: none came, an error reply, missing or undecodable arrays, other names, shapes
-            or types, NaN or infinity, or a sample count that is missing or not positive.
+        ReplyError: none came, an error reply, missing or undecodable arrays, other names, shapes or
+            types, NaN or infinity, or a sample count that is missing or not positive.
     """
     if reply is None:
         raise ReplyError("it did not answer in time.", silent=True)
@@ -219,7 +211,6 @@ def check_reply(
 
 
 def _restored(arrays: Arrays, sent: Arrays, wire_format: str) -> Arrays:
-    """Return the model that a rounded update makes."""
     try:
         return wire.restore_update(arrays, sent, wire_format)
     except wire.WireError as error:
@@ -227,7 +218,7 @@ def _restored(arrays: Arrays, sent: Arrays, wire_format: str) -> Arrays:
 
 
 def _check_sketches(order: Order, arrays: Mapping[str, Arrays]) -> None:
-    """Nothing but the sketches that were asked for."""
+    """Raise unless a reply has exactly the sketches that were asked for."""
     wanted = {} if order.evaluates else {**(order.sketches or {}), wire.TRAINED_AS: 32}
     got = {name: a.shape for name, a in arrays.get(wire.SKETCH, {}).items()}
     if got != {name: (size,) for name, size in wanted.items()} or set(arrays) - {wire.SKETCH}:
@@ -249,7 +240,6 @@ def _masked(
     metrics: Mapping[str, float],
     trained_as: str,
 ) -> Masked:
-    """What stands for a model that a silo has trained and keeps."""
     norm = metrics.get(wire.UPDATE_NORM, float("nan"))
     if not 0 <= norm <= MAX_VALUE:
         raise ReplyError(f"{wire.UPDATE_NORM} must be a number of at least 0. Got {norm}.")
@@ -271,7 +261,7 @@ def _sum(one: NDArray[Any], other: NDArray[Any]) -> NDArray[Any]:
 
 
 def _with_minimum(silo: Silo, metrics: Mapping[str, float]) -> Silo:
-    """A silo that did not describe itself says with its update with how many it may be averaged."""
+    """Return the silo with the smallest group stated in its update, unless it described itself."""
     stated = metrics.get(wire.MIN_GROUP_SIZE, 1)
     if silo.described or not stated > 1:
         return silo
@@ -279,15 +269,15 @@ def _with_minimum(silo: Silo, metrics: Mapping[str, float]) -> Silo:
 
 
 def _sane(value: float, *, least: float = -MAX_VALUE) -> float:
-    """A figure of a silo; NaN if it is none that could be measured."""
+    """Return a silo's figure, or NaN if nothing like it can be measured."""
     return value if least <= value <= MAX_VALUE else float("nan")
 
 
 def check_finite(model: Arrays) -> None:
-    """Refuse a model to start from that holds NaN or infinity.
+    """Check that the initial model holds no NaN or infinity.
 
     Raises:
-        FederationError: names the first such array.
+        FederationError: names the first array that does.
     """
     for name, array in model.items():
         if np.issubdtype(array.dtype, np.floating) and not np.isfinite(array).all():
@@ -322,7 +312,7 @@ def _check_values(name: str, array: NDArray[np.generic]) -> None:
 def read_evaluations(
     silos: Sequence[Silo], replies: Sequence[Message | None], names: Names = OWN_NAMES
 ) -> dict[str, Evaluation]:
-    """Silo → (loss, error, test samples), of the evaluations that count."""
+    """Return silo → (loss, error, test samples) of the evaluations that count."""
     found = {}
     for silo, reply in zip(silos, replies, strict=True):
         if reply is None:
@@ -341,7 +331,7 @@ def read_evaluations(
 
 
 def received_evaluations(updates: Updates) -> dict[str, Evaluation]:
-    """Silo → what it measured of the model that it was sent with its training."""
+    """Return silo → its evaluation of the model that it was sent with its training."""
     stated = {u.silo.name: u.metrics for u in updates if wire.RECEIVED_ERROR in u.metrics}
     counts = {name: metrics.get(wire.RECEIVED_EXAMPLES, 0) for name, metrics in stated.items()}
     return {
@@ -356,7 +346,7 @@ def received_evaluations(updates: Updates) -> dict[str, Evaluation]:
 
 
 def trained_evaluations(updates: Updates) -> dict[str, tuple[float, float]]:
-    """Silo → (loss, error) of the model as it trained it, of those that were asked."""
+    """Return silo → (loss, error) of the model that it trained, for silos that were asked."""
     return {
         u.silo.name: (
             u.metrics.get(wire.TRAINED_LOSS, float("nan")),
@@ -370,7 +360,7 @@ def trained_evaluations(updates: Updates) -> dict[str, tuple[float, float]]:
 def read_own_metrics(
     silos: Sequence[Silo], replies: Sequence[Message | None], counted: Container[str]
 ) -> dict[str, Figures]:
-    """Silo → what else its app measured, of the silos whose evaluation counts."""
+    """Return silo → further metrics of its app, for silos whose evaluation counts."""
     found = {
         silo.name: wire.read_figures(reply.content)
         for silo, reply in zip(silos, replies, strict=True)
@@ -380,12 +370,12 @@ def read_own_metrics(
 
 
 def error_of(metrics: Mapping[str, float]) -> float:
-    """A silo's error, or what an accuracy that it states instead makes it."""
+    """Return a silo's error, from its accuracy if it states that instead."""
     return wire.understood(metrics, OWN_NAMES).get(wire.ERROR, float("nan"))
 
 
 def silo_report(update: Update) -> SiloReport:
-    """What the record keeps of a silo's training."""
+    """Return the record of a silo's training."""
     return SiloReport(
         num_examples=update.num_examples,
         train_loss=update.metrics.get(wire.TRAIN_LOSS, float("nan")),
@@ -403,19 +393,19 @@ def silo_report(update: Update) -> SiloReport:
 def costs_by_kind(
     orders: Sequence[Order], updates: Updates, seconds: float
 ) -> dict[str, PhaseReport]:
-    """What an exchange beside the training cost, by message type."""
+    """Return the costs of an exchange outside the training, by message type."""
     return _costs(orders, updates, lambda one: one.kind, exchanges=1, seconds=seconds)
 
 
 def costs_beside_training(orders: Sequence[Order], updates: Updates) -> dict[str, PhaseReport]:
-    """What was asked for a purpose together with the round's training: ``trial-3`` as ``trial``."""
+    """Return the costs of other work in the training exchange; ``trial-3`` counts as ``trial``."""
     return _costs(orders, updates, lambda one: re.sub(r"-\d+$", "", one.purpose))
 
 
 def add_costs(
     one: Mapping[str, PhaseReport], other: Mapping[str, PhaseReport]
 ) -> dict[str, PhaseReport]:
-    """Both, added up where they are of one kind."""
+    """Return both costs, added up per kind of work."""
     return {**one, **{key: one.get(key, PhaseReport()) + cost for key, cost in other.items()}}
 
 
@@ -427,7 +417,7 @@ def _costs(
     exchanges: int = 0,
     seconds: float = 0.0,
 ) -> dict[str, PhaseReport]:
-    """Costs by sort of work; work of an empty sort is left out."""
+    """Return costs per kind of work; work of an empty kind is left out."""
     costs = {}
     for wanted in sorted({sort(order) for order in orders} - {""}):
         asked = [order for order in orders if sort(order) == wanted]
@@ -447,7 +437,7 @@ def _costs(
 def evaluation_record(
     evaluation: Mapping[str, Evaluation], metrics: Mapping[str, Figures]
 ) -> MetricRecord:
-    """Flower's record: means weighted by test samples, of whatever the silos measured."""
+    """Return Flower's record: means of all metrics, weighted by test samples."""
     weights = np.array([count for _, _, count in evaluation.values()], dtype=np.float64)
     means: dict[str, int | float] = {wire.NUM_EXAMPLES: int(weights.sum())}
     for i, key in enumerate((wire.LOSS, wire.ERROR)):
@@ -459,9 +449,9 @@ def evaluation_record(
 
 
 def means_of(metrics: Mapping[str, Figures], weights: Mapping[str, float]) -> dict[str, Value]:
-    """Means over the silos that state a metric, weighted; of lists item by item.
+    """Return weighted means over the silos that state a metric; lists are averaged item by item.
 
-    A metric that is a list of other lengths or a number elsewhere has no mean.
+    A metric has no mean if its shape differs between silos.
     """
     means: dict[str, Value] = {}
     for key in sorted({key for figures in metrics.values() for key in figures}):
@@ -473,7 +463,7 @@ def means_of(metrics: Mapping[str, Figures], weights: Mapping[str, float]) -> di
 
 
 def training_record(updates: Updates) -> MetricRecord:
-    """Flower's record: mean training loss and metrics, weighted by training samples."""
+    """Return Flower's record: mean training loss and metrics, weighted by training samples."""
     pairs = [
         (u.metrics[wire.TRAIN_LOSS], u.num_examples)
         for u in updates

@@ -1,4 +1,4 @@
-"""What is told of a round: to whoever follows the run, and to its record."""
+"""Reports of rounds, for observers of a run and for its record."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ Figures = Mapping[str, Value]
 
 @dataclass(frozen=True)
 class PhaseReport:
-    """What one kind of work beside the round's own training cost. Bytes are of arrays.
+    """The cost of one kind of work outside the round's own training; bytes are of arrays.
 
     Attributes:
-        exchanges, seconds: of its own, wall seconds; 0 where it went with the round's training.
-        messages: to silos.
-        silo_seconds: the silos' own, added up, as far as they state them.
+        exchanges, seconds: exchanges for this work only, and their wall-clock seconds; 0 if it was
+            part of the round's training.
+        silo_seconds: sum of the seconds that silos state.
     """
 
     exchanges: int = 0
@@ -34,7 +34,6 @@ class PhaseReport:
     silo_seconds: float = 0.0
 
     def __add__(self, other: PhaseReport) -> PhaseReport:
-        """Both together."""
         return PhaseReport(
             *(getattr(self, f.name) + getattr(other, f.name) for f in fields(PhaseReport))
         )
@@ -42,14 +41,14 @@ class PhaseReport:
 
 @dataclass(frozen=True)
 class SiloReport:
-    """One silo in one round. Bytes are of arrays; seconds are the silo's own.
+    """One silo in one round; bytes are of arrays, seconds are measured by the silo.
 
     Attributes:
-        update_norm: Euclidean norm of what its training changed, where it says so.
-        update_lost: what was rounded away of that in a smaller format, as a share of the norm.
+        update_norm: Euclidean norm of its update, if stated.
+        update_lost: the share of that norm lost to rounding in a smaller format.
         discrepancy: Euclidean distance of the parameters that it trained to those of its group's
-            model after the round (Duan et al., FedGroup, eq. 4); where it trained with others, and
-            not in a secure run, in which nobody sees what one silo trained.
+            model after the round (Duan et al., FedGroup, eq. 4); only if it trained with others,
+            and not in a secure run, where nobody sees what one silo trained.
     """
 
     num_examples: float
@@ -64,25 +63,24 @@ class SiloReport:
 
 @dataclass(frozen=True)
 class RoundReport:
-    """What happened in a round.
+    """The report of one round.
 
     Attributes:
         round: from 1; 0 for the evaluation of the initial model.
-        groups: who trained together.
-        joined, left: since the round before.
+        groups: that trained together.
+        joined, left: since the previous round.
         left_out: silo → why its update does not count.
-        silos: per silo that answered.
-        evaluation: silo → (loss, error, number of test samples) of the model held after
-            round ``evaluated_round``.
-        train_metrics, metrics: silo → metric → value, of what else its app says of its training,
-            and of that evaluation.
-        personalised: silo → (loss, error) of the model as it trained it in this round, on the same
-            test samples; of silos that were asked for it.
-        seconds: phase → wall seconds.
-        phases: message type → what was exchanged before the round's training; purpose → what
-            silos did in the round's own exchange beside their training.
-        details: what the algorithm adds for the record.
-        ended_early: why this is the last round of a run of more, in words; empty: it is not.
+        evaluation: silo → (loss, error, number of test samples) of the model held after round
+            ``evaluated_round``.
+        train_metrics, metrics: silo → metric → value: further metrics of the training, and of that
+            evaluation.
+        personalised: silo → (loss, error) of the model that it trained in this round, on the same
+            test samples; only silos that were asked.
+        seconds: phase → wall-clock seconds.
+        phases: message type → what was exchanged before the round's training; purpose → other work
+            in the round's own exchange.
+        details: further entries of the record, from the algorithm.
+        ended_early: why the run ends with this round, before its last; empty if it does not.
         final: this is the evaluation after the last round.
     """
 

@@ -1,4 +1,4 @@
-"""What a run ends with: Flower's ``Result``, every silo's own model, and the reports."""
+"""The result of a run: Flower's ``Result``, every silo's own model, and the reports."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from coterie.strategies.rounds.reports import Group, RoundReport
 
 
 class RunResult(Result):
-    """Flower's ``Result`` and more.
+    """Flower's ``Result``, with every silo's own model, the groups and the reports.
 
     Attributes:
-        evaluate_metrics_groups: round → group → what ``evaluate_group_fn`` found.
+        evaluate_metrics_groups: round → group → result of ``evaluate_group_fn``.
         state: the algorithm's last state.
-        rounds: one report per round, then the final evaluation. Those of a resumed run begin
-            after its checkpoint.
+        rounds: one report per round, then the final evaluation. Those of a resumed run begin after
+            its checkpoint.
     """
 
     def __init__(self, initial: ArrayRecord) -> None:
@@ -41,9 +41,9 @@ class RunResult(Result):
 
     @property
     def arrays(self) -> ArrayRecord:
-        """The size-weighted mean of all silos' models, made when it is asked for.
+        """The size-weighted mean of all silos' models, computed on access.
 
-        Without those that were moved out of their groups.
+        Silos that were moved out of their groups are left out.
         """
         shared = {n: model for n, model in self._shared.items() if n not in self._apart}
         mean = None if self.members is None else mean_model(shared, self.members.sizes)
@@ -55,38 +55,38 @@ class RunResult(Result):
 
     @property
     def held(self) -> dict[str, Arrays]:
-        """Silo → its own final model, which others may share and nobody may change.
+        """Silo → its own final model, which others may share: do not modify it.
 
-        Of a secure run without those that only a silo has.
+        In a secure run, models that only a silo has are missing.
         """
         own = {**self._shared, **self._apart}
         return {n: model for n, model in own.items() if is_seen(model)}
 
     @cached_property
     def models(self) -> dict[str, ArrayRecord]:
-        """The same, each copied for Flower."""
+        """Silo → its own final model, copied for Flower."""
         return {n: wire.encode_arrays(m, packed=False) for n, m in self.held.items()}
 
     @property
     def common(self) -> Arrays | None:
-        """What silos keep that have no model of their own; None where there is nothing."""
+        """The model kept by silos that have none in ``models``; None if there is none."""
         common = None if self._algorithm is None else self._algorithm.common(self.state)
         return common if common is None or is_seen(common) else None
 
     @property
     def groups(self) -> dict[int, list[list[str]]]:
-        """Round → who trained together."""
+        """Round → the groups that trained together."""
         return {r.round: [list(group) for group in r.groups] for r in self.rounds}
 
     def group_model(self, group: Group) -> ArrayRecord | None:
-        """The size-weighted mean of a group's models, mostly one; None where no size is known."""
+        """Return the size-weighted mean of a group's models, usually one; None without sizes."""
         held = {**self._shared, **self._apart}
         own = {name: held[name] for name in group if name in held}
         mean = None if self.members is None else mean_model(own, self.members.sizes)
         return None if mean is None else wire.encode_arrays(mean, packed=False)
 
     def stand(self, algorithm: Algorithm[Any], standing: Checkpoint[Any]) -> None:
-        """The run stands here."""
+        """Update the result from a checkpoint."""
         self.state, self.members = standing.state, algorithm.members(standing.state)
         self._shared = algorithm.models(standing.state)
         self._apart = standing.apart
@@ -95,7 +95,7 @@ class RunResult(Result):
 
 
 def mean_model(models: Mapping[str, Model], sizes: Mapping[str, float]) -> Arrays | None:
-    """The size-weighted mean of all silos' models; None while no size is known."""
+    """Return the size-weighted mean of the models that are seen; None while no size is known."""
     seen = {name: model for name, model in models.items() if is_seen(model)}
     sized = {name: model for name, model in seen.items() if sizes.get(name, 0) > 0}
     held = holders(sized)

@@ -1,8 +1,8 @@
-"""Who is here, who is new, who left.
+"""Rosters: which silos are connected, are new, or have left.
 
-Flower knows nodes; a federation knows silos by name. ``NodeRoster`` serves any ClientApp: a node
-is a silo. ``DescribedRoster`` asks every new node who it is (``query.describe``), binds names to
-nodes, and refuses what cannot take part, with the reason.
+Flower knows nodes; a federation knows silos by name. ``NodeRoster`` serves any ClientApp: a node is
+a silo. ``DescribedRoster`` asks every new node for its description (``query.describe``), binds
+names to nodes, and refuses silos that cannot take part, with the reason.
 """
 
 from __future__ import annotations
@@ -27,8 +27,7 @@ from coterie.strategies.rounds.exchange import exchange
 log = logging.getLogger("coterie.run")
 
 MAX_EXAMPLES = 1e9
-"""More training samples than any file has that a silo trains on; a silo that states more is wrong,
-or wants to weigh more than its due."""
+"""More training samples than any silo has; one that states more is wrong or wants more weight."""
 DESCRIBE_DEADLINE_S, DESCRIBE_MORE_S = 20.0, 0.1
 """Seconds for silos to say who they are, and for each of them on top: a SuperLink passes on some
 ten messages a second on a loaded machine."""
@@ -36,9 +35,9 @@ ASKED_AGAIN_S, MOST_ASKED_AGAIN_S = 2.0, 64.0
 """How long a node that did not say who it is is left in peace before it is asked again; twice as
 long each time. It then has ``TOLD_DEADLINE_S`` to answer: the others wait for it."""
 MOST_LATER_S = 30.0
-"""The same of a silo that cannot take part yet, and says so at once."""
+"""Longest such pause for a silo that replies that it cannot take part yet."""
 TOLD_DEADLINE_S = 5.0
-"""Seconds for silos that do not fit to take note of it."""
+"""Seconds for silos that do not fit to note the difference, and for nodes that are asked again."""
 POLL_S = 0.05
 SAY_AGAIN_S = 10.0
 MOST_REASONS = 5
@@ -46,25 +45,23 @@ MOST_REASONS = 5
 
 @dataclass(frozen=True)
 class Silo:
-    """One silo that is here.
+    """A silo that is connected.
 
     Attributes:
-        name: what it is called in groups, records and files.
         node_id: Flower's id of its present connection.
         num_examples: training samples it stated, 0 if it stated none.
         alpha: its own α for HCCT, or None.
-        described: it answered ``query.describe``: it understands packed models and answers a
-            train message with the error of the model received.
+        described: it answered ``query.describe``: it understands packed models and answers a train
+            message with the error of the model received.
         buffers: names of arrays that are statistics.
-        min_group_size: the fewest silos, itself included, whose updates may be averaged with its.
-        max_local_epochs: the most epochs of one training that it does; 0 sets no limit.
-        pooled_columns: numeric columns that the run's scale must be made for.
+        min_group_size: the smallest group, itself included, in which its update may be averaged.
+        max_local_epochs: the most epochs of one training; 0 = no limit.
+        pooled_columns: numeric columns that the run's scale must cover.
         head: layers of the model's predictor; empty if it described no latent split.
-        metric, unit: the task's leading metric, and in what real targets are counted.
-        private: it says that it trains with differential privacy.
+        metric, unit: the task's primary metric, and the unit of real targets.
+        private: it states that it trains with differential privacy.
         unlabelled: its samples have no labels yet: it gets a model and trains none.
-        protocol: the version of the conversation in which it is spoken to.
-        release: of coterie at the silo; empty if it does not say.
+        protocol, release: the protocol version used with it, and its coterie version, if stated.
         mark: of its training data, see ``wire.Description``; empty if it gives none.
     """
 
@@ -88,7 +85,7 @@ class Silo:
 
     @property
     def data(self) -> tuple[int, str]:
-        """What it says of its data: by a change of it others know that they are other data."""
+        """The statements about its data; if they change, its data have changed."""
         return self.num_examples, self.mark
 
     @property
@@ -98,10 +95,10 @@ class Silo:
 
 
 class Roster(Protocol):
-    """What the round loop asks of a roster."""
+    """The interface that the round loop requires of a roster."""
 
     def present(self, grid: Grid, *, number: int) -> list[Silo]:
-        """Silos that are here now, sorted by name; waits if the run cannot go on without more.
+        """Return the connected silos, sorted by name; wait if the run needs more to continue.
 
         Raises:
             FederationError: too few came within the deadline.
@@ -111,10 +108,10 @@ class Roster(Protocol):
 
 @dataclass
 class NodeRoster:
-    """Every connected node is a silo called ``node-<id>``.
+    """A roster on which every connected node is a silo called ``node-<id>``.
 
     Attributes:
-        min_silos: wait for so many.
+        min_silos: silos that round 1 waits for.
         deadline_s: seconds to wait for them.
     """
 
@@ -122,7 +119,6 @@ class NodeRoster:
     deadline_s: float = 300.0
 
     def present(self, grid: Grid, *, number: int) -> list[Silo]:
-        """See ``Roster``."""
         enough = self.min_silos if number <= 1 else 1
         deadline, said = time.monotonic() + self.deadline_s, 0.0
         while len(nodes := sorted(grid.get_node_ids())) < enough:
@@ -144,11 +140,11 @@ class NodeRoster:
 
 @dataclass(frozen=True)
 class Churn:
-    """A script of joins and leaves, to make a simulation of churn repeatable.
+    """A script of joins and leaves, which makes a simulation of churn repeatable.
 
     Attributes:
-        joins: silo → the round at which it is let in; it is waited for then.
-        leaves: silo → the round before which it has left; that is waited for.
+        joins: silo → the round in which it joins; the run waits for it.
+        leaves: silo → the round before which it leaves; the run waits for that.
     """
 
     joins: Mapping[str, int] = field(default_factory=dict)
@@ -177,25 +173,24 @@ class Churn:
 
 @dataclass
 class DescribedRoster:
-    """Silos by the name that they state; the first node with a name holds it while it is here.
+    """A roster of silos by stated name; the first node with a name keeps it while connected.
 
-    A node with a registered key has one id for good. What it said of itself holds while it is
-    here; when it is back it is asked anew, for it may have been restarted with other terms or data.
+    A node with a registered key has a permanent id. Its description is valid while it is connected;
+    when it returns it is asked again, because it may have restarted with different terms or data.
 
     Attributes:
         task: the run's task; silos of another are refused.
         min_silos, deadline_s: as in ``NodeRoster``.
-        churn: a script of joins and leaves.
-        terms: what the run asks of a silo, e.g. its strategy, for the silo to refuse at once.
-        enrolled: gives node id → the name bound to its key; None where keys are not bound. It is
-            asked anew for every newcomer, so that silos can be enrolled during a run.
-        awaited: silos of a run that is resumed: the first look waits for them as well, and goes on
-            without those that do not come back within the deadline.
-        patience_s: seconds to wait for enough silos of a run that is resumed, if longer.
+        terms: what the run requires of a silo, e.g. its strategy, so that it can refuse at once.
+        enrolled: returns node id → the name bound to its key; None if keys are not bound. Called
+            for every newcomer, so that silos can be enrolled during a run.
+        awaited: silos of a resumed run: the first round waits for them as well, and starts without
+            those that are not back by the deadline.
+        patience_s: seconds to wait for enough silos of a resumed run, if longer.
         schema: fingerprint of the run's model; empty takes the one that most of the first
             ``min_silos`` state.
-        on_wait: told for what it waits, and why silos that are here do not take part, when that
-            changes.
+        on_wait: called with what the roster waits for, and why connected silos do not take part,
+            when that changes and every ``SAY_AGAIN_S`` seconds.
     """
 
     task: str
@@ -211,22 +206,22 @@ class DescribedRoster:
     refused: dict[str, str] = field(default_factory=dict)
     """Silo or node → why it does not take part, as far as known."""
     elsewhere: dict[str, str] = field(default_factory=dict)
-    """Silo or node → that it serves other tasks, as is usual where there are several studies."""
+    """Silo or node → its statement that it serves other tasks, as is usual with several studies."""
     _parts: wire.Parts = field(default_factory=dict)
-    """Of the schema, as the first silo that has it says."""
+    """Parts of the schema, from the first silo that has it."""
     _agreed: wire.Description | None = None
-    """Of a silo that says of the task what most say."""
+    """Description of a silo that states what most silos state of the task."""
     _described: dict[int, wire.Description] = field(default_factory=dict)
-    """Node → what it said of itself, until the run begins."""
+    """Node → its description, until the run begins."""
     _begun: bool = False
     _several: set[int] = field(default_factory=set)
-    """Nodes that have just said that they stand for several silos."""
+    """Nodes that have just stated that they stand for several silos."""
     _silent: dict[int, tuple[float, float]] = field(default_factory=dict)
-    """Node that did not say who it is → when it is asked again, and the pause after that."""
+    """Node without a description → when it is asked again, and the pause after that."""
     _later: dict[int, str] = field(default_factory=dict)
-    """Those of them that said why they do not take part yet, in words."""
+    """Node among these → why it does not take part yet."""
     _others: list[int] = field(default_factory=list)
-    """Nodes of another schema that have not been told."""
+    """Nodes of another schema that have not been informed."""
     _by_node: dict[int, Silo] = field(default_factory=dict)
     _refused_nodes: dict[int, str] = field(default_factory=dict)
     _doubles: dict[int, str] = field(default_factory=dict)
@@ -236,7 +231,6 @@ class DescribedRoster:
         self._given = bool(self.schema)
 
     def present(self, grid: Grid, *, number: int) -> list[Silo]:
-        """See ``Roster``."""
         due = {name for name, at in self.churn.joins.items() if at <= number}
         gone = {name for name, at in self.churn.leaves.items() if at <= number}
         due -= gone
@@ -290,7 +284,6 @@ class DescribedRoster:
             time.sleep(POLL_S)
 
     def _reasons(self) -> str:
-        """Why silos that are here do not take part, or not yet."""
         found = [*self._later.values(), *sentences(self.elsewhere)]
         more = len(found) - MOST_REASONS
         return "".join(f"; {reason.rstrip('.')}" for reason in found[:MOST_REASONS]) + (
@@ -298,11 +291,10 @@ class DescribedRoster:
         )
 
     def _hint(self) -> str:
-        """What else to say while nobody is here who can take part."""
+        """Return what to add to the message while too few silos are connected."""
         return ""
 
     def _after_waiting(self) -> str:
-        """What to do where too few silos came."""
         return "Start silos with `coterie silo`, or raise wait-for-silos."
 
     def _look(self, grid: Grid, *, number: int) -> list[Silo]:
@@ -334,18 +326,17 @@ class DescribedRoster:
         return self._here(number)
 
     def _here(self, number: int) -> list[Silo]:
-        """Silos that are here and due."""
         return [
             silo for silo in self._by_node.values() if self.churn.joins.get(silo.name, 0) <= number
         ]
 
     def _settle_task(self, grid: Grid) -> None:
-        """What most of the silos here say of the task holds in the run; the others are refused.
+        """Adopt what most connected silos state of the task, and refuse the others.
 
-        That is its schema, unless it is given, and what else is the same wherever the task is: no
-        silo alone can say for all which arrays are compared. Of two that equally many say it is
-        that of the silo whose name comes first. Until the run begins, whoever comes has a vote, so
-        that it is no matter who was first.
+        This covers the schema, unless it is given, and whatever else must be the same for a task:
+        no single silo may decide which arrays are compared. In a tie, the silo whose name comes
+        first wins. Until the run begins every silo that arrives has a vote, so the order of arrival
+        does not matter.
         """
         stated = sorted((described.name, node) for node, described in self._described.items())
         votes = Counter(self._described[node].common for _, node in stated)
@@ -383,7 +374,7 @@ class DescribedRoster:
         self._tell_others(grid)
 
     def _tell_others(self, grid: Grid) -> None:
-        """Send silos of another schema the run's: their own logs say in what they differ."""
+        """Send silos of another schema the run's, so that their logs state the difference."""
         config: Any = {
             **wire.offer(),
             wire.TASK: self.task,
@@ -419,9 +410,9 @@ class DescribedRoster:
             return None
 
     def later(self, node: int, reason: str) -> None:
-        """A silo said that it cannot take part now; it is away, and is asked again before long.
+        """Treat a silo that cannot take part now as away, and ask it again soon.
 
-        It may wait for a person's approval, or for the hours in which it works.
+        It may wait for a person's approval, or for its working hours.
         """
         reason, known = wire.plain_text(reason), self._by_node.pop(node, None)
         _, pause = self._silent.get(node, (0.0, ASKED_AGAIN_S))
@@ -433,7 +424,6 @@ class DescribedRoster:
         self.refused[known.name if known else self._called(node)] = reason
 
     def _called(self, node: int) -> str:
-        """What a silo is called that has not said who it is."""
         return f"node {node}"
 
     def _admit(self, described: wire.Description, node: int) -> None:
@@ -462,7 +452,7 @@ class DescribedRoster:
         self._let_in(described, node)
 
     def _is_other(self, described: wire.Description) -> bool:
-        """Whether it says other things of the task than what holds in the run by now."""
+        """Return whether its statements about the task differ from those that hold in the run."""
         if self._given and described.schema != self.schema:
             return True
         agreed = self._agreed if self._begun else None
@@ -531,7 +521,7 @@ class DescribedRoster:
         return self._difference(described) if self._is_other(described) else ""
 
     def _difference(self, described: wire.Description) -> str:
-        """What differs, as far as schemas say: they may end in a file and its checksum."""
+        """Return what differs, as far as schemas show; they may end in a file and its checksum."""
         ours, theirs = map(_WEIGHTS.search, (self.schema, described.schema))
         here = ", ".join(sorted(silo.name for silo in self._by_node.values())) or "the run's silos"
         if described.schema == self.schema and self._agreed is not None:
@@ -568,7 +558,7 @@ class DescribedRoster:
 
 
 def sentences(reasons: Mapping[str, str]) -> list[str]:
-    """One sentence for each reason why silos do not take part, with all silos that have it."""
+    """Return one sentence per reason why silos do not take part, naming all its silos."""
     return [_sentence(names, why) for why, names in _by_reason(reasons).items()]
 
 
@@ -592,9 +582,9 @@ _NAMED = (
     "another number of columns to scale",
     "another leading metric",
 )
-"""In what two descriptions of one schema may differ, as in ``wire.Description.common``."""
+"""How two descriptions of one schema may differ, in the order of ``wire.Description.common``."""
 _WEIGHTS = re.compile(r"/([\w.-]{1,64}):([0-9a-f]{16})$")
-"""The end of a schema whose model begins from a file, or has a frozen part: what, its SHA-256."""
+"""The end of a schema whose model starts from a file or has a frozen part: its name and SHA-256."""
 
 
 def _describe(node: int, config: Mapping[str, Any]) -> Message:
@@ -604,7 +594,7 @@ def _describe(node: int, config: Mapping[str, Any]) -> Message:
 
 @cache
 def own_release() -> str:
-    """Of coterie here; empty if it runs from its source."""
+    """Return the version of coterie here; empty if it runs from its source."""
     try:
         return version("coterie")
     except PackageNotFoundError:
@@ -612,12 +602,12 @@ def own_release() -> str:
 
 
 def release_of(described: wire.Description) -> str:
-    """Of coterie at a silo, as it says; empty if it does not."""
+    """Return the version of coterie that a silo states; empty if it states none."""
     return (described.versions or {}).get("coterie", "")
 
 
 def _other_release(theirs: str) -> str:
-    """Said of a silo of another release than the coordinator's."""
+    """Return a note on a silo whose release is not the coordinator's."""
     own = own_release()
     return f", coterie {theirs} (here {own}; they talk)" if own and theirs not in ("", own) else ""
 

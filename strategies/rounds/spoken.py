@@ -1,7 +1,4 @@
-"""What a run says of its rounds where nobody else listens: through Flower's logger, like its own.
-
-A strategy that is given no ``on_round`` speaks, so that a ServerApp shows how it goes.
-"""
+"""Logging of rounds through Flower's logger, for strategies without an ``on_round``."""
 
 from __future__ import annotations
 
@@ -16,21 +13,21 @@ from coterie.strategies.rounds.replies import evaluation_record, means_of
 from coterie.strategies.rounds.reports import Group, RoundReport
 
 log = logging.getLogger("flwr")
-"""Flower's own."""
+"""Flower's own logger."""
 own = logging.getLogger("coterie.run")
 MOST_NAMES = 12
-"""Of a group, by name; the others are counted."""
+"""Most names listed of a group; the others are counted."""
 
 
 def say(report: RoundReport, *, rounds: int) -> None:
-    """Log a round that is over."""
+    """Log a finished round."""
     for line in lines(report, rounds=rounds):
         log.info("%s", line)
 
 
 @contextmanager
 def heard() -> Iterator[None]:
-    """Let what the strategies themselves log come out where Flower's does, if nowhere else."""
+    """Send the strategies' own log to Flower's handlers, unless it has some."""
     if own.hasHandlers():
         yield
         return
@@ -47,7 +44,7 @@ def heard() -> Iterator[None]:
 
 
 def lines(report: RoundReport, *, rounds: int) -> Iterator[str]:
-    """What a round is worth saying; who is left out was said when it happened."""
+    """Yield the log lines of a round; silos left out have been logged before."""
     yield ""
     if report.final:
         yield f"[AFTER ROUND {rounds}]"
@@ -74,7 +71,7 @@ def lines(report: RoundReport, *, rounds: int) -> Iterator[str]:
 
 
 def groups_text(groups: Sequence[Group]) -> str:
-    """Who trains together, the largest group first; those alone at the end."""
+    """Return the groups as text, the largest first; silos alone come last."""
     several = sorted((g for g in groups if len(g) > 1), key=len, reverse=True)
     alone = [name for group in groups if len(group) == 1 for name in group]
     parts = [_listed(group) for group in several]
@@ -84,7 +81,7 @@ def groups_text(groups: Sequence[Group]) -> str:
 
 
 def _figures(means: Mapping[str, object]) -> str:
-    """Those that are numbers: a list does not fit a line. Their names come from a network."""
+    """Return the means that are numbers as text, without names that cannot be printed."""
     told = [
         f"{key} {wire.readable(value, figures=4)}"
         for key, value in means.items()

@@ -2,9 +2,9 @@
 
 The engine (``coterie.strategies.rounds.play``) calls all stages of a run in order at seven points
 of a round: when it decides who takes part, for questions before the training, when orders go out,
-when checked replies come in, when the algorithm has a new state, when silos are handed the models
-that they hold, and when the round is over. Stages do not know each other. What a stage remembers
-is a frozen value, which the run's checkpoints keep under the stage's name.
+when checked replies come in, when the algorithm has a new state, when silos are given their models,
+and when the round is over. Stages do not know each other. A stage remembers a frozen value, which
+the run's checkpoints keep under the stage's name.
 """
 
 from __future__ import annotations
@@ -22,15 +22,13 @@ from coterie.strategies.rounds.roster import Silo
 
 @dataclass(frozen=True)
 class Room:
-    """Silos that are connected in a round, and which of them train in it.
+    """The silos connected in a round, and which of them train in it.
 
     Attributes:
-        number: the round that they are to train in.
-        here: all silos that are connected.
-        algorithm, state: what is played, and where it stands before the round.
-        resting: silo → why it is not asked.
-        apart: silo → its own model, of those that train outside all groups.
-        final: the last round is over: nobody trains any more.
+        state: the algorithm's, before the round.
+        resting: silo → why it is not asked to train.
+        apart: silo → its own model, for silos that train outside all groups.
+        final: the last round is over, and no silo trains any more.
     """
 
     number: int
@@ -54,13 +52,9 @@ class Room:
 
 @dataclass(frozen=True)
 class Scene:
-    """What stages see of an exchange.
+    """An exchange as stages see it; ``now`` has no silos that are apart.
 
-    Attributes:
-        now: the round as the algorithm sees it, without silos that are apart.
-        room: who is here.
-        algorithm, state: what is played, and where it stands.
-        training: it is the round's own training, not a question before it.
+    ``training`` is True for the round's own training, and False for a question before it.
     """
 
     now: Round
@@ -72,14 +66,12 @@ class Scene:
 
 @dataclass(frozen=True)
 class Came:
-    """What an exchange brought.
+    """The outcome of an exchange.
 
     Attributes:
-        orders: as they were sent.
-        checked: the replies, checked.
-        state: where the algorithm stands before it absorbs them.
+        state: the algorithm's, before it absorbs the updates.
         updates: those that count.
-        apart: silo → its own model, of those that train outside all groups from now on.
+        apart: silo → its own model, for silos that train outside all groups from now on.
         left_out: silo → why its training does not count.
         notes: entries of the round's record.
     """
@@ -99,7 +91,7 @@ class Came:
 
     @property
     def trained(self) -> list[Update]:
-        """The round's own training, of silos that count and of those that are apart."""
+        """The updates of the round's own training, from silos that count or are apart."""
         own = [u for u in self.updates if not u.purpose]
         own += [u for u in self.checked.updates if u.silo.name in self.apart and not u.purpose]
         return sorted(own, key=lambda u: u.silo.name)
@@ -107,13 +99,7 @@ class Came:
 
 @dataclass(frozen=True)
 class Settled:
-    """A state after a stage's last exchanges for it.
-
-    Attributes:
-        state: the algorithm's.
-        left_out: silo → why its training does not count after all.
-        costs: kind of work → what it cost.
-    """
+    """A state after a stage's last exchanges for it; ``costs`` are by kind of work."""
 
     state: Any
     left_out: Mapping[str, str] = field(default_factory=dict)
@@ -122,10 +108,9 @@ class Settled:
 
 @dataclass(frozen=True)
 class Held:
-    """The models that silos are handed.
+    """The models that silos are given.
 
     Attributes:
-        models: silo → model.
         entries: silo → further entries of its message.
         placed: silo that trains in no group → the group whose model it gets.
         notes: entries of the last round's record.
@@ -142,14 +127,11 @@ class Played:
     """The outcome of a round's training.
 
     Attributes:
-        now: the round as the algorithm saw it.
-        room: who was here.
-        algorithm, state: who trained it, and where it stands after it.
-        came: what the training brought.
+        state: the algorithm's, after the training.
         silent: silos that did not answer another question of this round.
         seconds: for each exchange since the previous round's training, silo → seconds until it
             answered or was given up.
-        deadline_s: of an exchange.
+        deadline_s: seconds, for every exchange.
     """
 
     now: Round
@@ -164,13 +146,7 @@ class Played:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a stage says when a round is over.
-
-    Attributes:
-        notes: entries of the round's record.
-        left_out: silo → why its training does not count after all.
-        ended_early: why the run ends here, in words; empty: it goes on.
-    """
+    """A stage's report when a round is over; ``ended_early`` is why the run ends here, or empty."""
 
     notes: Mapping[str, Any] = field(default_factory=dict)
     left_out: Mapping[str, str] = field(default_factory=dict)
@@ -178,7 +154,7 @@ class Outcome:
 
 
 class Stage:
-    """One concern. Every method does nothing by default.
+    """One concern; every method does nothing by default.
 
     Methods take what the stage remembers as ``mine``; those that may change it return it first.
 
@@ -200,11 +176,11 @@ class Stage:
         yield
 
     def outgoing(self, mine: Any, scene: Scene, orders: Sequence[Order]) -> list[Order]:
-        """Return orders as they are to be sent."""
+        """Return the orders to send."""
         return list(orders)
 
     def incoming(self, mine: Any, scene: Scene, came: Came) -> tuple[Any, Came]:
-        """Return what an exchange brought as it counts."""
+        """Return the outcome of an exchange, with what counts."""
         return mine, came
 
     def settle(self, mine: Any, scene: Scene, state: Any) -> Settled:
@@ -212,20 +188,18 @@ class Stage:
         return Settled(state)
 
     def held(self, mine: Any, scene: Scene, held: Held) -> Held:
-        """Return what silos are handed, where that is something else."""
+        """Return the models that silos are given, with this stage's changes."""
         return held
 
     def after(self, mine: Any, played: Played) -> tuple[Any, Outcome]:
-        """Return what the stage remembers from now on, and what it says of the round."""
+        """Return what the stage remembers from now on, and its report on the round."""
         return mine, Outcome()
 
 
 class Stages:
     """All stages of a run during a round, called in order.
 
-    Args:
-        stages: in that order.
-        kept: name → what it remembers, from the checkpoint before.
+    ``kept``: name → what the stage remembers, from the previous checkpoint.
     """
 
     def __init__(self, stages: Sequence[Stage], kept: Mapping[str, Any]) -> None:

@@ -1,9 +1,9 @@
 """Built-in image tasks: MNIST, FashionMNIST, EMNIST letters, CIFAR-10.
 
-The data is the user's: option ``data`` names a folder (``image_files`` says what may be in
-it). By default the whole folder is this silo's data. In a simulation many silos share one folder:
-``split`` and its keys (``tasks.splits``) cut it, and ``silo`` says whose share to load; every silo
-computes the same cut from the same keys.
+Option ``data`` names a folder with the user's data (layouts: ``image_files``). By default the whole
+folder is this silo's data. In a simulation many silos share one folder: ``split`` and its keys
+(``tasks.splits``) cut it, and ``silo`` selects the share; every silo computes the same cut from the
+same keys.
 """
 
 from __future__ import annotations
@@ -49,11 +49,10 @@ _Key = tuple[int, float, bytes]
 
 
 class NamedNetwork(Task):
-    """Images, and one network of several by name.
+    """An image task with a choice of networks.
 
-    Attributes:
-        models: names in ``coterie.tasks.models.NETWORKS``; the first is the default.
-        shape: of one sample as the model sees it, (C, H, W).
+    ``models`` are names in ``coterie.tasks.models.NETWORKS``, the default first; ``shape`` is that
+    of one sample as the model sees it, (C, H, W).
     """
 
     models: tuple[str, ...]
@@ -68,35 +67,35 @@ class NamedNetwork(Task):
             )
 
     def model(self) -> torch.nn.Module:
-        """The network that the task's name asks for, as representation and head."""
+        """Return the network that the task's name selects, as representation and head."""
         from coterie.tasks.models import named
 
         return named(self.model_name, shape=self.shape, num_classes=self.num_classes)
 
 
 class ImageTask(NamedNetwork):
-    """Images from a folder, one network of several by name.
+    """Images from a folder, with a choice of networks.
 
     Options:
         data: the folder (or an ``.npz``). Required.
-        download: fetch the data through torchvision if the folder does not have it.
-        first-label: the number of the first class in the files.
-        normalise: as ``tasks.images.scale.read_scale``; or ``standard`` = the channels' means and
-            deviations that are published for this data set; or ``per-pixel`` = each pixel
-            standardised over the whole folder, training and test part (FedGroup).
-        train, test: at most so many samples of this silo, taken at random; 0 = all.
+        download: fetch missing data through torchvision.
+        first-label: number of the first class in the files.
+        normalise: as in ``tasks.images.scale.read_scale``; or ``standard`` = the channel means and
+            deviations published for this data set; or ``per-pixel`` = each pixel standardised over
+            the whole folder, training and test part (FedGroup).
+        train, test: maximum number of this silo's samples, drawn at random; 0 = all.
         rotation: degrees anticlockwise, any angle.
         label-permutation: number of a seeded permutation of the labels; 0 = none.
-        split: ``none`` or a kind of ``tasks.splits``; with it ``silos`` and ``silo`` (from 0),
-            and the keys of the kind as ``split-alpha``, ``split-shards``, ….
-        split-seed: seed of the split and of everything else that is random here.
-        test-share: 0 = test on this silo's share of the folder's test part; otherwise the two
-            parts are joined before they are cut, and each silo keeps this share for testing.
+        split: ``none`` or a kind of ``tasks.splits``, with ``silos``, ``silo`` (from 0), and the
+            kind's keys as ``split-alpha``, ``split-shards``, ….
+        split-seed: seed of the split and of all other randomness here.
+        test-share: 0 = test on this silo's share of the folder's test part; otherwise both parts
+            are joined before the cut, and each silo keeps this share for testing.
 
     Attributes:
-        standard: what ``normalise=standard`` does.
-        mirrored: a turned image has its reflection in its corners, as in FedCollab's code, and no
-            black, which is the background of digits and clothing and of no photograph.
+        standard: the scale of ``normalise=standard``.
+        mirrored: fill the corners of a rotated image by reflection, as FedCollab's code does, not
+            with black, which is the background of digits and clothing but not of photographs.
     """
 
     standard: Scale
@@ -106,11 +105,7 @@ class ImageTask(NamedNetwork):
     first_label = 0
 
     def load(self, options: Mapping[str, Option]) -> SiloData:
-        """Load this silo's data.
-
-        Raises:
-            TaskError: the folder cannot be read, the split is impossible, an option is wrong.
-        """
+        """Load this silo's data; raise ``TaskError`` if folder, split or options are invalid."""
         chosen = self._options(options)
         if chosen["split"] != "none":
             if chosen["silo"] < 0:
@@ -124,10 +119,7 @@ class ImageTask(NamedNetwork):
     def load_all(
         self, options: Mapping[str, Option], silos: Sequence[int] | None = None
     ) -> list[SiloData]:
-        """Load silos of a split from one reading of the folder. See ``Task.load_all``.
-
-        Silos that are tested on one and the same set share its array.
-        """
+        """Load silos of a split from one reading of the folder. Equal test sets share one array."""
         chosen = self._options(options)
         if chosen["split"] == "none":
             raise TaskError("several silos need a split: option 'split' names its kind.")
@@ -144,12 +136,9 @@ class ImageTask(NamedNetwork):
         ]
 
     def inputs(self, file: Path, options: Mapping[str, Option]) -> Samples:
-        """Images as bytes (uint8), (n, H, W) or (n, H, W, 3), scaled as the silo's own.
+        """Read images (n, H, W) or (n, H, W, 3), scaled like the silo's own but not rotated.
 
-        They are not rotated. Numbers of another type are taken as they are.
-
-        Raises:
-            TaskError: the file is missing or holds something else.
+        Only bytes (uint8) are scaled; numbers of another type are unchanged.
         """
         chosen = self._options(options)
         images = read_array(file)
@@ -164,7 +153,7 @@ class ImageTask(NamedNetwork):
         return Samples(scaled(images, self._scale(chosen)))
 
     def prepared(self, options: Mapping[str, Option]) -> Mapping[str, Any]:
-        """See ``Task``; a scale of every pixel's own is not told."""
+        """Describe axes and scale; empty for ``normalise=per-pixel``."""
         chosen = self._options(options)
         if chosen["normalise"] == "per-pixel":
             return {}
@@ -194,7 +183,7 @@ class ImageTask(NamedNetwork):
         return RawImages(both, both)  # both parts of a share are indices into the whole
 
     def _scale(self, chosen: Mapping[str, Any], raw: RawImages | None = None) -> Scale:
-        """``raw`` is what the folder holds, where it has been read already."""
+        """Return the scale; ``raw`` is the folder's content if already read."""
         if chosen["normalise"] == "per-pixel":
             return _per_pixel(raw or self._raw(chosen))
         if chosen["normalise"] == "standard":
@@ -211,7 +200,7 @@ class ImageTask(NamedNetwork):
         silo: int,
         made: dict[_Key, Part] | None = None,
     ) -> SiloData:
-        """One silo's data; ``made`` holds test sets that several silos have in common."""
+        """Return one silo's data; ``made`` caches test sets that several silos share."""
         rng = np.random.default_rng([chosen["split-seed"], 2, silo])
         train = cap(share.train, chosen["train"], rng)
         test = cap(share.test, chosen["test"], rng)
@@ -294,38 +283,38 @@ def finish(
     scale: Scale,
     num_classes: int,
 ) -> SiloData:
-    """A silo's data from images (n, H, W) or (n, H, W, C), pixels 0–255, and labels (n,)."""
+    """Return a silo's data from images (n, H, W) or (n, H, W, C), pixels 0–255, and labels (n,)."""
     x_train, x_test = (scaled(images, scale) for images in (train[0], test[0]))
     return SiloData(x_train, train[1], x_test, test[1], num_classes)
 
 
 def scaled(images: NDArray[Any], scale: Scale) -> NDArray[np.float32]:
-    """Pixels 0–255 scaled, with the channels first."""
+    """Scale pixels 0–255 and put the channels first."""
     x = scale(images)
     return np.ascontiguousarray(x[:, None] if x.ndim == 3 else x.transpose(0, 3, 1, 2))
 
 
 def check_bounds(chosen: Mapping[str, Any], keys: tuple[str, ...]) -> None:
-    """Refuse negative numbers."""
+    """Raise ``TaskError`` for negative numbers."""
     for key in keys:
         if chosen[key] < 0:
             raise TaskError(f"{key} must be at least 0. Got {chosen[key]}.")
 
 
 def cap(part: NDArray[np.int64], most: int, rng: np.random.Generator) -> NDArray[np.int64]:
-    """At most ``most`` of the indices, at random and sorted; 0 = all."""
+    """Return at most ``most`` of the indices, drawn at random and sorted; 0 = all."""
     if not most or most >= len(part):
         return part
     return np.sort(rng.choice(part, size=most, replace=False))
 
 
 def join(first: Images, second: Images) -> Images:
-    """Both sets one after the other."""
+    """Concatenate both sets."""
     return Images(np.concatenate([first.x, second.x]), np.concatenate([first.y, second.y]))
 
 
 def _per_pixel(raw: RawImages) -> Scale:
-    """Mean and deviation of every pixel, from sums of integers: no float copy of the data set."""
+    """Return every pixel's mean and deviation, from integer sums: no float copy of the data."""
     parts = [raw.train.x] if raw.test is raw.train else [raw.train.x, raw.test.x]
     count = sum(len(images) for images in parts)
     if count == 0:

@@ -1,8 +1,8 @@
-"""scikit-learn's handwritten digits (1,797 real images of 8×8), with optional shifts of domain.
+"""scikit-learn's handwritten digits (1,797 real images of 8×8), with optional domain shifts.
 
-The data comes with scikit-learn, so the task needs no download. Options let one machine play
-several organisations with different data: ``rotation`` (feature shift) and ``label-shift``
-(concept shift: the same image means another class).
+The data come with scikit-learn, so nothing is downloaded. ``rotation`` (feature shift) and
+``label-shift`` (concept shift: the same image means another class) let one machine simulate several
+organisations with different data.
 """
 
 from __future__ import annotations
@@ -50,14 +50,14 @@ class Digits(Task):
     """Ten classes, images of 1×8×8, a small convolutional network.
 
     Options:
-        train, test: number of training and of test samples.
-        skip: first sample of this silo in the seeded order; silos with disjoint ranges
-            share no sample.
+        train, test: number of training and test samples.
+        skip: first sample of this silo in the seeded order; silos with disjoint ranges share no
+            sample.
         split-seed: seed of that order, or of the split.
-        split: ``none`` or a kind of ``tasks.splits`` instead of ``train``, ``test`` and ``skip``;
-            with it ``silos``, ``silo`` (from 0), ``test-share`` and the kind's own keys as
+        split: ``none``, or a kind of ``tasks.splits`` that replaces ``train``, ``test`` and
+            ``skip``; with ``silos``, ``silo`` (from 0), ``test-share`` and the kind's keys as
             ``split-alpha``, ….
-        rotation: degrees, a multiple of 90, anticlockwise.
+        rotation: degrees anticlockwise, a multiple of 90.
         label-shift: added to every label, modulo 10.
     """
 
@@ -65,27 +65,26 @@ class Digits(Task):
     num_classes = 10
 
     def model(self) -> torch.nn.Module:
-        """Two convolutions (16, 32 channels) and a linear head: 6,090 parameters."""
+        """Return two convolutions (16, 32 channels) with a linear head: 6,090 parameters."""
         from coterie.tasks.models import SplitModel, small_cnn
 
         return SplitModel(*small_cnn(num_classes=self.num_classes))
 
     def discriminator_features(self, x: torch.Tensor) -> torch.Tensor:
-        """Pixels, scaled so that the usual learning rate of discriminators, 0.01, suits them."""
+        """Return pixels scaled to suit the usual learning rate of discriminators, 0.01."""
         return 10 * x.flatten(1)
 
     def discriminator(self, num_features: int) -> torch.nn.Module:
-        """Silos have a few dozen samples, and labels that may mean different things."""
+        """Return a discriminator for a few dozen samples and labels with differing meanings."""
         from coterie.tasks.models import LabelwiseDiscriminator
 
         return LabelwiseDiscriminator(num_features, self.num_classes)
 
     def prepared(self, options: Mapping[str, Option]) -> Mapping[str, Any]:
-        """See ``Task``."""
         return {"axes": "channels (1, grey), height, width", "pixels": "from 0 to 16, then / 16"}
 
     def load(self, options: Mapping[str, Option]) -> SiloData:
-        """Cut this silo's share out of the embedded data set."""
+        """Return this silo's share of the embedded data set."""
         chosen = self._options(options)
         if chosen["split"] != "none":
             (data,) = self.load_all(options, [chosen["silo"]])
@@ -98,7 +97,6 @@ class Digits(Task):
     def load_all(
         self, options: Mapping[str, Option], silos: Sequence[int] | None = None
     ) -> list[SiloData]:
-        """Load silos of a split. See ``Task.load_all``."""
         chosen = self._options(options)
         if chosen["split"] == "none":
             raise TaskError("several silos need a split: option 'split' names its kind.")
@@ -144,10 +142,10 @@ def _check_cut(chosen: Mapping[str, int]) -> None:
 
 @lru_cache(maxsize=1)
 def _digits() -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-    """Images (1797, 8, 8) with values 0–16, and labels (1797,).
+    """Return images (1797, 8, 8) with values 0–16, and labels (1797,).
 
-    Read from the file inside scikit-learn without importing scikit-learn: the import costs
-    every silo process a second and 100 MB that it never uses again.
+    Reads the file inside scikit-learn without importing scikit-learn, which would cost every silo
+    process a second and 100 MB.
     """
     spec = find_spec("sklearn")
     if spec is None or spec.origin is None:

@@ -1,8 +1,8 @@
-"""Reading image data sets from the user's folder, with numpy alone.
+"""Readers of image data sets in the user's folder, with NumPy only.
 
 Three layouts: one ``.npz`` with ``x_train, y_train, x_test, y_test``; idx files as torchvision
-keeps them (``MNIST/raw/train-images-idx3-ubyte.gz``, packed or not); CIFAR-10's python batches as
-torchvision unpacks them. torchvision itself is imported only to download, and only when asked.
+stores them (``MNIST/raw/train-images-idx3-ubyte.gz``, compressed or not); CIFAR-10's python batches
+as torchvision unpacks them. torchvision is imported only to download, on request.
 """
 
 from __future__ import annotations
@@ -29,12 +29,7 @@ UNREADABLE = (OSError, EOFError, ValueError, KeyError, BadZipFile, zlib.error, p
 
 
 class Images(NamedTuple):
-    """Images and their labels.
-
-    Attributes:
-        x: uint8, shape (n, H, W) or (n, H, W, C).
-        y: int64, shape (n,).
-    """
+    """Images, uint8 (n, H, W) or (n, H, W, C), and their labels, int64 (n,)."""
 
     x: Pixels
     y: Labels
@@ -42,11 +37,9 @@ class Images(NamedTuple):
 
 @dataclass(frozen=True)
 class RawImages:
-    """A whole data set as it lies in its folder, labels as in the files.
+    """A whole data set as stored, with the files' labels.
 
-    Attributes:
-        train, test: the two parts.
-        extra: what else an ``.npz`` held, e.g. ``i_train`` or ``src_train``.
+    ``extra`` holds other arrays of an ``.npz``, e.g. ``i_train`` or ``src_train``.
     """
 
     train: Images
@@ -56,16 +49,16 @@ class RawImages:
 
 @dataclass(frozen=True)
 class ImageFiles:
-    """Where a data set may lie in a folder.
+    """Where a data set may be in a folder.
 
     Attributes:
-        npz: file names, the first that exists is read.
+        npz: file names; the first that exists is read.
         shape: of one image, (H, W) or (H, W, C); None: any.
-        idx_folder: folder of the idx files below the user's, "" if there are none.
+        idx_folder: sub-folder of the idx files; empty: none.
         idx_names: (training, test) prefixes of the idx files.
-        transposed: the idx files hold each image with rows and columns exchanged (EMNIST).
-        batches: folder of CIFAR-10's python batches, "" if there are none.
-        torchvision: class and arguments for downloading, None if it cannot be downloaded.
+        transposed: idx images have rows and columns exchanged (EMNIST).
+        batches: folder of CIFAR-10's python batches; empty: none.
+        torchvision: class and arguments for downloading; None: no download.
     """
 
     npz: tuple[str, ...]
@@ -77,7 +70,7 @@ class ImageFiles:
     torchvision: tuple[str, Mapping[str, Any]] | None = None
 
     def expected(self) -> str:
-        """What a folder should hold, for messages."""
+        """Describe what a folder should hold, for messages."""
         layouts = [f"{' or '.join(self.npz)} with the arrays {', '.join(PARTS)}"]
         if self.idx_folder:
             layouts.append(
@@ -93,13 +86,12 @@ def read_images(task: str, folder: str, files: ImageFiles, *, download: bool = F
     """Read a data set.
 
     Args:
-        task: name for messages.
-        folder: the user's folder, or the path of an ``.npz`` itself.
-        files: where the data set may lie in it; the layouts are tried in the order above.
-        download: fetch it through torchvision if the folder does not have it.
+        folder: the user's folder, or an ``.npz`` file.
+        files: possible places; ``.npz``, idx files and batches are tried in this order.
+        download: fetch missing data through torchvision.
 
     Raises:
-        TaskError: no folder given, not there, empty, or what is in it cannot be read.
+        TaskError: no folder is given, or it is missing, empty or unreadable.
     """
     if not folder:
         raise TaskError(
@@ -121,11 +113,7 @@ def read_images(task: str, folder: str, files: ImageFiles, *, download: bool = F
 
 
 def read_npz(path: Path) -> RawImages:
-    """Read one ``.npz``; pickled arrays are refused.
-
-    Raises:
-        TaskError: the file is not an ``.npz``, or one of the four arrays is missing.
-    """
+    """Read an ``.npz`` with the arrays ``PARTS``, none pickled; otherwise raise ``TaskError``."""
     try:
         with np.load(path, allow_pickle=False) as archive:
             absent = [name for name in PARTS if name not in archive.files]
@@ -141,7 +129,7 @@ def read_npz(path: Path) -> RawImages:
 
 
 def _find(root: Path, files: ImageFiles) -> Path | None:
-    """The ``.npz``, or the folder of idx files or batches; None if there is none."""
+    """Return the ``.npz``, or the folder of idx files or batches; None if there is none."""
     if root.is_file():
         return root
     for name in files.npz:
@@ -187,7 +175,7 @@ def _read(found: Path, files: ImageFiles) -> RawImages:
 
 
 def _checked(found: Path, part: str, images: Images, files: ImageFiles) -> Images:
-    """The same with a grey channel axis dropped, or an error that says what does not fit."""
+    """Drop a grey channel axis, or raise ``TaskError`` if the arrays do not fit."""
     x, y = images
     if files.shape is not None and x.shape[1:] == (*files.shape, 1):
         x = x[..., 0]
@@ -226,7 +214,7 @@ def _idx(folder: Path, name: str) -> Path | None:
 
 
 def _read_idx(folder: Path, name: str) -> Pixels:
-    """An idx file of bytes: 0, 0, type 8, number of axes, their lengths as big-endian int32."""
+    """Read an idx file: bytes 0, 0, type 8, number of axes, their lengths as big-endian int32."""
     path = _idx(folder, name)
     if path is None:
         raise TaskError(f"{folder} has no {name} or {name}.gz. Copy the missing file there.")
@@ -245,7 +233,7 @@ def _read_idx(folder: Path, name: str) -> Pixels:
 
 
 class _ArraysOnly(pickle.Unpickler):
-    """Unpickles numpy arrays and plain values: a pickle could otherwise run any code."""
+    """An unpickler of numpy arrays and plain values only: a pickle could otherwise run any code."""
 
     ALLOWED = frozenset(
         {("numpy", "ndarray"), ("numpy", "dtype"), ("_codecs", "encode")}

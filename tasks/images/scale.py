@@ -1,4 +1,4 @@
-"""How pixels from 0 to 255 become what a model sees."""
+"""Scaling of pixels from 0–255 to what a model sees."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from coterie.tasks.base import TaskError
 
 @dataclass(frozen=True)
 class Scale:
-    """``(pixel − shift) / width``: scalars, or arrays that fit an image with its channels last."""
+    """The map ``(pixel − shift) / width``, by scalars or arrays for images with channels last."""
 
     shift: float | NDArray[np.float32]
     width: float | NDArray[np.float32]
 
     def __call__(self, images: NDArray[Any]) -> NDArray[np.float32]:
-        """Pixels 0–255, any type, to float32."""
+        """Scale pixels 0–255 of any type to float32."""
         return ((images.astype(np.float32) - self.shift) / self.width).astype(np.float32)
 
     def described(self) -> dict[str, Any]:
-        """For ``Task.prepared``."""
+        """Return the scale as JSON values, for ``Task.prepared``."""
         return {
             "pixels": "from 0 to 255, then (pixel − shift) / width",
             "shift": np.asarray(self.shift).tolist(),
@@ -36,23 +36,22 @@ FIXED = {"symmetric": SYMMETRIC, "unit": Scale(0.0, 255.0)}
 
 
 def per_channel(means: tuple[float, ...], deviations: tuple[float, ...]) -> Scale:
-    """Means and standard deviations of the channels, of pixels from 0 to 1."""
+    """Return the scale by channel means and standard deviations of pixels from 0 to 1."""
     shift, width = (255 * np.asarray(numbers, np.float32) for numbers in (means, deviations))
     return Scale(shift, width)
 
 
 def read_scale(normalise: str, channels: int, *, others: tuple[str, ...] = ()) -> Scale:
-    """The scale that a word or numbers ask for.
+    """Return the scale that a word or numbers define.
 
     Args:
-        normalise: ``symmetric`` = pixel / 127.5 − 1; ``unit`` = pixel / 255; or the channels' means
-            and deviations, of pixels from 0 to 1, as ``0.49,0.48,0.45/0.25,0.24,0.26``; one number
-            stands for all channels.
-        channels: of an image.
-        others: words that the caller knows beside these, for the error.
+        normalise: ``symmetric`` = pixel / 127.5 − 1; ``unit`` = pixel / 255; or channel means and
+            deviations of pixels from 0 to 1, as ``0.49,0.48,0.45/0.25,0.24,0.26``; one number
+            applies to all channels.
+        others: further words that the caller accepts, for the error message.
 
     Raises:
-        TaskError: it is neither, or the numbers do not fit.
+        TaskError: the text is neither, or the numbers do not fit.
     """
     if (fixed := FIXED.get(normalise)) is not None:
         return fixed

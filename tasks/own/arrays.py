@@ -1,4 +1,4 @@
-"""Arrays of one's own in a ``.npz`` file. See ``coterie.tasks.own.declared``."""
+"""Own arrays in an ``.npz`` file. See ``coterie.tasks.own.declared``."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from coterie.tasks.problems import Classes, Masks, Numbers
 
 
 class ArrayDeclaration(Declaration):
-    """``shape`` is that of one sample; ``scale`` multiplies every number."""
+    """The declaration of arrays: ``shape`` of one sample, ``scale`` as a factor on every number."""
 
     LATER: ClassVar[tuple[str, ...]] = (*Declaration.LATER, "target")
 
@@ -39,7 +39,6 @@ class ArrayDeclaration(Declaration):
 
     @property
     def answer(self) -> Target | None:
-        """See ``Declaration``."""
         return self.target
 
     @model_validator(mode="after")
@@ -51,7 +50,7 @@ class ArrayDeclaration(Declaration):
 
 @dataclass(frozen=True)
 class Arrays:
-    """Samples and targets of a file; ``test`` are those that it says are for testing."""
+    """Samples and targets of a file; ``test`` holds those that the file marks for testing."""
 
     x: NDArray[np.float32]
     y: NDArray[Any]
@@ -59,26 +58,24 @@ class Arrays:
     persons: Persons | None = None
 
     def take(self, rows: NDArray[np.intp]) -> Arrays:
-        """These rows only."""
+        """Return only these rows."""
         persons = None if self.persons is None else self.persons[rows]
         return Arrays(self.x[rows], self.y[rows], persons=persons)
 
 
 class ArrayTask(DeclaredTask):
-    """``x`` and ``y``; or ``x_train``, ``y_train``, ``x_test``, ``y_test``.
+    """Arrays ``x`` and ``y``; or ``x_train``, ``y_train``, ``x_test``, ``y_test``.
 
-    ``y`` holds numbers of classes from 0 on, or their names; or what the declared target needs.
+    ``y`` holds class numbers from 0, class names, or what the declared target needs.
     """
 
     declaration: ArrayDeclaration
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """As declared."""
         return self.declaration.shape
 
     def expected(self) -> str:
-        """See ``DeclaredTask``."""
         return (
             "a .npz file with x and y, or x_train, y_train, x_test and y_test; samples of shape "
             f"{self.shape}"
@@ -110,7 +107,7 @@ class ArrayTask(DeclaredTask):
     def keys(
         self, of: Arrays, place: Path, options: Mapping[str, Any], which: str
     ) -> Sequence[str]:
-        """See ``DeclaredTask``: those of the array that ``group`` names."""
+        """Return the values of the array that ``group`` names."""
         group = options["group"]
         with np.load(place, allow_pickle=False) as loaded:
             wanted = f"{group}_{which}" if which else group
@@ -125,44 +122,35 @@ class ArrayTask(DeclaredTask):
         return checked_keys(keys, f"array {wanted!r} of {str(place)!r}")
 
     def parts(self, whole: Arrays) -> tuple[Arrays, Arrays] | None:
-        """As the file says."""
         return None if whole.test is None else (whole, whole.test)
 
     def samples(
         self, train: Arrays, test: Arrays
     ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """As they are."""
         return train.x, test.x
 
     def inputs(self, file: Path, options: Mapping[str, Option]) -> Samples:
-        """As ``Task.inputs``, with the declared shape and scale.
-
-        Raises:
-            TaskError: the file is missing, holds something else, or has another shape.
-        """
+        """Read samples as ``Task.inputs`` does, of the declared shape, and scale them."""
         read_options(self.name, options, self.options)
         return Samples(self._scaled(read_array(file), file))
 
     def prepared(self, options: Mapping[str, Option]) -> Mapping[str, Any]:
-        """See ``Task``."""
         factor = self.declaration.scale
         how = {"numbers": "multiplied by factor", "factor": factor}
         return {**how, **self.prepared_targets()}
 
     def scale_of(self, train: Arrays) -> ColumnScale | None:
-        """Of real targets, unless a kept model brings its own."""
+        """Return the scale of real targets; a kept model's own takes precedence."""
         own = scale_of(train.y) if self.scaled_targets else None
         return own if self.scale is None else self.scale
 
     @property
     def pooled_columns(self) -> int:  # type: ignore[override]
-        """As declared."""
         target = self.declaration.target
         pooled = isinstance(target, NumberArray) and target.scale == "federation"
         return self.scaled_targets if pooled else 0
 
     def column_sums(self, options: Mapping[str, Option]) -> NDArray[np.float64]:
-        """See ``Task``."""
         train, _ = self.read_both(read_options(self.name, options, self.options))
         return sums_of(train.persons, train.y)
 

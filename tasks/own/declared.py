@@ -1,9 +1,9 @@
-"""Own data without programming: a task declared in a TOML file, the same file at every silo.
+"""Own data without programming: a task declared in a TOML file, the same at every silo.
 
-The file says what all silos must have in common (classes, columns, the size of images, the
-network); where the data is, and how much of it is kept for testing, each silo says for itself.
-Three kinds: ``image-folder``, ``table`` and ``npz``. The server never reads it: it knows the
-task's name, and the fingerprint of the file's content is part of every silo's schema.
+The file holds what all silos must have in common (classes, columns, image size, network); each silo
+sets its data location and test share itself. Three kinds: ``image-folder``, ``table`` and ``npz``.
+The server never reads the file: it knows the task's name, and every silo's schema includes the
+fingerprint of the file's content.
 """
 
 from __future__ import annotations
@@ -59,18 +59,18 @@ Size = Annotated[int, Field(ge=1, le=1_000_000)]
 
 
 class Declaration(BaseModel):
-    """What every declared task says. ``classes`` are in the order of the model's outputs.
+    """The settings of every declared task. ``classes`` are in the order of the model's outputs.
 
     ``weights`` is a safetensors file, relative to the declaration, ``checksum`` its SHA-256;
-    ``freeze`` is ``all-but-head``, or beginnings of names of parameters.
-    ``metric`` leads in place of the problem's first. ``target`` of a kind says another problem than
-    to tell classes apart.
+    ``freeze`` is ``all-but-head``, or prefixes of parameter names. ``metric`` replaces the
+    problem's first metric as primary. A ``target`` with a kind defines a problem that is not
+    classification.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     LATER: ClassVar[tuple[str, ...]] = ("metric", "weights", "checksum", "freeze")
-    """Keys that declarations did not always have."""
+    """Keys added later, which older declarations lack."""
 
     kind: str
     name: Name
@@ -83,17 +83,19 @@ class Declaration(BaseModel):
 
     @property
     def answer(self) -> Target | None:
-        """The target, if it is not one of several classes."""
+        """The target, or None if it is one of several classes."""
         return None
 
     def problem(self) -> Problem:
-        """The learning problem."""
+        """Return the learning problem."""
         count = len(self.classes)
         return Classes(count) if self.answer is None else self.answer.problem(count)
 
     def fingerprint(self) -> str:
-        """Of the content; a key that came later counts only where it says something, so that what
-        was declared before it keeps its fingerprint."""
+        """Return a fingerprint of the content, 16 hexadecimal digits.
+
+        Keys added later count only where set, so that older declarations keep their fingerprint.
+        """
         unsaid = {
             key
             for key in self.LATER
@@ -123,31 +125,28 @@ class Declaration(BaseModel):
 
 
 class DeclaredTask(Task):
-    """A task made of a declaration.
+    """A task defined by a declaration.
 
     Options of a silo:
         data: the folder or file. Required.
-        test-data: the same for testing; without it, ``test-share`` of ``data``.
-        test-share: share that is kept for testing, in (0, 1): of every class, or of those with the
-            event and of the others, or of all where there are neither.
-        fold: in place of ``test-share``, for cross-validation: "2/5" tests on the second of five
-            parts, which have the same share of every class and no sample in common.
-        seed: of that choice.
-        group: what says whose a sample is: a column, an array, or a pattern on an image's path.
+        test-data: folder or file for testing; default: ``test-share`` of ``data``.
+        test-share: share held out for testing, in (0, 1): of every class, or of samples with and
+            without the event, or of all samples if there are neither.
+        fold: instead of ``test-share``, for cross-validation: "2/5" tests on the second of five
+            disjoint parts with the same share of every class.
+        seed: of the test split.
+        group: the column, array, or pattern on image paths that identifies the person of a sample.
             All samples of a person then lie on one side of every split.
 
     Attributes:
-        classes: their names.
-        shape: of one sample.
-        fingerprint: of the declaration.
-        folder: where the declaration lies.
-        head: known when a model has been made.
+        folder: where the declaration is.
+        head: known once a model has been made.
     """
 
     options: Mapping[str, Option] = OPTIONS
     folder: Path = Path()
     scaled_inputs: int = 0
-    """Numeric columns that are scaled, the first ones of ``scale``."""
+    """Number of scaled numeric columns, the first ones of ``scale``."""
     answering: Numbers | None = None
     """The problem of a silo whose targets are scaled."""
 
@@ -163,17 +162,15 @@ class DeclaredTask(Task):
 
     @property
     def problem(self) -> Problem:
-        """As declared."""
         return self.declaration.problem() if self.answering is None else self.answering
 
     @property
     def scaled_targets(self) -> int:  # type: ignore[override]
-        """See ``Task``."""
         problem = self.problem
         return problem.num_targets if isinstance(problem, Numbers) else 0
 
     def of_scale(self, scale: ColumnScale | None) -> Self:
-        """See ``Task``. Models kept by an earlier version have no scale of their targets."""
+        """Return the task for this scale. Models kept by earlier versions have no target scale."""
         problem, own = self.declaration.problem(), list(scale or ())[self.scaled_inputs :]
         if not isinstance(problem, Numbers):
             return self
@@ -184,45 +181,34 @@ class DeclaredTask(Task):
     @property
     @abstractmethod
     def shape(self) -> tuple[int, ...]:
-        """Of one sample as the model sees it."""
+        """The shape of one sample as the model sees it."""
 
     @abstractmethod
     def read(self, place: Path, options: Mapping[str, Any]) -> Any:
-        """Targets and whatever ``samples`` makes samples of: a dataclass whose attributes ``y`` and
-        ``persons`` are."""
+        """Return a dataclass with ``y``, ``persons``, and the attributes that ``samples`` needs."""
 
     @abstractmethod
     def keys(self, of: Any, place: Path, options: Mapping[str, Any], which: str) -> Sequence[str]:
-        """Of every sample the key of its person, as ``options["group"]`` says.
+        """Return the key of each sample's person, as ``options["group"]`` defines it.
 
-        Args:
-            of: what ``read`` gave, or one of its ``parts``.
-            place: where it was read from.
-            options: the silo's.
-            which: ``train`` or ``test`` of ``parts``; empty: all.
-
-        Raises:
-            TaskError: there is none of some sample. It does not show any key.
+        ``of`` is the result of ``read`` from ``place``, or its part ``which`` (``train`` or
+        ``test``; empty: all). Raises ``TaskError``, without showing any key, if a sample has none.
         """
 
     def look_for_persons(self, options: Mapping[str, Option]) -> list[str]:
-        """What in the silo's data may say whose samples they are, where ``group`` does not.
-
-        Raises:
-            TaskError: as ``load``.
-        """
+        """Return hints on data that may identify persons, without ``group``; raises as ``load``."""
         return []
 
     @abstractmethod
     def samples(self, train: Any, test: Any) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """Both parts as the model sees them; what is learnt from data, from ``train`` alone."""
+        """Return both parts as the model sees them; parameters are learned from ``train`` only."""
 
     def scale_of(self, train: Any) -> ColumnScale | None:
-        """What ``samples`` learns from ``train``; None: nothing."""
+        """Return the scale that ``samples`` learns from ``train``, or None."""
         return None
 
     def model(self) -> torch.nn.Module:
-        """The declared network, with the weights of its file, and frozen as declared."""
+        """Return the declared network with its file's weights, frozen as declared."""
         from coterie.tasks import networks
 
         says = self.declaration
@@ -238,13 +224,13 @@ class DeclaredTask(Task):
         return model
 
     def _outputs(self) -> int:
-        """Numbers that the network gives per sample, or per pixel."""
+        """Return the number of network outputs per sample or per pixel."""
         problem = self.problem
         sizes = ("num_classes", "num_labels", "num_targets")
         return next((getattr(problem, size) for size in sizes if hasattr(problem, size)), 1)
 
     def _check_outputs(self, model: torch.nn.Module) -> None:
-        """Refuse a network for masks where there are none, and the reverse."""
+        """Refuse a mask network for other problems, and other networks for masks."""
         from torch import nn
 
         from coterie.tasks.models import SplitModel
@@ -264,12 +250,12 @@ class DeclaredTask(Task):
             )
 
     def says(self) -> Mapping[str, Any]:
-        """The keys of the declaration; an earlier version did not scale targets."""
+        """Return the declaration's keys. Earlier versions did not scale targets."""
         scaled = {"scale of targets": "standard"} if self.scaled_targets else {}
         return {**self.declaration.model_dump(mode="json"), **scaled}
 
     def prepared_targets(self) -> Mapping[str, Any]:
-        """Of real targets, for ``prepared``: what the file does with the network's numbers."""
+        """Describe for ``prepared`` how the file turns the network's numbers into real targets."""
         scale = list(self.scale or ())[self.scaled_inputs :]
         if not scale:
             return {}
@@ -281,11 +267,11 @@ class DeclaredTask(Task):
         return {"answers": what, "targets": told}
 
     def target_names(self) -> Sequence[str]:
-        """Of real targets; numbers where they have no names."""
+        """Return the names of the real targets, or their numbers if they have none."""
         return self.classes or [str(i) for i in range(self.scaled_targets)]
 
     def load(self, options: Mapping[str, Option]) -> SiloData | StreamedData:
-        """Load this silo's data. See the class for the options.
+        """Load this silo's data; the class lists the options.
 
         Raises:
             TaskError: names the file, and what was expected in it.
@@ -294,14 +280,14 @@ class DeclaredTask(Task):
         return self.held(train, test)
 
     def held(self, train: Any, test: Any) -> SiloData:
-        """Both parts as arrays."""
+        """Return both parts as arrays."""
         x_train, x_test = self.samples(train, test)
         classes = self.num_classes if isinstance(self.problem, Classes) else None
         scale, persons = self.scale_of(train), persons_of(train, test)
         return SiloData(x_train, train.y, x_test, test.y, classes, scale, persons=persons)
 
     def read_both(self, chosen: Mapping[str, Any]) -> tuple[Any, Any]:
-        """Training and test part as ``read`` gives them."""
+        """Return the training and test parts as ``read`` gives them."""
         if chosen["seed"] < 0:
             raise TaskError(f"seed must be at least 0. Got {chosen['seed']}.")
         if not chosen["data"]:
@@ -333,11 +319,9 @@ class DeclaredTask(Task):
         return whole.take(rows[0]), whole.take(rows[1])
 
     def _numbered(self, chosen: Mapping[str, Any], *read: tuple[Any, Path, str]) -> tuple[Any, ...]:
-        """What was read, with numbers of persons where the silo says whose samples they are.
+        """Return the parts, with person numbers if ``group`` is set.
 
-        Args:
-            chosen: the silo's options.
-            read: of each part itself, where it was read from, and which one of that it is.
+        ``read`` has each part, where it was read from, and which part of that it is.
         """
         if not chosen["group"]:
             return tuple(part for part, _, _ in read)
@@ -346,12 +330,9 @@ class DeclaredTask(Task):
         return tuple(replace(one[0], persons=own) for one, own in zip(read, numbers, strict=True))
 
     def draws_test_part(self, options: Mapping[str, Option]) -> bool:
-        """Whether the test samples are drawn from the data, by ``seed`` and ``fold``.
+        """Return whether test samples are drawn from the data, by ``seed`` and ``fold``.
 
-        They are not where the silo has test data of its own: in ``test-data``, or in its ``data``.
-
-        Raises:
-            TaskError: as ``load``.
+        They are not if ``test-data`` or ``data`` has separate test samples. Raises as ``load``.
         """
         chosen = read_options(self.name, options, self.options)
         if chosen["test-data"] or not chosen["data"]:
@@ -360,7 +341,7 @@ class DeclaredTask(Task):
         return self.parts(whole) is None
 
     def _strata(self, y: NDArray[Any]) -> NDArray[np.int64]:
-        """(n,) Of which the test part gets the same share each."""
+        """Return (n,) strata; the test part gets the same share of each."""
         if isinstance(self.problem, Classes):
             return y
         if isinstance(self.problem, Survival):
@@ -368,32 +349,30 @@ class DeclaredTask(Task):
         return np.zeros(len(y), np.int64)
 
     def parts(self, whole: Any) -> tuple[Any, Any] | None:
-        """Training and test part, if what was read says which is which."""
+        """Return the training and test parts if the data distinguish them, else None."""
         return None
 
     @abstractmethod
     def expected(self) -> str:
-        """What ``data`` has to be, in words."""
+        """Describe what ``data`` must be."""
 
     def notes(self) -> list[str]:
-        """What a person should know of the data that was loaded last."""
+        """Return what the user should know about the data loaded last."""
         return self._notes
 
     def warnings(self) -> list[str]:
-        """What is probably wrong with it."""
+        """Return what is probably wrong with the data loaded last."""
         return self._warnings
 
     def counted(self) -> list[str]:
-        """How much of the data that was loaded last is used and how much is left out: numbers and
-        reasons, but no names, because it goes into the card of a model."""
+        """Return how much of the data loaded last is used and how much is left out.
+
+        The text has numbers and reasons but no names, because it goes into a model's card.
+        """
         return []
 
     def labels(self, found: Sequence[str], where: str) -> NDArray[np.int64]:
-        """Class names to numbers.
-
-        Raises:
-            TaskError: a class that was not declared.
-        """
+        """Convert class names to numbers; raise ``TaskError`` for an undeclared class."""
         numbers = {name: i for i, name in enumerate(self.classes)}
         number = {name: numbers.get(in_nfc(name), -1) for name in set(found)}
         unknown = sorted(name for name in number if number[name] < 0)
@@ -406,16 +385,12 @@ class DeclaredTask(Task):
 
 
 def in_nfc(text: str) -> str:
-    """The same characters in one spelling: in names of files a Mac writes ö as o and two dots."""
+    """Return the text in Unicode NFC: in file names, macOS writes ö as o and two dots."""
     return unicodedata.normalize("NFC", text)
 
 
 def load_declared(file: Path) -> DeclaredTask:
-    """Read a task's declaration.
-
-    Raises:
-        TaskError: it is missing, no TOML, or says something wrong; every problem is named.
-    """
+    """Read a task's declaration; raise ``TaskError`` naming every problem in it."""
     try:
         fields = tomllib.loads(in_nfc(read_text(file)))
     except FileNotFoundError:
@@ -452,12 +427,12 @@ def _problem(entry: ErrorDetails, file: Path, declaration: type[Declaration]) ->
 
 
 def persons_of(train: Any, test: Any) -> tuple[Persons, Persons] | None:
-    """Of both parts, if the silo says whose samples they are."""
+    """Return the person numbers of both parts, if known."""
     return None if train.persons is None else (train.persons, test.persons)
 
 
 def _fold(text: str) -> tuple[int, int]:
-    """``"2/5"`` → 2, 5."""
+    """Parse ``"2/5"`` as (2, 5)."""
     found = re.fullmatch(r"(\d{1,9})/(\d{1,9})", text)
     number, count = (int(found[1]), int(found[2])) if found else (0, 0)
     if not 1 <= number <= count or count < 2:

@@ -1,7 +1,7 @@
-"""How one silo writes its tables: its separators, its names of columns, its codes.
+"""How one silo writes its tables: its separators, column names and codes.
 
-What a file holds is translated into what the declaration means before anything else is done with
-it. All of this is the silo's own and stays in its ``silo.toml``.
+A file's content is translated to the terms of the declaration before anything else. These settings
+belong to the silo and stay in its ``silo.toml``.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from coterie.tasks.base import Option, TaskError
 from coterie.tasks.own.declared import in_nfc
 
 EVERY = "*"
-"""In place of a column: every column."""
+"""Stands for every column."""
 TABLES = ("columns", "codes")
-"""Options that say something of one column each."""
+"""Options set per column."""
 
 OPTIONS: dict[str, Option] = {
     "separator": ",",
@@ -38,27 +38,27 @@ OPTIONS: dict[str, Option] = {
 }
 SEPARATORS = (",", ";", "\t", "|")
 LOOKALIKES = {" ": "\u00a0\u202f\u2009", "'": "\u2019"}
-"""Mark of thousands → what programs write for it."""
+"""Thousands mark → what programs write for it."""
 MINUS = "\u2212"
-"""The minus sign of typography."""
+"""The typographic minus sign."""
 CENSORED = ("limit", "missing")
-"""What a value such as ``<0.5`` counts as."""
+"""How a value such as ``<0.5`` can be read."""
 
 
 @dataclass(frozen=True)
 class Dialect:
-    """See the module.
+    """How one silo writes its tables.
 
     Attributes:
-        separator, encoding, quote: of a CSV file; no quote: nothing is quoted.
-        skip, skip_last: lines above the names of a CSV file, and below its last row.
-        decimal, thousands: marks in numbers; no thousands: they have none.
-        columns: declared name → the file's, where that is another one.
-        codes: declared column → what stands in the file → what is meant.
-        missing: declared column, or ``*`` → codes that stand for a missing value.
-        censored: declared column, or ``*`` → what ``<0.5`` counts as, see ``CENSORED``.
-        marks: declared column, or ``*`` → texts beside a number that do not count.
-        passed: columns of a file to predict from that are copied to the answers.
+        separator, encoding, quote: of a CSV file; empty quote: nothing is quoted.
+        skip, skip_last: number of lines above the header of a CSV file, and below its last row.
+        decimal, thousands: marks in numbers; empty thousands: none.
+        columns: declared name → name in the file, if different.
+        codes: declared column → value in the file → meaning.
+        missing: declared column, or ``*`` → codes for a missing value.
+        censored: declared column, or ``*`` → one of ``CENSORED``.
+        marks: declared column, or ``*`` → texts next to a number to ignore.
+        passed: columns to copy from a prediction input to the answers.
     """
 
     separator: str = ","
@@ -76,18 +76,20 @@ class Dialect:
     passed: Sequence[str] = ()
 
     def code(self, text: str) -> str:
-        """The form in which codes are compared: without spaces around, ``4.0`` as ``4``."""
+        """Return the form in which codes are compared: stripped, ``4.0`` as ``4``."""
         plain = in_nfc(text).strip().replace(MINUS, "-")
         return re.sub(rf"^([+-]?\d+){self.nothing}$", r"\1", plain)
 
     @property
     def nothing(self) -> str:
-        """Pattern of what a whole number may end with. Programs write ``4.0`` whatever the decimal
-        mark is, and a single 0 is no group of thousands."""
+        """The pattern of a whole number's zero fraction.
+
+        Programs write ``4.0`` with any decimal mark; a single 0 is not a group of thousands.
+        """
         return rf"(?:{re.escape(self.decimal)}0+|\.0)"
 
     def meant(self, column: str, text: str | None) -> str | None:
-        """What a text in a declared column means; None: it is missing."""
+        """Return the meaning of a text in a declared column; None: missing."""
         if text is None or text == "":
             return None
         code = self.code(text)
@@ -96,29 +98,29 @@ class Dialect:
         return self.codes.get(column, {}).get(code, text)
 
     def codes_of(self, column: str) -> list[str]:
-        """All that stand for something else in a declared column."""
+        """Return all codes of a declared column, including those for a missing value."""
         missing = (self.missing.get(name, frozenset()) for name in (EVERY, column))
         return sorted({*self.codes.get(column, ())}.union(*missing))
 
     def translates(self, column: str) -> bool:
-        """Whether a text in this column may mean another one."""
+        """Return whether a declared column has codes."""
         return bool(self.codes_of(column))
 
     def censored_as(self, column: str) -> str:
-        """What a value below or above a limit counts as in a declared column; empty: nothing."""
+        """Return how to read censored values of a declared column; empty: not set."""
         return self.censored.get(column, self.censored.get(EVERY, ""))
 
     def marks_of(self, column: str) -> list[str]:
-        """Texts that may stand beside a number of a declared column, the longest first."""
+        """Return the texts to ignore next to a declared column's numbers, longest first."""
         marks = (*self.marks.get(EVERY, ()), *self.marks.get(column, ()))
         return sorted(filter(None, marks), key=len, reverse=True)
 
     def bare(self) -> Dialect:
-        """How the file is written, without what its columns and codes mean."""
+        """Return the format of the file without the meanings of its columns and codes."""
         return replace(self, columns={}, codes={}, missing={}, censored={}, marks={}, passed=())
 
     def place(self, text: str, declared: Sequence[str]) -> int | None:
-        """Which of the declared values a text is; None: none of them."""
+        """Return which of the declared values a text is, or None."""
         named = in_nfc(text)
         if named in declared:
             return declared.index(named)
@@ -126,7 +128,7 @@ class Dialect:
         return same[0] if len(same) == 1 else None
 
     def named(self, column: str) -> str:
-        """A declared column, for people."""
+        """Return a declared column's name for display."""
         own = self.columns.get(column, column)
         return repr(column) if own == column else f"{column!r} ({own!r} in the file)"
 
@@ -136,13 +138,9 @@ def read_dialect(
 ) -> Dialect:
     """Read the options of a silo.
 
-    Args:
-        task: its name, for errors.
-        declared: column → the values that it may have; none: any.
-        options: with defaults filled in; tables and lists are JSON.
-
-    Raises:
-        TaskError: an option of another form, or one that names what is not declared.
+    ``declared`` maps a column to its allowed values; empty: any. ``options`` have defaults filled
+    in; tables and lists are JSON. Raises ``TaskError`` if an option is malformed, or names
+    something undeclared.
     """
     plain = _marks_of_file(options)
     columns = {in_nfc(means): in_nfc(own) for own, means in _table(options, "columns").items()}
@@ -189,11 +187,7 @@ def read_dialect(
 
 
 def _marks_of_file(options: Mapping[str, Any]) -> Dialect:
-    """What is said of the file itself.
-
-    Raises:
-        TaskError: it is of another form.
-    """
+    """Read the options that describe the file itself, or raise ``TaskError``."""
     thousands = next(
         (mark for mark, alike in LOOKALIKES.items() if options["thousands"] in [*alike]),
         options["thousands"],
@@ -228,7 +222,7 @@ def _marks_of_file(options: Mapping[str, Any]) -> Dialect:
 
 
 def _json(options: Mapping[str, Any], key: str) -> Any:
-    """A table or list as it was written in JSON; any other text is itself."""
+    """Parse a table or list in JSON; return any other text unchanged."""
     text = str(options[key]).strip()
     if text[:1] not in ("{", "["):
         return text
@@ -265,7 +259,7 @@ def _list(options: Mapping[str, Any], key: str) -> list[str]:
 
 
 def _by_column(options: Mapping[str, Any], key: str) -> dict[str, list[Any]]:
-    """A text or list for every column, or a table of them by column."""
+    """Read a text or list for every column, or a table of them by column."""
     found = _json(options, key)
     if not isinstance(found, dict):
         of = _list(options, key)

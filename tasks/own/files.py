@@ -1,7 +1,7 @@
-"""Columns of a CSV, Parquet or Feather file, and where in them something is wrong.
+"""Read columns of a CSV, Parquet or Feather file, and locate errors in them.
 
-Rows are counted from 1, without the line of names. An error says a column, a row, and at most what
-stands there in this column.
+Rows are counted from 1, without the header. An error names a column, a row, and at most the value
+there.
 """
 
 from __future__ import annotations
@@ -43,18 +43,18 @@ READABLE = (
 )
 SHEETS = (".xlsx", ".xls", ".xlsm", ".xlsb", ".ods", ".numbers")
 BLOCKS = (1 << 22, 1 << 26, (1 << 31) - 1)
-"""Bytes of a CSV file that are read at once: a row must fit, so that longer ones need more."""
+"""Bytes of a CSV file read at once; a row must fit, so longer rows need more."""
 ROWS = 1 << 16
-"""Rows of a Parquet file that are read at once."""
+"""Rows of a Parquet file read at once."""
 PAUSE_S = 3.0
-"""How often a long reading says how far it is."""
+"""Seconds between progress messages."""
 LAST = 20
-"""So many last rows may be a footer."""
+"""Maximum number of rows that may be a footer."""
 
 
 @dataclass
 class Contents:
-    """Columns of a file by their declared names, and what a person should know of its rows."""
+    """Columns of a file by declared name, with notes and warnings on its rows."""
 
     num_rows: int = 0
     numbers: dict[str, NDArray[np.float64]] = field(default_factory=dict)
@@ -66,7 +66,7 @@ class Contents:
         return self.num_rows
 
     def texts(self, column: str) -> list[str | None]:
-        """What each row means in a column of codes; None where it is missing."""
+        """Return each row's meaning in a column of codes; None if missing."""
         return self.codes[column].all()
 
 
@@ -80,8 +80,7 @@ def read_columns(
 ) -> Contents:
     """Read these columns: those of ``numeric`` as numbers, the others as codes.
 
-    Raises:
-        TaskError: a column or all rows are missing, or the file cannot be read.
+    Raises ``TaskError`` if a column or all rows are missing, or the file cannot be read.
     """
     import pyarrow as pa
 
@@ -122,7 +121,7 @@ def read_columns(
 
 
 def _fill(read: Sequence[Codes | Numbers], batches: Iterator[Sequence[Any]], place: Path) -> int:
-    """Give every column its part of each batch; the number of rows."""
+    """Add every batch to the columns; return the number of rows."""
     import pyarrow as pa
 
     count, said = 0, time.monotonic()
@@ -149,11 +148,7 @@ def _other_type(column: Codes | Numbers, place: Path, said: str) -> TaskError:
 
 
 def _kind(place: Path) -> str:
-    """How a file is written, by its ending; a folder holds Parquet files.
-
-    Raises:
-        TaskError: it is nothing that can be read.
-    """
+    """Return a file's format by its ending, or raise ``TaskError``; folders hold Parquet files."""
     *_, inner, outer = ("", "", *(suffix.lower() for suffix in place.suffixes))
     kind = inner if outer in COMPRESSIONS else outer
     if place.is_dir():
@@ -194,7 +189,7 @@ class _Binary:
         self.about = self.opened.count_rows()
 
     def batches(self, block: int) -> Iterator[Sequence[Any]]:
-        """Columns of some rows at once, in the order of the files' names."""
+        """Yield the columns of some rows at a time, in the order of the file names."""
         if self.place.is_dir():
             self._refuse_parts_without_columns()
         for batch in self.opened.to_batches(
@@ -212,7 +207,7 @@ class _Binary:
                 raise TaskError(f"{part.path!r} has no column {lacking[0]!r}.")
 
     def finish(self, found: Contents) -> None:
-        """Say which files of a folder were left out."""
+        """Note which files of a folder were left out."""
         if self.others:
             found.notes.append(
                 f"{self.place.name}: without {counted(len(self.others), 'file')} of another ending "
@@ -221,14 +216,14 @@ class _Binary:
 
 
 def _counts(file: Path, folder: Path) -> bool:
-    """Whether it is a file and not what a program keeps for itself, such as ``_SUCCESS``."""
+    """Return whether a path is a data file, not a program's own file such as ``_SUCCESS``."""
     hidden = any(part.startswith((".", "_")) for part in file.relative_to(folder).parts)
     return file.is_file() and not hidden
 
 
 @dataclass
 class _OddRows:
-    """Rows of a CSV file with another number of fields than it has names."""
+    """Rows of a CSV file whose number of fields differs from the header's."""
 
     count: int = 0
     first: Any = None
@@ -241,7 +236,7 @@ class _OddRows:
 
 
 class _Delimited:
-    """A CSV file. Its columns are texts."""
+    """A CSV file; its columns are texts."""
 
     def __init__(self, place: Path, dialect: Dialect, columns: Sequence[str]) -> None:
         self.place, self.dialect, self.odd = place, dialect, _OddRows()
@@ -255,7 +250,7 @@ class _Delimited:
         self.called += [BEYOND] * (BEYOND in names)
 
     def batches(self, block: int) -> Iterator[Sequence[Any]]:
-        """Columns of some rows at once."""
+        """Yield the columns of some rows at a time."""
         import pyarrow as pa
         from pyarrow import csv
 
@@ -301,10 +296,9 @@ class _Delimited:
             )
 
     def finish(self, found: Contents) -> None:
-        """Say what happened to rows that are not one line each.
+        """Report rows that are not one line each.
 
-        Raises:
-            TaskError: some have another number of fields, or a quote has swallowed some.
+        Raises ``TaskError`` for a wrong number of fields, or if a quote has swallowed rows.
         """
         records, name = found.num_rows + self.odd.count, self.place.name
         if self.lines.count > records:
@@ -359,7 +353,7 @@ def _no_text(place: Path, dialect: Dialect) -> TaskError:
 
 
 def _likely(place: Path) -> str:
-    """An encoding that a file may have which is not UTF-8: in UTF-16 every other byte is 0."""
+    """Guess the encoding of a file that is not UTF-8; in UTF-16 every other byte is 0."""
     with place.open("rb") as file:
         start = file.read(1 << 12)
     zeros = [start[half::2].count(0) for half in (0, 1)]
@@ -373,11 +367,9 @@ def _called(
     dialect: Dialect,
     lines: Lines | None = None,
 ) -> list[str]:
-    """How the file spells these columns: the same characters may be composed or decomposed, and
-    spaces may stand around them.
+    """Return how the file spells these columns; Unicode form and outer spaces may differ.
 
-    Raises:
-        TaskError: the file has none of that name, or two.
+    Raises ``TaskError`` if the file has no such column, or two.
     """
     wanted = [dialect.columns.get(column, column) for column in columns]
     spelled: dict[str, list[str]] = {}
@@ -415,7 +407,7 @@ def _no_column(column: str, found: Sequence[str], place: Path, lines: Lines | No
 
 
 def _names_elsewhere(wanted: Sequence[str], lines: Lines | None, place: Path) -> str:
-    """What to set so that the names are found; empty if it is not known."""
+    """Return settings with which the names would be found; empty if unknown."""
     if lines is None:
         return ""
     if any("\0" in name for name in lines.names):
@@ -441,20 +433,15 @@ def _quoted(separator: str) -> str:
 
 
 def raw_texts(place: Path, column: str, dialect: Dialect, expected: str) -> list[str | None]:
-    """A column of a file as it stands there, under its name in the file.
+    """Return a column's texts as stored, by its name in the file.
 
-    Raises:
-        TaskError: there is none, or it cannot be read.
+    Raises ``TaskError`` if the column is missing or cannot be read.
     """
     return read_columns(place, [column], dialect.bare(), expected).texts(column)
 
 
 def flags(found: Coded, column: str, place: Path, dialect: Dialect) -> NDArray[np.float32]:
-    """(n,) 0 or 1 of a column.
-
-    Raises:
-        TaskError: names the first row that has neither.
-    """
+    """Return a column's 0 and 1 as (n,); raise ``TaskError`` naming the first row with neither."""
     known = {"0": 0, "1": 1, "false": 0, "true": 1}
     values = found.places(lambda text: known.get(dialect.code(text).lower()))
     if (wrong := values < 0).any():
@@ -473,11 +460,7 @@ def flags(found: Coded, column: str, place: Path, dialect: Dialect) -> NDArray[n
 
 
 def names_of(place: Path, dialect: Dialect) -> list[str]:
-    """Names of all columns of a file, as they stand there.
-
-    Raises:
-        TaskError: it cannot be read.
-    """
+    """Return the names of all columns as stored, or raise ``TaskError`` if unreadable."""
     import pyarrow as pa
 
     source = _Delimited if _kind(place) in TEXTS else _Binary

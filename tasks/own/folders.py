@@ -1,7 +1,7 @@
-"""Find files in folders, and account for every one: it is used, or left out for a reason.
+"""Find files in folders, and account for each: it is used, or left out for a reason.
 
-What operating systems, file servers and editors leave behind is not data, nor is what is hidden.
-What cannot be read is refused by name, because half a data set must not be lost without a word.
+Hidden files and leftovers of operating systems, file servers and editors are not data. Unreadable
+files are refused by name, so that no data are lost silently.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ LEFT_BEHIND = frozenset({
     *("@recycle", "@recently-snapshot", "@__thumb"),  # QNAP
     *("lost+found", "~snapshot", "__pycache__"),
 })  # fmt: skip
-"""Names, in lower case, of what systems leave in folders and do not hide."""
+"""Names, in lower case, that systems leave in folders without hiding them."""
 HIDDEN = (".", "~$")
-"""What the names of other such things begin with; Office marks open documents by the second."""
+"""Prefixes of other such names; Office marks open documents with the second."""
 
 HIDDEN_KIND = "hidden, or left behind by a system or program"
 NOT_READ = "in places that are not read"
@@ -40,19 +40,18 @@ DICOM_ADVICE = (
 
 
 def plain(path: Path | str) -> str:
-    """A name that every encoding of Unicode can write: bytes that are no UTF-8 are escaped."""
+    """Return a name in valid Unicode; bytes that are not UTF-8 are escaped."""
     return os.fsencode(path).decode("utf-8", "backslashreplace")
 
 
 @dataclass
 class Account:
-    """What became of the files in a folder.
+    """The record of which files in a folder were used.
 
     Attributes:
-        place: the folder.
         used: files that samples are made of.
-        left: why files were left out → how many were, and the first of them.
-        said: what else a person should know of the folder, sentences without a full stop.
+        left: reason → number of files left out, and the first of them.
+        said: other remarks on the folder, as sentences without a full stop.
     """
 
     place: Path
@@ -61,31 +60,31 @@ class Account:
     said: list[str] = field(default_factory=list)
 
     def leave(self, why: str, path: Path, count: int = 1) -> None:
-        """Count files that are left out, of which ``path`` is the first or the folder."""
+        """Count files as left out; ``path`` is the first of them, or their folder."""
         before, first = self.left.get(why, (0, path))
         if count:
             self.left[why] = before + count, first
 
     def leave_all(self, why: str, paths: Iterable[Path]) -> None:
-        """Count each of them."""
+        """Count each of these files as left out."""
         for path in paths:
             self.leave(why, path)
 
     def keep_only(self, kept: Collection[Path]) -> None:
-        """Count all others of the files used as left out: they cannot be read."""
+        """Count all other used files as left out because they cannot be read."""
         self.leave_all(UNREADABLE, sorted(self.used.difference(kept)))
         self.used.intersection_update(kept)
 
     @property
     def total(self) -> str:
-        """Numbers alone, which hold no name of a file: for a card."""
+        """A summary in numbers, without file names: for a card."""
         left = sum(count for count, _ in self.left.values())
         each = ", ".join(f"{count} {why}" for why, (count, _) in self.left.items())
         said = f"{len(self.used)} of {len(self.used) + left} files used, {left} left out"
         return f"{said} ({each})" if each else said
 
     def lines(self) -> Iterator[str]:
-        """For people: how many files were used, and which were left out, with a name per reason."""
+        """Yield for display the numbers of files used and left out, with a name per reason."""
         left = sum(count for count, _ in self.left.values())
         yield (
             f"{plain(self.place.name)!r}: {len(self.used) + left} files, {len(self.used)} used, "
@@ -96,34 +95,32 @@ class Account:
         yield from self.said
 
     def reasons(self) -> Iterator[str]:
-        """Why files were left out, with how many and the name of one."""
+        """Yield each reason for leaving files out, with their number and one name."""
         for why, (count, first) in self.left.items():
             yield f"{count} {why} ({self.called(first)!r}{MORE * (count > 1)})"
 
     @property
     def has_dicom(self) -> bool:
-        """Whether some of the files that are left out are of that format, by their names."""
+        """Whether some files left out are DICOM, by their names."""
         return any(why == f"ending in {ending}" for why in self.left for ending in DICOM)
 
     def called(self, path: Path) -> str:
-        """A path below the folder, for people."""
+        """Return a path below the folder, for display."""
         inside = path.relative_to(self.place) if path.is_relative_to(self.place) else path
         return plain(inside)
 
 
 def is_hidden(name: str) -> bool:
-    """Whether a file or folder with this name is no data."""
+    """Return whether a file or folder with this name is not data."""
     return name.startswith(HIDDEN) or name.lower() in LEFT_BEHIND
 
 
 @dataclass(frozen=True)
 class Walk:
-    """Reads folders for an account.
+    """A reader of folders that fills an account.
 
-    Attributes:
-        account: that counts what is left out.
-        skip: leave out what cannot be read instead of refusing it.
-        never_hidden: names of folders that are data whatever they begin with.
+    ``skip`` leaves out what cannot be read instead of refusing it; folders named in
+    ``never_hidden`` are data even if they look hidden.
     """
 
     account: Account
@@ -131,11 +128,7 @@ class Walk:
     never_hidden: Collection[str] = ()
 
     def inside(self, folder: Path) -> tuple[list[Path], list[Path]]:
-        """Folders and files directly in a folder, sorted by name.
-
-        Raises:
-            TaskError: names what cannot be read.
-        """
+        """Return folders and files in a folder, sorted; raise ``TaskError`` if unreadable."""
         folders: list[Path] = []
         files: list[Path] = []
         for entry in self._entries(folder):
@@ -147,10 +140,9 @@ class Walk:
         return folders, files
 
     def files(self, folder: Path) -> list[Path]:
-        """All files in a folder and its sub-folders, sorted. Links are followed, each folder once.
+        """Return all files below a folder, sorted; raise ``TaskError`` for what is unreadable.
 
-        Raises:
-            TaskError: names what cannot be read.
+        Links are followed, but each folder is read once.
         """
         found: list[Path] = []
         seen: set[str] = set()
@@ -166,7 +158,7 @@ class Walk:
         return sorted(found)
 
     def leave_folder(self, folder: Path) -> None:
-        """Count a folder that is not read."""
+        """Count a folder as not read."""
         self.account.leave(NOT_READ, folder, _count(folder))
 
     def _entries(self, folder: Path) -> list[os.DirEntry[str]]:
@@ -178,7 +170,7 @@ class Walk:
             return []
 
     def _kind(self, entry: os.DirEntry[str]) -> str | None:
-        """``folder`` or ``file``; None if it is counted as something else."""
+        """Return ``folder`` or ``file``; None if it is counted as left out."""
         path = Path(entry.path)
         try:
             if entry.is_dir():
@@ -205,7 +197,7 @@ class Walk:
 
 
 def _count(path: Path) -> int:
-    """1 for a file or a link; for a folder its files, and its folders that cannot be read."""
+    """Return 1 for a file or link; for a folder its files and unreadable folders."""
     if path.is_symlink():
         return 1
     closed: list[OSError] = []  # a file is none that can be walked, either
@@ -213,7 +205,7 @@ def _count(path: Path) -> int:
 
 
 def by_ending(files: Iterable[Path], endings: Collection[str], account: Account) -> list[Path]:
-    """The files with one of these endings; the account counts the others by theirs."""
+    """Return the files with one of these endings; the account counts the others."""
     found = []
     for path in files:
         ending = path.suffix.lower()

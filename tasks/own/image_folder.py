@@ -1,4 +1,4 @@
-"""Images of one's own in a folder with one sub-folder per class. See ``tasks.own.declared``."""
+"""Own images in a folder with one sub-folder per class. See ``tasks.own.declared``."""
 
 from __future__ import annotations
 
@@ -36,15 +36,16 @@ from coterie.tasks.own.whose import keys_in_paths, repeated_in_paths
 from coterie.tasks.problems import IGNORED
 
 HELD_BYTES = 512 << 20
-"""Images that would take more are read as they are needed."""
+"""Larger sets of images are read on demand."""
 IGNORE = "ignore"
-"""What a code of a mask means whose pixels have no label."""
+"""Meaning of a mask code for pixels without a label."""
 
 
 class ImageFolderDeclaration(Declaration):
-    """``shape`` is channels (1 grey, 3 colour), height, width; images are resized to it.
+    """The declaration of an image folder.
 
-    ``normalise`` is what ``coterie.tasks.images.scale.read_scale`` takes.
+    ``shape`` is channels (1 grey, 3 colour), height, width; images are resized to it.
+    ``normalise``: see ``coterie.tasks.images.scale.read_scale``.
     """
 
     LATER: ClassVar[tuple[str, ...]] = (*Declaration.LATER, "target")
@@ -56,7 +57,6 @@ class ImageFolderDeclaration(Declaration):
 
     @property
     def answer(self) -> Target | None:
-        """See ``Declaration``."""
         return self.target
 
     @field_validator("shape")
@@ -75,22 +75,19 @@ class ImageFolderDeclaration(Declaration):
         return self
 
     def scale(self) -> Scale:
-        """Of an image with its channels last."""
+        """Return the scale of an image with its channels last."""
         return read_scale(self.normalise, self.shape[0])
 
 
 @dataclass(frozen=True)
 class Files:
-    """Image files and their targets: numbers of classes, or files of masks.
+    """Image files and their targets: class numbers, or mask files.
 
     Attributes:
-        paths: of the images.
-        labels: (n,) numbers of classes; of masks zeros.
-        parts: ``train``, ``test`` or empty, for each.
-        masks: of the images, where there are any.
-        persons: whose they are, if the silo says it.
-        account: of the folder that they are in.
-        validation: those that the folder keeps apart for validation; None: none.
+        labels: (n,) class numbers; zeros for masks.
+        parts: ``train``, ``test`` or empty, for each image.
+        masks: the mask file of each image; None: targets are classes.
+        validation: files that the folder keeps for validation, or None.
     """
 
     paths: list[Path]
@@ -103,11 +100,11 @@ class Files:
 
     @property
     def y(self) -> NDArray[np.int64]:
-        """(n,) Of classes; of masks zeros, of which nothing can be told before they are read."""
+        """(n,) Class numbers; zeros for masks, which are unknown before they are read."""
         return self.labels
 
     def take(self, rows: NDArray[np.intp]) -> Files:
-        """These rows only."""
+        """Return only these rows."""
         return replace(
             self,
             paths=[self.paths[i] for i in rows],
@@ -118,18 +115,18 @@ class Files:
         )
 
     def each(self) -> Iterable[tuple[Path, Path | None]]:
-        """Every image, and its mask."""
+        """Iterate over the images, each with its mask or None."""
         return zip_longest(self.paths, self.masks or ())
 
     def files(self) -> set[Path]:
-        """Images and masks."""
+        """Return all images and masks."""
         return {*self.paths, *(self.masks or ())}
 
 
 class Pictures:
-    """A dataset of images that are opened when they are asked for.
+    """A dataset of images that are opened on demand.
 
-    ``targets`` are there where they are classes; masks are read with their images.
+    Only classes are in ``targets``; masks are read with their images.
     """
 
     def __init__(self, files: Files, opener: Opener) -> None:
@@ -149,17 +146,18 @@ class Pictures:
 
 
 class ImageFolder(DeclaredTask):
-    """``DATA/<class>/*.png``, or ``DATA/train/<class>/…`` and ``DATA/test/<class>/…``.
+    """Images in ``DATA/<class>/*.png``, or ``DATA/train/<class>/…`` and ``DATA/test/<class>/…``.
 
-    For masks ``images/`` and ``masks/`` stand in place of the classes. Images in ``val`` beside
-    ``train`` and ``test`` are for runs with validation. Beside the options of every declared task:
+    For masks, ``images/`` and ``masks/`` replace the class folders. Images in ``val``, next to
+    ``train`` and ``test``, are for runs with validation. These options add to those of every
+    declared task:
 
     Options of a silo:
-        stream: read images as they are needed, also where memory would hold them.
-        skip-unreadable: leave out files and folders that cannot be read, and say how many.
-        codes: ``class``: name of a folder → declared class; ``mask``: value in a mask → declared
-            class, or ``ignore``.
-        mask-names: what a mask is called, with ``*`` in the place of its image's name.
+        stream: read images on demand, even if they would fit in memory.
+        skip-unreadable: leave out files and folders that cannot be read, and report how many.
+        codes: ``class``: folder name → declared class; ``mask``: mask value → declared class, or
+            ``ignore``.
+        mask-names: the name of a mask, with ``*`` for its image's name.
     """
 
     declaration: ImageFolderDeclaration
@@ -183,7 +181,6 @@ class ImageFolder(DeclaredTask):
         return self.declaration.shape
 
     def expected(self) -> str:
-        """See ``DeclaredTask``."""
         if self.declaration.target is not None:
             return (
                 "a folder with the sub-folders images and masks, of which masks has a PNG of class "
@@ -192,11 +189,7 @@ class ImageFolder(DeclaredTask):
         return f"a folder with one sub-folder of images per class ({', '.join(self.classes)})"
 
     def load(self, options: Mapping[str, Option]) -> SiloData | StreamedData:
-        """See ``DeclaredTask``; datasets if memory should not hold the images.
-
-        Raises:
-            TaskError: names the file, and what was expected in it.
-        """
+        """Load this silo's data, as datasets if memory should not hold the images."""
         chosen = read_options(self.name, options, self.options)
         self._begin(chosen)
         train, test = self.read_both(chosen)
@@ -222,7 +215,7 @@ class ImageFolder(DeclaredTask):
         return replace(data, x_val=x_val, y_val=y_val)
 
     def _warn_of_both_sides(self, train: Files, chosen: Mapping[str, Any]) -> None:
-        """Of persons who have images for training and for validation."""
+        """Warn about persons with images for both training and validation."""
         if train.validation is None or not chosen["group"]:
             return
         place = place_of(chosen["data"])
@@ -255,14 +248,13 @@ class ImageFolder(DeclaredTask):
             )
 
     def held(self, train: Files, test: Files) -> SiloData:
-        """See ``DeclaredTask``."""
         if train.masks is None or test.masks is None:
             return super().held(train, test)
         whose = persons_of(train, test)
         return SiloData(*self._arrays(train), *self._arrays(test), persons=whose)
 
     def samples(self, train: Files, test: Files) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """Open, convert and resize."""
+        """Open, convert and resize the images."""
         return self._arrays(train)[0], self._arrays(test)[0]
 
     def read(self, place: Path, options: Mapping[str, Any]) -> Files:
@@ -294,12 +286,12 @@ class ImageFolder(DeclaredTask):
         )
 
     def keys(self, of: Files, place: Path, options: Mapping[str, Any], which: str) -> Sequence[str]:
-        """See ``DeclaredTask``: what the pattern ``group`` finds in the path of each image."""
+        """Return what the pattern ``group`` finds in each image's path."""
         paths, depth = _below(place, of)
         return keys_in_paths(paths, depth, options["group"])
 
     def look_for_persons(self, options: Mapping[str, Option]) -> list[str]:
-        """See ``DeclaredTask``: names of images, or of their folders, that begin alike."""
+        """Return hints on image or folder names that may identify persons."""
         chosen = read_options(self.name, options, self.options)
         if chosen["group"] or not chosen["data"]:
             return []
@@ -307,17 +299,16 @@ class ImageFolder(DeclaredTask):
         return repeated_in_paths(*_below(place, self.read(place, chosen)))
 
     def parts(self, whole: Files) -> tuple[Files, Files] | None:
-        """``train`` and ``test``, where the folder has both."""
+        """Return ``train`` and ``test`` if the folder has both."""
         if not whole.parts or not whole.parts[0]:
             return None
         is_test = np.array([part == layout.TEST for part in whole.parts])
         return whole.take(np.flatnonzero(~is_test)), whole.take(np.flatnonzero(is_test))
 
     def inputs(self, file: Path, options: Mapping[str, Option]) -> Samples:
-        """One image, or all in a folder and its sub-folders, whatever these are called.
+        """Read one image, or all in a folder and its sub-folders.
 
-        Raises:
-            TaskError: there is none, or one cannot be read.
+        Raises ``TaskError`` if an image cannot be read, or none is found.
         """
         chosen = read_options(self.name, options, self.options)
         self._begin(chosen)
@@ -339,7 +330,6 @@ class ImageFolder(DeclaredTask):
         return Samples(x, [account.called(path) for path in asked.paths], notes)
 
     def prepared(self, options: Mapping[str, Option]) -> Mapping[str, Any]:
-        """See ``Task``."""
         channels, height, width = self.shape
         return {
             "colour": "grey" if channels == 1 else "red, green, blue",
@@ -351,12 +341,11 @@ class ImageFolder(DeclaredTask):
         }
 
     def notes(self) -> list[str]:
-        """See ``DeclaredTask``: what became of the files, and how some had to be read."""
+        """Return how the files were used, and how some had to be converted."""
         lines = [line for account in self._accounts for line in account.lines()]
         return [*lines, *map(self._trait_line, sorted(self._traits)), *self._notes]
 
     def counted(self) -> list[str]:
-        """See ``DeclaredTask``."""
         return [account.total for account in self._accounts]
 
     def _trait_line(self, trait: str) -> str:
@@ -375,7 +364,7 @@ class ImageFolder(DeclaredTask):
         return read_dialect(self.name, allowed, {**WRITTEN, "codes": chosen["codes"]})
 
     def _arrays(self, part: Files) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-        """(n, C, H, W) Images; (n,) classes or (n, H, W) masks."""
+        """Return images (n, C, H, W), and classes (n,) or masks (n, H, W)."""
         pixels = np.empty((len(part.paths), *self.shape), np.float32)
         y = part.labels
         if part.masks is not None:
@@ -397,17 +386,16 @@ class ImageFolder(DeclaredTask):
             self._traits[trait].add(path)
 
     def _bytes(self, part: Files) -> int:
-        """That its images, and masks, would take in memory."""
+        """Return the memory that its images and masks would need, in bytes."""
         channels, height, width = self.shape
         return len(part.paths) * height * width * (4 * channels + 8 * (part.masks is not None))
 
     def _readable(
         self, part: Files, look: Callable[[Path, Path | None], Picture], *, skip: bool
     ) -> Files:
-        """Without the images that cannot be read; says how many they were.
+        """Return the part without unreadable images, and warn about their number.
 
-        Raises:
-            TaskError: names the first, unless such are to be skipped; or a mask does not fit.
+        Raises ``TaskError`` if a mask does not fit, or without ``skip`` if an image is unreadable.
         """
         kept = []
         for row, (path, mask) in enumerate(part.each()):
@@ -425,7 +413,7 @@ class ImageFolder(DeclaredTask):
 
 
 def _below(place: Path, files: Files) -> tuple[list[Path], int]:
-    """Paths below the data folder, and how many folders of them lead to that of the class."""
+    """Return paths below the data folder, and their number of folders down to the class folder."""
     return [path.relative_to(place) for path in files.paths], 2 if files.parts[0] else 1
 
 

@@ -1,4 +1,4 @@
-"""What the folders of an image folder mean: parts, classes, images and their masks."""
+"""The structure of an image folder: parts, classes, images and their masks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PARTS = {
     **dict.fromkeys(("test", "testing"), TEST),
     **dict.fromkeys(("val", "valid", "validation"), VAL),
 }
-"""Names of folders, in any capitals → the part of the data that they hold."""
+"""Folder name, in any capitals → the part of the data that it holds."""
 CLASS, MASK = "class", "mask"
 """What ``codes`` are given for."""
 MASK_ENDING = ".png"
@@ -29,7 +29,7 @@ LOSSY = (".jpg", ".jpeg", ".jpe", ".jfif")
 
 @dataclass(frozen=True)
 class Found:
-    """An image, the part that it is in (empty: no part), and its class or its mask."""
+    """An image, its part (empty: none), and its class or mask."""
 
     path: Path
     part: str
@@ -38,15 +38,10 @@ class Found:
 
 
 def roots_of(walk: Walk, place: Path, names: Sequence[str]) -> list[tuple[str, Path, list[Path]]]:
-    """Part, its folder, and the folders in it; one without a name where there are no parts.
+    """Return parts with their folders and the folders in them; one unnamed part if there are none.
 
-    Args:
-        walk: reads the folders.
-        place: the data.
-        names: of folders that are no parts, whatever they are called.
-
-    Raises:
-        TaskError: two folders are the same part, or one cannot be read.
+    Folders named in ``names`` are never parts. Raises ``TaskError`` if two folders are the same
+    part, or one cannot be read.
     """
     inner, loose = walk.inside(place)
     walk.account.leave_all(NOT_READ, loose)
@@ -75,7 +70,7 @@ def roots_of(walk: Walk, place: Path, names: Sequence[str]) -> list[tuple[str, P
 
 
 def hint_of_parts(folders: Sequence[Path]) -> str:
-    """What to do where folders have the names of parts, but are not all there; else empty."""
+    """Return advice if folders are named like parts but are incomplete; else empty."""
     named = [folder.name for folder in folders if folder.name.lower() in PARTS]
     if not named:
         return ""
@@ -91,10 +86,9 @@ def hint_of_parts(folders: Sequence[Path]) -> str:
 def by_class(
     walk: Walk, roots: Sequence[tuple[str, Path, list[Path]]], classes: Sequence[str], own: Dialect
 ) -> list[Found]:
-    """All images in the folders of classes.
+    """Return all images in the class folders.
 
-    Raises:
-        TaskError: there are images in a folder that is no declared class.
+    Raises ``TaskError`` if a folder with images is not a declared class.
     """
     found: list[Found] = []
     unknown: list[Path] = []
@@ -139,15 +133,10 @@ def _unknown_class(unknown: Sequence[Path], place: Path, classes: Sequence[str])
 def with_masks(
     walk: Walk, roots: Sequence[tuple[str, Path, list[Path]]], pattern: str
 ) -> list[Found]:
-    """All images in ``images``, each with its mask in ``masks``.
+    """Return all images in ``images``, each with its mask in ``masks``.
 
-    Args:
-        walk: reads the folders.
-        roots: as ``roots_of`` gives them.
-        pattern: name of a mask without its ending, with ``*`` for that of its image.
-
-    Raises:
-        TaskError: an image has no mask.
+    ``pattern`` is a mask's name without ending, with ``*`` for its image's name. Raises
+    ``TaskError`` if an image has no mask.
     """
     found: list[Found] = []
     for part, root, folders in roots:
@@ -174,7 +163,7 @@ def with_masks(
 
 
 def _key(path: Path, root: Path, name: str) -> tuple[str, str]:
-    """By which an image finds its mask: the folder, and the name that the mask should have."""
+    """Return the key that links image and mask: the folder, and the mask's expected name."""
     return in_nfc(str(path.relative_to(root).parent)), in_nfc(name)
 
 
@@ -202,11 +191,7 @@ def _no_mask(path: Path, wanted: Path, beside: Sequence[Path]) -> str:
 
 
 def read_pattern(text: str) -> str:
-    """The silo's option mask-names.
-
-    Raises:
-        TaskError: it is no pattern.
-    """
+    """Read the silo's option mask-names, or raise ``TaskError`` if it is not a pattern."""
     pattern = text.removesuffix(MASK_ENDING)
     if pattern.count("*") != 1 or "/" in pattern or "\\" in pattern:
         raise TaskError(
@@ -219,15 +204,10 @@ def read_pattern(text: str) -> str:
 def read_mask_codes(
     codes: Mapping[str, str], classes: Sequence[str], ignored: int
 ) -> dict[int, int]:
-    """Value in a mask → number of the class that it stands for.
+    """Return mask value → class number, or ``ignored`` for pixels without a label.
 
-    Args:
-        codes: text of the value → name of a declared class, or ``ignore``.
-        classes: as declared.
-        ignored: number of what has no label.
-
-    Raises:
-        TaskError: a code is no whole number.
+    ``codes`` maps a value as text to a declared class or ``ignore``. Raises ``TaskError`` if a
+    value is not a whole number.
     """
     found = {}
     for code, means in codes.items():

@@ -1,8 +1,8 @@
-"""The text of a CSV file: how it is encoded, where its names stand, and where its lines end.
+"""The text of a CSV file: its encoding, its header, and its line ends.
 
-Programs write above the names (``sep=;``, a title) and below the last row (totals), end every row
-with a separator, and leave double quotes open. What stands here finds this out before a row is
-read.
+Programs write lines above the column names (``sep=;``, a title) and below the last row (totals),
+end every row with a separator, and leave double quotes open. This module detects that before a row
+is read.
 """
 
 from __future__ import annotations
@@ -22,26 +22,25 @@ from coterie.tasks.own.dialect import Dialect
 from coterie.tasks.text import encoding_by_bom
 
 CHUNK = 1 << 20
-"""Bytes to read at once."""
+"""Bytes read at once."""
 BEYOND = "\n"
-"""Name of a column behind the last name: separators end every row, and it must be empty."""
+"""Name of an extra last column, which must be empty, if separators end every row."""
 LOOKED = 20
-"""Lines of a file among which names are looked for."""
+"""First lines of a file to search for column names."""
 COMPRESSIONS = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd"}
-"""Ending of a file → what pyarrow calls its compression."""
+"""File ending → pyarrow's name of the compression."""
 BREAK = rb"\r\n|\r|\n"
 
 
 class Lines(io.RawIOBase):
-    """The rows of a CSV file as UTF-8, without its names, for pyarrow to read.
+    """The rows of a CSV file as UTF-8, without the header, for pyarrow to read.
 
     Attributes:
-        separator: of the file: ``sep=`` in its first line counts more than the silo's option.
-        names: of the columns.
-        count: lines read so far that are not empty.
-        breaks: ends of lines read so far.
+        separator: of the file; ``sep=`` in its first line overrides the silo's option.
+        count: non-empty lines read so far.
+        breaks: line ends read so far.
         above: lines above the first row.
-        about: how many rows the file probably has, by its size; 0 if that is not known.
+        about: estimated number of rows, from the file size; 0 if unknown.
         looked: the first lines of the file.
     """
 
@@ -65,15 +64,14 @@ class Lines(io.RawIOBase):
 
     @property
     def empty(self) -> int:
-        """Lines read so far that are empty."""
+        """The number of empty lines read so far."""
         return self.breaks - self.count + (not self._begins)
 
     def readable(self) -> bool:
-        """Always."""
         return True
 
     def read(self, size: int = -1) -> bytes:
-        """As many bytes, if there are so many left."""
+        """Return up to ``size`` bytes; fewer only at the end."""
         while size < 0 or len(self._held) < size:
             if not (chunk := next(self._chunks, b"")):
                 size = len(self._held)
@@ -94,7 +92,7 @@ class Lines(io.RawIOBase):
 
 
 def _raw(place: Path) -> Iterator[bytes]:
-    """The file's bytes, decompressed if its ending says so."""
+    """Yield the file's bytes, decompressed if its ending requires it."""
     import pyarrow as pa
 
     compression = COMPRESSIONS.get(place.suffix.lower())
@@ -104,10 +102,9 @@ def _raw(place: Path) -> Iterator[bytes]:
 
 
 def _decoded(chunks: Iterator[bytes], encoding: str) -> Iterator[bytes]:
-    """The same in UTF-8. What is UTF-8 already is left as it is: pyarrow says what is wrong.
+    """Yield the bytes in UTF-8, or raise ``UnicodeDecodeError``.
 
-    Raises:
-        UnicodeDecodeError: it is written in another encoding.
+    UTF-8 input is passed on unchecked: pyarrow reports its errors.
     """
     first = next(chunks, b"")
     encoding = encoding_by_bom(first) or encoding
@@ -125,10 +122,10 @@ def _chain(first: bytes, chunks: Iterator[bytes]) -> Iterator[bytes]:
 
 
 def _names(head: bytes, separator: str, quote: str) -> tuple[list[str], int, int]:
-    """The names of the columns, how many bytes they take, and how many lines.
+    """Return the column names, and the number of bytes and lines that they take.
 
-    A separator that ends every row but not the line of names, or this line alone, is no column:
-    then a column ``BEYOND`` is added, or the last one left out.
+    If a separator ends every row but not the header, a column ``BEYOND`` is added; if it ends only
+    the header, the last name is left out.
     """
     text = io.StringIO(head.decode(errors="replace"), newline="")
     lines = list(text)
@@ -151,7 +148,7 @@ def _names(head: bytes, separator: str, quote: str) -> tuple[list[str], int, int
 
 
 def _rest(chunks: Iterator[bytes], first: bytes, count: int) -> Iterator[bytes]:
-    """All chunks, without so many last lines that are not empty."""
+    """Yield all chunks without the last ``count`` non-empty lines."""
     if not count:
         yield from _chain(first, chunks)
         return
@@ -164,20 +161,17 @@ def _rest(chunks: Iterator[bytes], first: bytes, count: int) -> Iterator[bytes]:
 
 
 def _before_last(text: bytes, count: int) -> int:
-    """Where the last lines begin that are not empty."""
+    """Return where the last ``count`` non-empty lines begin."""
     begins = [found.start() for found in re.finditer(rb"(?<![^\r\n])[^\r\n]+", text)]
     return begins[-count] if len(begins) >= count else 0
 
 
 @dataclass(frozen=True)
 class Broken:
-    """Rows of a CSV file whose quoted values hold line breaks.
+    """Rows of a CSV file with line breaks in quoted values.
 
-    Attributes:
-        rows: how many.
-        line: of the file, where the first of these values begins.
-        joined: values that hold as many separators as whole rows would.
-        joined_line: where the first of them begins.
+    ``rows`` counts them; the first such value begins at ``line`` of the file. ``joined`` counts
+    values with as many separators as whole rows would have; the first begins at ``joined_line``.
     """
 
     rows: int = 0
@@ -187,11 +181,10 @@ class Broken:
 
 
 def broken_rows(place: Path, dialect: Dialect) -> Broken:
-    """Find the line breaks in quotes.
+    """Find line breaks in quotes.
 
-    Raises:
-        TaskError: a quote is never closed, or text stands behind the closing one: then it was an
-            ordinary character, and has swallowed rows.
+    Raises ``TaskError`` if a quote is never closed, or text follows the closing quote: then it was
+    an ordinary character and has swallowed rows.
     """
     lines = Lines(place, dialect)
     text, separator, quote = lines.read(), lines.separator.encode(), dialect.quote
@@ -214,7 +207,7 @@ def broken_rows(place: Path, dialect: Dialect) -> Broken:
 
 
 def _quoted(separator: bytes, quote: bytes) -> re.Pattern[bytes]:
-    """Of a quoted value: its text, the closing quote, and what stands behind that."""
+    """Return a pattern of a quoted value: its text, the closing quote, and what follows."""
     ends, q = re.escape(separator) + rb"\r\n", re.escape(quote)
     return re.compile(
         rb"(?:(?<=[%b])|\A)%b([^%b]*+(?:%b[^%b]*+)*+)(%b|\Z)([^%b]*)"

@@ -1,4 +1,4 @@
-"""What is probably wrong with columns of a table. A row is told by its number, not its value."""
+"""Warnings about suspicious table columns. They give a row's number, not its value."""
 
 from __future__ import annotations
 
@@ -12,18 +12,15 @@ FAR, RARE, LEAST_TO_TELL = 50.0, 0.02, 20
 """So many times the range of the middle half from the median is probably a slip, where so small a
 share of at least so many numbers is."""
 ALMOST = 0.9
-"""A column of which more than this share is missing is almost empty."""
+"""Above this share of missing values, a column is almost empty."""
 SENTINEL = re.compile(r"-(1|([789])\2*)")
-"""Numbers such as -1 and -999 stand for a missing value, even where there is one only."""
+"""Numbers such as -1 and -999 stand for a missing value, even if there is only one."""
 
 
 def says_little(column: str, empty: float, *, varies: bool) -> Iterator[str]:
-    """Warn of a column from which nothing can be learned.
+    """Warn about a column from which nothing can be learned.
 
-    Args:
-        column: its name.
-        empty: share of the training rows in which it is missing.
-        varies: whether it has two values.
+    ``empty`` is the share of training rows without a value, ``varies`` whether two values occur.
     """
     if empty > ALMOST:
         yield f"{column} says nothing in {100 * empty:.0f} % of the training rows"
@@ -32,12 +29,9 @@ def says_little(column: str, empty: float, *, varies: bool) -> Iterator[str]:
 
 
 def odd_numbers(column: str, values: NDArray[np.float64], rows: NDArray[np.intp]) -> Iterator[str]:
-    """Warn of what looks like a code for missing, or like a slip.
+    """Warn about values that look like a code for missing, or like a slip.
 
-    Args:
-        column: its name.
-        values: (n,) NaN where missing.
-        rows: (n,) their rows in the file, from 0.
+    ``values`` (n,) are NaN where missing; ``rows`` (n,) are row numbers in the file, from 0.
     """
     negative = values < 0
     if _is_code(values[negative]) and np.nanmedian(values) > 0:
@@ -59,7 +53,7 @@ def odd_numbers(column: str, values: NDArray[np.float64], rows: NDArray[np.intp]
 
 
 def _is_code(negative: NDArray[np.float64]) -> bool:
-    """Whether values below 0 are one code: several of one value, or one that is often a code."""
+    """Return whether negative values are one code: a repeated value, or a usual code."""
     same = len(negative) > 0 and (negative == negative[0]).all()
     return bool(same and (len(negative) > 1 or SENTINEL.fullmatch(f"{negative[0]:g}")))
 

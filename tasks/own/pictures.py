@@ -1,7 +1,7 @@
-"""Read one image file, or one mask, as the model sees it: the only place where images are opened.
+"""Read an image or mask file as the model sees it; images are opened only here.
 
-Images with 8 or 16 bits, in grey or colour, with a palette, transparency, CMYK or several pages are
-all read. What had to be decided in reading them is a *trait* of the file, which a person is told.
+Images may have 8 or 16 bits, grey or colour, a palette, transparency, CMYK or several pages. A
+choice made in reading them is a *trait* of the file and is shown to the user.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ SUFFIXES = (
 )
 
 DEEP = 257
-"""What 16-bit grey values are divided by: 65535 becomes 255."""
+"""Divisor of 16-bit grey values: 65535 becomes 255."""
 ENDS = {"PNG": b"IEND", "JPEG": b"\xff\xd9", "MPO": b"\xff\xd9"}
-"""With what a whole file of a format ends, but for a few bytes."""
+"""Marker at the end of a complete file, by format; a few bytes may follow."""
 END_BYTES = 64
 ORIENTATION: Final = 0x0112
-"""EXIF's tag."""
+"""EXIF tag."""
 TRAITS = {
     "transparent": "transparency: it is read in front of white",
     "cmyk": "CMYK colours: converted to RGB without a colour profile",
     "pages": "several pages: only the first one is read",
 }
-"""What a person is told of files that have it."""
+"""Trait → message to the user."""
 SHOWN = 5
-"""Values of a mask that an error names."""
+"""Mask values that an error lists."""
 
 
 class UnreadableError(TaskError):
@@ -49,12 +49,10 @@ class UnreadableError(TaskError):
 
 @dataclass(frozen=True)
 class Picture:
-    """An image as it was read.
+    """An image as it was read, with keys of ``TRAITS``.
 
-    Attributes:
-        values: (C, H, W), or (0,) if only the file's header was looked at.
-        size: width and height of the file's image when it is upright.
-        traits: keys of ``TRAITS``.
+    ``values`` are (C, H, W), or (0,) if only the header was read; ``size`` is width and height of
+    the file's image when upright.
     """
 
     values: NDArray[np.float32]
@@ -64,14 +62,10 @@ class Picture:
 
 @dataclass(frozen=True)
 class Opener:
-    """Opens images and masks.
+    """A reader of images and masks.
 
-    Attributes:
-        shape: channels (1 or 3), height, width.
-        scale: of pixels from 0 to 255, channels last.
-        classes: of masks.
-        codes: value in a mask → number of its class, or ``IGNORED``; other values are numbers of
-            classes.
+    ``shape`` is channels (1 or 3), height, width; ``scale`` is for pixels 0–255, channels last.
+    ``codes`` maps a mask value to a class number, or ``IGNORED``; other values are class numbers.
     """
 
     shape: tuple[int, ...]
@@ -80,15 +74,14 @@ class Opener:
     codes: Mapping[int, int] = field(default_factory=dict)
 
     def pixels(self, path: Path) -> NDArray[np.float32]:
-        """(C, H, W) An image, upright, converted, resized and scaled.
+        """Return an image (C, H, W), upright, converted, resized and scaled.
 
-        Raises:
-            UnreadableError: names the file.
+        Raises ``UnreadableError``, which names the file.
         """
         return self.open(path).values
 
     def open(self, path: Path) -> Picture:
-        """The same with what is to be said of the file."""
+        """Return the image of ``pixels`` with its size and traits."""
 
         def see(image: Image.Image) -> Picture:
             traits = _traits(image)
@@ -105,7 +98,7 @@ class Opener:
         return "L" if self.shape[0] == 1 else "RGB"
 
     def _fitted(self, image: Image.Image) -> NDArray[np.float32]:
-        """(H, W, C) The channels of a grey image with more than 8 bits are all the same."""
+        """Resize to (H, W, C); channels of a grey image with more than 8 bits are identical."""
         from PIL import Image
 
         channels, height, width = self.shape
@@ -115,11 +108,9 @@ class Opener:
         return np.broadcast_to(values, (height, width, channels))
 
     def mask(self, path: Path) -> NDArray[np.int64]:
-        """(H, W) Numbers of classes, resized without mixing them.
+        """Return class numbers (H, W), resized without mixing them.
 
-        Raises:
-            UnreadableError: names the file.
-            TaskError: names the file, which holds other numbers.
+        Raises ``UnreadableError``, or ``TaskError`` for other numbers; both name the file.
         """
         return self._mask(path)[0]
 
@@ -140,7 +131,7 @@ class Opener:
         return self._numbers(found, path), size
 
     def _numbers(self, found: NDArray[np.int64], path: Path) -> NDArray[np.int64]:
-        """Numbers of classes for the values of a mask."""
+        """Convert mask values to class numbers."""
         count = len(self.classes)
         known = np.isin(found, [*range(count), *self.codes])
         if not known.all():
@@ -164,22 +155,18 @@ class Opener:
         return numbers
 
     def pair(self, path: Path, mask: Path) -> tuple[Picture, NDArray[np.int64]]:
-        """An image and its mask.
+        """Return an image and its mask.
 
-        Raises:
-            UnreadableError, TaskError: as ``pixels`` and ``mask``; or the two do not have the same
-                proportions.
+        Raises as ``pixels`` and ``mask``, and ``TaskError`` if their proportions differ.
         """
         picture, (numbers, size) = self.open(path), self._mask(mask)
         _check_fit(path, picture.size, mask, size)
         return picture, numbers
 
     def check(self, path: Path, mask: Path | None = None) -> Picture:
-        """Look whether an image can probably be read, without decoding it; a mask is decoded.
+        """Check that an image is probably readable without decoding it; a mask is decoded.
 
-        Raises:
-            UnreadableError: it cannot.
-            TaskError: as ``pair``.
+        Raises ``UnreadableError`` if it is not, and ``TaskError`` as ``pair``.
         """
 
         def look(image: Image.Image) -> Picture:
@@ -220,7 +207,7 @@ class Opener:
 
 
 def _check_fit(path: Path, size: tuple[int, int], mask: Path, mask_size: tuple[int, int]) -> None:
-    """Check that a mask lies on its image: its size may differ, by a pixel also its proportions."""
+    """Check that mask and image have the same proportions, to within a pixel; sizes may differ."""
     (width, height), (wide, high) = size, mask_size
     if abs(width * high - wide * height) > max(width, height, wide, high):
         raise TaskError(
@@ -231,7 +218,7 @@ def _check_fit(path: Path, size: tuple[int, int], mask: Path, mask_size: tuple[i
 
 
 def _traits(image: Image.Image) -> frozenset[str]:
-    """What is to be said of an image, by its header alone."""
+    """Return an image's traits, from its header only."""
     found = {
         "transparent": _has_transparency(image),
         "cmyk": image.mode == "CMYK",
@@ -252,7 +239,7 @@ def _pages(image: Image.Image) -> int:
 
 
 def _orientation(image: Image.Image) -> int:
-    """EXIF's, 1 to 8; 1 is upright. Of a TIFF that was loaded it is 1: Pillow has turned it."""
+    """Return the EXIF orientation, 1–8; 1 is upright, as is a TIFF that Pillow has loaded."""
     from PIL.Image import Image as Plain
 
     try:
@@ -263,7 +250,7 @@ def _orientation(image: Image.Image) -> int:
 
 
 def _turned(image: Image.Image, orientation: int) -> Image.Image:
-    """The image upright. ``ImageOps.exif_transpose`` fails where other EXIF tags are odd."""
+    """Return the image upright. ``ImageOps.exif_transpose`` fails on odd EXIF tags."""
     from PIL.Image import Transpose
 
     turns = {
@@ -279,10 +266,9 @@ def _turned(image: Image.Image, orientation: int) -> Image.Image:
 
 
 def _from_0_to_255(image: Image.Image, mode: str) -> Image.Image:
-    """The image in this mode; one of more than 8 bits in mode ``F``, with what 8 bits would lose.
+    """Convert to this mode; with more than 8 bits to mode ``F``, which keeps the precision.
 
-    Raises:
-        ValueError: nothing says which of its values are black and white.
+    Raises ``ValueError`` if it is unknown which values are black and white.
     """
     from PIL import Image
 
@@ -302,7 +288,7 @@ def _from_0_to_255(image: Image.Image, mode: str) -> Image.Image:
 
 
 def _on_white(image: Image.Image) -> Image.Image:
-    """The image in front of white; as it is where nothing in it is transparent."""
+    """Return the image in front of white, or unchanged if nothing is transparent."""
     from PIL import Image
 
     layers = image.convert("RGBA")
@@ -312,11 +298,7 @@ def _on_white(image: Image.Image) -> Image.Image:
 
 
 def _one_number_a_pixel(image: Image.Image) -> Image.Image:
-    """A mask with one band: as it is, or one of several that are all the same.
-
-    Raises:
-        ValueError: it has none.
-    """
+    """Return a mask's one band, or one of identical bands; else raise ``ValueError``."""
     if image.mode in ("1", "L", "P", "I") or image.mode.startswith("I;16"):
         return image
     if image.mode in ("LA", "RGB", "RGBA"):

@@ -1,4 +1,4 @@
-"""Mean and deviation of a silo's own numbers, by which they are standardised."""
+"""Mean and deviation of a silo's own numbers, for standardising them."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from coterie.tasks.base import ColumnScale, Persons
 from coterie.tasks.draws import num_persons
 
 ROUNDING = 1e-12
-"""Numbers whose difference is a smaller share of them are the same."""
+"""Numbers whose relative difference is smaller count as equal."""
 
 
 def scale_of(numbers: NDArray[np.floating[Any]]) -> ColumnScale:
-    """Mean and deviation of training rows (n, columns), without what is missing."""
+    """Return mean and deviation of training rows (n, columns), ignoring missing values."""
     count, mean, squares = moments(numbers)
     width = np.where(squares > 0, np.sqrt(squares / np.maximum(count, 1)), 1.0)
     found: ColumnScale = np.stack([mean, width], axis=1).tolist()
@@ -23,7 +23,7 @@ def scale_of(numbers: NDArray[np.floating[Any]]) -> ColumnScale:
 
 
 def moments(numbers: NDArray[np.floating[Any]]) -> tuple[NDArray[np.float64], ...]:
-    """Of each column what is there, its mean, and its squared deviations' sum; 0 of a constant."""
+    """Return each column's count, mean, and sum of squared deviations (0 for a constant)."""
     numbers = numbers.astype(np.float64, copy=False)
     present = np.isfinite(numbers)
     there = present.sum(axis=0)
@@ -42,8 +42,10 @@ def moments(numbers: NDArray[np.floating[Any]]) -> tuple[NDArray[np.float64], ..
 
 
 def sums_of(persons: Persons | None, *parts: NDArray[np.floating[Any]]) -> NDArray[np.float64]:
-    """(columns, 3) ``moments`` of training rows, a line for each column of all parts; with
-    ``persons`` a fourth number, how many of them have one there."""
+    """Return (columns, 3) ``moments`` of training rows, one line per column of all parts.
+
+    With ``persons`` a fourth number gives the persons with a value in the column.
+    """
     sums = np.concatenate([np.stack(moments(part), axis=1) for part in parts])
     if persons is None:
         return sums

@@ -1,9 +1,9 @@
-"""A table of one's own, CSV or Parquet: numeric and categorical columns.
+"""Own data in a CSV or Parquet table, with numeric and categorical columns.
 
-Numbers and real targets are standardised with the mean and deviation of this silo's own training
-rows; these stay at the silo, with its models. With ``scale = "federation"`` they are of the rows of
-all silos that allow it, and the run brings them. Categories are declared, so that a column of the
-model means the same everywhere. How a silo writes them, it says itself
+Numbers and real targets are standardised with the mean and deviation of the silo's own training
+rows, which stay at the silo with its models. With ``scale = "federation"`` they come from the rows
+of all silos that allow it, and the run supplies them. Categories are declared, so that each model
+input means the same everywhere; how a silo writes them is its own setting
 (``coterie.tasks.own.dialect``).
 """
 
@@ -42,22 +42,22 @@ from coterie.tasks.own.targets import (
 )
 
 LARGEST = 1e100
-"""Numbers beyond it are refused: their squares would overflow."""
+"""Larger numbers are refused: their squares would overflow."""
 MOST = 0.5
-"""If more than this share of a column is not as declared, the column is another one."""
+"""Largest share of undeclared values in a column; above it, it is probably a different column."""
 BLOCK = 1 << 16
-"""Rows that are scaled at once."""
+"""Rows scaled at once."""
 
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 
 
 class TableDeclaration(Declaration):
-    """``numeric``: names of columns. ``categorical``: name of a column → its values.
+    """The declaration of a table's columns.
 
-    ``bounds``: numeric column → the lowest and the highest value that there can be. ``indicators``:
-    columns of which the model is also told where a value is missing. ``scale``: whose mean and
-    deviation standardise numbers and real targets, those of each ``silo`` or one pair of the
-    ``federation``.
+    ``numeric``: column names. ``categorical``: column → its values. ``bounds``: numeric column →
+    lowest and highest possible value. ``indicators``: columns with an extra input that marks
+    missing values. ``scale``: standardise numbers and real targets by each ``silo``'s mean and
+    deviation, or by one pair of the ``federation``.
     """
 
     LATER: ClassVar[tuple[str, ...]] = (*Declaration.LATER, "bounds", "indicators", "scale")
@@ -72,17 +72,16 @@ class TableDeclaration(Declaration):
 
     @property
     def answer(self) -> Target | None:
-        """See ``Declaration``."""
         return None if isinstance(self.target, str) else self.target
 
     @property
     def targets(self) -> tuple[str, ...]:
-        """Columns that hold what is learned."""
+        """The target columns."""
         return (self.target,) if isinstance(self.target, str) else self.target.columns
 
     @property
     def real_targets(self) -> tuple[str, ...]:
-        """Those of them that hold numbers."""
+        """The target columns that hold real numbers."""
         if isinstance(self.target, NumberColumns):
             return self.target.columns
         return (self.target.time,) if isinstance(self.target, SurvivalColumns) else ()
@@ -115,10 +114,12 @@ class TableDeclaration(Declaration):
 
 @dataclass(frozen=True)
 class Rows:
-    """Of a table: numbers (n, numeric columns) with NaN where missing, and 0/1: (n, values) for
-    categories and (n, indicators) for what is missing; ``odd`` (n, columns) of the numeric and then
-    the categorical ones: there is a value, but not as declared; ``rows``: numbers of them in the
-    file; ``persons``: whose they are, if the silo says it."""
+    """Rows of a table.
+
+    ``numbers`` (n, numeric columns) are NaN where missing; ``categories`` (n, values) and
+    ``missing`` (n, indicators) are 0 or 1. ``odd`` (n, columns), numeric columns first, marks
+    undeclared values; ``rows`` are row numbers in the file; ``persons`` are set if known.
+    """
 
     numbers: NDArray[np.float64]
     categories: NDArray[np.float32]
@@ -129,7 +130,7 @@ class Rows:
     persons: Persons | None = None
 
     def take(self, rows: NDArray[np.intp]) -> Rows:
-        """These rows only."""
+        """Return only these rows."""
         return Rows(
             self.numbers[rows],
             self.categories[rows],
@@ -142,19 +143,20 @@ class Rows:
 
 
 class Table(DeclaredTask):
-    """Rows with a target. Beside the options of every declared task, a silo has those that say how
-    it writes its tables (``coterie.tasks.own.dialect``):
+    """Rows with a target.
+
+    These options add to those of every declared task; see ``coterie.tasks.own.dialect``.
 
     Options of a silo:
         separator, encoding, quote: of a CSV file.
-        skip, skip-last: lines above its names, and below its last row.
+        skip, skip-last: number of lines above the column names and below the last row.
         decimal, thousands: marks in numbers.
         columns: name in the file → declared name.
-        codes: declared column → what stands in the file → what is meant.
-        missing: codes that stand for a missing value, in every column or by column.
-        censored: what ``<0.5`` counts as, ``limit`` or ``missing``.
-        ignore-marks: texts beside a number that do not count, such as ``%``.
-        pass-through: columns to copy from what is predicted to the answers.
+        codes: declared column → value in the file → meaning.
+        missing: codes for a missing value, for every column or by column.
+        censored: how to read ``<0.5``: ``limit`` or ``missing``.
+        ignore-marks: texts next to a number to ignore, such as ``%``.
+        pass-through: columns to copy from the prediction input to the answers.
     """
 
     declaration: TableDeclaration
@@ -162,7 +164,7 @@ class Table(DeclaredTask):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Numeric columns, one number per declared category, and the indicators."""
+        """The number of inputs: numeric columns, one per declared category, and indicators."""
         return (
             len(self.declaration.numeric)
             + sum(len(values) for values in self.declaration.categorical.values())
@@ -174,7 +176,6 @@ class Table(DeclaredTask):
         return (*self.declaration.numeric, *self.declaration.categorical)
 
     def expected(self) -> str:
-        """See ``DeclaredTask``."""
         targets = self.declaration.targets
         return (
             f"a .csv or .parquet file with target column{'s' * (len(targets) > 1)} "
@@ -182,14 +183,14 @@ class Table(DeclaredTask):
         )
 
     def read(self, place: Path, options: Mapping[str, Any]) -> Rows:
-        """Read the declared columns and no others."""
+        """Read only the declared columns."""
         written = self._dialect(options)
         table = self._contents(place, [*self.declaration.targets, *self._inputs], written)
         y = self._targets(table, place, written)
         return Rows(*self._columns(table, place, written, strict=True), y, np.arange(len(table)))
 
     def _contents(self, place: Path, columns: Sequence[str], written: Dialect) -> Contents:
-        """These columns of a file; what is to be known of its rows becomes a note or warning."""
+        """Read these columns; remarks on the rows become notes or warnings."""
         numeric = {*self.declaration.numeric, *self.declaration.real_targets}
         found = files.read_columns(place, columns, written, self.expected(), numeric=numeric)
         self._notes += found.notes
@@ -197,12 +198,12 @@ class Table(DeclaredTask):
         return found
 
     def keys(self, of: Rows, place: Path, options: Mapping[str, Any], which: str) -> Sequence[str]:
-        """See ``DeclaredTask``: what stands in the column ``group``."""
+        """Return each row's value in the column ``group``."""
         keys = whose.keys_in_column(place, options["group"], self._dialect(options))
         return [keys[row] for row in of.rows]
 
     def look_for_persons(self, options: Mapping[str, Option]) -> list[str]:
-        """See ``DeclaredTask``: columns that are not declared, or numbers, and repeat."""
+        """Return hints on undeclared and numeric columns that may be person keys."""
         chosen = read_options(self.name, options, self.options)
         if chosen["group"] or not chosen["data"]:
             return []
@@ -218,30 +219,28 @@ class Table(DeclaredTask):
         return _scaled(train, scale), _scaled(test, scale)
 
     def scale_of(self, train: Rows) -> ColumnScale:
-        """Mean and deviation of the training rows' numbers, and then of their real targets, unless
-        a kept model brings its own."""
+        """Return mean and deviation of the numbers, then of real targets.
+
+        A kept model's own scale takes precedence over that of the training rows.
+        """
         if self.scale is not None:
             return self.scale
         return [*scale_of(train.numbers), *(scale_of(train.y) if self.scaled_targets else ())]
 
     @property
     def scaled_inputs(self) -> int:  # type: ignore[override]
-        """See ``DeclaredTask``."""
         return len(self.declaration.numeric)
 
     @property
     def pooled_columns(self) -> int:  # type: ignore[override]
-        """As declared."""
         pooled = self.declaration.scale == "federation"
         return self.scaled_inputs + self.scaled_targets if pooled else 0
 
     def column_sums(self, options: Mapping[str, Option]) -> NDArray[np.float64]:
-        """See ``Task``."""
         train, _ = self.read_both(read_options(self.name, options, self.options))
         return sums_of(train.persons, train.numbers, *([train.y] if self.scaled_targets else []))
 
     def columns(self, options: Mapping[str, Option]) -> Sequence[Column]:
-        """See ``Task``."""
         train, _ = self.read_both(read_options(self.name, options, self.options))
         odd = iter(train.odd.T)
         found = [
@@ -256,7 +255,7 @@ class Table(DeclaredTask):
     def _blocks(
         self, categories: NDArray[np.float32]
     ) -> dict[str, tuple[tuple[str, ...], NDArray[np.float32]]]:
-        """Categorical column → its values, and (n, values) which of them each row has."""
+        """Return categorical column → its values, and each row's 0/1 for them (n, values)."""
         names = self.declaration.categorical
         ends = np.cumsum([len(values) for values in names.values()])[:-1]
         blocks = np.split(categories, ends, axis=1) if names else []
@@ -266,14 +265,10 @@ class Table(DeclaredTask):
         }
 
     def inputs(self, file: Path, options: Mapping[str, Option]) -> Samples:
-        """The rows of a table; it needs no target column.
+        """Read the rows of a table to predict from; it needs no target column.
 
-        The scale is ``self.scale``, else that of the silo's own training rows: its ``data`` must
-        then still be there. Of a silo that names no ``data``, which has none with labels yet, it is
-        that of these rows.
-
-        Raises:
-            TaskError: a column is missing, or something cannot be read.
+        The scale is ``self.scale``, otherwise that of the silo's training rows, so ``data`` must
+        still exist. If the silo names no ``data`` (it has no labels yet), these rows define it.
         """
         chosen = read_options(self.name, options, self.options)
         scale = self.scale
@@ -290,7 +285,6 @@ class Table(DeclaredTask):
         return Samples(_scaled(rows, scale), notes=notes, passed=passed, scale=scale)
 
     def passed_through(self, options: Mapping[str, Option]) -> Mapping[str, Sequence[str]]:
-        """See ``Task``."""
         chosen = read_options(self.name, options, self.options)
         written = self._dialect(chosen)
         if not written.passed:
@@ -299,7 +293,7 @@ class Table(DeclaredTask):
         return self._passed(place_of(chosen["test-data"] or chosen["data"]), written, test)
 
     def _passed(self, file: Path, written: Dialect, of: Rows) -> dict[str, list[str]]:
-        """Name of a column → what stands in it in these rows."""
+        """Return column name → its texts in these rows."""
         found = {}
         for name in written.passed:
             texts = files.raw_texts(file, name, written, self.expected())
@@ -307,7 +301,7 @@ class Table(DeclaredTask):
         return found
 
     def prepared(self, options: Mapping[str, Option]) -> Mapping[str, Any]:
-        """See ``Task``: the column of every number that goes in, in order."""
+        """Describe every model input in order, with its column and preparation."""
         columns: list[dict[str, Any]] = [{"column": name} for name in self.declaration.numeric]
         for column, (mean, width) in zip(columns, self.scale or (), strict=False):
             column |= {"mean": mean, "deviation": width}
@@ -339,7 +333,7 @@ class Table(DeclaredTask):
         return dialect.read_dialect(self.name, declared, options)
 
     def _targets(self, table: Contents, place: Path, written: Dialect) -> NDArray[Any]:
-        """(n,) Classes, or (n, columns) real numbers."""
+        """Return (n,) classes, or (n, columns) real numbers."""
         target = self.declaration.target
         if isinstance(target, str):
             return self._classes(table, target, place, written)
@@ -377,7 +371,7 @@ class Table(DeclaredTask):
     def _known(
         self, table: Contents, column: str, place: Path, written: Dialect
     ) -> NDArray[np.float64]:
-        """Numbers of a target column, of which none is missing."""
+        """Return the numbers of a target column; refuse missing ones."""
         values = self._finite(table, column, place, written)
         if (missing := np.isnan(values)).any():
             raise _no_target(column, missing, place, written)
@@ -386,11 +380,9 @@ class Table(DeclaredTask):
     def _columns(
         self, table: Contents, place: Path, written: Dialect, *, strict: bool
     ) -> tuple[NDArray[np.float64], NDArray[np.float32], NDArray[np.float32], NDArray[np.bool_]]:
-        """Numbers, one-hot categories, indicators and what is not as declared, of all rows.
+        """Return numbers, one-hot categories, indicators and undeclared values of all rows.
 
-        Args:
-            table, place, written: what was read, where, and how the silo writes.
-            strict: refuse a column most of which is not as declared.
+        With ``strict``, refuse a column with mostly undeclared values.
         """
         numbers = np.empty((len(table), len(self.declaration.numeric)))
         missing: dict[str, NDArray[np.bool_]] = {}
@@ -428,7 +420,7 @@ class Table(DeclaredTask):
     def _numbers(
         self, table: Contents, column: str, place: Path, written: Dialect, *, strict: bool
     ) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-        """The numbers, NaN where there is none that counts; and where one is out of bounds."""
+        """Return numbers, NaN where missing or out of bounds, and which are out of bounds."""
         values = self._finite(table, column, place, written)
         present = int(np.isfinite(values).sum())
         low, high = self.declaration.bounds.get(column, (-np.inf, np.inf))
@@ -451,7 +443,7 @@ class Table(DeclaredTask):
     def _places(
         self, table: Contents, column: str, place: Path, written: Dialect, *, strict: bool
     ) -> NDArray[np.int64]:
-        """(n,) Which of the declared categories each row is of; -1: none."""
+        """Return (n,) the declared category of each row; -1: none."""
         values, found = self.declaration.categorical[column], table.codes[column]
         places = found.places(lambda text: written.place(text, values))
         if missing := int((found.at < 0).sum()):
@@ -471,7 +463,7 @@ class Table(DeclaredTask):
         return places
 
     def _look_at(self, train: Rows) -> None:
-        """Warn of columns that say nothing."""
+        """Warn about uninformative columns and suspicious numbers."""
         if len(train.y) < 2:
             return
         for i, column in enumerate(self.declaration.numeric):

@@ -1,4 +1,4 @@
-"""What a declaration may give as its ``target``, and the learning problem that follows from it."""
+"""Targets of a declaration, and the learning problems that follow from them."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ class Target(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     def problem(self, num_classes: int) -> Problem:
-        """The learning problem; ``num_classes`` are declared beside the target."""
+        """Return the learning problem; ``num_classes`` comes from the declaration."""
         raise NotImplementedError
 
     def labels(self) -> tuple[str, ...]:
-        """Names of labels, where there are any."""
+        """Return the names of the labels, if any."""
         return ()
 
 
@@ -41,11 +41,9 @@ class NumberColumns(Target):
     unit: str = ""
 
     def problem(self, num_classes: int) -> Problem:
-        """See ``Target``."""
         return Numbers(len(self.columns), self.unit)
 
     def labels(self) -> tuple[str, ...]:
-        """See ``Target``."""
         return self.columns
 
 
@@ -56,11 +54,9 @@ class LabelColumns(Target):
     columns: Names
 
     def problem(self, num_classes: int) -> Problem:
-        """See ``Target``."""
         return Labels(len(self.columns))
 
     def labels(self) -> tuple[str, ...]:
-        """See ``Target``."""
         return self.columns
 
 
@@ -77,14 +73,13 @@ class SurvivalColumns(Target):
         return self.time, self.event
 
     def problem(self, num_classes: int) -> Problem:
-        """See ``Target``."""
         return Survival()
 
 
 class NumberArray(Target):
-    """``y`` of real numbers, (n, count), or (n,) for one.
+    """Real numbers in ``y``, (n, count), or (n,) for one.
 
-    ``scale``: whose mean and deviation standardise them, as of a table.
+    ``scale`` defines whose mean and deviation standardise them, as for a table.
     """
 
     kind: Literal["number"]
@@ -94,36 +89,32 @@ class NumberArray(Target):
 
     @model_serializer(mode="wrap")
     def _as_before(self, plain: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Without a key that came later where it says nothing: fingerprints stay the same."""
+        """Omit the newer key ``scale`` at its default, so that fingerprints stay the same."""
         return {key: v for key, v in plain(self).items() if (key, v) != ("scale", "silo")}
 
     def problem(self, num_classes: int) -> Problem:
-        """See ``Target``."""
         return Numbers(self.count, self.unit)
 
 
 class LabelArray(Target):
-    """``y`` of 0 and 1, (n, names)."""
+    """Zeros and ones in ``y``, (n, names)."""
 
     kind: Literal["labels"]
     names: Names
 
     def problem(self, num_classes: int) -> Problem:
-        """See ``Target``."""
         return Labels(len(self.names))
 
     def labels(self) -> tuple[str, ...]:
-        """See ``Target``."""
         return self.names
 
 
 class SurvivalArray(Target):
-    """``y`` of times and events, (n, 2)."""
+    """Times and events in ``y``, (n, 2)."""
 
     kind: Literal["survival"]
 
     def problem(self, num_classes: int) -> Problem:
-        """See ``Target``."""
         return Survival()
 
 
@@ -133,7 +124,6 @@ class MaskTarget(Target):
     kind: Literal["mask"]
 
     def problem(self, num_classes: int) -> Problem:
-        """See ``Target``."""
         return Masks(num_classes)
 
 

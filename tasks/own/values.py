@@ -1,7 +1,7 @@
-"""What the texts of one column mean: numbers, or codes.
+"""Values of one column of texts: numbers or codes.
 
-A column is read in parts, so that its texts are never all held at once. Rows are counted from 1,
-without the line of names.
+A column is read in parts, so that its texts are never all in memory. Rows are counted from 1,
+without the header.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from coterie.tasks.base import TaskError
 from coterie.tasks.own.dialect import LOOKALIKES, MINUS, Dialect
 
 SHOWN = 20
-"""Columns or forms that an error names."""
+"""Columns or forms that an error lists."""
 FEW, MANY = 1 << 12, 1 << 25
 """Rows for which there is room from the beginning, at least and at most."""
 LONGEST = 24
@@ -30,22 +30,22 @@ LIMIT = re.compile(r"^(<=|>=|[<>≤≥])\s*")
 
 
 def shown(text: str) -> str:
-    """A code, for people, cut where it is a long text."""
+    """Return a code for display, truncated if long."""
     return repr(text if len(text) <= LONGEST else text[:LONGEST] + "…")
 
 
 def counted(count: int, what: str) -> str:
-    """So many of them, for people."""
+    """Return a count and its noun, for display."""
     return f"{count} {what}{'s' * (count != 1)}"
 
 
 def without_rows(text: str) -> str:
-    """An error of pyarrow's without what it quotes of the file."""
+    """Return a pyarrow error message without its quotation from the file."""
     return re.split(r":\s|\n", text.removeprefix("CSV parse error: "))[0].rstrip(". ")
 
 
 def is_text(kind: Any) -> bool:
-    """Whether a column of this type of pyarrow's holds texts."""
+    """Return whether a pyarrow type holds texts."""
     import pyarrow as pa
 
     return bool(
@@ -54,19 +54,16 @@ def is_text(kind: Any) -> bool:
 
 
 class Growing:
-    """An array that grows part by part, in one piece: many small ones would leave gaps in memory
-    that the system does not get back.
+    """An array that grows part by part in one piece, which avoids memory fragmentation.
 
-    Args:
-        kind: of its numbers.
-        about: how many there will probably be. What is not used takes no memory.
+    ``about`` is the expected length; unused room takes no memory.
     """
 
     def __init__(self, kind: Any, about: int) -> None:
         self._held, self.count = np.empty(min(about + about // 10 + FEW, MANY), kind), 0
 
     def add(self, part: NDArray[Any]) -> None:
-        """Put these behind the others."""
+        """Append a part."""
         end = self.count + len(part)
         if end > len(self._held):
             grown = np.empty(max(end, 2 * len(self._held)), self._held.dtype)
@@ -76,29 +73,29 @@ class Growing:
         self.count = end
 
     def all(self) -> NDArray[Any]:
-        """All parts."""
+        """Return all parts."""
         return self._held[: self.count]
 
 
 @dataclass(frozen=True)
 class Coded:
-    """(n,) Rows of a column as numbers of its distinct ``texts``; -1: the value is missing."""
+    """Rows of a column as (n,) indices of its distinct ``texts``; -1: the value is missing."""
 
     at: NDArray[np.int32]
     texts: list[str]
 
     def all(self) -> list[str | None]:
-        """The text of each row; None where it is missing."""
+        """Return the text of each row; None if missing."""
         known = [*self.texts, None]
         return [known[one] for one in self.at.tolist()]
 
     def places(self, place_of: Callable[[str], int | None]) -> NDArray[np.int64]:
-        """(n,) What ``place_of`` gives for each row's text; -1 where it is None or missing."""
+        """Return (n,) ``place_of`` of each row's text; -1 where None or missing."""
         found = [place_of(text) for text in self.texts]
         return np.array([-1 if one is None else one for one in found] + [-1])[self.at]
 
     def listed(self, rows: NDArray[np.bool_]) -> str:
-        """The distinct texts of these rows, for people, each with its first row."""
+        """List the distinct texts of these rows for display, each with its first row."""
         where = np.flatnonzero(rows)
         numbers, starts, counts = np.unique(self.at[where], return_index=True, return_counts=True)
         order = np.argsort(starts)
@@ -110,12 +107,11 @@ class Coded:
 
 
 def _also(count: int) -> str:
-    """How many more rows there are than the one that is named."""
     return "" if count == 1 else f" and {counted(count - 1, 'more row')}"
 
 
 class Codes:
-    """Texts of one column, part by part."""
+    """A collector of one column's texts, part by part."""
 
     def __init__(self, column: str, dialect: Dialect, about: int) -> None:
         self.column, self.dialect = column, dialect
@@ -123,11 +119,7 @@ class Codes:
         self._at = Growing(np.int32, about)
 
     def add(self, part: Any) -> None:
-        """Read some more rows.
-
-        Raises:
-            pyarrow.ArrowException: they are lists or the like.
-        """
+        """Add rows; raise ``pyarrow.ArrowException`` if they are lists or similar."""
         import pyarrow as pa
 
         encoded = part.cast(pa.string()).dictionary_encode()
@@ -139,7 +131,7 @@ class Codes:
         self._at.add(np.array([*numbers, -1], np.int32)[at])
 
     def done(self) -> Coded:
-        """All rows, as what they mean."""
+        """Return the meanings of all rows."""
         means = [self.dialect.meant(self.column, text) for text in self._numbers]
         distinct = {text: i for i, text in enumerate(dict.fromkeys(filter(None, means)))}
         numbers = [-1 if text is None else distinct[text] for text in means]
@@ -148,7 +140,7 @@ class Codes:
 
 @dataclass
 class Form:
-    """Values that are no numbers and look alike: what stands before and behind is the same."""
+    """Values that are not numbers and share the text before and after."""
 
     example: str
     row: int
@@ -156,12 +148,10 @@ class Form:
 
 
 class Numbers:
-    """Numbers of one column, part by part.
+    """A collector of one column's numbers, part by part.
 
-    Attributes:
-        column, dialect: which, and how it is written.
-        odd: form → the values that are no numbers.
-        done_to: what was done to values to read them → in how many rows.
+    ``odd`` holds values that are not numbers by form; ``done_to`` counts rows by how they were
+    changed to read them.
     """
 
     def __init__(self, column: str, dialect: Dialect, about: int) -> None:
@@ -171,11 +161,7 @@ class Numbers:
         self._values, self._simple = Growing(np.float64, about), True
 
     def add(self, part: Any) -> None:
-        """Read some more rows.
-
-        Raises:
-            pyarrow.ArrowException: they are neither numbers nor texts.
-        """
+        """Add rows; raise ``pyarrow.ArrowException`` if they are neither numbers nor texts."""
         import pyarrow as pa
 
         if pa.types.is_dictionary(part.type):
@@ -185,7 +171,7 @@ class Numbers:
         self._values.add(read(part))
 
     def done(self) -> NDArray[np.float64]:
-        """(n,) All rows, NaN where a value is missing."""
+        """Return (n,) all rows, NaN where a value is missing."""
         return self._values.all()
 
     def _read(self, part: Any) -> NDArray[np.float64]:
@@ -212,7 +198,7 @@ class Numbers:
         return values
 
     def _odd(self, texts: list[str], rows: NDArray[np.intp]) -> NDArray[np.float64]:
-        """(k,) Numbers with a mark or a limit beside them. What has none is kept in ``odd``."""
+        """Return (k,) numbers without adjacent marks and limits; record the rest in ``odd``."""
         import pyarrow as pa
         from pyarrow import compute
 
@@ -232,7 +218,7 @@ class Numbers:
         return np.array([meant[text] for text in texts])
 
     def _without_marks(self, text: str) -> tuple[str, list[str]]:
-        """A value without marks and limits beside it, and what was left out."""
+        """Return a value without adjacent marks and limits, and what was removed."""
         text, done = text.strip().replace(MINUS, "-"), []
         marks = self.dialect.marks_of(self.column)
         censored = self.dialect.censored_as(self.column)
@@ -248,11 +234,7 @@ class Numbers:
             text = text.strip()
 
     def refuse(self, where: str, rows: int) -> None:
-        """Say what is no number, if there is something.
-
-        Raises:
-            TaskError: lists the forms, and what to set for each.
-        """
+        """Raise ``TaskError`` if some values are not numbers, with advice for each form."""
         if not self.odd:
             return
         forms = [*self.odd.values()]
@@ -275,7 +257,7 @@ class Numbers:
         )
 
     def _advice(self, forms: list[Form]) -> list[str]:
-        """What to set for these forms, a sentence each."""
+        """Return advice for these forms, one sentence per setting."""
         marks, limits, rest = [], [], []
         for form in forms:
             before, number, behind = _split(form.example)
@@ -302,7 +284,7 @@ class Numbers:
         return said
 
     def _setting_for(self, texts: list[str]) -> str:
-        """Which marks of decimals and thousands would read all of these."""
+        """Return decimal and thousands settings that would read all of these."""
         now = {"decimal": self.dialect.decimal, "thousands": self.dialect.thousands}
         ways = []
         for decimal, thousands in product((",", "."), ("", ".", ",", " ", "'", "_")):
@@ -322,7 +304,7 @@ class Numbers:
 
 
 LIMITS = {"limit": "taken as the limit", "missing": "beyond a limit, taken as missing"}
-"""What is said of censored values."""
+"""Setting → message about censored values."""
 
 
 def _beside(text: str, mark: str) -> bool:
@@ -330,7 +312,7 @@ def _beside(text: str, mark: str) -> bool:
 
 
 def _split(text: str) -> tuple[str, str, str]:
-    """What stands before a number, the number, and what stands behind it."""
+    """Return the text before a number, the number, and the text after it."""
     found = re.search(rf"[+\-{MINUS}]?\d(?:[\d.,'’_\s]*\d)?", text)
     if not found:
         return text, "", ""
@@ -338,7 +320,7 @@ def _split(text: str) -> tuple[str, str, str]:
 
 
 def _form(text: str) -> tuple[str, str]:
-    """Values of one form differ in their number alone."""
+    """Return a value's form; values of one form differ only in their number."""
     before, number, behind = _split(text.strip())
     plain = bool(number) and not (before or behind)
     return (before.strip(), behind.strip()) if not plain else ("", re.sub(r"\d+", "0", number))
@@ -353,9 +335,9 @@ def _reads(texts: list[str], dialect: Dialect) -> bool:
 
 
 def _translated(texts: Any, column: str, dialect: Dialect) -> Any:
-    """Texts of which those that are codes say what they mean.
+    """Replace codes by their meaning.
 
-    Most numbers differ from each other: to look up each would take long.
+    Only texts that are codes are looked up: most numbers differ, and looking up each is slow.
     """
     import pyarrow as pa
     from pyarrow import compute
@@ -375,7 +357,7 @@ def _float(found: Any) -> NDArray[np.float64]:
 
 
 def numerals(texts: Any, dialect: Dialect) -> Any:
-    """Texts with a decimal point and no thousands, and null for what says that it is missing."""
+    """Return texts with a decimal point and no thousands marks; null if missing."""
     import pyarrow as pa
     from pyarrow import compute, csv
 
@@ -398,5 +380,5 @@ def numerals(texts: Any, dialect: Dialect) -> Any:
 
 
 def first(rows: NDArray[np.bool_]) -> int:
-    """Number of the first row that is so, from 1."""
+    """Return the number of the first true row, from 1."""
     return int(np.argmax(rows)) + 1

@@ -1,7 +1,7 @@
-"""Whose samples they are: the keys that ``group`` names, and what looks like one where it does not.
+"""Person keys of samples: those that ``group`` names, and likely keys if it is not set.
 
-Neither a key nor anything else that stands in the data is shown, or leaves this module as a text
-that anybody would see: a file's name may be a person's key.
+No key or other value of the data leaves this module as readable text: even a file name may be a
+person's key.
 """
 
 from __future__ import annotations
@@ -23,11 +23,7 @@ from coterie.tasks.own.values import SHOWN
 
 
 def checked_keys(keys: Sequence[str], where: str) -> Sequence[str]:
-    """The keys, if every sample has one.
-
-    Raises:
-        TaskError: some have none.
-    """
+    """Return the keys, or raise ``TaskError`` if a sample has none."""
     if missing := keys.count(""):
         raise TaskError(
             f"{where} (group) has no value in {missing} of {len(keys)} rows; the first is row "
@@ -38,15 +34,10 @@ def checked_keys(keys: Sequence[str], where: str) -> Sequence[str]:
 
 
 def keys_in_column(place: Path, group: str, written: Dialect) -> Sequence[str]:
-    """Of every row what stands in a column, which need not be declared.
+    """Return each row's value in a column, which need not be declared.
 
-    Args:
-        place: the file.
-        group: the column's name, in the file or as it is declared.
-        written: how the silo writes.
-
-    Raises:
-        TaskError: there is no such column, or no value in it.
+    ``group`` is its name, in the file or declared. Raises ``TaskError`` if it or a value is
+    missing.
     """
     import pyarrow.csv
 
@@ -66,18 +57,12 @@ def keys_in_column(place: Path, group: str, written: Dialect) -> Sequence[str]:
 
 
 def keys_in_paths(paths: Sequence[PurePath], depth: int, pattern: str) -> Sequence[str]:
-    """Of every image what a pattern finds in its path: its first group, or all that it matches.
+    """Return what a pattern finds in each image's path: its first group, or the whole match.
 
-    It is looked for in the path below the folder of the class, then in the file's name, then in the
-    whole path: the first of these in which it is found for all images is taken.
-
-    Args:
-        paths: below the data folder.
-        depth: how many of their folders lead to that of the class, itself included.
-        pattern: a regular expression.
-
-    Raises:
-        TaskError: it is none, or finds nothing in some paths.
+    The regular expression is searched in the path below the class folder, then in the file name,
+    then in the whole path; the first of these with a match for all images is used. ``paths`` are
+    below the data folder; ``depth`` is their number of folders down to the class folder, inclusive.
+    Raises ``TaskError`` if the pattern is invalid, or finds nothing in some paths.
     """
     try:
         sought = re.compile(in_nfc(pattern))
@@ -142,26 +127,22 @@ ELSE = re.compile(
     r"|monat|week|day|tag|hour|zip|plz|cap|postcode|postal|postleitzahl|icd|ops|diagnos\w*|ward"
     r"|station|hospital|klinik|center|site|city|ort|country|land|region|department)\b"
 )
-"""What names of columns say that are no persons: age, dates, places, diagnoses."""
+"""Column names that do not denote persons: age, dates, places, diagnoses."""
 CODE = re.compile(
     r"[^\W\d_]{2,6}[-_ ]?\d{2,}|[^\W\d_][-_ ]?\d{3,}|(?=.*\d)(?=.*[a-f])[0-9a-f-]{8,}"
 )
-"""A letter and some digits, as P001; an ICD code has two of them."""
+"""A letter and some digits, such as P001; an ICD code has only two digits."""
 NUMBERED = re.compile(r"[^\s.,]*\d[^\s.,]*")
-"""What is enough where the column's name ends as those of keys do."""
+"""Sufficient form of a value if the column's name ends like that of a key."""
 DATE = re.compile(r"(19|20)\d\d([-./]?(0[1-9]|1[0-2])([-./]?[0-3]\d)?)?")
 
 
 def repeated_in_columns(
     place: Path, written: Dialect, declared: Collection[str], numeric: Collection[str]
 ) -> list[str]:
-    """What to tell of columns that may say whose rows they are, and repeat: their names alone.
+    """Return hints on columns whose repeated values may be person keys, showing only names.
 
-    Args:
-        place: the file.
-        written: how the silo writes.
-        declared: columns that are no such keys.
-        numeric: declared columns that are, if their name says so.
+    ``declared`` columns are not such keys; ``numeric`` ones only if their name suggests it.
     """
     skipped = {written.columns.get(name, name) for name in declared}
     inputs = {written.columns.get(name, name) for name in numeric}
@@ -186,13 +167,13 @@ def _is_named(name: str) -> bool:
 
 
 def _words(name: str) -> str:
-    """``PatNr`` and ``pat-nr`` as ``pat nr``."""
+    """Return ``PatNr`` and ``pat-nr`` as ``pat nr``."""
     apart = re.sub(r"(?<=[^\W\d_A-Z])(?=[A-Z])", " ", in_nfc(name))
     return " ".join(re.split(r"[\W_]+", apart.casefold())).strip()
 
 
 def _repeats(name: str, texts: Sequence[str | None]) -> Iterator[tuple[int, int]]:
-    """How many values in how many rows, if the column may say whose they are."""
+    """Yield the numbers of values and rows if the column may hold person keys."""
     values: dict[str, int] = {}
     places = [values.setdefault(text, len(values)) for text in texts if text and text.strip()]
     known, rows = len(values), len(places)
@@ -203,7 +184,10 @@ def _repeats(name: str, texts: Sequence[str | None]) -> Iterator[tuple[int, int]
 
 
 def _look_like_keys(words: str, values: Sequence[str], places: Sequence[int]) -> bool:
-    """Of a column whose name does not say it. Diagnoses, ages and dates repeat as well."""
+    """Return whether values look like keys if the column's name does not settle it.
+
+    Diagnoses, ages and dates repeat as well.
+    """
     if not TWICE <= len(places) / len(values) <= OFTEN or ELSE.search(words):
         return False
     if all(DATE.match(value) for value in values):
@@ -219,11 +203,7 @@ def _look_like_keys(words: str, values: Sequence[str], places: Sequence[int]) ->
 
 
 def repeated_in_paths(paths: Sequence[PurePath], depth: int) -> list[str]:
-    """What to tell of images whose names begin alike, or that lie together in folders.
-
-    Args:
-        paths, depth: as of ``keys_in_paths``.
-    """
+    """Return hints on images with similar name beginnings or folders; see ``keys_in_paths``."""
     beginnings = [re.match(r"(?=[^\W_]*\d)([^\W_]+)[\W_]", path.stem) for path in paths]
     num_classes = len({path.parts[depth - 1] for path in paths})
     for what, pattern, keys in (

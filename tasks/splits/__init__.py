@@ -1,12 +1,10 @@
-"""Cutting one data set into the shares of many silos, as the papers' experiments do.
+"""Splits of one data set into the shares of many silos, as in the papers' experiments.
 
-A split is a matrix of shares: row i is silo i, column c a class (one column: classes do not
-matter), and an entry is the part of that class's samples which the silo gets. A kind of split is a
-way to draw that matrix; ``cut`` turns any of them into disjoint index arrays. The training and
-the test part of a data set are cut by the same matrix, so a silo is tested on its own distribution.
-
-Everything is numpy and seeded: every silo process can compute its own share of a common folder,
-and all of them agree on it without talking.
+A split is a matrix of shares: entry (i, c) is the part of the samples of class c that silo i gets;
+a single column ignores classes. A kind of split defines how to draw the matrix; ``cut`` turns it
+into disjoint index arrays. The training and test parts are cut by the same matrix, so a silo is
+tested on its own distribution. Everything is seeded NumPy: every silo process can compute its share
+of a common folder, and all agree without communicating.
 
 Sources: HCCT (section 3.2, section 7.1), FedGroup (section V; the generator of FedProx), FedCollab
 (section "Setup"; numbers from its published settings), FedGenP (Table 2; the Dirichlet split of

@@ -17,14 +17,11 @@ from coterie.tasks.splits.shifts import permutation
 
 @dataclass(frozen=True)
 class Share:
-    """What one silo gets.
+    """One silo's share: sorted indices into the training part and into the test part.
 
-    Attributes:
-        train: indices into the training part, sorted.
-        test: indices into the test part, or into the same part if only one was given; disjoint
-            from ``train`` then.
-        rotation: degrees by which its images are to be turned.
-        labels: shape (num_classes,), the label that each label becomes, or None.
+    Without a test part, ``test`` indexes the training part too, disjoint from ``train``.
+    ``rotation`` is in degrees; ``labels`` (num_classes,) is the label that each label becomes, or
+    None.
     """
 
     train: Indices
@@ -34,11 +31,11 @@ class Share:
 
 
 Plan = Callable[[Mapping[str, Any], Indices, np.random.Generator], tuple[Matrix, Matrix]]
-"""Shares of the training and of the test part; they differ where a paper tests on other sizes."""
+"""Shares of the training and test parts; they differ if a paper tests on other sizes."""
 
 
 def _drawn(draw: Callable[..., Matrix], *keys: str) -> Plan:
-    """Both parts by the same shares, drawn with these keys of the split."""
+    """Return a plan that draws the shares with these keys and uses them for both parts."""
 
     def plan(
         chosen: Mapping[str, Any], counts: Indices, rng: np.random.Generator
@@ -80,7 +77,7 @@ def _plan_three_silos(
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of split: its own keys with their defaults, and how its shares are drawn."""
+    """A kind of split: its own keys with defaults, and how to draw its shares."""
 
     keys: Mapping[str, Option]
     plan: Plan
@@ -132,35 +129,34 @@ def make_split(
     units: ArrayLike | None = None,
     test_units: ArrayLike | None = None,
 ) -> list[Share]:
-    """Cut a data set into one share per silo, as a few keys say.
+    """Cut a data set into one share per silo, as defined by the keys of ``config``.
 
     Keys of every kind:
         kind: one of ``KINDS``.
-        silos: how many. Required (``three-silos``: 3).
+        silos: number of silos. Required (``three-silos``: 3).
         seed: ≥ 0. The same keys and labels give the same split on every machine.
-        samples: use only so many training samples in all, taken at random; 0 = all.
-        min-samples: no silo gets fewer training samples.
-        test: ``own`` = a silo is tested on its own share of the test part; ``all`` = on the
-            whole test part (FedGenP's global model).
-        test-share: in (0, 1), only without ``test_labels``: the part of each silo's own
-            samples that it keeps for testing (HCCT and FedGroup cut their test data so).
-        rotations: degrees, "a,b,…": silo i of N is turned by entry ``i · len // N``.
-        permutations: k: silo i of N has its labels permuted by number ``i · k // N``; 1 = not.
+        samples: total number of training samples, drawn at random; 0 = all.
+        min-samples: minimum number of training samples per silo.
+        test: ``own`` = test a silo on its own share of the test part; ``all`` = on the whole test
+            part (FedGenP's global model).
+        test-share: in (0, 1), only without ``test_labels``: the part of each silo's own samples
+            held out for testing (as in HCCT and FedGroup).
+        rotations: degrees, "a,b,…": silo i of N is rotated by entry ``i · len // N``.
+        permutations: k: silo i of N has label permutation ``i · k // N``; 1 = none.
 
-    Keys of one kind: ``alpha`` (dirichlet); ``classes`` (classes-per-silo, power-law);
-    ``shards`` (one-class-shards); ``base``, ``sigma`` (power-law); ``sizes``, as "2500x10,340x10";
-    ``groups`` as "0,1;1,2", ``own-share``, ``small-from``, ``small-share`` (label-groups).
+    Keys of one kind: ``alpha`` (dirichlet); ``classes`` (classes-per-silo, power-law); ``shards``
+    (one-class-shards); ``base``, ``sigma`` (power-law); ``sizes``, as "2500x10,340x10"; ``groups``
+    as "0,1;1,2", ``own-share``, ``small-from``, ``small-share`` (label-groups).
 
     Args:
-        config: the keys above.
-        labels: shape (n,), the training part's labels.
-        test_labels: shape (m,), the test part's; cut by the same shares. None: see test-share.
-        num_classes: number of classes, if some class may have no sample.
-        units, test_units: as in ``cut``; for kind ``iid``. A unit is never on both sides of a
-            silo's test-share either.
+        labels: (n,) labels of the training part.
+        test_labels: (m,) labels of the test part, cut by the same shares. None: see test-share.
+        num_classes: number of classes, if some class may have no samples.
+        units, test_units: as in ``cut``, only for kind ``iid``. A unit is also never on both sides
+            of a silo's test-share.
 
     Raises:
-        TaskError: an unknown kind or key, or a split that is impossible with these samples.
+        TaskError: a kind or key is unknown, or the split is impossible with these samples.
     """
     kind, chosen = _read(config)
     y = checked_labels(labels, chosen["silos"])
@@ -187,7 +183,7 @@ def make_split(
 
 
 def _read(config: Mapping[str, Option]) -> tuple[str, dict[str, Any]]:
-    """Defaults filled in, types and bounds checked."""
+    """Return the kind, and its keys with defaults filled in and values checked."""
     kind = str(config.get("kind", ""))
     if kind not in KINDS:
         raise TaskError(f"kind of split must be one of {', '.join(KINDS)}. Got {kind!r}.")
@@ -239,7 +235,7 @@ def _subsample(available: int, wanted: int, rng: np.random.Generator) -> Indices
 def _hold_out(
     part: Indices, share: float, units: NDArray[Any] | None, rng: np.random.Generator
 ) -> tuple[Indices, Indices]:
-    """A silo's own samples as (train, test), at least one on each side where there are two."""
+    """Split a silo's samples into (train, test), at least one each if there are two."""
     if not 0 < share < 1:
         raise TaskError(
             "without a test part of its own, a split needs test-share, the part of each silo's "
@@ -310,7 +306,7 @@ def _list(text: str, kind: type[Any]) -> list[Any]:
 
 
 def _size_list(text: str) -> list[int]:
-    """``"2500x10,340"`` → ten times 2500, once 340."""
+    """Parse ``"2500x10,340"`` as ten times 2500 and once 340."""
     found: list[int] = []
     for word in text.split(","):
         size, _, times = word.partition("x")

@@ -1,4 +1,4 @@
-"""A split among a task's options: how silos that share one data set say which share is theirs."""
+"""Split options of a task: silos that share one data set select their shares."""
 
 from __future__ import annotations
 
@@ -20,14 +20,10 @@ SPLIT_KEYS: dict[str, Option] = {
 
 
 def check_split(options: Mapping[str, Option], chosen: Mapping[str, Any]) -> None:
-    """Refuse what cannot be meant.
-
-    Args:
-        options: as the silo gave them.
-        chosen: the same with defaults and types.
+    """Check the split options, as given and with defaults filled in (``chosen``).
 
     Raises:
-        TaskError: an unknown kind, a share outside [0, 1), or keys of a split without one.
+        TaskError: a kind is unknown, a share is outside [0, 1), or split keys have no split.
     """
     if not 0 <= chosen["test-share"] < 1:
         raise TaskError(f"test-share must be in [0, 1). Got {chosen['test-share']}.")
@@ -53,7 +49,7 @@ def shares_of(
     test_labels: ArrayLike | None,
     num_classes: int,
 ) -> list[Share]:
-    """Every silo's share of a data set; arguments as in ``check_split`` and ``make_split``."""
+    """Return every silo's share of a data set; see ``check_split`` and ``make_split``."""
     # only the keys that were given: a key that the kind does not have must be refused
     config = {k.removeprefix("split-"): chosen[k] for k in options if k in SPLIT_KEYS}
     config["kind"] = chosen["split"]
@@ -65,11 +61,7 @@ def shares_of(
 
 
 def silos_asked(silos: Sequence[int] | None, num_silos: int) -> Sequence[int]:
-    """Numbers of the silos to load, by default all.
-
-    Raises:
-        TaskError: a number that no silo has.
-    """
+    """Return the silos to load, by default all; raise ``TaskError`` for a number out of range."""
     wanted = range(num_silos) if silos is None else silos
     for silo in wanted:
         if not 0 <= silo < num_silos:

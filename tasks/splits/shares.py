@@ -1,8 +1,7 @@
-"""Shares: who gets which part of every class, and the cut that turns shares into indices.
+"""Shares: each silo's part of every class, and the cut that turns shares into indices.
 
-One function for every kind of split: shares, shape (silos, C) or (silos, 1), from the samples of
-each class, shape (C,), and the number of silos. What shares are and where the kinds come from:
-``coterie.tasks.splits``.
+Each kind of split has a function that returns shares (silos, C) or (silos, 1) from the samples per
+class (C,) and the number of silos. For definitions and sources see ``coterie.tasks.splits``.
 """
 
 from __future__ import annotations
@@ -27,21 +26,17 @@ MAX_TRIES = 200  # a Dirichlet split that leaves a silo too little is drawn agai
 def cut(
     labels: ArrayLike, shares: Matrix, *, rng: np.random.Generator, units: ArrayLike | None = None
 ) -> list[Indices]:
-    """Give every silo its share of every class.
+    """Return each silo's share of every class, as sorted, disjoint and possibly empty indices.
 
-    A silo gets the exact share of a class rounded down or up, and the silos together never more
-    than there is. Which samples it gets is random.
+    A silo gets its exact share of a class rounded down or up, as random samples; together the silos
+    never get more than there are.
 
     Args:
-        labels: shape (n,), integers in [0, C).
-        shares: shape (silos, C), or (silos, 1) to ignore the labels. Entries ≥ 0, each column
-            sums to at most 1; what remains of a class is left out.
-        rng: decides which samples go where.
-        units: shape (n,), optional: samples with one number stay together (digits of one
+        labels: (n,) integers in [0, C).
+        shares: (silos, C), or (silos, 1) to ignore the labels. Entries ≥ 0; each column sums to at
+            most 1, and the rest of a class is left out.
+        units: (n,), optional: samples with the same number stay together (digits of one
             photograph). Sizes are then met to within one unit.
-
-    Returns:
-        One sorted, disjoint array of indices per silo; an array may be empty.
     """
     y = np.asarray(labels)
     kept = None if units is None else np.asarray(units)
@@ -58,7 +53,7 @@ def cut(
 def _shuffle(
     members: Indices, units: NDArray[Any] | None, rng: np.random.Generator
 ) -> tuple[Indices, Indices | None]:
-    """Random order of ``members``, units contiguous, and the positions where one may cut."""
+    """Shuffle ``members`` with units contiguous; also return the allowed cut positions."""
     if units is None:
         return rng.permutation(members), None
     _, unit = np.unique(units, return_inverse=True)
@@ -69,7 +64,7 @@ def _shuffle(
 
 
 def _ends(shares: Matrix, count: int, allowed: Indices | None) -> Indices:
-    """Boundaries 0 ≤ e₀ ≤ … ≤ count. Rounding the running sum keeps every piece within 1."""
+    """Return boundaries 0 ≤ e₀ ≤ … ≤ count; rounding the running sum keeps pieces within 1."""
     running = np.concatenate([[0.0], np.cumsum(shares)]) * count
     ends = np.minimum(np.floor(running + 0.5 + 1e-9), count).astype(np.int64)
     if allowed is None:
@@ -81,7 +76,7 @@ def _ends(shares: Matrix, count: int, allowed: Indices | None) -> Indices:
 
 
 def checked_labels(labels: ArrayLike, silos: int) -> Indices:
-    """Labels as int64, shape (n,), or a ``TaskError`` where they or ``silos`` make no sense."""
+    """Return labels as int64 (n,); raise ``TaskError`` if they or ``silos`` are invalid."""
     y = np.asarray(labels)
     if y.ndim != 1 or y.dtype.kind not in "iu":
         raise TaskError(f"labels must be integers of shape (n,). Got {y.dtype} {y.shape}.")
@@ -93,17 +88,17 @@ def checked_labels(labels: ArrayLike, silos: int) -> Indices:
 
 
 def count_classes(labels: Indices, num_classes: int | None = None) -> Indices:
-    """Samples per class, shape (C,) where C is at least ``num_classes``."""
+    """Return samples per class, shape (C,) with C ≥ ``num_classes``."""
     return np.bincount(labels, minlength=num_classes or 0).astype(np.int64)
 
 
 def iid_shares(silos: int) -> Matrix:
-    """Equal sizes, samples at random."""
+    """Give equal shares of random samples."""
     return np.full((silos, 1), 1.0 / silos)
 
 
 def sizes_shares(wanted: Sequence[int], available: int) -> Matrix:
-    """Silo i gets ``wanted[i]`` samples at random (FedCollab: 10 × 2500 and 10 × 340)."""
+    """Give silo i ``wanted[i]`` random samples (FedCollab: 10 × 2500 and 10 × 340)."""
     if min(wanted) < 1 or sum(wanted) > available:
         raise TaskError(
             f"sizes must each be at least 1 and together at most the {available} samples there "
@@ -115,7 +110,7 @@ def sizes_shares(wanted: Sequence[int], available: int) -> Matrix:
 def half_normal_shares(
     counts: Indices, silos: int, *, min_samples: int, rng: np.random.Generator
 ) -> Matrix:
-    """``min_samples`` each, the rest in proportion to |N(0, 1)| (HCCT section 7.1, FMNIST)."""
+    """Give ``min_samples`` each, the rest in proportion to |N(0, 1)| (HCCT section 7.1, FMNIST)."""
     available = int(counts.sum())
     if min_samples < 0 or silos * min_samples > available:
         raise TaskError(
@@ -131,11 +126,11 @@ def half_normal_shares(
 def dirichlet_shares(
     counts: Indices, silos: int, *, alpha: float, min_samples: int, rng: np.random.Generator
 ) -> Matrix:
-    """Each class is divided over the silos by a draw of Dirichlet(α) (FedGenP, after FedGen).
+    """Divide each class over the silos by a draw of Dirichlet(α) (FedGenP, after FedGen).
 
     As in FedGen's generator, a silo that already holds an even share of all samples gets none of
-    the classes that follow, and a draw that leaves a silo below ``min_samples`` is repeated. Small
-    α is heterogeneous.
+    the following classes, and a draw that leaves a silo below ``min_samples`` is repeated. Small α
+    is heterogeneous.
     """
     if not (isfinite(alpha) and alpha >= MIN_ALPHA):
         raise TaskError(f"alpha must be a finite number of at least {MIN_ALPHA}. Got {alpha}.")
@@ -150,7 +145,7 @@ def dirichlet_shares(
 
 
 def _draw_dirichlet(counts: Indices, silos: int, alpha: float, rng: np.random.Generator) -> Matrix:
-    """One draw. A silo that holds its even share is full, as in FedGen's generator."""
+    """Draw once. A silo with its even share is full, as in FedGen's generator."""
     shares = np.zeros((silos, len(counts)))
     held = np.zeros(silos)
     even = counts.sum() / silos
@@ -165,7 +160,7 @@ def _draw_dirichlet(counts: Indices, silos: int, alpha: float, rng: np.random.Ge
 
 
 def _rounded(shares: Matrix, counts: Indices) -> Indices:
-    """Number of samples that ``cut`` gives, shape (silos, C)."""
+    """Return the number of samples that ``cut`` gives, shape (silos, C)."""
     return np.stack(
         [np.diff(_ends(shares[:, c], int(n), None)) for c, n in enumerate(counts)], axis=1
     )
@@ -174,10 +169,9 @@ def _rounded(shares: Matrix, counts: Indices) -> Indices:
 def classes_per_silo_shares(
     counts: Indices, silos: int, *, classes: int, rng: np.random.Generator
 ) -> Matrix:
-    """Every silo holds ``classes`` different classes; a class is shared evenly by its holders.
+    """Give every silo ``classes`` different classes, each divided evenly among its holders.
 
-    Classes are dealt so that the numbers of their holders differ by at most one; classes without
-    samples are not dealt.
+    The classes' numbers of holders differ by at most one; classes without samples are not dealt.
     """
     present = np.flatnonzero(counts)
     if not 1 <= classes <= len(present):
@@ -191,7 +185,7 @@ def classes_per_silo_shares(
 
 
 def _per_column(weights: Matrix) -> Matrix:
-    """Each column divided by its sum; an empty one stays empty."""
+    """Divide each column by its sum; an empty one stays empty."""
     sums = weights.sum(axis=0)
     shares: Matrix = weights / np.where(sums > 0, sums, 1.0)
     return shares
@@ -200,10 +194,10 @@ def _per_column(weights: Matrix) -> Matrix:
 def one_class_shards_shares(
     counts: Indices, silos: int, *, shards: int, rng: np.random.Generator
 ) -> Matrix:
-    """Shards of one class each, dealt at random in half-normal numbers (HCCT, CIFAR-10).
+    """Deal shards of one class each at random, in half-normal numbers (HCCT, CIFAR-10).
 
-    The classes have shards in proportion to their samples. Every silo gets at least one shard;
-    the others are dealt in proportion to |N(0, 1)|.
+    A class has shards in proportion to its samples. Every silo gets at least one shard; the others
+    are dealt in proportion to |N(0, 1)|.
     """
     present = int((counts > 0).sum())
     if shards < max(silos, present):
@@ -223,7 +217,7 @@ def one_class_shards_shares(
 
 
 def _apportion(shares: Matrix, total: int, *, at_least: Indices) -> Indices:
-    """Integers that sum to ``total``: the floor first, the rest by shares, largest remainder."""
+    """Return integers that sum to ``total``, by the largest remainder above ``at_least``."""
     exact = shares * (total - at_least.sum())
     whole = np.floor(exact).astype(np.int64)
     missing = total - int(at_least.sum() + whole.sum())
@@ -241,10 +235,10 @@ def power_law_shares(
     sigma: float,
     rng: np.random.Generator,
 ) -> Matrix:
-    """Silo u holds classes u, u+1, … mod C, with sizes by a power law (FedGroup, MNIST).
+    """Give silo u classes u, u+1, … mod C, with sizes by a power law (FedGroup, MNIST).
 
-    Of each of its classes a silo gets ``base`` samples; what then remains of the class is divided
-    by shares drawn from lognormal(0, σ).
+    A silo gets ``base`` samples of each of its classes; the rest of a class is divided by shares
+    drawn from lognormal(0, σ).
     """
     num_classes = len(counts)
     if not 1 <= classes <= num_classes:
@@ -272,15 +266,12 @@ def power_law_shares(
 def label_groups_shares(
     counts: Indices, silos: int, *, groups: Sequence[Sequence[int]], own_share: float
 ) -> Matrix:
-    """Groups of silos, each with its own set of labels (FedCollab, FashionMNIST).
+    """Give each group of silos its own set of labels (FedCollab, FashionMNIST).
 
-    With the paper's four groups of five silos, ``own_share=0.25`` and FashionMNIST's 6,000
-    samples per class, a silo gets 300 of the label that only its group has and 600 of each other.
-
-    Args:
-        groups: the labels of each group. Silo i is in group ``i · len(groups) // silos``.
-        own_share: the part that is used of a label that one group alone holds; other labels are
-            used up.
+    Silo i is in group ``i · len(groups) // silos``. ``own_share`` is the part used of a label that
+    only one group has; other labels are used fully. With the paper's four groups of five silos,
+    ``own_share=0.25`` and FashionMNIST's 6,000 samples per class, a silo gets 300 of the label that
+    only its group has and 600 of each other label.
     """
     num_classes = len(counts)
     named = [label for group in groups for label in group]
@@ -302,7 +293,7 @@ def label_groups_shares(
 
 
 def shrink(shares: Matrix, small_from: int, small_share: float) -> Matrix:
-    """Cut the rows from ``small_from`` on down to ``small_share`` of themselves (14 of 2,100)."""
+    """Reduce the rows from ``small_from`` on to ``small_share`` of themselves (14 of 2,100)."""
     if small_from < 0 or not 0 < small_share <= 1:
         raise TaskError(
             "small-from must be at least 0 and small-share in (0, 1]. "
@@ -313,10 +304,10 @@ def shrink(shares: Matrix, small_from: int, small_share: float) -> Matrix:
 
 
 def three_silos_shares(counts: Indices, *, rng: np.random.Generator) -> tuple[Matrix, Matrix]:
-    """HCCT's motivating example (section 3.2, Table 2), of training and of test part.
+    """Return training and test shares of HCCT's motivating example (section 3.2, Table 2).
 
-    Silos 0 and 1 have 20 % and 80 % of half of the classes, silo 2 all of the other half. Which
-    classes these are is random. Of the test part silos 0 and 1 have halves.
+    Silos 0 and 1 have 20% and 80% of a random half of the classes, silo 2 all of the other half. In
+    the test part, silos 0 and 1 have 50% each.
     """
     num_classes = len(counts)
     if num_classes < 2:
@@ -331,11 +322,7 @@ def three_silos_shares(counts: Indices, *, rng: np.random.Generator) -> tuple[Ma
 
 
 def silos_of_domains(silos: int, num_domains: int) -> list[range]:
-    """Which silos have which domain: consecutive ones, as evenly as possible.
-
-    Raises:
-        TaskError: fewer silos than domains.
-    """
+    """Divide silos over domains, consecutive and even; raise ``TaskError`` if there are too few."""
     if silos < num_domains:
         raise TaskError(
             f"a split by domain needs at least one silo for each of {num_domains} domains. "

@@ -1,6 +1,6 @@
-"""Shifts of domain: the same data seen differently, by turning images or renaming labels.
+"""Domain shifts: the same data with rotated images or renamed labels.
 
-They make several organisations out of one data set (FedCollab: feature shift and concept shift).
+They turn one data set into several organisations (FedCollab: feature shift and concept shift).
 """
 
 from __future__ import annotations
@@ -15,18 +15,11 @@ from coterie.tasks.base import TaskError
 
 
 def rotate(images: NDArray[Any], degrees: float, *, mirrored: bool = False) -> NDArray[Any]:
-    """Turn images anticlockwise about their middle.
+    """Rotate images (n, H, W) or (n, H, W, C) anticlockwise about their centre.
 
-    Multiples of 90° are exact and keep the type; other angles are bilinear.
-
-    Args:
-        images: shape (n, H, W) or (n, H, W, C).
-        degrees: any angle.
-        mirrored: what comes from outside is the image's reflection, as if its edges were mirrors,
-            and not 0: the black corners of a photograph would tell how far it is turned.
-
-    Returns:
-        Same shape (H and W change places at 90° and 270°); float32 where interpolated.
+    Multiples of 90° are exact and keep the dtype; H and W change places at 90° and 270°. Other
+    angles are bilinear and give float32. ``mirrored`` fills from outside by reflection instead of
+    0, because black corners of a photograph would reveal the angle.
     """
     if not isfinite(degrees):
         raise TaskError(f"rotation must be a finite number of degrees. Got {degrees}.")
@@ -48,7 +41,7 @@ def rotate(images: NDArray[Any], degrees: float, *, mirrored: bool = False) -> N
 
 
 def _reflected(index: NDArray[np.int64], size: int) -> NDArray[np.int64]:
-    """The index that mirrors at both ends show at a place; those within are what they were."""
+    """Return indices reflected at both ends; those inside are unchanged."""
     around = index % (2 * size)
     return np.minimum(around, 2 * size - 1 - around)
 
@@ -56,7 +49,7 @@ def _reflected(index: NDArray[np.int64], size: int) -> NDArray[np.int64]:
 def _sources(
     height: int, width: int, degrees: float
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Where in the old image each pixel of the turned one comes from, each of shape (H, W)."""
+    """Return the source row and column of each pixel of the rotated image, each of shape (H, W)."""
     angle = np.deg2rad(degrees)
     y = np.arange(height)[:, None] - (height - 1) / 2
     x = np.arange(width)[None, :] - (width - 1) / 2
@@ -66,10 +59,9 @@ def _sources(
 
 
 def permutation(num_classes: int, *, seed: int, number: int) -> NDArray[np.int64]:
-    """The ``number``-th permutation of the labels under this seed; number 0 changes nothing.
+    """Return the ``number``-th label permutation of this seed; number 0 changes nothing.
 
-    Returns:
-        Shape (num_classes,): the label that each label becomes (FedCollab's concept shift).
+    Its shape is (num_classes,): the label that each label becomes (FedCollab's concept shift).
     """
     if number == 0:
         return np.arange(num_classes)
