@@ -70,8 +70,8 @@ class GroupStrategy(Strategy):
         round_timeout: seconds after which a round continues without the missing replies.
         train_config: entries of every training message, e.g. ``{"lr": 0.1, "local-epochs": 5}``. A
             key ``lr-decay`` is applied here: silos get ``lr · lr-decay^(round−1)``.
-        evaluate, evaluate_every: whether silos evaluate their models, and after how many rounds
-            each time; always after the last.
+        evaluate: whether silos evaluate their models.
+        evaluate_every: rounds between two evaluations; the last round is always evaluated.
         roster: which silos take part; by default every connected node.
         on_round: called with every report at once. Without it, every round and its groups are
             logged through Flower's logger, ``flwr``.
@@ -194,7 +194,8 @@ class GroupStrategy(Strategy):
             initial_arrays: w⁰, from which every silo starts.
             num_rounds: ≥ 1.
             timeout: seconds; replaces ``round_timeout``.
-            train_config, evaluate_config: added to the entries of training and evaluation messages.
+            train_config: added to the entries of training messages.
+            evaluate_config: added to the entries of evaluation messages.
             evaluate_fn: evaluates the mean of all models on the server, as in Flower.
             evaluate_group_fn: evaluates every group's model on the server after every round.
             commit: called with a checkpoint when a round has been reported.

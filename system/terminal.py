@@ -92,3 +92,8 @@ def wide(console: Console, *, on_terminals: bool = False) -> Console:
         quiet=console.quiet,
         force_terminal=console.is_terminal,
     )
+
+
+def say(console: Console, text: str, *, highlight: bool = True) -> None:
+    """Print a line unchanged, however long."""
+    console.print(text, markup=False, highlight=highlight, soft_wrap=True)

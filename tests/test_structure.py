@@ -21,7 +21,6 @@ from tests.test_imports import OURS, ROOT, imports, parsed, sources
 BACK_UP = {
     ("client.app", "client.resident"): {"client/app.py"},
     ("client.home", "client.work"): {"client/home/card.py", "client/home/personal.py"},
-    ("server.cli", "server.study"): {"server/cli/study.py"},
     ("server.machine", "server.app"): {"server/machine/executor.py"},
     ("server.machine", "server.site"): {"server/machine/gate.py", "server/machine/superlink.py"},
     ("server.runs", "server.runs.record"): {"server/runs/run.py", "server/runs/tracking.py"},

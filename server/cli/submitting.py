@@ -14,6 +14,7 @@ from coterie.server.paths import default_runs_dir, place
 from coterie.server.runs.config import RunConfig
 from coterie.strategies.errors import refused
 from coterie.system.ports import is_loopback, split_address
+from coterie.system.terminal import say
 
 if TYPE_CHECKING:
     from coterie.server.cli.waiting import Turn
@@ -117,8 +118,3 @@ def _print_going_on(
         f"`{options.again(f'stop {run}')}`.",
         highlight=False,
     )
-
-
-def say(console: Console, text: str, *, highlight: bool = True) -> None:
-    """Print a line unchanged, however long."""
-    console.print(text, markup=False, highlight=highlight, soft_wrap=True)

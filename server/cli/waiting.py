@@ -115,7 +115,7 @@ def print_queue(entries: Sequence[Entry]) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from coterie.server.cli.view import local_time
+    from coterie.server.report.view import local_time
     from coterie.server.site.queue import task_of, waiting_of
     from coterie.system.terminal import wide
 

@@ -45,11 +45,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-import logging
 import os
 import re
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import datetime
@@ -73,17 +72,15 @@ from coterie import wire
 from coterie.server.machine.local import LocalFederation, SiloSpec
 from coterie.server.runs.config import RunConfig, foreign_keys, require_silos
 from coterie.server.runs.inprocess import (
-    InProcessGrid,
-    client_app,
     close_silos,
     describe_head,
     open_silos,
 )
 from coterie.server.runs.metrics import Lead
 from coterie.server.runs.record import RECORD, read_whole
-from coterie.server.runs.run import execute
 from coterie.server.study import comparison as figures
 from coterie.server.study.comparison import Advice, Measure, Repeat, Row, measure
+from coterie.server.study.playing import in_this_process, on_processes
 from coterie.strategies.errors import EXIT_CONFIG, EXIT_RUN, FederationError
 from coterie.strategies.fedgenp.generative import Generative
 from coterie.strategies.rounds.options import dashed
@@ -596,7 +593,13 @@ def _run_repeat(
             if name != alone:
                 keys["alone"] = str(_record_of(comparison, alone, repeat, folder).resolve())
             try:
-                _run_here(silos, keys, target) if local is None else _run_there(local, keys, target)
+                if local is None:  # there is nothing to wait for
+                    config = RunConfig.read({**keys, "wait-for-silos": 1.0})
+                    in_this_process([silo.node_config() for silo in silos], config, target)
+                else:
+                    _, record = on_processes(local, keys, title=keys["label"])
+                    target.mkdir(parents=True, exist_ok=True)
+                    write_atomically(target / RECORD, (record / RECORD).read_bytes())
             except FederationError as error:
                 if name == alone:
                     raise  # all others are measured against it
@@ -611,31 +614,6 @@ def _outcome(found: Measure) -> str:
     """One run in a few words."""
     groups = wire.counted(len(found.groups), "group")
     return f"mean {found.lead.title} {found.lead.text(found.mean)}, {groups}, {found.seconds:.1f} s"
-
-
-def _run_here(silos: Sequence[SiloSpec], keys: Mapping[str, Any], target: Path) -> None:
-    """One run with silos that are called in this process, where there is nothing to wait for."""
-    config = RunConfig.read({**keys, "wait-for-silos": 1.0})
-    grid = InProcessGrid(client_app(), [silo.node_config() for silo in silos])
-    log = logging.getLogger("coterie")
-    before = log.level
-    log.setLevel(max(logging.ERROR, before))
-    try:
-        execute(grid, config, run_id=0, folder=target)
-    finally:
-        log.setLevel(before)
-
-
-def _run_there(local: LocalFederation, keys: Mapping[str, Any], target: Path) -> None:
-    """One run on processes that are there already; its record is copied to ``target``."""
-    folder, last = local.run(**keys)
-    if last.status != "completed":
-        raise FederationError(
-            f"the run {keys['label']!r} failed: {last.error}. Its record: {folder}",
-            exit_code=EXIT_RUN,
-        )
-    target.mkdir(parents=True, exist_ok=True)
-    write_atomically(target / RECORD, (folder / RECORD).read_bytes())
 
 
 def _record_of(comparison: Comparison, name: str, repeat: Repeat, folder: Path) -> Path:

@@ -27,14 +27,14 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from coterie.server.cli.view import collaboration_text, showing
 from coterie.server.machine.local import LocalFederation, SiloSpec
 from coterie.server.machine.superlink import Ports
 from coterie.server.report.explain import end_text
 from coterie.server.report.race import explain_race
+from coterie.server.report.view import collaboration_text
 from coterie.server.runs.config import RunConfig
 from coterie.server.runs.record import Event, Run, Structure, read_whole
-from coterie.server.runs.record.follow import Progress
+from coterie.server.study.playing import on_processes
 from coterie.strategies.errors import FederationError
 from coterie.strategies.partition.hcct import alpha_path
 from coterie.system.files import write_atomically
@@ -166,12 +166,20 @@ def demo(
         federation.wait_for_silos(len(specs))
         since = time.monotonic() - started
         console.print(f"{len(specs)} silos are connected after {since:.1f} s.")
-        alone = _run(console, federation, "alone", strategy="independent", **common)
+
+        def play(title: str, on_event: Callable[[Event], None] = lambda _: None, **own: Any) -> Run:
+            keys = {**common, **own, "label": title}
+            _, folder = on_processes(
+                federation, keys, title=title, console=console, on_event=on_event
+            )
+            return read_whole(folder)
+
+        alone = play("alone", strategy="independent")
         common["alone"] = alone.run_id
         runs = {
             "alone": alone,
-            "global": _run(console, federation, "global", strategy="fedavg", **common),
-            "grouped": _run_grouped(console, federation, seed, rounds, grouping, common),
+            "global": play("global", strategy="fedavg"),
+            "grouped": _play_grouped(play, federation, seed, rounds, grouping),
         }
     outcome = _outcome(folder, runs, time.monotonic() - started, max(memory))
     _print_outcome(console, outcome, runs["grouped"])
@@ -200,35 +208,12 @@ def _memory_watched(federation: LocalFederation) -> Iterator[list[int]]:
             over.set()
 
 
-def _run(
-    console: Console,
-    federation: LocalFederation,
-    title: str,
-    *,
-    on_event: Callable[[Event], None] = lambda event: None,
-    **keys: Any,
-) -> Run:
-    """One run with its live view; return its record."""
-    run_id, folder = federation.submit(label=title, **keys)
-    with showing(console, Progress(title)) as show:
-
-        def take(event: Event) -> None:
-            show(event)
-            on_event(event)
-
-        last = federation.follow(run_id, folder, take)
-    if last.status != "completed":
-        raise FederationError(f"the run {title!r} failed: {last.error}")
-    return read_whole(folder)
-
-
-def _run_grouped(
-    console: Console,
+def _play_grouped(
+    play: Callable[..., Run],
     federation: LocalFederation,
     seed: int,
     rounds: int,
     own: Mapping[str, Any],
-    common: Mapping[str, Any],
 ) -> Run:
     """The run in which one silo joins and one leaves.
 
@@ -247,7 +232,7 @@ def _run_grouped(
 
     churn = f"{NEWCOMER}+{join}, {leaver}-{leave}"
     title = TITLES[str(own["strategy"])]
-    return _run(console, federation, title, on_event=on_event, churn=churn, **own, **common)
+    return play(title, on_event, churn=churn, **own)
 
 
 def _outcome(folder: Path, runs: Mapping[str, Run], seconds: float, peak: int) -> Outcome:

@@ -8,31 +8,25 @@ from __future__ import annotations
 
 import hashlib
 import json
-import logging
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
-from threading import Event, Thread
 from typing import Any
 
 from rich.console import Console
 
-from coterie.server.cli.commands import print_final
-from coterie.server.cli.view import showing
 from coterie.server.machine.local import LocalFederation, SiloSpec
 from coterie.server.paths import default_runs_dir, place
+from coterie.server.report.final import print_final
 from coterie.server.report.gains import DATA_NOTE
 from coterie.server.runs.config import RunConfig, require_silos
-from coterie.server.runs.inprocess import InProcessGrid, client_app, open_silos
-from coterie.server.runs.record.follow import Progress, events
-from coterie.server.runs.run import execute, run_folder
-from coterie.strategies.errors import EXIT_CONFIG, EXIT_RUN, FederationError
+from coterie.server.runs.inprocess import open_silos
+from coterie.server.runs.run import run_folder
+from coterie.server.study.playing import in_this_process, on_processes
+from coterie.strategies.errors import EXIT_CONFIG, FederationError
 from coterie.system.files import write_atomically
 from coterie.tasks.base import Option, TaskError
 from coterie.tasks.simulation import Simulation
-
-START_DEADLINE_S = 60.0
 
 
 def read(
@@ -99,9 +93,19 @@ def simulate(
             exit_code=EXIT_CONFIG,
         )
     if processes:
-        record = _in_processes(console, file, simulation, config, processes, folder)
+        home = folder or Path(config.runs_dir).parent / time.strftime("simulation-%Y%m%d-%H%M%S")
+        told = f"{simulation.silos} silos in {processes} processes; their logs: {home}"
+        console.print(told, markup=False, soft_wrap=True)
+        with LocalFederation(home) as federation:
+            federation.start_partitions(file, simulation.silos, processes)
+            federation.wait_for_silos(simulation.silos)
+            title = config.strategy
+            _, record = on_processes(federation, config.plain(), title=title, console=console)
     else:
-        record = _in_this_process(console, simulation, config)
+        nodes, run_id = node_configs(simulation), time.time_ns() // 1000
+        record = run_folder(config, run_id=run_id)
+        open_silos(nodes)
+        in_this_process(nodes, config, record, run_id=run_id, console=console)
     _note_data(simulation, record)
     print_final(console, record)
     return record
@@ -112,61 +116,3 @@ def _note_data(simulation: Simulation, record: Path) -> None:
     silos = [simulation.task, [(silo.name, silo.options) for silo in simulation.silos_of()]]
     digest = hashlib.sha256(json.dumps(silos, sort_keys=True).encode()).hexdigest()[:16]
     write_atomically(record / DATA_NOTE, f"{digest}\n".encode())
-
-
-def _in_this_process(console: Console, simulation: Simulation, config: RunConfig) -> Path:
-    nodes = node_configs(simulation)
-    open_silos(nodes)
-    run_id = time.time_ns() // 1000
-    record = run_folder(config, run_id=run_id)
-    logging.getLogger("coterie").setLevel(logging.INFO)  # for run.log
-    with _shown(console, config, record):
-        execute(InProcessGrid(client_app(), nodes), config, run_id=run_id, folder=record)
-    return record
-
-
-@contextmanager
-def _shown(console: Console, config: RunConfig, record: Path) -> Iterator[None]:
-    """Show the run from its record while it is made."""
-    over = Event()
-
-    def ended() -> str | None:
-        return "it was broken off" if over.is_set() else None
-
-    def follow() -> None:
-        with showing(console, Progress(config.strategy)) as show:
-            try:
-                for event in events(record, start_deadline_s=START_DEADLINE_S, ended=ended):
-                    show(event)
-            except FederationError:
-                pass  # whoever makes the record raises what went wrong
-
-    viewer = Thread(target=follow, daemon=True)
-    viewer.start()
-    try:
-        yield
-    finally:
-        over.set()
-        viewer.join()
-
-
-def _in_processes(
-    console: Console,
-    file: Path,
-    simulation: Simulation,
-    config: RunConfig,
-    processes: int,
-    folder: Path | None,
-) -> Path:
-    home = folder or Path(config.runs_dir).parent / time.strftime("simulation-%Y%m%d-%H%M%S")
-    told = f"{simulation.silos} silos in {processes} processes; their logs: {home}"
-    console.print(told, markup=False, soft_wrap=True)
-    with LocalFederation(home) as federation:
-        federation.start_partitions(file, simulation.silos, processes)
-        federation.wait_for_silos(simulation.silos)
-        run_id, record = federation.submit(**config.plain())
-        with showing(console, Progress(config.strategy)) as show:
-            last = federation.follow(run_id, record, show)
-    if last.status != "completed":
-        raise FederationError(f"the run failed: {last.error}", exit_code=EXIT_RUN)
-    return record

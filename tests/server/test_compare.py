@@ -17,7 +17,7 @@ from scipy.stats import ttest_rel, wilcoxon
 
 from coterie.server.runs.metrics import Lead
 from coterie.server.runs.record import read_whole, run_of
-from coterie.server.study import compare as compare_module
+from coterie.server.study import playing
 from coterie.server.study.compare import compare, read
 from coterie.server.study.comparison import (
     Advice,
@@ -670,14 +670,14 @@ def test_generators_for_a_model_without_layers_for_them_are_refused_in_the_file_
 def test_a_strategy_that_fails_is_named_and_the_others_go_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = compare_module.execute
+    real = playing.execute
 
     def execute(grid: Any, config: Any, **more: Any) -> Any:
         if config.strategy == "fedavg":
             raise FederationError("silo a has no such layer")
         return real(grid, config, **more)
 
-    monkeypatch.setattr(compare_module, "execute", execute)
+    monkeypatch.setattr(playing, "execute", execute)
     file, out = written(tmp_path, WHOLE), io.StringIO()
     with pytest.raises(FederationError, match="1 of 3 strategies could not") as end:
         compare(Console(file=out, width=200), file, folder=tmp_path / "out")
@@ -685,7 +685,7 @@ def test_a_strategy_that_fails_is_named_and_the_others_go_on(
     assert out.getvalue().count("fedavg: it could not be run: silo a has no such layer") == 1
     page = (tmp_path / "out" / "comparison.md").read_text(encoding="utf-8")
     assert "| IFCA, K 2 |" in page and "fedavg could not be run: silo a has no such" in page
-    monkeypatch.setattr(compare_module, "execute", real)
+    monkeypatch.setattr(playing, "execute", real)
     said, table = go(file, tmp_path / "out")
     assert {row.name for row in table} == {"alone", "fedavg", "IFCA, K 2"}
     assert said.count("  seed ") == 2, "only what was missing"

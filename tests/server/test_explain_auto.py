@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 
 from coterie.client.app import app
-from coterie.server.cli.view import line_of
 from coterie.server.report.command import tell, write_report
 from coterie.server.report.page import make_pictures
 from coterie.server.report.race import Explanation, explain_race, titles
+from coterie.server.report.view import line_of
 from coterie.server.runs.config import RunConfig
 from coterie.server.runs.inprocess import InProcessGrid
 from coterie.server.runs.record import EVENTS, Run, event_of, read_run, run_of

@@ -19,8 +19,9 @@ from rich.console import Console
 
 from benchmarks.engine.synthetic import write_run
 from coterie.pictures.page import render
-from coterie.server.cli.commands import print_final, print_runs
+from coterie.server.cli.commands import print_runs
 from coterie.server.report.command import print_report, tell, write_report
+from coterie.server.report.final import print_final
 from coterie.server.report.history import follow_groups
 from coterie.server.report.page import build_page, make_pictures, repeat_command, summary
 from coterie.server.runs.record import Round, read_run
@@ -74,7 +75,7 @@ def test_the_error_of_silos_own_models_is_shown_where_a_run_asked_for_it(
 def test_the_last_table_has_it_too(
     listed: bool, asked: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("coterie.server.cli.commands.MAX_SILOS_LISTED", 60 if listed else 0)
+    monkeypatch.setattr("coterie.server.report.final.MAX_SILOS_LISTED", 60 if listed else 0)
     monkeypatch.setattr(
         "coterie.server.report.command.write_report", lambda folder: ["report.html"]
     )
@@ -145,7 +146,7 @@ def test_a_silo_that_tells_no_error_has_a_dash_and_no_part_in_means(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr("coterie.server.cli.commands.MAX_SILOS_LISTED", 60 if listed else 0)
+    monkeypatch.setattr("coterie.server.report.final.MAX_SILOS_LISTED", 60 if listed else 0)
     (tmp_path / "fedavg-1").mkdir()
     record = {
         "status": "completed",

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from coterie.server.cli.view import line_of, megabytes, picture, showing
+from coterie.server.report.view import line_of, megabytes, picture, showing
 from coterie.server.runs.record import Event, event_of
 from coterie.server.runs.record.follow import Progress
 

@@ -1,0 +1,114 @@
+"""What is printed of a run that has ended."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from coterie import wire
+from coterie.server.report.view import collaboration_text
+from coterie.server.runs.record import Evaluations, Run, SiloFacts, read_whole
+from coterie.system.terminal import say
+
+MAX_SILOS_LISTED = 60
+
+
+def print_final(console: Console, folder: Path) -> None:
+    """Print the result of a recorded run by silo, or by group if there are many silos."""
+    run = read_whole(folder)
+    if run.strategy == wire.ONLY_STATISTICS:
+        _print_statistics(console, folder)
+        return
+    console.print(_silo_table(run) if len(_last(run)) <= MAX_SILOS_LISTED else _group_table(run))
+    if run.ended_early:
+        say(console, f"ended early, after round {len(run.rounds)}: {run.ended_early}")
+    if run.collaboration:
+        console.print(collaboration_text(run.collaboration, run.lead), soft_wrap=True)
+    since = f" since it was resumed {run.resumed[-1].when}" if run.resumed else ""
+    say(console, f"{run.seconds:.1f} s{since}; models and record: {folder}")
+    _write_report(console, folder)
+
+
+def _print_statistics(console: Console, folder: Path) -> None:
+    """Print who shared which statistics, and warnings about the data."""
+    from coterie.server.report.survey import told_of, warnings
+    from coterie.server.runs.statistics import read_survey
+
+    survey = read_survey(folder)
+    table = Table("silo", "training samples", "tells of")
+    for name, told in sorted(survey.told.items()):
+        table.add_row(Text(name), f"{told.samples:,}", told_of(told))
+    console.print(table)
+    for name, why in sorted(survey.silent.items()):
+        say(console, f"{name} tells nothing: {why}", highlight=False)
+    for line in warnings(survey):
+        say(console, f"warning: {line}", highlight=False)
+    _write_report(console, folder)
+
+
+def _write_report(console: Console, folder: Path) -> None:
+    from coterie.server.report.command import write_report  # draws: loaded late
+    from coterie.system.files import explained
+
+    try:
+        (report,) = write_report(str(folder))
+    except OSError as error:  # the run is complete all the same
+        say(
+            console,
+            f"no report was written: {explained(error).rstrip('.')}. Write it elsewhere with: "
+            f"coterie report {folder} --out FILE",
+        )
+        return
+    say(console, f"report: {report}")
+
+
+def _last(run: Run) -> Evaluations:
+    return run.final.evaluation if run.final else {}
+
+
+def _silo_table(run: Run) -> Table:
+    """Return a table of every silo's final model; those that left are not in the mean."""
+    errors, own = run.last_errors(), run.last_personal_errors()
+    here, tested = run.final_errors, run.test_counts()
+    table = Table(show_footer=bool(here))
+    table.add_column("silo", f"mean of {len(here)}")
+    for column in ("samples", "tested on", "group"):
+        table.add_column(column, justify="right")
+    told = [(run.lead.title, here)]
+    told += [("Per", {name: own[name] for name in own if name in here})] if own else []
+    for column, known in told:
+        values = list(known.values())
+        mean = run.lead.text(sum(values) / len(values) if values else None)
+        table.add_column(column, mean, justify="right")
+    group_of = {n: str(i) for i, group in enumerate(run.final_groups, start=1) for n in group}
+    for name in [*_last(run), *(name for name in errors if name not in _last(run))]:
+        facts = run.silos.get(name, SiloFacts())
+        cells = [
+            "–" if math.isnan(facts.num_examples) else f"{facts.num_examples:.0f}",
+            str(tested.get(name, "–")),
+            group_of.get(name, "–") if name in _last(run) else "left",
+            run.lead.text(errors.get(name)),
+        ]
+        cells += [run.lead.text(own.get(name))] if own else []
+        table.add_row(Text(name), *cells)
+    return table
+
+
+def _group_table(run: Run) -> Table:
+    final, known, own = _last(run), run.final_errors, run.last_personal_errors()
+    columns = ("group", "silos", "samples", f"mean {run.lead.title}", "lowest", "highest")
+    table = Table(*columns, *(["mean Per"] if own else []))
+    for i, group in enumerate(run.final_groups, start=1):
+        errors = [known[n] for n in group if n in known]
+        samples = sum(run.silos[n].num_examples for n in group)
+        figures: list[float | None] = [None] * 3
+        if errors:
+            figures = [sum(errors) / len(errors), min(errors), max(errors)]
+        per = [own[n] for n in group if n in own and n in final]
+        figures += [sum(per) / len(per)] if per else []
+        table.add_row(str(i), str(len(group)), f"{samples:.0f}", *map(run.lead.text, figures))
+    return table
