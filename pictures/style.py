@@ -38,6 +38,7 @@ COLOURS: Mapping[str, tuple[str, str]] = {
 }
 """Role or group → its colour on a light and on a dark page."""
 LIGHT, DARK = ({name: pair[i] for name, pair in COLOURS.items()} for i in (0, 1))
+INK, MUTED, LINE, ALONE, LOSS = (LIGHT[n] for n in ("ink", "muted", "line", "alone", "loss"))
 GROUPS = tuple(name for name in LIGHT if re.fullmatch(r"g\d", name))
 """Colours of groups; readers with colour blindness can use lightness and labels."""
 

@@ -20,7 +20,7 @@ from benchmarks.engine.poison import BOUNDS, UNBOUNDED
 from benchmarks.kit import Entry, Node, Store, page, read, select, spread, table, train
 from benchmarks.papers.fedcollab.experiments import EXPERIMENTS
 from benchmarks.papers.hcct.digits import node
-from coterie.server.study import compare, demo
+from coterie.server.study import comparison_file, demo
 from coterie.server.study.comparison import Repeat
 
 FILES = Path(__file__).parents[1] / "compare"
@@ -57,7 +57,7 @@ def _silos(on: str, seed: int, folder: str) -> tuple[Sequence[Node], dict[str, A
         chosen = EXPERIMENTS["fashion-drawn"]
         rounds = {"rounds": ROUNDS[on], "evaluate-every": ROUNDS[on]}
         return chosen.nodes(folder, seed), {**chosen.keys, **rounds, "num-groups": 4}
-    given = compare.read(FILES / f"{on}.toml", data=Path(folder) if on == "label" else None)
+    given = comparison_file.read(FILES / f"{on}.toml", data=Path(folder) if on == "label" else None)
     specs = given.silos(Repeat(seed))
     return [{**spec.node_config(), "threads": 1} for spec in specs], dict(given.file.run)
 

@@ -44,7 +44,7 @@ from benchmarks.papers.hcct.experiments import EXPERIMENTS as HCCT
 from coterie import wire
 from coterie.client.work.weights import load_weights
 from coterie.client.work.workbench import close_all, workbench_of
-from coterie.server.study import compare
+from coterie.server.study import comparison_file
 from coterie.server.study.comparison import Repeat
 from coterie.tasks.base import Option, leaves
 
@@ -165,10 +165,10 @@ Pair = tuple[int, int]
 
 
 @cache
-def comparison(name: str, data: str) -> compare.Comparison:
+def comparison(name: str, data: str) -> comparison_file.Comparison:
     """The silos and the training of a set."""
     file = FILES / f"{name}.toml"
-    return compare.read(file, data=Path(data) if name == "label" else None)
+    return comparison_file.read(file, data=Path(data) if name == "label" else None)
 
 
 def federation(on: str, seed: int, data: str) -> tuple[Sequence[Node], Mapping[str, Any]]:

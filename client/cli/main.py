@@ -157,30 +157,10 @@ def silo(
             )
         return
     from coterie.client.home.policy import STATISTICS, Policy
-    from coterie.client.home.settings import SettingsError, SiloSettings, options_of
+    from coterie.client.home.settings import SiloSettings, options_of
 
     several = bool(partitions or simulation)
-    if several and name is not None:
-        raise SettingsError(
-            "--name is for one silo; those of a simulation are called silo-<number>."
-        )
-    if name is None and not several:
-        raise SettingsError(
-            "give --name, or --partitions or --simulation to serve as silos of a simulation. To "
-            "serve from a silo's folder, use `coterie silo start`."
-        )
-    if mod and not app:
-        raise SettingsError("--mod is for what goes around an app: give --app.")
-    if app and simulation:
-        raise SettingsError(
-            "a simulation file is of a task. To serve an app as several silos, use --partitions "
-            "FIRST-LAST/TOTAL: each gets its partition-id and num-partitions."
-        )
-    if unlabelled and (several or app):
-        raise SettingsError(
-            "--unlabelled is for one silo that serves its task: leave out --partitions, "
-            "--simulation and --app."
-        )
+    _check_together(name, app, mod, simulation, several=several, unlabelled=unlabelled)
     data: Mapping[str, Option] = options_of(options or [])
     if app:
         from coterie.client.resident.foreign import typed
@@ -218,3 +198,38 @@ def silo(
         metrics=metrics,
         log_format=log_format,
     )
+
+
+def _check_together(
+    name: str | None,
+    app: str,
+    mod: list[str] | None,
+    simulation: Path | None,
+    *,
+    several: bool,
+    unlabelled: str,
+) -> None:
+    """Refuse options that do not go together; raise ``SettingsError``."""
+    from coterie.client.home.settings import SettingsError
+
+    if several and name is not None:
+        raise SettingsError(
+            "--name is for one silo; those of a simulation are called silo-<number>."
+        )
+    if name is None and not several:
+        raise SettingsError(
+            "give --name, or --partitions or --simulation to serve as silos of a simulation. To "
+            "serve from a silo's folder, use `coterie silo start`."
+        )
+    if mod and not app:
+        raise SettingsError("--mod is for what goes around an app: give --app.")
+    if app and simulation:
+        raise SettingsError(
+            "a simulation file is of a task. To serve an app as several silos, use --partitions "
+            "FIRST-LAST/TOTAL: each gets its partition-id and num-partitions."
+        )
+    if unlabelled and (several or app):
+        raise SettingsError(
+            "--unlabelled is for one silo that serves its task: leave out --partitions, "
+            "--simulation and --app."
+        )

@@ -311,11 +311,32 @@ def _how_trained(card: Card) -> str:
 
 
 def _text(card: Card, file: Path) -> str:
-    lead = lead_of(card)
-    who = ", ".join(card.members) if card.members else "their names are not told"
-    own = card.trained == HERE
-    size = f"of {wire.counted(card.group_size, 'silo')}" if own else "none"
+    """Return the card as Markdown."""
     rows = {
+        **_origin_rows(card),
+        **_sample_rows(card),
+        **_privacy_rows(card),
+        "SHA-256 of the arrays": card.sha256,
+        "Kept": card.kept,
+        "Versions": ", ".join(f"{k} {v}" for k, v in sorted(card.versions.items())),
+    }
+    if card.frozen:
+        rows["SHA-256 of the frozen part, which is not in this file"] = card.frozen
+    traces = "" if card.scale is None else f", and mean and deviation of {numbers_of(card)}"
+    called = f"{PERSONALISED}/{file.stem}" if card.trained == HERE else file.name
+    table = "\n".join(f"| {key} | {value} |" for key, value in rows.items())
+    return (
+        f"# Model of silo {card.silo}\n\n| | |\n|---|---|\n{table}{_figure_tables(card)}\n\n"
+        f"Use it:\n\n    coterie silo predict --model {called}\n\n"
+        "It was made for this silo's data. It may hold traces of the data of the group's silos"
+        f"{traces}: pass it on only as they agreed.\n"
+    )
+
+
+def _origin_rows(card: Card) -> dict[str, str]:
+    who = ", ".join(card.members) if card.members else "their names are not told"
+    size = f"of {wire.counted(card.group_size, 'silo')}" if card.trained == HERE else "none"
+    return {
         "Silo": card.silo,
         "Task": card.task,
         "Run": f"{card.run}, strategy {card.strategy or 'unknown'}",
@@ -325,6 +346,10 @@ def _text(card: Card, file: Path) -> str:
         else size,
         "Trained": _how_trained(card),
     }
+
+
+def _sample_rows(card: Card) -> dict[str, str]:
+    rows = {}
     if card.placed:
         rows["Samples of this silo, without labels"] = str(card.num_examples)
         rows["How it was found"] = card.placed
@@ -340,12 +365,17 @@ def _text(card: Card, file: Path) -> str:
     if card.best_of and card.validation_error is not None:
         rows["Chosen"] = (
             f"the model after round {card.round}, the best of those measured until round "
-            f"{card.best_of}, by {lead.title} on validation data: "
+            f"{card.best_of}, by {lead_of(card).title} on validation data: "
             f"{value_text(card, card.validation_error)} of "
             f"{wire.counted(card.validation_examples, 'sample')}"
         )
     if card.calibration is not None:
         rows["Calibrated"] = card.calibration.text()
+    return rows
+
+
+def _privacy_rows(card: Card) -> dict[str, str]:
+    rows = {}
     if card.privacy:
         told_of = card.privacy
         rows["Differential privacy of this silo's training samples"] = (
@@ -359,16 +389,11 @@ def _text(card: Card, file: Path) -> str:
     if card.task_values:
         told = card.task_values.items()
         rows["Keys of the task"] = ", ".join(f"task.{key} = {value}" for key, value in told)
-    rows |= {
-        "SHA-256 of the arrays": card.sha256,
-        "Kept": card.kept,
-        "Versions": ", ".join(f"{k} {v}" for k, v in sorted(card.versions.items())),
-    }
-    if card.frozen:
-        rows["SHA-256 of the frozen part, which is not in this file"] = card.frozen
-    traces = "" if card.scale is None else f", and mean and deviation of {numbers_of(card)}"
-    called = f"{PERSONALISED}/{file.stem}" if own else file.name
-    table = "\n".join(f"| {key} | {value} |" for key, value in rows.items())
+    return rows
+
+
+def _figure_tables(card: Card) -> str:
+    table = ""
     figures = "\n".join(figure_row(card, *entry) for entry in card.figures.items())
     if figures:
         table += (
@@ -385,12 +410,7 @@ def _text(card: Card, file: Path) -> str:
             f"\n\nAs calibrated, on {card.calibration.measured} test samples that it was not "
             f"calibrated on:\n\n| | | interval |\n|---|---|---|\n{own_figures}"
         )
-    return (
-        f"# Model of silo {card.silo}\n\n| | |\n|---|---|\n{table}\n\n"
-        f"Use it:\n\n    coterie silo predict --model {called}\n\n"
-        "It was made for this silo's data. It may hold traces of the data of the group's silos"
-        f"{traces}: pass it on only as they agreed.\n"
-    )
+    return table
 
 
 def _of(persons: int) -> str:

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from coterie.features.secure.protocol import FEWEST, sketch_sizes
-from coterie.features.secure.sums import SecureRun, own_or_origin, sendable, sketches_of, without
+from coterie.features.secure.protocol import (
+    FEWEST,
+    LEAST_SKETCH,
+    SPARSE,
+    num_numbers,
+    sketch_sizes,
+)
+from coterie.features.secure.sums import SecureRun, without
+from coterie.strategies.errors import EXIT_CONFIG, FederationError
 from coterie.strategies.rounds.algorithm import Algorithm, Compared, Order
-from coterie.strategies.rounds.handles import Masked
+from coterie.strategies.rounds.handles import Arrays, Masked, Model
 from coterie.strategies.rounds.stage import Came, Held, Room, Scene, Settled, Stage
 
 
@@ -75,3 +82,48 @@ def _compared(algorithm: Algorithm[Any], state: Any) -> tuple[Compared | None, d
     anyway = None if algorithm.alone else Compared()
     sizes = {} if anyway is None else sketch_sizes(initial, anyway.layers)
     return (anyway, sizes) if sizes else (None, {})
+
+
+def sketches_of(compared: Compared | None, model: Arrays) -> dict[str, int]:
+    """Return name → numbers of the sketches that silos are asked for.
+
+    Raises:
+        FederationError: the model is too small to be sketched.
+    """
+    if compared is None:
+        return {}
+    sizes = sketch_sizes(model, compared.layers)
+    if not sizes:
+        raise FederationError(
+            f"a secure run of this strategy compares sketches of updates, of at least "
+            f"{LEAST_SKETCH} numbers and {SPARSE} times fewer than are compared. This model has "
+            f"{num_numbers(model):,}, so a sketch would be the update: take a larger model, a "
+            "strategy that compares nothing (fedavg), or leave secure out.",
+            phase="secure",
+            exit_code=EXIT_CONFIG,
+        )
+    return sizes
+
+
+def own_or_origin(models: Mapping[str, Model]) -> dict[str, Model]:
+    """Return silo → model, with the origin of a model that only another silo has."""
+    return {
+        name: model.origin if isinstance(model, Masked) and model.silo != name else model
+        for name, model in models.items()
+    }
+
+
+def sendable(orders: Sequence[Order]) -> list[Order]:
+    """Return the orders; a model of one silo that others get too is replaced by its origin for all.
+
+    All silos of a sum must have started from one model.
+    """
+    own = [order.model for order in orders if isinstance(order.model, Masked)]
+    wanted = [o for o in orders if isinstance(o.model, Masked) and o.model.silo != o.silo.name]
+    shared = {id(order.model) for order in wanted} & {id(model) for model in own}
+    return [
+        replace(order, model=order.model.origin)
+        if isinstance(order.model, Masked) and id(order.model) in shared
+        else order
+        for order in orders
+    ]

@@ -18,7 +18,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from typing import Any, cast
 
 import numpy as np
@@ -26,29 +25,26 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 from numpy.typing import NDArray
 
 from coterie import wire
+from coterie.features.secure.atoms import SLACK, Atom, Term, atoms_of, mean_of
 from coterie.features.secure.protocol import (
     FEWEST,
-    LEAST_SKETCH,
     MAX_PEER_TEXT,
-    SPARSE,
     Peer,
     Sum,
     decode_peers,
     encode_peers,
     from_fixed,
-    num_numbers,
     peer_objection,
-    sketch_sizes,
 )
 from coterie.strategies.errors import EXIT_CONFIG, FederationError
 from coterie.strategies.rounds.algorithm import Algorithm, Compared, Order, Round
-from coterie.strategies.rounds.handles import Arrays, Masked, MaskedMean, Model, is_seen
-from coterie.strategies.rounds.models import holders, weighted_mean
+from coterie.strategies.rounds.handles import Arrays, Masked, MaskedMean, Model
+from coterie.strategies.rounds.models import holders
 from coterie.strategies.rounds.reports import PhaseReport
 from coterie.strategies.rounds.roster import Silo
 from coterie.strategies.rounds.stage import Settled
 from coterie.wire import MAX_WORD
-from coterie.wire.updates import Limit, distance, pieces
+from coterie.wire.updates import distance, pieces
 
 log = logging.getLogger("coterie.run")
 
@@ -60,18 +56,6 @@ MOST_HOLDERS = 3
 """Most silos that are asked for the seed in turn, until one answers."""
 PHASE = "sum"
 """The exchange's name in the record."""
-EXACT = 1e-9
-"""Relative difference of weights that counts as rounding."""
-DIGITS = 9
-"""To which weights of two means are in proportion."""
-SLACK = 1e-3
-"""Relative error that silos' norms may have."""
-LEAST_BOUND = 1e-30
-MOST_COUNTED = 2.0**22
-"""The most that a counter, of batches for example, may grow by."""
-
-Term = tuple[str, int, str]
-"""Silo, round and purpose of a training."""
 
 
 @dataclass(frozen=True)
@@ -236,7 +220,7 @@ class SecureRun:
         means = _means(algorithm, state)
         if not means:
             return Settled(state)
-        atoms = _atoms(means)
+        atoms = atoms_of(means)
         asked = [atom for atom in atoms if self._may_be_summed(atom, now)]
         for atom in atoms:
             if atom not in asked and len(atom.unseen) > 1:
@@ -247,20 +231,20 @@ class SecureRun:
                     ", ".join(atom.names),
                 )
         sums, lost, cost = self._ask(asked, now)
-        models = {id(mean): _made(mean, atoms, sums) for mean in means}
+        models = {id(mean): mean_of(mean, atoms, sums) for mean in means}
         state = algorithm.with_models(state, lambda model: models.get(id(model), model))
         return Settled(state, lost, {PHASE: cost} if cost.messages else {})
 
     def _least(self, names: Sequence[str], now: Round) -> int:
         return max([FEWEST, *(now.here[n].min_group_size for n in names if n in now.here)])
 
-    def _may_be_summed(self, atom: _Atom, now: Round) -> bool:
+    def _may_be_summed(self, atom: Atom, now: Round) -> bool:
         names = atom.names
         present = all(name in now.here and name in self._peers for name in names)
         return present and len(names) >= self._least(names, now) and atom.counting is not None
 
     def _ask(
-        self, atoms: Sequence[_Atom], now: Round
+        self, atoms: Sequence[Atom], now: Round
     ) -> tuple[dict[frozenset[Term], Arrays], dict[str, str], PhaseReport]:
         """Return sums of atoms, asked for twice at most, the second time without lost silos."""
         found: dict[frozenset[Term], Arrays] = {}
@@ -299,7 +283,7 @@ class SecureRun:
         return found, lost, cost
 
     def _without(
-        self, atom: _Atom, names: tuple[str, ...], missing: Mapping[str, str], now: Round
+        self, atom: Atom, names: tuple[str, ...], missing: Mapping[str, str], now: Round
     ) -> tuple[str, ...]:
         """Return the silos to ask again, so that both sums together reveal no silo; may be empty.
 
@@ -316,11 +300,11 @@ class SecureRun:
 
     def _exchange(
         self,
-        wanted: Sequence[tuple[_Atom, tuple[str, ...]]],
+        wanted: Sequence[tuple[Atom, tuple[str, ...]]],
         attempt: int,
         now: Round,
     ) -> tuple[dict[tuple[frozenset[Term], tuple[str, ...]], _Answer], PhaseReport]:
-        asked: list[tuple[_Atom, tuple[str, ...], str]] = []
+        asked: list[tuple[Atom, tuple[str, ...], str]] = []
         messages = []
         for atom, names in wanted:
             number, purpose = atom.training
@@ -361,137 +345,8 @@ _Answer = tuple[list[NDArray[np.uint32]], dict[str, str]]
 """The numbers that came for a sum, and silo → why its part did not."""
 
 
-@dataclass(frozen=True)
-class _Atom:
-    """Masked models that are in the same means, always weighted alike: their sum is enough.
-
-    ``weights`` are those of the first mean.
-    """
-
-    unseen: tuple[Masked, ...]
-    weights: tuple[float, ...]
-
-    @property
-    def terms(self) -> frozenset[Term]:
-        return frozenset(one.training for one in self.unseen)
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        return tuple(sorted(one.silo for one in self.unseen))
-
-    @property
-    def samples(self) -> dict[str, float]:
-        return {one.silo: one.samples for one in self.unseen}
-
-    @property
-    def training(self) -> tuple[int, str]:
-        return self.unseen[0].training[1:]
-
-    @property
-    def size(self) -> int:
-        return num_numbers(self.unseen[0].origin)
-
-    @property
-    def limit(self) -> Limit | None:
-        """The limit of their last updates; all that trained alike have the same."""
-        return self.unseen[0].limit
-
-    @cached_property
-    def bounds(self) -> tuple[float, ...]:
-        """The largest absolute values by array, from every silo's origin and stated reach."""
-        origins = holders({one.silo: one.origin for one in self.unseen})
-        reach = {one.silo: one.reach for one in self.unseen}
-        found: dict[str, float] = {}
-        for origin, names in origins:
-            for name, array in origin.items():
-                is_float = np.issubdtype(array.dtype, np.floating)
-                farthest = max(reach[silo] for silo in names) if is_float else MOST_COUNTED
-                largest = max(float(array.max()), -float(array.min())) if array.size else 0.0
-                bound = (largest + farthest) * (1 + SLACK) + LEAST_BOUND
-                found[name] = max(found.get(name, 0.0), bound)
-        return tuple(found.values())
-
-    @property
-    def counting(self) -> float | None:
-        """The cap on samples that explains the weights.
-
-        None if there is none, or if the models come from several trainings and cannot be summed at
-        once.
-        """
-        if len({(one.round, one.purpose) for one in self.unseen}) > 1:
-            return None
-        if len({one.silo for one in self.unseen}) < len(self.unseen):
-            return None
-        if len({one.limit for one in self.unseen}) > 1:
-            return None
-        counts = [one.samples for one in self.unseen]
-        if max(self.weights) <= min(self.weights) * (1 + EXACT):
-            return min(counts)
-        fewest = counts.index(min(counts))
-        per_sample = self.weights[fewest] / counts[fewest]
-        cap = max(self.weights) / per_sample
-        cap = next((n for n in counts if math.isclose(n, cap, rel_tol=EXACT)), cap)
-        alike = all(
-            math.isclose(min(n, cap) * per_sample, w, rel_tol=EXACT)
-            for n, w in zip(counts, self.weights, strict=True)
-        )
-        return cap if alike else None
-
-
-def _weights(mean: MaskedMean) -> dict[Term, tuple[Masked, float]]:
-    found: dict[Term, tuple[Masked, float]] = {}
-    for part, weight in mean.parts:
-        if isinstance(part, Masked):
-            before = found.get(part.training, (part, 0.0))[1]
-            found[part.training] = (part, before + weight)
-    return found
-
-
-def _atoms(means: Sequence[MaskedMean]) -> list[_Atom]:
-    """Return the fewest sums of which all these means can be made, in a fixed order."""
-    of_mean = [_weights(mean) for mean in means]
-    where: dict[Term, list[int]] = {}
-    for i, weights in enumerate(of_mean):
-        for term in weights:
-            where.setdefault(term, []).append(i)
-    # Who was sent or told other things than the others is summed apart from them, or not at all.
-    together: dict[tuple[str, tuple[int, ...], tuple[float, ...]], list[Term]] = {}
-    for term, places in where.items():
-        unseen, first_weight = of_mean[places[0]][term]
-        shares = tuple(round(of_mean[i][term][1] / first_weight, DIGITS) for i in places)
-        together.setdefault((unseen.trained_as, tuple(places), shares), []).append(term)
-    atoms = []
-    for (_, (first_mean, *_), _), terms in together.items():
-        terms.sort()
-        first = of_mean[first_mean]
-        atom = _Atom(tuple(first[t][0] for t in terms), tuple(first[t][1] for t in terms))
-        atoms.append(atom)
-    return sorted(atoms, key=lambda atom: sorted(atom.terms))
-
-
-def _made(
-    mean: MaskedMean, atoms: Sequence[_Atom], sums: Mapping[frozenset[Term], Arrays]
-) -> Model:
-    """Return the model that replaces a mean.
-
-    Silos that are alone in a sum or could not be summed are left out; if nothing is left, it is the
-    mean of what the silos started from.
-    """
-    weights = _weights(mean)
-    parts: list[tuple[Model, float]] = [(m, weight) for m, weight in mean.parts if is_seen(m)]
-    for atom in atoms:
-        if atom.terms <= weights.keys() and atom.terms in sums:
-            total = math.fsum(weights[term][1] for term in atom.terms)
-            parts.append((sums[atom.terms], total))
-    if not parts:
-        parts = [(one.origin, weight) for one, weight in weights.values()]
-    shared = holders({str(i): part for i, (part, _) in enumerate(parts)})
-    joint = [(m, math.fsum(parts[int(name)][1] for name in names)) for m, names in shared]
-    return weighted_mean([m for m, _ in joint], [w for _, w in joint])
-
-
 def _summed(
-    atom: _Atom, names: Sequence[str], vectors: Sequence[NDArray[np.uint32]]
+    atom: Atom, names: Sequence[str], vectors: Sequence[NDArray[np.uint32]]
 ) -> Arrays | None:
     """Return the mean that masked vectors add up to; None if it cannot be one of such updates."""
     model = from_fixed(_total(vectors), atom.unseen[0].origin, atom.bounds)
@@ -576,27 +431,6 @@ def insecure(
     return algorithm.insecure()
 
 
-def sketches_of(compared: Compared | None, model: Arrays) -> dict[str, int]:
-    """Return name → numbers of the sketches that silos are asked for.
-
-    Raises:
-        FederationError: the model is too small to be sketched.
-    """
-    if compared is None:
-        return {}
-    sizes = sketch_sizes(model, compared.layers)
-    if not sizes:
-        raise FederationError(
-            f"a secure run of this strategy compares sketches of updates, of at least "
-            f"{LEAST_SKETCH} numbers and {SPARSE} times fewer than are compared. This model has "
-            f"{num_numbers(model):,}, so a sketch would be the update: take a larger model, a "
-            "strategy that compares nothing (fedavg), or leave secure out.",
-            phase="secure",
-            exit_code=EXIT_CONFIG,
-        )
-    return sizes
-
-
 def _means(algorithm: Algorithm[Any], state: Any) -> list[MaskedMean]:
     """Return every mean in a state once, in a fixed order."""
     found: dict[int, MaskedMean] = {}
@@ -614,27 +448,3 @@ def without(algorithm: Algorithm[Any], state: Any, gone: Sequence[Masked]) -> An
     """Return the state in which silos with lost models have what they were last sent."""
     origins = {id(one): one.origin for one in gone}
     return algorithm.with_models(state, lambda model: origins.get(id(model), model))
-
-
-def own_or_origin(models: Mapping[str, Model]) -> dict[str, Model]:
-    """Return silo → model, with the origin of a model that only another silo has."""
-    return {
-        name: model.origin if isinstance(model, Masked) and model.silo != name else model
-        for name, model in models.items()
-    }
-
-
-def sendable(orders: Sequence[Order]) -> list[Order]:
-    """Return the orders; a model of one silo that others get too is replaced by its origin for all.
-
-    All silos of a sum must have started from one model.
-    """
-    own = [order.model for order in orders if isinstance(order.model, Masked)]
-    wanted = [o for o in orders if isinstance(o.model, Masked) and o.model.silo != o.silo.name]
-    shared = {id(order.model) for order in wanted} & {id(model) for model in own}
-    return [
-        replace(order, model=order.model.origin)
-        if isinstance(order.model, Masked) and id(order.model) in shared
-        else order
-        for order in orders
-    ]

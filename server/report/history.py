@@ -11,7 +11,7 @@ from string import ascii_uppercase
 import numpy as np
 from scipy.optimize import linear_sum_assignment
 
-from coterie.pictures.charts import Block, Column
+from coterie.pictures.flow import Block, Column
 from coterie.pictures.style import GROUPS, LIGHT
 from coterie.server.runs.record import Groups, Round
 

@@ -140,20 +140,20 @@ class _Chosen:
                 "Everybody trains alone."
             )
         else:
-            yield f"Chosen: {self.names[verdict.winner]}: {_groups_text(verdict)}. {self._why()}"
+            yield f"Chosen: {self.names[verdict.winner]}: {groups_text(verdict)}. {self._why()}"
         silent = [name for name in verdict.silos if name not in verdict.judges]
         if silent and verdict.judges:
             yield (
-                f"{_listed(silent)} did not measure every partition (the silo's policy keeps "
+                f"{listed(silent)} did not measure every partition (the silo's policy keeps "
                 "errors back, it has too few samples, or it was away): placed by what the others "
                 "measured."
             )
         if verdict.own:
-            yield f"Keeping the model trained alone: {_listed(verdict.own)}."
+            yield f"Keeping the model trained alone: {listed(verdict.own)}."
         if verdict.left:
-            yield f"Alone because most of their group are: {_listed(verdict.left)}."
+            yield f"Alone because most of their group are: {listed(verdict.left)}."
         if waiting := self.told[-1].grouping.probation or self._last.grouping.probation:
-            yield f"Newcomers on probation: {_listed(sorted(waiting))}."
+            yield f"Newcomers on probation: {listed(sorted(waiting))}."
         yield from self._cost()
 
     @property
@@ -264,7 +264,7 @@ class _Chosen:
             elif name in self.verdict.silos:
                 text = self._raced(name)
             elif name in waiting:
-                beside = f" beside {_listed(waiting[name])}" if waiting[name] else ""
+                beside = f" beside {listed(waiting[name])}" if waiting[name] else ""
                 text = f"a newcomer on probation: it trains{beside} and alone, and is placed then."
             else:
                 text = "came after the race; it trains alone until it has been measured."
@@ -276,9 +276,9 @@ class _Chosen:
         if not others:
             return " ".join(("trains alone.", *self._lone(name)))
         gain, left = self.verdict.gains.get(name), name in self.verdict.left
-        place = f"grouped with {_listed(others)}"
+        place = f"grouped with {listed(others)}"
         if left:
-            with_whom = _listed(others)
+            with_whom = listed(others)
             place = f"trains alone, as most of its group with {with_whom} keep their own models"
         if gain is None or name not in self.verdict.trials:
             return (
@@ -333,7 +333,7 @@ class _Chosen:
         _, noise = _difference([error], [own], [trial.count], shares=verdict.shares)
         dropped = f", which was out after round {entrant.dropped}" if entrant.dropped else ""
         yield (
-            f"The best group that was tried for it was with {_listed(others)} "
+            f"The best group that was tried for it was with {listed(others)} "
             f"({self.names[number]}{dropped}): on {trial.count:.0f} samples that no model had seen "
             f"{self.lead.compared(own - error, noise)} there than alone "
             f"({self._two(name, number, alone)})."
@@ -345,7 +345,7 @@ class _Chosen:
         if not (math.isfinite(one.alone) and math.isfinite(one.grouped)):
             kept = "joined" if one.joins else "did not join"
             return (
-                f"a newcomer that {kept} {_listed(one.group)} after round {number}. It did not "
+                f"a newcomer that {kept} {listed(one.group)} after round {number}. It did not "
                 "say what it measured of the two models."
             )
         errors = f"{self.lead.text(one.grouped)} against {self.lead.text(one.alone)}"
@@ -353,7 +353,7 @@ class _Chosen:
         what = self.lead.compared(one.alone - one.grouped, noise)
         joined = "so it joined" if one.joins else "so it trains alone"
         return (
-            f"a newcomer, measured beside {_listed(one.group)} until round {number}: on "
+            f"a newcomer, measured beside {listed(one.group)} until round {number}: on "
             f"{one.count:.0f} samples that neither model had seen {what} in the group than alone "
             f"({errors}), {joined}."
         )
@@ -420,15 +420,15 @@ def _shape(one: Entrant) -> str:
     return text + (f" and {alone} alone" if alone else "")
 
 
-def _groups_text(verdict: Verdict) -> str:
+def groups_text(verdict: Verdict) -> str:
     several = [group for group in verdict.chosen.groups if len(group) > 1]
     alone = [group[0] for group in verdict.chosen.groups if len(group) == 1]
-    parts = ["{" + _listed(group, "") + "}" for group in several]
-    parts += [f"alone {_listed(alone)}"] if alone else []
+    parts = ["{" + listed(group, "") + "}" for group in several]
+    parts += [f"alone {listed(alone)}"] if alone else []
     return " ".join(parts)
 
 
-def _listed(names: Sequence[str], last: str = " and ") -> str:
+def listed(names: Sequence[str], last: str = " and ") -> str:
     """Names in a sentence; of many the first."""
     if len(names) > MOST_NAMED:
         return f"{', '.join(names[: MOST_NAMED - 1])} and {len(names) - MOST_NAMED + 1} more"
@@ -455,55 +455,3 @@ def _behind(lead: Lead, one: Entrant) -> str:
 
 def _samples(number: float) -> str:
     return "–" if math.isnan(number) else f"{number:.0f}"
-
-
-# ---------------------------------------------------------------- while a run goes on
-
-
-def activity(phase: str, racing: int) -> str:
-    """What a round is spent on."""
-    return {
-        "look": "looking for groups, everybody trains alone",
-        "race": f"racing {racing} partitions",
-    }.get(phase, "")
-
-
-def news(one: Round, before: str, lead: Lead) -> list[str]:
-    """What a round brought, in a line each: a race, who is out, a verdict, newcomers.
-
-    Args:
-        one: the round, or what came after the last one.
-        before: the phase until then.
-        lead: the leading metric.
-    """
-    told, lines = one.grouping, []
-    if told.phase == "race" and before != "race":
-        listed = ", ".join(titles(told.entrants))
-        lines.append(f"a race opens between {len(told.entrants)} partitions: {listed}")
-    if out := told.dropped:
-        lines.append(f"out of the race, worse beyond chance: {_standing_list(out, lead)}")
-    if verdict := told.verdict:
-        lines.append(_verdict_line(verdict, lead))
-    for name, own in told.placed.items():
-        joins = f"joins {_listed(own.group)}" if own.joins else "stays alone"
-        lines.append(f"newcomer {name} {joins}")
-    return lines
-
-
-def _verdict_line(verdict: Verdict, lead: Lead) -> str:
-    title = titles(verdict.entrants)[verdict.winner]
-    text = f"the race is {'over' if verdict.complete else 'cut off'}: {title}"
-    if not verdict.judges:
-        return f"{text}, as nobody could judge"
-    others = [
-        e for e in verdict.entrants if e is not verdict.chosen and e.dropped in (0, verdict.round)
-    ]
-    text += f" {_groups_text(verdict)}, held-out {lead.title} {lead.text(verdict.chosen.error)}"
-    text += f"; beside it {_standing_list(others, lead)}" if others else ""
-    own = verdict.own
-    return text + (f"; keeping the model trained alone: {_listed(own)}" if own else "")
-
-
-def _standing_list(entrants: Sequence[Entrant], lead: Lead) -> str:
-    names = titles(entrants)
-    return ", ".join(f"{n} {lead.text(e.error)}" for n, e in zip(names, entrants, strict=True))

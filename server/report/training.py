@@ -9,7 +9,7 @@ from functools import partial
 import numpy as np
 
 from coterie import wire
-from coterie.pictures import charts
+from coterie.pictures import charts, flow
 from coterie.pictures.page import Picture, Table
 from coterie.pictures.style import LIGHT, Drawing, Layout
 from coterie.server.report.gains import mean_of
@@ -43,7 +43,7 @@ def groups_picture(story: Story) -> Picture | str:
     def draw(layout: Layout) -> Drawing:
         most = MOST_COLUMNS_NARROW if layout.narrow else MOST_COLUMNS
         columns, _ = history.columns(most)
-        return charts.alluvial(columns, layout, title=title, threads=not story.many)
+        return flow.alluvial(columns, layout, title=title, threads=not story.many)
 
     count = len(history.stretches)
     stream = "The thicker a stream, the more silos are in it"

@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from coterie import wire
-from coterie.server.report import race
+from coterie.server.report import race_news
 from coterie.server.runs.metrics import Collaboration, Lead
 from coterie.server.runs.record import ENDS, Budget, Event, Round
 from coterie.server.runs.record.follow import Progress
@@ -103,14 +103,14 @@ def _news(progress: Progress, event: Event) -> list[str]:
     if event.report is None:
         return []
     with suppress(FederationError):  # a damaged record costs only these lines
-        lines = race.news(event.report, progress.spent_on[0], progress.lead)
+        lines = race_news.news(event.report, progress.spent_on[0], progress.lead)
         return [f"{progress.title}: {line}" for line in lines]
     return []
 
 
 def _round_line(progress: Progress, report: Round) -> str:
     parts = [f"{progress.title}: round {report.round}/{progress.rounds}"]
-    parts += [doing] if (doing := race.activity(*progress.spent_on)) else []
+    parts += [doing] if (doing := race_news.activity(*progress.spent_on)) else []
     if progress.regrouped:
         parts.append("groups " + " ".join("{" + ", ".join(g) + "}" for g in report.groups))
     else:
@@ -161,7 +161,7 @@ def _rounds(progress: Progress) -> list[RenderableType]:
 
 def _status(progress: Progress) -> str:
     running = progress.status not in ENDS
-    doing = race.activity(progress.phase, progress.racing) if running else ""
+    doing = race_news.activity(progress.phase, progress.racing) if running else ""
     return f"{progress.status}, {doing}" if doing else progress.status
 
 

@@ -30,12 +30,13 @@ Differs from the paper:
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 from pydantic import Field
 
 from coterie import wire
@@ -482,15 +483,7 @@ class HCCT(Algorithm[HCCTState]):
         """
         settled = sorted(n for n in here if n in state.memory and n not in state.newcomers)
         new = sorted(n for n in state.newcomers if n in deltas)
-        # The groups stand once they have settled, and in rounds in which none are due.
-        due = (now.number - 1) % self.regroup_every == 0
-        settled_down = 0 < self.settle_after <= state.unchanged
-        held, present = set(state.held), set(here)
-        changed = len(held ^ present) > MAX_CHURN * len(held)
-        if held and changed and held & present:
-            log.info("HCCT: %d silos came or left: new groups", len(held ^ present))
-        keeps = bool(held) and not changed
-        stand = bool(state.planned) and (settled_down or not due or keeps)
+        stand = self._groups_stand(state, set(here), now)
         if stand:
             placed_before = {name for group in state.planned for name in group}
             new += [n for n in settled if n not in placed_before and n in deltas]
@@ -504,10 +497,7 @@ class HCCT(Algorithm[HCCTState]):
         noise += [noisy[n] if n in state.newcomers else state.noise.get(n, 0.0) for n in new]
         matrix = gram([list(vector.values()) for vector in vectors], noise=noise)
         sizes = np.array([state.members.sizes[n] for n in compared])
-        run = state.alpha if self.alpha == "auto" else self.alpha
-        if run is None:  # one silo among some with their own α: their mean
-            run = float(np.mean(sorted(state.alphas.values())))
-        alphas = np.array([state.alphas.get(n, run) for n in compared])
+        alphas = self._alphas_of(state, compared)
         n = len(settled)
         before = present_groups(state.planned, settled)
         found: list[list[int]] = []
@@ -521,20 +511,7 @@ class HCCT(Algorithm[HCCTState]):
         # What everybody had before the first partition, alone, was none and confirms none.
         again = bool(state.planned) and tuple(sorted(formed)) == before
         unchanged = state.unchanged + 1 if again else 0
-        placed = [list(group) for group in found]
-        strangers = []
-        for row in range(n, len(compared)):
-            target = place(matrix, sizes, found, alpha=alphas, newcomer=row) if found else None
-            if target is None:
-                strangers.append(row)
-            else:
-                placed[target].append(row)
-        if strangers:  # who joins no group may still form one with others that join none
-            theirs = np.ix_(strangers, strangers)
-            utility = HCCTUtility.from_gram(
-                matrix[theirs], sizes[strangers], alpha=alphas[strangers]
-            )
-            placed += [[strangers[i] for i in group] for group in self._solve(utility, now=now)]
+        placed = self._placed(matrix, sizes, alphas, found, range(n, len(compared)), now)
         planned = form(
             [tuple(sorted(compared[i] for i in group)) for group in placed],
             state.members.minimums,
@@ -547,13 +524,56 @@ class HCCT(Algorithm[HCCTState]):
             planned=tuple(sorted(planned)),
             starts=starts,
             unchanged=state.unchanged if stand else unchanged,
-            held=() if not held else state.held if stand else tuple(sorted(present)),
+            held=() if not state.held else state.held if stand else tuple(sorted(here)),
             compared=tuple(compared),
             similarity=cosine_matrix(matrix),
             norms=tuple(np.sqrt(np.diag(matrix)).tolist()),
             alphas_used=tuple(alphas.tolist()),
             sizes_used=tuple(sizes.tolist()),
         )
+
+    def _groups_stand(self, state: HCCTState, present: set[str], now: Round) -> bool:
+        """Return whether the groups are kept: they have settled, or none are due in this round."""
+        due = (now.number - 1) % self.regroup_every == 0
+        settled_down = 0 < self.settle_after <= state.unchanged
+        held = set(state.held)
+        changed = len(held ^ present) > MAX_CHURN * len(held)
+        if held and changed and held & present:
+            log.info("HCCT: %d silos came or left: new groups", len(held ^ present))
+        keeps = bool(held) and not changed
+        return bool(state.planned) and (settled_down or not due or keeps)
+
+    def _alphas_of(self, state: HCCTState, names: Sequence[str]) -> NDArray[np.float64]:
+        run = state.alpha if self.alpha == "auto" else self.alpha
+        if run is None:  # one silo among some with their own α: their mean
+            run = float(np.mean(sorted(state.alphas.values())))
+        return np.array([state.alphas.get(n, run) for n in names])
+
+    def _placed(
+        self,
+        matrix: NDArray[np.float64],
+        sizes: NDArray[np.float64],
+        alphas: NDArray[np.float64],
+        found: list[list[int]],
+        newcomers: Iterable[int],
+        now: Round,
+    ) -> list[list[int]]:
+        """Return the groups with each newcomer's row in the best one (eqs. 15-16).
+
+        Newcomers that join no group may form some among themselves.
+        """
+        placed, strangers = [list(group) for group in found], []
+        for row in newcomers:
+            target = place(matrix, sizes, found, alpha=alphas, newcomer=row) if found else None
+            if target is None:
+                strangers.append(row)
+            else:
+                placed[target].append(row)
+        if not strangers:
+            return placed
+        theirs = np.ix_(strangers, strangers)
+        utility = HCCTUtility.from_gram(matrix[theirs], sizes[strangers], alpha=alphas[strangers])
+        return placed + [[strangers[i] for i in group] for group in self._solve(utility, now=now)]
 
     def _solve_all(self, utility: HCCTUtility, now: Round) -> list[list[int]]:
         if not self.fixed_groups:

@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import Any
 
 import numpy as np
-from flwr.app import Message, MetricRecord
+from flwr.app import Message, MetricRecord, RecordDict
 from numpy.typing import NDArray
 
 from coterie import wire
@@ -147,18 +147,9 @@ def check_reply(
         ReplyError: none came, an error reply, missing or undecodable arrays, other names, shapes or
             types, NaN or infinity, or a sample count that is missing or not positive.
     """
-    if reply is None:
-        raise ReplyError("it did not answer in time.", silent=True)
-    if reply.has_error():
-        raise ReplyError(
-            str(reply.error.reason or "it answered with an error."),
-            refused=reply.error.code in (wire.REFUSED, wire.SPENT),
-            spent=reply.error.code == wire.SPENT,
-            raised=reply.error.code in (wire.FAILED, RAISED),
-            diverged=reply.error.code == wire.DIVERGED,
-        )
+    content = _content(reply)
     try:
-        arrays = {k: wire.decode_arrays(r) for k, r in wire.array_records(reply.content).items()}
+        arrays = {k: wire.decode_arrays(r) for k, r in wire.array_records(content).items()}
     except wire.WireError as error:
         raise ReplyError(str(error)) from None
     received = num_bytes(*arrays.values())
@@ -178,7 +169,7 @@ def check_reply(
             if array.dtype.kind not in "biuf":
                 raise ReplyError(f"array {name!r} must hold numbers. Got {array.dtype}.")
             _check_values(name, array)
-    stated = wire.understood(wire.read_metrics(reply.content), names)
+    stated = wire.understood(wire.read_metrics(content), names)
     count = stated.get(wire.NUM_EXAMPLES)
     if count is None or not 0 < count <= MAX_EXAMPLES:
         raise ReplyError(
@@ -201,13 +192,28 @@ def check_reply(
         model=model,
         num_examples=float(count),
         metrics=metrics,
-        figures=wire.read_figures(reply.content),
+        figures=wire.read_figures(content),
         purpose=order.purpose,
         kind=order.kind,
         extras=arrays,
         bytes_sent=order.num_bytes,
         bytes_received=received,
     )
+
+
+def _content(reply: Message | None) -> RecordDict:
+    """Return what a reply holds; raise ``ReplyError`` if it is none, or an error."""
+    if reply is None:
+        raise ReplyError("it did not answer in time.", silent=True)
+    if reply.has_error():
+        raise ReplyError(
+            str(reply.error.reason or "it answered with an error."),
+            refused=reply.error.code in (wire.REFUSED, wire.SPENT),
+            spent=reply.error.code == wire.SPENT,
+            raised=reply.error.code in (wire.FAILED, RAISED),
+            diverged=reply.error.code == wire.DIVERGED,
+        )
+    return reply.content
 
 
 def _restored(arrays: Arrays, sent: Arrays, wire_format: str) -> Arrays:

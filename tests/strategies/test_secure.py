@@ -26,6 +26,7 @@ from coterie.client.home import rounds
 from coterie.client.home.settings import SiloSettings
 from coterie.client.work import evaluate
 from coterie.features.secure import secrets
+from coterie.features.secure.atoms import atoms_of
 from coterie.features.secure.held import Held, held, hold
 from coterie.features.secure.protocol import (
     Peer,
@@ -43,7 +44,7 @@ from coterie.features.secure.protocol import (
 )
 from coterie.features.secure.secrets import secrets_of
 from coterie.features.secure.silo import Sketch, measure
-from coterie.features.secure.sums import SecureRun, _atoms
+from coterie.features.secure.sums import SecureRun
 from coterie.server.runs.codec import decode, encode
 from coterie.server.runs.config import RunConfig
 from coterie.server.runs.inprocess import InProcessGrid
@@ -879,7 +880,7 @@ def test_means_are_made_of_the_fewest_sums() -> None:
     two = weighted_mean([c, d], [2, 2])
     everything = weighted_mean([one, two], [8, 4])
     assert isinstance(everything, MaskedMean)
-    atoms = _atoms([one, two, everything])  # type: ignore[list-item]
+    atoms = atoms_of([one, two, everything])  # type: ignore[list-item]
     assert [atom.names for atom in atoms] == [("a", "b"), ("c", "d")]
     assert [atom.counting for atom in atoms] == [5.0, 2.0]
 
@@ -888,14 +889,14 @@ def test_silos_that_are_weighed_differently_in_two_means_are_not_in_one_sum() ->
     """The sum by samples is not the plain mean."""
     a, b = unseen("a", 3.0), unseen("b", 5.0)
     by_samples, equal = weighted_mean([a, b], [3, 5]), weighted_mean([a, b], [1, 1])
-    atoms = _atoms([by_samples, equal])  # type: ignore[list-item]
+    atoms = atoms_of([by_samples, equal])  # type: ignore[list-item]
     assert [atom.names for atom in atoms] == [("a",), ("b",)]
 
 
 def test_silos_that_were_told_other_things_are_not_in_one_sum() -> None:
     """A newcomer that has trained for less than a round, for example."""
     told = [unseen("a", 1, "x"), unseen("b", 1, "x"), unseen("c", 1, "y")]
-    atoms = _atoms([weighted_mean(told, [1, 1, 1])])  # type: ignore[list-item]
+    atoms = atoms_of([weighted_mean(told, [1, 1, 1])])  # type: ignore[list-item]
     assert [atom.names for atom in atoms] == [("a", "b"), ("c",)]
 
 
@@ -916,7 +917,7 @@ def test_silos_count_by_their_samples_up_to_a_cap(
     weights: tuple[float, ...], cap: float | None
 ) -> None:
     models = [unseen(n, s) for n, s in (("a", 3.0), ("b", 5.0), ("c", 9.0))]
-    (atom,) = _atoms([weighted_mean(models, weights)])  # type: ignore[list-item]
+    (atom,) = atoms_of([weighted_mean(models, weights)])  # type: ignore[list-item]
     assert atom.counting == (None if cap is None else pytest.approx(cap))
 
 

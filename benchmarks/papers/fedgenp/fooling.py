@@ -34,7 +34,7 @@ from benchmarks.kit import (
 )
 from coterie import wire
 from coterie.server.runs.config import RunConfig
-from coterie.server.study import compare
+from coterie.server.study import comparison_file
 from coterie.server.study.comparison import Repeat
 from coterie.strategies.fedgenp import generators as of
 from coterie.strategies.fedgenp.latent import fresh_generator, predictor_arrays, predictor_shape
@@ -100,7 +100,7 @@ PARTS = (
 
 def silos_of(shift: str, seed: int) -> list[Node]:
     """The nine silos of a comparison."""
-    given = compare.read(FILES / f"{shift}.toml", data=None)
+    given = comparison_file.read(FILES / f"{shift}.toml", data=None)
     return [{**silo.node_config(), "threads": 1} for silo in given.silos(Repeat(seed))]
 
 

@@ -1,0 +1,166 @@
+"""The fewest sums of which all means in a state can be made."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from coterie.features.secure.protocol import (
+    num_numbers,
+)
+from coterie.strategies.rounds.handles import Arrays, Masked, MaskedMean, Model, is_seen
+from coterie.strategies.rounds.models import holders, weighted_mean
+from coterie.wire.updates import Limit
+
+SLACK = 1e-3
+"""Relative error of a norm that silos may make."""
+EXACT = 1e-9
+"""Relative difference of weights that counts as rounding."""
+
+
+DIGITS = 9
+"""To which weights of two means are in proportion."""
+
+
+LEAST_BOUND = 1e-30
+
+
+MOST_COUNTED = 2.0**22
+"""The most that a counter, of batches for example, may grow by."""
+
+
+Term = tuple[str, int, str]
+"""Silo, round and purpose of a training."""
+
+
+@dataclass(frozen=True)
+class Atom:
+    """Masked models that are in the same means, always weighted alike: their sum is enough.
+
+    ``weights`` are those of the first mean.
+    """
+
+    unseen: tuple[Masked, ...]
+    weights: tuple[float, ...]
+
+    @property
+    def terms(self) -> frozenset[Term]:
+        return frozenset(one.training for one in self.unseen)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(sorted(one.silo for one in self.unseen))
+
+    @property
+    def samples(self) -> dict[str, float]:
+        return {one.silo: one.samples for one in self.unseen}
+
+    @property
+    def training(self) -> tuple[int, str]:
+        return self.unseen[0].training[1:]
+
+    @property
+    def size(self) -> int:
+        return num_numbers(self.unseen[0].origin)
+
+    @property
+    def limit(self) -> Limit | None:
+        """The limit of their last updates; all that trained alike have the same."""
+        return self.unseen[0].limit
+
+    @cached_property
+    def bounds(self) -> tuple[float, ...]:
+        """The largest absolute values by array, from every silo's origin and stated reach."""
+        origins = holders({one.silo: one.origin for one in self.unseen})
+        reach = {one.silo: one.reach for one in self.unseen}
+        found: dict[str, float] = {}
+        for origin, names in origins:
+            for name, array in origin.items():
+                is_float = np.issubdtype(array.dtype, np.floating)
+                farthest = max(reach[silo] for silo in names) if is_float else MOST_COUNTED
+                largest = max(float(array.max()), -float(array.min())) if array.size else 0.0
+                bound = (largest + farthest) * (1 + SLACK) + LEAST_BOUND
+                found[name] = max(found.get(name, 0.0), bound)
+        return tuple(found.values())
+
+    @property
+    def counting(self) -> float | None:
+        """The cap on samples that explains the weights.
+
+        None if there is none, or if the models come from several trainings and cannot be summed at
+        once.
+        """
+        if len({(one.round, one.purpose) for one in self.unseen}) > 1:
+            return None
+        if len({one.silo for one in self.unseen}) < len(self.unseen):
+            return None
+        if len({one.limit for one in self.unseen}) > 1:
+            return None
+        counts = [one.samples for one in self.unseen]
+        if max(self.weights) <= min(self.weights) * (1 + EXACT):
+            return min(counts)
+        fewest = counts.index(min(counts))
+        per_sample = self.weights[fewest] / counts[fewest]
+        cap = max(self.weights) / per_sample
+        cap = next((n for n in counts if math.isclose(n, cap, rel_tol=EXACT)), cap)
+        alike = all(
+            math.isclose(min(n, cap) * per_sample, w, rel_tol=EXACT)
+            for n, w in zip(counts, self.weights, strict=True)
+        )
+        return cap if alike else None
+
+
+def weights_of(mean: MaskedMean) -> dict[Term, tuple[Masked, float]]:
+    found: dict[Term, tuple[Masked, float]] = {}
+    for part, weight in mean.parts:
+        if isinstance(part, Masked):
+            before = found.get(part.training, (part, 0.0))[1]
+            found[part.training] = (part, before + weight)
+    return found
+
+
+def atoms_of(means: Sequence[MaskedMean]) -> list[Atom]:
+    """Return the fewest sums of which all these means can be made, in a fixed order."""
+    of_mean = [weights_of(mean) for mean in means]
+    where: dict[Term, list[int]] = {}
+    for i, weights in enumerate(of_mean):
+        for term in weights:
+            where.setdefault(term, []).append(i)
+    # Who was sent or told other things than the others is summed apart from them, or not at all.
+    together: dict[tuple[str, tuple[int, ...], tuple[float, ...]], list[Term]] = {}
+    for term, places in where.items():
+        unseen, first_weight = of_mean[places[0]][term]
+        shares = tuple(round(of_mean[i][term][1] / first_weight, DIGITS) for i in places)
+        together.setdefault((unseen.trained_as, tuple(places), shares), []).append(term)
+    atoms = []
+    for (_, (first_mean, *_), _), terms in together.items():
+        terms.sort()
+        first = of_mean[first_mean]
+        atom = Atom(tuple(first[t][0] for t in terms), tuple(first[t][1] for t in terms))
+        atoms.append(atom)
+    return sorted(atoms, key=lambda atom: sorted(atom.terms))
+
+
+def mean_of(
+    mean: MaskedMean, atoms: Sequence[Atom], sums: Mapping[frozenset[Term], Arrays]
+) -> Model:
+    """Return the model that replaces a mean.
+
+    Silos that are alone in a sum or could not be summed are left out; if nothing is left, it is the
+    mean of what the silos started from.
+    """
+    weights = weights_of(mean)
+    parts: list[tuple[Model, float]] = [(m, weight) for m, weight in mean.parts if is_seen(m)]
+    for atom in atoms:
+        if atom.terms <= weights.keys() and atom.terms in sums:
+            total = math.fsum(weights[term][1] for term in atom.terms)
+            parts.append((sums[atom.terms], total))
+    if not parts:
+        parts = [(one.origin, weight) for one, weight in weights.values()]
+    shared = holders({str(i): part for i, (part, _) in enumerate(parts)})
+    joint = [(m, math.fsum(parts[int(name)][1] for name in names)) for m, names in shared]
+    return weighted_mean([m for m, _ in joint], [w for _, w in joint])

@@ -1,0 +1,58 @@
+"""What a run of ``auto`` says while it goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from coterie.server.report.race import groups_text, listed, titles
+from coterie.server.runs.metrics import Lead
+from coterie.server.runs.record import Entrant, Round, Verdict
+
+
+def activity(phase: str, racing: int) -> str:
+    """What a round is spent on."""
+    return {
+        "look": "looking for groups, everybody trains alone",
+        "race": f"racing {racing} partitions",
+    }.get(phase, "")
+
+
+def news(one: Round, before: str, lead: Lead) -> list[str]:
+    """What a round brought, in a line each: a race, who is out, a verdict, newcomers.
+
+    Args:
+        one: the round, or what came after the last one.
+        before: the phase until then.
+        lead: the leading metric.
+    """
+    told, lines = one.grouping, []
+    if told.phase == "race" and before != "race":
+        names = ", ".join(titles(told.entrants))
+        lines.append(f"a race opens between {len(told.entrants)} partitions: {names}")
+    if out := told.dropped:
+        lines.append(f"out of the race, worse beyond chance: {_standing_list(out, lead)}")
+    if verdict := told.verdict:
+        lines.append(_verdict_line(verdict, lead))
+    for name, own in told.placed.items():
+        joins = f"joins {listed(own.group)}" if own.joins else "stays alone"
+        lines.append(f"newcomer {name} {joins}")
+    return lines
+
+
+def _verdict_line(verdict: Verdict, lead: Lead) -> str:
+    title = titles(verdict.entrants)[verdict.winner]
+    text = f"the race is {'over' if verdict.complete else 'cut off'}: {title}"
+    if not verdict.judges:
+        return f"{text}, as nobody could judge"
+    others = [
+        e for e in verdict.entrants if e is not verdict.chosen and e.dropped in (0, verdict.round)
+    ]
+    text += f" {groups_text(verdict)}, held-out {lead.title} {lead.text(verdict.chosen.error)}"
+    text += f"; beside it {_standing_list(others, lead)}" if others else ""
+    own = verdict.own
+    return text + (f"; keeping the model trained alone: {listed(own)}" if own else "")
+
+
+def _standing_list(entrants: Sequence[Entrant], lead: Lead) -> str:
+    names = titles(entrants)
+    return ", ".join(f"{n} {lead.text(e.error)}" for n, e in zip(names, entrants, strict=True))
