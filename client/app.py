@@ -14,9 +14,8 @@ from flwr.app import RecordDict
 from flwr.clientapp import ClientApp
 
 from coterie import wire
-from coterie.client.home import personal
-from coterie.client.resident.ledger import outbound
-from coterie.client.work import discriminate, evaluate, meta_sgd, statistics, train
+from coterie.client.ledger import outbound
+from coterie.client.work import discriminate, evaluate, meta_sgd, personal, statistics, train
 from coterie.client.work.columns import column_sums
 from coterie.client.work.request import RefusedError, Request, answering
 from coterie.client.work.weights import read_weights

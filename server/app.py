@@ -12,12 +12,13 @@ from flwr.serverapp import Grid, ServerApp
 
 from coterie.features.secure.sums import Enrolled
 from coterie.server.machine.pulling import bounded
+from coterie.server.paths import ENVIRONMENT
 from coterie.server.runs.config import RunConfig
 from coterie.server.runs.run import execute, run_folder
 from coterie.server.site.audit import who_started
 from coterie.server.site.contacts import Contacts
 from coterie.server.site.enrolled import names_by_node, vouchers
-from coterie.server.site.federation import ENVIRONMENT, load
+from coterie.server.site.federation import load
 from coterie.strategies.errors import EXIT_RUN
 from coterie.system import logs
 from coterie.system.memory import SERVER_BYTES, keep_freed_memory

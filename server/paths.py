@@ -8,6 +8,9 @@ from pathlib import Path
 from coterie.strategies.errors import refused
 from coterie.tasks.base import TaskError, place_of
 
+ENVIRONMENT = "COTERIE_FEDERATION"
+"""Variable that names a federation's folder, for the ServerApp and commands without an option."""
+
 
 def place(named: str | Path) -> Path:
     """Expand a path that a user names. Raises ``FederationError`` for an unknown ``~user``."""

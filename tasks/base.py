@@ -20,6 +20,8 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from coterie.tasks.errors import TaskError as TaskError
+
 if TYPE_CHECKING:
     import torch
     from torch.utils.data import Dataset
@@ -33,10 +35,6 @@ ColumnScale = Sequence[Sequence[float]]
 """(columns, 2) Mean and width that standardise numeric columns, then real targets."""
 Persons = NDArray[np.int64]
 """(n,) Person numbers: samples with the same number belong to the same person."""
-
-
-class TaskError(ValueError):
-    """An error in loading a task or its data. The message is for the user."""
 
 
 @dataclass(frozen=True)

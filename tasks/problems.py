@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from coterie.tasks.base import TaskError
+from coterie.tasks.errors import TaskError
 
 if TYPE_CHECKING:
     import torch

@@ -109,7 +109,7 @@ MUTATIONS = (
     ),
     Mutation(
         "a reply leaves although the ledger cannot be written",
-        "client/resident/ledger.py",
+        "client/ledger.py",
         "        return _failure(name, error, message)\n    return reply",
         "        log.error(error)\n    return reply",
         "tests/client",

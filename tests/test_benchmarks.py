@@ -26,7 +26,7 @@ from benchmarks.papers.fedgroup.tables import longest
 from benchmarks.papers.hcct import digits
 from benchmarks.privacy import attacks, inversion, noise, projection
 from coterie import wire
-from coterie.server.runs.metrics import Lead
+from coterie.server.runs.record.metrics import Lead
 from coterie.server.study.comparison import Row, markdown
 from coterie.tasks import TaskError, load_task
 

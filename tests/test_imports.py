@@ -26,8 +26,8 @@ INSIDE_FLWR = {
     "flwr.supercore.inflatable.inflatable_protobuf_utils": {"wire/flower.py"},
     "flwr.supercore.inflatable.inflatable_utils": {"wire/flower.py"},
     "flwr.supercore.task_identity": {"wire/flower.py"},  # not in 1.34
-    "flwr.supercore.superexec": {"server/machine/executor.py"},  # what it does while it waits
-    "flwr.supercore.superexec.executor": {"server/machine/executor.py"},  # how it starts a run
+    "flwr.supercore.superexec": {"server/executor.py"},  # what it does while it waits
+    "flwr.supercore.superexec.executor": {"server/executor.py"},  # how it starts a run
     # Where silos have an allowance: the first in 1.34 alone, the second in 1.40 and later alone.
     "flwr.server.superlink.fleet.message_handler.message_handler": {
         "server/machine/allowance.py",
@@ -42,11 +42,9 @@ INSIDE_FLWR = {
     "flwr.supercore.error": {"server/machine/allowance.py"},
     "flwr.app.message.message": {"server/machine/allowance.py"},
     # In 1.34 alone, where operators are asked who they are:
-    "flwr.superlink.servicer.control.control_grpc": {"server/machine/gate.py"},
+    "flwr.superlink.servicer.control.control_grpc": {"server/site/gate.py"},
     # And silos, whose clock may be wrong:
-    "flwr.server.superlink.fleet.grpc_rere.node_auth_server_interceptor": {
-        "server/machine/gate.py"
-    },
+    "flwr.server.superlink.fleet.grpc_rere.node_auth_server_interceptor": {"server/site/gate.py"},
     # And where it keeps objects, and reads and writes the calls that carry them:
     "flwr.supercore.object_store.in_memory_object_store": {"server/machine/lean.py"},
     "flwr.supercore.object_store.sql_object_store": {"server/machine/lean.py"},
@@ -385,7 +383,7 @@ def test_a_run_is_submitted_before_what_shows_it_is_loaded(line: list[str], tmp_
 
 def test_the_process_that_waits_for_a_run_knows_the_keys_of_all_strategies() -> None:
     statement = (
-        "import io, sys\nfrom coterie.server.machine.executor import wait_for_a_run\n"
+        "import io, sys\nfrom coterie.server.executor import wait_for_a_run\n"
         "sys.stdin = io.StringIO()\nwait_for_a_run()\n"
         "from coterie.server.runs.config import all_keys\n"
         "assert all_keys.cache_info().currsize"

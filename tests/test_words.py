@@ -8,7 +8,7 @@ import pytest
 
 from coterie import wire
 from coterie.pictures.charts import gain_text
-from coterie.server.runs.metrics import Lead
+from coterie.server.runs.record.metrics import Lead
 
 
 @pytest.mark.parametrize(

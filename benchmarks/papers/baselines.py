@@ -37,7 +37,7 @@ from benchmarks.kit import (
     unfinished,
 )
 from benchmarks.papers.fedcollab.experiments import EXPERIMENTS
-from coterie.server.runs.metrics import ipr, rsd
+from coterie.server.runs.record.metrics import ipr, rsd
 from coterie.strategies.rounds.result import RunResult
 
 ALONE = "Local"

@@ -11,7 +11,7 @@ from typing import Any, TextIO
 import numpy as np
 from numpy.typing import NDArray
 
-from coterie.client.home.card import Card, figure_text, lead_of
+from coterie.client.work.card import Card, figure_text, lead_of
 from coterie.client.work.figures import Figure
 from coterie.system.files import explained, replacing
 from coterie.tasks import Task

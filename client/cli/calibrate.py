@@ -19,7 +19,7 @@ from safetensors.numpy import load_file
 
 from coterie.client.cli.answers import names_of
 from coterie.client.cli.predict import Kept, asked, halves
-from coterie.client.home.card import Calibration, Card, write_card
+from coterie.client.work.card import Calibration, Card, write_card
 from coterie.client.work.data import Part, to_device
 from coterie.client.work.figures import Figure
 from coterie.client.work.hold_out import held_out

@@ -8,13 +8,13 @@ from math import isfinite
 
 import torch
 
-from coterie.client.home import personal
 from coterie.client.home.hours import words
 from coterie.client.home.learned import About, learned_lines
 from coterie.client.home.policy import METRICS, REVEALING, Policy
 from coterie.client.home.privacy import STAYING
 from coterie.client.home.settings import SiloSettings
 from coterie.client.home.studies import tasks_of
+from coterie.client.work import personal
 from coterie.client.work.data import Data, Held, Part
 from coterie.client.work.diverged import divergence
 from coterie.client.work.measure import evaluate, leading

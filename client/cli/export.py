@@ -23,7 +23,7 @@ from torch import nn
 
 from coterie.client.cli.answers import Array, names_of
 from coterie.client.cli.predict import Kept, answer_of
-from coterie.client.home.card import Card, figure_row, lead_of, numbers_of
+from coterie.client.work.card import Card, figure_row, lead_of, numbers_of
 from coterie.client.work.data import map_nest, to_device
 from coterie.system.files import make_folder, write_named
 from coterie.system.terminal import LEGIBLE

@@ -18,7 +18,7 @@ from coterie.system.logs import show_progress
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from coterie.client.resident.ledger import Total
+    from coterie.client.ledger import Total
     from coterie.tasks.base import Option
 
 app = typer.Typer()
@@ -70,7 +70,7 @@ def ledger(
     """
     from coterie.client.home.files import folder_of
     from coterie.client.home.settings import SettingsError
-    from coterie.client.resident.ledger import ledger_of, read, totals
+    from coterie.client.ledger import ledger_of, read, totals
 
     folder = folder_of(home)
     if not ledger_of(folder).exists():
@@ -199,11 +199,11 @@ class _Which:
 
 def _which(home: Path | None, model: str, task: str, options: list[str] | None) -> _Which:
     from coterie.client.cli.predict import find_model
-    from coterie.client.home.card import read_card
     from coterie.client.home.files import folder_of
     from coterie.client.home.folder import Home
     from coterie.client.home.settings import options_of
     from coterie.client.home.studies import study_of
+    from coterie.client.work.card import read_card
 
     folder, workers, unlabelled = folder_of(home), 0, None
     chosen: Mapping[str, Option] = options_of(options or [])

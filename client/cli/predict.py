@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from safetensors.numpy import load_file
 
 from coterie.client.cli.answers import Answers, Array
-from coterie.client.home.card import (
+from coterie.client.work.card import (
     PERSONALISED,
     Card,
     CardError,

@@ -20,7 +20,7 @@ from coterie.client.home.journal import JOURNAL, WRONG, json_lines
 from coterie.client.home.policy import number
 from coterie.client.home.rounds import file_of
 from coterie.client.home.settings import SettingsError
-from coterie.client.resident.ledger import Total, ledger_of, totals
+from coterie.client.ledger import Total, ledger_of, totals
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from coterie.client.home import approvals
 from coterie.client.home.hours import words
 from coterie.client.home.policy import ALWAYS, METRICS, REVEALING, Policy
 from coterie.client.home.settings import SettingsError, SiloSettings
-from coterie.client.resident.ledger import outbound
+from coterie.client.ledger import outbound
 from coterie.tasks.base import Option
 
 log = logging.getLogger("coterie.silo")

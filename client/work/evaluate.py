@@ -11,10 +11,10 @@ from flwr.app import MetricRecord, RecordDict
 from coterie import wire
 from coterie.client.home import rounds
 from coterie.client.home.budget import SpentError
-from coterie.client.home.card import card_of, keep_model
 from coterie.client.home.journal import WRONG, note
 from coterie.client.home.policy import permitted
 from coterie.client.home.rounds import file_of, write_model
+from coterie.client.work.card import card_of, keep_model
 from coterie.client.work.measure import Evaluation, evaluate, evaluate_in_full, leading
 from coterie.client.work.request import RefusedError, Request
 from coterie.client.work.sgd import Stopwatch

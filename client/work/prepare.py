@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import nn
 
-from coterie.client.home.personal import check_policy
 from coterie.client.home.settings import SiloSettings
 from coterie.client.work.data import Data
 from coterie.client.work.measure import evaluate
+from coterie.client.work.personal import check_policy
 from coterie.client.work.sgd import TrainPlan, train
 from coterie.client.work.workbench import Workbench, keep_open, open_workbenches
 from coterie.tasks.base import Option, Task

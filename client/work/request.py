@@ -12,10 +12,11 @@ from typing import Any
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 
 from coterie import wire
-from coterie.client.home import personal, privacy
+from coterie.client.home import privacy
 from coterie.client.home.approvals import not_now
 from coterie.client.home.asked import asked_by, quota_objection
 from coterie.client.home.budget import SpentError
+from coterie.client.work import personal
 from coterie.client.work.columns import in_scale
 from coterie.client.work.data import Data
 from coterie.client.work.hold_out import leave_out_validation

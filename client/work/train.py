@@ -11,11 +11,12 @@ import torch
 from flwr.app import ConfigRecord, RecordDict
 
 from coterie import wire
-from coterie.client.home import personal, rounds
+from coterie.client.home import rounds
 from coterie.client.home.budget import SpentError
-from coterie.client.home.card import card_of, keep_model
 from coterie.client.home.journal import note
 from coterie.client.home.policy import permitted
+from coterie.client.work import personal
+from coterie.client.work.card import card_of, keep_model
 from coterie.client.work.data import Part
 from coterie.client.work.diverged import divergence, odd_array
 from coterie.client.work.generators import AddedLoss, latent_loss

@@ -8,7 +8,8 @@ The error is kept per round, like everything that a silo keeps between rounds
 from __future__ import annotations
 
 from coterie import wire
-from coterie.client.home import personal, rounds
+from coterie.client.home import rounds
+from coterie.client.work import personal
 from coterie.client.work.request import RefusedError, Request
 from coterie.client.work.stage import Stage, Work
 from coterie.wire import Model

@@ -24,7 +24,7 @@ from flwr.app import ConfigRecord, RecordDict
 from numpy.typing import NDArray
 
 from coterie import wire
-from coterie.client.home import personal
+from coterie.client.work import personal
 from coterie.client.work.diverged import divergence
 from coterie.client.work.request import RefusedError, Request
 from coterie.client.work.stage import Stage, Work

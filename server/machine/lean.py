@@ -6,7 +6,7 @@ The calls and their meaning are Flower's. Replaced by name are the serialisation
 that carry objects (``coterie.wire.pulled``), and both object stores (in memory and in a database):
 large objects lie in files that ServerApps of this machine share (``coterie.server.machine.shelf``).
 They are checked and written before Flower stores them one at a time, so objects of several silos
-are written in parallel. A federation's SuperLink (``coterie.server.machine.gate``) uses the same
+are written in parallel. A federation's SuperLink (``coterie.server.site.gate``) uses the same
 replacements.
 """
 

@@ -19,9 +19,9 @@ import os
 import socket
 import sys
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
-from contextlib import ExitStack, suppress
+from contextlib import AbstractContextManager, ExitStack, suppress
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import uvicorn
 from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
@@ -30,20 +30,34 @@ from coterie.server.machine.allowance import limit_silos
 from coterie.server.machine.dividing import divide
 from coterie.server.machine.holding import HEARTBEAT, FullError, Room, hold_silos
 from coterie.server.machine.link import ACT, CONTROL
-from coterie.server.machine.signing import SIGNATURE, RefusedError
+from coterie.server.machine.signing import SIGNATURE, Metadata, RefusedError
 from coterie.server.machine.superlink import flower_command
 from coterie.system.calls import method_of, path_of
 from coterie.system.ports import free_ports, split_address
 from coterie.wire.limits import MAX_OBJECT_BYTES
 from coterie.wire.names import WAIT
 
-if TYPE_CHECKING:
-    from coterie.server.machine.gate import Gate
-
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+
+class Gate(Protocol):
+    """The check of operators' calls: ``coterie.server.site.gate``."""
+
+    def passing(self, metadata: Metadata, method: str, raw: bytes) -> AbstractContextManager[str]:
+        """Check the caller of a request, and turn refusals inside the block into answers."""
+
+    def noted(self, method: str, who: str, request: Any) -> AbstractContextManager[None]:
+        """Note an act in the audit log."""
+
+    def note_begun(self, who: str, request: Any, reply: Any) -> None:
+        """Note that a run has begun."""
+
+    def act(self, who: str, raw: bytes) -> bytes:
+        """Do an operator's act and return the answer."""
+
 
 KEEP_OPEN_S = 75
 """Limit on idle time of a connection: longer than silos wait between two calls."""

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, cast
 
-from coterie.server.site.federation import ENVIRONMENT
+from coterie.server.paths import ENVIRONMENT
 from coterie.strategies.errors import FederationError, refused
 from coterie.system.memory import keeping_freed_memory
 from coterie.system.ports import check_free, free_ports, from_here, join_address, listens
@@ -141,7 +141,7 @@ def command(silos: str, operators: str, serverapp: str, *options: str) -> list[s
 
 def gated_command(silos: str, operators: str, serverapp: str, *options: str) -> list[str]:
     """Return the command line of a federation's SuperLink, which checks each operator."""
-    program = [sys.executable, "-P", "-m", "coterie.server.machine.gate"]
+    program = [sys.executable, "-P", "-m", "coterie.server.site.gate"]
     return [*program, *_where(silos, operators, serverapp), *options]
 
 
@@ -176,7 +176,7 @@ def plain_command(
 def executor_command(address: str, *options: str) -> list[str]:
     """Return the command line of an executor of ServerApps at a SuperLink's runtime API."""
     return [
-        *(sys.executable, "-m", "coterie.server.machine.executor"),
+        *(sys.executable, "-m", "coterie.server.executor"),
         "--insecure",  # between processes of one machine, or in a network that is trusted
         *("--plugin-type", "serverapp"),
         *("--appio-api-address", from_here(address)),

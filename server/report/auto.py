@@ -15,8 +15,8 @@ from coterie.server.report.explain import explain, rows
 from coterie.server.report.race import COLUMNS, Explanation, explain_race, titles
 from coterie.server.report.similarity import last_similarity
 from coterie.server.report.story import Story
-from coterie.server.runs.metrics import Lead
 from coterie.server.runs.record import Entrant, Groups, Round, Verdict
+from coterie.server.runs.record.metrics import Lead
 
 
 def _explained(story: Story) -> Explanation | None:

@@ -9,8 +9,15 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from coterie.server.runs import metrics
-from coterie.server.runs.record import EVENTS, Run, SiloFacts, errors_of, event_of, read_run
+from coterie.server.runs.record import (
+    EVENTS,
+    Run,
+    SiloFacts,
+    errors_of,
+    event_of,
+    metrics,
+    read_run,
+)
 from coterie.strategies.errors import FederationError
 
 DATA_NOTE = "silos.txt"
@@ -57,12 +64,12 @@ class Gains:
 
     @property
     def ipr(self) -> float:
-        """See ``coterie.server.runs.metrics``; NaN if there is nothing to compare."""
+        """See ``coterie.server.runs.record.metrics``; NaN if there is nothing to compare."""
         return metrics.ipr(self.lasting, self.alone)
 
     @property
     def rsd(self) -> float:
-        """See ``coterie.server.runs.metrics``; NaN if there is nothing to compare."""
+        """See ``coterie.server.runs.record.metrics``; NaN if there is nothing to compare."""
         return metrics.rsd(self.lasting, self.alone)
 
     @property

@@ -12,8 +12,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from coterie import wire
-from coterie.server.runs.metrics import Lead
 from coterie.server.runs.record import Entrant, Placement, Round, Run, Verdict
+from coterie.server.runs.record.metrics import Lead
 from coterie.strategies.errors import EXIT_CONFIG, FederationError
 from coterie.strategies.partition.race import standard_error
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from coterie.server.report.race import groups_text, listed, titles
-from coterie.server.runs.metrics import Lead
 from coterie.server.runs.record import Entrant, Round, Verdict
+from coterie.server.runs.record.metrics import Lead
 
 
 def activity(phase: str, racing: int) -> str:

@@ -15,8 +15,8 @@ from coterie.pictures import charts
 from coterie.pictures.style import LIGHT
 from coterie.server.report.gains import Gains
 from coterie.server.report.history import History
-from coterie.server.runs.metrics import Lead
 from coterie.server.runs.record import Run
+from coterie.server.runs.record.metrics import Lead
 
 MANY = 40
 """Silos above which a picture no longer has a row, a name or a line for each."""

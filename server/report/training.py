@@ -24,7 +24,7 @@ from coterie.server.report.story import (
     thin,
     thinned,
 )
-from coterie.server.runs.metrics import Lead
+from coterie.server.runs.record.metrics import Lead
 from coterie.strategies.rounds.reports import SiloReport
 
 MOST_NAMED = 8

@@ -14,9 +14,9 @@ from rich.text import Text
 
 from coterie import wire
 from coterie.server.report import race_news
-from coterie.server.runs.metrics import Collaboration, Lead
 from coterie.server.runs.record import ENDS, Budget, Event, Round
 from coterie.server.runs.record.follow import Progress
+from coterie.server.runs.record.metrics import Collaboration, Lead
 from coterie.strategies.errors import FederationError
 
 GROUP_STYLES = ("cyan", "yellow", "magenta", "green", "blue", "red", "bright_black")

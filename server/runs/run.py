@@ -22,8 +22,8 @@ from coterie.server.runs.answers import AnnouncingGrid
 from coterie.server.runs.checkpoint import Checkpoints
 from coterie.server.runs.config import GONE, RunConfig, foreign_keys, train_config
 from coterie.server.runs.initial import initial_arrays
-from coterie.server.runs.metrics import Lead
 from coterie.server.runs.record import Recorder, Run, reading
+from coterie.server.runs.record.metrics import Lead
 from coterie.server.runs.roster import EnrolledRoster, Known
 from coterie.server.runs.scale import ask_for_scale
 from coterie.server.runs.statistics import ask_for_statistics, require_answers, write_survey

@@ -18,9 +18,10 @@ from pathlib import Path
 
 from coterie.server.machine import superlink
 from coterie.server.machine.link import Node, control
+from coterie.server.paths import ENVIRONMENT
 from coterie.server.site import certificates, enrolled, operators
 from coterie.server.site.database import compact, damage_of, set_aside_if_damaged
-from coterie.server.site.federation import ENVIRONMENT, Federation
+from coterie.server.site.federation import Federation
 from coterie.server.site.metrics import Collector
 from coterie.server.site.steward import Steward
 from coterie.strategies.errors import FederationError, refused

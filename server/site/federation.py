@@ -25,7 +25,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import ErrorDetails
 
-from coterie.server.paths import place
+from coterie.server.paths import ENVIRONMENT, place
 from coterie.server.site import certificates
 from coterie.strategies.errors import refused
 from coterie.system import logs
@@ -39,9 +39,6 @@ from coterie.system.ports import (
     split_address,
 )
 from coterie.tasks.text import read_text
-
-ENVIRONMENT = "COTERIE_FEDERATION"
-"""Variable that names the folder, for the ServerApp and commands without an option."""
 
 RENEW_BELOW_DAYS = 30
 DEFAULT_PORT = 9092

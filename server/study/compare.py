@@ -33,8 +33,8 @@ from coterie.server.runs.inprocess import (
     close_silos,
     open_silos,
 )
-from coterie.server.runs.metrics import Lead
 from coterie.server.runs.record import RECORD, read_whole
+from coterie.server.runs.record.metrics import Lead
 from coterie.server.study import comparison as figures
 from coterie.server.study.comparison import Advice, Measure, Repeat, Row, measure
 from coterie.server.study.comparison_file import (

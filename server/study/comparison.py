@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from coterie.server.runs.metrics import Lead, gains, ipr, rsd
 from coterie.server.runs.record import Run
+from coterie.server.runs.record.metrics import Lead, gains, ipr, rsd
 
 LEVEL = 0.05
 """Below it a p says that two strategies differ."""

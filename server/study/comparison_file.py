@@ -57,7 +57,7 @@ from coterie.server.runs.config import RunConfig, foreign_keys, require_silos
 from coterie.server.runs.inprocess import (
     describe_head,
 )
-from coterie.server.runs.metrics import Lead
+from coterie.server.runs.record.metrics import Lead
 from coterie.server.study.comparison import Repeat
 from coterie.strategies.errors import EXIT_CONFIG, FederationError
 from coterie.strategies.fedgenp.generative import Generative

@@ -18,8 +18,8 @@ from torch import nn
 from torch.utils.data import Dataset
 
 from coterie import wire
-from coterie.client.home.card import card_of, keep_model
 from coterie.client.home.settings import SiloSettings
+from coterie.client.work.card import card_of, keep_model
 from coterie.client.work.measure import evaluate_in_full
 from coterie.client.work.weights import read_weights
 from coterie.client.work.workbench import open_workbench

@@ -28,12 +28,12 @@ from coterie.client.cli.check import check
 from coterie.client.cli.report import read_silo
 from coterie.client.home import budget, rounds
 from coterie.client.home.budget import Budget, BudgetError, Charge, read_charges
-from coterie.client.home.card import read_card
 from coterie.client.home.folder import Home, create
 from coterie.client.home.privacy import CANNOT_DO_WITHOUT, REFUSED, STAYING, Privacy
 from coterie.client.home.settings import SettingsError, SiloSettings
+from coterie.client.ledger import read
 from coterie.client.resident.foreign import check_policy
-from coterie.client.resident.ledger import read
+from coterie.client.work.card import read_card
 from coterie.client.work.prepare import prepare_nodes
 from coterie.server.runs.config import RunConfig
 from coterie.server.runs.inprocess import InProcessGrid

@@ -11,8 +11,8 @@ import torch
 from safetensors.numpy import load_file
 
 from coterie.client.cli.predict import halves, predict
-from coterie.client.home.card import Calibration, read_card, write_card
 from coterie.client.home.settings import SiloSettings
+from coterie.client.work.card import Calibration, read_card, write_card
 from coterie.client.work.hold_out import split_validation
 from coterie.client.work.workbench import open_workbench
 from coterie.tasks.base import SiloData, Task

@@ -17,9 +17,9 @@ from coterie.client.app import app
 from coterie.client.cli.check import check
 from coterie.client.cli.export import export
 from coterie.client.cli.predict import load_kept
-from coterie.client.home.card import read_card
 from coterie.client.home.settings import SiloSettings
-from coterie.client.resident.ledger import read
+from coterie.client.ledger import read
+from coterie.client.work.card import read_card
 from coterie.client.work.columns import in_scale
 from coterie.client.work.workbench import open_workbench
 from coterie.server.runs.config import RunConfig

@@ -20,8 +20,8 @@ from safetensors.numpy import load_file
 from coterie.client.app import app
 from coterie.client.cli import export as exporting
 from coterie.client.cli.predict import predict
-from coterie.client.home.card import read_card
 from coterie.client.home.folder import create
+from coterie.client.work.card import read_card
 from coterie.server.runs.config import RunConfig
 from coterie.server.runs.inprocess import InProcessGrid
 from coterie.server.runs.run import execute

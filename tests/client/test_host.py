@@ -21,9 +21,9 @@ from coterie import wire
 from coterie.client.home import approvals
 from coterie.client.home.policy import Policy
 from coterie.client.home.settings import SiloSettings
+from coterie.client.ledger import outbound
 from coterie.client.resident import host, schedule
 from coterie.client.resident.host import GaveUpError, Host
-from coterie.client.resident.ledger import outbound
 from coterie.client.resident.link import (
     Connection,
     Received,

@@ -17,9 +17,9 @@ import coterie.client.work.train
 from coterie import wire
 from coterie.client.app import app
 from coterie.client.cli.predict import predict
-from coterie.client.home.card import METADATA, CardError, keep_model, read_card
 from coterie.client.home.folder import create
-from coterie.client.resident.ledger import read, totals
+from coterie.client.ledger import read, totals
+from coterie.client.work.card import METADATA, CardError, keep_model, read_card
 from coterie.client.work.discriminators import DiscriminatorPlan, open_pairs, train_stack
 from coterie.client.work.hold_out import leave_out_validation
 from coterie.client.work.measure import evaluate

@@ -25,7 +25,7 @@ from coterie.client.resident.link import FleetLink, UnreadableError, _retry
 from coterie.client.resident.lost import LinkError, NotPassedError, Way, meaning_of, refusal_of
 from coterie.client.resident.outbox import Unsent
 from coterie.client.resident.sharing import ObjectCache
-from coterie.server.machine.gate import _with_the_time
+from coterie.server.site.gate import _with_the_time
 from coterie.wire.flower import message_to_proto
 
 WAY = Way("fl.example.org:9092", tls=True)

@@ -19,10 +19,10 @@ from coterie.client.app import app
 from coterie.client.cli.calibrate import calibrate
 from coterie.client.cli.check import check
 from coterie.client.cli.predict import answer, halves, load_kept
-from coterie.client.home.card import read_card
 from coterie.client.home.policy import Policy
 from coterie.client.home.privacy import Privacy
 from coterie.client.home.settings import SiloSettings
+from coterie.client.work.card import read_card
 from coterie.client.work.columns import column_sums
 from coterie.client.work.data import Data, Held, Streamed, draw
 from coterie.client.work.discriminators import open_pairs

@@ -15,7 +15,7 @@ from flwr.app import ConfigRecord, Message, RecordDict
 from coterie import wire
 from coterie.client.app import app
 from coterie.client.home import rounds
-from coterie.client.resident.ledger import read
+from coterie.client.ledger import read
 from coterie.client.work import evaluate
 from coterie.features.compression.coordinator import Compression
 from coterie.features.compression.silo import KIND

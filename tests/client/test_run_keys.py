@@ -17,7 +17,7 @@ from torch import nn
 from coterie import wire
 from coterie.client.app import app
 from coterie.client.cli.predict import load_kept
-from coterie.client.home.card import read_card
+from coterie.client.work.card import read_card
 from coterie.client.work.optimisers import Schedule
 from coterie.server.runs.config import RunConfig
 from coterie.server.runs.record import read_run

@@ -10,7 +10,7 @@ import pytest
 
 from coterie.client.app import app
 from coterie.client.home.settings import SiloSettings
-from coterie.client.resident.ledger import read
+from coterie.client.ledger import read
 from coterie.client.work.workbench import open_workbench
 from coterie.server.runs.config import RunConfig
 from coterie.server.runs.inprocess import InProcessGrid

@@ -15,8 +15,8 @@ from coterie.client.cli.check import check_all
 from coterie.client.home.folder import Home, create
 from coterie.client.home.settings import SettingsError, SiloSettings, Study
 from coterie.client.home.studies import study_of, tasks_of
+from coterie.client.ledger import read
 from coterie.client.resident.host import Host
-from coterie.client.resident.ledger import read
 from coterie.client.resident.link import Connection
 from coterie.client.resident.serve import serve
 from coterie.server.runs.config import RunConfig

@@ -20,9 +20,9 @@ from coterie.client.cli.check import check
 from coterie.client.cli.export import export
 from coterie.client.cli.predict import Kept, answer, find_model, load_kept
 from coterie.client.cli.report import build_page, read_silo
-from coterie.client.home.card import read_card, write_card
 from coterie.client.home.settings import SiloSettings
-from coterie.client.resident.ledger import read
+from coterie.client.ledger import read
+from coterie.client.work.card import read_card, write_card
 from coterie.client.work.columns import in_scale
 from coterie.client.work.measure import evaluate_in_full
 from coterie.client.work.sgd import TrainPlan, train

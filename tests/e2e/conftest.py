@@ -63,7 +63,7 @@ def resident_pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Organisa
             assert made.processes[name].poll() is not None or made.end(name) == 0
         superlink = made.processes["superlink"]
         assert made.end("superlink") == 0
-        assert not processes_of(superlink, "machine.gate")
+        assert not processes_of(superlink, "site.gate")
 
 
 @pytest.fixture

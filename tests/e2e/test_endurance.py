@@ -45,7 +45,7 @@ def size(*files: Path) -> int:
 
 def usage(made: Organisations, folder: Path) -> dict[str, dict[str, int]]:
     """Of every process that lives as long as the run."""
-    (link,) = processes_of(made.processes["superlink"], "machine.gate")
+    (link,) = processes_of(made.processes["superlink"], "site.gate")
     pids = {"SuperLink": link, "ServerApp": held_by(folder)}
     silos = {name: one.pid for name, one in made.processes.items() if name != "superlink"}
     measured = {}

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import tomli_w
 
-from coterie.client.resident.ledger import read
+from coterie.client.ledger import read
 from coterie.server.machine.link import Control, control
 from coterie.server.machine.local import LocalFederation
 from coterie.server.machine.superlink import Ports

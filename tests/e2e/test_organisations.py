@@ -75,7 +75,7 @@ def test_a_run_carries_on_when_the_superlink_is_killed_and_gives_the_same_models
     # While both train. A message that a silo is just fetching is lost with the SuperLink: Flower
     # has marked it delivered, and the round waits for its deadline.
     pair.gate.hold(2, rounds=2)
-    (superlink,) = processes_of(pair.processes["superlink"], "machine.gate")
+    (superlink,) = processes_of(pair.processes["superlink"], "site.gate")
     os.kill(superlink, signal.SIGKILL)
     until(
         lambda: "The SuperLink is back." in pair.said("superlink"), "the SuperLink", deadline_s=120

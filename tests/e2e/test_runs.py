@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from coterie import wire
-from coterie.client.resident import ledger
+from coterie.client import ledger
 from coterie.server.machine.link import control
 from coterie.server.machine.local import LocalFederation
 from coterie.server.machine.superlink import Ports

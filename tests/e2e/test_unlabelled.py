@@ -12,8 +12,8 @@ from safetensors.numpy import load_file
 
 from coterie import wire
 from coterie.client.app import app
-from coterie.client.home.card import read_card
-from coterie.client.resident.ledger import read
+from coterie.client.ledger import read
+from coterie.client.work.card import read_card
 from coterie.server.machine.local import SiloSpec
 from coterie.server.runs.config import RunConfig
 from coterie.server.runs.inprocess import InProcessGrid

@@ -18,8 +18,8 @@ from coterie import wire
 from coterie.client.app import app
 from coterie.client.home import best, rounds
 from coterie.client.home.best import Best
-from coterie.client.home.card import Card, read_card
 from coterie.client.home.settings import SiloSettings
+from coterie.client.work.card import Card, read_card
 from coterie.server.report.command import write_report
 from coterie.server.runs.config import RunConfig
 from coterie.server.runs.inprocess import InProcessGrid

@@ -15,8 +15,8 @@ from rich.console import Console
 from scipy.stats import t as student
 from scipy.stats import ttest_rel, wilcoxon
 
-from coterie.server.runs.metrics import Lead
 from coterie.server.runs.record import read_whole, run_of
+from coterie.server.runs.record.metrics import Lead
 from coterie.server.study import playing
 from coterie.server.study.compare import compare, read
 from coterie.server.study.comparison import (

@@ -26,12 +26,12 @@ from flwr.superlink.servicer.control.control_account_auth_interceptor import (
 )
 
 from coterie.server.machine import serving, signing
-from coterie.server.machine.gate import Gate, GrpcGate
 from coterie.server.machine.link import CONTROL, bundle_of, control, digest_of
 from coterie.server.machine.signing import Identity, SigningError, Verifier
 from coterie.server.runs.config import RunConfig
 from coterie.server.site import audit, operators
 from coterie.server.site.federation import Federation, create, load
+from coterie.server.site.gate import Gate, GrpcGate
 from coterie.server.site.operators import local_identity, make_identity, own_identity
 from coterie.server.site.queue import Queue, enqueue
 from coterie.strategies.errors import FederationError

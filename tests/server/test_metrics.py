@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from coterie.server.runs.metrics import collaboration, gains, ipr, mean_accuracy, rsd
+from coterie.server.runs.record.metrics import collaboration, gains, ipr, mean_accuracy, rsd
 
 ALONE = {"a": 0.3, "b": 0.2, "c": 0.5}
 TOGETHER = {"a": 0.1, "b": 0.2, "c": 0.4, "late": 0.9}

@@ -21,7 +21,6 @@ from coterie.client.app import app
 from coterie.server.paths import default_runs_dir
 from coterie.server.runs.config import RunConfig
 from coterie.server.runs.inprocess import InProcessGrid
-from coterie.server.runs.metrics import Lead
 from coterie.server.runs.record import (
     Recorder,
     read_unfinished,
@@ -29,6 +28,7 @@ from coterie.server.runs.record import (
     recorder,
 )
 from coterie.server.runs.record.follow import events
+from coterie.server.runs.record.metrics import Lead
 from coterie.server.runs.run import _line, execute
 from coterie.server.study.comparison import measure
 from coterie.strategies import FederationError

@@ -14,8 +14,8 @@ from safetensors.numpy import load_file
 
 from coterie import wire
 from coterie.client.app import app
-from coterie.client.home.card import read_card
-from coterie.client.resident.ledger import read
+from coterie.client.ledger import read
+from coterie.client.work.card import read_card
 from coterie.client.work.weights import read_weights
 from coterie.client.work.workbench import close_all, workbench_of
 from coterie.features.unlabelled import placing as guests

@@ -66,8 +66,8 @@ def test_personal_layers_are_never_on_the_wire_and_differ_between_silos() -> Non
 
 
 def test_layers_that_name_nothing_or_everything_cannot_be_personal() -> None:
-    from coterie.client.home.personal import PersonalError, personal_names
     from coterie.client.home.settings import SiloSettings
+    from coterie.client.work.personal import PersonalError, personal_names
     from coterie.client.work.workbench import open_workbench
 
     with pytest.raises(FederationError, match="no array is named"):

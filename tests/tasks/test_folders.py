@@ -16,9 +16,9 @@ from PIL import Image
 
 from coterie.client.app import app
 from coterie.client.cli.check import check
-from coterie.client.home.card import read_card
 from coterie.client.home.settings import SiloSettings
 from coterie.client.resident.serve import _own
+from coterie.client.work.card import read_card
 from coterie.client.work.hold_out import split_validation
 from coterie.client.work.workbench import open_workbench
 from coterie.server.runs.inprocess import InProcessGrid

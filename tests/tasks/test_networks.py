@@ -22,9 +22,9 @@ from coterie import wire
 from coterie.client.app import app
 from coterie.client.cli.check import check
 from coterie.client.cli.predict import predict
-from coterie.client.home.card import read_card
 from coterie.client.home.settings import SiloSettings
-from coterie.client.resident.ledger import read as read_ledger
+from coterie.client.ledger import read as read_ledger
+from coterie.client.work.card import read_card
 from coterie.client.work.generators import describe_head
 from coterie.client.work.weights import read_weights, travelling
 from coterie.client.work.workbench import open_workbench

@@ -13,9 +13,9 @@ import torch
 from PIL import Image
 
 from coterie.client.app import app
-from coterie.client.home.card import read_card
 from coterie.client.home.folder import Home
 from coterie.client.home.settings import SiloSettings
+from coterie.client.work.card import read_card
 from coterie.client.work.data import to_device
 from coterie.client.work.sgd import TrainPlan, train
 from coterie.server.runs.inprocess import InProcessGrid

@@ -28,7 +28,7 @@ from benchmarks.papers.fedcollab.experiments import (
     PAPER_STRUCTURE,
     VARIANTS,
 )
-from coterie.server.runs.metrics import ipr, rsd
+from coterie.server.runs.record.metrics import ipr, rsd
 
 PUBLISHED = ("fashion", "cifar10", "cifar100")
 """The paper's three columns; the others have been changed, to see what that does."""

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from coterie import wire
-from coterie.server.runs.metrics import Collaboration, Lead
 from coterie.server.runs.record.grouping import Grouping
+from coterie.server.runs.record.metrics import Collaboration, Lead
 from coterie.server.runs.record.values import Fields, Groups, clean
 from coterie.strategies.rounds.reports import Evaluation, PhaseReport, RoundReport, SiloReport
 

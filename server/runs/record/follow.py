@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from coterie import wire
-from coterie.server.runs.metrics import Lead
 from coterie.server.runs.record.contents import Event, Round, Run, errors_of
 from coterie.server.runs.record.format import event_of
+from coterie.server.runs.record.metrics import Lead
 from coterie.server.runs.record.reading import EVENTS
 from coterie.server.runs.record.values import Groups
 from coterie.strategies.errors import FederationError

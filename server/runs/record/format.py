@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from coterie import wire
-from coterie.server.runs.metrics import Collaboration, mean_accuracy
 from coterie.server.runs.record.contents import (
     Budget,
     Evaluations,
@@ -23,6 +22,7 @@ from coterie.server.runs.record.contents import (
     Run,
     SiloFacts,
 )
+from coterie.server.runs.record.metrics import Collaboration, mean_accuracy
 from coterie.server.runs.record.values import Fields, clean_within, known, plain
 from coterie.strategies.rounds.reports import PhaseReport, SiloReport
 

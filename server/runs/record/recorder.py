@@ -31,9 +31,9 @@ from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
 from coterie import wire
-from coterie.server.runs.metrics import collaboration
 from coterie.server.runs.record.contents import Round, Run, SiloFacts
 from coterie.server.runs.record.format import json_of, line_of, plain_round
+from coterie.server.runs.record.metrics import collaboration
 from coterie.server.runs.record.reading import EVENTS, RECORD
 from coterie.strategies.rounds.reports import RoundReport
 from coterie.strategies.rounds.roster import Silo

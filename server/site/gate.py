@@ -1,6 +1,6 @@
 """A federation's SuperLink: Flower's, with a check of each operator's key and role.
 
-    python -m coterie.server.machine.gate OPTIONS OF flower-superlink
+    python -m coterie.server.site.gate OPTIONS OF flower-superlink
 
 Callers of its Control API sign as an operator who is enrolled in the federation's folder
 (``$COTERIE_FEDERATION``). Flower 1.34, over gRPC, has one place that identifies callers, made for
