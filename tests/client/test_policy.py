@@ -11,7 +11,8 @@ from flwr.app import Message
 
 import coterie.client.app
 from coterie import wire
-from coterie.client.home import asked, ledger
+from coterie.client import ledger
+from coterie.client.home import asked
 from coterie.client.home.policy import NAMES, REVEALING, Policy, permitted
 from coterie.client.home.settings import SettingsError, SiloSettings
 from coterie.client.work.workbench import open_workbench

@@ -16,7 +16,8 @@ import pytest
 import torch
 
 from coterie.client.app import app
-from coterie.server.machine import executor, shelf
+from coterie.server import executor
+from coterie.server.machine import shelf
 from coterie.server.machine.link import control
 from coterie.server.machine.local import LocalFederation, SiloSpec
 from coterie.server.machine.superlink import SuperLink
