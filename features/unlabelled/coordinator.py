@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from coterie import wire
-from coterie.features.unlabelled.placing import Guests, Place, look, place, shown
+from coterie.features.unlabelled.placing import Place, UnlabelledSilos, look, place, shown
 from coterie.strategies.rounds.algorithm import Algorithm, Exchanges
 from coterie.strategies.rounds.reports import Group
 from coterie.strategies.rounds.result import mean_model
@@ -22,15 +22,15 @@ class Unlabelled(Stage):
     """The stage for silos without labels; remembers what is known about them."""
 
     name = "unlabelled"
-    first = Guests()
+    first = UnlabelledSilos()
 
-    def ask(self, mine: Guests, scene: Scene) -> Exchanges[Guests]:
+    def ask(self, mine: UnlabelledSilos, scene: Scene) -> Exchanges[UnlabelledSilos]:
         """Compare silos without labels with some of each group."""
         groups = _shown(scene.algorithm, scene.state)
-        found: Guests = yield from look(mine, _guests(scene.room), groups, scene.now)
+        found: UnlabelledSilos = yield from look(mine, _unlabelled(scene.room), groups, scene.now)
         return found
 
-    def held(self, mine: Guests, scene: Scene, held: Held) -> Held:
+    def held(self, mine: UnlabelledSilos, scene: Scene, held: Held) -> Held:
         """Give them the mean of their group's models."""
         places = _places(mine, scene.room, scene.algorithm, scene.state)
         sizes = scene.algorithm.members(scene.state).sizes
@@ -45,7 +45,7 @@ class Unlabelled(Stage):
         notes = {**held.notes, **_entry(places)}
         return replace(held, models=models, entries=entries, placed=placed, notes=notes)
 
-    def after(self, mine: Guests, played: Played) -> tuple[Guests, Outcome]:
+    def after(self, mine: UnlabelledSilos, played: Played) -> tuple[UnlabelledSilos, Outcome]:
         """Note in the record where they belong now."""
         places = _places(mine, played.room, played.algorithm, played.state)
         for name, found in places.items():
@@ -53,7 +53,7 @@ class Unlabelled(Stage):
         return mine, Outcome(_entry(places))
 
 
-def _guests(room: Room) -> list[Silo]:
+def _unlabelled(room: Room) -> list[Silo]:
     return [silo for silo in room.here if silo.unlabelled]
 
 
@@ -63,11 +63,13 @@ def _shown(algorithm: Algorithm[Any], state: Any) -> list[Group]:
     return shown(algorithm.groups(state), algorithm.members(state).minimums)
 
 
-def _places(known: Guests, room: Room, algorithm: Algorithm[Any], state: Any) -> dict[str, Place]:
+def _places(
+    known: UnlabelledSilos, room: Room, algorithm: Algorithm[Any], state: Any
+) -> dict[str, Place]:
     groups = _shown(algorithm, state)
     return {
         silo.name: place(known.of[silo.name], groups, alone=algorithm.alone)
-        for silo in _guests(room)
+        for silo in _unlabelled(room)
     }
 
 

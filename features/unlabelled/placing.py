@@ -1,14 +1,14 @@
-"""Placement of guests: silos without labels, which are given a model and train none.
+"""Placement of unlabelled silos: they are given a model and train none.
 
-A guest gets the model of the group whose data resemble its own most. FedCollab's client
-discriminators (``coterie.strategies.fedcollab.discriminators``) measure that on features alone, of
-the guest and silos of each group; they need no labels, and the algorithm is not involved. With a
-single group there is nothing to measure, and nothing leaves.
+An unlabelled silo gets the model of the group whose data resemble its own most. FedCollab's client
+discriminators (``coterie.strategies.fedcollab.discriminators``) measure that on features alone,
+between it and silos of each group; they need no labels, and the algorithm is not involved. With
+a single group there is nothing to measure, and nothing leaves.
 
 Differences that features do not show, such as labels that mean different things, cannot be
 measured: groups are then equally near, and the record says that it was a guess.
 
-The model of a single silo is not given to guests, nor one of fewer silos than its silos accept.
+No unlabelled silo gets the model of a single silo, or of fewer silos than its silos accept.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from coterie.strategies.rounds.reports import Group
 from coterie.strategies.rounds.roster import Silo
 
 MOST_COMPARED, PER_GROUP = 12, 2
-"""Silos that one guest is compared with in all, and of one group: their discriminators are most of
-what a guest moves, and a third says little that two do not."""
+"""Silos that an unlabelled one is compared with, in total and of one group: their discriminators
+are most of what it moves, and a third adds little to two."""
 SURE, LIKELY = 2.0, 1.0
 """Standard errors by which a group is nearer than the next."""
 MOST_NAMED = 6
@@ -36,7 +36,7 @@ UNLIKE = 0.5
 
 
 @dataclass(frozen=True)
-class Guest:
+class UnlabelledSilo:
     """A silo without labels, as it was compared so far.
 
     Attributes:
@@ -51,10 +51,10 @@ class Guest:
 
 
 @dataclass(frozen=True)
-class Guests:
-    """All guests of a run, by name."""
+class UnlabelledSilos:
+    """All unlabelled silos of a run, by name."""
 
-    of: Mapping[str, Guest] = field(default_factory=dict)
+    of: Mapping[str, UnlabelledSilo] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class Near:
 
 @dataclass(frozen=True)
 class Place:
-    """The group that a guest belongs to; ``found`` if the guest gets its model.
+    """The group that an unlabelled silo belongs to; ``found`` if the silo gets its model.
 
     ``groups`` are those whose model it may have, the nearest first and uncompared ones last.
     """
@@ -105,71 +105,71 @@ class Place:
 
 
 def shown(groups: Sequence[Group], minimums: Mapping[str, int]) -> list[Group]:
-    """Return the groups whose model a guest may have."""
+    """Return the groups whose model an unlabelled silo may have."""
     least = {name: max(2, minimums.get(name, 1)) for group in groups for name in group}
     return [group for group in groups if all(least[name] <= len(group) for name in group)]
 
 
 def look(
-    guests: Guests,
+    unlabelled: UnlabelledSilos,
     here: Sequence[Silo],
     groups: Sequence[Group],
     now: Round,
-) -> Exchanges[Guests]:
-    """Compare guests with silos of the groups that they have not been compared with.
+) -> Exchanges[UnlabelledSilos]:
+    """Compare unlabelled silos with silos of the groups that they have not been compared with.
 
-    ``guests`` are all known ones, ``here`` the connected ones; ``now`` has the silos that train.
+    ``unlabelled`` has all known ones, ``here`` the connected ones; ``now`` has those that train.
     """
-    found = {silo.name: guests.of.get(silo.name, Guest()) for silo in here}
-    away = {name: guest for name, guest in guests.of.items() if name not in now.here}
+    found = {silo.name: unlabelled.of.get(silo.name, UnlabelledSilo()) for silo in here}
+    away = {name: one for name, one in unlabelled.of.items() if name not in now.here}
     due = {s.name: _due(found[s.name], groups, now) for s in here} if len(groups) > 1 else {}
     pairs = [_pair(name, other) for name, others in due.items() for other in others]
     if not pairs:
-        return Guests({**away, **found})
+        return UnlabelledSilos({**away, **found})
     told = yield from measure(pairs, [*here, *now.silos], Discriminators(), labelled=False)
     for silo in here:
-        name, guest, others = silo.name, found[silo.name], due[silo.name]
+        name, before, others = silo.name, found[silo.name], due[silo.name]
         pairs_of = {other: _pair(name, other) for other in others}
         distances = {
             o: told.distances[pair] for o, pair in pairs_of.items() if pair in told.distances
         }
         own = name in told.refused or not takes_part(silo)
         found[name] = replace(
-            guest,
-            distances={**guest.distances, **distances},
-            tried=guest.tried | (set(others) - distances.keys()),
-            refused=told.missing.get(name, "") if own else guest.refused,
+            before,
+            distances={**before.distances, **distances},
+            tried=before.tried | (set(others) - distances.keys()),
+            refused=told.missing.get(name, "") if own else before.refused,
         )
-    return Guests({**away, **found})
+    return UnlabelledSilos({**away, **found})
 
 
 def _pair(one: str, other: str) -> Pair:
     return min(one, other), max(one, other)
 
 
-def _due(guest: Guest, groups: Sequence[Group], now: Round) -> list[str]:
-    """Return silos to compare a guest with: of each unknown group, the largest that can be."""
-    if guest.refused:
+def _due(unlabelled: UnlabelledSilo, groups: Sequence[Group], now: Round) -> list[str]:
+    """Return silos to compare with: of each unknown group, the largest that can be."""
+    if unlabelled.refused:
         return []
     each = max(1, min(PER_GROUP, MOST_COMPARED // len(groups)))
     due: list[str] = []
     for group in groups:
-        if guest.distances.keys() & set(group):
+        if unlabelled.distances.keys() & set(group):
             continue
-        able = [now.here[n] for n in group if n in now.here and n not in guest.tried]
+        able = [now.here[n] for n in group if n in now.here and n not in unlabelled.tried]
         able = [silo for silo in able if takes_part(silo)]
         due += [s.name for s in sorted(able, key=lambda s: (-s.num_examples, s.name))[:each]]
     return sorted(due)
 
 
-def place(guest: Guest, groups: Sequence[Group], *, alone: bool) -> Place:
-    """Return the group whose model a guest is given.
+def place(unlabelled: UnlabelledSilo, groups: Sequence[Group], *, alone: bool) -> Place:
+    """Return the group whose model an unlabelled silo is given.
 
     Args:
         groups: whose models it may have.
         alone: no silo gets anything from another in this run.
     """
-    near = sorted((_near(guest, group) for group in groups), key=_by_distance)
+    near = sorted((_near(unlabelled, group) for group in groups), key=_by_distance)
     if alone:
         return Place(
             (), "no model: every silo trains alone, and shows its own to nobody", found=False
@@ -179,13 +179,15 @@ def place(guest: Guest, groups: Sequence[Group], *, alone: bool) -> Place:
     if len(near) == 1:
         return Place(tuple(near), "the model of the only group; nothing was compared", found=True)
     if not near[0].compared:
-        why = guest.refused.rstrip(".") or "it could be compared with none of the groups' silos"
+        why = (
+            unlabelled.refused.rstrip(".") or "it could be compared with none of the groups' silos"
+        )
         return Place(tuple(near), f"no model: {why}", found=False)
     return Place(tuple(near), _words(near), found=True)
 
 
-def _near(guest: Guest, group: Group) -> Near:
-    known = [guest.distances[name] for name in group if name in guest.distances]
+def _near(unlabelled: UnlabelledSilo, group: Group) -> Near:
+    known = [unlabelled.distances[name] for name in group if name in unlabelled.distances]
     if not known:
         return Near(group, float("nan"), float("nan"), 0)
     error = float(np.sqrt(sum(one.error**2 for one in known))) / len(known)

@@ -163,12 +163,12 @@ def print_explanation(
     """Print the reasons: a table of HCCT's, sentences of auto's."""
     folder = find_run(name, root)
     run, console = read_run(folder), wide(Console())
-    guests = unlabelled_in(run, number)
-    if silo in guests:
-        _print_unlabelled(console, {silo: guests[silo]} if silo else {})
+    unlabelled = unlabelled_in(run, number)
+    if silo in unlabelled:
+        _print_unlabelled(console, {silo: unlabelled[silo]} if silo else {})
         return
-    _print_unlabelled(console, {} if silo else guests)
-    if guests and run.strategy not in EXPLAINED:
+    _print_unlabelled(console, {} if silo else unlabelled)
+    if unlabelled and run.strategy not in EXPLAINED:
         return
     if run.strategy == "auto":
         _print_race(console, run, silo=silo, number=number)
@@ -207,8 +207,8 @@ def unlabelled_in(run: Run, number: int | None = None) -> Mapping[str, Unlabelle
     return found[-1].grouping.unlabelled if found else {}
 
 
-def _print_unlabelled(console: Console, guests: Mapping[str, Unlabelled]) -> None:
-    for name, one in guests.items():
+def _print_unlabelled(console: Console, unlabelled: Mapping[str, Unlabelled]) -> None:
+    for name, one in unlabelled.items():
         has = f"has the model of {', '.join(one.group)}: " if one.group else ""
         text = f": its samples have no labels yet; {has}{one.why}."
         console.print(Text.assemble((name, "bold"), text), soft_wrap=True)

@@ -48,6 +48,12 @@ from coterie.strategies.auto.candidates import (
     with_proposal,
 )
 from coterie.strategies.auto.decision import decision
+from coterie.strategies.auto.entries import (
+    entrant_entry,
+    placement_entry,
+    verdict_entry,
+    verdict_text,
+)
 from coterie.strategies.auto.evidence import (
     MEASURES,
     behind_alone,
@@ -74,12 +80,6 @@ from coterie.strategies.auto.state import (
     share_of,
     trained_together,
     without,
-)
-from coterie.strategies.auto.told import (
-    entrant_entry,
-    placement_entry,
-    verdict_entry,
-    verdict_text,
 )
 from coterie.strategies.errors import EXIT_CONFIG, FederationError
 from coterie.strategies.fedcollab.algorithm import FedCollab, FedCollabState

@@ -25,9 +25,9 @@ from coterie.server.runs.record.format import json_of, plain_round
 from coterie.server.runs.record.format import line_of as line_of_json
 from coterie.server.runs.run import execute
 from coterie.strategies.auto.candidates import Candidate
+from coterie.strategies.auto.entries import entrant_entry, placement_entry, verdict_entry
 from coterie.strategies.auto.evidence import by_preference
 from coterie.strategies.auto.state import Entrant, Placement, Trial, Verdict
-from coterie.strategies.auto.told import entrant_entry, placement_entry, verdict_entry
 from coterie.strategies.errors import FederationError
 from coterie.strategies.partition.race import Standing, shrunken_gains, standings
 from coterie.strategies.rounds.reports import Group

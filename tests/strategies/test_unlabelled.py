@@ -19,7 +19,7 @@ from coterie.client.work.card import read_card
 from coterie.client.work.weights import read_weights
 from coterie.client.work.workbench import close_all, workbench_of
 from coterie.features.unlabelled import placing as guests
-from coterie.features.unlabelled.placing import Guest, Guests, place, shown
+from coterie.features.unlabelled.placing import UnlabelledSilo, UnlabelledSilos, place, shown
 from coterie.server.runs.codec import decode, encode
 from coterie.server.runs.inprocess import InProcessGrid
 from coterie.strategies import HCCT, Auto, FedAvg, FedCollab, FedGroup, Independent, RunResult
@@ -331,7 +331,7 @@ def test_how_sure_a_place_is_is_said_in_words() -> None:
             **dict.fromkeys("ab", Distance(near, error, 5)),
             **dict.fromkeys("cd", Distance(far, error, 5)),
         }
-        found = place(Guest(distances), groups, alone=False)
+        found = place(UnlabelledSilo(distances), groups, alone=False)
         assert found.groups[0].group == ("a", "b")
         return found.why
 
@@ -342,10 +342,10 @@ def test_how_sure_a_place_is_is_said_in_words() -> None:
 
 
 def test_a_guest_is_compared_with_some_of_each_group_and_each_pair_once() -> None:
-    known = Guest({"a": Distance(0.1, 0.1, 5)}, tried=frozenset({"d"}))
+    known = UnlabelledSilo({"a": Distance(0.1, 0.1, 5)}, tried=frozenset({"d"}))
     groups = [("a", "b"), ("c", "d", "e")]
     here = tuple(Silo(n, i, 10 + i, described=True) for i, n in enumerate("abcde"))
     now = Round(2, here)
     assert guests._due(known, groups, now) == ["c", "e"]
     assert guests._due(replace(known, refused="no"), groups, now) == []
-    assert list(Guests({"x": known}).of) == ["x"]
+    assert list(UnlabelledSilos({"x": known}).of) == ["x"]
