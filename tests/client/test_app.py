@@ -10,14 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.app import Message
 from safetensors.numpy import load_file
 from torch import nn
 
-import coterie.client.home.rounds
 import coterie.client.work.workbench
 from coterie import wire
-from coterie.client.app import app
 from coterie.client.home.settings import SiloSettings
 from coterie.client.ledger import read
 from coterie.client.work.prepare import prepare, prepare_nodes
@@ -26,58 +24,9 @@ from coterie.client.work.workbench import workbench_of
 from coterie.tasks import BUILT_IN, TaskError
 from coterie.tasks.base import SiloData
 from coterie.tasks.images.digits import Digits
-from coterie.wire import Model, decode_arrays, decode_description, encode_arrays
+from coterie.wire import decode_description
 from tests.conftest import assert_equal_models, digits_config, silo
-
-
-@pytest.fixture(autouse=True)
-def fresh_workbenches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(coterie.client.work.workbench, "_workbenches", {})
-
-
-def context(node_config: dict[str, Any], node_id: int = 3) -> Context:
-    return Context(
-        run_id=1, node_id=node_id, node_config=node_config, state=RecordDict(), run_config={}
-    )
-
-
-def ask(
-    kind: str,
-    node_config: dict[str, Any] | None = None,
-    *,
-    model: Model | None = None,
-    packed: bool = True,
-    **config: Any,
-) -> Message:
-    """Send one message to a silo; underscores in keys stand for dashes."""
-    records: dict[str, Any] = {
-        wire.CONFIG: ConfigRecord({k.replace("_", "-"): v for k, v in config.items()})
-    }
-    if model is not None:
-        records[wire.ARRAYS] = encode_arrays(model, packed=packed)
-    message = Message(RecordDict(records), dst_node_id=3, message_type=kind, group_id="1")
-    return app(message, context(node_config or digits_config("a")))
-
-
-def initial(seed: int = 0, node_config: dict[str, Any] | None = None) -> Model:
-    return decode_arrays(ask(wire.INITIAL, node_config, seed=seed).content[wire.ARRAYS])
-
-
-TRAINING: dict[str, Any] = {
-    "protocol": wire.PROTOCOL,
-    "task": "digits",
-    "seed": 0,
-    "server_round": 1,
-    "local_epochs": 1,
-    "batch_size": 8,
-    "lr": 0.05,
-}
-
-
-def train(model: Model, node_config: dict[str, Any] | None = None, **changes: Any) -> Message:
-    packed = changes.pop("packed", True)
-    return ask(wire.TRAIN, node_config, model=model, packed=packed, **(TRAINING | changes))
-
+from tests.kit import TRAINING, ask, context, initial, model_in, reason, restart_silos, train
 
 # ---------------------------------------------------------------- describe
 
@@ -131,9 +80,9 @@ def test_another_model_is_another_schema(normed: dict[str, Any]) -> None:
 def test_a_model_with_batch_norm_goes_to_the_silo_and_back(
     normed: dict[str, Any], packed: bool
 ) -> None:
-    reply = train(initial(node_config=normed), normed, packed=packed, task="normed")
+    reply = train(initial(node=normed), normed, packed=packed, task="normed")
     assert not reply.has_error(), reply.error.reason
-    trained = decode_arrays(reply.content[wire.ARRAYS])
+    trained = model_in(reply)
     assert trained["1.num_batches_tracked"].shape == ()
     assert int(trained["1.num_batches_tracked"]) == 3  # 20 samples by 8
 
@@ -155,7 +104,7 @@ def test_every_silo_gives_the_same_initial_model_for_a_seed() -> None:
 def test_training_answers_with_weights_like_those_sent_and_its_metrics() -> None:
     start = initial()
     reply = train(start)
-    trained = decode_arrays(reply.content[wire.ARRAYS])
+    trained = model_in(reply)
     metrics = wire.read_metrics(reply.content)
     assert list(trained) == list(start)
     assert not np.array_equal(trained["head.weight"], start["head.weight"])
@@ -168,7 +117,7 @@ def test_the_same_training_is_bit_identical_and_round_purpose_silo_and_seed_chan
     start = initial()
 
     def weights(**changes: Any) -> np.ndarray:
-        return decode_arrays(train(start, **changes).content[wire.ARRAYS])["head.weight"]
+        return model_in(train(start, **changes))["head.weight"]
 
     first = weights()
     np.testing.assert_array_equal(weights(), first)
@@ -177,7 +126,7 @@ def test_the_same_training_is_bit_identical_and_round_purpose_silo_and_seed_chan
         {"server_round": 2},
         {"purpose": "catch-up"},
         {"seed": 1},
-        {"node_config": same_data_other_name},
+        {"node": same_data_other_name},
     ):
         assert not np.array_equal(weights(**changes), first), changes
 
@@ -189,8 +138,8 @@ def test_a_cold_start_is_a_training_with_its_own_randomness_that_leaves_nothing_
     entries = TRAINING | {"purpose": "cold-start", "local_steps": 3}
     reply = ask(wire.COLD_START, config, model=start, **entries)
     same = train(start, purpose="cold-start", local_steps=3)
-    expected = decode_arrays(same.content[wire.ARRAYS])
-    assert_equal_models(decode_arrays(reply.content[wire.ARRAYS]), expected)
+    expected = model_in(same)
+    assert_equal_models(model_in(reply), expected)
     assert reply.content[wire.METRICS][wire.NUM_EXAMPLES] == 20
     assert not list(tmp_path.rglob("*.safetensors"))
     refused = ask(wire.COLD_START, config, model=start, **(entries | {"protocol": 2}))
@@ -199,9 +148,9 @@ def test_a_cold_start_is_a_training_with_its_own_randomness_that_leaves_nothing_
 
 def test_training_starts_from_the_model_sent_not_from_the_last_one() -> None:
     start = initial()
-    first = decode_arrays(train(start).content[wire.ARRAYS])
+    first = model_in(train(start))
     train(first, server_round=2)
-    assert_equal_models(decode_arrays(train(start).content[wire.ARRAYS]), first)
+    assert_equal_models(model_in(train(start)), first)
 
 
 def test_the_answer_is_packed_exactly_where_the_question_was() -> None:
@@ -220,9 +169,7 @@ def test_a_train_message_can_ask_for_the_error_of_the_model_it_brought() -> None
     assert metrics["received-num-examples"] == alone["num-examples"] == 20
     plain = train(start, evaluate_received=False)
     assert "received-error" not in wire.read_metrics(plain.content)
-    assert_equal_models(
-        decode_arrays(asked.content[wire.ARRAYS]), decode_arrays(plain.content[wire.ARRAYS])
-    )
+    assert_equal_models(model_in(asked), model_in(plain))
 
 
 def test_a_flower_server_that_knows_nothing_of_coterie_is_answered() -> None:
@@ -257,9 +204,7 @@ def test_a_flower_server_that_knows_nothing_of_coterie_is_answered() -> None:
 )
 def test_a_bad_value_is_refused_by_name(changes: dict[str, Any], said: str) -> None:
     reply = train(initial(), **changes)
-    assert reply.has_error()
-    assert reply.error.code == wire.REFUSED
-    assert said in reply.error.reason
+    assert said in reason(reply)
 
 
 # ---------------------------------------------------------------- refusals
@@ -281,9 +226,7 @@ def test_another_protocol_or_task_is_refused_with_the_reason(
     if kind == wire.DESCRIBE and "task" in changes:  # no error: it says which tasks it serves
         assert wire.decode_description(reply.content).tasks == ("digits",)
         return
-    assert reply.has_error()
-    assert reply.error.code == wire.REFUSED
-    assert said in reply.error.reason and "'a'" in reply.error.reason
+    assert said in reason(reply) and "'a'" in reason(reply)
 
 
 @pytest.mark.parametrize("kind", [wire.TRAIN, wire.EVALUATE])
@@ -300,8 +243,7 @@ def test_another_model_is_refused_and_the_next_message_is_answered(kind: str) ->
         good | {"head.bias": np.zeros(11, np.float32)},
     ):
         reply = ask(kind, model=bad, **TRAINING)
-        assert reply.error.code == wire.REFUSED
-        assert "head.bias" in reply.error.reason
+        assert "head.bias" in reason(reply)
     assert not ask(kind, model=good, **TRAINING).has_error()
 
 
@@ -327,8 +269,7 @@ def test_what_leaves_nothing_to_train_with_is_refused_with_the_reason(
     samples: int, shares: dict[str, Any], said: str
 ) -> None:
     reply = train(initial(), digits_config("a", **{"data.train": samples}), **shares)
-    assert reply.error.code == wire.REFUSED
-    assert said in reply.error.reason
+    assert said in reason(reply)
 
 
 @pytest.mark.parametrize(
@@ -343,12 +284,11 @@ def test_one_sample_that_is_left_is_trained_with(samples: int, shares: dict[str,
 
 def test_one_sample_that_is_left_is_too_few_for_batch_norm(normed: dict[str, Any]) -> None:
     two, one = (normed | {"data.train": samples} for samples in (2, 1))
-    start = initial(node_config=normed)
+    start = initial(node=normed)
     assert not train(start, two, task="normed").has_error()
     for config, shares in ((one, {}), (two, {"validation": 0.2}), (two, {"holdout": 0.5})):
         reply = train(start, config, task="normed", **shares)
-        assert reply.error.code == wire.REFUSED
-        assert "BatchNorm cannot be trained on one sample" in reply.error.reason
+        assert "BatchNorm cannot be trained on one sample" in reason(reply)
     tuned = {"personalise": "finetune", "personal_epochs": 1, "validation": 0.2}
     reply = ask(wire.EVALUATE, two, model=start, **(TRAINING | tuned | {"task": "normed"}))
     assert "BatchNorm cannot be trained on one sample" in reply.error.reason
@@ -386,7 +326,7 @@ def test_a_simulation_goes_on_without_silos_that_are_too_small(
             prepare_nodes([one, two])
         return
     prepare_nodes([one, two])
-    start = initial(node_config=normed)
+    start = initial(node=normed)
     replies = [ask(wire.TRAIN, node, model=start, server_round=1) for node in (one, two)]
     assert [not reply.has_error() for reply in replies] == trains
 
@@ -521,10 +461,10 @@ def test_a_prepared_silo_is_the_one_that_answers(monkeypatch: pytest.MonkeyPatch
 
 def test_warming_up_leaves_no_trace_in_what_is_trained() -> None:
     config = digits_config("a")
-    cold = decode_arrays(train(initial(), config).content[wire.ARRAYS])
-    coterie.client.work.workbench._workbenches.clear()
+    cold = model_in(train(initial(), config))
+    restart_silos()
     prepare([SiloSettings.from_node_config(config, node_id=3)])
-    assert_equal_models(decode_arrays(train(initial(), config).content[wire.ARRAYS]), cold)
+    assert_equal_models(model_in(train(initial(), config)), cold)
 
 
 def test_opening_a_workbench_leaves_torchs_random_state_alone() -> None:
@@ -548,63 +488,44 @@ def one_thread() -> Iterator[None]:
 HEAD = {"head.weight", "head.bias"}
 
 
-@pytest.fixture
-def personal_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(coterie.client.home.rounds, "_memory", {})
-
-
-def shared_initial() -> Model:
-    reply = ask(wire.INITIAL, seed=0, personal="head")
-    return decode_arrays(reply.content[wire.ARRAYS])
-
-
-@pytest.mark.usefixtures("personal_memory")
 @pytest.mark.parametrize("restart", [False, True])
 def test_personal_layers_go_on_from_round_to_round_also_after_a_restart(
     restart: bool, tmp_path: Path
 ) -> None:
     """The second round's answer is that of a silo that trained its whole model on."""
     config = digits_config("a", home=str(tmp_path))
-    shared = decode_arrays(
-        train(shared_initial(), config, personal="head", run="r").content["arrays"]
-    )
+    shared = model_in(train(initial(personal="head"), config, personal="head", run="r"))
     if restart:
-        coterie.client.home.rounds._memory.clear()
-        coterie.client.work.workbench._workbenches.clear()
+        restart_silos()
     second = train(shared, config, server_round=2, personal="head", run="r")
-    whole = decode_arrays(train(initial(), config).content["arrays"])
-    plain = decode_arrays(train(whole, config, server_round=2).content["arrays"])
+    whole = model_in(train(initial(), config))
+    plain = model_in(train(whole, config, server_round=2))
     expected = {name: array for name, array in plain.items() if name not in HEAD}
-    assert_equal_models(decode_arrays(second.content["arrays"]), expected)
+    assert_equal_models(model_in(second), expected)
 
 
-@pytest.mark.usefixtures("personal_memory")
 @pytest.mark.parametrize("home", [False, True])
 def test_personal_layers_without_a_folder_are_warned_about_once(
     home: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     config = digits_config("a", home=str(tmp_path)) if home else digits_config("a")
     for number in (1, 2):
-        train(shared_initial(), config, server_round=number, personal="head", run="r")
+        train(initial(personal="head"), config, server_round=number, personal="head", run="r")
     said = [r.getMessage() for r in caplog.records if "memory only" in r.getMessage()]
     assert len(said) == (0 if home else 1)
     assert home or "head.weight" in said[0]
 
 
-@pytest.mark.usefixtures("personal_memory")
 def test_personal_layers_are_of_one_run() -> None:
-    shared = shared_initial()
+    shared = initial(personal="head")
     first = train(shared, personal="head", run="one")
     other = train(shared, personal="head", run="two")
-    assert_equal_models(
-        decode_arrays(other.content["arrays"]), decode_arrays(first.content["arrays"])
-    )
+    assert_equal_models(model_in(other), model_in(first))
 
 
-@pytest.mark.usefixtures("personal_memory")
 @pytest.mark.parametrize(("layers", "said"), [("tail", "no array is named tail"), ("", "")])
 def test_personal_layers_that_are_not_there_are_refused(layers: str, said: str) -> None:
     reply = train(initial(), personal=layers)
     assert reply.has_error() is bool(said)
     if said:
-        assert reply.error.code == wire.REFUSED and said in reply.error.reason
+        assert said in reason(reply)

@@ -1,0 +1,200 @@
+"""What many tests play with: a silo that is asked, a federation in this process, its record."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
+
+import coterie.client.home.asked
+import coterie.client.home.budget
+import coterie.client.home.rounds
+import coterie.client.work.workbench
+import coterie.features.secure.secrets
+from coterie import wire
+from coterie.client.app import app
+from coterie.server.runs.config import RunConfig
+from coterie.server.runs.initial import initial_arrays
+from coterie.server.runs.inprocess import InProcessGrid
+from coterie.server.runs.run import execute
+from coterie.strategies import RunResult
+from coterie.strategies.rounds.roster import DescribedRoster
+from coterie.wire import Model, decode_arrays, encode_arrays
+from tests.conftest import digits_config, plain_initial
+
+Node = Mapping[str, Any]
+
+
+def dashed(entries: Mapping[str, Any]) -> dict[str, Any]:
+    """Name the entries as messages and files do: ``local_epochs`` is ``local-epochs``."""
+    return {key.replace("_", "-"): value for key, value in entries.items()}
+
+
+# ---------------------------------------------------------------- one silo
+
+
+def restart_silos() -> None:
+    """Forget what silos' processes keep in memory; their disks stay."""
+    coterie.client.work.workbench._workbenches.clear()
+    coterie.client.home.rounds._memory.clear()
+    coterie.client.home.asked._memory.clear()
+    coterie.client.home.budget.forget()
+    coterie.features.secure.secrets.forget()
+
+
+def context(node: Node | None = None, node_id: int = 3) -> Context:
+    """Return what a silo's app is called in: that of digits silo a unless told otherwise."""
+    own = dict(digits_config("a") if node is None else node)
+    return Context(1, node_id, own, RecordDict(), run_config={})
+
+
+def ask(
+    kind: str,
+    node: Node | None = None,
+    *,
+    model: Model | None = None,
+    packed: bool = True,
+    records: Mapping[str, Any] | None = None,
+    **config: Any,
+) -> Message:
+    """Send a silo one message with these entries of its config; return the answer."""
+    content = RecordDict({wire.CONFIG: ConfigRecord(dashed(config)), **(records or {})})
+    if model is not None:
+        content[wire.ARRAYS] = encode_arrays(model, packed=packed)
+    message = Message(content, dst_node_id=3, message_type=kind, group_id="1")
+    message.metadata.__dict__["_message_id"] = "id"  # without one it cannot be put off
+    return app(message, context(node))
+
+
+def answer(kind: str, node: Node | None = None, **how: Any) -> Message:
+    """Ask as ``ask`` does, of a silo that must not refuse."""
+    reply = ask(kind, node, **how)
+    assert not reply.has_error(), reply.error.reason
+    return reply
+
+
+def initial(seed: int = 0, node: Node | None = None, **config: Any) -> Model:
+    """Return the model that a silo begins from."""
+    return model_in(ask(wire.INITIAL, node, seed=seed, **config))
+
+
+TRAINING: dict[str, Any] = {
+    "protocol": wire.PROTOCOL,
+    "task": "digits",
+    "seed": 0,
+    "server_round": 1,
+    "local_epochs": 1,
+    "batch_size": 8,
+    "lr": 0.05,
+}
+
+
+def train(model: Model, node: Node | None = None, **changes: Any) -> Message:
+    """Have a silo train on the digits for one epoch, or as these changes say."""
+    return ask(wire.TRAIN, node, model=model, **(TRAINING | changes))
+
+
+def model_in(reply: Message) -> Model:
+    """Return the model in an answer."""
+    return decode_arrays(reply.content[wire.ARRAYS])
+
+
+def reason(reply: Message, code: int = wire.REFUSED) -> str:
+    """Return why a silo refuses."""
+    assert reply.has_error(), "it was not refused"
+    assert reply.error.code == code
+    return str(reply.error.reason)
+
+
+# ---------------------------------------------------------------- a federation in this process
+
+
+def digits(names: Iterable[str] = "abc", home: Path | None = None, **changes: Any) -> list[Node]:
+    """Return nodes of the digits that share no sample, each with a folder below ``home``."""
+    return [
+        digits_config(name, i, **({} if home is None else {"home": str(home / name)}), **changes)
+        for i, name in enumerate(names)
+    ]
+
+
+class Tap(InProcessGrid):
+    """A grid that keeps what passes and lets a test act on it.
+
+    Args:
+        nodes: of coterie's own silos unless ``client`` is given.
+        before: called with the messages of each exchange before they are sent.
+        change: (silo's name, reply) → reply, or None for one that is lost.
+    """
+
+    def __init__(
+        self,
+        nodes: Sequence[Node],
+        client: Any = app,
+        *,
+        before: Callable[[list[Message]], object] = lambda messages: None,
+        change: Callable[[str, Message], Message | None] = lambda silo, reply: reply,
+    ) -> None:
+        super().__init__(client, nodes)
+        self.before, self.change = before, change
+        self.sent: list[Message] = []
+        self.got: list[Message] = []
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        """Send them; ``sent`` has them too."""
+        messages = list(messages)
+        self.before(messages)
+        self.sent += messages
+        return super().push_messages(messages)
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        """Return the replies as they are changed; ``got`` has them as they came."""
+        found = []
+        for reply in super().pull_messages(message_ids):
+            self.got.append(reply)
+            changed = self.change(self.name_of(reply.metadata.src_node_id), reply)
+            found += [] if changed is None else [changed]
+        return found
+
+    def name_of(self, node_id: int) -> str:
+        """Return the name of the silo at a node."""
+        return str(self.nodes[node_id].get("name", ""))
+
+    def asked(self, kind: str) -> list[ConfigRecord]:
+        """Return the configs of the messages of a type, in order."""
+        return [m.content[wire.CONFIG] for m in self.sent if m.metadata.message_type == kind]
+
+
+def run(
+    folder: Path, silos: InProcessGrid | Sequence[Node], *, run_id: int = 1, **keys: Any
+) -> RunResult:
+    """Play a run by its keys, recorded in ``folder``: fedavg with all silos, 3 rounds."""
+    grid = silos if isinstance(silos, InProcessGrid) else InProcessGrid(app, silos)
+    usual = {"strategy": "fedavg", "rounds": 3, "min-silos": len(grid.nodes), "wait-for-silos": 1.0}
+    return execute(grid, RunConfig.read(usual | dashed(keys)), run_id=run_id, folder=folder)
+
+
+def started(strategy: Any, grid: InProcessGrid, rounds: int = 3, **more: Any) -> Any:
+    """Start a strategy of one's own program on nodes of the plain app."""
+    usual = {"initial_arrays": plain_initial(), "timeout": 0.05}
+    return strategy.start(grid=grid, num_rounds=rounds, **(usual | more))
+
+
+def first_arrays(grid: InProcessGrid, roster: Any = None, **keys: Any) -> ArrayRecord:
+    """Return the model that coterie's silos on a grid begin from."""
+    who = roster or DescribedRoster("digits", min_silos=len(grid.nodes))
+    return initial_arrays(grid, who.present(grid, number=1), RunConfig.read(dashed(keys)))
+
+
+def record_of(folder: Path) -> dict[str, Any]:
+    """Read a run's record."""
+    record: dict[str, Any] = json.loads((folder / "run.json").read_text(encoding="utf-8"))
+    return record
+
+
+def mean_error(result: RunResult) -> float:
+    """Return the mean error of all silos after the last round."""
+    return float(np.mean([error for _, error, _ in result.rounds[-1].evaluation.values()]))
