@@ -33,9 +33,9 @@ from coterie.server.runs.run import execute
 from coterie.strategies import FederationError
 from coterie.strategies import strategy as rounds
 from coterie.strategies.rounds import roster as rosters
-from tests.client.test_app import ask, initial, train
 from tests.commands import coterie as command
 from tests.conftest import digits_config, plain_app
+from tests.kit import ask, initial, train
 
 TERMS: dict[str, Any] = {"strategy": "hcct", "rounds": 3, "task": "digits", "of-run": "hcct-7"}
 WORK: dict[str, Any] = {"strategy": "hcct", "rounds": 3, "task": "digits", "run": "hcct-7"}

@@ -10,7 +10,6 @@ import subprocess
 import sys
 import textwrap
 import types
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -18,15 +17,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import Message
 from opacus.accountants import RDPAccountant
 
-import coterie.client.work.workbench
 from coterie import wire
-from coterie.client.app import ANSWERS, app
+from coterie.client.app import ANSWERS
 from coterie.client.cli.check import check
 from coterie.client.cli.report import read_silo
-from coterie.client.home import budget, rounds
+from coterie.client.home import budget
 from coterie.client.home.budget import Budget, BudgetError, Charge, read_charges
 from coterie.client.home.folder import Home, create
 from coterie.client.home.privacy import CANNOT_DO_WITHOUT, REFUSED, STAYING, Privacy
@@ -36,46 +33,26 @@ from coterie.client.resident.foreign import check_policy
 from coterie.client.work.card import read_card
 from coterie.client.work.prepare import prepare_nodes
 from coterie.server.runs.config import RunConfig
-from coterie.server.runs.inprocess import InProcessGrid
 from coterie.server.runs.record.reading import read_whole
-from coterie.server.runs.run import execute, terms
+from coterie.server.runs.run import terms
 from coterie.strategies import FederationError
 from coterie.strategies.registry import STRATEGIES
 from coterie.tasks import TaskError
-from tests.client.test_app import TRAINING, ask, initial, make_normed, train
+from tests.client.test_app import make_normed
 from tests.conftest import assert_equal_models, digits_config
+from tests.kit import TRAINING, ask, dashed, initial, model_in, reason, restart_silos, run, train
 
 SIXTEEN = {"data.train": 160, "data.test": 20}
 
 
-@pytest.fixture(autouse=True)
-def restarted(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    forget(monkeypatch)
-    yield
-    budget.forget()
-
-
-def forget(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As after a restart of the silo's process."""
-    monkeypatch.setattr(coterie.client.work.workbench, "_workbenches", {})
-    monkeypatch.setattr(rounds, "_memory", {})
-    budget.forget()
-
-
 def silo(home: Path | str, epsilon: float = 8.0, **more: Any) -> dict[str, Any]:
     own = {"privacy-epsilon": epsilon, "home": str(home), **SIXTEEN}
-    return digits_config("a", **own | {k.replace("_", "-"): v for k, v in more.items()})
+    return digits_config("a", **own | dashed(more))
 
 
 def of(node: dict[str, Any]) -> Budget:
     settings = SiloSettings.from_node_config(node, node_id=1)
     return Budget(settings, 160, "run")
-
-
-def reason(reply: Message, code: int = wire.REFUSED) -> str:
-    assert reply.has_error(), "it was not refused"
-    assert reply.error.code == code
-    return str(reply.error.reason)
 
 
 # ---------------------------------------------------------------- what is counted
@@ -102,19 +79,17 @@ def test_a_silo_says_whether_it_trains_with_differential_privacy(tmp_path: Path)
 def test_the_same_training_costs_once_and_another_purpose_again(tmp_path: Path) -> None:
     node, model = silo(tmp_path), initial()
     first, again = train(model, node), train(model, node)
-    arrays = [wire.decode_arrays(reply.content[wire.ARRAYS]) for reply in (first, again)]
+    arrays = [model_in(reply) for reply in (first, again)]
     assert_equal_models(arrays[1], arrays[0])
     assert of(node).spent().charges == 1
     assert not train(model, node, purpose="trial-1").has_error()
     assert of(node).spent().charges == 2
 
 
-def test_twenty_restarts_do_not_reset_a_budget(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_twenty_restarts_do_not_reset_a_budget(tmp_path: Path) -> None:
     node, model = silo(tmp_path, epsilon=100.0), initial()
     for number in range(1, 21):
-        forget(monkeypatch)
+        restart_silos()
         assert not train(model, node, server_round=number, run=f"run-{number}").has_error()
         assert of(node).spent().charges == number
     accountant = RDPAccountant()
@@ -125,8 +100,8 @@ def test_twenty_restarts_do_not_reset_a_budget(
 CHILD = """
     import os, signal, sys
     import coterie.client.work.private as private
-    from tests.client.test_app import initial, train
     from tests.client.test_budget import silo
+    from tests.kit import initial, train
 
     def kill(*arguments, **named):
         os.kill(os.getpid(), signal.SIGKILL)
@@ -442,10 +417,9 @@ def test_a_silo_without_a_folder_says_that_its_privacy_is_a_simulation(
 # ---------------------------------------------------------------- whole runs
 
 
-def run(folder: Path, nodes: list[dict[str, Any]], **keys: Any) -> Any:
-    values = {"strategy": "fedavg", "rounds": 6, "local-epochs": 1, "batch-size": 16, **keys}
-    config = RunConfig.read({"task": "digits", "min-silos": len(nodes), **values})
-    return execute(InProcessGrid(app, nodes), config, run_id=1, folder=folder)
+def play(folder: Path, nodes: list[dict[str, Any]]) -> Any:
+    """Six rounds of one epoch."""
+    return run(folder, nodes, rounds=6, local_epochs=1, batch_size=16)
 
 
 def two(tmp_path: Path, first: float, second: float | None) -> list[dict[str, Any]]:
@@ -455,14 +429,12 @@ def two(tmp_path: Path, first: float, second: float | None) -> list[dict[str, An
     return [silo(tmp_path / "a", epsilon=first), own]
 
 
-def test_runs_with_differential_privacy_repeat_themselves_and_are_recorded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_runs_with_differential_privacy_repeat_themselves_and_are_recorded(tmp_path: Path) -> None:
     results = []
     for name in ("one", "two"):
-        forget(monkeypatch)
+        restart_silos()
         nodes = [{**node, "home": ""} for node in two(tmp_path, 50.0, None)]
-        results.append(run(tmp_path / name, nodes))
+        results.append(play(tmp_path / name, nodes))
     models = [{n: wire.decode_arrays(m)["head.bias"] for n, m in r.models.items()} for r in results]
     np.testing.assert_equal(models[0], models[1])
     silos = json.loads((tmp_path / "one" / "run.json").read_text())["silos"]
@@ -481,7 +453,7 @@ def test_a_run_goes_on_without_who_has_spent_its_budget_which_keeps_the_last_mod
     tmp_path: Path, unplanned: None
 ) -> None:
     nodes = two(tmp_path, 3.5, None)
-    done = run(tmp_path / "run", nodes)
+    done = play(tmp_path / "run", nodes)
     kept = of(nodes[0]).spent()
     trained = [r.round for r in done.rounds if "a" in r.silos and not r.final]
     assert trained == list(range(1, kept.charges + 1)) and 1 < kept.charges < 6
@@ -496,7 +468,7 @@ def test_a_run_ends_when_all_budgets_are_spent_and_everybody_has_the_last_model(
     tmp_path: Path, unplanned: None
 ) -> None:
     nodes = two(tmp_path, 3.5, 3.5)
-    done = run(tmp_path / "run", nodes)
+    done = play(tmp_path / "run", nodes)
     last = of(nodes[0]).spent().charges
     assert 1 < last < 6 and done.rounds[-1].final and done.rounds[-1].round == last
     record = read_whole(tmp_path / "run")
@@ -515,7 +487,7 @@ def test_a_silo_keeps_the_last_model_even_if_the_server_never_speaks_again(
     model, number = initial(), 1
     told = {"batch_size": 16, "run": "r", "rounds": 9}
     while not (reply := train(model, node, server_round=number, **told)).has_error():
-        model, number = wire.decode_arrays(reply.content[wire.ARRAYS]), number + 1
+        model, number = model_in(reply), number + 1
     assert number > 1
     card = read_card(tmp_path / "models" / "r.safetensors")
     assert (card.round, card.rounds) == (number - 1, 9)
@@ -523,7 +495,7 @@ def test_a_silo_keeps_the_last_model_even_if_the_server_never_speaks_again(
 
 def test_a_run_whose_silos_are_refused_at_the_join_says_why(tmp_path: Path) -> None:
     with pytest.raises(FederationError, match=r"has a privacy budget of ε 3 at δ 0\.000625"):
-        run(tmp_path / "run", two(tmp_path, 3.0, 3.0), **{"wait-for-silos": 1})
+        play(tmp_path / "run", two(tmp_path, 3.0, 3.0))
 
 
 def test_a_run_tells_before_the_join_what_a_budget_goes_by() -> None:

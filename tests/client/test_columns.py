@@ -53,11 +53,6 @@ def rows(seed: int, count: int = 50) -> np.ndarray:
     return np.stack([ages, doses, np.full(count, 0.1)], axis=1)
 
 
-@pytest.fixture(autouse=True)
-def fresh_workbenches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(coterie.client.work.workbench, "_workbenches", {})
-
-
 @pytest.fixture
 def study(tmp_path: Path) -> Path:
     (tmp_path / "study.toml").write_text(STUDY)

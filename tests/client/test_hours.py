@@ -13,8 +13,8 @@ from coterie.client.home import hours
 from coterie.client.home.hours import read_days, read_hours, words, works_at
 from coterie.client.home.policy import Policy
 from coterie.client.home.settings import SettingsError, SiloSettings
-from tests.client.test_app import ask, initial, train
 from tests.conftest import digits_config
+from tests.kit import ask, initial, train
 
 MONDAY = {"Mon": 23, "Tue": 24, "Fri": 27, "Sat": 28, "Sun": 29}
 

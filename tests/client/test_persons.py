@@ -13,9 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-import coterie.client.work.workbench
 from coterie import wire
-from coterie.client.app import app
 from coterie.client.cli.calibrate import calibrate
 from coterie.client.cli.check import check
 from coterie.client.cli.predict import answer, halves, load_kept
@@ -31,12 +29,9 @@ from coterie.client.work.hold_out import held_out, leave_out_validation, split_v
 from coterie.client.work.oddities import warnings_of
 from coterie.client.work.statistics import count, intervals, suppress
 from coterie.client.work.workbench import Workbench, hash_of, open_workbench
-from coterie.server.runs.config import RunConfig
-from coterie.server.runs.inprocess import InProcessGrid
-from coterie.server.runs.run import execute
 from coterie.tasks.base import Column, Option, SiloData
 from tests.client import asked
-from tests.client.test_app import TRAINING, ask, initial, train
+from tests.kit import TRAINING, ask, initial, reason, run, train
 
 TABLE = """
 kind = "table"
@@ -50,11 +45,6 @@ PERSONS, ROWS = 60, 5
 KEY = "Q7SECRET"
 """What every key of these tests begins with."""
 CPU = torch.device("cpu")
-
-
-@pytest.fixture(autouse=True)
-def fresh_workbenches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(coterie.client.work.workbench, "_workbenches", {})
 
 
 def a_table(folder: Path, *, name: str = "t.csv", seed: int = 0) -> Path:
@@ -255,8 +245,8 @@ def test_an_update_has_as_many_persons_behind_it_as_the_silo_wants(
     told = {**TRAINING, "task": "study", wire.LOCAL_STEPS: steps, wire.BATCH_SIZE: batch}
     reply = train(initial(0, node), node, **told)
     if said:
-        reason = reply.error.reason
-        assert "fewer than 11 persons are behind (min_samples); this run's would " + said in reason
+        behind = "fewer than 11 persons are behind (min_samples); this run's would "
+        assert behind + said in reason(reply)
     else:
         assert not reply.has_error()
 
@@ -406,10 +396,7 @@ def test_no_key_leaves_or_is_written_down(
             **{"name": name, "task": str(tmp_path / "study.toml"), "device": "cpu", "threads": 1},
             **{"data.data": str(file), "data.group": "patient", "home": str(tmp_path / name)},
         })  # fmt: skip
-    told = {"task": "study", "rounds": 6, "min-silos": 3, "wait-for-silos": 1.0, "seed": 1}
-    execute(
-        InProcessGrid(app, nodes), RunConfig.read(told | keys), run_id=1, folder=tmp_path / "run"
-    )
+    run(tmp_path / "run", nodes, task="study", rounds=6, seed=1, **keys)
     assert all(not kept & out and out for kept, out in held)
     assert bool(held) == (keys["strategy"] != "fedcollab")
     assert KEY not in caplog.text

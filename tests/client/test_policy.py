@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -16,29 +15,15 @@ from coterie.client.home import asked
 from coterie.client.home.policy import NAMES, REVEALING, Policy, permitted
 from coterie.client.home.settings import SettingsError, SiloSettings
 from coterie.client.work.workbench import open_workbench
-from coterie.server.runs.config import RunConfig
-from coterie.server.runs.inprocess import InProcessGrid
-from coterie.server.runs.run import execute
 from coterie.strategies import FederationError
 from coterie.strategies.hcct.algorithm import CATCH_UP
-from coterie.wire import decode_arrays, decode_description, read_metrics
-from tests.client.test_app import TRAINING, ask, initial, train
+from coterie.wire import decode_description, read_metrics
 from tests.conftest import digits_config
-
-
-@pytest.fixture(autouse=True)
-def fresh_workbenches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(coterie.client.work.workbench, "_workbenches", {})
+from tests.kit import TRAINING, Tap, ask, dashed, digits, initial, model_in, reason, run, train
 
 
 def silo(**policy: Any) -> dict[str, Any]:
-    return digits_config("a", **{key.replace("_", "-"): value for key, value in policy.items()})
-
-
-def reason(reply: Message) -> str:
-    assert reply.has_error(), "it was not refused"
-    assert reply.error.code == wire.REFUSED
-    return str(reply.error.reason)
+    return digits_config("a", **dashed(policy))
 
 
 def every_kind(node_config: dict[str, Any], **config: Any) -> list[Message]:
@@ -83,7 +68,7 @@ def test_layers_that_the_silo_keeps_never_leave() -> None:
         assert "keeps its layers 'head'; this run leaves 'none' there" in reason(reply)
     shared = {name: array for name, array in initial().items() if not name.startswith("head")}
     reply = train(shared, keeping, personal="head")
-    assert set(decode_arrays(reply.content[wire.ARRAYS])) == set(shared)
+    assert set(model_in(reply)) == set(shared)
     (first, *_) = shared
     partly = ask(wire.DESCRIBE, silo(keep_layers="head"), personal=first)
     assert "keeps its layers" in reason(partly), "another layer is not enough"
@@ -174,20 +159,11 @@ def test_without_limits_and_with_consent_no_term_is_refused() -> None:
 
 def test_a_newcomer_of_few_epochs_takes_part_in_hcct_with_a_short_catch_up(tmp_path: Path) -> None:
     """At round 4 it would catch up with four rounds' epochs, of which it allows two."""
-    keys = {"rounds": 4, "min-silos": 2, "local-epochs": 1, "churn": "c+4", "wait-for-silos": 1.0}
-    config = digits_config("c", 2, **{"max-local-epochs": 2})
-    seen: list[Message] = []
-
-    class Listening(InProcessGrid):
-        def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-            messages = list(messages)
-            seen.extend(messages)
-            return super().push_messages(messages)
-
-    grid = Listening(coterie.client.app.app, [digits_config("a"), digits_config("b", 1), config])
-    result = execute(grid, RunConfig.read(keys), run_id=1, folder=tmp_path)
-    asked = [m.content[wire.CONFIG] for m in seen if m.metadata.message_type == wire.TRAIN]
-    (catch_up,) = [c for c in asked if c.get(wire.PURPOSE) == CATCH_UP]
+    silos = [*digits("ab"), digits_config("c", 2, **{"max-local-epochs": 2})]
+    grid = Tap(silos)
+    keys = {"strategy": "hcct", "rounds": 4, "local_epochs": 1, "churn": "c+4"}
+    result = run(tmp_path, grid, min_silos=2, **keys)
+    (catch_up,) = [c for c in grid.asked(wire.TRAIN) if c.get(wire.PURPOSE) == CATCH_UP]
     assert catch_up[wire.LOCAL_EPOCHS] == 2
     last = result.rounds[3]
     assert sorted(last.silos) == ["a", "b", "c"] and not last.left_out
@@ -206,21 +182,12 @@ def test_what_the_silo_refuses_it_refuses_when_it_joins(tmp_path: Path) -> None:
         {"strategy": "pfedme"},
         {"strategy": "perfedavg", "adapt-steps": 9},
     ):
-        config = RunConfig.read(
-            {"strategy": "fedavg", "local-epochs": 1, "min-silos": 1, "wait-for-silos": 0.2} | keys
-        )
-        grid = InProcessGrid(coterie.client.app.app, [silo(max_local_epochs=1)])
         with pytest.raises(FederationError, match="trains at most 1 epochs a round") as caught:
-            execute(grid, config, run_id=1, folder=tmp_path / "-".join(keys))
+            usual = {"local-epochs": 1, "wait-for-silos": 0.2}
+            run(tmp_path / "-".join(keys), [silo(max_local_epochs=1)], **(usual | keys))
         assert caught.value.phase == "roster"
-    config = RunConfig.read({"strategy": "fedgen", "min-silos": 1, "wait-for-silos": 0.2})
     with pytest.raises(FederationError, match=r"'a' does not share its label counts.*silo.toml"):
-        execute(
-            InProcessGrid(coterie.client.app.app, [silo()]),
-            config,
-            run_id=1,
-            folder=tmp_path / "fedgen",
-        )
+        run(tmp_path / "fedgen", [silo()], strategy="fedgen", **{"wait-for-silos": 0.2})
 
 
 @pytest.mark.parametrize(("size", "refused"), [(1, False), (2, True), (3, False), (9, False)])
@@ -317,11 +284,6 @@ def test_there_is_no_kind_of_message_that_the_policy_does_not_cover() -> None:
 # ---------------------------------------------------------------- what a hostile server asks for
 
 
-@pytest.fixture
-def own_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(asked, "_memory", {})
-
-
 @pytest.mark.parametrize(
     ("steps", "batch", "said"),
     [
@@ -354,9 +316,7 @@ def test_a_step_has_as_many_samples_as_the_silo_wants() -> None:
     assert not train(initial(), wants, **{**TRAINING, wire.BATCH_SIZE: 4}).has_error()
 
 
-def test_a_server_that_calls_every_round_the_first_is_refused(
-    own_counts: None, tmp_path: Path
-) -> None:
+def test_a_server_that_calls_every_round_the_first_is_refused(tmp_path: Path) -> None:
     wants = digits_config("a", home=str(tmp_path), **{"max-rounds": 5})
     told = {**TRAINING, wire.RUN: "attack", wire.ROUND: 1, wire.LOCAL_STEPS: 3}
     replies = [train(initial(), wants, **told) for _ in range(asked.MAX_REPEATS + 1)]
@@ -374,7 +334,7 @@ def test_a_server_that_calls_every_round_the_first_is_refused(
     assert not train(initial(), wants, **{**told, wire.RUN: "another"}).has_error()
 
 
-def test_evaluations_in_a_round_are_counted(own_counts: None, tmp_path: Path) -> None:
+def test_evaluations_in_a_round_are_counted(tmp_path: Path) -> None:
     wants, told = silo(max_evaluations=2, home=str(tmp_path)), {wire.RUN: "attack", wire.ROUND: 1}
     replies = [ask(wire.EVALUATE, wants, model=initial(), **told) for _ in range(3)]
     assert [reply.has_error() for reply in replies] == [False, False, True]
@@ -383,9 +343,7 @@ def test_evaluations_in_a_round_are_counted(own_counts: None, tmp_path: Path) ->
     assert not ask(wire.EVALUATE, wants, model=initial(), **later).has_error()
 
 
-def test_a_run_stays_of_one_strategy_and_sends_what_that_sends(
-    own_counts: None, tmp_path: Path
-) -> None:
+def test_a_run_stays_of_one_strategy_and_sends_what_that_sends(tmp_path: Path) -> None:
     own = silo(home=str(tmp_path))
     told = {**TRAINING, wire.RUN: "attack", wire.STRATEGY: "fedavg"}
     assert not train(initial(), own, **told).has_error()
@@ -397,9 +355,7 @@ def test_a_run_stays_of_one_strategy_and_sends_what_that_sends(
     )
 
 
-def test_a_silo_without_a_folder_knows_a_run_by_its_number_at_the_superlink(
-    own_counts: None,
-) -> None:
+def test_a_silo_without_a_folder_knows_a_run_by_its_number_at_the_superlink() -> None:
     own, entry = SiloSettings("a"), {"round": 1, "strategy": "fedavg"}
     asked.asked_by(own, "run", "7").add(wire.EVALUATE, entry)
     assert asked.asked_by(own, "run", "7").evaluated[1] == 1
@@ -407,7 +363,7 @@ def test_a_silo_without_a_folder_knows_a_run_by_its_number_at_the_superlink(
         assert not asked.asked_by(own, "run", other).evaluated
 
 
-def test_models_of_so_many_runs_are_kept_and_no_more(own_counts: None, tmp_path: Path) -> None:
+def test_models_of_so_many_runs_are_kept_and_no_more(tmp_path: Path) -> None:
     wants = digits_config("a", home=str(tmp_path), **{"max-kept-runs": 2})
 
     def keep(run: str) -> Message:
