@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from flwr.app import Message, MetricRecord, RecordDict
 
-import coterie.client.work.workbench
 from coterie import wire
 from coterie.client.app import app
 from coterie.client.cli.check import check
@@ -22,13 +21,12 @@ from coterie.client.ledger import read
 from coterie.client.work.card import read_card
 from coterie.client.work.columns import in_scale
 from coterie.client.work.workbench import open_workbench
-from coterie.server.runs.config import RunConfig
 from coterie.server.runs.inprocess import InProcessGrid
-from coterie.server.runs.run import execute
 from coterie.server.runs.scale import combine, read_sums
 from coterie.strategies import FederationError
 from coterie.tasks import TaskError, load_task
 from tests.conftest import arrays_of, assert_equal_models
+from tests.kit import restart_silos, run
 
 STUDY = """
 kind = "table"
@@ -41,8 +39,8 @@ scale = "federation"
 """
 NAMES = "abc"
 KEYS = {
-    **{"task": "study", "strategy": "fedavg", "local-epochs": 1, "batch-size": 8},
-    **{"min-silos": 3, "wait-for-silos": 0.3, "round-timeout": 5.0, "seed": 1},
+    **{"task": "study", "rounds": 2, "local-epochs": 1, "batch-size": 8, "seed": 1},
+    **{"wait-for-silos": 0.3, "round-timeout": 5.0},
 }
 
 
@@ -84,9 +82,8 @@ def settings(config: dict[str, Any]) -> SiloSettings:
     return SiloSettings.from_node_config(config, node_id=1)
 
 
-def run(grid: InProcessGrid, folder: Path, **keys: Any) -> Any:
-    config = RunConfig.read(KEYS | {"rounds": 2} | keys)
-    return execute(grid, config, run_id=1, folder=folder)
+def play(folder: Path, silos: Any, **keys: Any) -> Any:
+    return run(folder, silos, **(KEYS | keys))
 
 
 def expected_of(names: str) -> np.ndarray:
@@ -101,7 +98,7 @@ def expected_of(names: str) -> np.ndarray:
 def test_all_silos_use_the_scale_of_those_that_tell_and_only_these_tell(
     study: Path, tmp_path: Path
 ) -> None:
-    run(InProcessGrid(app, nodes(study, tmp_path)), tmp_path / "run")
+    play(tmp_path / "run", nodes(study, tmp_path))
     expected = expected_of("ab")
     for name in NAMES:
         (file,) = (tmp_path / name / "models").glob("*.safetensors")
@@ -130,7 +127,7 @@ def test_all_silos_use_the_scale_of_those_that_tell_and_only_these_tell(
 def test_a_silo_with_few_numbers_tells_nothing_of_that_column(study: Path, tmp_path: Path) -> None:
     configs = nodes(study, tmp_path)
     configs[0]["column-sums-from"] = 50
-    run(InProcessGrid(app, configs), tmp_path / "run")
+    play(tmp_path / "run", configs)
     (entry,) = [e for e in read(tmp_path / "a") if e["type"] == wire.COLUMN_SUMS]
     assert entry["values"]["metrics"]["column-counts"] == [0, 50, 50]
     assert entry["values"]["metrics"]["column-means"][0] == 0
@@ -147,7 +144,7 @@ def test_where_nobody_tells_enough_the_run_does_not_begin(study: Path, tmp_path:
         with pytest.raises(
             FederationError, match="no silo tells enough of numeric column 1"
         ) as said:
-            run(InProcessGrid(app, configs), tmp_path / f"run-{number}")
+            play(tmp_path / f"run-{number}", configs)
         assert "does not share sums of its columns" in str(said.value)
 
 
@@ -175,14 +172,14 @@ class Interrupted(InProcessGrid):
 def test_a_resumed_run_and_a_newcomer_have_the_run_s_scale(study: Path, tmp_path: Path) -> None:
     """c comes in round 3 and is not asked, whatever it allows."""
     keys = {"rounds": 4, "min-silos": 2, "churn": "c+3"}
-    whole = run(Interrupted(nodes(study, tmp_path / "1", agree="abc")), tmp_path / "1/run", **keys)
+    whole = play(tmp_path / "1" / "run", nodes(study, tmp_path / "1", agree="abc"), **keys)
     grid = Interrupted(nodes(study, tmp_path / "2", agree="abc"), end=3)
     with pytest.raises(Ending):
-        run(grid, tmp_path / "2" / "run", **keys)
+        play(tmp_path / "2" / "run", grid, **keys)
     assert grid.asked == 2, "c was not there in time"
-    coterie.client.work.workbench._workbenches.clear()
+    restart_silos()
     again = Interrupted(nodes(study, tmp_path / "2", agree="abc"))
-    resumed = run(again, tmp_path / "2" / "run", resume="run", **keys)
+    resumed = play(tmp_path / "2" / "run", again, resume="run", **keys)
     assert again.asked == 0
     assert set(resumed.models) == set(NAMES)
     for name, model in whole.models.items():

@@ -9,13 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.app import Message
 from torch import nn
 from torch.nn.functional import binary_cross_entropy_with_logits, one_hot
 
-import coterie.client.app
 from coterie import wire
-from coterie.client.app import app
 from coterie.client.work.data import Held
 from coterie.client.work.discriminators import (
     DiscriminatorPlan,
@@ -29,26 +27,13 @@ from coterie.tasks.base import Task
 from coterie.tasks.images.digits import Digits
 from coterie.tasks.models import Discriminator, LabelwiseDiscriminator
 from coterie.wire import Model, decode_arrays, encode_arrays
+from tests import kit
 from tests.conftest import assert_equal_models, digits_config
+from tests.kit import context
 
 LABELS = [1, 0, 0]
 PLAN = DiscriminatorPlan(steps=7, batch_size=4, lr=0.05)
 OPTIONS: dict[str, Any] = {"samples": 500, "seed": 0}
-
-
-@pytest.fixture(autouse=True)
-def fresh_workbenches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(coterie.client.work.workbench, "_workbenches", {})
-
-
-def context(node_config: dict[str, Any] | None = None) -> Context:
-    return Context(
-        run_id=1,
-        node_id=3,
-        node_config=node_config or digits_config("a"),
-        state=RecordDict(),
-        run_config={},
-    )
 
 
 def bench_of(**changes: Any) -> Workbench:
@@ -241,15 +226,8 @@ def test_a_silo_of_one_class_only_trains_and_scores_like_any_other() -> None:
 def ask(kind: str, arrays: Model | None = None, **config: Any) -> Message:
     entries = {"seed": 0, "server_round": 1, "purpose": "discriminator-1", "pair_labels": "100"}
     entries |= {"steps": 3, "batch_size": 8, "lr": 0.01} | config
-    node = entries.pop("node", None)
-    records: dict[str, Any] = {
-        wire.CONFIG: ConfigRecord({k.replace("_", "-"): v for k, v in entries.items()}),
-        wire.ARRAYS: encode_arrays({}, packed=True),
-    }
-    if arrays is not None:
-        records[wire.DISCRIMINATORS] = encode_arrays(arrays, packed=True)
-    message = Message(RecordDict(records), dst_node_id=3, message_type=kind, group_id="1")
-    return app(message, context(node))
+    stack = {} if arrays is None else {wire.DISCRIMINATORS: encode_arrays(arrays, packed=True)}
+    return kit.ask(kind, model={}, records=stack, **entries)
 
 
 def stack_in(reply: Message) -> Model:

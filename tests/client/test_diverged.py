@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from math import inf, isfinite, nan
 from pathlib import Path
 from typing import Any
@@ -13,40 +12,27 @@ import torch
 from flwr.app import ConfigRecord, Error, Message, RecordDict
 
 import coterie.client.work.train
-import coterie.client.work.workbench
 from coterie import wire
-from coterie.client.app import app
 from coterie.client.cli.check import check
 from coterie.client.home.settings import SiloSettings
 from coterie.client.resident.telling import Teller
 from coterie.client.work.diverged import divergence, odd_array
 from coterie.client.work.workbench import Workbench
-from coterie.server.runs.config import RunConfig
 from coterie.server.runs.inprocess import InProcessGrid
-from coterie.server.runs.run import execute
 from coterie.strategies import FederationError
 from coterie.strategies.rounds.result import RunResult
 from tests.conftest import digits_config
+from tests.kit import Tap, run
 
-NAMES = "abcd"
-KEYS = {
-    **{"rounds": 6, "local-epochs": 2, "batch-size": 10, "min-silos": 4, "seed": 1},
-    **{"wait-for-silos": 1.0, "round-timeout": 5.0},
-}
+KEYS = {"rounds": 6, "local-epochs": 2, "batch-size": 10, "seed": 1, "round-timeout": 5.0}
 
 
-@pytest.fixture(autouse=True)
-def fresh_workbenches(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(coterie.client.work.workbench, "_workbenches", {})
-    yield
-
-
-def nodes(names: str = NAMES) -> list[dict[str, Any]]:
+def nodes() -> list[dict[str, Any]]:
     """Two kinds of silos: a and d, b and c."""
-    turned = {"a": 0, "d": 0, "b": 90, "c": 90}
+    turned = {"a": 0, "b": 90, "c": 90, "d": 0}
     return [
-        digits_config(n, i, **{"data.train": 30, "data.rotation": turned[n]})
-        for i, n in enumerate(names)
+        digits_config(name, i, **{"data.train": 30, "data.rotation": turned[name]})
+        for i, name in enumerate(turned)
     ]
 
 
@@ -65,10 +51,8 @@ def sicken(monkeypatch: pytest.MonkeyPatch, *rounds: int, silos: str = "d") -> N
     monkeypatch.setattr(coterie.client.work.train, "train", train)
 
 
-def play(folder: Path, **keys: Any) -> RunResult:
-    return execute(
-        InProcessGrid(app, nodes()), RunConfig.read(KEYS | keys), run_id=1, folder=folder
-    )
+def play(folder: Path, silos: InProcessGrid | None = None, **keys: Any) -> RunResult:
+    return run(folder, silos or nodes(), **(KEYS | keys))
 
 
 def sick_rounds(result: RunResult) -> list[int]:
@@ -145,7 +129,7 @@ def test_layers_that_stay_at_a_silo_are_kept_as_they_were_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sicken(monkeypatch, 2)
-    result = play(tmp_path / "run", strategy="fedavg", personal="representation")
+    result = play(tmp_path / "run", personal="representation")
     assert isfinite(result.rounds[2].silos["d"].train_loss), "it does not go on from NaN"
 
 
@@ -160,7 +144,7 @@ def test_the_reason_of_all_is_one_sentence(tmp_path: Path, monkeypatch: pytest.M
     sicken(monkeypatch, 1, silos="abcd")
     monkeypatch.setattr("coterie.strategies.strategy.TRY_AGAIN_S", 0.0)
     with pytest.raises(FederationError) as failed:
-        play(tmp_path / "run", strategy="fedavg")
+        play(tmp_path / "run")
     assert str(failed.value).count("NaN") == 1 and ".;" not in str(failed.value)
     assert "of round 1: a, b, c, d: array '" in str(failed.value)
 
@@ -176,33 +160,23 @@ def test_a_silo_is_told_why_what_it_sent_did_not_count(
 ) -> None:
     """Where the coordinator alone knows it: here what d sends is spoiled on its way."""
 
-    class Spoiling(InProcessGrid):
-        told: list[str]
+    def spoiled(silo: str, reply: Message) -> Message:
+        meta = reply.metadata
+        if silo == "d" and meta.message_type == wire.TRAIN and meta.group_id in "24":
+            reply.content[wire.ARRAYS] = wire.encode_arrays({"x": np.zeros(1)}, packed=True)
+        return reply
 
-        def push_messages(self, messages: Any) -> Any:
-            messages = list(messages)
-            for message in messages:
-                config = message.content.config_records.get(wire.CONFIG, ConfigRecord())
-                if wire.LEFT_OUT in config:
-                    name = str(self.nodes[message.metadata.dst_node_id]["name"])
-                    self.told.append(f"{name} {config[wire.ROUND]}: {config[wire.LEFT_OUT]}")
-            return super().push_messages(messages)
-
-        def pull_messages(self, message_ids: Any) -> Any:
-            for reply in super().pull_messages(message_ids):
-                meta = reply.metadata
-                of_d = self.nodes[meta.src_node_id]["name"] == "d"
-                if of_d and meta.message_type == wire.TRAIN and meta.group_id in "24":
-                    reply.content[wire.ARRAYS] = wire.encode_arrays({"x": np.zeros(1)}, packed=True)
-                yield reply
-
-    grid = Spoiling(app, nodes())
-    grid.told = []
-    config = RunConfig.read(KEYS | {"strategy": "fedavg", "rounds": 4})
-    result = execute(grid, config, run_id=1, folder=tmp_path / "run")
+    grid = Tap(nodes(), change=spoiled)
+    result = play(tmp_path / "run", grid, rounds=4)
+    told = []
+    for message in grid.sent:
+        config = message.content.config_records.get(wire.CONFIG, ConfigRecord())
+        if wire.LEFT_OUT in config:
+            name = grid.name_of(message.metadata.dst_node_id)
+            told.append(f"{name} {config[wire.ROUND]}: {config[wire.LEFT_OUT]}")
     assert sick_rounds(result) == [2, 4]
-    assert [text.split(":")[0] for text in grid.told] == ["d 3", "d 4"], "with its next message"
-    assert "its arrays differ from those sent" in grid.told[0]
+    assert [text.split(":")[0] for text in told] == ["d 3", "d 4"], "with its next message"
+    assert "its arrays differ from those sent" in told[0]
     message = Message(
         RecordDict({wire.CONFIG: ConfigRecord({wire.LEFT_OUT: "it is\n odd", wire.RUN: "r"})}),
         dst_node_id=1,

@@ -8,14 +8,10 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-import coterie.client.work.workbench
 from benchmarks.papers.fedgroup.fast_sgd import fast_silos
-from coterie.client.app import app
 from coterie.client.home.folder import create
-from coterie.server.runs.config import RunConfig
-from coterie.server.runs.inprocess import InProcessGrid
-from coterie.server.runs.run import execute
 from coterie.wire import Model
+from tests.kit import run
 
 TASK = """
 kind = "npz"
@@ -24,11 +20,6 @@ classes = ["no", "yes"]
 shape = [6]
 network = "mlp-128"
 """
-
-
-@pytest.fixture(autouse=True)
-def fresh_workbenches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(coterie.client.work.workbench, "_workbenches", {})
 
 
 @pytest.mark.parametrize("mu", [0.0, 0.1])
@@ -43,10 +34,9 @@ def test_silos_with_the_benchmarks_loop_train_the_same_models(tmp_path: Path, mu
             tmp_path / name, name, task=str(tmp_path / "study.toml"), data=tmp_path / f"{name}.npz"
         )
         nodes.append(home.settings().to_node_config() | {"home": ""})
-    keys = {"strategy": "fedavg", "task": "study", "rounds": 2, "min-silos": 2, "proximal-mu": mu}
 
     def model(folder: Path) -> Model:
-        execute(InProcessGrid(app, nodes), RunConfig.read(keys), run_id=1, folder=folder)
+        run(folder, nodes, task="study", rounds=2, proximal_mu=mu)
         return load_file(folder / "models" / "a.safetensors")
 
     own = model(tmp_path / "own")

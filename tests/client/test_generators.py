@@ -8,13 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from flwr.app import ConfigRecord, Context, Message, RecordDict
 from safetensors.numpy import load_file
 from torch import nn
 
-import coterie.client.app
 from coterie import wire
-from coterie.client.app import app
 from coterie.client.work.generators import describe_head, latent_loss
 from coterie.strategies.fedgenp.generators import generate
 from coterie.strategies.fedgenp.latent import fresh_generator
@@ -23,6 +20,7 @@ from coterie.tasks.base import SiloData, Task
 from coterie.tasks.models import SplitModel
 from coterie.wire import Model, decode_arrays, encode_arrays
 from tests.conftest import digits_config
+from tests.kit import ask, initial, model_in, reason, train
 
 
 class Split(Task):
@@ -46,11 +44,6 @@ BODY = nn.Sequential(nn.Linear(4, 5), nn.ReLU())
 def generator(num_classes: int = 3, latent: int = 5, seed: int = 0) -> Model:
     rng = np.random.default_rng(seed)
     return fresh_generator(num_classes=num_classes, latent=latent, hidden=8, rng=rng).weights
-
-
-@pytest.fixture(autouse=True)
-def fresh_workbenches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(coterie.client.work.workbench, "_workbenches", {})
 
 
 # ---------------------------------------------------------------- the split
@@ -243,90 +236,72 @@ def test_without_a_weight_nothing_is_added_and_no_randomness_used_up() -> None:
 # ---------------------------------------------------------------- messages
 
 
-def ask(kind: str, config: dict[str, Any], records: dict[str, Any], **keys: Any) -> Message:
-    own = {"protocol": wire.PROTOCOL, "task": "digits", "seed": 0, "server-round": 1}
-    content = RecordDict({wire.CONFIG: ConfigRecord({**own, "lr": 0.05, **keys}), **records})
-    message = Message(content, dst_node_id=3, message_type=kind, group_id="1")
-    return app(
-        message,
-        Context(run_id=1, node_id=3, node_config=config, state=RecordDict(), run_config={}),
-    )
-
-
-def initial(config: dict[str, Any]) -> Model:
-    return decode_arrays(ask(wire.INITIAL, config, {}).content[wire.ARRAYS])
-
-
 def test_training_with_a_generator_is_another_training_and_tells_no_labels() -> None:
     config = digits_config("a")
-    model = encode_arrays(initial(config), packed=True)
-    plain = ask(wire.TRAIN, config, {wire.ARRAYS: model})
+    model = initial(node=config)
+    plain = train(model, config)
     own = {wire.GENERATOR: encode_arrays(generator(10, 128), packed=True)}
-    replies = [ask(wire.TRAIN, config, {wire.ARRAYS: model, **own}) for _ in range(2)]
-    first, again = (decode_arrays(reply.content[wire.ARRAYS]) for reply in replies)
+    replies = [train(model, config, records=own) for _ in range(2)]
+    first, again = (model_in(reply) for reply in replies)
     for name, array in first.items():
         np.testing.assert_array_equal(array, again[name])
-    assert not np.array_equal(
-        first["head.weight"], decode_arrays(plain.content[wire.ARRAYS])["head.weight"]
-    )
+    assert not np.array_equal(first["head.weight"], model_in(plain)["head.weight"])
     assert set(replies[0].content) == {wire.ARRAYS, wire.METRICS}
     assert set(replies[0].content[wire.METRICS]) == {"num-examples", "train-loss", "seconds"}
 
 
 def test_a_wrong_generator_is_refused_in_words() -> None:
     config = digits_config("a")
-    model = encode_arrays(initial(config), packed=True)
+    model = initial(node=config)
     own = {wire.GENERATOR: encode_arrays(generator(10, 64), packed=True)}
-    reply = ask(wire.TRAIN, config, {wire.ARRAYS: model, **own})
+    reply = train(model, config, records=own)
     assert reply.has_error() and "'mean.weight' must have shape" in reply.error.reason
 
 
 def test_the_personalised_model_is_evaluated_and_kept(tmp_path: Path) -> None:
     config = digits_config("a", home=str(tmp_path))
-    model = encode_arrays(initial(config), packed=True)
+    model = initial(node=config)
     keys = {wire.EVALUATE_TRAINED: True, wire.RUN: "r1"}
-    reply = ask(wire.TRAIN, config, {wire.ARRAYS: model}, **keys)
-    trained = decode_arrays(reply.content[wire.ARRAYS])
+    reply = train(model, config, **keys)
+    trained = model_in(reply)
     kept = load_file(tmp_path / "personalised" / "r1.safetensors")
     for name, array in trained.items():
         np.testing.assert_array_equal(kept[name], array)
     told = reply.content[wire.METRICS][wire.TRAINED_ERROR]
-    again = ask(wire.EVALUATE, config, {wire.ARRAYS: reply.content[wire.ARRAYS]})
+    again = ask(wire.EVALUATE, config, model=trained)
     assert again.content[wire.METRICS][wire.ERROR] == told
 
 
 def test_a_training_that_went_to_nan_leaves_the_kept_personalised_model(tmp_path: Path) -> None:
     config = digits_config("a", home=str(tmp_path))
-    model = encode_arrays(initial(config), packed=True)
+    model = initial(node=config)
     keys = {wire.EVALUATE_TRAINED: True, wire.RUN: "r1"}
-    ask(wire.TRAIN, config, {wire.ARRAYS: model}, **keys)
+    train(model, config, **keys)
     files = sorted((tmp_path / "personalised").iterdir())
     before = [file.read_bytes() for file in files]
-    huge = {name: array * np.float32(1e25) for name, array in initial(config).items()}
-    reply = ask(wire.TRAIN, config, {wire.ARRAYS: encode_arrays(huge, packed=True)}, **keys)
-    trained = decode_arrays(reply.content[wire.ARRAYS])
+    huge = {name: array * np.float32(1e25) for name, array in initial(node=config).items()}
+    reply = train(huge, config, **keys)
+    trained = model_in(reply)
     assert not all(np.isfinite(array).all() for array in trained.values())
     assert [file.read_bytes() for file in files] == before
 
 
 def test_label_counts_are_told_with_the_silos_own_consent_alone() -> None:
-    refused = ask(wire.LABEL_COUNTS, digits_config("a"), {})
-    assert refused.has_error() and refused.error.code == wire.REFUSED
-    assert "label_counts = true" in refused.error.reason
+    assert "label_counts = true" in reason(ask(wire.LABEL_COUNTS))
     consenting = digits_config("b", **{"label-counts": True})
-    counts = decode_arrays(ask(wire.LABEL_COUNTS, consenting, {}).content[wire.LABELS])
+    counts = decode_arrays(ask(wire.LABEL_COUNTS, consenting).content[wire.LABELS])
     labels = load_task("digits").load({"train": 20, "test": 20, "skip": 0}).y_train
     np.testing.assert_array_equal(counts[wire.LABELS], np.bincount(labels, minlength=10))
 
 
 def test_an_ensemble_is_the_mean_of_the_logits(tmp_path: Path) -> None:
     config = digits_config("a", home=str(tmp_path))
-    own = initial(config)
+    own = initial(node=config)
     other = {name: array + np.float32(0.05) for name, array in own.items()}
     members = {
         f"{wire.MEMBER}{i}": encode_arrays(m, packed=True) for i, m in enumerate([own, other])
     }
-    reply = ask(wire.ENSEMBLE, config, members, **{wire.KEEP: True, wire.RUN: "r"})
+    reply = ask(wire.ENSEMBLE, config, records=members, keep=True, run="r")
     task = load_task("digits")
     model, data = task.model(), task.load({"train": 20, "test": 20, "skip": 0})
     logits = []
@@ -337,7 +312,7 @@ def test_an_ensemble_is_the_mean_of_the_logits(tmp_path: Path) -> None:
     wrong = ((logits[0] + logits[1]).argmax(dim=1).numpy() != data.y_test).mean()
     assert reply.content[wire.METRICS][wire.ERROR] == pytest.approx(wrong)
     assert len(load_file(tmp_path / "ensembles" / "r.safetensors")) == 2 * len(own)
-    assert ask(wire.ENSEMBLE, config, {}).has_error()
+    assert ask(wire.ENSEMBLE, config).has_error()
 
 
 @pytest.mark.parametrize(

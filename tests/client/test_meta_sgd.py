@@ -8,20 +8,21 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.app import Message
 from safetensors.numpy import load_file
 from torch import nn
 from torch.nn.functional import cross_entropy
 
 import coterie.client.work.workbench
 from coterie import wire
-from coterie.client.app import app
 from coterie.client.work.measure import evaluate
 from coterie.client.work.meta_sgd import train_per_fedavg, train_pfedme
 from coterie.client.work.sgd import TrainPlan, train
 from coterie.client.work.weights import load_weights, read_weights
+from tests import kit
 from tests.client.test_sgd import fresh, some_data, with_batch_norm
 from tests.conftest import assert_equal_models, digits_config
+from tests.kit import initial, model_in, restart_silos
 
 PLAN = TrainPlan(epochs=2, batch_size=4, lr=0.1)
 
@@ -118,38 +119,14 @@ def test_a_last_batch_of_one_is_left_out_with_batch_norm() -> None:
 # ---------------------------------------------------------------- messages
 
 
-@pytest.fixture(autouse=True)
-def fresh_workbenches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(coterie.client.work.workbench, "_workbenches", {})
-
-
 def ask(kind: str, model: Any, node: dict[str, Any] | None = None, **config: Any) -> Message:
     own = {"server_round": 1, "local_epochs": 1, "batch_size": 8, "lr": 0.05, **config}
-    records: dict[str, Any] = {
-        wire.CONFIG: ConfigRecord({k.replace("_", "-"): v for k, v in own.items()}),
-        wire.ARRAYS: wire.encode_arrays(model, packed=True),
-    }
-    message = Message(RecordDict(records), dst_node_id=3, message_type=kind, group_id="1")
-    node = node or digits_config("a")
-    context = Context(run_id=1, node_id=3, node_config=node, state=RecordDict(), run_config={})
-    return app(message, context)
+    return kit.ask(kind, node, model=model, **own)
 
 
 def bench() -> Any:
     (only,) = coterie.client.work.workbench._workbenches.values()
     return only
-
-
-def initial() -> Any:
-    request = Message(
-        RecordDict({wire.CONFIG: ConfigRecord({"seed": 0})}),
-        dst_node_id=3,
-        message_type=wire.INITIAL,
-        group_id="0",
-    )
-    node = digits_config("a")
-    context = Context(run_id=1, node_id=3, node_config=node, state=RecordDict(), run_config={})
-    return wire.decode_arrays(app(request, context).content[wire.ARRAYS])
 
 
 ADAPT = {"adapt_steps": 4, "adapt_lr": 0.2, "adapt_mu": 0.5}
@@ -167,7 +144,7 @@ def test_the_received_model_is_tested_adapted_and_trained_as_it_came(kind: str) 
     model = initial()
     with_test = ask(kind, model, evaluate_received=True, **ADAPT)
     without = ask(kind, model)
-    got, plain = (wire.decode_arrays(m.content[wire.ARRAYS]) for m in (with_test, without))
+    got, plain = (model_in(m) for m in (with_test, without))
     assert_equal_models(got, plain)
     metrics = wire.read_metrics(with_test.content)
     expected = adapted(model)
@@ -178,7 +155,7 @@ def test_the_received_model_is_tested_adapted_and_trained_as_it_came(kind: str) 
 def test_the_kept_model_is_the_adapted_one(tmp_path: Path) -> None:
     node = digits_config("a", home=str(tmp_path))
     model = initial()
-    coterie.client.work.workbench._workbenches.clear()
+    restart_silos()
     reply = ask(wire.EVALUATE, model, node, keep=True, run="r", **ADAPT)
     expected = adapted(model)
     assert wire.read_metrics(reply.content)[wire.ERROR] == expected.error

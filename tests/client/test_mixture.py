@@ -13,23 +13,17 @@ from torch.func import functional_call
 from torch.nn.functional import cross_entropy
 
 import coterie.client.home.rounds
-import coterie.client.work.workbench
 from coterie import wire
 from coterie.client.work.sgd import TrainPlan, train
 from coterie.client.work.weights import load_weights, read_weights
 from coterie.features.personal.mixture import SHARE, Mixture, mix_in
-from coterie.wire import Model, decode_arrays
+from coterie.wire import Model
 from tests.client.test_meta_sgd import PLAN, batches, fresh, gradient, some_data, with_batch_norm
 from tests.client.test_personalisation import ask, error_of, start
 from tests.conftest import assert_equal_models
+from tests.kit import model_in, restart_silos
 
 Named = dict[str, torch.Tensor]
-
-
-@pytest.fixture(autouse=True)
-def fresh_silo(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(coterie.client.work.workbench, "_workbenches", {})
-    monkeypatch.setattr(coterie.client.home.rounds, "_memory", {})
 
 
 def parameters(model: nn.Module) -> Named:
@@ -168,7 +162,7 @@ def test_a_strong_pull_keeps_the_direction_of_the_model_received() -> None:
 
     def cosine(strength: float) -> float:
         reply = ask(wire.TRAIN, model, server_round=1, cosine_lambda=strength, local_epochs=3)
-        own = decode_arrays(reply.content[wire.ARRAYS])
+        own = model_in(reply)
         one, other = (np.concatenate([m[k].ravel() for k in model]) for m in (own, model))
         return float(one @ other / np.linalg.norm(one) / np.linalg.norm(other))
 
@@ -188,9 +182,7 @@ def test_apfl_sends_the_common_model_alone_and_is_tested_with_the_mixture() -> N
     first, second = start(1), start(2)
     shared = ask(wire.TRAIN_APFL, first, server_round=1, **APFL)
     plain = ask(wire.TRAIN, first, server_round=1)
-    assert_equal_models(
-        decode_arrays(shared.content[wire.ARRAYS]), decode_arrays(plain.content[wire.ARRAYS])
-    )
+    assert_equal_models(model_in(shared), model_in(plain))
     assert set(shared.content) == {wire.ARRAYS, wire.METRICS}
     own_metrics = set(wire.read_metrics(shared.content))
     assert own_metrics == set(wire.read_metrics(plain.content)), "α does not leave"
@@ -204,17 +196,14 @@ def test_apfl_sends_the_common_model_alone_and_is_tested_with_the_mixture() -> N
     assert stated == pytest.approx(error_of(mixture))
 
 
-def test_a_round_done_twice_or_after_a_restart_gives_the_same(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    home = {"home": str(tmp_path)}
-    ask(wire.TRAIN_APFL, start(1), node=home, server_round=1, **APFL)
-    ask(wire.TRAIN_APFL, start(2), node=home, server_round=2, **APFL)
-    once = kept(2, str(tmp_path))
-    monkeypatch.setattr(coterie.client.work.workbench, "_workbenches", {})
-    monkeypatch.setattr(coterie.client.home.rounds, "_memory", {})
-    ask(wire.TRAIN_APFL, start(2), node=home, server_round=2, **APFL)
-    again = kept(2, str(tmp_path))
+def test_a_round_done_twice_or_after_a_restart_gives_the_same(tmp_path: Path) -> None:
+    home = str(tmp_path)
+    ask(wire.TRAIN_APFL, start(1), home=home, server_round=1, **APFL)
+    ask(wire.TRAIN_APFL, start(2), home=home, server_round=2, **APFL)
+    once = kept(2, home)
+    restart_silos()
+    ask(wire.TRAIN_APFL, start(2), home=home, server_round=2, **APFL)
+    again = kept(2, home)
     assert set(again) == set(once) and SHARE in once
     for name, array in once.items():
         np.testing.assert_array_equal(again[name], array)

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-import coterie.client.work.workbench
 from coterie.client.app import app
 from coterie.client.cli.check import check
 from coterie.client.home.settings import SiloSettings
@@ -29,9 +28,8 @@ network = "mlp-64"
 
 
 @pytest.fixture
-def nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+def nodes(tmp_path: Path) -> list[dict[str, Any]]:
     """a is all "no", b has one "yes", which is in its training data; c and d are mixed."""
-    monkeypatch.setattr(coterie.client.work.workbench, "_workbenches", {})
     (tmp_path / "ill.toml").write_text(TASK)
     draw, found = np.random.default_rng(0), []
     for name, yes in (("a", 0), ("b", 1), ("c", 40), ("d", 40)):

@@ -7,19 +7,19 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.app import Message
 from safetensors.numpy import load_file
 
-import coterie.client.app
 import coterie.client.home.rounds
 from coterie import wire
-from coterie.client.app import app
 from coterie.client.work.measure import evaluate
 from coterie.client.work.sgd import TrainPlan, seed_of, train
 from coterie.client.work.weights import load_weights, read_weights
 from coterie.client.work.workbench import Workbench, workbench_of
-from coterie.wire import Model, decode_arrays, encode_arrays
+from coterie.wire import Model
+from tests import kit
 from tests.conftest import assert_equal_models, digits_config
+from tests.kit import answer, context, model_in, restart_silos
 
 PLAN = TrainPlan(epochs=2, batch_size=8, lr=0.05)
 KEYS: dict[str, Any] = {
@@ -35,34 +35,13 @@ KEYS: dict[str, Any] = {
 }
 
 
-@pytest.fixture(autouse=True)
-def fresh_silo(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(coterie.client.work.workbench, "_workbenches", {})
-    monkeypatch.setattr(coterie.client.home.rounds, "_memory", {})
-
-
 def ditto(round: int, home: str = "") -> Model:
     """The silo's own model after a round, as its process remembers it."""
     return coterie.client.home.rounds._memory[("a", home, "ditto", "one")][round]
 
 
-def context(**changes: Any) -> Context:
-    node = digits_config("a", **changes)
-    return Context(run_id=1, node_id=3, node_config=node, state=RecordDict(), run_config={})
-
-
-def ask(kind: str, model: Model, *, node: dict[str, Any] | None = None, **config: Any) -> Message:
-    entries = {key.replace("_", "-"): value for key, value in {**KEYS, **config}.items()}
-    content = RecordDict(
-        {
-            wire.CONFIG: ConfigRecord(entries),
-            wire.ARRAYS: encode_arrays(model, packed=True),
-        }
-    )
-    message = Message(content, dst_node_id=3, message_type=kind, group_id="1")
-    reply = app(message, context(**(node or {})))
-    assert not reply.has_error(), reply.error.reason
-    return reply
+def ask(kind: str, model: Model, *, home: str = "", **config: Any) -> Message:
+    return answer(kind, digits_config("a", home=home), model=model, **(KEYS | config))
 
 
 def bench() -> Workbench:
@@ -92,9 +71,7 @@ def test_fine_tuning_evaluates_the_model_trained_on_and_leaves_the_round_s_train
     model = start()
     plain = ask(wire.TRAIN, model, server_round=3, evaluate_received=True)
     tuned = ask(wire.TRAIN, model, server_round=3, evaluate_received=True, personalise="finetune")
-    assert_equal_models(
-        decode_arrays(tuned.content[wire.ARRAYS]), decode_arrays(plain.content[wire.ARRAYS])
-    )
+    assert_equal_models(model_in(tuned), model_in(plain))
     expected = error_of(by_hand(model, 3, "finetune"))
     assert wire.read_metrics(tuned.content)[wire.RECEIVED_ERROR] == pytest.approx(expected)
     assert expected != wire.read_metrics(plain.content)[wire.RECEIVED_ERROR]
@@ -102,8 +79,8 @@ def test_fine_tuning_evaluates_the_model_trained_on_and_leaves_the_round_s_train
 
 def test_the_model_that_a_silo_keeps_is_the_one_it_made_for_itself(tmp_path: Path) -> None:
     model = start()
-    home = {"home": str(tmp_path)}
-    ask(wire.EVALUATE, model, node=home, server_round=5, personalise="finetune", keep=True)
+    home = str(tmp_path)
+    ask(wire.EVALUATE, model, home=home, server_round=5, personalise="finetune", keep=True)
     kept = load_file(tmp_path / "models" / "one.safetensors")
     for name, array in by_hand(model, 5, "finetune").items():
         np.testing.assert_array_equal(kept[name], array)
@@ -113,9 +90,7 @@ def test_ditto_s_own_model_is_pulled_towards_each_model_received_and_never_sent(
     first, second = start(1), start(2)
     shared = ask(wire.TRAIN, first, server_round=1, personalise="ditto")
     plain = ask(wire.TRAIN, first, server_round=1)
-    assert_equal_models(
-        decode_arrays(shared.content[wire.ARRAYS]), decode_arrays(plain.content[wire.ARRAYS])
-    )
+    assert_equal_models(model_in(shared), model_in(plain))
     assert set(shared.content) == {wire.ARRAYS, wire.METRICS}
     own = by_hand(first, 1, "ditto", towards=first)
     ask(wire.TRAIN, second, server_round=2, personalise="ditto")
@@ -125,29 +100,18 @@ def test_ditto_s_own_model_is_pulled_towards_each_model_received_and_never_sent(
     assert_equal_models(ditto(2), own)
 
 
-def test_ditto_s_own_model_survives_a_restart_and_belongs_to_its_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    home = {"home": str(tmp_path)}
+def test_ditto_s_own_model_survives_a_restart_and_belongs_to_its_run(tmp_path: Path) -> None:
+    home = str(tmp_path)
     model = start()
-    ask(wire.TRAIN, model, node=home, server_round=1, personalise="ditto")
-    own = ditto(1, str(tmp_path))
-    monkeypatch.setattr(coterie.client.work.workbench, "_workbenches", {})
-    monkeypatch.setattr(coterie.client.home.rounds, "_memory", {})
-    reply = ask(wire.EVALUATE, model, node=home, server_round=1, personalise="ditto")
+    ask(wire.TRAIN, model, home=home, server_round=1, personalise="ditto")
+    own = ditto(1, home)
+    restart_silos()
+    reply = ask(wire.EVALUATE, model, home=home, server_round=1, personalise="ditto")
     assert wire.read_metrics(reply.content)[wire.ERROR] == pytest.approx(error_of(own))
-    other = ask(wire.EVALUATE, model, node=home, server_round=1, personalise="ditto", run="two")
+    other = ask(wire.EVALUATE, model, home=home, server_round=1, personalise="ditto", run="two")
     assert wire.read_metrics(other.content)[wire.ERROR] == pytest.approx(error_of(model))
 
 
 def test_another_word_is_refused() -> None:
-    content = RecordDict(
-        {
-            wire.CONFIG: ConfigRecord({"server-round": 1, "personalise": "magic"}),
-            wire.ARRAYS: encode_arrays(start(), packed=True),
-        }
-    )
-    reply = app(
-        Message(content, dst_node_id=3, message_type=wire.EVALUATE, group_id="1"), context()
-    )
+    reply = kit.ask(wire.EVALUATE, model=start(), server_round=1, personalise="magic")
     assert reply.has_error() and "personalise must be finetune, ditto or apfl" in reply.error.reason

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.app import ConfigRecord, Message, RecordDict
 
 from coterie import wire
 from coterie.client.app import app
@@ -19,10 +19,9 @@ from coterie.client.ledger import read
 from coterie.client.resident.host import Host
 from coterie.client.resident.link import Connection
 from coterie.client.resident.serve import serve
-from coterie.server.runs.config import RunConfig
 from coterie.server.runs.inprocess import InProcessGrid
-from coterie.server.runs.run import execute
 from tests.conftest import digits_config
+from tests.kit import ask, run
 
 DECLARED = """
 kind = "table"
@@ -100,36 +99,27 @@ def test_runs_of_two_tasks_are_served_by_the_same_silos_into_one_ledger(
     grid = InProcessGrid(app, [*nodes, digits_config("c", 2)])
     here = {}
     for task in ("digits", "stroke"):
-        config = RunConfig.read(
-            {"task": task, "strategy": "fedcollab", "rounds": 2, "batch-size": 10, "min-silos": 2}
-        )
-        result = execute(grid, config, run_id=1, folder=tmp_path / task)
+        keys = {"rounds": 2, "batch-size": 10, "min-silos": 2}
+        result = run(tmp_path / task, grid, task=task, strategy="fedcollab", **keys)
         here[task] = set(result.models)
     assert here == {"digits": {"a", "b", "c"}, "stroke": {"a", "b"}}
     assert {entry["run"] for entry in read(tmp_path / "a")} == {"", "digits", "stroke"}
 
 
-def ask(node: dict[str, Any], kind: str, **config: Any) -> Message:
-    content = RecordDict({wire.CONFIG: ConfigRecord(config)})
-    message = Message(content, dst_node_id=1, message_type=kind, group_id="1")
-    message.metadata.__dict__["_message_id"] = "id"
-    return app(message, Context(0, 1, node, RecordDict(), run_config={}))
-
-
 def test_a_run_of_another_task_is_told_which_ones_are_served_and_nothing_of_the_data(
     study: Path,
 ) -> None:
-    reply = ask(both("a", 0, study), wire.DESCRIBE, task="mnist", protocol=1)
+    reply = ask(wire.DESCRIBE, both("a", 0, study), task="mnist", protocol=1)
     told = wire.decode_description(reply.content)
     assert (told.tasks, told.num_examples, told.schema) == (("digits", "stroke"), 0, "")
-    served = ask(both("a", 0, study), wire.DESCRIBE, task="stroke", protocol=1)
+    served = ask(wire.DESCRIBE, both("a", 0, study), task="stroke", protocol=1)
     assert wire.decode_description(served.content).num_examples > 0
 
 
 def test_a_message_that_names_no_task_is_refused_by_a_silo_of_several(study: Path) -> None:
-    reply = ask(both("a", 0, study), wire.INITIAL, seed=1)
+    reply = ask(wire.INITIAL, both("a", 0, study), seed=1)
     assert "serves several tasks, and this message does not say which" in reply.error.reason
-    assert not ask(digits_config("a"), wire.INITIAL, seed=1).has_error()
+    assert not ask(wire.INITIAL, seed=1).has_error()
 
 
 def test_a_run_of_another_study_is_no_error_and_no_news_in_the_silos_log(
@@ -140,7 +130,7 @@ def test_a_run_of_another_study_is_no_error_and_no_news_in_the_silos_log(
     message = Message(RecordDict({wire.CONFIG: config}), 1, wire.DESCRIBE, group_id="0")
     message.metadata.__dict__["_message_id"] = "id"
     with caplog.at_level(logging.DEBUG, logger="coterie"):
-        host.teller.answered(message, ask(digits_config("a"), wire.DESCRIBE, task="mnist"), 0.1)
+        host.teller.answered(message, ask(wire.DESCRIBE, task="mnist"), 0.1)
     assert [(r.levelname, r.getMessage()) for r in caplog.records] == [
         ("DEBUG", "a run of task 'mnist' asked who is here")
     ]

@@ -12,9 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-import coterie.client.work.workbench
 from coterie import wire
-from coterie.client.app import app
 from coterie.client.cli.answers import write_csv
 from coterie.client.cli.check import check
 from coterie.client.cli.export import export
@@ -28,12 +26,10 @@ from coterie.client.work.measure import evaluate_in_full
 from coterie.client.work.sgd import TrainPlan, train
 from coterie.client.work.weights import read_weights
 from coterie.client.work.workbench import open_workbench
-from coterie.server.runs.config import RunConfig
-from coterie.server.runs.inprocess import InProcessGrid
-from coterie.server.runs.run import execute
 from coterie.tasks import TaskError, load_task
 from coterie.tasks.problems import Numbers
 from tests.conftest import assert_equal_models
+from tests.kit import run
 
 TABLE = """
 kind = "table"
@@ -51,11 +47,6 @@ target = {kind = "number", count = 2, unit = "EUR"}
 """
 MEANS = {"x": 20_000.0, "y": 2_000_000.0, "z": -3.0}
 SLOPES = {"x": 5_000.0, "y": 400_000.0, "z": 0.01}
-
-
-@pytest.fixture(autouse=True)
-def fresh_workbenches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(coterie.client.work.workbench, "_workbenches", {})
 
 
 def samples(seed: int, mean: float, slope: float, count: int = 300) -> tuple[Any, Any]:
@@ -84,9 +75,7 @@ def silos(folder: Path, declared: str = TABLE, **of: tuple[float, float]) -> lis
 
 
 def play(folder: Path, nodes: list[dict[str, Any]], **keys: Any) -> Any:
-    told = {"task": "stay", "strategy": "fedavg", "rounds": 5, "min-silos": len(nodes)}
-    grid = InProcessGrid(app, nodes)
-    return execute(grid, RunConfig.read(told | keys), run_id=1, folder=folder / "run")
+    return run(folder / "run", nodes, **({"task": "stay", "rounds": 5} | keys))
 
 
 def r2(folder: Path, name: str) -> float:
