@@ -30,8 +30,11 @@ Node = Mapping[str, Any]
 
 
 def dashed(entries: Mapping[str, Any]) -> dict[str, Any]:
-    """Name the entries as messages and files do: ``local_epochs`` is ``local-epochs``."""
-    return {key.replace("_", "-"): value for key, value in entries.items()}
+    """Name the entries as messages and files do: ``local_epochs`` is ``local-epochs``.
+
+    Names with a dot are the task's, and stay.
+    """
+    return {k if "." in k else k.replace("_", "-"): value for k, value in entries.items()}
 
 
 # ---------------------------------------------------------------- one silo
@@ -166,6 +169,34 @@ class Tap(InProcessGrid):
     def asked(self, kind: str) -> list[ConfigRecord]:
         """Return the configs of the messages of a type, in order."""
         return [m.content[wire.CONFIG] for m in self.sent if m.metadata.message_type == kind]
+
+
+class PowerCutError(BaseException):
+    """The coordinator's process is gone: nothing of it may run any more."""
+
+
+class CutGrid(InProcessGrid):
+    """A grid whose coordinator vanishes: before, during or after the training of a round.
+
+    Args:
+        at: messages of this type and round are the last.
+        answered: how many of them are still answered, so that those silos have moved on.
+    """
+
+    def __init__(
+        self, nodes: Sequence[Node], at: tuple[str, int] | None = None, answered: int = 0
+    ) -> None:
+        super().__init__(app, nodes)
+        self.at, self.answered = at, answered
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        """Send them until the cut."""
+        messages = list(messages)
+        first = messages[0].metadata
+        if self.at == (first.message_type, int(first.group_id)):
+            super().push_messages(messages[: self.answered])
+            raise PowerCutError
+        return super().push_messages(messages)
 
 
 def run(

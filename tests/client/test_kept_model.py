@@ -9,11 +9,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.app import ConfigRecord, Message, RecordDict
 from safetensors.numpy import load_file, save_file
 
-import coterie.client.home.rounds
-import coterie.client.work.train
 from coterie import wire
 from coterie.client.app import app
 from coterie.client.cli.predict import predict
@@ -26,59 +24,40 @@ from coterie.client.work.measure import evaluate
 from coterie.client.work.sgd import seed_of
 from coterie.client.work.weights import load_weights, read_weights
 from coterie.client.work.workbench import Workbench, workbench_of
-from coterie.server.runs.config import RunConfig
 from coterie.server.runs.inprocess import InProcessGrid
-from coterie.server.runs.run import execute
 from coterie.strategies import FederationError
 from coterie.tasks import TaskError, load_task
 from coterie.wire import model_hash
 from tests import commands
 from tests.conftest import assert_equal_models, digits_config, silo
+from tests.kit import Tap, answer, context, digits, record_of, run
 
-NAMES = ("a", "b", "c")
-SHORT = {"rounds": 3, "local-epochs": 2, "batch-size": 10, "min-silos": 3, "wait-for-silos": 1.0}
-
-
-def nodes(home: Path, **changes: Any) -> list[dict[str, Any]]:
-    return [
-        digits_config(name, i, home=str(home / name), **changes) for i, name in enumerate(NAMES)
-    ]
+NAMES = "abc"
 
 
-def run(home: Path, *, grid: InProcessGrid | None = None, **keys: Any) -> dict[str, Any]:
-    """A run's record; what the silos' processes keep in memory is forgotten after it."""
+def play(home: Path, silos: Any = None, **keys: Any) -> dict[str, Any]:
+    """Play a run of three silos of the digits; return its record."""
     folder = home / "runs" / "run-1"
-    config = RunConfig.read({**SHORT, **{k.replace("_", "-"): v for k, v in keys.items()}})
-    execute(grid or InProcessGrid(app, nodes(home)), config, run_id=1, folder=folder)
-    coterie.client.home.rounds._memory.clear()
-    record: dict[str, Any] = json.loads((folder / "run.json").read_text(encoding="utf-8"))
-    return record
+    usual = {"local_epochs": 2, "batch_size": 10}
+    run(folder, silos or digits(NAMES, home), **(usual | keys))
+    return record_of(folder)
 
 
 @pytest.fixture(scope="module")
 def hospital(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
     """A finished run of three silos, with a model kept after round 2 and members named."""
     home = tmp_path_factory.mktemp("silos")
-    return home, run(home, strategy="hcct", keep_every=2, name_members=True)
+    return home, play(home, strategy="hcct", keep_every=2, name_members=True)
 
 
 # ---------------------------------------------------------------- ledger
 
 
-class Listening(InProcessGrid):
-    """Keeps every reply as it passes."""
-
-    def push_messages(self, messages: Any) -> Any:
-        ids = list(super().push_messages(messages))
-        self.passed = [*getattr(self, "passed", []), *(self._replies[i] for i in ids)]
-        return ids
-
-
 def test_the_ledger_names_everything_that_went_over_the_wire(tmp_path: Path) -> None:
-    grid = Listening(app, nodes(tmp_path))
-    run(tmp_path, grid=grid, strategy="hcct", personal="head", validation=0.2)
+    grid = Tap(digits(NAMES, tmp_path))
+    play(tmp_path, grid, strategy="hcct", personal="head", validation=0.2)
     for index, name in enumerate(NAMES, start=1):
-        sent = [m for m in grid.passed if m.metadata.src_node_id == index]
+        sent = [m for m in grid.got if m.metadata.src_node_id == index]
         entries = list(read(tmp_path / name))
         assert [e["type"] for e in entries] == [m.metadata.message_type for m in sent]
         for entry, message in zip(entries, sent, strict=True):
@@ -147,7 +126,7 @@ def test_without_room_for_its_ledger_a_silo_sends_nothing(tmp_path: Path) -> Non
     home = tmp_path / "a"
     (home / "ledger.jsonl").mkdir(parents=True)  # cannot be appended to
     with pytest.raises(FederationError, match="0 of at least 1 here"):
-        run(tmp_path, grid=InProcessGrid(app, [digits_config("a", home=str(home))]), min_silos=1)
+        play(tmp_path, digits("a", tmp_path), strategy="hcct")
 
 
 def test_a_line_cut_off_by_a_crash_does_not_spoil_the_next(tmp_path: Path) -> None:
@@ -236,7 +215,7 @@ def test_a_model_of_an_earlier_round_is_kept_where_the_run_asks_for_it(
 
 
 def test_members_are_not_named_unless_the_run_says_so(tmp_path: Path) -> None:
-    run(tmp_path, strategy="fedavg", rounds=1)
+    play(tmp_path, rounds=1)
     file = tmp_path / "a" / "models" / "run-1.safetensors"
     card = read_card(file)
     assert (card.group, card.group_size, card.members) == (1, 3, ())
@@ -278,7 +257,7 @@ def test_predict_knows_task_and_data_of_the_silos_folder(
     np.savez(tmp_path / "own.npz", x=x, y=(x[:, 0] > 0).astype(int))
     home = create(tmp_path / "a", "a", task=str(task), data=tmp_path / "own.npz")
     config = home.settings().to_node_config()
-    run(tmp_path, grid=InProcessGrid(app, [config]), task="study", strategy="fedavg", min_silos=1)
+    play(tmp_path, [config], task="study")
     assert silo(["predict", "--home", str(home.folder), "--output", str(tmp_path / "o.csv")]) == 0
     assert "own test data" in capsys.readouterr().err
     rows = [line.split(",") for line in (tmp_path / "o.csv").read_text().splitlines()]
@@ -308,7 +287,7 @@ def test_a_kept_model_answers_as_on_the_day_it_was_trained(
     new.write_text("age,bmi\n30,21\n50,26\n")
     home = create(tmp_path / "a", "a", task=str(task), data=data)
     config = home.settings().to_node_config()
-    run(tmp_path, grid=InProcessGrid(app, [config]), task="study", strategy="fedavg", min_silos=1)
+    play(tmp_path, [config], task="study")
     model = home.folder / "models" / "run-1.safetensors"
     text = model.with_suffix(".md").read_text()
     assert "mean and deviation of this silo's numbers: pass it on only" in text
@@ -338,7 +317,7 @@ def test_a_kept_model_answers_as_on_the_day_it_was_trained(
 def test_the_model_of_a_silos_own_training_has_a_card_and_answers(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    record = run(tmp_path, strategy="fedgenp", generator_steps=2, generator_hidden=4)
+    record = play(tmp_path, strategy="fedgenp", generator_steps=2, generator_hidden=4)
     home, model = tmp_path / "b", "personalised/run-1"
     card = read_card(home / f"{model}.safetensors")
     error = record["rounds"][-1]["personalised"]["b"]["error"]
@@ -449,21 +428,6 @@ def test_validation_data_are_in_no_training(tmp_path: Path) -> None:
     assert not train & validation and train | validation == everything
 
 
-def messages_of(strategy: str, home: Path, **keys: Any) -> list[Message]:
-    """Everything that a run with ``validation`` asks of its silos."""
-    asked: list[Message] = []
-
-    class Asking(InProcessGrid):
-        def push_messages(self, messages: Any) -> Any:
-            messages = list(messages)
-            asked.extend(messages)
-            return super().push_messages(messages)
-
-    grid = Asking(app, nodes(home))
-    run(home, grid=grid, strategy=strategy, validation=0.25, rounds=1, **keys)
-    return asked
-
-
 @pytest.mark.parametrize(
     ("strategy", "kind", "keys"),
     [
@@ -477,50 +441,25 @@ def messages_of(strategy: str, home: Path, **keys: Any) -> list[Message]:
 def test_silos_are_told_of_validation_wherever_a_strategy_chooses(
     strategy: str, kind: str, keys: dict[str, Any], tmp_path: Path
 ) -> None:
-    asked = messages_of(strategy, tmp_path, **keys)
-    told = [
-        m.content[wire.CONFIG].get(wire.VALIDATION)
-        for m in asked
-        if m.metadata.message_type == kind
-    ]
+    grid = Tap(digits(NAMES, tmp_path))
+    play(tmp_path, grid, strategy=strategy, validation=0.25, rounds=1, **keys)
+    told = [config.get(wire.VALIDATION) for config in grid.asked(kind)]
     assert told and set(told) == {0.25}
 
 
 def spared_bench() -> tuple[Workbench, Workbench]:
     """A silo of 20 training samples, and what validation leaves of it."""
-    bench = workbench_of(
-        Context(
-            run_id=1, node_id=3, node_config=digits_config("a"), state=RecordDict(), run_config={}
-        )
-    )
+    bench = workbench_of(context())
     return bench, leave_out_validation(bench, 0.25, run_seed=4)
 
 
-def ask_with_validation(kind: str, **records: Any) -> Message:
-    config = {
-        wire.VALIDATION: 0.25,
-        wire.SEED: 4,
-        wire.ROUND: 1,
-        wire.STEPS: 3,
-        wire.PAIR_LABELS: "1",
-    }
-    records[wire.CONFIG] = ConfigRecord(config)
-    message = Message(RecordDict(records), dst_node_id=3, message_type=kind, group_id="1")
-    node = digits_config("a")
-    reply = app(
-        message,
-        Context(run_id=1, node_id=3, node_config=node, state=RecordDict(), run_config={}),
-    )
-    assert not reply.has_error(), reply.error.reason
-    return reply
+VALIDATION = {"validation": 0.25, "seed": 4, "server_round": 1, "steps": 3, "pair_labels": "1"}
 
 
 def test_what_a_strategy_chooses_by_is_without_the_validation_data() -> None:
     bench, spared = spared_bench()
     model = read_weights(bench.fresh_model(0))
-    reply = ask_with_validation(
-        wire.EVALUATE_TRAINING, **{wire.ARRAYS: wire.encode_arrays(model, packed=True)}
-    )
+    reply = answer(wire.EVALUATE_TRAINING, model=model, **VALIDATION)
     load_weights(bench.model, model)
     on_kept = spared.data.train
     expected = evaluate(bench.task, bench.model, on_kept)
@@ -532,7 +471,7 @@ def test_what_a_strategy_chooses_by_is_without_the_validation_data() -> None:
 def test_discriminators_are_trained_and_scored_without_the_validation_data() -> None:
     _, spared = spared_bench()
     plan = DiscriminatorPlan(steps=3, batch_size=32, lr=0.01)
-    reply = ask_with_validation(wire.TRAIN_DISCRIMINATOR)
+    reply = answer(wire.TRAIN_DISCRIMINATOR, **VALIDATION)
     assert wire.read_metrics(reply.content)[wire.HELD_OUT] == 8, "of 15, not of 20"
     pairs = open_pairs(spared, None, [1], samples=500, seed=4)
     train_stack(pairs, plan, seed=seed_of(4, "a", 1, ""))

@@ -9,13 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from coterie.client.app import app
 from coterie.client.cli.check import check
 from coterie.client.home.settings import SiloSettings
-from coterie.server.runs.config import RunConfig
-from coterie.server.runs.inprocess import InProcessGrid
 from coterie.server.runs.record import read_run
-from coterie.server.runs.run import execute
+from tests.kit import run
 
 TASK = """
 kind = "table"
@@ -60,8 +57,8 @@ def _pairs(draw: np.random.Generator) -> list[list[float]]:
 def test_they_take_part_and_the_record_holds_no_nan(
     keys: dict[str, Any], nodes: list[dict[str, Any]], tmp_path: Path
 ) -> None:
-    told = {"task": "ill", "rounds": 3, "min-silos": 4, "leading-metric": "auroc"}
-    execute(InProcessGrid(app, nodes), RunConfig.read(told | keys), run_id=1, folder=tmp_path / "r")
+    told = {"task": "ill", "leading-metric": "auroc"}
+    run(tmp_path / "r", nodes, **(told | keys))
     text = (tmp_path / "r" / "run.json").read_text()
     json.loads(text, parse_constant=pytest.fail)
     last = read_run(tmp_path / "r").rounds[-1]

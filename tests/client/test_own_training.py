@@ -11,36 +11,15 @@ import pytest
 import torch
 from torch import nn
 
-from coterie.client.app import app
 from coterie.client.work.optimisers import Schedule
 from coterie.client.work.sgd import TrainPlan, train
 from coterie.client.work.weights import read_weights
-from coterie.server.runs.config import RunConfig
-from coterie.server.runs.inprocess import InProcessGrid
-from coterie.server.runs.run import execute
-from coterie.strategies import FederationError
-from coterie.strategies.rounds.result import RunResult
-from coterie.tasks.base import Passes, SiloData, Task, TaskError
+from coterie.tasks.base import Passes, Task, TaskError
+from tests.client.kinds import Kinds, play, refusal
 from tests.client.test_sgd import fresh, some_data
 from tests.conftest import arrays_of, assert_equal_models
 
 PLAN = TrainPlan(epochs=2, batch_size=4, lr=0.1)
-
-
-class Kinds(Task):
-    """Three classes from four numbers; the silo's number is the seed of its data."""
-
-    name = "kinds"
-    num_classes = 3
-
-    def model(self) -> nn.Module:
-        return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3))
-
-    def load(self, options: Any) -> SiloData:
-        draw = np.random.default_rng(int(options["silo"]))
-        x = draw.normal(size=(60, 4)).astype(np.float32)
-        y = (x[:, 0] > 0).astype(np.int64) + (x[:, 1] > 0)
-        return SiloData(x[:40], y[:40], x[40:], y[40:], 3)
 
 
 class Mixed(Kinds):
@@ -84,35 +63,6 @@ class Adaptive(Kinds):
         return torch.optim.Adam(model.parameters(), lr=lr)
 
 
-def source(task: type[Task]) -> str:
-    return f"{task.__module__}:{task.__name__}"
-
-
-def run(
-    folder: Path,
-    task: type[Task],
-    strategy: str = "fedavg",
-    grid: type[InProcessGrid] = InProcessGrid,
-    **keys: Any,
-) -> RunResult:
-    """A run of three silos of a task."""
-    nodes = [
-        {"name": name, "task": source(task), "device": "cpu"}
-        | {"threads": 1, "data.silo": index, "home": str(folder / name)}
-        for index, name in enumerate("abc")
-    ]
-    given = {"rounds": 2, "local-epochs": 1, "min-silos": 3, "wait-for-silos": 0.05, "lr": 0.1}
-    own = {key.replace("_", "-"): value for key, value in keys.items()}
-    config = RunConfig.read({**given, "strategy": strategy, "task": source(task), **own})
-    return execute(grid(app, nodes), config, run_id=1, folder=folder / "run")
-
-
-def refusal(folder: Path, task: type[Task], strategy: str = "fedavg", **keys: Any) -> str:
-    with pytest.raises(FederationError, match=r"gave up") as error:
-        run(folder, task, strategy, **keys)
-    return str(error.value)
-
-
 def trained(task: Task, plan: TrainPlan = PLAN, **how: Any) -> tuple[Any, float]:
     _, model = fresh()
     loss = train(task, model, some_data(10).train, plan, seed=3, **how)
@@ -153,8 +103,8 @@ def test_the_step_that_every_task_has_changes_no_bit() -> None:
 
 def test_a_training_step_goes_with_fednova_and_meta_steps(tmp_path: Path) -> None:
     for strategy in ("fednova", "perfedavg", "pfedme"):
-        found = run(tmp_path / strategy, Mixed, strategy, lr=0.01)
-        plain = run(tmp_path / f"{strategy}-plain", Kinds, strategy, lr=0.01)
+        found = play(tmp_path / strategy, Mixed, strategy, lr=0.01)
+        plain = play(tmp_path / f"{strategy}-plain", Kinds, strategy, lr=0.01)
         one, other = arrays_of(found.models["a"]), arrays_of(plain.models["a"])
         assert not np.array_equal(one["0.weight"], other["0.weight"])
 
@@ -189,7 +139,7 @@ def test_a_loop_is_told_the_rate_of_the_schedule() -> None:
 
 
 def test_a_federation_with_a_loop_repeats_itself_bit_for_bit(tmp_path: Path) -> None:
-    one, other = run(tmp_path / "one", Looping), run(tmp_path / "other", Looping)
+    one, other = play(tmp_path / "one", Looping), play(tmp_path / "other", Looping)
     assert_equal_models(arrays_of(one.models["b"]), arrays_of(other.models["b"]))
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.app import Message
 
 from coterie import wire
 from coterie.client.app import app
@@ -28,15 +28,15 @@ from coterie.strategies.rounds.replies import Checked, ReplyError
 from coterie.strategies.rounds.roster import Silo
 from coterie.strategies.rounds.stage import Came, Outcome, Played
 from coterie.wire.formats import SCALES
-from tests.client.test_own_training import Kinds, run
+from tests.client.kinds import Kinds, nodes_of, play
 from tests.conftest import (
     arrays_of,
     assert_equal_models,
-    digits_config,
     plain_app,
     plain_initial,
     plain_nodes,
 )
+from tests.kit import Tap, ask, reason, restart_silos
 
 FORMATS = ("delta-fp16", "delta-int8")
 EACH = pytest.mark.parametrize("how", FORMATS)
@@ -58,7 +58,7 @@ def kept(home: Path) -> list[str]:
 @EACH
 def test_the_record_says_what_was_lost_and_the_bytes_that_came(how: str, tmp_path: Path) -> None:
     plain, smaller = (
-        run(tmp_path / name, Kinds, wire_format=name, rounds=3) for name in ("float32", how)
+        play(tmp_path / name, Kinds, wire_format=name, rounds=3) for name in ("float32", how)
     )
     for name, arrays in plain.models.items():
         for mine, theirs in zip(
@@ -80,18 +80,16 @@ def test_models_go_in_16_bits_to_silos_that_have_shown_that_they_know_how(
 ) -> None:
     sent: list[tuple[str, int, set[str], int]] = []
 
-    class Spying(InProcessGrid):
-        def push_messages(self, messages: Any) -> Any:
-            messages = list(messages)
-            for message in messages:
-                if record := message.content.array_records.get(wire.ARRAYS):
-                    tensors = wire.tensors_of(record)
-                    meta, types = message.metadata, {t.dtype for t in tensors}
-                    size = sum(t.bytes for t in tensors)
-                    sent.append((meta.message_type, int(meta.group_id), types, size))
-            return super().push_messages(messages)
+    def spy(messages: list[Message]) -> None:
+        for message in messages:
+            if record := message.content.array_records.get(wire.ARRAYS):
+                tensors = wire.tensors_of(record)
+                meta, types = message.metadata, {t.dtype for t in tensors}
+                size = sum(t.bytes for t in tensors)
+                sent.append((meta.message_type, int(meta.group_id), types, size))
 
-    run(tmp_path, Kinds, wire_format=how, rounds=2, grid=Spying)
+    grid = Tap(nodes_of(Kinds, tmp_path), before=spy)
+    play(tmp_path, Kinds, wire_format=how, rounds=2, silos=grid)
     types = {(kind, number): types for kind, number, types, _ in sent}
     assert types[wire.TRAIN, 1] == {"f32"} == types[wire.EVALUATE, 2]
     assert types[wire.TRAIN, 2] == {"f16", "f32"}
@@ -112,7 +110,7 @@ def test_whose_reply_is_wrong_gets_models_as_they_are_again() -> None:
 
 @EACH
 def test_the_ledger_lists_what_leaves(how: str, tmp_path: Path) -> None:
-    run(tmp_path, Kinds, wire_format=how)
+    play(tmp_path, Kinds, wire_format=how)
     told = [entry for entry in read(tmp_path / "a") if entry["type"] == wire.TRAIN]
     types = {t["name"]: (t["type"], t["bytes"]) for t in told[0]["tensors"]}
     short, size = {"delta-fp16": ("f16", 2), "delta-int8": ("i8", 1)}[how]
@@ -125,18 +123,19 @@ def test_the_ledger_lists_what_leaves(how: str, tmp_path: Path) -> None:
 
 def test_what_was_lost_survives_the_silos_end_and_a_round_that_is_repeated(tmp_path: Path) -> None:
     """Bit for bit, whatever is in memory."""
-    whole = run(tmp_path / "whole", Kinds, wire_format="delta-int8", rounds=4)
-    rounds._memory.clear()
+    whole = play(tmp_path / "whole", Kinds, wire_format="delta-int8", rounds=4)
+    restart_silos()
 
     class Forgetful(InProcessGrid):
         def push_messages(self, messages: Any) -> Any:
             messages = list(messages)
             if messages[0].metadata.message_type == wire.TRAIN:
                 super().push_messages(messages)  # whose replies nobody fetches
-                rounds._memory.clear()
+                restart_silos()
             return super().push_messages(messages)
 
-    again = run(tmp_path / "again", Kinds, wire_format="delta-int8", rounds=4, grid=Forgetful)
+    grid = Forgetful(app, nodes_of(Kinds, tmp_path / "again"))
+    again = play(tmp_path / "again", Kinds, wire_format="delta-int8", rounds=4, silos=grid)
     for name, arrays in whole.models.items():
         assert_equal_models(arrays_of(arrays), arrays_of(again.models[name]))
 
@@ -145,14 +144,12 @@ def test_what_was_lost_is_removed_when_the_run_is_over(tmp_path: Path) -> None:
     """Not before: the last rounds' stay for a coordinator that comes back from a crash."""
     before: list[list[str]] = []
 
-    class Looking(InProcessGrid):
-        def push_messages(self, messages: Any) -> Any:
-            messages = list(messages)
-            if messages[0].metadata.message_type == wire.EVALUATE:
-                before.append(kept(tmp_path / "a"))
-            return super().push_messages(messages)
+    def look(messages: list[Message]) -> None:
+        if messages[0].metadata.message_type == wire.EVALUATE:
+            before.append(kept(tmp_path / "a"))
 
-    run(tmp_path, Kinds, wire_format="delta-int8", rounds=5, grid=Looking)
+    grid = Tap(nodes_of(Kinds, tmp_path), before=look)
+    play(tmp_path, Kinds, wire_format="delta-int8", rounds=5, silos=grid)
     assert before == [[f"round-{r:06d}.safetensors" for r in (2, 3, 4, 5)]]
     assert not (tmp_path / "a" / KIND / "run").exists()
     assert not [key for key in rounds._memory if key[2] == KIND]
@@ -179,16 +176,16 @@ def test_what_was_lost_is_added_to_the_next_round(
         assert found is not None
         return found
 
-    run(tmp_path, Kinds, wire_format="delta-int8", rounds=3)
+    play(tmp_path, Kinds, wire_format="delta-int8", rounds=3)
     settings: Any = type("S", (), {"name": "a", "home": str(tmp_path / "a")})
-    rounds._memory.clear()
+    restart_silos()
     assert set(lost(2)) == {"0.weight", "2.weight"}
     assert not np.array_equal(lost(1)["0.weight"], lost(2)["0.weight"])
 
 
 def test_personal_layers_and_running_statistics_stay_as_they_are(tmp_path: Path) -> None:
     keys = {"wire_format": "delta-int8", "personal": "2."}
-    result = run(tmp_path, Kinds, **keys)
+    result = play(tmp_path, Kinds, **keys)
     assert set(arrays_of(result.models["a"])) == {"0.weight", "0.bias"}
     told = [entry for entry in read(tmp_path / "a") if entry["type"] == wire.TRAIN]
     assert {t["name"] for t in told[0]["tensors"]} == {"0.weight", "0.bias", SCALES}
@@ -199,7 +196,7 @@ def test_trainings_beside_the_rounds_own_are_rounded_and_leave_nothing_behind(
 ) -> None:
     monkeypatch.setattr(evaluate, "_end_run", lambda request: None)
     keys = {"num-groups": 2, "pretrain-steps": 3, "rounds": 2, "wire-format": "delta-int8"}
-    run(tmp_path, Kinds, "fedgroup", **keys)
+    play(tmp_path, Kinds, "fedgroup", **keys)
     told = {e["purpose"]: e for e in read(tmp_path / "a") if "train" in e["type"]}
     for purpose in ("cold-start", ""):
         assert SCALES in {t["name"] for t in told[purpose]["tensors"]}
@@ -207,11 +204,8 @@ def test_trainings_beside_the_rounds_own_are_rounded_and_leave_nothing_behind(
 
 
 def test_a_silo_with_differential_privacy_rounds_what_has_its_noise_already(tmp_path: Path) -> None:
-    class Private(InProcessGrid):
-        def __init__(self, app: Any, nodes: Any) -> None:
-            super().__init__(app, [{**node, "privacy-epsilon": 500.0} for node in nodes])
-
-    run(tmp_path, Kinds, wire_format="delta-int8", grid=Private)
+    private = nodes_of(Kinds, tmp_path, **{"privacy-epsilon": 500.0})
+    play(tmp_path, Kinds, wire_format="delta-int8", silos=private)
     told = [entry for entry in read(tmp_path / "a") if entry["type"] == wire.TRAIN]
     spent = [entry["privacy"]["epsilon"] for entry in told]
     assert spent[0] < spent[1] and all(SCALES in str(entry["tensors"]) for entry in told)
@@ -235,7 +229,7 @@ def test_a_training_that_fails_says_so_and_what_was_lost_before_waits(
 ) -> None:
     monkeypatch.setattr("coterie.strategies.strategy.TRY_AGAIN_S", 0.0)
     with pytest.raises(FederationError, match=r"NaN or infinity\. A smaller lr may help"):
-        run(tmp_path, Failing, wire_format="delta-int8")
+        play(tmp_path, Failing, wire_format="delta-int8")
     assert not (tmp_path / "a" / KIND).exists()
 
 
@@ -245,18 +239,7 @@ def test_a_secure_run_refuses_a_format_at_both_ends(how: str, tmp_path: Path) ->
         RunConfig.read({"strategy": "fedavg", "secure": True, "wire-format": how})
     with pytest.raises(FederationError, match=r"wire-format = delta.* must be float32"):
         FedAvg(secure=True, train_config={wire.WIRE_FORMAT: how})
-    grid = InProcessGrid(app, [digits_config("a")])
-    config = {wire.TASK: "digits", wire.WIRE_FORMAT: how, wire.SECURE: True}
-    told = wire_answer(grid, {**config, wire.PROTOCOL_KEY: wire.PROTOCOL})
-    assert "does not go with a secure run" in told
-    told = wire_answer(grid, {wire.WIRE_FORMAT: "int4", wire.PROTOCOL_KEY: wire.PROTOCOL})
+    config = {"protocol": wire.PROTOCOL, "task": "digits", "wire_format": how, "secure": True}
+    assert "does not go with a secure run" in reason(ask(wire.DESCRIBE, **config))
+    told = reason(ask(wire.DESCRIBE, protocol=wire.PROTOCOL, wire_format="int4"))
     assert "wire-format must be one of float32, delta-fp16, delta-int8. Got 'int4'" in told
-
-
-def wire_answer(grid: InProcessGrid, config: dict[str, Any]) -> str:
-    """Why a silo refuses to describe itself to such a run."""
-    content = RecordDict({wire.CONFIG: ConfigRecord(config)})
-    message = Message(content, dst_node_id=1, message_type=wire.DESCRIBE)
-    (reply,) = grid.send_and_receive([message])
-    assert reply.has_error()
-    return str(reply.error.reason)

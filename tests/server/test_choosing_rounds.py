@@ -10,31 +10,27 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from flwr.app import Message
 from safetensors.numpy import load_file
 from torch import nn
 
 from coterie import wire
-from coterie.client.app import app
 from coterie.client.home import best, rounds
 from coterie.client.home.best import Best
 from coterie.client.home.settings import SiloSettings
 from coterie.client.work.card import Card, read_card
 from coterie.server.report.command import write_report
 from coterie.server.runs.config import RunConfig
-from coterie.server.runs.inprocess import InProcessGrid
 from coterie.server.runs.record import read_run
-from coterie.server.runs.run import execute
 from coterie.strategies import FederationError
 from coterie.strategies.rounds.result import RunResult
 from coterie.wire import model_hash
-from tests.client.test_own_training import Kinds, source
+from tests.client.kinds import Kinds, nodes_of, play
 from tests.conftest import arrays_of, assert_equal_models
-from tests.server.test_resume import CutGrid, PowerCutError, restart_silos
+from tests.kit import CutGrid, Node, PowerCutError, Tap, record_of, restart_silos
 
 KEYS = {
-    **{"strategy": "fedavg", "rounds": 6, "local-epochs": 1, "batch-size": 8, "lr": 0.3},
-    **{"min-silos": 3, "wait-for-silos": 1.0, "seed": 1, "lr-decay": 1.0},
+    **{"rounds": 6, "batch_size": 8, "lr": 0.3, "lr_decay": 1.0, "seed": 1},
+    **{"min_silos": 3, "wait_for_silos": 1.0},
 }
 
 
@@ -55,23 +51,12 @@ class Worsening(Kinds):
         return loss if self.done < 0.25 else -0.3 * loss
 
 
-def nodes(folder: Path, task: type[Kinds] = Worsening, **more: Any) -> list[dict[str, Any]]:
-    own = {"task": source(task), "device": "cpu", "threads": 1, **more}
-    return [
-        {"name": name, **own, "data.silo": index, "home": str(folder / name)}
-        for index, name in enumerate("abc")
-    ]
+def nodes(folder: Path, task: type[Kinds] = Worsening, **more: Any) -> list[Node]:
+    return nodes_of(task, folder, **more)
 
 
-def run(
-    folder: Path, *, grid: InProcessGrid | None = None, task: type[Kinds] = Worsening, **keys: Any
-) -> RunResult:
-    config = RunConfig.read(
-        {**KEYS, "task": source(task), **{k.replace("_", "-"): v for k, v in keys.items()}}
-    )
-    return execute(
-        grid or InProcessGrid(app, nodes(folder, task)), config, run_id=1, folder=folder / "run"
-    )
+def run(folder: Path, task: type[Kinds] = Worsening, **keys: Any) -> RunResult:
+    return play(folder, task, **(KEYS | keys))
 
 
 def card_at(folder: Path, silo: str = "a") -> Card:
@@ -107,18 +92,14 @@ def test_a_silo_keeps_the_round_that_was_best_on_its_validation_data(tmp_path: P
 
 
 def test_what_is_told_of_validation_is_the_error_of_each_rounds_model(tmp_path: Path) -> None:
-    told: dict[int, float] = {}
-
-    class Listening(InProcessGrid):
-        def _answer(self, message: Message) -> Message:
-            reply = super()._answer(message)
-            meta = message.metadata
-            if meta.message_type == wire.TRAIN and meta.dst_node_id == 1:
-                metrics = reply.content.metric_records[wire.METRICS]
-                told[int(meta.group_id) - 1] = float(metrics[wire.RECEIVED_VALIDATION_ERROR])
-            return reply
-
-    run(tmp_path, grid=Listening(app, nodes(tmp_path)), **CHOOSING)
+    grid = Tap(nodes(tmp_path))
+    run(tmp_path, silos=grid, **CHOOSING)
+    told = {}
+    for reply in grid.got:
+        meta = reply.metadata
+        if meta.message_type == wire.TRAIN and meta.src_node_id == 1:
+            metrics = reply.content.metric_records[wire.METRICS]
+            told[int(meta.group_id) - 1] = float(metrics[wire.RECEIVED_VALIDATION_ERROR])
     card = card_at(tmp_path)
     assert sorted(told) == list(range(12))
     of_rounds = {number: error for number, error in told.items() if number >= 1}
@@ -141,13 +122,10 @@ def test_a_resumed_run_keeps_the_same_best_model(tmp_path: Path) -> None:
     restart_silos()
     grid = CutGrid(nodes(tmp_path / "cut"), (wire.TRAIN, 7), 2)
     with pytest.raises(PowerCutError):
-        run(tmp_path / "cut", grid=grid, **CHOOSING)
+        run(tmp_path / "cut", silos=grid, **CHOOSING)
     restart_silos()
-    (tmp_path / "cut" / "run" / "run.json").write_text(
-        json.dumps(
-            json.loads((tmp_path / "cut" / "run" / "run.json").read_text()) | {"status": "running"}
-        )
-    )
+    record = record_of(tmp_path / "cut" / "run") | {"status": "running"}
+    (tmp_path / "cut" / "run" / "run.json").write_text(json.dumps(record))
     run(tmp_path / "cut", resume="run", runs_dir=str(tmp_path / "cut"))
     for silo in "abc":
         assert card_at(tmp_path / "cut", silo).round == card_at(tmp_path / "whole", silo).round
@@ -210,7 +188,7 @@ def test_a_run_that_is_resumed_ends_at_the_same_round(tmp_path: Path, cut: str) 
     restart_silos()
     at = (wire.TRAIN, played - 1) if cut == "early" else (wire.EVALUATE, played)
     with pytest.raises(PowerCutError):
-        run(tmp_path / "cut", grid=CutGrid(nodes(tmp_path / "cut"), at, 1), **keys)
+        run(tmp_path / "cut", silos=CutGrid(nodes(tmp_path / "cut"), at, 1), **keys)
     restart_silos()
     resumed = run(tmp_path / "cut", resume="run", runs_dir=str(tmp_path / "cut"))
     assert (
@@ -224,8 +202,8 @@ def test_a_run_that_is_resumed_ends_at_the_same_round(tmp_path: Path, cut: str) 
 def test_patience_goes_by_what_silos_let_leave(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    silent = InProcessGrid(app, nodes(tmp_path, **{"metrics": "train-loss"}))
-    found = run(tmp_path, grid=silent, rounds=5, validation=0.25, patience=1)
+    silent = nodes(tmp_path, metrics="train-loss")
+    found = run(tmp_path, silos=silent, rounds=5, validation=0.25, patience=1)
     assert found.rounds[-2].round == 5
     assert "no silo told its error on validation data" in caplog.text
 

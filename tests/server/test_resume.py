@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import Message
 from safetensors.numpy import save_file
 
 import coterie.client.home.asked
@@ -18,24 +17,17 @@ import coterie.client.home.rounds
 import coterie.client.work.workbench
 import coterie.features.secure.secrets
 from coterie import wire
-from coterie.client.app import app
 from coterie.server.runs.checkpoint import CheckpointError, Checkpoints
 from coterie.server.runs.config import RunConfig
 from coterie.server.runs.inprocess import InProcessGrid
 from coterie.server.runs.record.follow import Progress, events
-from coterie.server.runs.run import execute
 from coterie.strategies import FederationError
 from coterie.strategies.rounds.result import RunResult
-from tests.conftest import digits_config
+from tests.kit import CutGrid, Node, PowerCutError, digits, record_of, restart_silos, run
 
 KEYS = {
-    "rounds": 5,
-    "local-epochs": 1,
-    "batch-size": 10,
-    "wait-for-silos": 0.5,
-    "round-timeout": 5.0,
-    "min-silos": 4,
-    "seed": 3,
+    **{"strategy": "hcct", "rounds": 5, "local-epochs": 1, "batch-size": 10, "seed": 3},
+    **{"wait-for-silos": 0.5, "round-timeout": 5.0, "min-silos": 4},
 }
 GENERATORS = {"generator-steps": 4, "generator-hidden": 8}
 KINDS = {
@@ -74,55 +66,15 @@ OWN = {"label-counts": True}
 """At every silo."""
 
 
-class PowerCutError(BaseException):
-    """The process is gone: nothing of it may run any more."""
-
-
-class CutGrid(InProcessGrid):
-    """A grid whose coordinator vanishes: before, during or after the training of a round.
-
-    Args:
-        at: messages of this type and round are the last.
-        answered: how many of them are still answered, so that those silos have moved on.
-    """
-
-    def __init__(
-        self, nodes: list[dict[str, Any]], at: tuple[str, int] | None = None, answered: int = 0
-    ) -> None:
-        super().__init__(app, nodes)
-        self.at, self.answered = at, answered
-
-    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        messages = list(messages)
-        first = messages[0].metadata
-        if self.at == (first.message_type, int(first.group_id)):
-            super().push_messages(messages[: self.answered])
-            raise PowerCutError
-        return super().push_messages(messages)
-
-
-def nodes(home: Path) -> list[dict[str, Any]]:
+def nodes(home: Path) -> list[Node]:
     return [
-        digits_config(name, i, home=str(home / name), **OWN, **{"data.rotation": 90 * (i % 2)})
-        for i, name in enumerate(("a", "b", "c", "d"))
+        {**node, **OWN, "data.rotation": 90 * (i % 2)}
+        for i, node in enumerate(digits("abcd", home))
     ]
 
 
-def restart_silos() -> None:
-    """What their processes keep in memory is gone; their disks are not."""
-    coterie.client.home.rounds._memory.clear()
-    coterie.features.secure.secrets.forget()
-    coterie.client.home.asked._memory.clear()
-
-
-def record_of(folder: Path) -> dict[str, Any]:
-    read: dict[str, Any] = json.loads((folder / "run.json").read_text(encoding="utf-8"))
-    return read
-
-
-def go(folder: Path, grid: InProcessGrid, *, run_id: int = 1, **keys: Any) -> RunResult:
-    config = RunConfig.read({**KEYS, "runs-dir": str(folder.parent), **keys})
-    return execute(grid, config, run_id=run_id, folder=folder)
+def go(folder: Path, silos: InProcessGrid | list[Node], **keys: Any) -> RunResult:
+    return run(folder, silos, **{**KEYS, "runs-dir": str(folder.parent), **keys})
 
 
 def interrupted(folder: Path, grid: InProcessGrid, **keys: Any) -> None:
@@ -137,7 +89,7 @@ def interrupted(folder: Path, grid: InProcessGrid, **keys: Any) -> None:
 
 def resume(folder: Path, home: Path, **more: Any) -> RunResult:
     # Nodes connect in another order and with other ids than before.
-    return go(folder, InProcessGrid(app, nodes(home)[::-1]), run_id=2, resume=folder.name, **more)
+    return go(folder, nodes(home)[::-1], run_id=2, resume=folder.name, **more)
 
 
 @pytest.fixture(scope="module")
@@ -147,7 +99,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], dict[str,
     @cache
     def record(kind: str) -> dict[str, Any]:
         folder = tmp_path_factory.mktemp("whole")
-        go(folder / "run-1", InProcessGrid(app, nodes(folder / "homes")), **KINDS[kind])
+        go(folder / "run-1", nodes(folder / "homes"), **KINDS[kind])
         restart_silos()
         return record_of(folder / "run-1")
 
@@ -256,7 +208,7 @@ def flip(file: Path) -> None:
 
 
 def test_the_last_three_checkpoints_are_kept_and_what_they_name(tmp_path: Path) -> None:
-    go(tmp_path / "run-1", InProcessGrid(app, nodes(tmp_path)), strategy="fedavg")
+    go(tmp_path / "run-1", nodes(tmp_path), strategy="fedavg")
     names = [file.name for file in checkpoints(tmp_path / "run-1")]
     # The initial model is in the first round's file, half of which it is.
     assert names == [f"round-{r:06d}.safetensors" for r in (1, 3, 4, 5)]
@@ -355,7 +307,7 @@ def test_a_silo_that_does_not_come_back_is_waited_for_and_then_left(tmp_path: Pa
     folder, home = tmp_path / "runs" / "run-1", tmp_path / "homes"
     keys = {"strategy": "fedavg", "min-silos": 2}
     interrupted(folder, CutGrid(nodes(home), at=(wire.TRAIN, 3)), **keys)
-    go(folder, InProcessGrid(app, nodes(home)[:3]), run_id=2, resume=folder.name)
+    go(folder, nodes(home)[:3], run_id=2, resume=folder.name)
     record = record_of(folder)
     assert record["status"] == "completed"
     assert record["rounds"][2]["left"] == ["d"]
@@ -368,7 +320,7 @@ def test_too_few_silos_end_a_resumption_with_a_message_and_it_can_be_tried_again
     folder, home = tmp_path / "runs" / "run-1", tmp_path / "homes"
     interrupted(folder, CutGrid(nodes(home), at=(wire.TRAIN, 3)), strategy="fedavg")
     with pytest.raises(FederationError, match="waits for"):
-        go(folder, InProcessGrid(app, nodes(home)[:1]), run_id=2, resume=folder.name)
+        go(folder, nodes(home)[:1], run_id=2, resume=folder.name)
     assert record_of(folder)["status"] == "failed"
     resume(folder, home)
     assert record_of(folder)["status"] == "completed"
@@ -391,7 +343,7 @@ def test_the_followers_of_a_resumed_run_see_its_whole_history_and_its_own_end(
 
 def test_a_complete_run_is_not_resumed_and_keeps_its_results(tmp_path: Path) -> None:
     folder, home = tmp_path / "runs" / "run-1", tmp_path / "homes"
-    go(folder, InProcessGrid(app, nodes(home)), strategy="fedavg", rounds=1)
+    go(folder, nodes(home), strategy="fedavg", rounds=1)
     before = {file: file.read_bytes() for file in folder.rglob("*") if file.is_file()}
     with pytest.raises(FederationError, match="is complete"):
         resume(folder, home)
@@ -442,11 +394,11 @@ def test_a_run_goes_on_where_part_of_the_model_is_frozen(
             for n in "abc"
         ]
 
-    go(tmp_path / "whole" / "run-1", InProcessGrid(app, silos(tmp_path / "1")), **keys)
+    go(tmp_path / "whole" / "run-1", silos(tmp_path / "1"), **keys)
     folder = tmp_path / "cut" / "run-1"
     interrupted(folder, CutGrid(silos(tmp_path / "2"), ("train", 3), answered=2), **keys)
     benches.clear()
-    again = InProcessGrid(app, silos(tmp_path / "2")[::-1])
+    again = silos(tmp_path / "2")[::-1]
     result = go(folder, again, run_id=2, resume="run-1", **keys)
     assert set(wire.decode_arrays(result.models["a"])) == {"head.weight", "head.bias"}
     hashes = record_of(tmp_path / "whole" / "run-1")["model-hashes"]

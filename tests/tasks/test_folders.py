@@ -14,19 +14,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from coterie.client.app import app
 from coterie.client.cli.check import check
 from coterie.client.home.settings import SiloSettings
 from coterie.client.resident.serve import _own
 from coterie.client.work.card import read_card
 from coterie.client.work.hold_out import split_validation
 from coterie.client.work.workbench import open_workbench
-from coterie.server.runs.inprocess import InProcessGrid
 from coterie.tasks import TaskError
 from coterie.tasks.base import SiloData, StreamedData
 from coterie.tasks.own.declared import DeclaredTask
 from coterie.tasks.own.folders import is_hidden, plain
-from tests.client.test_kept_model import run
+from tests.kit import run
 from tests.tasks.test_declared import IMAGES, declared, picture
 
 NOBODY = 65534
@@ -289,9 +287,8 @@ def test_a_run_with_validation_chooses_by_the_folder_val(tmp_path: Path) -> None
         device="cpu",
         home=str(tmp_path),
     ).to_node_config()
-    grid = InProcessGrid(app, [config])
-    keys = {"task": "study", "strategy": "fedavg", "min_silos": 1, "validation": 0.25}
-    run(tmp_path, grid=grid, keep="best", **keys)
+    keys = {"task": "study", "local_epochs": 2, "validation": 0.25, "keep": "best"}
+    run(tmp_path / "run-1", [config], **keys)
     card = read_card(tmp_path / "models" / "run-1.safetensors")
     assert (card.validation_examples, card.num_examples, card.test_examples) == (10, 16, 4)
     assert card.counted == "30 of 30 files used, 0 left out"

@@ -17,9 +17,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import nn
 
-import coterie.client.home.rounds
 from coterie import wire
-from coterie.client.app import app
 from coterie.client.cli.check import check
 from coterie.client.cli.predict import predict
 from coterie.client.home.settings import SiloSettings
@@ -28,12 +26,10 @@ from coterie.client.work.card import read_card
 from coterie.client.work.generators import describe_head
 from coterie.client.work.weights import read_weights, travelling
 from coterie.client.work.workbench import open_workbench
-from coterie.server.runs.config import RunConfig
-from coterie.server.runs.inprocess import InProcessGrid
-from coterie.server.runs.run import execute
 from coterie.strategies import FederationError
 from coterie.tasks import TaskError, load_task, networks
 from tests.conftest import digits_config
+from tests.kit import Tap, run
 from tests.test_docs import DOCS, blocks
 
 NAMES = ("a", "b", "c")
@@ -48,17 +44,7 @@ network = "torchvision/{network}"
 FROZEN = (
     STUDY.format(network="resnet18") + 'weights = "resnet18.safetensors"\nfreeze = "all-but-head"'
 )
-SHORT = {"rounds": 2, "local-epochs": 1, "min-silos": 3, "wait-for-silos": 1.0, "task": "study"}
-
-
-class Listening(InProcessGrid):
-    """Keeps every message that passes, both ways."""
-
-    def push_messages(self, messages: Any) -> Any:
-        sent = list(messages)
-        ids = list(super().push_messages(sent))
-        self.passed = [*getattr(self, "passed", []), *sent, *(self._replies[i] for i in ids)]
-        return ids
+SHORT = {"rounds": 2, "local_epochs": 1, "task": "study"}
 
 
 def resnet(file: Path, *, classes: int = 1000, seed: int = 0) -> str:
@@ -100,14 +86,13 @@ def nodes(study: Path, home: Path, **changes: Any) -> list[dict[str, Any]]:
     ]
 
 
-def run(
+def play(
     study: Path, home: Path, *, configs: list[dict[str, Any]] | None = None, **keys: Any
-) -> tuple[Listening, Any]:
-    grid = Listening(app, nodes(study, home) if configs is None else configs)
-    chosen = {**SHORT, **{key.replace("_", "-"): value for key, value in keys.items()}}
-    result = execute(grid, RunConfig.read(chosen), run_id=1, folder=home / "run")
-    coterie.client.home.rounds._memory.clear()
-    return grid, result
+) -> tuple[list[Message], Any]:
+    """Play a run; return every message that passed, both ways, and the result."""
+    grid = Tap(nodes(study, home) if configs is None else configs)
+    result = run(home / "run", grid, **(SHORT | keys))
+    return [*grid.sent, *grid.got], result
 
 
 def arrays_of(message: Message) -> Mapping[str, np.ndarray[Any, Any]]:
@@ -142,11 +127,11 @@ def silo_settings(config: Mapping[str, Any]) -> SiloSettings:
     ids=lambda keys: "-".join(str(value) for value in keys.values()),
 )
 def test_a_frozen_backbone_stays_at_home(keys: dict[str, Any], study: Path, tmp_path: Path) -> None:
-    grid, result = run(study, tmp_path, **keys)
+    passed, result = play(study, tmp_path, **keys)
     own = {"fc.weight", "fc.bias"}
-    models = [set(arrays_of(m)) for m in grid.passed if "fc.weight" in arrays_of(m)]
+    models = [set(arrays_of(m)) for m in passed if "fc.weight" in arrays_of(m)]
     assert models and all(names & own == own for names in models)
-    for message in grid.passed:
+    for message in passed:
         held = arrays_of(message)
         assert not any(name.startswith(("layer", "conv1", "bn1")) for name in held)
         if set(held) == own:
@@ -177,7 +162,7 @@ def _names(file: Path) -> list[str]:
 
 
 def test_a_kept_model_is_completed_from_the_task(study: Path, tmp_path: Path) -> None:
-    run(study, tmp_path, strategy="hcct")
+    play(study, tmp_path, strategy="hcct")
     config = nodes(study, tmp_path)[0]
     (file,) = (tmp_path / "a" / "models").glob("*.safetensors")
     with safe_open(file, framework="np") as opened:
@@ -212,7 +197,7 @@ def test_a_silo_with_another_file_is_refused_before_it_sees_a_model(
     configs = nodes(study, tmp_path)
     configs[2]["task"] = str(other / "study.toml")
     with pytest.raises(FederationError) as said:
-        run(study, tmp_path, configs=configs, strategy="hcct")
+        play(study, tmp_path, configs=configs, strategy="hcct")
     text = str(said.value)
     assert (
         "c was refused: the weights that its model begins from differ: its resnet18.safetensors "
@@ -249,7 +234,7 @@ def test_layers_that_are_not_trained_cannot_be_personal(study: Path, tmp_path: P
         ("layer4.", "no array is named layer4.…; the model has fc.weight, fc.bias, …. What is"),
     ):
         with pytest.raises(FederationError, match="0 of at least 3 here") as error:
-            run(study, tmp_path / layers, strategy="fedavg", personal=layers)
+            play(study, tmp_path / layers, strategy="fedavg", personal=layers)
         assert said in str(error.value)
 
 
@@ -258,8 +243,8 @@ def test_the_head_of_a_library_s_network_can_be_personal(study: Path, tmp_path: 
     (tmp_path / "study.toml").write_text(text)
     for name in NAMES:
         shutil.copy(study / f"{name}.npz", tmp_path)
-    grid, _ = run(tmp_path, tmp_path, strategy="hcct", personal="head", validation=0.2)
-    sent = {name for message in grid.passed for name in arrays_of(message)}
+    passed, _ = play(tmp_path, tmp_path, strategy="hcct", personal="head", validation=0.2)
+    sent = {name for message in passed for name in arrays_of(message)}
     beginnings = {name.split(".")[0] for name in sent}
     assert beginnings == {"stage3", "stage4", "conv5"}, "neither fc nor what is frozen"
     assert "stage3.0.branch1.1.running_mean" in sent
@@ -447,8 +432,8 @@ def test_the_transformer_of_the_guide_learns_by_lora(
             | {"data.data": str(tmp_path / f"{name}.npz")}
         )
     keys = {"task": "sentences:Sentences", "local_epochs": 4, "momentum": 0.9}
-    grid, result = run(tmp_path, tmp_path, configs=configs, strategy=strategy, **keys)
-    sent = {name: a.nbytes for message in grid.passed for name, a in arrays_of(message).items()}
+    passed, result = play(tmp_path, tmp_path, configs=configs, strategy=strategy, **keys)
+    sent = {name: a.nbytes for message in passed for name, a in arrays_of(message).items()}
     assert len(sent) == 2 * 2 * 2 + 2 and all("lora_" in n or "classifier" in n for n in sent)
     assert sum(sent.values()) < 20_000
     errors = [error for _, error, _ in result.rounds[-1].evaluation.values()]

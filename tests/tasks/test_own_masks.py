@@ -12,17 +12,15 @@ import pytest
 import torch
 from PIL import Image
 
-from coterie.client.app import app
 from coterie.client.home.folder import Home
 from coterie.client.home.settings import SiloSettings
 from coterie.client.work.card import read_card
 from coterie.client.work.data import to_device
 from coterie.client.work.sgd import TrainPlan, train
-from coterie.server.runs.inprocess import InProcessGrid
 from coterie.tasks import TaskError
 from coterie.tasks.own.declared import DeclaredTask
 from coterie.tasks.problems import IGNORED, Masks
-from tests.client.test_kept_model import run
+from tests.kit import run
 from tests.tasks.test_declared import declared
 from tests.tasks.test_own_images import MASKS, masked, parts
 
@@ -259,7 +257,7 @@ def test_a_run_learns_from_masks_with_ignored_pixels(
     config = SiloSettings(
         "a", task=str(tmp_path / "study.toml"), options=options, device="cpu", home=str(tmp_path)
     ).to_node_config()
-    run(tmp_path, grid=InProcessGrid(app, [config]), task="study", strategy="fedavg", min_silos=1)
+    run(tmp_path / "run-1", [config], task="study", local_epochs=2)
     card = read_card(tmp_path / "models" / "run-1.safetensors")
     assert card.counted == "24 of 24 files used, 0 left out" and 0 <= card.figures["dice"][0] <= 1
     assert card.counted in (tmp_path / "models" / "run-1.md").read_text()

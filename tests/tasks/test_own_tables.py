@@ -13,17 +13,15 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from coterie.client.app import app
 from coterie.client.home.folder import Home, create
 from coterie.client.home.settings import SiloSettings
-from coterie.server.runs.inprocess import InProcessGrid
 from coterie.server.study.compare import read as read_comparison
 from coterie.tasks import TaskError
 from coterie.tasks.own.declared import DeclaredTask
 from coterie.tasks.own.dialect import Dialect
 from coterie.tasks.simulation import Simulation
-from tests.client.test_kept_model import run
 from tests.conftest import silo
+from tests.kit import run
 from tests.tasks.test_declared import TABLE, declared, table
 
 HEART = """
@@ -345,9 +343,7 @@ def test_a_silo_predicts_in_its_own_dialect_with_its_patients_numbers(
             told += 'pass-through = ["Nr", "SEX"]\n[policy]'
             config.write_text(config.read_text().replace("[policy]", told))
         made[name] = Home(home.folder).settings().to_node_config()
-        folder = tmp_path / f"runs-{name}"
-        run(folder, grid=InProcessGrid(app, [made[name]]), task="heart", strategy="fedavg",
-            min_silos=1)  # fmt: skip
+        run(tmp_path / f"runs-{name}" / "run-1", [made[name]], task="heart", local_epochs=2)
     new = tmp_path / "new.csv"
     new.write_bytes(
         "Nr;SEX;ALTER;Größe;pain\n0012;2;61;?;4,0\n0013;1,0;70;31,5;1\n".encode("cp1252")
