@@ -163,8 +163,8 @@ class Tap(InProcessGrid):
         return found
 
     def name_of(self, node_id: int) -> str:
-        """Return the name of the silo at a node."""
-        return str(self.nodes[node_id].get("name", ""))
+        """Return the name of the silo at a node; empty if it is gone."""
+        return str(self.nodes.get(node_id, {}).get("name", ""))
 
     def asked(self, kind: str) -> list[ConfigRecord]:
         """Return the configs of the messages of a type, in order."""

@@ -361,7 +361,8 @@ def beyond(entry: Mapping[str, Any]) -> list[Any]:
     """Values that a key may not be, by itself."""
     kinds = {one.get("type") for one in entry.get("anyOf", [entry])}
     if not kinds & {"integer", "number"}:
-        return [17, None] if "boolean" not in kinds else [17]
+        words = ["none of these"] if "enum" in entry else []
+        return [17, None, *words] if "boolean" not in kinds else [17]
     found: list[Any] = [math.nan, math.inf, -math.inf, "many", None]
     for one in entry.get("anyOf", [entry]):
         found += [one["minimum"] - 1] if "minimum" in one else []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,9 +17,8 @@ from torch import nn
 from coterie import wire
 from coterie.client.app import app
 from coterie.server.runs.config import RunConfig
-from coterie.server.runs.initial import initial_arrays
 from coterie.server.runs.inprocess import InProcessGrid
-from coterie.server.runs.run import build_strategy, execute
+from coterie.server.runs.run import build_strategy
 from coterie.strategies import (
     HCCT,
     FedAvg,
@@ -56,25 +55,22 @@ from tests.conftest import (
     plain_nodes,
     plain_trained,
 )
+from tests.kit import Tap, dashed, digits, first_arrays, run
 from tests.strategies.by_hand import ByHand
 
 QUICK: dict[str, Any] = {"generator-steps": 4, "generator-hidden": 8, "local-epochs": 1}
+CONSENT = {"label-counts": True}
 WITHOUT = ("fedavg", "fedensemble")
 """Strategies that know no generators' keys."""
 NORMED, PLAIN = (f"{__name__}:{name}" for name in ("Normed", "Plain"))
 
 
-def run(
-    folder: Path, names: Sequence[str] = ("a", "b", "c"), rounds: int = 4, **keys: Any
-) -> RunResult:
-    nodes = [
-        digits_config(name, index, **{"label-counts": True}) for index, name in enumerate(names)
-    ]
-    own = {"strategy": "fedgenp", "rounds": rounds, "min-silos": len(names), **QUICK}
-    own |= {key.replace("_", "-"): value for key, value in keys.items()}
+def play(folder: Path, silos: Any = None, **keys: Any) -> RunResult:
+    """Play a run of FedGenP with small generators, or as these keys say."""
+    own = {"strategy": "fedgenp", "rounds": 4, **QUICK} | dashed(keys)
     if own["strategy"] in WITHOUT:
         own = {key: value for key, value in own.items() if not key.startswith("generator-")}
-    return execute(InProcessGrid(app, nodes), RunConfig.read(own), run_id=1, folder=folder)
+    return run(folder, silos or digits(**CONSENT), **own)
 
 
 def receivers(result: RunResult) -> list[dict[str, Any]]:
@@ -118,19 +114,12 @@ def test_a_body_with_batch_norm_and_a_deep_head_learn_from_latents(
     strategy: str, tmp_path: Path
 ) -> None:
     nodes = [
-        {"name": n, "task": NORMED, "device": "cpu", "threads": 1, "data.silo": i}
-        | {"label-counts": True}
+        {"name": n, "task": NORMED, "device": "cpu", "threads": 1, "data.silo": i, **CONSENT}
         for i, n in enumerate("abc")
     ]
-    own = {"strategy": strategy, "task": NORMED, "rounds": 4, "min-silos": 3, **QUICK}
     with_latents, without = (
-        execute(
-            InProcessGrid(app, nodes),
-            RunConfig.read({**own, "generated-weight": weight}),
-            run_id=1,
-            folder=tmp_path / str(weight),
-        )
-        for weight in (1.0, 0.0)
+        play(tmp_path / str(w), nodes, strategy=strategy, task=NORMED, generated_weight=w)
+        for w in (1.0, 0.0)
     )
     assert receivers(with_latents)[-1]
     got, plain = arrays_of(with_latents.models["a"]), arrays_of(without.models["a"])
@@ -141,7 +130,7 @@ def test_a_body_with_batch_norm_and_a_deep_head_learn_from_latents(
 
 
 def test_every_silo_gets_a_generator_once_its_predictor_is_known(tmp_path: Path) -> None:
-    result = run(tmp_path)
+    result = play(tmp_path)
     assert [sorted(entry) for entry in receivers(result)] == [[], *[["a", "b", "c"]] * 3]
     sizes = [r.silos["a"].bytes_sent for r in result.rounds if not r.final]
     model = sum(array.nbytes for array in arrays_of(result.models["a"]).values())
@@ -150,7 +139,7 @@ def test_every_silo_gets_a_generator_once_its_predictor_is_known(tmp_path: Path)
 
 
 def test_both_errors_are_in_the_report_the_global_and_the_personalised(tmp_path: Path) -> None:
-    result = run(tmp_path)
+    result = play(tmp_path)
     assert all(sorted(r.personalised) == ["a", "b", "c"] for r in result.rounds if not r.final)
     assert sorted(result.rounds[-1].evaluation) == ["a", "b", "c"]
     text = (tmp_path / "run.json").read_text()
@@ -158,8 +147,8 @@ def test_both_errors_are_in_the_report_the_global_and_the_personalised(tmp_path:
 
 
 def test_without_weight_on_latents_it_is_fedavg(tmp_path: Path) -> None:
-    result = run(tmp_path / "1", generated_weight=0.0)
-    plain = run(tmp_path / "2", strategy="fedavg")
+    result = play(tmp_path / "1", generated_weight=0.0)
+    plain = play(tmp_path / "2", strategy="fedavg")
     for name, record in plain.models.items():
         assert_equal_models(arrays_of(result.models[name]), arrays_of(record))
 
@@ -168,8 +157,8 @@ def test_without_weight_on_latents_it_is_fedavg(tmp_path: Path) -> None:
 def test_one_silo_trains_as_with_fedavg_and_the_log_says_so(
     strategy: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    result = run(tmp_path / "1", names=["a"], strategy=strategy)
-    plain = run(tmp_path / "2", names=["a"], strategy="fedavg")
+    result = play(tmp_path / "1", digits("a", **CONSENT), strategy=strategy)
+    plain = play(tmp_path / "2", digits("a", **CONSENT), strategy="fedavg")
     assert_equal_models(arrays_of(result.models["a"]), arrays_of(plain.models["a"]))
     assert caplog.text.count("nobody to learn from") == 1
 
@@ -177,24 +166,17 @@ def test_one_silo_trains_as_with_fedavg_and_the_log_says_so(
 def test_a_newcomer_gets_the_model_at_once_and_a_leavers_generator_is_dropped(
     tmp_path: Path,
 ) -> None:
-    class Leaving(InProcessGrid):
-        """Silo a is gone from round 4 on."""
-
-        def get_node_ids(self) -> list[int]:
-            return list(self.nodes)
-
-    nodes = [digits_config(name, i) for i, name in enumerate("abcd")]
-    grid = Leaving(app, nodes)
+    grid = InProcessGrid(app, digits("abcd"))
     own = {"strategy": "fedgenp", "rounds": 6, "min-silos": 3, **QUICK, "churn": "d+3"}
-    config = RunConfig.read(own)
 
     def leave(report: Any) -> None:
         if report.round == 4 and 1 in grid.nodes:
             grid.disconnect(1)
 
     roster = DescribedRoster("digits", min_silos=3, churn=Churn.parse("d+3"))
+    config = RunConfig.read(own)
     strategy: Any = build_strategy(config, run="r", roster=roster, on_round=leave)
-    arrays = initial_arrays(grid, roster.present(grid, number=1), config)
+    arrays = first_arrays(grid, roster)
     result = strategy.start(grid=grid, initial_arrays=arrays, num_rounds=6)
     assert [sorted(entry) for entry in receivers(result)] == [
         [],
@@ -271,7 +253,8 @@ def test_silos_that_start_from_one_model_share_a_generator() -> None:
 def test_groups_of_any_strategy_get_generators(
     strategy: str, own: dict[str, Any], tmp_path: Path
 ) -> None:
-    result = run(tmp_path, names="abcd", strategy=strategy, generators="groups", **own, rounds=3)
+    silos = digits("abcd", **CONSENT)
+    result = play(tmp_path, silos, strategy=strategy, generators="groups", **own, rounds=3)
     last = receivers(result)[-1]
     assert len(last) >= 2
     assert sorted(n for entry in last.values() for n in entry["silos"]) == list("abcd")
@@ -360,23 +343,19 @@ def test_who_is_alone_learns_and_teaches_only_after_its_first_update() -> None:
 def test_while_alpha_is_sought_no_partition_has_generators(generators: str, tmp_path: Path) -> None:
     seen: dict[int, set[tuple[bool, bool]]] = {}
 
-    class Watching(InProcessGrid):
-        def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-            messages = list(messages)
-            for message in messages:
-                if message.metadata.message_type == wire.TRAIN:
-                    config = message.content["config"]
-                    told = wire.GENERATED_WEIGHT in config or wire.EVALUATE_TRAINED in config
-                    has = wire.GENERATOR in message.content.array_records
-                    assert not (wire.HOLDOUT in config and (told or has))
-                    pair = (wire.HOLDOUT in config, has)
-                    seen.setdefault(int(message.metadata.group_id), set()).add(pair)
-            return super().push_messages(messages)
+    def watch(messages: list[Message]) -> None:
+        for message in messages:
+            if message.metadata.message_type == wire.TRAIN:
+                config = message.content["config"]
+                told = wire.GENERATED_WEIGHT in config or wire.EVALUATE_TRAINED in config
+                has = wire.GENERATOR in message.content.array_records
+                assert not (wire.HOLDOUT in config and (told or has))
+                pair = (wire.HOLDOUT in config, has)
+                seen.setdefault(int(message.metadata.group_id), set()).add(pair)
 
     nodes = [digits_config(n, i, **{"data.rotation": 90 * (i % 2)}) for i, n in enumerate("abcd")]
-    own = {"strategy": "hcct", "alpha": "auto", "generators": generators, "rounds": 9, **QUICK}
-    config = RunConfig.read({**own, "min-silos": 4})
-    execute(Watching(app, nodes), config, run_id=1, folder=tmp_path)
+    own = {"strategy": "hcct", "alpha": "auto", "generators": generators, "rounds": 9}
+    play(tmp_path, Tap(nodes, before=watch), **own)
     trial = [round for round, kinds in seen.items() if (True, False) in kinds]
     assert trial and all(seen[round] == {(True, False)} for round in trial)
     assert seen[max(trial) + 1] == {(False, True)}
@@ -405,7 +384,7 @@ def test_a_group_that_changes_takes_over_the_generator_of_most_of_its_silos() ->
 
 
 def test_fedgen_trains_one_generator_from_label_counts(tmp_path: Path) -> None:
-    result = run(tmp_path, strategy="fedgen")
+    result = play(tmp_path, strategy="fedgen")
     assert [sorted(entry) for entry in receivers(result)] == [[], *[["everybody"]] * 3]
     assert list(result.rounds[0].phases) == [wire.LABEL_COUNTS]
     assert not result.rounds[1].phases
@@ -413,16 +392,15 @@ def test_fedgen_trains_one_generator_from_label_counts(tmp_path: Path) -> None:
 
 def test_fedgen_goes_with_a_base_that_forms_groups_in_round_1(tmp_path: Path) -> None:
     """Its silos have no models before."""
-    nodes = [digits_config(n, i, **{"label-counts": True}) for i, n in enumerate("abcd")]
-    grid, roster = InProcessGrid(app, nodes), DescribedRoster("digits", min_silos=4)
+    grid = InProcessGrid(app, digits("abcd", **CONSENT))
+    roster = DescribedRoster("digits", min_silos=4)
     strategy = FedGen(
         base=FedGroup(num_groups=2),
         plan=GeneratorPlan(steps=2, hidden=4),
         roster=roster,
         train_config={wire.LOCAL_EPOCHS: 1, wire.TASK: "digits"},
     )
-    config = RunConfig.read({"strategy": "fedgen"})
-    arrays = initial_arrays(grid, roster.present(grid, number=1), config)
+    arrays = first_arrays(grid, roster)
     result = strategy.start(grid=grid, initial_arrays=arrays, num_rounds=3)
     assert [sorted(entry) for entry in receivers(result)] == [[], ["everybody"], ["everybody"]]
 
@@ -432,8 +410,7 @@ def test_fedgen_ends_with_who_did_not_consent_and_how_to() -> None:
     nodes = [digits_config("a", 0, **{"label-counts": True}), digits_config("b", 1)]
     grid, roster = InProcessGrid(app, nodes), DescribedRoster("digits", min_silos=2)
     strategy = FedGen(roster=roster, train_config={wire.TASK: "digits"})
-    config = RunConfig.read({"strategy": "fedgen"})
-    arrays = initial_arrays(grid, roster.present(grid, number=1), config)
+    arrays = first_arrays(grid, roster)
     with pytest.raises(FederationError, match=r"None came from: b. .*label_counts = true"):
         strategy.start(grid=grid, initial_arrays=arrays, num_rounds=2)
 
@@ -456,30 +433,23 @@ def test_fedgen_draws_the_labels_of_those_whose_heads_the_generator_knows() -> N
         np.testing.assert_array_equal(shares, [0.5, 0.5, 0, 0, 0, 0])
 
 
-class Answering(InProcessGrid):
-    """Passes answers about label counts through ``change``; None loses one."""
-
-    change: Callable[[Message], Message | None]
-
-    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        for reply in super().pull_messages(message_ids):
-            counts = reply.metadata.message_type == wire.LABEL_COUNTS
-            changed = self.change(reply) if counts else reply
-            if changed is not None:
-                yield changed
-
-
 def run_fedgen(
-    folder: Path, change: Callable[[Message], Message | None], refusing: str = "", **keys: Any
+    folder: Path,
+    change: Callable[[str, Message], Message | None],
+    refusing: str = "",
+    rounds: int = 4,
 ) -> RunResult:
-    """Three silos, of which node 2 is b."""
+    """Play a run of three silos, whose answers about label counts pass through ``change``."""
+
+    def changed(silo: str, reply: Message) -> Message | None:
+        counts = reply.metadata.message_type == wire.LABEL_COUNTS
+        return change(silo, reply) if counts else reply
+
     nodes = [
         digits_config(n, i, **{"label-counts": n not in refusing}) for i, n in enumerate("abc")
     ]
-    grid = Answering(app, nodes)
-    grid.change = change
-    values = {"strategy": "fedgen", "rounds": 4, "round-timeout": 0.3, **QUICK, **keys}
-    return execute(grid, RunConfig.read(values), run_id=1, folder=folder)
+    keys = {"strategy": "fedgen", "rounds": rounds, "round-timeout": 0.3, "min-silos": 2}
+    return play(folder, Tap(nodes, change=changed), **keys)
 
 
 def asked(result: RunResult) -> list[int]:
@@ -492,8 +462,8 @@ def asked(result: RunResult) -> list[int]:
 def test_fedgen_asks_again_whose_answer_was_lost(
     error: Error | None, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def change(reply: Message) -> Message | None:
-        if (reply.metadata.src_node_id, reply.metadata.group_id) != (2, "1"):
+    def change(silo: str, reply: Message) -> Message | None:
+        if (silo, reply.metadata.group_id) != ("b", "1"):
             return reply
         if error is not None:
             reply.__dict__["_error"], reply.__dict__["_content"] = error, None
@@ -509,7 +479,7 @@ def test_fedgen_asks_again_whose_answer_was_lost(
 def test_who_does_not_consent_says_so_at_the_join_of_fedgen_and_the_others_go_on(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    result = run_fedgen(tmp_path, lambda reply: reply, refusing="c")
+    result = run_fedgen(tmp_path, lambda silo, reply: reply, refusing="c")
     assert asked(result) == [2, 0, 0, 0]
     assert sorted(result.rounds[-2].silos) == ["a", "b"]
     said = "silo node 3 does not take part: silo 'c' does not share its label counts. .*silo.toml"
@@ -519,8 +489,8 @@ def test_who_does_not_consent_says_so_at_the_join_of_fedgen_and_the_others_go_on
 def test_one_that_refuses_its_label_counts_after_all_ends_no_run(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def change(reply: Message) -> Message:
-        if reply.metadata.src_node_id == 2 and reply.metadata.message_type == wire.LABEL_COUNTS:
+    def change(silo: str, reply: Message) -> Message:
+        if silo == "b":
             reply.__dict__["_error"], reply.__dict__["_content"] = Error(wire.REFUSED, "no"), None
         return reply
 
@@ -544,8 +514,8 @@ def test_one_that_refuses_its_label_counts_after_all_ends_no_run(
 def test_label_counts_that_cannot_be_are_their_silos_error_and_the_others_go_on(
     counts: np.ndarray | None, said: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def change(reply: Message) -> Message:
-        if reply.metadata.src_node_id == 2:
+    def change(silo: str, reply: Message) -> Message:
+        if silo == "b":
             labels = {} if counts is None else {wire.LABELS: counts}
             reply.content[wire.LABELS] = wire.encode_arrays(labels, packed=True)
         return reply
@@ -559,16 +529,6 @@ def test_label_counts_that_cannot_be_are_their_silos_error_and_the_others_go_on(
 @pytest.mark.parametrize("before", [True, False])
 def test_who_comes_back_is_asked_anew_and_what_it_said_before_is_gone(before: bool) -> None:
     """Silo c is here in rounds 2 and 3, away in 4, and back with another mind."""
-    asked: list[tuple[int, int]] = []
-
-    class Asking(InProcessGrid):
-        def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-            messages = list(messages)
-            meta = [message.metadata for message in messages]
-            counts = [m for m in meta if m.message_type == wire.LABEL_COUNTS]
-            asked.extend((int(m.group_id), m.dst_node_id) for m in counts)
-            return super().push_messages(messages)
-
     known: dict[int, bool | None] = {}
 
     def churn(report: Any) -> None:
@@ -588,16 +548,17 @@ def test_who_comes_back_is_asked_anew_and_what_it_said_before_is_gone(before: bo
             states.append(super().absorb(state, updates, now))
             return states[-1]
 
-    grid = Asking(app, [digits_config(n, i, **{"label-counts": True}) for i, n in enumerate("ab")])
+    grid = Tap(digits("ab", **CONSENT))
     strategy = GroupStrategy(
         Watching(plan=GeneratorPlan(steps=2, hidden=4)),
         roster=DescribedRoster("digits", min_silos=2),
         train_config={wire.LOCAL_EPOCHS: 1, wire.TASK: "digits"},
         on_round=churn,
     )
-    config = RunConfig.read({"strategy": "fedgen"})
-    arrays = initial_arrays(grid, strategy.roster.present(grid, number=1), config)
+    arrays = first_arrays(grid, strategy.roster)
     strategy.start(grid=grid, initial_arrays=arrays, num_rounds=6)
+    told = [m.metadata for m in grid.sent if m.metadata.message_type == wire.LABEL_COUNTS]
+    asked = [(int(meta.group_id), meta.dst_node_id) for meta in told]
     assert asked == [(1, 1), (1, 2), (2, 3), (5, 4)]
     assert known == {2: before, 3: before, 5: not before, 6: not before}
 
@@ -607,21 +568,16 @@ def test_who_comes_back_is_asked_anew_and_what_it_said_before_is_gone(before: bo
 def test_a_newcomer_with_another_head_trains_without_generators_and_teaches_nobody(
     strategy: str, head: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    class Odd(InProcessGrid):
+    def odd(silo: str, reply: Message) -> Message:
         """Silo d serves another version of the task."""
+        if silo == "d" and reply.metadata.message_type == wire.DESCRIBE:
+            config: Any = reply.content["config"]
+            layers = [part for part in json.loads(config["head"]) if part != ["positive"]]
+            config["head"] = json.dumps(layers if head == "another" else [])
+        return reply
 
-        def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-            for message in super().pull_messages(message_ids):
-                meta = message.metadata
-                if meta.message_type == wire.DESCRIBE and meta.src_node_id == 4:
-                    config: Any = message.content["config"]
-                    layers = [part for part in json.loads(config["head"]) if part != ["positive"]]
-                    config["head"] = json.dumps(layers if head == "another" else [])
-                yield message
-
-    nodes = [digits_config(n, i, **{"label-counts": True}) for i, n in enumerate("abcd")]
-    own = {"strategy": strategy, "rounds": 5, "min-silos": 3, "churn": "d+3", **QUICK}
-    result = execute(Odd(app, nodes), RunConfig.read(own), run_id=1, folder=tmp_path)
+    own = {"strategy": strategy, "rounds": 5, "min-silos": 3, "churn": "d+3"}
+    result = play(tmp_path, Tap(digits("abcd", **CONSENT), change=odd), **own)
     assert sorted(result.rounds[-2].silos) == list("abcd")
     last = receivers(result)[-1]
     assert sorted(name for entry in last.values() for name in entry["silos"]) == list("abc")
@@ -633,8 +589,8 @@ def test_a_newcomer_with_another_head_trains_without_generators_and_teaches_nobo
 
 
 def test_fedensemble_trains_as_fedavg_and_evaluates_the_ensemble(tmp_path: Path) -> None:
-    result = run(tmp_path / "1", strategy="fedensemble", ensemble_every=2)
-    plain = run(tmp_path / "2", strategy="fedavg")
+    result = play(tmp_path / "1", strategy="fedensemble", ensemble_every=2)
+    plain = play(tmp_path / "2", strategy="fedavg")
     for name, record in plain.models.items():
         assert_equal_models(arrays_of(result.models[name]), arrays_of(record))
     told = [r.details.get("ensemble", {}).get("round") for r in result.rounds]
@@ -702,12 +658,8 @@ def test_a_wild_update_of_one_silo_costs_the_others_no_generator(
             reply.content[wire.ARRAYS] = wire.encode_arrays(model, packed=True)
         return reply
 
-    config = RunConfig.read(
-        {"strategy": "hcct", "alpha": 0, "generators": "groups", "rounds": 4, **QUICK}
-        | {"clip-updates": 0}
-    )
-    nodes = [digits_config(name, i) for i, name in enumerate("abc")]
-    result = execute(InProcessGrid(wild, nodes), config, run_id=1, folder=tmp_path / "wild")
+    keys = {"strategy": "hcct", "alpha": 0, "generators": "groups", "clip-updates": 0}
+    result = play(tmp_path / "wild", InProcessGrid(wild, digits()), **keys)
     assert sorted(receivers(result)[1]) == ["a", "b"]
     assert "no generator learns from c: its predictor is 1" in caplog.text
     assert all(report.left_out == {} for report in result.rounds)
@@ -737,7 +689,7 @@ def test_a_device_that_is_none_is_refused_at_once(device: str) -> None:
 def test_one_silo_is_told_in_its_first_round_that_it_learns_from_nobody(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    run(tmp_path, names=("a",), rounds=1)
+    play(tmp_path, digits("a", **CONSENT), rounds=1)
     assert caplog.text.count("round 1: there is nobody to learn from") == 1
 
 
@@ -759,8 +711,7 @@ def test_a_model_of_float64_learns_from_latents_too(tmp_path: Path) -> None:
         {"name": n, "task": Double.name, "device": "cpu", "threads": 1, "data.silo": i}
         for i, n in enumerate("ab")
     ]
-    own = {"strategy": "fedgenp", "task": Double.name, "rounds": 3, "min-silos": 2, **QUICK}
-    result = execute(InProcessGrid(app, nodes), RunConfig.read(own), run_id=1, folder=tmp_path)
+    result = play(tmp_path, nodes, task=Double.name, rounds=3)
     assert len(receivers(result)[-1]) == 2
     assert all(report.left_out == {} for report in result.rounds)
 
@@ -775,9 +726,8 @@ def test_fedgens_shares_do_not_tell_whose_turn_it_was(tmp_path: Path) -> None:
             shares[round] = wire.decode_arrays(record)[wire.LABELS]
         return app(message, context)
 
-    nodes = [digits_config(n, i, **{"label-counts": True}) for i, n in enumerate("abcde")]
-    own = {"strategy": "fedgen", "rounds": 12, "min-silos": 5, "sample": 1, **QUICK}
-    execute(InProcessGrid(watched, nodes), RunConfig.read(own), run_id=1, folder=tmp_path)
+    nodes = digits("abcde", **CONSENT)
+    play(tmp_path, InProcessGrid(watched, nodes), strategy="fedgen", rounds=12, sample=1)
     silos = [
         load_task("digits").load({k[5:]: v for k, v in node.items() if k.startswith("data.")})
         for node in nodes
@@ -814,9 +764,7 @@ def test_what_a_silo_learns_that_trains_alone_by_its_own_condition_reaches_nobod
     generators: str, tmp_path: Path
 ) -> None:
     """Whatever b's data is, the others' models are the same to the bit; they do get generators."""
-    config = RunConfig.read(
-        {"strategy": "hcct", "alpha": 0, "generators": generators, "rounds": 4, **QUICK}
-    )
+    keys = {"strategy": "hcct", "alpha": 0, "generators": generators}
     results = []
     for data_of_b in (1, 5):
         nodes = [
@@ -824,8 +772,7 @@ def test_what_a_silo_learns_that_trains_alone_by_its_own_condition_reaches_nobod
             digits_config("b", data_of_b, **{"min-group-size": 3}),
             digits_config("c", 2),
         ]
-        folder = tmp_path / str(data_of_b)
-        results.append(execute(InProcessGrid(app, nodes), config, run_id=1, folder=folder))
+        results.append(play(tmp_path / str(data_of_b), nodes, **keys))
     assert sorted(receivers(results[0])[-1]) == ["a", "c"]
     for name in "ac":
         assert_equal_models(*(arrays_of(result.models[name]) for result in results))
@@ -874,9 +821,7 @@ def test_one_silo_that_describes_another_head_ends_no_run(
             told["head"] = head
         return reply
 
-    nodes = [digits_config(name, index) for index, name in enumerate("abc")]
-    config = RunConfig.read({"strategy": "fedgenp", "rounds": 3, "min-silos": 3, **QUICK})
-    result = execute(InProcessGrid(lying, nodes), config, run_id=1, folder=tmp_path)
+    result = play(tmp_path, InProcessGrid(lying, digits()), rounds=3)
     assert sorted(result.models) == ["a", "b", "c"]
     assert "silo a describes" in caplog.text
     assert set(receivers(result)[-1]) == {"b", "c"}
@@ -889,13 +834,11 @@ def test_one_silo_that_describes_another_head_ends_no_run(
         ({"strategy": "fedensemble", "personal": "head"}, "personal must be empty"),
         ({"strategy": "fedgenp", "generators": "groups"}, "one group"),
         ({"strategy": "ifca", "generators": "groups"}, "cannot be combined with strategy ifca"),
-        ({"strategy": "fedgenp", "generator-steps": 0}, "generator-steps must be at least 1 .* 0"),
         (
             {"strategy": "fedgenp", "generator-steps": 1},
             "at least 2. Got 1. Or take reversal = none",
         ),
         ({"strategy": "hcct", "generators": "groups", "generator-steps": 1}, "at least 2"),
-        ({"strategy": "fedgenp", "reversal": "backwards"}, "reversal must be .* Got 'backwards'"),
         ({"reversal": "none"}, "reversal belongs to .*, and the strategy is hcct"),
     ],
 )
@@ -909,9 +852,9 @@ def test_the_paper_to_the_letter_can_be_asked_for_and_is_another_training(tmp_pa
     letter |= {"generator-lr": 0.01, "reversal": "unbounded", "reversal-weight": 1.0}
     plan = RunConfig.read({"strategy": "fedgenp", **letter}).algorithm.plan  # type: ignore[attr-defined]
     assert (plan.objective, plan.optimiser, plan.lr) == ("sum", "sgd", 0.01)
-    ours = run(tmp_path / "ours", rounds=2)
+    ours = play(tmp_path / "ours", rounds=2)
     changed = [
-        run(tmp_path / key, rounds=2, **{key: letter[key]})
+        play(tmp_path / key, rounds=2, **{key: letter[key]})
         for key in ("generator-objective", "generator-optimiser")
     ]
     models = [arrays_of(result.models["a"]) for result in (ours, *changed)]
@@ -938,22 +881,12 @@ def test_a_task_without_a_latent_split_is_named_and_how_to_add_one(
     strategy: str, tmp_path: Path
 ) -> None:
     """Before anybody has worked, on discriminators either."""
-    asked: set[str] = set()
-
-    class Watching(InProcessGrid):
-        def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-            messages = list(messages)
-            asked.update(message.metadata.message_type for message in messages)
-            return super().push_messages(messages)
-
-    consent = {"label-counts": True}
-    nodes = [digits_config(n, i, task=PLAIN, **consent) for i, n in enumerate("ab")]
+    grid = Tap(digits("ab", task=PLAIN, **CONSENT))
     around = {"generators": "groups"} if strategy == "fedcollab" else {}
-    config = RunConfig.read({"strategy": strategy, "task": PLAIN, **around, **QUICK})
     said = f"silo a names no latent split of its model: task {PLAIN!r} has none.*SplitModel"
     with pytest.raises(FederationError, match=said):
-        execute(Watching(app, nodes), config, run_id=1, folder=tmp_path)
-    assert asked == {wire.DESCRIBE, wire.INITIAL}
+        play(tmp_path, grid, strategy=strategy, task=PLAIN, **around)
+    assert {message.metadata.message_type for message in grid.sent} == {wire.DESCRIBE, wire.INITIAL}
 
 
 def test_one_class_is_refused_before_the_first_round() -> None:
