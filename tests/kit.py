@@ -21,6 +21,7 @@ from coterie.server.runs.config import RunConfig
 from coterie.server.runs.initial import initial_arrays
 from coterie.server.runs.inprocess import InProcessGrid
 from coterie.server.runs.run import execute
+from coterie.server.study.demo import silos
 from coterie.strategies import RunResult
 from coterie.strategies.rounds.roster import DescribedRoster
 from coterie.wire import Model, decode_arrays, encode_arrays
@@ -124,6 +125,15 @@ def digits(names: Iterable[str] = "abc", home: Path | None = None, **changes: An
     ]
 
 
+def demo_silos(seed: int = 0) -> list[Node]:
+    """Return nodes of the demo's nine silos."""
+    return [
+        {"name": spec.name, "task": spec.task, "device": "cpu", "threads": 1}
+        | {f"data.{key}": value for key, value in spec.options.items()}
+        for spec in silos(seed)
+    ]
+
+
 class Tap(InProcessGrid):
     """A grid that keeps what passes and lets a test act on it.
 
@@ -200,10 +210,10 @@ class CutGrid(InProcessGrid):
 
 
 def run(
-    folder: Path, silos: InProcessGrid | Sequence[Node], *, run_id: int = 1, **keys: Any
+    folder: Path, who: InProcessGrid | Sequence[Node], *, run_id: int = 1, **keys: Any
 ) -> RunResult:
     """Play a run by its keys, recorded in ``folder``: fedavg with all silos, 3 rounds."""
-    grid = silos if isinstance(silos, InProcessGrid) else InProcessGrid(app, silos)
+    grid = who if isinstance(who, InProcessGrid) else InProcessGrid(app, who)
     usual = {"strategy": "fedavg", "rounds": 3, "min-silos": len(grid.nodes), "wait-for-silos": 1.0}
     return execute(grid, RunConfig.read(usual | dashed(keys)), run_id=run_id, folder=folder)
 

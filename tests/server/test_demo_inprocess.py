@@ -6,86 +6,70 @@ import json
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from rich.console import Console
 
-from coterie.client.app import app
-from coterie.server.machine.local import SiloSpec
-from coterie.server.runs.config import RunConfig
-from coterie.server.runs.inprocess import InProcessGrid
-from coterie.server.runs.run import execute
 from coterie.server.study.demo import KINDS, NEWCOMER, SIZES, demo, hidden_groups, newcomer, silos
 from coterie.strategies.errors import FederationError
 from coterie.strategies.rounds.result import RunResult
 from coterie.tasks import load_task
 from tests.commands import coterie
+from tests.kit import demo_silos, mean_error, record_of, run
 
 ROUNDS = 6
 FOUND_BY = 4
 
 
-def node(spec: SiloSpec) -> dict[str, Any]:
-    own = {"name": spec.name, "task": spec.task, "device": "cpu", "threads": 1}
-    return own | {f"data.{key}": value for key, value in spec.options.items()}
-
-
-def run(strategy: str, seed: int, folder: Path, **more: Any) -> RunResult:
-    keys = {"strategy": strategy, "rounds": ROUNDS, "seed": seed, "min-silos": 9, **more}
+def play(strategy: str, seed: int, folder: Path, **more: Any) -> RunResult:
+    keys = {"strategy": strategy, "rounds": ROUNDS, "seed": seed, **more}
     keys |= {"alpha": 50.0} if strategy == "hcct" else {}
-    grid = InProcessGrid(app, [node(spec) for spec in silos(seed)])
-    return execute(grid, RunConfig.read(keys), run_id=1, folder=folder / strategy)
-
-
-def mean_error(result: RunResult) -> float:
-    evaluation = result.rounds[-1].evaluation
-    assert len(evaluation) == 9
-    return float(np.mean([error for _, error, _ in evaluation.values()]))
+    return run(folder / strategy, demo_silos(seed), **keys)
 
 
 @pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.nightly)])
 def test_hcct_finds_the_three_hidden_groups_and_everybody_gains(seed: int, tmp_path: Path) -> None:
-    results = {name: run(name, seed, tmp_path) for name in ("independent", "fedavg", "hcct")}
+    results = {name: play(name, seed, tmp_path) for name in ("independent", "fedavg", "hcct")}
     hidden = hidden_groups([spec.name for spec in silos(seed)])
     groups = results["hcct"].groups
     assert all(sorted(groups[t]) == hidden for t in range(FOUND_BY, ROUNDS + 1)), groups
+    assert all(len(result.rounds[-1].evaluation) == 9 for result in results.values())
     alone, together, hcct = (mean_error(results[n]) for n in ("independent", "fedavg", "hcct"))
     assert hcct < alone - 0.03
     assert hcct < together - 0.1
 
 
 def test_fedcollab_finds_the_three_hidden_groups_before_any_training(tmp_path: Path) -> None:
-    result = run("fedcollab", 0, tmp_path, rounds=1)
+    result = play("fedcollab", 0, tmp_path, rounds=1)
     assert sorted(result.groups[1]) == hidden_groups([spec.name for spec in silos(0)])
     structure = result.rounds[0].details["structure"]
     low, high = structure["c-interval"]
     assert low < 3.4142 < 10 < high, "c = auto would find them too"
-    record = json.loads((tmp_path / "fedcollab" / "run.json").read_text())
+    record = record_of(tmp_path / "fedcollab")
     assert record["rounds"][0]["structure"]["bound"] == structure["bound"]
     phases = record["rounds"][0]["phases"]
     assert phases["train.discriminator"]["exchanges"] <= 10
 
 
 def test_a_run_is_compared_with_an_independent_one(tmp_path: Path) -> None:
-    run("independent", 0, tmp_path, rounds=1)
-    run("fedavg", 0, tmp_path, rounds=1, alone="independent")
-    record = json.loads((tmp_path / "fedavg" / "run.json").read_text())
+    play("independent", 0, tmp_path, rounds=1)
+    play("fedavg", 0, tmp_path, rounds=1, alone="independent")
+    record = record_of(tmp_path / "fedavg")
     figures = record["collaboration"]
     assert figures["silos"] == 9
     assert 0 <= figures["ipr"] <= 1 and figures["rsd"] >= 0
     assert figures["mean-accuracy"] == pytest.approx(record["mean-accuracy"])
     with pytest.raises(FederationError, match="alone must name a completed run of independent"):
-        run("fedavg", 0, tmp_path, rounds=1, alone="fedavg")
+        play("fedavg", 0, tmp_path, rounds=1, alone="fedavg")
     with pytest.raises(FederationError, match="there is no run"):
-        run("fedavg", 0, tmp_path, rounds=1, alone="nothing")
-    run("fedavg", 1, tmp_path, rounds=1, alone="independent")
+        play("fedavg", 0, tmp_path, rounds=1, alone="nothing")
+    play("fedavg", 1, tmp_path, rounds=1, alone="independent")
     said = (tmp_path / "fedavg" / "run.log").read_text(encoding="utf-8")
     assert "alone: run independent has seed 0, this one 1" in said
-    record = json.loads((tmp_path / "independent" / "run.json").read_text())
+    record = record_of(tmp_path / "independent")
     record["config"]["task"] = "mnist"
     (tmp_path / "independent" / "run.json").write_text(json.dumps(record))
     with pytest.raises(FederationError, match=r"same task, digits\. independent is of mnist"):
-        run("fedavg", 0, tmp_path, rounds=1, alone="independent")
+        play("fedavg", 0, tmp_path, rounds=1, alone="independent")
 
 
 def test_the_demos_silos_share_no_sample_and_have_the_sizes_that_it_says() -> None:

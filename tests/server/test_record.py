@@ -37,24 +37,12 @@ from coterie.strategies.rounds.reports import RoundReport
 from coterie.strategies.rounds.result import RunResult
 from coterie.wire import model_hash
 from tests.conftest import arrays_of, assert_equal_models, digits_config
+from tests.kit import dashed, digits, record_of, run
 
 SHORT = {
-    "rounds": 3,
-    "local-epochs": 1,
-    "batch-size": 10,
-    "wait-for-silos": 0.3,
-    "round-timeout": 5.0,
-    "min-silos": 3,
+    **{"strategy": "hcct", "rounds": 3, "local-epochs": 1, "batch-size": 10, "min-silos": 3},
+    **{"wait-for-silos": 0.3, "round-timeout": 5.0},
 }
-
-
-def three() -> list[dict[str, Any]]:
-    return [digits_config(name, i) for i, name in enumerate(("a", "b", "c"))]
-
-
-def record(folder: Path) -> dict[str, Any]:
-    read: dict[str, Any] = json.loads((folder / "run.json").read_text(encoding="utf-8"))
-    return read
 
 
 def lines(folder: Path) -> list[dict[str, Any]]:
@@ -77,8 +65,8 @@ def test_the_record_says_in_words_why_a_run_ended(
     error: BaseException, status: str, said: str, tmp_path: Path
 ) -> None:
     Recorder(tmp_path, RunConfig.read({}).plain(), run_id=1).fail(error)
-    assert record(tmp_path)["status"] == lines(tmp_path)[-1]["status"] == status
-    assert record(tmp_path)["error"] == said and lines(tmp_path)[-1]["error"] == said
+    assert record_of(tmp_path)["status"] == lines(tmp_path)[-1]["status"] == status
+    assert record_of(tmp_path)["error"] == said and lines(tmp_path)[-1]["error"] == said
 
 
 def test_a_log_line_means_the_errors_that_are_told() -> None:
@@ -87,17 +75,16 @@ def test_a_log_line_means_the_errors_that_are_told() -> None:
     assert "mean error after round 1: 25.0 %" in _line(report, 5, Lead())
 
 
-def execute_in(folder: Path, grid: InProcessGrid | None = None, **changes: Any) -> RunResult:
-    keys = SHORT | {key.replace("_", "-"): value for key, value in changes.items()}
-    grid = grid or InProcessGrid(app, three())
-    return execute(grid, RunConfig.read(keys), run_id=42, folder=folder)
+def play(folder: Path, who: Any = None, **changes: Any) -> RunResult:
+    """Play a short run of HCCT with three silos."""
+    return run(folder, who or digits(), run_id=42, **(SHORT | dashed(changes)))
 
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, RunResult]:
     """A run of HCCT over three silos, recorded."""
     folder = tmp_path_factory.mktemp("runs") / "hcct-42"
-    return folder, execute_in(folder)
+    return folder, play(folder)
 
 
 def test_equal_models_have_equal_hashes_whatever_the_order_and_others_do_not() -> None:
@@ -130,17 +117,17 @@ def test_a_large_record_is_not_written_after_every_round_and_loses_none(
     made = Recorder(tmp_path, RunConfig.read({}).plain(), run_id=1)
     for number in (1, 2, 3):
         made.round(RoundReport(number, (("a", "b"),)), {}, {})
-    assert record(tmp_path)["rounds"] == []
+    assert record_of(tmp_path)["rounds"] == []
     assert [one.round for one in read_unfinished(tmp_path).rounds] == [1, 2, 3]
     made.fail(KeyboardInterrupt())
-    assert [one["round"] for one in record(tmp_path)["rounds"]] == [1, 2, 3]
+    assert [one["round"] for one in record_of(tmp_path)["rounds"]] == [1, 2, 3]
 
 
 # ---------------------------------------------------------------- a run that ended well
 
 
 def test_a_finished_run_says_what_it_was(finished: tuple[Path, RunResult]) -> None:
-    data = record(finished[0])
+    data = record_of(finished[0])
     assert (data["status"], data["run-id"], data["format"]) == ("completed", "42", 1)
     assert data["config"] == RunConfig.read(SHORT).plain()
     assert set(data["versions"]) == {"python", "coterie", "flwr", "numpy"}
@@ -155,7 +142,7 @@ def test_every_round_is_recorded_with_its_groups_silos_bytes_and_times(
     finished: tuple[Path, RunResult],
 ) -> None:
     folder, result = finished
-    rounds = record(folder)["rounds"]
+    rounds = record_of(folder)["rounds"]
     assert [entry["round"] for entry in rounds] == [1, 2, 3]
     for entry in rounds:
         assert entry["groups"] == result.groups[entry["round"]]
@@ -170,16 +157,16 @@ def test_training_beside_the_rounds_own_and_what_comes_after_them_are_recorded(
     tmp_path: Path,
 ) -> None:
     """MAXFL trains silos' own models beside the global one; FedEnsemble hands all models on."""
-    execute_in(tmp_path / "maxfl", strategy="maxfl", warm_up=1, own_rounds=2)
-    one, two, three = record(tmp_path / "maxfl")["rounds"]
+    play(tmp_path / "maxfl", strategy="maxfl", warm_up=1, own_rounds=2)
+    one, two, three = record_of(tmp_path / "maxfl")["rounds"]
     assert "own-model" not in {**one["phases"], **three["phases"]}
     beside = two["phases"]["own-model"]
     assert (beside["exchanges"], beside["messages"], beside["seconds"]) == (0, 3, 0)
     assert beside["bytes-sent"] == beside["bytes-received"] == 3 * 4 * 6090
     assert beside["silo-seconds"] > 0 and three["phases"]["evaluate.training"]["silo-seconds"] > 0
 
-    execute_in(tmp_path / "ensemble", strategy="fedensemble")
-    data = record(tmp_path / "ensemble")
+    play(tmp_path / "ensemble", strategy="fedensemble")
+    data = record_of(tmp_path / "ensemble")
     after = data["final-phases"][wire.ENSEMBLE]
     assert (after["messages"], after["bytes-sent"]) == (3, 3 * 3 * 4 * 6090)
     trained = 2 * 9 * 4 * 6090
@@ -194,7 +181,7 @@ def test_every_evaluation_is_filed_with_the_round_whose_models_it_is_of(
     finished: tuple[Path, RunResult],
 ) -> None:
     folder, result = finished
-    data = record(folder)
+    data = record_of(folder)
     for report in result.rounds:
         expected = {name: error for name, (_, error, _) in report.evaluation.items()}
         if report.evaluated_round == 0:
@@ -209,7 +196,7 @@ def test_every_evaluation_is_filed_with_the_round_whose_models_it_is_of(
 
 def test_final_models_are_kept_with_their_hashes(finished: tuple[Path, RunResult]) -> None:
     folder, result = finished
-    hashes = record(folder)["model-hashes"]
+    hashes = record_of(folder)["model-hashes"]
     assert sorted(file.name for file in (folder / "models").iterdir()) == [
         "a.safetensors", "b.safetensors", "c.safetensors",
     ]  # fmt: skip
@@ -243,7 +230,7 @@ def test_large_matrices_are_kept_for_the_last_rounds_only(tmp_path: Path) -> Non
         details = {"planned": [names], "compared": names, "similarity": rows, "norms": [1.0] * 200}
         kept.round(RoundReport(round=number, details=details), {}, {})
     kept.finish({})
-    rounds = record(tmp_path)["rounds"]
+    rounds = record_of(tmp_path)["rounds"]
     assert [entry["round"] for entry in rounds if "similarity" in entry] == [4, 5]
     assert all("planned" in entry for entry in rounds) and "norms" not in rounds[0]
     assert all("similarity" not in event for event in lines(tmp_path))
@@ -260,11 +247,11 @@ def test_the_record_is_whole_after_every_round(tmp_path: Path) -> None:
 
     def watching(message: Message, context: Context) -> Message:
         if message.metadata.message_type == wire.TRAIN and context.node_config["name"] == "a":
-            data = record(tmp_path / "run")
+            data = record_of(tmp_path / "run")
             seen.append((data["status"], len(data["rounds"])))
         return app(message, context)
 
-    execute_in(tmp_path / "run", InProcessGrid(watching, three()), strategy="fedavg")  # type: ignore[arg-type]
+    play(tmp_path / "run", InProcessGrid(watching, digits()), strategy="fedavg")  # type: ignore[arg-type]
     assert seen == [("running", 0), ("running", 1), ("running", 2)]
 
 
@@ -273,9 +260,9 @@ def test_the_record_is_whole_after_every_round(tmp_path: Path) -> None:
 
 def test_a_run_without_silos_is_recorded_as_failed_with_the_reason(tmp_path: Path) -> None:
     with pytest.raises(FederationError) as caught:
-        execute_in(tmp_path / "run", InProcessGrid(app, three()[:1]))
+        play(tmp_path / "run", digits("a"))
     assert caught.value.exit_code == EXIT_NO_SILOS
-    data = record(tmp_path / "run")
+    data = record_of(tmp_path / "run")
     assert data["status"] == "failed"
     assert "1 of at least 3 here" in data["error"]
     told = lines(tmp_path / "run")
@@ -285,9 +272,9 @@ def test_a_run_without_silos_is_recorded_as_failed_with_the_reason(tmp_path: Pat
 
 
 def test_silos_that_are_refused_are_in_the_record(tmp_path: Path) -> None:
-    nodes = [*three(), digits_config("a", 3)]
-    execute_in(tmp_path / "run", InProcessGrid(app, nodes))
-    assert "another silo of that name" in record(tmp_path / "run")["refused"]["a"]
+    nodes = [*digits(), digits_config("a", 3)]
+    play(tmp_path / "run", nodes)
+    assert "another silo of that name" in record_of(tmp_path / "run")["refused"]["a"]
 
 
 @pytest.mark.parametrize(
@@ -306,7 +293,7 @@ def test_a_task_that_too_few_enrolled_silos_may_serve_ends_the_run_at_once(
     away: int, task: str, said: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, logger="coterie")
-    grid = InProcessGrid(app, three())
+    grid = InProcessGrid(app, digits())
     names = dict(zip(grid.get_node_ids(), "abc", strict=True)) | dict.fromkeys(
         range(99, 99 + away), "away"
     )
@@ -315,7 +302,7 @@ def test_a_task_that_too_few_enrolled_silos_may_serve_ends_the_run_at_once(
         execute(grid, config, run_id=42, folder=tmp_path / "run", enrolled=lambda: names)
     assert caught.value.exit_code == EXIT_NO_SILOS
     assert not [r for r in caplog.records if r.levelname == "ERROR"]
-    assert record(tmp_path / "run")["refused"] == {}
+    assert record_of(tmp_path / "run")["refused"] == {}
 
 
 @pytest.mark.parametrize("away", [None, 3])
@@ -326,10 +313,10 @@ def test_a_run_whose_silos_are_not_there_yet_waits_for_them(
     task: str, hint: str, away: int | None, tmp_path: Path
 ) -> None:
     """Also where nobody is enrolled: only silos of another study are connected."""
-    grid = InProcessGrid(app, three())
+    grid = InProcessGrid(app, digits())
     names = dict(zip(grid.get_node_ids(), "abc", strict=True))
     names |= dict.fromkeys(range(99, 99 + (away or 0)), "away")
-    config = RunConfig.read(SHORT | {"task": task, "min-silos": 3, "wait-for-silos": 0.3})
+    config = RunConfig.read(SHORT | {"task": task})
     with pytest.raises(FederationError, match="gave up after 0 s") as caught:
         execute(
             *(grid, config),
@@ -351,9 +338,9 @@ def test_a_reply_left_out_is_in_record_events_and_log(tmp_path: Path) -> None:
             return Message(Error(wire.FAILED, "the disk is full"), reply_to=message)
         return app(message, context)
 
-    grid = InProcessGrid(failing, three())  # type: ignore[arg-type]
-    execute_in(tmp_path / "run", grid)
-    data = record(tmp_path / "run")
+    grid = InProcessGrid(failing, digits())  # type: ignore[arg-type]
+    play(tmp_path / "run", grid)
+    data = record_of(tmp_path / "run")
     assert data["status"] == "completed"
     assert [entry["left-out"] for entry in data["rounds"]] == [{}, {"b": "the disk is full"}, {}]
     assert set(data["rounds"][1]["silos"]) == {"a", "c"}
@@ -377,10 +364,10 @@ def test_a_silo_that_gives_no_initial_model_ends_the_run_with_its_name(
                 reply.content[wire.ARRAYS] = wire.encode_arrays(bad, packed=True)
         return reply
 
-    grid = InProcessGrid(failing, three())  # type: ignore[arg-type]
+    grid = InProcessGrid(failing, digits())  # type: ignore[arg-type]
     with pytest.raises(FederationError):
-        execute_in(tmp_path / "run", grid)
-    assert record(tmp_path / "run")["status"] == "failed"
+        play(tmp_path / "run", grid)
+    assert record_of(tmp_path / "run")["status"] == "failed"
 
 
 def test_an_interrupted_run_is_recorded_as_stopped(tmp_path: Path) -> None:
@@ -390,8 +377,8 @@ def test_an_interrupted_run_is_recorded_as_stopped(tmp_path: Path) -> None:
         return app(message, context)
 
     with pytest.raises(KeyboardInterrupt):
-        execute_in(tmp_path / "run", InProcessGrid(interrupted, three()))  # type: ignore[arg-type]
-    data = record(tmp_path / "run")
+        play(tmp_path / "run", InProcessGrid(interrupted, digits()))  # type: ignore[arg-type]
+    data = record_of(tmp_path / "run")
     assert (data["status"], data["error"]) == ("stopped", "stopped by Ctrl-C (SIGINT)")
 
 
@@ -403,8 +390,8 @@ def test_a_run_whose_models_cannot_be_written_is_recorded_as_failed(
 
     monkeypatch.setattr(coterie.server.runs.record.recorder, "save_file", full)
     with pytest.raises(FederationError, match=r"the disk is full.*coterie run --resume run"):
-        execute_in(tmp_path / "run", rounds=1)
-    assert record(tmp_path / "run")["status"] == "failed"
+        play(tmp_path / "run", rounds=1)
+    assert record_of(tmp_path / "run")["status"] == "failed"
 
 
 def test_models_are_written_as_they_are_however_they_lie(tmp_path: Path) -> None:
@@ -416,7 +403,7 @@ def test_models_are_written_as_they_are_however_they_lie(tmp_path: Path) -> None
 
 
 def test_final_models_that_silos_share_are_not_copied_for_each(tmp_path: Path) -> None:
-    result = execute_in(tmp_path / "run", rounds=1, strategy="fedavg")
+    result = play(tmp_path / "run", rounds=1, strategy="fedavg")
     assert len(result.held) == 3 and len({id(model) for model in result.held.values()}) == 1
     for name, model in result.held.items():
         assert_equal_models(model, arrays_of(result.models[name]))
@@ -432,8 +419,8 @@ def test_a_model_is_never_written_outside_the_models_folder(name: str, tmp_path:
             reply.content[wire.CONFIG]["name"] = name
         return reply
 
-    grid = InProcessGrid(lying, three())  # type: ignore[arg-type]
-    execute_in(tmp_path / "runs" / "run", grid, rounds=1, min_silos=2)
+    grid = InProcessGrid(lying, digits())  # type: ignore[arg-type]
+    play(tmp_path / "runs" / "run", grid, rounds=1, min_silos=2)
     files = {str(f.relative_to(tmp_path)) for f in tmp_path.rglob("*.safetensors")}
     folders = {Path(f).parent for f in files}
     assert folders == {Path("runs/run/models"), Path("runs/run/checkpoints")}
@@ -448,4 +435,4 @@ def test_numbers_that_json_does_not_have_are_null(tmp_path: Path) -> None:
     kept.finish({})
     text = (tmp_path / "run" / "run.json").read_text()
     assert "NaN" not in text
-    assert record(tmp_path / "run")["initial-evaluation"]["a"]["loss"] is None
+    assert record_of(tmp_path / "run")["initial-evaluation"]["a"]["loss"] is None

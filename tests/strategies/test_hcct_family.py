@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,9 +12,7 @@ from flwr.app import ArrayRecord
 
 from coterie.client.app import app
 from coterie.server.runs.config import RunConfig
-from coterie.server.runs.initial import initial_arrays
 from coterie.server.runs.inprocess import InProcessGrid
-from coterie.server.runs.run import build_strategy
 from coterie.server.study.demo import hidden_groups, silos
 from coterie.strategies import HCCT
 from coterie.strategies.errors import FederationError
@@ -25,53 +24,38 @@ from coterie.strategies.hcct.alpha import (
 from coterie.strategies.partition.coalition import optimal
 from coterie.strategies.rounds.result import RunResult
 from coterie.strategies.rounds.roster import DescribedRoster
-from tests.conftest import digits_config
+from tests.kit import demo_silos, digits, first_arrays, mean_error, run
 
 
-def run(seed: int = 0, home: str = "", **keys: Any) -> RunResult:
-    """HCCT on the demo's nine silos."""
-    configs = []
-    for s in silos(seed):
-        data = {f"data.{k}": v for k, v in s.options.items()}
-        own = {"home": f"{home}/{s.name}"} if home else {}
-        configs.append({"name": s.name, "threads": 1, **data, **own})
-    config = RunConfig.read({"seed": seed, "min-silos": 9, "rounds": 6, **keys})
-    grid = InProcessGrid(app, configs)
-    roster = DescribedRoster("digits", 9)
-    label = f"family-{sorted(keys.items())}"
-    strategy = build_strategy(config, run=label, roster=roster, on_round=lambda report: None)
-    initial = initial_arrays(grid, roster.present(grid, number=1), config)
-    return strategy.start(grid=grid, initial_arrays=initial, num_rounds=config.rounds)
-
-
-def mean_error(result: RunResult) -> float:
-    return float(np.mean([error for _, error, _ in result.rounds[-1].evaluation.values()]))
+def play(folder: Path, **keys: Any) -> RunResult:
+    """Play six rounds of HCCT on the demo's nine silos."""
+    return run(folder, demo_silos(), **({"strategy": "hcct", "rounds": 6} | keys))
 
 
 HIDDEN = hidden_groups([s.name for s in silos(0)])
 
 
-def test_hcct_e_compares_one_layer_and_says_which() -> None:
-    result = run(layers="auto", rounds=3)
+def test_hcct_e_compares_one_layer_and_says_which(tmp_path: Path) -> None:
+    result = play(tmp_path, layers="auto", rounds=3)
     layers = {r.details["layer"] for r in result.rounds}
     assert len(layers) == 1
     assert layers.pop() in ("head.", "representation.0.", "representation.3.")
 
 
-def test_personal_layers_are_never_on_the_wire_and_differ_between_silos() -> None:
-    result = run(personal="head", rounds=4)
+def test_personal_layers_are_never_on_the_wire_and_differ_between_silos(tmp_path: Path) -> None:
+    result = play(tmp_path / "personal", personal="head", rounds=4)
     for arrays in result.models.values():
         assert all(not name.startswith("head.") for name in arrays)
-    assert mean_error(result) < mean_error(run(strategy="fedavg", rounds=4))
+    assert mean_error(result) < mean_error(play(tmp_path / "fedavg", strategy="fedavg", rounds=4))
 
 
-def test_layers_that_name_nothing_or_everything_cannot_be_personal() -> None:
+def test_layers_that_name_nothing_or_everything_cannot_be_personal(tmp_path: Path) -> None:
     from coterie.client.home.settings import SiloSettings
     from coterie.client.work.personal import PersonalError, personal_names
     from coterie.client.work.workbench import open_workbench
 
     with pytest.raises(FederationError, match="no array is named"):
-        run(personal="tail", rounds=1)
+        play(tmp_path, personal="tail", rounds=1)
     bench = open_workbench(SiloSettings("x", options=silos(0)[0].options))
     bench.task.head = ""  # every name starts with it
     with pytest.raises(PersonalError, match="nothing would be shared"):
@@ -79,8 +63,8 @@ def test_layers_that_name_nothing_or_everything_cannot_be_personal() -> None:
 
 
 @pytest.mark.nightly
-def test_auto_finds_an_alpha_that_gives_the_hidden_groups() -> None:
-    result = run(alpha="auto", rounds=9)
+def test_auto_finds_an_alpha_that_gives_the_hidden_groups(tmp_path: Path) -> None:
+    result = play(tmp_path, alpha="auto", rounds=9)
     assert result.groups[8] == result.groups[9] == HIDDEN
     alpha = result.rounds[-1].details["alpha"]
     assert 20 < alpha < 80
@@ -94,23 +78,17 @@ def test_auto_knows_the_rounds_of_start() -> None:
     strategy = HCCT(alpha="auto")
     with pytest.raises(FederationError, match=r"rounds must be at least 6\. Got 5"):
         strategy.start(grid=InProcessGrid(app, []), initial_arrays=ArrayRecord(), num_rounds=5)
-    nodes = [digits_config(name, i, **{"data.train": 60}) for i, name in enumerate("abc")]
-    grid = InProcessGrid(app, nodes)
+    grid = InProcessGrid(app, digits(**{"data.train": 60}))
     roster = DescribedRoster("digits", 3)
-    config = RunConfig.read({"strategy": "independent"})
-    initial = initial_arrays(grid, roster.present(grid, number=1), config)
+    initial = first_arrays(grid, roster)
     strategy = HCCT(alpha="auto", roster=roster, train_config={"lr": 0.1})
     result = strategy.start(grid=grid, initial_arrays=initial, num_rounds=6)
     assert [r.round for r in result.rounds if "trial" in r.details] == [5]
 
 
-@pytest.mark.parametrize(
-    ("keys", "said"),
-    [({"rounds": 5}, "rounds must be at least 6. Got 5"), ({"personal": "head"}, "one version")],
-)
-def test_auto_is_refused_where_it_cannot_work(keys: dict[str, Any], said: str) -> None:
-    with pytest.raises(FederationError, match=said):
-        RunConfig.read({"strategy": "hcct", "alpha": "auto", **keys})
+def test_auto_is_refused_where_it_cannot_work() -> None:
+    with pytest.raises(FederationError, match="one version"):
+        RunConfig.read({"strategy": "hcct", "alpha": "auto", "personal": "head"})
 
 
 @dataclass

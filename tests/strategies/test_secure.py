@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,6 @@ from hypothesis import strategies as st
 
 from coterie import wire
 from coterie.client.app import app
-from coterie.client.home import rounds
 from coterie.client.home.settings import SiloSettings
 from coterie.client.work import evaluate
 from coterie.features.secure import secrets
@@ -48,7 +47,6 @@ from coterie.features.secure.sums import SecureRun
 from coterie.server.runs.codec import decode, encode
 from coterie.server.runs.config import RunConfig
 from coterie.server.runs.inprocess import InProcessGrid
-from coterie.server.runs.run import execute
 from coterie.server.site.certificates import make_ca, sign
 from coterie.strategies import HCCT, FedAvg, FederationError
 from coterie.strategies.rounds import handles
@@ -62,70 +60,31 @@ from coterie.strategies.rounds.stage import Settled
 from coterie.wire.enrolment import fingerprint_of_key, public_pem
 from coterie.wire.updates import PIECE, Limit
 from tests.conftest import arrays_of, digits_config, plain_app, plain_initial, plain_nodes
+from tests.kit import Tap, digits, mean_error, restart_silos, run
 
-NAMES = ("a", "b", "c", "d", "e", "f")
+NAMES = "abcdef"
 SIZES = (20, 24, 36, 20, 28, 40)
 MODEL = {"w": np.linspace(-2, 2, 24, dtype=np.float32).reshape(4, 6), "n": np.array(7)}
 
 
 def nodes(folder: Path | None = None, **changes: Any) -> list[dict[str, Any]]:
-    """Six silos of two kinds."""
-    found = []
-    for i, name in enumerate(NAMES):
-        own = {"data.train": SIZES[i], "data.skip": 70 * i, "data.rotation": 90 * (i % 2)}
-        home = {} if folder is None else {"home": str(folder / name)}
-        found.append(digits_config(name, **own, **home, **changes))
-    return found
+    """Return six silos of two kinds."""
+    return [
+        {**node, "data.train": SIZES[i], "data.skip": 70 * i, "data.rotation": 90 * (i % 2)}
+        for i, node in enumerate(digits(NAMES, folder, **changes))
+    ]
 
 
-class Tapped(InProcessGrid):
-    """Keeps what passes, and lets a test change what silos answer.
-
-    Args:
-        change: (silo, reply) → reply; of every reply.
-    """
-
-    def __init__(
-        self,
-        node_configs: list[dict[str, Any]],
-        change: Callable[[str, Message], Message] = lambda silo, reply: reply,
-    ) -> None:
-        super().__init__(app, node_configs)
-        self.change = change
-        self.names = {node: str(own["name"]) for node, own in self.nodes.items()}
-        self.sent: list[tuple[str, Message]] = []
-        self.got: list[tuple[str, Message]] = []
-
-    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        messages = list(messages)
-        self.sent += [(self._name(m.metadata.dst_node_id), m) for m in messages]
-        return super().push_messages(messages)
-
-    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        found = []
-        for reply in super().pull_messages(message_ids):
-            name = self._name(reply.metadata.src_node_id)
-            found.append(self.change(name, reply))
-            self.got.append((name, reply))
-        return found
-
-    def _name(self, node: int) -> str:
-        return self.names[node]
-
-    def sums(self) -> list[Sum]:
-        """That were asked for, each once."""
-        texts = [
-            str(m.content.config_records[wire.CONFIG][wire.SUM])
-            for _, m in self.sent
-            if m.metadata.message_type == wire.MASKED_SUM
-        ]
-        return [decode_sum(text) for text in dict.fromkeys(texts)]
+def sums(grid: Tap) -> list[Sum]:
+    """Return the sums that were asked for, each once."""
+    texts = [str(config[wire.SUM]) for config in grid.asked(wire.MASKED_SUM)]
+    return [decode_sum(text) for text in dict.fromkeys(texts)]
 
 
-def play(grid: InProcessGrid, folder: Path, **keys: Any) -> RunResult:
+def play(silos: Any, folder: Path, **keys: Any) -> RunResult:
     usual = {"rounds": 5, "local-epochs": 5, "batch-size": 10, "min-silos": 6, "seed": 1}
     usual |= {"strategy": "hcct", "secure": True, "round-timeout": 5.0, "wait-for-silos": 2.0}
-    return execute(grid, RunConfig.read({**usual, **keys}), run_id=1, folder=folder)
+    return run(folder, silos, **(usual | keys))
 
 
 STRATEGIES: dict[str, dict[str, Any]] = {
@@ -161,15 +120,15 @@ def test_groups_and_models_are_those_of_a_run_that_is_not_secure(
 
     monkeypatch.setattr(SecureRun, "settle", settled)
     keys = {"strategy": name, **STRATEGIES[name]}
-    plain = play(InProcessGrid(app, nodes()), tmp_path / "plain", **keys, secure=False)
-    grid = Tapped(nodes())
+    plain = play(nodes(), tmp_path / "plain", **keys, secure=False)
+    grid = Tap(nodes())
     result = play(grid, tmp_path / "secure", **keys)
     if name != "auto":  # it races other candidates: no discriminators, and none that overlap
         assert result.groups[result.rounds[-1].round] == plain.groups[plain.rounds[-1].round]
         assert abs(mean_error(result) - mean_error(plain)) <= 0.05
     assert left == [], "fields of the state that models_in leaves out"
-    assert_sums_show_nobody(grid.sums())
-    models = {m.metadata.message_type for _, m in grid.got if wire.ARRAYS in m.content}
+    assert_sums_show_nobody(sums(grid))
+    models = {m.metadata.message_type for m in grid.got if wire.ARRAYS in m.content}
     assert models == {wire.INITIAL}, "no model leaves"
     together = {name for group in result.rounds[-2].groups for name in group if len(group) > 1}
     assert set(result.models) >= together, "who trained with others has the group's model"
@@ -201,14 +160,10 @@ def means_in(value: Any, where: str = "state") -> Iterator[str]:
             yield from means_in(inner, where)
 
 
-def mean_error(result: RunResult) -> float:
-    return float(np.mean([error for _, error, _ in result.rounds[-1].evaluation.values()]))
-
-
 def test_a_mean_is_the_plain_one_to_the_last_bits(tmp_path: Path) -> None:
     keys = {"strategy": "fedavg", "rounds": 1, "local-epochs": 1}
-    plain = play(InProcessGrid(app, nodes()), tmp_path / "plain", **keys, secure=False)
-    result = play(InProcessGrid(app, nodes()), tmp_path / "secure", **keys)
+    plain = play(nodes(), tmp_path / "plain", **keys, secure=False)
+    result = play(nodes(), tmp_path / "secure", **keys)
     for name, array in arrays_of(plain.models["a"]).items():
         got = arrays_of(result.models["a"])[name]
         assert np.abs(got - array).max() <= 2.0**-20 * np.abs(array).max(), name
@@ -218,7 +173,7 @@ def test_a_run_is_the_same_again_whatever_keys_the_silos_draw(tmp_path: Path) ->
     hashes = []
     for again in ("one", "two"):
         secrets.forget()
-        result = play(InProcessGrid(app, nodes(tmp_path / again)), tmp_path / f"run-{again}")
+        result = play(nodes(tmp_path / again), tmp_path / f"run-{again}")
         hashes.append({n: wire.model_hash(arrays_of(m)) for n, m in result.models.items()})
     assert hashes[0] == hashes[1] and hashes[0]
 
@@ -230,11 +185,11 @@ def test_a_run_is_the_same_whatever_ran_before_in_its_process(tmp_path: Path) ->
         if seed is None:
             secrets.forget()
             continue
-        grid = Tapped(nodes())
+        grid = Tap(nodes())
         play(grid, tmp_path / str(len(found)) / "run", rounds=1, seed=seed)
         sketches = [
             array.data
-            for _, m in grid.got
+            for m in grid.got
             if wire.SKETCH in m.content.array_records
             for array in m.content.array_records[wire.SKETCH].values()
         ]
@@ -253,23 +208,24 @@ def test_nobody_sees_what_a_silo_has_trained(
         hold(settings, kept, number=number, **where)
 
     monkeypatch.setattr("coterie.features.secure.silo.hold", tapped)
-    grid = Tapped(nodes(tmp_path / "homes"))
+    grid = Tap(nodes(tmp_path / "homes"))
     play(grid, tmp_path / "run", strategy="fedavg", rounds=2)
     assert own.keys() == {(name, number) for name in NAMES for number in (1, 2)}
-    masked = [m for _, m in grid.got if m.metadata.message_type == wire.MASKED_SUM]
+    masked = [m for m in grid.got if m.metadata.message_type == wire.MASKED_SUM]
     assert len(masked) == 12
-    kinds = {m.metadata.message_type for _, m in grid.got}
+    kinds = {m.metadata.message_type for m in grid.got}
     assert kinds >= {wire.SECURE_KEY, wire.SECURE_SEED, wire.TRAIN, wire.MASKED_SUM, wire.EVALUATE}
     texts = [
         array.data
-        for _, m in grid.got
+        for m in grid.got
         for record in m.content.array_records.values()
         for array in record.values()
     ]
     parts = [np.asarray(array).tobytes() for model in own.values() for array in model.values()]
     assert not any(part in text for part in parts for text in texts)
-    asked = {one.round: one for one in grid.sums()}
-    for name, reply in grid.got:
+    asked = {one.round: one for one in sums(grid)}
+    for reply in grid.got:
+        name = grid.name_of(reply.metadata.src_node_id)
         if reply.metadata.message_type == wire.MASKED_SUM:
             told = asked[int(reply.metadata.group_id)]
             share = told.share(SIZES[NAMES.index(name)])
@@ -284,7 +240,7 @@ def test_what_is_too_long_is_shortened_by_the_silos(keys: dict[str, Any], tmp_pa
     keys = {**keys, "rounds": 3, "clip-updates": 0.9, "seed": 3}
     ends = []
     for secure in (False, True):
-        result = play(InProcessGrid(app, nodes()), tmp_path / str(secure), **keys, secure=secure)
+        result = play(nodes(), tmp_path / str(secure), **keys, secure=secure)
         assert all(report.left_out == {} for report in result.rounds)
         ends.append(result)
     plain, secret = ends
@@ -300,7 +256,7 @@ def test_what_is_too_long_is_shortened_by_the_silos(keys: dict[str, Any], tmp_pa
 
 
 def test_who_comes_and_goes_takes_part(tmp_path: Path) -> None:
-    grid = Tapped(nodes())
+    grid = Tap(nodes())
     gone = InProcessGrid.disconnect
 
     def leave(silo: str, reply: Message) -> Message:
@@ -314,7 +270,7 @@ def test_who_comes_and_goes_takes_part(tmp_path: Path) -> None:
     result = play(grid, tmp_path / "run", **keys)
     last = result.rounds[-2]
     assert "e" in last.silos and "b" not in last.silos
-    assert any("e" in asked.members for asked in grid.sums())
+    assert any("e" in asked.members for asked in sums(grid))
     for report in result.rounds:
         assert report.left_out == {}
 
@@ -347,18 +303,19 @@ def test_a_lost_silo_costs_one_repetition_and_never_a_wrong_sum(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The sum is asked for again without it and one more, so that no difference shows one silo."""
-    grid = Tapped(nodes(), lost("c", 2))
+    grid = Tap(nodes(), change=lost("c", 2))
     result = play(grid, tmp_path / "run", strategy="fedavg", rounds=3)
-    again = [asked for asked in grid.sums() if asked.round == 2]
+    again = [asked for asked in sums(grid) if asked.round == 2]
     assert [len(asked.members) for asked in again] == [6, 4]
     assert not {"c"} & set(again[1].members) and again[1].attempt == 2
     assert "its part of the group's sum did not come" in result.rounds[1].left_out["c"]
-    assert len(grid.sums()) == 4
+    assert len(sums(grid)) == 4
 
     # The model is the mean of what the four have trained, which they still hold.
     monkeypatch.setattr(evaluate, "_end_run", lambda request: None)
     homes = tmp_path / "homes"
-    result = play(Tapped(nodes(homes), lost("c", 2)), tmp_path / "two", strategy="fedavg", rounds=2)
+    grid = Tap(nodes(homes), change=lost("c", 2))
+    result = play(grid, tmp_path / "two", strategy="fedavg", rounds=2)
     own = [
         held(SiloSettings(name, home=str(homes / name)), run="two", number=2, purpose="")
         for name in again[1].members
@@ -373,8 +330,8 @@ def test_a_lost_silo_costs_one_repetition_and_never_a_wrong_sum(
 def test_a_group_of_which_too_few_are_left_keeps_its_model(tmp_path: Path) -> None:
     keys = {"strategy": "fedavg", "min-silos": 3}
     three = nodes()[:3]
-    result = play(Tapped(three, lost("c", 2)), tmp_path / "run", rounds=2, **keys)
-    before = play(Tapped(three), tmp_path / "one", rounds=1, **keys)
+    result = play(Tap(three, change=lost("c", 2)), tmp_path / "run", rounds=2, **keys)
+    before = play(three, tmp_path / "one", rounds=1, **keys)
     for name, array in arrays_of(before.models["a"]).items():
         np.testing.assert_array_equal(arrays_of(result.models["a"])[name], array)
 
@@ -447,7 +404,7 @@ LIES: dict[str, tuple[str, Callable[[RecordDict], RecordDict]]] = {
 @pytest.mark.parametrize("lie", LIES)
 def test_whatever_one_silo_answers_the_others_go_on(lie: str, tmp_path: Path) -> None:
     kind, content = LIES[lie]
-    result = play(Tapped(nodes(), other(content, kind)), tmp_path / "run", rounds=2)
+    result = play(Tap(nodes(), change=other(content, kind)), tmp_path / "run", rounds=2)
     assert all("c" in report.left_out for report in result.rounds[:2])
     others = {name for report in result.rounds[:2] for name in report.left_out}
     assert others == {"c"}, result.rounds[0].left_out
@@ -466,10 +423,10 @@ def test_a_sum_longer_than_any_of_its_updates_does_not_count(
             reply.content = RecordDict({**reply.content, wire.MASKED: _packed(numbers)})
         return reply
 
-    grid = Tapped(nodes(), change)
+    grid = Tap(nodes(), change=change)
     result = play(grid, tmp_path / "run", strategy="fedavg", rounds=1)
     assert "sent something else than what it trained" in caplog.text
-    start = next(m for _, m in grid.got if m.metadata.message_type == wire.INITIAL)
+    start = next(m for m in grid.got if m.metadata.message_type == wire.INITIAL)
     initial = wire.decode_arrays(start.content.array_records[wire.ARRAYS])
     for name, array in initial.items():
         np.testing.assert_array_equal(arrays_of(result.models["a"])[name], array)
@@ -485,13 +442,13 @@ def test_who_seals_a_wrong_seed_is_passed_over(lie: Any, tmp_path: Path) -> None
             reply.content = RecordDict({wire.CONFIG: told})
         return reply
 
-    result = play(Tapped(nodes(), change), tmp_path / "run", rounds=3)
+    result = play(Tap(nodes(), change=change), tmp_path / "run", rounds=3)
     last = result.rounds[2]
     assert set(last.silos) >= set(NAMES) - {"a"}, last.left_out
 
 
 def test_a_strategy_of_one_s_own_program_names_its_run(tmp_path: Path) -> None:
-    grid = Tapped(nodes(tmp_path / "homes"))
+    grid = Tap(nodes(tmp_path / "homes"))
     roster = DescribedRoster("digits", min_silos=6, deadline_s=5.0)
     (reply,) = exchange(
         grid,
@@ -669,8 +626,7 @@ def test_a_restart_forgets_no_sum(tmp_path: Path) -> None:
     server = Hostile(tmp_path)
     server.train(group_size=1)
     assert server.sum("a", "b", "c", "d") == ""
-    secrets.forget()
-    rounds._memory.clear()
+    restart_silos()
     assert "fewer than 2 silos could be told" in server.sum("a", "b", "c")
     assert server.sum("a", "b", "c", "d") == ""
 
@@ -1017,10 +973,10 @@ def test_a_seed_opens_for_whom_it_was_sealed(tmp_path: Path) -> None:
 def test_a_secure_run_of_silos_with_differential_privacy(tmp_path: Path) -> None:
     """Noise goes into the sums, and out of what is compared."""
     private = {"privacy-epsilon": 20.0, "privacy-noise": 1.0, "privacy-clip": 1.0}
-    grid = Tapped(nodes(tmp_path / "homes", **private))
+    grid = Tap(nodes(tmp_path / "homes", **private))
     keys = {"rounds": 2, "local-epochs": 1, "alpha": 20.0, "lr": 0.05}
     result = play(grid, tmp_path / "run", **keys)
     assert result.rounds[0].left_out == {}
-    trained = [m for _, m in grid.got if m.metadata.message_type == wire.TRAIN]
+    trained = [m for m in grid.got if m.metadata.message_type == wire.TRAIN]
     assert all(m.content.metric_records[wire.METRICS][wire.UPDATE_NOISE] > 0 for m in trained)
     assert not any(wire.ARRAYS in m.content for m in trained)

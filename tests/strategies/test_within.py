@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from flwr.app import Message
 
 from coterie import wire
 from coterie.server.runs.config import RunConfig, train_config
@@ -34,6 +35,7 @@ from tests.conftest import (
     plain_app_without_answers,
     plain_nodes,
 )
+from tests.kit import Tap
 from tests.strategies.test_baselines import NAMES, NODES, record, run, w0
 
 TRAINING: dict[str, Any] = {"lr": 0.1, "lr-decay": 1.0, "local-epochs": 2, "batch-size": 32}
@@ -46,21 +48,9 @@ ALIKE: dict[str, tuple[Any, type[GroupStrategy], dict[str, Any]]] = {
 """Name → as an option, and as the strategy of one model."""
 
 
-class Asked(InProcessGrid):
-    """Keeps the type and the configuration of what was sent."""
-
-    def __init__(self, nodes: Any) -> None:
-        super().__init__(plain_app_without_answers(), nodes)
-        self.kinds: list[str] = []
-        self.configs: list[Mapping[str, Any]] = []
-
-    def push_messages(self, messages: Any) -> Any:
-        messages = list(messages)
-        for message in messages:
-            if message.metadata.message_type.startswith("train"):
-                self.kinds.append(message.metadata.message_type)
-                self.configs.append(dict(message.content["config"]))
-        return super().push_messages(messages)
+def trainings(grid: Tap) -> list[Message]:
+    """Return the messages that asked for a training of any kind."""
+    return [m for m in grid.sent if m.metadata.message_type.startswith("train")]
 
 
 @pytest.mark.parametrize("name", ALIKE)
@@ -101,15 +91,17 @@ def test_one_group_is_the_strategy_of_one_model_from_where_its_silos_came_togeth
 def test_silos_are_asked_for_the_training_of_what_runs_inside_and_told_what_it_needs(
     strategy: Any, within: str, kind: str
 ) -> None:
-    grid = Asked(NODES)
+    grid = Tap(NODES, plain_app_without_answers())
     run(strategy(within=within, train_config=TRAINING), rounds=3, grid=grid)
-    assert kind in grid.kinds[-5:] and set(grid.kinds[-5:]) == {kind}
-    assert all(config[wire.PLAIN_STEPS] and config[wire.ADAPT_STEPS] for config in grid.configs)
+    sent = trainings(grid)
+    assert {message.metadata.message_type for message in sent[-5:]} == {kind}
+    told = [message.content["config"] for message in sent]
+    assert all(config[wire.PLAIN_STEPS] and config[wire.ADAPT_STEPS] for config in told)
 
 
 def test_a_newcomer_catches_up_by_the_same_training_as_the_others() -> None:
     """Or its memory could not be compared with theirs."""
-    grid = Asked(NODES[:4])
+    grid = Tap(NODES[:4], plain_app_without_answers())
     come = {3: NODES[4]}
     strategy = HCCT(
         alpha=1e6,
@@ -118,8 +110,9 @@ def test_a_newcomer_catches_up_by_the_same_training_as_the_others() -> None:
         on_round=lambda report: grid.connect(come.pop(3)) if report.round == 2 else None,
     )
     run(strategy, rounds=3, grid=grid)
-    purposes = [config.get(wire.PURPOSE, "") for config in grid.configs]
-    assert "catch-up" in purposes and set(grid.kinds) == {wire.TRAIN_PER_FEDAVG}
+    assert {message.metadata.message_type for message in trainings(grid)} == {wire.TRAIN_PER_FEDAVG}
+    told = grid.asked(wire.TRAIN_PER_FEDAVG)
+    assert "catch-up" in [config.get(wire.PURPOSE, "") for config in told]
 
 
 def updates(*, starts: Mapping[str, Model], sizes: Mapping[str, float]) -> list[Update]:
