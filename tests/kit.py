@@ -218,7 +218,7 @@ def run(
     return execute(grid, RunConfig.read(usual | dashed(keys)), run_id=run_id, folder=folder)
 
 
-def started(strategy: Any, grid: InProcessGrid, rounds: int = 3, **more: Any) -> Any:
+def start(strategy: Any, grid: InProcessGrid, rounds: int = 3, **more: Any) -> Any:
     """Start a strategy of one's own program on nodes of the plain app."""
     usual = {"initial_arrays": plain_initial(), "timeout": 0.05}
     return strategy.start(grid=grid, num_rounds=rounds, **(usual | more))

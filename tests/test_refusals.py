@@ -124,8 +124,6 @@ def test_a_missing_data_folder_is_named_before_anything_starts(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--partitions", "0-5"], "must be FIRST-LAST/TOTAL"),
-        (["--partitions", "3-5/4"], "must lie in 0-3"),
         (["--partitions", "0/4"], "belongs to a split"),
         ([], "give --name, or --partitions"),
     ],

@@ -89,11 +89,8 @@ def test_silos_of_a_simulation_share_label_counts_only_by_its_file_or_the_comman
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ([], "give --name, or --partitions or --simulation"),
         (["--partitions", "0/2", "--name", "a"], "--name is for one silo"),
         (["--simulation", "x.toml", "--set", "train=3"], "belong in its file"),
-        (["--name", "a", "--set", "train"], "--set takes KEY=VALUE. Got 'train'"),
-        (["--name", "a", "start"], "coterie silo: --name is for serving without a command"),
     ],
 )
 def test_what_does_not_go_together_is_refused(

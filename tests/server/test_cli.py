@@ -547,11 +547,10 @@ def test_a_federation_and_another_superlink_are_not_taken_together(
 
 @pytest.mark.parametrize("command", ["init", "superlink"])
 @pytest.mark.parametrize("port", ["--fleet-port", "--control-port", "--runtime-port"])
-@pytest.mark.parametrize("number", ["0", "70000"])
-def test_a_port_that_there_is_not_is_refused(command: str, port: str, number: str) -> None:
-    done = CliRunner().invoke(app, [command, port, number])
+def test_a_port_that_there_is_not_is_refused(command: str, port: str) -> None:
+    done = CliRunner().invoke(app, [command, port, "0"])
     assert done.exit_code == 2
-    assert f"{number} is not in the range 1<=x<=65535" in " ".join(done.stderr.split())
+    assert "0 is not in the range 1<=x<=65535" in " ".join(done.stderr.split())
 
 
 def write_federation(folder: Path) -> None:

@@ -26,6 +26,7 @@ from tests.conftest import (
     plain_model,
     plain_nodes,
 )
+from tests.kit import start
 
 HINT = {"hint": np.array([2.0, 3.0], np.float32)}
 
@@ -76,16 +77,13 @@ class Probing(FedAvgAlgorithm):
         return Plain(state.members.holding({u.silo.name: u.model for u in updates}))
 
 
-def run(app: ClientApp, algorithm: Probing) -> Any:
-    grid = InProcessGrid(app, plain_nodes(0, 1))
-    return GroupStrategy(algorithm).start(
-        grid=grid, initial_arrays=plain_initial(), num_rounds=3, timeout=0.05
-    )
+def play(app: ClientApp, algorithm: Probing) -> Any:
+    return start(GroupStrategy(algorithm), InProcessGrid(app, plain_nodes(0, 1)))
 
 
 def test_each_set_of_orders_is_one_exchange_and_its_checked_replies_come_back() -> None:
     algorithm = Probing()
-    result = run(probing_app(), algorithm)
+    result = play(probing_app(), algorithm)
     trained, scored = algorithm.heard
     assert [u.silo.name for u in trained] == ["node-1", "node-2"]
     np.testing.assert_array_equal(trained[0].model["b"], 2 * plain_model()["b"])
@@ -97,7 +95,7 @@ def test_each_set_of_orders_is_one_exchange_and_its_checked_replies_come_back() 
 
 
 def test_the_report_says_what_each_phase_cost() -> None:
-    result = run(probing_app(), Probing())
+    result = play(probing_app(), Probing())
     assert [list(report.phases) for report in result.rounds] == [
         [],
         ["train.probe", "evaluate.probe"],
@@ -160,7 +158,7 @@ def test_a_bad_extra_array_leaves_the_reply_out_and_the_round_goes_on(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     algorithm = Probing()
-    result = run(probing_app(hint_sent_back=float("nan")), algorithm)
+    result = play(probing_app(hint_sent_back=float("nan")), algorithm)
     assert algorithm.heard == [[], []]
     assert "node-1: its probe is left out: array 'hint' holds NaN" in caplog.text
     assert sorted(result.models) == ["node-1", "node-2"]
@@ -170,7 +168,7 @@ def test_apps_that_know_nothing_of_a_phase_end_the_run_with_the_reason() -> None
     """Nobody would learn otherwise that the strategy's own part did not take place."""
     said = r"Probing asks silos for 'train\.probe', and none of the 2 nodes here answers that"
     with pytest.raises(FederationError, match=said):
-        run(plain_app(), Probing())
+        play(plain_app(), Probing())
 
 
 def test_a_silo_without_the_phase_is_left_out_of_it_alone(

@@ -38,6 +38,7 @@ from coterie.strategies import (
 )
 from coterie.strategies.fedgenp.latent import GeneratorPlan
 from coterie.strategies.registry import STRATEGIES
+from coterie.strategies.rounds.reports import RoundReport
 from coterie.strategies.strategy import GroupStrategy
 from tests.conftest import (
     arrays_of,
@@ -202,6 +203,37 @@ def test_groups_of_every_round_are_a_partition_of_who_is_here(name: str) -> None
         assert sorted(n for group in groups for n in group) == everybody
         assert all(list(group) == sorted(group) for group in groups)
         assert groups == sorted(groups)
+
+
+@EVERY
+def test_who_comes_takes_part_who_leaves_keeps_its_model_and_who_comes_back_has_a_group(
+    name: str,
+) -> None:
+    grid = InProcessGrid(plain_app_without_answers(), FIVE[:4])
+
+    def churn(report: RoundReport) -> None:
+        if report.round == 1:
+            grid.connect(FIVE[4])
+        elif report.round == 2:
+            grid.disconnect(1)
+            grid.disconnect(2)
+        elif report.round == 3:
+            grid.nodes[2] = FIVE[1]
+
+    strategy = TABLE[name](on_round=churn)
+    result = strategy.start(grid=grid, initial_arrays=plain_initial(), num_rounds=4, timeout=5)
+    everybody = [f"node-{i}" for i in range(1, 6)]
+    assert [(report.joined, report.left) for report in result.rounds[:4]] == [
+        (tuple(everybody[:4]), ()),
+        (("node-5",), ()),
+        ((), ("node-1", "node-2")),
+        (("node-2",), ()),
+    ]
+    present = [sorted(n for group in report.groups for n in group) for report in result.rounds[:4]]
+    assert present == [everybody[:4], everybody, everybody[2:], everybody[1:]]
+    assert sorted(result.models) == everybody
+    for model in models(result).values():
+        assert all(np.isfinite(array).all() for array in model.values())
 
 
 @EVERY
