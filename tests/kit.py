@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,11 +18,11 @@ import coterie.client.work.workbench
 import coterie.features.secure.secrets
 from coterie import wire
 from coterie.client.app import app
+from coterie.server.machine.local import SiloSpec
 from coterie.server.runs.config import RunConfig
 from coterie.server.runs.initial import initial_arrays
 from coterie.server.runs.inprocess import InProcessGrid
 from coterie.server.runs.run import execute
-from coterie.server.study.demo import silos
 from coterie.strategies import RunResult
 from coterie.strategies.rounds.roster import DescribedRoster
 from coterie.wire import Model, decode_arrays, encode_arrays
@@ -125,12 +126,12 @@ def digits(names: Iterable[str] = "abc", home: Path | None = None, **changes: An
     ]
 
 
-def demo_silos(seed: int = 0) -> list[Node]:
-    """Return nodes of the demo's nine silos."""
+def nodes_of(specs: Iterable[SiloSpec]) -> list[Node]:
+    """Return nodes of silos as the demo has them."""
     return [
         {"name": spec.name, "task": spec.task, "device": "cpu", "threads": 1}
         | {f"data.{key}": value for key, value in spec.options.items()}
-        for spec in silos(seed)
+        for spec in specs
     ]
 
 
@@ -239,3 +240,13 @@ def record_of(folder: Path) -> dict[str, Any]:
 def mean_error(result: RunResult) -> float:
     """Return the mean error of all silos after the last round."""
     return float(np.mean([error for _, error, _ in result.rounds[-1].evaluation.values()]))
+
+
+def until(
+    condition: Callable[[], Any], what: str, *, deadline_s: float = 20.0, every_s: float = 0.005
+) -> None:
+    """Wait for a condition, with a deadline that says what was waited for."""
+    deadline = time.monotonic() + deadline_s
+    while not condition():
+        assert time.monotonic() < deadline, f"waited {deadline_s:.0f} s for {what}"
+        time.sleep(every_s)

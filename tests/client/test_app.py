@@ -12,7 +12,6 @@ import pytest
 import torch
 from flwr.app import Message
 from safetensors.numpy import load_file
-from torch import nn
 
 import coterie.client.work.workbench
 from coterie import wire
@@ -25,6 +24,8 @@ from coterie.tasks import BUILT_IN, TaskError
 from coterie.tasks.base import SiloData
 from coterie.tasks.images.digits import Digits
 from coterie.wire import decode_description
+from tests.client.kinds import source
+from tests.client.models import Normed
 from tests.conftest import assert_equal_models, digits_config, silo
 from tests.kit import TRAINING, ask, context, initial, model_in, reason, restart_silos, train
 
@@ -40,29 +41,10 @@ def test_a_silo_describes_itself() -> None:
     assert set(described.versions or {}) == {"coterie", "torch"}
 
 
-class Normed(Digits):
-    """The digits with a BatchNorm, whose counter is a 0-dimensional array."""
-
-    name = "normed"
-
-    def model(self) -> nn.Module:
-        return nn.Sequential(nn.Flatten(), nn.BatchNorm1d(64), nn.Linear(64, 10))
-
-
-def make_normed() -> Normed:
-    return Normed()
-
-
 @pytest.fixture
 def normed(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """Node config of a silo whose model has BatchNorm."""
-    import sys
-    import types
-
-    module = types.ModuleType("own_normed")
-    module.make = make_normed  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "own_normed", module)
-    monkeypatch.setitem(BUILT_IN, "normed", "own_normed:make")
+    monkeypatch.setitem(BUILT_IN, "normed", source(Normed))
     return digits_config("a", task="normed")
 
 

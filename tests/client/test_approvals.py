@@ -6,7 +6,6 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterable
 from dataclasses import replace
 from datetime import datetime
 from http.client import HTTPConnection
@@ -17,7 +16,6 @@ from urllib.parse import urlencode
 import pytest
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 
-import coterie.client.app
 from coterie import wire
 from coterie.client.cli.approve_page import make_server, page
 from coterie.client.home import approvals, hours
@@ -26,16 +24,13 @@ from coterie.client.home.folder import Home, create
 from coterie.client.home.policy import Policy
 from coterie.client.home.settings import SettingsError, SiloSettings
 from coterie.client.resident.foreign import ForeignApp
-from coterie.server.runs.config import RunConfig
-from coterie.server.runs.inprocess import InProcessGrid
 from coterie.server.runs.record import read_run
-from coterie.server.runs.run import execute
 from coterie.strategies import FederationError
 from coterie.strategies import strategy as rounds
 from coterie.strategies.rounds import roster as rosters
 from tests.commands import coterie as command
 from tests.conftest import digits_config, plain_app
-from tests.kit import ask, initial, train
+from tests.kit import Tap, ask, initial, run, train
 
 TERMS: dict[str, Any] = {"strategy": "hcct", "rounds": 3, "task": "digits", "of-run": "hcct-7"}
 WORK: dict[str, Any] = {"strategy": "hcct", "rounds": 3, "task": "digits", "run": "hcct-7"}
@@ -288,21 +283,6 @@ def test_an_app_of_ones_own_waits_too(silo: dict[str, Any]) -> None:
 # ---------------------------------------------------------------- a whole run
 
 
-class _Acting(InProcessGrid):
-    """One process, in which something happens when so many trainings are asked."""
-
-    def __init__(self, nodes: list[dict[str, Any]], acts: dict[int, Any]) -> None:
-        super().__init__(coterie.client.app.app, nodes)
-        self.acts, self.trained = acts, 0
-
-    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        sent = list(messages)
-        self.trained += sum(m.metadata.message_type == wire.TRAIN for m in sent)
-        for count in [count for count in self.acts if count <= self.trained]:
-            self.acts.pop(count)()
-        return super().push_messages(sent)
-
-
 @pytest.fixture
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rosters, "ASKED_AGAIN_S", 0.0)
@@ -310,9 +290,9 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rounds, "TRY_AGAIN_S", 0.0)
 
 
-def config(**keys: Any) -> RunConfig:
-    usual = {"strategy": "fedavg", "min-silos": 1, "rounds": 4, "wait-for-silos": 0.3}
-    return RunConfig.read({**usual, **keys})
+def play(folder: Path, silos: Any, **keys: Any) -> None:
+    usual = {"rounds": 4, "min_silos": 1, "wait_for_silos": 0.3}
+    run(folder, silos, run_id=9, **(usual | keys))
 
 
 def test_a_run_goes_on_without_a_silo_that_waits_and_takes_it_in_once_approved(
@@ -320,8 +300,15 @@ def test_a_run_goes_on_without_a_silo_that_waits_and_takes_it_in_once_approved(
 ) -> None:
     other = digits_config("b", 1)
     folder = tmp_path / "run-9"
-    grid = _Acting([silo, other], {2: lambda: decide(home_of(silo), "run-9", "approved")})
-    execute(grid, config(), run_id=9, folder=folder)
+
+    def approve(messages: list[Message]) -> None:
+        """Approve it when the second round's training is asked for."""
+        kind = messages[0].metadata.message_type
+        if kind == wire.TRAIN and len(grid.asked(wire.TRAIN)) == 1:
+            decide(home_of(silo), "run-9", "approved")
+
+    grid = Tap([silo, other], before=approve)
+    play(folder, grid)
     record = read_run(folder)
     assert [sorted(entry.silos) for entry in record.rounds] == [["b"], ["b"], *[["a", "b"]] * 2]
     assert tuple(record.rounds[2].joined) == ("a",)
@@ -330,9 +317,8 @@ def test_a_run_goes_on_without_a_silo_that_waits_and_takes_it_in_once_approved(
 def test_a_run_that_nobody_approves_in_time_says_what_it_waited_for(
     silo: dict[str, Any], tmp_path: Path, at_once: None
 ) -> None:
-    grid = _Acting([silo], {})
     with pytest.raises(FederationError) as caught:
-        execute(grid, config(), run_id=9, folder=tmp_path / "run-9")
+        play(tmp_path / "run-9", [silo])
     assert (
         "waiting for silos: 0 of at least 1 here; silo 'a' waits for the approval of its people: "
         "they see run run-9 with `coterie silo approve`. Start silos"
@@ -344,9 +330,8 @@ def test_a_run_waits_for_the_hours_of_its_silos_and_goes_on_then(
 ) -> None:
     clock = iter([*[21] * 3, *[7] * 3])
     monkeypatch.setattr(hours, "now", lambda: datetime(2026, 11, 23, next(clock, 21)))
-    grid = _Acting([digits_config("a", hours="20:00-06:00")], {})
-    patient = config(**{"wait-for-silos": 20.0})  # also on a machine that is slow
-    execute(grid, patient, run_id=9, folder=tmp_path / "run-9")
+    silo = digits_config("a", hours="20:00-06:00")
+    play(tmp_path / "run-9", [silo], wait_for_silos=20.0)  # also on a machine that is slow
     record = read_run(tmp_path / "run-9")
     assert [sorted(entry.silos) for entry in record.rounds] == [["a"]] * 4
     assert record.status == "completed"

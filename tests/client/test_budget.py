@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import textwrap
-import types
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -38,7 +37,8 @@ from coterie.server.runs.run import terms
 from coterie.strategies import FederationError
 from coterie.strategies.registry import STRATEGIES
 from coterie.tasks import TaskError
-from tests.client.test_app import make_normed
+from tests.client.kinds import source
+from tests.client.models import Normed
 from tests.conftest import assert_equal_models, digits_config
 from tests.kit import TRAINING, ask, dashed, initial, model_in, reason, restart_silos, run, train
 
@@ -323,13 +323,8 @@ def test_everything_that_is_trained_is_charged(tmp_path: Path) -> None:
     assert charges(wire.EVALUATE, personalise="finetune", server_round=3) == 1
 
 
-def test_batch_norm_is_refused_before_the_silo_joins(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    module = types.ModuleType("own_normed")
-    module.make = make_normed  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "own_normed", module)
-    node = {**silo(tmp_path), "task": "own_normed:make"}
+def test_batch_norm_is_refused_before_the_silo_joins(tmp_path: Path) -> None:
+    node = {**silo(tmp_path), "task": source(Normed)}
     with pytest.raises(TaskError, match=r"BatchNorm, which mixes samples.*GroupNorm"):
         prepare_nodes([node])
 

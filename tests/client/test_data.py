@@ -19,7 +19,7 @@ from coterie.client.work.measure import batch_size, evaluate
 from coterie.client.work.sgd import TrainPlan, train
 from coterie.client.work.weights import read_weights
 from coterie.tasks.base import SiloData, StreamedData, TaskError
-from tests.client.test_sgd import fresh, some_data
+from tests.client.models import fresh, some_data
 
 CPU = torch.device("cpu")
 PLAN = TrainPlan(epochs=2, batch_size=4, lr=0.1)

@@ -17,18 +17,14 @@ import pytest
 from PIL import Image
 from safetensors.numpy import load_file
 
-from coterie.client.app import app
 from coterie.client.cli import export as exporting
 from coterie.client.cli.predict import predict
 from coterie.client.home.folder import create
-from coterie.client.work.card import read_card
-from coterie.server.runs.config import RunConfig
-from coterie.server.runs.inprocess import InProcessGrid
-from coterie.server.runs.run import execute
 from coterie.tasks import load_task
 from coterie.tasks.base import SiloData, leaves
 from tests.client import asked
 from tests.conftest import silo
+from tests.kit import run
 
 PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "use-elsewhere.md"
 KINDS = [
@@ -179,9 +175,7 @@ def hospital(tmp_path_factory: pytest.TempPathFactory) -> Path:
         lines.append(f"{age:.1f},{bmi:.1f},{'fm'[sex]},{'yes' if ill else 'no'}")
     (root / "own.csv").write_text("\n".join(lines) + "\n")
     home = create(root / "a", "a", task=str(root / "study.toml"), data=root / "own.csv")
-    keys = {"task": "study", "strategy": "fedavg", "rounds": 3, "min-silos": 1}
-    grid = InProcessGrid(app, [home.settings().to_node_config()])
-    execute(grid, RunConfig.read(keys), run_id=1, folder=root / "runs" / "run-1")
+    run(root / "runs" / "run-1", [home.settings().to_node_config()], task="study")
     assert silo(["calibrate", "--home", str(home.folder)]) == 0
     return root
 

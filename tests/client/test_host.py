@@ -7,7 +7,7 @@ import re
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -33,6 +33,7 @@ from coterie.client.resident.link import (
 from coterie.client.resident.lost import LinkError, NotPassedError, RunEndedError
 from coterie.client.resident.outbox import Outbox, Unsent
 from coterie.client.resident.sharing import ObjectCache
+from tests.kit import until
 
 
 def message(kind: str = wire.TRAIN, text: str = "", round: str = "1") -> Message:
@@ -378,7 +379,7 @@ def telling(monkeypatch: pytest.MonkeyPatch) -> Iterator[Telling]:
     world.host._schedule._last_work -= 3600.0
     thread = threading.Thread(target=world.host.run)
     thread.start()
-    until(lambda: link.waits)
+    until(lambda: link.waits, "it to wait")
     yield link
     world.host.stop()
     thread.join(10)
@@ -386,20 +387,13 @@ def telling(monkeypatch: pytest.MonkeyPatch) -> Iterator[Telling]:
     link.word.set()
 
 
-def until(condition: Callable[[], Any]) -> None:
-    deadline = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.002)
-
-
 def test_a_silo_looks_when_it_is_told_and_not_before(telling: Telling) -> None:
     time.sleep(0.2)
     assert (telling.looks, telling.waits) == (1, 1)
     telling.message = message(text="1")
     telling.word.set()
-    until(lambda: texts(telling.world) == ["1"])
-    until(lambda: telling.waits == 2)
+    until(lambda: texts(telling.world) == ["1"], "its work")
+    until(lambda: telling.waits == 2, "it to wait again")
     time.sleep(0.2)
     assert (telling.looks, telling.waits) == (3, 2), "after work it looks, and waits again"
 
@@ -407,7 +401,7 @@ def test_a_silo_looks_when_it_is_told_and_not_before(telling: Telling) -> None:
 def test_a_silo_whose_superlink_cannot_tell_any_more_asks_as_before(telling: Telling) -> None:
     telling.tells = False
     telling.word.set()
-    until(lambda: telling.looks > 5)
+    until(lambda: telling.looks > 5, "it to look often")
     assert telling.waits == 1
 
 
@@ -415,7 +409,7 @@ def test_a_silo_whose_call_fails_asks_as_before_and_tries_it_again(telling: Tell
     telling.fails = True
     telling.word.set()
     telling.message = message(text="1")  # after which it asks often
-    until(lambda: telling.looks > 5 and telling.waits > 2)
+    until(lambda: telling.looks > 5 and telling.waits > 2, "it to look and to try the call again")
     assert texts(telling.world) == ["1"]
 
 

@@ -20,25 +20,11 @@ from coterie.client.work.meta_sgd import train_per_fedavg, train_pfedme
 from coterie.client.work.sgd import TrainPlan, train
 from coterie.client.work.weights import load_weights, read_weights
 from tests import kit
-from tests.client.test_sgd import fresh, some_data, with_batch_norm
+from tests.client.models import batches, fresh, gradient, some_data, with_batch_norm
 from tests.conftest import assert_equal_models, digits_config
 from tests.kit import initial, model_in, restart_silos
 
 PLAN = TrainPlan(epochs=2, batch_size=4, lr=0.1)
-
-
-def batches(n: int, plan: TrainPlan, seed: int) -> list[list[torch.Tensor]]:
-    shuffle = torch.Generator().manual_seed(seed)
-    return [
-        list(torch.randperm(n, generator=shuffle).split(plan.batch_size))
-        for _ in range(plan.epochs)
-    ]
-
-
-def gradient(model: nn.Module, weights: dict[str, torch.Tensor], x: Any, y: Any) -> dict[str, Any]:
-    leaves = {k: w.clone().requires_grad_() for k, w in weights.items()}
-    loss = cross_entropy(torch.func.functional_call(model, leaves, (x,)), y)
-    return dict(zip(leaves, torch.autograd.grad(loss, list(leaves.values())), strict=True))
 
 
 def assert_near(model: nn.Module, expected: dict[str, torch.Tensor]) -> None:

@@ -18,12 +18,13 @@ from coterie.client.work.sgd import TrainPlan, train
 from coterie.client.work.weights import load_weights, read_weights
 from coterie.features.personal.mixture import SHARE, Mixture, mix_in
 from coterie.wire import Model
-from tests.client.test_meta_sgd import PLAN, batches, fresh, gradient, some_data, with_batch_norm
+from tests.client.models import batches, fresh, gradient, some_data, with_batch_norm
 from tests.client.test_personalisation import ask, error_of, start
 from tests.conftest import assert_equal_models
 from tests.kit import model_in, restart_silos
 
 Named = dict[str, torch.Tensor]
+PLAN = TrainPlan(epochs=2, batch_size=4, lr=0.1)
 
 
 def parameters(model: nn.Module) -> Named:

@@ -15,7 +15,7 @@ from coterie.client.work.optimisers import Schedule, Slots, class_of
 from coterie.client.work.sgd import TrainPlan, train
 from coterie.client.work.weights import read_weights
 from coterie.tasks.base import Task, TaskError
-from tests.client.test_sgd import fresh, some_data
+from tests.client.models import fresh, some_data
 
 PLAN = TrainPlan(epochs=2, batch_size=5, lr=0.05)
 

@@ -16,7 +16,7 @@ from coterie.client.work.sgd import TrainPlan, train
 from coterie.client.work.weights import read_weights
 from coterie.tasks.base import Passes, Task, TaskError
 from tests.client.kinds import Kinds, play, refusal
-from tests.client.test_sgd import fresh, some_data
+from tests.client.models import fresh, some_data
 from tests.conftest import arrays_of, assert_equal_models
 
 PLAN = TrainPlan(epochs=2, batch_size=4, lr=0.1)

@@ -33,7 +33,7 @@ from coterie.client.work.workbench import open_workbench
 from coterie.tasks.base import SiloData, TaskError
 from coterie.tasks.problems import Problem, Survival
 from tests.client.asked import Listed, Nested
-from tests.client.test_sgd import Small, fresh, linear, some_data, with_batch_norm, with_dropout
+from tests.client.models import Small, fresh, linear, some_data, with_batch_norm, with_dropout
 from tests.conftest import assert_equal_models
 
 TERMS = Privacy(epsilon=1000.0)

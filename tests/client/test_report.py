@@ -9,14 +9,11 @@ from typing import Any
 import pytest
 from flwr.app import ConfigRecord
 
-from coterie.client.app import app
 from coterie.client.cli.report import build_page, read_silo
 from coterie.client.home.journal import JOURNAL, note
 from coterie.client.home.settings import SettingsError
-from coterie.server.runs.config import RunConfig
-from coterie.server.runs.inprocess import InProcessGrid
-from coterie.server.runs.run import execute
-from tests.conftest import digits_config, silo
+from tests.conftest import silo
+from tests.kit import digits, run
 
 TENSORS = [{"name": "fc.weight", "shape": [10, 4], "bytes": 160}]
 
@@ -25,12 +22,9 @@ TENSORS = [{"name": "fc.weight", "shape": [10, 4], "bytes": 160}]
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The home of one of three silos that trained three rounds together."""
     root = tmp_path_factory.mktemp("homes")
-    nodes = [digits_config(n, i, home=str(root / n)) for i, n in enumerate("abc")]
     for name in "abc":
         (root / name).mkdir()
-    keys = {"strategy": "fedavg", "rounds": 3, "local-epochs": 1, "min-silos": 3}
-    config = RunConfig.read(keys)
-    execute(InProcessGrid(app, nodes), config, run_id=1, folder=root / "fedavg-1")
+    run(root / "fedavg-1", digits("abc", root), local_epochs=1)
     return root / "a"
 
 

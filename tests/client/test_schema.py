@@ -8,15 +8,12 @@ from typing import Any
 
 import pytest
 
-from coterie.client.app import app
 from coterie.client.home.settings import SiloSettings
 from coterie.client.ledger import read
 from coterie.client.work.workbench import open_workbench
-from coterie.server.runs.config import RunConfig
-from coterie.server.runs.inprocess import InProcessGrid
-from coterie.server.runs.run import execute
 from coterie.strategies import FederationError
 from coterie.wire import differences
+from tests.kit import run
 from tests.tasks.test_declared import ROWS, TABLE, table
 
 CODE = """
@@ -33,9 +30,8 @@ def refused(configs: list[dict[str, Any]], folder: Path, task: str) -> str:
     """Why the last of three silos does not take part."""
     for name, config in zip("abc", configs, strict=True):
         config |= {"name": name, "threads": 1, "device": "cpu", "home": str(folder / name)}
-    keys = {"task": task, "strategy": "fedavg", "rounds": 1, "min-silos": 3, "wait-for-silos": 0.2}
     with pytest.raises(FederationError, match="2 of at least 3 here") as said:
-        execute(InProcessGrid(app, configs), RunConfig.read(keys), run_id=1, folder=folder / "run")
+        run(folder / "run", configs, task=task, rounds=1, wait_for_silos=0.2)
     return str(said.value)
 
 

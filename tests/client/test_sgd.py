@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -10,55 +9,13 @@ import pytest
 import torch
 from torch import nn
 
-from coterie.client.work.data import Data, Held
 from coterie.client.work.measure import evaluate
 from coterie.client.work.meta_sgd import train_per_fedavg
 from coterie.client.work.prepare import warm_up
 from coterie.client.work.sgd import TooFewError, TrainPlan, seed_of, train
 from coterie.client.work.weights import load_weights, read_weights
-from coterie.tasks.base import SiloData, Task
+from tests.client.models import Small, fresh, linear, some_data, with_batch_norm, with_dropout
 from tests.conftest import assert_equal_models
-
-
-class Small(Task):
-    """Three classes from four numbers, with any network."""
-
-    name = "small"
-    num_classes = 3
-
-    def __init__(self, make: Callable[[], nn.Module]) -> None:
-        self.make = make
-
-    def model(self) -> nn.Module:
-        return self.make()
-
-    def load(self, options: Any) -> SiloData:
-        raise NotImplementedError
-
-
-def linear() -> nn.Module:
-    return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3))
-
-
-def with_batch_norm() -> nn.Module:
-    return nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))
-
-
-def with_dropout() -> nn.Module:
-    return nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 3))
-
-
-def some_data(n: int = 10, m: int = 7) -> Data:
-    generator = torch.Generator().manual_seed(3)
-    x = torch.randn(n + m, 4, generator=generator)
-    y = torch.randint(0, 3, (n + m,), generator=generator)
-    return Data(Held(x[:n], y[:n]), Held(x[n:], y[n:]))
-
-
-def fresh(make: Callable[[], nn.Module] = linear) -> tuple[Task, nn.Module]:
-    task = Small(make)
-    torch.manual_seed(0)
-    return task, task.model()
 
 
 def trained(plan: TrainPlan, *, seed: int = 1, make: Any = linear, n: int = 10) -> dict[str, Any]:

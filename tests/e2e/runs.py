@@ -6,8 +6,7 @@ import json
 import os
 import subprocess
 import sys
-import time
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +15,10 @@ from coterie.server.machine.local import SiloSpec
 from coterie.server.runs.config import RunConfig
 from coterie.server.runs.inprocess import InProcessGrid
 from coterie.server.runs.run import execute
+from tests import kit
 from tests.commands import Done
 from tests.e2e.gated import TASK
+from tests.kit import record_of
 
 ROOT = Path(__file__).parents[2]
 COTERIE = [sys.executable, "-m", "coterie.server.cli"]
@@ -51,12 +52,6 @@ def coterie_process(*arguments: str) -> Done:
     return Done(done.returncode, done.stdout, done.stderr)
 
 
-def record_of(folder: Path) -> dict[str, Any]:
-    """A run's record."""
-    record: dict[str, Any] = json.loads((folder / "run.json").read_text(encoding="utf-8"))
-    return record
-
-
 def hashes_of(folder: Path) -> dict[str, str]:
     """Hashes of the models of a run, which has to be complete."""
     record = record_of(folder)
@@ -72,12 +67,7 @@ def in_process(folder: Path, *names: str, **keys: Any) -> dict[str, Any]:
     return record_of(folder)
 
 
-def until(condition: Callable[[], bool], what: str, *, deadline_s: float = 60.0) -> None:
-    """Wait for a condition, with a deadline that says what was waited for."""
-    deadline = time.monotonic() + deadline_s
-    while not condition():
-        assert time.monotonic() < deadline, f"waited {deadline_s:.0f} s for {what}"
-        time.sleep(0.05)
+until = partial(kit.until, deadline_s=60.0, every_s=0.05)
 
 
 def happened(folder: Path, event: str, number: int = 0) -> bool:

@@ -17,12 +17,11 @@ from flwr.app import Context, Error, Message
 
 from coterie import wire
 from coterie.client.app import app
-from coterie.server.runs.config import RunConfig
 from coterie.server.runs.inprocess import InProcessGrid
-from coterie.server.runs.run import execute
 from coterie.strategies.registry import STRATEGIES
 from coterie.tasks import load_task
-from tests.conftest import arrays_of, digits_config
+from tests.conftest import arrays_of
+from tests.kit import digits, run
 
 HONEST, LIAR = "bcdef", "a"
 """The liar is first wherever silos are taken by name."""
@@ -140,11 +139,10 @@ def test_no_silo_ends_the_run_of_any_strategy(strategy: str, lie: str, tmp_path:
         return reply
 
     names = [LIAR, *HONEST]
-    nodes = [digits_config(name, i, **{"label-counts": True}) for i, name in enumerate(names)]
     keys = {"rounds": 7, "min-silos": 3, "local-epochs": 1, "round-timeout": 5}
     keys |= {"strategy": strategy, **OPTIONS.get(strategy, {})}
-    grid = InProcessGrid(lying, nodes)
-    result = execute(grid, RunConfig.read(keys), run_id=1, folder=tmp_path)
+    grid = InProcessGrid(lying, digits(names, **{"label-counts": True}))
+    result = run(tmp_path, grid, **keys)
     assert result.rounds[-1].round >= 7
     for name in HONEST:
         arrays = arrays_of(result.models[name]).values()

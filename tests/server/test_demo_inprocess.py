@@ -14,7 +14,7 @@ from coterie.strategies.errors import FederationError
 from coterie.strategies.rounds.result import RunResult
 from coterie.tasks import load_task
 from tests.commands import coterie
-from tests.kit import demo_silos, mean_error, record_of, run
+from tests.kit import mean_error, nodes_of, record_of, run
 
 ROUNDS = 6
 FOUND_BY = 4
@@ -23,7 +23,7 @@ FOUND_BY = 4
 def play(strategy: str, seed: int, folder: Path, **more: Any) -> RunResult:
     keys = {"strategy": strategy, "rounds": ROUNDS, "seed": seed, **more}
     keys |= {"alpha": 50.0} if strategy == "hcct" else {}
-    return run(folder / strategy, demo_silos(seed), **keys)
+    return run(folder / strategy, nodes_of(silos(seed)), **keys)
 
 
 @pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.nightly)])

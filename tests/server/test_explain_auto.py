@@ -12,18 +12,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from coterie.client.app import app
+from coterie.server.cli.view import line_of
 from coterie.server.report.command import tell, write_report
 from coterie.server.report.page import make_pictures
 from coterie.server.report.race import Explanation, explain_race, titles
-from coterie.server.report.view import line_of
-from coterie.server.runs.config import RunConfig
-from coterie.server.runs.inprocess import InProcessGrid
 from coterie.server.runs.record import EVENTS, Run, event_of, read_run, run_of
 from coterie.server.runs.record.follow import Progress
 from coterie.server.runs.record.format import json_of, plain_round
 from coterie.server.runs.record.format import line_of as line_of_json
-from coterie.server.runs.run import execute
 from coterie.strategies.auto.candidates import Candidate
 from coterie.strategies.auto.entries import entrant_entry, placement_entry, verdict_entry
 from coterie.strategies.auto.evidence import by_preference
@@ -33,6 +29,7 @@ from coterie.strategies.partition.race import Standing, shrunken_gains, standing
 from coterie.strategies.rounds.reports import Group
 from tests.commands import coterie
 from tests.conftest import digits_config
+from tests.kit import run
 
 NAMES = ("a", "b", "c", "d")
 ALONE: tuple[Group, ...] = (("a",), ("b",), ("c",), ("d",))
@@ -328,9 +325,8 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for number in range(4)
     ]
     folder = tmp_path_factory.mktemp("runs") / "auto-7"
-    keys = {"strategy": "auto", "rounds": 6, "min-silos": 4, "local-epochs": 8, "lr": 0.1}
-    config = RunConfig.read({**keys, "batch-size": 16, "seed": 0})
-    execute(InProcessGrid(app, silos), config, run_id=7, folder=folder)
+    keys = {"strategy": "auto", "rounds": 6, "local-epochs": 8, "lr": 0.1, "batch-size": 16}
+    run(folder, silos, run_id=7, seed=0, **keys)
     return folder
 
 

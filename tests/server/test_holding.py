@@ -31,6 +31,7 @@ from coterie.server.machine import holding
 from coterie.server.machine.allowance import handlers
 from coterie.server.machine.holding import FullError, Room
 from coterie.server.machine.superlink import engine_speaks_http
+from tests.kit import until
 
 AT_ONCE_S, LONG_S = 20.0, 60.0
 """Far more than the first takes here, and what the second would take."""
@@ -54,13 +55,6 @@ class Ends:
 @pytest.fixture
 def ends() -> Ends:
     return Ends()
-
-
-def until(condition: Callable[[], Any], what: str) -> None:
-    deadline = time.monotonic() + AT_ONCE_S
-    while not condition():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.005)
 
 
 # ---------------------------------------------------------------- the room

@@ -25,6 +25,7 @@ from coterie.server.runs.statistics import Survey, read_survey
 from coterie.strategies.errors import FederationError
 from coterie.tasks.base import Column
 from coterie.wire.statistics import ColumnCounts, Statistics
+from tests.kit import run
 
 HEART = """
 kind = "table"
@@ -70,10 +71,8 @@ def write_sites(folder: Path) -> list[dict[str, Any]]:
     return configs
 
 
-def ask(configs: list[dict[str, Any]], folder: Path, task: str = "heart") -> Path:
-    keys = {"strategy": "statistics", "task": task, "min-silos": len(configs)}
-    config = RunConfig.read({**keys, "wait-for-silos": 0.5})
-    execute(InProcessGrid(app, configs), config, run_id=1, folder=folder / "run")
+def ask(silos: Any, folder: Path, task: str = "heart") -> Path:
+    run(folder / "run", silos, strategy="statistics", task=task, wait_for_silos=0.5)
     return folder / "run"
 
 
@@ -100,8 +99,8 @@ def test_silos_tell_what_they_allow_and_others_are_named_with_their_reason(asked
     assert "does not share statistics" in survey.silent["quiet"]
     assert "differential privacy" in survey.silent["private"]
     assert survey.samples["quiet"] == 240
-    run = read_run(asked)
-    assert (run.status, run.strategy, run.missing) == ("completed", "statistics", ())
+    done = read_run(asked)
+    assert (done.status, done.strategy, done.missing) == ("completed", "statistics", ())
 
 
 def test_what_left_is_in_the_ledger_and_nothing_was_kept(asked: Path) -> None:
@@ -142,10 +141,9 @@ def test_nobody_who_tells_is_an_end_with_the_reasons(tmp_path: Path) -> None:
         FederationError, match=r"no silo told statistics\. east: silo 'east' does not"
     ):
         ask(configs, tmp_path)
-    run = read_run(tmp_path / "run")
-    assert run.status == "failed"
-    config = RunConfig.read({"resume": "run", "runs-dir": str(tmp_path)})
+    assert read_run(tmp_path / "run").status == "failed"
     willing = InProcessGrid(app, write_sites(tmp_path)[:2])
+    config = RunConfig.read({"resume": "run", "runs-dir": str(tmp_path)})
     execute(willing, config, run_id=2, folder=tmp_path / "run")
     assert set(read_survey(tmp_path / "run").told) == {"east", "north"}, "it is asked again"
 
@@ -157,10 +155,7 @@ def test_a_silo_that_answers_nonsense_is_named_and_the_others_are_read(tmp_path:
             reply.content = answer(samples=10**9)
         return reply
 
-    config = RunConfig.read({"strategy": "statistics", "task": "heart", "min-silos": 3})
-    grid = InProcessGrid(lying, write_sites(tmp_path))
-    execute(grid, config, run_id=1, folder=tmp_path / "run")
-    survey = read_survey(tmp_path / "run")
+    survey = read_survey(ask(InProcessGrid(lying, write_sites(tmp_path)), tmp_path))
     assert set(survey.told) == {"north", "south"}
     assert "its statistics cannot be read" in survey.silent["east"]
 

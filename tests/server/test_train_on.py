@@ -9,12 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from coterie.client.app import app
-from coterie.server.runs.config import RunConfig
-from coterie.server.runs.inprocess import InProcessGrid
 from coterie.server.runs.record import read_run
-from coterie.server.runs.run import execute
 from tests.commands import coterie
+from tests.kit import run
 
 DECLARATION = """
 kind = "table"
@@ -24,7 +21,7 @@ classes = ["no", "yes"]
 numeric = ["age", "dose"]
 network = "mlp-64"
 """
-KEYS = {"strategy": "fedavg", "local-epochs": 2, "lr": 0.1, "min-silos": 3, "wait-for-silos": 5}
+KEYS = {"local-epochs": 2, "lr": 0.1, "wait-for-silos": 5}
 NAMES = ("a", "b", "c")
 
 
@@ -41,7 +38,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def run(folder: Path, declaration: str, label: str, rounds: int) -> Path:
+def play(folder: Path, declaration: str, label: str, rounds: int) -> Path:
     nodes: list[dict[str, Any]] = [
         {
             "name": name,
@@ -54,8 +51,7 @@ def run(folder: Path, declaration: str, label: str, rounds: int) -> Path:
         for name in NAMES
     ]
     task = declaration.removesuffix(".toml")
-    config = RunConfig.read({**KEYS, "task": task, "rounds": rounds})
-    execute(InProcessGrid(app, nodes), config, run_id=42, folder=folder / "runs" / label)
+    run(folder / "runs" / label, nodes, run_id=42, task=task, rounds=rounds, **KEYS)
     return folder / "runs" / label
 
 
@@ -63,11 +59,11 @@ def run(folder: Path, declaration: str, label: str, rounds: int) -> Path:
 def test_a_new_run_begins_with_the_model_that_an_older_one_ended_with(
     kept: str, folder: Path
 ) -> None:
-    first = run(folder, "ill.toml", "first", 3)
+    first = play(folder, "ill.toml", "first", 3)
     shutil.copy(folder / kept, folder / "ill-2026.safetensors")
     again = DECLARATION.format(name="ill-2") + 'weights = "ill-2026.safetensors"\n'
     (folder / "ill-2.toml").write_text(again)
-    second = run(folder, "ill-2.toml", "second", 2)
+    second = play(folder, "ill-2.toml", "second", 2)
     ended, begun = read_run(first).final, read_run(second).rounds[0]
     assert ended is not None and ended.evaluation
     assert begun.evaluation == ended.evaluation
@@ -75,7 +71,7 @@ def test_a_new_run_begins_with_the_model_that_an_older_one_ended_with(
 
 
 def test_a_site_that_took_no_part_tests_a_model_on_all_its_rows(folder: Path) -> None:
-    done = run(folder, "ill.toml", "first", 1)
+    done = play(folder, "ill.toml", "first", 1)
     rows = (folder / "a.csv").read_text().splitlines()
     (folder / "ours.csv").write_text("\n".join(rows[:51]))
     data = ["--set", f"data={folder / 'ours.csv'}", "--set", f"test-data={folder / 'ours.csv'}"]

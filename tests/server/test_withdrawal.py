@@ -12,9 +12,7 @@ from typing import Any
 import pytest
 
 from coterie.server.machine.leftovers import BusyError
-from coterie.server.runs.config import RunConfig
 from coterie.server.runs.record import read_run
-from coterie.server.runs.run import execute
 from coterie.server.site import audit, enrolled, withdrawal
 from coterie.server.site.federation import Federation, create, load
 from coterie.server.site.withdrawal import GoingOnError, finish_all, verified, withdraw
@@ -22,13 +20,13 @@ from coterie.strategies.errors import FederationError
 from coterie.strategies.rounds import roster as rosters
 from coterie.system import files
 from coterie.system.files import locked
-from tests.client.test_approvals import _Acting
 from tests.commands import coterie
 from tests.conftest import digits_config
+from tests.kit import run
 from tests.server.test_federation import request
 from tests.system.disk import Killed
 
-KEYS: dict[str, Any] = {"strategy": "fedavg", "min-silos": 2, "rounds": 3, "wait-for-silos": 5}
+KEYS: dict[str, Any] = {"min-silos": 2, "wait-for-silos": 5}
 
 
 @pytest.fixture
@@ -40,9 +38,8 @@ def made(tmp_path: Path) -> Federation:
         assert coterie("enrol", asked, "--federation", str(federation.folder)).returncode == 0
     for number, (who, churn) in enumerate([("abc", ""), ("abc", "c+3"), ("ab", "")], start=1):
         nodes = [digits_config(name, "abc".index(name)) for name in who]
-        config = RunConfig.read({**KEYS, "churn": churn})
         folder = federation.runs / f"fedavg-{number}"
-        execute(_Acting(nodes, {}), config, run_id=number, folder=folder)
+        run(folder, nodes, run_id=number, churn=churn, **KEYS)
     return load(federation.folder)
 
 

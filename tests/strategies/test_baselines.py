@@ -6,6 +6,7 @@ import json
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,9 +14,7 @@ import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.clientapp import ClientApp
 
-from coterie.client.app import app as coterie_app
 from coterie.server.runs.config import RunConfig, keys_of
-from coterie.server.runs.initial import initial_arrays
 from coterie.server.runs.inprocess import InProcessGrid
 from coterie.server.runs.run import build_strategy
 from coterie.strategies import (
@@ -46,12 +45,12 @@ from coterie.strategies.rounds.algorithm import Update
 from coterie.strategies.rounds.roster import DescribedRoster, Silo
 from coterie.strategies.strategy import GroupStrategy
 from coterie.wire import Model
+from tests import kit
 from tests.conftest import (
     LossyGrid,
     arrays_of,
     assert_equal_models,
     at,
-    digits_config,
     error_reply,
     plain_app,
     plain_nodes,
@@ -620,21 +619,15 @@ BASELINE_NAMES = sorted(
 
 def keys_for(name: str, **keys: Any) -> dict[str, Any]:
     """The strategy, and those of the keys that it has."""
-    own = {key.replace("_", "-"): value for key, value in keys.items()}
+    own = kit.dashed(keys)
     return {"strategy": name} | {k: v for k, v in own.items() if k in keys_of(STRATEGIES[name])}
 
 
 @pytest.mark.parametrize("name", BASELINE_NAMES)
-def test_each_runs_on_coteries_silos_by_its_configuration(name: str) -> None:
+def test_each_runs_on_coteries_silos_by_its_configuration(name: str, tmp_path: Path) -> None:
     """Three digits silos: the choosing ones use training data, errors are measured every round."""
-    nodes = [digits_config(n, i) for i, n in enumerate("abc")]
-    grid = InProcessGrid(coterie_app, nodes)
     keys = keys_for(name, warm_up=0, num_groups=2)
-    config = RunConfig.read({**keys, "rounds": 3, "local-epochs": 1})
-    roster = DescribedRoster("digits", 3)
-    strategy = build_strategy(config, run="test", roster=roster, on_round=lambda report: None)
-    initial = initial_arrays(grid, roster.present(grid, number=1), config)
-    result = strategy.start(grid, initial, num_rounds=3)
+    result = kit.run(tmp_path, kit.digits(), local_epochs=1, **keys)
     assert sorted(result.models) == ["a", "b", "c"]
     assert all(not report.left_out for report in result.rounds)
     assert sorted(result.rounds[-1].evaluation) == ["a", "b", "c"]

@@ -15,12 +15,9 @@ from flwr.app import Array, ArrayRecord, Context, Error, Message, MetricRecord, 
 from flwr.clientapp import ClientApp
 
 from coterie import wire
-from coterie.client.app import app as coterie_app
 from coterie.server.report.similarity import _interval_text
-from coterie.server.runs.config import RunConfig
 from coterie.server.runs.inprocess import InProcessGrid
 from coterie.server.runs.record.format import run_of
-from coterie.server.runs.run import execute
 from coterie.server.study.demo import _bound_text
 from coterie.strategies import FedCollab, RunResult
 from coterie.strategies.fedcollab.algorithm import (
@@ -35,6 +32,7 @@ from coterie.strategies.partition.distance import Distance
 from coterie.strategies.rounds.algorithm import Answers, Update
 from coterie.strategies.rounds.members import Members
 from coterie.strategies.rounds.roster import Silo
+from tests import kit
 from tests.conftest import (
     arrays_of,
     assert_equal_models,
@@ -45,6 +43,7 @@ from tests.conftest import (
     plain_nodes,
     plain_trained,
 )
+from tests.kit import digits, record_of
 from tests.strategies.by_hand import ByHand
 
 HELD_OUT = 40
@@ -208,15 +207,13 @@ def test_the_budget_of_rounds_ends_with_an_evaluation_and_is_said_before_it_star
 
 
 def test_what_the_phase_may_cost_is_told_before_it_begins_and_recorded(tmp_path: Path) -> None:
-    keys = {"strategy": "fedcollab", "rounds": 2, "min-silos": 3, "discriminator-rounds": 3}
-    grid = InProcessGrid(coterie_app, [digits_config(n, i) for i, n in enumerate("abc")])
-    execute(grid, RunConfig.read(keys), run_id=1, folder=tmp_path / "run")
-    record = json.loads((tmp_path / "run" / "run.json").read_text(encoding="utf-8"))
+    kit.run(tmp_path, digits(), strategy="fedcollab", rounds=2, discriminator_rounds=3)
+    record = record_of(tmp_path)
     found = record["rounds"][0]["discriminators"]
     budget = found["budget"]
     assert (budget["pairs"], budget["silos"], budget["rounds"]) == (3, 3, 3)
     assert found["bytes"] <= budget["bytes"] + 1000 and budget["bytes"] % (2 * 3 * 3 * 2) == 0
-    events = [json.loads(line) for line in (tmp_path / "run" / "events.jsonl").open()]
+    events = [json.loads(line) for line in (tmp_path / "events.jsonl").open()]
     (told,) = [event for event in events if event["event"] == "budget"]
     assert told.items() >= {"work": "discriminators", **budget}.items()
     work = [event.get("work") for event in events]
@@ -629,15 +626,13 @@ def test_what_a_silo_does_not_say_is_not_taken_for_nothing(
 
 
 def test_silos_that_let_few_metrics_leave_are_measured_like_others(tmp_path: Path) -> None:
-    keys = {"strategy": "fedcollab", "rounds": 1, "min-silos": 3}
     found = []
     for name, metrics in (("few", ["", "train-loss,loss,error,seconds"]), ("all", [None, None])):
         configs = [
             digits_config(silo, i, **({} if may is None else {"metrics": may}))
             for i, (silo, may) in enumerate(zip("abc", [*metrics, None], strict=True))
         ]
-        grid = InProcessGrid(coterie_app, configs)
-        result = execute(grid, RunConfig.read(keys), run_id=1, folder=tmp_path / name)
+        result = kit.run(tmp_path / name, configs, strategy="fedcollab", rounds=1)
         found.append(result.rounds[0].details)
     few, everything = found
     assert few["discriminators"]["missing"] == {} and few["discriminators"]["pairs"] == 3
@@ -647,10 +642,8 @@ def test_silos_that_let_few_metrics_leave_are_measured_like_others(tmp_path: Pat
 def test_a_silo_that_refuses_is_recorded_with_its_reason_and_not_asked_again(
     tmp_path: Path,
 ) -> None:
-    keys = {"strategy": "fedcollab", "rounds": 2, "min-silos": 3}
     configs = [digits_config(n, i, auxiliary=n != "a") for i, n in enumerate("abc")]
-    grid = InProcessGrid(coterie_app, configs)
-    result = execute(grid, RunConfig.read(keys), run_id=1, folder=tmp_path / "run")
+    result = kit.run(tmp_path / "run", configs, strategy="fedcollab", rounds=2)
     reason = "silo 'a' lets no model leave beside the task's; this run trains discriminators."
     assert result.rounds[0].details["discriminators"]["missing"] == {"a": reason}
     assert "discriminators" not in result.rounds[1].details
@@ -681,12 +674,11 @@ def test_a_refusal_in_the_middle_is_final_and_one_that_comes_back_is_asked_again
 
 
 def test_samples_kept_for_validation_are_not_called_too_few_to_begin_with(tmp_path: Path) -> None:
-    keys = {"strategy": "fedcollab", "rounds": 1, "min-silos": 3, "validation": 0.2}
     configs = [
         digits_config(n, i, **{"data.train": 2 if n == "a" else 30}) for i, n in enumerate("abc")
     ]
-    grid = InProcessGrid(coterie_app, configs)
-    result = execute(grid, RunConfig.read(keys), run_id=1, folder=tmp_path / "run")
+    keys = {"strategy": "fedcollab", "rounds": 1, "validation": 0.2}
+    result = kit.run(tmp_path / "run", configs, **keys)
     assert result.rounds[0].details["discriminators"]["missing"] == {
         "a": "it has too few samples to hold any out: 2, of which fewer than the 2 that are needed "
         "are left (validation keeps some out)."

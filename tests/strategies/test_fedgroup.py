@@ -13,7 +13,6 @@ import pytest
 from coterie import wire
 from coterie.client.app import app as coterie_app
 from coterie.server.runs.config import RunConfig, train_config
-from coterie.server.runs.initial import initial_arrays
 from coterie.server.runs.inprocess import InProcessGrid
 from coterie.server.study.demo import NEWCOMER, hidden_groups, newcomer, silos
 from coterie.strategies import FedGroup
@@ -32,7 +31,7 @@ from tests.conftest import (
     plain_nodes,
     plain_trained,
 )
-from tests.kit import start
+from tests.kit import first_arrays, nodes_of, start
 from tests.strategies.by_hand import ByHand
 
 # Two kinds of silos, a and b; the numbers make every mean exact.
@@ -540,14 +539,10 @@ def test_same_seed_same_models_and_another_draws_others() -> None:
 @pytest.mark.parametrize(("seed", "measure"), [(0, "edc"), (1, "madc")])
 def test_the_demos_hidden_groups_are_found_and_its_newcomer_placed(seed: int, measure: Any) -> None:
     specs = silos(seed)
-    nodes = [
-        {"name": s.name, "threads": 1, **{f"data.{k}": v for k, v in s.options.items()}}
-        for s in [*specs, newcomer(seed)]
-    ]
-    grid = InProcessGrid(coterie_app, nodes)
+    grid = InProcessGrid(coterie_app, nodes_of([*specs, newcomer(seed)]))
     config = RunConfig.read({"seed": seed})
     roster = DescribedRoster("digits", len(specs), churn=Churn.parse(f"{NEWCOMER}+2"))
-    initial = initial_arrays(grid, roster.present(grid, number=1), config)
+    initial = first_arrays(grid, roster, seed=seed)
     strategy = FedGroup(
         num_groups=3,
         measure=measure,

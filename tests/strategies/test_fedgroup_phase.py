@@ -12,7 +12,6 @@ from flwr.app import Message
 from coterie import wire
 from coterie.client.app import app as coterie_app
 from coterie.server.runs.config import RunConfig, train_config
-from coterie.server.runs.initial import initial_arrays
 from coterie.server.runs.inprocess import InProcessGrid
 from coterie.strategies import FedGroup
 from coterie.strategies.errors import EXIT_NO_SILOS, FederationError
@@ -21,6 +20,7 @@ from coterie.strategies.rounds.reports import RoundReport
 from coterie.strategies.rounds.roster import Churn, DescribedRoster
 from coterie.wire import Model
 from tests.conftest import arrays_of, digits_config
+from tests.kit import first_arrays
 
 KEYS = ("head.weight", "head.bias")
 ROUND = {"local-epochs": 3, "batch-size": 8, "lr": 0.05, "lr-decay": 0.5, "proximal-mu": 0.1}
@@ -85,9 +85,8 @@ def digits_run(
     grid = digits_grid(witness, count)
     least = count - churn.count("+")
     roster = DescribedRoster("digits", least, deadline_s=5, churn=Churn.parse(churn))
-    config = RunConfig.read({"seed": 0})
-    initial = initial_arrays(grid, roster.present(grid, number=1), config)
-    common = train_config(config, run="test") | training
+    initial = first_arrays(grid, roster)
+    common = train_config(RunConfig.read({"seed": 0}), run="test") | training
 
     def on_round(report: RoundReport) -> None:
         if report.round == leaves[0]:

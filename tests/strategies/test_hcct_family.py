@@ -24,12 +24,12 @@ from coterie.strategies.hcct.alpha import (
 from coterie.strategies.partition.coalition import optimal
 from coterie.strategies.rounds.result import RunResult
 from coterie.strategies.rounds.roster import DescribedRoster
-from tests.kit import demo_silos, digits, first_arrays, mean_error, run
+from tests.kit import digits, first_arrays, mean_error, nodes_of, run
 
 
 def play(folder: Path, **keys: Any) -> RunResult:
     """Play six rounds of HCCT on the demo's nine silos."""
-    return run(folder, demo_silos(), **({"strategy": "hcct", "rounds": 6} | keys))
+    return run(folder, nodes_of(silos(0)), **({"strategy": "hcct", "rounds": 6} | keys))
 
 
 HIDDEN = hidden_groups([s.name for s in silos(0)])

@@ -9,13 +9,11 @@ import pytest
 from flwr.app import Message, RecordDict
 
 from coterie import wire
-from coterie.client.app import app as coterie_app
-from coterie.server.runs.config import RunConfig
 from coterie.server.runs.inprocess import InProcessGrid
-from coterie.server.runs.run import execute
 from coterie.strategies import PFedGraph
 from coterie.strategies.rounds.roster import Silo
 from coterie.wire import Model
+from tests import kit
 from tests.conftest import (
     LossyGrid,
     arrays_of,
@@ -143,12 +141,8 @@ def test_silos_with_few_samples_are_better_off_than_alone(strategy: str, tmp_pat
         for i, name in enumerate("abcd")
     ]
 
-    def error(**keys: Any) -> float:
-        config = RunConfig.read(
-            {"rounds": 8, "local-epochs": 5, "batch-size": 5, "min-silos": 4, **keys}
-        )
-        folder = tmp_path / keys["strategy"]
-        result = execute(InProcessGrid(coterie_app, configs), config, run_id=1, folder=folder)
-        return float(np.mean([wrong for _, wrong, _ in result.rounds[-1].evaluation.values()]))
+    def error(strategy: str) -> float:
+        keys = {"strategy": strategy, "rounds": 8, "local_epochs": 5, "batch_size": 5}
+        return kit.mean_error(kit.run(tmp_path / strategy, configs, **keys))
 
-    assert error(strategy=strategy) < 0.8 * error(strategy="independent")
+    assert error(strategy) < 0.8 * error("independent")
