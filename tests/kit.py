@@ -186,7 +186,7 @@ class PowerCutError(BaseException):
     """The coordinator's process is gone: nothing of it may run any more."""
 
 
-class CutGrid(InProcessGrid):
+class CutGrid(Tap):
     """A grid whose coordinator vanishes: before, during or after the training of a round.
 
     Args:
@@ -197,7 +197,7 @@ class CutGrid(InProcessGrid):
     def __init__(
         self, nodes: Sequence[Node], at: tuple[str, int] | None = None, answered: int = 0
     ) -> None:
-        super().__init__(app, nodes)
+        super().__init__(nodes)
         self.at, self.answered = at, answered
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:

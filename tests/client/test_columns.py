@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,6 @@ import pytest
 from flwr.app import Message, MetricRecord, RecordDict
 
 from coterie import wire
-from coterie.client.app import app
 from coterie.client.cli.check import check
 from coterie.client.cli.export import export
 from coterie.client.cli.predict import load_kept
@@ -21,12 +19,11 @@ from coterie.client.ledger import read
 from coterie.client.work.card import read_card
 from coterie.client.work.columns import in_scale
 from coterie.client.work.workbench import open_workbench
-from coterie.server.runs.inprocess import InProcessGrid
 from coterie.server.runs.scale import combine, read_sums
 from coterie.strategies import FederationError
 from coterie.tasks import TaskError, load_task
 from tests.conftest import arrays_of, assert_equal_models
-from tests.kit import restart_silos, run
+from tests.kit import CutGrid, PowerCutError, Tap, restart_silos, run
 
 STUDY = """
 kind = "table"
@@ -148,39 +145,19 @@ def test_where_nobody_tells_enough_the_run_does_not_begin(study: Path, tmp_path:
         assert "does not share sums of its columns" in str(said.value)
 
 
-class Ending(Exception):
-    pass
-
-
-class Interrupted(InProcessGrid):
-    """Ends with the training of a round; remembers which silos were asked for sums."""
-
-    def __init__(self, configs: list[dict[str, Any]], end: int = 99) -> None:
-        super().__init__(app, configs)
-        self.end, self.asked = end, 0
-
-    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        messages = list(messages)
-        for message in messages:
-            config = message.content[wire.CONFIG]
-            self.asked += message.metadata.message_type == wire.COLUMN_SUMS
-            if message.metadata.message_type == wire.TRAIN and config[wire.ROUND] == self.end:
-                raise Ending
-        return super().push_messages(messages)
-
-
 def test_a_resumed_run_and_a_newcomer_have_the_run_s_scale(study: Path, tmp_path: Path) -> None:
     """c comes in round 3 and is not asked, whatever it allows."""
     keys = {"rounds": 4, "min-silos": 2, "churn": "c+3"}
     whole = play(tmp_path / "1" / "run", nodes(study, tmp_path / "1", agree="abc"), **keys)
-    grid = Interrupted(nodes(study, tmp_path / "2", agree="abc"), end=3)
-    with pytest.raises(Ending):
+    silos = nodes(study, tmp_path / "2", agree="abc")
+    grid = CutGrid(silos, at=(wire.TRAIN, 3))
+    with pytest.raises(PowerCutError):
         play(tmp_path / "2" / "run", grid, **keys)
-    assert grid.asked == 2, "c was not there in time"
+    assert len(grid.asked(wire.COLUMN_SUMS)) == 2, "c was not there in time"
     restart_silos()
-    again = Interrupted(nodes(study, tmp_path / "2", agree="abc"))
+    again = Tap(silos)
     resumed = play(tmp_path / "2" / "run", again, resume="run", **keys)
-    assert again.asked == 0
+    assert not again.asked(wire.COLUMN_SUMS)
     assert set(resumed.models) == set(NAMES)
     for name, model in whole.models.items():
         assert_equal_models(arrays_of(resumed.models[name]), arrays_of(model))

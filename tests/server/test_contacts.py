@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Iterable
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -13,14 +12,11 @@ from typing import Any
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
-from flwr.app import Message
 
 from coterie import wire
-from coterie.client.app import app
 from coterie.server.machine.superlink import Ports
 from coterie.server.runs import roster as rosters
 from coterie.server.runs.config import RunConfig
-from coterie.server.runs.inprocess import InProcessGrid
 from coterie.server.runs.record import read_run
 from coterie.server.runs.roster import EnrolledRoster
 from coterie.server.runs.run import execute
@@ -31,6 +27,7 @@ from coterie.server.site.federation import create
 from coterie.server.site.operator import print_roster
 from coterie.wire.enrolment import public_pem
 from tests.conftest import digits_config
+from tests.kit import Tap
 
 
 @pytest.fixture
@@ -105,20 +102,13 @@ def test_the_roster_tells_tasks_and_last_contact_of_silos_that_are_enrolled(
     assert rows["c"][1] == "removed 2026-02-02" and "readm, stroke" not in rows["c"]
 
 
-class Asked(InProcessGrid):
-    """Counts who was asked who it is."""
-
-    nodes_asked: list[int]
-
-    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        sent = list(messages)
-        kinds = [(m.metadata.message_type, m.metadata.dst_node_id) for m in sent]
-        self.nodes_asked = getattr(self, "nodes_asked", [])
-        self.nodes_asked += [node for kind, node in kinds if kind == wire.DESCRIBE]
-        return super().push_messages(sent)
+def nodes_asked(grid: Tap) -> list[int]:
+    """Return who was asked who it is, as often as it was."""
+    kind = wire.DESCRIBE
+    return sorted(m.metadata.dst_node_id for m in grid.sent if m.metadata.message_type == kind)
 
 
-def study(tmp_path: Path) -> tuple[Asked, dict[int, str], Contacts]:
+def study(tmp_path: Path) -> tuple[Tap, dict[int, str], Contacts]:
     """Two silos of digits, and one of another task."""
     task = tmp_path / "stroke.toml"
     task.write_text(
@@ -126,7 +116,7 @@ def study(tmp_path: Path) -> tuple[Asked, dict[int, str], Contacts]:
     )
     (tmp_path / "rows.csv").write_text("x,y\n" + "".join(f"{i % 5},{i % 2}\n" for i in range(60)))
     other = {"name": "c", "task": str(task), "data.data": str(tmp_path / "rows.csv")}
-    grid = Asked(app, [digits_config("a"), digits_config("b", 1), {**other, "threads": 1}])
+    grid = Tap([digits_config("a"), digits_config("b", 1), {**other, "threads": 1}])
     names = dict(zip(grid.get_node_ids(), "abc", strict=True))
     contacts = Contacts(tmp_path)
     contacts.note_seen({name: Contact(node, "online", 1.0, 2.0) for node, name in names.items()})
@@ -143,7 +133,7 @@ def test_a_silo_of_another_study_is_neither_an_error_nor_not_let_in_and_is_asked
         execute(grid, config, run_id=number, folder=folder, enrolled=lambda: names, known=contacts)
         assert read_run(folder).refused == {} and set(read_run(folder).silos) == {"a", "b"}
     assert not [r for r in caplog.records if r.levelname in ("WARNING", "ERROR")]
-    assert sorted(grid.nodes_asked) == [1, 1, 2, 2, 3]
+    assert nodes_asked(grid) == [1, 1, 2, 2, 3]
     assert contacts.served()["c"].tasks == ("stroke",)
 
 
@@ -170,4 +160,4 @@ def test_a_task_that_no_silo_is_known_to_serve_ends_the_run_without_asking(tmp_p
         execute(
             grid, config, run_id=1, folder=tmp_path / "r", enrolled=lambda: names, known=contacts
         )
-    assert not hasattr(grid, "nodes_asked") or grid.nodes_asked == []
+    assert nodes_asked(grid) == []

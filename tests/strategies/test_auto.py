@@ -10,15 +10,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import Context, RecordDict
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import norm
 
 from coterie import wire
 from coterie.client.app import app
-from coterie.client.work.weights import read_weights
-from coterie.client.work.workbench import workbench_of
 from coterie.server.runs.codec import decode, encode
 from coterie.server.runs.inprocess import InProcessGrid
 from coterie.strategies import Auto, FederationError, RunResult
@@ -40,6 +37,7 @@ from coterie.strategies.rounds.play import welcome
 from coterie.strategies.rounds.reports import Group, RoundReport
 from coterie.strategies.rounds.roster import Churn, DescribedRoster, Silo
 from tests.conftest import assert_equal_models, digits_config, plain_app, plain_initial, plain_nodes
+from tests.kit import initial
 
 ROUNDS = 8
 TRAINING = {
@@ -87,15 +85,14 @@ def start(
         if returns and report.round in returns and not report.final:
             grid.connect(returns[report.round])
 
-    bench = workbench_of(Context(1, 1, dict(silos[0]), RecordDict(), run_config={}))
-    initial = wire.encode_arrays(read_weights(bench.fresh_model(0)), packed=False)
+    arrays = wire.encode_arrays(initial(node=silos[0]), packed=False)
     roster = DescribedRoster("digits", min_silos=1, churn=Churn.parse(churn))
     strategy = Auto(
         roster=roster,
         train_config={**TRAINING, "rounds": rounds},
         on_round=told,
     )
-    return strategy.start(grid=grid, initial_arrays=initial, num_rounds=rounds, **more)
+    return strategy.start(grid=grid, initial_arrays=arrays, num_rounds=rounds, **more)
 
 
 def errors(result: RunResult) -> dict[str, float]:

@@ -31,7 +31,7 @@ from tests.conftest import (
     plain_nodes,
     plain_trained,
 )
-from tests.kit import first_arrays, nodes_of, start
+from tests.kit import Tap, first_arrays, nodes_of, start
 from tests.strategies.by_hand import ByHand
 
 # Two kinds of silos, a and b; the numbers make every mean exact.
@@ -563,25 +563,8 @@ def test_the_demos_hidden_groups_are_found_and_its_newcomer_placed(seed: int, me
 
 def test_a_silo_that_no_group_has_at_the_end_keeps_the_global_model() -> None:
     """Its cold start failed in the last round; all others keep their group's."""
-    nodes = plain_nodes(0, 1, 0, 1)
+    grid = Tap(plain_nodes(0, 1, 0, 1), plain_app(at(5, 3, error_reply)))
     late = {"kind": 0, "noise": 9, "samples": 50}
-
-    class Late(InProcessGrid):
-        """Node 5 comes in round 3; keeps what silos are sent to evaluate."""
-
-        def __init__(self) -> None:
-            super().__init__(plain_app(at(5, 3, error_reply)), nodes)
-            self.sent: dict[int, Any] = {}
-
-        def push_messages(self, messages: Any) -> Any:
-            messages = list(messages)
-            for message in messages:
-                if message.metadata.message_type == "evaluate":
-                    model = {k: a.numpy() for k, a in message.content["arrays"].items()}
-                    self.sent[message.metadata.dst_node_id] = model
-            return super().push_messages(messages)
-
-    grid = Late()
     come = {2: late}
     strategy = FedGroup(
         num_groups=2,
@@ -592,8 +575,13 @@ def test_a_silo_that_no_group_has_at_the_end_keeps_the_global_model() -> None:
     expected = global_model(result.state)
     assert result.common is not None
     assert_equal_models(result.common, expected)
-    assert_equal_models(grid.sent[5], expected)
-    assert_equal_models(grid.sent[1], arrays_of(result.models["node-1"]))
+    evaluated = {
+        m.metadata.dst_node_id: arrays_of(m.content["arrays"])
+        for m in grid.sent
+        if m.metadata.message_type == wire.EVALUATE
+    }
+    assert_equal_models(evaluated[5], expected)
+    assert_equal_models(evaluated[1], arrays_of(result.models["node-1"]))
     assert "node-5" not in result.models and "node-5" in result.rounds[-1].evaluation
 
 

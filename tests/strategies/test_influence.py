@@ -43,6 +43,7 @@ from tests.conftest import (
     plain_nodes,
     plain_trained,
 )
+from tests.kit import start
 
 HONEST = 7
 BAD = HONEST + 1
@@ -78,15 +79,9 @@ def noise(factor: float) -> Callable[..., Any]:
 
 
 def run(fault: Fault | None = None, *, strategy: Any = None, rounds: int = 8, **more: Any) -> Any:
-    nodes = plain_nodes(*[0] * (HONEST + 1))
     made = strategy or FedAvg(influence=more.pop("influence", None))
-    return made.start(
-        grid=InProcessGrid(plain_app(fault), nodes),
-        initial_arrays=plain_initial(),
-        num_rounds=rounds,
-        timeout=5.0,
-        **more,
-    )
+    grid = InProcessGrid(plain_app(fault), plain_nodes(*[0] * (HONEST + 1)))
+    return start(made, grid, rounds, timeout=5.0, **more)
 
 
 def distance(result: RunResult) -> float:

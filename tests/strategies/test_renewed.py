@@ -13,7 +13,6 @@ import pytest
 
 from coterie.client.app import app
 from coterie.server.runs.config import RunConfig
-from coterie.server.runs.initial import initial_arrays
 from coterie.server.runs.inprocess import InProcessGrid
 from coterie.server.runs.run import build_strategy
 from coterie.strategies import FLHC, HCCT, MAXFL, FedAvg, FedCollab, FedGroup, KMeans
@@ -24,7 +23,7 @@ from coterie.strategies.rounds.algorithm import Algorithm, Update
 from coterie.strategies.rounds.members import renewed, with_data
 from coterie.strategies.rounds.reports import RoundReport
 from coterie.strategies.rounds.roster import DescribedRoster, Silo
-from tests.conftest import digits_config
+from tests.kit import digits, first_arrays
 from tests.strategies.by_hand import ByHand
 from tests.strategies.test_hcct import FOUR, INITIAL, NORTH, PAIRS, play
 
@@ -143,7 +142,7 @@ def test_a_silo_of_coterie_is_known_to_have_other_labels_by_its_mark(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """As many samples as before; one that comes back with the same says nothing."""
-    nodes = [digits_config(n, i, home=str(tmp_path / n)) for i, n in enumerate("abc")]
+    nodes = digits("abc", tmp_path)
     grid = InProcessGrid(app, nodes)
 
     def come_back(report: RoundReport) -> None:
@@ -153,15 +152,11 @@ def test_a_silo_of_coterie_is_known_to_have_other_labels_by_its_mark(
             grid.connect({**nodes[0], "data.label-shift": 5})
             grid.connect(nodes[1])
 
-    config = RunConfig.read(
-        {"strategy": "hcct", "rounds": 4, "local-epochs": 1, "min-silos": 3, "batch-size": 10}
-    )
-    strategy = build_strategy(
-        config, run="r", roster=DescribedRoster("digits", 3), on_round=come_back
-    )
-    here = strategy.roster.present(grid, number=1)
+    config = RunConfig.read({"strategy": "hcct", "rounds": 4, "local-epochs": 1, "batch-size": 10})
+    roster = DescribedRoster("digits", 3)
+    strategy = build_strategy(config, run="r", roster=roster, on_round=come_back)
     with caplog.at_level(logging.WARNING, "coterie.run"):
-        result = strategy.start(grid, initial_arrays(grid, here, config), num_rounds=4)
+        result = strategy.start(grid, first_arrays(grid, roster), num_rounds=4)
     said = [line for line in caplog.text.splitlines() if "other training data" in line]
     assert len(said) == 1 and "silo a comes with" in said[0]
     assert "catch-up" in result.rounds[2].phases, "it is placed like a newcomer"

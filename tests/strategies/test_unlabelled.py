@@ -16,8 +16,7 @@ from coterie import wire
 from coterie.client.app import app
 from coterie.client.ledger import read
 from coterie.client.work.card import read_card
-from coterie.client.work.weights import read_weights
-from coterie.client.work.workbench import close_all, workbench_of
+from coterie.client.work.workbench import close_all
 from coterie.features.unlabelled import placing as guests
 from coterie.features.unlabelled.placing import UnlabelledSilo, UnlabelledSilos, place, shown
 from coterie.server.runs.codec import decode, encode
@@ -32,6 +31,7 @@ from coterie.strategies.strategy import GroupStrategy
 from coterie.tasks import load_task
 from coterie.wire import model_hash
 from tests.conftest import assert_equal_models, digits_config, silo
+from tests.kit import ask, initial
 
 TRAINING = {"task": "digits", "local-epochs": 6, "batch-size": 16, "lr": 0.1, "run": "r", "seed": 0}
 UPRIGHT, TURNED = (0, 1, 2), (3, 4, 5)
@@ -72,8 +72,7 @@ def start(
 ) -> RunResult:
     """``after``: called when a round is over."""
     grid = InProcessGrid(client, nodes)
-    bench = workbench_of(Context(1, 1, dict(nodes[0]), RecordDict(), run_config={}))
-    initial = wire.encode_arrays(read_weights(bench.fresh_model(0)), packed=False)
+    arrays = wire.encode_arrays(initial(node=nodes[0]), packed=False)
     name = strategy.__name__.lower()
 
     def told(report: RoundReport) -> None:
@@ -86,7 +85,7 @@ def start(
         train_config={**TRAINING, "rounds": rounds, "strategy": name},
         on_round=told,
     )
-    return made.start(grid=grid, initial_arrays=initial, num_rounds=rounds, **more)
+    return made.start(grid=grid, initial_arrays=arrays, num_rounds=rounds, **more)
 
 
 def told_of(result: RunResult, name: str = "new") -> dict[str, Any]:
@@ -306,14 +305,8 @@ def described(config: Mapping[str, Any]) -> Message:
 
 def test_it_answers_no_training_and_no_evaluation(tmp_path: Path) -> None:
     node = guest(tmp_path)
-    grid = InProcessGrid(app, [node])
-    bench = workbench_of(Context(1, 1, dict(node), RecordDict(), run_config={}))
-    arrays = wire.encode_arrays(read_weights(bench.model), packed=True)
     for kind in (wire.TRAIN, wire.EVALUATE_TRAINING, wire.TRAIN_DISCRIMINATOR, wire.EVALUATE):
-        config = ConfigRecord({wire.ROUND: 1, wire.TASK: "digits"})
-        content = RecordDict({wire.CONFIG: config, wire.ARRAYS: arrays})
-        message = Message(content, dst_node_id=1, message_type=kind, group_id="1")
-        (reply,) = grid.send_and_receive([message])
+        reply = ask(kind, node, model=initial(), server_round=1, task="digits")
         assert reply.has_error() and "no labels yet" in reply.error.reason, kind
 
 
