@@ -20,6 +20,7 @@ from safetensors.numpy import load_file
 from coterie.client.cli import export as exporting
 from coterie.client.cli.predict import predict
 from coterie.client.home.folder import create
+from coterie.client.work.card import read_card
 from coterie.tasks import load_task
 from coterie.tasks.base import SiloData, leaves
 from tests.client import asked

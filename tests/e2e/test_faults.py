@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from typing import Any
 
+import pytest
+
 from coterie.server.machine.local import SiloSpec
 from tests.e2e.gated import FAILS, ONE_BATCH
 from tests.e2e.runs import KEYS, record_of, spec
@@ -13,6 +15,7 @@ from tests.e2e.trio import Trio
 FEDAVG: dict[str, Any] = {**KEYS, "strategy": "fedavg", "rounds": 3, **ONE_BATCH}
 
 
+@pytest.mark.nightly
 def test_a_silo_killed_in_a_round_is_left_out_and_the_run_goes_on(trio: Trio) -> None:
     trio.gate.close()
     run_id, folder = trio.submit(**FEDAVG, round_timeout=8.0)

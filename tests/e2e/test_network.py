@@ -96,6 +96,7 @@ def test_a_run_within_this_machine_completes_and_its_log_is_clean(
     assert "\x1b" not in said + other.read_text() and "WARNING" not in said, said
 
 
+@pytest.mark.nightly
 def test_a_federation_starts_behind_a_proxy(tmp_path: Path) -> None:
     """Its parts call each other with TLS; an operator is told of the proxy elsewhere."""
     ports, own = Ports.free(), environment(tmp_path, PROXIES)

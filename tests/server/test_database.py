@@ -135,11 +135,12 @@ def test_messages_of_ended_runs_go_with_every_byte(made: Path) -> None:
     forget_ended_runs(made)
 
 
+@pytest.mark.parametrize("every", [pytest.param(1, marks=pytest.mark.nightly), 5])
 def test_a_kill_at_any_point_leaves_the_rest_to_the_next_call(
-    made: Path, monkeypatch: pytest.MonkeyPatch
+    every: int, made: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A real SIGKILL before the first, second, … statement, until nothing is left to do."""
-    for stop in range(1, 99):
+    for stop in range(1, 99, every):
         child = os.fork()
         if not child:
             count, connect = 0, sqlite3.connect

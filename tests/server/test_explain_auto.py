@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from coterie.server.cli.view import line_of
 from coterie.server.report.command import tell, write_report
 from coterie.server.report.page import make_pictures
 from coterie.server.report.race import Explanation, explain_race, titles
+from coterie.server.report.view import line_of
 from coterie.server.runs.record import EVENTS, Run, event_of, read_run, run_of
 from coterie.server.runs.record.follow import Progress
 from coterie.server.runs.record.format import json_of, plain_round

@@ -192,6 +192,7 @@ def test_the_order_in_which_silos_are_listed_does_not_matter(two_kinds: RunResul
         assert_equal_models(model, again.models[name])
 
 
+@pytest.mark.nightly
 def test_where_everybody_differs_everybody_stays_alone() -> None:
     result = start(nodes([0, 3, 5, 8]))
     assert all(len(group) == 1 for group in result.rounds[-1].groups)
@@ -202,6 +203,7 @@ def test_where_all_are_alike_all_are_together() -> None:
     assert [len(group) for group in result.rounds[-1].groups] == [4]
 
 
+@pytest.mark.nightly
 def test_a_run_that_stops_in_the_middle_goes_on_bit_for_bit(two_kinds: RunResult) -> None:
     kept: dict[int, Any] = {}
 
@@ -219,6 +221,7 @@ def test_a_run_that_stops_in_the_middle_goes_on_bit_for_bit(two_kinds: RunResult
             assert_equal_models(model, again.models[name])
 
 
+@pytest.mark.nightly
 def test_a_run_that_ends_in_its_race_hands_out_what_is_best_by_then(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -254,6 +257,7 @@ def test_silos_that_keep_their_errors_back_are_grouped_by_what_the_others_measur
     assert [len(group) for group in result.rounds[-1].groups] == [3, 3]
 
 
+@pytest.mark.nightly
 def test_where_nobody_may_say_anything_nobody_is_grouped(caplog: pytest.LogCaptureFixture) -> None:
     silos = nodes([0, 0, 0, 0], metrics="train-loss")
     with caplog.at_level(logging.WARNING, logger="coterie.run"):
@@ -262,6 +266,7 @@ def test_where_nobody_may_say_anything_nobody_is_grouped(caplog: pytest.LogCaptu
     assert "nobody can judge the race" in caplog.text
 
 
+@pytest.mark.nightly
 def test_no_silo_trains_in_a_smaller_group_than_it_accepts() -> None:
     silos = nodes([0, 0, 0, 5, 5, 5])
     silos[3]["min-group-size"] = 4

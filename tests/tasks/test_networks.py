@@ -161,6 +161,7 @@ def _names(file: Path) -> list[str]:
         return list(opened.keys())
 
 
+@pytest.mark.nightly
 def test_a_kept_model_is_completed_from_the_task(study: Path, tmp_path: Path) -> None:
     play(study, tmp_path, strategy="hcct")
     config = nodes(study, tmp_path)[0]
