@@ -115,7 +115,7 @@ STRATEGIES_FIRST = """\
 
 Every strategy is a Flower strategy, for example `from coterie.strategies import HCCT`. It works
 with any `ClientApp` unless
-[its table](../how-to/choose-a-strategy.md#what-each-assumes-and-what-it-costs) says otherwise.
+[its table](strategy-costs.md#what-each-assumes-and-what-it-costs) says otherwise.
 [Use them in your own app](../how-to/flower-app.md). The same options as keys of files and of the
 command line are in the [configuration](configuration.md)."""
 

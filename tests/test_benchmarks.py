@@ -378,8 +378,8 @@ def test_a_projection_follows_from_few_random_sums_and_their_sketches():
 
 
 def test_every_attack_that_costs_more_than_a_point_is_named_with_its_reason():
-    """In docs/explanation/security.md: strategies have rows, with the figures that are stored."""
-    text = (Path(__file__).parents[1] / "docs/explanation/security.md").read_text("utf-8")
+    """In docs/evidence/attacks.md: strategies have rows, with the figures that are stored."""
+    text = (Path(__file__).parents[1] / "docs/evidence/attacks.md").read_text("utf-8")
     (part,) = (p for p in text.split("\n## ") if p.startswith("What one attacker still achieves"))
     rows = [line.strip("| ").split(" | ") for line in part.splitlines() if line.startswith("| `")]
     named = {
