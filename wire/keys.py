@@ -59,118 +59,141 @@ class SiloKeys(BaseModel):
         20, ge=1, le=100_000, description="Number of rounds."
     )
     seed: Annotated[int, AtSilo(0, sent="always", evaluates="always", term=False)] = Field(
-        0, ge=0, le=2**31 - 1, description="Same seed, same models."
+        0, ge=0, le=2**31 - 1, description="Random seed. The same seed gives the same models."
     )
     local_epochs: Annotated[int, AtSilo(1, sent="always")] = Field(
-        5, ge=1, le=10_000, description="Epochs of local training a round."
+        5, ge=1, le=10_000, description="Epochs of local training per round."
     )
     local_steps: Annotated[int, AtSilo(0)] = Field(
         0,
         ge=0,
         le=1_000_000,
-        description="Mini-batches of local training a round, in place of `local-epochs`; 0 counts "
-        "epochs.",
+        description="Mini-batches of local training per round, instead of `local-epochs`. 0: "
+        "`local-epochs` applies.",
     )
     batch_size: Annotated[int, AtSilo(32, sent="always", evaluates="own")] = Field(
-        16, ge=1, le=1_000_000, description="Samples of a mini-batch."
+        16, ge=1, le=1_000_000, description="Samples per mini-batch."
     )
     lr: Annotated[Positive, AtSilo(0.01, sent="always", term=False)] = Field(
-        0.1, le=1000, description="Learning rate of local SGD in round 1."
+        0.1, le=1000, description="Learning rate of local training in round 1."
     )
     lr_decay: Annotated[Positive, AtSilo(1.0, sent="always", term=False)] = Field(
-        0.995, le=1, description="Factor on the learning rate after every round."
+        0.995,
+        le=1,
+        description="Factor by which the learning rate is multiplied after every round.",
     )
     momentum: Annotated[
         NotNegative, AtSilo(0.0, sent="always", evaluates="own", without=LOOP, idle=0)
     ] = Field(0.0, lt=1, description="Momentum of local SGD.")
     weight_decay: Annotated[
         NotNegative, AtSilo(0.0, sent="always", evaluates="own", without=LOOP, idle=0)
-    ] = Field(0.0, le=10, description="Weight decay of local SGD.")
+    ] = Field(0.0, le=10, description="Weight decay in local training.")
     proximal_mu: Annotated[NotNegative, AtSilo(0.0, sent="always", without=LOOP, idle=0)] = Field(
         0.0,
         le=1e6,
-        description="μ of FedProx's term in local training; 0 turns it off. With FedNova lr·μ "
-        "below 1.",
+        description="μ, weight of FedProx's proximal term in local training. With FedNova, lr·μ "
+        "must be below 1. 0: no such term.",
     )
     precision: Annotated[
         Literal["float32", "bfloat16", "float16"],
         AtSilo("float32", sent="always", evaluates="own", without=LOOP, idle="float32"),
-    ] = Field("float32", description="Arithmetic of local training; the 16-bit ones are autocast.")
+    ] = Field(
+        "float32",
+        description="Arithmetic of local training. `bfloat16` and `float16` use autocast (mixed "
+        "precision).",
+    )
     wire_format: Annotated[WireFormat, AtSilo("float32")] = Field(
         "float32",
-        description="Of the updates that silos send: the model as it is, or what training changed, "
-        "rounded to 16 or 8 bits a number; models then go to silos in 16. Not in secure runs.",
+        description="Format of what silos send: `float32` is the whole model; `delta-fp16` and "
+        "`delta-int8` are the update, rounded to 16 or 8 bits per number, and models are then "
+        "sent to silos in 16 bits. Secure runs allow only `float32`.",
     )
     optimiser: Annotated[
         str, AtSilo("sgd", evaluates="own", loop=True, without=LOOP, idle="sgd")
     ] = Field(
         "sgd",
         min_length=1,
-        description="Of local training: `sgd`, `adamw`, or another one's name in `torch.optim`.",
+        description="Optimiser of local training: `sgd`, `adamw`, or the name of another one in "
+        "`torch.optim`.",
     )
     keep_optimiser: Annotated[bool, AtSilo(False, loop=True, without=LOOP, idle=False)] = Field(
         False,
-        description="Whether a silo's optimiser remembers its state from round to round, at the "
-        "silo; otherwise every round begins afresh.",
+        description="Whether each silo keeps its optimiser's state from round to round. The state "
+        "stays at the silo. Otherwise every round starts with a new optimiser.",
     )
     schedule: Annotated[
         Literal["constant", "cosine", "step"], AtSilo("constant", evaluates="own", loop=True)
     ] = Field(
         "constant",
-        description="Of the learning rate over the whole run, beside `lr-decay`: constant, down to "
-        "0 along a cosine, or a tenth after half and again after three quarters of the run.",
+        description="Learning-rate schedule over the whole run, in addition to `lr-decay`: "
+        "`constant`; `cosine`, which falls to 0; or `step`, which divides the rate by 10 after "
+        "half and again after three quarters of the run.",
     )
     lr_warm_up: Annotated[NotNegative, AtSilo(0.0, evaluates="own", loop=True)] = Field(
-        0.0, lt=1, description="Share of the run in which the learning rate rises from 0."
+        0.0,
+        lt=1,
+        description="Share of the run in which the learning rate rises linearly from 0. 0: no "
+        "warm-up.",
     )
     clip_norm: Annotated[
         NotNegative, AtSilo(0.0, evaluates="own", loop=True, without=LOOP, idle=0)
-    ] = Field(0.0, le=1e9, description="Largest norm of a step's gradient; 0 sets no limit.")
+    ] = Field(
+        0.0,
+        le=1e9,
+        description="Largest norm of a step's gradient; a longer gradient is scaled down to it. "
+        "0: no limit.",
+    )
     accumulate: Annotated[int, AtSilo(1, evaluates="own", loop=True, without=LOOP, idle=1)] = Field(
-        1, ge=1, le=10_000, description="Mini-batches whose gradients make one step."
+        1, ge=1, le=10_000, description="Mini-batches whose gradients are averaged for one step."
     )
     balance: Annotated[
         Literal["none", "weights", "sampling"], AtSilo("none", evaluates="own", loop=True)
     ] = Field(
         "none",
-        description="How a silo makes up for classes of unlike size: not at all, by class weights "
-        "in the loss, or by drawing every class alike.",
+        description="Compensation for class imbalance at each silo: `none`, `weights` (class "
+        "weights in the loss) or `sampling` (every class is drawn equally often).",
     )
     leading_metric: Annotated[str, AtSilo("", evaluates="always")] = Field(
         "",
         pattern=r"^[a-z0-9-]*$",
-        description="The metric by which models and silos are compared; empty takes the task's.",
+        description="Primary metric, by which models and silos are compared. Empty: the task's "
+        "own.",
     )
     evaluate_trained: Annotated[bool, AtSilo(False, term=False)] = Field(
         False,
-        description="Silos also evaluate and keep the model as they trained it themselves. "
-        "fedgenp, fedgen and any `generators` always do.",
+        description="Whether silos also evaluate and keep the model as they trained it "
+        "themselves. With the strategies `fedgenp` and `fedgen`, and with `generators`, they "
+        "always do.",
     )
     personal: Annotated[str, AtSilo("", evaluates="always")] = Field(
         "",
-        description="Layers that never leave a silo: `head` (HCCT-P), or a prefix of array names.",
+        description="Layers that never leave a silo: `head` (HCCT-P), or a prefix of array names. "
+        "Empty: none.",
     )
     personalise: Annotated[
         Literal["none", "finetune", "ditto"], AtSilo("none", evaluates="own")
     ] = Field(
         "none",
-        description="What a silo makes of its group's model for itself: nothing, the model trained "
-        "on its own data, or a model of its own that is pulled towards it (Ditto).",
+        description="How each silo personalises its group's model: `none`; `finetune` trains that "
+        "model on the silo's own data; `ditto` trains a separate model that is pulled towards it.",
     )
     personal_epochs: Annotated[int, AtSilo(1, sent="personalise", evaluates="own")] = Field(
-        1, ge=1, le=10_000, description="Epochs of fine-tuning, or of Ditto's own model a round."
+        1,
+        ge=1,
+        le=10_000,
+        description="Epochs of fine-tuning, or epochs of Ditto's separate model per round.",
     )
     personal_lr: Annotated[
         NotNegative, AtSilo(0.01, sent="personalise", evaluates="own", term=False)
-    ] = Field(0.0, le=1000, description="Learning rate of the silo's own model; 0 takes `lr`.")
+    ] = Field(0.0, le=1000, description="Learning rate of the personalised model. 0: `lr`.")
     ditto_lambda: Annotated[
         NotNegative, AtSilo(0.0, sent="personalise", evaluates="own", without=LOOP, idle=0)
-    ] = Field(1.0, le=1e6, description="λ of Ditto's pull towards the group's model.")
+    ] = Field(1.0, le=1e6, description="λ, strength of Ditto's pull towards the group's model.")
     validation: Annotated[NotNegative, AtSilo(0.0, evaluates="always")] = Field(
         0.0,
         le=0.5,
-        description="Share of its training data that a silo keeps out of all training, to choose "
-        "rounds by: for `keep = best` and `patience`. 0 keeps none.",
+        description="Share of its training data that each silo withholds from all training, for "
+        "`keep = best` and `patience`. 0: none.",
     )
 
 

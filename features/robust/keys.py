@@ -15,27 +15,28 @@ class Influence(Options):
         0.5,
         gt=0,
         le=1,
-        description="Largest share of a group's weight that one silo has, in groups of three and "
-        "more; 1 sets no limit.",
+        description="Largest share of a group's weight that one silo can have, in groups of at "
+        "least three silos. 1: no limit.",
     )
     clip_updates: NotNegative = Field(
         3.0,
         le=1e9,
-        description="Largest norm of an update, as a multiple of the median of three and more that "
-        "it is compared with; longer ones are shortened to it, those of silos with many samples "
-        "to at most twice that. 0 sets no limit.",
+        description="Largest norm of an update, as a multiple of the median norm of the updates "
+        "that it is compared with (at least three). Longer updates are scaled down to this norm; "
+        "the limit is up to twice as high for silos with many samples. 0: no limit.",
     )
     aggregate: Aggregate = Field(
         "mean",
-        description="What a group's model is made of its updates by, in groups of three and more: "
-        "`mean` weighs by samples; `trimmed-mean`, `median` (both value by value) and `krum` (the "
-        "one update that is nearest to the others) count every silo once, and resist several "
-        "dishonest ones.",
+        description="Rule that combines updates into a group's model, in groups of at least three "
+        "silos. `mean` weights silos by samples. `trimmed-mean`, `median` (both value by value) "
+        "and `krum` (the one update nearest to the others) count every silo once, and resist "
+        "several dishonest silos.",
     )
     quarantine_after: CountOrNone = Field(
         3,
-        description="A silo whose updates point away from its group's so many rounds in a row "
-        "trains alone for some rounds, then comes back on probation; 0 never moves one out.",
+        description="Number of consecutive rounds in which a silo's update points away from its "
+        "group's before the silo is quarantined: it trains alone for some rounds, then returns on "
+        "probation. 0: never.",
     )
 
 

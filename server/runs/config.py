@@ -36,83 +36,100 @@ class RunConfig(Options, wire.SiloKeys):
     """The configuration of one run, made by ``read``; keys are written with dashes."""
 
     strategy: str = Field(
-        "hcct", description="Who trains with whom; see docs/how-to/choose-a-strategy.md."
+        "hcct",
+        description="Strategy, which decides who trains with whom. This default applies to `flwr "
+        "run` and to simulation files; `coterie run` without a name uses `auto`.",
     )
-    task: str = Field("digits", min_length=1, description="Task that every silo must serve.")
+    task: str = Field(
+        "digits", min_length=1, description="Name of the task, which every silo must serve."
+    )
     label: str = Field(
-        "", max_length=80, description="A name for the run's folder; empty takes the strategy's."
+        "", max_length=80, description="Name for the run's folder. Empty: the strategy's name."
     )
-    min_silos: int = Field(2, ge=1, le=100_000, description="Silos to wait for before round 1.")
+    min_silos: int = Field(
+        2,
+        ge=1,
+        le=100_000,
+        description="Number of silos that must be connected before round 1 starts.",
+    )
     wait_for_silos: Positive = Field(
-        120.0, description="Seconds to wait for silos before giving up."
+        120.0, description="Time to wait for silos before giving up, in seconds."
     )
     round_timeout: Positive = Field(
-        600.0, description="Seconds after which a round goes on without missing replies."
+        600.0,
+        description="Time to wait for replies in a round, in seconds. The round then continues "
+        "without the missing ones.",
     )
     churn: str = Field(
         "",
-        description="Script of joins and leaves, `NAME+ROUND` and `NAME-ROUND`, for repeatable "
-        "simulations.",
+        description="Scripted joins and leaves, `NAME+ROUND` and `NAME-ROUND`, separated by "
+        "commas, for repeatable simulations. Empty: silos join and leave at any time.",
     )
     generators: Literal["off", "silos", "groups"] = Field(
         "off",
-        description="FedGenP's generators around fedavg, hcct, fedgroup or fedcollab: one per silo "
-        "or per group; with them come the keys of fedgenp. fedgenp itself is fedavg with one per "
-        "silo.",
+        description="FedGenP's generators with the `fedavg`, `hcct`, `fedgroup` or `fedcollab` "
+        "strategy: one per silo (`silos`) or one per group (`groups`). The keys of `fedgenp` then "
+        "apply as well. The `fedgenp` strategy is `fedavg` with one generator per silo.",
     )
     alone: str = Field(
         "",
-        description="An independent run to compare with, by name, id or folder: the gains over it "
-        "go into the record.",
+        description="Name, id or folder of a run of the `independent` strategy (local training) "
+        "to compare with. The record then contains the gains over it. Empty: no comparison in the "
+        "record.",
     )
     tracking: str = Field(
         "",
-        description="Where figures go beside the record: `tensorboard`, `mlflow`, `wandb`, or "
-        "several with commas.",
+        description="Experiment trackers that also receive the metrics: `tensorboard`, `mlflow` "
+        "or `wandb`, or several separated by commas. Empty: none.",
     )
     keep: Literal["last", "best"] = Field(
         "last",
-        description="The model that a silo keeps at the end: the last round's, or that of the "
-        "round that was best on its validation data. The record has the last round's.",
+        description="Model that each silo keeps at the end: that of the `last` round, or that of "
+        "its `best` round on its validation data (needs `validation`). The record always contains "
+        "the last round's results.",
     )
     evaluate_every: int = Field(
         1,
         ge=1,
         le=100_000,
-        description="Silos evaluate their model after every so many rounds, and after the last.",
+        description="Rounds between two evaluations of the silos' models. The last round is "
+        "always evaluated.",
     )
     patience: int = Field(
         0,
         ge=0,
         le=100_000,
-        description="The run ends when the silos' mean error on their validation data has not "
-        "improved for so many rounds; 0 plays all rounds. Test data have no part in it.",
+        description="Number of rounds without an improvement of the silos' mean validation error "
+        "after which the run stops early (needs `validation`). Test data are not used. 0: never.",
     )
     keep_every: int = Field(
         0,
         ge=0,
         le=100_000,
-        description="Silos write their own model to their disks after every so many rounds; 0 only "
-        "after the last.",
+        description="Rounds between two saves of each silo's own model to its disk. 0: only after "
+        "the last round.",
     )
     secure: bool = Field(
         False,
-        description="Whether silos keep their updates from a coordinator that runs the code "
-        "unchanged: it compares sketches of them, and reads only sums over groups. For hcct, "
-        "fedgroup, auto, cfl, flhc, kmeans, fedavg and independent, with coterie's own silos.",
+        description="Whether to use secure aggregation: a coordinator that runs the code "
+        "unchanged sees only sketches of the updates, to compare them, and sums over groups. "
+        "Available for the strategies `hcct`, `fedgroup`, `auto`, `cfl`, `flhc`, `kmeans`, "
+        "`fedavg` and `independent`, with coterie's own silos.",
     )
     name_members: bool = Field(
         False,
-        description="Whether silos are told who is in their group by name, not only how many.",
+        description="Whether silos learn the names of the members of their group, not only their "
+        "number.",
     )
     runs_dir: str = Field(
-        "", description="Folder of run records at the coordinator; empty takes its default."
+        "", description="Folder of run records at the coordinator. Empty: its default folder."
     )
     resume: str = Field(
         "",
         pattern=r"^[A-Za-z0-9._-]*$",
-        description="Name of a run's folder in `runs-dir`: go on with that run after its last "
-        "checkpoint, with the keys that it had. `coterie run --resume RUN` sets it.",
+        description="Name of a run's folder in `runs-dir`: continue that run after its last "
+        "checkpoint, with its original keys. `coterie run --resume RUN` sets this key. Empty: "
+        "start a new run.",
     )
     influence: Influence = Field(default_factory=Influence)
     algorithm: InstanceOf[Algorithm[Any]]

@@ -147,21 +147,21 @@ class Auto(Algorithm[AutoState]):
         2.0,
         ge=1.2,
         le=20,
-        description="Trainings that a silo does at most, as a multiple of those of FedAvg in as "
-        "many rounds.",
+        description="Largest number of trainings per silo, as a multiple of FedAvg's in the same "
+        "number of rounds.",
     )
     byte_budget: float = Field(
         3.0,
         ge=1.5,
         le=1e6,
-        description="Bytes of models and discriminators that a run moves at most, as a multiple "
-        "of those of FedAvg in as many rounds.",
+        description="Largest total traffic of models and discriminators, as a multiple of "
+        "FedAvg's bytes in the same number of rounds.",
     )
     discriminators: bool = Field(
         True,
-        description="Whether silos that allow it (`auxiliary` in silo.toml) train FedCollab's "
-        "discriminators too, of up to 24 silos: one more candidate. They are made so small that "
-        "they take a sixth of the bytes that a run may move.",
+        description="Whether silos that allow it (`auxiliary` in silo.toml) also train "
+        "FedCollab's discriminators, for up to 24 silos, which adds one candidate. Their size is "
+        "chosen so that they use one sixth of the run's byte limit.",
     )
     seed: Seed = 0
     remembers = AutoState

@@ -129,24 +129,24 @@ class FedCollab(Algorithm[FedCollabState]):
 
     c: Positive | Literal["auto"] = Field(
         10.0,
-        description="C of the bound, preference for more data, in roots of samples. `auto` takes "
-        "the smallest at which noise alone keeps no two silos apart.",
+        description="C in FedCollab's error bound, the preference for more data, in square roots "
+        "of samples. `auto`: the smallest value at which noise alone separates no two silos.",
     )
     discriminators: Discriminators = Discriminators()
     solver: Literal["best", "relocation", "agglomerative", "optimal"] = Field(
         "best",
-        description="`best` is `optimal` for at most 16 silos and else `relocation`, the paper's; "
-        "`agglomerative` merges greedily.",
+        description="Search for the groups: `best` is `optimal` for at most 16 silos and "
+        "otherwise `relocation`, the paper's method; `agglomerative` merges greedily.",
     )
     newcomers: Literal["keep", "resolve"] = Field(
         "keep",
-        description="With a newcomer nobody else moves but those whose distances came late, or "
-        "all may.",
+        description="Who may change groups when a newcomer arrives: with `keep`, only silos whose "
+        "distances were measured late; with `resolve`, every silo.",
     )
     unmeasured: Literal["alone", "unknown"] = Field(
         "alone",
-        description="Silos whose distances are not known train alone, or count as different as "
-        "the mean. Where none is known everybody trains alone.",
+        description="How silos with unknown distances are handled: `alone` lets them train alone; "
+        "`unknown` gives them the mean distance. If no distance is known, every silo trains alone.",
     )
     within: WithinField = Within()
     seed: Seed = 0

@@ -50,39 +50,44 @@ class Discriminators(Options):
     rounds: Times = Field(
         10,
         alias="discriminator-rounds",
-        description="Budget of the discriminators' rounds, all pairs at once.",
+        description="Largest number of discriminator rounds. All pairs of silos are trained at "
+        "once.",
     )
     patience: Times = Field(
         2,
         alias="discriminator-patience",
-        description="So many evaluations without a gain end a pair's discriminator.",
+        description="Number of evaluations without a gain after which a pair's discriminator "
+        "stops.",
     )
     gigabytes: NotNegative = Field(
         0.0,
         le=1e9,
         alias="discriminator-gigabytes",
-        description="Budget of their bytes in all, sent and received, in 10⁹ bytes; 0 sets none.",
+        description="Largest total traffic of the discriminators, sent and received, in units of "
+        "10⁹ bytes. 0: no limit.",
     )
     steps: Count = Field(
         20,
         alias="discriminator-steps",
-        description="Mini-batches of 32 a round of discriminators.",
+        description="Mini-batches of 32 samples per discriminator round.",
     )
     samples: int = Field(
         500,
         ge=1,
         le=1_000_000,
         alias="discriminator-samples",
-        description="At most so many samples train them; half are always held out.",
+        description="Largest number of a silo's samples that train its discriminators. At least "
+        "half of its samples are always held out.",
     )
     lr: Positive = Field(
-        0.01, le=1000, alias="discriminator-lr", description="Their learning rate."
+        0.01, le=1000, alias="discriminator-lr", description="Learning rate of the discriminators."
     )
     score: Score = Field(
         "last",
         alias="distance",
-        description="Score that is reported: the last round's, the best (the paper), or the best "
-        "of one half on the other.",
+        description="Score that is reported as the distance: that of the `last` round; `max`, the "
+        "best of all rounds (the paper); or `cross-fit`, the best round on one half of the "
+        "held-out samples, scored on the other half.",
     )
     min_rounds: int = Field(5, ge=1)
     fewest: int = Field(1, ge=1)

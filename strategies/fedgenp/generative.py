@@ -59,20 +59,21 @@ class Given(Options):
         1.0,
         lt=1e6,
         alias="generated-weight",
-        description="Weight of the loss on generated latents; the released code has 10.",
+        description="Weight of the loss on generated latents. The released code uses 10.",
     )
     distil: NotNegative = Field(
         0.0,
         lt=1e6,
         alias="distil-weight",
-        description="Weight of the divergence from the head's answers to latents generated for "
-        "the silo's own labels; the released code has 10.",
+        description="Weight of the divergence from the head's outputs on latents generated for "
+        "the silo's own labels. The released code uses 10. 0: no such term.",
     )
     decay: Positive = Field(
         1.0,
         le=1,
         alias="generated-decay",
-        description="Factor on both weights after every round; the released code has 0.98.",
+        description="Factor by which both weights are multiplied after every round. The released "
+        "code uses 0.98.",
     )
 
     def config(self, number: int) -> dict[str, Scalar]:

@@ -50,37 +50,39 @@ class GeneratorPlan(Options):
     steps: Count = Field(
         50,
         alias="generator-steps",
-        description="Optimiser steps a round; with a reversal that has every second one, at "
-        "least 2.",
+        description="Optimiser steps of the generators per round; at least 2 if every second step "
+        "is used for `reversal`.",
     )
     optimiser: Optimiser = Field(
         "adam",
         alias="generator-optimiser",
-        description="What trains generators; `sgd` is the paper's, with `generator-lr` 0.01.",
+        description="Optimiser of the generators. The paper uses `sgd` with `generator-lr` 0.01.",
     )
     lr: Positive = Field(
-        3e-4, le=1, alias="generator-lr", description="Learning rate of the server's optimiser."
+        3e-4, le=1, alias="generator-lr", description="Learning rate of the generators' optimiser."
     )
     objective: Objective = Field(
         "mean",
         alias="generator-objective",
-        description="What FedGenP's steps minimise: in turns the `mean` of the others' losses, or "
-        "the paper's `sum`, and the term against the own head; or `both`, mean and term, at once.",
+        description="What FedGenP's steps minimise: alternately the `mean` (or, as in the paper, "
+        "the `sum`) of the other heads' losses and the term against the receiver's own head; or "
+        "`both`, the mean and that term in every step.",
     )
     hidden: int = Field(
         256,
         ge=1,
         le=65_536,
         alias="generator-hidden",
-        description="Width of the hidden layer (the paper: 256; CelebA 128).",
+        description="Width of the generators' hidden layer. The paper uses 256, and 128 for "
+        "CelebA.",
     )
     reversal: Reversal = Field(
         "log1mp",
-        description="How a generator turns against its receiver's own head; `none` does not, "
-        "`unbounded` diverges.",
+        description="Form of the term against the receiver's own head. `none`: no such term. "
+        "`unbounded`, the paper's form, diverges.",
     )
     reversal_weight: NotNegative = Field(
-        0.1, le=1e6, description="λ of the term against the own head."
+        0.1, le=1e6, description="λ, weight of the term against the receiver's own head."
     )
     batch: int = Field(32, ge=1)
 

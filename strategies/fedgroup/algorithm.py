@@ -135,50 +135,53 @@ class FedGroup(Algorithm[FedGroupState]):
     """
 
     num_groups: Count | Literal["auto"] = Field(
-        3, description="m, number of groups; `auto` takes the best separated number."
+        3, description="m, number of groups. `auto`: the number with the best separation."
     )
     measure: fedgroup.Measure = Field(
         "edc",
-        description="How updates are compared: `edc` (k-means++ on `num-groups` directions) or "
-        "`madc` (complete linkage).",
+        description="Method for comparing updates: `edc` (k-means++ on `num-groups` directions) "
+        "or `madc` (complete linkage).",
     )
     pretrain_epochs: TimesOrNone = Field(
         0,
-        description="Epochs of a cold start; 0 takes `local-epochs`. Fewer than those begin a "
-        "round that goes on; more separate small silos better.",
+        description="Epochs of the cold start. With fewer epochs than `local-epochs`, the cold "
+        "start is the first part of a normal round; with more, small silos are separated better. "
+        "0: `local-epochs`.",
     )
     pretrain_steps: int = Field(
         0,
         ge=0,
         le=1_000_000,
-        description="Mini-batches of a cold start, in place of `pretrain-epochs`, which must be 0; "
-        "0 takes epochs.",
+        description="Mini-batches of the cold start, instead of `pretrain-epochs`, which must "
+        "then be 0. 0: epochs apply.",
     )
     pretrain_silos: CountOrNone = Field(
         0,
-        description="So many silos, drawn by seed, form the groups (the paper's α times "
-        "`num-groups`; at least `num-groups`); 0 takes all. The others are placed like newcomers.",
+        description="Number of silos, drawn using the seed, that form the groups (in the paper, α "
+        "times `num-groups`); at least `num-groups`. The others are placed like newcomers. 0: all.",
     )
     min_similarity: float = Field(
         -1.0,
         ge=-1,
         le=1,
-        description="A newcomer whose largest cosine is below opens a new group with its own "
-        "model; -1 never does.",
+        description="Smallest cosine at which a newcomer joins an existing group. If its largest "
+        "cosine is smaller, it opens a new group with its own model. -1: never.",
     )
     sample: Sample = 0
     inter_group_lr: NotNegative = Field(
-        0.0, le=1000, description="η_g of the inter-group aggregation; 0 turns it off."
+        0.0,
+        le=1000,
+        description="η_g, learning rate of the inter-group aggregation. 0: no such aggregation.",
     )
     assign: Literal["cosine", "random"] = Field(
         "cosine",
-        description="How a cold silo is placed: by its cosine, or at random, the paper's ablation "
-        "RAC.",
+        description="How a silo without a group is placed: by `cosine`, or at `random` (the "
+        "paper's ablation RAC).",
     )
     centres: Literal["clustered", "random"] = Field(
         "clustered",
-        description="How groups are formed: by clustering, or around random silos, the paper's "
-        "ablation RCC.",
+        description="How groups are formed: by clustering (`clustered`), or around `random` silos "
+        "(the paper's ablation RCC).",
     )
     within: WithinField = Within()
     seed: Seed = 0

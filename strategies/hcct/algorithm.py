@@ -145,34 +145,38 @@ class HCCT(Algorithm[HCCTState]):
 
     alpha: NotNegative | Literal["auto"] = Field(
         50.0,
-        description="α, preference for more data. 0 leaves everybody alone, small keeps silos "
-        "apart, large puts all together; `auto` finds it in a short trial. A silo's own α goes "
-        "before it.",
+        description="α, preference for more data. 0: every silo trains alone; small values keep "
+        "silos apart, large values put all together. `auto`: found in a short trial. A silo's own "
+        "α takes precedence.",
     )
     memory: NotNegative = Field(
-        1.0, le=1, description="γ of the accumulated updates that are compared; 0 is the paper."
+        1.0,
+        le=1,
+        description="γ, weight of earlier rounds in the accumulated updates that are compared. 0: "
+        "only the last round, as in the paper.",
     )
     similarity: Literal["parameters", "parameters+buffers"] = Field(
-        "parameters", description="Whether running statistics are compared too."
+        "parameters",
+        description="Arrays that are compared: `parameters` only, or running statistics as well.",
     )
     solver: Literal["best", "agglomerative"] = Field(
         "best",
-        description="`best`: exact for up to 16 silos, a search above; `agglomerative`: greedy "
-        "merging, as in Algorithm 2.",
+        description="Search for the groups. `best`: exact for up to 16 silos, a heuristic search "
+        "for more. `agglomerative`: greedy merging, as in the paper's Algorithm 2.",
     )
     layers: str = Field(
         "all",
-        description="Arrays that are compared: `all`, `auto` (HCCT-E: the layer of largest "
-        "relative variance after round 1), or a prefix of array names.",
+        description="Layers that are compared: `all`; `auto` (HCCT-E: the layer with the largest "
+        "relative variance after round 1); or a prefix of array names.",
     )
     fixed_groups: CountOrNone = Field(
-        0, description="K, as many groups as there are to be; 0 lets the utility decide."
+        0, description="K, fixed number of groups. 0: the utility decides."
     )
-    regroup_every: Count = Field(1, description="Rounds between two partitions.")
+    regroup_every: Count = Field(1, description="Rounds from one grouping to the next.")
     settle_after: CountOrNone = Field(
         0,
-        description="Keep the partition once it was the same so often in a row, and only place "
-        "newcomers; 0 never does.",
+        description="Number of consecutive identical groupings after which the groups are kept "
+        "and only newcomers are placed. 0: never.",
     )
     within: WithinField = Within()
     seed: Seed = 0

@@ -36,14 +36,14 @@ from coterie.strategies.rounds.policy import combine
 
 # ---------------------------------------------------------------- options
 
-ADAPT_HELP = "Steps on a silo's own data before a model is tested; 0 takes the paper's number"
+ADAPT_HELP = "Steps on a silo's own data before a model is tested. 0: the paper's number"
 MetaLR = Annotated[
     float,
     Field(
         gt=0,
         allow_inf_nan=False,
         le=1000,
-        description="α, rate of the step on a silo's own data (Per-FedAvg).",
+        description="α, learning rate of the step on a silo's own data (Per-FedAvg).",
     ),
 ]
 MoreauLambda = Annotated[
@@ -52,8 +52,8 @@ MoreauLambda = Annotated[
         gt=0,
         allow_inf_nan=False,
         le=1e6,
-        description="λ; large keeps personal models near the "
-        "common one. lr·λ must be below 2 (pFedMe).",
+        description="λ: large values keep personal models near the shared one; lr·λ must be below "
+        "2 (pFedMe).",
     ),
 ]
 MoreauLR = Annotated[
@@ -62,12 +62,12 @@ MoreauLR = Annotated[
         gt=0,
         allow_inf_nan=False,
         le=1000,
-        description="η, rate of the common model; η·λ must be at most 1 (pFedMe).",
+        description="η, learning rate of the shared model; η·λ must be at most 1 (pFedMe).",
     ),
 ]
 InnerSteps = Annotated[
     Times,
-    Field(description="K, steps towards the personal model per batch (pFedMe)."),
+    Field(description="K, number of steps towards the personal model per mini-batch (pFedMe)."),
 ]
 ServerLR = Annotated[
     float,
@@ -75,7 +75,8 @@ ServerLR = Annotated[
         gt=0,
         allow_inf_nan=False,
         le=1,
-        description="β, how far the server follows the silos' mean (pFedMe).",
+        description="β, how far the shared model moves towards the silos' mean, from 0 to 1 "
+        "(pFedMe).",
     ),
 ]
 AdaptSteps = Annotated[
@@ -230,8 +231,8 @@ class Within(Options):
     algorithm: Literal["fedavg", "fednova", "perfedavg", "pfedme"] = Field(
         "fedavg",
         alias="within",
-        description="What runs inside the groups. FedProx is `fedavg` with `proximal-mu`; "
-        "fine-tuning and Ditto are `personalise`.",
+        description="Algorithm inside the groups. For FedProx, use `fedavg` with `proximal-mu`; "
+        "for fine-tuning and Ditto, use `personalise`.",
     )
     meta_lr: MetaLR = META_LR
     moreau_lambda: MoreauLambda = MOREAU_LAMBDA

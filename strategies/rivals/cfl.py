@@ -98,13 +98,16 @@ class CFL(Algorithm[CFLState]):
     eps_mean: Positive = Field(
         0.4,
         le=1e6,
-        description="ε₁; a group is split only if its mean update is shorter than this share of "
-        "the longest update so far.",
+        description="ε₁: a group is split only if the norm of its mean update is below this share "
+        "of the largest norm so far.",
     )
     eps_largest: NotNegative = Field(
-        0.5, le=1e6, description="ε₂; and only if its longest update is longer than this share."
+        0.5,
+        le=1e6,
+        description="ε₂: in addition, a group is split only if the largest norm of its updates is "
+        "above this share of the largest norm so far.",
     )
-    first_split: Count = Field(2, description="No group is split before this round.")
+    first_split: Count = Field(2, description="First round in which a group can be split.")
     hands_on = True
     works_unseen = True
     models_in = ("group_models",)

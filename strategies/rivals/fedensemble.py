@@ -52,8 +52,8 @@ class FedEnsemble(Around[EnsembleState]):
     every: CountOrNone = Field(
         0,
         alias="ensemble-every",
-        description="Rounds between evaluations of the ensemble; 0 evaluates the last only. Each "
-        "sends every silo every silo's model.",
+        description="Rounds between two evaluations of the ensemble, each of which sends every "
+        "silo's model to every silo. 0: only after the last round.",
     )
     base: Annotated[InstanceOf[FedAvg], BeforeValidator(algorithm_of)] = FedAvg()
 

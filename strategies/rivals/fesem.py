@@ -64,7 +64,7 @@ class FeSEM(Algorithm[FeSEMState]):
     """Groups by the Euclidean distance of local models to K centres, redone every round."""
 
     num_groups: Count = Field(
-        3, description="K, number of centres; at most as many as there are different local models."
+        3, description="K, number of centres; at most the number of different local models."
     )
     sample: Sample = 0
     seed: Seed = 0

@@ -74,10 +74,10 @@ class FLSC(Algorithm[Choices]):
     """K models, of which every silo trains the mean of its N_g best; IFCA with N_g = 1."""
 
     num_groups: Count = Field(
-        3, description="K, number of models; with more than silos some stay unused."
+        3, description="K, number of models. With more models than silos, some stay unused."
     )
     soft_groups: Count = Field(
-        2, description="N_g, models that a silo mixes; at most `num-groups`."
+        2, description="N_g, number of models that each silo mixes; at most `num-groups`."
     )
     sample: Sample = 0
     seed: Seed = 0

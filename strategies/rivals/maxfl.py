@@ -90,16 +90,17 @@ class MAXFL(Algorithm[MAXFLState]):
         0.0,
         ge=-1e6,
         le=1e6,
-        description="By how much the global model's training loss must be below that of the silo's "
-        "own; below 0 it may be higher by as much.",
+        description="How far the global model's training loss must be below that of the silo's "
+        "own model. Negative: it may be higher by that much.",
     )
     warm_up: CountOrNone = Field(
-        5, description="Rounds after the first in which everybody takes part."
+        5, description="Number of rounds after round 1 in which all silos take part."
     )
     own_rounds: CountOrNone = Field(
         0,
-        description="Rounds of training alone behind a silo's requirement; 0 takes as many as the "
-        "global model has had when silos are first asked. Few are met by any model, many by none.",
+        description="Rounds of local training behind a silo's requirement. With few rounds, every "
+        "model meets it; with many, none does. 0: as many as the global model has had when silos "
+        "are first asked.",
     )
 
     outdated = "its own model"

@@ -232,10 +232,11 @@ class APFL(OneModel[Plain]):
     mixture: NotNegative = Field(
         0.5,
         le=1,
-        description="α before a silo's first round: 0 is the common model alone, 1 the silo's own.",
+        description="α before a silo's first round, from 0 (only the global model) to 1 (only the "
+        "silo's own model).",
     )
     mixture_lr: NotNegative = Field(
-        0.1, le=1000, description="η_α, learning rate of α; 0 leaves it at `mixture`."
+        0.1, le=1000, description="η_α, learning rate of α. 0: α stays at `mixture`."
     )
 
     def problems(self, training: Config) -> Iterator[str]:

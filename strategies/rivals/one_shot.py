@@ -145,13 +145,18 @@ class _FormedOnce(Algorithm[OneShot]):
 class FLHC(_FormedOnce):
     """Groups by one hierarchical clustering after ``rounds_before`` rounds of FedAvg."""
 
-    rounds_before: CountOrNone = Field(3, description="n, rounds of FedAvg before the clustering.")
-    max_distance: Positive = Field(
-        0.9, le=1e6, description="T; groups farther apart are not merged. Cosines: at most 2."
+    rounds_before: CountOrNone = Field(
+        3, description="n, number of FedAvg rounds before the clustering."
     )
-    metric: Metric = Field("cosine", description="Distance of two updates.")
+    max_distance: Positive = Field(
+        0.9,
+        le=1e6,
+        description="T, largest distance at which two groups are merged. Cosine distances are at "
+        "most 2.",
+    )
+    metric: Metric = Field("cosine", description="Distance between two updates.")
     linkage: Linkage = Field(
-        "average", description="Distance of two groups; `ward` needs `euclidean`."
+        "average", description="Distance between two groups. `ward` requires `metric = euclidean`."
     )
 
     def problems(self, training: Config) -> Iterator[str]:
@@ -176,11 +181,11 @@ class KMeans(_FormedOnce):
     """Groups by k-means on the updates of round 1."""
 
     num_groups: Count = Field(
-        3, description="K; with fewer silos there are as many groups as silos."
+        3,
+        description="K, number of groups. With fewer silos than that, there are as many groups as "
+        "silos.",
     )
-    pretrain_epochs: TimesOrNone = Field(
-        0, description="Epochs of round 1; 0 takes `local-epochs`."
-    )
+    pretrain_epochs: TimesOrNone = Field(0, description="Epochs of round 1. 0: `local-epochs`.")
     seed: Seed = 0
 
     def demands(self) -> Config:

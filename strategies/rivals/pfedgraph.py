@@ -75,11 +75,13 @@ class PFedGraph(Algorithm[Graph]):
     graph_alpha: Positive = Field(
         0.8,
         le=1e6,
-        description="α; large weighs silos by their samples (FedAvg), small by how alike their "
-        "updates are.",
+        description="α: large values weight silos by their samples (as FedAvg does), small values "
+        "by how similar their updates are.",
     )
     graph_lambda: NotNegative = Field(
-        0.01, le=1e6, description="λ of the pull of local training towards the model received."
+        0.01,
+        le=1e6,
+        description="λ, strength of the pull of local training towards the received model.",
     )
 
     @property

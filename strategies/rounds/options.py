@@ -31,7 +31,9 @@ CountOrNone = Annotated[int, Field(ge=0, le=100_000)]
 Times = Annotated[int, Field(ge=1, le=10_000)]
 TimesOrNone = Annotated[int, Field(ge=0, le=10_000)]
 Seed = Annotated[int, Field(ge=0)]
-Sample = Annotated[CountOrNone, Field(description="Silos a round, drawn by seed; 0 takes all.")]
+Sample = Annotated[
+    CountOrNone, Field(description="Number of silos sampled per round, using the seed. 0: all.")
+]
 Spell = Callable[[str], str]
 
 SIGNS = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}
