@@ -60,14 +60,17 @@ class Policy:
 
     strategies: Annotated[
         tuple[str, ...],
-        In("policy", "Take part only in runs of these strategies. An empty list allows all."),
+        In(
+            "policy",
+            "Strategies in whose runs this silo takes part. An empty list: all strategies.",
+        ),
     ] = ()
     min_group_size: Annotated[
         int,
         Field(ge=1, le=100_000),
         In(
             "policy",
-            "The smallest group of silos, this one included, in which this silo's updates may be "
+            "Smallest group of silos, including this one, in which this silo's updates may be "
             "averaged. In a group of two, each silo can compute the other's update; from three on "
             "it cannot. In a smaller group this silo is left out, or trains alone (HCCT).",
         ),
@@ -76,18 +79,19 @@ class Policy:
         str,
         In(
             "policy",
-            'Layers that never leave: "head", or the beginning of array names. Empty: the whole '
-            "model may leave. A run that does not leave these layers here (personal) is refused.",
+            'Layers that never leave: "head", or a prefix of array names. A run that does not '
+            "keep these layers here (its key personal) is refused. Empty: the whole model may "
+            "leave.",
         ),
     ] = ""
     metrics: Annotated[
         tuple[Annotated[str, Field(pattern=METRIC_PATTERN)], ...] | None,
         In(
             "policy",
-            "Metrics that may leave: train-loss, loss, error (the leading metric), seconds, "
-            "trivial (the error of the best constant answer), metrics of the task, and those of an "
-            "app of your own. Without this line, all but those that tell how frequent the classes "
-            "are. [] lets none leave.",
+            "Metrics that may leave: train-loss, loss, error (the primary metric), seconds, "
+            "trivial (the error of the best constant answer), metrics of the task, and those of "
+            "your own app. Without this line: all except those that reveal how frequent the "
+            "classes are. []: none.",
             example='["train-loss", "loss", "error", "seconds"]',
         ),
     ] = None
@@ -95,41 +99,42 @@ class Policy:
         bool,
         In(
             "policy",
-            "Whether models other than the task's may leave: FedCollab's discriminators, and those "
-            "of features alone that place silos without labels. From the first, the server and the "
-            "other silo of each pair can read which labels this silo has, and estimate how many.",
+            "Whether models besides the task's may leave: FedCollab's discriminators, and those "
+            "that place unlabelled silos and see only features. From FedCollab's, the coordinator "
+            "and the other silo of each pair can read which labels this silo has, and estimate "
+            "how many.",
         ),
     ] = True
     label_counts: Annotated[
         bool,
         In(
             "policy",
-            "Whether the server may learn how many training samples this silo has of each label. "
-            "Only FedGen needs it. Every silo learns the labels' shares over all silos: with two "
-            "silos, each can compute the other's counts; when a silo joins or leaves, all others "
-            "can compute its counts.",
+            "Whether the coordinator may learn how many training samples this silo has of each "
+            "label. Only FedGen needs it. Every silo learns the share of each label over all "
+            "silos: with two silos, each can compute the other's counts; when a silo joins or "
+            "leaves, all others can compute its counts.",
         ),
     ] = False
     column_sums: Annotated[
         bool,
         In(
             "policy",
-            "Whether the server may learn the count, mean and deviation of each numeric column of "
-            "the training data, and of real targets, in runs of a task with scale = "
-            '"federation". Every silo learns them over all silos that allow it: with two, each '
-            "can compute the other's.",
+            "Whether the coordinator may learn the count, mean and standard deviation of each "
+            "numeric column of the training data, and of real-valued targets, in runs of a task "
+            'with scale = "federation". Every silo learns them over all silos that allow it: with '
+            "two silos, each can compute the other's.",
         ),
     ] = False
     column_sums_from: Annotated[
         int,
         Field(ge=1),
-        In("policy", "Nothing leaves of a column with fewer numbers than this."),
+        In("policy", "Fewest numbers in a column for its count, mean and deviation to leave."),
     ] = 20
     statistics: Annotated[
         tuple[Literal["inputs", "targets"], ...],
         In(
             "policy",
-            "What the server may learn when a run asks for statistics and trains nothing "
+            "What the coordinator may learn when a run asks for statistics and trains nothing "
             '(coterie stats): how many training samples of "inputs" and "targets" lie in each '
             "interval or category, and how many have no value. Empty: nothing.",
         ),
@@ -139,8 +144,8 @@ class Policy:
         Field(ge=LEAST_CELL, le=1_000_000),
         In(
             "policy",
-            "In statistics, a count below this is hidden, and another one with it, so that it "
-            f"cannot be computed. At least {LEAST_CELL}.",
+            "Smallest count that statistics show. A smaller one is hidden, and another one with "
+            f"it, so that it cannot be computed. At least {LEAST_CELL}.",
         ),
     ] = 10
     min_samples: Annotated[
@@ -148,35 +153,36 @@ class Policy:
         Field(ge=1),
         In(
             "policy",
-            "The fewest training samples behind an update. From an update of a few samples they "
-            "can be reconstructed, in however many steps it was made. A silo that has fewer trains "
-            "on all it has.",
+            "Fewest training samples behind an update. Samples can be reconstructed from an "
+            "update that only a few of them produced, however many steps it took. A silo that has "
+            "fewer trains on all of them.",
         ),
     ] = 64
-    min_batch: Annotated[int, Field(ge=1), In("policy", "The fewest samples in one step.")] = 1
+    min_batch: Annotated[int, Field(ge=1), In("policy", "Fewest samples in one training step.")] = 1
     secure: Annotated[
         Literal["", "required"],
         In(
             "policy",
-            '"required": take part in secure runs only, in which the coordinator sees sketches of '
+            '"required": take part only in secure runs, in which the coordinator sees sketches of '
             "this silo's updates and sums over groups, but none of its models. A coordinator that "
-            "lies can still get them.",
+            "lies can still get them. Empty: take part in other runs as well.",
         ),
     ] = ""
     approve: Annotated[
         Literal["", "ask"],
         In(
             "policy",
-            '"ask": a run waits until somebody here has looked at it and run coterie silo approve '
-            "RUN. Empty: what the other settings allow needs nobody.",
+            '"ask": a run waits until a person here has looked at it and run coterie silo approve '
+            "RUN. Empty: no approval is needed for what the other settings allow.",
         ),
     ] = ""
     peers: Annotated[
         tuple[Annotated[str, Field(pattern=PEER_PATTERN)], ...],
         In(
             "policy",
-            'In secure runs: the silos with which this one adds up updates, each "NAME '
-            'FINGERPRINT" as that silo shows it. Empty: all for which the coordinator vouches.',
+            'In secure runs: silos with which this one adds up updates, each as "NAME '
+            'FINGERPRINT", as that silo shows it. Empty: all silos for which the coordinator '
+            "vouches.",
         ),
     ] = ()
     max_local_epochs: Annotated[
@@ -184,23 +190,23 @@ class Policy:
         Field(ge=0),
         In(
             "limits",
-            "The most epochs of one training: of the round's model, of the silo's own, and before "
-            "a test. A run that asks for more is refused. 0 sets no limit.",
+            "Most epochs of one training: of the round's model, of the silo's own model, and "
+            "before a test. A run that asks for more is refused. 0: no limit.",
         ),
     ] = 1000
-    max_rounds: Annotated[
-        int, Field(ge=0), In("limits", "The most rounds of a run. 0 sets no limit.")
-    ] = 10_000
+    max_rounds: Annotated[int, Field(ge=0), In("limits", "Most rounds of a run. 0: no limit.")] = (
+        10_000
+    )
     max_evaluations: Annotated[
-        int, Field(ge=0), In("limits", "The most evaluations in one round. 0 sets no limit.")
+        int, Field(ge=0), In("limits", "Most evaluations in one round. 0: no limit.")
     ] = 200
     max_minutes: Annotated[
         float,
         Field(ge=0),
         In(
             "limits",
-            "The longest that the work for one message may take; then it ends, and the silo goes "
-            "on to the next message. 0 sets no limit.",
+            "Longest work on one message, in minutes. Work that takes longer is stopped, and the "
+            "silo continues with the next message. 0: no limit.",
         ),
     ] = 720.0
     max_message_mb: Annotated[
@@ -208,8 +214,7 @@ class Policy:
         Field(ge=0),
         In(
             "limits",
-            "The largest message, in MB. A larger one is refused before it is unpacked. 0 sets no "
-            "limit.",
+            "Largest message, in MB. A larger one is refused before it is unpacked. 0: no limit.",
         ),
     ] = 2000.0
     max_kept_runs: Annotated[
@@ -217,8 +222,8 @@ class Policy:
         Field(ge=0),
         In(
             "limits",
-            "The most runs whose models are kept here. A further run is refused until some are "
-            "moved away. 0 sets no limit.",
+            "Most runs whose models are kept here. A further run is refused until some models are "
+            "moved away. 0: no limit.",
         ),
     ] = 100
     hours: Annotated[
@@ -226,7 +231,7 @@ class Policy:
         AfterValidator(read_hours),
         In(
             "compute",
-            "When this silo joins runs and trains, by this machine's clock, for example "
+            "Hours in which this silo joins runs and trains, by this machine's clock, for example "
             '"20:00-06:00". Empty: always.',
         ),
     ] = ""
@@ -235,8 +240,8 @@ class Policy:
         AfterValidator(read_days),
         In(
             "compute",
-            'On which days, for example "Mon-Fri"; hours past midnight belong to the day on which '
-            "they begin. Empty: every day.",
+            'Days on which this silo joins runs and trains, for example "Mon-Fri". Hours past '
+            "midnight belong to the day on which they begin. Empty: every day.",
         ),
     ] = ""
 

@@ -32,13 +32,17 @@ class Privacy:
 
     epsilon: Annotated[
         float,
-        In("privacy", "The budget of this silo's data over all runs together, above 0.", "8.0"),
+        In(
+            "privacy",
+            "Privacy budget (ε) of this silo's data over all runs together, above 0.",
+            "8.0",
+        ),
     ]
     delta: Annotated[
         float | None,
         In(
             "privacy",
-            "Must be below 1/n of n training samples. Without this line, 1/(10 n).",
+            "δ, below 1/n for n training samples. Without this line: 1/(10 n).",
             "1e-4",
         ),
     ] = None
@@ -46,10 +50,13 @@ class Privacy:
         float,
         In(
             "privacy",
-            f"The standard deviation of the noise, as a multiple of clip; at least {LEAST_NOISE}.",
+            f"Standard deviation of the noise, as a multiple of clip; at least {LEAST_NOISE}.",
         ),
     ] = 1.0
-    clip: Annotated[float, In("privacy", "The largest norm of one sample's gradient.")] = 1.0
+    clip: Annotated[
+        float,
+        In("privacy", "Largest norm of one sample's gradient; a longer one is scaled down to it."),
+    ] = 1.0
 
     def __post_init__(self) -> None:
         for key, value, low, high in (

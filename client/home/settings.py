@@ -53,25 +53,29 @@ class Process:
     gpu_memory: Annotated[
         float,
         Field(gt=0, le=1),
-        In("compute", "The share of the GPU's memory that may be used, above 0 and at most 1."),
+        In("compute", "Share of the GPU's memory that may be used, above 0 and at most 1."),
     ] = 1.0
     nice: Annotated[
         int,
         Field(ge=0, le=19),
-        In("compute", "How much other work on this machine comes before this silo's, 0 to 19."),
+        In(
+            "compute",
+            "Niceness of this silo's process, 0 to 19: the higher, the more other work on this "
+            "machine takes precedence.",
+        ),
     ] = 0
     metrics: Annotated[
         str,
         AfterValidator(_listened),
         In(
             "monitoring",
-            "Where Prometheus reads /metrics: PORT on this machine alone, or HOST:PORT. Empty: "
-            "nowhere.",
+            "Address at which Prometheus reads /metrics: PORT (for this machine only) or "
+            "HOST:PORT. Empty: metrics are not served.",
         ),
     ] = ""
     log_format: Annotated[
         Literal["text", "json"],
-        In("monitoring", 'How the silo logs: "text", or "json", one object a line.'),
+        In("monitoring", 'Log format: "text", or "json" (one object per line).'),
     ] = "text"
 
 
@@ -97,7 +101,7 @@ class SiloSettings:
         Field(ge=0),
         In(
             "policy",
-            "This silo's own preference for more data in HCCT. Without this line, the run's.",
+            "This silo's own preference for more data (α of HCCT). Without this line: the run's.",
             example="50.0",
         ),
     ] = None
@@ -105,9 +109,9 @@ class SiloSettings:
         str,
         In(
             "compute",
-            "Where this silo trains: auto, cpu, cuda or cuda:N. auto takes a GPU on which PyTorch "
-            "can compute, else the CPU, with a warning that says why; a GPU that is named and "
-            "cannot be used is refused.",
+            "Device on which this silo trains: auto, cpu, cuda or cuda:N. auto takes a GPU on "
+            "which PyTorch can compute, otherwise the CPU, with a warning that gives the reason. "
+            "A named GPU that cannot be used is refused.",
         ),
     ] = "auto"
     threads: Annotated[
@@ -115,8 +119,8 @@ class SiloSettings:
         Field(ge=0, le=MAX_THREADS),
         In(
             "compute",
-            "CPU threads; 0 is PyTorch's choice. Results are bit-identical only between runs with "
-            "the same number.",
+            "CPU threads. Results are bit-identical only between runs with the same number. 0: "
+            "PyTorch's choice.",
         ),
     ] = 1
     workers: Annotated[
@@ -124,8 +128,8 @@ class SiloSettings:
         Field(ge=0, le=MAX_WORKERS),
         In(
             "compute",
-            "Processes that read images or other data that memory does not hold; 0 reads in the "
-            "silo's own process.",
+            "Processes that read images or other data not held in memory. 0: the silo's own "
+            "process reads them.",
         ),
     ] = 0
     home: Annotated[str, In("", "")] = ""
