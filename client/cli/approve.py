@@ -27,27 +27,28 @@ app = typer.Typer()
 )
 def approve(
     run: Annotated[
-        str, typer.Argument(help="Name of the run. [default: list the runs that wait]")
+        str, typer.Argument(help="Name of the run. [default: list the waiting runs]")
     ] = "",
     refuse: Annotated[
-        bool, typer.Option("--refuse", help="Refuse the run, also one that was approved.")
+        bool, typer.Option("--refuse", help="Refuse the run, even if it was approved before.")
     ] = False,
     code: Annotated[
-        str, option("CODE", "Only if the run still is what was listed with this code.")
+        str, option("CODE", "Decide only if the run still matches this code from the list.")
     ] = "",
     web: Annotated[
-        bool, typer.Option("--web", help="Serve a page with the runs that wait, on this machine.")
+        bool, typer.Option("--web", help="Serve a page with the waiting runs, on this machine.")
     ] = False,
     port: Annotated[
         int,
-        typer.Option(min=0, max=65535, help="With --web: port to listen on; 0 picks a free one."),
+        typer.Option(min=0, max=65535, help="With --web: port to listen on. 0: a free port."),
     ] = 8322,
     home: HomeOption = None,
 ) -> None:
-    """Approve or refuse a run, or list those that wait.
+    """Approve or refuse a run, or list the waiting runs.
 
-    With approve = "ask" in silo.toml, a run waits until somebody here has approved it. What is
-    approved is the run as it announced itself: if it announces something else, it waits again.
+    With approve = "ask" in silo.toml, a run waits until a person at this silo has approved it.
+    Approval covers exactly the settings that the run announced. If they change, the run waits
+    again.
     """
     from coterie.client.home.approvals import decide
     from coterie.client.home.folder import Home

@@ -30,7 +30,8 @@ app = typer.Typer()
 @app.command(epilog="Example:  coterie silo init --name north --task study.toml --data /data/north")
 def init(
     name: Annotated[
-        str, typer.Option(help="Name of the silo, unique in the federation, e.g. hospital-b.")
+        str,
+        typer.Option(help="Name of the silo, unique in the federation, for example hospital-b."),
     ],
     home: Annotated[
         Path | None, option("FOLDER", "Folder to create. [default: the silo's name]")
@@ -51,7 +52,8 @@ def init(
 ) -> None:
     """Create a silo's folder and print the enrolment request.
 
-    The folder holds the silo's key and a commented silo.toml. The private key never leaves it.
+    The folder contains the silo's key and a commented silo.toml. The private key never leaves the
+    folder.
     """
     from coterie.client.home.folder import create, locked
     from coterie.client.home.settings import SettingsError
@@ -86,7 +88,7 @@ def join(
 ) -> None:
     """Join a federation with the bundle that the operator sent.
 
-    The bundle holds the coordinator's address and its CA certificate.
+    The bundle contains the coordinator's address and its CA certificate.
     """
     from coterie.client.home.folder import Home
     from coterie.client.home.settings import SettingsError
@@ -122,8 +124,8 @@ def join(
 def check(home: HomeOption = None, app: AppOption = "", mod: ModOption = None) -> None:
     """Check data and task, and show what would leave the silo.
 
-    It loads the data, shows counts and schema, and trains one epoch on the device. Nothing is
-    sent. With --app, it loads the app and says which of silo.toml's conditions hold for it.
+    The command loads the data, shows counts and schema, and trains one epoch on the device. Nothing
+    is sent. With --app, it loads the app and reports which limits of silo.toml apply to it.
     """
     from coterie.client.home.folder import Home
     from coterie.system.keys import remark
@@ -166,8 +168,8 @@ def start(
 ) -> None:
     """Serve the federation until Ctrl-C or SIGTERM.
 
-    With --app, messages are answered by a Flower ClientApp that is installed here, in place of
-    the task of silo.toml.
+    With --app, a Flower ClientApp that is installed on this machine answers messages, instead of
+    the task in silo.toml.
     """
     if mod and not app:
         raise MisuseError("--mod goes around an app: give --app as well.")
@@ -189,7 +191,8 @@ def start(
 def health(home: HomeOption = None) -> None:
     """Check a silo: process, last contact, disk, ledger.
 
-    The exit status is 0 if all is well, 1 if somebody should look, 2 if it does not work.
+    The exit status is 0 if all is well, 1 if there are warnings, and 2 if something does not work
+    or will soon fail.
     """
     from coterie.client.home.files import folder_of
     from coterie.client.home.health import findings

@@ -27,18 +27,19 @@ ModelOption = Annotated[
     str,
     option(
         "RUN|FILE",
-        "Run whose model to use, personalised/RUN for the silo's personalised one, or a file. "
-        "[default: the newest model]",
+        "Model to use: RUN for the model kept after that run, personalised/RUN for the silo's "
+        "personalised one, or a file. [default: the newest model]",
     ),
 ]
 TaskOption = Annotated[
-    str, typer.Option(help="Task to load, if its name or file has changed since the training.")
+    str,
+    typer.Option(help="Task to load, if its name or file has changed since the model was trained."),
 ]
 SamplesOption = Annotated[
     Path | None,
     option(
         "PATH",
-        "File or folder of samples, in a form that the task reads. [default: the silo's own "
+        "File or folder of samples, in a format that the task reads. [default: the silo's own "
         "test data]",
         "--input",
     ),
@@ -59,14 +60,17 @@ WIDE = 10_000
 def ledger(
     home: HomeOption = None,
     run: Annotated[str, option("RUN", "Show only this run.")] = "",
-    last: Annotated[int, option("N", "Also show the last N entries in full.", least=0)] = 0,
+    last: Annotated[
+        int, option("N", "Also show the last N entries in full. 0: none.", least=0)
+    ] = 0,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print the entries as JSON, one per line.")
     ] = False,
 ) -> None:
-    """Show what left this silo, by run and kind of message.
+    """Show what left this silo, by run and type of message.
 
-    For each: the number of replies, the bytes of arrays, and which arrays and metrics.
+    Each line gives the number of replies and refusals, the bytes and number of arrays, and the
+    names of the metrics.
     """
     from coterie.client.home.files import folder_of
     from coterie.client.home.settings import SettingsError
@@ -140,17 +144,17 @@ def predict(
     samples: SamplesOption = None,
     output: Annotated[
         Path | None,
-        option("FILE", "CSV file to write; a folder, for masks. [default: standard output]"),
+        option("FILE", "CSV file to write; for masks, a folder. [default: standard output]"),
     ] = None,
     task: TaskOption = "",
     options: SetOption = None,
 ) -> None:
     """Predict with a model that this silo kept after a run.
 
-    The predictions are written as CSV; masks as one file per sample, into a folder. Without
-    --input, the model predicts the silo's own test data, and how good it is there is shown, with
-    95 % intervals; of a silo without labels, the samples that it joined with. A temperature and
-    thresholds of `coterie silo calibrate` are used.
+    The predictions are written as CSV; masks are written as one file per sample, into a folder.
+    Without --input, the model predicts the silo's own test data, and its metrics on them are shown
+    with 95% intervals. For a silo without labels, it predicts the samples that the silo's settings
+    name. The temperature and thresholds of `coterie silo calibrate` are applied.
     """
     from coterie.client.cli.answers import headline, summary, write_csv, write_masks
     from coterie.client.cli.predict import answer, load_kept
@@ -224,10 +228,10 @@ def calibrate(
 ) -> None:
     """Fit a kept model's probabilities to this silo's data.
 
-    A temperature makes the probabilities fit how often the model is right here. With two classes,
-    or labels, a threshold says above which probability the answer is yes (the second class). Both
-    are fitted on what the run kept out of training (validation), else on half of the test
-    data, and stand in the model's card. From then on predict and export use them.
+    A temperature makes the probabilities match how often the model is right here. With two classes,
+    or with labels, a threshold sets the probability above which the answer is yes (the second
+    class). Both are fitted on the run's validation data, otherwise on half of the test data, and
+    saved in the model's card. From then on, predict and export use them.
     """
     from coterie.client.cli.answers import figure_lines
     from coterie.client.cli.calibrate import calibrate, keep_calibration
@@ -256,11 +260,11 @@ def export(
     task: TaskOption = "",
     options: SetOption = None,
 ) -> None:
-    """Write a kept model for use without coterie.
+    """Export a kept model for use without coterie.
 
-    Beside the file goes a card, FILE.json and FILE.md: what goes in, what comes out, how to decide
-    by it, and how good the model is on this silo's test data. The file is asked about some samples
-    and must answer as the model does. ONNX needs `pip install 'coterie[export]'`.
+    The command also writes a card, FILE.json and FILE.md: inputs, outputs, the decision rule, and
+    the model's metrics on this silo's test data. The exported file is checked against the model on
+    a few samples. ONNX requires `pip install 'coterie[export]'`.
     """
     from coterie.client.cli.export import export
     from coterie.client.cli.predict import load_kept
@@ -290,8 +294,8 @@ def report(
 ) -> None:
     """Report on this silo's own runs.
 
-    The page shows the silo's error, the size of its group and what left it, from files in the
-    silo's folder alone.
+    The page shows the silo's error, the size of its group and what left the silo. It only uses
+    files in the silo's folder.
     """
     from coterie.client.cli.report import build_page, read_silo
     from coterie.client.home.files import folder_of

@@ -70,69 +70,81 @@ def silo(
     ] = None,
     partitions: Annotated[
         str,
-        option("FIRST-LAST/TOTAL", "Serve as these silos of a simulation, all in this process."),
+        option("FIRST-LAST/TOTAL", "Silos of a simulation to serve, all in this process."),
     ] = "",
     simulation: Annotated[
         Path | None,
         option(
             "FILE",
-            "Simulation file: task, options, number of silos. See docs/how-to/simulate.md.",
+            "Simulation file (TOML): task, options and number of silos.",
         ),
     ] = None,
     task: Annotated[
-        str, typer.Option(help="Name of a built-in task, a .toml file, or module:attribute.")
+        str,
+        typer.Option(help="Task: the name of a built-in task, a .toml file, or module:attribute."),
     ] = "digits",
     options: SetOption = None,
     app: AppOption = "",
     mod: ModOption = None,
     superlink: Annotated[
-        str, address_option("Fleet API of the SuperLink.", 9092)
+        str, address_option("Address of the SuperLink's Fleet API.", 9092)
     ] = "127.0.0.1:9092",
     root_certificates: Annotated[
         Path | None,
-        option("FILE", "CA certificate (PEM). Without it the connection does not use TLS."),
+        option("FILE", "CA certificate (PEM). Without it, the connection does not use TLS."),
     ] = None,
     unlabelled: Annotated[
         str,
         option(
             "FILE",
-            "The silo's samples have no labels yet: a file or folder of them, as for predict. It "
-            "is given a model to predict with, and trains nothing.",
+            "File or folder of the silo's samples, which have no labels yet, in a form that "
+            "`coterie silo predict` reads. The silo receives a model to predict with, and trains "
+            "nothing.",
         ),
     ] = "",
     alpha: Annotated[
-        float | None, typer.Option(help="HCCT: this silo's own preference for more data.")
+        float | None,
+        typer.Option(
+            help="For the `hcct` strategy: this silo's own preference for more data. [default: "
+            "the run's]"
+        ),
     ] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
-    threads: Annotated[int, typer.Option(help="CPU threads; 0 lets PyTorch choose.")] = 1,
+    device: Annotated[
+        str, typer.Option(help="Device on which to train: auto, cpu, cuda or cuda:N.")
+    ] = "auto",
+    threads: Annotated[int, typer.Option(help="CPU threads. 0: PyTorch's choice.")] = 1,
     home: Annotated[
-        str, option("FOLDER", "Folder for what the silo keeps. Without it, it keeps nothing.")
+        str,
+        option(
+            "FOLDER",
+            "Folder in which the silo keeps its files. Without it, the silo keeps nothing.",
+        ),
     ] = "",
     share_label_counts: Annotated[
         bool,
         typer.Option(
             "--share-label-counts",
-            help="Allow the server to learn how many training samples of each label this silo "
-            "has. Every silo is told the shares of the labels over all silos. Only FedGen "
-            "needs this.",
+            help="Let the coordinator learn how many training samples of each label this silo "
+            "has. Every silo learns the share of each label over all silos. Only FedGen needs "
+            "this.",
         ),
     ] = False,
     share_column_sums: Annotated[
         bool,
         typer.Option(
             "--share-column-sums",
-            help="Allow the server to learn count, mean and deviation of each numeric column "
-            "and real target. Every silo is told those over all silos. Tasks with "
-            'scale = "federation" need this.',
+            help="Let the coordinator learn the count, mean and standard deviation of each "
+            "numeric column and real-valued target. Every silo learns them over all silos that "
+            'allow it. Tasks with scale = "federation" need this.',
         ),
     ] = False,
     share_statistics: Annotated[
         bool,
         typer.Option(
             "--share-statistics",
-            help="Allow the server to learn how many training samples are in which interval or "
-            "category, of inputs and targets; numbers below 10 are hidden. `coterie stats` asks "
-            "for this.",
+            help="Let the coordinator learn how many training samples of inputs and targets lie "
+            "in each interval or category. Counts below 10 are hidden. `coterie stats` asks for "
+            "this.",
         ),
     ] = False,
     patience: PatienceOption = PATIENCE_S,
@@ -145,8 +157,8 @@ def silo(
     To take part in a federation of several organisations, use the commands below: init, join,
     check and start. They keep the silo's settings and key in a folder, and use TLS.
 
-    Without a command, serve as the options say, in the foreground, until Ctrl-C or SIGTERM: for
-    one machine or a network that you trust.
+    Without a command, serve with the given options, in the foreground, until Ctrl-C or SIGTERM. Use
+    this on one machine, or on a network that you trust.
     """
     if context.invoked_subcommand is not None:
         for _, hint in given(context):

@@ -21,23 +21,29 @@ HomeOption = Annotated[
 ]
 SetOption = Annotated[
     list[str] | None,
-    option("KEY=VALUE", "Set an option of the task, e.g. data=/folder. Can be repeated.", "--set"),
+    option(
+        "KEY=VALUE",
+        "Set an option of the task, for example data=/folder. Can be repeated.",
+        "--set",
+    ),
 ]
 PatienceOption = Annotated[
-    float, option("SECONDS", "Give up if the SuperLink cannot be reached for this long.")
+    float,
+    option("SECONDS", "Time to keep trying to reach the SuperLink before giving up, in seconds."),
 ]
 MetricsOption = Annotated[
     str,
     option(
         "[HOST:]PORT",
-        "Serve numbers for Prometheus there, at /metrics. Without HOST to this machine alone.",
+        "Address at which to serve metrics for Prometheus, at /metrics. Without HOST: to this "
+        "machine only.",
     ),
 ]
 LogFormatOption = Annotated[
     str,
     option(
         "FORMAT",
-        "How to log: text, or json (one object a line). [default: $COTERIE_LOG_FORMAT, or text]",
+        "Log format: text, or json (one object per line). [default: $COTERIE_LOG_FORMAT, or text]",
     ),
 ]
 VerboseOption = Annotated[bool, typer.Option("--verbose", help="Log every message.")]
@@ -45,11 +51,10 @@ AppOption = Annotated[
     str,
     option(
         "MODULE:ATTRIBUTE",
-        "A Flower ClientApp that is installed here, in place of the task. See "
-        "docs/how-to/flower-app.md.",
+        "Flower ClientApp, installed on this machine, that replaces the task.",
     ),
 ]
 ModOption = Annotated[
     list[str] | None,
-    option("MODULE:ATTRIBUTE", "With --app: a Flower mod around the app. Can be repeated."),
+    option("MODULE:ATTRIBUTE", "With --app: Flower mod to wrap around the app. Can be repeated."),
 ]

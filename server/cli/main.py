@@ -14,7 +14,7 @@ from coterie.system.commandline import Group
 SECTIONS = {
     "Try and compare on this machine": ("", study.app),
     "Coordinate a federation": ("", operator.app),
-    "Let operators in": ("operator", people.app),
+    "Manage operators": ("operator", people.app),
     "Run a strategy": ("", runs.app),
     "Take part as a silo": ("silo", silo),
 }
@@ -45,7 +45,7 @@ class _Coterie(Group):
 app = typer.Typer(
     name="coterie",
     cls=_Coterie,
-    help="Cross-silo federated learning that finds out who should train with whom.",
+    help="Cross-silo federated learning that finds out which organisations should train together.",
     epilog="Start with:  coterie demo",
     no_args_is_help=True,
     add_completion=False,

@@ -47,7 +47,9 @@ def init(
     ] = None,
     renew: Annotated[
         bool,
-        typer.Option("--renew", help="Only renew the server's certificate in an existing folder."),
+        typer.Option(
+            "--renew", help="Only renew the coordinator's certificate in an existing folder."
+        ),
     ] = False,
     fleet_port: Annotated[
         int | None,
@@ -100,8 +102,8 @@ def enrol(
 ) -> None:
     """Enrol a silo and print the join bundle to send back.
 
-    Enrolment binds the silo's name to its key. With --superlink it is done at a coordinator
-    elsewhere, which asks for an operator with the role `enrol`.
+    Enrolment binds the silo's name to its key. With --superlink, the silo is enrolled at a remote
+    coordinator, which requires an operator with the role `enrol`.
     """
     from coterie.server.site.federation import load
     from coterie.server.site.operator import print_enrolled, take_request
@@ -152,7 +154,10 @@ def remove(
 def withdraw(
     name: Annotated[str, typer.Argument(help="Name of the silo.")] = "",
     verify: Annotated[
-        Path | None, file_option("Only check and show a statement of a withdrawal.", "--verify")
+        Path | None,
+        file_option(
+            "Only verify and show the signed statement of an earlier withdrawal.", "--verify"
+        ),
     ] = None,
     federation: FederationOption = None,
     superlink: SuperLinkOption = None,
@@ -160,10 +165,10 @@ def withdraw(
 ) -> None:
     """Remove a silo, delete its models, and sign what was deleted.
 
-    Runs that go on with it are stopped. Its models, checkpoints that hold its models or updates,
-    and its statistics are deleted from the runs of the federation, and the messages of ended runs
-    from the SuperLink's database. A signed statement lists them, and the models of others into
-    which its updates were averaged: those stay.
+    Active runs that include the silo are stopped. Its models, checkpoints that contain its models
+    or updates, and its statistics are deleted from the federation's runs, and the messages of ended
+    runs from the SuperLink's database. A signed statement lists what was deleted, and which other
+    models still contain its averaged updates.
     """
     from coterie.server.site.federation import load
 
@@ -196,21 +201,24 @@ def audit(
     verify: Annotated[
         bool,
         typer.Option(
-            "--verify", help="Look for lines that were changed, removed, moved or cut off."
+            "--verify",
+            help="Verify the log's hash chain: report changed, removed, reordered or truncated "
+            "lines.",
         ),
     ] = False,
     head: Annotated[
         str,
         typer.Option(
-            metavar="HEAD", help="With --verify: a head that was noted, to be found in the history."
+            metavar="HEAD",
+            help="With --verify: check that the log still contains this earlier head.",
         ),
     ] = "",
     last: Annotated[
-        int, typer.Option(metavar="N", min=0, help="Show only the last N acts; 0 shows all.")
+        int, typer.Option(metavar="N", min=0, help="Show only the last N actions. 0: all.")
     ] = 0,
     federation: FederationOption = None,
 ) -> None:
-    """List what operators did, or verify that list."""
+    """List the operators' actions (audit log), or verify the log."""
     from coterie.server.site.federation import load
     from coterie.server.site.operator import print_audit, print_verification
 
@@ -226,15 +234,15 @@ def audit(
 def upgrade_check(
     to: Annotated[
         str,
-        typer.Option(metavar="RELEASE", help="Release to ask about. [default: the installed one]"),
+        typer.Option(metavar="RELEASE", help="Release to check. [default: the installed one]"),
     ] = "",
     federation: FederationOption = None,
 ) -> None:
-    """Say whether an upgrade is safe, and who has which release.
+    """Check whether an upgrade is safe, and list silos' releases.
 
-    A release talks with the one before it and the one after it. Which release a silo has is known
-    from the last run in which it took part. The exit status is 0 if nothing known speaks against
-    the upgrade, else 1.
+    A release is compatible with the release before it and the one after it. A silo's release is
+    known from the last run in which it took part. The exit status is 0 if nothing known prevents
+    the upgrade, and 1 otherwise, also while a run is active.
     """
     from coterie.server.site.federation import load
     from coterie.server.site.operator import print_outlook
@@ -275,11 +283,11 @@ def superlink(
     ] = "",
     database: Annotated[
         Path | None,
-        file_option("Keep the SuperLink's state in this file, which must be on a local disk."),
+        file_option("File for the SuperLink's state. It must be on a local disk."),
     ] = None,
     executor: Annotated[
         bool,
-        typer.Option(help="Start ServerApps; with --no-executor, `coterie executor` starts them."),
+        typer.Option(help="Start ServerApps. With --no-executor, `coterie executor` starts them."),
     ] = True,
     runs_dir: RunsOption = None,
     metrics: MetricsOption = "",
@@ -289,11 +297,11 @@ def superlink(
 
     It runs in the foreground until Ctrl-C or SIGTERM.
 
-    With a federation, it uses TLS and accepts enrolled silos only. Everything else is set in the
+    With a federation, it uses TLS and accepts only enrolled silos. All other settings are in the
     federation's coterie.toml, so the other options are refused, except --metrics and --log-format.
 
-    Without a federation, it uses no TLS and accepts every silo: for one machine or a network that
-    you trust.
+    Without a federation, it does not use TLS and accepts every silo. Use this on one machine, or on
+    a network that you trust.
     """
     from coterie.server.site.federation import find
 
@@ -343,7 +351,7 @@ def superlink(
 @app.command(epilog="Example:  coterie executor --superlink superlink:9091 --runs-dir /runs")
 def executor(
     superlink: Annotated[
-        str, address_option("Runtime API of the SuperLink.", 9091)
+        str, address_option("Address of the SuperLink's Runtime API.", 9091)
     ] = "127.0.0.1:9091",
     runs_dir: RunsOption = None,
     log_format: LogFormatOption = "",
@@ -365,8 +373,8 @@ def health(
 ) -> None:
     """Check a coordinator: SuperLink, database, disk, certificates.
 
-    The exit status is 0 if all is well, 1 if somebody should look, 2 if it does not work. Of a
-    SuperLink without a federation, only whether it answers.
+    The exit status is 0 if all is well, 1 if there are warnings, and 2 if something does not work
+    or will soon fail. Without a federation, only whether the SuperLink answers is checked.
     """
     from coterie.server.site import health as checks
     from coterie.server.site.operators import own_identity

@@ -51,23 +51,25 @@ def port(text: str) -> Any:
 FederationOption = Annotated[
     Path | None,
     folder_option(
-        "Folder made by `coterie init`. [default: $COTERIE_FEDERATION, or the current folder]"
+        "Folder of the federation, created by `coterie init`. [default: $COTERIE_FEDERATION, or "
+        "the current folder]"
     ),
 ]
 SuperLinkOption = Annotated[
     str | None,
     address_option(
-        f"Control API of the SuperLink. [default: the federation's, or {CONTROL_API}]", 9093
+        f"Address of the SuperLink's Control API. [default: the federation's, or {CONTROL_API}]",
+        9093,
     ),
 ]
 CertificateOption = Annotated[
     Path | None,
-    file_option("CA certificate (PEM). Without it the connection does not use TLS."),
+    file_option("CA certificate (PEM). Without it, the connection does not use TLS."),
 ]
 RunsOption = Annotated[
     Path | None,
     folder_option(
-        "Folder of run records. [default: that of the federation if there is one, else "
+        "Folder of run records. [default: the federation's, if there is one; otherwise "
         "$COTERIE_RUNS or ~/.coterie/runs]"
     ),
 ]
@@ -75,15 +77,16 @@ MetricsOption = Annotated[
     str,
     typer.Option(
         metavar="[HOST:]PORT",
-        help="Serve numbers for Prometheus there, at /metrics. Without HOST to this machine alone.",
+        help="Address at which to serve metrics for Prometheus, at /metrics. Without HOST: to "
+        "this machine only.",
     ),
 ]
 LogFormatOption = Annotated[
     str,
     typer.Option(
         metavar="FORMAT",
-        help="How to log: text, or json (one object a line). "
-        "[default: $COTERIE_LOG_FORMAT, or text]",
+        help="Log format: text, or json (one object per line). [default: $COTERIE_LOG_FORMAT, or "
+        "text]",
     ),
 ]
 RunArgument = Annotated[str, typer.Argument(help="Folder, name or id of the run.")]
@@ -92,7 +95,8 @@ SetOption = Annotated[
     typer.Option(
         "--set",
         metavar="KEY=VALUE",
-        help="Set any key of a run; docs/reference/configuration.md lists them. Can be repeated.",
+        help="Set any key of the run, for example lr=0.05. The reference page on run "
+        "configuration lists all keys. Can be repeated.",
     ),
 ]
 

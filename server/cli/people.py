@@ -21,7 +21,7 @@ class _People(Group):
 app = typer.Typer(
     name="coterie operator",
     cls=_People,
-    help="Make an operator's key, and say who may do what.",
+    help="Manage operators' keys and roles.",
     epilog="Example:  coterie operator list --federation lung-study",
     no_args_is_help=True,
     add_completion=False,
@@ -34,23 +34,23 @@ RoleOption = Annotated[
     typer.Option(
         "--role",
         metavar="ROLE",
-        help="run: start and stop runs. enrol: enrol, remove and withdraw silos. look: see silos, "
-        "runs and logs, as every operator may. Can be repeated.",
+        help="Role of the operator. run: start and stop runs. enrol: enrol, remove and withdraw "
+        "silos. look: see silos, runs and logs, which every operator may. Can be repeated.",
     ),
 ]
 
 
 @app.command(epilog="Example:  coterie operator init --name ada")
 def init(
-    name: Annotated[str, typer.Option(help="What the operator is called, e.g. ada.")],
+    name: Annotated[str, typer.Option(help="Name of the operator, for example ada.")],
     home: Annotated[
         Path | None,
         folder_option(
-            "Folder of the key. [default: $COTERIE_OPERATOR, or ~/.coterie/operator]", "--home"
+            "Folder for the key. [default: $COTERIE_OPERATOR, or ~/.coterie/operator]", "--home"
         ),
     ] = None,
 ) -> None:
-    """Make a key here, and print the request for its enrolment."""
+    """Create an operator's key and print the enrolment request."""
     from coterie.server.site.people import print_init
 
     print_init(name, home)
@@ -58,11 +58,13 @@ def init(
 
 @app.command(epilog="Example:  coterie operator enrol coterie-operator.… --role run")
 def enrol(
-    request: Annotated[list[str], typer.Argument(help="The line that the operator sent.")],
+    request: Annotated[
+        list[str], typer.Argument(help="Enrolment request: the line that the operator sent.")
+    ],
     role: RoleOption = None,
     federation: FederationOption = None,
 ) -> None:
-    """Let an operator in, with roles."""
+    """Enrol an operator with these roles."""
     from coterie.server.site.federation import load
     from coterie.server.site.people import take_operator
 
@@ -80,7 +82,7 @@ def list_(federation: FederationOption = None) -> None:
 
 @app.command(epilog="Example:  coterie operator roles ada --role run --role enrol")
 def roles(name: NameArgument, role: RoleOption = None, federation: FederationOption = None) -> None:
-    """Give an operator these roles in place of the former."""
+    """Replace an operator's roles."""
     from coterie.server.site.federation import load
     from coterie.server.site.people import print_roles
 
@@ -89,7 +91,7 @@ def roles(name: NameArgument, role: RoleOption = None, federation: FederationOpt
 
 @app.command(epilog="Example:  coterie operator remove ada --federation lung-study")
 def remove(name: NameArgument, federation: FederationOption = None) -> None:
-    """Shut an operator out, from the next call on."""
+    """Revoke an operator's access, from the next call on."""
     from coterie.server.site.federation import load
     from coterie.server.site.people import print_gone
 

@@ -26,8 +26,8 @@ def run(
     strategy: Annotated[
         str | None,
         typer.Argument(
-            help="hcct, fedavg, … See docs/how-to/choose-a-strategy.md. Without one it is auto, "
-            "which tries the groups that others would form and keeps the best.",
+            help="Name of the strategy, for example hcct or fedavg. [default: auto, which tries "
+            "the groups that other strategies would form and keeps the best]",
         ),
     ] = None,
     resume: Annotated[
@@ -49,30 +49,38 @@ def run(
     root_certificates: options.CertificateOption = None,
     runs_dir: options.RunsOption = None,
     detach: Annotated[
-        bool, typer.Option("--detach", help="Return once the run has its silos, or waits for them.")
+        bool,
+        typer.Option(
+            "--detach",
+            help="Return once the run has its silos or has ended, after ten seconds at most.",
+        ),
     ] = False,
     queue: Annotated[
         bool,
         typer.Option(
-            "--queue", help="Wait while another run of the same silos goes on; see `coterie runs`."
+            "--queue",
+            help="Wait in the queue while another run with the same silos is active; see `coterie "
+            "runs`.",
         ),
     ] = False,
     priority: Annotated[
         int | None,
-        typer.Option(help="With --queue: the highest goes first. [default: 0]"),
+        typer.Option(
+            help="With --queue: priority of the run. The highest starts first. [default: 0]"
+        ),
     ] = None,
     shared_records: Annotated[
         bool,
         typer.Option(
             "--shared-records",
-            help="This machine sees the coordinator's run records at the same path (a shared "
+            help="The coordinator's run records are at the same path on this machine (a shared "
             "volume).",
         ),
     ] = False,
 ) -> None:
     """Submit a run to a SuperLink and follow it. Ctrl-C stops following; the run continues.
 
-    Keys that the task of the silos has are given as --task.NAME VALUE.
+    Keys of the silos' task are given as --task.NAME VALUE.
     """
     root = options.Given(federation, superlink, root_certificates, runs_dir).place().runs_dir
     folder = None if root is None else str(root.resolve())
@@ -97,23 +105,26 @@ def run(
 
 @app.command(epilog="Example:  coterie stats --task heart --min-silos 4")
 def stats(
-    task: Annotated[str, typer.Option(help="Task whose silos are asked.")],
+    task: Annotated[str, typer.Option(help="Task whose silos are asked for their data summary.")],
     min_silos: Annotated[
-        int, typer.Option(min=1, max=100_000, help="Silos to wait for before they are asked.")
+        int,
+        typer.Option(
+            min=1, max=100_000, help="Number of silos that must be connected before they are asked."
+        ),
     ] = 2,
     wait: Annotated[
-        float, typer.Option(min=1, max=86_400, help="Seconds to wait for them.")
+        float, typer.Option(min=1, max=86_400, help="Time to wait for the silos, in seconds.")
     ] = 120.0,
     federation: options.FederationOption = None,
     superlink: options.SuperLinkOption = None,
     root_certificates: options.CertificateOption = None,
     runs_dir: options.RunsOption = None,
 ) -> None:
-    """Ask silos what their data look like before anybody trains.
+    """Summarise the silos' data before training.
 
-    Each tells as much as its silo.toml allows: how many training samples have no value, are in
-    which interval or category, and of which class. Small numbers are hidden at the silo. The page
-    that this writes shows where silos differ, and warns of what is probably wrong.
+    Each silo reports what its silo.toml allows: the number of training samples without a value, in
+    each interval or category, and of each class. Small counts are hidden at the silo. The command
+    writes a page that shows where silos differ, and warns of probable mistakes.
     """
     from coterie.server.cli.submitting import submit_and_follow
     from coterie.server.cli.waiting import Turn
@@ -131,9 +142,9 @@ def stop(
     root_certificates: options.CertificateOption = None,
     runs_dir: options.RunsOption = None,
 ) -> None:
-    """Stop a run at its SuperLink. It can be resumed after its last saved round.
+    """Stop a run. It can be resumed after its last saved round.
 
-    One that waits in the queue (q7) is taken out of it.
+    A run that waits in the queue (for example q7) is removed from it.
     """
     from coterie.server.cli.commands import stop_run
     from coterie.server.cli.waiting import is_entry, take_away
@@ -151,7 +162,7 @@ def status(
     superlink: options.SuperLinkOption = None,
     root_certificates: options.CertificateOption = None,
 ) -> None:
-    """Show a SuperLink's silos and runs, and a federation's queue."""
+    """Show the SuperLink's silos and runs, and the federation's queue."""
     from coterie.server.cli.commands import print_status
 
     print_status(options.Given(federation, superlink, root_certificates))
@@ -183,13 +194,14 @@ def watch(
     port: Annotated[
         int,
         typer.Option(
-            min=0, max=options.MAX_PORT, help="With --web: port to listen on; 0 picks a free one."
+            min=0, max=options.MAX_PORT, help="With --web: port to listen on. 0: a free port."
         ),
     ] = 8321,
     new_token: Annotated[
         bool,
         typer.Option(
-            "--new-token", help="With --web: replace the federation's token; the old one ends."
+            "--new-token",
+            help="With --web: replace the federation's token. The old token stops working.",
         ),
     ] = False,
     runs_dir: options.RunsOption = None,
@@ -197,9 +209,9 @@ def watch(
 ) -> None:
     """Watch a run that is recorded on this machine.
 
-    In the terminal, or with --web in a browser. Watching changes nothing. The page asks for a
-    token, which is in the address that the command prints: a federation's stays the same until it
-    is replaced, without a federation each call has its own.
+    The run is shown in the terminal, or with --web in a browser. Watching changes nothing. The page
+    requires a token, which is part of the address that the command prints. In a federation the
+    token stays the same until it is replaced; otherwise each call creates a new one.
     """
     given = options.Given(federation, runs_dir=runs_dir)
     if web:
@@ -223,7 +235,8 @@ def report(
         str,
         typer.Option(
             "--format",
-            help="html, json, png or svg (one file per picture), tensorboard, mlflow or wandb.",
+            help="Format: html, json, png or svg (one file per picture), tensorboard, mlflow or "
+            "wandb.",
         ),
     ] = "html",
     alone: Annotated[
@@ -239,7 +252,7 @@ def report(
     out: Annotated[
         Path | None,
         typer.Option(
-            help="File to write; a folder for pictures. [default: in the run's folder]",
+            help="File to write; for pictures, a folder. [default: in the run's folder]",
             callback=options.expand,
         ),
     ] = None,
@@ -248,7 +261,7 @@ def report(
 ) -> None:
     """Show who trained with whom in a run, and whether it was worth it.
 
-    Runs to compare with are found automatically if they are recorded in the same place and have
+    Runs to compare with are found automatically if they are recorded in the same folder and have
     the same settings.
     """
     from coterie.server.report.command import print_report
@@ -260,18 +273,19 @@ def report(
 @app.command(epilog="Example:  coterie explain hcct-1234 --silo north-2 --round 5")
 def explain(
     run: options.RunArgument,
-    silo: Annotated[str | None, typer.Option(help="Explain only this silo.")] = None,
+    silo: Annotated[str | None, typer.Option(help="Silo to explain. [default: all silos]")] = None,
     number: Annotated[
         int | None,
-        typer.Option("--round", help="Explain the groups after this round. [default: the last]"),
+        typer.Option("--round", help="Round whose groups to explain. [default: the last]"),
     ] = None,
     runs_dir: options.RunsOption = None,
     federation: options.FederationOption = None,
 ) -> None:
-    """Explain why each silo is in its group, in a run of auto or hcct.
+    """Explain why each silo is in its group, in an `auto` or `hcct` run.
 
-    For auto: the groups that were tried, what each silo measured, and how sure that is. For hcct:
-    utilities, cosines, and the range of α in which the silo stays in its group.
+    For the `auto` strategy: the groups that were tried, each silo's measurements and their
+    uncertainty. For the `hcct` strategy: utilities, cosines, and the range of α in which the silo
+    stays in its group.
     """
     from coterie.server.report.explain import print_explanation
 

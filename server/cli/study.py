@@ -16,17 +16,18 @@ app = typer.Typer()
 
 @app.command(epilog="Example:  coterie demo --seed 3 --alpha 50")
 def demo(
-    seed: Annotated[int, typer.Option(min=0, help="Seed of data, models and training.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Random seed of data, models and training.")] = 0,
     rounds: Annotated[int, typer.Option(min=6, max=500, help="Number of rounds.")] = 20,
     alpha: Annotated[
         float | None,
         typer.Option(
             min=0,
-            help="HCCT: preference for more data. Larger values form larger groups. [default: 50]",
+            help="For the `hcct` strategy: preference for more data. Larger values form larger "
+            "groups. [default: 50]",
         ),
     ] = None,
     strategy: Annotated[
-        str, typer.Option(help="auto, hcct, fedgroup, fedcollab or fedgenp.")
+        str, typer.Option(help="Strategy: auto, hcct, fedgroup, fedcollab or fedgenp.")
     ] = "hcct",
     folder: Annotated[
         Path | None,
@@ -35,7 +36,7 @@ def demo(
 ) -> None:
     """Watch ten silos find out who should train with whom.
 
-    They run on this machine, and it takes about a minute.
+    The silos run on this machine. The demo takes about a minute.
     """
     from rich.console import Console
 
@@ -46,14 +47,16 @@ def demo(
 
 @app.command(cls=KeysCommand, epilog="Example:  coterie simulate hundred.toml --processes 2")
 def simulate(
-    file: Annotated[Path, file_argument("Simulation file; see docs/how-to/simulate.md.")],
+    file: Annotated[
+        Path, file_argument("Simulation file (TOML): task, silos and keys of the run.")
+    ],
     settings: SetOption = None,
     processes: Annotated[
         int,
         typer.Option(
             min=0,
-            help="Divide the silos among this many real processes that talk gRPC; 0 simulates "
-            "them all in this process.",
+            help="Number of real processes, connected by gRPC, among which the silos are divided. "
+            "0: all silos are simulated in this process.",
         ),
     ] = 0,
     runs_dir: RunsOption = None,
@@ -67,7 +70,7 @@ def simulate(
 ) -> None:
     """Simulate a federation on this machine, as described in a file.
 
-    The same seed gives the same models. Keys given with --set replace those of the file.
+    The same seed gives the same models. Keys given with --set override those in the file.
     """
     if folder is not None and not processes:
         raise MisuseError(
@@ -94,15 +97,21 @@ def simulate(
 def compare(
     file: Annotated[
         Path,
-        file_argument("TOML file of silos, seeds and strategies; see docs/how-to/compare.md."),
+        file_argument("Comparison file (TOML): silos, seeds and strategies."),
     ],
-    data: Annotated[Path | None, folder_option("Folder of the data.")] = None,
+    data: Annotated[Path | None, folder_option("Folder that contains the data.")] = None,
     folder: Annotated[
         Path | None,
-        folder_option("Folder for records and the table. An existing one is continued.", "--dir"),
+        folder_option(
+            "Folder for the records and the result table. A comparison already in it is continued.",
+            "--dir",
+        ),
     ] = None,
     federation: Annotated[
-        bool, typer.Option("--federation", help="Run the silos as processes that talk gRPC.")
+        bool,
+        typer.Option(
+            "--federation", help="Run the silos as separate processes that communicate over gRPC."
+        ),
     ] = False,
 ) -> None:
     """Run several strategies on the same silos and seeds, and rank them."""

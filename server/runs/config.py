@@ -111,10 +111,10 @@ class RunConfig(Options, wire.SiloKeys):
     )
     secure: bool = Field(
         False,
-        description="Whether to use secure aggregation: a coordinator that runs the code "
-        "unchanged sees only sketches of the updates, to compare them, and sums over groups. "
-        "Available for the strategies `hcct`, `fedgroup`, `auto`, `cfl`, `flhc`, `kmeans`, "
-        "`fedavg` and `independent`, with coterie's own silos.",
+        description="Secure aggregation: a coordinator that runs the code unchanged sees only "
+        "sketches of the updates, to compare them, and sums over groups. Available for the "
+        "strategies `hcct`, `fedgroup`, `auto`, `cfl`, `flhc`, `kmeans`, `fedavg` and "
+        "`independent`, with coterie's own silos.",
     )
     name_members: bool = Field(
         False,
