@@ -143,8 +143,8 @@ def silo(
         typer.Option(
             "--share-statistics",
             help="Let the coordinator learn how many training samples of inputs and targets lie "
-            "in each interval or category. Counts below 10 are hidden. `coterie stats` asks for "
-            "this.",
+            "in each interval or category. Counts from 1 to 9 are hidden. `coterie stats` asks "
+            "for this.",
         ),
     ] = False,
     patience: PatienceOption = PATIENCE_S,

@@ -72,7 +72,8 @@ class Policy:
             "policy",
             "Smallest group of silos, including this one, in which this silo's updates may be "
             "averaged. In a group of two, each silo can compute the other's update; from three on "
-            "it cannot. In a smaller group this silo is left out, or trains alone (HCCT).",
+            "it cannot. In a smaller group this silo is left out, or trains alone (HCCT, "
+            "FedCollab, auto).",
         ),
     ] = 1
     keep_layers: Annotated[
@@ -144,8 +145,8 @@ class Policy:
         Field(ge=LEAST_CELL, le=1_000_000),
         In(
             "policy",
-            "Smallest count that statistics show. A smaller one is hidden, and another one with "
-            f"it, so that it cannot be computed. At least {LEAST_CELL}.",
+            "Smallest count above 0 that statistics show. A smaller one is hidden, together with "
+            f"others, so that it cannot be computed. At least {LEAST_CELL}.",
         ),
     ] = 10
     min_samples: Annotated[
