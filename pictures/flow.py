@@ -1,4 +1,4 @@
-"""The groups over the rounds: bands of silos that flow from group to group."""
+"""Alluvial chart of the groups over the rounds."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from coterie.pictures.style import MUTED, Drawing, Layout, canvas, shorten, text
 
 @dataclass(frozen=True)
 class Block:
-    """A group at one time. ``label`` is empty, and the colour grey, for a silo that is alone."""
+    """A group in one column; a silo that is alone has an empty ``label`` and a grey colour."""
 
     label: str
     colour: str
@@ -29,7 +29,7 @@ class Block:
 
 @dataclass(frozen=True)
 class Column:
-    """A range of rounds with the same groups, its blocks from top to bottom."""
+    """A range of rounds with the same groups; ``blocks`` are ordered from top to bottom."""
 
     label: str
     blocks: tuple[Block, ...]
@@ -103,12 +103,9 @@ def _placed(column: Column, gap: float, top: float) -> dict[str, _Place]:
 
 @dataclass(frozen=True)
 class _Flow:
-    """Axes with one unit from column to column, and one for every silo.
+    """Axes whose units are one column horizontally and one silo vertically.
 
-    Attributes:
-        bar: width of a column's bars.
-        unit: pixels from column to column.
-        extent: height of the highest column.
+    ``unit`` is in pixels from column to column; ``extent`` is the height of the highest column.
     """
 
     drawing: Drawing
@@ -169,7 +166,7 @@ class _Flow:
             self._remark(x + self.bar * 0.8, layer.get(name), texts, "left")
 
     def _remark(self, x: float, place: _Place | None, texts: Sequence[str], side: str) -> None:
-        """Write the longest text that fits before the next column; the last one always does."""
+        """Write the longest text that fits before the next column, or else the last one."""
         if place is None:
             return
         fitting = [text for text in texts if text_width(text, 10.5) < self.unit - 16]
@@ -194,7 +191,7 @@ class _Flow:
 def _contiguous(
     names: Sequence[str], before: Mapping[str, _Place], after: Mapping[str, _Place]
 ) -> list[list[str]]:
-    """Return groups of silos that are adjacent on both sides."""
+    """Return groups of silos that are adjacent in both columns."""
     runs: list[list[str]] = []
     for name in sorted(names, key=lambda n: before[n].top):
         joins = runs and all(

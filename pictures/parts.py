@@ -1,4 +1,4 @@
-"""Parts that several charts share: axes, legends, text at a place."""
+"""Parts shared by several charts: axes, legends and positioned text."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def bare(axes: Axes) -> None:
 
 
 def plain(axes: Axes, grid: Literal["x", "y", "both"], *, x: str, y: str = "") -> None:
-    """Set the axes' names, and replace superfluous lines by a grid below the marks."""
+    """Label the axes, and replace unneeded lines by a grid below the marks."""
     axes.grid(axis=grid)
     axes.set_axisbelow(True)
     axes.tick_params(length=0, which="both")
@@ -56,9 +56,9 @@ def per_row(
     right: float,
     top: float,
 ) -> tuple[Drawing, Axes, float]:
-    """Return axes with a row for every name, and the share of their width that a pixel takes.
+    """Return axes with one row per name, and the share of their width that a pixel takes.
 
-    ``more`` is the height in addition to the rows, ``beside`` the room between a name and its row.
+    ``more`` is the height added to the rows, ``beside`` the gap between a name and its row.
     """
     shown = [shorten(name, 12 if layout.narrow else 28) for name in names]
     left = max(text_width(name, 12) for name in shown) + beside
@@ -84,7 +84,7 @@ def look(marker: str, colour: str, line: str | None) -> dict[str, Any]:
 
 
 def write(axes: Axes, x: float, y: float, text: str, **style: Any) -> None:
-    """Write text, by default vertically centred on its point, small and dark."""
+    """Write text at a point, by default vertically centred, small and dark."""
     usual: dict[str, Any] = {"va": "center", "size": 11, "color": INK}
     axes.text(x, y, text, **(usual | style))
 
@@ -92,5 +92,5 @@ def write(axes: Axes, x: float, y: float, text: str, **style: Any) -> None:
 def write_beside(
     axes: Axes, point: tuple[float, float], pixels: float, text: str, **style: Any
 ) -> None:
-    """Write text a number of pixels to the right of a point, or to its left if negative."""
+    """Write text ``pixels`` to the right of a point, or to its left if negative."""
     axes.annotate(text, point, xytext=(pixels, 0), textcoords="offset points", va="center", **style)

@@ -1,7 +1,10 @@
-"""Numbers as people read them."""
+"""Numbers as people read them, and phrases that they should not have to read."""
 
 from __future__ import annotations
 
+import ast
+import re
+from collections.abc import Iterator
 from math import inf, nan
 
 import pytest
@@ -9,6 +12,7 @@ import pytest
 from coterie import wire
 from coterie.pictures.charts import gain_text
 from coterie.server.runs.record.metrics import Lead
+from tests.test_imports import OURS, ROOT, parsed, sources
 
 
 @pytest.mark.parametrize(
@@ -50,3 +54,38 @@ def test_values_and_gains_of_a_metric_are_in_its_unit() -> None:
 )
 def test_one_of_a_thing_is_no_plural(number: int, text: str) -> None:
     assert wire.counted(number, "silo") == text
+
+
+# ---------------------------------------------------------------- phrases to avoid
+
+AVOIDED = {
+    "anew": (r"\b(?:anew|as ever|in words|goes before)\b", 0, 0),
+    "own": (r"\bof (?:its|their) own\b", 6, 5),
+    "told": (r"\btold\b", 0, 6),
+    "riddle": (r"(?:^|[.:;] )(?:Who|Whose) [^?\n]*$", 0, 0),
+}
+"""Name → pattern, and how often pages and docstrings have it; the numbers only shrink."""
+
+
+def pages() -> Iterator[str]:
+    for file in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")):
+        if file.name != "changelog.md":
+            yield re.sub(r"```.*?```", "", file.read_text(encoding="utf-8"), flags=re.DOTALL)
+
+
+def docstrings() -> Iterator[str]:
+    for package in sorted(OURS):
+        for file in sources(package):
+            for node in ast.walk(parsed(file)):
+                if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
+                    yield ast.get_docstring(node) or ""
+
+
+@pytest.mark.parametrize("name", AVOIDED)
+def test_no_more_texts_have_a_phrase_to_avoid(name: str) -> None:
+    pattern, in_pages, in_docstrings = AVOIDED[name]
+    found = [
+        sum(len(re.findall(pattern, text, re.MULTILINE)) for text in texts)
+        for texts in (pages(), docstrings())
+    ]
+    assert found == [in_pages, in_docstrings], "CONTRIBUTING.md, Writing"

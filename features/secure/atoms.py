@@ -1,4 +1,4 @@
-"""The fewest sums of which all means in a state can be made."""
+"""The smallest set of sums from which all means in a state can be computed."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from coterie.strategies.rounds.models import holders, weighted_mean
 from coterie.wire.updates import Limit
 
 SLACK = 1e-3
-"""Relative error of a norm that silos may make."""
+"""Tolerated relative error of a norm that a silo reports."""
 EXACT = 1e-9
-"""Relative difference of weights that counts as rounding."""
+"""Relative difference of weights that is attributed to rounding."""
 
 
 DIGITS = 9
-"""To which weights of two means are in proportion."""
+"""Decimal digits to which the weights of two means must be proportional."""
 
 
 LEAST_BOUND = 1e-30
 
 
 MOST_COUNTED = 2.0**22
-"""The most that a counter, of batches for example, may grow by."""
+"""The largest allowed increase of a counter, such as a batch count."""
 
 
 Term = tuple[str, int, str]
@@ -39,9 +39,9 @@ Term = tuple[str, int, str]
 
 @dataclass(frozen=True)
 class Atom:
-    """Masked models that are in the same means, always weighted alike: their sum is enough.
+    """Masked models that occur in the same means with proportional weights: their sum is enough.
 
-    ``weights`` are those of the first mean.
+    ``weights`` are those in the first mean.
     """
 
     unseen: tuple[Masked, ...]
@@ -69,12 +69,12 @@ class Atom:
 
     @property
     def limit(self) -> Limit | None:
-        """The limit of their last updates; all that trained alike have the same."""
+        """The limit on their last updates, which is the same for all models trained alike."""
         return self.unseen[0].limit
 
     @cached_property
     def bounds(self) -> tuple[float, ...]:
-        """The largest absolute values by array, from every silo's origin and stated reach."""
+        """The largest absolute value of each array, from every silo's origin and stated reach."""
         origins = holders({one.silo: one.origin for one in self.unseen})
         reach = {one.silo: one.reach for one in self.unseen}
         found: dict[str, float] = {}
@@ -91,8 +91,8 @@ class Atom:
     def counting(self) -> float | None:
         """The cap on samples that explains the weights.
 
-        None if there is none, or if the models come from several trainings and cannot be summed at
-        once.
+        None if there is none, or if the models come from several trainings and cannot be summed
+        at once.
         """
         if len({(one.round, one.purpose) for one in self.unseen}) > 1:
             return None
@@ -124,7 +124,7 @@ def weights_of(mean: MaskedMean) -> dict[Term, tuple[Masked, float]]:
 
 
 def atoms_of(means: Sequence[MaskedMean]) -> list[Atom]:
-    """Return the fewest sums of which all these means can be made, in a fixed order."""
+    """Return the fewest sums from which all these means can be computed, in a fixed order."""
     of_mean = [weights_of(mean) for mean in means]
     where: dict[Term, list[int]] = {}
     for i, weights in enumerate(of_mean):
@@ -150,8 +150,8 @@ def mean_of(
 ) -> Model:
     """Return the model that replaces a mean.
 
-    Silos that are alone in a sum or could not be summed are left out; if nothing is left, it is the
-    mean of what the silos started from.
+    Silos that are alone in a sum or could not be summed are left out. If none remains, the result
+    is the mean of the models that the silos started from.
     """
     weights = weights_of(mean)
     parts: list[tuple[Model, float]] = [(m, weight) for m, weight in mean.parts if is_seen(m)]

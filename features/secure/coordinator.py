@@ -1,4 +1,4 @@
-"""Keep silos' updates from the coordinator: exchange keys, ask for sketches, and ask for sums."""
+"""The coordinator's part of secure aggregation: exchange keys, request sketches, request sums."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from coterie.strategies.rounds.stage import Came, Held, Room, Scene, Settled, St
 
 
 class Secure(Stage):
-    """The stage for secure aggregation; a resumed run exchanges keys again, kept only in memory."""
+    """The secure aggregation stage. Keys exist only in memory: a resumed run exchanges new ones."""
 
     name = "secure"
 
@@ -29,7 +29,7 @@ class Secure(Stage):
         self.sums = sums
 
     def admit(self, mine: None, room: Room) -> tuple[None, Room]:
-        """Exchange keys; require groups of at least two, because a sum of one is its update."""
+        """Exchange keys; require groups of at least two: a sum of one silo is its update."""
         here = [replace(s, min_group_size=max(FEWEST, s.min_group_size)) for s in room.here]
         silos = [silo for silo in here if silo.name not in room.resting]
         self.sums.require_own(silos)
@@ -38,7 +38,7 @@ class Secure(Stage):
         return mine, replace(room, here=tuple(here), resting={**room.resting, **failed})
 
     def outgoing(self, mine: None, scene: Scene, orders: Sequence[Order]) -> list[Order]:
-        """Ask for sketches instead of models."""
+        """Request sketches instead of models."""
         compared, sketches = _compared(scene.algorithm, scene.state)
         return [
             replace(
@@ -50,7 +50,7 @@ class Secure(Stage):
         ]
 
     def incoming(self, mine: None, scene: Scene, came: Came) -> tuple[None, Came]:
-        """Ask silos that refused for their key again, and replace models that they have lost."""
+        """Request keys again from silos that refused, and replace models that they have lost."""
         for order, why in came.checked.failed:
             if not (why.silent or why.diverged):
                 self.sums.forget(order.silo.name)
@@ -61,19 +61,18 @@ class Secure(Stage):
         return mine, replace(came, state=without(scene.algorithm, came.state, gone))
 
     def settle(self, mine: None, scene: Scene, state: Any) -> Settled:
-        """Ask for the sums that replace the means in a state by models."""
+        """Request the sums, and replace the means in a state by models."""
         return self.sums.settle(scene.algorithm, state, scene.now)
 
     def held(self, mine: None, scene: Scene, held: Held) -> Held:
-        """Replace a model that only another silo has by what that silo started from."""
+        """Replace a model that only another silo has by the model that silo started from."""
         return replace(held, models=own_or_origin(held.models))
 
 
 def _compared(algorithm: Algorithm[Any], state: Any) -> tuple[Compared | None, dict[str, int]]:
     """Return what silos sketch of their updates, and the numbers of each sketch.
 
-    This is what the algorithm compares, or, in a large enough model, what bounds on influence
-    need.
+    Sketches serve the algorithm's comparison or, in a large enough model, the bounds on influence.
     """
     compared = algorithm.compared(state)
     initial = algorithm.members(state).initial
@@ -85,7 +84,7 @@ def _compared(algorithm: Algorithm[Any], state: Any) -> tuple[Compared | None, d
 
 
 def sketches_of(compared: Compared | None, model: Arrays) -> dict[str, int]:
-    """Return name → numbers of the sketches that silos are asked for.
+    """Return name → length of the sketches that are requested from silos.
 
     Raises:
         FederationError: the model is too small to be sketched.
@@ -106,7 +105,7 @@ def sketches_of(compared: Compared | None, model: Arrays) -> dict[str, int]:
 
 
 def own_or_origin(models: Mapping[str, Model]) -> dict[str, Model]:
-    """Return silo → model, with the origin of a model that only another silo has."""
+    """Return silo → model, replacing a model that only another silo has by its origin."""
     return {
         name: model.origin if isinstance(model, Masked) and model.silo != name else model
         for name, model in models.items()
@@ -114,9 +113,9 @@ def own_or_origin(models: Mapping[str, Model]) -> dict[str, Model]:
 
 
 def sendable(orders: Sequence[Order]) -> list[Order]:
-    """Return the orders; a model of one silo that others get too is replaced by its origin for all.
+    """Return the orders; replace one silo's model that others also receive by its origin for all.
 
-    All silos of a sum must have started from one model.
+    All silos in a sum must have started from the same model.
     """
     own = [order.model for order in orders if isinstance(order.model, Masked)]
     wanted = [o for o in orders if isinstance(o.model, Masked) and o.model.silo != o.silo.name]

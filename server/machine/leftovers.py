@@ -1,8 +1,8 @@
-"""Deletion of the SuperLink's data about ended runs.
+"""Delete the SuperLink's data about ended runs.
 
-Flower deletes the messages of a stopped run. Those of a run whose process was killed stay, and
-deleted rows leave their bytes in the file. This works while the SuperLink runs. Each step is a
-transaction, so a kill leaves the old or the new state, and repeating it is harmless.
+Flower deletes the messages of a stopped run, but not those of a killed one, and deleted rows still
+take up space in the file. Deletion works while the SuperLink runs. Each step is a transaction, so
+an interruption leaves the old or the new state, and repeating a step is safe.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ DEADLINE_S, LOOK_S = 30.0, 0.1
 
 
 class BusyError(FederationError):
-    """The database is in use for too long, or cannot be read."""
+    """The database stays in use for too long, or cannot be read."""
 
 
 def forget_ended_runs(database: Path) -> None:
-    """Delete all data of ended runs, and rewrite the file if it exists. Raises ``BusyError``."""
+    """Delete all data of ended runs and compact the file, if it exists. Raises ``BusyError``."""
     if not database.exists():
         return
     try:

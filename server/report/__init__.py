@@ -1,1 +1,1 @@
-"""A run's report: what its record says, as pictures and figures that a person can read."""
+"""Reports on runs: pictures and figures from their records."""

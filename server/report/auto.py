@@ -1,4 +1,4 @@
-"""Pictures of ``auto``: its race, round by round."""
+"""Report parts for ``auto``: a picture of its race, and the reasons for its groups."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _explained(story: Story) -> Explanation | None:
 
 
 def race_picture(story: Story) -> Picture | str | None:
-    """The held-out error of every partition over the rounds of the last race."""
+    """Draw the held-out error of every partition over the rounds of the last race."""
     found = _explained(story)
     if found is None:
         return None
@@ -46,7 +46,6 @@ def race_picture(story: Story) -> Picture | str | None:
 
 
 def _lines(verdict: Verdict, told: Iterable[Round], lead: Lead) -> Iterable[charts.Curve]:
-    """One for each partition."""
     places = _places(verdict, told)
     colours = cycle(LIGHT[name] for name in GROUPS)
     names = titles(verdict.entrants, short=True)
@@ -75,7 +74,7 @@ def _lines(verdict: Verdict, told: Iterable[Round], lead: Lead) -> Iterable[char
 
 
 def _places(verdict: Verdict, told: Iterable[Round]) -> dict[Groups, list[tuple[int, Entrant]]]:
-    """Partition → how it stood after each round in which it was measured."""
+    """Return partition → its standing after each round in which it was measured."""
     found: dict[Groups, list[tuple[int, Entrant]]] = {e.groups: [] for e in verdict.entrants}
     for one in told:
         if verdict.began < one.round < verdict.round and not one.final:
@@ -94,7 +93,7 @@ def _or_zero(value: float) -> float:
 
 
 def reasons_table(story: Story) -> Table:
-    """Why every silo is where it is, for ``auto`` and HCCT; no rows for another strategy."""
+    """Return each silo's reason for its group, for ``auto`` and HCCT; no rows otherwise."""
     try:
         if story.run.strategy == "hcct" and (found := last_similarity(story.run)):
             _, reasons = explain(story.run, number=found[0].round)

@@ -1,4 +1,4 @@
-"""What ``coterie report`` does."""
+"""Implementation of ``coterie report``."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _wrong(text: str) -> FederationError:
 
 
 def tell(run: Run, *, alone: Run | None = None, common: Run | None = None) -> Story:
-    """A run beside those it is compared with; what is not given is looked for beside it."""
+    """Return a run with its comparison runs; search for those not given in the same folder."""
     alone = alone or _configured(run) or find_comparison(run, "independent")
     common = common or find_comparison(run, "fedavg")
     gains = compare(run, alone=alone, common=common)
@@ -37,7 +37,7 @@ def tell(run: Run, *, alone: Run | None = None, common: Run | None = None) -> St
 
 
 def _configured(run: Run) -> Run | None:
-    """The run alone that the configuration names, if it is there."""
+    """Return the local-training run that the configuration names, if it exists."""
     name = str(run.config.get("alone") or "")
     try:
         folder = find_run(name, run.folder.resolve().parent) if name else None
@@ -56,21 +56,20 @@ def write_report(
     out: Path | None = None,
     say: Callable[[str], None] = lambda _: None,
 ) -> list[Path]:
-    """Write a run's report; return the files.
+    """Write a run's report and return the files.
 
     Args:
         name: the run's folder, name or id.
-        kind: ``html`` and ``json`` are one file, ``png`` and ``svg`` one per picture;
+        kind: ``html`` and ``json`` write one file, ``png`` and ``svg`` one per picture;
             ``tensorboard`` writes event files, ``mlflow`` and ``wandb`` a run where they are set up
             to.
-        root: folder of run records.
         alone, common: runs to compare with, named like ``name``.
         out: the file, or the folder of pictures; by default in the run's folder.
-        say: takes a line about what is done before that takes long.
+        say: receives a line of text before slow work.
 
     Raises:
-        FederationError: no such run, nothing of it can be read, or a run to compare with is of
-            another strategy or task, or unfinished.
+        FederationError: the run does not exist or cannot be read, or a run to compare with has
+            another strategy or task, or is unfinished.
     """
     if kind not in FORMATS:
         raise _wrong(f"format must be one of {', '.join(FORMATS)}. Got {kind!r}.")
@@ -109,7 +108,6 @@ def _write(target: Path, text: str) -> Path:
 
 
 def _write_statistics(folder: Path, kind: str, out: Path | None) -> list[Path]:
-    """The same of a run that asked for statistics and trained nothing."""
     survey = read_survey(folder)
     page = build_statistics_page(survey, folder.name)
     if kind in ("png", "svg"):
@@ -121,7 +119,7 @@ def _write_statistics(folder: Path, kind: str, out: Path | None) -> list[Path]:
 
 
 def _named(run: Run, option: str, folder: Path, strategy: str) -> Run:
-    """A run to compare with that an option names."""
+    """Read the run that an option names, and check that it can be compared."""
     found = read_run(folder, brief=True)
     if folder.resolve() == run.folder.resolve():
         raise _wrong(f"{option} must name another run than {run.name}, which the report is of.")
@@ -148,7 +146,7 @@ def print_report(
     common: str | None,
     out: Path | None,
 ) -> None:
-    """Write a report and say where it is."""
+    """Write a report and print the paths of its files."""
     say = partial(print, file=sys.stderr, flush=True)
     files = write_report(name, kind=kind, root=root, alone=alone, common=common, out=out, say=say)
     for file in files:

@@ -1,4 +1,4 @@
-"""Pictures of what the run cost: seconds and bytes, per phase and per silo."""
+"""Pictures of a run's costs: seconds and bytes, per phase and per silo."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from coterie.strategies.rounds.reports import PhaseReport, SiloReport
 
 
 def seconds_picture(story: Story) -> Picture | None:
-    """Wall seconds per phase."""
+    """Draw the wall seconds per phase."""
     rounds = [seconds for one in story.run.rounds if (seconds := one.phase_seconds)]
     if not rounds:
         return None
@@ -40,7 +40,7 @@ def seconds_picture(story: Story) -> Picture | None:
 def _per_silo(
     story: Story, values: Callable[[SiloReport], Mapping[str, float]]
 ) -> dict[str, dict[str, float]]:
-    """Silo → part → sum over rounds of what is known."""
+    """Return silo → part → sum of the known values over rounds."""
     totals: dict[str, dict[str, float]] = {}
     for one in story.run.rounds:
         for name, silo in one.silos.items():
@@ -54,7 +54,7 @@ def _per_silo(
 def _beside(
     story: Story, value: Callable[[PhaseReport], float], text: Callable[[float], str]
 ) -> str:
-    """What every kind of work beside the training took, over all rounds and silos."""
+    """Format the costs of each kind of work apart from training, over all rounds and silos."""
     kinds: dict[str, float] = {}
     for one in story.run.rounds_to_end():
         for kind, cost in one.phases.items():
@@ -85,7 +85,7 @@ def _silo_bars(
 
 
 def silo_seconds_picture(story: Story) -> Picture | None:
-    """Each silo's own seconds."""
+    """Draw each silo's own seconds of work."""
     totals = _per_silo(story, lambda silo: {"training": silo.seconds})
     beside = _beside(story, lambda cost: cost.silo_seconds, lambda total: f"{total:.1f} s")
     caption = "The silos' own time for the rounds' training, without waiting and transport." + (
@@ -96,7 +96,7 @@ def silo_seconds_picture(story: Story) -> Picture | None:
 
 
 def bytes_picture(story: Story) -> Picture | None:
-    """Bytes to and from each silo."""
+    """Draw the bytes to and from each silo."""
     totals = _per_silo(
         story,
         lambda silo: {
@@ -113,7 +113,7 @@ def bytes_picture(story: Story) -> Picture | None:
 
 
 def _rounded_away(story: Story) -> str:
-    """What a smaller format has cost the updates."""
+    """Describe the loss in updates from a smaller wire format."""
     told = [own.update_lost for one in story.run.rounds for own in one.silos.values()]
     lost = [share for share in told if math.isfinite(share)]
     if not lost:

@@ -1,8 +1,8 @@
-"""``coterie explain``: why a silo is where it is, from a run's record.
+"""``coterie explain``: the reasons for each silo's group, from a run's record.
 
-HCCT's groups maximise the silos' utilities. For every silo this prints its utility alone, in its
-group and in the best other group, its cosines, and the interval of α in which it would stay. Of
-``auto`` it prints what was raced and what every silo measured, in words (``race``).
+HCCT's groups maximise the silos' utilities. Its explanation is each silo's utility alone, in its
+group and in the best other group, its cosines, and the interval of α in which it would stay. For
+``auto``, it is a text about the raced partitions and every silo's measurements (``race``).
 """
 
 from __future__ import annotations
@@ -34,28 +34,27 @@ from coterie.strategies.partition.hcct import stay_intervals
 from coterie.system.terminal import wide
 
 EXPLAINED = ("auto", "hcct")
-"""Strategies whose records say why groups are as they are."""
+"""Strategies whose records contain the reasons for the groups."""
 COLUMNS = (
     *("silo", "group", "cosine", "alone", "in group", "best other", "total if moved"),
     "stays for α",
 )
-"""Of HCCT's reasons: utilities of each silo, and the α within which it stays."""
+"""Columns for HCCT: utilities of each silo, and the interval of α in which it stays."""
 
 
 @dataclass(frozen=True)
 class Reason:
-    """Why one silo is where it is after a round.
+    """The reason for one silo's place after a round.
 
     Attributes:
-        silo: its name.
         group: the others in its group.
-        alone, inside: its own utility alone and in its group.
-        elsewhere: the best other group, or empty; ``outside`` its own utility there.
-        gain: change of everybody's total utility by its best move (≤ 0 if nothing is better).
+        alone, inside: its utility alone and in its group.
+        elsewhere, outside: the best other group, or empty, and its utility there.
+        gain: change of the total utility of all silos by its best move; ≤ 0 if no move is better.
         cosine: of its update with its group's mean update.
-        stay: α (its own, where it stated one, else the run's) within which no move of this silo
-            alone would be better; NaN if there is none.
-        alpha: what held for it.
+        stay: interval of α (the silo's, if it stated one, else the run's) in which no move of this
+            silo alone would be better; NaN if there is none.
+        alpha: the α that applied to it.
     """
 
     silo: str
@@ -71,10 +70,10 @@ class Reason:
 
 
 def explain(run: Run, *, number: int | None = None) -> tuple[int, list[Reason]]:
-    """The reasons of all silos after a round (the last by default), and that round.
+    """Return a round, by default the last, and the reasons of all silos after it.
 
     Raises:
-        FederationError: the run is of another strategy, or the record has no similarities.
+        FederationError: the run has another strategy, or the record has no similarities.
     """
     one, similarity = _compared(run, number)
     names, grouping = similarity.names, one.grouping
@@ -136,7 +135,7 @@ def _wrong(text: str) -> FederationError:
 
 
 def _terms(run: Run, one: Round, names: Sequence[str]) -> tuple[FloatArray, FloatArray]:
-    """Every compared silo's α and samples at that time; of an older release, the last known."""
+    """Return every compared silo's α and samples then; in older records, the last known."""
     if (terms := one.grouping.terms) is not None:
         return terms
     common = alpha_of(run, one)
@@ -146,7 +145,7 @@ def _terms(run: Run, one: Round, names: Sequence[str]) -> tuple[FloatArray, Floa
 
 
 def alpha_of(run: Run, one: Round) -> float:
-    """The run's α at that time: found by ``auto``, else as configured; NaN if unknown."""
+    """Return the run's α in a round: found by ``auto`` or as configured; NaN if unknown."""
     given = run.config.get("alpha")
     found = one.grouping.alpha
     return float(given) if math.isnan(found) and isinstance(given, int | float) else found
@@ -160,7 +159,7 @@ def _utility(objective: HCCTUtility, members: list[int], silo: int) -> float:
 def print_explanation(
     name: str, *, silo: str | None, number: int | None, root: Path | None
 ) -> None:
-    """Print the reasons: a table of HCCT's, sentences of auto's."""
+    """Print the reasons: a table for HCCT, sentences for ``auto``."""
     folder = find_run(name, root)
     run, console = read_run(folder), wide(Console())
     unlabelled = unlabelled_in(run, number)
@@ -195,13 +194,13 @@ def print_explanation(
 
 
 def rows(reasons: Sequence[Reason]) -> list[tuple[str, ...]]:
-    """The rows of a table of HCCT's reasons; see ``COLUMNS``."""
+    """Return the table rows of HCCT's reasons, under ``COLUMNS``."""
     groups = sorted({tuple(sorted((r.silo, *r.group))) for r in reasons})
     return [_cells(reason, groups) for reason in reasons]
 
 
 def unlabelled_in(run: Run, number: int | None = None) -> Mapping[str, Unlabelled]:
-    """Silos without labels after a round, by default the last."""
+    """Return the silos without labels after a round, by default the last."""
     told = [*run.rounds, *([run.final] if run.final else [])]
     found = [one for one in told if number in (None, one.round)]
     return found[-1].grouping.unlabelled if found else {}
@@ -215,7 +214,6 @@ def _print_unlabelled(console: Console, unlabelled: Mapping[str, Unlabelled]) ->
 
 
 def _print_race(console: Console, run: Run, *, silo: str | None, number: int | None) -> None:
-    """What was raced, and why each silo is where it is."""
     found = race.explain_race(run, number=number)
     shown = {name: text for name, text in found.silos.items() if silo in (None, name)}
     if not shown:
@@ -236,7 +234,6 @@ def _unknown(silo: str | None, number: int, known: list[str]) -> FederationError
 
 
 def _alphas(reasons: list[Reason]) -> str:
-    """What held for most, and who had another."""
     counts = Counter(reason.alpha for reason in reasons)
     usual = counts.most_common(1)[0][0]
     own = [f"{r.silo} {r.alpha:.3g}" for r in reasons if r.alpha != usual]
@@ -261,5 +258,5 @@ def _cells(reason: Reason, groups: list[tuple[str, ...]]) -> tuple[str, ...]:
 
 
 def end_text(value: float) -> str:
-    """An end of an interval."""
+    """Format an end of an interval."""
     return "∞" if math.isinf(value) else f"{value:.3g}"

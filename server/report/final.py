@@ -1,4 +1,4 @@
-"""What is printed of a run that has ended."""
+"""Printed results of a run that has ended."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def print_final(console: Console, folder: Path) -> None:
 
 
 def _print_statistics(console: Console, folder: Path) -> None:
-    """Print who shared which statistics, and warnings about the data."""
+    """Print the statistics that each silo shared, and warnings about the data."""
     from coterie.server.report.survey import told_of, warnings
     from coterie.server.runs.statistics import read_survey
 
@@ -71,7 +71,7 @@ def _last(run: Run) -> Evaluations:
 
 
 def _silo_table(run: Run) -> Table:
-    """Return a table of every silo's final model; those that left are not in the mean."""
+    """Return a table of all final models; silos that left are not in the mean."""
     errors, own = run.last_errors(), run.last_personal_errors()
     here, tested = run.final_errors, run.test_counts()
     table = Table(show_footer=bool(here))

@@ -1,4 +1,4 @@
-"""Was it worth it: every silo's error with the group against alone, and with one model for all."""
+"""Benefit of a run: each silo's error compared with local training and with a global model."""
 
 from __future__ import annotations
 
@@ -21,27 +21,29 @@ from coterie.server.runs.record import (
 from coterie.strategies.errors import FederationError
 
 DATA_NOTE = "silos.txt"
-"""In the folder of a simulated run: a digest of what its silos' data was made from."""
+"""File in a simulated run's folder: a digest of the sources of its silos' data."""
 
 COMPARED_KEYS = (
     "task", "seed", "rounds", "local-epochs", "local-steps", "batch-size", "lr", "lr-decay",
     "momentum", "weight-decay", "proximal-mu", "precision", "personalise",
     "personal-epochs", "personal-lr", "ditto-lambda",
 )  # fmt: skip
-"""Two runs are comparable when these are equal: what a silo's own training depends on."""
+"""Keys that affect a silo's own training; runs with equal values are comparable."""
 NEWER_KEYS = {"local-steps": 0, "proximal-mu": 0.0, "personalise": "none"}
-"""Of these, what held in records of releases that did not have them."""
+"""Values of some of these keys for records of releases that did not have them."""
 
 
 @dataclass(frozen=True)
 class Gains:
-    """Errors are shares in [0, 1], of each silo's own test data.
+    """The last errors of a run and of those it is compared with.
+
+    Errors are shares in [0, 1], on each silo's own test data.
 
     Attributes:
         together: silo → its last error in this run.
         stayed: silos that took part to the end: only their gains count.
-        alone, common: the same of a run in which everybody trained alone, or one model for all.
-            Empty without such a run.
+        alone, common: silo → its last error with local training, or with one global model; empty
+            without such a run.
         alone_run, common_run: names of those runs, or empty.
     """
 
@@ -54,37 +56,37 @@ class Gains:
 
     @property
     def lasting(self) -> dict[str, float]:
-        """The errors of those who took part to the end."""
+        """The errors of silos that took part to the end."""
         return {name: error for name, error in self.together.items() if name in self.stayed}
 
     @property
     def gain(self) -> dict[str, float]:
-        """Silo → what the run gave it over alone; positive is better."""
+        """Silo → its gain over local training; positive is better."""
         return metrics.gains(self.lasting, self.alone)
 
     @property
     def ipr(self) -> float:
-        """See ``coterie.server.runs.record.metrics``; NaN if there is nothing to compare."""
+        """Share of silos with a gain (``metrics.ipr``); NaN if there is nothing to compare."""
         return metrics.ipr(self.lasting, self.alone)
 
     @property
     def rsd(self) -> float:
-        """See ``coterie.server.runs.record.metrics``; NaN if there is nothing to compare."""
+        """Deviation of the gains (``metrics.rsd``); NaN if there is nothing to compare."""
         return metrics.rsd(self.lasting, self.alone)
 
     @property
     def mean_gain(self) -> float:
-        """NaN if there is nothing to compare."""
+        """The mean gain; NaN if there is nothing to compare."""
         return fmean(self.gain.values()) if self.gain else math.nan
 
     @property
     def mean_error(self) -> float:
-        """Of this run; NaN if there is none."""
+        """The mean error in this run; NaN if there is none."""
         return fmean(self.lasting.values()) if self.lasting else math.nan
 
 
 def compare(run: Run, *, alone: Run | None, common: Run | None) -> Gains:
-    """Put this run's last errors beside those of the others."""
+    """Return this run's last errors with those of the others."""
     return Gains(
         together=run.last_errors(),
         stayed=frozenset(
@@ -98,10 +100,10 @@ def compare(run: Run, *, alone: Run | None, common: Run | None) -> Gains:
 
 
 def find_comparison(run: Run, strategy: str) -> Run | None:
-    """The completed run of ``strategy`` beside this one that is comparable with it.
+    """Return the completed run of ``strategy`` in the same folder that is comparable, or None.
 
-    Silos of one name may have other data in another run, so their numbers of samples must be equal
-    too. The run that has most of this run's silos is taken; of several, the newest.
+    Silos with the same name may have different data in another run, so their numbers of samples
+    must be equal too. The run with the most of this run's silos is taken; of several, the newest.
     """
     if run.strategy == strategy:
         return None
@@ -122,7 +124,7 @@ def find_comparison(run: Run, strategy: str) -> Run | None:
 
 
 def _num_alike(run: Run, other: Run) -> int:
-    """How many silos both runs measured; 0 if one of them had other data there."""
+    """Return how many silos both runs measured; 0 if one of them had different data."""
     notes = [note for note in (_data_note(run.folder), _data_note(other.folder)) if note]
     if len(set(notes)) > 1:
         return 0
@@ -137,12 +139,10 @@ def _num_alike(run: Run, other: Run) -> int:
 
 
 def _differ(one: float, other: float) -> bool:
-    """Whether two numbers are known and not the same."""
     return math.isfinite(one + other) and one != other
 
 
 def _data_note(folder: Path) -> str:
-    """The digest of a simulated run's data; empty where there is none."""
     try:
         return (folder / DATA_NOTE).read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError):
@@ -150,7 +150,7 @@ def _data_note(folder: Path) -> str:
 
 
 def _fits(folder: Path, config: Mapping[str, Any], strategy: str) -> bool:
-    """Judged by the first line of its events: reading whole records would take long."""
+    """Compare the first lines of events only: reading whole records would take long."""
     try:
         with (folder / EVENTS).open(encoding="utf-8", errors="replace") as file:
             first = event_of(file.readline(1_000_000))
@@ -162,7 +162,7 @@ def _fits(folder: Path, config: Mapping[str, Any], strategy: str) -> bool:
 
 
 def _values(config: Mapping[str, Any]) -> dict[str, Any]:
-    """What is compared, without what has no effect."""
+    """Return the compared keys without those that have no effect."""
     values = {**dict.fromkeys(COMPARED_KEYS), **NEWER_KEYS}
     values |= {key: config[key] for key in COMPARED_KEYS if key in config}
     ignored = {"local-epochs"} if values["local-steps"] else set()
@@ -174,6 +174,6 @@ def _values(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def mean_of(values: Iterable[float]) -> float:
-    """Mean of the finite ones; NaN of none."""
+    """Return the mean of the finite values; NaN if there are none."""
     finite = [value for value in values if math.isfinite(value)]
     return fmean(finite) if finite else math.nan

@@ -1,4 +1,4 @@
-"""Who was with whom, when: groups that keep their name and colour from round to round."""
+"""Groups over the rounds; each keeps its name and colour from round to round."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from coterie.server.runs.record import Groups, Round
 
 @dataclass(frozen=True)
 class Stretch:
-    """Rounds ``first`` to ``last`` with the same groups; ``labels[i]`` is group i's own number."""
+    """Rounds ``first`` to ``last`` with equal groups; ``labels[i]`` is group i's lasting number."""
 
     first: int
     last: int
@@ -30,12 +30,9 @@ class Stretch:
 
 @dataclass(frozen=True)
 class History:
-    """The groups over the rounds.
+    """The groups over the rounds, in chronological stretches; neighbours have different groups.
 
-    Attributes:
-        stretches: in time; no two in a row have the same groups.
-        letters: lasting number → its letter; groups that never had two silos have none.
-        colours: lasting number → colour.
+    ``letters`` and ``colours`` are by lasting number; groups that never had two silos have neither.
     """
 
     stretches: tuple[Stretch, ...]
@@ -44,12 +41,12 @@ class History:
 
     @cached_property
     def now(self) -> dict[str, tuple[str, str]]:
-        """Silo → (letter, colour) at the end; the letter is empty for who is alone."""
+        """Silo → (letter, colour) at the end; the letter is empty for a silo that is alone."""
         return self._at(self.stretches[-1]) if self.stretches else {}
 
     @cached_property
     def last_seen(self) -> dict[str, tuple[str, str]]:
-        """The same, with those who left, where they last were."""
+        """Silo → (letter, colour) of its last group, including silos that left."""
         found: dict[str, tuple[str, str]] = {}
         for stretch in self.stretches:
             found |= self._at(stretch)
@@ -57,7 +54,7 @@ class History:
 
     @cached_property
     def since(self) -> dict[str, int]:
-        """Silo → the round since which it is in its present group without a break."""
+        """Silo → the round since which it has been in its present group without a break."""
         since: dict[str, int] = {}
         before: dict[str, tuple[str, str]] = {}
         for stretch in self.stretches:
@@ -76,7 +73,7 @@ class History:
         }
 
     def blocks(self, stretch: Stretch) -> tuple[Block, ...]:
-        """A stretch's groups, in their order."""
+        """Return a stretch's groups, in their order."""
         return tuple(
             (
                 Block(self.letters[label], self.colours[label], group)
@@ -87,11 +84,11 @@ class History:
         )
 
     def columns(self, most: int) -> tuple[tuple[Column, ...], int]:
-        """At most so many columns for a picture, and how many stretches there are.
+        """Return at most ``most`` columns for a picture, and the number of stretches.
 
-        The first and the last stay; of equally many others in a row, the one in which most silos
-        change company.
-        Rows are ordered by where a silo ends, so that streams cross little.
+        The first and the last stretch stay. The others are cut into equal parts, and each part
+        keeps the stretch with the most changes. Rows are ordered by each silo's last group, so that
+        streams rarely cross.
         """
         kept = self._kept(most)
         place = {name: i for i, name in enumerate(self.order(self.last_seen))}
@@ -128,7 +125,7 @@ class History:
         return [0, *(max(part.tolist(), key=moved.__getitem__) for part in parts), total - 1]
 
     def order(self, names: Iterable[str]) -> list[str]:
-        """By group, then by name; who is alone comes last."""
+        """Sort silos by group, then by name, with silos that are alone last."""
 
         def key(name: str) -> tuple[bool, int, str, str]:
             letter = self.last_seen.get(name, ("", ""))[0]
@@ -138,7 +135,7 @@ class History:
 
 
 def follow_groups(rounds: Sequence[Round]) -> History:
-    """Give groups lasting numbers: each goes on as the one that it shares most silos with."""
+    """Give groups lasting numbers: each continues the group that it shares most silos with."""
     stretches: list[Stretch] = []
     fresh = 0
     for one in rounds:
@@ -179,7 +176,7 @@ def _continued(before: Stretch | None, groups: Groups, fresh: int) -> tuple[tupl
 
 
 def _letters(stretches: Sequence[Stretch]) -> dict[int, str]:
-    """A, B, … for groups of several silos: first those of the end, then by how much they held."""
+    """Assign letters to groups of several silos: final ones first, then by size and duration."""
     if not stretches:
         return {}
     weight: dict[int, int] = {}
@@ -202,7 +199,6 @@ def _letters(stretches: Sequence[Stretch]) -> dict[int, str]:
 
 
 def _num_moved(before: Stretch, after: Stretch) -> int:
-    """Silos whose company changes."""
     groups = set(map(frozenset, before.groups))
     moved = [group for group in after.groups if frozenset(group) not in groups]
     left = {name for group in groups for name in group} - {n for g in after.groups for n in g}

@@ -1,4 +1,4 @@
-"""From a run to the page of its report. Long lists are thinned; every caption says how."""
+"""The page of a run's report. Long lists are thinned; every caption states how."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from coterie.server.runs.record import Run
 
 
 def build_page(story: Story) -> Page:
-    """Everything, ready to be rendered."""
+    """Return the complete page, ready to be rendered."""
     run = story.run
     pictures, gaps = make_pictures(story)
     return Page(
@@ -43,7 +43,6 @@ def build_page(story: Story) -> Page:
 
 
 def _title(run: Run) -> str:
-    """For people, who know neither folders nor ids of runs; that one stands below."""
     label = str(run.config.get("label") or run.strategy)
     return f"{label} on {run.config.get('task', '?')}" if label else run.name
 
@@ -68,7 +67,6 @@ def _subtitle(run: Run) -> str:
 
 
 def _lead(story: Story) -> str:
-    """The answer in a sentence or two."""
     gains, lead = story.gains.gain, story.run.lead
     if gains:
         better = sorted((n for n in gains if gains[n] > 0), key=lambda n: -gains[n])
@@ -96,7 +94,6 @@ def _lead(story: Story) -> str:
 
 
 def _gained(story: Story, name: str) -> str:
-    """A silo's gain; of errors also in test samples, which are often few."""
     run, gain = story.run, story.gains.gain[name]
     text, tested = signed_points(gain, run.lead), run.test_counts().get(name, 0)
     if run.metric != wire.ERROR or not tested:
@@ -159,7 +156,6 @@ def _tables(story: Story) -> dict[str, Table]:
 
 
 def _line_rows(run: Run) -> list[tuple[str, ...]]:
-    """Every silo's update beside the others': medians over the rounds, and what was done."""
     told = [(one.round, one.influence) for one in run.rounds]
     cosines, norms = (
         {name: [own[name] for own in by_round if name in own] for name in sorted(run.silos)}
@@ -229,7 +225,6 @@ def _silo_table(story: Story) -> Table:
 def _measured(
     run: Run, name: str, error: float | None, tested: int, figures: Mapping[str, float]
 ) -> str:
-    """A silo's figure with how many samples were wrong, which are often few, and its interval."""
     beside = []
     if run.metric == wire.ERROR and tested and error is not None and math.isfinite(error):
         beside.append(f"{round(error * tested)} of {tested}")
@@ -240,7 +235,7 @@ def _measured(
 
 
 def _final_figures(run: Run) -> dict[str, dict[str, float]]:
-    """Silo → its metrics after the last round, but those of an app that are lists."""
+    """Return silo → its metrics after the last round, without an app's lists."""
     told = run.final.metrics if run.final else {}
     return {
         name: {key: value for key, value in own.items() if not isinstance(value, list)}
@@ -249,7 +244,6 @@ def _final_figures(run: Run) -> dict[str, dict[str, float]]:
 
 
 def _metric_table(run: Run) -> Table:
-    """All metrics that silos told after the last round, with their intervals."""
     told = _final_figures(run)
     ends = (wire.LOW, wire.HIGH)
     names = dict.fromkeys(
@@ -291,7 +285,7 @@ def _commands(story: Story) -> dict[str, str]:
 
 
 def repeat_command(run: Run, *, strategy: str = "") -> str:
-    """What to type to run it again, or the same with another strategy: what is not a default."""
+    """Return the command that repeats a run, or runs another strategy; defaults are left out."""
     usual = defaults()
     wanted = strategy or run.strategy or str(usual["strategy"])
     line = ["coterie", "run", wanted]
@@ -320,11 +314,11 @@ MAKERS: Sequence[Callable[[Story], Picture | str | None]] = (
     costs.silo_seconds_picture,
     costs.bytes_picture,
 )
-"""Each gives a picture, why there is none, or nothing where a run has no such thing."""
+"""Each returns a picture, the reason why there is none, or None if it does not apply to the run."""
 
 
 def make_pictures(story: Story) -> tuple[list[Picture], list[str]]:
-    """All pictures that the record allows, and why others are missing."""
+    """Return all pictures that the record allows, and the reasons why others are missing."""
     pictures, gaps = [], []
     for make in MAKERS:
         try:
@@ -343,7 +337,7 @@ def make_pictures(story: Story) -> tuple[list[Picture], list[str]]:
 
 
 def summary(story: Story) -> dict[str, Any]:
-    """The report's figures as JSON values."""
+    """Return the report's figures as JSON values."""
     run, gains, history = story.run, story.gains, story.history
     since, now = history.since, history.now
     return {

@@ -1,7 +1,6 @@
-"""Why ``auto`` chose the groups that it chose, in words, from a run's record.
+"""Explanation of the groups that ``auto`` chose, from a run's record.
 
-First the race as a whole, then every silo: what it measured, how sure that is, and what was chosen
-for it.
+It covers the race as a whole, then every silo: its measurements, their uncertainty and the choice.
 """
 
 from __future__ import annotations
@@ -28,14 +27,10 @@ COLUMNS = (
 
 @dataclass(frozen=True)
 class Explanation:
-    """What ``coterie explain`` says of a run of ``auto``.
+    """The output of ``coterie explain`` for a run of ``auto``, after a round.
 
-    Attributes:
-        round: after which it holds.
-        race: sentences on the race as a whole.
-        rows: of a table of the partitions; see ``COLUMNS``.
-        silos: silo → sentences.
-        verdict: that it speaks of; None before there is one.
+    ``race`` and ``silos`` are sentences, on the race as a whole and by silo; ``rows`` belong under
+    ``COLUMNS``; ``verdict`` is None before there is one.
     """
 
     round: int
@@ -49,7 +44,7 @@ def explain_race(run: Run, *, number: int | None = None) -> Explanation:
     """Explain the groups after a round, by default the last.
 
     Raises:
-        FederationError: there is no such round, or what the record has of it is damaged.
+        FederationError: there is no such round, or its part of the record is damaged.
     """
     rounds = [one for one in run.rounds if number is None or one.round <= number]
     if not rounds or number not in (None, rounds[-1].round):
@@ -130,7 +125,6 @@ class _Chosen:
     # ------------------------------------------------------------ the race
 
     def race(self) -> Iterable[str]:
-        """The sentences on it as a whole."""
         verdict = self.verdict
         yield self._how()
         if not verdict.judges:
@@ -231,7 +225,7 @@ class _Chosen:
                 yield f"FedCollab's discriminators were left out in round {one.round}: {why}"
 
     def rows(self) -> Iterable[tuple[str, ...]]:
-        """Every partition: the chosen one, those in the race to its end, the others."""
+        """Yield a row per partition: the chosen one, those in the race to its end, the others."""
         for number, entrant in self._in_order():
             chosen = number == self.verdict.winner
             yield (
@@ -254,7 +248,6 @@ class _Chosen:
     # ------------------------------------------------------------ every silo
 
     def silos(self) -> Iterable[tuple[str, str]]:
-        """Silo → its sentences, of all that took part so far."""
         placed = {n: (one.round, p) for one in self.told for n, p in one.grouping.placed.items()}
         waiting = self._last.grouping.probation
         here = set(_here(self.told[-1]))
@@ -313,7 +306,6 @@ class _Chosen:
         return f"{self.lead.text(errors[one])} against {self.lead.text(errors[other])}"
 
     def _lone(self, name: str) -> Iterable[str]:
-        """What a silo that is alone measured of the groups that were tried for it."""
         verdict, trial = self.verdict, self.verdict.trials.get(name)
         alone = verdict.alone if verdict.alone is not None else verdict.winner
         if trial is None or not math.isfinite(trial.errors[alone]):
@@ -362,7 +354,7 @@ class _Chosen:
 def _difference(
     one: Sequence[float], other: Sequence[float], counts: Sequence[float], *, shares: bool
 ) -> tuple[float, float]:
-    """Mean of paired differences of errors and its standard error."""
+    """Return the mean of paired differences of errors and its standard error."""
     from numpy import asarray
 
     from coterie.strategies.partition.race import sampling_variances
@@ -382,11 +374,9 @@ def _group(entrant: Entrant, name: str) -> tuple[str, ...]:
 
 
 def titles(entrants: Sequence[Entrant], *, short: bool = False) -> list[str]:
-    """Partitions in words, each its own.
+    """Return a distinct title for each partition of a race.
 
-    Args:
-        entrants: of one race.
-        short: without who proposed them.
+    ``short`` omits the sources of the partitions.
     """
     plain = [_shape(one) if short else _title(one) for one in entrants]
     seen: Counter[str] = Counter()
@@ -429,7 +419,7 @@ def groups_text(verdict: Verdict) -> str:
 
 
 def listed(names: Sequence[str], last: str = " and ") -> str:
-    """Names in a sentence; of many the first."""
+    """Join names for a sentence; shorten long lists."""
     if len(names) > MOST_NAMED:
         return f"{', '.join(names[: MOST_NAMED - 1])} and {len(names) - MOST_NAMED + 1} more"
     if len(names) < 2 or not last:

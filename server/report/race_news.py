@@ -1,4 +1,4 @@
-"""What a run of ``auto`` says while it goes on."""
+"""Progress messages of a run of ``auto``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from coterie.server.runs.record.metrics import Lead
 
 
 def activity(phase: str, racing: int) -> str:
-    """What a round is spent on."""
+    """Describe the work of a round."""
     return {
         "look": "looking for groups, everybody trains alone",
         "race": f"racing {racing} partitions",
@@ -18,12 +18,9 @@ def activity(phase: str, racing: int) -> str:
 
 
 def news(one: Round, before: str, lead: Lead) -> list[str]:
-    """What a round brought, in a line each: a race, who is out, a verdict, newcomers.
+    """Return the news of a round, one line each: a race, dropped partitions, a verdict, newcomers.
 
-    Args:
-        one: the round, or what came after the last one.
-        before: the phase until then.
-        lead: the leading metric.
+    ``one`` may be the report that follows the last round; ``before`` is the previous phase.
     """
     told, lines = one.grouping, []
     if told.phase == "race" and before != "race":

@@ -1,4 +1,4 @@
-"""Pictures of how alike the silos are: the matrix, FedGroup's embedding, FedCollab's structure."""
+"""Pictures of the similarity between silos: the matrix, and FedCollab's structure."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from coterie.server.runs.record import Grouping, Round, Run, Square, Structure
 
 
 def last_similarity(run: Run) -> tuple[Round, Square] | None:
-    """The last cosines of updates that a round holds, and that round."""
+    """Return the last round that holds cosines of updates, and these cosines."""
     return _first(reversed(run.rounds), lambda grouping: grouping.similarity)
 
 
@@ -33,7 +33,7 @@ def _distances(grouping: Grouping) -> Square | None:
 
 
 def matrix_picture(story: Story) -> Picture | str | None:
-    """Similarities or distances, ordered by group."""
+    """Draw similarities or distances, ordered by group."""
     if found := _first(reversed(story.run.rounds), _distances):
         what = "distance of the silos' data, 0 is alike"
         return _matrix(story, *found, what=what, measure="distance", limits=(0.0, 1.0))
@@ -89,7 +89,7 @@ def _matrix(
 
 
 def structure_picture(story: Story) -> Picture | str | None:
-    """FedCollab's bound of the chosen structure beside others, and the interval of c."""
+    """Draw FedCollab's bound of the chosen structure and of others, and give the interval of c."""
     if story.run.strategy != "fedcollab":
         return None
     structure = _last_structure(story.run)
@@ -122,7 +122,6 @@ def _last_structure(run: Run) -> Structure | None:
 
 
 def _interval_text(structure: Structure) -> str:
-    """In which c the answer stays the same."""
     if structure.kept:
         return " Another structure has a smaller bound now; nobody else moves (newcomers=keep)."
     if structure.c_interval is None:

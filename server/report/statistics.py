@@ -1,4 +1,4 @@
-"""The page of a run of statistics: what each silo's data look like, and where they differ."""
+"""The page of a statistics-only run: each silo's data, and the differences between silos."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from coterie.wire.statistics import Cell, ColumnCounts, plain_statistics
 MOST_DRAWN, MOST_ROWS = 12, 20
 """Columns, and silos of each, that are drawn; the tables have all."""
 MOST_BARS = 24
-"""Categories that are drawn of a column."""
+"""Largest number of categories drawn per column."""
 FAR = 20.0
-"""If numbers of silos differ by such a factor, the axis is logarithmic."""
+"""Ratio of the silos' numbers above which the axis is logarithmic."""
 
 
 def build_statistics_page(survey: Survey, name: str) -> Page:
-    """Everything, ready to be rendered."""
+    """Return the complete page, ready to be rendered."""
     found = differences(survey)
     return Page(
         title=f"Data of the silos of {survey.task}",
@@ -48,7 +48,7 @@ def build_statistics_page(survey: Survey, name: str) -> Page:
 
 
 def statistics_summary(survey: Survey) -> str:
-    """The same as JSON."""
+    """Return the page's figures as JSON text."""
     found = {
         "task": survey.task,
         "warnings": warnings(survey),
@@ -193,7 +193,6 @@ def _rows(one: Difference, survey: Survey) -> list[tuple[str, ...]]:
 
 
 def _table(one: Difference) -> Table:
-    """Every silo's counts."""
     rows = []
     for silo, column in sorted(one.columns.items()):
         named = column.categories or [_interval(column, i) for i in range(len(column.cells))]

@@ -1,4 +1,4 @@
-"""A run beside those it is compared with, and how its numbers are written for people."""
+"""A run with its comparison runs, and number formats for people."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from coterie.server.runs.record import Run
 from coterie.server.runs.record.metrics import Lead
 
 MANY = 40
-"""Silos above which a picture no longer has a row, a name or a line for each."""
+"""Number of silos above which a picture no longer has a row, a name or a line for each."""
 MOST_COLUMNS, MOST_COLUMNS_NARROW = 24, 7
 MOST_POINTS = 160
 NO_NUMBER = "–"
@@ -29,7 +29,7 @@ Row = TypeVar("Row")
 
 @dataclass(frozen=True)
 class Story:
-    """A run, what it is compared with, and how its groups went."""
+    """A run, its comparison runs, and the history of its groups."""
 
     run: Run
     gains: Gains
@@ -39,16 +39,16 @@ class Story:
 
     @property
     def many(self) -> bool:
-        """Too many silos to draw each."""
+        """Whether there are too many silos to draw each."""
         return len(self.run.silos) > MANY
 
     def place(self, silo: str) -> tuple[str, str]:
-        """Letter and colour of the group in which a silo is or last was."""
+        """Return the letter and colour of a silo's current or last group."""
         return self.history.last_seen.get(silo, ("", LIGHT["alone"]))
 
 
 def most_telling(rows: list[Row], key: Callable[[Row], float], which: str) -> tuple[list[Row], str]:
-    """The rows to draw, of many the first by ``key``; and how the caption says that."""
+    """Return the rows to draw, at most ``MANY`` in order of ``key``, and a note for the caption."""
     if len(rows) <= MANY:
         return rows, ""
     note = f" Drawn are the {MANY} of {len(rows)} {which}; all are in the table."
@@ -58,7 +58,7 @@ def most_telling(rows: list[Row], key: Callable[[Row], float], which: str) -> tu
 def thin(
     x: Sequence[float], y: Sequence[float] | NDArray[np.float64]
 ) -> tuple[list[float], list[float]]:
-    """At most so many points, the first and the last among them."""
+    """Return at most ``MOST_POINTS`` points, including the first and the last."""
     rows: Sequence[int] = range(len(x))
     if len(x) > MOST_POINTS:
         rows = [round(i * (len(x) - 1) / (MOST_POINTS - 1)) for i in range(MOST_POINTS)]
@@ -74,17 +74,17 @@ def finite(value: float | None) -> float | None:
 
 
 def signed_points(gain: float, lead: Lead) -> str:
-    """A gain as the leading metric counts it."""
+    """Format a gain in the units of the primary metric."""
     return charts.gain_text(gain, lead.scale)
 
 
 def decimals(value: float, count: int) -> str:
-    """So many digits after the point."""
+    """Format a number with ``count`` decimals; ``NO_NUMBER`` if it is NaN."""
     return NO_NUMBER if math.isnan(value) else f"{value:.{count}f}"
 
 
 def minute(told: str) -> str:
-    """A recorded time to the minute, for people; what is none as it is."""
+    """Format a recorded time to the minute, in UTC; other text is unchanged."""
     try:
         return datetime.fromisoformat(told).astimezone(UTC).strftime("%Y-%m-%d %H:%M UTC")
     except (ValueError, OverflowError):

@@ -1,7 +1,7 @@
-"""Where silos' data differ, and what is probably wrong with some: from their counts alone.
+"""Differences between silos' data, and probable errors in them, from their counts alone.
 
-Cells that a silo hides are taken as if their samples were spread evenly over them, so that medians
-and shares are approximate.
+Samples in hidden cells are assumed to be spread evenly over them, so medians and shares are
+approximate.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from coterie.server.runs.statistics import Survey
 from coterie.wire.statistics import ColumnCounts, Statistics
 
 FEW = 20
-"""Training samples of which hardly anything can be said."""
+"""Number of training samples below which hardly anything can be concluded."""
 EMPTY, MUCH, LITTLE = 0.9, 0.5, 0.1
 """Shares of values that are missing: almost all, many, hardly any."""
 MOST_ODD = 0.05
-"""If more than this share of a column is not as declared, that is worth a word."""
+"""Share of a column's values not as declared above which there is a warning."""
 OTHER_UNIT = 1.8
-"""Medians that differ by such a factor, where hardly any silo's values are in another's range."""
+"""Ratio of medians that suggests another unit, if hardly any values are in another silo's range."""
 OTHER_BALANCE = 0.3
-"""A class's share in one silo's samples and in the others'."""
+"""Difference of a class's share between a silo and the others that causes a warning."""
 SAME_FACTOR = 0.2
-"""How far a factor may be from a known one to name it."""
+"""Largest deviation of a factor from a known one, as a difference of logarithms."""
 KNOWN_FACTORS = {
     10.0: "a decimal point", 100.0: "shares and per cent, m and cm", 1000.0: "g and mg, m and mm",
     2.205: "kg and pounds", 2.54: "inches and cm", 12.0: "years and months",
@@ -44,16 +44,15 @@ TENTHS = tuple(i / 10 for i in range(1, 10))
 
 @dataclass(frozen=True)
 class Difference:
-    """A column and how unlike it is at the silos.
+    """A column and how much it differs between silos.
 
     Attributes:
-        name: of the column.
         columns: silo → its counts.
-        score: 0 if all are alike; of categories the share of samples that would have to be others,
-            of numbers how far quantiles are apart, as a share of themselves and half the samples'
-            range.
-        silo: the one that is most unlike the others.
-        target: whether it is what is learned.
+        score: 0 if all are alike. For categories, the share of samples that would have to change;
+            for numbers, d / (d + w) for a distance d between quantiles and the range w of half the
+            samples.
+        silo: the silo that differs most from the others.
+        target: whether the column is a target.
     """
 
     name: str
@@ -64,9 +63,9 @@ class Difference:
 
 
 def shares(column: ColumnCounts, samples: int) -> NDArray[np.float64]:
-    """(cells + 2,) Shares of the samples; hidden cells get what is left, in equal parts.
+    """Return the (cells + 2,) shares of the samples; hidden cells share the remainder equally.
 
-    The last two are those without a value, and those whose value is not as declared.
+    The last two are samples without a value, and samples whose value is not as declared.
     """
     cells = column.all_cells
     left = samples - sum(cell for cell in cells if cell is not None)
@@ -75,7 +74,7 @@ def shares(column: ColumnCounts, samples: int) -> NDArray[np.float64]:
 
 
 def quantiles(column: ColumnCounts, samples: int, at: Sequence[float]) -> NDArray[np.float64]:
-    """(len(at),) About the values below which so much of the present ones is; NaN if unknown."""
+    """Return the (len(at),) approximate quantiles of the present values; NaN if unknown."""
     own = shares(column, samples)[:-2]
     if not column.step or not own.sum():
         return np.full(len(at), math.nan)
@@ -86,7 +85,7 @@ def quantiles(column: ColumnCounts, samples: int, at: Sequence[float]) -> NDArra
 
 
 def columns_of(survey: Survey, *, target: bool) -> dict[str, dict[str, ColumnCounts]]:
-    """Column → silo → its counts, in the order in which silos have them."""
+    """Return column → silo → its counts, in the order of the silos' columns."""
     found: dict[str, dict[str, ColumnCounts]] = {}
     for silo, told in sorted(survey.told.items()):
         for column in told.targets if target else told.inputs:
@@ -95,7 +94,7 @@ def columns_of(survey: Survey, *, target: bool) -> dict[str, dict[str, ColumnCou
 
 
 def differences(survey: Survey) -> list[Difference]:
-    """Every column, what is learned first, then by how much it differs."""
+    """Return all columns, targets before inputs, each by decreasing difference."""
     found = []
     for target in (True, False):
         of_kind = [
@@ -123,28 +122,27 @@ def _difference(
 
 @dataclass(frozen=True)
 class _Seen:
-    """Of one silo's column its shares, and where its tenths end."""
+    """One silo's shares of a column, and the ends of its tenths."""
 
     shares: NDArray[np.float64]
     tenths: NDArray[np.float64]
 
     @property
     def known(self) -> bool:
-        """Whether anything is known of its numbers."""
         return bool(np.isfinite(self.tenths).all())
 
 
 def _categories_apart(
     silo: str, own: Mapping[str, ColumnCounts], seen: Mapping[str, _Seen]
 ) -> float:
-    """Total variation between a silo's cells that it tells, and the mean of the others'."""
+    """Return the total variation between a silo's visible cells and the mean of the others'."""
     others = np.mean([one.shares for name, one in seen.items() if name != silo], axis=0)
     told = [cell is not None for cell in own[silo].all_cells]
     return float(np.abs(seen[silo].shares - others)[told].sum()) / 2
 
 
 def _numbers_apart(silo: str, own: Mapping[str, ColumnCounts], seen: Mapping[str, _Seen]) -> float:
-    """How far tenths are apart beside the middle of the samples, or what is missing."""
+    """Return the relative distance of a silo's tenths or of its missing share, if larger."""
     beside = [one for name, one in seen.items() if name != silo]
     missing = abs(float(seen[silo].shares[-2]) - fmean(float(one.shares[-2]) for one in beside))
     known = [one.tenths for one in beside if one.known]
@@ -159,7 +157,7 @@ def _numbers_apart(silo: str, own: Mapping[str, ColumnCounts], seen: Mapping[str
 
 
 def warnings(survey: Survey) -> list[str]:
-    """What to look at before anybody trains, a sentence each."""
+    """Return what to check before training, one sentence each."""
     found = list(_few(survey))
     for target in (True, False):
         for name, own in columns_of(survey, target=target).items():
@@ -178,7 +176,7 @@ def _few(survey: Survey) -> Iterator[str]:
 
 
 def _absent(name: str, own: Mapping[str, ColumnCounts], survey: Survey) -> Iterator[str]:
-    """A column that some silos have and others, which tell of their columns, do not."""
+    """Warn about columns that some silos have and others, which list their columns, do not."""
     target = any(name == column.name for t in survey.told.values() for column in t.targets)
     tell = [s for s, t in survey.told.items() if (t.targets if target else t.inputs)]
     if lacking := sorted(set(tell) - set(own)):
@@ -186,7 +184,6 @@ def _absent(name: str, own: Mapping[str, ColumnCounts], survey: Survey) -> Itera
 
 
 def _classes(name: str, own: Mapping[str, ColumnCounts], survey: Survey) -> Iterator[str]:
-    """Silos with one class, or with quite another balance."""
     for silo, column in own.items():
         if not column.categories:
             continue
@@ -262,7 +259,7 @@ def _missing(name: str, absent: Mapping[str, float]) -> Iterator[str]:
 
 
 def _is_constant(column: ColumnCounts) -> bool:
-    """Whether all present values are in one cell; where one is hidden, they are not."""
+    """Return whether all present values are in one cell; a hidden cell counts as not empty."""
     return sum(cell != 0 for cell in column.cells) == 1 and bool(column.categories or column.step)
 
 
@@ -271,7 +268,7 @@ def _cell(column: ColumnCounts) -> str:
 
 
 def _units(name: str, own: Mapping[str, ColumnCounts], survey: Survey) -> Iterator[str]:
-    """Silos whose numbers are elsewhere than those of the others, and codes below 0."""
+    """Warn about silos whose numbers lie outside the others' range, and about codes below 0."""
     numbers = {silo: column for silo, column in own.items() if column.step}
     places = {
         silo: quantiles(column, survey.told[silo].samples, (0.1, 0.5, 0.9))
@@ -321,6 +318,6 @@ def _has(names: Sequence[str]) -> str:
 
 
 def told_of(told: Statistics) -> str:
-    """What a silo tells of, in words."""
+    """Describe the kinds of statistics that a silo shared."""
     parts = [word for word, own in (("inputs", told.inputs), ("targets", told.targets)) if own]
     return " and ".join(parts) or "numbers of samples"

@@ -28,13 +28,13 @@ from coterie.server.runs.record.metrics import Lead
 from coterie.strategies.rounds.reports import SiloReport
 
 MOST_NAMED = 8
-"""Silos whose curves are named in their groups too."""
+"""Largest number of silos whose curves are named in their groups too."""
 MOST_NAMED_ALONE = 6
-"""Silos alone whose curves are named; of more, their mean is."""
+"""Largest number of silos alone whose curves are named; of more, only their mean is."""
 
 
 def groups_picture(story: Story) -> Picture | str:
-    """Groups over rounds."""
+    """Draw the groups over rounds."""
     history = story.history
     if not history.stretches:
         return "no groups over rounds: no round is recorded"
@@ -71,7 +71,7 @@ def groups_picture(story: Story) -> Picture | str:
 
 
 def outcomes_picture(story: Story) -> Picture | str | None:
-    """Errors alone, global, in the group."""
+    """Draw the errors with local training, with a global model and in the group."""
     gains = story.gains
     if not gains.together:
         return None  # said by the record's reader
@@ -124,14 +124,13 @@ def _or_last(gain: float, otherwise: float) -> float:
 
 
 def _error_text(error: float, lead: Lead) -> str:
-    """As ``lead.label`` counts it, without a unit."""
     if lead.scale == 100 or math.isnan(error):
         return decimals(lead.scale * error, 1)
     return wire.readable(error)
 
 
 def curves_picture(story: Story) -> Picture | None:
-    """Errors over rounds."""
+    """Draw the errors over rounds."""
     points = {one.round: one.errors for one in story.run.rounds if one.errors}
     if not points:
         return None
@@ -160,7 +159,7 @@ def curves_picture(story: Story) -> Picture | None:
 
 
 def _told(story: Story, value: Callable[[SiloReport], float]) -> dict[int, dict[str, float]]:
-    """Round → silo → what it told of its training, where anybody told something."""
+    """Return round → silo → its finite value from the training, without empty rounds."""
     found = {
         one.round: {n: value(s) for n, s in one.silos.items() if math.isfinite(value(s))}
         for one in story.run.rounds
@@ -169,7 +168,7 @@ def _told(story: Story, value: Callable[[SiloReport], float]) -> dict[int, dict[
 
 
 def loss_picture(story: Story) -> Picture | None:
-    """Training loss over rounds."""
+    """Draw the training loss over rounds."""
     points = _told(story, lambda silo: silo.train_loss)
     if not points:
         return None
@@ -182,7 +181,7 @@ def loss_picture(story: Story) -> Picture | None:
 
 
 def discrepancy_picture(story: Story) -> Picture | None:
-    """How far silos train apart from their group's model."""
+    """Draw the distance between silos' trained models and their groups' models."""
     points = _told(story, lambda silo: silo.discrepancy)
     if not points:
         return None
@@ -200,7 +199,6 @@ def discrepancy_picture(story: Story) -> Picture | None:
 def _lines(
     story: Story, points: Mapping[int, Mapping[str, float]], scale: float = 100.0
 ) -> list[charts.Curve]:
-    """One line per group, and per silo where there are few."""
     rounds = sorted(points)
     members: dict[tuple[str, str], list[str]] = {}
     for name in story.history.order({n for values in points.values() for n in values}):
@@ -238,7 +236,6 @@ def _lines(
 def _mean_table(
     points: Mapping[int, Mapping[str, float]], what: str, scale: float = 100.0
 ) -> Table:
-    """Mean over all silos at up to 40 rounds."""
     rounds = sorted(points)
     rows = np.unique(np.linspace(0, len(rounds) - 1, min(len(rounds), 40)).round().astype(int))
     shown = [(rounds[i], points[rounds[i]]) for i in rows.tolist()]

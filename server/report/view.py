@@ -66,7 +66,7 @@ def _print_line(console: Console, progress: Progress, event: Event, *, silent: b
 
 
 def line_of(progress: Progress, event: Event) -> str:
-    """Format an event as text: a line, more lines with news of a round, or nothing."""
+    """Format an event as text: one line, several with news of a round, or none."""
     if event.kind == "start":
         return f"{progress.title}: waiting for silos"
     if event.kind == "resume":
@@ -99,7 +99,6 @@ def _budget_text(budget: Budget) -> str:
 
 
 def _news(progress: Progress, event: Event) -> list[str]:
-    """Return the news of a round of ``auto``: a race, silos that are out of it, its end."""
     if event.report is None:
         return []
     with suppress(FederationError):  # a damaged record costs only these lines
@@ -196,7 +195,6 @@ def _silo_table(progress: Progress) -> RenderableType:
 
 
 def _states(progress: Progress) -> RenderableType:
-    """Count the silos in each state, with names if few are pending or missing."""
     parts = []
     for state in ("answered", "done", "training", "left out", "left", "not let in"):
         names = sorted(name for name, own in progress.states.items() if own == state)
@@ -220,7 +218,7 @@ def _footer(progress: Progress) -> RenderableType:
 
 
 def _mean_text(progress: Progress) -> str:
-    """Format the mean error; it is of an earlier model, as silos test what they receive."""
+    """Format the mean error, which is that of an earlier model: silos test what they receive."""
     title = progress.lead.title
     return f"mean {title} {_when(progress)}: {progress.lead.text(progress.mean_error)}"
 

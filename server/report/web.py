@@ -1,9 +1,9 @@
-"""``coterie watch --web``: the report of a run that goes on, filling while it does.
+"""``coterie watch --web``: the live report of an active run.
 
-Read-only: it answers GET and HEAD on three addresses and reads nothing but the run's record. It
-listens on loopback unless told otherwise. Whoever asks needs the token that the command prints:
-other accounts of the machine reach loopback too. A browser gives it once, in the address, and keeps
-it in a cookie.
+The server is read-only: it answers GET and HEAD and reads only the run's record. It listens on
+loopback by default. Every request needs the token that the command prints, because other accounts
+of the machine reach loopback too. A browser sends it once, in the address, and keeps it in a
+cookie.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ from coterie.system.ports import is_loopback, join_address
 from coterie.system.tokens import TokenHandler, TokenServer, new_token
 
 REST = 4.0
-"""Times that a drawing took before the next one starts: at most a fifth of one core."""
+"""Pause after a drawing, as a multiple of its time: drawings take at most a fifth of one core."""
 
 
 @dataclass(frozen=True)
 class Shown:
-    """What a browser gets."""
+    """A rendered page for browsers."""
 
     html: str
     body: str
@@ -48,11 +48,9 @@ class Shown:
 
 
 class LivePage:
-    """The newest state of a run as a page, drawn again when its record has grown.
+    """The newest state of a run as a page, redrawn when its record has grown.
 
-    Args:
-        run: folder, name or id; None takes the newest run, also one that begins later.
-        root: folder of run records.
+    ``run`` is a folder, name or id; None takes the newest run, including one that begins later.
     """
 
     def __init__(self, run: str | None, root: Path | None) -> None:
@@ -63,7 +61,7 @@ class LivePage:
         self._rests_until = 0.0
 
     def look(self) -> Shown:
-        """The page as it is now; one drawing at a time."""
+        """Return the current page; only one drawing runs at a time."""
         with self._lock:
             if self._shown is None or time.monotonic() >= self._rests_until:
                 self._refresh()
@@ -86,7 +84,7 @@ class LivePage:
 
 
 def _state(folder: Path | None) -> tuple[object, ...]:
-    """Changes whenever the record does."""
+    """Return a value that changes whenever the record does."""
     if folder is None:
         return (None,)
     files = [folder / RECORD, folder / EVENTS]
@@ -107,12 +105,9 @@ def _page(folder: Path | None, root: Path | None) -> tuple[Page, str]:
 
 
 class _Handler(TokenHandler):
-    """Three addresses; anything else is not there."""
-
     server: _Server
 
     def do_GET(self) -> None:
-        """The page, or its body for the page that asks again."""
         path = self.path.partition("?")[0]
         if not self.let_in():
             return
@@ -141,12 +136,9 @@ class _Server(TokenServer):
 
 
 def make_server(page: LivePage, *, host: str, port: int, token: str) -> ThreadingHTTPServer:
-    """A server that is bound and not yet serving; port 0 takes any free one.
+    """Return a server that is bound but not serving yet; port 0 takes any free one.
 
-    Args:
-        page: to serve.
-        host, port: to listen on.
-        token: without which nobody is answered.
+    Clients must present ``token``.
 
     Raises:
         FederationError: the address cannot be used.
@@ -162,10 +154,10 @@ def make_server(page: LivePage, *, host: str, port: int, token: str) -> Threadin
 
 
 def serve(run: str | None, *, root: Path | None, host: str, port: int, token: str = "") -> None:
-    """Serve until interrupted, with this token, or with one of this call's own.
+    """Serve until interrupted, with this token or, if it is empty, a new one.
 
     Raises:
-        FederationError: no such run, or the address cannot be used.
+        FederationError: the run does not exist, or the address cannot be used.
     """
     if run is not None:
         find_run(run, root)

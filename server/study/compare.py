@@ -1,15 +1,15 @@
-"""``coterie compare FILE``: a list of strategies over the same silos, seeds and split.
+"""``coterie compare FILE``: run several strategies over the same silos, seeds and split.
 
-``comparison_file`` has the file's form.
+``comparison_file`` describes the file.
 
 A *repeat* is one run of every strategy over the same silos, start and test samples: there is one
-for every seed, or for every seed and fold. It draws the silos' test samples anew, except where a
-silo has test data of its own.
+for every seed, or for every seed and fold. It redraws the silos' test samples, except for silos
+with their own test data.
 
-Training alone is added if it is not in the list, because the others' gains are measured against it;
-it runs first, and the records of the others hold the gains too.
-Every run's record is kept in the comparison's folder; a second call with that folder adds what is
-missing. A strategy that cannot be run is named with the reason, and the others go on.
+Local training is added if it is not in the list, because the others' gains are measured against it;
+it runs first, so that the other records contain the gains. Every record is kept in the comparison's
+folder; a second call with that folder adds what is missing. If a strategy cannot be run, the reason
+is reported and the others continue.
 """
 
 from __future__ import annotations
@@ -64,14 +64,13 @@ def compare(
     folder: Path | None = None,
     federation: bool = False,
 ) -> list[Row]:
-    """Run what is missing and print the table.
+    """Run what is missing, print the table and return its rows.
 
     Args:
-        file: see the module's docstring.
-        data: folder of the data, in place of the file's.
-        folder: of all records and of ``comparison.json`` and ``.md``; one that exists is
-            continued. By default a new one under ``runs/``.
-        federation: real processes that talk gRPC, in place of calls in this process.
+        data: data folder, in place of the file's.
+        folder: for all records, ``comparison.json`` and ``.md``; an existing one is continued. By
+            default a new one under ``runs/``.
+        federation: use real processes and gRPC, in place of calls in this process.
 
     Raises:
         FederationError: the file is wrong, or a run failed.
@@ -109,7 +108,7 @@ def compare(
 
 
 def _drawn(comparison: Comparison, file: Path) -> set[str]:
-    """See ``Comparison.drawn``; folds that would all be the same are refused."""
+    """Return ``Comparison.drawn``; reject folds that would all be the same."""
     try:
         drawn = comparison.drawn()
     except TaskError as error:
@@ -123,7 +122,7 @@ def _drawn(comparison: Comparison, file: Path) -> set[str]:
 
 
 def _keep_file(comparison: Comparison, folder: Path, file: Path) -> None:
-    """A folder belongs to one comparison: other silos or splits are not mixed into its table."""
+    """Reject a folder of another comparison, so that a table never mixes silos or splits."""
     others = {"title", "seeds", "folds", "target", "strategies", "run"}
     others |= {"label_counts", "column_sums"}
     silos = comparison.file.model_dump(exclude=others)
@@ -143,9 +142,9 @@ def _keep_file(comparison: Comparison, folder: Path, file: Path) -> None:
 
 
 def _data_files(comparison: Comparison) -> list[tuple[str, int, int]]:
-    """Path, size and time of every file of the silos' data.
+    """Return path, size and time of every file of the silos' data.
 
-    Not of data that the task may download: it may come only when the first run begins.
+    Data that the task may download is left out: it may arrive only when the first run begins.
     """
     options = [silo.options for silo in comparison.silos(comparison.repeats[0])]
     places = {
@@ -169,7 +168,7 @@ def _run_repeat(
     *,
     federation: bool,
 ) -> None:
-    """Run what is missing of a repeat; strategies that cannot be run, and why, go to ``failed``."""
+    """Run what is missing of a repeat; add strategies that fail, and why, to ``failed``."""
     alone = comparison.alone
     order = [alone, *(name for name in comparison.runs if name != alone)]
     missing = [
@@ -219,13 +218,12 @@ def _run_repeat(
 
 
 def _outcome(found: Measure) -> str:
-    """One run in a few words."""
     groups = wire.counted(len(found.groups), "group")
     return f"mean {found.lead.title} {found.lead.text(found.mean)}, {groups}, {found.seconds:.1f} s"
 
 
 def _record_of(comparison: Comparison, name: str, repeat: Repeat, folder: Path) -> Path:
-    """Named after what the run depends on: a changed key is another run."""
+    """Return a folder named after what the run depends on: a changed key is another run."""
     text = json.dumps(comparison.runs[name], sort_keys=True, default=str)
     digest = hashlib.sha256(text.encode()).hexdigest()[:8]
     return folder / "records" / f"{slug(name)}-{digest}-{repeat.suffix}"
@@ -244,15 +242,10 @@ def _stored(comparison: Comparison, name: str, repeat: Repeat, folder: Path) -> 
 
 @dataclass(frozen=True)
 class Result:
-    """What came out.
+    """The figures and the advice of a comparison.
 
-    Attributes:
-        measures: of the strategies that were run: name → repeat → measure.
-        table: a row for each of them.
-        lead: in what errors are counted.
-        advice: see ``comparison.advise``.
-        legend: what the columns mean, in a paragraph.
-        failed: strategy → why it could not be run.
+    ``measures`` and ``table`` have the strategies that were run; ``failed`` maps the others to
+    reasons.
     """
 
     measures: Mapping[str, Mapping[Repeat, Measure]]
@@ -284,7 +277,6 @@ def _result(
 
 
 def _keep(result: Result, comparison: Comparison, folder: Path, title: str) -> None:
-    """The result, as JSON and as Markdown in the folder."""
     content = {
         "title": title,
         "file": comparison.file.model_dump(exclude={"data"}),
@@ -318,7 +310,7 @@ def _failures(result: Result) -> list[str]:
 
 
 def legend(comparison: Comparison, lead: Lead, drawn: set[str]) -> str:
-    """What the columns mean, in a paragraph."""
+    """Return an explanation of the columns, in a paragraph."""
     file = comparison.file
     reach = "no target was set"
     if file.target is not None:
@@ -335,7 +327,6 @@ def legend(comparison: Comparison, lead: Lead, drawn: set[str]) -> str:
 
 
 def _spread_text(comparison: Comparison, drawn: set[str]) -> str:
-    """What ± says, and what it does not."""
     file = comparison.file
     fixed = [
         silo.name for silo in comparison.silos(comparison.repeats[0]) if silo.name not in drawn
@@ -367,7 +358,6 @@ def _spread_text(comparison: Comparison, drawn: set[str]) -> str:
 
 
 def _test_text(comparison: Comparison, drawn: set[str]) -> str:
-    """How p is found."""
     times = "corrected for the number of strategies (Bonferroni)."
     if not drawn:
         return (

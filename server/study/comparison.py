@@ -1,9 +1,8 @@
-"""What a comparison says: figures of runs over the same silos and seeds, which of them differ
-truly, and what that advises.
+"""Figures of a comparison over the same silos and seeds, their significance, and advice.
 
 A *measure* is one run's outcome, read from its record. Measures of several strategies over the same
-silos and *repeats* (a seed, or a seed and a fold) make one table. Figures are errors, whatever
-metric leads: lower is better (``runs.metrics.Lead``).
+silos and *repeats* (a seed, or a seed and a fold) form one table. Figures are errors, whatever the
+primary metric: lower is better (``runs.record.metrics.Lead``).
 """
 
 from __future__ import annotations
@@ -19,12 +18,12 @@ from coterie.server.runs.record import Run
 from coterie.server.runs.record.metrics import Lead, gains, ipr, rsd
 
 LEVEL = 0.05
-"""Below it a p says that two strategies differ."""
+"""Significance level: two strategies differ if p is below it."""
 
 
 @dataclass(frozen=True)
 class Repeat:
-    """A seed, and which fold: from 1; 0 where there are none."""
+    """A seed, and a fold from 1, or 0 without folds."""
 
     seed: int
     fold: int = 0
@@ -34,22 +33,21 @@ class Repeat:
 
     @property
     def suffix(self) -> str:
-        """Of names of folders and runs."""
+        """The suffix for names of folders and runs."""
         return f"seed{self.seed}" + (f"-fold{self.fold}" if self.fold else "")
 
 
 @dataclass(frozen=True)
 class Measure:
-    """One run.
+    """The outcome of one run.
 
     Attributes:
-        errors: silo → error of the model that it has at the end, on its own test data.
+        errors: silo → error of its final model, on its own test data.
         curve: (round, mean error over silos after it), as far as measured.
-        groups: who trained together in the last round.
-        num_bytes: of arrays, both ways, training and what was exchanged before and beside it.
-        seconds: wall, of the rounds.
-        silo_seconds: the silos' own for all of that, added up, as far as they state them.
-        lead: in what errors are counted.
+        groups: of the last round.
+        num_bytes: of arrays, in both directions, for training and all other exchanges.
+        seconds: wall seconds of the rounds.
+        silo_seconds: sum of the silos' own seconds for all of that, as far as they state them.
         trained, tested: silo → samples, as far as known.
     """
 
@@ -65,37 +63,36 @@ class Measure:
 
     @property
     def mean(self) -> float:
-        """Mean error over silos; NaN if none tells its error."""
+        """The mean error over silos; NaN if none is known."""
         return _mean(list(self.errors.values()))
 
     def rounds_to(self, target: float) -> int | None:
-        """The first round after which the mean error is at most ``target``."""
+        """Return the first round after which the mean error is at most ``target``."""
         return next((number for number, error in self.curve if error <= target), None)
 
 
 Measures = Mapping[Repeat, Measure]
-"""Repeat → measure, of one strategy."""
+"""Repeat → measure, for one strategy."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """One strategy over all repeats. NaN where a figure is unknown.
+    """One strategy over all repeats. Unknown figures are NaN.
 
     Attributes:
-        name: as in the file.
-        seeds: how many runs.
+        seeds: number of runs.
         error, error_std: mean over silos; mean and sample deviation over runs.
         silo_std: deviation over the silos of one run, mean over runs.
-        worst: the silo with the largest error, mean over runs.
-        ipr, rsd: as ``runs.metrics`` has them, mean over runs.
-        gain: error alone − error, mean over silos and runs.
-        better, compared: silos whose mean gain over the runs is above 0, of how many.
+        worst: the largest error of a silo, mean over runs.
+        ipr, rsd: see ``runs.record.metrics``; mean over runs.
+        gain: local error − error, mean over silos and runs.
+        better, compared: number of silos whose mean gain over the runs is above 0; out of how many.
         rounds_to_target: mean over the runs that reached it; NaN if none did.
-        reached: runs that reached it; None without a target.
+        reached: number of runs that reached it; None without a target.
         num_groups: in the last round, mean over runs.
         megabytes, seconds, silo_seconds: mean over runs.
-        p: of the difference to the row with the smallest error, corrected; NaN for that row itself,
-            and where nothing can be said.
+        p: of the difference from the row with the smallest error, corrected; NaN for that row
+            itself, and where it cannot be computed.
     """
 
     name: str
@@ -119,7 +116,7 @@ class Row:
 
 
 def measure(run: Run) -> Measure:
-    """What a completed run's record says."""
+    """Return the figures in a completed run's record."""
     rounds = run.rounds_to_end()
     own = [silo.seconds for one in rounds for silo in one.silos.values()]
     beside = [cost.silo_seconds for one in rounds for cost in one.phases.values()]
@@ -143,11 +140,11 @@ def rows(
     target: float | None,
     drawn: Collection[str] | None = None,
 ) -> list[Row]:
-    """One row per strategy, in the order given.
+    """Return one row per strategy, in the order given.
 
     Args:
         measures: name → repeat → measure; every strategy over the same repeats and silos.
-        alone: the name of training alone, for the gains.
+        alone: the name of local training, for the gains.
         target: mean error to reach, or None.
         drawn: see ``difference``.
     """
@@ -168,7 +165,7 @@ def rows(
 
 
 def best_of(measures: Mapping[str, Measures]) -> str:
-    """The strategy with the smallest mean error."""
+    """Return the strategy with the smallest mean error."""
     means = {name: _mean([m.mean for m in own.values()]) for name, own in measures.items()}
     return min(means, key=lambda name: _nan_last(means[name]))
 
@@ -204,7 +201,7 @@ def _row(name: str, own: Measures, alone: Measures, target: float | None, p: flo
 
 
 def _gains(found: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Silo → its mean gain. Equal errors gain nothing, whatever their last bits."""
+    """Return silo → its mean gain, rounded so that equal errors gain nothing."""
     names = dict.fromkeys(name for one in found for name in one)
     return {n: round(_mean([one[n] for one in found if n in one]), 12) for n in names}
 
@@ -222,7 +219,7 @@ def _nan_last(value: float) -> float:
 
 @dataclass(frozen=True)
 class Difference:
-    """Of two strategies' errors: the mean, its 95 % interval and a two-sided p; NaN if unknown."""
+    """Difference of two strategies' errors: mean, 95% interval, two-sided p; NaN if unknown."""
 
     mean: float = math.nan
     low: float = math.nan
@@ -233,24 +230,22 @@ class Difference:
 def difference(
     one: Measures, other: Measures, *, drawn: Collection[str] | None = None
 ) -> Difference:
-    """How much larger the errors of ``one`` are, paired over silos and repeats.
+    """Compute how much larger the errors of ``one`` are, paired over silos and repeats.
 
     Every repeat gives one figure, the mean over the silos. Repeats share training samples, and
-    folds almost all of them, so that the figures are not independent, and the ordinary t-test finds
-    differences that are none. Therefore the corrected resampled t-test (C. Nadeau, Y. Bengio:
-    "Inference for the Generalization Error", Machine Learning 52, 2003, section 4; for repeated
+    folds almost all of them, so the figures are not independent, and the ordinary t-test finds
+    spurious differences. The corrected resampled t-test is used (C. Nadeau, Y. Bengio: "Inference
+    for the Generalization Error", Machine Learning 52, 2003, section 4; for repeated
     cross-validation R. Bouckaert, E. Frank, PAKDD 2004): the variance of a mean of J repeats is
     (1/J + n_test/n_train) times theirs.
 
-    Where no silo's test samples are drawn, repeats say nothing of other samples. Then every silo
-    counts once with its mean over the repeats, and the test is Wilcoxon's signed-rank test over
-    silos (J. Demšar, JMLR 7, 2006), pairs without a difference counting half for either side
-    (Pratt). It needs six silos to find anything.
+    If no silo redraws its test samples, repeats give no information on other samples. Then every
+    silo counts once with its mean over the repeats, and the test is Wilcoxon's signed-rank test
+    over silos (J. Demšar, JMLR 7, 2006), pairs without a difference counting half for either side
+    (Pratt). It needs at least six silos to find a difference.
 
-    Args:
-        one, other: of two strategies.
-        drawn: silos whose test samples every repeat draws anew; None: all. Others have no part in
-            the first test.
+    ``drawn`` are the silos whose test samples every repeat redraws (None: all); the first test
+    ignores the others.
     """
     if drawn is not None and not drawn:
         return _over_silos(one, other)
@@ -294,12 +289,12 @@ def _over_silos(one: Measures, other: Measures) -> Difference:
 
 
 def corrected(p: float, others: int) -> float:
-    """p for as many comparisons as there are other strategies (Bonferroni).
+    """Return p corrected for as many comparisons as there are other strategies (Bonferroni).
 
-    They all are with the best row, which the same figures chose: with a factor for every other
-    strategy, whichever truly is best is said to be worse than another with probability ``LEVEL`` at
-    most (J. Hsu, "Multiple Comparisons", 1996, chapter 4), which Holm's smaller factors do not
-    promise.
+    All comparisons are with the best row, which the same figures chose. With a factor for every
+    other strategy, the truly best one is declared worse than another with probability ``LEVEL`` at
+    most (J. Hsu, "Multiple Comparisons", 1996, chapter 4); Holm's smaller factors do not guarantee
+    it.
     """
     return min(1.0, others * p) if math.isfinite(p) else p
 
@@ -333,14 +328,14 @@ def _reached(row: Row) -> str:
 
 
 def p_text(p: float) -> str:
-    """A p for people."""
+    """Format a p-value."""
     if math.isnan(p):
         return "–"
     return "< 0.001" if p < 0.001 else f"{p:.3f}"
 
 
 def columns(lead: Lead) -> dict[str, Callable[[Row], str]]:
-    """Head of a column → what it says of a row, where this metric leads."""
+    """Return head of a column → function that formats a row's cell, for a primary metric."""
     return {
         "strategy": lambda row: row.name,
         lead.head: lambda row: _value(row, lead),
@@ -358,17 +353,17 @@ def columns(lead: Lead) -> dict[str, Callable[[Row], str]]:
 
 
 def cells(row: Row, lead: Lead) -> list[str]:
-    """A row as text, under ``columns``."""
+    """Return a row as text, under ``columns``."""
     return [text(row) for text in columns(lead).values()]
 
 
 def by_error(table: Sequence[Row]) -> list[Row]:
-    """Smallest mean error first; last where no silo tells its error."""
+    """Sort rows by mean error, the smallest first and unknown ones last."""
     return sorted(table, key=lambda row: _nan_last(row.error))
 
 
 def markdown(table: Sequence[Row], lead: Lead) -> str:
-    """The table as Markdown, smallest mean error first."""
+    """Return the table as Markdown, smallest mean error first."""
     heads = columns(lead)
     lines = ["| " + " | ".join(heads) + " |", "|---|" + "---:|" * (len(heads) - 1)]
     lines += ["| " + " | ".join(cells(row, lead)) + " |" for row in by_error(table)]
@@ -376,7 +371,7 @@ def markdown(table: Sequence[Row], lead: Lead) -> str:
 
 
 def plain(row: Row) -> dict[str, Any]:
-    """A row for JSON: NaN becomes null."""
+    """Return a row as JSON values; NaN becomes null."""
     return {
         key.replace("_", "-"): None if isinstance(value, float) and math.isnan(value) else value
         for key, value in asdict(row).items()
@@ -388,12 +383,9 @@ def plain(row: Row) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Advice:
-    """What a comparison advises.
+    """The advice from a comparison; ``strategy`` is empty if there is none.
 
-    Attributes:
-        strategy: its name; empty where nothing can be advised.
-        apart: whether it is told apart from every other strategy.
-        text: it and its reasons, for people.
+    ``apart`` is true if that strategy differs significantly from all others.
     """
 
     strategy: str
@@ -402,17 +394,15 @@ class Advice:
 
 
 def advise(table: Sequence[Row], *, alone: str, over_alone: Difference, lead: Lead) -> Advice:
-    """Which strategy to take, and how sure that is.
+    """Advise on a strategy, and state the certainty.
 
-    Training alone needs no federation, so another strategy is advised only if it is shown to be
-    better. Of those that cannot be told apart, the one with the best mean is as good a choice as
-    any; which of them moves the fewest bytes is said, too.
+    Local training needs no federation, so another strategy is advised only if it is shown to be
+    better. Among strategies that cannot be distinguished, the one with the best mean is as good a
+    choice as any; the text also names the one that moves the fewest bytes.
 
     Args:
-        table: of ``rows``.
-        alone: the name of training alone.
+        alone: the name of local training.
         over_alone: how much larger its errors are than those of the best row.
-        lead: in what errors are counted.
     """
     ranked = [row for row in by_error(table) if math.isfinite(row.error)]
     if len(ranked) < 2:

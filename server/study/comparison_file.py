@@ -1,4 +1,4 @@
-"""A comparison's file, checked, and the runs that it asks for.
+"""A comparison's checked file, and the runs that it requests.
 
 The file is TOML::
 
@@ -7,9 +7,9 @@ The file is TOML::
     data = "data"                  # folder, relative to the file; --data and $COTERIE_DATA win
     seeds = [0, 1, 2]              # of the split and of the runs
     folds = 5                      # of a declared task: cross-validation, five runs for every seed
-    target = 0.1                   # of the leading metric's mean over silos, for the rounds to it
-    label-counts = false           # whether the silos tell how many samples of each label they have
-    column-sums = false            # whether they tell means, for a task's scale = "federation"
+    target = 0.1                   # mean of the primary metric over silos, for rounds to target
+    label-counts = false           # whether silos share their samples per label
+    column-sums = false            # whether they share means, for a task's scale = "federation"
     silos = 10                     # with [split]: cut from one folder ...
 
     [split]
@@ -73,7 +73,7 @@ ALONE = "alone"
 
 
 SET_HERE = ("strategy", "seed", "task", "label", "runs-dir", "min-silos", "churn", "alone")
-"""Keys that the comparison sets itself, so that all strategies have the same silos and seeds."""
+"""Keys that the comparison sets, so that all strategies have the same silos and seeds."""
 
 
 Seed = Annotated[int, Field(ge=0, le=2**31 - 1)]
@@ -139,13 +139,13 @@ class CompareFile(BaseModel):
 
 @dataclass(frozen=True)
 class Comparison:
-    """What is to be run.
+    """The runs that a comparison consists of.
 
     Attributes:
-        file: as read, with the data folder and the file that declares the task made absolute.
+        file: with absolute paths to the data folder and to the file that declares the task.
         runs: name → keys of a run, without seed.
-        task: what silos call it.
-        fingerprint: of the task's declaration; empty where no file declares it.
+        task: the silos' name for the task.
+        fingerprint: of the task's declaration; empty if no file declares it.
     """
 
     file: CompareFile
@@ -155,23 +155,23 @@ class Comparison:
 
     @property
     def partly_shared(self) -> dict[str, list[str]]:
-        """Key of [run] that not every strategy has → the runs that it goes to."""
+        """Key of [run] that not every strategy has → the runs that receive it."""
         having = {key: [n for n, own in self.runs.items() if key in own] for key in self.file.run}
         return {key: names for key, names in having.items() if len(names) < len(self.runs)}
 
     @property
     def alone(self) -> str:
-        """The run that the others are measured against."""
+        """The name of the run that is the baseline of the others."""
         return next(name for name, keys in self.runs.items() if _is_alone(keys))
 
     @property
     def repeats(self) -> list[Repeat]:
-        """In the order in which they are run."""
+        """The repeats, in the order in which they are run."""
         folds = range(1, self.file.folds + 1) if self.file.folds else (0,)
         return [Repeat(seed, fold) for seed in self.file.seeds for fold in folds]
 
     def drawn(self) -> set[str]:
-        """Silos whose test samples every repeat draws anew.
+        """Return the silos whose test samples every repeat redraws.
 
         Raises:
             TaskError: the data of a declared task's silo cannot be read.
@@ -185,7 +185,7 @@ class Comparison:
         }
 
     def silos(self, repeat: Repeat) -> list[SiloSpec]:
-        """The silos of a repeat."""
+        """Return the silos of a repeat."""
         file, seed = self.file, repeat.seed
         if not isinstance(file.silos, int):
             data = {"data": file.data} if file.data else {}
@@ -218,7 +218,7 @@ class Comparison:
         ]
 
     def keys(self, name: str, repeat: Repeat) -> dict[str, Any]:
-        """All keys of one run."""
+        """Return all keys of one run."""
         return {
             **self.runs[name],
             "task": self.task,
@@ -229,11 +229,7 @@ class Comparison:
 
 
 def read(file: Path, *, data: Path | None = None) -> Comparison:
-    """Read and check a comparison's file.
-
-    Args:
-        file: TOML.
-        data: folder of the data, in place of the file's.
+    """Read and check a comparison's TOML file; ``data`` replaces its data folder.
 
     Raises:
         FederationError: it cannot be read, or a key is unknown, missing or out of bounds.
@@ -259,12 +255,12 @@ def read(file: Path, *, data: Path | None = None) -> Comparison:
 
 
 def is_declared(task: str) -> bool:
-    """Whether a ``.toml`` file declares the task: a silo's data is then where its options say."""
+    """Return whether a ``.toml`` file declares the task: a silo's options then locate its data."""
     return task.endswith(".toml")
 
 
 def _with_task(file: CompareFile, where: Path) -> tuple[CompareFile, str, str]:
-    """The file with its declaration made absolute, what silos call the task, its fingerprint."""
+    """Return the file with its declaration made absolute, the silos' task name, the fingerprint."""
     if not is_declared(file.task):
         if file.folds:
             raise wrong(
@@ -283,10 +279,10 @@ def _with_task(file: CompareFile, where: Path) -> tuple[CompareFile, str, str]:
 
 
 def _with_data(file: CompareFile, where: Path, data: Path | None) -> CompareFile:
-    """With files and folders made absolute.
+    """Return the file with absolute paths.
 
-    The data's is the one that was given, else the environment's if the file asks for data, else its
-    own.
+    The data folder is the given one, else the environment's if the file asks for data, else the
+    file's.
     """
     if data is not None and not file.data:
         raise wrong(f"{where} has no key 'data', so --data has no use. Leave it out.")
@@ -330,7 +326,7 @@ def _runs(file: CompareFile, where: Path) -> dict[str, dict[str, Any]]:
 
 
 def _with_shared(shared: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
-    """A strategy's keys, with those of the shared ones that it has."""
+    """Return a strategy's keys, with the shared keys that apply to it."""
     foreign = foreign_keys({**shared, "strategy": own["strategy"]})
     return {**{key: value for key, value in shared.items() if key not in foreign}, **own}
 
@@ -340,7 +336,7 @@ def _is_alone(keys: Mapping[str, Any]) -> bool:
 
 
 def _check(comparison: Comparison, name: str, file: Path) -> None:
-    """Refuse now what a run would refuse later."""
+    """Reject now what a run would reject later."""
     first = comparison.repeats[0]
     try:
         config = RunConfig.read(comparison.keys(name, first))
@@ -351,7 +347,7 @@ def _check(comparison: Comparison, name: str, file: Path) -> None:
 
 
 def _check_metric(comparison: Comparison, file: Path) -> None:
-    """One metric leads in all runs, and can reach the target as far as it is known by now."""
+    """Check that all runs have one primary metric, which can reach the target if it is known."""
     metrics = {str(keys.get("leading-metric", "")) for keys in comparison.runs.values()}
     if len(metrics) > 1:
         raise wrong(
@@ -368,7 +364,7 @@ def _check_metric(comparison: Comparison, file: Path) -> None:
 
 
 def target_of(comparison: Comparison, lead: Lead, file: Path) -> float | None:
-    """The target as an error."""
+    """Return the target as an error."""
     target = comparison.file.target
     try:
         return None if target is None else lead.error_of(target)
@@ -377,7 +373,7 @@ def target_of(comparison: Comparison, lead: Lead, file: Path) -> float | None:
 
 
 def check_model(comparison: Comparison, file: Path) -> None:
-    """Refuse strategies with generators where the model has no layers for them."""
+    """Reject strategies with generators if the model has no layers for them."""
     needing = [
         name
         for name in comparison.runs

@@ -1,9 +1,9 @@
-"""``coterie demo``: ten silos on this machine find out who should train with whom.
+"""``coterie demo``: group ten silos on this machine by their data.
 
 Nine silos hold scikit-learn's digits in three hidden kinds (upright, turned by 90°, labels
-shifted by 3). Independent training, FedAvg and HCCT (or another strategy) run over the same
-processes; in the last run a tenth silo joins after a third of the rounds and one leaves after two
-thirds. FedGenP, which shares one model, is shown on kinds that differ in their images alone.
+shifted by 3). Local training, FedAvg and HCCT (or another strategy) run over the same processes;
+in the last run a tenth silo joins after a third of the rounds and one leaves after two thirds.
+FedGenP, which shares one model, is shown on kinds that differ only in their images.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ TURNED: Mapping[str, Mapping[str, int]] = {
     "turned": {"rotation": 90},
     "over": {"rotation": 180},
 }
-"""Kinds for a strategy without groups: the same classes, seen differently."""
+"""Kinds for a strategy without groups: the same classes in rotated images."""
 SIZES = (40, 70, 120)
 NUM_TEST = 70
 NEWCOMER, NEWCOMER_SIZE = "upright-late", 30
@@ -73,7 +73,7 @@ WITHOUT_GROUPS = ("fedgenp",)
 
 @dataclass(frozen=True)
 class Outcome:
-    """What the demo found. Errors are shares in [0, 1]; a missing one was never measured."""
+    """The results of the demo. Errors are shares in [0, 1]; those never measured are missing."""
 
     folder: Path
     errors: Mapping[str, Mapping[str, float]]
@@ -87,7 +87,7 @@ class Outcome:
 
 
 def silos(seed: int, kinds: Mapping[str, Mapping[str, int]] = KINDS) -> list[SiloSpec]:
-    """The nine silos: three kinds of three sizes, no sample in common."""
+    """Return the nine silos: three kinds of three sizes, without common samples."""
     specs, skip = [], 0
     for kind, options in kinds.items():
         for i, size in enumerate(SIZES, start=1):
@@ -97,7 +97,7 @@ def silos(seed: int, kinds: Mapping[str, Mapping[str, int]] = KINDS) -> list[Sil
 
 
 def newcomer(seed: int) -> SiloSpec:
-    """The tenth silo, upright."""
+    """Return the tenth silo, upright."""
     skip = 3 * (sum(SIZES) + 3 * NUM_TEST)
     return _spec(NEWCOMER, NEWCOMER_SIZE, skip, seed, KINDS["upright"])
 
@@ -108,7 +108,7 @@ def _spec(name: str, size: int, skip: int, seed: int, options: Mapping[str, int]
 
 
 def hidden_groups(names: list[str]) -> list[list[str]]:
-    """What the algorithm is not told: silos by the kind of their data."""
+    """Return the silos grouped by the kind of their data, which the algorithm does not know."""
     kinds = [[n for n in sorted(names) if n.startswith(kind)] for kind in KINDS]
     return sorted(group for group in kinds if group)
 
@@ -123,15 +123,15 @@ def demo(
     folder: Path | None = None,
     ports: Ports | None = None,
 ) -> Outcome:
-    """Run the demo and print what it found.
+    """Run the demo and print its results.
 
     Args:
         seed: of data, models and training.
         rounds: at least 6, so that there is time to join and to leave.
-        alpha: HCCT's preference for more data; by default the strategy's own.
+        alpha: HCCT's preference for more data; by default the strategy's.
         strategy: ``hcct``; ``auto``; ``fedgroup`` with three groups and a long pre-training;
             ``fedcollab``; ``fedgenp``.
-        folder: for everything; by default a new one under ``runs/``.
+        folder: for all files; by default a new one under ``runs/``.
         ports: of the SuperLink; by default free ones.
 
     Raises:
@@ -192,7 +192,6 @@ def demo(
 
 @contextmanager
 def _memory_watched(federation: LocalFederation) -> Iterator[list[int]]:
-    """Samples of the memory of the whole federation while the demo runs."""
     samples, over = [0], Flag()
 
     def watch() -> None:
@@ -215,10 +214,10 @@ def _play_grouped(
     rounds: int,
     own: Mapping[str, Any],
 ) -> Run:
-    """The run in which one silo joins and one leaves.
+    """Play the run in which one silo joins and one leaves.
 
-    The rounds at which that happens are part of the run's configuration (``churn``), so that
-    two demos with one seed are equal; that it happens is real: a process starts, one ends.
+    The rounds of both are part of the run's configuration (``churn``), so that two demos with one
+    seed are equal. The changes are real: a process starts, one ends.
     """
     join, leave = round(rounds / 3), round(2 * rounds / 3) + 1
     leaver = LEAVERS[own["strategy"] in WITHOUT_GROUPS]
@@ -293,7 +292,6 @@ def _print_outcome(console: Console, outcome: Outcome, run: Run) -> None:
 
 
 def _again(run: Run) -> str:
-    """What to type to hear more of a run."""
     place = shlex.join(["--runs-dir", str(run.folder.parent)])
     return f"coterie explain {shlex.quote(run.name)} {place}"
 
@@ -347,7 +345,6 @@ def _group_table(outcome: Outcome, title: str) -> Table:
 
 
 def _alpha_text(run: Run) -> str:
-    """What α does, computed from this very run."""
     alpha = run.config["alpha"]
     last = run.rounds[-1].grouping
     assert last.similarity is not None, "HCCT compares updates in every round"
@@ -370,7 +367,6 @@ def _alpha_text(run: Run) -> str:
 
 
 def _bound_text(run: Run) -> str:
-    """How clear the choice of groups is, and what it cost to find out."""
     structure = run.rounds[-1].grouping.structure
     assert structure is not None, "FedCollab says it in every round"
     works = [work for one in run.rounds if (work := one.grouping.discriminators) is not None]

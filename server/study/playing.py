@@ -1,4 +1,4 @@
-"""One run over several silos on this machine: called in this process, or as processes."""
+"""Play one run over several silos on this machine, called in this process or as processes."""
 
 from __future__ import annotations
 
@@ -35,10 +35,7 @@ def in_this_process(
 ) -> None:
     """Play a run whose silos are called directly.
 
-    Args:
-        nodes: the silos' node configurations.
-        folder: of the record.
-        console: shows the run; None: only errors are logged.
+    ``console`` shows the run; without it, only errors are logged.
 
     Raises:
         FederationError: the run failed.
@@ -55,7 +52,6 @@ def in_this_process(
 
 @contextmanager
 def _shown(console: Console | None, config: RunConfig, folder: Path) -> Iterator[None]:
-    """Show the run from its record while it is made."""
     if console is None:
         yield
         return
@@ -92,8 +88,7 @@ def on_processes(
     """Play a run on silos that are processes already; return its id and its record's folder.
 
     Args:
-        title: what the run is called where it is shown.
-        console: shows the run.
+        title: the name of the run where it is shown.
         on_event: receives every event, after it was shown.
 
     Raises:

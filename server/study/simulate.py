@@ -1,6 +1,6 @@
-"""``coterie simulate``: the federation that a simulation file describes, on this machine.
+"""``coterie simulate``: run the federation of a simulation file on this machine.
 
-In this process, where the ClientApp is called directly, or as real processes that talk gRPC: the
+It runs in this process, where the ClientApp is called directly, or as real processes over gRPC: the
 models are the same, bit for bit.
 """
 
@@ -32,7 +32,7 @@ from coterie.tasks.simulation import Simulation
 def read(
     file: Path, runs_dir: Path | None, changes: Mapping[str, Any]
 ) -> tuple[Simulation, RunConfig]:
-    """The simulation of a file, and its run's configuration with these changes.
+    """Read a simulation file, and its run's configuration with ``changes``.
 
     Raises:
         FederationError: either is wrong, or they do not go together.
@@ -55,7 +55,7 @@ def read(
 
 
 def node_configs(simulation: Simulation) -> list[dict[str, Option]]:
-    """Flower's node config of every silo, as ``coterie silo --simulation`` makes them."""
+    """Return Flower's node config of every silo, as ``coterie silo --simulation`` makes them."""
     task, told = simulation.task, simulation.label_counts
     specs = [SiloSpec(s.name, task, s.options, label_counts=told) for s in simulation.silos_of()]
     return [spec.node_config() for spec in specs]
@@ -70,18 +70,14 @@ def simulate(
     runs_dir: Path | None = None,
     folder: Path | None = None,
 ) -> Path:
-    """Run a simulation and print what came out.
+    """Run a simulation, print the results, and return the record's folder.
 
     Args:
         file: see ``coterie.tasks.simulation``.
-        changes: keys of the run that go before the file's.
-        processes: 0 calls the silos in this process; otherwise a SuperLink is started, and so
-            many processes that share the silos.
-        runs_dir: of the record.
-        folder: of the SuperLink's and the silos' logs and models, with ``processes``.
-
-    Returns:
-        The record's folder.
+        changes: run keys that take precedence over the file's.
+        processes: 0 calls the silos in this process; otherwise the number of processes that share
+            the silos, with a SuperLink.
+        folder: for logs and models of the SuperLink and the silos, with ``processes``.
 
     Raises:
         FederationError: the file is wrong, the silos cannot be made, or the run failed.
@@ -112,7 +108,7 @@ def simulate(
 
 
 def _note_data(simulation: Simulation, record: Path) -> None:
-    """Beside the record, what the silos' data was made from: reports compare only what is equal."""
+    """Record the sources of the silos' data with the run: reports compare only equal data."""
     silos = [simulation.task, [(silo.name, silo.options) for silo in simulation.silos_of()]]
     digest = hashlib.sha256(json.dumps(silos, sort_keys=True).encode()).hexdigest()[:16]
     write_atomically(record / DATA_NOTE, f"{digest}\n".encode())

@@ -1,8 +1,8 @@
-"""Handles: they stand in for models whose numbers the coordinator lacks (secure aggregation).
+"""Handles for models whose numbers the coordinator lacks (secure aggregation).
 
-An algorithm may average handles, take differences between them, and ask whether two refer to the
-same model. Code that needs the numbers calls ``arrays_of``, which raises a clear error in a secure
-run; a type checker shows where that call is missing.
+An algorithm may average handles, subtract them, and check whether two refer to the same model. Code
+that needs the numbers calls ``arrays_of``, which raises a clear error in a secure run; a type
+checker shows where that call is missing.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from coterie import wire
 from coterie.wire.updates import Limit, shortened
 
 Arrays: TypeAlias = wire.Model
-"""Name → numbers."""
+"""Array name → values."""
 Change = Callable[["Model"], "Model"]
-"""Returns a model's replacement."""
+"""Function that returns a model's replacement."""
 
 
 class Handle:
@@ -40,23 +40,23 @@ class Handle:
 
 
 Model: TypeAlias = Arrays | Handle
-"""Named arrays; in a secure run also handles."""
+"""Named arrays or, in a secure run, a handle."""
 
 
 @dataclass(frozen=True)
 class Masked(Handle):
-    """A model that only the silo that trained it has.
+    """A model held only by the silo that trained it.
 
     Attributes:
-        silo, round, purpose: of the training.
+        silo, round, purpose: identify the training.
         samples: the silo's weight.
-        origin: the last model that the silo was sent before it.
+        origin: the last model that the silo received before the training.
         moved: sketch of the change by all its trainings since then; empty if it made none.
         norm: Euclidean norm of the last training's change.
-        reach: upper bound on the change by all of them: the sum of their norms.
-        trained_as: digest of what the silo was sent for the last training.
-        fresh: that training was the only one since ``origin``.
-        limit: bound on the last change, if that, or a change compared with it, is longer;
+        reach: upper bound on the total change: the sum of the norms.
+        trained_as: digest of what the silo received for the last training.
+        fresh: whether that training was the only one since ``origin``.
+        limit: bound on the last change, if that change, or one compared with it, is longer;
             ``moved``, ``norm`` and ``reach`` then describe the shortened change.
     """
 
@@ -114,7 +114,7 @@ def _equal(one: Arrays, other: Arrays) -> bool:
 
 @dataclass(frozen=True)
 class MaskedMean(Handle):
-    """A mean of models, some of them masked, until silos have been asked for their sum.
+    """A mean of models, some of them masked, whose sum has not been requested yet.
 
     ``parts`` are models and their weights; no part is itself a mean.
     """
@@ -153,7 +153,7 @@ def arrays_of(model: Model) -> Arrays:
 
 
 def changed(models: Any, change: Change) -> Any:
-    """Return a mapping or tuple of models after ``change`` of each; the same object if all stay."""
+    """Return the models with ``change`` applied to each; the input itself if none changes."""
     before = list(models.values() if isinstance(models, Mapping) else models)
     after = [change(model) for model in before]
     if all(old is new for old, new in zip(before, after, strict=True)):

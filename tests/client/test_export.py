@@ -87,7 +87,8 @@ def exported(home: Path, file: Path, *more: str) -> dict[str, Any]:
     return card
 
 
-@pytest.mark.parametrize("ending", ["onnx", pytest.param("pt2", marks=pytest.mark.nightly)])
+@pytest.mark.nightly
+@pytest.mark.parametrize("ending", ["onnx", "pt2"])
 def test_every_kind_of_model_answers_without_coterie_as_predict_does(
     ending: str, tmp_path: Path
 ) -> None:

@@ -1,6 +1,6 @@
-"""The record of a run: one typed value, written while it goes on and read by everybody else.
+"""The record of a run: a typed value, written during the run and read by all other code.
 
-Nothing outside this folder knows the keys of ``run.json`` and ``events.jsonl``.
+Only this folder knows the keys of ``run.json`` and ``events.jsonl``.
 """
 
 from coterie.server.runs.record.contents import (

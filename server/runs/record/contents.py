@@ -1,7 +1,6 @@
-"""What a run's record contains, as typed values.
+"""The contents of a run's record, as typed values.
 
-``run.json`` holds one ``Run``, ``events.jsonl`` one ``Event`` a line; ``format`` reads and writes
-them as JSON.
+``run.json`` holds one ``Run``, ``events.jsonl`` one ``Event`` per line; ``format`` converts them.
 """
 
 from __future__ import annotations
@@ -20,25 +19,25 @@ from coterie.server.runs.record.values import Fields, Groups, clean
 from coterie.strategies.rounds.reports import Evaluation, PhaseReport, RoundReport, SiloReport
 
 ENDS = ("completed", "failed", "stopped")
-"""How a run may end: ``stopped`` by a person, with its rounds so far."""
+"""Final states of a run; ``stopped`` means by a person, and keeps the rounds so far."""
 Evaluations = Mapping[str, Evaluation]
-"""Silo → loss, error in [0, 1], number of test samples; NaN where a silo does not say it."""
+"""Silo → loss, error in [0, 1], number of test samples; values that a silo keeps back are NaN."""
 
 
 def errors_of(evaluation: Evaluations) -> dict[str, float]:
-    """Silo → error in [0, 1], of those that say it."""
+    """Return silo → error in [0, 1], for silos that report it."""
     return {name: told[1] for name, told in evaluation.items() if math.isfinite(told[1])}
 
 
 @dataclass(frozen=True)
 class Influence:
-    """How far silos were from the others in a round, and what was done about it.
+    """Each silo's distance from the others in a round, and the measures taken.
 
     Attributes:
-        cosines: silo → of its update to the mean direction of the others in its group.
-        norms: silo → length of its update, as a multiple of the median.
-        clipped: silo → what its update was multiplied by.
-        claimed: silo → training samples that it stated, more than at first; they do not count.
+        cosines: silo → cosine of its update with the mean direction of the others in its group.
+        norms: silo → norm of its update, as a multiple of the median.
+        clipped: silo → the factor by which its update was multiplied.
+        claimed: silo → training samples that it stated, if more than at first; they do not count.
         apart: silo → why it trains alone.
     """
 
@@ -51,18 +50,17 @@ class Influence:
 
 @dataclass(frozen=True)
 class Round(RoundReport):
-    """A round as it is recorded: what the loop reported, and an evaluation that came later.
+    """A recorded round: the loop's report, and an evaluation that arrived later.
 
-    Attributes:
-        after: of the models that the silos held after this round. ``evaluation`` came with this
-            round's replies and is of the models held after round ``evaluated_round``.
+    ``after`` evaluates the models held after this round. ``evaluation`` came with this round's
+    replies, for the models held after round ``evaluated_round``.
     """
 
     after: Evaluations = field(default_factory=dict)
 
     @classmethod
     def of(cls, report: RoundReport) -> Round:
-        """A report, before the models after it are evaluated."""
+        """Return a round from a report, before the models after it are evaluated."""
         return cls(**vars(report))
 
     @cached_property
@@ -72,7 +70,7 @@ class Round(RoundReport):
 
     @property
     def personal_errors(self) -> dict[str, float]:
-        """Silo → error of the model as it trained it in the round, before the averaging."""
+        """Silo → error of the model that it trained in the round, before averaging."""
         told = self.personalised.items()
         return {name: error for name, (_, error) in told if math.isfinite(error)}
 
@@ -83,18 +81,18 @@ class Round(RoundReport):
 
     @cached_property
     def influence(self) -> Influence:
-        """What each silo did to the others at most."""
+        """The bounds on influence in this round: measurements and measures taken."""
         return Fields(self.details.get("influence", {}), "", []).read(Influence)
 
     @property
     def num_bytes(self) -> tuple[int, int]:
-        """Of arrays: to silos, from silos."""
+        """Bytes of arrays: to silos, from silos."""
         costs: list[SiloReport | PhaseReport] = [*self.silos.values(), *self.phases.values()]
         return sum(c.bytes_sent for c in costs), sum(c.bytes_received for c in costs)
 
     @property
     def phase_seconds(self) -> dict[str, float]:
-        """Phase → wall seconds; what came before the training by its message type."""
+        """Phase → wall seconds; work before the training is listed by its message type."""
         seconds = dict(self.seconds)
         for kind, cost in self.phases.items():
             if cost.seconds > 0:
@@ -105,8 +103,10 @@ class Round(RoundReport):
 
 @dataclass(frozen=True)
 class SiloFacts:
-    """What is known of a silo: samples and its own α, NaN where unknown or not set, and whether it
-    trains with differential privacy and which release of coterie it has, as it says."""
+    """The known facts of a silo; samples and α are NaN if unknown or not set.
+
+    ``private`` (differential privacy) and ``release`` (of coterie) are as the silo reports them.
+    """
 
     num_examples: float = math.nan
     alpha: float = math.nan
@@ -117,7 +117,7 @@ class SiloFacts:
 
 @dataclass(frozen=True)
 class Resumption:
-    """A run went on after a round, as another run of Flower's."""
+    """A continuation of a run after a round, as a new Flower run."""
 
     after_round: int
     at: str
@@ -125,34 +125,32 @@ class Resumption:
 
     @property
     def when(self) -> str:
-        """Where it went on, in words."""
+        """The point of the resumption, as text."""
         return f"after round {self.after_round}" if self.after_round else "before round 1"
 
 
 @dataclass(frozen=True)
 class Run:
-    """Everything that a run's record says.
+    """A run's complete record.
 
     Attributes:
-        folder: where it is.
         run_id: Flower's, of the last resumption.
         status: ``starting``, ``running``, one of ``ENDS``, or ``unknown``.
         error: why it failed or who stopped it, or empty.
         started: date and time as written, or empty.
-        seconds, seconds_to_first_training: wall seconds since it was started or last resumed; NaN
+        seconds, seconds_to_first_training: wall seconds since the start or the last resumption; NaN
             while unknown.
-        config, versions: as recorded.
-        metric: that leads: silos' errors are what is missing to its best value.
-        unit: in which it is counted, of real targets.
+        metric: the primary metric; a silo's error is the distance from its best value.
+        unit: of the metric, for real targets.
         silos: all that ever took part.
-        refused: silo → why it was not let in.
+        refused: silo → why it was not admitted.
         rounds: ascending.
-        initial: of the initial model.
-        final: what came after the last round: evaluation, last groups, exchanges.
-        collaboration: figures beside training alone, if the run was told which run that is.
-        model_hashes: silo → of its final model.
-        resumed: in time.
-        missing: what is damaged or not there, in words.
+        initial: evaluation of the initial model.
+        final: the results after the last round: evaluation, last groups, exchanges.
+        collaboration: figures compared with local training, if the run has such a comparison.
+        model_hashes: silo → hash of its final model.
+        resumed: in chronological order.
+        missing: descriptions of damaged or missing parts.
     """
 
     folder: Path = Path()
@@ -178,22 +176,22 @@ class Run:
 
     @property
     def lead(self) -> Lead:
-        """In what its errors are counted."""
+        """The primary metric and its unit."""
         return Lead(self.metric, self.unit)
 
     @property
     def name(self) -> str:
-        """Of its folder."""
+        """The name of its folder."""
         return clean(self.folder.name)
 
     @property
     def strategy(self) -> str:
-        """As configured; empty if unknown."""
+        """The configured strategy; empty if unknown."""
         return str(self.config.get("strategy", ""))
 
     @property
     def planned_rounds(self) -> int:
-        """How many the configuration asks for; 0 if unknown, or if it trains nothing."""
+        """The configured number of rounds; 0 if unknown, or if the run trains nothing."""
         if self.strategy == wire.ONLY_STATISTICS:
             return 0
         rounds = self.config.get("rounds", 0)
@@ -201,48 +199,47 @@ class Run:
 
     @property
     def ended_early(self) -> str:
-        """Why it has fewer rounds than planned, in words; empty: neither its patience nor its
-        silos' privacy ended it."""
+        """Why patience or privacy ended the run before its planned rounds, or empty."""
         after_a_round = self.rounds[-1].ended_early if self.rounds else ""
         return after_a_round or (self.final.ended_early if self.final else "")
 
     @property
     def ended(self) -> bool:
-        """Nothing more is written to it unless it is resumed."""
+        """Whether nothing more is written to the record unless the run is resumed."""
         return self.status in ENDS
 
     @property
     def final_errors(self) -> dict[str, float]:
-        """Silo → error of the model that it has at the end. Who left before is not in."""
+        """Silo → error of its final model, without silos that left before the end."""
         return errors_of(self.final.evaluation) if self.final else {}
 
     @property
     def final_groups(self) -> Groups:
-        """Who trained together in the last round, where the final models were evaluated."""
+        """The groups of the last round, whose final models were evaluated; empty if unknown."""
         return self.final.groups if self.final else ()
 
     def last_errors(self) -> dict[str, float]:
-        """Every silo's error when it was last measured; who left keeps its last."""
+        """Return every silo's last measured error, including silos that left."""
         found = {} if self.rounds else errors_of(self.initial)
         for one in self.rounds:
             found |= one.errors
         return found | self.final_errors
 
     def last_personal_errors(self) -> dict[str, float]:
-        """Every silo's error with the model that it trained itself last, where that was asked."""
+        """Return silo → last error of the model that it trained itself, where measured."""
         found: dict[str, float] = {}
         for one in self.rounds:
             found |= one.personal_errors
         return found
 
     def test_counts(self) -> dict[str, int]:
-        """Silo → samples that it was last tested on."""
+        """Return silo → number of samples in its last test."""
         told = [self.initial, *(one.after for one in self.rounds)]
         told += [self.final.evaluation] if self.final else []
         return {n: count for evaluation in told for n, (_, _, count) in evaluation.items()}
 
     def until(self, after: int, now: str) -> Run:
-        """The run as it was after a round, to go on from there: the rest is done again."""
+        """Return the run as it was after a round, to resume there: later rounds are repeated."""
         return replace(
             self,
             error="",
@@ -254,7 +251,7 @@ class Run:
         )
 
     def rounds_to_end(self) -> tuple[Round, ...]:
-        """The rounds; the exchanges after the last one are added to what that one cost."""
+        """Return the rounds; costs of exchanges after the last round are added to that round."""
         if not self.rounds or not self.final or not self.final.phases:
             return self.rounds
         phases = dict(self.rounds[-1].phases)
@@ -267,7 +264,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Budget:
-    """What an exchange before the training may cost at most; bytes are of weights."""
+    """The maximum cost of an exchange before the training; bytes are those of weights."""
 
     work: str
     pairs: int
@@ -278,20 +275,19 @@ class Budget:
 
 @dataclass(frozen=True)
 class Event:
-    """One line of ``events.jsonl``: what happened, as far as its kind says so.
+    """One line of ``events.jsonl``; the kind decides which fields are set.
 
     Attributes:
         kind: ``start``, ``resume``, ``look`` (for silos), ``waits`` (for them), ``here``,
             ``ready``, ``answer``, ``budget``, ``commit``, ``round``, ``final`` or ``end``.
-        number: the round that it is about; of ``resume``, the one after which the run goes on.
-        run_id, config: of ``start`` and ``resume``.
-        metric, unit: of ``ready``, see ``Run``.
-        silos: who is here, or answered.
+        number: the round concerned; for ``resume``, the one after which the run continues.
+        run_id, config: for ``start`` and ``resume``.
+        metric, unit: for ``ready``, see ``Run``.
+        silos: those that are connected, or that answered.
         work: message type that was answered.
-        text: of ``waits``: for whom, and why others who are there do not take part.
-        budget: of ``budget``.
-        report, refused: of ``round`` and ``final``.
-        status, error, seconds: of ``end``.
+        text: for ``waits``: the missing silos, and why connected ones do not take part.
+        report, refused: for ``round`` and ``final``.
+        status, error, seconds: for ``end``.
     """
 
     kind: str

@@ -1,4 +1,4 @@
-"""Following a run from its record: events as they are written, and what they add up to."""
+"""Follow a run from its record: read events as they are written, and accumulate them."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ def events(
     ended: Callable[[], str | None],
     run_id: int | None = None,
 ) -> Iterator[Event]:
-    """The events of a run, until its last.
+    """Yield the events of a run, until its last.
 
     Args:
         folder: the run's folder; it need not exist yet.
-        start_deadline_s: how long to wait for its first event.
-        run_id: the last event is the one after the beginning of this run: the record of a run that
-            was resumed holds earlier ends. None takes the first end after which nothing that is
-            written yet resumes the run.
-        ended: asked every two seconds; a text if the run is over although no event says so.
+        start_deadline_s: seconds to wait for the first event.
+        run_id: stop at the first end after the beginning of this run: the record of a resumed run
+            holds earlier ends. None stops at the first end after which no event written so far
+            resumes the run.
+        ended: called every two seconds; returns a text if the run is over without a final event.
 
     Raises:
-        FederationError: nothing came in time, or the run ended without saying so.
+        FederationError: no event arrived in time, or the run ended without a final event.
     """
     path = folder / EVENTS
     deadline, checked = time.monotonic() + start_deadline_s, time.monotonic()
@@ -84,10 +84,11 @@ def events(
 
 @dataclass
 class Progress:
-    """What a run's events add up to; the live view draws this and nothing else.
+    """The accumulated events of a run; the live view draws nothing else.
 
-    ``waits`` is for whom it waits and who else is there. ``phase`` and ``racing`` are what ``auto``
-    does now, and how many partitions it races; ``spent_on`` the same of the last round.
+    ``waits`` lists the missing silos and those that are connected. ``phase`` and ``racing`` are the
+    present phase of ``auto`` and the number of raced partitions; ``spent_on`` has both for the last
+    round.
     """
 
     title: str
@@ -117,7 +118,7 @@ class Progress:
     elapsed: float = 0.0
 
     def feed(self, event: Event) -> None:
-        """Take one event."""
+        """Apply one event."""
         self.elapsed = time.monotonic() - self.started
         match event.kind:
             case "start":
@@ -175,7 +176,7 @@ class Progress:
 
     @property
     def mean_error(self) -> float | None:
-        """Mean over the silos that are here, in [0, 1]."""
+        """The mean error in [0, 1] over the silos that are in groups now; None if there is none."""
         here = {name for group in self.groups for name in group}
         values = [error for name, error in self.errors.items() if name in here]
         return sum(values) / len(values) if values else None

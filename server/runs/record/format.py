@@ -1,7 +1,7 @@
-"""A run and its events as JSON, in both directions: ``run.json`` and the lines of ``events.jsonl``.
+"""Convert a run and its events to and from JSON: ``run.json`` and the lines of ``events.jsonl``.
 
-Whatever is read may be damaged: each value that is not what it should be is named in a list of what
-is lost, its field has the default, and everything else is read.
+Input may be damaged: each invalid value is added to a list of losses, its field has the default,
+and everything else is read.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from coterie.strategies.rounds.reports import PhaseReport, SiloReport
 
 FORMAT = 1
 GUARD = "guard"
-"""Of earlier versions: which silos kept a model that they had also trained alone."""
+"""Key of earlier versions: silos that kept a model that they had also trained alone."""
 ROUND_KEYS = frozenset(
     {
         "round", "groups", "joined", "left", "left-out", "seconds", "phases", "silos",
@@ -36,12 +36,12 @@ ROUND_KEYS = frozenset(
         "personalised", "metrics", "train-metrics", GUARD, "ended-early",
     }
 )  # fmt: skip
-"""Keys of a round that belong to the loop; every other one is the strategy's."""
+"""Keys of a round that belong to the loop; all others are the strategy's."""
 OF_UPDATES = ("update-norm", "update-lost", "discrepancy")
 FINAL_KEYS = frozenset(
     {"final-evaluation", "final-groups", "final-phases", "final-details", "ended-early"}
 )
-"""Keys of a run of which one is there when something came after its last round."""
+"""Keys of a run; at least one is present if anything followed its last round."""
 
 
 # ---------------------------------------------------------------- a round
@@ -59,7 +59,7 @@ def _round_of(told: Fields, *, final: bool = False) -> Round:
 
 
 def plain_round(one: Round) -> dict[str, Any]:
-    """A round as JSON values."""
+    """Return a round as JSON values."""
     entry: dict[str, Any] = {
         "round": one.round,
         "groups": one.groups,
@@ -84,7 +84,6 @@ def plain_round(one: Round) -> dict[str, Any]:
 
 
 def _plain_silo(own: SiloReport) -> dict[str, Any]:
-    """What silos say of their updates only where they say it."""
     told: dict[str, Any] = plain(own)
     return {k: v for k, v in told.items() if v is not None or k not in OF_UPDATES}
 
@@ -100,12 +99,9 @@ def _plain_evaluation(evaluation: Evaluations) -> dict[str, Any]:
 
 
 def run_of(record: object, *, folder: Path = Path(), lost: list[str] | None = None) -> Run:
-    """A run from the JSON of its record.
+    """Parse a run from the content of its ``run.json``.
 
-    Args:
-        record: of ``run.json``.
-        folder: where it is.
-        lost: what is damaged is added to it, in words.
+    Descriptions of damaged values are added to ``lost``.
     """
     told = Fields(record, "", [] if lost is None else lost)
     rounds, beside = tuple(_rounds(told)), told.inside("collaboration")
@@ -149,11 +145,9 @@ def _final_of(told: Fields, last: int) -> Round | None:
 
 
 def json_of(run: Run, rounds: Iterable[str]) -> str:
-    """A record with a line for every key and for every round: long runs stay readable.
+    """Return a record with one line per key and per round: long runs stay readable.
 
-    Args:
-        run: what is recorded; of its rounds the JSON is given.
-        rounds: see ``line_of``.
+    ``rounds`` has the JSON of the run's rounds, from ``line_of``.
     """
     lines = [f"{line_of(key)}: {line_of(value)}" for key, value in _plain(run).items()]
     lines.append('"rounds": [\n' + ",\n".join(rounds) + "\n]")
@@ -161,7 +155,7 @@ def json_of(run: Run, rounds: Iterable[str]) -> str:
 
 
 def line_of(value: Any) -> str:
-    """JSON in one line, also of what a strategy made with numpy."""
+    """Return a value as JSON in one line, including numpy values from a strategy."""
     return json.dumps(value, default=_plain_scalar)
 
 
@@ -172,7 +166,6 @@ def _plain_scalar(value: Any) -> Any:
 
 
 def _plain(run: Run) -> dict[str, Any]:
-    """A run as JSON values, without its rounds."""
     final, completed = run.final or Round(0), run.status == "completed"
     errors = run.final_errors if completed else {}
     always = {
@@ -207,12 +200,12 @@ def _plain(run: Run) -> dict[str, Any]:
 
 
 def _plain_facts(facts: SiloFacts) -> dict[str, Any]:
-    """``private`` and ``release`` where they are known: earlier records say nothing of them."""
+    """Return JSON values; ``private`` and ``release`` only if set, as in earlier records."""
     return {k: v for k, v in plain(facts).items() if v or k not in ("private", "release")}
 
 
 def _news(final: Round, last: Iterable[Round]) -> dict[str, Any]:
-    """What the strategy says after the last round and did not say in it, without what is large."""
+    """Return details after the last round that are new or changed, without matrices."""
     told: dict[str, Any] = {}
     for one in last:
         told |= one.grouping.without_matrices()
@@ -224,7 +217,7 @@ def _news(final: Round, last: Iterable[Round]) -> dict[str, Any]:
 
 
 def event_of(line: str) -> Event | None:
-    """One line of ``events.jsonl``, or None if it is none."""
+    """Parse one line of ``events.jsonl``; None if it is not an event."""
     try:
         told = Fields(json.loads(line), "", [])
     except (ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""How a round's groups were found, as far as the strategy tells the record."""
+"""How a round's groups were found, as far as the strategy records it."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from coterie.strategies.errors import refused
 
 FloatArray = NDArray[np.float64]
 MATRICES = ("similarity", "norms", "alphas", "sizes", "distances", "standard-errors")
-"""Details of a round that grow with the square of the silos, and what goes with them."""
+"""Details of a round that grow with the square of the silos, and the vectors that go with them."""
 VECTORS = ("norms", "alphas", "sizes")
-"""Of these the ones that grow with the silos only."""
+"""Those of ``MATRICES`` that grow linearly with the silos."""
 DAMAGED = "the record's {} is damaged: {}."
 
 
 @dataclass(frozen=True)
 class Unlabelled:
-    """A silo without labels: the silos whose model it has, none if it has none, and why."""
+    """A silo without labels: the silos whose model it has, if any, and why."""
 
     group: tuple[str, ...]
     why: str
@@ -47,14 +47,14 @@ class Square:
 
 @dataclass(frozen=True)
 class Structure:
-    """What FedCollab says of the groups that it chose.
+    """The groups that FedCollab chose, and alternatives.
 
     Attributes:
-        distances: of the silos' data, in [0, 1].
+        distances: between the silos' data, in [0, 1].
         bounds: ``chosen``, ``second-best``, ``alone``, ``together`` → error bound, where known.
-        c: what the run has.
-        c_interval: in which c the answer stays the same, or None.
-        kept: another structure has a smaller bound; nobody but newcomers moves.
+        c: the run's value.
+        c_interval: interval of c in which the answer stays the same, or None.
+        kept: another structure has a smaller bound, but only newcomers move.
         second_groups: of the next best structure.
     """
 
@@ -68,8 +68,10 @@ class Structure:
 
 @dataclass(frozen=True)
 class DiscriminatorWork:
-    """What FedCollab's measurement of distances took: pairs, rounds, bytes of weights; and silo →
-    why it has (some) distances missing."""
+    """The cost of FedCollab's distance measurements; ``bytes`` are those of weights.
+
+    ``missing`` maps silos to the reason why (some of) their distances are missing.
+    """
 
     pairs: int
     rounds: int
@@ -79,8 +81,10 @@ class DiscriminatorWork:
 
 @dataclass(frozen=True)
 class Traffic:
-    """Bytes of ``auto`` so far: all, what FedAvg would have moved, the discriminators' of all; and
-    the most in the whole run, as a multiple of FedAvg's."""
+    """Bytes of ``auto`` so far: in total, FedAvg's for comparison, and the discriminators' part.
+
+    ``budget`` is the maximum for the whole run, as a multiple of FedAvg's.
+    """
 
     moved: int
     usual: int
@@ -90,27 +94,21 @@ class Traffic:
 
 @dataclass(frozen=True)
 class Grouping:
-    """How a round's groups were found, as far as the strategy says so.
+    """How a round's groups were found, as far as recorded in its details.
 
-    A value is read when it is asked for.
-
-    Args:
-        details: of the round.
-
-    Raises:
-        FederationError: from an attribute, if what is there is damaged.
+    Values are parsed on access, which raises ``FederationError`` if they are damaged.
     """
 
     details: Mapping[str, Any]
 
     @property
     def planned(self) -> Groups:
-        """HCCT's groups, of everybody that it knows."""
+        """HCCT's groups of all silos that it knows."""
         return self._whole("planned", Fields.groups)
 
     @property
     def compared(self) -> tuple[str, ...]:
-        """Whose updates were compared."""
+        """Silos whose updates were compared."""
         return self._whole("compared", Fields.names)
 
     @property
@@ -120,39 +118,39 @@ class Grouping:
 
     @property
     def norms(self) -> FloatArray:
-        """Lengths of the updates, one for each that was compared."""
+        """Norms of the compared updates."""
         return self._row("norms")
 
     @property
     def terms(self) -> tuple[FloatArray, FloatArray] | None:
-        """α and samples of each that was compared; None in older records."""
+        """α and samples of each compared silo; None in older records."""
         if "alphas" not in self.details or "sizes" not in self.details:
             return None
         return self._row("alphas"), self._row("sizes")
 
     @property
     def alpha(self) -> float:
-        """What ``alpha = auto`` found; NaN if nothing yet, or where α was given."""
+        """The result of ``alpha = auto``; NaN if there is none yet, or if α was given."""
         return self._whole("alpha", Fields.number)
 
     @property
     def own_alpha(self) -> frozenset[str]:
-        """Who stated an α of its own."""
+        """Silos that stated their own α."""
         return frozenset(self._whole("own-alpha", Fields.names))
 
     @property
     def num_groups(self) -> int:
-        """Of FedGroup, empty ones too; 0 if it does not say."""
+        """Number of FedGroup's groups, including empty ones; 0 if unknown."""
         return len(self._whole("members", lambda told, key: told.of(key, list)))
 
     @property
     def separation(self) -> float:
-        """FedGroup's silhouette of the groups, NaN if unknown."""
+        """FedGroup's silhouette of the groups; NaN if unknown."""
         return self._whole("separation", Fields.number)
 
     @property
     def structure(self) -> Structure | None:
-        """FedCollab's."""
+        """FedCollab's structure, if recorded."""
         told = self._whole("structure", Fields.inside)
         if not told.values:
             return None
@@ -169,23 +167,23 @@ class Grouping:
 
     @property
     def discriminators(self) -> DiscriminatorWork | None:
-        """FedCollab's, of a round in which there are some."""
+        """The work on FedCollab's discriminators, in a round that has some."""
         told = self._whole("discriminators", Fields.inside)
         return told.read(DiscriminatorWork) if told.values else None
 
     @property
     def phase(self) -> str:
-        """Of ``auto``, after the round: ``look``, ``race`` or ``hold``."""
+        """The phase of ``auto`` after the round: ``look``, ``race`` or ``hold``."""
         return self._whole("phase", Fields.text)
 
     @property
     def entrants(self) -> tuple[Entrant, ...]:
-        """The partitions that are raced in the next round."""
+        """The partitions raced in the next round."""
         return self._whole("candidates", entrants_of)
 
     @property
     def dropped(self) -> tuple[Entrant, ...]:
-        """Those that are out of the race as of this round; see ``verdict`` for its last round."""
+        """Partitions that this round dropped from the race; for its last round, see ``verdict``."""
         return self._whole("dropped", entrants_of)
 
     @property
@@ -195,29 +193,29 @@ class Grouping:
 
     @property
     def verdict(self) -> Verdict | None:
-        """How a race ended, in its last round."""
+        """The result of a race, in its last round."""
         return self._whole("verdict", verdict_of)
 
     @property
     def trainings(self) -> Mapping[str, float]:
-        """Passes over its samples that each silo has made."""
+        """Silo → passes over its samples so far."""
         return self._whole("trainings", Fields.numbers)
 
     @property
     def traffic(self) -> Traffic | None:
-        """What ``auto`` has moved; None in older records."""
+        """Bytes moved by ``auto``; None in older records."""
         told = self._whole("bytes", Fields.inside)
         return told.read(Traffic) if told.values else None
 
     @property
     def probation(self) -> Mapping[str, tuple[str, ...]]:
-        """Newcomer → the group beside which it trains for now."""
+        """Newcomer → the group that it trains alongside for now."""
         told = self._whole("probation", Fields.inside)
         return {name: told.names(name) for name in told.values}
 
     @property
     def placed(self) -> Mapping[str, Placement]:
-        """Newcomer → what became of it in this round."""
+        """Newcomer → its placement in this round."""
         return self._whole("placed", placements_of)
 
     @property
@@ -229,7 +227,7 @@ class Grouping:
         )
 
     def without_matrices(self) -> dict[str, Any]:
-        """The details, and the structure in them, without what is large."""
+        """Return the details, and the structure in them, without matrices."""
         kept = {key: value for key, value in self.details.items() if key not in MATRICES}
         if isinstance(kept.get("structure"), dict):
             kept["structure"] = {k: v for k, v in kept["structure"].items() if k not in MATRICES}
@@ -237,7 +235,7 @@ class Grouping:
 
     @property
     def num_cells(self) -> int:
-        """Of all matrices."""
+        """Number of cells in all matrices."""
         nested = self.details.get("structure") or {}
         return sum(
             len(holder[key]) ** 2
@@ -267,7 +265,7 @@ class Grouping:
 
 
 def _interval(ends: list[Any]) -> tuple[float, float] | None:
-    """Without an end at the top for None; older records have None at the bottom for no interval."""
+    """Parse an interval; no upper end means ∞, no lower end (older records) no interval."""
     if len(ends) != 2 or ends[0] is None:
         return None
     return float(ends[0]), math.inf if ends[1] is None else float(ends[1])

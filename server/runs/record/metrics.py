@@ -30,7 +30,7 @@ def ipr(errors: Errors, alone: Errors) -> float:
 
 
 def rsd(errors: Errors, alone: Errors) -> float:
-    """Return the reward standard deviation: the population's, of the gains; NaN as in ``ipr``."""
+    """Return the reward standard deviation (of the population of gains); NaN as in ``ipr``."""
     found = list(gains(errors, alone).values())
     mean = _mean(found)
     return math.sqrt(_mean([(gain - mean) ** 2 for gain in found]))

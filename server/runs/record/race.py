@@ -1,4 +1,4 @@
-"""What a round of ``auto`` says of its race, as typed values."""
+"""The recorded race of ``auto`` in a round, as typed values."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from coterie.server.runs.record.values import Fields, Groups
 
 @dataclass(frozen=True)
 class Standing:
-    """A mean held-out error over silos, how far it is behind the best, and how sure that is."""
+    """A mean held-out error over silos, its distance from the best, and the standard error."""
 
     error: float = math.nan
     behind: float = math.nan
@@ -21,17 +21,17 @@ class Standing:
 
 @dataclass(frozen=True)
 class Entrant:
-    """A partition that was raced.
+    """A raced partition.
 
     Attributes:
-        source: who proposed it.
+        source: the method that proposed it.
         groups: of all silos of the race.
-        samples: behind a silo's model, mean over silos.
+        samples: number behind a silo's model, mean over silos.
         supported: the silos' discriminators propose it.
-        error, behind, standard_error: what decides; see ``Standing``.
+        error, behind, standard_error: decide the race; see ``Standing``.
         out: it was worse beyond chance.
-        dropped: after which round; 0 if it was in the race to the end.
-        latest: by every silo's last measurement alone.
+        dropped: the round after which it was dropped; 0 if it was in the race to the end.
+        latest: from every silo's last measurement alone.
     """
 
     source: str = ""
@@ -48,9 +48,10 @@ class Entrant:
 
 @dataclass(frozen=True)
 class Gain:
-    """What a silo gains by its group over training alone: as it measured it, and as expected
-    together with what the others measured; ``own``: it keeps its own model; ``share``: of its own
-    last training in the model that it ends with."""
+    """A silo's gain over local training: as measured, and as expected from all silos' measurements.
+
+    ``own``: it keeps its own model; ``share``: its last own training's weight in its final model.
+    """
 
     measured: float = math.nan
     noise: float = math.nan
@@ -62,7 +63,7 @@ class Gain:
 
 @dataclass(frozen=True)
 class Trial:
-    """What a silo measured: on how many samples, and the error of every entrant's model."""
+    """A silo's measurements: the number of samples, and the error of every entrant's model."""
 
     count: float
     errors: tuple[float, ...]
@@ -70,8 +71,10 @@ class Trial:
 
 @dataclass(frozen=True)
 class Verdict:
-    """How a race ended. ``began`` is the round after which it was opened; ``left`` are silos that
-    are alone because most of their group keep their own models."""
+    """The result of a race, which opened after round ``began``.
+
+    ``left`` are silos that are alone because most of their group keep their own models.
+    """
 
     began: int
     round: int
@@ -86,7 +89,7 @@ class Verdict:
 
     @property
     def chosen(self) -> Entrant:
-        """The partition that is held."""
+        """The winning partition."""
         return self.entrants[self.winner]
 
     @property
@@ -96,19 +99,19 @@ class Verdict:
 
     @property
     def own(self) -> tuple[str, ...]:
-        """Silos that keep their own model."""
+        """Silos that keep their own models."""
         return tuple(name for name, gain in self.gains.items() if gain.own)
 
     @property
     def alone(self) -> int | None:
-        """Number of the entrant in which everybody trains alone."""
+        """Index of the entrant in which every silo trains alone, or None."""
         single = (all(len(group) == 1 for group in e.groups) for e in self.entrants)
         return next((number for number, is_alone in enumerate(single) if is_alone), None)
 
 
 @dataclass(frozen=True)
 class Placement:
-    """What became of a newcomer; errors are NaN where it kept them back."""
+    """The placement of a newcomer; errors that it kept back are NaN."""
 
     group: tuple[str, ...]
     joins: bool
@@ -118,13 +121,13 @@ class Placement:
 
 
 def entrants_of(told: Fields, key: str) -> tuple[Entrant, ...]:
-    """The partitions in a list."""
+    """Parse the partitions in a list."""
     found = [Fields(one, f"{key}: ", told.lost) for one in told.of(key, list)]
     return tuple(one.read(Entrant, latest=one.inside("latest").read(Standing)) for one in found)
 
 
 def verdict_of(told: Fields, key: str) -> Verdict | None:
-    """The verdict, if the round has one."""
+    """Parse the verdict, if the round has one."""
     own = told.inside(key)
     if not own.values:
         return None
@@ -152,5 +155,5 @@ def _trial(told: Fields, number: int) -> Trial:
 
 
 def placements_of(told: Fields, key: str) -> dict[str, Placement]:
-    """Newcomer → what became of it in this round."""
+    """Parse newcomer → its placement in this round."""
     return {name: one.read(Placement) for name, one in told.each(key)}

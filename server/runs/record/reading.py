@@ -1,8 +1,7 @@
-"""Finding and reading runs, so that damage costs only what is damaged.
+"""Find and read runs; damage costs only what is damaged.
 
-``run.json`` is the record; what it lacks, because the run was cut off while it was written or
-because it is damaged, is taken from ``events.jsonl``. Whatever cannot be read is named in
-``Run.missing`` and the rest goes on.
+``run.json`` is the record. Parts that are missing or damaged, for example after a crash, are taken
+from ``events.jsonl``. ``Run.missing`` names everything that cannot be read.
 """
 
 from __future__ import annotations
@@ -28,14 +27,14 @@ MORE_ROUNDS = (
     "To train for more rounds or with other keys, start a new run, from the models of this one if "
     "you like: docs/how-to/resume.md, 'More rounds, or an older model'."
 )
-"""What to do with a run that cannot be resumed as somebody wants it."""
+"""Advice for a run that cannot be resumed as requested."""
 
 
 def find_run(name: str, root: Path | None) -> Path:
-    """A run's folder by path, by name, or by the end of its name (the run's id).
+    """Return a run's folder by path, by name, or by the end of its name (the run's id).
 
     Raises:
-        FederationError: none, or several.
+        FederationError: no run matches, or several do.
     """
     files = (RECORD, EVENTS)  # a damaged run may have only one of them
     own = place(name)
@@ -55,7 +54,7 @@ def find_run(name: str, root: Path | None) -> Path:
 
 
 def newest_run(root: Path | None) -> Path | None:
-    """The folder of the run that was written to last, or None."""
+    """Return the folder of the run that was written to last, or None."""
     events = (root or default_runs_dir()).glob(f"*/{EVENTS}")
     newest = max(events, key=lambda path: path.stat().st_mtime, default=None)
     return None if newest is None else newest.parent
@@ -65,10 +64,10 @@ def newest_run(root: Path | None) -> Path | None:
 
 
 def read_whole(folder: Path, *, brief: bool = False) -> Run:
-    """A run from its ``run.json`` alone, where nothing of that may be missing; ``brief`` as below.
+    """Read a run from ``run.json`` alone, which must be complete; ``brief`` as in ``read_run``.
 
     Raises:
-        FederationError: there is none, or a part of it is damaged.
+        FederationError: there is no record, or a part of it is damaged.
     """
     lost: list[str] = []
     try:
@@ -88,10 +87,10 @@ def read_whole(folder: Path, *, brief: bool = False) -> Run:
 
 
 def read_unfinished(folder: Path) -> Run:
-    """The record of a run that can be resumed; of one that is damaged what ``events.jsonl`` says.
+    """Read the record of a run that can be resumed; if damaged, from ``events.jsonl``.
 
     Raises:
-        FederationError: there is none, its configuration is lost, or the run is complete.
+        FederationError: there is no record, its configuration is lost, or the run is complete.
     """
     try:
         run = read_whole(folder)
@@ -119,14 +118,12 @@ def read_unfinished(folder: Path) -> Run:
 
 
 def read_run(folder: Path, *, brief: bool = False) -> Run:
-    """As much of a run as its folder says.
+    """Read as much of a run as its folder holds.
 
-    Args:
-        folder: of the run.
-        brief: without what the silos said of their training in ``run.json``, which is most of it.
+    ``brief`` omits the silos' training reports in ``run.json``, which are most of it.
 
     Raises:
-        FederationError: there is nothing in it that could be read.
+        FederationError: nothing in the folder can be read.
     """
     missing: list[str] = []
     record = _read_record(folder / RECORD, missing)
@@ -167,7 +164,6 @@ def read_run(folder: Path, *, brief: bool = False) -> Run:
 
 
 def _shorten(record: dict[str, Any]) -> None:
-    """Leave out what the silos said of their training, which is most of a record."""
     rounds = record.get("rounds")
     for one in rounds if isinstance(rounds, list) else ():
         if isinstance(one, dict):
@@ -210,7 +206,6 @@ def _short(error: Exception) -> str:
 
 
 def _run_of_events(folder: Path, events: Iterable[Event]) -> Run:
-    """As much of a run as its events can give, without its rounds."""
     run = Run(folder=folder, status="starting")
     for event in events:
         match event.kind:
@@ -229,7 +224,7 @@ def _run_of_events(folder: Path, events: Iterable[Event]) -> Run:
 
 
 def _standing(events: Iterable[Event]) -> list[Round]:
-    """The rounds that count: a resumed run does again what came after its checkpoint."""
+    """Return the rounds that count: a resumed run repeats those after its checkpoint."""
     standing: list[Round] = []
     for event in events:
         if event.kind == "round" and event.report and event.report.round >= 1:
@@ -240,7 +235,7 @@ def _standing(events: Iterable[Event]) -> list[Round]:
 
 
 def _evaluations(events: Iterable[Event]) -> dict[int, dict[str, Evaluation]]:
-    """Round → evaluation of the models held after it, which comes with a later event."""
+    """Return round → evaluation of the models held after it, which comes with a later event."""
     found: dict[int, dict[str, Evaluation]] = {}
     for report in (event.report for event in events):
         if report is not None:
@@ -256,14 +251,13 @@ def _evaluated(one: Round, told: Mapping[int, Evaluations]) -> Round:
 
 
 def _all_silos(silos: Mapping[str, SiloFacts], rounds: Iterable[Round]) -> dict[str, SiloFacts]:
-    """Sorted, with those that only rounds name."""
+    """Return all silos, sorted, including those that only rounds name."""
     named = {name for one in rounds for group in one.groups for name in group}
     named |= {name for one in rounds for name in one.silos}
     return {name: silos.get(name, SiloFacts()) for name in sorted(named | silos.keys())}
 
 
 def _gaps(run: Run) -> list[str]:
-    """What is not there, in words."""
     missing = []
     last = max((one.round for one in run.rounds), default=0)
     gaps = sorted(set(range(1, last + 1)) - {one.round for one in run.rounds})
@@ -286,7 +280,7 @@ def _gaps(run: Run) -> list[str]:
 
 
 def _ranges(numbers: list[int]) -> str:
-    """``1–3, 7`` of ascending numbers."""
+    """Format ascending numbers as ``1–3, 7``."""
     runs: list[list[int]] = []
     for number in numbers:
         if runs and number == runs[-1][-1] + 1:

@@ -1,13 +1,13 @@
-"""Writing a run's folder while the run goes on, so that a crash leaves the last good state.
+"""Write a run's folder during the run, so that a crash leaves the last good state.
 
 <runs>/<label>-<id>/
     run.json              configuration, versions, silos, every round, times, bytes, outcome
-    events.jsonl          the same as it happens, one JSON object a line; the live view reads it
-    run.log               what the coordinator logged
+    events.jsonl          the same as it happens, one JSON object per line, for the live view
+    run.log               the coordinator's log
     models/<silo>.safetensors   each silo's final model
-    common.safetensors          FedGroup's global model, of silos that no group has
-    checkpoints/          where the run stood after each of its last rounds
-    lock                  held by the process that writes all this
+    common.safetensors          FedGroup's global model, of silos without a group
+    checkpoints/          the state of the run after each of its last rounds
+    lock                  held by the writing process
 """
 
 from __future__ import annotations
@@ -46,21 +46,20 @@ LARGE_BYTES, WRITING_SHARE = 4_000_000, 0.05
 """A ``run.json`` beyond this size is not written again after every round, but for so large a share
 of the time: it grows with the rounds, and what it lacks is in ``events.jsonl``."""
 MOST_CELLS = 100_000
-"""Of all matrices in ``run.json`` together: about 1 MB. The newest is always kept."""
+"""Most cells of all matrices in ``run.json``, about 1 MB. The newest matrix is always kept."""
 
 
 class Recorder:
-    """Writes a run's folder while the run goes on.
+    """Writer of a run's folder, which is created if it does not exist.
 
     Args:
-        folder: made if it is not there.
         config: of the run, as plain values.
-        run_id: Flower's id; every resumption has one of its own.
-        earlier: go on with this record; None begins one.
-        after: with ``earlier``: after this round.
+        run_id: Flower's id; every resumption has a new one.
+        earlier: continue this record; None starts a new one.
+        after: with ``earlier``: the round to continue after.
 
     Attributes:
-        run: what is recorded so far.
+        run: the record so far.
     """
 
     def __init__(
@@ -95,16 +94,16 @@ class Recorder:
         )
 
     def event(self, kind: str, **fields: Any) -> None:
-        """Append one line to ``events.jsonl``; the reader sees it at once."""
+        """Append one line to ``events.jsonl``, visible to readers at once."""
         self._events.write(line_of({"event": kind, "at": time.time(), **fields}) + "\n")
         self._events.flush()
 
     def committed(self, number: int, *, num_bytes: int, seconds: float) -> None:
-        """A round's checkpoint is on the disk."""
+        """Record that a round's checkpoint is on the disk."""
         self.event("commit", round=number, bytes=num_bytes, seconds=seconds)
 
     def ready(self, silos: Mapping[str, Silo]) -> None:
-        """The first message to train goes out now."""
+        """Record that the first training message is about to be sent."""
         self._note(
             status="running",
             silos=self._with(silos),
@@ -142,11 +141,10 @@ class Recorder:
         common: Model | None = None,
         alone: Mapping[str, float] | None = None,
     ) -> None:
-        """Write the final models, compare with training alone, and close the record.
+        """Write the final models, compare with local training, and close the record.
 
         Args:
-            models: silo → its final model.
-            common: the model of silos that have none of their own, if there is one.
+            common: the model of silos without their own, if there is one.
             alone: silo → error of an independent run.
         """
         hashes = {}
@@ -159,7 +157,7 @@ class Recorder:
         self._close(status="completed", model_hashes=hashes, collaboration=beside)
 
     def fail(self, error: BaseException) -> None:
-        """Close the record of a run that could not go on or was stopped; what is there stays."""
+        """Close the record of a run that failed or was stopped; its contents stay."""
         status = "stopped" if _is_a_wish(error) else "failed"
         try:
             self._close(status=status, error=_in_words(error))
@@ -195,7 +193,7 @@ class Recorder:
         return facts
 
     def _lead(self, silos: Mapping[str, Silo]) -> dict[str, str]:
-        """The leading metric, of which all silos say the same, and its unit."""
+        """Return the primary metric, which all silos share, and its unit."""
         first = next((silo for silo in silos.values() if silo.described), None)
         if first is None:
             return {}
@@ -221,7 +219,7 @@ class Recorder:
 
 
 def _write_model(file: Path, model: Model) -> None:
-    """Without a copy in memory, whole or not at all. Raises ``OSError``."""
+    """Write a model atomically, without a copy in memory. Raises ``OSError``."""
     # Of an array that is not C-contiguous safetensors would write the memory as it lies.
     arrays = {name: np.asarray(array, order="C") for name, array in model.items()}
     with replacing(file) as unfinished:
@@ -232,14 +230,14 @@ def _write_model(file: Path, model: Model) -> None:
 
 
 def _evaluated(one: Round, report: RoundReport) -> Round:
-    """A round, with a report's evaluation if that is of the models held after it."""
+    """Return a round, with a report's evaluation if that covers the models held after it."""
     if not report.evaluation or one.round != report.evaluated_round:
         return one
     return replace(one, after=report.evaluation)
 
 
 def _thinned(rounds: list[Round]) -> list[Round]:
-    """Without the oldest matrices, so that the others are small together."""
+    """Remove the oldest matrices until the others are small together."""
     cells = [one.grouping.num_cells for one in rounds]
     total = sum(cells)
     kept = list(rounds)
@@ -252,16 +250,15 @@ def _thinned(rounds: list[Round]) -> list[Round]:
 
 
 def _is_a_wish(error: BaseException) -> bool:
-    """What is no ``Exception`` and says nothing is a person's wish.
+    """Return whether a person stopped the run: not an ``Exception``, and without a message.
 
     Flower ends a ServerApp with ``SystemExit(0)`` whether its run was stopped at the SuperLink or
-    its process was sent a signal.
+    its process received a signal.
     """
     return not isinstance(error, Exception) and str(error) in ("", "0", "None")
 
 
 def _in_words(error: BaseException) -> str:
-    """Why a run could not go on."""
     if isinstance(error, KeyboardInterrupt):
         return "stopped by Ctrl-C (SIGINT)"
     if _is_a_wish(error):
@@ -270,7 +267,7 @@ def _in_words(error: BaseException) -> str:
 
 
 def _drop_torn_line(file: Path) -> None:
-    """End a file of lines after its last whole line: a crash may have cut one off."""
+    """Truncate a file after its last whole line: a crash may have cut one off."""
     if file.exists():
         content = file.read_bytes()
         whole = content.rfind(b"\n") + 1

@@ -1,4 +1,4 @@
-"""JSON values that may be damaged: what is not as it should be is named, the rest is read."""
+"""Read JSON values that may be damaged: invalid ones are named, the rest is read."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Groups = tuple[tuple[str, ...], ...]
 
 
 class Fields:
-    """One JSON object; what is not as it should be goes into ``lost``, by its place and key."""
+    """One JSON object; invalid values are added to ``lost``, by their place and key."""
 
     __slots__ = ("lost", "place", "values")
 
@@ -31,7 +31,7 @@ class Fields:
         self.lost.append(f"{self.place}{key} is damaged")
 
     def of(self, key: str, kind: type[Kind]) -> Kind:
-        """A value of this kind, else an empty one."""
+        """Return a value of this kind, or an empty one."""
         value = self.values.get(key)
         if isinstance(value, kind):
             return value
@@ -40,7 +40,7 @@ class Fields:
         return kind()
 
     def number(self, key: str) -> float:
-        """NaN where there is none."""
+        """Return a number; NaN if there is none."""
         value: Any = self.values.get(key)
         kind = type(value)
         if (kind is float or kind is int) and (-1e300 < value < 1e300 or abs(value) == math.inf):
@@ -50,7 +50,7 @@ class Fields:
         return math.nan
 
     def amount(self, key: str) -> float:
-        """At least 0; 0 where it is not known."""
+        """Return a number of at least 0; 0 if it is unknown."""
         value: Any = self.values.get(key)
         kind = type(value)
         if (kind is float or kind is int) and 0 <= value < 1e300:
@@ -79,7 +79,7 @@ class Fields:
         return names
 
     def groups(self, key: str) -> Groups:
-        """Disjoint; a silo that is named twice counts once."""
+        """Return disjoint groups; a silo that is named twice counts once."""
         seen: set[str] = set()
         groups = []
         for group in self.of(key, list):
@@ -92,19 +92,16 @@ class Fields:
         return tuple(groups)
 
     def numbers(self, key: str) -> dict[str, float]:
-        """Name → number at least 0, of those that are known."""
+        """Return name → finite number of at least 0, for those that are known."""
         own = self.inside(key)
         found = {clean(name): own.number(name) for name in own.values}
         return {name: value for name, value in found.items() if 0 <= value < math.inf}
 
     def read(self, kind: type[Kind], /, **given: Any) -> Kind:
-        """A dataclass whose fields are called like the keys, with dashes; see ``READERS``.
+        """Read a dataclass whose fields are named like the keys, with dashes; see ``READERS``.
 
-        What is unknown, NaN, has the field's default if there is one.
-
-        Args:
-            kind: the dataclass.
-            given: its fields that are called otherwise, or are of a type of their own.
+        Unknown values (NaN) become the field's default if there is one. ``given`` has fields with
+        other keys or without a reader.
         """
         shape: Any = kind
         for name, key, read, has_default in _readers(shape):
@@ -121,13 +118,13 @@ class Fields:
         return Fields(self.of(key, dict), f"{self.place}{key}: ", self.lost)
 
     def each(self, key: str) -> Iterator[tuple[str, Fields]]:
-        """The objects in an object, by name."""
+        """Yield the objects in an object, by name."""
         place = f"{self.place}{key}: "
         for name, value in self.of(key, dict).items():
             yield clean(name), Fields(value, place, self.lost)
 
     def figures(self, key: str) -> dict[str, Figures]:
-        """Silo → metric → number or numbers, of those that are known."""
+        """Return silo → metric → number or numbers, for those that are known."""
         found: dict[str, dict[str, Value]] = {}
         for name, own in self.each(key):
             for metric, value in own.values.items():
@@ -146,12 +143,11 @@ class Fields:
 
 
 def _lines(text: object) -> str:
-    """Text of several lines."""
     return "" if text is None else "\n".join(map(_cleaned, str(text).split("\n")))
 
 
 def clean(text: object) -> str:
-    """Text without what neither a page nor a picture nor a terminal can hold."""
+    """Return text without characters that a page, a picture or a terminal cannot hold."""
     return _cleaned(str(text))
 
 
@@ -163,7 +159,7 @@ def _cleaned(text: str) -> str:
 
 
 def clean_within(value: Any) -> Any:
-    """The same for every text in a JSON value."""
+    """Apply ``clean`` to every text in a JSON value."""
     if isinstance(value, str):
         return _cleaned(value)
     if isinstance(value, list):
@@ -174,7 +170,7 @@ def clean_within(value: Any) -> Any:
 
 
 def known(value: float) -> float | None:
-    """JSON has no NaN."""
+    """Return a finite value or None, because JSON has no NaN."""
     return value if math.isfinite(value) else None
 
 
@@ -192,12 +188,11 @@ READERS: dict[Any, Reader] = {
     Mapping[str, Evaluation]: Fields.evaluation,
     Mapping[str, Figures]: Fields.figures,
 }
-"""What reads a field of each type; dataclasses by name are read field by field as well."""
+"""Reader for each field type; dataclasses by name are read field by field as well."""
 
 
 @cache
 def _readers(kind: Any) -> list[tuple[str, str, Reader, bool]]:
-    """Name, key, what reads it, and whether it has a default, of the fields of known types."""
     types = get_type_hints(kind)
     found = []
     for one in fields(kind):
@@ -218,7 +213,7 @@ def _each(told: Fields, key: str, *, kind: Any) -> dict[str, Any]:
 
 
 def plain(value: Any) -> Any:
-    """A dataclass of numbers and texts as JSON, alone or several."""
+    """Return a dataclass of numbers and texts, or several, as JSON values."""
     if isinstance(value, Mapping):
         return {key: plain(one) for key, one in value.items()}
     if isinstance(value, tuple):
