@@ -26,6 +26,9 @@ from coterie.server.cli.options import (
 from coterie.system import logs
 from coterie.system.commandline import MisuseError, address_option, given, host_option
 
+YesOption = Annotated[
+    bool, typer.Option("--yes", "-y", help="Do not ask for confirmation on a terminal.")
+]
 app = typer.Typer()
 
 ControlPortOption = Annotated[int, port("Port to listen on for operators.")]
@@ -132,11 +135,13 @@ def remove(
     federation: FederationOption = None,
     superlink: SuperLinkOption = None,
     root_certificates: CertificateOption = None,
+    yes: YesOption = False,
 ) -> None:
     """Remove a silo from the federation. Its key is never accepted again; runs continue."""
     from coterie.server.site.federation import load
     from coterie.server.site.operator import print_remove
 
+    _confirm(f"Remove {name}? Its key is never accepted again.", yes=yes)
     if superlink is None:
         print_remove(load(federation), name)
         return
@@ -162,6 +167,10 @@ def withdraw(
     federation: FederationOption = None,
     superlink: SuperLinkOption = None,
     root_certificates: CertificateOption = None,
+    yes: YesOption = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only list what would be stopped and deleted.")
+    ] = False,
 ) -> None:
     """Remove a silo, delete its models, and sign what was deleted.
 
@@ -174,7 +183,17 @@ def withdraw(
 
     if (verify is None) == (not name):
         raise MisuseError("name either a silo, or a statement with --verify.")
-    if verify is not None:
+    if dry_run and (verify is not None or superlink is not None):
+        raise MisuseError(
+            "--dry-run reads the federation's folder: use it on the coordinator, without --verify."
+        )
+    if verify is None and not dry_run:
+        _confirm(f"Withdraw {name}? Its models are deleted; that cannot be undone.", yes=yes)
+    if dry_run:
+        from coterie.server.site.withdrawal import planned
+
+        lines = list(planned(load(federation), name))
+    elif verify is not None:
         from coterie.server.site.withdrawal import lines_of, verified
 
         ca = load(federation).ca if root_certificates is None else root_certificates
@@ -401,6 +420,12 @@ def _become(
         parent = ["--parent-pid", str(os.getpid())]
         subprocess.Popen([*beside, *parent], env=own, start_new_session=True)
     os.execve(line[0], line, own)
+
+
+def _confirm(question: str, *, yes: bool) -> None:
+    """Ask whoever types the command; a script, which has no terminal, is not asked."""
+    if not yes and sys.stdin.isatty():
+        typer.confirm(question, abort=True)
 
 
 def _say(text: str) -> None:

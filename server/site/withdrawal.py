@@ -127,17 +127,41 @@ def withdraw(
         if intent.exists():
             work = _read(intent)
         else:
-            keys = [one.fingerprint for one in enrolled.read(made.roster) if one.name == name]
-            if not keys or not is_silo_name(name):
-                raise FederationError(
-                    f"no silo {name!r} was ever enrolled. `coterie roster` lists them.",
-                    phase="withdrawal",
-                    exit_code=EXIT_CONFIG,
-                )
+            keys = _require_known(made, name)
             audit.note(made, "withdraw", who=who, silo=name)
             work = Withdrawal(name, keys, _now(), asked_by=who or account())
             _write(intent, work)
         return _carry_out(made, work, say)
+
+
+def planned(made: Federation, name: str) -> Iterator[str]:
+    """Yield what ``withdraw`` would stop and delete now, as text.
+
+    Raises ``FederationError`` if no such silo was ever enrolled.
+    """
+    _require_known(made, name)
+    stopped, files = [], []
+    for folder in _run_folders(made):
+        if _took_part(folder, name):
+            stopped += [folder.name] if held_by(folder) is not None else []
+            files += [_about(made, file) for file in _files(folder, name)]
+    yield f"Nothing is changed. Withdrawing {name} would stop: {', '.join(stopped) or 'no run'}."
+    total = sum(one.num_bytes for one in files)
+    yield f"It would delete {counted(len(files), 'file')}, {total:,} bytes:"
+    yield from (f"  {one.file}" for one in files)
+    yield "And all messages of ended runs in the SuperLink's database."
+
+
+def _require_known(made: Federation, name: str) -> list[str]:
+    """Return the fingerprints of the keys that a silo was enrolled with."""
+    keys = [one.fingerprint for one in enrolled.read(made.roster) if one.name == name]
+    if not keys or not is_silo_name(name):
+        raise FederationError(
+            f"no silo {name!r} was ever enrolled. `coterie roster` lists them.",
+            phase="withdrawal",
+            exit_code=EXIT_CONFIG,
+        )
+    return keys
 
 
 def finish_all(made: Federation, say: Callable[[str], None]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -10,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import typer
 
 from coterie.server.machine.leftovers import BusyError
 from coterie.server.runs.record import read_run
@@ -221,6 +223,48 @@ def test_a_database_that_is_in_use_keeps_the_withdrawal_open(
     said: list[str] = []
     finish_all(made, said.append)
     assert "The withdrawal of silo c is complete." in said[0]
+
+
+def test_what_would_be_deleted_is_listed_and_nothing_is_changed(made: Federation) -> None:
+    before, folder = files_of(made), str(made.folder)
+    said = coterie("withdraw", "c", "--dry-run", "--federation", folder).stdout
+    assert {f"runs/{name}" for name in GONE} == {
+        line.strip() for line in said.splitlines() if line.startswith("  ")
+    }
+    assert "would stop: no run" in said and "delete 6 files" in said
+    with locked(made.runs / "fedavg-1"):
+        assert "would stop: fedavg-1" in "\n".join(withdrawal.planned(made, "c"))
+    assert files_of(made) == before and not any(e.removed for e in enrolled.read(made.roster))
+    assert not (made.folder / "withdrawals").exists()
+    assert coterie("withdraw", "d", "--dry-run", "--federation", folder).returncode != 0
+    elsewhere = coterie("withdraw", "c", "--dry-run", "--superlink", "127.0.0.1:1")
+    assert elsewhere.returncode == 2 and "use it on the coordinator" in elsewhere.stderr
+
+
+@pytest.mark.parametrize(
+    ("answer", "options", "gone"), [("n", [], 0), ("y", [], 1), ("", ["-y"], 1)]
+)
+@pytest.mark.parametrize("command", ["remove", "withdraw"])
+def test_whoever_types_it_is_asked_first(
+    command: str,
+    answer: str,
+    options: list[str],
+    gone: int,
+    made: Federation,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(isatty=lambda: True))
+    asked: list[str] = []
+
+    def confirm(question: str, *, abort: bool) -> None:
+        asked.append(question)
+        if answer != "y":
+            raise typer.Abort
+
+    monkeypatch.setattr(typer, "confirm", confirm)
+    done = coterie(command, "c", "--federation", str(made.folder), *options)
+    assert (done.returncode == 0) is bool(gone) and len(asked) == (not options)
+    assert sum(bool(entry.removed) for entry in enrolled.read(made.roster)) == gone
 
 
 def test_who_was_never_enrolled_cannot_withdraw(made: Federation) -> None:
