@@ -65,8 +65,9 @@ def _parameter(one: Any, context: Any) -> str:
     elif not one.is_flag:
         names += f" `{one.make_metavar(context).removesuffix(' RANGE')}`"
     text = str(getattr(one, "help", None) or "").replace("|", "\\|").replace("<", "&lt;")
-    default = "" if one.default in (None, False, "") or callable(one.default) else one.default
-    return f"| {names.replace('|', chr(92) + '|')} | {text} | {f'`{default}`' if default else ''} |"
+    none = one.default is None or one.default is False or one.default == ""
+    default = "" if none or callable(one.default) else f"`{one.default}`"
+    return f"| {names.replace('|', chr(92) + '|')} | {text} | {default} |"
 
 
 # --- the API ---

@@ -102,7 +102,7 @@ class GroupStrategy(Strategy):
         self,
         algorithm: Algorithm[Any] | None = None,
         *,
-        round_timeout: float = 3600.0,
+        round_timeout: float = 600.0,
         train_config: Config | None = None,
         evaluate: bool = True,
         roster: Roster | None = None,
