@@ -114,9 +114,8 @@ def test_a_federation_starts_behind_a_proxy(tmp_path: Path) -> None:
     assert "add 192.0.2.1 to no_proxy" in done.stderr
 
 
-@pytest.mark.parametrize(
-    "state", ["in memory", pytest.param("in a database", marks=pytest.mark.nightly)]
-)
+@pytest.mark.nightly
+@pytest.mark.parametrize("state", ["in memory", "in a database"])
 def test_a_reply_that_an_ingress_does_not_pass_costs_its_silo_the_round_alone(
     state: str, tmp_path: Path
 ) -> None:

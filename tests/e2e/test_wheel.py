@@ -177,12 +177,14 @@ def test_the_wheel_holds_one_package_with_its_types_and_says_what_it_is(wheel: P
     assert "Classifier: Typing :: Typed" in told and "# coterie" in told
 
 
+@pytest.mark.nightly
 def test_what_is_imported_is_the_wheel(installed: User) -> None:
     code = "import coterie.strategies as s; print(s.__file__, s.HCCT.__name__)"
     said = installed.run("python", "-c", code)
     assert said.startswith(str(installed.bin.parent)) and said.endswith("HCCT\n")
 
 
+@pytest.mark.nightly
 def test_every_command_gives_help_beside_modules_of_the_same_names(
     installed: User, tmp_path: Path
 ) -> None:
