@@ -44,12 +44,14 @@ def outbound(
             reply = call_next(message, context)
         except (Exception, SystemExit) as error:
             reply = _failure(settings.name, error, message)
-        except BaseException as error:  # the process ends: whoever ended it answers for the app
+        except (
+            BaseException
+        ) as error:  # the process ends: the code that ended it answers for the app
             _append(settings, _entry(message) | {"error": type(error).__name__})
             raise
         entry = _entry(message) | _content(reply) | _privacy(settings)
         _say_apart(settings.name, entry)
-        # Before it is in the ledger: whoever counts first must not read it there as well.
+        # Before it is in the ledger: a reader that counts first must not find it there as well.
         asked = asked_by(settings, entry["run"], entry["flower-run"])
         _append(settings, entry)
         if "error" not in entry:

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 OK, WARNING, BAD = 0, 1, 2
-"""As exit statuses: all is well; somebody should look; it does not work, or soon will not."""
+"""Exit statuses: healthy; needs attention; broken, or soon will be."""
 WORDS = ("ok", "warning", "bad")
 LITTLE_DISK, NO_DISK = 2e9, 2e8
-"""Free bytes below which there is a warning, and below which it is bad."""
+"""Free bytes below which the disk gives a warning, and below which it is bad."""
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 ENVIRONMENT, ANY = "COTERIE_KEY_MODE", "any"
-"""A variable, and its value with which a key may be one that other accounts can read."""
+"""Variable, and its value that permits keys readable by other accounts."""
 OTHERS = stat.S_IRWXG | stat.S_IRWXO
 
 

@@ -20,7 +20,7 @@ GROWTH_BYTES = 2**26
 """The smallest growth of the kept memory."""
 
 MMAP_THRESHOLD, TRIM_THRESHOLD, TOP_PAD, ARENA_MAX = -3, -1, -2, -8
-"""Of glibc's ``mallopt``. With one arena, what one thread frees another gets."""
+"""Parameters of glibc's ``mallopt``. With one arena, threads reuse what others free."""
 
 
 def keep_freed_memory(most: int = KEPT_BYTES) -> None:

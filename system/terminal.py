@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 WIDE = 10_000
 """Columns for tables outside a terminal: more than their longest line."""
 WITHOUT_TERMINAL, NARROWEST = 100, 40
-"""Columns of text that goes into a file or a pipe, and the fewest that text is wrapped to."""
+"""Columns of text written to a file or pipe, and the fewest columns to wrap to."""
 LEGIBLE = "coterie.legible"
 """Error handler for characters that an encoding lacks, as in ``open(…, errors=LEGIBLE)``."""
 PLAIN = dict(zip("–—×·→", "--x.>", strict=True))

@@ -62,6 +62,7 @@ AVOIDED = {
     "anew": (r"\b(?:anew|as ever|in words|goes before)\b", 0, 0),
     "own": (r"\bof (?:its|their) own\b", 6, 5),
     "told": (r"\btold\b", 0, 6),
+    "whoever": (r"\b[Ww]hoever\b", 0, 0),
     "riddle": (r"(?:^|[.:;] )(?:Who|Whose) [^?\n]*$", 0, 0),
 }
 """Name → pattern, and how often pages and docstrings have it; the numbers only shrink."""

@@ -45,7 +45,7 @@ class Blocks:
         self._kept, self._unused_s, self._lock = kept, unused_s, Lock()
         self._free: list[tuple[mmap, float]] = []
         """With the times at which they were given back, the longest unused first."""
-        # Whoever looks last gives a block back at any moment, also within a call of ``take``.
+        # The last reader may return a block at any moment, also within a call of ``take``.
         self._returned = deque[tuple[mmap, float]]()
         self._in_use, self._watched = 0, False
 

@@ -48,7 +48,8 @@ LEAST_ROW = 32
 LEAST_VECTOR = 1024
 """The fewest numbers of a vector that is rounded."""
 TINY, HUGE = 1e-30, 1e30
-"""What is below changes no model. What is above no model holds, and is sent as it is."""
+"""Values below the first change no model; values above the second occur in no model, and are sent
+unrounded."""
 
 Span = tuple[slice, slice]
 """Rows and columns."""

@@ -17,7 +17,7 @@ PART = 2**16
 INFINITE: Final = 0x7C00
 """The bits of infinity; those of NaN are larger."""
 _SIGN, _MORE = 0x8000, 127 - 15
-"""The bit of the sign, and by how much float32 adds more to exponents."""
+"""The sign bit, and the difference between the exponent offsets of float32 and float16."""
 _KEPT = ~(0x7 << 28)
 """All bits but those between the sign and a 16-bit exponent."""
 _SMALLEST = (_MORE + 1) << 23

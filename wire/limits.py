@@ -27,7 +27,7 @@ MAX_MODEL_BYTES = 2 * 2**30
 MAX_ANSWER_BYTES = 2**20
 """Size of the answer to any other question."""
 FLOOR_BYTES, TIMES_SENT = 256 * 2**20, 4
-"""A reply to work may have so many bytes, or so many times those that it was sent."""
+"""Largest reply to work: this many bytes, or this multiple of what the silo was sent."""
 
 
 def plain_text(text: object, limit: int = MAX_TEXT) -> str:

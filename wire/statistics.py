@@ -20,7 +20,7 @@ from coterie.wire.limits import MAX_ANSWER_BYTES, MAX_NAME, MAX_WORD, plain_text
 from coterie.wire.names import CONFIG
 
 MAX_COLUMNS, MAX_CELLS = 1000, 256
-"""Of one silo's inputs and targets together, and of one column."""
+"""Most inputs and targets of one silo, and most cells of one column."""
 MOST_COUNTED = 1_000_000_000
 MAX_LEAST = 1_000_000
 Cell = int | None

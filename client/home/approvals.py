@@ -33,7 +33,7 @@ LOCK_DEADLINE_S = 10.0
 MAX_WAITING = 100
 """The most runs that may wait at one silo: a coordinator must not fill its disk."""
 MAX_TERMS, MAX_VALUE = 200, 1000
-"""Entries of what a run says of itself, and letters of one."""
+"""Most entries of a run's description, and most characters of one."""
 CODE = 8
 """Characters of a digest that a person compares."""
 OF_EACH_TELLING = (

@@ -12,7 +12,7 @@ from coterie.system.files import UNKNOWN, held_by
 from coterie.system.health import BAD, OK, WARNING, Finding, age_text, disk
 
 SILENT_S, GONE_S = 60.0, 300.0
-"""Seconds without contact that are worth a look, and that are bad."""
+"""Seconds without contact that give a warning, and that are bad."""
 
 
 def findings(folder: Path) -> Iterator[Finding]:

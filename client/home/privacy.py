@@ -18,7 +18,7 @@ from coterie.client.home.policy import number
 from coterie.client.home.schema import In
 
 LEAST_NOISE, MOST_NOISE = 0.1, 1000.0
-"""Of ``noise``: below, no accountant gives a figure worth its name."""
+"""Bounds of ``noise``: below, no accountant gives a meaningful figure."""
 MOST_EPSILON = 1000.0
 
 

@@ -50,8 +50,8 @@ from coterie.wire.enrolment import public_pem
 Keys = tuple[ec.EllipticCurvePrivateKey, ec.EllipticCurvePublicKey]
 
 OBJECT_DEADLINE_S, CALL_DEADLINE_S, HEARTBEAT_DEADLINE_S = 120.0, 20.0, 5.0
-"""Deadline of a call that carries an object, of any other, and of a heartbeat. gRPC sets none, and
-a SuperLink that stops in the middle of a call would be waited for for ever."""
+"""Deadlines of a call that carries an object, of any other call, and of a heartbeat. gRPC sets
+none, and a SuperLink that stops during a call would be waited for forever."""
 WAIT_DEADLINE_S = wire.WAIT_S + 10.0
 """Deadline of a call that the SuperLink holds: a cut is found before the silo counts as lost."""
 HEARTBEAT_INTERVAL_S = 30.0

@@ -66,7 +66,7 @@ UNKNOWN_CALL = (grpc.StatusCode.UNIMPLEMENTED, grpc.StatusCode.NOT_FOUND)
 """Statuses of a call that the SuperLink or a proxy does not have; NOT_FOUND is over HTTP."""
 
 MANIFEST, MAX_MANIFEST = "pyproject.toml", 1_000_000
-"""Name in a FAB, and the most bytes that are read of it: it is packed, and comes from a network."""
+"""Name in a FAB, and the most bytes read of it: it is compressed and comes from a network."""
 
 PATIENCE_MS = 500
 """Longest hold of a call for an object in transit, in ms; a process that stops waits for it."""

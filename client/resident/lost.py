@@ -21,7 +21,7 @@ LOST = (
 """Errors after which the SuperLink still knows this node; a new connection would cost its round."""
 
 OFF, THEIRS = re.compile(r"stamp is ([+-]\d+) s off"), re.compile(r"stamp; here it is (\S+\+00:00)")
-"""In a refusal because of a clock: by how much that of this machine is off, or the other's."""
+"""Parts of a refusal because of a clock: by how much this machine's, or the other's, is wrong."""
 TOO_LARGE = "larger than max"
 """Part of gRPC's error, at either end, for a message that is too large."""
 OF_TIME = ("expired", "not yet valid", "has_expired", "not_yet_valid")

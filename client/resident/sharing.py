@@ -24,8 +24,8 @@ from coterie.system.ports import listens
 log = logging.getLogger("coterie.silo")
 
 HEARTBEAT_S, AGAIN_S = 10.0, 2.0
-"""Seconds between two heartbeats of a node, and to the next one after one that failed. The
-SuperLink takes a node for lost after 60: a pause of either for 45 s costs nobody a round."""
+"""Seconds between two heartbeats of a node, and until the next after a failed one. The SuperLink
+considers a node lost after 60 s, so a pause of 45 s on either side costs no round."""
 
 RENEW_S = 10.0
 """Minimum seconds between two channels to one address."""

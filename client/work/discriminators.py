@@ -37,7 +37,7 @@ CHUNK = 1024
 MOST_READ = 4096
 """Samples read from a dataset, or twice the number to train with if that is more."""
 LEAST_FEATURES, LEAST_HIDDEN = 32, 4
-"""Of a discriminator that is made smaller."""
+"""Smallest sizes of a discriminator that is reduced."""
 PHASE, PROJECTION = "discriminator", "projection"
 
 Stack = dict[str, torch.Tensor]

@@ -187,7 +187,7 @@ def of_survival(risks: Array, times: Array, events: Array, weights: Array) -> di
         return {"concordance": np.full(len(weights), np.nan)}
     right, known = np.zeros(len(weights)), np.zeros(len(weights))
     for rows in np.array_split(np.flatnonzero(events > 0), max(1, len(risks) // 256)):
-        # Whoever was censored at the time of an event had none until then.
+        # Anyone who was censored at the time of an event had none until then.
         later = (times[rows, None] < times) | ((times[rows, None] == times) & (events == 0))
         higher = (risks[rows, None] > risks) + 0.5 * (risks[rows, None] == risks)
         own = weights[:, rows]

@@ -35,7 +35,7 @@ class TooFewError(TaskError):
 
 @dataclass(frozen=True)
 class TrainPlan:
-    """The length and settings of a training. Whoever reads it from a message checks the bounds.
+    """The length and settings of a training. Anyone who reads it from a message checks the bounds.
 
     Attributes:
         epochs: passes over the training data, ≥ 1.

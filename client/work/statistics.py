@@ -5,7 +5,7 @@ fewer than ``statistics_from`` samples, or of samples of fewer persons, is hidde
 the sum of all cells, so a second cell is hidden with it (complementary suppression; Hundepool et
 al., "Statistical Disclosure Control", Wiley 2012, chapter 5). Which one does not depend on its
 count, so knowing the rule does not help. The intervals are this silo's own, round numbers, and the
-same at every request: whoever could choose them could shift one past a single patient.
+same at every request: anyone who could choose them could shift one past a single patient.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ from coterie.strategies.rounds.reports import Group
 from coterie.wire.updates import Limit, shortened
 
 FEWEST, FEWEST_VOTES = 3, 4
-"""Updates without which a median norm, and a common direction, say nothing of one of them."""
+"""Fewest updates from which a median norm, and a common direction, are meaningful."""
 AGREEMENT = 0.25
 """Median cosine to the others' mean direction from which a group has a direction: more than half of
 its members then have it, so outliers are always a minority."""
@@ -365,7 +365,7 @@ def _products(updates: Sequence[Update]) -> FloatArray:
 
     spans = [(name, first) for name, size in sizes.items() for first in range(0, size, SHARE)]
     for found in each(of, spans, num_bytes=num_bytes(model)):
-        for products in found:  # in their order, whoever was first
+        for products in found:  # in their order, whichever came first
             total += products
     return total
 

@@ -22,10 +22,6 @@ EXACT = 1e-9
 """Relative difference of weights that is attributed to rounding."""
 
 
-DIGITS = 9
-"""Decimal digits to which the weights of two means must be proportional."""
-
-
 LEAST_BOUND = 1e-30
 
 
@@ -130,19 +126,32 @@ def atoms_of(means: Sequence[MaskedMean]) -> list[Atom]:
     for i, weights in enumerate(of_mean):
         for term in weights:
             where.setdefault(term, []).append(i)
-    # Who was sent or told other things than the others is summed apart from them, or not at all.
-    together: dict[tuple[str, tuple[int, ...], tuple[float, ...]], list[Term]] = {}
+    # Silos that received different messages, or have different shares, are not in one sum.
+    together: list[tuple[str, list[int], list[float], list[Term]]] = []
     for term, places in where.items():
-        unseen, first_weight = of_mean[places[0]][term]
-        shares = tuple(round(of_mean[i][term][1] / first_weight, DIGITS) for i in places)
-        together.setdefault((unseen.trained_as, tuple(places), shares), []).append(term)
+        how = of_mean[places[0]][term][0].trained_as
+        shares = [of_mean[i][term][1] for i in places]
+        for known in together:
+            if known[:2] == (how, places) and _proportional(known[2], shares):
+                known[3].append(term)
+                break
+        else:
+            together.append((how, places, shares, [term]))
     atoms = []
-    for (_, (first_mean, *_), _), terms in together.items():
+    for _, (first_mean, *_), _, terms in together:
         terms.sort()
         first = of_mean[first_mean]
         atom = Atom(tuple(first[t][0] for t in terms), tuple(first[t][1] for t in terms))
         atoms.append(atom)
     return sorted(atoms, key=lambda atom: sorted(atom.terms))
+
+
+def _proportional(one: Sequence[float], other: Sequence[float]) -> bool:
+    """Return whether two silos' weights in the same means have one ratio, up to rounding."""
+    return all(
+        math.isclose(a * other[0], b * one[0], rel_tol=EXACT)
+        for a, b in zip(one, other, strict=True)
+    )
 
 
 def mean_of(

@@ -18,8 +18,8 @@ from coterie.wire import Model
 
 KIND = "held"
 DIGESTS, START = "digests ", " start"
-"""Beside the arrays, whose names have no spaces: the digests; and at the end of a name of what
-the training began from."""
+"""Name of the digests among the arrays (array names have no spaces), and the suffix of the arrays
+that the training began from."""
 
 
 @dataclass(frozen=True)

@@ -45,7 +45,7 @@ accurate to 2^-25 of that."""
 FEWEST: Final = 2
 """Fewest silos of a sum: a sum of one would be its update."""
 MAX_SKETCH, LEAST_SKETCH, SPARSE = 4096, 256, 10
-"""Most and fewest numbers of a sketch, and how many parameters at least are behind each."""
+"""Most and fewest numbers of a sketch, and the fewest parameters per number."""
 MAX_PEERS = 1024
 MAX_PEER_TEXT = 4096
 OF_ITS_OWN: Final = frozenset(
@@ -295,7 +295,7 @@ def fixed(model: Model, share: float, bounds: Sequence[float]) -> NDArray[np.uin
             if not np.isfinite(piece).all():
                 raise ValueError(f"array {name!r} holds NaN or infinity")
             scaled = np.multiply(piece, largest / bound, out=room[: piece.size], dtype=np.float64)
-            # To refuse would tell whoever chose the bound.
+            # To refuse would inform the one who chose the bound.
             np.clip(scaled, -largest, largest, out=scaled)
             numbers[start : start + piece.size].view(np.int32)[:] = np.rint(scaled, out=scaled)
             start += piece.size

@@ -30,7 +30,7 @@ from coterie.wire.enrolment import public_pem
 
 FOLDER = "secure"
 KEY, CA = "key.pem", "ca.pem"
-"""Of an enrolled silo, in its folder."""
+"""Files of an enrolled silo, in its folder."""
 MAX_RUNS = 4
 """Runs whose secrets are kept; what was masked in older ones then becomes unreadable."""
 NONCE = 12

@@ -29,7 +29,7 @@ MOST_COMPARED, PER_GROUP = 12, 2
 """Silos that an unlabelled one is compared with, in total and of one group: their discriminators
 are most of what it moves, and a third adds little to two."""
 SURE, LIKELY = 2.0, 1.0
-"""Standard errors by which a group is nearer than the next."""
+"""Standard errors by which a group is nearer than the next to be sure, or likely."""
 MOST_NAMED = 6
 UNLIKE = 0.5
 """Distance from which data are called unlike: half of a perfect discriminator's."""

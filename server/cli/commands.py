@@ -36,7 +36,7 @@ LAST_WORDS_S = 5.0
 BEGINNING_S = 10.0
 """Time that a command waits for the start of a run that it does not follow."""
 PENDING, START_POLL_S = "pending", 0.5
-"""What the SuperLink calls a run that no ServerApp has begun, and how often it is asked."""
+"""The SuperLink's status of a run that no ServerApp has started, and seconds between two checks."""
 STOP_DEADLINE_S, STOP_POLL_S = 60.0, 0.2
 
 

@@ -194,7 +194,7 @@ def withdraw(
 
         lines = list(planned(load(federation), name))
     elif verify is not None:
-        from coterie.server.site.withdrawal import lines_of, verified
+        from coterie.server.site.statement import lines_of, verified
 
         ca = load(federation).ca if root_certificates is None else root_certificates
         lines = list(lines_of(verified(verify.read_text(encoding="utf-8"), ca.read_bytes())))
@@ -423,8 +423,8 @@ def _become(
 
 
 def _confirm(question: str, *, yes: bool) -> None:
-    """Ask whoever types the command; a script, which has no terminal, is not asked."""
-    if not yes and sys.stdin.isatty():
+    """Ask anyone who types the command; a script, which has no terminal, is not asked."""
+    if not yes and sys.stdin is not None and sys.stdin.isatty():
         typer.confirm(question, abort=True)
 
 

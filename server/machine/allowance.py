@@ -31,7 +31,7 @@ TIMES = 8
 """Multiple of the received bytes and objects that a silo may send. A reply to a model has about as
 many; in a secure run a sum is requested, and answered by a model, without one."""
 FREE_BYTES, FREE_OBJECTS = wire.FLOOR_BYTES, 4_000
-"""And so many beside that in a run: for what answers a message of few bytes."""
+"""Additional quota in a run, for replies to messages of few bytes."""
 BEFORE_S = 12 * 3600.0
 """Time after a start for replies to messages from before it, which are not known here. It is the
 longest work for one message (``max_minutes``)."""

@@ -26,7 +26,7 @@ PREFACE, HANDSHAKE = b"PRI * HTTP/2.0", b"\x16"
 H2, HTTP_1 = b"\x02h2", b"\x08http/1.1"
 """Protocols as the first message of TLS offers them."""
 HEAD, MOST = 5, 16_000
-"""Bytes of the head of a TLS record, and the most of a first message that are looked at."""
+"""Bytes of the head of a TLS record, and the most bytes of a first message that are inspected."""
 BLOCK = 1 << 18
 
 

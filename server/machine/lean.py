@@ -442,7 +442,7 @@ def giving_along(
                         ),
                         context,
                     )
-            except Exception as error:  # whoever asks for them by calls is told
+            except Exception as error:  # a caller that asks for them by calls is told
                 log.debug("objects do not go along with their message: %s", error)
                 continue
             wire.attach(answer, own)

@@ -40,7 +40,7 @@ CALL_DEADLINE_S = 30.0
 HEARTBEATS = 2
 """Missed heartbeats after which Flower considers a node offline."""
 MANIFEST, BUNDLED_AT = "pyproject.toml", (2024, 10, 1, 0, 0, 0)
-"""The file of a bundle, and what Flower gives as its time: one content has one digest."""
+"""The file of a bundle, and the time that Flower records for it: equal content has one digest."""
 ACT_DEADLINE_S = 120.0
 """Deadline of an act, which waits for another operator's act and makes its own calls."""
 CONTROL, ACT = "/flwr.proto.Control/", "/coterie.Operators/Act"

@@ -34,10 +34,10 @@ from coterie.system.processes import (
 from coterie.tasks.base import Option
 
 JOIN_DEADLINE_S, JOIN_MORE_S = 120.0, 0.3
-"""Seconds for silos to connect, and for each of them on top."""
+"""Seconds for silos to connect, and additional seconds per silo."""
 START_DEADLINE_S = 60.0
 LATE_S, LATE_AGAIN_S = 30.0, 60.0
-"""After how long it is said that a run has not begun, and how long after that again."""
+"""Seconds until the first message that a run has not started, and between further ones."""
 WHERE_TO_LOOK = (
     "Is its executor running? Its log says what is wrong: logs/executor.log in the federation's "
     "folder, or what `coterie superlink` prints."

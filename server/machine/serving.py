@@ -2,7 +2,7 @@
 
     python -m coterie.server.machine.serving OPTIONS OF flower-superlink AS OF 1.34
 
-Flower offers its whole API at one port, so whoever reaches the silos' API reaches that of
+Flower offers its whole API at one port, so anyone who reaches the silos' API reaches that of
 ServerApps. Here silos, operators and ServerApps have separate addresses without the others' calls,
 so firewalls, proxies and silo.toml stay as they are; that of ServerApps has no TLS, within this
 machine. Silos that still speak gRPC are served as well (``coterie.server.machine.dividing``).

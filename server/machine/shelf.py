@@ -41,14 +41,14 @@ PREFIX, TOKEN, NEW, UNFINISHED, SPARE = "objects-", "token", ".new", ".part", "s
 LEFT_S = 600.0
 """Age after which an unannounced file counts as left by a process that was killed."""
 MOST_SPARE, SPARE_S = 512, 60.0
-"""Files that are kept to be written again, of ``PIECE_BYTES`` at most each, and for how long after
-the last object went."""
+"""Most files kept for reuse, of at most ``PIECE_BYTES`` each, and seconds after the last deletion
+for which they are kept."""
 SPARE_FREE_BYTES = 2**33
 """Free disk space below which no spare files are kept."""
 TRIES, LOOK_S = 8, 0.5
-"""How many of them are tried for one that nobody looks at, and how often it is looked for more."""
+"""Spare files tried per write, and seconds between two searches for more."""
 MAP_FIXED, MAP_NORESERVE = 0x10, 0x4000
-"""Of Linux; Python does not name them."""
+"""Linux flags that Python does not name."""
 
 
 class Shelf:

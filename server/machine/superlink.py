@@ -21,8 +21,8 @@ from coterie.system.processes import Program, ProgramError
 from coterie.system.proxies import past_proxies
 
 HTTP_SINCE, NEWEST = (1, 40), (1, 42)
-"""Releases of Flower: from which on silos, operators and ServerApps call a SuperLink over HTTP, and
-the newest that was tried. Between 1.34 and the first of them it is some of each."""
+"""Flower's releases since which silos, operators and ServerApps call a SuperLink over HTTP, and the
+newest tested one. Between 1.34 and the first of them the protocols are mixed."""
 ENGINES = f"1.34, or {'.'.join(map(str, HTTP_SINCE))} to {'.'.join(map(str, NEWEST))}"
 START_DEADLINE_S = 60.0
 STOP_DEADLINE_S = 10.0

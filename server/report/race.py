@@ -431,10 +431,6 @@ def _count(names: Sequence[str], what: str) -> str:
     return wire.counted(len(names), what)
 
 
-def _points(lead: Lead, difference: float) -> str:
-    return f"{lead.gain(abs(difference), sign='')} {lead.points}"
-
-
 def _behind(lead: Lead, one: Entrant) -> str:
     if math.isnan(one.error):
         return "–"

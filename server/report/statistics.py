@@ -25,7 +25,7 @@ from coterie.server.runs.statistics import Survey
 from coterie.wire.statistics import Cell, ColumnCounts, plain_statistics
 
 MOST_DRAWN, MOST_ROWS = 12, 20
-"""Columns, and silos of each, that are drawn; the tables have all."""
+"""Most columns, and most silos per column, that are drawn; the tables show all."""
 MOST_BARS = 24
 """Largest number of categories drawn per column."""
 FAR = 20.0

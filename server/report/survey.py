@@ -21,7 +21,7 @@ from coterie.wire.statistics import ColumnCounts, Statistics
 FEW = 20
 """Number of training samples below which hardly anything can be concluded."""
 EMPTY, MUCH, LITTLE = 0.9, 0.5, 0.1
-"""Shares of values that are missing: almost all, many, hardly any."""
+"""Shares of missing values: almost all, many, hardly any."""
 MOST_ODD = 0.05
 """Share of a column's values not as declared above which there is a warning."""
 OTHER_UNIT = 1.8

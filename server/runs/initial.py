@@ -23,7 +23,7 @@ from coterie.wire import Model
 log = logging.getLogger("coterie.run")
 
 PAIR_DEADLINE_S, DEADLINE_S = 20.0, 60.0
-"""Seconds for two silos to give w⁰ before two others are asked, and at last for all."""
+"""Seconds for two silos to send w⁰ before two others are asked, and for all in total."""
 SILENT = "it did not answer in time."
 MOST_PAIRS = 3
 MAX_VALUE = 1e6

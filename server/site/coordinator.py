@@ -35,10 +35,10 @@ STOP_DEADLINE_S = 10.0
 LOOK_S = 0.2
 LOCK = "superlink.lock"
 OPEN_FILES, FEW_FILES = 65_536, 10_000
-"""Files and connections that the SuperLink may have open, and how many are too few: 1,500 idle
-connections, which anybody may make, end a run where 1,024 are allowed."""
+"""Files and connections requested for the SuperLink, and the number below which it warns: 1,500
+idle connections, which anybody can open, end a run if only 1,024 are allowed."""
 CHECK_S, CHECK_SHARE = 15.0, 0.01
-"""Least seconds between two looks at the database for damage, and the share of time they take."""
+"""Least seconds between two checks of the database for damage, and their largest share of time."""
 COMPACT_S = 60.0
 """Interval of checks whether the database can shrink, while no run is active."""
 

@@ -16,7 +16,7 @@ from pathlib import Path
 DAMAGE = ("SQLITE_CORRUPT", "SQLITE_NOTADB", "SQLITE_IOERR_SHORT_READ")
 """SQLite's error names for a truncated or overwritten file."""
 EMPTY_FROM, EMPTY_SHARE = 2 * 2**20, 0.5
-"""Bytes, and share of the file, that nothing needs, from which it is worth to make it smaller."""
+"""Unused bytes, and their share of the file, from which compacting is worthwhile."""
 QUICK_BYTES = 64 * 2**20
 """Used bytes up to which compaction is quick; the SuperLink waits for it, at most 5 s."""
 BUSY_S = 1.0

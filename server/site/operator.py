@@ -12,7 +12,7 @@ from rich.text import Text
 
 from coterie import wire
 from coterie.server.machine.link import Node
-from coterie.server.site import audit, enrolled, upgrade, withdrawal
+from coterie.server.site import audit, enrolled, statement, upgrade, withdrawal
 from coterie.server.site.contacts import Contacts, Served
 from coterie.server.site.coordinator import answers, tell_superlink
 from coterie.server.site.federation import Federation, load
@@ -178,7 +178,7 @@ def withdraw_silo(
     Raises ``FederationError`` if there was no such silo, or a run with its models does not end.
     """
     done, file = withdrawal.withdraw(made, name, who=who, say=say)
-    return [*withdrawal.lines_of(done), f"The signed statement: {file}"]
+    return [*statement.lines_of(done), f"The signed statement: {file}"]
 
 
 def print_audit(made: Federation, *, last: int) -> None:

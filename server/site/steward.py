@@ -18,7 +18,7 @@ from coterie.server.site.federation import Federation
 from coterie.server.site.queue import Dispatcher
 
 TICK_S, LOOK_S = 1.0, 10.0
-"""How often the queue is looked at, and the SuperLink where nothing waits."""
+"""Seconds between two checks of the queue, and of the SuperLink if nothing is queued."""
 NOTE_S = 60.0
 """Interval of notes about silos without changes."""
 

@@ -66,7 +66,7 @@ def _shown(console: Console | None, config: RunConfig, folder: Path) -> Iterator
                 for event in events(folder, start_deadline_s=START_DEADLINE_S, ended=ended):
                     show(event)
             except FederationError:
-                pass  # whoever makes the record raises what went wrong
+                pass  # the run itself raises what went wrong
 
     viewer = Thread(target=follow, daemon=True)
     viewer.start()

@@ -113,7 +113,7 @@ HOLDOUT = 0.2
 FEWEST = 5
 """Training samples below which a silo holds nothing out and does not judge."""
 LOOK_SHARE, MAX_LOOK = 1 / 3, 6
-"""Most rounds of a look: as a share of the run's, and in number."""
+"""Most rounds of a look: as a share of the run's rounds, and in number."""
 MAX_RACE = 4
 """Maximum rounds of a race; relevant differences show in fewer."""
 UNDECIDED = 0.5
@@ -137,7 +137,7 @@ CHURN = 0.25
 AS_IT_IS = "as it is"
 """Source of the partition that is held when a race is run again."""
 ALONE, GROUP = "alone", "group"
-"""Purposes of what a silo trains beside the model that it holds."""
+"""Purposes of a silo's trainings in addition to that of the model that it holds."""
 
 
 class Auto(Algorithm[AutoState]):

@@ -22,7 +22,7 @@ from coterie.strategies.rounds.policy import form
 from coterie.strategies.rounds.reports import Group
 
 FROM_PATH, FROM_CLUSTERS = 3, 2
-"""Most partitions between alone and together, by α and by clustering."""
+"""Most partitions between alone and together, found by α and by clustering."""
 LEAST_SEPARATION = 0.25
 """Minimum silhouette of a candidate clustering; random updates hardly exceed it."""
 VISIBLE = 0.6
@@ -33,9 +33,10 @@ MAX_ON_PATH = 64
 BORDER = 0.1
 """Relative precision of the borders on a path; no candidate needs more."""
 ALONE, TOGETHER, CLUSTERS, PATH = "everybody alone", "all together", "clusters", "HCCT"
-"""Who proposes a candidate, before a comma."""
+"""Origins of a candidate, written before a comma."""
 RESTARTS, EXACT = 2, 12
-"""Of the search at each α of a path, and up to how many silos it is exact: there are a hundred."""
+"""Restarts of the search at each α of a path, and the most silos for an exact search; a path has a
+hundred values of α."""
 
 
 @dataclass(frozen=True)

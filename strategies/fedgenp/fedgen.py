@@ -44,8 +44,8 @@ log = logging.getLogger("coterie.run")
 EVERYBODY = "everybody"
 """The only receiver."""
 LEAST, FEWEST = 2, 3
-"""Silos that must teach before anybody gets the generator, if so many gave their counts: which
-labels it knows is which labels these have."""
+"""Fewest silos that teach before the generator is sent, if that many shared their counts: it only
+knows the labels of these."""
 _TRAIN = 1  # the purpose of the generator's randomness
 
 

@@ -37,7 +37,7 @@ from coterie.wire import Layers, Model
 log = logging.getLogger("coterie.run")
 
 BETAS, EPSILON = (0.9, 0.999), 1e-8
-"""Adam's."""
+"""Parameters of Adam."""
 PROBE = 128
 """Latents by which a generator's quality is judged."""
 MAX_LOGITS = 2**24

@@ -93,7 +93,8 @@ MAX_WAIT = 4
 MAX_CHURN = 1 / 3
 """Share of the silos behind a trial's winner whose coming or leaving triggers a new partition."""
 PATH_RESTARTS, PATH_EXACT = 2, 12
-"""Of the search at each α of a path, and up to how many silos it is exact: there are a hundred."""
+"""Restarts of the search at each α of a path, and the most silos for an exact search; a path has a
+hundred values of α."""
 
 
 @dataclass(frozen=True)

@@ -48,14 +48,15 @@ log = logging.getLogger("coterie.run")
 HOLDOUT = 0.2
 """Share of its training data that a silo holds out until the verdict."""
 MIN_LOOK, MAX_LOOK = 2, 6
-"""Rounds that everybody trains alone before the trial. After one round the path tells nothing."""
+"""Rounds in which every silo trains alone before the trial. After one round the path is not
+informative."""
 SEEN = 0.6
 """Silhouette (MADC) from which a partition is visible.
 
 In fifteen-round runs of nine digits silos the hidden groups passed it in round 3 or 4 under feature
 and concept shift; without groups (IID, quantity shift) no partition exceeded 0.47 in six rounds."""
 MIN_TRIAL, MAX_TRIAL = 3, 6
-"""Rounds of side-by-side training; in each the models received are measured."""
+"""Rounds of parallel training; each measures the received models."""
 CONFIDENCE = 0.95
 """Confidence of one-sided tests."""
 MAX_NON_TRIVIAL = 3

@@ -85,7 +85,7 @@ AdaptSteps = Annotated[
 ]
 META_LR, MOREAU_LAMBDA, MOREAU_LR, INNER_STEPS = 0.03, 15.0, 0.005, 5
 META_STEPS, MOREAU_STEPS = 1, 20
-"""Steps before a test in the papers."""
+"""Adaptation steps before a test, as in the papers."""
 
 # ---------------------------------------------------------------- algorithms of one group
 

@@ -409,7 +409,6 @@ class Around(Algorithm[State]):
         return self.base.members(state.base)
 
     def with_models(self, state: Any, change: Change) -> Any:
-        state = super().with_models(state, change)
         return replace(state, base=self.base.with_models(state.base, change))
 
     def with_members(self, state: Any, members: Members) -> Any:

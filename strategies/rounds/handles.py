@@ -96,17 +96,18 @@ class Masked(Handle):
 
     def minus(self, old: Model) -> Arrays:
         if isinstance(old, Masked):
-            if _equal(old.origin, self.origin):
+            if equal_arrays(old.origin, self.origin):
                 return {
                     name: (array - old.moved[name]).astype(array.dtype)  # type: ignore[operator]
                     for name, array in self.moved.items()
                 }
-        elif not isinstance(old, Handle) and _equal(old, self.origin):
+        elif not isinstance(old, Handle) and equal_arrays(old, self.origin):
             return self.moved
         raise ValueError(f"of silo {self.silo!r} no sketch from that model is known.")
 
 
-def _equal(one: Arrays, other: Arrays) -> bool:
+def equal_arrays(one: Arrays, other: Arrays) -> bool:
+    """Return whether two models with the same names hold the same values."""
     if one is other:
         return True
     return all(a is other[name] or np.array_equal(a, other[name]) for name, a in one.items())

@@ -22,6 +22,7 @@ from coterie.strategies.rounds.handles import (
     Handle,
     Model,
     arrays_of,
+    equal_arrays,
     is_seen,
     masked_mean,
 )
@@ -170,9 +171,7 @@ def same_model(one: Model, other: Model) -> bool:
         return True
     if isinstance(one, Handle) or isinstance(other, Handle):
         return isinstance(one, Handle) and isinstance(other, Handle) and one.same_as(other)
-    return all(
-        array is other[name] or np.array_equal(array, other[name]) for name, array in one.items()
-    )
+    return equal_arrays(one, other)
 
 
 def holders(models: Mapping[str, _M]) -> list[tuple[_M, list[str]]]:

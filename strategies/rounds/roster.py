@@ -29,11 +29,11 @@ log = logging.getLogger("coterie.run")
 MAX_EXAMPLES = 1e9
 """More training samples than any silo has; one that states more is wrong or wants more weight."""
 DESCRIBE_DEADLINE_S, DESCRIBE_MORE_S = 20.0, 0.1
-"""Seconds for silos to say who they are, and for each of them on top: a SuperLink passes on some
-ten messages a second on a loaded machine."""
+"""Seconds for silos to describe themselves, and additional seconds per silo: a loaded SuperLink
+forwards about ten messages a second."""
 ASKED_AGAIN_S, MOST_ASKED_AGAIN_S = 2.0, 64.0
-"""How long a node that did not say who it is is left in peace before it is asked again; twice as
-long each time. It then has ``TOLD_DEADLINE_S`` to answer: the others wait for it."""
+"""Seconds until a node that did not describe itself is asked again, doubled each time, and their
+maximum. It then has ``TOLD_DEADLINE_S`` to answer, for which the others wait."""
 MOST_LATER_S = 30.0
 """Longest such pause for a silo that replies that it cannot take part yet."""
 TOLD_DEADLINE_S = 5.0

@@ -21,7 +21,7 @@ PARTS = {
 }
 """Folder name, in any capitals → the part of the data that it holds."""
 CLASS, MASK = "class", "mask"
-"""What ``codes`` are given for."""
+"""Uses of ``codes``."""
 MASK_ENDING = ".png"
 NO_IMAGE = "masks without an image"
 LOSSY = (".jpg", ".jpeg", ".jpe", ".jfif")

@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 FAR, RARE, LEAST_TO_TELL = 50.0, 0.02, 20
-"""So many times the range of the middle half from the median is probably a slip, where so small a
-share of at least so many numbers is."""
+"""A number is probably a slip if it is this many interquartile ranges from the median, and such
+numbers are this rare among at least this many."""
 ALMOST = 0.9
 """Above this share of missing values, a column is almost empty."""
 SENTINEL = re.compile(r"-(1|([789])\2*)")

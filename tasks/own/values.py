@@ -22,7 +22,7 @@ from coterie.tasks.own.dialect import LOOKALIKES, MINUS, Dialect
 SHOWN = 20
 """Columns or forms that an error lists."""
 FEW, MANY = 1 << 12, 1 << 25
-"""Rows for which there is room from the beginning, at least and at most."""
+"""Fewest and most rows for which memory is reserved at the start."""
 LONGEST = 24
 """Characters of a code that an error shows."""
 NUMBER = r"^[+-]?(?:(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?|(?i:inf|infinity|nan(?:\(.*\))?))$"

@@ -92,12 +92,13 @@ def keys_in_paths(paths: Sequence[PurePath], depth: int, pattern: str) -> Sequen
 # ---------------------------------------------------------------- what looks like keys
 
 FEWEST, OFTEN = 3, 50
-"""Fewer different values are no persons, and values with more rows than that are something else."""
+"""Fewest distinct values that can be persons, and most rows per value that can be one person's."""
 MANY, TWICE = 10, 1.5
-"""Different values of a column whose name does not say it, and rows of each, at least."""
+"""Fewest distinct values, and fewest rows of each, of a column whose name does not suggest
+persons."""
 EVEN, TOGETHER = 0.5, 1.2
-"""Largest variance per mean of how often a value is there, where it is so by design; and stretches
-of equal rows for each value, where rows of one person follow each other."""
+"""Largest variance-to-mean ratio of the values' counts if a design fixed them, and most runs of
+equal rows per value if one person's rows are adjacent."""
 
 IDS = (
     "ids?|nrs?|no|num|number|nummer|numm?ero|número|nro|key|uid|guid|uuid|code|ref|name|n|hash"

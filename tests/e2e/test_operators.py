@@ -10,7 +10,7 @@ import pytest
 from coterie.server.machine.leftovers import forget_ended_runs
 from coterie.server.runs.record import read_run
 from coterie.server.site import audit, coordinator, operators
-from coterie.server.site.withdrawal import verified
+from coterie.server.site.statement import verified
 from coterie.system.processes import account
 from tests.commands import coterie
 from tests.e2e.gated import TASK

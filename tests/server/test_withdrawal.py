@@ -15,9 +15,10 @@ import typer
 
 from coterie.server.machine.leftovers import BusyError
 from coterie.server.runs.record import read_run
-from coterie.server.site import audit, enrolled, withdrawal
+from coterie.server.site import audit, certificates, enrolled, statement, withdrawal
 from coterie.server.site.federation import Federation, create, load
-from coterie.server.site.withdrawal import GoingOnError, finish_all, verified, withdraw
+from coterie.server.site.statement import verified
+from coterie.server.site.withdrawal import GoingOnError, finish_all, withdraw
 from coterie.strategies.errors import FederationError
 from coterie.strategies.rounds import roster as rosters
 from coterie.system import files
@@ -106,6 +107,15 @@ def test_a_statement_that_was_changed_or_is_another_federations_is_found(
         verified("{}", made.ca.read_bytes())
 
 
+def test_a_statement_that_counted_messages_is_read(made: Federation) -> None:
+    """Statements say what their release knew; this one's had fields that are gone."""
+    _, file = withdraw(made, "c")
+    kept = json.loads(file.read_text())["statement"] | {"messages": 3, "objects": 4}
+    signature = certificates.sign(made.tls, statement._canonical(kept)).hex()
+    told = json.dumps({"statement": kept, "signature": signature})
+    assert verified(told, made.ca.read_bytes()).silo == "c"
+
+
 def test_a_run_that_goes_on_is_named_and_the_withdrawal_is_completed_later(
     made: Federation,
 ) -> None:
@@ -186,7 +196,7 @@ def test_runs_that_go_on_with_it_are_stopped_and_others_are_not(
         "Run fedavg-3 holds models of c, and is stopped.",
     ]
     assert done.stopped == ("fedavg-1", "fedavg-3")
-    lines = "\n".join(withdrawal.lines_of(verified(file.read_text(), made.ca.read_bytes())))
+    lines = "\n".join(statement.lines_of(verified(file.read_text(), made.ca.read_bytes())))
     assert "Stopped for it, because they held its models: fedavg-1, fedavg-3." in lines
 
 

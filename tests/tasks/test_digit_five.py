@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import numpy as np
@@ -153,14 +152,6 @@ def test_the_models_are_the_papers() -> None:
     assert sum(p.numel() for p in DigitFive().model().parameters()) == 14_219_210
     assert small().name == "benchmarks.papers.digit_five:small"
     assert sum(p.numel() for p in small().model().parameters()) < 400_000
-
-
-@pytest.fixture
-def real():
-    folder = os.environ.get("COTERIE_DATA", "")
-    if not folder:
-        pytest.skip("COTERIE_DATA is not set: name the folder of the real data sets to run this.")
-    return folder
 
 
 def test_labels_and_images_of_real_digits_still_belong_together(real):

@@ -459,14 +459,6 @@ def test_the_latent_space_of_fedgenp_has_32_dimensions():
 # --- the real data sets, where the machine has them
 
 
-@pytest.fixture
-def real():
-    folder = os.environ.get("COTERIE_DATA", "")
-    if not folder:
-        pytest.skip("COTERIE_DATA is not set: name the folder of the real data sets to run this.")
-    return folder
-
-
 @pytest.mark.parametrize(
     ("task", "files", "train", "test"),
     [

@@ -139,16 +139,6 @@ class Grouping:
         return frozenset(self._whole("own-alpha", Fields.names))
 
     @property
-    def num_groups(self) -> int:
-        """Number of FedGroup's groups, including empty ones; 0 if unknown."""
-        return len(self._whole("members", lambda told, key: told.of(key, list)))
-
-    @property
-    def separation(self) -> float:
-        """FedGroup's silhouette of the groups; NaN if unknown."""
-        return self._whole("separation", Fields.number)
-
-    @property
     def structure(self) -> Structure | None:
         """FedCollab's structure, if recorded."""
         told = self._whole("structure", Fields.inside)

@@ -43,8 +43,8 @@ from coterie.wire import Model, model_hash
 
 COMMON = "common.safetensors"
 LARGE_BYTES, WRITING_SHARE = 4_000_000, 0.05
-"""A ``run.json`` beyond this size is not written again after every round, but for so large a share
-of the time: it grows with the rounds, and what it lacks is in ``events.jsonl``."""
+"""Size beyond which ``run.json`` is not rewritten after every round, and the largest share of the
+time spent rewriting it. What it lacks is in ``events.jsonl``."""
 MOST_CELLS = 100_000
 """Most cells of all matrices in ``run.json``, about 1 MB. The newest matrix is always kept."""
 
