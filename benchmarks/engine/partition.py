@@ -20,14 +20,9 @@ import numpy as np
 
 from benchmarks.kit import Entry, Store, page, read, select, table
 from coterie.strategies.partition import fedgroup
-from coterie.strategies.partition.coalition import (
-    FedCollabBound,
-    HCCTUtility,
-    agglomerative,
-    optimal,
-    relocation,
-)
 from coterie.strategies.partition.gram import cross, gram
+from coterie.strategies.partition.objectives import FedCollabBound, HCCTUtility
+from coterie.strategies.partition.solvers import agglomerative, optimal, relocation
 
 GRAM_SIZES = [
     (20, 100_000),

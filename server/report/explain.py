@@ -29,8 +29,9 @@ from coterie.server.runs.record import (
     read_run,
 )
 from coterie.strategies.errors import EXIT_CONFIG, FederationError
-from coterie.strategies.partition.coalition import HCCTUtility, evaluate
+from coterie.strategies.partition.evaluation import evaluate
 from coterie.strategies.partition.hcct import stay_intervals
+from coterie.strategies.partition.objectives import HCCTUtility
 from coterie.system.terminal import wide
 
 EXPLAINED = ("auto", "hcct")

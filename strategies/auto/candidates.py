@@ -15,8 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coterie.strategies.partition import fedgroup
-from coterie.strategies.partition.coalition import HCCTUtility, best_partition
 from coterie.strategies.partition.hcct import alpha_path
+from coterie.strategies.partition.objectives import HCCTUtility
+from coterie.strategies.partition.solvers import best_partition
 from coterie.strategies.rounds.members import present_groups
 from coterie.strategies.rounds.policy import form
 from coterie.strategies.rounds.reports import Group

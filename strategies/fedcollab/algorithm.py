@@ -38,10 +38,11 @@ from coterie.strategies.fedcollab.discriminators import (
     measure,
     takes_part,
 )
-from coterie.strategies.partition import coalition, fedcollab
-from coterie.strategies.partition.coalition import MAX_OPTIMAL_SILOS, FedCollabBound, Solver
+from coterie.strategies.partition import fedcollab, solvers
 from coterie.strategies.partition.distance import Distance, null_error
 from coterie.strategies.partition.fedcollab import StructureReport
+from coterie.strategies.partition.objectives import FedCollabBound
+from coterie.strategies.partition.solvers import MAX_OPTIMAL_SILOS, Solver
 from coterie.strategies.plain.within import Within, WithinField
 from coterie.strategies.rounds.algorithm import (
     Algorithm,
@@ -314,7 +315,7 @@ class _Solve:
 
     def _solved(self, start: list[list[int]] | None) -> list[list[int]]:
         """Solve from scratch; return ``start`` if that is no better."""
-        found = coalition.solve(
+        found = solvers.solve(
             self.bound, solver=self.solver, rng=self.rng, num_restarts=NUM_RESTARTS
         ).groups
         if start is None or self._value(found) < self._value(start) * (1 - 1e-12):

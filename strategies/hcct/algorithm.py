@@ -43,14 +43,10 @@ from coterie import wire
 from coterie.strategies.errors import EXIT_CONFIG, FederationError, refused
 from coterie.strategies.hcct import alpha as trials
 from coterie.strategies.hcct.alpha import Found, Landscape, Trial
-from coterie.strategies.partition.coalition import (
-    HCCTUtility,
-    agglomerative,
-    best_partition,
-    with_groups,
-)
 from coterie.strategies.partition.gram import gram
 from coterie.strategies.partition.hcct import layer_choice, place
+from coterie.strategies.partition.objectives import HCCTUtility
+from coterie.strategies.partition.solvers import agglomerative, best_partition, with_groups
 from coterie.strategies.plain.within import Within, WithinField
 from coterie.strategies.rounds.algorithm import (
     Algorithm,

@@ -32,9 +32,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coterie import wire
-from coterie.strategies.partition.coalition import HCCTUtility
 from coterie.strategies.partition.fedgroup import silhouette
 from coterie.strategies.partition.hcct import alpha_path
+from coterie.strategies.partition.objectives import HCCTUtility
 from coterie.strategies.rounds.algorithm import Order, Updates
 from coterie.strategies.rounds.handles import Model
 from coterie.strategies.rounds.members import Members, minimums_of, staying

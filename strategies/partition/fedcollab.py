@@ -20,9 +20,11 @@ from itertools import combinations
 import numpy as np
 from numpy.typing import ArrayLike
 
-from coterie.strategies.partition import _check, coalition
+from coterie.strategies.partition import _check, solvers
 from coterie.strategies.partition._check import Groups
-from coterie.strategies.partition.coalition import TOLERANCE, FedCollabBound, Solver
+from coterie.strategies.partition.evaluation import TOLERANCE, evaluate
+from coterie.strategies.partition.objectives import FedCollabBound
+from coterie.strategies.partition.solvers import Solver
 
 # Rivals of a structure are listed in full only where that is a matter of a thousand or so.
 _MAX_GROUPS_TO_MERGE = 50
@@ -66,7 +68,7 @@ def report(
     rng: np.random.Generator | None = None,
     num_restarts: int = 20,
 ) -> StructureReport:
-    """Return the bound of a structure and of its rivals; options as in `coalition.solve`."""
+    """Return the bound of a structure and of its rivals; options as in `solvers.solve`."""
     num_silos = len(bound.distances)
     chosen = _check.groups(groups, num_silos=num_silos)
     rivals = list(_rivals(bound, chosen))
@@ -74,7 +76,7 @@ def report(
     second = int(np.argmin(values)) if rivals else None
 
     def solve(c: float) -> Groups:
-        return coalition.solve(
+        return solvers.solve(
             bound.with_c(c), solver=solver, rng=rng, num_restarts=num_restarts
         ).groups
 
@@ -194,7 +196,7 @@ def _rivals(bound: FedCollabBound, chosen: Groups) -> Iterator[Groups]:
     found = [
         [[silo] for silo in range(num_silos)],
         [list(range(num_silos))],
-        coalition.agglomerative(bound).groups,
+        solvers.agglomerative(bound).groups,
         *_moved(bound, chosen),
         *_merged(chosen),
         *_split(chosen),
@@ -211,7 +213,7 @@ def _key(groups: Groups) -> tuple[tuple[int, ...], ...]:
 
 
 def _moved(bound: FedCollabBound, chosen: Groups) -> Iterator[Groups]:
-    for silo, move in enumerate(coalition.evaluate(bound, chosen).alternatives):
+    for silo, move in enumerate(evaluate(bound, chosen).alternatives):
         rest = [[member for member in group if member != silo] for group in chosen]
         if move.target is None:
             rest.append([silo])

@@ -15,9 +15,11 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import ArrayLike
 
-from coterie.strategies.partition import _check, coalition
+from coterie.strategies.partition import _check, solvers
 from coterie.strategies.partition._check import FloatArray, Groups
-from coterie.strategies.partition.coalition import TOLERANCE, HCCTUtility, Solver, move_gains
+from coterie.strategies.partition.evaluation import TOLERANCE, move_gains
+from coterie.strategies.partition.objectives import HCCTUtility
+from coterie.strategies.partition.solvers import Solver
 
 _NUM_POINTS = 48  # alphas that are solved before the changes between them are bisected
 
@@ -38,7 +40,7 @@ def partition(gram: ArrayLike, sizes: ArrayLike, *, alpha: float | ArrayLike) ->
 
     Raises ValueError like `HCCTUtility.from_gram`.
     """
-    return coalition.agglomerative(HCCTUtility.from_gram(gram, sizes, alpha=alpha)).groups
+    return solvers.agglomerative(HCCTUtility.from_gram(gram, sizes, alpha=alpha)).groups
 
 
 # --- newcomers ------------------------------------------------------------------------------------
@@ -136,7 +138,7 @@ def alpha_path(
         utility = objective.with_alpha(alpha)
         if callable(solver):
             return solver(utility)
-        return coalition.solve(utility, solver=solver).groups
+        return solvers.solve(utility, solver=solver).groups
 
     if objective.single.shape[1] == 1:
         return (Stretch(0.0, float("inf"), [[0]]),)

@@ -16,9 +16,10 @@ from coterie.strategies import HCCT, FederationError
 from coterie.strategies.hcct.algorithm import CATCH_UP, HCCTState, _common_starts
 from coterie.strategies.hcct.alpha import HOLDOUT as SHARE
 from coterie.strategies.hcct.alpha import Candidate, Landscape, alpha_of
-from coterie.strategies.partition.coalition import HCCTUtility, optimal
 from coterie.strategies.partition.gram import gram
 from coterie.strategies.partition.hcct import partition
+from coterie.strategies.partition.objectives import HCCTUtility
+from coterie.strategies.partition.solvers import optimal
 from coterie.strategies.rounds.algorithm import Order, Update
 from coterie.strategies.rounds.handles import Masked
 from coterie.strategies.rounds.members import Members

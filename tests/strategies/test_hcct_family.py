@@ -21,7 +21,7 @@ from coterie.strategies.hcct.alpha import (
     Landscape,
     difference,
 )
-from coterie.strategies.partition.coalition import optimal
+from coterie.strategies.partition.solvers import optimal
 from coterie.strategies.rounds.result import RunResult
 from coterie.strategies.rounds.roster import DescribedRoster
 from tests.kit import digits, first_arrays, mean_error, nodes_of, run

@@ -53,9 +53,10 @@ from benchmarks.papers.fedcollab.tables import STORE, draw_distances, draw_known
 from coterie import wire
 from coterie.server.runs.config import train_config
 from coterie.strategies.fedcollab.algorithm import FedCollabState
-from coterie.strategies.partition.coalition import FedCollabBound, solve
 from coterie.strategies.partition.distance import Distance
 from coterie.strategies.partition.fedcollab import auto_c
+from coterie.strategies.partition.objectives import FedCollabBound
+from coterie.strategies.partition.solvers import solve
 from coterie.wire import Model
 
 ORDER = tuple(dict.fromkeys((COLLAB, TUNED, LOCAL, GLOBAL, DITTO, *VARIANTS)))

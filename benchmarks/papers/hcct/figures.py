@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 
 from benchmarks.kit import Entry, Node, Store, page, read, select, spread, table, train
-from coterie.strategies.partition.coalition import HCCTUtility, evaluate
+from coterie.strategies.partition.evaluation import evaluate
+from coterie.strategies.partition.objectives import HCCTUtility
 
 TRAIN, TEST, EVERY = 40, 45, 88
 SHIFTS = (0, 3, 6)

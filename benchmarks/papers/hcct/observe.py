@@ -10,9 +10,9 @@ import numpy as np
 
 from benchmarks.kit import App, Trained, Watched
 from benchmarks.papers.hcct.experiments import Experiment
-from coterie.strategies.partition.coalition import Solver
 from coterie.strategies.partition.gram import gram
 from coterie.strategies.partition.hcct import Stretch, alpha_path
+from coterie.strategies.partition.solvers import Solver
 from coterie.strategies.rounds.models import accumulate, comparable, difference, is_statistic
 from coterie.strategies.rounds.reports import RoundReport
 from coterie.wire import Model

@@ -7,7 +7,8 @@ import pytest
 
 from coterie.strategies.partition import distance as d
 from coterie.strategies.partition import fedcollab
-from coterie.strategies.partition.coalition import FedCollabBound, solve
+from coterie.strategies.partition.objectives import FedCollabBound
+from coterie.strategies.partition.solvers import solve
 
 COUNTS = [[10, 10], [5, 5]]
 

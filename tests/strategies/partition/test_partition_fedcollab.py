@@ -6,8 +6,8 @@ import numpy as np
 import partition_literal as literal
 import pytest
 
-from coterie.strategies.partition import coalition, fedcollab
-from coterie.strategies.partition.coalition import FedCollabBound
+from coterie.strategies.partition import fedcollab, solvers
+from coterie.strategies.partition.objectives import FedCollabBound
 
 bound_of = FedCollabBound.from_distances
 
@@ -44,7 +44,7 @@ def test_label_shift_of_the_paper(solver):
     distances, sizes = label_shift()
     rng = np.random.default_rng(0)
     bound = bound_of(distances, sizes, c=10)
-    result = coalition.solve(bound, solver=solver, rng=rng, num_restarts=20)
+    result = solvers.solve(bound, solver=solver, rng=rng, num_restarts=20)
     assert result.groups == [list(range(5)), list(range(5, 10)), list(range(10, 20))]
     report = fedcollab.report(bound, result.groups, rng=rng, num_restarts=10)
     assert report.chosen == pytest.approx(result.objective)
@@ -63,7 +63,7 @@ def test_report_equals_the_poster_and_finds_the_second_best():
             for groups in literal.set_partitions(list(range(6)))
         )
         bound = bound_of(distances, sizes, c=5.0)
-        result = coalition.solve(bound, solver="optimal")
+        result = solvers.solve(bound, solver="optimal")
         report = fedcollab.report(bound, result.groups, solver="optimal")
         assert report.groups == values[0][1]
         assert report.chosen == pytest.approx(values[0][0])
@@ -83,7 +83,7 @@ def test_interval_of_c_is_exact_with_the_optimal_solver():
         distances, sizes = random_case(rng, 7)
 
         def groups_at(c, distances=distances, sizes=sizes):
-            return coalition.solve(bound_of(distances, sizes, c=c), solver="optimal").groups
+            return solvers.solve(bound_of(distances, sizes, c=c), solver="optimal").groups
 
         groups = groups_at(6.0)
         bound = bound_of(distances, sizes, c=6.0)
@@ -116,7 +116,7 @@ def test_report_of_one_silo():
 
 def test_relocation_needs_a_generator():
     with pytest.raises(ValueError, match="rng must be"):
-        coalition.solve(bound_of(np.zeros((2, 2)), [1, 1], c=1), solver="relocation")
+        solvers.solve(bound_of(np.zeros((2, 2)), [1, 1], c=1), solver="relocation")
 
 
 @pytest.mark.parametrize("c", [0, -3.0, np.nan])

@@ -10,7 +10,8 @@ import pytest
 
 from benchmarks.papers.hcct.observe import choose_alpha
 from coterie.strategies.partition import hcct
-from coterie.strategies.partition.coalition import HCCTUtility, agglomerative, optimal, relocation
+from coterie.strategies.partition.objectives import HCCTUtility
+from coterie.strategies.partition.solvers import agglomerative, optimal, relocation
 
 
 def grouped(num_silos=9, num_groups=3, weight=1.5, seed=0, num_parameters=300):
@@ -123,7 +124,7 @@ def test_stay_intervals_are_where_no_move_pays():
     gram = updates @ updates.T
     intervals = hcct.stay_intervals(gram, sizes, HIDDEN)
     for alpha in np.geomspace(1, 1e4, 60):
-        from coterie.strategies.partition.coalition import evaluate
+        from coterie.strategies.partition.evaluation import evaluate
 
         moves = evaluate(HCCTUtility.from_gram(gram, sizes, alpha=alpha), HIDDEN).alternatives
         for (low, high), move in zip(intervals, moves, strict=True):

@@ -14,13 +14,9 @@ from hypothesis import strategies as st
 
 from coterie.strategies.partition import fedgroup, hcct
 from coterie.strategies.partition.clustering import hierarchical, k_means
-from coterie.strategies.partition.coalition import (
-    FedCollabBound,
-    HCCTUtility,
-    best_partition,
-    solve,
-)
 from coterie.strategies.partition.gram import gram as gram_of
+from coterie.strategies.partition.objectives import FedCollabBound, HCCTUtility
+from coterie.strategies.partition.solvers import best_partition, solve
 
 
 def run_hcct(solver):
@@ -260,7 +256,7 @@ import sys
 for name in ("flwr", "torch", "torchvision", "sklearn", "scipy"):
     sys.modules[name] = None
 import coterie.strategies.partition
-from coterie.strategies.partition import coalition, fedcollab, fedgroup, gram, hcct
+from coterie.strategies.partition import fedcollab, fedgroup, gram, hcct, solvers
 assert hcct.partition(gram.gram([[1.0, 0.0], [1.0, 0.0]]), [9, 9], alpha=9) == [[0, 1]]
 """
     root = Path(__file__).parents[3]

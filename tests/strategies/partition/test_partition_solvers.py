@@ -8,12 +8,10 @@ import numpy as np
 import partition_literal as literal
 import pytest
 
-from coterie.strategies.partition.coalition import (
-    FedCollabBound,
-    HCCTUtility,
+from coterie.strategies.partition.evaluation import evaluate, move_gains
+from coterie.strategies.partition.objectives import FedCollabBound, HCCTUtility
+from coterie.strategies.partition.solvers import (
     agglomerative,
-    evaluate,
-    move_gains,
     optimal,
     relocation,
     solve,
