@@ -24,7 +24,6 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from threading import Event, Thread
@@ -43,9 +42,9 @@ from coterie.client.resident.link import (
     RunSettings,
     TooLargeError,
     UnreadableError,
-    connect,
 )
 from coterie.client.resident.lost import LinkError, NotPassedError, RunEndedError
+from coterie.client.resident.node import Node
 from coterie.client.resident.outbox import Outbox, Unsent
 from coterie.client.resident.sharing import ObjectCache
 from coterie.client.resident.telling import Teller
@@ -80,43 +79,6 @@ class _ToldToEndError(BaseException):
 
 class _StopWorkError(BaseException):
     """Raised inside running work that is no longer needed or takes too long."""
-
-
-@dataclass
-class _Node:
-    """Silos that share a connection, that connection if there is one, and replies not sent yet.
-
-    ``away``: the connection is cut and may resume. ``settled``: when runs that wait for approval
-    were last checked. ``waits``: the connection on which a call waits for a message.
-    """
-
-    silos: tuple[SiloSettings, ...]
-    outbox: Outbox
-    link: FleetLink | None = None
-    away: bool = False
-    settled: float = -math.inf
-    waits: FleetLink | None = None
-    _opened: ExitStack = field(default_factory=ExitStack)
-
-    def connect(self, how: Connection, cache: ObjectCache | None) -> FleetLink:
-        most = int(min(silo.policy.max_message_mb for silo in self.silos) * 1e6)
-        opening = connect(how, cache, max_bytes=most, silos=len(self.silos))
-        self.link = self._opened.enter_context(opening)
-        return self.link
-
-    def disconnect(self) -> None:
-        self.link, self.away = None, False
-        try:
-            self._opened.close()
-        except LinkError as error:
-            log.debug("%s: %s", self.name, error)
-
-    @property
-    def name(self) -> str:
-        first, last = self.silos[0].name, self.silos[-1].name
-        if len(self.silos) == 1:
-            return f"silo {first}"
-        return f"the {len(self.silos)} silos {first} to {last}"
 
 
 @dataclass(frozen=True)
@@ -157,9 +119,9 @@ class Host:
         self.app = app
         self.connection = connection
         if one_node and len(silos) > 1:
-            self._nodes = [_Node(tuple(silos), Outbox(""))]
+            self._nodes = [Node(tuple(silos), Outbox(""))]
         else:
-            self._nodes = [_Node((own,), Outbox(own.home)) for own in silos]
+            self._nodes = [Node((own,), Outbox(own.home)) for own in silos]
         self.num_threads = min(THREADS, len(self._nodes))
         self._num_silos = len(silos)
         self._reads_runs = reads_runs
@@ -203,7 +165,7 @@ class Host:
                 del reply  # the next message needs their memory
             del job
         with ThreadPoolExecutor(self.num_threads) as threads:
-            list(threads.map(_Node.disconnect, self._nodes))
+            list(threads.map(Node.disconnect, self._nodes))
         if self._failure is not None:
             raise self._failure
         log.info("ended%s", f" by {self._signal}" if self._signal else "")
@@ -291,7 +253,7 @@ class Host:
         finally:
             self._jobs.put(None)
 
-    def _dial(self, node: _Node) -> None:
+    def _dial(self, node: Node) -> None:
         address = self.connection.address
         try:
             link = node.connect(self.connection, self._cache)
@@ -308,7 +270,7 @@ class Host:
                 "%d silos, %s to %s, are connected to %s", self._num_silos, first, last, address
             )
 
-    def _look(self, node: _Node, link: FleetLink) -> None:
+    def _look(self, node: Node, link: FleetLink) -> None:
         """Send pending replies, or poll for a message and answer it."""
         started = time.monotonic()
         try:
@@ -348,7 +310,7 @@ class Host:
             return
         self._schedule.worked(node)
 
-    def _rest(self, node: _Node, link: FleetLink) -> None:
+    def _rest(self, node: Node, link: FleetLink) -> None:
         """Let the SuperLink announce messages, if it can, and poll rarely meanwhile.
 
         Not with several connections: each call would occupy one of the process's few threads.
@@ -361,7 +323,7 @@ class Host:
             # Nobody waits for this thread: the call hands out nothing, and may be left.
             Thread(target=self._wait, args=(node, link), daemon=True).start()
 
-    def _wait(self, node: _Node, link: FleetLink) -> None:
+    def _wait(self, node: Node, link: FleetLink) -> None:
         started, told = time.monotonic(), False
         try:
             told = link.wait()
@@ -372,7 +334,7 @@ class Host:
             early = time.monotonic() - started < wire.WAIT_S / 2
             self._schedule.word(told=told, early=early)
 
-    def _settle_approvals(self, node: _Node, link: FleetLink) -> None:
+    def _settle_approvals(self, node: Node, link: FleetLink) -> None:
         if time.monotonic() - node.settled < SETTLE_S:
             return
         node.settled = time.monotonic()
@@ -390,7 +352,7 @@ class Host:
             except (ApprovalError, OSError) as error:  # `coterie silo approve` says it as well
                 log.debug("silo %s: %s", own.name, error)
 
-    def _came_back(self, node: _Node) -> None:
+    def _came_back(self, node: Node) -> None:
         if node.away:
             node.away = False
             if node.link is not None:
@@ -398,7 +360,7 @@ class Host:
             self._schedule.returned()
             log.info("%s: the SuperLink is back", node.name)
 
-    def _work(self, node: _Node, received: Received, link: FleetLink) -> None:
+    def _work(self, node: Node, received: Received, link: FleetLink) -> None:
         if received.to is None and len(node.silos) > 1:
             answers, seconds = [_not_by_itself(received, len(node.silos))], 0.0
         else:
@@ -408,7 +370,7 @@ class Host:
         )
 
     def _answers(
-        self, node: _Node, received: Received, link: FleetLink
+        self, node: Node, received: Received, link: FleetLink
     ) -> tuple[list[Message], float]:
         run = self._run_of(received.header, link) if self._reads_runs else RunSettings()
         replies, seconds, asked = [], 0.0, time.monotonic()
@@ -450,7 +412,7 @@ class Host:
                 self._useless = job, why
                 signal.pthread_kill(threading.main_thread().ident or 0, STOP_WORK)
 
-    def _deliver(self, node: _Node, link: FleetLink) -> None:
+    def _deliver(self, node: Node, link: FleetLink) -> None:
         """Send finished replies; keep them if the connection is cut, drop them if the run ended."""
         unsent = node.outbox.unsent
         if unsent is None:
@@ -488,7 +450,7 @@ class Host:
             self._runs[run_id] = link.settings_of(run_id)
         return self._runs.get(run_id) or link.settings_of(run_id)
 
-    def _try_again_later(self, node: _Node, error: LinkError, *, was_connected: bool) -> None:
+    def _try_again_later(self, node: Node, error: LinkError, *, was_connected: bool) -> None:
         outage_s, is_news = self._schedule.failed(node, was_connected=was_connected)
         left_s = self.connection.patience_s - outage_s
         if not error.retry:

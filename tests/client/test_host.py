@@ -22,7 +22,7 @@ from coterie.client.home import approvals
 from coterie.client.home.policy import Policy
 from coterie.client.home.settings import SiloSettings
 from coterie.client.ledger import outbound
-from coterie.client.resident import host, schedule
+from coterie.client.resident import host, node, schedule
 from coterie.client.resident.host import GaveUpError, Host
 from coterie.client.resident.link import (
     Connection,
@@ -154,7 +154,7 @@ def world(silos: Sequence[str], monkeypatch: pytest.MonkeyPatch) -> World:
     made = World(silos)
     made.host._schedule._last_contact = 0.0
     monkeypatch.setattr(schedule.time, "monotonic", lambda: made.now)
-    monkeypatch.setattr(host, "connect", made.connect)
+    monkeypatch.setattr(node, "connect", made.connect)
     return made
 
 
@@ -375,7 +375,7 @@ def telling(monkeypatch: pytest.MonkeyPatch) -> Iterator[Telling]:
     """Of a host that serves, and has looked once in vain."""
     world = World()
     link = Telling(world)
-    monkeypatch.setattr(host, "connect", lambda *_, **__: nullcontext(link))
+    monkeypatch.setattr(node, "connect", lambda *_, **__: nullcontext(link))
     world.host._schedule._last_work -= 3600.0
     thread = threading.Thread(target=world.host.run)
     thread.start()
