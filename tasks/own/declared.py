@@ -454,7 +454,8 @@ def _place(text: str, expected: str) -> Path:
 def _kinds() -> dict[str, tuple[type[Declaration], type[Any]]]:
     from coterie.tasks.own.arrays import ArrayDeclaration, ArrayTask
     from coterie.tasks.own.image_folder import ImageFolder, ImageFolderDeclaration
-    from coterie.tasks.own.table import Table, TableDeclaration
+    from coterie.tasks.own.table import Table
+    from coterie.tasks.own.table_declaration import TableDeclaration
 
     return {
         "image-folder": (ImageFolderDeclaration, ImageFolder),
