@@ -6,7 +6,8 @@ import os
 from pathlib import Path
 
 from coterie.strategies.errors import refused
-from coterie.tasks.base import TaskError, place_of
+from coterie.tasks.base import TaskError
+from coterie.tasks.options import place_of
 
 ENVIRONMENT = "COTERIE_FEDERATION"
 """Variable that names a federation's folder, for the ServerApp and commands without an option."""

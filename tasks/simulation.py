@@ -30,16 +30,8 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
-from coterie.tasks.base import (
-    Option,
-    SiloData,
-    StreamedData,
-    Task,
-    TaskError,
-    as_option,
-    place_of,
-    with_task_keys,
-)
+from coterie.tasks.base import Option, SiloData, StreamedData, Task, TaskError
+from coterie.tasks.options import as_option, place_of, with_task_keys
 from coterie.tasks.splits.options import SPLIT_KEYS
 from coterie.tasks.text import read_text
 

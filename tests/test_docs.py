@@ -33,7 +33,7 @@ from coterie.server.study.compare import read as read_comparison
 from coterie.strategies.errors import FederationError
 from coterie.strategies.registry import ROWS
 from coterie.tasks import TaskError, load_task
-from coterie.tasks.base import with_task_keys
+from coterie.tasks.options import with_task_keys
 from coterie.tasks.own.declared import load_declared
 from coterie.tasks.simulation import Simulation
 from tests.conftest import (

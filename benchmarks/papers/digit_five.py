@@ -16,10 +16,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.papers.fonts import draw_digits, find_fonts
-from coterie.tasks.base import Option, SiloData, TaskError, place_of, read_options
+from coterie.tasks.base import Option, SiloData, TaskError
 from coterie.tasks.images.datasets import NamedNetwork, cap, check_bounds, finish, join
 from coterie.tasks.images.image_files import ImageFiles, Images, RawImages, read_images
 from coterie.tasks.images.scale import SYMMETRIC
+from coterie.tasks.options import place_of, read_options
 from coterie.tasks.splits import Share, make_split, silos_of_domains
 from coterie.tasks.splits.options import SPLIT_OPTIONS, silos_asked
 

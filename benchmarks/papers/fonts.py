@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from coterie.tasks.base import TaskError, place_of
+from coterie.tasks.base import TaskError
 from coterie.tasks.images.image_files import Images
+from coterie.tasks.options import place_of
 
 if TYPE_CHECKING:
     from PIL.ImageFont import FreeTypeFont

@@ -58,7 +58,7 @@ def init(
     from coterie.client.home.folder import create, locked
     from coterie.client.home.settings import SettingsError
     from coterie.tasks import load_task
-    from coterie.tasks.base import place_of
+    from coterie.tasks.options import place_of
 
     if task and ":" not in task:  # a class may be importable only where the silo will run
         load_task(str(place_of(task)) if task.endswith(".toml") else task)

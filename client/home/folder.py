@@ -39,7 +39,7 @@ from coterie.client.home.settings import (
     privacy_of,
 )
 from coterie.system import files, keys
-from coterie.tasks.base import as_option, place_of
+from coterie.tasks.options import as_option, place_of
 from coterie.tasks.text import read_text
 from coterie.wire import enrolment
 

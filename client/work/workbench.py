@@ -30,15 +30,8 @@ from coterie.client.work.generators import describe_head
 from coterie.client.work.measure import leading
 from coterie.client.work.weights import frozen_digest, travelling
 from coterie.tasks import Task, load_task
-from coterie.tasks.base import (
-    ColumnScale,
-    Samples,
-    SiloData,
-    StreamedData,
-    TaskError,
-    leaves,
-    place_of,
-)
+from coterie.tasks.base import ColumnScale, Samples, SiloData, StreamedData, TaskError, leaves
+from coterie.tasks.options import place_of
 from coterie.tasks.problems import Classes, Masks
 from coterie.tasks.simulation import load_silos
 from coterie.wire import IN_ORDER, Description, Parts

@@ -63,7 +63,8 @@ from coterie.strategies.errors import EXIT_CONFIG, FederationError
 from coterie.strategies.fedgenp.generative import Generative
 from coterie.strategies.rounds.options import dashed
 from coterie.tasks import load_task
-from coterie.tasks.base import Option, Task, TaskError, as_option, place_of, with_task_keys
+from coterie.tasks.base import Option, Task, TaskError
+from coterie.tasks.options import as_option, place_of, with_task_keys
 from coterie.tasks.own.declared import DeclaredTask, load_declared
 from coterie.tasks.simulation import Simulation, placed, split_problem
 from coterie.tasks.text import read_text

@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from coterie.tasks.base import Option, Samples, SiloData, Task, TaskError, read_array, read_options
+from coterie.tasks.base import Option, Samples, SiloData, Task, TaskError, read_array
 from coterie.tasks.images.image_files import ImageFiles, Images, RawImages, read_images
 from coterie.tasks.images.scale import Scale, per_channel, read_scale
+from coterie.tasks.options import read_options
 from coterie.tasks.splits import Share
 from coterie.tasks.splits.options import (
     SPLIT_KEYS,

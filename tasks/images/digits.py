@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from coterie.tasks.base import Option, SiloData, Task, TaskError, read_options
+from coterie.tasks.base import Option, SiloData, Task, TaskError
+from coterie.tasks.options import read_options
 from coterie.tasks.splits import Share
 from coterie.tasks.splits.options import (
     SPLIT_KEYS,

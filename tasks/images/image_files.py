@@ -19,7 +19,8 @@ from zipfile import BadZipFile
 import numpy as np
 from numpy.typing import NDArray
 
-from coterie.tasks.base import TaskError, place_of
+from coterie.tasks.base import TaskError
+from coterie.tasks.options import place_of
 
 Pixels = NDArray[np.uint8]
 Labels = NDArray[np.int64]

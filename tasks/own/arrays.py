@@ -11,15 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
-from coterie.tasks.base import (
-    ColumnScale,
-    Option,
-    Persons,
-    Samples,
-    TaskError,
-    read_array,
-    read_options,
-)
+from coterie.tasks.base import ColumnScale, Option, Persons, Samples, TaskError, read_array
+from coterie.tasks.options import read_options
 from coterie.tasks.own.declared import Declaration, DeclaredTask, Size, in_nfc
 from coterie.tasks.own.scaling import scale_of, sums_of
 from coterie.tasks.own.targets import ArrayTarget, NumberArray, Target

@@ -25,18 +25,9 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
-from coterie.tasks.base import (
-    ColumnScale,
-    Option,
-    Persons,
-    SiloData,
-    StreamedData,
-    Task,
-    TaskError,
-    place_of,
-    read_options,
-)
+from coterie.tasks.base import ColumnScale, Option, Persons, SiloData, StreamedData, Task, TaskError
 from coterie.tasks.draws import num_persons, number_persons, split_by_class, split_by_fold
+from coterie.tasks.options import place_of, read_options
 from coterie.tasks.own.targets import Target
 from coterie.tasks.problems import Classes, Masks, Numbers, Problem, Survival
 from coterie.tasks.text import read_text

@@ -13,17 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, field_validator, model_validator
 
-from coterie.tasks.base import (
-    Option,
-    Persons,
-    Samples,
-    SiloData,
-    StreamedData,
-    TaskError,
-    place_of,
-    read_options,
-)
+from coterie.tasks.base import Option, Persons, Samples, SiloData, StreamedData, TaskError
 from coterie.tasks.images.scale import Scale, read_scale
+from coterie.tasks.options import place_of, read_options
 from coterie.tasks.own import layout
 from coterie.tasks.own.declared import OPTIONS, Declaration, DeclaredTask, Size, persons_of
 from coterie.tasks.own.dialect import OPTIONS as WRITTEN

@@ -17,16 +17,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from coterie.tasks.base import (
-    Column,
-    ColumnScale,
-    Option,
-    Persons,
-    Samples,
-    TaskError,
-    place_of,
-    read_options,
-)
+from coterie.tasks.base import Column, ColumnScale, Option, Persons, Samples, TaskError
+from coterie.tasks.options import place_of, read_options
 from coterie.tasks.own import dialect, files, looks, whose
 from coterie.tasks.own.declared import OPTIONS, DeclaredTask
 from coterie.tasks.own.dialect import Dialect

@@ -23,7 +23,8 @@ from coterie.server.runs.config import RunConfig
 from coterie.server.runs.record import read_run
 from coterie.server.study.compare import read as read_comparison
 from coterie.strategies import FederationError
-from coterie.tasks.base import RunKey, TaskError, with_task_keys
+from coterie.tasks.base import RunKey, TaskError
+from coterie.tasks.options import with_task_keys
 from coterie.tasks.simulation import Simulation
 from tests.client.kinds import Kinds, nodes_of, play, refusal, source
 from tests.commands import coterie

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from coterie.tasks import BUILT_IN, SiloData, Task, TaskError, load_task
-from coterie.tasks.base import read_options
+from coterie.tasks.options import read_options
 
 OWN_TASK = '''
 import numpy as np

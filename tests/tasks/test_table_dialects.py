@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from coterie.tasks import TaskError
-from coterie.tasks.base import read_options
+from coterie.tasks.options import read_options
 from coterie.tasks.own.declared import load_declared
 from coterie.tasks.own.table import Rows, Table
 

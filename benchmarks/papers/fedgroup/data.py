@@ -25,10 +25,11 @@ from coterie.client.work.data import Held
 from coterie.client.work.measure import Evaluation, evaluate
 from coterie.client.work.weights import load_weights
 from coterie.tasks import Task
-from coterie.tasks.base import Option, SiloData, TaskError, read_options
+from coterie.tasks.base import Option, SiloData, TaskError
 from coterie.tasks.images.datasets import EmnistLetters, Mnist, join
 from coterie.tasks.images.image_files import Images, read_images
 from coterie.tasks.models import NETWORKS, SplitModel
+from coterie.tasks.options import read_options
 from coterie.tasks.splits.shares import cut
 from coterie.wire import Model
 
