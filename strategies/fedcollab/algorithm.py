@@ -38,6 +38,7 @@ from coterie.strategies.fedcollab.discriminators import (
     measure,
     takes_part,
 )
+from coterie.strategies.fedcollab.starts import starts
 from coterie.strategies.partition import fedcollab, solvers
 from coterie.strategies.partition.distance import Distance, null_error
 from coterie.strategies.partition.fedcollab import StructureReport
@@ -52,9 +53,7 @@ from coterie.strategies.rounds.algorithm import (
     Updates,
     orders_from,
 )
-from coterie.strategies.rounds.handles import Model
 from coterie.strategies.rounds.members import Members, staying, with_sizes
-from coterie.strategies.rounds.models import weighted_mean
 from coterie.strategies.rounds.options import Config, Positive, Seed
 from coterie.strategies.rounds.policy import average_groups, form
 from coterie.strategies.rounds.reports import Group
@@ -267,7 +266,7 @@ class FedCollab(Algorithm[FedCollabState]):
         """Order each silo's training of its coalition's model (step 3)."""
         models = dict(state.members.models)
         for group in state.planned:
-            models |= _starts(state, group)
+            models |= starts(state.members, state.trained, group)
         members = state.members.holding(models).grouped(state.planned)
         orders = orders_from(members.models, now.silos, self.within.inside.kind)
         return replace(state, members=members), orders
@@ -421,52 +420,6 @@ def _matrices(
             counts = [state.held_out[one], state.held_out[other]]
             null_errors[i, j] = null_errors[j, i] = null_error(counts)
     return values, errors, null_errors
-
-
-@dataclass(frozen=True)
-class _Reached:
-    """A model that members ``names`` have reached: a mean of the silos ``behind`` it."""
-
-    names: Group
-    behind: Group
-    model: Model
-
-
-def _shown(reached: Sequence[_Reached], minimums: Mapping[str, int]) -> list[_Reached]:
-    """Return the models whose joint mean has as many silos as all behind it accept."""
-    kept = list(reached)
-    while True:
-        count = sum(len(own.behind) for own in kept)
-        fewer = [own for own in kept if all(minimums.get(n, 1) <= count for n in own.behind)]
-        if len(fewer) == len(kept):
-            return kept
-        kept = fewer
-
-
-def _starts(state: FedCollabState, group: Group) -> dict[str, Model]:
-    """Return the mean of what the members' coalitions had reached, one model each, or w⁰.
-
-    Absent silos count only if no member was present. A model of fewer silos than these accept is
-    not shown to others: if nothing else is left, each silo continues from its own.
-    """
-    reached = []
-    for before in state.members.groups:
-        behind = tuple(n for n in before if n in state.trained)
-        inside = tuple(n for n in behind if n in group)
-        if inside:
-            reached.append(_Reached(inside, behind, state.members.models[inside[0]]))
-    if not reached:
-        known = [n for n in group if n in state.trained]
-        reached = [_Reached((n,), (n,), state.members.models[n]) for n in known]
-    if not reached:
-        return dict.fromkeys(group, state.members.initial)
-    if len(reached) > 1 or set(group) - set(reached[0].behind):
-        reached = _shown(reached, state.members.minimums)
-    if not reached:
-        models = state.members.models
-        return {n: models[n] if n in state.trained else state.members.initial for n in group}
-    sizes = [sum(state.members.sizes[n] for n in own.names) for own in reached]
-    return dict.fromkeys(group, weighted_mean([own.model for own in reached], sizes))
 
 
 def _rows(matrix: np.ndarray) -> tuple[tuple[float, ...], ...]:

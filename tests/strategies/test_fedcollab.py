@@ -25,9 +25,9 @@ from coterie.strategies.fedcollab.algorithm import (
     Structure,
     _settled,
     _split_known,
-    _starts,
 )
 from coterie.strategies.fedcollab.discriminators import Discriminators, Measurement
+from coterie.strategies.fedcollab.starts import starts
 from coterie.strategies.partition.distance import Distance
 from coterie.strategies.rounds.algorithm import Answers, Update
 from coterie.strategies.rounds.members import Members
@@ -866,11 +866,13 @@ def test_a_coalition_that_changes_starts_from_the_mean_of_what_its_members_had()
         groups=(("a", "b"), ("c",)),
     )
     state = FedCollabState(members, trained=frozenset("abc"))
-    assert all(model is one for model in _starts(state, ("a", "b", "new")).values())
-    assert _starts(state, ("new",))["new"] is members.initial
-    mixed = _starts(state, ("b", "c", "new"))["new"]
+    assert all(
+        model is one for model in starts(state.members, state.trained, ("a", "b", "new")).values()
+    )
+    assert starts(state.members, state.trained, ("new",))["new"] is members.initial
+    mixed = starts(state.members, state.trained, ("b", "c", "new"))["new"]
     np.testing.assert_allclose(mixed["w"], (20 * 1 + 60 * 4) / 80)  # type: ignore[arg-type]
-    assert_equal_models(_starts(state, ("a", "b"))["a"], one)
+    assert_equal_models(starts(state.members, state.trained, ("a", "b"))["a"], one)
 
 
 def test_a_coalition_s_model_is_not_shown_to_a_newcomer_where_too_few_are_behind_it() -> None:
@@ -887,13 +889,16 @@ def test_a_coalition_s_model_is_not_shown_to_a_newcomer_where_too_few_are_behind
         trained=frozenset("abcd"),
     )
     first = state.members.initial
-    of_b, of_c = _starts(state, ("b", "new")), _starts(state, ("c", "d", "new"))
+    of_b, of_c = (
+        starts(state.members, state.trained, ("b", "new")),
+        starts(state.members, state.trained, ("c", "d", "new")),
+    )
     assert (of_b["b"] is two) and (of_b["new"] is first)
-    assert _starts(state, ("b",))["b"] is two
-    assert all(model is own for model in _starts(state, ("c", "d")).values())
+    assert starts(state.members, state.trained, ("b",))["b"] is two
+    assert all(model is own for model in starts(state.members, state.trained, ("c", "d")).values())
     assert (of_c["c"] is own) and (of_c["d"] is own) and (of_c["new"] is first)
-    assert _starts(state, ("a", "new"))["new"] is one, "a accepts being alone"
-    both = _starts(state, ("a", "b", "new"))["new"]
+    assert starts(state.members, state.trained, ("a", "new"))["new"] is one, "a accepts being alone"
+    both = starts(state.members, state.trained, ("a", "b", "new"))["new"]
     np.testing.assert_allclose(both["w"], 2.5)  # type: ignore[arg-type]
 
 
