@@ -38,6 +38,8 @@ ALONE, TOGETHER, CLUSTERS, PATH = "everybody alone", "all together", "clusters",
 RESTARTS, EXACT = 2, 12
 """Restarts of the search at each α of a path, and the most silos for an exact search; a path has a
 hundred values of α."""
+AS_IT_IS = "as it is"
+"""Source of the partition that is held when a race is run again."""
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,9 @@ from coterie.strategies.rounds.members import Members
 from coterie.strategies.rounds.models import weighted_mean
 from coterie.strategies.rounds.reports import Group
 
+ALONE, GROUP = "alone", "group"
+"""Purposes of a silo's trainings in addition to that of the model that it holds."""
+
 
 @dataclass(frozen=True)
 class Measured:

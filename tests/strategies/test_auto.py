@@ -21,6 +21,7 @@ from coterie.server.runs.inprocess import InProcessGrid
 from coterie.strategies import Auto, FederationError, RunResult
 from coterie.strategies.auto import candidates, evidence
 from coterie.strategies.auto.candidates import Candidate, between, nested, trivial
+from coterie.strategies.auto.race import decided
 from coterie.strategies.auto.state import AutoState, Entrant, Measured, Verdict, group_of
 from coterie.strategies.partition.gram import gram
 from coterie.strategies.partition.race import (
@@ -539,7 +540,7 @@ def _race(
 
 def _after(state: AutoState, **more: Any) -> AutoState:
     silos = tuple(Silo(n, i + 1, 50, described=True) for i, n in enumerate(NAMES))
-    return Auto().algorithm._decided(state, Round(6, silos, {"rounds": 8}, **more), complete=True)
+    return decided(state, Round(6, silos, {"rounds": 8}, **more), complete=True)
 
 
 @pytest.mark.parametrize(

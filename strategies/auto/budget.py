@@ -1,0 +1,135 @@
+"""What training and comparing cost, and what a run's budget allows."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from coterie import wire
+from coterie.strategies.auto.candidates import AS_IT_IS, Candidate
+from coterie.strategies.auto.evidence import MEASURES
+from coterie.strategies.auto.state import AutoState, group_of
+from coterie.strategies.rounds.algorithm import Round, Update, Updates, num_bytes
+from coterie.strategies.rounds.handles import Arrays
+from coterie.strategies.rounds.options import Scalar
+from coterie.strategies.rounds.roster import Silo
+
+log = logging.getLogger("coterie.run")
+
+HOLDOUT = 0.2
+"""Share of its training data that a silo holds out during look and race."""
+FEWEST = 5
+"""Training samples below which a silo holds nothing out and does not judge."""
+EXTRA = 2
+"""Rounds' worth of epochs in one round of the winner, while the budget allows."""
+
+
+@dataclass(frozen=True)
+class Budget:
+    """The most that a run may cost, as multiples of FedAvg in the same number of rounds.
+
+    Attributes:
+        trainings: of every silo.
+        bytes: of models and discriminators, to silos and back.
+    """
+
+    trainings: float
+    bytes: float
+
+    def most_bytes(self, state: AutoState, now: Round) -> float:
+        """Return the byte limit: ``bytes`` times FedAvg's bytes, past and still to come."""
+        each = state.each or _bytes_each(state.members.initial, now)
+        ahead = (now.rounds - state.number) * len(now.silos) * each
+        return self.bytes * (state.usual + ahead)
+
+    def allows_bytes(self, state: AutoState, now: Round, exchanges: float) -> bool:
+        return state.moved + exchanges * state.each <= self.most_bytes(state, now)
+
+    def charged(self, state: AutoState, updates: Updates, now: Round) -> AutoState:
+        """Add the round's trainings, in passes over a silo's samples, and its bytes."""
+        done, moved, usual, trained = dict(state.trainings), 0, 0, 0
+        for update in updates:
+            name = update.silo.name
+            comparing = state.phase != "hold" or name in state.probation
+            times = pass_of(update.silo) if comparing else float(self.times(state, name, now))
+            done[name] = done.get(name, 0.0) + times
+            moved += bytes_of(update)
+            if not update.purpose:
+                usual, trained = usual + bytes_of(update), trained + 1
+        return replace(
+            state,
+            trainings=done,
+            moved=state.moved + moved,
+            usual=state.usual + usual,
+            each=usual / trained if trained else state.each,
+        )
+
+    def longer(self, state: AutoState, name: str, now: Round) -> dict[str, Scalar]:
+        times, key = self.times(state, name, now), wire.LOCAL_EPOCHS
+        if now.config.get(wire.LOCAL_STEPS):
+            key = wire.LOCAL_STEPS
+        return {} if times == 1 else {key: times * int(now.config.get(key, 1))}
+
+    def times(self, state: AutoState, name: str, now: Round) -> int:
+        """Return how many rounds' worth of epochs a group trains in this round of a hold.
+
+        The remaining budget, spent early and equally for all members, makes up for the passes that
+        held-out samples missed and for the race.
+        """
+        if state.phase != "hold":
+            return 1
+        group = [n for n in group_of(state.held, name) if n in now.here]
+        epochs, left = int(now.config.get(wire.LOCAL_EPOCHS, 1)), now.rounds - now.number + 1
+        for member in group:
+            most = now.here[member].max_local_epochs
+            if most and (most < EXTRA * epochs or now.config.get(wire.LOCAL_STEPS)):
+                return 1
+            if state.trainings.get(member, 0.0) + EXTRA + left - 1 > self.trainings * now.rounds:
+                return 1
+        return EXTRA
+
+    def affordable(
+        self, state: AutoState, found: Sequence[Candidate], now: Round
+    ) -> tuple[Candidate, ...]:
+        """Drop the weakest candidates, not trivial or held ones, until a race is affordable."""
+        left = now.rounds - now.number - MEASURES
+        kept = list(found)
+        while True:
+            groups = {group for c in kept for group in c.groups if len(group) > 1}
+            arms = {n: 1 + sum(n in group for group in groups) for n in now.names}
+            fits = self.allows_bytes(
+                state, now, MEASURES * sum(arms.values()) + left * len(now.names)
+            ) and all(
+                state.trainings.get(n, 0.0) + MEASURES * arms[n] * pass_of(now.here[n]) + left
+                <= self.trainings * now.rounds
+                for n in now.names
+            )
+            spare = [c for c in kept if not (c.is_trivial or c.source == AS_IT_IS)]
+            if fits or not spare:
+                return tuple(kept)
+            weakest = min(spare, key=lambda c: (c.supported, c.num_sources, -kept.index(c)))
+            kept.remove(weakest)
+            log.info("auto does not race %s: the budget does not allow it", weakest.source)
+
+
+def holdout(silo: Silo) -> dict[str, Scalar]:
+    """Return the entry that holds samples out; empty for a silo with too few."""
+    return {wire.HOLDOUT: HOLDOUT} if silo.num_examples >= FEWEST else {}
+
+
+def pass_of(silo: Silo) -> float:
+    """Return the cost of a look or race training, as a share of one with all samples."""
+    return 1 - HOLDOUT if holdout(silo) else 1.0
+
+
+def bytes_of(update: Update) -> int:
+    return update.bytes_sent + update.bytes_received
+
+
+def _bytes_each(model: Arrays, now: Round) -> float:
+    """Return the bytes of a model to a silo and back, in the run's wire format."""
+    how = now.config.get(wire.WIRE_FORMAT, wire.FLOAT32)
+    if how == wire.FLOAT32:
+        return 2 * num_bytes(model)
+    return 2 * wire.num_rounded_bytes(model) * (0.75 if how == "delta-int8" else 1)

@@ -1,0 +1,137 @@
+"""The rounds of a race: who trains which group, which candidates drop out, and what is held."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+
+from coterie import wire
+from coterie.strategies.auto.budget import holdout
+from coterie.strategies.auto.candidates import Candidate
+from coterie.strategies.auto.decision import decision
+from coterie.strategies.auto.entries import verdict_text
+from coterie.strategies.auto.evidence import (
+    behind_alone,
+    entrants_of,
+    gains_of,
+    judges_of,
+    noted,
+    trials_of,
+)
+from coterie.strategies.auto.state import AutoState, Entrant, Verdict, holding
+from coterie.strategies.rounds.algorithm import Order, Round, Updates
+from coterie.strategies.rounds.handles import Model
+from coterie.strategies.rounds.members import minimums_of, present_groups, staying
+from coterie.strategies.rounds.models import weighted_mean
+from coterie.strategies.rounds.options import Scalar
+from coterie.strategies.rounds.policy import average
+from coterie.strategies.rounds.reports import Group
+from coterie.strategies.rounds.roster import Silo
+
+log = logging.getLogger("coterie.run")
+
+
+def race_orders(state: AutoState, silo: Silo, now: Round) -> list[Order]:
+    """Order a training of every raced group that the silo is in and accepts."""
+    minimums, work = minimums_of(now.silos), []
+    for number, group in enumerate(sorted(state.models)):
+        taking_part = staying([name for name in group if name in now.here], minimums)
+        if silo.name in taking_part:
+            told: dict[str, Scalar] = {**holdout(silo), wire.GROUP_SIZE: len(taking_part)}
+            work.append(Order(silo, state.models[group], purpose=f"race-{number}", config=told))
+    return work
+
+
+def with_raced(state: AutoState, updates: Updates) -> AutoState:
+    models, measured = dict(state.models), state.measured
+    for number, group in enumerate(sorted(state.models)):
+        mine = [u for u in updates if u.purpose == f"race-{number}" and u.silo.name in group]
+        mean = average(mine)
+        if mean is not None:
+            models[group] = mean
+        measured = noted(replace(state, measured=measured), group, mine)
+    return replace(state, models=models, measured=measured)
+
+
+def reduced(state: AutoState, now: Round) -> AutoState:
+    """Continue the race without the candidates that drop out, and their models."""
+    entrants = _with_dropped(entrants_of(state), now)
+    kept = tuple(one.candidate for one in entrants if not one.dropped)
+    groups = {group for candidate in kept for group in candidate.groups}
+    return replace(
+        state,
+        candidates=kept,
+        dropped=(*state.dropped, *(one for one in entrants if one.dropped)),
+        models={group: model for group, model in state.models.items() if group in groups},
+    )
+
+
+def would_leave(state: AutoState, winner: Candidate) -> bool:
+    """Return whether a silo would keep its own model, by the measurements so far.
+
+    Secure runs do not race groups that differ by one silo. Elsewhere such groups keep a race open,
+    so that groups have trained longer by its end, and fewer silos seem to lose.
+    """
+    return any(gain.own for gain in gains_of(state, winner).values())
+
+
+def decided(state: AutoState, now: Round, *, complete: bool) -> AutoState:
+    """End the race: hold the groups of its decision, and note the verdict."""
+    found = decision(state, unseen=now.unseen)
+    raced = (*_with_dropped(entrants_of(state), now), *state.dropped)
+    verdict = Verdict(
+        state.since,
+        now.number,
+        raced,
+        tuple(sorted(judges_of(state))),
+        next(n for n, one in enumerate(raced) if one.candidate.groups == found.winner.groups),
+        found.gains,
+        trials=trials_of(state, [entrant.candidate for entrant in raced]),
+        shares=all(m.share for of in state.measured.values() for n in of for m in of[n]),
+        complete=complete,
+        left=found.left,
+    )
+    log.info("auto: %s", verdict_text(verdict, found.keeping))
+    away = [n for g in state.held for n in g if n not in state.raced]
+    single = state.raced.difference(*found.groups).union(away)
+    models = {group: _model_to_hold(state, group) for group in found.groups}
+    return replace(
+        state,
+        phase="hold",
+        since=now.number,
+        verdict=verdict,
+        held=tuple(sorted((*found.groups, *((name,) for name in single)))),
+        group_models=models,
+        own=found.own,
+        models={},
+        measured={},
+        candidates=(),
+        dropped=(),
+        probation={n: 0 for n in now.names if n not in state.raced},
+        beside={},
+    )
+
+
+def _model_to_hold(state: AutoState, group: Group) -> Model:
+    """Return a group's model; a new group starts from its members', trained for longer."""
+    if group in state.group_models:
+        return state.group_models[group]
+    if not state.held:
+        return state.models[group]
+    held = holding(state)
+    return weighted_mean(
+        [held[n] for n in group], [max(state.members.sizes[n], 1.0) for n in group]
+    )
+
+
+def _with_dropped(entrants: Sequence[Entrant], now: Round) -> tuple[Entrant, ...]:
+    return tuple(replace(e, dropped=now.number) if e.standing.out else e for e in entrants)
+
+
+def fell_behind(state: AutoState) -> bool:
+    """Return whether the held groups are behind all-alone in a repeated race."""
+    groups = present_groups(state.held, sorted(state.raced))
+    raced = (*state.candidates, *(one.candidate for one in state.dropped))
+    measured = bool(judges_of(state)) and groups in {candidate.groups for candidate in raced}
+    return measured and behind_alone(state, groups)
