@@ -31,7 +31,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
 
@@ -40,9 +40,16 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from coterie import wire
-from coterie.strategies.errors import EXIT_CONFIG, FederationError, refused
+from coterie.strategies.errors import refused
 from coterie.strategies.hcct import alpha as trials
-from coterie.strategies.hcct.alpha import Found, Landscape, Trial
+from coterie.strategies.hcct.choosing_alpha import (
+    continue_trial,
+    goes_by_stated,
+    nobody_judges,
+    open_trial,
+)
+from coterie.strategies.hcct.starts import common_starts, group_starts
+from coterie.strategies.hcct.state import HCCTState
 from coterie.strategies.partition.gram import gram
 from coterie.strategies.partition.hcct import layer_choice, place
 from coterie.strategies.partition.objectives import HCCTUtility
@@ -60,23 +67,19 @@ from coterie.strategies.rounds.algorithm import (
 )
 from coterie.strategies.rounds.handles import Arrays, Change, Model, changed
 from coterie.strategies.rounds.members import (
-    Members,
     comparison,
     cosine_matrix,
     mean_of_all,
     present_groups,
-    staying,
+    with_absent,
 )
 from coterie.strategies.rounds.models import (
     accumulate,
     comparable,
     difference,
-    holders,
-    weighted_mean,
 )
 from coterie.strategies.rounds.options import Config, Count, CountOrNone, NotNegative, Seed
 from coterie.strategies.rounds.policy import average_groups, form
-from coterie.strategies.rounds.reports import Group
 
 log = logging.getLogger("coterie.run")
 
@@ -84,57 +87,8 @@ CATCH_UP = "catch-up"
 """Purpose of a newcomer's second training in its first round, from w⁰."""
 MAX_CATCH_UP = 5
 """Rounds' worth of epochs in a catch-up: enough to separate the groups on the members' scale."""
-MAX_WAIT = 4
-"""Round at whose end ``auto`` stops waiting for silos that have never answered."""
 MAX_CHURN = 1 / 3
 """Share of the silos behind a trial's winner whose coming or leaving triggers a new partition."""
-PATH_RESTARTS, PATH_EXACT = 2, 12
-"""Restarts of the search at each α of a path, and the most silos for an exact search; a path has a
-hundred values of α."""
-
-
-@dataclass(frozen=True)
-class HCCTState:
-    """HCCT's state between rounds.
-
-    Attributes:
-        memory: silo → c_i, its accumulated own updates (the compared arrays only).
-        noise: silo → expected squared norm of the noise in that, if it states one (privacy).
-        alphas: silo → its own α, if it stated one.
-        planned: groups of the next round.
-        starts: silo → the model that its group of the next round starts from.
-        newcomers: silos that have not been placed yet.
-        layer: prefix of the array names that are compared (HCCT-E); empty compares all.
-        unchanged: how often in a row the partition came out the same.
-        alpha: the choice of ``auto``.
-        trial: the ongoing trial of ``auto``.
-        untrained: silo → its measurement of w⁰ on the samples held out for ``auto``.
-        verdict: the trial's outcome, for the record of that round.
-        held: silos present when the partition that ``auto`` keeps was formed.
-        similarity: cosines between ``compared`` silos after the last round.
-        norms: lengths of the compared vectors.
-        alphas_used, sizes_used: α and training samples of ``compared`` at that time.
-    """
-
-    members: Members
-    memory: Mapping[str, Arrays] = field(default_factory=dict)
-    noise: Mapping[str, float] = field(default_factory=dict)
-    alphas: Mapping[str, float] = field(default_factory=dict)
-    planned: tuple[Group, ...] = ()
-    starts: Mapping[str, Model] = field(default_factory=dict)
-    newcomers: frozenset[str] = frozenset()
-    layer: str = ""
-    unchanged: int = 0
-    alpha: float | None = None
-    trial: Trial | None = None
-    untrained: Mapping[str, Found] = field(default_factory=dict)
-    verdict: Mapping[str, Any] = field(default_factory=dict)
-    held: Group = ()
-    compared: tuple[str, ...] = ()
-    similarity: tuple[tuple[float, ...], ...] = ()
-    norms: tuple[float, ...] = ()
-    alphas_used: tuple[float, ...] = ()
-    sizes_used: tuple[float, ...] = ()
 
 
 class HCCT(Algorithm[HCCTState]):
@@ -272,7 +226,7 @@ class HCCT(Algorithm[HCCTState]):
         parted = {name for group in set(groups) - set(present) for name in group if len(group) == 1}
         starts = {**state.starts, **{name: state.members.models[name] for name in parted}}
         if state.trial is None:
-            starts |= _common_starts(starts, groups, before=state.members)
+            starts |= common_starts(starts, groups, before=state.members)
         state = replace(state, members=state.members.grouped(groups), starts=starts)
         if state.trial is not None:
             tried = {name for group in state.trial.groups for name in group}
@@ -297,7 +251,7 @@ class HCCT(Algorithm[HCCTState]):
             first = [u for u in trained if u.silo.name not in {*state.memory, *state.alphas}]
             state = replace(state, untrained={**state.untrained, **trials.held_out(first)})
             if first and not state.untrained:
-                raise _nobody_judges(now)
+                raise nobody_judges(now)
         state = self._choose_layer(state, trained)
         probes = {u.silo.name: u for u in updates if u.purpose == CATCH_UP}
         deltas = {u.silo.name: self._compared(u, state.layer) for u in trained}
@@ -312,103 +266,13 @@ class HCCT(Algorithm[HCCTState]):
             verdict={},
         )
         here = state.members.here
+        solve = partial(self._solve, now=now)
         if state.trial is not None:
-            return self._continue_trial(state, updates, now)
-        if self.alpha == "auto" and state.alpha is None and not _go_by_stated(state, here):
-            return self._open_trial(state, here, deltas, now)
+            return continue_trial(state, updates, now, solve=solve)
+        if self.alpha == "auto" and state.alpha is None and not goes_by_stated(state, here):
+            return open_trial(state, here, set(deltas), now, solve=solve)
         state = self._partition(state, here, deltas, noisy, now)
         return replace(state, newcomers=state.newcomers - set(deltas))
-
-    def _open_trial(
-        self, state: HCCTState, here: Sequence[str], deltas: Mapping[str, Arrays], now: Round
-    ) -> HCCTState:
-        """Open the trial for α once the first updates allow it.
-
-        Until then all silos continue alone; a silo whose first answer was lost is waited for. A
-        silo that states its own α has no part in the trial and trains alone until it is over.
-        """
-        waiting = replace(
-            state,
-            planned=tuple((name,) for name in here),
-            starts={**state.starts, **{name: state.members.models[name] for name in here}},
-            newcomers=state.newcomers - set(deltas),
-            compared=(),
-            similarity=(),
-            norms=(),
-            alphas_used=(),
-            sizes_used=(),
-        )
-        undecided = [name for name in here if name not in state.alphas]
-        names = sorted(name for name in undecided if name in state.memory)
-        heard = len(names) == len(undecided) or now.number >= MAX_WAIT
-        time_for_it = _is_time_for_trial(now)
-        if now.number < trials.MIN_LOOK or not names or not heard or not time_for_it:
-            return waiting
-        landscape, rounds = self._landscape(state, names, now), now.rounds
-        found = trials.candidates(landscape)
-        if len(found) == 1:
-            return waiting
-        if now.number < trials.look_until(rounds) and not trials.is_visible(found, landscape):
-            return waiting
-        opened = trials.open_trial(
-            found,
-            state.members,
-            untrained=state.untrained,
-            rounds_left=trials.budget(rounds, now.number),
-        )
-        return replace(waiting, trial=opened)
-
-    def _landscape(self, state: HCCTState, names: Sequence[str], now: Round) -> Landscape:
-        return Landscape(
-            names=names,
-            gram=gram(
-                [list(state.memory[name].values()) for name in names],
-                noise=[state.noise.get(name, 0.0) for name in names],
-            ),
-            sizes=np.array([state.members.sizes[name] for name in names]),
-            minimums=state.members.minimums,
-            solve=partial(self._solve, now=now, num_restarts=PATH_RESTARTS, exact=PATH_EXACT),
-        )
-
-    def _continue_trial(self, state: HCCTState, updates: Updates, now: Round) -> HCCTState:
-        assert state.trial is not None
-        trial = trials.continue_trial(state.trial, updates)
-        models = dict(state.members.models)
-        last = now.number == now.rounds
-        if not (trials.is_decided(trial) or trial.rounds_left <= 0 or last):
-            return replace(state, trial=trial, starts={**state.starts, **models})
-        here = set(state.members.here)
-        tried = {name for group in trial.groups for name in group}
-        gone = not tried & here or (trial.leader is None and tried - here)
-        if gone and not last:
-            log.warning(
-                "alpha = auto: %s left, and nobody could compare all partitions: it looks again "
-                "with who is here",
-                ", ".join(sorted(tried - here)),
-            )
-            alone = tuple((name,) for name in sorted(here))
-            return replace(state, trial=None, planned=alone, starts={**state.starts, **models})
-        best = trial.candidates[trial.leader or 0]
-        verdict = trials.verdict(trial, last=last)
-        for group in best.groups:
-            models |= dict.fromkeys(group, trial.models[group])
-        names = sorted(tried & set(state.memory))  # who is away just now belongs to the groups too
-        groups = present_groups(best.groups, here)
-        members = state.members.holding(models).grouped(groups)
-        placed = tuple(group for group in groups if not state.newcomers & set(group))
-        mean = mean_of_all(members.grouped(placed))
-        landscape = self._landscape(state, names, now) if names else None
-        return replace(
-            state,
-            trial=None,
-            verdict=verdict,
-            alpha=best.alpha if landscape is None else trials.alpha_of(best, landscape),
-            members=members,
-            planned=best.groups,
-            held=tuple(sorted(tried)),
-            # Who came meanwhile is placed now, by a round from the mean of all.
-            starts={**state.starts, **models, **dict.fromkeys(sorted(state.newcomers), mean)},
-        )
 
     def _choose_layer(self, state: HCCTState, trained: Updates) -> HCCTState:
         """Choose in the first round which arrays are compared (HCCT-E, eq. 19)."""
@@ -517,9 +381,9 @@ class HCCT(Algorithm[HCCTState]):
             [tuple(sorted(compared[i] for i in group)) for group in placed],
             state.members.minimums,
         )
-        starts = {**state.members.models, **_group_starts(state.members, planned)}
+        starts = {**state.members.models, **group_starts(state.members, planned)}
         if stand:
-            planned = _with_absent(planned, state.planned, here)
+            planned = with_absent(planned, state.planned, here)
         return replace(
             state,
             planned=tuple(sorted(planned)),
@@ -603,7 +467,7 @@ class HCCT(Algorithm[HCCTState]):
     def _finds_alpha(self, state: HCCTState) -> bool:
         """Return whether ``auto`` has yet to choose α and can still do so."""
         decided = self.alpha != "auto" or state.alpha is not None
-        return not decided and not _go_by_stated(state, state.members.here)
+        return not decided and not goes_by_stated(state, state.members.here)
 
     def comparing(self, state: HCCTState, now: Round) -> bool:
         """Return whether ``auto`` looks for α, and is neither too late nor replaced by stated α."""
@@ -629,95 +493,3 @@ class HCCT(Algorithm[HCCTState]):
             own = [name for name in state.compared if name in state.alphas]
             details |= {"own-alpha": own} if own else {}
         return details | comparison(state.compared, state.similarity, state.norms)
-
-
-def _nobody_judges(now: Round) -> FederationError:
-    return FederationError(
-        "alpha = auto needs the errors that silos measure on data they hold out, and no silo gave "
-        "one. ClientApps other than coterie's do not hold out data, and silos may keep their error "
-        "to themselves (metrics in silo.toml). Give alpha as a number.",
-        round_number=now.number,
-        phase="alpha",
-        exit_code=EXIT_CONFIG,
-    )
-
-
-def _is_time_for_trial(now: Round) -> bool:
-    """Return whether a trial that begins now leaves a round for its groups."""
-    rounds = now.rounds
-    last = trials.last_to_begin(rounds)
-    if rounds and now.number == max(last + 1, 1):
-        log.warning(
-            "alpha = auto needs %d rounds more than are left to find its groups: everybody "
-            "stays alone. Give alpha as a number, or the run more rounds",
-            max(now.number, trials.MIN_LOOK) - last,
-        )
-    return not rounds or now.number <= last
-
-
-def _with_absent(
-    planned: Sequence[Group], before: Sequence[Group], here: Sequence[str]
-) -> tuple[Group, ...]:
-    """Add absent silos to ``planned``, next to their previous group members."""
-    absent = {name for group in before for name in group} - set(here)
-    groups = [set(group) for group in planned]
-    for group in before:
-        away = absent & set(group)
-        if away:
-            target = next((g for g in groups if g & set(group)), None)
-            if target is None:
-                groups.append(away)
-            else:
-                target |= away
-    return tuple(tuple(sorted(group)) for group in groups)
-
-
-def _common_starts(
-    starts: Mapping[str, Model], groups: Sequence[Group], *, before: Members
-) -> dict[str, Model]:
-    """Return one common start for each existing group to which a silo returns.
-
-    A returning silo takes the present members' start; its old model does not enter their mean. No
-    silo's model enters a mean of fewer silos than it accepts: if nothing else is left, each
-    continues from its own.
-    """
-    here = set(before.here)
-    common: dict[str, Model] = {}
-    for group in groups:
-        if _share_a_model(group, starts):
-            continue
-        stayed = tuple(name for name in group if name in here)
-        shown = staying(stayed or group, before.minimums)
-        if stayed and shown and _share_a_model(shown, starts):
-            common |= dict.fromkeys(group, starts[shown[0]])
-        elif shown:
-            common |= dict.fromkeys(group, _group_starts(before, [shown])[shown[0]])
-    return common
-
-
-def _share_a_model(group: Sequence[str], models: Mapping[str, Model]) -> bool:
-    return len(holders({name: models[name] for name in group})) == 1
-
-
-def _go_by_stated(state: HCCTState, here: Sequence[str]) -> bool:
-    """Return whether ``auto`` tries nothing, as all silos here but at most one state their own α.
-
-    Groups formed that way are not dissolved for a trial when more silos without α come.
-    """
-    undecided = [name for name in here if name not in state.alphas]
-    few = len(undecided) < 2 and len(undecided) < len(here)
-    return bool(state.alphas) and (few or bool(state.compared))
-
-
-def _group_starts(members: Members, groups: Sequence[Group]) -> dict[str, Model]:
-    """Return the size-weighted mean of each group's current models (Algorithm 1, line 15)."""
-    starts: dict[str, Model] = {}
-    for group in groups:
-        if _share_a_model(group, members.models):  # nothing changed hands
-            mean = members.models[group[0]]
-        else:
-            mean = weighted_mean(
-                [members.models[n] for n in group], [members.sizes[n] for n in group]
-            )
-        starts |= dict.fromkeys(group, mean)
-    return starts

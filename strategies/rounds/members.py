@@ -85,6 +85,23 @@ def present_groups(groups: Iterable[Group], here: Iterable[str]) -> tuple[Group,
     return tuple(sorted([*filter(None, kept), *((n,) for n in here if n not in grouped)]))
 
 
+def with_absent(
+    planned: Sequence[Group], before: Sequence[Group], here: Sequence[str]
+) -> tuple[Group, ...]:
+    """Add absent silos to ``planned``, next to their previous group members."""
+    absent = {name for group in before for name in group} - set(here)
+    groups = [set(group) for group in planned]
+    for group in before:
+        away = absent & set(group)
+        if away:
+            target = next((g for g in groups if g & set(group)), None)
+            if target is None:
+                groups.append(away)
+            else:
+                target |= away
+    return tuple(tuple(sorted(group)) for group in groups)
+
+
 def enrol(members: Members, new: Sequence[Silo], model: Model) -> Members:
     """Add silos with ``model`` as their current model."""
     return replace(

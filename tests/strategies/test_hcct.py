@@ -13,9 +13,11 @@ import numpy as np
 import pytest
 
 from coterie.strategies import HCCT, FederationError
-from coterie.strategies.hcct.algorithm import CATCH_UP, HCCTState, _common_starts
+from coterie.strategies.hcct.algorithm import CATCH_UP
 from coterie.strategies.hcct.alpha import HOLDOUT as SHARE
 from coterie.strategies.hcct.alpha import Candidate, Landscape, alpha_of
+from coterie.strategies.hcct.starts import common_starts
+from coterie.strategies.hcct.state import HCCTState
 from coterie.strategies.partition.gram import gram
 from coterie.strategies.partition.hcct import partition
 from coterie.strategies.partition.objectives import HCCTUtility
@@ -943,7 +945,7 @@ def test_who_comes_back_is_not_shown_a_model_of_fewer_silos_than_these_accept() 
             groups=tuple((name,) for name in here),
             minimums={"a": 3, "b": 2},
         )
-        return own | _common_starts(own, [group], before=before)
+        return own | common_starts(own, [group], before=before)
 
     alone = starts(("b", "c"), here="b")
     assert alone["b"] is b and alone["c"] is c, "b's model is nobody's mean"
