@@ -33,10 +33,8 @@ Differs from the paper in:
 from __future__ import annotations
 
 import logging
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
 
@@ -45,6 +43,9 @@ from pydantic import Field
 
 from coterie import wire
 from coterie.strategies.errors import EXIT_NO_SILOS, FederationError
+from coterie.strategies.fedgroup.clustering import clusters, separation_of, warnings_by_name
+from coterie.strategies.fedgroup.inter_group import inter_group
+from coterie.strategies.fedgroup.state import FedGroupState, global_model
 from coterie.strategies.partition import fedgroup
 from coterie.strategies.partition.gram import cross, gram
 from coterie.strategies.plain.placing import compared
@@ -60,15 +61,14 @@ from coterie.strategies.rounds.algorithm import (
     drawn,
     num_batches,
 )
-from coterie.strategies.rounds.handles import Arrays, Model, arrays_of, is_seen
+from coterie.strategies.rounds.handles import Model, is_seen
 from coterie.strategies.rounds.members import (
-    Members,
     by_number,
     comparison,
     cosine_matrix,
     give_out,
 )
-from coterie.strategies.rounds.models import is_statistic, plain_mean
+from coterie.strategies.rounds.models import plain_mean
 from coterie.strategies.rounds.options import (
     Config,
     Count,
@@ -86,46 +86,7 @@ log = logging.getLogger("coterie.run")
 
 COLD_START = "cold-start"
 """Purpose of a training from w⁰, unless it is round 1 itself."""
-LOW_SEPARATION = 0.6
-"""Silhouette of the MADC distances below which groups are doubtful; see ``choose_num_groups``."""
-MAX_AUTO_GROUPS = 32
-"""Maximum number of groups that ``num_groups="auto"`` tries."""
 _PRETRAIN, _CLUSTER, _SAMPLE, _ASSIGN = range(4)  # purposes of the strategy's own randomness
-
-
-@dataclass(frozen=True)
-class FedGroupState:
-    """FedGroup's state between rounds. Groups are numbered from 0 and never renumbered.
-
-    Attributes:
-        group_of: silo → number of its group, permanently; silos not in it are cold.
-        group_models: w^(g_j).
-        directions: Δw₀^(g_j), frozen: mean pre-training updates (the compared arrays only).
-        norms: the lengths of ``directions``.
-        pretraining: the silos whose updates form the groups; None before they are chosen.
-        separation: silhouette of the groups formed, if there is one.
-        here: silos of the last round, sorted.
-        begun: silos whose cold start was the beginning of the last round's training.
-        similarity: silo placed in the last round → its cosine with every direction.
-        opened: silos that opened a group in the last round.
-        compared: silos whose updates formed groups in the last round; ``cosines`` and ``lengths``
-            are of those updates.
-    """
-
-    members: Members
-    group_of: Mapping[str, int] = field(default_factory=dict)
-    group_models: tuple[Model, ...] = ()
-    directions: tuple[Arrays, ...] = ()
-    norms: tuple[float, ...] = ()
-    pretraining: tuple[str, ...] | None = None
-    separation: float | None = None
-    here: tuple[str, ...] = ()
-    begun: tuple[str, ...] = ()
-    similarity: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
-    opened: tuple[str, ...] = ()
-    compared: tuple[str, ...] = ()
-    cosines: tuple[tuple[float, ...], ...] = ()
-    lengths: tuple[float, ...] = ()
 
 
 class FedGroup(Algorithm[FedGroupState]):
@@ -366,8 +327,15 @@ class FedGroup(Algorithm[FedGroupState]):
         deltas = [compared(update) for update in updates]
         noise = [u.noise_in(delta) for u, delta in zip(updates, deltas, strict=True)]
         matrix = gram([list(delta.values()) for delta in deltas], noise=noise)
-        with _warnings_by_name():
-            found = self._clusters(matrix, [u.silo.name for u in updates], now)
+        with warnings_by_name():
+            found = clusters(
+                matrix,
+                [u.silo.name for u in updates],
+                self._rng(now.number, _CLUSTER),
+                num_groups=self.num_groups,
+                measure=self.measure,
+                centres=self.centres,
+            )
         groups = _accepted(found, updates)
         if not groups:
             raise FederationError(
@@ -396,47 +364,7 @@ class FedGroup(Algorithm[FedGroupState]):
         )
         if self.centres == "random" or len(found) in (1, len(updates)):
             return state
-        return replace(state, separation=self._separation(matrix, found))
-
-    def _clusters(self, matrix: np.ndarray, names: Sequence[str], now: Round) -> list[list[int]]:
-        for row in np.flatnonzero(matrix.diagonal() == 0).tolist():
-            log.warning("silo %s sent a zero update: its group means nothing", names[row])
-        rng = self._rng(now.number, _CLUSTER)
-        wanted = self._count(matrix, rng)
-        if self.centres == "random":
-            picked = rng.choice(len(matrix), size=wanted, replace=False)
-            return [[row] for row in sorted(picked.tolist())]
-        groups = fedgroup.cold_start(matrix, num_groups=wanted, measure=self.measure, rng=rng)
-        if len(groups) < wanted:
-            log.warning(
-                "the updates have only %s: %s, not %d",
-                wire.counted(len(groups), "different direction"),
-                wire.counted(len(groups), "group"),
-                wanted,
-            )
-        return groups
-
-    def _count(self, matrix: np.ndarray, rng: np.random.Generator) -> int:
-        if self.num_groups != "auto":
-            return int(self.num_groups)
-        highest = min(MAX_AUTO_GROUPS, len(matrix))
-        found = fedgroup.choose_num_groups(
-            matrix, measure=self.measure, rng=rng, max_groups=highest
-        )
-        log.info("num-groups: %d, by silhouettes %s", found.num_groups, found.silhouettes)
-        return found.num_groups
-
-    def _separation(self, matrix: np.ndarray, groups: list[list[int]]) -> float:
-        with _warnings_by_name():
-            separation = fedgroup.silhouette(matrix, groups)
-        if separation < LOW_SEPARATION:
-            log.warning(
-                "the groups are badly separated: silhouette %.2f, below %.1f. More pretrain-epochs "
-                "or another num-groups may help.",
-                separation,
-                LOW_SEPARATION,
-            )
-        return separation
+        return replace(state, separation=separation_of(matrix, found))
 
     def _trained(self, state: FedGroupState, updates: Updates, now: Round) -> FedGroupState:
         """Run every group's FedAvg, then the inter-group aggregation (Algorithm 2, lines 5–10)."""
@@ -451,7 +379,7 @@ class FedGroup(Algorithm[FedGroupState]):
                 models[number] = mean
         if self.inter_group_lr and updates:
             buffers = {name for update in updates for name in update.silo.buffers}
-            models = _inter_group(models, self.inter_group_lr, sorted(buffers))
+            models = inter_group(models, self.inter_group_lr, sorted(buffers))
         return replace(state, group_models=tuple(models))
 
     def _placed(self, state: FedGroupState, updates: Updates, now: Round) -> FedGroupState:
@@ -468,7 +396,7 @@ class FedGroup(Algorithm[FedGroupState]):
         row = [list(delta.values())]
         inner = cross(row, [list(direction.values()) for direction in state.directions])[0]
         norm = float(np.sqrt(gram(row, noise=[update.noise_in(delta)])[0, 0]))
-        with _warnings_by_name():
+        with warnings_by_name():
             cosines = fedgroup.similarities(inner, state.norms, norm)
         if not any(array.any() for array in delta.values()):
             log.warning("silo %s sent a zero update: its group means nothing", name)
@@ -531,14 +459,6 @@ class FedGroup(Algorithm[FedGroupState]):
         }
 
 
-def global_model(state: FedGroupState) -> Model:
-    """Return the auxiliary global model (Algorithm 2, line 11): the plain mean of group models.
-
-    It is w⁰ without groups. After a run, call ``global_model(result.state)``.
-    """
-    return plain_mean(state.group_models) if state.group_models else state.members.initial
-
-
 def _local_epochs(now: Round) -> int:
     """Return E; 1 by default, as at the silos."""
     return int(now.config.get(wire.LOCAL_EPOCHS, 1))
@@ -548,14 +468,6 @@ def _round_steps(silo: Silo, now: Round) -> int:
     """Return the mini-batches of a round's training at a silo that described itself."""
     steps = int(now.config.get(wire.LOCAL_STEPS, 0))
     return steps or _local_epochs(now) * num_batches(silo, now.config)
-
-
-@contextmanager
-def _warnings_by_name() -> Iterator[None]:
-    """Silence the numerics' warnings, which name rows; they are logged with silo names instead."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", r"Zero update|Only \d+ different", RuntimeWarning)
-        yield
 
 
 def _accepted(groups: Sequence[Sequence[int]], updates: Updates) -> list[list[int]]:
@@ -578,31 +490,3 @@ def _handed_out(state: FedGroupState) -> FedGroupState:
     here = [name for name in state.here if name in state.group_of]
     members = give_out(state.members, here, state.group_of, state.group_models)
     return replace(state, members=members)
-
-
-def _inter_group(models: Sequence[Model], rate: float, buffers: Sequence[str]) -> list[Model]:
-    """Return ``w_j + η_g · Σ_{l≠j} w_l / |w_l|`` of the old models (Algorithm 2, line 18)."""
-    seen = [arrays_of(model) for model in models]
-    units = [_unit(model, buffers) for model in seen]
-    return [
-        {
-            name: _moved(array, [u[name] for u in units[:j] + units[j + 1 :] if name in u], rate)
-            for name, array in model.items()
-        }
-        for j, model in enumerate(seen)
-    ]
-
-
-def _moved(array: Any, steps: Sequence[np.ndarray], rate: float) -> Any:
-    return (array + rate * sum(steps)).astype(array.dtype) if steps else array
-
-
-def _unit(model: Arrays, buffers: Sequence[str]) -> dict[str, np.ndarray]:
-    """Return the parameters in float64, divided by their common norm; empty for a zero model."""
-    wide = {
-        name: array.astype(np.float64)
-        for name, array in model.items()
-        if np.issubdtype(array.dtype, np.floating) and not is_statistic(name, buffers)
-    }
-    norm = float(np.sqrt(sum(float(np.vdot(array, array)) for array in wide.values())))
-    return {name: array / norm for name, array in wide.items()} if norm > 0 else {}

@@ -17,7 +17,8 @@ from coterie.server.runs.inprocess import InProcessGrid
 from coterie.server.study.demo import NEWCOMER, hidden_groups, newcomer, silos
 from coterie.strategies import FedGroup
 from coterie.strategies.errors import EXIT_CONFIG, EXIT_NO_SILOS, FederationError
-from coterie.strategies.fedgroup.algorithm import COLD_START, FedGroupState, global_model
+from coterie.strategies.fedgroup.algorithm import COLD_START
+from coterie.strategies.fedgroup.state import FedGroupState, global_model
 from coterie.strategies.rounds.algorithm import Order, Update
 from coterie.strategies.rounds.roster import Churn, DescribedRoster, Silo
 from coterie.wire import Model
