@@ -137,8 +137,8 @@ MUTATIONS = (
     ),
     Mutation(
         "a silo of another task is let in",
-        "strategies/rounds/roster.py",
-        "if described.task != self.task:",
+        "strategies/rounds/admission.py",
+        "if described.task != task:",
         "if False:",
         "tests/strategies tests/server",
     ),

@@ -19,9 +19,10 @@ from coterie.server.runs.initial import initial_arrays
 from coterie.server.runs.inprocess import InProcessGrid
 from coterie.server.runs.run import build_strategy
 from coterie.strategies.rounds.checkpoint import Checkpoint
+from coterie.strategies.rounds.churn import Churn
 from coterie.strategies.rounds.reports import RoundReport
 from coterie.strategies.rounds.result import RunResult
-from coterie.strategies.rounds.roster import Churn, DescribedRoster, Silo
+from coterie.strategies.rounds.roster import DescribedRoster, Silo
 from coterie.strategies.strategy import GroupStrategy
 from coterie.tasks.base import Option
 from coterie.wire import Model

@@ -23,8 +23,8 @@ from coterie.features.secure.sums import insecure
 from coterie.strategies.errors import FederationError, refused
 from coterie.strategies.registry import STRATEGIES, Row
 from coterie.strategies.rounds.algorithm import Algorithm
+from coterie.strategies.rounds.churn import Churn
 from coterie.strategies.rounds.options import Key, Options, Positive, Scalar, table_of
-from coterie.strategies.rounds.roster import Churn
 
 GENERATORS = STRATEGIES["fedgenp"]
 """The strategy whose options accompany ``generators``."""

@@ -14,7 +14,8 @@ from flwr.serverapp import Grid
 
 from coterie import wire
 from coterie.strategies.errors import EXIT_NO_SILOS, FederationError
-from coterie.strategies.rounds.roster import MOST_REASONS, DescribedRoster, Silo, sentences
+from coterie.strategies.rounds.reasons import MOST_REASONS, sentences
+from coterie.strategies.rounds.roster import DescribedRoster, Silo
 
 CHECK_AGAIN_S = 1.0
 """Interval of checks whether skipped silos must be asked after all."""

@@ -30,10 +30,11 @@ from coterie.server.runs.statistics import ask_for_statistics, require_answers, 
 from coterie.server.runs.tracking import Tracking
 from coterie.strategies.errors import FederationError, refused
 from coterie.strategies.rounds.checkpoint import Checkpoint
+from coterie.strategies.rounds.churn import Churn
 from coterie.strategies.rounds.options import Scalar
 from coterie.strategies.rounds.reports import RoundReport
 from coterie.strategies.rounds.result import RunResult
-from coterie.strategies.rounds.roster import Churn, Roster, Silo
+from coterie.strategies.rounds.roster import Roster, Silo
 from coterie.strategies.strategy import GroupStrategy
 from coterie.system.files import LockedError, held_by, locked, make_folder, why_unwritten
 

@@ -16,7 +16,7 @@ from coterie.server.runs.record import RECORD, reading
 from coterie.server.site import enrolled
 from coterie.server.site.federation import Federation
 from coterie.strategies.errors import FederationError, refused
-from coterie.strategies.rounds.roster import own_release
+from coterie.strategies.rounds.admission import own_release
 from coterie.system.files import held_by
 from coterie.wire.releases import numbers
 

@@ -10,9 +10,9 @@ from coterie import wire
 from coterie.strategies.auto.candidates import Candidate
 from coterie.strategies.auto.state import AutoState, Entrant, Measured, Trial, group_of
 from coterie.strategies.partition.race import NEAR, Gain, Standing, shrunken_gains, standings
+from coterie.strategies.rounds.admission import MAX_EXAMPLES
 from coterie.strategies.rounds.algorithm import Update
 from coterie.strategies.rounds.reports import Group
-from coterie.strategies.rounds.roster import MAX_EXAMPLES
 
 MEASURES = 2
 """Number of a model's last measurements that are averaged."""

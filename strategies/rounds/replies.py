@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from coterie import wire
 from coterie.strategies.errors import FederationError
+from coterie.strategies.rounds.admission import MAX_EXAMPLES
 from coterie.strategies.rounds.algorithm import Answers, Order, Update, Updates, num_bytes
 from coterie.strategies.rounds.handles import Arrays, Masked, Model, arrays_of
 from coterie.strategies.rounds.models import each
@@ -26,7 +27,7 @@ from coterie.strategies.rounds.reports import (
     PhaseReport,
     SiloReport,
 )
-from coterie.strategies.rounds.roster import MAX_EXAMPLES, Silo
+from coterie.strategies.rounds.roster import Silo
 from coterie.wire import Value
 
 log = logging.getLogger("coterie.run")

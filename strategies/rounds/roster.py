@@ -8,13 +8,10 @@ names to nodes, and refuses silos that cannot take part, with the reason.
 from __future__ import annotations
 
 import logging
-import re
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Protocol
 
 from flwr.app import ConfigRecord, Message, RecordDict
@@ -22,12 +19,19 @@ from flwr.serverapp import Grid
 
 from coterie import wire
 from coterie.strategies.errors import EXIT_NO_SILOS, FederationError
+from coterie.strategies.rounds.admission import difference, objection, own_release, release_of
+from coterie.strategies.rounds.churn import Churn
 from coterie.strategies.rounds.exchange import exchange
+from coterie.strategies.rounds.reasons import (
+    MOST_REASONS,
+    by_reason,
+    listed,
+    sentences,
+    waiting_text,
+)
 
 log = logging.getLogger("coterie.run")
 
-MAX_EXAMPLES = 1e9
-"""More training samples than any silo has; one that states more is wrong or wants more weight."""
 DESCRIBE_DEADLINE_S, DESCRIBE_MORE_S = 20.0, 0.1
 """Seconds for silos to describe themselves, and additional seconds per silo: a loaded SuperLink
 forwards about ten messages a second."""
@@ -40,7 +44,6 @@ TOLD_DEADLINE_S = 5.0
 """Seconds for silos that do not fit to note the difference, and for nodes that are asked again."""
 POLL_S = 0.05
 SAY_AGAIN_S = 10.0
-MOST_REASONS = 5
 
 
 @dataclass(frozen=True)
@@ -138,39 +141,6 @@ class NodeRoster:
         return [Silo(name=f"node-{node}", node_id=node) for node in nodes]
 
 
-@dataclass(frozen=True)
-class Churn:
-    """A script of joins and leaves, which makes a simulation of churn repeatable.
-
-    Attributes:
-        joins: silo → the round in which it joins; the run waits for it.
-        leaves: silo → the round before which it leaves; the run waits for that.
-    """
-
-    joins: Mapping[str, int] = field(default_factory=dict)
-    leaves: Mapping[str, int] = field(default_factory=dict)
-
-    @classmethod
-    def parse(cls, text: str) -> Churn:
-        """Read ``"late+7, north-3-14"``: *late* joins at round 7, *north-3* leaves before 14.
-
-        Raises:
-            ValueError: the text does not follow that form.
-        """
-        joins: dict[str, int] = {}
-        leaves: dict[str, int] = {}
-        for part in filter(None, (p.strip() for p in text.split(","))):
-            match = re.fullmatch(r"(.+)([+-])(\d+)", part)
-            if match is None:
-                raise ValueError(
-                    f"churn must be a list of NAME+ROUND (joins) and NAME-ROUND (leaves). "
-                    f"Got {part!r}."
-                )
-            name, sign, number = match.groups()
-            (joins if sign == "+" else leaves)[name] = int(number)
-        return cls(joins, leaves)
-
-
 @dataclass
 class DescribedRoster:
     """A roster of silos by stated name; the first node with a name keeps it while connected.
@@ -261,7 +231,7 @@ class DescribedRoster:
                 self._described.clear()
                 self._begun = True
                 return sorted(here, key=lambda silo: silo.name)
-            text = _waiting_text(training, self.min_silos, missing + away, lingering, number)
+            text = waiting_text(training, self.min_silos, missing + away, lingering, number)
             reasons = self._reasons()
             text += reasons
             if reasons != known or time.monotonic() - self._said >= SAY_AGAIN_S:
@@ -272,8 +242,8 @@ class DescribedRoster:
                 later = self._later.values()  # told already
                 untold = {who: why for who, why in self.refused.items() if why not in later}
                 refused = "".join(
-                    f" {_listed(names)} {'was' if len(names) == 1 else 'were'} refused: {why}"
-                    for why, names in _by_reason(untold).items()
+                    f" {listed(names)} {'was' if len(names) == 1 else 'were'} refused: {why}"
+                    for why, names in by_reason(untold).items()
                 )
                 raise FederationError(
                     f"gave up after {patience_s:.0f} s: {text}.{refused} {self._after_waiting()}",
@@ -491,60 +461,14 @@ class DescribedRoster:
         )
 
     def _objection(self, described: wire.Description) -> str:
-        if not wire.is_spoken(described.protocol):
-            return (
-                f"it speaks protocol {described.protocol}, the run speaks "
-                f"{wire.OLDEST_PROTOCOL} to {wire.PROTOCOL}."
-            )
-        if described.task != self.task:
-            own = ", ".join(map(repr, described.tasks)) or repr(described.task)
-            return f"it serves task {own}, {wire.OTHER_TASK} {self.task!r}."
-        theirs = release_of(described)
-        if not wire.talk(theirs, own_release()):
-            return (
-                f"it has coterie {theirs}, the coordinator has {own_release()}: a release talks "
-                "with the one before it and the one after it. Upgrade the side that is behind."
-            )
-        if not wire.is_silo_name(described.name):
-            return "its name must have 1 to 64 letters, digits, '.', '_' or '-'."
-        if described.alpha is not None and not 0 <= described.alpha < float("inf"):
-            return f"its alpha must be finite and at least 0. Got {described.alpha}."
-        if described.min_group_size < 1:
-            return f"its min_group_size must be at least 1. Got {described.min_group_size}."
-        if described.max_local_epochs < 0:
-            return f"its max_local_epochs must be at least 0. Got {described.max_local_epochs}."
-        if not 0 < described.num_examples <= MAX_EXAMPLES:
-            return (
-                f"it states {described.num_examples} training samples; it must be at least 1 and "
-                f"at most {MAX_EXAMPLES:g}."
-            )
-        return self._difference(described) if self._is_other(described) else ""
+        reason = objection(described, self.task)
+        if reason or not self._is_other(described):
+            return reason
+        return self._difference(described)
 
     def _difference(self, described: wire.Description) -> str:
-        """Return what differs, as far as schemas show; they may end in a file and its checksum."""
-        ours, theirs = map(_WEIGHTS.search, (self.schema, described.schema))
-        here = ", ".join(sorted(silo.name for silo in self._by_node.values())) or "the run's silos"
-        if described.schema == self.schema and self._agreed is not None:
-            pairs = zip(described.common[1:], self._agreed.common[1:], _NAMED, strict=True)
-            other = [name for own, agreed, name in pairs if own != agreed]
-            return (
-                f"it states {' and '.join(other)} than {here} for the same task. Give every silo "
-                "the same code and release of it."
-            )
-        known = self._parts and described.parts
-        if found := wire.differences(self._parts, described.parts) if known else []:
-            return (
-                f"its task is not that of {here}: {', '.join(found)} "
-                f"{'differs' if len(found) == 1 else 'differ'} (schema differs). "
-                "Give every silo the same declaration or code of the task."
-            )
-        if ours is not None and theirs is not None and ours[0] != theirs[0]:
-            return (
-                f"the weights that its model begins from differ: its {theirs[1]} has SHA-256 "
-                f"{theirs[2]}…, that of {here} ({ours[1]}) {ours[2]}… (schema differs). "
-                "Give every silo the same file."
-            )
-        return f"its model has other arrays or classes than that of {here} (schema differs)."
+        names = [silo.name for silo in self._by_node.values()]
+        return difference(described, self.schema, self._parts, self._agreed, names)
 
     def _refuse(self, node: int, who: str, reason: str) -> None:
         who = who or f"node {node}"
@@ -557,66 +481,12 @@ class DescribedRoster:
         log.error("silo %s does not take part: %s", who, reason)
 
 
-def sentences(reasons: Mapping[str, str]) -> list[str]:
-    """Return one sentence per reason why silos do not take part, naming all its silos."""
-    return [_sentence(names, why) for why, names in _by_reason(reasons).items()]
-
-
-def _by_reason(reasons: Mapping[str, str]) -> dict[str, list[str]]:
-    return wire.by_reason(dict(sorted(reasons.items())))
-
-
-def _sentence(names: Sequence[str], why: str) -> str:
-    serves = "serves" if len(names) == 1 else "serve"
-    said = re.sub(r"^(it )?serves ", f"{serves} ", why)
-    return f"{_listed(names)} {said}" if said.startswith(serves) else f"{_listed(names)}: {why}"
-
-
-def _listed(names: Sequence[str]) -> str:
-    more = len(names) - MOST_REASONS
-    return ", ".join(names[:MOST_REASONS]) + (f" and {more} more" if more > 0 else "")
-
-
-_NAMED = (
-    "other arrays as statistics",
-    "another number of columns to scale",
-    "another leading metric",
-)
-"""How two descriptions of one schema may differ, in the order of ``wire.Description.common``."""
-_WEIGHTS = re.compile(r"/([\w.-]{1,64}):([0-9a-f]{16})$")
-"""The end of a schema whose model starts from a file or has a frozen part: its name and SHA-256."""
-
-
 def _describe(node: int, config: Mapping[str, Any]) -> Message:
     content = RecordDict({wire.CONFIG: ConfigRecord(dict(config))})
     return Message(content, dst_node_id=node, message_type=wire.DESCRIBE, group_id="0")
-
-
-@cache
-def own_release() -> str:
-    """Return the version of coterie here; empty if it runs from its source."""
-    try:
-        return version("coterie")
-    except PackageNotFoundError:
-        return ""
-
-
-def release_of(described: wire.Description) -> str:
-    """Return the version of coterie that a silo states; empty if it states none."""
-    return (described.versions or {}).get("coterie", "")
 
 
 def _other_release(theirs: str) -> str:
     """Return a note on a silo whose release is not the coordinator's."""
     own = own_release()
     return f", coterie {theirs} (here {own}; they talk)" if own and theirs not in ("", own) else ""
-
-
-def _waiting_text(
-    here: int, min_silos: int, missing: Sequence[str], lingering: Sequence[str], number: int
-) -> str:
-    if missing:
-        return f"round {number} waits for {', '.join(missing)} to join"
-    if lingering:
-        return f"round {number} waits for {', '.join(lingering)} to leave"
-    return f"waiting for silos: {here} of at least {min_silos if number <= 1 else 1} here"

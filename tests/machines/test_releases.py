@@ -19,7 +19,8 @@ from coterie.server.machine.superlink import engine_speaks_http
 from coterie.server.runs.inprocess import InProcessGrid, client_app
 from coterie.server.site import enrolled, federation
 from coterie.strategies.errors import FederationError
-from coterie.strategies.rounds.roster import DescribedRoster, own_release
+from coterie.strategies.rounds.admission import own_release
+from coterie.strategies.rounds.roster import DescribedRoster
 from coterie.system.files import locked
 from coterie.wire import enrolment, releases
 from tests.commands import coterie

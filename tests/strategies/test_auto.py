@@ -33,10 +33,11 @@ from coterie.strategies.partition.race import (
 )
 from coterie.strategies.rounds.algorithm import Round, Update
 from coterie.strategies.rounds.checkpoint import Checkpoint
+from coterie.strategies.rounds.churn import Churn
 from coterie.strategies.rounds.members import Members
 from coterie.strategies.rounds.play import welcome
 from coterie.strategies.rounds.reports import Group, RoundReport
-from coterie.strategies.rounds.roster import Churn, DescribedRoster, Silo
+from coterie.strategies.rounds.roster import DescribedRoster, Silo
 from tests.conftest import assert_equal_models, digits_config, plain_app, plain_initial, plain_nodes
 from tests.kit import initial
 

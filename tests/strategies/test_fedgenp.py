@@ -38,9 +38,10 @@ from coterie.strategies.fedgenp.latent import GeneratorPlan
 from coterie.strategies.plain.fedavg import Independent as IndependentAlgorithm
 from coterie.strategies.rounds.algorithm import Order, Round, Update
 from coterie.strategies.rounds.checkpoint import Checkpoint
+from coterie.strategies.rounds.churn import Churn
 from coterie.strategies.rounds.members import Plain as PlainState
 from coterie.strategies.rounds.result import RunResult
-from coterie.strategies.rounds.roster import Churn, DescribedRoster, Silo
+from coterie.strategies.rounds.roster import DescribedRoster, Silo
 from coterie.strategies.strategy import GroupStrategy
 from coterie.tasks import load_task
 from coterie.tasks.base import Option, SiloData, Task

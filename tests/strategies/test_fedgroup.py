@@ -20,7 +20,8 @@ from coterie.strategies.errors import EXIT_CONFIG, EXIT_NO_SILOS, FederationErro
 from coterie.strategies.fedgroup.algorithm import COLD_START
 from coterie.strategies.fedgroup.state import FedGroupState, global_model
 from coterie.strategies.rounds.algorithm import Order, Update
-from coterie.strategies.rounds.roster import Churn, DescribedRoster, Silo
+from coterie.strategies.rounds.churn import Churn
+from coterie.strategies.rounds.roster import DescribedRoster, Silo
 from coterie.wire import Model
 from tests.conftest import (
     arrays_of,

@@ -16,8 +16,9 @@ from coterie.server.runs.inprocess import InProcessGrid
 from coterie.strategies import FedGroup
 from coterie.strategies.errors import EXIT_NO_SILOS, FederationError
 from coterie.strategies.fedgroup.algorithm import COLD_START
+from coterie.strategies.rounds.churn import Churn
 from coterie.strategies.rounds.reports import RoundReport
-from coterie.strategies.rounds.roster import Churn, DescribedRoster
+from coterie.strategies.rounds.roster import DescribedRoster
 from coterie.wire import Model
 from tests.conftest import arrays_of, digits_config
 from tests.kit import first_arrays

@@ -33,12 +33,14 @@ from coterie.strategies.errors import EXIT_NO_SILOS
 from coterie.strategies.rounds import exchange as exchanging
 from coterie.strategies.rounds.algorithm import Order
 from coterie.strategies.rounds.checkpoint import Checkpoint
+from coterie.strategies.rounds.churn import Churn
 from coterie.strategies.rounds.exchange import exchange
 from coterie.strategies.rounds.messages import training_messages
 from coterie.strategies.rounds.models import weighted_mean
+from coterie.strategies.rounds.reasons import sentences
 from coterie.strategies.rounds.replies import check_replies
 from coterie.strategies.rounds.reports import RoundReport
-from coterie.strategies.rounds.roster import Churn, DescribedRoster, NodeRoster, Silo, sentences
+from coterie.strategies.rounds.roster import DescribedRoster, NodeRoster, Silo
 from coterie.strategies.strategy import GroupStrategy
 from coterie.wire import Model
 from tests.conftest import (

@@ -1,0 +1,40 @@
+"""What a roster says while silos are missing, and why connected ones do not take part."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+
+from coterie import wire
+
+MOST_REASONS = 5
+
+
+def sentences(reasons: Mapping[str, str]) -> list[str]:
+    """Return one sentence per reason why silos do not take part, naming all its silos."""
+    return [_sentence(names, why) for why, names in by_reason(reasons).items()]
+
+
+def by_reason(reasons: Mapping[str, str]) -> dict[str, list[str]]:
+    return wire.by_reason(dict(sorted(reasons.items())))
+
+
+def _sentence(names: Sequence[str], why: str) -> str:
+    serves = "serves" if len(names) == 1 else "serve"
+    said = re.sub(r"^(it )?serves ", f"{serves} ", why)
+    return f"{listed(names)} {said}" if said.startswith(serves) else f"{listed(names)}: {why}"
+
+
+def listed(names: Sequence[str]) -> str:
+    more = len(names) - MOST_REASONS
+    return ", ".join(names[:MOST_REASONS]) + (f" and {more} more" if more > 0 else "")
+
+
+def waiting_text(
+    here: int, min_silos: int, missing: Sequence[str], lingering: Sequence[str], number: int
+) -> str:
+    if missing:
+        return f"round {number} waits for {', '.join(missing)} to join"
+    if lingering:
+        return f"round {number} waits for {', '.join(lingering)} to leave"
+    return f"waiting for silos: {here} of at least {min_silos if number <= 1 else 1} here"
