@@ -20,6 +20,7 @@ from coterie.server.runs.codec import decode, encode
 from coterie.server.runs.inprocess import InProcessGrid
 from coterie.strategies import Auto, FederationError, RunResult
 from coterie.strategies.auto import candidates, evidence
+from coterie.strategies.auto.budget import Budget
 from coterie.strategies.auto.candidates import Candidate, between, nested, trivial
 from coterie.strategies.auto.race import decided
 from coterie.strategies.auto.state import AutoState, Entrant, Measured, Verdict, group_of
@@ -834,14 +835,15 @@ def test_candidates_that_the_budgets_do_not_allow_are_not_raced() -> None:
     each = {"moved": 6 * 6, "usual": 6 * 6, "each": 1.0, "number": 6}
     state = replace(state, trainings=dict.fromkeys(names, 5.0), **each)
     at = replace(now(), number=6)
-    assert auto._affordable(state, found, at) == found
+    limits = Budget(auto.budget, auto.byte_budget)
+    assert limits.affordable(state, found, at) == found
     # Two rounds of a race of all are 40 models there and back, of all but the weak one 36, and the
     # four rounds after it 24; in all 3 · (36 + 36) may be.
     most, without = 3 * (36 + 36), (*found[:2], agreed)
     for ahead, left in ((64, found), (63, without), (60, without), (59, found[:2]), (0, found[:2])):
-        assert auto._affordable(replace(state, moved=most - ahead), found, at) == left
+        assert limits.affordable(replace(state, moved=most - ahead), found, at) == left
     tired = replace(state, trainings={**state.trainings, "a": 2 * 12 - 4 - 2 * 3.5 * 0.8})
-    assert auto._affordable(tired, found, at) == without
+    assert limits.affordable(tired, found, at) == without
 
 
 def test_a_lie_beyond_what_an_error_can_be_is_no_measurement() -> None:

@@ -889,10 +889,8 @@ def test_a_coalition_s_model_is_not_shown_to_a_newcomer_where_too_few_are_behind
         trained=frozenset("abcd"),
     )
     first = state.members.initial
-    of_b, of_c = (
-        starts(state.members, state.trained, ("b", "new")),
-        starts(state.members, state.trained, ("c", "d", "new")),
-    )
+    of_b = starts(state.members, state.trained, ("b", "new"))
+    of_c = starts(state.members, state.trained, ("c", "d", "new"))
     assert (of_b["b"] is two) and (of_b["new"] is first)
     assert starts(state.members, state.trained, ("b",))["b"] is two
     assert all(model is own for model in starts(state.members, state.trained, ("c", "d")).values())
