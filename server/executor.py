@@ -1,7 +1,7 @@
 """The executor of ServerApps: Flower's, with a process ready for the next run.
 
 Flower's looks for runs once a second, and starts a Python for each, which needs more than a second
-for imports and waits. Both parts are replaced by name (1.34 to 1.42).
+for imports and waits. Both parts are replaced by name.
 """
 
 from __future__ import annotations

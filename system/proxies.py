@@ -1,8 +1,8 @@
 """Proxies between two machines: those named by variables, and those in front of the other end.
 
-gRPC takes ``grpc_proxy``, ``https_proxy`` or ``http_proxy``, with or without TLS; HTTP the one of
-its scheme. Our calls within this machine bypass both (``coterie.system.calls``); for other
-programs, ``no_proxy`` gets this machine's names.
+gRPC takes ``grpc_proxy``, ``https_proxy`` or ``http_proxy``, with or without TLS. Our calls within
+this machine bypass both (``coterie.system.calls``); for other programs, ``no_proxy`` gets this
+machine's names.
 """
 
 from __future__ import annotations
@@ -14,14 +14,13 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import NamedTuple
 from urllib.parse import urlsplit
-from urllib.request import proxy_bypass
 
 from coterie.system.ports import is_own, own_names, split_address
 
-GRPC = ("grpc_proxy", "https_proxy", "http_proxy")
-STATUS = re.compile(r"(?:http2 header with status: |^status )(\d{3})\b")
+VARIABLES = ("grpc_proxy", "https_proxy", "http_proxy")
+STATUS = re.compile(r"http2 header with status: (\d{3})\b")
 """Matches the details of a call that was not answered by a SuperLink."""
-SIZE, NO_HTTP_2 = 413, ("http1.x server", "Expected SETTINGS frame")
+SIZE, NO_HTTP_2 = 413, ("http1.x server", "Expected SETTINGS frame", "missing selected ALPN")
 ANSWERS = {
     400: "does not understand gRPC; it must pass HTTP/2 on, e.g. with grpc_pass",
     403: "lets nobody pass from here",
@@ -37,7 +36,7 @@ ANSWERS = {
 
 OTHER = (
     "what answers there does not speak HTTP/2, as gRPC does. A proxy on the way must pass it on, "
-    "e.g. with grpc_pass."
+    "e.g. with grpc_pass; a SuperLink must be of Flower 1.34."
 )
 
 
@@ -48,25 +47,20 @@ class Proxy(NamedTuple):
     address: str
 
 
-def proxy_of(address: str, *, tls: bool, http: bool = False) -> Proxy | None:
-    """Return the proxy for calls to an address, ``HOST:PORT``, or None.
-
-    The calls use HTTP if ``http``, else gRPC.
-    """
+def proxy_of(address: str) -> Proxy | None:
+    """Return the proxy for calls to an address, ``HOST:PORT``, or None."""
     host = split_address(address)[0]
-    own = "https_proxy" if tls else "http_proxy"
-    names = (own, own.upper()) if http else GRPC
-    variable = next((name for name in names if os.environ.get(name)), "")
-    if not variable or is_own(host) or (proxy_bypass(host) if http else _is_excepted(host)):
+    variable = next((name for name in VARIABLES if os.environ.get(name)), "")
+    if not variable or is_own(host) or _is_excepted(host):
         return None
     url = os.environ[variable]
     place = urlsplit(url if "//" in url else f"//{url}").netloc.rpartition("@")[2]
     return Proxy(variable, place)
 
 
-def through(address: str, *, tls: bool, http: bool = False) -> str:
+def through(address: str) -> str:
     """Return a sentence for errors of a call that goes through a proxy; else an empty text."""
-    proxy = proxy_of(address, tls=tls, http=http)
+    proxy = proxy_of(address)
     if proxy is None:
         return ""
     host = split_address(address)[0]

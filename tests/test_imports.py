@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[1]
 OURS = {"client", "features", "pictures", "server", "strategies", "system", "tasks", "wire"}
 PUBLIC_FLWR = ("flwr.app", "flwr.clientapp", "flwr.serverapp", "flwr.serverapp.strategy")
 MESSAGES_FLWR = "flwr.proto."
-"""And its protobuf messages, but no stubs of gRPC, which later releases do not have."""
+"""And its protobuf messages, but no stubs of gRPC: calls are made by their names."""
 MOUNTS = {"server/cli/main.py: client"}
 """The one import against the direction: there ``coterie`` takes in the commands of a silo."""
 INSIDE_FLWR = {
@@ -25,15 +25,13 @@ INSIDE_FLWR = {
     "flwr.supercore.inflatable": {"wire/flower.py"},
     "flwr.supercore.inflatable.inflatable_protobuf_utils": {"wire/flower.py"},
     "flwr.supercore.inflatable.inflatable_utils": {"wire/flower.py"},
-    "flwr.supercore.task_identity": {"wire/flower.py"},  # not in 1.34
     "flwr.supercore.superexec": {"server/executor.py"},  # what it does while it waits
     "flwr.supercore.superexec.executor": {"server/executor.py"},  # how it starts a run
-    # Where silos have an allowance: the first in 1.34 alone, the second in 1.40 and later alone.
+    # Where silos have an allowance:
     "flwr.server.superlink.fleet.message_handler.message_handler": {
         "server/machine/allowance.py",
         "server/machine/lean.py",
     },
-    "flwr.superlink.servicer.fleet.fleet_handlers": {"server/machine/allowance.py"},
     "flwr.superlink.cli.flower_superlink": {
         "server/machine/allowance.py",
         "server/machine/holding.py",
@@ -41,7 +39,7 @@ INSIDE_FLWR = {
     },
     "flwr.supercore.error": {"server/machine/allowance.py"},
     "flwr.app.message.message": {"server/machine/allowance.py"},
-    # In 1.34 alone, where operators are asked who they are:
+    # Where operators are asked who they are:
     "flwr.superlink.servicer.control.control_grpc": {"server/site/gate.py"},
     # And silos, whose clock may be wrong:
     "flwr.server.superlink.fleet.grpc_rere.node_auth_server_interceptor": {"server/site/gate.py"},
@@ -55,13 +53,12 @@ INSIDE_FLWR = {
     "flwr.superlink.federation": {"server/machine/leftovers.py"},
     "flwr.superlink.servicer.runtime.runtime_grpc": {"server/machine/lean.py"},
     "flwr.superlink.servicer.runtime.runtime_handlers": {
-        "server/machine/holding.py",  # where a run's messages to silos come in; in all releases
+        "server/machine/holding.py",  # where a run's messages to silos come in
         "server/machine/lean.py",
     },
     "flwr.superlink.servicer.runtime.runtime_servicer": {"server/machine/lean.py"},
 }
-"""Module inside Flower → who uses it. A new one has to be in every release that is supported, and
-has to be a thing that cannot be had otherwise."""
+"""Module inside Flower → who uses it. A new one has to be a thing that cannot be had otherwise."""
 
 
 def sources(package: str) -> list[Path]:

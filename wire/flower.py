@@ -2,12 +2,8 @@
 
 ``flwr.app`` and the like, and the protobuf messages of ``flwr.proto``, are Flower's public API. The
 conversion of a message to protobuf, and its split into objects under their SHA-256, is private, but
-it is the wire format: it is the same in 1.34 and 1.42, or the two could not be mixed.
-tests/test_imports.py checks this list.
+it is the wire format. tests/test_imports.py checks this list.
 """
-
-from contextlib import suppress
-from importlib import import_module
 
 from flwr.common.serde import (
     message_from_proto,
@@ -39,19 +35,3 @@ __all__ = [
     "ObjectPushError",
     "ObjectUnavailableError",
 ]
-
-
-def _allow_messages_outside_a_run() -> None:
-    """Let this process make messages in 1.40 and later as in 1.34.
-
-    There a message needs the run of its process, and raises without one, as in a test or in a
-    simulation in one process. Flower sets it when a run begins.
-    """
-    with suppress(ModuleNotFoundError):
-        identity = import_module("flwr.supercore.task_identity").TaskIdentity
-        for part in ("task_id", "run_id", "node_id"):
-            if getattr(identity, f"_{part}") is None:
-                setattr(identity, part, 0)
-
-
-_allow_messages_outside_a_run()

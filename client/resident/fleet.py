@@ -1,8 +1,7 @@
-"""A silo's calls on the Fleet API of a SuperLink, over gRPC or HTTP, whichever it speaks.
+"""A silo's calls on the Fleet API of a SuperLink, over gRPC.
 
 They use only Flower's protobuf messages. A silo identifies itself in each call by its public key
-and a signature of the time. It does not state which Flower is installed here: the messages are
-the same from 1.34 to 1.42, so a SuperLink need not compare.
+and a signature of the time.
 """
 
 from __future__ import annotations
@@ -80,7 +79,7 @@ Announced = tuple[Message, ObjectTree, Mapping[str, bytes]]
 
 
 class Calls(NamedTuple):
-    """A silo's calls to a SuperLink. All raise ``grpc.RpcError``, over HTTP as well.
+    """A silo's calls to a SuperLink. All raise ``grpc.RpcError``.
 
     Attributes:
         receive: the next message, its object tree, and objects that came along, by id; or None. If

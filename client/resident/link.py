@@ -62,9 +62,6 @@ CONNECT_RETRY_S = 2.0
 PASSING = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.INTERNAL)
 """Transient: unreachable, or an error inside Flower. Repeating is harmless: a reply counts once."""
 
-UNKNOWN_CALL = (grpc.StatusCode.UNIMPLEMENTED, grpc.StatusCode.NOT_FOUND)
-"""Statuses of a call that the SuperLink or a proxy does not have; NOT_FOUND is over HTTP."""
-
 MANIFEST, MAX_MANIFEST = "pyproject.toml", 1_000_000
 """Name in a FAB, and the most bytes read of it: it is compressed and comes from a network."""
 
@@ -196,7 +193,7 @@ class FleetLink:
             try:
                 self._wait()
             except grpc.RpcError as error:
-                if error.code() not in UNKNOWN_CALL:
+                if error.code() != grpc.StatusCode.UNIMPLEMENTED:
                     raise
                 self.tells = False
         return self.tells
@@ -394,8 +391,8 @@ def connect(
     def failed(error: grpc.RpcError, stalled: bool) -> None:
         if not entered:
             errors.append(error)
-        if stalled or error.code() == grpc.StatusCode.UNAVAILABLE:
-            sharing.renew(how.address, stalled=stalled)
+        if stalled:
+            sharing.renew(how.address)
 
     certificates = how.root_certificates.read_bytes() if how.root_certificates else None
     entered = False

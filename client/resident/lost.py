@@ -10,7 +10,6 @@ from datetime import UTC, datetime
 
 import grpc
 
-from coterie.system.calls import HttpError
 from coterie.system.proxies import SIZE, answer_on_the_way, through
 from coterie.wire import sentence
 
@@ -20,8 +19,8 @@ LOST = (
 )
 """Errors after which the SuperLink still knows this node; a new connection would cost its round."""
 
-OFF, THEIRS = re.compile(r"stamp is ([+-]\d+) s off"), re.compile(r"stamp; here it is (\S+\+00:00)")
-"""Parts of a refusal because of a clock: by how much this machine's, or the other's, is wrong."""
+THEIRS = re.compile(r"stamp; here it is (\S+\+00:00)")
+"""Part of a refusal because of a clock: the SuperLink's own time."""
 TOO_LARGE = "larger than max"
 """Part of gRPC's error, at either end, for a message that is too large."""
 OF_TIME = ("expired", "not yet valid", "has_expired", "not_yet_valid")
@@ -79,7 +78,7 @@ def refusal_of(error: grpc.RpcError, way: Way) -> LinkError:
     if answered := answer_on_the_way(details)[1]:
         return LinkError(f"{where} cannot be reached: {answered}")
     if code == grpc.StatusCode.UNAVAILABLE:
-        return LinkError(f"{where} cannot be reached: {details} {_hint(way, error)}".rstrip())
+        return LinkError(f"{where} cannot be reached: {details} {_hint(way, details)}".rstrip())
     if code == grpc.StatusCode.FAILED_PRECONDITION:
         return LinkError(
             f"{where} refuses this silo's key: {details} Either it is not enrolled (yet, or any "
@@ -100,10 +99,10 @@ def refusal_of(error: grpc.RpcError, way: Way) -> LinkError:
     return LinkError(f"{where} refuses this silo: {code.name}: {details}")
 
 
-def _hint(way: Way, error: grpc.RpcError) -> str:
-    if proxy := _proxy(way, error):
+def _hint(way: Way, details: str) -> str:
+    if proxy := _proxy(way):
         return proxy
-    if "handshake" in str(error.details()).lower():
+    if "handshake" in details.lower():
         return (
             "Something takes the connection and ends it before TLS is agreed: a proxy or load "
             "balancer without the SuperLink behind it, or a SuperLink without TLS."
@@ -111,9 +110,8 @@ def _hint(way: Way, error: grpc.RpcError) -> str:
     return "" if way.tls else "This silo connects without TLS; does the SuperLink want it?"
 
 
-def _proxy(way: Way, error: grpc.RpcError) -> str:
-    http = isinstance(error, HttpError)
-    return through(way.address, tls=way.tls, http=http) if way.address else ""
+def _proxy(way: Way) -> str:
+    return through(way.address) if way.address else ""
 
 
 def _now() -> str:
@@ -124,9 +122,7 @@ def _off(details: str) -> str:
     """Return how far this machine's clock is off, if the SuperLink has stated its own time."""
     seconds = 0.0
     with suppress(ValueError):
-        if found := OFF.search(details):
-            seconds = float(found[1])
-        elif found := THEIRS.search(details):
+        if found := THEIRS.search(details):
             seconds = (datetime.now(UTC) - datetime.fromisoformat(found[1])).total_seconds()
     return f"is {abs(seconds):.0f} s {'ahead' if seconds > 0 else 'behind'}, " if seconds else ""
 
@@ -168,7 +164,7 @@ def meaning_of(error: grpc.RpcError, way: Way) -> Exception:
     if code in (grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.ABORTED):
         return RunEndedError(_details(error))
     of_time = code == grpc.StatusCode.UNAUTHENTICATED and "timestamp" in details.lower()
-    proxy = _proxy(way, error) if code == grpc.StatusCode.UNAVAILABLE else ""
+    proxy = _proxy(way) if code == grpc.StatusCode.UNAVAILABLE else ""
     return LinkError(
         f"the SuperLink was lost: {code.name}: {details} {proxy}".rstrip(),
         holds=(code in LOST and not distrusts(details)) or of_time,

@@ -18,8 +18,7 @@ from typing import Any
 
 import grpc
 
-from coterie.system.calls import HttpChannel, open_channel, speaks_http
-from coterie.system.ports import listens
+from coterie.system.calls import open_channel
 
 log = logging.getLogger("coterie.silo")
 
@@ -47,13 +46,9 @@ class _Base:
     opened: float
     users: int = 0
 
-    @property
-    def is_http(self) -> bool:
-        return isinstance(self.channel, HttpChannel)
-
-    def replace(self, *, http: bool) -> None:
+    def replace(self) -> None:
         """Switch to a new channel; calls that wait on the old one end with CANCELLED."""
-        old, self.channel = self.channel, _open(self.address, self.certificates, http)
+        old, self.channel = self.channel, _open(self.address, self.certificates)
         self.opened = time.monotonic()
         old.close()
 
@@ -100,42 +95,31 @@ def shared_channel(address: str, certificates: bytes | None) -> grpc.Channel:
     with _bases_lock:
         base = _bases.get(key)
         if base is None:
-            http = speaks_http(address, certificates)
-            opened = _open(address, certificates, http)
+            opened = _open(address, certificates)
             base = _bases[key] = _Base(address, certificates, opened, time.monotonic())
         base.users += 1
     return _Shared(base)
 
 
-def renew(address: str, *, stalled: bool) -> None:
-    """Replace the channel to an address where something is wrong.
+def renew(address: str) -> None:
+    """Replace the channel to an address where nothing was answered in time.
 
+    A connection that the other end has forgotten accepts everything for a quarter of an hour.
     Silos of one process notice together, so a channel younger than ``RENEW_S`` stays.
-    ``stalled``: nothing was answered in time; a connection that the other end has forgotten
-    accepts everything for a quarter of an hour. If not stalled, the channel is replaced only if
-    the protocol has changed, as after an upgrade of the coordinator.
     """
     now = time.monotonic()
     with _bases_lock:
-        due = [b for k, b in _bases.items() if k[0] == address and now - b.opened > RENEW_S]
-        for base in due:
-            base.opened = now  # nobody else looks meanwhile
-    for base in due:
-        http = base.is_http
-        if not stalled and listens(address):
-            http = speaks_http(address, base.certificates)
-        if stalled or http != base.is_http:
-            with _bases_lock:
-                if base.users:
-                    base.replace(http=http)
+        for (where, _), base in _bases.items():
+            if where == address and now - base.opened > RENEW_S:
+                base.replace()
 
 
-def _open(address: str, certificates: bytes | None, http: bool) -> grpc.Channel:
+def _open(address: str, certificates: bytes | None) -> grpc.Channel:
     options = [
         ("grpc.max_reconnect_backoff_ms", int(1000 * MAX_CHANNEL_BACKOFF_S)),
         ("grpc.optimization_target", "throughput"),
     ]
-    return open_channel(address, certificates, http=http, options=options)
+    return open_channel(address, certificates, options=options)
 
 
 # ---------------------------------------------------------------- heartbeats

@@ -4,7 +4,7 @@ The SuperLink keeps replies on its disk until the run's process has fetched them
 limits bound only memory. Here each silo has an allowance of bytes and objects, proportional to what
 the run sent to it; honest silos use less than a quarter. A silo that exceeds it gets an error as
 its reply at once: it is left out, and the run continues. Flower has one function per call of a
-silo, for gRPC and HTTP alike; these are replaced.
+silo; these are replaced.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from flwr.proto.fleet_pb2 import PushMessagesRequest
 from flwr.proto.message_pb2 import ObjectTree, PushObjectRequest
 
 from coterie import wire
-from coterie.server.machine.superlink import engine_speaks_http, replace_in
+from coterie.server.machine.superlink import replace_in
 from coterie.wire.flower import inflatable_object, message_from_proto, message_to_proto
 
 TIMES = 8
@@ -209,7 +209,7 @@ class Limited:
 
 
 def _refused(why: str) -> Exception:
-    """Return the error that a silo takes for the end of the run, over gRPC and HTTP."""
+    """Return the error that a silo takes for the end of the run."""
     error = import_module("flwr.supercore.error")
     code = error.ApiErrorCode.FLEET_RUN_STATUS_NOT_ALLOWED
     made: Exception = error.FlowerError(code, why, public_details=why)
@@ -238,8 +238,6 @@ def _refusal(header: Any, why: str) -> tuple[Any, ObjectTree, dict[str, bytes]]:
 
 def handlers() -> ModuleType:
     """Return the module of Flower's functions for silos' calls."""
-    if engine_speaks_http():
-        return import_module("flwr.superlink.servicer.fleet.fleet_handlers")
     return import_module("flwr.server.superlink.fleet.message_handler.message_handler")
 
 

@@ -4,9 +4,8 @@ To Flower the call ``coterie.wire.WAIT`` is a heartbeat, and Flower authenticate
 end is held until a message arrives for the silo, or for ``WAIT_S``. It delivers nothing: the silo
 then pulls as usual, so an abandoned call loses no message.
 
-A held call takes no thread. Over gRPC its answer is sent at once and its status, which the caller
-also waits for, is held; over HTTP (``coterie.server.machine.serving``) asyncio holds it. Silos poll
-a SuperLink that does not know the call.
+A held call takes no thread: its answer is sent at once, and its status, which the caller also waits
+for, is held. Silos poll a SuperLink that does not know the call.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ import grpc
 
 from coterie import wire
 from coterie.server.machine.allowance import handlers
-from coterie.server.machine.superlink import engine_speaks_http, replace_in
+from coterie.server.machine.superlink import replace_in
 
 log = logging.getLogger("flwr")
 
@@ -176,7 +175,7 @@ class Room:
             first[1].end()
 
 
-# ---------------------------------------------------------------- over gRPC
+# ---------------------------------------------------------------- the call
 
 
 class GrpcWaiting(grpc.ServerInterceptor):  # type: ignore[misc]
@@ -265,8 +264,7 @@ def hold_silos() -> Room:
 
     replace_in(silos, pull_messages=pull_messages)
     replace_in(runs, push_messages=push_messages)
-    if not engine_speaks_http():
-        command = import_module("flwr.superlink.cli.flower_superlink")
-        made = vars(command)["generic_create_grpc_server"]
-        replace_in(command, generic_create_grpc_server=_with(room, made))
+    command = import_module("flwr.superlink.cli.flower_superlink")
+    made = vars(command)["generic_create_grpc_server"]
+    replace_in(command, generic_create_grpc_server=_with(room, made))
     return room

@@ -31,7 +31,7 @@ from coterie.server.machine import signing
 from coterie.server.machine.signing import Identity
 from coterie.server.runs.config import RunConfig
 from coterie.strategies.errors import FederationError, refused
-from coterie.system.calls import HttpError, open_channel
+from coterie.system.calls import open_channel
 from coterie.system.ports import split_address
 from coterie.system.proxies import answer_on_the_way, through
 
@@ -96,10 +96,8 @@ class Control:
     ``sign`` makes metadata that proves that a call is an operator's.
     """
 
-    def __init__(
-        self, channel: grpc.Channel, address: str, sign: Sign, *, tls: bool = False
-    ) -> None:
-        self._channel, self._address, self._sign, self._tls = channel, address, sign, tls
+    def __init__(self, channel: grpc.Channel, address: str, sign: Sign) -> None:
+        self._channel, self._address, self._sign = channel, address, sign
 
     def submit(self, config: RunConfig, bundle: bytes = b"") -> int:
         """Start a run; return its id. ``bundle`` is made by ``bundle_of``."""
@@ -211,7 +209,7 @@ class Control:
             return FederationError(f"{where} cannot be reached: {answered}")
         told = f"{where} refuses: {error.code().name}: {details}"
         if error.code() == grpc.StatusCode.UNAVAILABLE:
-            proxy = through(self._address, tls=self._tls, http=isinstance(error, HttpError))
+            proxy = through(self._address)
             told = f"{wire.sentence(told)} {proxy}" if proxy else told
         return FederationError(told)
 
@@ -257,7 +255,7 @@ def control(
         grpc.channel_ready_future(channel).result(timeout=CONNECT_DEADLINE_S)
         ca = _read_certificates(root_certificates) if root_certificates else b""
         sign = partial(signing.metadata, identity, ca)
-        yield Control(channel, address, sign, tls=root_certificates is not None)
+        yield Control(channel, address, sign)
     except grpc.FutureTimeoutError as error:
         raise FederationError(
             f"no SuperLink answers at {address} (Control API) within {CONNECT_DEADLINE_S:.0f} s. "
@@ -309,7 +307,7 @@ def _require_trusted(address: str, root_certificates: Path) -> None:
 
 
 def _what_to_do(address: str, root_certificates: Path | None) -> str:
-    if proxy := through(address, tls=root_certificates is not None):
+    if proxy := through(address):
         return proxy
     try:
         _connected(address).close()

@@ -3,8 +3,8 @@
 Flower's Grid waits for every object of one reply before it looks at the next, and raises if it
 cannot read one. So one silo can delay a round by minutes, or end a run. Here each reply waits
 separately until it is complete, and a reply that is too large or unreadable becomes an error reply
-of its silo. Flower's Grid speaks gRPC in 1.34 and HTTP in later releases. This module takes the
-address and the token from it, and makes its own calls with Flower's protobuf messages.
+of its silo. This module takes the address and the token from Flower's Grid, and makes its own calls
+with Flower's protobuf messages.
 
 ``query.describe`` announces to resident silos that bundles (``coterie.wire.bundles``) are read
 here. A silo that answers with a bundle is sent bundles from then on; others get Flower's objects. A
@@ -50,7 +50,6 @@ from flwr.serverapp import Grid
 
 from coterie import wire
 from coterie.server.machine import shelf
-from coterie.server.machine.superlink import engine_speaks_http
 from coterie.system.calls import Retry, calls_of, open_channel
 from coterie.system.files import why_unwritten
 from coterie.wire.bundles import PIECE_BYTES
@@ -645,14 +644,13 @@ ANSWERS: dict[str, Callable[[bytes], Any]] = {
 
 
 def runtime_calls(grid: Any, max_bytes: int = 2**31 - 1) -> Any:
-    """Return the calls of a run's ServerApp, over the protocol of Flower's Grid.
+    """Return the calls of a run's ServerApp.
 
     They wait for a SuperLink that is away, as Flower's do. The SuperLink ends a run whose ServerApp
     has been silent for long. ``max_bytes`` limits the size of an answer.
     """
-    http = engine_speaks_http()
     certificates = None if grid._insecure else grid._cert or b""
-    channel = open_channel(grid._addr, certificates, http=http, max_bytes=max_bytes)
+    channel = open_channel(grid._addr, certificates, max_bytes=max_bytes)
     token = (("flwr-task-token", grid._token),)
     retry = Retry(partial(_is_lasting, grid), max_s=None, first_s=1.0, most_s=20.0)
     calls = calls_of(channel, "Runtime", ANSWERS)

@@ -20,10 +20,8 @@ from coterie.system.ports import check_free, free_ports, from_here, join_address
 from coterie.system.processes import Program, ProgramError
 from coterie.system.proxies import past_proxies
 
-HTTP_SINCE, NEWEST = (1, 40), (1, 42)
-"""Flower's releases since which silos, operators and ServerApps call a SuperLink over HTTP, and the
-newest tested one. Between 1.34 and the first of them the protocols are mixed."""
-ENGINES = f"1.34, or {'.'.join(map(str, HTTP_SINCE))} to {'.'.join(map(str, NEWEST))}"
+ENGINE = "1.34"
+"""The release of Flower that is needed: the last in which all calls are gRPC."""
 START_DEADLINE_S = 60.0
 STOP_DEADLINE_S = 10.0
 HOST = "127.0.0.1"
@@ -55,23 +53,14 @@ class Ports:
         )
 
 
-def engine() -> tuple[int, int]:
-    """Return the installed release of Flower."""
-    major, minor = version("flwr").split(".")[:2]
-    return int(major), int(minor)
-
-
-def engine_speaks_http() -> bool:
-    """Return whether the installed Flower's SuperLink and ServerApps use HTTP.
-
-    Raises ``FederationError`` if this project does not know the release.
-    """
-    if engine() == (1, 34) or HTTP_SINCE <= engine() <= NEWEST:
-        return engine() >= HTTP_SINCE
-    raise refused(
-        f"Flower {version('flwr')} is installed here. A coordinator needs {ENGINES}: "
-        "`pip install 'flwr==1.34.*'`."
-    )
+def require_engine() -> None:
+    """Raise ``FederationError`` if another release of Flower is installed than ``ENGINE``."""
+    installed = version("flwr")
+    if not installed.startswith(f"{ENGINE}."):
+        raise refused(
+            f"Flower {installed} is installed here. A coordinator needs {ENGINE}: "
+            f"`pip install 'flwr=={ENGINE}.*'`."
+        )
 
 
 def require_free(host: str, ports: Ports, *, operators: str = "") -> None:
@@ -129,28 +118,23 @@ def replace_in(module: ModuleType, **values: Any) -> None:
     there.update(values)
 
 
-def command(silos: str, operators: str, serverapp: str, *options: str) -> list[str]:
-    """Return the command line of a SuperLink that listens at these ``HOST:PORT``.
-
-    With ``NO_EXECUTOR`` and a database, runs of ``executor_command`` survive its restart.
-    """
-    own = "serving" if engine_speaks_http() else "lean"
-    program = [sys.executable, "-P", "-m", f"coterie.server.machine.{own}"]
-    return [*program, *_where(silos, operators, serverapp), *options]
-
-
 def gated_command(silos: str, operators: str, serverapp: str, *options: str) -> list[str]:
-    """Return the command line of a federation's SuperLink, which checks each operator."""
-    program = [sys.executable, "-P", "-m", "coterie.server.site.gate"]
-    return [*program, *_where(silos, operators, serverapp), *options]
+    """Return the command line of a federation's SuperLink, which checks each operator.
+
+    Raises ``FederationError`` where another Flower is installed, as ``plain_command`` does.
+    """
+    return _command("coterie.server.site.gate", silos, operators, serverapp, *options)
 
 
-def _where(silos: str, operators: str, serverapp: str) -> list[str]:
+def _command(program: str, silos: str, operators: str, serverapp: str, *options: str) -> list[str]:
+    require_engine()
     return [
+        *(sys.executable, "-P", "-m", program),
         "--disable-runtime-dependency-installation",
         *("--fleet-api-address", silos),
         *("--control-api-address", operators),
         *("--serverappio-api-address", serverapp),
+        *options,
     ]
 
 
@@ -163,6 +147,8 @@ def plain_command(
 ) -> list[str]:
     """Return the command line of a SuperLink without TLS; a separate executor starts ServerApps.
 
+    With a database, runs of ``executor_command`` survive its restart.
+
     Args:
         host: address to listen on.
         operators: address to listen on for operators and the ServerApp, if different.
@@ -170,7 +156,7 @@ def plain_command(
     """
     options = ["--insecure", *NO_EXECUTOR]
     options += ["--database", str(database)] if database else []
-    return command(*ports.at(host, operators), *options)
+    return _command("coterie.server.machine.lean", *ports.at(host, operators), *options)
 
 
 def executor_command(address: str, *options: str) -> list[str]:

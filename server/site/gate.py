@@ -3,10 +3,9 @@
     python -m coterie.server.site.gate OPTIONS OF flower-superlink
 
 Callers of its Control API sign as an operator who is enrolled in the federation's folder
-(``$COTERIE_FEDERATION``). Flower 1.34, over gRPC, has one place that identifies callers, made for
-accounts at an identity provider: the gate replaces it. Over HTTP the gate stands before Flower's
-application (``coterie.server.machine.serving``). Each act is in the audit log before it is done.
-One call is added to Flower's, for enrolment and the queue.
+(``$COTERIE_FEDERATION``). Flower has one place that identifies callers, made for accounts at an
+identity provider: the gate replaces it. Each act is in the audit log before it is done. One call is
+added to Flower's, for enrolment and the queue.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from coterie.server.machine.allowance import CALL_BYTES, limit_silos
 from coterie.server.machine.holding import hold_silos
 from coterie.server.machine.link import ACT, CONTROL
 from coterie.server.machine.signing import Metadata, RefusedError, SigningError, Verifier
-from coterie.server.machine.superlink import engine_speaks_http, flower_command, replace_in
+from coterie.server.machine.superlink import flower_command, replace_in
 from coterie.server.site import audit, operators
 from coterie.server.site.federation import Federation, load
 from coterie.server.site.operator import enrol_silo, remove_silo, withdraw_silo
@@ -154,7 +153,7 @@ class Gate:
 
 
 class GrpcGate(grpc.ServerInterceptor):  # type: ignore[misc]
-    """The gate before Flower's Control API over gRPC; ``inner`` is Flower's interceptor."""
+    """The gate before Flower's Control API; ``inner`` is Flower's interceptor."""
 
     def __init__(self, gate: Gate, inner: grpc.ServerInterceptor) -> None:
         self.gate, self.inner = gate, inner
@@ -282,11 +281,6 @@ def _with_the_time(why: str, now: datetime) -> str:
 def main() -> None:
     """Start Flower's SuperLink with the gate before its Control API."""
     made = load()
-    if engine_speaks_http():
-        from coterie.server.machine import serving
-
-        serving.run(Gate(made))
-        return
     place = import_module("flwr.superlink.servicer.control.control_grpc")
     inner = vars(place)["ControlAccountAuthInterceptor"]
     gate = {"ControlAccountAuthInterceptor": lambda plugin: GrpcGate(Gate(made), inner(plugin))}

@@ -7,11 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 
 from coterie import wire
-from coterie.server.machine import superlink
 from coterie.server.runs.record import RECORD, reading
 from coterie.server.site import enrolled
 from coterie.server.site.federation import Federation
@@ -95,12 +93,6 @@ def lines(outlook: Outlook) -> Iterator[str]:
     """Yield a readable verdict with the steps to take."""
     newest = f"protocol {wire.OLDEST_PROTOCOL} to {wire.PROTOCOL}"
     yield f"This coordinator has coterie {outlook.now} ({newest}). The question: {outlook.to}."
-    http = superlink.engine_speaks_http()
-    spoken = "HTTP, and gRPC with silos that speak nothing else" if http else "gRPC"
-    yield (
-        f"It has Flower {version('flwr')} and speaks {spoken}. Silos and operators may have "
-        f"{superlink.ENGINES}, whichever it has."
-    )
     if not outlook.is_step:
         yield (
             f"Not safe: {outlook.now} and {outlook.to} are not neighbours. A release talks with "

@@ -5,10 +5,11 @@ from __future__ import annotations
 import time
 from threading import Event
 
+import grpc
 import pytest
 
 from coterie.client.resident import sharing
-from coterie.system.calls import HttpError
+from coterie.system.ports import free_ports
 
 
 def test_one_thread_beats_for_all_until_each_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -62,31 +63,26 @@ def test_the_cache_pulls_an_object_once_and_stays_within_its_size() -> None:
     assert pulled == ["a", "b", "c", "b"], "b was the longest unused when c came"
 
 
-def test_a_channel_follows_what_is_spoken_and_stays_while_that_is_the_same(
+def test_a_channel_on_which_nothing_is_answered_is_replaced_and_a_new_one_is_not(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A coordinator that is upgraded takes its silos along."""
-    spoken = [False]
-    monkeypatch.setattr(sharing, "speaks_http", lambda *_: spoken[0])
-    monkeypatch.setattr(sharing, "listens", lambda _: True)
     monkeypatch.setattr(sharing, "RENEW_S", -1.0)
-    address = "127.0.0.1:1"
+    (port,) = free_ports(1)
+    address = f"127.0.0.1:{port}"
     channel = sharing.shared_channel(address, None)
+    call = channel.unary_unary("/flwr.proto.Fleet/PullMessages")
     base = sharing._bases[address, None]
     first = base.channel
-    sharing.renew(address, stalled=False)
-    assert base.channel is first
-    sharing.renew(address, stalled=True)
-    assert base.channel is not first and not base.is_http
-    call = channel.unary_unary("/flwr.proto.Fleet/PullMessages")
-    spoken[0] = True
-    sharing.renew(address, stalled=False)
-    assert base.is_http
-    with pytest.raises(HttpError, match="refused"):
-        call(b"", timeout=1)  # it was asked for before
+    sharing.renew("127.0.0.1:1")
+    assert base.channel is first, "another address"
+    sharing.renew(address)
+    second = base.channel
+    assert second is not first
+    with pytest.raises(grpc.RpcError) as caught:
+        call(b"", timeout=10)  # it was asked for before
+    assert caught.value.code() == grpc.StatusCode.UNAVAILABLE
     monkeypatch.setattr(sharing, "RENEW_S", 1000.0)
-    spoken[0] = False
-    sharing.renew(address, stalled=False)
-    assert base.is_http, "it was looked at a moment ago"
+    sharing.renew(address)
+    assert base.channel is second, "it was opened a moment ago"
     channel.close()
     assert (address, None) not in sharing._bases

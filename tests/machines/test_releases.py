@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,6 @@ from flwr.app import Context, Message
 
 from coterie import wire
 from coterie.client.home import folder as homes
-from coterie.server.machine.superlink import engine_speaks_http
 from coterie.server.runs.inprocess import InProcessGrid, client_app
 from coterie.server.site import enrolled, federation
 from coterie.strategies.errors import FederationError
@@ -204,9 +202,6 @@ def test_the_command_says_who_has_what_since_when_and_that_the_next_release_is_s
     assert rows["b"] == [own_release(), "2026-10-01", "yes"]
     assert rows["c"] == ["–", "–", "not", "known"]
     assert status == 0 and "Safe now" in said and "Not known: c." in said
-    spoken = "HTTP, and gRPC" if engine_speaks_http() else "gRPC"
-    assert f"It has Flower {version('flwr')} and speaks {spoken}" in said
-    assert "Silos and operators may have 1.34, or 1.40 to 1.42, whichever it has." in said
 
 
 def test_the_command_refuses_two_steps_at_once_and_names_silos_that_are_behind(

@@ -22,7 +22,7 @@ from flwr.superlink.federation import NoOpFederationManager
 from coterie import wire
 from coterie.server.machine import allowance
 from coterie.server.machine.allowance import TIMES, Allowances, Limited, handlers
-from coterie.server.machine.superlink import engine_speaks_http, replace_in
+from coterie.server.machine.superlink import replace_in
 
 RUN, SILO = 7, 3
 
@@ -131,8 +131,7 @@ class SuperLink:
 
     def got(self, message_id: str) -> Any:
         """The header of the reply, as the run's process gets it."""
-        run: Any = {"run_id": self.run} if engine_speaks_http() else {}
-        (reply,) = self.state.get_message_res({message_id}, **run)
+        (reply,) = self.state.get_message_res({message_id})
         return reply
 
 

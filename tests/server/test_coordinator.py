@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from coterie.server.machine import superlink
 from coterie.server.site import coordinator, database
 from coterie.server.site.database import compact, damage_of, set_aside_if_damaged
 from coterie.server.site.federation import Federation, create
@@ -32,6 +33,20 @@ def test_a_folder_is_served_by_one_process(federation: Federation) -> None:
         pytest.raises(FederationError, match=r"is served already, by process \d+\. .* stop that"),
     ):
         coordinator.serve(federation, print)
+
+
+@pytest.mark.parametrize("installed", ["1.33.1", "1.35.0", "1.42.0", "2.0.0"])
+def test_another_flower_is_refused_with_the_one_that_is_needed(
+    installed: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    at = ("0.0.0.0:1", "127.0.0.1:2", "127.0.0.1:3")
+    assert superlink.gated_command(*at, "--insecure")[-1] == "--insecure"
+    monkeypatch.setattr(superlink, "version", lambda _: installed)
+    said = rf"Flower {re.escape(installed)} is installed here\. A coordinator needs 1\.34: "
+    with pytest.raises(FederationError, match=said):
+        superlink.gated_command(*at)
+    with pytest.raises(FederationError, match=said):
+        superlink.plain_command("127.0.0.1", superlink.Ports())
 
 
 def test_a_whole_database_stays(federation: Federation) -> None:

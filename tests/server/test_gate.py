@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import json
-import threading
 import time
 import tomllib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
-import uvicorn
 from cryptography.hazmat.primitives.asymmetric import ec
 from flwr.proto import control_pb2
 from flwr.proto.control_pb2_grpc import ControlServicer, add_ControlServicer_to_server
@@ -25,7 +22,7 @@ from flwr.superlink.servicer.control.control_account_auth_interceptor import (
     ControlAccountAuthInterceptor,
 )
 
-from coterie.server.machine import serving, signing
+from coterie.server.machine import signing
 from coterie.server.machine.link import CONTROL, bundle_of, control, digest_of
 from coterie.server.machine.signing import Identity, SigningError, Verifier
 from coterie.server.runs.config import RunConfig
@@ -35,7 +32,7 @@ from coterie.server.site.gate import Gate, GrpcGate
 from coterie.server.site.operators import local_identity, make_identity, own_identity
 from coterie.server.site.queue import Queue, enqueue
 from coterie.strategies.errors import FederationError
-from coterie.system.ports import free_ports, split_address
+from coterie.system.ports import free_ports
 from coterie.system.processes import account
 from coterie.wire.enrolment import OPERATOR, make_request, public_pem, read_request
 from tests.commands import coterie
@@ -65,57 +62,12 @@ class _SuperLink(ControlServicer):  # type: ignore[misc]
         yield control_pb2.StreamLogsResponse(log_output="one\ntwo\n")
 
 
-async def _application(scope: Any, receive: Any, send: Any) -> None:
-    """The same over HTTP, as Flower's later releases have it."""
-    name = scope["path"].removeprefix("/v1/control/").title().replace("-", "")
-    status, said = 200, b""
-    if scope["path"] != "/health":
-        request = getattr(control_pb2, f"{name}Request").FromString((await receive())["body"])
-        try:
-            answer = getattr(_SuperLink(), name)(request, None)
-            streams = name == "StreamLogs"
-            parts = [one.SerializeToString() for one in (answer if streams else [answer])]
-            said = b"".join(len(p).to_bytes(4, "big") + p for p in parts) if streams else parts[0]
-        except LookupError:
-            status, said = 404, b'{"detail": "There is no such run."}'
-    length = [(b"content-length", str(len(said)).encode())]
-    await send({"type": "http.response.start", "status": status, "headers": length})
-    await send({"type": "http.response.body", "body": said})
-
-
-@contextmanager
-def over_http(federation: Federation) -> Iterator[None]:
-    """The gate before such an application."""
-    offered = serving.Offered(serving.OPERATORS, Gate(federation))
-    offered.app = _application
-    host, port = split_address(federation.control_address)
-    tls = {f"ssl_{k}file": str(federation.tls / f"server.{e}") for k, e in CERTIFICATE.items()}
-    config = uvicorn.Config(offered, host=host, port=port, lifespan="off", log_level=40, **tls)  # type: ignore[arg-type]
-    server = uvicorn.Server(config)
-    thread = threading.Thread(target=server.run)
-    thread.start()
-    while not server.started:
-        time.sleep(0.01)
-    yield
-    server.should_exit = True
-    thread.join()
-
-
-CERTIFICATE = {"key": "key", "cert": "pem"}
-
-
-@pytest.fixture(scope="module", params=["gRPC", "HTTP"])
-def made(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Federation]:
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
     """A federation whose gate is open to nobody yet."""
     (port,) = free_ports(1)
     folder = tmp_path_factory.mktemp("gate") / "study"
     federation = create(folder, ["127.0.0.1"], control_port=port)
-    if request.param == "HTTP":
-        with over_http(federation):
-            yield federation
-        return
     key, chain = ((federation.tls / f"server.{end}").read_bytes() for end in ("key", "pem"))
     inner = ControlAccountAuthInterceptor(NoOpControlAuthnPlugin())
     server = grpc.server(

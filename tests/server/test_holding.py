@@ -30,7 +30,6 @@ from coterie.client.resident.lost import LinkError
 from coterie.server.machine import holding
 from coterie.server.machine.allowance import handlers
 from coterie.server.machine.holding import FullError, Room
-from coterie.server.machine.superlink import engine_speaks_http
 from tests.kit import until
 
 AT_ONCE_S, LONG_S = 20.0, 60.0
@@ -201,8 +200,6 @@ class SuperLink:
 @pytest.fixture
 def replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is put in Flower's places is taken out after the test."""
-    if engine_speaks_http():
-        pytest.skip("this Flower's SuperLink speaks HTTP")
     for name in (
         "flwr.superlink.cli.flower_superlink",
         "flwr.superlink.servicer.runtime.runtime_handlers",
