@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import re
 import tomllib
 from importlib.metadata import Distribution, distribution
 from pathlib import Path
@@ -15,8 +14,6 @@ import pytest
 from cyclonedx.schema import SchemaVersion
 from cyclonedx.validation.json import JsonStrictValidator
 from packaging.requirements import Requirement
-
-from tests.test_imports import OURS, sources
 
 ROOT = Path(__file__).parents[2]
 LISTS = ("requirements.txt", "requirements-silo.txt", "requirements-cuda.txt")
@@ -113,21 +110,3 @@ def test_a_licence_is_told_as_the_package_tells_it(
     folder.mkdir()
     (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: some\nVersion: 1\n{metadata}\n")
     assert sbom.licence(Distribution.at(folder)) == told
-
-
-def test_what_is_stated_of_cryptography_is_of_the_pinned_release_and_true() -> None:
-    stated = json.loads((ROOT / "docker/cryptography.openvex.json").read_text(encoding="utf-8"))
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    pinned_now = f"pkg:pypi/cryptography@{pinned(LISTS[0])['cryptography']}"
-    page = (ROOT / "docs/how-to/scanners.md").read_text(encoding="utf-8")
-    for one in stated["statements"]:
-        assert one["products"][0]["@id"] == f"pkg:pypi/coterie@{project['version']}"
-        assert {part["@id"] for item in one["products"] for part in item["subcomponents"]} == {
-            pinned_now
-        }
-        assert f"| {one['vulnerability']['name']} |" in page
-        assert ("justification" in one) == (one["status"] == "not_affected")
-    flower = Path(str(distribution("flwr").locate_file("flwr"))).rglob("*.py")
-    own = [file for part in sorted(OURS) for file in sources(part)]
-    names = re.compile(r"x509\.verification|x509 import .*verification|pkcs7", re.IGNORECASE)
-    assert not [file for file in (*flower, *own) if names.search(file.read_text(encoding="utf-8"))]
