@@ -7,20 +7,32 @@ address, and keeps it in a cookie.
 from __future__ import annotations
 
 import secrets
+import socket
 from hmac import compare_digest
 from http import HTTPStatus
 from http.cookies import CookieError, SimpleCookie
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, Generic, TypeVar
 from urllib.parse import parse_qs
 
-from coterie.system.ports import is_loopback, names_loopback
+from coterie.system.commandline import MisuseError
+from coterie.system.ports import is_loopback, join_address, names_loopback
 
-HTML = "text/html; charset=utf-8"
+TEXT, HTML = "text/plain; charset=utf-8", "text/html; charset=utf-8"
 ASKS = (
     "<!doctype html><title>coterie</title><p>This page asks for the token in the address that "
     "<code>{}</code> printed.<form><input name=token autofocus></form>"
 )
 """The page for requests without a token."""
+SAFE = {
+    "Cache-Control": "no-store",
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "no-referrer",
+}
+"""Headers that prevent browsers from doing more than display a page."""
+
+Content = TypeVar("Content")
 
 
 def new_token() -> str:
@@ -28,75 +40,139 @@ def new_token() -> str:
     return secrets.token_urlsafe(16)
 
 
-class TokenServer(ThreadingHTTPServer):
-    """A server of pages that require a token, which the command ``command`` prints.
+class LocalServer(ThreadingHTTPServer):
+    """An HTTP server that on loopback answers only to its names, against DNS rebinding.
 
     Port 0 in ``address`` takes any free one.
     """
 
     daemon_threads = True
 
-    def __init__(
-        self, address: tuple[str, int], handler: type[TokenHandler], *, token: str, command: str
-    ) -> None:
-        self.token, self.asks = token, ASKS.format(command)
+    def __init__(self, address: tuple[str, int], handler: type[LocalHandler]) -> None:
         self.loopback = is_loopback(address[0])
+        self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
         super().__init__(address, handler)
-        # Cookies are of a host, whatever the port.
-        self.cookie = f"coterie-{self.server_address[1]}"
+
+    @property
+    def address(self) -> str:
+        """The address on which it listens."""
+        host, port = self.server_address[:2]
+        return join_address(str(host), port)
 
 
-class TokenHandler(BaseHTTPRequestHandler):
-    """A request handler that requires the token; a subclass begins every method with ``let_in``."""
+class LocalHandler(BaseHTTPRequestHandler):
+    """A handler of GET and HEAD for the pages in ``paths``, which ``show`` sends."""
 
     server_version = "coterie"
     sys_version = ""
     timeout = 30.0
-    server: TokenServer
+    server: LocalServer
+    paths: tuple[str, ...] = ("/",)
+
+    def do_GET(self) -> None:
+        path = self.path.partition("?")[0]
+        if not self.let_in():
+            return
+        if path in self.paths:
+            self.show(path)
+        else:
+            self.answer(HTTPStatus.NOT_FOUND, f"there is {self.paths[0]} and nothing else\n")
+
+    do_HEAD = do_GET
+
+    def show(self, path: str) -> None:
+        """Answer a request that was let in."""
+        raise NotImplementedError
 
     def let_in(self) -> bool:
         """Return whether to go on; if not, the request is already answered."""
-        if not self._is_own_host():
-            self.answer(HTTPStatus.MISDIRECTED_REQUEST, "text/plain", "another host's name\n")
+        if self.server.loopback and not names_loopback(self.headers.get("Host", "")):
+            self.answer(HTTPStatus.MISDIRECTED_REQUEST, "another host's name\n")
+            return False
+        return True
+
+    def answer(
+        self,
+        status: HTTPStatus,
+        text: str,
+        kind: str = TEXT,
+        headers: dict[str, str] | None = None,
+    ) -> None:
+        """Send a text with safe headers."""
+        content = text.encode()
+        self.send_response(status)
+        sizes = {"Content-Type": kind, "Content-Length": str(len(content))}
+        for name, value in {**(headers or {}), **sizes, **SAFE}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(content)
+
+    def log_message(self, *_: object) -> None:
+        """Log nothing: requests come every few seconds."""
+
+
+class TokenServer(LocalServer, Generic[Content]):
+    """A server of pages about ``content`` that require a token, which ``command`` prints.
+
+    Raises:
+        MisuseError: the address cannot be used.
+    """
+
+    def __init__(
+        self,
+        address: tuple[str, int],
+        handler: type[TokenHandler],
+        content: Content,
+        *,
+        token: str,
+        command: str,
+    ) -> None:
+        self.content, self.token, self.asks = content, token, ASKS.format(command)
+        try:
+            super().__init__(address, handler)
+        except OSError as error:
+            raise MisuseError(
+                f"cannot listen on {join_address(*address)}: {error.strerror or error}. Another "
+                "--port may be free."
+            ) from None
+        # Cookies are of a host, whatever the port.
+        self.cookie = f"coterie-{self.server_address[1]}"
+
+    def run(self) -> None:
+        """Print the address with the token, and serve until Ctrl-C."""
+        print(f"http://{self.address}/?token={self.token} (Ctrl-C ends it)", flush=True)
+        try:
+            self.serve_forever(poll_interval=0.5)
+        except KeyboardInterrupt:
+            print()
+
+
+class TokenHandler(LocalHandler):
+    """A handler of pages that require the token; further methods begin with ``let_in``."""
+
+    server: TokenServer[Any]
+
+    def let_in(self) -> bool:
+        if not super().let_in():
             return False
         query = parse_qs(self.path.partition("?")[2])
         if token := "".join(query.get("token", [])):
             self._take(token)
             return False
         if not self._is_known():
-            self.answer(HTTPStatus.UNAUTHORIZED, HTML, self.server.asks)
+            self.answer(HTTPStatus.UNAUTHORIZED, self.server.asks, HTML)
             return False
         return True
-
-    def answer(
-        self, status: HTTPStatus, kind: str, text: str, headers: dict[str, str] | None = None
-    ) -> None:
-        """Send a text with headers that prevent browsers from doing more than display it."""
-        content = text.encode()
-        self.send_response(status)
-        for name, value in (headers or {}).items():
-            self.send_header(name, value)
-        self.send_header("Content-Type", kind)
-        self.send_header("Content-Length", str(len(content)))
-        self.send_header("Cache-Control", "no-store")
-        self.send_header("X-Content-Type-Options", "nosniff")
-        self.send_header("X-Frame-Options", "DENY")
-        self.send_header("Referrer-Policy", "no-referrer")
-        self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(content)
-
-    def log_message(self, *_: object) -> None:
-        """Log nothing: a browser asks every two seconds."""
 
     def _take(self, token: str) -> None:
         """Move a valid token from the address into a cookie."""
         if not compare_digest(token.encode(), self.server.token.encode()):
-            self.answer(HTTPStatus.UNAUTHORIZED, HTML, self.server.asks)
+            self.answer(HTTPStatus.UNAUTHORIZED, self.server.asks, HTML)
             return
         cookie = f"{self.server.cookie}={token}; HttpOnly; SameSite=Strict; Path=/"
         headers = {"Set-Cookie": cookie, "Location": "/"}
-        self.answer(HTTPStatus.SEE_OTHER, "text/plain", "", headers)
+        self.answer(HTTPStatus.SEE_OTHER, "", TEXT, headers)
 
     def _is_known(self) -> bool:
         try:
@@ -105,7 +181,3 @@ class TokenHandler(BaseHTTPRequestHandler):
             return False
         given = "" if kept is None else kept.value
         return compare_digest(given.encode(), self.server.token.encode())
-
-    def _is_own_host(self) -> bool:
-        """Return whether the host is allowed: on loopback only its names, against DNS rebinding."""
-        return not self.server.loopback or names_loopback(self.headers.get("Host", ""))

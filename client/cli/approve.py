@@ -57,9 +57,11 @@ def approve(
     if web:
         if run or refuse or code:
             raise MisuseError("with --web, decide on the page; or name a run without --web.")
-        from coterie.client.cli.approve_page import serve
+        from coterie.client.cli.approve_page import make_server
+        from coterie.system.tokens import new_token
 
-        serve(made, port=port)
+        with make_server(made, port=port, token=new_token()) as server:
+            server.run()
         return
     if not run:
         if refuse or code:

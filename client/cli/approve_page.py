@@ -10,7 +10,7 @@ from coterie.client.cli.approve import announced, decided_on
 from coterie.client.home.approvals import Approval, ApprovalError, State, decide, read_all
 from coterie.client.home.folder import Home
 from coterie.client.home.settings import SettingsError
-from coterie.system.tokens import HTML, TokenHandler, TokenServer, new_token
+from coterie.system.tokens import HTML, TokenHandler, TokenServer
 
 HOST = "127.0.0.1"
 MAX_FORM = 10_000
@@ -72,73 +72,38 @@ def _form(one: Approval, home: Home) -> str:
 
 
 class _Handler(TokenHandler):
-    server: _Server
-
-    def do_GET(self) -> None:
-        if not self.let_in():
-            return
-        if self.path != "/":
-            self.answer(HTTPStatus.NOT_FOUND, "text/plain", "there is / and nothing else\n")
-            return
-        self._show()
+    server: TokenServer[Home]
 
     def do_POST(self) -> None:
         """Decide on exactly the announcement that the page showed."""
         if not self.let_in():
             return
         length = self.headers.get("Content-Length", "")
-        if not length.isdecimal() or int(length) > MAX_FORM:
-            self.answer(HTTPStatus.BAD_REQUEST, "text/plain", "expected a decision\n")
-            return
-        fields = parse_qs(self.rfile.read(int(length)).decode(errors="replace"))
+        is_short = length.isdecimal() and int(length) <= MAX_FORM
+        fields = parse_qs(self.rfile.read(int(length)).decode(errors="replace")) if is_short else {}
         run, code, state = ("".join(fields.get(key, [])) for key in ("run", "code", "state"))
         if state not in ("approved", "refused") or not code:
-            self.answer(HTTPStatus.BAD_REQUEST, "text/plain", "expected a decision\n")
+            self.answer(HTTPStatus.BAD_REQUEST, "expected a decision\n")
             return
         try:
             chosen: State = "approved" if state == "approved" else "refused"
-            done = decide(self.server.home.folder, run, chosen, code=code)
-            self._show(f"Run {done.run} is {done.state}.")
+            done = decide(self.server.content.folder, run, chosen, code=code)
+            self.show(said=f"Run {done.run} is {done.state}.")
         except ApprovalError as error:
-            self._show(str(error))
+            self.show(said=str(error))
 
-    def _show(self, said: str = "") -> None:
+    def show(self, path: str = "/", *, said: str = "") -> None:
         try:
-            text = page(self.server.home, said=said)
+            text = page(self.server.content, said=said)
         except SettingsError as error:
             text = f"<!doctype html><p>{escape(str(error))}"
-        self.answer(HTTPStatus.OK, HTML, text, CLOSED)
+        self.answer(HTTPStatus.OK, text, HTML, CLOSED)
 
 
-class _Server(TokenServer):
-    def __init__(self, home: Home, port: int, token: str) -> None:
-        self.home = home
-        command = "coterie silo approve --web"
-        super().__init__((HOST, port), _Handler, token=token, command=command)
-
-
-def make_server(home: Home, *, port: int, token: str) -> TokenServer:
+def make_server(home: Home, *, port: int, token: str) -> TokenServer[Home]:
     """Return a server that is bound and not yet serving; port 0 takes any free one.
 
-    Raises:
-        SettingsError: the port cannot be used.
+    Raises ``MisuseError`` if the port cannot be used.
     """
-    try:
-        return _Server(home, port, token)
-    except OSError as error:
-        raise SettingsError(
-            f"cannot listen on {HOST}:{port}: {error.strerror}. Another --port may be free."
-        ) from None
-
-
-def serve(home: Home, *, port: int) -> None:
-    """Serve until interrupted, with a new token."""
-    token = new_token()
-    with make_server(home, port=port, token=token) as server:
-        print(
-            f"http://{HOST}:{server.server_address[1]}/?token={token} (Ctrl-C ends it)", flush=True
-        )
-        try:
-            server.serve_forever(poll_interval=0.5)
-        except KeyboardInterrupt:
-            print()
+    command = "coterie silo approve --web"
+    return TokenServer((HOST, port), _Handler, home, token=token, command=command)

@@ -1,9 +1,7 @@
 """``coterie watch --web``: the live report of an active run.
 
 The server is read-only: it answers GET and HEAD and reads only the run's record. It listens on
-loopback by default. Every request needs the token that the command prints, because other accounts
-of the machine reach loopback too. A browser sends it once, in the address, and keeps it in a
-cookie.
+loopback by default, and every request needs the token that the command prints.
 """
 
 from __future__ import annotations
@@ -14,7 +12,6 @@ import threading
 import time
 from dataclasses import dataclass
 from http import HTTPStatus
-from http.server import ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import quote
 
@@ -29,9 +26,9 @@ from coterie.server.runs.record import (
     newest_run,
     read_run,
 )
-from coterie.strategies.errors import EXIT_CONFIG, FederationError
-from coterie.system.ports import is_loopback, join_address
-from coterie.system.tokens import TokenHandler, TokenServer, new_token
+from coterie.strategies.errors import FederationError
+from coterie.system.ports import is_loopback
+from coterie.system.tokens import HTML, TokenHandler, TokenServer, new_token
 
 REST = 4.0
 """Pause after a drawing, as a multiple of its time: drawings take at most a fifth of one core."""
@@ -105,66 +102,41 @@ def _page(folder: Path | None, root: Path | None) -> tuple[Page, str]:
 
 
 class _Handler(TokenHandler):
-    server: _Server
+    server: TokenServer[LivePage]
+    paths = ("/", "/body")
 
-    def do_GET(self) -> None:
-        path = self.path.partition("?")[0]
-        if not self.let_in():
-            return
-        if path not in ("/", "/body"):
-            self.answer(HTTPStatus.NOT_FOUND, "text/plain", "there is / and nothing else\n")
-            return
+    def show(self, path: str) -> None:
         try:
-            shown = self.server.page.look()
+            shown = self.server.content.look()
         except FederationError as error:
-            self.answer(HTTPStatus.NOT_FOUND, "text/plain; charset=utf-8", f"{error}\n")
+            self.answer(HTTPStatus.NOT_FOUND, f"{error}\n")
             return
         headers = {"ETag": shown.tag} | ({"X-Run-Over": quote(shown.over)} if shown.over else {})
         if path == "/body" and self.headers.get("If-None-Match") == shown.tag:
-            self.answer(HTTPStatus.NOT_MODIFIED, "text/html; charset=utf-8", "", headers)
+            self.answer(HTTPStatus.NOT_MODIFIED, "", HTML, headers)
             return
-        text = shown.html if path == "/" else shown.body
-        self.answer(HTTPStatus.OK, "text/html; charset=utf-8", text, headers)
-
-    do_HEAD = do_GET
+        self.answer(HTTPStatus.OK, shown.html if path == "/" else shown.body, HTML, headers)
 
 
-class _Server(TokenServer):
-    def __init__(self, address: tuple[str, int], page: LivePage, token: str) -> None:
-        self.page = page
-        super().__init__(address, _Handler, token=token, command="coterie watch --web")
-
-
-def make_server(page: LivePage, *, host: str, port: int, token: str) -> ThreadingHTTPServer:
+def make_server(page: LivePage, *, host: str, port: int, token: str) -> TokenServer[LivePage]:
     """Return a server that is bound but not serving yet; port 0 takes any free one.
 
-    Clients must present ``token``.
-
-    Raises:
-        FederationError: the address cannot be used.
+    Clients must present ``token``. Raises ``MisuseError`` if the address cannot be used.
     """
-    try:
-        return _Server((host, port), page, token)
-    except OSError as error:
-        raise FederationError(
-            f"cannot listen on {join_address(host, port)}: {error.strerror or error}. Another "
-            "--port may be free.",
-            exit_code=EXIT_CONFIG,
-        ) from None
+    return TokenServer((host, port), _Handler, page, token=token, command="coterie watch --web")
 
 
 def serve(run: str | None, *, root: Path | None, host: str, port: int, token: str = "") -> None:
     """Serve until interrupted, with this token or, if it is empty, a new one.
 
     Raises:
-        FederationError: the run does not exist, or the address cannot be used.
+        FederationError: the run does not exist.
+        MisuseError: the address cannot be used.
     """
     if run is not None:
         find_run(run, root)
-    token = token or new_token()
-    with make_server(LivePage(run, root), host=host, port=port, token=token) as server:
-        address = f"http://{join_address(host, server.server_address[1])}/?token={token}"
-        print(f"{address} (Ctrl-C ends it)", flush=True)
+    page = LivePage(run, root)
+    with make_server(page, host=host, port=port, token=token or new_token()) as server:
         if not is_loopback(host):
             print(
                 "Others reach this address: whoever has the token sees the run, and without TLS it "
@@ -172,7 +144,4 @@ def serve(run: str | None, *, root: Path | None, host: str, port: int, token: st
                 file=sys.stderr,
                 flush=True,
             )
-        try:
-            server.serve_forever(poll_interval=0.5)
-        except KeyboardInterrupt:
-            print()
+        server.run()

@@ -28,6 +28,7 @@ from coterie.server.runs.record import read_run
 from coterie.strategies import FederationError
 from coterie.strategies import strategy as rounds
 from coterie.strategies.rounds import roster as rosters
+from coterie.system.commandline import MisuseError
 from tests.commands import coterie as command
 from tests.conftest import digits_config, plain_app
 from tests.kit import Tap, ask, initial, run, train
@@ -230,7 +231,7 @@ def test_a_person_decides_on_the_silos_own_page(silo: dict[str, Any]) -> None:
         done = asked({**decision, "code": again.digest}, **known)
         assert done[0] == 200 and "Run hcct-7 is approved." in done[1]
         assert not ask(wire.DESCRIBE, silo, **{**TERMS, "local-epochs": 9}).has_error()
-        with pytest.raises(SettingsError, match="cannot listen on"):
+        with pytest.raises(MisuseError, match="cannot listen on"):
             make_server(home, port=bound.server_address[1], token="word")
     finally:
         bound.shutdown()

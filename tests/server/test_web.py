@@ -18,7 +18,7 @@ from coterie.server.report.web import LivePage, make_server
 from coterie.server.site.audit import verify
 from coterie.server.site.federation import create
 from coterie.server.site.people import web_token
-from coterie.strategies.errors import FederationError
+from coterie.system.commandline import MisuseError
 
 
 @pytest.fixture
@@ -129,5 +129,5 @@ def test_a_record_damaged_on_the_way_is_shown_as_such(live: tuple[Path, str]) ->
 
 def test_an_address_in_use_is_an_error(live: tuple[Path, str]) -> None:
     port = int(live[1].rpartition(":")[2])
-    with pytest.raises(FederationError, match="cannot listen on"):
+    with pytest.raises(MisuseError, match="cannot listen on"):
         make_server(LivePage(None, live[0]), host="127.0.0.1", port=port, token=TOKEN)
