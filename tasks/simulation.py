@@ -22,18 +22,17 @@ file, so that both train the same silos. TOML:
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from coterie.tasks.base import Option, SiloData, StreamedData, Task, TaskError
 from coterie.tasks.options import as_option, place_of, with_task_keys
 from coterie.tasks.splits.options import SPLIT_KEYS
-from coterie.tasks.text import read_text
+from coterie.tasks.toml import checked, read_table
 
 MAX_SILOS = 100_000
 PLACES = ("data", "test-data")
@@ -127,17 +126,7 @@ class Simulation(BaseModel):
         Raises ``TaskError`` if it is unreadable or not TOML, a key is unknown or out of bounds, or
         a home folder is unknown.
         """
-        try:
-            table = tomllib.loads(read_text(file))
-        except (OSError, UnicodeDecodeError) as error:
-            raise TaskError(f"simulation file {str(file)!r} cannot be read: {error}") from None
-        except tomllib.TOMLDecodeError as error:
-            raise TaskError(f"{file} is not TOML: {error}.") from None
-        try:
-            read = cls.model_validate(table)
-        except ValidationError as error:
-            problems = "; ".join(_problem(entry) for entry in error.errors())
-            raise TaskError(f"{file}: {problems}.") from None
+        read = checked(cls, read_table(file, TaskError), file, TaskError)
         if problem := split_problem(read.split):
             raise TaskError(f"{file}: {problem}.")
         if read.names and not len({*read.names}) == len(read.names) == read.silos:
@@ -191,13 +180,3 @@ def split_problem(split: Mapping[str, Option]) -> str:
 
 
 _SPLIT_NAMES = {key.removeprefix("split-") for key in SPLIT_KEYS} | {"test-share"}
-
-
-def _problem(entry: Any) -> str:
-    key = ".".join(str(part) for part in entry["loc"])
-    if entry["type"] == "extra_forbidden":
-        known = ", ".join(sorted(str(own.alias) for own in Simulation.model_fields.values()))
-        return f"unknown key {key!r}; a simulation has {known}"
-    if entry["type"] == "missing":
-        return f"{key!r} is missing"
-    return f"{key}: {entry['msg']}. Got {entry['input']!r}"

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import json
 import resource
-import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -24,7 +23,7 @@ from typing import Annotated, Any
 
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, create_model
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, create_model
 
 from coterie.client.home.files import ENVIRONMENT, folder_of
 from coterie.client.home.policy import Policy
@@ -40,7 +39,7 @@ from coterie.client.home.settings import (
 )
 from coterie.system import files, keys
 from coterie.tasks.options import as_option, place_of
-from coterie.tasks.text import read_text
+from coterie.tasks.toml import checked, read_table
 from coterie.wire import enrolment
 
 OTHER_FILES = 512
@@ -324,32 +323,11 @@ def _write_key(folder: Path) -> None:
 
 
 def _read(file: Path) -> Any:
-    try:
-        return _File.model_validate(tomllib.loads(read_text(file)))
-    except FileNotFoundError:
-        raise SettingsError(
-            f"{file.parent} is not a silo's folder (no silo.toml). Make one with `coterie silo "
-            f"init --name NAME`, or name it with --home or {ENVIRONMENT}."
-        ) from None
-    except tomllib.TOMLDecodeError as error:
-        raise SettingsError(f"{file} is not TOML: {error}.") from None
-    except UnicodeDecodeError as error:
-        raise SettingsError(f"{file} is not UTF-8 ({error}). Save it as UTF-8.") from None
-    except OSError as error:
-        raise SettingsError(f"{file} cannot be read: {error.strerror}.") from None
-    except ValidationError as error:
-        raise SettingsError(
-            f"{file} is wrong: {'; '.join(map(_problem, error.errors()))}."
-        ) from None
-
-
-def _problem(entry: object) -> str:
-    assert isinstance(entry, dict)
-    where = ".".join(str(part) for part in entry["loc"])
-    if entry["type"] == "extra_forbidden":
-        return f"there is no key {where}"
-    message = str(entry["msg"])
-    return f"{where}: {message[:1].lower() + message[1:]}"
+    absent = (
+        f"{file.parent} is not a silo's folder (no silo.toml). Make one with `coterie silo init "
+        f"--name NAME`, or name it with --home or {ENVIRONMENT}."
+    )
+    return checked(_File, read_table(file, SettingsError, absent=absent), file, SettingsError)
 
 
 @contextmanager

@@ -17,13 +17,11 @@
 from __future__ import annotations
 
 import os
-import tomllib
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
-from pydantic_core import ErrorDetails
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from coterie.server.paths import ENVIRONMENT, place
 from coterie.server.site import certificates
@@ -38,7 +36,7 @@ from coterie.system.ports import (
     listen_address,
     split_address,
 )
-from coterie.tasks.text import read_text
+from coterie.tasks.toml import checked, read_table, table_of
 
 RENEW_BELOW_DAYS = 30
 DEFAULT_PORT = 9092
@@ -234,7 +232,7 @@ def create(
         operators=join_address(operators, control_port),
         serverapp=f"127.0.0.1:{runtime_port}",
     )
-    _read(text, "--address")
+    checked(_Config, table_of(text, "--address", refused), "--address", refused)
     make_folder(folder, private=True)  # the database holds models
     certificates.make_ca(folder / "tls", host)
     make_folder(folder / "runs")
@@ -251,21 +249,13 @@ def load(folder: Path | None = None) -> Federation:
     """
     root = place(folder or os.environ.get(ENVIRONMENT) or ".").resolve()
     file = root / "coterie.toml"
-    try:
-        text = read_text(file)
-    except FileNotFoundError:
-        raise refused(
-            f"{root} holds no federation (no coterie.toml). Make one with `coterie init`, or name "
-            f"its folder with --federation or {ENVIRONMENT}."
-        ) from None
-    except OSError as error:
-        raise refused(f"{file} cannot be read: {error.strerror}.") from None
-    except UnicodeDecodeError as error:
-        raise refused(
-            f"{file} must be UTF-8. Byte {error.start} is {error.object[error.start]:#04x}: save "
-            "the file as UTF-8."
-        ) from None
-    return Federation(root, _read(text, str(file)))
+    absent = (
+        f"{root} holds no federation (no coterie.toml). Make one with `coterie init`, or name its "
+        f"folder with --federation or {ENVIRONMENT}."
+    )
+    return Federation(
+        root, checked(_Config, read_table(file, refused, absent=absent), file, refused)
+    )
 
 
 def find(folder: Path | None) -> Federation | None:
@@ -275,20 +265,3 @@ def find(folder: Path | None) -> Federation | None:
     """
     named = folder is not None or bool(os.environ.get(ENVIRONMENT))
     return load(folder) if named or Path("coterie.toml").exists() else None
-
-
-def _read(text: str, source: str) -> _Config:
-    try:
-        return _Config.model_validate(tomllib.loads(text))
-    except tomllib.TOMLDecodeError as error:
-        raise refused(f"{source} is not TOML: {error}.") from None
-    except ValidationError as error:
-        problems = "; ".join(_problem(entry) for entry in error.errors())
-        raise refused(f"{source} is wrong: {problems}.") from None
-
-
-def _problem(entry: ErrorDetails) -> str:
-    known = {"extra_forbidden": "there is no such key"}
-    where = ".".join(str(part) for part in entry["loc"])
-    text = entry["msg"].removeprefix("Value error, ")
-    return f"{where}: {known.get(entry['type'], text[:1].lower() + text[1:])}"

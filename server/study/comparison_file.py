@@ -36,7 +36,6 @@ from __future__ import annotations
 
 import os
 import re
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,7 +46,6 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
-    ValidationError,
     field_validator,
     model_validator,
 )
@@ -67,7 +65,7 @@ from coterie.tasks.base import Option, Task, TaskError
 from coterie.tasks.options import as_option, place_of, with_task_keys
 from coterie.tasks.own.declared import DeclaredTask, load_declared
 from coterie.tasks.simulation import Simulation, placed, split_problem
-from coterie.tasks.text import read_text
+from coterie.tasks.toml import checked, read_table
 from coterie.wire import is_silo_name
 
 ALONE = "alone"
@@ -235,20 +233,12 @@ def read(file: Path, *, data: Path | None = None) -> Comparison:
     Raises:
         FederationError: it cannot be read, or a key is unknown, missing or out of bounds.
     """
+    told = checked(CompareFile, read_table(file, wrong), file, wrong)
     try:
-        table = tomllib.loads(read_text(file))
-        checked = CompareFile.model_validate(table)
-    except (OSError, UnicodeDecodeError) as error:
-        raise wrong(f"{file} cannot be read: {error}") from None
-    except tomllib.TOMLDecodeError as error:
-        raise wrong(f"{file} is not TOML: {error}.") from None
-    except ValidationError as error:
-        raise wrong(f"{file}: {'; '.join(_problem(e) for e in error.errors())}.") from None
-    try:
-        checked, task, fingerprint = _with_task(_with_data(checked, file, data), file)
+        told, task, fingerprint = _with_task(_with_data(told, file, data), file)
     except TaskError as error:
         raise wrong(f"{file}: {error}") from None
-    comparison = Comparison(checked, _runs(checked, file), task, fingerprint)
+    comparison = Comparison(told, _runs(told, file), task, fingerprint)
     for name in comparison.runs:
         _check(comparison, name, file)
     _check_metric(comparison, file)
@@ -408,17 +398,6 @@ def _network_advice(task: Task) -> str:
 
 def wrong(text: str) -> FederationError:
     return FederationError(text, phase="comparison", exit_code=EXIT_CONFIG)
-
-
-def _problem(entry: Any) -> str:
-    key = ".".join(str(part) for part in entry["loc"] if not str(part).startswith("list["))
-    if entry["type"] == "extra_forbidden":
-        known = sorted(dashed(name) for name in CompareFile.model_fields)
-        return f"unknown key {key!r} (known: {', '.join(known)})"
-    if entry["type"] == "missing":
-        return f"key {key!r} is missing"
-    text = entry["msg"].removeprefix("Value error, ")
-    return f"{key}: {text}. Got {entry['input']!r}" if key else text
 
 
 def slug(text: str) -> str:

@@ -10,27 +10,24 @@ from __future__ import annotations
 
 import hashlib
 import re
-import tomllib
 import unicodedata
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import replace
-from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
-from pydantic_core import ErrorDetails
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from coterie.tasks.base import ColumnScale, Option, Persons, SiloData, StreamedData, Task, TaskError
 from coterie.tasks.draws import num_persons, number_persons, split_by_class, split_by_fold
 from coterie.tasks.options import place_of, read_options
 from coterie.tasks.own.targets import Target
 from coterie.tasks.problems import Classes, Masks, Numbers, Problem, Survival
-from coterie.tasks.text import read_text
+from coterie.tasks.toml import checked, read_table
 
 if TYPE_CHECKING:
     import torch
@@ -382,39 +379,16 @@ def in_nfc(text: str) -> str:
 
 def load_declared(file: Path) -> DeclaredTask:
     """Read a task's declaration; raise ``TaskError`` naming every problem in it."""
-    try:
-        fields = tomllib.loads(in_nfc(read_text(file)))
-    except FileNotFoundError:
-        raise TaskError(f"there is no file {str(file)!r} that declares a task.") from None
-    except UnicodeDecodeError:
-        raise TaskError(
-            f"the task's declaration {str(file)!r} is not UTF-8. Save it as UTF-8."
-        ) from None
-    except (OSError, tomllib.TOMLDecodeError) as error:
-        raise TaskError(f"the task's declaration {str(file)!r} cannot be read: {error}.") from None
+    absent = f"there is no file {str(file)!r} that declares a task."
+    fields = read_table(file, TaskError, absent=absent, tidy=in_nfc)
     kinds = _kinds()
     kind = fields.get("kind")
     if not isinstance(kind, str) or kind not in kinds:
         raise TaskError(f"kind in {file.name} must be one of {', '.join(kinds)}. Got {kind!r}.")
     declaration, task = kinds[kind]
-    try:
-        made: DeclaredTask = task(declaration.model_validate(fields))
-        made.folder = file.parent
-        return made
-    except ValidationError as error:
-        problems = "; ".join(_problem(entry, file, declaration) for entry in error.errors())
-        raise TaskError(f"the task's declaration {file.name} is wrong: {problems}.") from None
-
-
-def _problem(entry: ErrorDetails, file: Path, declaration: type[Declaration]) -> str:
-    key = ".".join(str(part) for part in entry["loc"])
-    if entry["type"] == "extra_forbidden":
-        known = list(declaration.model_fields)
-        near = get_close_matches(key, known, n=1)
-        advice = f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}"
-        return f"unknown key {key!r}: {advice}"
-    text = entry["msg"].removeprefix("Value error, ")
-    return f"{key or file.name}: {text[:1].lower() + text[1:]}"
+    made: DeclaredTask = task(checked(declaration, fields, file, TaskError))
+    made.folder = file.parent
+    return made
 
 
 def persons_of(train: Any, test: Any) -> tuple[Persons, Persons] | None:

@@ -358,8 +358,8 @@ def test_the_section_of_silo_toml_is_read_and_survives_the_node_config(tmp_path:
     assert again.privacy == settings.privacy
     for line, said in (
         ("epsilon = 0", "epsilon must be above 0"),
-        ("noise = 1.0", "privacy.epsilon: field required"),
-        ("epsilon = 1\nsigma = 2", "there is no key privacy.sigma"),
+        ("noise = 1.0", "key .privacy.epsilon. is missing"),
+        ("epsilon = 1\nsigma = 2", "unknown key .privacy.sigma"),
         ("epsilon = 1\nnoise = 0.01", "noise must be at least 0.1"),
     ):
         file.write_text(f"{text}\n[privacy]\n{line}\n")

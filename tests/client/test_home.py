@@ -70,7 +70,7 @@ def test_every_line_of_silo_toml_reaches_the_settings(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ("[policy]\nmin_group = 3", "there is no key policy.min_group"),
+        ("[policy]\nmin_group = 3", "unknown key 'policy.min_group': did you mean min_group_size?"),
         ("[policy]\nmin_group_size = 0", "policy.min_group_size"),
         ('[policy]\nmetrics = ["a, b"]', "policy.metrics"),
         ("[compute]\ngpu_memory = 2.0", "compute.gpu_memory"),
@@ -86,7 +86,7 @@ def test_a_wrong_silo_toml_is_named(line: str, said: str, tmp_path: Path) -> Non
 def test_a_silo_toml_in_another_encoding_is_named(tmp_path: Path) -> None:
     text = 'name = "a"\ntask = "digits"\n# für die Chirurgie\n'
     (tmp_path / "silo.toml").write_bytes(text.encode("latin-1"))
-    with pytest.raises(SettingsError, match=r"silo\.toml is not UTF-8 .* Save it as UTF-8"):
+    with pytest.raises(SettingsError, match=r"silo\.toml is not UTF-8: .* Save it as UTF-8"):
         Home(tmp_path)
 
 

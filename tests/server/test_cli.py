@@ -152,7 +152,7 @@ def refused_in_one_line(said: str, capsys: pytest.CaptureFixture[str]) -> None:
             "taken/study: Not a directory. A file stands",
         ),
         (["report", "fedavg-1", "--runs-dir", ".", "--out", "taken/x.html"], "taken"),
-        (["roster", "--federation", "latin"], "coterie.toml must be UTF-8. Byte 2 is 0xfc: save"),
+        (["roster", "--federation", "latin"], "toml is not UTF-8: byte 2 is 0xfc. Save it"),
     ],
 )
 def test_what_a_person_can_mend_is_one_line(

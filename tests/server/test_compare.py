@@ -389,7 +389,7 @@ def test_silos_can_be_cut_from_a_folder(tmp_path: Path, monkeypatch: pytest.Monk
         (WHOLE.replace("seeds = [0, 3]", ""), "key 'seeds' is missing"),
         (
             WHOLE.replace("target", "tarjet"),
-            r"unknown key 'tarjet' \(known: column-sums, data, folds, label-counts, options",
+            "unknown key 'tarjet': did you mean target?",
         ),
         (WHOLE.replace("0.99", "7"), "target: the metric is error, so it must be between 0 and 1"),
         (WHOLE.replace('name = "b"', 'name = "a"'), "two silos are called 'a'"),

@@ -73,7 +73,10 @@ def test_a_certificate_that_ends_soon_or_lacks_a_name_is_renewed_by_itself(
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (("database = true", "databse = true"), "state.databse: there is no such key"),
+        (
+            ("database = true", "databse = true"),
+            "unknown key 'state.databse': did you mean database?",
+        ),
         (('silos = "0.0.0.0:9092"', 'silos = "here"'), "listen.silos: must be HOST:PORT"),
         (("[listen]", "[listen"), "is not TOML"),
         (('addresses = ["fl.example.org:9092"]', "addresses = []"), "addresses"),

@@ -497,7 +497,7 @@ def test_options_that_cannot_be_used_are_named(
     ("text", "said"),
     [
         ("kind = 'video'", "kind in study.toml must be one of image-folder, table, npz"),
-        ("kind =", "cannot be read"),
+        ("kind =", "is not TOML"),
         ("kind = ['npz']", r"kind in study.toml must be one of .* Got \['npz'\]"),
         (TABLE.replace("numeric", "numerik"), "unknown key 'numerik': did you mean numeric?"),
         (TABLE.replace('"age"', '"ill"'), "a column is named twice"),

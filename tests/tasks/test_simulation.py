@@ -103,11 +103,11 @@ def test_a_data_folder_is_relative_to_the_file(tmp_path: Path) -> None:
     ("text", "said"),
     [
         ("silos = ", "is not TOML"),
-        ("", "'silos' is missing"),
+        ("", "key 'silos' is missing"),
         ("silos = 0", "silos"),
         (
             "silos = 2\ncolour = 3",
-            "unknown key 'colour'; a simulation has data, label-counts, names",
+            "unknown key 'colour': there are data, label-counts, names",
         ),
         ("silos = 2\nlabel_counts = true", "unknown key 'label_counts'"),
         ("silos = 2\nlabel-counts = 1", "label-counts: .*valid boolean"),
