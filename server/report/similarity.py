@@ -103,7 +103,7 @@ def structure_picture(story: Story) -> Picture | str | None:
         charts.Bar(label, LIGHT["g0"] if label == "chosen" else LIGHT["alone"], {"L": value})
         for label, value in sorted(values.items(), key=lambda item: item[1])
     ]
-    text = _interval_text(structure)
+    text = interval_text(structure)
     if structure.second_groups:
         text += f" The next best: {' | '.join(map(', '.join, structure.second_groups))}."
     title = "The structure beside others"
@@ -121,7 +121,8 @@ def _last_structure(run: Run) -> Structure | None:
     return next((structure for structure in found if structure and structure.bounds), None)
 
 
-def _interval_text(structure: Structure) -> str:
+def interval_text(structure: Structure) -> str:
+    """Return for which c FedCollab finds the same groups; empty if unknown."""
     if structure.kept:
         return " Another structure has a smaller bound now; nobody else moves (newcomers=keep)."
     if structure.c_interval is None:

@@ -8,7 +8,6 @@ FedGenP, which shares one model, is shown on kinds that differ only in their ima
 
 from __future__ import annotations
 
-import io
 import math
 import shlex
 import time
@@ -29,15 +28,13 @@ from rich.text import Text
 
 from coterie.server.machine.local import LocalFederation, SiloSpec
 from coterie.server.machine.superlink import Ports
-from coterie.server.report.explain import end_text
 from coterie.server.report.race import explain_race
 from coterie.server.report.view import collaboration_text
 from coterie.server.runs.config import RunConfig
-from coterie.server.runs.record import Event, Run, Structure, read_whole
+from coterie.server.runs.record import Event, Run, read_whole
 from coterie.server.study.playing import on_processes
 from coterie.strategies.errors import FederationError
 from coterie.strategies.partition.hcct import alpha_path
-from coterie.system.files import write_atomically
 
 KINDS: Mapping[str, Mapping[str, int]] = {
     "upright": {},
@@ -258,23 +255,26 @@ def _outcome(folder: Path, runs: Mapping[str, Run], seconds: float, peak: int) -
 
 
 def _print_outcome(console: Console, outcome: Outcome, run: Run) -> None:
-    title = TITLES[run.strategy]
+    table = _table(outcome, run)
     console.print()
-    console.print(_table(outcome, run))
-    grouping = run.strategy not in WITHOUT_GROUPS
-    if grouping:
-        found = "found exactly" if outcome.groups == outcome.hidden else "NOT found"
-        console.print(f"The three hidden groups were [bold]{found}[/]:")
-        console.print(_group_table(outcome, title))
-    else:
+    console.print(table)
+    if run.strategy in WITHOUT_GROUPS:
         console.print(GENERATORS_TEXT, soft_wrap=True)
+    elif outcome.groups == outcome.hidden:
+        console.print("The three hidden groups were [bold]found exactly[/].")
+    else:
+        hidden = "; ".join(", ".join(group) for group in outcome.hidden)
+        console.print(f"The three hidden groups were [bold]NOT found[/]: {hidden}.")
     if run.strategy == "auto":
         for sentence in (*explain_race(run).race, f"Every silo's reasons: {_again(run)}"):
             console.print(sentence, markup=False, highlight=False, soft_wrap=True)
     if run.strategy == "hcct":
         console.print(_alpha_text(run), soft_wrap=True)
-    if run.strategy == "fedcollab":
-        console.print(_bound_text(run), soft_wrap=True)
+    if run.strategy == "fedcollab" and (structure := run.rounds[-1].grouping.structure):
+        from coterie.server.report.similarity import interval_text  # draws: loaded late
+
+        told = "FedCollab chose these groups by error bounds, which the report shows."
+        console.print(told + interval_text(structure), soft_wrap=True)
     if run.collaboration:
         console.print(f"{collaboration_text(run.collaboration, run.lead)}.", soft_wrap=True)
     memory = f", peak memory {outcome.peak_memory / 1e9:.1f} GB" if outcome.peak_memory else ""
@@ -283,12 +283,6 @@ def _print_outcome(console: Console, outcome: Outcome, run: Run) -> None:
         markup=False,
         soft_wrap=True,
     )
-    summary = io.StringIO()
-    plain = Console(file=summary, width=100)
-    plain.print(_table(outcome, run))
-    if grouping:
-        plain.print(_group_table(outcome, title))
-    write_atomically(outcome.folder / "summary.txt", summary.getvalue().encode())
 
 
 def _again(run: Run) -> str:
@@ -336,14 +330,6 @@ def _table(outcome: Outcome, run: Run) -> Table:
     return table
 
 
-def _group_table(outcome: Outcome, title: str) -> Table:
-    table = Table("group", f"found by {title}", "hidden in the data", show_lines=False)
-    for i in range(max(len(outcome.groups), len(outcome.hidden))):
-        row = [g[i] if i < len(g) else [] for g in (outcome.groups, outcome.hidden)]
-        table.add_row(str(i + 1), *(Text(", ".join(names)) for names in row))
-    return table
-
-
 def _alpha_text(run: Run) -> str:
     alpha = run.config["alpha"]
     last = run.rounds[-1].grouping
@@ -364,32 +350,3 @@ def _alpha_text(run: Run) -> str:
         f"{', '.join(steps)}. A small α leaves every silo alone, a large α puts all of them "
         "together; in between, silos that learn the same thing stay together."
     )
-
-
-def _bound_text(run: Run) -> str:
-    structure = run.rounds[-1].grouping.structure
-    assert structure is not None, "FedCollab says it in every round"
-    works = [work for one in run.rounds if (work := one.grouping.discriminators) is not None]
-    spent = (
-        f"Discriminators: {sum(work.pairs for work in works)} pairs, "
-        f"{works[0].rounds if works else 0} rounds at the start, "
-        f"{sum(work.bytes for work in works) / 1e6:.1f} MB."
-    )
-    bounds = structure.bounds
-    if not bounds:
-        return f"FedCollab compared fewer than two silos: every silo trained alone. {spent}"
-    return (
-        f"FedCollab's bound for these groups is {bounds['chosen']:.2f} (every silo alone "
-        f"{bounds['alone']:.2f}, all together {bounds['together']:.2f}, the next best "
-        f"{end_text(bounds.get('second-best', math.inf))}). This run had c = {structure.c:.3g}"
-        f"{_firm_text(structure)}. {spent}"
-    )
-
-
-def _firm_text(structure: Structure) -> str:
-    if structure.kept:
-        return "; other groups have a smaller bound now, but no silo moves because newcomers=keep"
-    if structure.c_interval is None:
-        return ""
-    low, high = structure.c_interval
-    return f"; the groups are the same for c from {end_text(low)} to {end_text(high)}"

@@ -26,7 +26,7 @@ def test_the_demo_finds_the_hidden_groups_places_the_newcomer_and_lets_one_leave
     assert sum(len(group) for group in outcome.groups) == 9, "one joined, one left"
     means = {run: sum(e.values()) / len(e) for run, e in outcome.errors.items()}
     assert means["grouped"] < means["alone"] and means["grouped"] < means["global"]
-    assert "found exactly" in text and "FedCollab's bound for these groups" in text
+    assert "found exactly" in text and "FedCollab chose these groups by error bounds" in text
     assert "better than alone: " in text and " points (± is" in text
     (folder,) = (tmp_path / "runs").glob("FedCollab-*")
     rounds = record_of(folder)["rounds"]

@@ -15,10 +15,9 @@ from flwr.app import Array, ArrayRecord, Context, Error, Message, MetricRecord, 
 from flwr.clientapp import ClientApp
 
 from coterie import wire
-from coterie.server.report.similarity import _interval_text
+from coterie.server.report.similarity import interval_text
 from coterie.server.runs.inprocess import InProcessGrid
 from coterie.server.runs.record.format import run_of
-from coterie.server.study.demo import _bound_text
 from coterie.strategies import FedCollab, RunResult
 from coterie.strategies.fedcollab.algorithm import (
     FedCollabState,
@@ -399,23 +398,15 @@ def test_a_kept_structure_that_another_would_beat_says_so_and_has_no_interval(
     if newcomers == "resolve":
         assert result.groups[2] == [["node-1", "node-3"], ["node-2", "node-4"]]
         assert "kept" not in after and after["c-interval"][0] < 9.0
-        assert "the groups are the same for c from" in _bound_text(entry)
+        assert "The answer stays the same for c from" in interval_text(found)
         return
     assert ["node-1", "node-2"] in [group[:2] for group in result.groups[2]]
     assert after["kept"] is True and "c-interval" not in after
     assert after["bound"]["second-best"] < after["bound"]["chosen"]
-    for text in (_bound_text(entry), _interval_text(found), caplog.text):
+    for text in (interval_text(found), caplog.text):
         assert "smaller bound now" in text and "newcomers=keep" in text
-    for text in (_bound_text(entry), _interval_text(found), caplog.messages[-1]):
+    for text in (interval_text(found), caplog.messages[-1]):
         assert "nan" not in text and "∞" not in text and "None" not in text
-
-
-def test_a_demo_of_silos_that_were_not_compared_says_so() -> None:
-    alone = {"compared": [], "alone": ["a", "b"], "c": None}
-    entry = run_of({"rounds": [{"round": 1, "structure": alone}]})
-    found = entry.rounds[-1].grouping.structure
-    assert found is not None
-    assert "every silo trained alone" in _bound_text(entry) and _interval_text(found) == ""
 
 
 def test_a_leaver_s_row_and_column_go_and_come_back_with_it() -> None:
