@@ -327,50 +327,38 @@ def _first_line(error: Exception) -> str:
 
 
 def _text(kept: Kept, card: Mapping[str, Any]) -> str:
-    output, measured = card["output"], card["measured"]
-    inputs = [
-        f"| `{entry['name']}` | {' × '.join(map(str, entry['shape']))} | {entry['dtype']} |"
-        for entry in card["inputs"]
-    ]
-    said = {key: value for key, value in output.items() if key not in ("name", "shape", "dtype")}
-    shape = " × ".join(map(str, output["shape"]))
+    """Return the card for people: its parts as lists, rows and figures as tables."""
     calibration = kept.card.calibration
     figured = _figures_of(kept.card) if calibration is None else calibration.figures
     figures = [figure_row(kept.card, name, figure) for name, figure in figured.items()]
-    scale = kept.card.scale is not None
-    return "\n".join(
-        [
-            f"# {card['file']}: model of task {card['task']}\n",
-            f"{card['format']}; run {card['run']} ({card['strategy']}), kept by silo "
-            f"{card['silo']} on {card['kept']}.\n",
-            "## What goes in\n",
-            "| input | shape | type |\n|---|---|---|",
-            *inputs,
-            "",
-            *_preparation_text(card["preparation"], card["task"]),
-            "\n## What comes out\n",
-            f"`{output['name']}`, {shape}, {output['dtype']}.\n",
-            *(f"- {key}: {_short(value)}" for key, value in said.items() if value not in ([], "")),
-            *([f"\nCalibrated: {card['calibration']}."] if card["calibration"] else []),
-            *(["The temperature is already in the file."] if card["calibration"] else []),
-            "\n## How good it is\n",
-            f"Measured on {counted(measured['samples'], 'sample')}: {measured['on']}.\n",
-            "| metric | value | 95 % interval | trivial |\n|---|---|---|---|",
-            *figures,
-            "\n## What to keep in mind\n",
-            TRACES + f" This card holds mean and deviation of {numbers_of(kept.card)}." * scale,
-            "",
-            f"SHA-256 of the file: `{card['sha256']}`\n",
-        ]
-    )
+    parts = {"What goes in": card["inputs"], "How it is prepared": card["preparation"]}
+    parts |= {"What comes out": card["output"]}
+    about = {key: value for key, value in card.items() if not isinstance(value, dict | list)}
+    if kept.card.scale is not None:
+        about["traces"] += f" This card holds mean and deviation of {numbers_of(kept.card)}."
+    if not card["preparation"]:
+        how = f"Samples are prepared by the code of task {card['task']}, not part of this file."
+        parts["How it is prepared"] = {"by": how}
+    lines = [f"# {card['file']}: model of task {card['task']}\n", *_lines(about)]
+    for title, value in parts.items():
+        lines += [f"\n## {title}\n", *_lines({"": value} if isinstance(value, list) else value)]
+    measured = card["measured"]
+    lines += [
+        "\n## How good it is\n",
+        f"Measured on {counted(measured['samples'], 'sample')}: {measured['on']}.\n",
+        "| metric | value | 95 % interval | trivial |\n|---|---|---|---|",
+        *figures,
+    ]
+    return "\n".join([*lines, ""])
 
 
-def _preparation_text(how: Mapping[str, Any], task: str) -> list[str]:
+def _lines(values: Mapping[str, Any]) -> list[str]:
     """Return lists of rows as tables, the rest as a list."""
-    if not how:
-        return [f"Samples are prepared by the code of task {task}, which is not part of this file."]
-    lines = [f"- {key}: {_short(value)}" for key, value in how.items() if not _rows(value)]
-    for rows in (value for value in how.values() if _rows(value)):
+    told = {key: value for key, value in values.items() if not _rows(value)}
+    lines = [
+        f"- {key}: {_short(value)}" for key, value in told.items() if value not in ([], "", None)
+    ]
+    for rows in (value for value in values.values() if _rows(value)):
         columns = list(dict.fromkeys(key for row in rows for key in row))
         lines += ["", f"| {' | '.join(columns)} |", "|" + "---|" * len(columns)]
         lines += [f"| {' | '.join(_short(row.get(c)) for c in columns)} |" for row in rows]

@@ -135,7 +135,8 @@ def test_the_card_says_how_to_decide_and_how_good_the_model_is(tmp_path: Path) -
     assert f"'ill' if its probability is above {own.thresholds[0]!r}" in card["output"]["decide"]
     assert (card["calibration"], card["measured"]["samples"]) == (own.text(), 30)
     text = (tmp_path / "m.pt2.md").read_text("utf-8")
-    for said in (own.text(), "may hold traces", "× 3", "AUROC", card["sha256"], "healthy, ill"):
+    told = (own.text(), "may hold traces", "batch, 3", "AUROC", card["sha256"], "healthy, ill")
+    for said in told:
         assert said in text
 
 
