@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import click
 import typer
@@ -37,14 +37,15 @@ class _Context(click.Context):
 class Group(TyperGroup):
     """A command group that reports errors that a person can fix in one line.
 
-    A subclass defines in ``exit_status`` which errors those are.
+    They have the attribute ``exit_code``; a subclass may add others in ``exit_status``.
     """
 
     context_class = _Context
 
     def exit_status(self, error: Exception) -> int | None:
         """Return the exit status for an error; None: it is a bug, shown in full."""
-        return EXIT_CONFIG if isinstance(error, OSError | MisuseError) else None
+        known = isinstance(error, OSError | MisuseError)
+        return EXIT_CONFIG if known else getattr(error, "exit_code", None)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Return the command of that name, with our help format."""
@@ -90,6 +91,24 @@ def _reading(read: Callable[[str], str]) -> Callable[[str | None], str | None]:
             raise typer.BadParameter(f"{error}.") from None
 
     return callback
+
+
+MetricsOption = Annotated[
+    str,
+    typer.Option(
+        metavar="[HOST:]PORT",
+        help="Address at which to serve metrics for Prometheus, at /metrics. Without HOST: to "
+        "this machine only.",
+    ),
+]
+LogFormatOption = Annotated[
+    str,
+    typer.Option(
+        metavar="FORMAT",
+        help="Log format: text, or json (one object per line). [default: $COTERIE_LOG_FORMAT, or "
+        "text]",
+    ),
+]
 
 
 def given(context: click.Context) -> Iterator[tuple[str, str]]:

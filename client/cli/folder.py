@@ -14,14 +14,12 @@ from coterie.client.cli.options import (
     PATIENCE_S,
     AppOption,
     HomeOption,
-    LogFormatOption,
-    MetricsOption,
     ModOption,
     PatienceOption,
     VerboseOption,
     option,
 )
-from coterie.system.commandline import MisuseError
+from coterie.system.commandline import LogFormatOption, MetricsOption, MisuseError
 from coterie.system.logs import show_progress
 
 app = typer.Typer()

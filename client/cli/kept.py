@@ -52,8 +52,6 @@ SensitivityOption = Annotated[
         "[default: the threshold with the greatest sensitivity + specificity]",
     ),
 ]
-WIDE = 10_000
-"""Columns for tables outside a terminal: more than their longest line."""
 
 
 @app.command(epilog="Example:  coterie silo ledger --home hospital-b --last 5")
@@ -95,9 +93,9 @@ def ledger(
 def _console() -> Console:
     from rich.console import Console
 
-    console = Console()
-    # What reads a file or a pipe has no width, and rich takes it for 80 columns.
-    return console if console.is_terminal else Console(width=WIDE)
+    from coterie.system.terminal import wide
+
+    return wide(Console())
 
 
 def _span(rounds: tuple[int, int]) -> str:

@@ -11,15 +11,21 @@ from coterie.client.cli import approve, folder, kept
 from coterie.client.cli.options import (
     PATIENCE_S,
     AppOption,
-    LogFormatOption,
-    MetricsOption,
     ModOption,
     PatienceOption,
     SetOption,
     VerboseOption,
     option,
 )
-from coterie.system.commandline import EXIT_CONFIG, Group, MisuseError, address_option, given
+from coterie.system.commandline import (
+    EXIT_CONFIG,
+    Group,
+    LogFormatOption,
+    MetricsOption,
+    MisuseError,
+    address_option,
+    given,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -31,21 +31,6 @@ PatienceOption = Annotated[
     float,
     option("SECONDS", "Time to keep trying to reach the SuperLink before giving up, in seconds."),
 ]
-MetricsOption = Annotated[
-    str,
-    option(
-        "[HOST:]PORT",
-        "Address at which to serve metrics for Prometheus, at /metrics. Without HOST: to this "
-        "machine only.",
-    ),
-]
-LogFormatOption = Annotated[
-    str,
-    option(
-        "FORMAT",
-        "Log format: text, or json (one object per line). [default: $COTERIE_LOG_FORMAT, or text]",
-    ),
-]
 VerboseOption = Annotated[bool, typer.Option("--verbose", help="Log every message.")]
 AppOption = Annotated[
     str,

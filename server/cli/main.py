@@ -23,11 +23,6 @@ MAX_SUMMARY = 100
 
 
 class _Coterie(Group):
-    def exit_status(self, error: Exception) -> int | None:
-        from coterie.strategies.errors import FederationError
-
-        return error.exit_code if isinstance(error, FederationError) else super().exit_status(error)
-
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write every command in its section, including those of a silo."""
         for title, (word, part) in SECTIONS.items():

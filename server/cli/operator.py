@@ -15,8 +15,6 @@ from coterie.server.cli.options import (
     CertificateOption,
     FederationOption,
     Given,
-    LogFormatOption,
-    MetricsOption,
     RunsOption,
     SuperLinkOption,
     expand,
@@ -24,7 +22,14 @@ from coterie.server.cli.options import (
     port,
 )
 from coterie.system import logs
-from coterie.system.commandline import MisuseError, address_option, given, host_option
+from coterie.system.commandline import (
+    LogFormatOption,
+    MetricsOption,
+    MisuseError,
+    address_option,
+    given,
+    host_option,
+)
 
 YesOption = Annotated[
     bool, typer.Option("--yes", "-y", help="Do not ask for confirmation on a terminal.")

@@ -73,22 +73,6 @@ RunsOption = Annotated[
         "$COTERIE_RUNS or ~/.coterie/runs]"
     ),
 ]
-MetricsOption = Annotated[
-    str,
-    typer.Option(
-        metavar="[HOST:]PORT",
-        help="Address at which to serve metrics for Prometheus, at /metrics. Without HOST: to "
-        "this machine only.",
-    ),
-]
-LogFormatOption = Annotated[
-    str,
-    typer.Option(
-        metavar="FORMAT",
-        help="Log format: text, or json (one object per line). [default: $COTERIE_LOG_FORMAT, or "
-        "text]",
-    ),
-]
 RunArgument = Annotated[str, typer.Argument(help="Folder, name or id of the run.")]
 SetOption = Annotated[
     list[str] | None,

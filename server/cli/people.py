@@ -10,17 +10,9 @@ import typer
 from coterie.server.cli.options import FederationOption, folder_option
 from coterie.system.commandline import Group
 
-
-class _People(Group):
-    def exit_status(self, error: Exception) -> int | None:
-        from coterie.strategies.errors import FederationError
-
-        return error.exit_code if isinstance(error, FederationError) else super().exit_status(error)
-
-
 app = typer.Typer(
     name="coterie operator",
-    cls=_People,
+    cls=Group,
     help="Manage operators' keys and roles.",
     epilog="Example:  coterie operator list --federation lung-study",
     no_args_is_help=True,

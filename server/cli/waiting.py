@@ -13,6 +13,7 @@ from rich.console import Console
 
 from coterie.server.cli.options import Given
 from coterie.strategies.errors import refused
+from coterie.system.terminal import say
 
 if TYPE_CHECKING:
     from coterie.server.runs.config import RunConfig
@@ -60,9 +61,13 @@ class Turn:
             if made is None
             else (f"coterie runs --federation {shlex.quote(str(made.folder))}")
         )
-        _say(console, f"run {entry.id} is in the queue. `{line}` shows it.")
+        say(console, f"run {entry.id} is in the queue. `{line}` shows it.")
         if made is not None and not answers(made):
-            _say(console, "The coordinator is not running: the run waits until it is.")
+            say(
+                console,
+                "The coordinator is not running: the run waits until it is.",
+                highlight=False,
+            )
         return entry
 
 
@@ -106,7 +111,11 @@ def wait_for_turn(queue: Listed, entry: Entry, console: Console) -> int:
         ahead = [one.id for one in waiting_of(entries)].index(entry.id)
         if ahead + 1 != before:
             before = ahead + 1
-            _say(console, f"run {entry.id} waits for its turn: place {before} in the queue")
+            say(
+                console,
+                f"run {entry.id} waits for its turn: place {before} in the queue",
+                highlight=False,
+            )
         time.sleep(look_s)
 
 
@@ -158,8 +167,4 @@ def take_away(name: str, given: Given) -> None:
     else:
         with audit.acting(made, "unqueue", entry=name):
             Queue(made.folder).take_away(name)
-    _say(Console(), f"{name} is taken out of the queue.")
-
-
-def _say(console: Console, text: str) -> None:
-    console.print(text, markup=False, highlight=False, soft_wrap=True)
+    say(Console(), f"{name} is taken out of the queue.")

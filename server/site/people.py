@@ -43,12 +43,12 @@ def take_operator(made: Federation, text: str, roles: Sequence[str]) -> None:
     told = {"operator": request.name, "key": enrolment.fingerprint_of_key(request.key)}
     with audit.acting(made, "enrol operator", **told, roles=", ".join(roles)):
         new = operators.enrol(made, request, roles)
-    _say(
+    print(
         f"Operator {new.name} is enrolled, and may {_may(new)}. Key fingerprint: {new.fingerprint}"
     )
-    _say("Compare it with what the operator sees. Send them the CA's certificate:")
-    _say(f"  {made.ca}")
-    _say(
+    print("Compare it with what the operator sees. Send them the CA's certificate:")
+    print(f"  {made.ca}")
+    print(
         "They call with: --superlink HOST:PORT --root-certificates ca.pem. Operators elsewhere "
         f"reach HOST:PORT only if [listen] operators allows it; now it is "
         f"{made.config.listen.operators}."
@@ -59,7 +59,7 @@ def print_operators(made: Federation) -> None:
     """Print everybody who is, or was, enrolled."""
     known = operators.read(made)
     if not known:
-        _say("No operator is enrolled: whoever may read this federation's folder does everything.")
+        print("No operator is enrolled: whoever may read this federation's folder does everything.")
         return
     table = Table(box=None, padding=(0, 1))
     for column in ("operator", "roles", "enrolled", "key fingerprint"):
@@ -74,14 +74,14 @@ def print_roles(made: Federation, name: str, roles: Sequence[str]) -> None:
     """Change an operator's roles and report it. Raises ``FederationError`` as the change does."""
     with audit.acting(made, "change roles", operator=name, roles=", ".join(roles)):
         changed = operators.change_roles(made, name, roles)
-    _say(f"Operator {name} may {_may(changed)}, from the next call on.")
+    print(f"Operator {name} may {_may(changed)}, from the next call on.")
 
 
 def print_gone(made: Federation, name: str) -> None:
     """Remove an operator and report it. Raises ``FederationError`` if there is none."""
     with audit.acting(made, "remove operator", operator=name):
         operators.remove(made, name)
-    _say(f"Operator {name} is removed, from the next call on.")
+    print(f"Operator {name} is removed, from the next call on.")
 
 
 def web_token(made: Federation, *, new: bool = False) -> str:
@@ -95,10 +95,6 @@ def web_token(made: Federation, *, new: bool = False) -> str:
 
 def _may(one: operators.Operator) -> str:
     return "; ".join(operators.ROLES[role] for role in one.roles)
-
-
-def _say(text: str) -> None:
-    print(text)
 
 
 def _aside(text: str) -> None:
