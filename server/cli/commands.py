@@ -285,8 +285,7 @@ def _summary(folder: Path) -> list[str]:
             run = reading.read_run(folder, brief=True)
         except FederationError:
             return [folder.name, "", "damaged", "", "", "", ""]
-    errors = run.final_errors.values()
-    mean = f"{run.lead.title} {run.lead.text(sum(errors) / len(errors))}" if errors else "–"
+    mean = "–" if run.mean_error is None else f"{run.lead.title} {run.lead.text(run.mean_error)}"
     return [
         folder.name,
         run.strategy,

@@ -19,6 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from coterie.server.report import race
+from coterie.server.report.letters import letters_of
 from coterie.server.runs.record import (
     FloatArray,
     Round,
@@ -183,21 +184,26 @@ def print_explanation(
         markup=False,
         soft_wrap=True,
     )
-    groups = sorted({tuple(sorted((r.silo, *r.group))) for r in reasons})
-    for place, group in enumerate(groups, start=1):
-        console.print(f"  group {place}: {', '.join(group)}", markup=False, soft_wrap=True)
+    letters = _letters(reasons)
+    for group in sorted({tuple(sorted((r.silo, *r.group))) for r in reasons}):
+        called = f"group {letters[group[0]]}" if len(group) > 1 else "alone"
+        console.print(f"  {called}: {', '.join(group)}", markup=False, soft_wrap=True)
     table = Table()
     for column in COLUMNS:
         table.add_column(column, justify="left" if column == "silo" else "right", no_wrap=True)
     for reason in shown:
-        table.add_row(*map(Text, _cells(reason, groups)))
+        table.add_row(*map(Text, _cells(reason, letters)))
     console.print(table)
 
 
 def rows(reasons: Sequence[Reason]) -> list[tuple[str, ...]]:
     """Return the table rows of HCCT's reasons, under ``COLUMNS``."""
-    groups = sorted({tuple(sorted((r.silo, *r.group))) for r in reasons})
-    return [_cells(reason, groups) for reason in reasons]
+    letters = _letters(reasons)
+    return [_cells(reason, letters) for reason in reasons]
+
+
+def _letters(reasons: Sequence[Reason]) -> dict[str, str]:
+    return letters_of({tuple(sorted((r.silo, *r.group))) for r in reasons})
 
 
 def unlabelled_in(run: Run, number: int | None = None) -> Mapping[str, Unlabelled]:
@@ -241,14 +247,13 @@ def _alphas(reasons: list[Reason]) -> str:
     return f"{usual:.3g}" + (f" ({', '.join(own)})" if own else "")
 
 
-def _cells(reason: Reason, groups: list[tuple[str, ...]]) -> tuple[str, ...]:
+def _cells(reason: Reason, letters: Mapping[str, str]) -> tuple[str, ...]:
     low, high = reason.stay
     stay = "–" if np.isnan(low) else f"{low:.3g} – {end_text(high)}"
-    number = groups.index(tuple(sorted((reason.silo, *reason.group)))) + 1
-    other = groups.index(tuple(sorted(reason.elsewhere))) + 1 if reason.elsewhere else 0
+    other = next((letters[name] or name for name in reason.elsewhere), "")
     return (
         reason.silo,
-        str(number),
+        letters[reason.silo] or "alone",
         f"{reason.cosine:.2f}",
         f"{reason.alone:.2f}",
         f"{reason.inside:.2f}",

@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from coterie import wire
+from coterie.server.report.letters import letters_of
 from coterie.server.report.view import collaboration_text
 from coterie.server.runs.record import Evaluations, Run, SiloFacts, read_whole
 from coterie.system.terminal import say
@@ -84,13 +85,13 @@ def _silo_table(run: Run) -> Table:
         values = list(known.values())
         mean = run.lead.text(sum(values) / len(values) if values else None)
         table.add_column(column, mean, justify="right")
-    group_of = {n: str(i) for i, group in enumerate(run.final_groups, start=1) for n in group}
+    letters = letters_of(run.final_groups)
     for name in [*_last(run), *(name for name in errors if name not in _last(run))]:
         facts = run.silos.get(name, SiloFacts())
         cells = [
             "–" if math.isnan(facts.num_examples) else f"{facts.num_examples:.0f}",
             str(tested.get(name, "–")),
-            group_of.get(name, "–") if name in _last(run) else "left",
+            (letters.get(name, "–") or "alone") if name in _last(run) else "left",
             run.lead.text(errors.get(name)),
         ]
         cells += [run.lead.text(own.get(name))] if own else []
@@ -102,7 +103,8 @@ def _group_table(run: Run) -> Table:
     final, known, own = _last(run), run.final_errors, run.last_personal_errors()
     columns = ("group", "silos", "samples", f"mean {run.lead.title}", "lowest", "highest")
     table = Table(*columns, *(["mean Per"] if own else []))
-    for i, group in enumerate(run.final_groups, start=1):
+    letters = letters_of(run.final_groups)
+    for group in run.final_groups:
         errors = [known[n] for n in group if n in known]
         samples = sum(run.silos[n].num_examples for n in group)
         figures: list[float | None] = [None] * 3
@@ -110,5 +112,10 @@ def _group_table(run: Run) -> Table:
             figures = [sum(errors) / len(errors), min(errors), max(errors)]
         per = [own[n] for n in group if n in own and n in final]
         figures += [sum(per) / len(per)] if per else []
-        table.add_row(str(i), str(len(group)), f"{samples:.0f}", *map(run.lead.text, figures))
+        table.add_row(
+            letters[group[0]] or group[0],
+            str(len(group)),
+            f"{samples:.0f}",
+            *map(run.lead.text, figures),
+        )
     return table

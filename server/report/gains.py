@@ -81,8 +81,9 @@ class Gains:
 
     @property
     def mean_error(self) -> float:
-        """The mean error in this run; NaN if there is none."""
-        return fmean(self.lasting.values()) if self.lasting else math.nan
+        """The mean error of silos with a baseline, or of all if there is none; NaN without any."""
+        errors = {n: self.lasting[n] for n in self.gain} or self.lasting
+        return fmean(errors.values()) if errors else math.nan
 
 
 def compare(run: Run, *, alone: Run | None, common: Run | None) -> Gains:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import count, pairwise, product
-from string import ascii_uppercase
+from itertools import pairwise
 
 import numpy as np
 from scipy.optimize import linear_sum_assignment
 
 from coterie.pictures.flow import Block, Column
 from coterie.pictures.style import GROUPS, LIGHT
+from coterie.server.report.letters import alphabet
 from coterie.server.runs.record import Groups, Round
 
 
@@ -147,10 +147,11 @@ def follow_groups(rounds: Sequence[Round]) -> History:
             continue
         labels, fresh = _continued(stretches[-1] if stretches else None, one.groups, fresh)
         stretches.append(Stretch(one.round, one.round, one.groups, labels, one.joined, one.left))
-    letters = _letters(stretches)
+    letters, weight = _letters(stretches)
+    coloured = sorted(letters, key=lambda label: -weight[label])[: len(GROUPS)]
+    names = iter(GROUPS)
     colours = {
-        label: LIGHT[GROUPS[i]] if i < len(GROUPS) else LIGHT["muted"]
-        for i, label in enumerate(letters)
+        label: LIGHT[next(names)] if label in coloured else LIGHT["muted"] for label in letters
     }
     return History(tuple(stretches), letters, colours)
 
@@ -175,10 +176,13 @@ def _continued(before: Stretch | None, groups: Groups, fresh: int) -> tuple[tupl
     return tuple(label for label in labels if label is not None), fresh
 
 
-def _letters(stretches: Sequence[Stretch]) -> dict[int, str]:
-    """Assign letters to groups of several silos: final ones first, then by size and duration."""
+def _letters(stretches: Sequence[Stretch]) -> tuple[dict[int, str], dict[int, int]]:
+    """Assign letters to groups of several silos; return them, and each group's silo-rounds.
+
+    Final groups come first, as in ``letters_of``; others follow by their silo-rounds.
+    """
     if not stretches:
-        return {}
+        return {}, {}
     weight: dict[int, int] = {}
     for stretch in stretches:
         for label, group in zip(stretch.labels, stretch.groups, strict=True):
@@ -188,14 +192,13 @@ def _letters(stretches: Sequence[Stretch]) -> dict[int, str]:
     end = stretches[-1]
     final = [
         label
-        for label, group in sorted(zip(end.labels, end.groups, strict=True), key=lambda p: p[1])
+        for label, group in sorted(
+            zip(end.labels, end.groups, strict=True), key=lambda p: sorted(p[1])
+        )
         if len(group) > 1
     ]
-    if len(final) > len(GROUPS):
-        final.sort(key=lambda label: -weight[label])
     others = sorted((label for label in weight if label not in final), key=lambda n: -weight[n])
-    alphabet = ("".join(word) for n in count(1) for word in product(ascii_uppercase, repeat=n))
-    return dict(zip([*final, *others], alphabet, strict=False))
+    return dict(zip([*final, *others], alphabet(), strict=False)), weight
 
 
 def _num_moved(before: Stretch, after: Stretch) -> int:

@@ -112,7 +112,8 @@ def _figures(story: Story) -> dict[str, str]:
         spread = f"standard deviation of the gains, {lead.points}"
         figures[spread] = lead.gain(story.gains.rsd, sign="")
     if story.gains.together:
-        figures[f"mean {lead.title}"] = lead.text(story.gains.mean_error)
+        of = f", {len(gains)} silos with a baseline" if gains else ""
+        figures[f"mean {lead.title}{of}"] = lead.text(story.gains.mean_error)
     if now is not None:
         together = [group for group in now.groups if len(group) > 1]
         figures["groups of several silos"] = str(len(together))

@@ -14,6 +14,7 @@ from rich.text import Text
 
 from coterie import wire
 from coterie.server.report import race_news
+from coterie.server.report.letters import letters_of
 from coterie.server.runs.record import ENDS, Budget, Event, Round
 from coterie.server.runs.record.follow import Progress
 from coterie.server.runs.record.metrics import Collaboration, Lead
@@ -176,6 +177,7 @@ def _silo_table(progress: Progress) -> RenderableType:
         table.add_column(column, justify=side)  # type: ignore[arg-type]
     table.add_column(f"{progress.lead.title} {_when(progress)}", justify="right")
     table.add_column("")
+    letters = letters_of(progress.groups)
     group_of = {n: i for i, group in enumerate(progress.groups) for n in group}
     names = sorted(group_of, key=lambda n: (group_of[n], n))
     for name in names[:MAX_SILOS_SHOWN]:
@@ -185,7 +187,7 @@ def _silo_table(progress: Progress) -> RenderableType:
         table.add_row(
             Text(name),
             f"{progress.samples.get(name, 0):.0f}",
-            Text(f"■ {group_of[name] + 1}", style=style),
+            Text(f"■ {letters[name] or 'alone'}", style=style),
             progress.lead.text(error),
             Text(_bar(error) + (f"  joined in round {joined}" if joined > 1 else ""), style=style),
         )
@@ -231,10 +233,11 @@ def collaboration_text(figures: Collaboration, lead: Lead) -> str:
     """Summarise the benefit over local training in one line."""
     error, alone = 1 - figures.mean_accuracy, 1 - figures.mean_accuracy_alone
     better = f"{figures.ipr * figures.silos:.0f}" if figures.silos else "0"
+    gain = f"{lead.gain(alone - error)} ± {lead.gain(figures.rsd, sign='')} {lead.points}"
     return (
-        f"mean {lead.title} of {figures.silos} silos {lead.text(error)}, alone {lead.text(alone)}; "
-        f"better than alone: {better} of {figures.silos} silos; gain {lead.gain(alone - error)} ± "
-        f"{lead.gain(figures.rsd, sign='')} {lead.points} (± is the standard deviation over silos)"
+        f"mean {lead.title} of {figures.silos} silos with a baseline {lead.text(error)}, alone "
+        f"{lead.text(alone)}; better than alone: {better} of {figures.silos} silos; gain {gain} "
+        "(± is the standard deviation over silos)"
     )
 
 

@@ -28,6 +28,7 @@ from rich.text import Text
 
 from coterie.server.machine.local import LocalFederation, SiloSpec
 from coterie.server.machine.superlink import Ports
+from coterie.server.report.letters import letters_of
 from coterie.server.report.race import explain_race
 from coterie.server.report.view import collaboration_text
 from coterie.server.runs.config import RunConfig
@@ -312,21 +313,23 @@ def _table(outcome: Outcome, run: Run) -> Table:
         *(names_of.get(own, own) for own in runs),
     ):
         table.add_column(column, justify="left" if column == "silo" else "right")
-    group_of = {n: i + 1 for i, group in enumerate(outcome.groups) for n in group}
-    names = sorted(outcome.errors["grouped"], key=lambda n: (group_of.get(n, 99), n))
+    group_of = letters_of(outcome.groups)
+    called = {n: group_of.get(n, "left") or "alone" for n in outcome.errors["grouped"]}
+    names = sorted(outcome.errors["grouped"], key=lambda n: (called[n], n))
     for name in names:
         table.add_row(
             Text(name + remarks.get(name, "")),
             str(outcome.samples.get(name, "")),
             str(outcome.tested.get(name, "")),
-            str(group_of.get(name, "left")),
+            called[name],
             *(lead.number(outcome.errors[own].get(name, math.nan)) for own in runs),
         )
     table.add_section()
-    shared = [n for n in names if all(n in outcome.errors[r] for r in outcome.errors)]
+    measured = set(group_of).intersection(*outcome.errors.values())
+    shared = [name for name in names if name in measured]
     means = [float(np.mean([outcome.errors[r][n] for n in shared])) for r in outcome.errors]
     cells = (f"[bold]{lead.number(mean)}[/]" for mean in means)
-    table.add_row(f"mean of the {len(shared)}", "", "", "", *cells)
+    table.add_row(f"mean, {len(shared)} with a baseline", "", "", "", *cells)
     return table
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from rich.console import Console
 
+from coterie.server.runs.record import read_run
 from coterie.server.study.demo import KINDS, NEWCOMER, SIZES, demo, hidden_groups, newcomer, silos
 from coterie.strategies.errors import FederationError
 from coterie.strategies.rounds.result import RunResult
@@ -58,6 +60,11 @@ def test_a_run_is_compared_with_an_independent_one(tmp_path: Path) -> None:
     assert figures["silos"] == 9
     assert 0 <= figures["ipr"] <= 1 and figures["rsd"] >= 0
     assert figures["mean-accuracy"] == pytest.approx(record["mean-accuracy"])
+    made = read_run(tmp_path / "fedavg")
+    assert made.mean_error == pytest.approx(sum(made.final_errors.values()) / 9)
+    assert made.collaboration is not None
+    fewer = replace(made.collaboration, silos=8, mean_accuracy=0.75)
+    assert replace(made, collaboration=fewer).mean_error == 0.25, "of silos with a baseline"
     with pytest.raises(FederationError, match="alone must name a completed run of independent"):
         play("fedavg", 0, tmp_path, rounds=1, alone="fedavg")
     with pytest.raises(FederationError, match="there is no run"):

@@ -119,7 +119,7 @@ def test_runs_are_found_by_folder_name_or_id(
     with pytest.raises(FederationError, match="there is no run"):
         find_run("999", tmp_path)
     print_explanation("123", silo="a", number=1, root=tmp_path)
-    assert "group 1: a, b" in capsys.readouterr().out
+    assert "group A: a, b" in capsys.readouterr().out
     (folder / "events.jsonl").write_text("")
     (folder / "run.json").write_text("{")
     with pytest.raises(FederationError, match="holds no record of a run"):

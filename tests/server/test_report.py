@@ -19,6 +19,7 @@ from rich.console import Console
 
 from benchmarks.engine.synthetic import write_run
 from coterie.pictures.page import render
+from coterie.pictures.style import GROUPS, LIGHT
 from coterie.server.cli.commands import print_runs
 from coterie.server.report.command import print_report, tell, write_report
 from coterie.server.report.final import print_final
@@ -415,6 +416,14 @@ def test_silos_that_are_alone_have_no_letter() -> None:
     told = history(["a", "b", "c"], ["ab", "c"])
     assert {where[0] for where in told._at(told.stretches[0]).values()} == {""}
     assert told.now["c"][0] == "" and told.now["a"][0] == "A"
+
+
+def test_the_largest_of_many_groups_have_colours_and_letters_follow_the_names() -> None:
+    many = [*(a + b for a, b in zip("abcdefghijk", "ABCDEFGHIJK", strict=True)), "wxyz"]
+    now = history(many).now
+    assert [now[group[-1]][0] for group in many] == list("ABCDEFGHIJKL")
+    assert now["w"][1] != LIGHT["muted"], "the largest group has a colour, though its name is last"
+    assert sum(now[group[0]][1] == LIGHT["muted"] for group in many) == len(many) - len(GROUPS)
 
 
 def test_many_changes_are_thinned_to_the_largest() -> None:

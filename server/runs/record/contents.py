@@ -214,6 +214,14 @@ class Run:
         return errors_of(self.final.evaluation) if self.final else {}
 
     @property
+    def mean_error(self) -> float | None:
+        """The mean final error of silos with a baseline, or of all if there is none; or None."""
+        if self.collaboration is not None and self.collaboration.silos:
+            return 1 - self.collaboration.mean_accuracy
+        errors = self.final_errors.values()
+        return sum(errors) / len(errors) if errors else None
+
+    @property
     def final_groups(self) -> Groups:
         """The groups of the last round, whose final models were evaluated; empty if unknown."""
         return self.final.groups if self.final else ()
