@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +18,13 @@ from numpy.typing import NDArray
 
 from benchmarks.papers.fonts import draw_digits, find_fonts
 from coterie.tasks.base import Option, SiloData, TaskError
-from coterie.tasks.images.datasets import NamedNetwork, cap, check_bounds, finish, join
+from coterie.tasks.images.datasets import NamedNetwork, cap, check_bounds, join, scaled
 from coterie.tasks.images.image_files import ImageFiles, Images, RawImages, read_images
 from coterie.tasks.images.scale import SYMMETRIC
 from coterie.tasks.options import place_of, read_options
-from coterie.tasks.splits import Share, make_split, silos_of_domains
+from coterie.tasks.splits import Share, make_split
 from coterie.tasks.splits.options import SPLIT_OPTIONS, silos_asked
+from coterie.tasks.splits.shares import Indices, Matrix, ends, iid_shares
 
 DOMAINS: dict[str, ImageFiles] = {
     "svhn": ImageFiles(("svhn.npz", "svhn_small.npz"), None),
@@ -126,20 +128,18 @@ class DigitFive(NamedNetwork):
         """The data of all silos of one domain."""
         raw = _read(self.name, chosen, domain)
         units, test_units = raw.extra.get("src_train"), raw.extra.get("src_test")
-        seed = chosen["split-seed"]
+        seed, share = chosen["split-seed"], chosen["test-share"]
         config: dict[str, Option] = {"kind": "iid", "silos": num_silos, "seed": seed}
-        if chosen["test-share"]:
-            if units is not None and test_units is not None:
-                # each part numbers its own photographs from 1
-                units = np.concatenate([units, test_units + units.max() + 1])
+        if share:
             both = join(raw.train, raw.test)
             raw = RawImages(both, both)
-            config["test-share"] = chosen["test-share"]
-            shares = make_split(config, both.y, units=units)
+            config["test-share"] = share
+        if units is not None and test_units is not None:
+            rng = np.random.default_rng([seed, 0])
+            shares = _in_units(units, test_units, num_silos, share, rng)
         else:
-            shares = make_split(
-                config, raw.train.y, test_labels=raw.test.y, units=units, test_units=test_units
-            )
+            tests = None if share else raw.test.y
+            shares = make_split(config, raw.train.y, test_labels=tests)
         number = list(DOMAINS).index(domain)
         return [
             self._silo(raw, share, chosen, np.random.default_rng([seed, 2, number, place]))
@@ -151,12 +151,58 @@ class DigitFive(NamedNetwork):
     ) -> SiloData:
         train = cap(share.train, chosen["train"], rng)
         test = cap(share.test, chosen["test"], rng)
-        return finish(
-            (to_rgb28(raw.train.x[train]), raw.train.y[train]),
-            (to_rgb28(raw.test.x[test]), raw.test.y[test]),
-            scale=SYMMETRIC,
-            num_classes=self.num_classes,
+        x_train, x_test = to_rgb28(raw.train.x[train]), to_rgb28(raw.test.x[test])
+        return SiloData(
+            *(scaled(x_train, SYMMETRIC), raw.train.y[train]),
+            *(scaled(x_test, SYMMETRIC), raw.test.y[test]),
+            self.num_classes,
         )
+
+
+def _in_units(
+    units: Indices, test_units: Indices, silos: int, share: float, rng: np.random.Generator
+) -> list[Share]:
+    """Return even shares of a data set in which samples of one unit stay together.
+
+    With ``share``, both parts are joined, and each silo keeps this share of its samples for
+    testing.
+    """
+    if not share:
+        trains, tests = (cut_units(own, iid_shares(silos), rng) for own in (units, test_units))
+        return [Share(*pair) for pair in zip(trains, tests, strict=True)]
+    # Each part numbers its own photographs from 1.
+    units = np.concatenate([units, test_units + units.max() + 1])
+    shares = []
+    for part in cut_units(units, iid_shares(silos), rng):
+        least = 1 / len(part) if len(part) > 1 else 0.0
+        kept = min(max(share, least), 1 - least)
+        test, train = cut_units(units[part], np.array([[kept], [1 - kept]]), rng)
+        shares.append(Share(part[train], part[test]))
+    return shares
+
+
+def cut_units(units: Indices, shares: Matrix, rng: np.random.Generator) -> list[Indices]:
+    """Cut samples (n,) by shares (silos, 1), met to within one unit; none is divided."""
+    _, unit = np.unique(units, return_inverse=True)
+    rank = rng.permutation(unit.max() + 1 if len(unit) else 0)[unit]
+    order = np.argsort(rank, kind="stable")
+    allowed = np.concatenate([[0], np.flatnonzero(np.diff(rank[order])) + 1, [len(order)]])
+    wanted = ends(shares[:, 0], len(order))
+    after = np.searchsorted(allowed, wanted)
+    before = np.maximum(after - 1, 0)
+    nearer = np.where(wanted - allowed[before] < allowed[after] - wanted, before, after)
+    return [np.sort(order[start:end]) for start, end in pairwise(allowed[nearer])]
+
+
+def silos_of_domains(silos: int, num_domains: int) -> list[range]:
+    """Divide silos over domains, consecutive and even; raise ``TaskError`` if there are too few."""
+    if silos < num_domains:
+        raise TaskError(
+            f"a split by domain needs at least one silo for each of {num_domains} domains. "
+            f"Got {silos} silos."
+        )
+    bounds = [round(i * silos / num_domains) for i in range(num_domains + 1)]
+    return [range(start, end) for start, end in pairwise(bounds)]
 
 
 def small() -> DigitFive:

@@ -277,18 +277,6 @@ class Cifar10(ImageTask):
     standard = per_channel((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616))
 
 
-def finish(
-    train: tuple[NDArray[Any], NDArray[np.int64]],
-    test: tuple[NDArray[Any], NDArray[np.int64]],
-    *,
-    scale: Scale,
-    num_classes: int,
-) -> SiloData:
-    """Return a silo's data from images (n, H, W) or (n, H, W, C), pixels 0–255, and labels (n,)."""
-    x_train, x_test = (scaled(images, scale) for images in (train[0], test[0]))
-    return SiloData(x_train, train[1], x_test, test[1], num_classes)
-
-
 def scaled(images: NDArray[Any], scale: Scale) -> NDArray[np.float32]:
     """Scale pixels 0–255 and put the channels first."""
     x = scale(images)

@@ -12,7 +12,7 @@ FedGen, after Hsu, Qi, Brown 2019).
 """
 
 from coterie.tasks.splits.config import KINDS, Share, make_split
-from coterie.tasks.splits.shares import cut, silos_of_domains
+from coterie.tasks.splits.shares import cut
 from coterie.tasks.splits.shifts import permutation, rotate
 
-__all__ = ["KINDS", "Share", "cut", "make_split", "permutation", "rotate", "silos_of_domains"]
+__all__ = ["KINDS", "Share", "cut", "make_split", "permutation", "rotate"]

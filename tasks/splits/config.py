@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from coterie.tasks.base import Option, TaskError
 from coterie.tasks.splits import shares as kinds
@@ -126,8 +126,6 @@ def make_split(
     *,
     test_labels: ArrayLike | None = None,
     num_classes: int | None = None,
-    units: ArrayLike | None = None,
-    test_units: ArrayLike | None = None,
 ) -> list[Share]:
     """Cut a data set into one share per silo, as defined by the keys of ``config``.
 
@@ -152,31 +150,25 @@ def make_split(
         labels: (n,) labels of the training part.
         test_labels: (m,) labels of the test part, cut by the same shares. None: see test-share.
         num_classes: number of classes, if some class may have no samples.
-        units, test_units: as in ``cut``, only for kind ``iid``. A unit is also never on both sides
-            of a silo's test-share.
 
     Raises:
         TaskError: a kind or key is unknown, or the split is impossible with these samples.
     """
     kind, chosen = _read(config)
     y = checked_labels(labels, chosen["silos"])
-    if units is not None and kind != "iid":
-        raise TaskError(f"units can be kept together only by iid. Got {kind!r}.")
     t = None if test_labels is None else checked_labels(test_labels, 1)
     rng = np.random.default_rng([chosen["seed"], 0])
     used = _subsample(len(y), chosen["samples"], rng)
     known = max(int(part.max()) + 1 for part in (y, t) if part is not None)
     counts = count_classes(y[used], num_classes or known)
     shares, test_shares = KINDS[kind].plan(chosen, counts, rng)
-    own_units = None if units is None else np.asarray(units)
-    cuts = cut(y[used], shares, rng=rng, units=None if own_units is None else own_units[used])
-    trains = [used[part] for part in cuts]
+    trains = [used[part] for part in cut(y[used], shares, rng=rng)]
     if t is None:
         if chosen["test"] == "all":
             raise TaskError("test='all' needs test labels: there is no test part here.")
-        pairs = [_hold_out(part, chosen["test-share"], own_units, rng) for part in trains]
+        pairs = [_hold_out(part, chosen["test-share"], rng) for part in trains]
     else:
-        tests = _test_parts(t, test_shares, chosen, test_units, rng)
+        tests = _test_parts(t, test_shares, chosen, rng)
         pairs = list(zip(trains, tests, strict=True))
     _check_sizes(kind, pairs, chosen["min-samples"])
     return [_share(pair, silo, chosen, len(counts)) for silo, pair in enumerate(pairs)]
@@ -232,9 +224,7 @@ def _subsample(available: int, wanted: int, rng: np.random.Generator) -> Indices
     return np.sort(rng.choice(available, size=wanted, replace=False))
 
 
-def _hold_out(
-    part: Indices, share: float, units: NDArray[Any] | None, rng: np.random.Generator
-) -> tuple[Indices, Indices]:
+def _hold_out(part: Indices, share: float, rng: np.random.Generator) -> tuple[Indices, Indices]:
     """Split a silo's samples into (train, test), at least one each if there are two."""
     if not 0 < share < 1:
         raise TaskError(
@@ -244,8 +234,7 @@ def _hold_out(
     count = len(part)
     least = 1 / count if count > 1 else 0.0
     kept = min(max(share, least), 1 - least)
-    inner = None if units is None else units[part]
-    test, train = cut(part, np.array([[kept], [1 - kept]]), rng=rng, units=inner)
+    test, train = cut(part, np.array([[kept], [1 - kept]]), rng=rng)
     return part[train], part[test]
 
 
@@ -253,7 +242,6 @@ def _test_parts(
     labels: Indices,
     shares: Matrix,
     chosen: Mapping[str, Any],
-    units: ArrayLike | None,
     rng: np.random.Generator,
 ) -> list[Indices]:
     if chosen["test-share"]:
@@ -263,7 +251,7 @@ def _test_parts(
         )
     if chosen["test"] == "all":
         return [np.arange(len(labels))] * len(shares)
-    return cut(labels, shares, rng=rng, units=units)
+    return cut(labels, shares, rng=rng)
 
 
 def _check_sizes(kind: str, pairs: Sequence[tuple[Indices, Indices]], min_samples: int) -> None:

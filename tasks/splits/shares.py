@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 from math import isfinite
-from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -23,9 +22,7 @@ MIN_ALPHA = 1e-4  # below it a draw is one silo in any case, and numpy's sampler
 MAX_TRIES = 200  # a Dirichlet split that leaves a silo too little is drawn again, not for ever
 
 
-def cut(
-    labels: ArrayLike, shares: Matrix, *, rng: np.random.Generator, units: ArrayLike | None = None
-) -> list[Indices]:
+def cut(labels: ArrayLike, shares: Matrix, *, rng: np.random.Generator) -> list[Indices]:
     """Return each silo's share of every class, as sorted, disjoint and possibly empty indices.
 
     A silo gets its exact share of a class rounded down or up, as random samples; together the silos
@@ -35,44 +32,21 @@ def cut(
         labels: (n,) integers in [0, C).
         shares: (silos, C), or (silos, 1) to ignore the labels. Entries ≥ 0; each column sums to at
             most 1, and the rest of a class is left out.
-        units: (n,), optional: samples with the same number stay together (digits of one
-            photograph). Sizes are then met to within one unit.
     """
     y = np.asarray(labels)
-    kept = None if units is None else np.asarray(units)
     parts: list[list[Indices]] = [[] for _ in range(len(shares))]
     for column in range(shares.shape[1]):
         members = np.arange(len(y)) if shares.shape[1] == 1 else np.flatnonzero(y == column)
-        members, allowed = _shuffle(members, None if kept is None else kept[members], rng)
-        ends = _ends(shares[:, column], len(members), allowed)
-        for silo, (start, end) in enumerate(pairwise(ends)):
+        members = rng.permutation(members)
+        for silo, (start, end) in enumerate(pairwise(ends(shares[:, column], len(members)))):
             parts[silo].append(members[start:end])
     return [np.sort(np.concatenate(part)) for part in parts]
 
 
-def _shuffle(
-    members: Indices, units: NDArray[Any] | None, rng: np.random.Generator
-) -> tuple[Indices, Indices | None]:
-    """Shuffle ``members`` with units contiguous; also return the allowed cut positions."""
-    if units is None:
-        return rng.permutation(members), None
-    _, unit = np.unique(units, return_inverse=True)
-    rank = rng.permutation(unit.max() + 1 if len(unit) else 0)[unit]
-    order = np.argsort(rank, kind="stable")
-    inner = np.flatnonzero(np.diff(rank[order])) + 1
-    return members[order], np.concatenate([[0], inner, [len(members)]])
-
-
-def _ends(shares: Matrix, count: int, allowed: Indices | None) -> Indices:
+def ends(shares: Matrix, count: int) -> Indices:
     """Return boundaries 0 ≤ e₀ ≤ … ≤ count; rounding the running sum keeps pieces within 1."""
     running = np.concatenate([[0.0], np.cumsum(shares)]) * count
-    ends = np.minimum(np.floor(running + 0.5 + 1e-9), count).astype(np.int64)
-    if allowed is None:
-        return ends
-    after = np.searchsorted(allowed, ends)
-    before = np.maximum(after - 1, 0)
-    nearer = np.where(ends - allowed[before] < allowed[after] - ends, before, after)
-    return allowed[nearer]
+    return np.minimum(np.floor(running + 0.5 + 1e-9), count).astype(np.int64)
 
 
 def checked_labels(labels: ArrayLike, silos: int) -> Indices:
@@ -161,9 +135,7 @@ def _draw_dirichlet(counts: Indices, silos: int, alpha: float, rng: np.random.Ge
 
 def _rounded(shares: Matrix, counts: Indices) -> Indices:
     """Return the number of samples that ``cut`` gives, shape (silos, C)."""
-    return np.stack(
-        [np.diff(_ends(shares[:, c], int(n), None)) for c, n in enumerate(counts)], axis=1
-    )
+    return np.stack([np.diff(ends(shares[:, c], int(n))) for c, n in enumerate(counts)], axis=1)
 
 
 def classes_per_silo_shares(
@@ -319,14 +291,3 @@ def three_silos_shares(counts: Indices, *, rng: np.random.Generator) -> tuple[Ma
     test = train.copy()
     test[:, first] = np.array([[0.5], [0.5], [0.0]])
     return train, test
-
-
-def silos_of_domains(silos: int, num_domains: int) -> list[range]:
-    """Divide silos over domains, consecutive and even; raise ``TaskError`` if there are too few."""
-    if silos < num_domains:
-        raise TaskError(
-            f"a split by domain needs at least one silo for each of {num_domains} domains. "
-            f"Got {silos} silos."
-        )
-    ends = [round(i * silos / num_domains) for i in range(num_domains + 1)]
-    return [range(start, end) for start, end in pairwise(ends)]

@@ -6,11 +6,21 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from benchmarks.papers import digit_five
-from benchmarks.papers.digit_five import DOMAINS, DigitFive, small, to_rgb28
+from benchmarks.papers.digit_five import (
+    DOMAINS,
+    DigitFive,
+    cut_units,
+    silos_of_domains,
+    small,
+    to_rgb28,
+)
 from benchmarks.papers.fonts import draw_digits, find_fonts
 from coterie.tasks import TaskError
+from coterie.tasks.splits.shares import iid_shares
 from tests.tasks.test_images import same, some_images
 
 SIDES = {"svhn": (32, 32, 3), "usps": (16, 16), "mnist-m": (32, 32, 3), "mnist": (28, 28)}
@@ -74,6 +84,22 @@ def test_a_photograph_of_svhn_is_never_divided(five, test_share):
     held = [set(np.rint((x.mean(axis=(1, 2, 3)) + 1) * 127.5)) for x in sides]
     assert sum(len(own) for own in held) == len(set.union(*held)) == 40
     assert sum(len(x) for x in sides) == 100
+
+
+@settings(max_examples=50, deadline=None)
+@given(units=st.lists(st.integers(0, 9), min_size=4, max_size=60), silos=st.integers(1, 4))
+def test_samples_of_one_unit_stay_together(units, silos):
+    parts = cut_units(np.array(units), iid_shares(silos), np.random.default_rng(0))
+    assert sum(len(part) for part in parts) == len(units)
+    owners = [np.unique(np.array(units)[part]) for part in parts]
+    assert sum(len(own) for own in owners) == len(set(units))
+
+
+def test_silos_have_one_domain_each_in_order_also_where_they_do_not_divide_evenly():
+    assert silos_of_domains(6, 3) == [range(2), range(2, 4), range(4, 6)]
+    assert [len(r) for r in silos_of_domains(7, 3)] == [2, 3, 2]
+    with pytest.raises(TaskError, match="at least one silo for each of 10 domains"):
+        silos_of_domains(4, 10)
 
 
 def test_a_domain_without_its_file_is_refused(five):

@@ -119,15 +119,6 @@ def test_every_silo_gets_its_exact_share_rounded_up_or_down(weights, count, scal
         assert abs(len(part) - share * count) < 1 + 1e-6
 
 
-@settings(max_examples=50, deadline=None)
-@given(units=st.lists(st.integers(0, 9), min_size=4, max_size=60), silos=st.integers(1, 4))
-def test_samples_of_one_unit_stay_together(units, silos):
-    parts = s.cut(np.zeros(len(units), dtype=int), shares.iid_shares(silos), rng=rng(), units=units)
-    assert sum(len(part) for part in parts) == len(units)
-    owners = [np.unique(np.array(units)[part]) for part in parts]
-    assert sum(len(own) for own in owners) == len(set(units))
-
-
 # --- each kind
 
 
@@ -213,13 +204,6 @@ def test_three_silos_are_hccts_example():
     assert [len(first), len(second), len(third)] == [100, 400, 500]
     assert set(labels[first]) == set(labels[second])
     assert not set(labels[first]) & set(labels[third])
-
-
-def test_silos_have_one_domain_each_in_order_also_where_they_do_not_divide_evenly():
-    assert s.silos_of_domains(6, 3) == [range(2), range(2, 4), range(4, 6)]
-    assert [len(r) for r in s.silos_of_domains(7, 3)] == [2, 3, 2]
-    with pytest.raises(TaskError, match="at least one silo for each of 10 domains"):
-        s.silos_of_domains(4, 10)
 
 
 # --- make_split
@@ -336,11 +320,6 @@ def test_an_impossible_split_is_refused_with_its_reason(config, says):
 def test_without_a_test_part_a_test_share_is_needed():
     with pytest.raises(TaskError, match="needs test-share"):
         s.make_split({"kind": "iid", "silos": 2}, balanced(10))
-
-
-def test_units_are_refused_where_labels_would_divide_them():
-    with pytest.raises(TaskError, match="units can be kept together only"):
-        s.make_split({"kind": "dirichlet", "silos": 2}, balanced(10), units=np.arange(100))
 
 
 @pytest.mark.parametrize("labels", [np.zeros(3), np.zeros((2, 2), int), np.array([-1, 0]), []])

@@ -12,7 +12,7 @@ from torchvision.models import resnet18
 from benchmarks.kit import Shared
 from coterie.tasks import Task, load_task
 from coterie.tasks.base import Option, SiloData
-from coterie.tasks.images.datasets import Cifar10, FashionMnist, ImageTask, finish, join
+from coterie.tasks.images.datasets import Cifar10, FashionMnist, ImageTask, join, scaled
 from coterie.tasks.images.image_files import ImageFiles, read_images
 from coterie.tasks.images.scale import per_channel
 
@@ -118,11 +118,10 @@ def _published_fashion(folder: str, seed: int) -> list[SiloData]:
     raw = read_images("fashion-mnist", folder, FashionMnist.files)
     pool = join(raw.train, raw.test)
     return [
-        finish(
-            (pool.x[train], pool.y[train]),
-            (pool.x[test], pool.y[test]),
-            scale=FashionMnist.standard,
-            num_classes=10,
+        SiloData(
+            *(scaled(pool.x[train], FashionMnist.standard), pool.y[train]),
+            *(scaled(pool.x[test], FashionMnist.standard), pool.y[test]),
+            10,
         )
         for train, test in published_silos(pool.y, seed)
     ]

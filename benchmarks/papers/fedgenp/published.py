@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache, partial
+from functools import lru_cache
 
 import numpy as np
 import torch
@@ -25,7 +25,7 @@ from benchmarks.kit import Shared
 from coterie import wire
 from coterie.client.work.weights import load_weights
 from coterie.tasks.base import Option, SiloData, TaskError
-from coterie.tasks.images.datasets import Mnist, finish
+from coterie.tasks.images.datasets import Mnist, scaled
 from coterie.tasks.images.image_files import Images, read_images
 from coterie.tasks.images.scale import SYMMETRIC
 from coterie.wire import Model
@@ -117,11 +117,10 @@ def published_data(folder: str, alpha: float, ratio: float) -> list[SiloData]:
     raw = read_images("mnist", folder, Mnist.files)
 
     def part(images: Images, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        return images.x[rows], images.y[rows]
+        return scaled(images.x[rows], SYMMETRIC), images.y[rows]
 
-    make = partial(finish, scale=SYMMETRIC, num_classes=10)
     cut = published_silos(raw.train.y, raw.test.y, alpha=alpha, ratio=ratio)
-    return [make(part(raw.train, train), part(raw.test, test)) for train, test in cut]
+    return [SiloData(*part(raw.train, train), *part(raw.test, test), 10) for train, test in cut]
 
 
 class OwnStatistics:
