@@ -24,7 +24,7 @@ from coterie.server.runs.config import RunConfig
 from coterie.server.runs.record import EVENTS, RECORD, Run, reading
 from coterie.server.runs.record.follow import Progress, events
 from coterie.server.runs.run import run_folder
-from coterie.server.site.queue import Entry, RemoteQueue
+from coterie.server.site.queue import AskedQueue, Entry
 from coterie.strategies.errors import EXIT_RUN, FederationError, refused
 from coterie.system.files import UNKNOWN, held_by
 from coterie.system.processes import insistent_interrupts
@@ -235,7 +235,7 @@ def print_status(options: Given) -> None:
         online, known = calls.num_online(), calls.runs()
         queue: list[Entry] = []
         with suppress(FederationError):  # a federation alone has one, and one of this release
-            queue = RemoteQueue(calls.act).entries() if options.place().root_certificates else []
+            queue = AskedQueue(calls.act).entries() if options.place().root_certificates else []
     silos, runs = wire.counted(online, "silo"), wire.counted(len(known), "run")
     console.print(f"SuperLink at {address}: {silos} connected, {runs}", markup=False)
     if known:

@@ -6,8 +6,9 @@ import math
 import os
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TextIO
 
 import typer
 
@@ -34,6 +35,8 @@ from coterie.system.commandline import (
 YesOption = Annotated[
     bool, typer.Option("--yes", "-y", help="Do not ask for confirmation on a terminal.")
 ]
+MAX_LINE = 100_000
+"""Most characters that are shown of a line from a coordinator."""
 app = typer.Typer()
 
 ControlPortOption = Annotated[int, port("Port to listen on for operators.")]
@@ -113,16 +116,9 @@ def enrol(
     Enrolment binds the silo's name to its key. With --superlink, the silo is enrolled at a remote
     coordinator, which requires an operator with the role `enrol`.
     """
-    from coterie.server.site.federation import load
-    from coterie.server.site.operator import print_enrolled, take_request
-
-    text = "".join(request)
-    if superlink is None:
-        take_request(load(federation), text)
-        return
-    with Given(federation, superlink, root_certificates).control() as calls:
-        done = calls.act("enrol", request=text)
-    print_enrolled(done["lines"], done["bundle"])
+    done = Given(federation, superlink, root_certificates).act("enrol", request="".join(request))
+    _say_all(done["lines"], sys.stderr)
+    _say(done["bundle"])
 
 
 @app.command(epilog="Example:  coterie roster --federation lung-study")
@@ -143,16 +139,8 @@ def remove(
     yes: YesOption = False,
 ) -> None:
     """Remove a silo from the federation. Its key is never accepted again; runs continue."""
-    from coterie.server.site.federation import load
-    from coterie.server.site.operator import print_remove
-
     _confirm(f"Remove {name}? Its key is never accepted again.", yes=yes)
-    if superlink is None:
-        print_remove(load(federation), name)
-        return
-    with Given(federation, superlink, root_certificates).control() as calls:
-        for line in calls.act("remove", name=name)["lines"]:
-            _say(line)
+    _say_all(Given(federation, superlink, root_certificates).act("remove", name=name)["lines"])
 
 
 @app.command(
@@ -211,8 +199,7 @@ def withdraw(
     else:
         with Given(federation, superlink, root_certificates).control() as calls:
             lines = calls.act("withdraw", name=name)["lines"]
-    for line in lines:
-        _say(line)
+    _say_all(lines)
 
 
 @app.command(
@@ -431,6 +418,14 @@ def _confirm(question: str, *, yes: bool) -> None:
     """Ask anyone who types the command; a script, which has no terminal, is not asked."""
     if not yes and sys.stdin is not None and sys.stdin.isatty():
         typer.confirm(question, abort=True)
+
+
+def _say_all(lines: Iterable[str], file: TextIO | None = None) -> None:
+    """Print lines that may come from a coordinator elsewhere."""
+    from coterie.wire import plain_text
+
+    for line in lines:
+        print(plain_text(line, MAX_LINE), file=file, flush=True)
 
 
 def _say(text: str) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -134,6 +134,16 @@ class Given:
         identity = own_identity() if made is None else local_identity(made)
         with control(address, root_certificates=certificates, identity=identity) as calls:
             yield calls
+
+    def act(self, what: str, **fields: str) -> Mapping[str, Any]:
+        """Have an act of an operator done in the federation's folder, or at its SuperLink."""
+        if self.superlink is None:
+            from coterie.server.site.acts import ACTS
+            from coterie.server.site.federation import load
+
+            return ACTS[what].do(load(self.federation), "", fields)
+        with self.control() as calls:
+            return calls.act(what, **fields)
 
     def again(self, command: str, *, records_only: bool = False) -> str:
         """Return a command line with the same options, or only those for records."""

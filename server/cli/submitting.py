@@ -18,7 +18,7 @@ from coterie.system.terminal import say
 
 if TYPE_CHECKING:
     from coterie.server.cli.waiting import Turn
-    from coterie.server.site.queue import Entry, Listed
+    from coterie.server.site.queue import AskedQueue, Entry
 
 EXIT_INTERRUPTED = 130
 
@@ -75,12 +75,13 @@ def is_local(address: str) -> bool:
     return is_loopback(split_address(address)[0])
 
 
-def _its_turn(queue: Listed, entry: Entry, options: Given, console: Console) -> int:
+def _its_turn(queue: AskedQueue, entry: Entry, options: Given, console: Console) -> int:
     """Return the id of a queued run once it is submitted; 0 if interrupted."""
-    from coterie.server.cli.waiting import wait_for_turn
+    from coterie.server.cli.waiting import LOOK_S, REMOTE_LOOK_S, wait_for_turn
 
+    look_s = LOOK_S if options.superlink is None else REMOTE_LOOK_S
     try:
-        return wait_for_turn(queue, entry, console)
+        return wait_for_turn(queue, entry, console, look_s=look_s)
     except KeyboardInterrupt:
         line = options.again(f"stop {entry.id}")
         say(console, f"\nthe run waits on. Take it out of the queue with `{line}`.")

@@ -7,7 +7,7 @@ import shlex
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 
@@ -17,7 +17,7 @@ from coterie.system.terminal import say
 
 if TYPE_CHECKING:
     from coterie.server.runs.config import RunConfig
-    from coterie.server.site.queue import Entry, Listed, Queue, RemoteQueue
+    from coterie.server.site.queue import AskedQueue, Entry
 
 LOOK_S, REMOTE_LOOK_S = 0.5, 3.0
 
@@ -30,75 +30,57 @@ class Turn:
     wanted: bool = False
     priority: int = 0
 
-    def queue(self) -> Queue | RemoteQueue | None:
+    def queue(self) -> AskedQueue | None:
         """Return the queue for the run; None if it is submitted at once.
 
         Raises ``FederationError`` if it was asked for without a federation, which has the queue.
         """
         made = self.given.made()
-        if made is None:
-            return remote_queue(self.given, "--queue") if self.wanted else None
-        from coterie.server.site.queue import Queue
+        is_limited = made is not None and made.config.runs.at_once
+        return queue_of(self.given, "--queue") if self.wanted or is_limited else None
 
-        return Queue(made.folder) if self.wanted or made.config.runs.at_once else None
-
-    def add(self, queue: Queue | RemoteQueue, config: RunConfig, console: Console) -> Entry:
+    def add(self, queue: AskedQueue, config: RunConfig, console: Console) -> Entry:
         """Add the run to the queue and report it.
 
         Raises ``FederationError`` if it cannot be resumed, or the role is missing.
         """
-        from coterie.server.site.coordinator import answers
-        from coterie.server.site.queue import RemoteQueue, enqueue
-
         made = self.given.made()
-        if isinstance(queue, RemoteQueue):
-            entry = queue.add(config.plain(), priority=self.priority)
-        else:
-            assert made is not None
-            entry = enqueue(made, config.plain(), priority=self.priority, alone=self.wanted)
-        line = (
-            self.given.again("status")
-            if made is None
-            else (f"coterie runs --federation {shlex.quote(str(made.folder))}")
-        )
+        entry = queue.add(config.plain(), priority=self.priority, alone=self.wanted)
+        line = self.given.again("status")
+        if made is not None:
+            line = f"coterie runs --federation {shlex.quote(str(made.folder))}"
         say(console, f"run {entry.id} is in the queue. `{line}` shows it.")
-        if made is not None and not answers(made):
-            say(
-                console,
-                "The coordinator is not running: the run waits until it is.",
-                highlight=False,
-            )
+        if made is not None:
+            from coterie.server.site.coordinator import answers
+
+            if not answers(made):
+                say(console, "The coordinator is not running: the run waits until it is.")
         return entry
 
 
-def remote_queue(given: Given, what: str) -> RemoteQueue:
-    """Return the queue of a coordinator that is named by address and CA.
+def queue_of(given: Given, what: str) -> AskedQueue:
+    """Return the queue of a federation here, or of a coordinator named by address and CA.
 
-    Raises ``FederationError`` if they do not name one.
+    Raises ``FederationError`` if there is neither.
     """
-    from coterie.server.site.queue import RemoteQueue
+    from coterie.server.site.queue import AskedQueue
 
-    if given.superlink is None or given.root_certificates is None:
+    if given.made() is None and (given.superlink is None or given.root_certificates is None):
         raise refused(
             f"{what} needs a federation, which has the queue: name its folder with --federation, "
             "or its coordinator elsewhere with --superlink and --root-certificates."
         )
-
-    def act(name: str, **fields: str) -> dict[str, Any]:
-        with given.control() as calls:
-            return calls.act(name, **fields)
-
-    return RemoteQueue(act)
+    return AskedQueue(given.act)
 
 
-def wait_for_turn(queue: Listed, entry: Entry, console: Console) -> int:
+def wait_for_turn(queue: AskedQueue, entry: Entry, console: Console, *, look_s: float) -> int:
     """Wait without a limit until a run is submitted; return its id.
 
     Raises ``FederationError`` if it was removed from the queue, or rejected.
     """
-    from coterie.server.site.queue import REFUSED, STARTED, Queue, waiting_of
+    from coterie.server.site.queue import REFUSED, STARTED, waiting_of
 
-    before, look_s = 0, LOOK_S if isinstance(queue, Queue) else REMOTE_LOOK_S
+    before = 0
     while True:
         entries = queue.entries()
         found = next((one for one in entries if one.id == entry.id), None)
@@ -158,13 +140,5 @@ def take_away(name: str, given: Given) -> None:
 
     Raises ``FederationError`` if it does not wait there, or no federation is named.
     """
-    from coterie.server.site import audit
-    from coterie.server.site.queue import Queue
-
-    made = given.made()
-    if made is None:
-        remote_queue(given, f"{name} is a run in a queue, and to stop it").take_away(name)
-    else:
-        with audit.acting(made, "unqueue", entry=name):
-            Queue(made.folder).take_away(name)
+    queue_of(given, f"{name} is a run in a queue, and to stop it").take_away(name)
     say(Console(), f"{name} is taken out of the queue.")

@@ -12,12 +12,11 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from dataclasses import asdict
 from datetime import UTC, datetime
 from importlib import import_module
-from typing import Any, NamedTuple
+from typing import Any
 
 import grpc
 
@@ -27,9 +26,9 @@ from coterie.server.machine.link import ACT, CONTROL
 from coterie.server.machine.signing import Metadata, RefusedError, SigningError, Verifier
 from coterie.server.machine.superlink import flower_command, replace_in
 from coterie.server.site import audit, operators
+from coterie.server.site.acts import ACTS, UNKNOWN, Act
 from coterie.server.site.federation import Federation, load
-from coterie.server.site.operator import enrol_silo, remove_silo, withdraw_silo
-from coterie.server.site.queue import Queue, enqueue, who_queued
+from coterie.server.site.queue import who_queued
 from coterie.strategies.errors import FederationError
 from coterie.wire import plain_text
 
@@ -205,64 +204,12 @@ def _named(who: str) -> str:
     return "" if who == operators.LOCAL else who
 
 
-def _enrol(made: Federation, who: str, asked: Mapping[str, str]) -> dict[str, Any]:
-    lines, bundle = enrol_silo(made, asked["request"], who=who)
-    return {"lines": lines, "bundle": bundle}
-
-
-def _remove(made: Federation, who: str, asked: Mapping[str, str]) -> dict[str, Any]:
-    return {"lines": [remove_silo(made, asked["name"], who=who)]}
-
-
-def _withdraw(made: Federation, who: str, asked: Mapping[str, str]) -> dict[str, Any]:
-    return {"lines": withdraw_silo(made, asked["name"], who=who)}
-
-
-def _queue(made: Federation, who: str, asked: Mapping[str, str]) -> dict[str, Any]:
-    """Queue a run; its record always goes to the federation's folder."""
-    keys = {**json.loads(asked["keys"]), "runs-dir": str(made.runs)}
-    priority = int(asked["priority"])
-    return {"entry": asdict(enqueue(made, keys, priority=priority, who=who))}
-
-
-def _waiting(made: Federation, who: str, asked: Mapping[str, str]) -> dict[str, Any]:
-    return {"entries": [asdict(one) for one in Queue(made.folder).entries()]}
-
-
-def _take_away(made: Federation, who: str, asked: Mapping[str, str]) -> dict[str, Any]:
-    with audit.acting(made, "unqueue", who=who, entry=asked["id"]):
-        Queue(made.folder).take_away(asked["id"])
-    return {}
-
-
-def _unknown(made: Federation, who: str, asked: Mapping[str, str]) -> dict[str, Any]:
-    raise ValueError("no such act")
-
-
-class _Act(NamedTuple):
-    """An act that operators may ask for, and the role that it needs."""
-
-    role: str
-    do: Callable[[Federation, str, Mapping[str, str]], dict[str, Any]]
-
-
-ACTS = {
-    "enrol": _Act("enrol", _enrol),
-    "remove": _Act("enrol", _remove),
-    "withdraw": _Act("enrol", _withdraw),
-    "queue": _Act("run", _queue),
-    "waiting": _Act("look", _waiting),
-    "take away": _Act("run", _take_away),
-}
-UNKNOWN_ACT = _Act("enrol", _unknown)
-
-
-def _act_of(raw: bytes) -> _Act:
+def _act_of(raw: bytes) -> Act:
     """Return the requested act; an unknown one fails later, for callers who may enrol."""
     try:
-        return ACTS.get(str(json.loads(raw)["act"]), UNKNOWN_ACT)
+        return ACTS.get(str(json.loads(raw)["act"]), UNKNOWN)
     except (ValueError, KeyError, TypeError):
-        return UNKNOWN_ACT
+        return UNKNOWN
 
 
 def _settings(request: Any) -> dict[str, str]:

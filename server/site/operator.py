@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
 
@@ -45,19 +45,6 @@ def renew(folder: Path) -> None:
         f"The new server certificate, for {', '.join(made.names)}, is in {made.tls}. It takes "
         "effect at the next start of `coterie superlink`. Nothing changes for the silos."
     )
-
-
-def take_request(made: Federation, text: str) -> None:
-    """Enrol a silo; print its join bundle on standard output, the rest on standard error."""
-    print_enrolled(*enrol_silo(made, text))
-
-
-def print_enrolled(lines: Sequence[str], bundle: str) -> None:
-    """Print the result of ``enrol_silo``, from here or from a remote coordinator."""
-    aside = Console(stderr=True, highlight=False, soft_wrap=True, markup=False)
-    for line in lines:
-        aside.print(plain_text(line))
-    print(bundle)
 
 
 def enrol_silo(made: Federation, text: str, *, who: str = "") -> tuple[list[str], str]:
@@ -144,11 +131,6 @@ def print_outlook(outlook: upgrade.Outlook) -> None:
         wide(console).print(table, soft_wrap=False)
     for line in upgrade.lines(outlook):
         console.print(line)
-
-
-def print_remove(made: Federation, name: str) -> None:
-    """Remove a silo and report it; raises as ``remove_silo``."""
-    _console().print(remove_silo(made, name))
 
 
 def remove_silo(made: Federation, name: str, *, who: str = "") -> str:

@@ -1,6 +1,6 @@
 """The queue of waiting runs: ``queue.json`` in a federation's folder.
 
-``coterie run --queue`` adds an entry, at the coordinator or through its gate (``RemoteQueue``); the
+``coterie run --queue`` adds an entry, at the coordinator or through its gate (``AskedQueue``); the
 coordinator's process submits it when its turn comes. Every change is on disk before it takes
 effect. So a kill loses no entry, and none is submitted twice: each submission carries a digest that
 only its entry has.
@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from coterie.server.machine.link import Control, RunInfo, bundle_of, digest_of
 from coterie.server.runs.config import RunConfig
@@ -79,14 +79,6 @@ class Entry:
         return self.state in (WAITING, STARTING)
 
 
-class Listed(Protocol):
-    """A local or remote queue that can be listed."""
-
-    def entries(self) -> list[Entry]:
-        """Return all entries, oldest first. Raises ``FederationError`` if they cannot be read."""
-        ...
-
-
 def waiting_of(entries: Iterable[Entry]) -> list[Entry]:
     """Return the waiting entries, the next one first."""
     return sorted(
@@ -94,13 +86,14 @@ def waiting_of(entries: Iterable[Entry]) -> list[Entry]:
     )
 
 
-class RemoteQueue:
-    """The queue of a remote coordinator, which checks roles; ``act`` is ``Control.act``."""
+class AskedQueue:
+    """The queue as operators have it; ``act`` has an act done, here or at the coordinator."""
 
     def __init__(self, act: Callable[..., Mapping[str, Any]]) -> None:
         self._act = act
 
     def entries(self) -> list[Entry]:
+        """Return all entries, oldest first. Raises ``FederationError`` if they cannot be read."""
         try:
             return [Entry(**one) for one in self._act("waiting")["entries"]]
         except (KeyError, TypeError):
@@ -109,10 +102,10 @@ class RemoteQueue:
                 "coordinator's."
             ) from None
 
-    def add(self, keys: Mapping[str, Any], *, priority: int = 0) -> Entry:
+    def add(self, keys: Mapping[str, Any], *, priority: int = 0, alone: bool = True) -> Entry:
         """Add a run (see ``enqueue``)."""
-        told = self._act("queue", keys=json.dumps(dict(keys)), priority=str(priority))
-        return Entry(**told["entry"])
+        told = {"priority": str(priority), "alone": "yes" if alone else "no"}
+        return Entry(**self._act("queue", keys=json.dumps(dict(keys)), **told)["entry"])
 
     def take_away(self, entry_id: str) -> None:
         """Remove a waiting run (see ``Queue.take_away``)."""

@@ -18,7 +18,7 @@ from coterie.server.machine.link import control
 from coterie.server.machine.superlink import Ports, environment
 from coterie.server.site import certificates, enrolled
 from coterie.server.site.federation import Federation, create, find, load
-from coterie.server.site.operator import print_remove, print_roster, take_request
+from coterie.server.site.operator import enrol_silo, print_roster, remove_silo
 from coterie.strategies.errors import FederationError
 from coterie.system.ports import join_address
 from coterie.wire.enrolment import fingerprint_of_key, make_request, public_pem, read_bundle
@@ -178,16 +178,16 @@ def request(name: str) -> tuple[str, str]:
 def test_a_silo_is_enrolled_and_removed_where_another_superlink_has_the_port(
     beside: Federation, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    take_request(beside, request("hospital-b")[0])
-    told = capsys.readouterr()
-    assert read_bundle(told.out.strip()).name == "hospital-b"
-    assert "something else listens at" in told.err and "not of the CA in" in told.err
-    assert "The silo will be accepted after the SuperLink's next start." in told.err
+    lines, bundle = enrol_silo(beside, request("hospital-b")[0])
+    assert read_bundle(bundle).name == "hospital-b"
+    said = "\n".join(lines)
+    assert "something else listens at" in said and "not of the CA in" in said
+    assert "The silo will be accepted after the SuperLink's next start." in said
     print_roster(beside)
     told = capsys.readouterr()
     assert "unknown" in told.out and "The SuperLink was not told" in told.err
     with pytest.raises(FederationError, match=r"(?s)is removed.*not told.*which then refuses it"):
-        print_remove(beside, "hospital-b")
+        remove_silo(beside, "hospital-b")
     assert [bool(entry.removed) for entry in enrolled.read(beside.roster)] == [True]
 
 
@@ -228,8 +228,7 @@ def test_names_and_fingerprints_are_never_cut(
     made = create(tmp_path, ["localhost"], control_port=Ports.free().control)
     name = "department-of-radiology-of-the-university-hospital-of-northtown"
     line, fingerprint = request(name)
-    take_request(made, line)
-    capsys.readouterr()
+    enrol_silo(made, line)
     print_roster(made)
     (row,) = [text for text in capsys.readouterr().out.splitlines() if name in text]
     assert fingerprint in row
