@@ -17,12 +17,11 @@ from coterie.server.runs.record.contents import (
     Budget,
     Evaluations,
     Event,
-    Resumption,
     Round,
     Run,
     SiloFacts,
 )
-from coterie.server.runs.record.metrics import Collaboration, mean_accuracy
+from coterie.server.runs.record.metrics import mean_accuracy
 from coterie.server.runs.record.values import Fields, clean_within, known, plain
 from coterie.strategies.rounds.reports import PhaseReport, SiloReport
 
@@ -104,8 +103,7 @@ def run_of(record: object, *, folder: Path = Path(), lost: list[str] | None = No
     Descriptions of damaged values are added to ``lost``.
     """
     told = Fields(record, "", [] if lost is None else lost)
-    rounds, beside = tuple(_rounds(told)), told.inside("collaboration")
-    resumed = (Fields(one, "resumed: ", told.lost) for one in told.of("resumed", list))
+    rounds = tuple(_rounds(told))
     return told.read(
         Run,
         folder=folder,
@@ -114,8 +112,6 @@ def run_of(record: object, *, folder: Path = Path(), lost: list[str] | None = No
         rounds=rounds,
         initial=told.evaluation("initial-evaluation"),
         final=_final_of(told, max((one.round for one in rounds), default=0)),
-        collaboration=beside.read(Collaboration) if beside.values else None,
-        resumed=tuple(one.read(Resumption) for one in resumed),
     )
 
 
@@ -137,7 +133,7 @@ def _final_of(told: Fields, last: int) -> Round | None:
         evaluated_round=last,
         evaluation=told.evaluation("final-evaluation"),
         metrics=told.figures("final-metrics"),
-        phases={kind: one.read(PhaseReport) for kind, one in told.each("final-phases")},
+        phases=told.named("final-phases", PhaseReport),
         details=clean_within(told.of("final-details", dict)),
         ended_early=told.text("ended-early"),
         final=True,

@@ -14,8 +14,6 @@ from coterie.server.runs.record.race import (
     Entrant,
     Placement,
     Verdict,
-    entrants_of,
-    placements_of,
     verdict_of,
 )
 from coterie.server.runs.record.values import Fields, Groups, Kind
@@ -158,8 +156,9 @@ class Grouping:
     @property
     def discriminators(self) -> DiscriminatorWork | None:
         """The work on FedCollab's discriminators, in a round that has some."""
-        told = self._whole("discriminators", Fields.inside)
-        return told.read(DiscriminatorWork) if told.values else None
+        return self._whole(
+            "discriminators", lambda told, key: told.optional(key, DiscriminatorWork)
+        )
 
     @property
     def phase(self) -> str:
@@ -169,12 +168,12 @@ class Grouping:
     @property
     def entrants(self) -> tuple[Entrant, ...]:
         """The partitions raced in the next round."""
-        return self._whole("candidates", entrants_of)
+        return self._whole("candidates", lambda told, key: told.listed(key, Entrant))
 
     @property
     def dropped(self) -> tuple[Entrant, ...]:
         """Partitions that this round dropped from the race; for its last round, see ``verdict``."""
-        return self._whole("dropped", entrants_of)
+        return self._whole("dropped", lambda told, key: told.listed(key, Entrant))
 
     @property
     def judges(self) -> tuple[str, ...]:
@@ -194,8 +193,7 @@ class Grouping:
     @property
     def traffic(self) -> Traffic | None:
         """Bytes moved by ``auto``; None in older records."""
-        told = self._whole("bytes", Fields.inside)
-        return told.read(Traffic) if told.values else None
+        return self._whole("bytes", lambda told, key: told.optional(key, Traffic))
 
     @property
     def probation(self) -> Mapping[str, tuple[str, ...]]:
@@ -206,15 +204,12 @@ class Grouping:
     @property
     def placed(self) -> Mapping[str, Placement]:
         """Newcomer → its placement in this round."""
-        return self._whole("placed", placements_of)
+        return self._whole("placed", lambda told, key: told.named(key, Placement))
 
     @property
     def unlabelled(self) -> Mapping[str, Unlabelled]:
         """Silos whose samples have no labels yet."""
-        return self._whole(
-            "unlabelled",
-            lambda told, key: {name: one.read(Unlabelled) for name, one in told.each(key)},
-        )
+        return self._whole("unlabelled", lambda told, key: told.named(key, Unlabelled))
 
     def without_matrices(self) -> dict[str, Any]:
         """Return the details, and the structure in them, without matrices."""

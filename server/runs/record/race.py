@@ -120,25 +120,14 @@ class Placement:
     grouped: float
 
 
-def entrants_of(told: Fields, key: str) -> tuple[Entrant, ...]:
-    """Parse the partitions in a list."""
-    found = [Fields(one, f"{key}: ", told.lost) for one in told.of(key, list)]
-    return tuple(one.read(Entrant, latest=one.inside("latest").read(Standing)) for one in found)
-
-
 def verdict_of(told: Fields, key: str) -> Verdict | None:
     """Parse the verdict, if the round has one."""
     own = told.inside(key)
     if not own.values:
         return None
-    entrants = entrants_of(own, "candidates")
+    entrants = own.listed("candidates", Entrant)
     trials = {name: _trial(one, len(entrants)) for name, one in own.each("trials")}
-    verdict = own.read(
-        Verdict,
-        entrants=entrants,
-        gains={name: one.read(Gain) for name, one in own.each("gains")},
-        trials=trials,
-    )
+    verdict = own.read(Verdict, entrants=entrants, trials=trials)
     if verdict.winner >= len(entrants):
         own.lose("winner")
         return None
@@ -152,8 +141,3 @@ def _trial(told: Fields, number: int) -> Trial:
         errors = [None] * number
     each = (Fields({"error": error}, told.place, told.lost).number("error") for error in errors)
     return Trial(told.amount("count"), tuple(each))
-
-
-def placements_of(told: Fields, key: str) -> dict[str, Placement]:
-    """Parse newcomer → its placement in this round."""
-    return {name: one.read(Placement) for name, one in told.each(key)}

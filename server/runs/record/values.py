@@ -6,8 +6,9 @@ import math
 import unicodedata
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, fields, is_dataclass
-from functools import cache, lru_cache, partial
-from typing import Any, TypeVar, get_args, get_type_hints
+from functools import cache, lru_cache
+from types import UnionType
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 from coterie.strategies.rounds.reports import Evaluation, Figures
 from coterie.wire import Value
@@ -123,6 +124,20 @@ class Fields:
         for name, value in self.of(key, dict).items():
             yield clean(name), Fields(value, place, self.lost)
 
+    def listed(self, key: str, kind: type[Kind]) -> tuple[Kind, ...]:
+        """Return the objects in a list, each read as ``kind``."""
+        found = (Fields(one, f"{self.place}{key}: ", self.lost) for one in self.of(key, list))
+        return tuple(one.read(kind) for one in found)
+
+    def optional(self, key: str, kind: type[Kind]) -> Kind | None:
+        """Return an object read as ``kind``; None if there is none, or it is empty."""
+        own = self.inside(key)
+        return own.read(kind) if own.values else None
+
+    def named(self, key: str, kind: type[Kind]) -> dict[str, Kind]:
+        """Return the objects in an object, by name, each read as ``kind``."""
+        return {name: one.read(kind) for name, one in self.each(key)}
+
     def figures(self, key: str) -> dict[str, Figures]:
         """Return silo → metric → number or numbers, for those that are known."""
         found: dict[str, dict[str, Value]] = {}
@@ -188,7 +203,7 @@ READERS: dict[Any, Reader] = {
     Mapping[str, Evaluation]: Fields.evaluation,
     Mapping[str, Figures]: Fields.figures,
 }
-"""Reader for each field type; dataclasses by name are read field by field as well."""
+"""Reader for each field type; dataclasses in it are read field by field as well."""
 
 
 @cache
@@ -196,20 +211,23 @@ def _readers(kind: Any) -> list[tuple[str, str, Reader, bool]]:
     types = get_type_hints(kind)
     found = []
     for one in fields(kind):
-        parts = get_args(types[one.name])
-        if types[one.name] in READERS:
-            read = READERS[types[one.name]]
-        elif parts and is_dataclass(parts[-1]):
-            read = partial(_each, kind=parts[-1])
-        else:
+        read = READERS.get(types[one.name]) or _nested(types[one.name])
+        if read is None:
             continue
         has_default = one.default is not MISSING or one.default_factory is not MISSING
         found.append((one.name, one.name.replace("_", "-"), read, has_default))
     return found
 
 
-def _each(told: Fields, key: str, *, kind: Any) -> dict[str, Any]:
-    return {name: one.read(kind) for name, one in told.each(key)}
+def _nested(kind: Any) -> Reader | None:
+    """Return a reader of a dataclass, of one or none, or of a tuple or a mapping of them."""
+    if is_dataclass(kind):
+        whole: Any = kind
+        return lambda told, key: told.inside(key).read(whole)
+    inner: Any = next(filter(is_dataclass, get_args(kind)), None)
+    by_origin = {UnionType: Fields.optional, tuple: Fields.listed, Mapping: Fields.named}
+    read = by_origin.get(get_origin(kind)) if inner else None
+    return None if read is None else lambda told, key: read(told, key, inner)
 
 
 def plain(value: Any) -> Any:
