@@ -69,16 +69,6 @@ def steps(page: str, section: str = "") -> tuple[dict[str, str], list[Step]]:
             "Images, step by step",
             ["1×16×16", "3 silos connected", "round 5/5", "completed", "sample,class,p_0,p_1"],
         ),
-        (
-            "how-to/own-data.md",
-            "A table, step by step",
-            [
-                "missing in north.csv, taken as the mean",
-                "no declared category",
-                "round 5/5",
-                "sample,class,p_no,p_yes",
-            ],
-        ),
     ],
 )
 def test_a_walk_through_works_as_it_is_written(
