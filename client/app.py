@@ -7,7 +7,6 @@ the server: a message is data.
 
 from __future__ import annotations
 
-import logging
 from dataclasses import replace
 
 from flwr.app import RecordDict
@@ -15,16 +14,13 @@ from flwr.clientapp import ClientApp
 
 from coterie import wire
 from coterie.client.ledger import outbound
-from coterie.client.work import discriminate, evaluate, meta_sgd, personal, statistics, train
-from coterie.client.work.columns import column_sums
-from coterie.client.work.request import RefusedError, Request, answering
+from coterie.client.work import discriminate, evaluate, meta_sgd, personal, train
+from coterie.client.work.request import Request, answering
 from coterie.client.work.weights import read_weights
 from coterie.features.compression.silo import Compression
 from coterie.features.personal.silo import Personal, train_model_apfl
 from coterie.features.secure import silo as secure
-from coterie.tasks.base import TaskError
-
-log = logging.getLogger("coterie.silo")
+from coterie.features.statistics import silo as statistics
 
 
 def describe(request: Request) -> RecordDict:
@@ -40,36 +36,14 @@ def initialise(request: Request) -> RecordDict:
     return RecordDict({wire.ARRAYS: wire.encode_arrays(shared, packed=True)})
 
 
-def tell_column_sums(request: Request) -> RecordDict:
-    """Return count, mean and deviation of each numeric column, if this silo's policy allows it."""
-    request.refuse_for(request.bench.settings.policy.column_sums_objection())
-    if not request.bench.task.pooled_columns:
-        request.refuse_for("has no columns that the federation scales.")
-    return column_sums(request.bench)
-
-
-def tell_statistics(request: Request) -> RecordDict:
-    """Return counts of the training samples by column, if this silo's policy allows it."""
-    request.refuse_for(request.bench.settings.policy.statistics_objection())
-    try:
-        return statistics.tell_statistics(request.bench)
-    except TaskError as error:
-        # Its text may name a file, or quote what stands in it.
-        log.error("statistics cannot be made: %s", error)
-        raise RefusedError(
-            f"silo {request.bench.settings.name!r} cannot read its data again, or they have "
-            "changed since it was started; see the silo's log."
-        ) from None
-
-
-STAGES = (secure.Secure(), Personal(), Compression())
+STAGES = (statistics.Scaled(), secure.Secure(), Personal(), Compression())
 """The stages, in the order in which they are called."""
 
 ANSWERS = {
     wire.DESCRIBE: describe,
     wire.INITIAL: initialise,
-    wire.COLUMN_SUMS: tell_column_sums,
-    wire.STATISTICS: tell_statistics,
+    wire.COLUMN_SUMS: statistics.tell_column_sums,
+    wire.STATISTICS: statistics.tell_statistics,
     wire.SECURE_KEY: secure.tell_key,
     wire.SECURE_SEED: secure.seal_seed,
     wire.TRAIN: train.train_model,

@@ -76,6 +76,7 @@ FEATURES = {
     "unlabelled": (20, "features/unlabelled"),
     "influence": (6, "features/robust"),
     "personalise": (9, "features/personal"),
+    "statistics": (20, "features/statistics"),
 }
 """Files whose code has the name of a feature, outside its folder. Only a registry should."""
 

@@ -107,10 +107,4 @@ from coterie.wire.replies import (
     whole,
 )
 from coterie.wire.spellings import ACCURACY, METRIC_SPELLINGS, spelled, understood
-from coterie.wire.statistics import (
-    ColumnCounts,
-    Statistics,
-    decode_statistics,
-    encode_statistics,
-)
 from coterie.wire.words import by_reason, counted, readable, reasons

@@ -19,8 +19,8 @@ COLUMN_SUMS: Final = "query.column_sums"
 """Count, mean and sum of squared deviations per numeric column, for tasks that scale by the
 federation. Only a silo that consents answers."""
 STATISTICS: Final = "query.statistics"
-"""Counts of a silo's training samples by column: see ``coterie.wire.statistics``. Only a silo that
-consents answers, and only in a run whose ``STRATEGY`` is ``ONLY_STATISTICS``."""
+"""Counts of a silo's training samples by column (``coterie.features.statistics.counts``). Only a
+silo that consents answers, and only in a run whose ``STRATEGY`` is ``ONLY_STATISTICS``."""
 ENSEMBLE: Final = "evaluate.ensemble"
 """Error of the mean logits of the models sent as ``member-<i>`` (FedEnsemble)."""
 TRAIN: Final = "train"

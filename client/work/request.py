@@ -17,7 +17,6 @@ from coterie.client.home.approvals import not_now
 from coterie.client.home.asked import asked_by, quota_objection
 from coterie.client.home.budget import SpentError
 from coterie.client.work import personal
-from coterie.client.work.columns import in_scale
 from coterie.client.work.data import Data
 from coterie.client.work.hold_out import leave_out_validation
 from coterie.client.work.measure import leading
@@ -87,6 +86,11 @@ class Request:
         """Return the seed of this message's random draws: by run, silo, round and purpose."""
         return self.seed_for(self.purpose)
 
+    @property
+    def joins(self) -> bool:
+        """Whether the silo is asked to join a run."""
+        return self.message.metadata.message_type == wire.DESCRIBE
+
     def round_number(self, *, default: int | None = None) -> int:
         """Return the round's number."""
         return self.integer(wire.ROUND, minimum=0, default=default)
@@ -105,17 +109,19 @@ class Request:
             raise RefusedError(str(error)) from None
         work = self.run, wire.whole(self.config.get(wire.ROUND)), self.purpose[:64]
         request = replace(self, bench=replace(bench, work=work))
-        if self.message.metadata.message_type == wire.DESCRIBE:
+        if self.joins:
             request._check_terms()
+        for stage in self.stages:
+            request = stage.admit(request)
+        if self.joins:
             request._check_now()  # last: nobody is asked about a run that is refused anyway
         return request
 
     def is_of_another_study(self) -> bool:
         """Return whether a run of a task that this silo does not serve asks who it is."""
         speaks = self.config.get(wire.PROTOCOL_KEY, wire.PROTOCOL) == wire.PROTOCOL
-        asks = self.message.metadata.message_type == wire.DESCRIBE
         own = self.bench.task.name
-        return asks and speaks and self.config.get(wire.TASK, own) != own
+        return self.joins and speaks and self.config.get(wire.TASK, own) != own
 
     def _check_run(self) -> None:
         """Refuse a different protocol or task; a plain Flower server states neither and passes."""
@@ -165,8 +171,6 @@ class Request:
             self._check_use_without_labels(staying)
         plan = self.plan()
         self.metric()
-        for stage in self.stages:
-            stage.check(self)
         self.held_out_share(wire.VALIDATION)
         cold_start = self.value(wire.PRETRAIN_STEPS)
         if cold_start:
@@ -220,15 +224,6 @@ class Request:
             f"({', '.join(found) or 'its weights or arrays'}). Ask the others for their "
             "declaration, code and weights of the task."
         )
-
-    def in_scale(self) -> Request:
-        """Return the request with the silo's data in the run's scale."""
-        try:
-            return replace(self, bench=in_scale(self.bench, self.config.get(wire.SCALE)))
-        except ValueError as error:
-            if error.__cause__ is not None:
-                log.error("the data cannot be read again: %s", error.__cause__)
-            raise RefusedError(f"silo {self.bench.settings.name!r} {error}") from None
 
     @property
     def staying(self) -> frozenset[str]:
@@ -466,9 +461,6 @@ def answering(
             return Message(wire.encode_description(bench.describe_elsewhere()), reply_to=message)
         try:
             request = request.checked()
-            kind = message.metadata.message_type
-            if request.bench.task.pooled_columns and not wire.kind_of(kind).before_scale:
-                request = request.in_scale()
             return Message(work(request), reply_to=message)
         except RefusedError as reason:
             return wire.refusal(str(reason), message, code=reason.code)

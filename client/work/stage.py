@@ -1,8 +1,8 @@
 """Stages: concerns around a silo's training and evaluation, each in one place.
 
-They mirror the coordinator's (``coterie.strategies.rounds.stage``). A training calls all stages
-in order: when the model is received, before the training, after it, and when the result leaves.
-An evaluation calls them when the model is received, and before it is evaluated.
+They mirror the coordinator's (``coterie.strategies.rounds.stage``). Every message calls all stages
+in order before any work; a training when the model is received, before the training, after it,
+and when the result leaves; an evaluation when the model is received, and before it is evaluated.
 """
 
 from __future__ import annotations
@@ -60,8 +60,12 @@ class Stage:
 
     name: str
 
-    def check(self, request: Request) -> None:
-        """Refuse a run whose later messages this silo would refuse."""
+    def admit(self, request: Request) -> Request:
+        """Refuse a message, or return it with the bench that the work on it takes.
+
+        As a silo joins a run (``request.joins``), refuse also what later messages would ask.
+        """
+        return request
 
     def receive(self, request: Request, model: Model | None) -> Model | None:
         """Return the model that a message means; ``model`` is None if the message has none."""

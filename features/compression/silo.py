@@ -22,9 +22,10 @@ class Compression(Stage):
 
     name = "compression"
 
-    def check(self, request: Request) -> None:
+    def admit(self, request: Request) -> Request:
         """Refuse a format that conflicts with the run."""
         _format(request)
+        return request
 
     def begin(self, request: Request, *, before: int, packed: bool) -> str:
         """Return the format of what leaves; float32 unless ``packed``."""

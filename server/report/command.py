@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
+from coterie.features.statistics.survey import FILE, read_survey
 from coterie.pictures.page import Picture, render, save
 from coterie.server.report.gains import compare, find_comparison
 from coterie.server.report.history import follow_groups
@@ -15,7 +16,6 @@ from coterie.server.report.page import build_page, make_pictures, summary
 from coterie.server.report.statistics import build_statistics_page, statistics_summary
 from coterie.server.report.story import Story
 from coterie.server.runs.record import Run, find_run, read_run
-from coterie.server.runs.statistics import FILE, read_survey
 from coterie.server.runs.tracking import TRACKERS, export
 from coterie.strategies.errors import EXIT_CONFIG, FederationError
 from coterie.system.files import write_atomically, write_named

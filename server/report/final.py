@@ -36,8 +36,8 @@ def print_final(console: Console, folder: Path) -> None:
 
 def _print_statistics(console: Console, folder: Path) -> None:
     """Print the statistics that each silo shared, and warnings about the data."""
+    from coterie.features.statistics.survey import read_survey
     from coterie.server.report.survey import told_of, warnings
-    from coterie.server.runs.statistics import read_survey
 
     survey = read_survey(folder)
     table = Table("silo", "training samples", "tells of")

@@ -9,6 +9,8 @@ from functools import partial
 import numpy as np
 
 from coterie import wire
+from coterie.features.statistics.counts import Cell, ColumnCounts, plain_statistics
+from coterie.features.statistics.survey import Survey
 from coterie.pictures import charts
 from coterie.pictures.page import Page, Picture, Table
 from coterie.pictures.style import GROUPS, LIGHT
@@ -21,8 +23,6 @@ from coterie.server.report.survey import (
     told_of,
     warnings,
 )
-from coterie.server.runs.statistics import Survey
-from coterie.wire.statistics import Cell, ColumnCounts, plain_statistics
 
 MOST_DRAWN, MOST_ROWS = 12, 20
 """Most columns, and most silos per column, that are drawn; the tables show all."""

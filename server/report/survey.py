@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coterie import wire
-from coterie.server.runs.statistics import Survey
-from coterie.wire.statistics import ColumnCounts, Statistics
+from coterie.features.statistics.counts import ColumnCounts, Statistics
+from coterie.features.statistics.survey import Survey
 
 FEW = 20
 """Number of training samples below which hardly anything can be concluded."""

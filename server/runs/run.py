@@ -17,6 +17,8 @@ from flwr.serverapp import Grid
 
 from coterie import wire
 from coterie.features.secure.sums import Enrolled
+from coterie.features.statistics.scale import ask_for_scale
+from coterie.features.statistics.survey import ask_for_statistics, require_answers, write_survey
 from coterie.server.paths import default_runs_dir, place
 from coterie.server.runs.answers import AnnouncingGrid
 from coterie.server.runs.checkpoint import Checkpoints
@@ -25,8 +27,6 @@ from coterie.server.runs.initial import initial_arrays
 from coterie.server.runs.record import Recorder, Run, reading
 from coterie.server.runs.record.metrics import Lead
 from coterie.server.runs.roster import EnrolledRoster, Known
-from coterie.server.runs.scale import ask_for_scale
-from coterie.server.runs.statistics import ask_for_statistics, require_answers, write_survey
 from coterie.server.runs.tracking import Tracking
 from coterie.strategies.errors import FederationError, refused
 from coterie.strategies.rounds.checkpoint import Checkpoint
@@ -274,7 +274,11 @@ def _ask(
     recording = _RecordingRoster(roster, record)
     recording.present(grid, number=1)
     record.ready(recording.silos)
-    found = ask_for_statistics(grid, recording.silos, config, run=record.folder.name)
+    found = ask_for_statistics(
+        *(grid, recording.silos, config.task, terms(config)),
+        run=record.folder.name,
+        deadline_s=config.round_timeout,
+    )
     silent = {**roster.refused, **roster.elsewhere, **found.silent}
     survey = replace(found, silent=silent)
     write_survey(record.folder, survey)

@@ -17,9 +17,9 @@ from coterie.client.cli.predict import load_kept
 from coterie.client.home.settings import SiloSettings
 from coterie.client.ledger import read
 from coterie.client.work.card import read_card
-from coterie.client.work.columns import in_scale
 from coterie.client.work.workbench import open_workbench
-from coterie.server.runs.scale import combine, read_sums
+from coterie.features.statistics.columns import in_scale
+from coterie.features.statistics.scale import combine, read_sums
 from coterie.strategies import FederationError
 from coterie.tasks import TaskError, load_task
 from tests.conftest import arrays_of, assert_equal_models

@@ -21,14 +21,14 @@ from coterie.client.home.policy import Policy
 from coterie.client.home.privacy import Privacy
 from coterie.client.home.settings import SiloSettings
 from coterie.client.work.card import read_card
-from coterie.client.work.columns import column_sums
 from coterie.client.work.data import Data, Held, Streamed, draw
 from coterie.client.work.discriminators import open_pairs
 from coterie.client.work.figures import with_intervals
 from coterie.client.work.hold_out import held_out, leave_out_validation, split_validation
 from coterie.client.work.oddities import warnings_of
-from coterie.client.work.statistics import count, intervals, suppress
 from coterie.client.work.workbench import Workbench, hash_of, open_workbench
+from coterie.features.statistics.columns import column_sums
+from coterie.features.statistics.silo import count, intervals, suppress
 from coterie.tasks.base import Column, Option, SiloData
 from tests.client import asked
 from tests.kit import TRAINING, ask, initial, reason, run, train

@@ -21,11 +21,11 @@ from coterie.client.cli.report import build_page, read_silo
 from coterie.client.home.settings import SiloSettings
 from coterie.client.ledger import read
 from coterie.client.work.card import read_card, write_card
-from coterie.client.work.columns import in_scale
 from coterie.client.work.measure import evaluate_in_full
 from coterie.client.work.sgd import TrainPlan, train
 from coterie.client.work.weights import read_weights
 from coterie.client.work.workbench import open_workbench
+from coterie.features.statistics.columns import in_scale
 from coterie.tasks import TaskError, load_task
 from coterie.tasks.problems import Numbers
 from tests.conftest import assert_equal_models

@@ -14,17 +14,22 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 
 from coterie import wire
 from coterie.client.app import app
-from coterie.client.work.statistics import count, intervals, suppress
+from coterie.features.statistics.counts import (
+    ColumnCounts,
+    Statistics,
+    decode_statistics,
+    encode_statistics,
+)
+from coterie.features.statistics.silo import count, intervals, suppress
+from coterie.features.statistics.survey import Survey, read_survey
 from coterie.server.report.command import write_report
 from coterie.server.report.survey import differences, warnings
 from coterie.server.runs.config import RunConfig
 from coterie.server.runs.inprocess import InProcessGrid
 from coterie.server.runs.record import read_run
 from coterie.server.runs.run import execute
-from coterie.server.runs.statistics import Survey, read_survey
 from coterie.strategies.errors import FederationError
 from coterie.tasks.base import Column
-from coterie.wire.statistics import ColumnCounts, Statistics
 from tests.kit import run
 
 HEART = """
@@ -236,14 +241,14 @@ GOOD = Statistics(30, 10, 5, ((3,),), (ColumnCounts("x", (10, 20), step=1.0),))
 
 
 def answer(**changes: Any) -> RecordDict:
-    told = json.loads(str(wire.encode_statistics(GOOD)[wire.CONFIG]["statistics"]))
+    told = json.loads(str(encode_statistics(GOOD)[wire.CONFIG]["statistics"]))
     column = {**told["inputs"][0], **changes.pop("column", {})}
     text = json.dumps({**told, "inputs": [column], **changes})
     return RecordDict({wire.CONFIG: ConfigRecord({"statistics": text})})
 
 
 def test_good_statistics_are_read_as_they_were_told() -> None:
-    assert wire.decode_statistics(answer(), samples=30) == GOOD
+    assert decode_statistics(answer(), samples=30) == GOOD
 
 
 @pytest.mark.parametrize(
@@ -277,7 +282,7 @@ def test_good_statistics_are_read_as_they_were_told() -> None:
 )
 def test_statistics_that_cannot_be_are_refused(content: RecordDict) -> None:
     with pytest.raises(wire.WireError) as error:
-        wire.decode_statistics(content, samples=30)
+        decode_statistics(content, samples=30)
     assert len(str(error.value)) < 400 and str(error.value).isprintable()
 
 
@@ -286,7 +291,7 @@ def test_a_hostile_name_is_shown_as_it_is(tmp_path: Path) -> None:
     from coterie.server.report.statistics import build_statistics_page
 
     evil = '<script>alert("x")</script>\x1b[2J'
-    told = wire.decode_statistics(answer(column={"name": evil}), samples=30)
+    told = decode_statistics(answer(column={"name": evil}), samples=30)
     page = render(build_statistics_page(Survey("t", {"a": told, "b": GOOD}), "run"))
     assert "<script>alert" not in page and "\x1b" not in page and "alert" in page
 

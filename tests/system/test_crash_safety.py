@@ -31,10 +31,10 @@ from coterie.client.home import approvals, folder, rounds
 from coterie.client.home.folder import Home
 from coterie.client.home.policy import Policy
 from coterie.client.home.settings import SettingsError, SiloSettings
+from coterie.features.statistics.survey import Survey, read_survey, write_survey
 from coterie.server.runs.checkpoint import Checkpoints
 from coterie.server.runs.config import RunConfig
 from coterie.server.runs.record import Recorder, read_unfinished, read_whole
-from coterie.server.runs.statistics import Survey, read_survey, write_survey
 from coterie.server.site import audit, enrolled, federation
 from coterie.server.site.certificates import make_ca
 from coterie.strategies.errors import FederationError

@@ -10,8 +10,10 @@ same at every request: anyone who could choose them could shift one past a singl
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -23,12 +25,23 @@ from coterie import wire
 from coterie.client.home.policy import STATISTICS
 from coterie.client.work.data import Part
 from coterie.client.work.measure import batch_size
+from coterie.client.work.request import RefusedError, Request
+from coterie.client.work.stage import Stage
 from coterie.client.work.workbench import Workbench
+from coterie.features.statistics.columns import column_sums, in_scale
+from coterie.features.statistics.counts import (
+    MAX_CELLS,
+    MAX_COLUMNS,
+    ColumnCounts,
+    Statistics,
+    encode_statistics,
+)
 from coterie.tasks.base import Column, Persons, Task, TaskError, leaves
 from coterie.tasks.draws import num_persons
 from coterie.tasks.problems import Labels, Masks, Numbers, Survival
 from coterie.wire.limits import MAX_NAME, MAX_WORD
-from coterie.wire.statistics import MAX_CELLS, MAX_COLUMNS
+
+log = logging.getLogger("coterie.silo")
 
 INTERVALS = 16
 """Approximate number of intervals between a low and a high value, with many samples beyond."""
@@ -42,7 +55,47 @@ INPUTS, TARGETS = STATISTICS
 YES_NO = ("no", "yes")
 
 
-def tell_statistics(bench: Workbench) -> RecordDict:
+class Scaled(Stage):
+    """The stage for data in the scale that a run takes from all silos."""
+
+    name = "statistics"
+
+    def admit(self, request: Request) -> Request:
+        """Return the request with the silo's data in the run's scale, if its task needs one."""
+        bench, kind = request.bench, request.message.metadata.message_type
+        if not bench.task.pooled_columns or wire.kind_of(kind).before_scale:
+            return request
+        try:
+            return replace(request, bench=in_scale(bench, request.config.get(wire.SCALE)))
+        except ValueError as error:
+            if error.__cause__ is not None:
+                log.error("the data cannot be read again: %s", error.__cause__)
+            raise RefusedError(f"silo {bench.settings.name!r} {error}") from None
+
+
+def tell_column_sums(request: Request) -> RecordDict:
+    """Return count, mean and deviation of each numeric column, if this silo's policy allows it."""
+    request.refuse_for(request.bench.settings.policy.column_sums_objection())
+    if not request.bench.task.pooled_columns:
+        request.refuse_for("has no columns that the federation scales.")
+    return column_sums(request.bench)
+
+
+def tell_statistics(request: Request) -> RecordDict:
+    """Return counts of the training samples by column, if this silo's policy allows it."""
+    request.refuse_for(request.bench.settings.policy.statistics_objection())
+    try:
+        return _statistics(request.bench)
+    except TaskError as error:
+        # Its text may name a file, or quote what stands in it.
+        log.error("statistics cannot be made: %s", error)
+        raise RefusedError(
+            f"silo {request.bench.settings.name!r} cannot read its data again, or they have "
+            "changed since it was started; see the silo's log."
+        ) from None
+
+
+def _statistics(bench: Workbench) -> RecordDict:
     """Return the counts that the silo's policy allows to leave.
 
     Raises ``TaskError`` if the data cannot be read again, or have changed since the silo started.
@@ -54,8 +107,8 @@ def tell_statistics(bench: Workbench) -> RecordDict:
         raise TaskError("the data have changed since the silo was started. Start it again.")
     kept = inputs[: MAX_COLUMNS - min(len(targets), MAX_COLUMNS)], targets[:MAX_COLUMNS]
     least, persons = policy.statistics_from, data.train.persons
-    return wire.encode_statistics(
-        wire.Statistics(
+    return encode_statistics(
+        Statistics(
             samples=len(data.train),
             tests=len(data.test),
             least=least,
@@ -67,7 +120,7 @@ def tell_statistics(bench: Workbench) -> RecordDict:
     )
 
 
-def count(column: Column, least: int, persons: Persons | None = None) -> wire.ColumnCounts:
+def count(column: Column, least: int, persons: Persons | None = None) -> ColumnCounts:
     """Divide a column's samples into cells, and hide those of fewer than ``least`` samples.
 
     ``persons`` (n,) is each sample's person, where one may have several: persons then count.
@@ -89,7 +142,7 @@ def count(column: Column, least: int, persons: Persons | None = None) -> wire.Co
     every[there], every[odd] = places, size + 1
     cells = np.bincount(every, minlength=size + 2).tolist()
     *told, missed, others = suppress(cells, least, _members(every, size + 2, persons))
-    return wire.ColumnCounts(name, tuple(told), missed, others, categories, first, step)
+    return ColumnCounts(name, tuple(told), missed, others, categories, first, step)
 
 
 def _many(values: NDArray[Any], persons: Persons | None) -> int:

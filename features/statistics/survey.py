@@ -1,7 +1,7 @@
 """Statistics of the silos' data, requested once in a run without training, and its record.
 
 A silo that does not consent, has another task, or does not answer is listed with the reason.
-Answers are validated before use (``coterie.wire.statistics``).
+Answers are validated before use (``coterie.features.statistics.counts``).
 """
 
 from __future__ import annotations
@@ -16,12 +16,16 @@ from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
 from coterie import wire
-from coterie.server.runs.config import RunConfig
+from coterie.features.statistics.counts import (
+    Statistics,
+    decode_statistics,
+    plain_statistics,
+    statistics_of,
+)
 from coterie.strategies.errors import FederationError, refused
 from coterie.strategies.rounds.exchange import exchange
 from coterie.strategies.rounds.roster import Silo
 from coterie.system.files import write_atomically
-from coterie.wire.statistics import Statistics, plain_statistics, statistics_of
 
 log = logging.getLogger("coterie.run")
 
@@ -47,13 +51,16 @@ class Survey:
 
 
 def ask_for_statistics(
-    grid: Grid, silos: Mapping[str, Silo], config: RunConfig, *, run: str
+    grid: Grid,
+    silos: Mapping[str, Silo],
+    task: str,
+    terms: Mapping[str, wire.Scalar],
+    *,
+    run: str,
+    deadline_s: float,
 ) -> Survey:
-    """Ask every silo that is here once."""
-    told = {
-        **{wire.PROTOCOL_KEY: wire.PROTOCOL, wire.TASK: config.task, wire.RUN: run},
-        **{wire.STRATEGY: wire.ONLY_STATISTICS, **config.task_keys},
-    }
+    """Ask every silo that is here once, on the terms on which it joined."""
+    told = {wire.PROTOCOL_KEY: wire.PROTOCOL, wire.TASK: task, wire.RUN: run, **terms}
     names = sorted(silos)
     messages = [
         Message(
@@ -65,7 +72,7 @@ def ask_for_statistics(
         for name in names
     ]
     answers, silent = {}, {}
-    replies = exchange(grid, messages, deadline_s=config.round_timeout)
+    replies = exchange(grid, messages, deadline_s=deadline_s)
     for name, reply in zip(names, replies, strict=True):
         try:
             answers[name] = _read(reply, silos[name].num_examples)
@@ -73,7 +80,7 @@ def ask_for_statistics(
         except wire.WireError as error:
             silent[name] = str(error)
             log.info("silo %s tells no statistics: %s", name, error)
-    return Survey(config.task, answers, silent, {n: silos[n].num_examples for n in names})
+    return Survey(task, answers, silent, {n: silos[n].num_examples for n in names})
 
 
 def _read(reply: Message | None, samples: int) -> Statistics:
@@ -81,7 +88,7 @@ def _read(reply: Message | None, samples: int) -> Statistics:
         raise wire.WireError("it did not answer in time.")
     if reply.has_error():
         raise wire.WireError(str(reply.error.reason))
-    return wire.decode_statistics(reply.content, samples=samples)
+    return decode_statistics(reply.content, samples=samples)
 
 
 def write_survey(folder: Path, survey: Survey) -> None:
