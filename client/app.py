@@ -21,6 +21,7 @@ from coterie.features.compression.silo import Compression
 from coterie.features.personal.silo import Personal, train_model_apfl
 from coterie.features.secure import silo as secure
 from coterie.features.statistics import silo as statistics
+from coterie.features.validation.silo import Validation
 
 
 def describe(request: Request) -> RecordDict:
@@ -36,7 +37,7 @@ def initialise(request: Request) -> RecordDict:
     return RecordDict({wire.ARRAYS: wire.encode_arrays(shared, packed=True)})
 
 
-STAGES = (statistics.Scaled(), secure.Secure(), Personal(), Compression())
+STAGES = (Validation(), statistics.Scaled(), secure.Secure(), Personal(), Compression())
 """The stages, in the order in which they are called."""
 
 ANSWERS = {

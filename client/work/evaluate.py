@@ -18,9 +18,8 @@ from coterie.client.work.card import card_of, keep_model
 from coterie.client.work.measure import Evaluation, evaluate, evaluate_in_full, leading
 from coterie.client.work.request import RefusedError, Request
 from coterie.client.work.sgd import Stopwatch
-from coterie.client.work.stage import Begun
+from coterie.client.work.stage import Begun, Holding
 from coterie.client.work.train import OPTIMISER
-from coterie.client.work.validation import load_best, validate, validation_of
 from coterie.client.work.weights import load_weights, read_weights
 from coterie.client.work.workbench import Workbench
 from coterie.tasks.problems import Classes
@@ -43,28 +42,28 @@ def evaluate_model(request: Request) -> RecordDict:
     if bench.settings.unlabelled:
         return _keep_unmeasured(request)
     stages = Begun(request, before=before, packed=packed)
-    validation, best = validation_of(request), None
     keep, metric = request.config.get(wire.KEEP), request.metric()
+    final = _is_final(request)
     with Stopwatch() as watch:
         spared = request.spared()
+        holding = Holding(
+            request=request, bench=spared, after=round_number, metric=metric, ends=final
+        )
         _personalise(spared, stages)
-        result = (
+        result = kept = (
             evaluate_in_full(bench.task, bench.model, spared.data, metric=metric)
             if keep
             else evaluate(bench.task, bench.model, spared.data.test, metric=metric)
         )
-        model = read_weights(bench.model)
-        if validation is not None and keep and _is_final(request):
-            _, best = validate(request, validation, held_after=round_number)
+        if keep and final:
+            stages.held(holding)
     if keep and bench.settings.home:
-        kept, of_kept = model, result
-        if best is not None:
-            kept = load_best(request, best)
-            load_weights(bench.model, kept)
-            of_kept = evaluate_in_full(bench.task, bench.model, spared.data, metric=metric)
-        card = card_of(bench, request.config, kept, of_kept, best=best)
-        keep_model(bench.settings.home, card, kept, final=_is_final(request))
-    if keep and _is_final(request):
+        if holding.best is not None:
+            kept = evaluate_in_full(bench.task, bench.model, spared.data, metric=metric)
+        model = read_weights(bench.model)
+        card = card_of(bench, request.config, model, kept, best=holding.best)
+        keep_model(bench.settings.home, card, model, final=final)
+    if keep and final:
         _end_run(request)
     figures = {
         wire.NUM_EXAMPLES: result.num_examples,

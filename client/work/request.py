@@ -171,7 +171,6 @@ class Request:
             self._check_use_without_labels(staying)
         plan = self.plan()
         self.metric()
-        self.held_out_share(wire.VALIDATION)
         cold_start = self.value(wire.PRETRAIN_STEPS)
         if cold_start:
             self._check_passes(replace(plan, steps=cold_start), wire.PRETRAIN_STEPS)

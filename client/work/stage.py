@@ -14,35 +14,51 @@ from coterie.client.work.weights import read_weights
 from coterie.wire import Model
 
 if TYPE_CHECKING:
+    from coterie.client.home.best import Best
     from coterie.client.work.data import Data
     from coterie.client.work.request import Request
     from coterie.client.work.sgd import TrainPlan
     from coterie.client.work.workbench import Workbench
 
 
-@dataclass
-class Work:
-    """A training, from the message to the reply.
+@dataclass(kw_only=True)
+class Holding:
+    """The model that a silo holds, in the bench: the received one, or what the silo made of it.
 
     Attributes:
-        bench: with the received model, and without validation data.
-        data: the bench's data, less what this training holds out.
-        packed: whether the model came packed, and is returned packed.
-        staying: names of the arrays that do not leave.
+        bench: with that model, and without validation data.
+        after: the round after which the silo holds it.
         metric: primary metric; empty: the task's.
+        ends: whether the run ends with it, so that the silo may keep an earlier one.
         metrics: of the reply.
-        received: a copy of the received model, if a stage has asked for it.
-        leaving: name of a record of the reply → its arrays.
+        best: the result of the model to keep, if it is the best of several rounds.
     """
 
     request: Request
     bench: Workbench
+    after: int
+    metric: str
+    ends: bool = False
+    metrics: dict[str, float | int] = field(default_factory=dict)
+    best: Best | None = None
+
+
+@dataclass(kw_only=True)
+class Work(Holding):
+    """A training, from the message to the reply.
+
+    Attributes:
+        data: the bench's data, less what this training holds out.
+        packed: whether the model came packed, and is returned packed.
+        staying: names of the arrays that do not leave.
+        received: a copy of the received model, if a stage has asked for it.
+        leaving: name of a record of the reply → its arrays.
+    """
+
     data: Data
     plan: TrainPlan
     packed: bool
     staying: tuple[str, ...]
-    metric: str
-    metrics: dict[str, float | int] = field(default_factory=dict)
     received: Model = field(default_factory=dict)
     trained: Model = field(default_factory=dict)
     leaving: dict[str, Model] = field(default_factory=dict)
@@ -86,6 +102,9 @@ class Stage:
         """Turn the model in the bench into the silo's own; return whether it has changed."""
         return False
 
+    def held(self, mine: Any, holding: Holding) -> None:
+        """Look at the model that the silo holds; at the run's end, load the one to keep instead."""
+
     def after(self, mine: Any, work: Work) -> None:
         """Train further models after the training; the bench's model may be overwritten."""
 
@@ -111,6 +130,10 @@ class Begun:
     def personalise(self, bench: Workbench) -> bool:
         changed = [stage.personalise(mine, bench) for stage, mine in self.all]
         return any(changed)
+
+    def held(self, holding: Holding) -> None:
+        for stage, mine in self.all:
+            stage.held(mine, holding)
 
     def after(self, work: Work) -> None:
         for stage, mine in self.all:

@@ -20,14 +20,12 @@ from coterie.client.work.card import card_of, keep_model
 from coterie.client.work.data import Part
 from coterie.client.work.diverged import divergence, odd_array
 from coterie.client.work.generators import AddedLoss, latent_loss
-from coterie.client.work.hold_out import split_validation
 from coterie.client.work.measure import evaluate, evaluate_in_full
 from coterie.client.work.optimisers import Slots
 from coterie.client.work.request import RefusedError, Request
 from coterie.client.work.sgd import Stopwatch, TrainPlan
 from coterie.client.work.stage import Begun, Work
 from coterie.client.work.training import train
-from coterie.client.work.validation import validate, validation_of
 from coterie.client.work.weights import load_weights, read_weights
 
 log = logging.getLogger("coterie.silo")
@@ -107,9 +105,16 @@ def _received(request: Request) -> tuple[Work, Begun]:
     packed = request.receive(staying, before=before)
     stages = Begun(request, before=before, packed=packed)
     spared = request.spared()
-    share = request.held_out_share(wire.HOLDOUT, of=spared.data)
-    data = split_validation(spared, share, run_seed=request.run_seed) if share else spared.data
-    work = Work(request, spared, data, plan, packed, staying, request.metric())
+    work = Work(
+        request=request,
+        bench=spared,
+        data=spared.data,
+        plan=plan,
+        packed=packed,
+        staying=staying,
+        metric=request.metric(),
+        after=request.round_number() - 1,
+    )
     work.metrics[wire.NUM_EXAMPLES] = len(bench.data.train)
     return work, stages
 
@@ -117,23 +122,18 @@ def _received(request: Request) -> tuple[Work, Begun]:
 def _evaluate_received(work: Work, stages: Begun) -> None:
     """Evaluate the received model, if asked; it is in the bench before and after."""
     request, bench = work.request, work.bench
-    if request.config.get(wire.EVALUATE_RECEIVED):
-        changed = stages.personalise(bench)
-        result = evaluate(bench.task, bench.model, bench.data.test, metric=work.metric)
-        work.metrics[wire.RECEIVED_LOSS] = result.loss
-        work.metrics[wire.RECEIVED_ERROR] = result.error
-        work.metrics[wire.RECEIVED_EXAMPLES] = result.num_examples
-        if (validation := validation_of(request)) is not None:
-            before = request.round_number() - 1
-            validated, _ = validate(request, validation, held_after=before)
-            work.metrics[wire.RECEIVED_VALIDATION_ERROR] = validated.error
-        if changed:
-            load_weights(bench.model, work.received)
-    if request.value(wire.HOLDOUT):
-        held_out = evaluate(bench.task, bench.model, work.data.test, metric=work.metric)
-        work.metrics[wire.HOLDOUT_ERROR] = held_out.error
-        work.metrics[wire.HOLDOUT_EXAMPLES] = held_out.num_examples
-        work.metrics[wire.HOLDOUT_LOSS] = held_out.loss
+    if not request.config.get(wire.EVALUATE_RECEIVED):
+        return
+    changed = stages.personalise(bench)
+    result = evaluate(bench.task, bench.model, bench.data.test, metric=work.metric)
+    work.metrics |= {
+        wire.RECEIVED_LOSS: result.loss,
+        wire.RECEIVED_ERROR: result.error,
+        wire.RECEIVED_EXAMPLES: result.num_examples,
+    }
+    stages.held(work)
+    if changed:
+        load_weights(bench.model, work.received)
 
 
 def _state_noise(work: Work) -> None:

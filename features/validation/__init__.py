@@ -1,0 +1,1 @@
+"""Validation: how good models are on samples of a silo that its trainings leave out."""

@@ -1,0 +1,80 @@
+"""The best model of a run for this silo, by data that the run does not train on.
+
+With ``validation`` a silo keeps a share of its training data out of every training, evaluates
+each received model on it, and reports the error if its policy lets errors leave. With ``keep =
+best`` it finally keeps the model that was best there. With ``holdout`` a single training leaves
+out a share of the rest, and the silo reports the received model's error on it.
+"""
+
+from __future__ import annotations
+
+from coterie import wire
+from coterie.client.home import best
+from coterie.client.home.best import Best
+from coterie.client.work.data import Part
+from coterie.client.work.hold_out import split_validation
+from coterie.client.work.measure import Evaluation, evaluate
+from coterie.client.work.request import Request
+from coterie.client.work.stage import Holding, Stage, Work
+from coterie.client.work.weights import load_weights, read_weights, travelling
+from coterie.wire import Model
+
+
+class Validation(Stage):
+    """The stage for samples that are held out."""
+
+    name = "validation"
+
+    def admit(self, request: Request) -> Request:
+        """Refuse a run for which the silo has too few samples."""
+        if request.joins:
+            request.held_out_share(wire.VALIDATION)
+        return request
+
+    def before(self, mine: None, work: Work) -> None:
+        """Hold out what this training alone leaves out, and evaluate the received model on it."""
+        request, bench = work.request, work.bench
+        share = request.held_out_share(wire.HOLDOUT, of=work.data)
+        if not share:
+            return
+        work.data = split_validation(bench, share, run_seed=request.run_seed)
+        found = evaluate(bench.task, bench.model, work.data.test, metric=work.metric)
+        work.metrics |= {
+            wire.HOLDOUT_ERROR: found.error,
+            wire.HOLDOUT_EXAMPLES: found.num_examples,
+            wire.HOLDOUT_LOSS: found.loss,
+        }
+
+    def held(self, mine: None, holding: Holding) -> None:
+        """Evaluate the model on validation data; at the run's end, load the best one instead."""
+        request = holding.request
+        share = request.held_out_share(wire.VALIDATION)
+        if not share:
+            return
+        part = split_validation(request.bench, share, run_seed=request.run_seed).test
+        found, holding.best = _validate(request, part, held_after=holding.after)
+        holding.metrics[wire.RECEIVED_VALIDATION_ERROR] = found.error
+        if holding.ends and holding.best is not None:
+            load_weights(request.bench.model, _load_best(request, holding.best))
+
+
+def _validate(request: Request, part: Part, *, held_after: int) -> tuple[Evaluation, Best | None]:
+    """Evaluate the bench's model; return that and, with ``keep = best``, the best so far.
+
+    ``held_after`` is the round after which the silo held this model; w⁰, of round 0, is not kept.
+    """
+    bench = request.bench
+    found = evaluate(bench.task, bench.model, part, metric=request.metric())
+    if not request.config.get(wire.KEEP_BEST) or not bench.settings.home or held_after < 1:
+        return found, None
+    worth = Best(found.error, found.loss, held_after, found.num_examples)
+    weights = read_weights(bench.model)
+    return found, best.consider(bench.settings, weights, worth, run=request.run)
+
+
+def _load_best(request: Request, found: Best) -> Model:
+    """Load the best model of the run, in the model's order; delete the run's other models."""
+    bench = request.bench
+    arrays = best.load(bench.settings, found, run=request.run)
+    best.keep_only(bench.settings, found, run=request.run)
+    return {name: arrays[name] for name in travelling(bench.model)}
