@@ -19,6 +19,7 @@ from coterie.client.work.request import Request, answering
 from coterie.client.work.weights import read_weights
 from coterie.features.compression.silo import Compression
 from coterie.features.personal.silo import Personal, train_model_apfl
+from coterie.features.privacy.silo import DifferentialPrivacy
 from coterie.features.secure import silo as secure
 from coterie.features.statistics import silo as statistics
 from coterie.features.validation.silo import Validation
@@ -37,7 +38,10 @@ def initialise(request: Request) -> RecordDict:
     return RecordDict({wire.ARRAYS: wire.encode_arrays(shared, packed=True)})
 
 
-STAGES = (Validation(), statistics.Scaled(), secure.Secure(), Personal(), Compression())
+STAGES = (
+    *(Validation(), DifferentialPrivacy(), statistics.Scaled()),
+    *(secure.Secure(), Personal(), Compression()),
+)
 """The stages, in the order in which they are called."""
 
 ANSWERS = {

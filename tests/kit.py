@@ -12,9 +12,9 @@ import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 
 import coterie.client.home.asked
-import coterie.client.home.budget
 import coterie.client.home.rounds
 import coterie.client.work.workbench
+import coterie.features.privacy.budget
 import coterie.features.secure.secrets
 from coterie import wire
 from coterie.client.app import app
@@ -47,7 +47,7 @@ def restart_silos() -> None:
     coterie.client.work.workbench._workbenches.clear()
     coterie.client.home.rounds._memory.clear()
     coterie.client.home.asked._memory.clear()
-    coterie.client.home.budget.forget()
+    coterie.features.privacy.budget.forget()
     coterie.features.secure.secrets.forget()
 
 

@@ -23,7 +23,7 @@ BY_STRING = {
     "server/runs/inprocess.py": {
         "coterie.client.app",
         "coterie.client.work.generators",
-        "coterie.client.work.prepare",
+        "coterie.client.prepare",
         "coterie.client.work.workbench",
     },
 }
@@ -77,6 +77,8 @@ FEATURES = {
     "influence": (6, "features/robust"),
     "personalise": (9, "features/personal"),
     "statistics": (20, "features/statistics"),
+    "privacy": (11, "features/privacy"),
+    "validation": (23, "features/validation"),
 }
 """Files whose code has the name of a feature, outside its folder. Only a registry should."""
 
@@ -138,8 +140,11 @@ def test_what_runs_inside_the_groups_comes_from_no_rival() -> None:
     assert users <= {"strategies.registry", "strategies"}
 
 
-USERS = ("strategies.strategy", "strategies.__init__", "client.app", "client.ledger", "server.")
-"""The lists of stages, what is exported, the ledger, and whoever starts runs."""
+USERS = (
+    *("strategies.strategy", "strategies.__init__"),
+    *("client.app", "client.prepare", "client.ledger", "client.cli", "server."),
+)
+"""The lists of stages, what is exported, what starts and checks silos, the ledger, and commands."""
 
 
 def test_a_feature_imports_the_core_and_no_other_feature_and_the_core_imports_none() -> None:

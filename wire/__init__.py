@@ -58,6 +58,7 @@ from coterie.wire.formats import (
 )
 from coterie.wire.halves import largest_of, narrow, widened
 from coterie.wire.keys import (
+    LOOP,
     Entry,
     NotNegative,
     Positive,

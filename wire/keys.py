@@ -186,9 +186,9 @@ class SiloKeys(BaseModel):
     personal_lr: Annotated[
         NotNegative, AtSilo(0.01, sent="personalise", evaluates="own", term=False)
     ] = Field(0.0, le=1000, description="Learning rate of the personalised model. 0: `lr`.")
-    ditto_lambda: Annotated[
-        NotNegative, AtSilo(0.0, sent="personalise", evaluates="own", without=LOOP, idle=0)
-    ] = Field(1.0, le=1e6, description="λ, strength of Ditto's pull towards the group's model.")
+    ditto_lambda: Annotated[NotNegative, AtSilo(0.0, sent="personalise", evaluates="own")] = Field(
+        1.0, le=1e6, description="λ, strength of Ditto's pull towards the group's model."
+    )
     validation: Annotated[NotNegative, AtSilo(0.0, evaluates="always")] = Field(
         0.0,
         le=0.5,

@@ -68,8 +68,8 @@ def open_folder(folder: Path) -> dict[str, Any]:
     import torch
 
     from coterie.client.home.settings import SiloSettings
+    from coterie.client.prepare import prepare
     from coterie.client.work.measure import evaluate
-    from coterie.client.work.prepare import prepare
     from coterie.client.work.sgd import TrainPlan, train
 
     task = str(folder.parent / "xray.toml")

@@ -11,7 +11,6 @@ import torch
 from coterie.client.home.hours import words
 from coterie.client.home.learned import About, learned_lines
 from coterie.client.home.policy import METRICS, REVEALING, Policy
-from coterie.client.home.privacy import STAYING
 from coterie.client.home.settings import SiloSettings
 from coterie.client.home.studies import tasks_of
 from coterie.client.work import personal
@@ -22,6 +21,8 @@ from coterie.client.work.oddities import warnings_of
 from coterie.client.work.sgd import Stopwatch, TrainPlan, train
 from coterie.client.work.weights import read_weights
 from coterie.client.work.workbench import Workbench, open_workbench
+from coterie.features.privacy.dp_sgd import rehearse
+from coterie.features.privacy.silo import STAYING, check_privacy, private_of
 from coterie.tasks.base import Task, TaskError, leaves
 from coterie.tasks.draws import most_of_one, num_persons
 from coterie.tasks.own.declared import DeclaredTask
@@ -50,6 +51,7 @@ def check(settings: SiloSettings) -> Iterator[str]:
     """
     bench = open_workbench(settings)
     personal.check_policy(bench)
+    check_privacy(bench)
     if settings.unlabelled:
         yield from _unlabelled_lines(bench)
         return
@@ -180,16 +182,14 @@ def _step_lines(bench: Workbench) -> Iterator[str]:
 
 def _one_epoch(bench: Workbench) -> float:
     """Train as the silo would; nothing of it leaves, so that it costs no privacy."""
-    private = bench.private()
+    private = private_of(bench)
     if private is None:
         return train(bench.task, bench.model, bench.data.train, ONE_EPOCH, seed=0)
-    from coterie.client.work.private import rehearse
-
     return rehearse(bench.task, bench.model, bench.data.train, ONE_EPOCH, private, seed=0)
 
 
 def _privacy_lines(bench: Workbench) -> Iterator[str]:
-    if (private := bench.private()) is None:
+    if (private := private_of(bench)) is None:
         return
     budget, terms = private.budget, private.terms
     spent = budget.spent()

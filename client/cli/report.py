@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from coterie import wire
-from coterie.client.home.budget import BudgetError, read_charges, read_spent
 from coterie.client.home.files import LEDGER
 from coterie.client.home.journal import JOURNAL, WRONG, json_lines
 from coterie.client.home.policy import number
 from coterie.client.home.rounds import file_of
 from coterie.client.home.settings import SettingsError
 from coterie.client.ledger import Total, ledger_of, totals
+from coterie.features.privacy.budget import BudgetError, read_charges, read_spent
 
 
 @dataclass(frozen=True)

@@ -134,9 +134,9 @@ def _connection(home: Home, patience_s: float) -> Connection:
 def _own(silos: Sequence[SiloSettings]) -> ClientApp:
     """Return coterie's own app, with its silos prepared; this loads torch."""
     from coterie.client.app import app
+    from coterie.client.prepare import prepare
     from coterie.client.work.data import Held
     from coterie.client.work.oddities import warnings_of
-    from coterie.client.work.prepare import prepare
 
     several = [silos] if len(silos) > 1 else [[study] for study in silos[0].studies()]
     for bench in (bench for one in several for bench in prepare(one)):

@@ -217,7 +217,7 @@ def card_of(
         task_values=dict(bench.task.run_values),
         best_of=0 if best is None else _whole(config, wire.ROUND),
         validation_examples=0 if best is None else best.samples,
-        privacy=_privacy(bench),
+        privacy=bench.loop.figures(),
         placed=_placed(config) if bench.settings.unlabelled else "",
         counted="; ".join(getattr(bench.task, "counted", list)()),
         num_persons=_persons_of(bench.data.train),
@@ -232,14 +232,6 @@ def _persons_of(part: Part) -> int:
 def _placed(config: ConfigRecord) -> str:
     told = config.get(wire.PLACED, "")
     return wire.plain_text(told) if isinstance(told, str) and told else "the run did not say how"
-
-
-def _privacy(bench: Workbench) -> dict[str, float]:
-    if (private := bench.private()) is None:
-        return {}
-    spent, terms = private.budget.spent(), private.terms
-    figures = {"epsilon": spent.epsilon, "delta": spent.delta}
-    return figures | {"noise": terms.noise, "clip": terms.clip}
 
 
 def _whole(config: ConfigRecord, key: str) -> int:

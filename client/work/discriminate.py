@@ -5,7 +5,6 @@ from __future__ import annotations
 from flwr.app import MetricRecord, RecordDict
 
 from coterie import wire
-from coterie.client.home.policy import permitted
 from coterie.client.work.discriminators import (
     DiscriminatorError,
     DiscriminatorPlan,
@@ -102,4 +101,4 @@ def _metrics(bench: Workbench, pairs: Pairs, seconds: float) -> MetricRecord:
         wire.DISCRIMINATOR_BYTES: pairs.bytes_each,
         wire.SECONDS: seconds,
     }
-    return permitted(metrics, bench.settings.policy)
+    return bench.permitted(metrics)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import logging
+from contextlib import suppress
 from math import isfinite, nan
 
 import torch
@@ -10,9 +10,7 @@ from flwr.app import MetricRecord, RecordDict
 
 from coterie import wire
 from coterie.client.home import rounds
-from coterie.client.home.budget import SpentError
 from coterie.client.home.journal import WRONG, note
-from coterie.client.home.policy import permitted
 from coterie.client.home.rounds import file_of, write_model
 from coterie.client.work.card import card_of, keep_model
 from coterie.client.work.measure import Evaluation, evaluate, evaluate_in_full, leading
@@ -21,11 +19,8 @@ from coterie.client.work.sgd import Stopwatch
 from coterie.client.work.stage import Begun, Holding
 from coterie.client.work.train import OPTIMISER
 from coterie.client.work.weights import load_weights, read_weights
-from coterie.client.work.workbench import Workbench
 from coterie.tasks.problems import Classes
 from coterie.wire import Model
-
-log = logging.getLogger("coterie.silo")
 
 UNMEASURED = Evaluation(nan, nan, 0)
 """Result of a silo without labels, which cannot measure a model."""
@@ -49,7 +44,8 @@ def evaluate_model(request: Request) -> RecordDict:
         holding = Holding(
             request=request, bench=spared, after=round_number, metric=metric, ends=final
         )
-        _personalise(spared, stages)
+        with suppress(RefusedError):  # if the silo trains no further, it keeps the received model
+            stages.personalise(spared)
         result = kept = (
             evaluate_in_full(bench.task, bench.model, spared.data, metric=metric)
             if keep
@@ -95,14 +91,6 @@ def _keep_unmeasured(request: Request) -> RecordDict:
         keep_model(bench.settings.home, card, model, final=_is_final(request))
     note(bench.settings.home, wire.EVALUATE, request.run, request.config, {})
     return RecordDict({wire.METRICS: MetricRecord({wire.NUM_EXAMPLES: 0})})
-
-
-def _personalise(bench: Workbench, stages: Begun) -> None:
-    """Personalise the model; if the privacy budget does not allow it, keep the received one."""
-    try:
-        stages.personalise(bench)
-    except SpentError as reason:
-        log.warning("silo %r %s", bench.settings.name, reason)
 
 
 def _is_final(request: Request) -> bool:
@@ -181,8 +169,7 @@ def _evaluation(request: Request, result: Evaluation, seconds: float) -> RecordD
         **_figures(result),
         **_trivial(request, result),
     }
-    policy = request.bench.settings.policy
-    return RecordDict({wire.METRICS: permitted(metrics, policy, staying=request.staying)})
+    return RecordDict({wire.METRICS: request.bench.permitted(metrics)})
 
 
 def _figures(result: Evaluation) -> dict[str, float]:

@@ -38,7 +38,7 @@ def train_model_pfedme(request: Request) -> RecordDict:
         request.bench.model,
         moreau_lambda=request.value(wire.MOREAU_LAMBDA),
         moreau_lr=request.value(wire.MOREAU_LR),
-        inner_steps=request.inner_steps(),
+        inner_steps=request.value(wire.INNER_STEPS),
     )
     return train_and_reply(request, training)
 

@@ -12,10 +12,8 @@ from typing import Any
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 
 from coterie import wire
-from coterie.client.home import privacy
 from coterie.client.home.approvals import not_now
 from coterie.client.home.asked import asked_by, quota_objection
-from coterie.client.home.budget import SpentError
 from coterie.client.work import personal
 from coterie.client.work.data import Data
 from coterie.client.work.hold_out import leave_out_validation
@@ -142,8 +140,6 @@ class Request:
         self.refuse_for(policy.objection(self.config))
         self.refuse_for(policy.type_objection(kind, self.config))
         self.refuse_for(policy.secure_objection(kind, self.config))
-        if self.bench.settings.privacy is not None:
-            self.refuse_for(privacy.objection(kind, self.config))
         if self.bench.settings.unlabelled and not wire.kind_of(kind).without_labels:
             self.refuse_for("has no labels yet (unlabelled): nothing is trained or measured here.")
         run = str(self.config.get(wire.RUN, ""))
@@ -174,7 +170,6 @@ class Request:
         cold_start = self.value(wire.PRETRAIN_STEPS)
         if cold_start:
             self._check_passes(replace(plan, steps=cold_start), wire.PRETRAIN_STEPS)
-        self._check_budget(plan, cold_start)
 
     def _check_use_without_labels(self, staying: Sequence[str]) -> None:
         if self.config.get(wire.SECURE):
@@ -187,26 +182,6 @@ class Request:
                 "has no labels yet (unlabelled), and this run leaves layers at the silos "
                 "(personal), which it cannot train: the model would be of no use here."
             )
-
-    def _check_budget(self, plan: TrainPlan, cold_start: int) -> None:
-        """Refuse a run whose stated training would exceed the silo's privacy budget."""
-        private = self.bench.private()
-        rounds = self.value(wire.ROUNDS)
-        if private is None or not rounds:
-            return
-        model, data = self.bench.model, self.bench.data
-        of_a_round = [plan]
-        if self.config.get(wire.PERSONALISE) in (wire.FINETUNE, wire.DITTO):
-            epochs = self.value(wire.PERSONAL_EPOCHS)
-            of_a_round.append(replace(plan, epochs=epochs, steps=0))
-        planned = [private.planned(model, data.train, one) for one in of_a_round]
-        planned = [replace(one, steps=one.steps * rounds) for one in planned]
-        epochs = self.value(wire.PRETRAIN_EPOCHS)
-        if cold_start or epochs:
-            first = replace(plan, steps=cold_start, epochs=max(epochs, 1))
-            planned.append(private.planned(model, data.train, first))
-        run = str(self.config.get(wire.OF_RUN, self.run if wire.RUN in self.config else ""))
-        self.refuse_for(private.budget.objection(planned, run), code=wire.SPENT)
 
     def _check_schema(self) -> None:
         """Refuse a run whose schema differs, and name the parts that do."""
@@ -223,11 +198,6 @@ class Request:
             f"({', '.join(found) or 'its weights or arrays'}). Ask the others for their "
             "declaration, code and weights of the task."
         )
-
-    @property
-    def staying(self) -> frozenset[str]:
-        """Metrics that never leave, whatever the policy says."""
-        return frozenset() if self.bench.settings.privacy is None else privacy.STAYING
 
     def refuse_for(self, objection: str, *, code: int = wire.REFUSED) -> None:
         """Refuse in the silo's name, unless the objection is empty."""
@@ -302,15 +272,17 @@ class Request:
     def _check_task(self) -> None:
         """Refuse settings that do not go with the task's own hooks."""
         for name, entry in wire.entries().items():
-            if name == wire.DITTO_LAMBDA and self.config.get(wire.PERSONALISE) != wire.DITTO:
-                continue
-            asked: object = self.config.get(name, entry.at.idle)
-            hooks = [hook for hook in entry.at.without if has_own(self.bench.task, hook)]
-            if hooks and asked != entry.at.idle:
-                self.refuse_for(
-                    f"cannot take part: its task {self.bench.task.name!r} has its own {hooks[0]}, "
-                    f"and this run's {name} = {asked} does not go with that."
-                )
+            self.refuse_with(name, entry.at.without, idle=entry.at.idle)
+
+    def refuse_with(self, name: str, hooks: Sequence[str], *, idle: object) -> None:
+        """Refuse an entry that is not ``idle`` if the task replaces one of these hooks."""
+        asked: object = self.config.get(name, idle)
+        own = [hook for hook in hooks if has_own(self.bench.task, hook)]
+        if own and asked != idle:
+            self.refuse_for(
+                f"cannot take part: its task {self.bench.task.name!r} has its own {own[0]}, "
+                f"and this run's {name} = {asked} does not go with that."
+            )
 
     def way(self) -> TrainPlan:
         """Return the settings that all trainings of this round share."""
@@ -340,11 +312,6 @@ class Request:
         task = self.bench.task
         unit = getattr(task.problem, "unit", "")
         return {"metric": leading(task, self.metric()).name, "unit": unit}
-
-    def inner_steps(self) -> int:
-        """Return the steps per mini-batch (pFedMe)."""
-        steps: int = self.value(wire.INNER_STEPS)
-        return steps
 
     def held_out_share(self, key: str, *, of: Data | None = None) -> float:
         """Return the share of the training samples to hold out, by its run key; 0 if there is none.
@@ -407,7 +374,7 @@ class Request:
         if plan.steps:
             an_epoch = ceil(len(self.bench.data.train) / plan.batch_size)
             epochs = ceil(plan.steps / an_epoch)
-        passes = epochs * self.inner_steps()
+        passes = epochs * self.value(wire.INNER_STEPS)
         self.refuse_for(self.bench.settings.policy.passes_objection(passes, key))
 
     def check_samples(self, steps: int, batch: int, *, most: int | None = None) -> None:
@@ -465,9 +432,5 @@ def answering(
             return wire.refusal(str(reason), message, code=reason.code)
         except TooFewError as reason:
             return wire.refusal(str(reason), message)
-        except SpentError as reason:
-            why = f"silo {request.bench.settings.name!r} {reason}"
-            log.warning("%s", why)
-            return wire.refusal(why, message, code=wire.SPENT)
 
     return handler

@@ -8,17 +8,25 @@ and when the result leaves; an evaluation when the model is received, and before
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from coterie.client.work.weights import read_weights
 from coterie.wire import Model
 
 if TYPE_CHECKING:
     from coterie.client.home.best import Best
-    from coterie.client.work.data import Data
+    from coterie.client.work.data import Data, Part
     from coterie.client.work.request import Request
     from coterie.client.work.sgd import TrainPlan
     from coterie.client.work.workbench import Workbench
+
+
+class Training(Protocol):
+    """A function that trains the bench's model in place on some data, and returns the loss."""
+
+    def __call__(self, part: Part, plan: TrainPlan, *, seed: int) -> float:
+        """Train on ``part`` by ``plan``; return the loss as ``sgd.train``."""
+        ...
 
 
 @dataclass(kw_only=True)
@@ -55,6 +63,7 @@ class Work(Holding):
         leaving: name of a record of the reply → its arrays.
     """
 
+    training: Training
     data: Data
     plan: TrainPlan
     packed: bool

@@ -4,28 +4,23 @@ from __future__ import annotations
 
 import logging
 from functools import partial
-from typing import Protocol
 
 import numpy as np
 import torch
-from flwr.app import ConfigRecord, RecordDict
+from flwr.app import RecordDict
 
 from coterie import wire
 from coterie.client.home import rounds
-from coterie.client.home.budget import SpentError
 from coterie.client.home.journal import note
-from coterie.client.home.policy import permitted
 from coterie.client.work import personal
 from coterie.client.work.card import card_of, keep_model
-from coterie.client.work.data import Part
 from coterie.client.work.diverged import divergence, odd_array
 from coterie.client.work.generators import AddedLoss, latent_loss
-from coterie.client.work.measure import evaluate, evaluate_in_full
+from coterie.client.work.measure import evaluate
 from coterie.client.work.optimisers import Slots
 from coterie.client.work.request import RefusedError, Request
-from coterie.client.work.sgd import Stopwatch, TrainPlan
-from coterie.client.work.stage import Begun, Work
-from coterie.client.work.training import train
+from coterie.client.work.sgd import Stopwatch
+from coterie.client.work.stage import Begun, Training, Work
 from coterie.client.work.weights import load_weights, read_weights
 
 log = logging.getLogger("coterie.silo")
@@ -34,19 +29,10 @@ OPTIMISER = "optimiser"
 """Name of the folder for optimiser state, at the silo."""
 
 
-class Training(Protocol):
-    """A function that trains the bench's model in place on some data, and returns the loss."""
-
-    def __call__(self, part: Part, plan: TrainPlan, *, seed: int) -> float:
-        """Train on ``part`` by ``plan``; return the loss as ``sgd.train``."""
-        ...
-
-
 def train_model(request: Request) -> RecordDict:
     """Train the received model, also on a generator's latents if there is one, and send it back."""
-    bench = request.bench
     slots = _kept_slots(request)
-    training = partial(train, bench, added=_added_loss(request), slots=slots)
+    training = partial(request.bench.train, added=_added_loss(request), slots=slots)
     return train_and_reply(request, training, slots)
 
 
@@ -66,16 +52,11 @@ def train_and_reply(request: Request, training: Training, slots: Slots | None = 
 
     ``training`` trains the bench's model; ``slots`` is the optimiser state, to be saved.
     """
-    work, stages = _received(request)
+    work, stages = _received(request, training)
     with Stopwatch() as watch:
         stages.before(work)
         _evaluate_received(work, stages)
-        _state_noise(work)
-        try:
-            loss = training(work.data.train, work.plan, seed=request.seed())
-        except SpentError:
-            _keep_received(work)
-            raise
+        loss = work.training(work.data.train, work.plan, seed=request.seed())
         work.trained = read_weights(work.bench.model)
         work.metrics[wire.TRAIN_LOSS] = loss
         _evaluate_trained(work)
@@ -92,12 +73,12 @@ def train_and_reply(request: Request, training: Training, slots: Slots | None = 
     return RecordDict(
         {
             **{n: wire.encode_arrays(m, packed=work.packed) for n, m in work.leaving.items()},
-            wire.METRICS: permitted(work.metrics, settings.policy, staying=request.staying),
+            wire.METRICS: request.bench.permitted(work.metrics),
         }
     )
 
 
-def _received(request: Request) -> tuple[Work, Begun]:
+def _received(request: Request, training: Training) -> tuple[Work, Begun]:
     bench = request.bench
     request.refuse_for(bench.settings.policy.group_objection(request.config))
     plan, staying = request.plan(), request.personal()
@@ -108,6 +89,7 @@ def _received(request: Request) -> tuple[Work, Begun]:
     work = Work(
         request=request,
         bench=spared,
+        training=training,
         data=spared.data,
         plan=plan,
         packed=packed,
@@ -134,32 +116,6 @@ def _evaluate_received(work: Work, stages: Begun) -> None:
     stages.held(work)
     if changed:
         load_weights(bench.model, work.received)
-
-
-def _state_noise(work: Work) -> None:
-    """Report the noise of an update with differential privacy.
-
-    The coordinator compares updates, and would otherwise mistake noise for a difference.
-    """
-    bench, private = work.bench, work.bench.private()
-    if private is None:
-        return
-    from coterie.client.work.private import noise_per_number, num_trained
-
-    each = noise_per_number(bench.task, bench.model, work.data.train, work.plan, private.terms)
-    if each is not None:
-        work.metrics[wire.UPDATE_NOISE] = each * num_trained(bench.model, work.staying)
-
-
-def _keep_received(work: Work) -> None:
-    """Save the received model, which is in the bench: the silo does not train further."""
-    request, bench, before = work.request, work.bench, work.request.round_number() - 1
-    if request.purpose or before < 1 or not bench.settings.home:
-        return
-    config = ConfigRecord({**request.config, wire.ROUND: before})
-    result = evaluate_in_full(bench.task, bench.model, bench.data, metric=work.metric)
-    model = read_weights(bench.model)
-    keep_model(bench.settings.home, card_of(bench, config, model, result), model, final=True)
 
 
 def _evaluate_trained(work: Work) -> None:

@@ -8,26 +8,27 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from importlib.metadata import PackageNotFoundError, version
 from threading import Lock
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
-from flwr.app import Context
+from flwr.app import Context, MetricRecord
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from coterie.client.home.budget import Budget, require_opacus
 from coterie.client.home.marks import mark_of
-from coterie.client.home.policy import NAMES
+from coterie.client.home.policy import NAMES, permitted
 from coterie.client.home.settings import SettingsError, SiloSettings
 from coterie.client.home.studies import study_of, tasks_of
-from coterie.client.work.data import Data, Held, to_device
+from coterie.client.work import sgd
+from coterie.client.work.data import Data, Held, Part, to_device
 from coterie.client.work.generators import describe_head
 from coterie.client.work.measure import leading
+from coterie.client.work.sgd import TrainPlan
 from coterie.client.work.weights import frozen_digest, travelling
 from coterie.tasks import Task, load_task
 from coterie.tasks.base import ColumnScale, Samples, SiloData, StreamedData, TaskError, leaves
@@ -36,9 +37,6 @@ from coterie.tasks.problems import Classes, Masks
 from coterie.tasks.simulation import load_silos
 from coterie.wire import IN_ORDER, Description, Parts
 from coterie.wire.description import FOLLOWING
-
-if TYPE_CHECKING:
-    from coterie.client.work.private import Private
 
 log = logging.getLogger("coterie.silo")
 
@@ -50,6 +48,21 @@ MAX_OF_RUNS = 4
 
 
 @dataclass(frozen=True)
+class Loop:
+    """How a silo trains; a feature may put another loop in place of the ordinary one.
+
+    Attributes:
+        train: with the arguments of ``sgd.train``, which None stands for.
+        figures: what the cards of models say about how they were trained.
+        staying: metrics that do not leave, whatever the policy says.
+    """
+
+    train: Callable[..., float] | None = None
+    figures: Callable[[], dict[str, float]] = dict
+    staying: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True)
 class Workbench:
     """A silo ready to work: its task, data and model.
 
@@ -57,7 +70,7 @@ class Workbench:
     ``data_hash`` cover all training data and go into the card of a saved model. ``frozen`` is
     the digest of the arrays that do not travel (``weights.frozen_digest``), ``shapes`` are the
     shapes of a sample's inputs. ``num_examples`` counts training samples, including those that a
-    run holds out; ``work`` is the current run, round and purpose.
+    run holds out; ``work`` is the current run, round and purpose; ``loop`` trains the model.
     """
 
     settings: SiloSettings
@@ -73,16 +86,16 @@ class Workbench:
     shapes: tuple[tuple[int, ...], ...] = ()
     num_examples: int = 0
     work: tuple[str, int, str] = ("", 0, "")
+    loop: Loop = field(default_factory=Loop)
 
-    def private(self) -> Private | None:
-        """Return how the silo trains with differential privacy; None if it does not."""
-        if self.settings.privacy is None:
-            return None
-        from coterie.client.work.private import Private
+    def train(self, part: Part, plan: TrainPlan, **how: Any) -> float:
+        """Train the model in place by the silo's loop; arguments and result as ``sgd.train``."""
+        train = self.loop.train or sgd.train
+        return train(self.task, self.model, part, plan, **how)
 
-        run, number, purpose = self.work
-        budget = Budget(self.settings, self.num_examples, run)
-        return Private(budget, run, number, purpose)
+    def permitted(self, metrics: Mapping[str, float | int]) -> MetricRecord:
+        """Return the metrics that may leave this silo."""
+        return permitted(metrics, self.settings.policy, staying=self.loop.staying)
 
     def describe(self) -> Description:
         """Return what the silo reports about itself."""
@@ -238,7 +251,6 @@ def open_workbenches(settings: Sequence[SiloSettings]) -> list[Workbench]:
                 num_examples=len(moved.train),
             )
         )
-        _check_privacy(benches[-1])
     return benches
 
 
@@ -270,17 +282,6 @@ def read_unlabelled(task: Task, settings: SiloSettings) -> Samples:
     if not all(np.isfinite(leaf).all() for leaf in leaves(found.x)):
         raise TaskError(f"unlabelled: {place} holds NaN or infinite values. Clean it first.")
     return found
-
-
-def _check_privacy(bench: Workbench) -> None:
-    """Check [privacy]: Opacus and δ (``SettingsError``), and the task (``TaskError``)."""
-    if (private := bench.private()) is None:
-        return
-    require_opacus()
-    _ = private.budget.delta
-    from coterie.client.work.private import require_private
-
-    require_private(bench.task, bench.model)
 
 
 def _check_metrics(settings: SiloSettings) -> None:

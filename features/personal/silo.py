@@ -30,7 +30,6 @@ from coterie.client.work.request import RefusedError, Request
 from coterie.client.work.sgd import TrainPlan
 from coterie.client.work.stage import Stage, Work
 from coterie.client.work.train import train_and_reply
-from coterie.client.work.training import train
 from coterie.client.work.weights import load_weights, read_weights, travelling
 from coterie.client.work.workbench import Workbench
 from coterie.features.personal.mixture import Mixture, mix_in
@@ -41,6 +40,12 @@ class Personal(Stage):
     """The stage for personalisation."""
 
     name = "personal"
+
+    def admit(self, request: Request) -> Request:
+        """Refuse Ditto for a task with its own training loop, which has no proximal term."""
+        if request.config.get(wire.PERSONALISE) == wire.DITTO:
+            request.refuse_with(wire.DITTO_LAMBDA, wire.LOOP, idle=0)
+        return request
 
     def begin(self, request: Request, *, before: int, packed: bool) -> Personalisation | None:
         """Return how the silo personalises; None if it uses the model received."""
@@ -114,7 +119,7 @@ class Personalisation:
 def personalise(bench: Workbench, how: Personalisation) -> None:
     """Turn the model received, in ``bench.model``, into the silo's own, in place."""
     if how.own is None:
-        train(bench, bench.data.train, how.plan, seed=how.seed)
+        bench.train(bench.data.train, how.plan, seed=how.seed)
         return
     kept = how.own.kept(bench)
     if kept is None:
@@ -135,7 +140,7 @@ def train_own(bench: Workbench, received: Model, how: Personalisation) -> None:
     load_weights(bench.model, received)
     personalise(bench, how)
     plan = replace(how.plan, proximal_mu=ditto.strength)
-    train(bench, bench.data.train, plan, seed=how.seed, towards=received)
+    bench.train(bench.data.train, plan, seed=how.seed, towards=received)
     ditto.keep(bench, read_weights(bench.model))
 
 
@@ -156,7 +161,7 @@ def train_mixed(
         share=own.share,
         lr=own.share_lr,
     )
-    loss = train(bench, part, plan, seed=seed, beside=mixture)
+    loss = bench.train(part, plan, seed=seed, beside=mixture)
     if keep:
         own.keep(bench, mixture.arrays())
     return loss

@@ -51,20 +51,13 @@ class Survey:
 
 
 def ask_for_statistics(
-    grid: Grid,
-    silos: Mapping[str, Silo],
-    task: str,
-    terms: Mapping[str, wire.Scalar],
-    *,
-    run: str,
-    deadline_s: float,
+    grid: Grid, silos: Mapping[str, Silo], terms: Mapping[str, wire.Scalar], *, deadline_s: float
 ) -> Survey:
-    """Ask every silo that is here once, on the terms on which it joined."""
-    told = {wire.PROTOCOL_KEY: wire.PROTOCOL, wire.TASK: task, wire.RUN: run, **terms}
+    """Ask every silo that is here once; ``terms`` describe the run to it."""
     names = sorted(silos)
     messages = [
         Message(
-            RecordDict({wire.CONFIG: ConfigRecord(dict(told))}),
+            RecordDict({wire.CONFIG: ConfigRecord(dict(terms))}),
             dst_node_id=silos[name].node_id,
             message_type=wire.STATISTICS,
             group_id="0",
@@ -80,7 +73,7 @@ def ask_for_statistics(
         except wire.WireError as error:
             silent[name] = str(error)
             log.info("silo %s tells no statistics: %s", name, error)
-    return Survey(task, answers, silent, {n: silos[n].num_examples for n in names})
+    return Survey(str(terms[wire.TASK]), answers, silent, {n: silos[n].num_examples for n in names})
 
 
 def _read(reply: Message | None, samples: int) -> Statistics:

@@ -11,13 +11,11 @@ from __future__ import annotations
 from coterie import wire
 from coterie.client.home import best
 from coterie.client.home.best import Best
-from coterie.client.work.data import Part
 from coterie.client.work.hold_out import split_validation
-from coterie.client.work.measure import Evaluation, evaluate
+from coterie.client.work.measure import evaluate
 from coterie.client.work.request import Request
 from coterie.client.work.stage import Holding, Stage, Work
 from coterie.client.work.weights import load_weights, read_weights, travelling
-from coterie.wire import Model
 
 
 class Validation(Stage):
@@ -51,30 +49,16 @@ class Validation(Stage):
         share = request.held_out_share(wire.VALIDATION)
         if not share:
             return
-        part = split_validation(request.bench, share, run_seed=request.run_seed).test
-        found, holding.best = _validate(request, part, held_after=holding.after)
+        bench, run = request.bench, request.run
+        part = split_validation(bench, share, run_seed=request.run_seed).test
+        found = evaluate(bench.task, bench.model, part, metric=holding.metric)
         holding.metrics[wire.RECEIVED_VALIDATION_ERROR] = found.error
+        keeps = request.config.get(wire.KEEP_BEST) and bench.settings.home
+        if not keeps or holding.after < 1:  # w⁰, of round 0, is not kept
+            return
+        worth = Best(found.error, found.loss, holding.after, found.num_examples)
+        holding.best = best.consider(bench.settings, read_weights(bench.model), worth, run=run)
         if holding.ends and holding.best is not None:
-            load_weights(request.bench.model, _load_best(request, holding.best))
-
-
-def _validate(request: Request, part: Part, *, held_after: int) -> tuple[Evaluation, Best | None]:
-    """Evaluate the bench's model; return that and, with ``keep = best``, the best so far.
-
-    ``held_after`` is the round after which the silo held this model; w⁰, of round 0, is not kept.
-    """
-    bench = request.bench
-    found = evaluate(bench.task, bench.model, part, metric=request.metric())
-    if not request.config.get(wire.KEEP_BEST) or not bench.settings.home or held_after < 1:
-        return found, None
-    worth = Best(found.error, found.loss, held_after, found.num_examples)
-    weights = read_weights(bench.model)
-    return found, best.consider(bench.settings, weights, worth, run=request.run)
-
-
-def _load_best(request: Request, found: Best) -> Model:
-    """Load the best model of the run, in the model's order; delete the run's other models."""
-    bench = request.bench
-    arrays = best.load(bench.settings, found, run=request.run)
-    best.keep_only(bench.settings, found, run=request.run)
-    return {name: arrays[name] for name in travelling(bench.model)}
+            arrays = best.load(bench.settings, holding.best, run=run)
+            best.keep_only(bench.settings, holding.best, run=run)
+            load_weights(bench.model, {name: arrays[name] for name in travelling(bench.model)})

@@ -20,7 +20,7 @@ from coterie.strategies.errors import refused
 from coterie.tasks.base import Task
 from coterie.wire import Layers
 
-CLIENT_APP, PREPARE = "coterie.client.app", "coterie.client.work.prepare"
+CLIENT_APP, PREPARE = "coterie.client.app", "coterie.client.prepare"
 GENERATORS, WORKBENCH = "coterie.client.work.generators", "coterie.client.work.workbench"
 """Modules of the ClientApp and of what opens its silos, loaded by name as Flower's engines do:
 the server imports no silo code except where it plays all silos itself."""

@@ -274,11 +274,9 @@ def _ask(
     recording = _RecordingRoster(roster, record)
     recording.present(grid, number=1)
     record.ready(recording.silos)
-    found = ask_for_statistics(
-        *(grid, recording.silos, config.task, terms(config)),
-        run=record.folder.name,
-        deadline_s=config.round_timeout,
-    )
+    told = {wire.PROTOCOL_KEY: wire.PROTOCOL, wire.TASK: config.task, **terms(config)}
+    told |= {wire.RUN: record.folder.name}
+    found = ask_for_statistics(grid, recording.silos, told, deadline_s=config.round_timeout)
     silent = {**roster.refused, **roster.elsewhere, **found.silent}
     survey = replace(found, silent=silent)
     write_survey(record.folder, survey)

@@ -17,7 +17,7 @@ import coterie.client.work.workbench
 from coterie import wire
 from coterie.client.home.settings import SiloSettings
 from coterie.client.ledger import read
-from coterie.client.work.prepare import prepare, prepare_nodes
+from coterie.client.prepare import prepare, prepare_nodes
 from coterie.client.work.weights import read_weights
 from coterie.client.work.workbench import workbench_of
 from coterie.tasks import BUILT_IN, TaskError

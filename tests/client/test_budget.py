@@ -22,15 +22,16 @@ from coterie import wire
 from coterie.client.app import ANSWERS
 from coterie.client.cli.check import check
 from coterie.client.cli.report import read_silo
-from coterie.client.home import budget
-from coterie.client.home.budget import Budget, BudgetError, Charge, read_charges
 from coterie.client.home.folder import Home, create
-from coterie.client.home.privacy import CANNOT_DO_WITHOUT, REFUSED, STAYING, Privacy
+from coterie.client.home.privacy import Privacy
 from coterie.client.home.settings import SettingsError, SiloSettings
 from coterie.client.ledger import read
+from coterie.client.prepare import prepare_nodes
 from coterie.client.resident.foreign import check_policy
 from coterie.client.work.card import read_card
-from coterie.client.work.prepare import prepare_nodes
+from coterie.features.privacy import budget
+from coterie.features.privacy.budget import Budget, BudgetError, Charge, read_charges
+from coterie.features.privacy.silo import CANNOT_DO_WITHOUT, REFUSED, STAYING
 from coterie.server.runs.config import RunConfig
 from coterie.server.runs.record.reading import read_whole
 from coterie.server.runs.run import terms
@@ -99,7 +100,7 @@ def test_twenty_restarts_do_not_reset_a_budget(tmp_path: Path) -> None:
 
 CHILD = """
     import os, signal, sys
-    import coterie.client.work.private as private
+    import coterie.features.privacy.dp_sgd as private
     from tests.client.test_budget import silo
     from tests.kit import initial, train
 
@@ -441,7 +442,7 @@ def test_runs_with_differential_privacy_repeat_themselves_and_are_recorded(tmp_p
 @pytest.fixture
 def unplanned(monkeypatch: pytest.MonkeyPatch) -> None:
     """A run that does not say before the join how long it is, as when it has trials."""
-    monkeypatch.setattr("coterie.client.work.request.Request._check_budget", lambda *_: None)
+    monkeypatch.setattr("coterie.features.privacy.silo._check_budget", lambda *_: None)
 
 
 def test_a_run_goes_on_without_who_has_spent_its_budget_which_keeps_the_last_model(

@@ -15,8 +15,8 @@ from coterie.client.home.folder import Home, create
 from coterie.client.home.learned import About, learned_lines
 from coterie.client.home.policy import Policy
 from coterie.client.home.settings import SettingsError, SiloSettings
+from coterie.client.prepare import prepare
 from coterie.client.resident.serve import _own
-from coterie.client.work.prepare import prepare
 from tests.conftest import silo
 
 DIGITS = {"train": 40, "test": 30}

@@ -11,7 +11,6 @@ import pytest
 import torch
 from flwr.app import ConfigRecord, Error, Message, RecordDict
 
-import coterie.client.work.train
 from coterie import wire
 from coterie.client.cli.check import check
 from coterie.client.home.settings import SiloSettings
@@ -38,7 +37,7 @@ def nodes() -> list[dict[str, Any]]:
 
 def sicken(monkeypatch: pytest.MonkeyPatch, *rounds: int, silos: str = "d") -> None:
     """The first trained array of these silos is NaN after a training in these rounds."""
-    plain = coterie.client.work.train.train
+    plain = Workbench.train
 
     def train(bench: Workbench, *args: Any, **kwargs: Any) -> float:
         loss = plain(bench, *args, **kwargs)
@@ -48,7 +47,7 @@ def sicken(monkeypatch: pytest.MonkeyPatch, *rounds: int, silos: str = "d") -> N
                 next(bench.model.parameters())[0] = nan
         return loss
 
-    monkeypatch.setattr(coterie.client.work.train, "train", train)
+    monkeypatch.setattr(Workbench, "train", train)
 
 
 def play(folder: Path, silos: InProcessGrid | None = None, **keys: Any) -> RunResult:

@@ -13,13 +13,16 @@ import pytest
 import torch
 from torch import nn
 
-from coterie.client.home import budget
-from coterie.client.home.budget import Budget
 from coterie.client.home.privacy import Privacy
 from coterie.client.home.settings import SettingsError, SiloSettings
-from coterie.client.work import private, training
 from coterie.client.work.data import Held, Part, Streamed
-from coterie.client.work.private import (
+from coterie.client.work.sgd import TrainPlan, train
+from coterie.client.work.weights import load_weights, read_weights
+from coterie.client.work.workbench import open_workbench
+from coterie.features.privacy import budget
+from coterie.features.privacy import dp_sgd as private
+from coterie.features.privacy.budget import Budget
+from coterie.features.privacy.dp_sgd import (
     Private,
     Stream,
     noise_per_number,
@@ -27,9 +30,6 @@ from coterie.client.work.private import (
     require_private,
     train_privately,
 )
-from coterie.client.work.sgd import TrainPlan, train
-from coterie.client.work.weights import load_weights, read_weights
-from coterie.client.work.workbench import open_workbench
 from coterie.tasks.base import SiloData, TaskError
 from coterie.tasks.problems import Problem, Survival
 from tests.client.asked import Listed, Nested
@@ -241,7 +241,7 @@ def test_without_privacy_a_silo_trains_as_ever() -> None:
     start = read_weights(bench.model)
     models = []
     for own in (
-        partial(training.train, bench),
+        bench.train,
         partial(train, bench.task, bench.model),
     ):
         load_weights(bench.model, start)

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import nn
 
+from coterie.client.prepare import warm_up
 from coterie.client.work.measure import evaluate
 from coterie.client.work.meta_sgd import train_per_fedavg
-from coterie.client.work.prepare import warm_up
 from coterie.client.work.sgd import TooFewError, TrainPlan, seed_of, train
 from coterie.client.work.weights import load_weights, read_weights
 from tests.client.models import Small, fresh, linear, some_data, with_batch_norm, with_dropout

@@ -104,7 +104,7 @@ def test_silos_prepared_by_node_config_are_not_loaded_again() -> None:
     from flwr.app import Context, RecordDict
 
     from coterie.client.app import app
-    from coterie.client.work.prepare import prepare_nodes
+    from coterie.client.prepare import prepare_nodes
 
     nodes = [one.to_node_config() for one in silos(2)]
     prepare_nodes(nodes)

@@ -189,7 +189,7 @@ def test_a_trial_of_alpha_and_generators_take_ordinary_training_only() -> None:
 
 def test_silos_are_told_before_they_join_what_they_may_refuse() -> None:
     """One with differential privacy does not train Per-FedAvg's way, also within groups."""
-    from coterie.client.home.privacy import objection
+    from coterie.features.privacy.silo import objection
 
     config = RunConfig.read({"strategy": "hcct", "within": "perfedavg"})
     training = {

@@ -31,7 +31,6 @@ from numpy.typing import NDArray
 from torch import nn
 from torch.func import functional_call, grad_and_value, vmap
 
-from coterie.client.home.budget import Budget, Charge
 from coterie.client.home.privacy import Privacy
 from coterie.client.work.data import Held, Part, map_nest
 from coterie.client.work.optimisers import Slots, optimiser_of
@@ -45,6 +44,7 @@ from coterie.client.work.sgd import (
     steps_of_a_pass,
 )
 from coterie.client.work.weights import set_training
+from coterie.features.privacy.budget import Budget, Charge
 from coterie.tasks.base import Nest, Task, TaskError, has_own, leaves
 from coterie.wire import Model
 

@@ -3,7 +3,7 @@
 A training is charged before it begins, so that nothing is lost if the process ends. A training with
 identical inputs, as when a round is repeated after a crash, has the same noise and result, and is
 not charged again; different inputs give new noise. Both are derived from a secret on the silo's
-disk and a digest of the inputs (``coterie.client.work.private``).
+disk and a digest of the inputs (``coterie.features.privacy.dp_sgd``).
 
     privacy/secret        32 bytes as hexadecimal digits, made once; it determines the noise
     privacy/budget.json   the charges

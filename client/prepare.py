@@ -13,6 +13,7 @@ from coterie.client.work.measure import evaluate
 from coterie.client.work.personal import check_policy
 from coterie.client.work.sgd import TrainPlan, train
 from coterie.client.work.workbench import Workbench, keep_open, open_workbenches
+from coterie.features.privacy.silo import check_privacy
 from coterie.tasks.base import Option, Task
 
 
@@ -25,6 +26,7 @@ def prepare(silos: Sequence[SiloSettings]) -> list[Workbench]:
     benches = open_workbenches(silos)
     for bench in benches:
         check_policy(bench)
+        check_privacy(bench)
     # The largest: a simulation may go on without silos that are too small to train.
     training = [bench for bench in benches if not bench.settings.unlabelled]
     if training:

@@ -1,0 +1,1 @@
+"""Differential privacy: a silo's trainings have noise, and its budget counts them."""

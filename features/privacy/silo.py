@@ -1,0 +1,213 @@
+"""Differential privacy at a silo with ``[privacy]``: which messages it rules out, and its noise.
+
+Everything that is derived from training data and may leave uses clipped gradients with noise
+(``coterie.features.privacy.dp_sgd``) and is counted (``coterie.features.privacy.budget``). Anything
+else does not leave; this module alone defines what that is. Neighbours are data sets that differ by
+one training sample. The number of training samples is not protected, nor are test data: errors on
+them leave unchanged.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from flwr.app import ConfigRecord
+from torch import nn
+
+from coterie import wire
+from coterie.client.home.policy import number
+from coterie.client.work.card import card_of, keep_model
+from coterie.client.work.data import Part
+from coterie.client.work.measure import evaluate_in_full
+from coterie.client.work.request import RefusedError, Request
+from coterie.client.work.sgd import TrainPlan
+from coterie.client.work.stage import Stage, Training, Work
+from coterie.client.work.weights import read_weights
+from coterie.client.work.workbench import Loop, Workbench
+from coterie.features.privacy.budget import Budget, SpentError, require_opacus
+from coterie.features.privacy.dp_sgd import (
+    Private,
+    noise_per_number,
+    num_trained,
+    require_private,
+    train_privately,
+)
+from coterie.tasks.base import Task, TaskError
+
+log = logging.getLogger("coterie.silo")
+
+REFUSED = {
+    wire.LABEL_COUNTS: "label counts",
+    wire.COLUMN_SUMS: "sums of columns",
+    wire.STATISTICS: "exact statistics of data",
+    wire.EVALUATE_TRAINING: "errors on training data",
+    wire.TRAIN_DISCRIMINATOR: "discriminators",
+    wire.EVALUATE_DISCRIMINATOR: "discriminators",
+    wire.TRAIN_PLACING: "discriminators",
+    wire.EVALUATE_PLACING: "discriminators",
+    wire.TRAIN_PER_FEDAVG: "Per-FedAvg's training",
+    wire.TRAIN_PFEDME: "pFedMe's training",
+    wire.TRAIN_APFL: "APFL's training",
+}
+"""Message type → what it asks for that has no private version."""
+CANNOT_DO_WITHOUT = {
+    **{"maxfl": wire.EVALUATE_TRAINING, "fedfa": wire.EVALUATE_TRAINING},
+    **{"ifca": wire.EVALUATE_TRAINING, "flsc": wire.EVALUATE_TRAINING},
+    **{"perfedavg": wire.TRAIN_PER_FEDAVG, "pfedme": wire.TRAIN_PFEDME, "apfl": wire.TRAIN_APFL},
+    **{"fedgen": wire.LABEL_COUNTS},
+}
+"""Strategy → the message type without which it cannot use a silo: refused at the join."""
+REFUSED_KEYS = {
+    wire.META_LR: REFUSED[wire.TRAIN_PER_FEDAVG],  # also within the groups of another strategy
+    wire.MOREAU_LAMBDA: REFUSED[wire.TRAIN_PFEDME],
+    wire.ASKS_LABEL_COUNTS: "label counts",
+    wire.GENERATED_WEIGHT: "training on generated latents",
+    wire.DISTIL_WEIGHT: "training on generated latents",
+    wire.ADAPT_STEPS: "steps on all training data before a test",
+}
+"""Entry of a message, refused above 0 → what it asks for."""
+REFUSED_VALUES = {
+    wire.BALANCE: ("weights", "sampling"),  # both come of the labels' counts
+    wire.PRECISION: ("float16",),  # its loss scaling goes by all gradients
+}
+STAYING = frozenset(
+    {
+        *(wire.TRIVIAL, wire.TRAIN_LOSS, wire.HOLDOUT_ERROR, wire.HOLDOUT_LOSS),
+        wire.RECEIVED_VALIDATION_ERROR,
+    }
+)
+"""Metrics that depend on training data, and do not leave."""
+
+
+def objection(kind: str, config: Mapping[str, object]) -> str:
+    """Return why a silo with differential privacy refuses a message; empty if it accepts."""
+    if kind in REFUSED:
+        return _cannot(REFUSED[kind], kind)
+    needed = CANNOT_DO_WITHOUT.get(str(config.get(wire.STRATEGY, "")))
+    if needed is not None:
+        return _cannot(REFUSED[needed], f"{wire.STRATEGY} = {config[wire.STRATEGY]}")
+    for key, what in REFUSED_KEYS.items():
+        asked = config.get(key, 0)
+        if asked is True or not (asked is False or number(asked) <= 0):
+            return _cannot(what, key)
+    for key, values in REFUSED_VALUES.items():
+        if config.get(key) in values:
+            return _cannot(f"{key} = {config[key]}", key)
+    return ""
+
+
+def _cannot(what: str, key: str) -> str:
+    return (
+        f"trains with differential privacy ([privacy] in silo.toml), and {what} cannot be made "
+        f"private here ({key})."
+    )
+
+
+def private_of(bench: Workbench) -> Private | None:
+    """Return how the silo trains with differential privacy; None if it does not."""
+    if bench.settings.privacy is None:
+        return None
+    run, number, purpose = bench.work
+    return Private(Budget(bench.settings, bench.num_examples, run), run, number, purpose)
+
+
+def check_privacy(bench: Workbench) -> None:
+    """Check [privacy]: Opacus and δ (``SettingsError``), and the task (``TaskError``)."""
+    if (private := private_of(bench)) is not None:
+        require_opacus()
+        _ = private.budget.delta
+        require_private(bench.task, bench.model)
+
+
+def _train(
+    private: Private, task: Task, model: nn.Module, part: Part, plan: TrainPlan, **how: Any
+) -> float:
+    """Train as ``train_privately``; refuse what the budget does not allow."""
+    added, beside = how.pop("added", None), how.pop("beside", None)
+    assert added is None and beside is None, "refused before: neither is made private"
+    try:
+        return train_privately(task, model, part, plan, private, **how)
+    except SpentError as reason:
+        why = f"silo {private.budget.settings.name!r} {reason}"
+        log.warning("%s", why)
+        raise RefusedError(why, code=wire.SPENT) from None
+
+
+def _figures(private: Private) -> dict[str, float]:
+    spent, terms = private.budget.spent(), private.terms
+    figures = {"epsilon": spent.epsilon, "delta": spent.delta}
+    return figures | {"noise": terms.noise, "clip": terms.clip}
+
+
+class DifferentialPrivacy(Stage):
+    """The stage for silos with ``[privacy]``."""
+
+    name = "privacy"
+
+    def admit(self, request: Request) -> Request:
+        """Refuse what cannot be private or exceeds the budget; let all else train with noise."""
+        bench = request.bench
+        if (private := private_of(bench)) is None:
+            return request
+        request.refuse_for(objection(request.message.metadata.message_type, request.config))
+        if request.joins:
+            try:
+                check_privacy(bench)
+            except TaskError as error:  # of a model that the run's own keys make
+                raise RefusedError(str(error)) from None
+            _check_budget(request, private)
+        loop = Loop(partial(_train, private), partial(_figures, private), STAYING)
+        return replace(request, bench=replace(bench, loop=loop))
+
+    def before(self, mine: None, work: Work) -> None:
+        """Report the noise of the update; keep the received model if the budget is spent.
+
+        The coordinator compares updates, and would otherwise mistake noise for a difference.
+        """
+        bench, private = work.bench, private_of(work.bench)
+        if private is None:
+            return
+        each = noise_per_number(bench.task, bench.model, work.data.train, work.plan, private.terms)
+        if each is not None:
+            work.metrics[wire.UPDATE_NOISE] = each * num_trained(bench.model, work.staying)
+        work.training = partial(_train_or_keep, work, work.training)
+
+
+def _check_budget(request: Request, private: Private) -> None:
+    """Refuse a run whose stated training would exceed the silo's privacy budget."""
+    rounds = request.value(wire.ROUNDS)
+    if not rounds:
+        return
+    plan, model, data = request.plan(), request.bench.model, request.bench.data
+    of_a_round = [plan]
+    if request.config.get(wire.PERSONALISE) in (wire.FINETUNE, wire.DITTO):
+        of_a_round.append(replace(plan, epochs=request.value(wire.PERSONAL_EPOCHS), steps=0))
+    planned = [private.planned(model, data.train, one) for one in of_a_round]
+    planned = [replace(one, steps=one.steps * rounds) for one in planned]
+    steps, epochs = request.value(wire.PRETRAIN_STEPS), request.value(wire.PRETRAIN_EPOCHS)
+    if steps or epochs:
+        first = replace(plan, steps=steps, epochs=max(epochs, 1))
+        planned.append(private.planned(model, data.train, first))
+    stated = request.run if wire.RUN in request.config else ""
+    run = str(request.config.get(wire.OF_RUN, stated))
+    request.refuse_for(private.budget.objection(planned, run), code=wire.SPENT)
+
+
+def _train_or_keep(
+    work: Work, training: Training, part: Part, plan: TrainPlan, *, seed: int
+) -> float:
+    """Train; without the budget for it, keep the received model: the silo trains no further."""
+    try:
+        return training(part, plan, seed=seed)
+    except RefusedError:
+        bench, config = work.bench, ConfigRecord({**work.request.config, wire.ROUND: work.after})
+        if not work.request.purpose and work.after >= 1 and bench.settings.home:
+            result = evaluate_in_full(bench.task, bench.model, bench.data, metric=work.metric)
+            model = read_weights(bench.model)
+            card = card_of(bench, config, model, result)
+            keep_model(bench.settings.home, card, model, final=True)
+        raise
