@@ -47,9 +47,9 @@ STAGES = (
 ANSWERS = {
     wire.DESCRIBE: describe,
     wire.INITIAL: initialise,
-    wire.COLUMN_SUMS: statistics.tell_column_sums,
-    wire.STATISTICS: statistics.tell_statistics,
-    wire.SECURE_KEY: secure.tell_key,
+    wire.COLUMN_SUMS: statistics.report_column_sums,
+    wire.STATISTICS: statistics.report_statistics,
+    wire.SECURE_KEY: secure.send_key,
     wire.SECURE_SEED: secure.seal_seed,
     wire.TRAIN: train.train_model,
     wire.TRAIN_PER_FEDAVG: meta_sgd.train_model_per_fedavg,

@@ -29,7 +29,7 @@ from coterie.system.files import append_line, make_folder
 
 log = logging.getLogger("coterie.silo")
 
-_told: dict[str, tuple[str, str]] = {}
+_logged: dict[str, tuple[str, str]] = {}
 """Silo → a run and why the silo trains alone in it, as logged last."""
 
 
@@ -69,7 +69,7 @@ def _failure(silo: str, error: BaseException, message: Message) -> Message:
 def _say_apart(silo: str, entry: Mapping[str, Any]) -> None:
     """Log, once, that a silo was moved out of its group, and that it is back."""
     run, why = str(entry["run"]), str(entry.get("apart", ""))
-    before = _told.get(silo, ("", ""))
+    before = _logged.get(silo, ("", ""))
     if entry["type"] != wire.TRAIN or entry["purpose"] or (run, why) == before:
         return
     where = f"run {wire.plain_text(run, wire.MAX_WORD)}, round {entry['round']}"
@@ -77,7 +77,7 @@ def _say_apart(silo: str, entry: Mapping[str, Any]) -> None:
         log.warning("%s: silo %s was moved out of its group: %s", where, silo, why)
     elif before[1] and before[0] == run:
         log.info("%s: silo %s is back among the others", where, silo)
-    _told[silo] = run, why
+    _logged[silo] = run, why
 
 
 def _entry(message: Message) -> dict[str, Any]:

@@ -42,13 +42,13 @@ def normal(name: str) -> str:
 
 def licence(package: Distribution) -> list[dict[str, Any]]:
     """What a package says of its licence: an expression, a name, or what it is filed under."""
-    told = package.metadata
-    if expression := told.get("License-Expression"):
+    metadata = package.metadata
+    if expression := metadata.get("License-Expression"):
         return [{"expression": expression}]
-    name = told.get("License", "")
+    name = metadata.get("License", "")
     if name and name != "UNKNOWN" and len(name) <= MAX_LICENCE and "\n" not in name:
         return [{"license": {"name": name}}]
-    filed = [one for one in told.get_all("Classifier", []) if one.startswith("License ::")]
+    filed = [one for one in metadata.get_all("Classifier", []) if one.startswith("License ::")]
     return [{"license": {"name": one.rpartition(" :: ")[2]}} for one in sorted(set(filed))]
 
 

@@ -169,8 +169,8 @@ class GroupStrategy(Strategy):
     def summary(self) -> None:
         """Log the configuration."""
         name = type(self.algorithm).__name__
-        told = dict(self.train_config) or "the silos' own settings"
-        log.info("%s: %s", name, told)
+        settings = dict(self.train_config) or "the silos' own settings"
+        log.info("%s: %s", name, settings)
 
     # ---------------------------------------------------------------- the run
 
@@ -256,7 +256,7 @@ class GroupStrategy(Strategy):
             SmallestGroups(),
             Compression(),
             Stopping(self.patience, self.evaluate_every),
-            *(() if self.secure else (Rejections(),)),  # a sum is of who was told the same
+            *(() if self.secure else (Rejections(),)),  # a sum needs equal entries
             Unlabelled(),
         )
 

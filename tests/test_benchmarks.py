@@ -169,8 +169,8 @@ def test_the_papers_silos_beside_auto_are_the_papers_fewer():
 
 def test_who_loses_beside_alone_is_told_from_who_is_unlucky():
     def run(seed, **right):
-        told = {n: auto.packed("1" * r + "0" * (50 - r)) for n, r in right.items()}
-        return {"seed": seed, "right": told}
+        packed = {n: auto.packed("1" * r + "0" * (50 - r)) for n, r in right.items()}
+        return {"seed": seed, "right": packed}
 
     rng = np.random.default_rng(1)
     alone = [run(seed, loses=40, lucky=40, wins=30) for seed in range(12)]
@@ -226,10 +226,10 @@ def test_a_stored_table_is_what_the_stored_figures_give(name):
 
 @pytest.mark.parametrize("file", sorted((RESULTS / "compare").glob("*.json")), ids=lambda f: f.stem)
 def test_a_stored_comparison_is_what_its_figures_give(file):
-    told = json.loads(file.read_text("utf-8"))["table"]
+    stored = json.loads(file.read_text("utf-8"))["table"]
     rows = [
         Row(**{k.replace("-", "_"): np.nan if v is None else v for k, v in row.items()})
-        for row in told
+        for row in stored
     ]
     assert markdown(rows, Lead()) in file.with_suffix(".md").read_text("utf-8")
 
@@ -383,9 +383,9 @@ def test_every_attack_that_costs_more_than_a_point_is_named_with_its_reason():
     (part,) = (p for p in text.split("\n## ") if p.startswith("What one attacker still achieves"))
     rows = [line.strip("| ").split(" | ") for line in part.splitlines() if line.startswith("| `")]
     named = {
-        (own.strip("`"), kinds, attack): told
+        (own.strip("`"), kinds, attack): figures
         for own, kinds, cell, _ in rows
-        for attack, told in (one.split(": ") for one in cell.split("; "))
+        for attack, figures in (one.split(": ") for one in cell.split("; "))
     }
     assert named == {
         key: f"{before:.1f} → {after:.1f}"

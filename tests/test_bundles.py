@@ -105,8 +105,8 @@ def rewritten(change: Callable[[dict[str, Any]], Any]) -> tuple[str, dict[str, b
     start = 8 + int.from_bytes(body[:8], "little")
     index = json.loads(body[8:start])
     index = change(index) or index
-    told = json.dumps(index).encode()
-    content = bundles._as_object(len(told).to_bytes(8, "little"), told, body[start:])
+    head = json.dumps(index).encode()
+    content = bundles._as_object(len(head).to_bytes(8, "little"), head, body[start:])
     return made.root, made.objects | {made.root: content}
 
 
@@ -169,9 +169,9 @@ HEADERS: dict[str, Any] = {
 
 @pytest.mark.parametrize("what", HEADERS)
 def test_a_packed_model_that_is_not_what_it_says_is_refused(what: str) -> None:
-    names, told = json.dumps(list(HEADERS[what])).encode(), json.dumps(HEADERS[what]).encode()
-    sizes = [len(part).to_bytes(8, "little") for part in (names, told)]
-    data = b"".join((sizes[0], names, sizes[1], told, bytes(8)))
+    names, header = json.dumps(list(HEADERS[what])).encode(), json.dumps(HEADERS[what]).encode()
+    sizes = [len(part).to_bytes(8, "little") for part in (names, header)]
+    data = b"".join((sizes[0], names, sizes[1], header, bytes(8)))
     record = ArrayRecord({"safetensors": Array("uint8", (len(data),), "safetensors", data)})
     with pytest.raises(WireError):
         wire.decode_arrays(record)

@@ -212,7 +212,7 @@ def test_only_the_record_knows_the_keys_of_its_json() -> None:
     folder = ROOT / "tests/server/records/hcct-1"
     record = json.loads((folder / "run.json").read_text(encoding="utf-8"))
     events = [json.loads(x) for x in (folder / "events.jsonl").read_text("utf-8").splitlines()]
-    keys = {key for told in [record, *record["rounds"], *events] for key in told} - {"format"}
+    keys = {key for entry in [record, *record["rounds"], *events] for key in entry} - {"format"}
     assert {"rounds", "similarity", "left-out", "final-evaluation", "event"} <= keys
     own = sources("server/runs/record")
     assert len({key for file in own for key in keys_read(file, keys)}) > 2, "it would be seen"

@@ -61,11 +61,11 @@ def pack(model: Model) -> bytes | memoryview:
         header[name] = {"dtype": kind, "shape": list(array.shape), "data_offsets": span}
         parts.append(bytes_of(array))
         at += array.nbytes
-    order, told = json.dumps(list(model)).encode(), json.dumps(header).encode()
+    order, head = json.dumps(list(model)).encode(), json.dumps(header).encode()
     # As safetensors has it, blanks fill the header up; here so that arrays begin at eight bytes.
-    told += b" " * (-(16 + len(order) + len(told)) % 8)
-    lengths = (len(order).to_bytes(8, "little"), len(told).to_bytes(8, "little"))
-    return joined((lengths[0], order, lengths[1], told, *parts))
+    head += b" " * (-(16 + len(order) + len(head)) % 8)
+    lengths = (len(order).to_bytes(8, "little"), len(head).to_bytes(8, "little"))
+    return joined((lengths[0], order, lengths[1], head, *parts))
 
 
 def _contiguous(array: NDArray[np.generic]) -> NDArray[np.generic]:
@@ -98,9 +98,9 @@ def _unpack(data: memoryview) -> Model:
     if np.frombuffer(values, np.uint8).ctypes.data % 8:  # of a peer that packs otherwise
         values = memoryview(bytes(values))
     found = {}
-    for name, told in header.items():
-        dtype, shape = np.dtype(_KINDS[told["dtype"]]), tuple(map(_size, told["shape"]))
-        first, last = map(_size, told["data_offsets"])
+    for name, entry in header.items():
+        dtype, shape = np.dtype(_KINDS[entry["dtype"]]), tuple(map(_size, entry["shape"]))
+        first, last = map(_size, entry["data_offsets"])
         if not first <= last <= len(values) or last - first != dtype.itemsize * prod(shape):
             raise WireError(f"{name!r} is not as long as its shape says.")
         held += last - first

@@ -116,16 +116,16 @@ def bundle(
     }
     if to is not None:
         index["to"] = list(to)
-    told = json.dumps(index).encode()
+    head = json.dumps(index).encode()
     small = [_padded(array.data) for array, stays in table.placed() if stays]
     rest = sum(map(len, protos)) + sum(map(len, small))
     # Blanks, so that the arrays begin at eight bytes.
-    told += next(
+    head += next(
         blanks
         for blanks in (b" " * number for number in range(16))  # a longer head shifts it by one
-        if (len(_head(8 + len(told) + len(blanks) + rest)) + 8 + len(told + blanks) + rest) % 8 == 0
+        if (len(_head(8 + len(head) + len(blanks) + rest)) + 8 + len(head + blanks) + rest) % 8 == 0
     )
-    content = _as_object(len(told).to_bytes(8, "little"), told, *protos, *small)
+    content = _as_object(len(head).to_bytes(8, "little"), head, *protos, *small)
     made.root = object_id(content)
     made.objects[made.root] = content
     return made

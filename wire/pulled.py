@@ -94,14 +94,14 @@ class Pushed:
 
     def SerializeToString(self) -> bytes:
         """Return the request as bytes, with its content copied once."""
-        told = PushObjectRequest(
+        fields = PushObjectRequest(
             node=self.node,
             run_id=self.run_id,
             object_id=self.object_id,
             session_id=self.session_id,
         ).SerializeToString()
         content = self.object_content
-        return b"".join((told, _PUSHED, as_varint(len(content)), *parts_of(content)))
+        return b"".join((fields, _PUSHED, as_varint(len(content)), *parts_of(content)))
 
 
 def read_push(data: bytes) -> Pushed:
@@ -124,9 +124,9 @@ def read_push(data: bytes) -> Pushed:
         else:
             rest.append(whole[at:end])
         at = end
-    told = PushObjectRequest.FromString(b"".join(rest))
-    held: Content = content or told.object_content
-    return Pushed(told.node, told.run_id, told.object_id, told.session_id, held)
+    request = PushObjectRequest.FromString(b"".join(rest))
+    held: Content = content or request.object_content
+    return Pushed(request.node, request.run_id, request.object_id, request.session_id, held)
 
 
 # ---------------------------------------------------------------- protobuf's numbers

@@ -46,7 +46,7 @@ these silos."""
 FEW = {DEMO: ("hcct", "auto"), FASHION: ("hcct", "fedavg", "fedcollab")}
 """Those that these sets are measured with."""
 MUCH = 0.2
-"""Points of mean error more than without the bounds that are told."""
+"""Points of mean error more than without the bounds that are listed."""
 
 
 def _silos(on: str, seed: int, folder: str) -> tuple[Sequence[Node], dict[str, Any]]:
@@ -69,15 +69,15 @@ def measure(on: str, strategy: str, seed: int, *, folder: str) -> Entry:
     if strategy not in ("fedgroup", "ifca"):
         keys.pop("num-groups", None)
     bounded, free = (train(nodes, {**keys, **more}) for more in ({}, UNBOUNDED))
-    told = [report.details.get("influence", {}) for report in bounded.result.rounds]
+    influences = [report.details.get("influence", {}) for report in bounded.result.rounds]
     return {
         "bounds": BOUNDS,
         **{
             name: 100 * float(np.mean(list(run.errors.values())))
             for name, run in (("error", bounded), ("free", free))
         },
-        "clipped": sum(len(one.get("clipped", {})) for one in told),
-        "moved-out": len({name for one in told for name in one.get("apart", {})}),
+        "clipped": sum(len(one.get("clipped", {})) for one in influences),
+        "moved-out": len({name for one in influences for name in one.get("apart", {})}),
         "same-groups": bounded.result.groups == free.result.groups,
     }
 
@@ -119,8 +119,8 @@ def _cell(runs: Sequence[Entry]) -> str:
     more, level = costs(runs), f"({np.mean([run['error'] for run in runs]):.1f})"
     if not any(more):
         return f"= {level}"
-    told = spread(more, sign="+")
-    return f"**{told}** {level}" if np.mean(more) > MUCH else f"{told} {level}"
+    change = spread(more, sign="+")
+    return f"**{change}** {level}" if np.mean(more) > MUCH else f"{change} {level}"
 
 
 def _mean_text(entries: Sequence[Entry]) -> str:

@@ -58,14 +58,14 @@ def outcome(part: str, strategy: str, seed: int, rounds: int, folder: str, how: 
 def _measured(done: Trained, truth: list[list[str]]) -> Entry:
     trained = [report for report in done.result.rounds if not report.final]
     groups = sorted(sorted(group) for group in trained[-1].groups)
-    told = [silo for report in trained for silo in report.silos.values()]
-    lost = [silo.update_lost for silo in told if silo.update_lost == silo.update_lost]
+    reports = [silo for report in trained for silo in report.silos.values()]
+    lost = [silo.update_lost for silo in reports if silo.update_lost == silo.update_lost]
     return {
         "error": 100 * float(np.mean(list(done.errors.values()))),
         "groups": groups,
         "found": groups == truth,
-        "up": sum(silo.bytes_received for silo in told) / len(trained),
-        "down": sum(silo.bytes_sent for silo in told) / len(trained),
+        "up": sum(silo.bytes_received for silo in reports) / len(trained),
+        "down": sum(silo.bytes_sent for silo in reports) / len(trained),
         "lost": float(np.mean(lost)) if lost else 0.0,
     }
 

@@ -231,9 +231,9 @@ def long_run(rounds: int) -> Entry:
 
     def watch(report: RoundReport) -> None:
         memory[report.round] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
-        told = report.details["generators"]["receivers"].values()
-        if told:
-            agreed.append(float(np.mean([r["others-agree"] for r in told])))
+        receivers = report.details["generators"]["receivers"].values()
+        if receivers:
+            agreed.append(float(np.mean([r["others-agree"] for r in receivers])))
 
     def keep(number: int, state: Any) -> None:
         generators[:] = state.generators.values()

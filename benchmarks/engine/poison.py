@@ -45,7 +45,7 @@ BOUNDS = ", ".join(
 )
 """All that the bounds depend on: a measurement holds for these."""
 MUCH = 1.0
-"""Points above the run without an attack that are told."""
+"""Points above the run without an attack that are listed."""
 STRATEGIES: Mapping[str, Mapping[str, Any]] = {
     **{name: {} for name in ("hcct", "fedcollab", "auto")},
     "fedgroup": {"num-groups": 3, "pretrain-epochs": 10},
@@ -133,15 +133,15 @@ def measure(strategy: str, kinds: int, attack: str, bounded: bool, seed: int) ->
     keys |= {} if bounded else UNBOUNDED
     done = train(silos(kinds, attack, seed), keys, app=dishonest(attack))
     honest = [error for name, error in done.errors.items() if name != ATTACKER]
-    told = [(r.round, r.details.get("influence", {})) for r in done.result.rounds]
-    out = {n for _, influence in told for n in influence.get("apart", {})}
+    influences = [(r.round, r.details.get("influence", {})) for r in done.result.rounds]
+    out = {n for _, influence in influences for n in influence.get("apart", {})}
     return {
         "bounds": BOUNDS if bounded else "",
         "error": 100 * float(np.mean(honest)),
         "clipped-honest": sum(
-            name != ATTACKER for _, influence in told for name in influence.get("clipped", {})
+            name != ATTACKER for _, influence in influences for name in influence.get("clipped", {})
         ),
-        "moved-out": next((r for r, i in told if ATTACKER in i.get("apart", {})), 0),
+        "moved-out": next((r for r, i in influences if ATTACKER in i.get("apart", {})), 0),
         "honest-moved-out": len(out - {ATTACKER}),
     }
 
@@ -167,7 +167,7 @@ def above(entries: Sequence[Entry]) -> dict[tuple[str, str, str], tuple[float, f
     """
     found = {}
     for strategy in STRATEGIES:
-        for kinds, told in KINDS.items():
+        for kinds, title in KINDS.items():
             own = select(entries, strategy=strategy, kinds=kinds, bounded=True)
             before = {run["seed"]: run["error"] for run in select(own, attack="none")}
             for attack in ATTACKS:
@@ -175,14 +175,14 @@ def above(entries: Sequence[Entry]) -> dict[tuple[str, str, str], tuple[float, f
                 pairs = [(before[run["seed"]], run["error"]) for run in runs]
                 if pairs and np.mean([after - first for first, after in pairs]) > MUCH:
                     first, after = np.mean(pairs, axis=0)
-                    found[strategy, told, attack] = (float(first), float(after))
+                    found[strategy, title, attack] = (float(first), float(after))
     return found
 
 
 def _table(entries: Sequence[Entry], kinds: int) -> Iterator[str | list[str]]:
     seeds = len({entry["seed"] for entry in entries})
     yield f"**{KINDS[kinds].capitalize()} of data** (up to {seeds} seeds)"
-    told = above(entries)
+    costly = above(entries)
     rows = []
     for strategy in STRATEGIES:
         row = [strategy]
@@ -192,7 +192,7 @@ def _table(entries: Sequence[Entry], kinds: int) -> Iterator[str | list[str]]:
                 spread((run["error"] for run in select(own, bounded=bounded)), 1)
                 for bounded in (False, True)
             )
-            much = (strategy, KINDS[kinds], attack) in told
+            much = (strategy, KINDS[kinds], attack) in costly
             row.append(f"{free} → **{held}**" if much else f"{free} → {held}")
         rows.append(row)
     yield table(["strategy", *ATTACKS], rows)

@@ -59,8 +59,8 @@ def silos(on: str, seed: int, data: str) -> list[dict[str, Option]]:
         for kind, options in KINDS.items():
             for i, size in enumerate(SIZES):
                 own = {"train": size, "test": NUM_TEST, "skip": skip, "split-seed": seed, **options}
-                told = {f"data.{key}": value for key, value in own.items()}
-                found.append({"name": f"{kind}-{i}", "task": "digits", "threads": 1, **told})
+                prefixed = {f"data.{key}": value for key, value in own.items()}
+                found.append({"name": f"{kind}-{i}", "task": "digits", "threads": 1, **prefixed})
                 skip += size + NUM_TEST
         return found
     split: dict[str, Option] = {
@@ -163,11 +163,11 @@ def document(entries: Sequence[Entry]) -> str:
 
 
 def _noise(entries: Sequence[Entry]) -> str:
-    told = []
+    parts = []
     for epsilon in EPSILONS:
         noise = [n for e in select(entries, epsilon=epsilon) for n in e["noise"] if n]
-        told += [f"noise at ε {epsilon}: {min(noise):.2g} to {max(noise):.2g}"] if noise else []
-    return ", ".join(told) or "no noise"
+        parts += [f"noise at ε {epsilon}: {min(noise):.2g} to {max(noise):.2g}"] if noise else []
+    return ", ".join(parts) or "no noise"
 
 
 def _rows(entries: Sequence[Entry]) -> list[list[str]]:

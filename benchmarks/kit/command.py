@@ -29,7 +29,7 @@ def read(
         store: where results are kept; None of a benchmark that keeps none.
         doc: of the benchmark, whose first line is the help's.
         data: a folder with data sets is needed; None: it may be given.
-        parts: names for ``--parts``; ``chosen`` of them unless told otherwise, by default all.
+        parts: names for ``--parts``; ``chosen`` of them if not given, by default all.
         rows: names for ``--only``.
         seeds: default of ``--seeds``; 0 leaves the option out.
         rounds: default of ``--rounds``; 0 stands for the paper's. None leaves the option out.
@@ -39,8 +39,8 @@ def read(
         The options given: ``store`` in the folder chosen; ``parts`` and ``only`` as lists.
     """
     parts, rows = list(parts), list(rows)
-    told, usage, *_ = [*(doc or "").split("\n\n"), ""]
-    parser = ArgumentParser(description=told, epilog=usage.strip())
+    summary, usage, *_ = [*(doc or "").split("\n\n"), ""]
+    parser = ArgumentParser(description=summary, epilog=usage.strip())
     if data is not False:
         parser.add_argument("--data", default="", metavar="FOLDER", help="with the data sets")
     if parts:

@@ -109,14 +109,14 @@ def train(
     config = RunConfig.read({"min-silos": len(nodes), **task, **keys})
     grid = InProcessGrid(app, nodes)
     roster = DescribedRoster(config.task, config.min_silos, churn=Churn.parse(config.churn))
-    told = on_round or (lambda report: None)
+    notify = on_round or (lambda report: None)
     if build is None:
-        strategy = build_strategy(config, run=run, roster=roster, on_round=told)
+        strategy = build_strategy(config, run=run, roster=roster, on_round=notify)
         strategy.evaluate = evaluate
     else:
         common = {"train_config": train_config(config, run=run), "roster": roster}
         strategy = build(config, {**common, "evaluate": evaluate})
-        strategy.on_round = told
+        strategy.on_round = notify
     started = time.monotonic()
     here = roster.present(grid, number=1)
     initial = initial_arrays(grid, here, config)
@@ -143,7 +143,7 @@ def say(label: str, *, every: int = 1) -> Callable[[RoundReport], None]:
     """For ``on_round``: print how a run goes, after every so many rounds."""
     started = time.monotonic()
 
-    def told(report: RoundReport) -> None:
+    def show(report: RoundReport) -> None:
         if report.evaluation and report.evaluated_round % every == 0:
             print(
                 f"  {label}, round {report.evaluated_round}: {len(report.groups)} groups, "
@@ -151,7 +151,7 @@ def say(label: str, *, every: int = 1) -> Callable[[RoundReport], None]:
                 flush=True,
             )
 
-    return told
+    return show
 
 
 def best_so_far(curve: Iterable[tuple[int, float]]) -> list[tuple[int, float]]:

@@ -55,8 +55,8 @@ def unfinished(done: Mapping[str, int], *, of: int = SEEDS) -> str:
     for name, count in sorted(done.items(), key=lambda item: -item[1]):
         if count < of:
             short.setdefault(count, []).append(name)
-    told = (f"{count} of {of}: {'; '.join(names)}" for count, names in short.items())
-    return f"**Not finished**, runs of full length: {'. '.join(told)}." if short else ""
+    parts = (f"{count} of {of}: {'; '.join(names)}" for count, names in short.items())
+    return f"**Not finished**, runs of full length: {'. '.join(parts)}." if short else ""
 
 
 def braces(groups: Iterable[Iterable[int]]) -> str:

@@ -137,8 +137,8 @@ def measure(kind: str, setting: str, seed: int, data: str) -> Entry:
         for g in range(GROUPS)
     }
     placing = [final.phases.get(k) for k in (wire.TRAIN_PLACING, wire.EVALUATE_PLACING)]
-    told = [r.phases.get(wire.TRAIN_PLACING) for r in done.result.rounds]
-    moved = sum(p.bytes_sent + p.bytes_received for p in [*told, *placing] if p is not None)
+    phases = [r.phases.get(wire.TRAIN_PLACING) for r in done.result.rounds]
+    moved = sum(p.bytes_sent + p.bytes_received for p in [*phases, *placing] if p is not None)
     return {"groups": [list(g) for g in final.groups], "newcomers": found, "placing-bytes": moved}
 
 

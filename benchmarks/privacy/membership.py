@@ -136,7 +136,7 @@ def _shadows(asked: Tensor, parts: Sequence[Tensor], epsilon: float, seed: int) 
     other silos' own samples: somebody who knows those is the strongest attacker.
     """
     draw = np.random.default_rng([seed, 1])
-    tells = np.zeros((SHADOWS, len(asked)))
+    logits = np.zeros((SHADOWS, len(asked)))
     inside = np.zeros((SHADOWS, len(asked)), bool)
     for shadow in range(SHADOWS):
         # Pairs of shadows complement each other, so that each sample is in half of them.
@@ -146,16 +146,16 @@ def _shadows(asked: Tensor, parts: Sequence[Tensor], epsilon: float, seed: int) 
             inside[shadow] = ~inside[shadow - 1]
         mine = asked[torch.from_numpy(inside[shadow])]
         net = model_of([mine, *parts[1:]], epsilon, 1000 + SHADOWS * seed + shadow)
-        tells[shadow] = _logit(losses(net, asked))
-    means = [np.where(inside == there, tells, np.nan) for there in (True, False)]
+        logits[shadow] = _logit(losses(net, asked))
+    means = [np.where(inside == there, logits, np.nan) for there in (True, False)]
     (mean_in, mean_out) = (np.nanmean(part, axis=0) for part in means)
     both = np.concatenate([means[0] - mean_in, means[1] - mean_out])
     deviation = float(np.sqrt(np.nanmean(both**2)))  # one for all: there are few shadows
 
     def ratio(found: NDArray[np.float64]) -> NDArray[np.float64]:
-        told = _logit(found)
+        observed = _logit(found)
         return np.asarray(
-            norm.logpdf(told, mean_in, deviation) - norm.logpdf(told, mean_out, deviation)
+            norm.logpdf(observed, mean_in, deviation) - norm.logpdf(observed, mean_out, deviation)
         )
 
     return ratio

@@ -134,8 +134,8 @@ def announced(one: Approval, home: Home) -> Announced:
     for name in (wire.STRATEGY, wire.TASK, *([wire.ROUNDS] if trains else [])):
         facts.append((name, _shown(one.terms.get(name, "not said"))))
     rest = {key: value for key, value in one.terms.items() if key not in SHOWN_APART}
-    told = ", ".join(f"{_shown(key)} = {_shown(value)}" for key, value in sorted(rest.items()))
-    facts.append(("keys", told or "none"))
+    keys = ", ".join(f"{_shown(key)} = {_shown(value)}" for key, value in sorted(rest.items()))
+    facts.append(("keys", keys or "none"))
     title = f"Run {_shown(one.run)}, code {one.code}"
     return Announced(title, facts, list(leaving(one.terms, home.settings().policy)))
 

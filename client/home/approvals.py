@@ -36,7 +36,7 @@ MAX_TERMS, MAX_VALUE = 200, 1000
 """Most entries of a run's description, and most characters of one."""
 CODE = 8
 """Characters of a digest that a person compares."""
-OF_EACH_TELLING = (
+OUTSIDE_TERMS = (
     *(wire.SCHEMA, wire.SCHEMA_PARTS, wire.RUN, wire.OF_RUN),
     *(wire.PROTOCOL_KEY, wire.NEWEST_PROTOCOL, wire.BUNDLES, wire.HOSTED),
 )
@@ -157,7 +157,7 @@ def _terms(config: Mapping[str, Any], *, whole: bool) -> dict[str, Value]:
     said = {
         key: value
         for key, value in config.items()
-        if key not in OF_EACH_TELLING
+        if key not in OUTSIDE_TERMS
         and (whole or key in (*KEPT, wire.SECURE) or key.startswith(wire.TASK_KEYS))
     }
     for key, value in said.items():

@@ -274,8 +274,8 @@ def create(folder: Path, name: str, *, task: str = "", data: Path | None = None)
         task = str(place_of(task).resolve())
     where = "" if data is None else str(place_of(str(data)).resolve())
     if not file.exists():
-        told = f"data = {_toml(where)}" if where else f'# data = "/data/{name}"'
-        text = TEMPLATE.format(name=name, task=_toml(task or "digits"), data=told)
+        line = f"data = {_toml(where)}" if where else f'# data = "/data/{name}"'
+        text = TEMPLATE.format(name=name, task=_toml(task or "digits"), data=line)
         text += "".join(map(_written, SECTIONS))
         files.write_atomically(file, text.encode())
     home = Home(folder)

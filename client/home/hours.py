@@ -66,8 +66,8 @@ def works_at(at: datetime, hours: str, days: str) -> bool:
 
 def words(hours: str, days: str) -> str:
     """Return a text for people, ``works 20:00–06:00, Mon–Fri``; empty if a silo always works."""
-    told = ", ".join(filter(None, (hours, days))).replace("-", "–")
-    return f"works {told}" if told else ""
+    when = ", ".join(filter(None, (hours, days))).replace("-", "–")
+    return f"works {when}" if when else ""
 
 
 def objection(kind: str, hours: str, days: str) -> str:

@@ -129,9 +129,11 @@ def _metrics(policy: Policy, about: About) -> str:
 
 def _labels(policy: Policy, about: About) -> str:
     revealing = sorted(REVEALING & set(about.metrics))
-    told = "the server is told in runs of fedgen, and every silo the labels' shares over all silos"
+    disclosed = (
+        "the server is told in runs of fedgen, and every silo the labels' shares over all silos"
+    )
     found = [
-        *([told] * (policy.label_counts and not about.epsilon)),
+        *([disclosed] * (policy.label_counts and not about.epsilon)),
         *([f"the server can work them out of {', '.join(revealing)}"] if revealing else []),
         *(["partly, from discriminators"] if _discriminators_leave(policy, about) else []),
     ]

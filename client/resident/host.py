@@ -35,6 +35,7 @@ from coterie import wire
 from coterie.client.home import approvals
 from coterie.client.home.approvals import ApprovalError
 from coterie.client.home.settings import SiloSettings
+from coterie.client.resident.activity import ActivityLog
 from coterie.client.resident.link import (
     Connection,
     FleetLink,
@@ -47,7 +48,6 @@ from coterie.client.resident.lost import LinkError, NotPassedError, RunEndedErro
 from coterie.client.resident.node import Node
 from coterie.client.resident.outbox import Outbox, Unsent
 from coterie.client.resident.sharing import ObjectCache
-from coterie.client.resident.telling import Teller
 from coterie.client.resident.vital import Vitals, WatchedSchedule
 from coterie.system.memory import keep_freed_memory
 
@@ -73,7 +73,7 @@ class GaveUpError(LinkError):
     """The SuperLink could not be reached for as long as the operator allowed."""
 
 
-class _ToldToEndError(BaseException):
+class _ShutdownError(BaseException):
     """Raised inside running work when the process must end; not an error of the work."""
 
 
@@ -126,7 +126,7 @@ class Host:
         self._num_silos = len(silos)
         self._reads_runs = reads_runs
         self._runs: dict[int, RunSettings] = {}
-        self.teller = Teller(logging.INFO if len(silos) == 1 else logging.DEBUG)
+        self.activity = ActivityLog(logging.INFO if len(silos) == 1 else logging.DEBUG)
         self._signal = ""
         self.vitals = Vitals([own.home for own in silos])
         self._schedule = WatchedSchedule(self._nodes, self.vitals)
@@ -160,7 +160,7 @@ class Host:
                 reply = self._answer(job)
                 seconds = time.monotonic() - started
                 job.answer.put((reply, seconds))
-                self.teller.answered(job.message, reply, seconds)
+                self.activity.answered(job.message, reply, seconds)
                 self._current = None
                 del reply  # the next message needs their memory
             del job
@@ -183,7 +183,7 @@ class Host:
             self.stop()
             if self._working:
                 self._working = False  # a second signal must not hit the error reply
-                raise _ToldToEndError
+                raise _ShutdownError
 
         def on_useless(signum: int, frame: FrameType | None) -> None:
             if self._working and self._useless is not None and self._current is self._useless[0]:
@@ -214,7 +214,7 @@ class Host:
         except _StopWorkError as why:
             log.warning("a %s message was not finished: %s", meta.message_type, why)
             return wire.refusal(f"silo {silo.name!r} stopped: {why}", message)
-        except _ToldToEndError:
+        except _ShutdownError:
             log.info("told to end: run %s round %s is left", meta.run_id, meta.group_id)
             return wire.refusal(f"silo {silo.name!r} is shutting down.", message)
         except (Exception, SystemExit) as error:  # a task that calls sys.exit must not end the silo
@@ -222,7 +222,7 @@ class Host:
             return wire.failure(silo.name, error, message)
         if reply.has_error():
             what = "failed on" if reply.error.code == wire.FAILED else "refused"
-            # "Not now" is said every half a minute; a training that diverged was told of already.
+            # "Not now" is said every half a minute; a training that diverged was reported already.
             known = reply.error.code in {*wire.NOT_NOW, wire.DIVERGED}
             level = logging.DEBUG if known else logging.ERROR
             log.log(level, "%s a %s message: %s", what, meta.message_type, reply.error.reason)
@@ -233,8 +233,8 @@ class Host:
     def _call(self, message: Message, context: Context) -> Message:
         try:
             self._working = True
-            if self._stopping:  # told to end while the message was on its way
-                raise _ToldToEndError
+            if self._stopping:  # asked to end while the message was on its way
+                raise _ShutdownError
             return self.app(message, context)
         finally:
             self._working = False
@@ -315,7 +315,7 @@ class Host:
 
         Not with several connections: each call would occupy one of the process's few threads.
         """
-        if len(self._nodes) > 1 or not link.tells or self._stopping:
+        if len(self._nodes) > 1 or not link.notifies or self._stopping:
             return
         self._schedule.rest()
         if node.waits is not link:
@@ -324,15 +324,15 @@ class Host:
             Thread(target=self._wait, args=(node, link), daemon=True).start()
 
     def _wait(self, node: Node, link: FleetLink) -> None:
-        started, told = time.monotonic(), False
+        started, notified = time.monotonic(), False
         try:
-            told = link.wait()
+            notified = link.wait()
         except Exception as error:  # lost: the next look says how
             log.debug("%s: the SuperLink cannot tell when there is work: %s", node.name, error)
         if node.waits is link:
             node.waits = None
             early = time.monotonic() - started < wire.WAIT_S / 2
-            self._schedule.word(told=told, early=early)
+            self._schedule.word(notified=notified, early=early)
 
     def _settle_approvals(self, node: Node, link: FleetLink) -> None:
         if time.monotonic() - node.settled < SETTLE_S:
@@ -356,7 +356,7 @@ class Host:
         if node.away:
             node.away = False
             if node.link is not None:
-                node.link.tells = True  # it may be another SuperLink
+                node.link.notifies = True  # it may be another SuperLink
             self._schedule.returned()
             log.info("%s: the SuperLink is back", node.name)
 

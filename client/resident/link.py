@@ -153,7 +153,7 @@ class FleetLink:
         self._claimed: Announced | None = None
         self._receive, self._send, self._run, self._fab = calls[:4]
         self._pull_object, self._push_object, self._confirm, self._wait = calls[4:]
-        self.tells = True
+        self.notifies = True
         """The SuperLink says when there is a message, as far as is known."""
 
     def receive(self) -> Received | None:
@@ -195,8 +195,8 @@ class FleetLink:
             except grpc.RpcError as error:
                 if error.code() != grpc.StatusCode.UNIMPLEMENTED:
                     raise
-                self.tells = False
-        return self.tells
+                self.notifies = False
+        return self.notifies
 
     def _content_of(self, header: Message, tree: ObjectTree, came: Mapping[str, bytes]) -> Received:
         message_id = header.metadata.message_id

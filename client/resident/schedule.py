@@ -102,15 +102,15 @@ class Schedule(Generic[Silo]):
         with self._changed:
             self._next_look = time.monotonic() + REST_S
 
-    def word(self, *, told: bool, early: bool) -> None:
-        """End what ``rest`` began; ``told``: there may be a message, ``early``: before time was up.
+    def word(self, *, notified: bool, early: bool) -> None:
+        """End what ``rest`` began; ``notified``: there may be one, ``early``: before time was up.
 
         After several early announcements without a message, they are ignored until the next
         message.
         """
         with self._changed:
-            believed = told and self._in_vain < IN_VAIN
-            self._in_vain += told and early
+            believed = notified and self._in_vain < IN_VAIN
+            self._in_vain += notified and early
             pause_s = 0.0 if believed else self._own_pause(time.monotonic())
             self._next_look = time.monotonic() + pause_s
             self._changed.notify_all()

@@ -80,7 +80,7 @@ def serve(
         own = app is None
         host = Host(made, silos, connection, reads_runs=not own, one_node=own)
         host.stop_on_signals()
-        with _exposed(watched.metrics, collector(silos, host.vitals, host.teller.tally)):
+        with _exposed(watched.metrics, collector(silos, host.vitals, host.activity.tally)):
             host.run()
 
 

@@ -20,8 +20,8 @@ from coterie import wire
 from coterie.client.home.files import CONTACT, LEDGER
 from coterie.client.home.journal import json_object
 from coterie.client.home.settings import SiloSettings
+from coterie.client.resident.activity import Tally
 from coterie.client.resident.schedule import Schedule, Silo
-from coterie.client.resident.telling import Tally
 from coterie.system.exposition import Metric, Sample
 from coterie.system.files import new_lines
 

@@ -230,8 +230,8 @@ def _persons_of(part: Part) -> int:
 
 
 def _placed(config: ConfigRecord) -> str:
-    told = config.get(wire.PLACED, "")
-    return wire.plain_text(told) if isinstance(told, str) and told else "the run did not say how"
+    how = config.get(wire.PLACED, "")
+    return wire.plain_text(how) if isinstance(how, str) and how else "the run did not say how"
 
 
 def _whole(config: ConfigRecord, key: str) -> int:
@@ -263,13 +263,13 @@ def write_card(file: Path, card: Card, model: Model) -> None:
 
 
 def _metadata(opened: Any, file: Path) -> str:
-    told = opened.metadata() or {}
-    if METADATA not in told:
+    metadata = opened.metadata() or {}
+    if METADATA not in metadata:
         raise CardError(
             f"{file} has no model card. Take the file from models/ in a silo's folder: those in a "
             "run's folder at the coordinator have none."
         )
-    return str(told[METADATA])
+    return str(metadata[METADATA])
 
 
 def read_card(file: Path) -> Card:
@@ -369,18 +369,18 @@ def _sample_rows(card: Card) -> dict[str, str]:
 def _privacy_rows(card: Card) -> dict[str, str]:
     rows = {}
     if card.privacy:
-        told_of = card.privacy
+        spent = card.privacy
         rows["Differential privacy of this silo's training samples"] = (
-            f"ε {told_of['epsilon']:.3g} at δ {told_of['delta']:.3g}, all that was trained on "
-            f"them so far included (noise {told_of['noise']:g}, clip {told_of['clip']:g})"
+            f"ε {spent['epsilon']:.3g} at δ {spent['delta']:.3g}, all that was trained on "
+            f"them so far included (noise {spent['noise']:g}, clip {spent['clip']:g})"
         )
         if card.num_persons:
             rows["Differential privacy of one person"] = (
                 "not counted: ε is of one sample, and of a person with k of them up to k times it"
             )
     if card.task_values:
-        told = card.task_values.items()
-        rows["Keys of the task"] = ", ".join(f"task.{key} = {value}" for key, value in told)
+        keys = card.task_values.items()
+        rows["Keys of the task"] = ", ".join(f"task.{key} = {value}" for key, value in keys)
     return rows
 
 

@@ -40,9 +40,9 @@ class Rejections(Stage):
         """Drop the reasons just sent, and note silos whose reply was wrong."""
         if not scene.training:
             return mine, came
-        told = {order.silo.name for order in came.orders}
+        notified = {order.silo.name for order in came.orders}
         wrong = {o.silo.name: str(e) for o, e in came.checked.failed if e.is_ours and not o.purpose}
-        return {**{name: why for name, why in mine.items() if name not in told}, **wrong}, came
+        return {**{name: why for name, why in mine.items() if name not in notified}, **wrong}, came
 
     def held(self, mine: Mapping[str, str], scene: Scene, held: Held) -> Held:
         """Add the reason to the message with the silo's model."""

@@ -124,13 +124,13 @@ class Reputation:
 class Bounded:
     """One exchange's updates as they count, in order; one within bounds is the same object.
 
-    ``moved_out``: silo → why it is quarantined in this round. ``told``: for the record, JSON.
+    ``moved_out``: silo → why it is quarantined in this round. ``details``: for the record, JSON.
     """
 
     updates: list[Update]
     reputation: Reputation
     moved_out: Mapping[str, str] = field(default_factory=dict)
-    told: Mapping[str, Any] = field(default_factory=dict)
+    details: Mapping[str, Any] = field(default_factory=dict)
 
 
 def bound(
@@ -165,7 +165,7 @@ def bound(
         for u, own in zip(updates, counted, strict=True)
         if own.num_examples < u.num_examples and not own.silo.described
     }
-    told = {
+    details = {
         "clipped": clipped.factors,
         "claimed": more,
         "cosines": {one.update.silo.name: round(one.cosine, 4) for one in found},
@@ -173,7 +173,7 @@ def bound(
         "apart": {name: apart.why for name, apart in sorted(reputation.apart.items())},
     }
     return Bounded(
-        kept, reputation, moved_out, {key: value for key, value in told.items() if value}
+        kept, reputation, moved_out, {key: value for key, value in details.items() if value}
     )
 
 
@@ -405,7 +405,7 @@ def _voting(updates: Updates, groups: Sequence[Group], started: _Starts) -> list
             own = [updates[i] for i in at]
             products = _products(own)
             norms = [float(norm) for norm in np.sqrt(products.diagonal())]
-            if not all(is_seen(u.model) for u in own):  # products of sketches; lengths are told
+            if not all(is_seen(u.model) for u in own):  # products of sketches; lengths are reported
                 norms = [update_norm(u) for u in own]
             found.append(_Voting(at, own, products, norms))
     return found

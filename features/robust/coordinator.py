@@ -57,7 +57,10 @@ class Robust(Stage):
             updates=counting,
             apart=now.models,
             left_out={**came.left_out, **bounded.moved_out},
-            notes={**came.notes, **({"influence": dict(bounded.told)} if bounded.told else {})},
+            notes={
+                **came.notes,
+                **({"influence": dict(bounded.details)} if bounded.details else {}),
+            },
         )
 
     def _bounded(

@@ -246,8 +246,10 @@ def decode_sum(text: object) -> Sum:
         WireError: it is something else.
     """
     try:
-        told = json.loads(_bounded(text, MAX_PEERS * MAX_PEER_TEXT))
-        run, number, purpose, members, cap, total, trained_as, least, bounds, attempt, *more = told
+        values = json.loads(_bounded(text, MAX_PEERS * MAX_PEER_TEXT))
+        run, number, purpose, members, cap, total, trained_as, least, bounds, attempt, *more = (
+            values
+        )
         found = Sum(
             *(str(run), int(number), str(purpose), tuple(map(str, members))),
             *(float(cap), float(total), str(trained_as), int(least)),
@@ -273,8 +275,8 @@ def training_digest(kind: str, start: str, config: Mapping[str, object]) -> str:
     "Eluding Secure Aggregation in Federated Learning via Model Inconsistency", CCS 2022,
     https://arxiv.org/abs/2111.07380). ``start`` is the digest of what the training started from.
     """
-    told = {key: value for key, value in config.items() if key not in OF_ITS_OWN}
-    text = json.dumps([kind, start, told], sort_keys=True, default=str)
+    shared = {key: value for key, value in config.items() if key not in OF_ITS_OWN}
+    text = json.dumps([kind, start, shared], sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()
 
 

@@ -201,7 +201,7 @@ def _load(settings: SiloSettings, run: str) -> RunSecrets | None:
             sketched=tuple((str(of), str(layers)) for of, layers in kept["sketched"]),
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return None  # lost: a new key is made, and the others are told
+        return None  # lost: a new key is made, and the others get it
 
 
 def _keep(secrets: RunSecrets) -> RunSecrets:

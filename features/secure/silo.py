@@ -93,11 +93,11 @@ class Secure(Stage):
         forget(request.bench.settings, request.run, but=meant)
 
 
-def tell_key(request: Request) -> RecordDict:
+def send_key(request: Request) -> RecordDict:
     """Send this silo's public key of the run."""
     own = _secrets(request)
-    told = ConfigRecord({wire.PEERS: encode_peers([own.as_peer()]), wire.SEED_ID: own.seed_id})
-    return RecordDict({wire.CONFIG: told})
+    config = ConfigRecord({wire.PEERS: encode_peers([own.as_peer()]), wire.SEED_ID: own.seed_id})
+    return RecordDict({wire.CONFIG: config})
 
 
 def seal_seed(request: Request) -> RecordDict:

@@ -198,19 +198,19 @@ class SecureRun:
 
     def entries(self, order: Order, compared: Compared | None) -> dict[str, Any]:
         """Return the entries that a training message has only in a secure run."""
-        told: dict[str, Any] = {} if order.evaluates else {wire.SECURE: True}
+        config: dict[str, Any] = {} if order.evaluates else {wire.SECURE: True}
         if order.evaluates or compared is None:
-            return told
-        told |= {wire.SKETCH_OF: compared.of, wire.SKETCH_LAYERS: compared.layers}
+            return config
+        config |= {wire.SKETCH_OF: compared.of, wire.SKETCH_LAYERS: compared.layers}
         name = order.silo.name
         _, holder, sealed = self._sealed[name]
         peers = [self._peers[name][1]] + ([holder] if holder.name != name else [])
-        return told | {wire.PEERS: encode_peers(peers), wire.SEALED: sealed}
+        return config | {wire.PEERS: encode_peers(peers), wire.SEALED: sealed}
 
     def _message(self, silo: Silo, kind: str, entries: Mapping[str, Any]) -> Message:
-        told = {**self.config, wire.PROTOCOL_KEY: silo.protocol, **entries}
-        content = RecordDict({wire.CONFIG: ConfigRecord(told)})
-        group = str(told.get(wire.ROUND, 0))
+        config = {**self.config, wire.PROTOCOL_KEY: silo.protocol, **entries}
+        content = RecordDict({wire.CONFIG: ConfigRecord(config)})
+        group = str(config.get(wire.ROUND, 0))
         return Message(content, dst_node_id=silo.node_id, message_type=kind, group_id=group)
 
     # ------------------------------------------------------------ sums
@@ -316,10 +316,15 @@ class SecureRun:
                 *(self._least(atom.names, now), atom.bounds, attempt, atom.limit),
             ).encode()
             keys = encode_peers([self._peers[name][1] for name in names])
-            told = {wire.SUM: what, wire.PEERS: keys, wire.ROUND: now.number, wire.PURPOSE: purpose}
+            entries = {
+                wire.SUM: what,
+                wire.PEERS: keys,
+                wire.ROUND: now.number,
+                wire.PURPOSE: purpose,
+            }
             for name in names:
                 asked.append((atom, names, name))
-                messages.append(self._message(now.here[name], wire.MASKED_SUM, told))
+                messages.append(self._message(now.here[name], wire.MASKED_SUM, entries))
         started = time.perf_counter()
         replies = self.exchange(messages, min(self.deadline_s, SUM_DEADLINE_S))
         answers: dict[tuple[frozenset[Term], tuple[str, ...]], _Answer] = {

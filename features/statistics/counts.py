@@ -24,7 +24,7 @@ MAX_COLUMNS, MAX_CELLS = 1000, 256
 MOST_COUNTED = 1_000_000_000
 MAX_LEAST = 1_000_000
 Cell = int | None
-_TOLD = "statistics"
+_STATISTICS = "statistics"
 
 
 @dataclass(frozen=True)
@@ -79,8 +79,8 @@ class Statistics:
 
 def encode_statistics(statistics: Statistics) -> RecordDict:
     """Return the content of the answer to ``query.statistics``."""
-    told = json.dumps(plain_statistics(statistics), ensure_ascii=False)
-    return RecordDict({CONFIG: ConfigRecord({_TOLD: told})})
+    text = json.dumps(plain_statistics(statistics), ensure_ascii=False)
+    return RecordDict({CONFIG: ConfigRecord({_STATISTICS: text})})
 
 
 def decode_statistics(content: RecordDict, *, samples: int) -> Statistics:
@@ -95,7 +95,7 @@ def decode_statistics(content: RecordDict, *, samples: int) -> Statistics:
     if not isinstance(config, ConfigRecord):
         raise WireError(f"statistics need a ConfigRecord {CONFIG!r}.")
     try:
-        text = config[_TOLD]
+        text = config[_STATISTICS]
         if not isinstance(text, str) or len(text) > MAX_ANSWER_BYTES:
             raise ValueError(f"they must be a text of at most {MAX_ANSWER_BYTES:,} letters")
         found = statistics_of(json.loads(text))
@@ -114,41 +114,41 @@ def plain_statistics(statistics: Statistics) -> dict[str, Any]:
     return own | {part: [vars(one) for one in own[part]] for part in ("inputs", "targets")}
 
 
-def statistics_of(told: Any) -> Statistics:
+def statistics_of(plain: Any) -> Statistics:
     """Return the checked inverse of ``plain_statistics``.
 
     Raises:
         KeyError, TypeError, ValueError: it is something else, or impossible.
     """
-    samples = _count(told["samples"])
-    columns = [told["inputs"], told["targets"]]
+    samples = _count(plain["samples"])
+    columns = [plain["inputs"], plain["targets"]]
     if not all(isinstance(part, list) for part in columns) or sum(map(len, columns)) > MAX_COLUMNS:
         raise ValueError(f"they must be lists of at most {MAX_COLUMNS} columns")
     inputs, targets = (tuple(_column(one, samples) for one in part) for part in columns)
     for part in (inputs, targets):
         if len({column.name for column in part}) != len(part):
             raise ValueError("two columns have one name")
-    least = _count(told["least"])
+    least = _count(plain["least"])
     if not 1 <= least <= MAX_LEAST:
         raise ValueError("the smallest cell must have at least one sample")
     return Statistics(
-        samples, _count(told["tests"]), least, _shapes(told["shapes"]), inputs, targets,
-        _count(told["left_out"]),
+        samples, _count(plain["tests"]), least, _shapes(plain["shapes"]), inputs, targets,
+        _count(plain["left_out"]),
     )  # fmt: skip
 
 
-def _column(told: Any, samples: int) -> ColumnCounts:
-    cells, categories = _list(told["cells"]), _list(told["categories"])
+def _column(plain: Any, samples: int) -> ColumnCounts:
+    cells, categories = _list(plain["cells"]), _list(plain["categories"])
     if not 1 <= len(cells) <= MAX_CELLS or (categories and len(categories) != len(cells)):
         raise ValueError(f"a column must have 1 to {MAX_CELLS} cells, and a name for each or none")
     column = ColumnCounts(
-        plain_text(_text(told["name"]), MAX_NAME),
+        plain_text(_text(plain["name"]), MAX_NAME),
         tuple(map(_cell, cells)),
-        _cell(told["missing"]),
-        _cell(told["odd"]),
+        _cell(plain["missing"]),
+        _cell(plain["odd"]),
         tuple(plain_text(_text(name), MAX_WORD) for name in categories),
-        _whole(told["first"]),
-        _step(told["step"]),
+        _whole(plain["first"]),
+        _step(plain["step"]),
     )
     if not math.isfinite(column.first * column.step + len(cells) * column.step):
         raise ValueError("its intervals have no end")
@@ -166,8 +166,8 @@ def _check_sum(cells: Sequence[Cell], samples: int) -> None:
         raise ValueError("a column hides one cell, which follows from the others")
 
 
-def _shapes(told: Any) -> tuple[tuple[int, ...], ...]:
-    shapes = tuple(tuple(_count(n) for n in _list(shape)) for shape in _list(told))
+def _shapes(plain: Any) -> tuple[tuple[int, ...], ...]:
+    shapes = tuple(tuple(_count(n) for n in _list(shape)) for shape in _list(plain))
     if len(shapes) > MAX_CELLS or any(len(shape) > 8 for shape in shapes):
         raise ValueError("shapes are of at most 8 axes")
     return shapes

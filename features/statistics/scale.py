@@ -34,11 +34,11 @@ Sums = NDArray[np.float64]
 
 
 def ask_for_scale(
-    grid: Grid, silos: Sequence[Silo], told: Mapping[str, Any], *, deadline_s: float
+    grid: Grid, silos: Sequence[Silo], config: Mapping[str, Any], *, deadline_s: float
 ) -> list[float]:
     """Return mean and deviation of each column in turn; empty if the silos' task needs none.
 
-    ``told`` describes the run to the silos, which have ``deadline_s`` seconds to answer. Raises
+    ``config`` describes the run to the silos, which have ``deadline_s`` seconds to answer. Raises
     ``FederationError`` if no silo shares enough of some column.
     """
     columns = silos[0].pooled_columns
@@ -46,7 +46,7 @@ def ask_for_scale(
         return []
     messages = [
         Message(
-            RecordDict({wire.CONFIG: ConfigRecord({**told, wire.PROTOCOL_KEY: silo.protocol})}),
+            RecordDict({wire.CONFIG: ConfigRecord({**config, wire.PROTOCOL_KEY: silo.protocol})}),
             dst_node_id=silo.node_id,
             message_type=wire.COLUMN_SUMS,
             group_id="0",
@@ -109,8 +109,8 @@ def combine(
     """
     scale: list[float] = []
     for column in range(columns):
-        tell = [name for name in sorted(sums) if sums[name][column, 0] > 0]
-        own = np.array([sums[name][column] for name in staying(tell, minimums)]).reshape(-1, 3)
+        sharing = [name for name in sorted(sums) if sums[name][column, 0] > 0]
+        own = np.array([sums[name][column] for name in staying(sharing, minimums)]).reshape(-1, 3)
         counts, means, squares = own.T
         if not len(own):
             raise FederationError(

@@ -73,7 +73,7 @@ class Scaled(Stage):
             raise RefusedError(f"silo {bench.settings.name!r} {error}") from None
 
 
-def tell_column_sums(request: Request) -> RecordDict:
+def report_column_sums(request: Request) -> RecordDict:
     """Return count, mean and deviation of each numeric column, if this silo's policy allows it."""
     request.refuse_for(request.bench.settings.policy.column_sums_objection())
     if not request.bench.task.pooled_columns:
@@ -81,7 +81,7 @@ def tell_column_sums(request: Request) -> RecordDict:
     return column_sums(request.bench)
 
 
-def tell_statistics(request: Request) -> RecordDict:
+def report_statistics(request: Request) -> RecordDict:
     """Return counts of the training samples by column, if this silo's policy allows it."""
     request.refuse_for(request.bench.settings.policy.statistics_objection())
     try:
@@ -141,8 +141,8 @@ def count(column: Column, least: int, persons: Persons | None = None) -> ColumnC
     every = np.full(len(there), size)  # those without a value, behind the cells of the others
     every[there], every[odd] = places, size + 1
     cells = np.bincount(every, minlength=size + 2).tolist()
-    *told, missed, others = suppress(cells, least, _members(every, size + 2, persons))
-    return ColumnCounts(name, tuple(told), missed, others, categories, first, step)
+    *shown, missed, others = suppress(cells, least, _members(every, size + 2, persons))
+    return ColumnCounts(name, tuple(shown), missed, others, categories, first, step)
 
 
 def _many(values: NDArray[Any], persons: Persons | None) -> int:
@@ -193,8 +193,8 @@ def intervals(
         first, last = (math.floor(end / step + ROUNDING) for end in (low, high))
         places, size = _places(values, step, first, last), last - first + 1
         cells = np.bincount(places, minlength=size).tolist()
-        told = suppress(cells, least, _members(places, size, persons))
-        found.append((_num_told(told), (first, step, cells)))
+        shown = suppress(cells, least, _members(places, size, persons))
+        found.append((_num_shown(shown), (first, step, cells)))
         step = round_step(step * 1.5)
     return max(found, key=lambda one: one[0])[1]
 
@@ -215,7 +215,7 @@ def _places(values: NDArray[np.float64], step: float, first: int, last: int) -> 
     return numbers.astype(np.intp)
 
 
-def _num_told(cells: Sequence[int | None]) -> int:
+def _num_shown(cells: Sequence[int | None]) -> int:
     return sum(map(bool, cells)) - sum(cell is None for cell in cells)
 
 

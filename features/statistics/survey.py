@@ -39,13 +39,13 @@ class Survey:
     """The statistics of the silos of a task.
 
     Attributes:
-        told: silo → its statistics.
+        reported: silo → its statistics.
         silent: silo → why it shares none, including silos that were not admitted.
         samples: silo → number of training samples that it stated when it joined.
     """
 
     task: str
-    told: Mapping[str, Statistics]
+    reported: Mapping[str, Statistics]
     silent: Mapping[str, str] = field(default_factory=dict)
     samples: Mapping[str, int] = field(default_factory=dict)
 
@@ -69,7 +69,7 @@ def ask_for_statistics(
     for name, reply in zip(names, replies, strict=True):
         try:
             answers[name] = _read(reply, silos[name].num_examples)
-            log.info("silo %s has told its statistics", name)
+            log.info("silo %s has shared its statistics", name)
         except wire.WireError as error:
             silent[name] = str(error)
             log.info("silo %s tells no statistics: %s", name, error)
@@ -86,11 +86,11 @@ def _read(reply: Message | None, samples: int) -> Statistics:
 
 def write_survey(folder: Path, survey: Survey) -> None:
     """Write a survey into the run's folder, atomically."""
-    told = {name: plain_statistics(one) for name, one in survey.told.items()}
+    reported = {name: plain_statistics(one) for name, one in survey.reported.items()}
     plain = {
         "format": FORMAT,
         "task": survey.task,
-        "told": told,
+        "told": reported,
         "silent": dict(survey.silent),
         "samples": dict(survey.samples),
     }
@@ -119,6 +119,6 @@ def read_survey(folder: Path) -> Survey:
 
 def require_answers(survey: Survey) -> None:
     """Raise ``FederationError``, with the reasons, if no silo shared statistics."""
-    if not survey.told:
+    if not survey.reported:
         reasons = " ".join(f"{name}: {why}" for name, why in sorted(survey.silent.items())[:5])
-        raise FederationError(f"no silo told statistics. {reasons}", phase="statistics")
+        raise FederationError(f"no silo shared statistics. {reasons}", phase="statistics")

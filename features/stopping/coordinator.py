@@ -43,10 +43,10 @@ class Stopping(Stage):
         now, before = played.now, played.now.number - 1
         if not self.patience or before % self.evaluate_every:
             return mine, Outcome()
-        told = [
+        reported = [
             u.metrics.get(wire.RECEIVED_VALIDATION_ERROR, math.nan) for u in played.came.trained
         ]
-        errors = [error for error in told if math.isfinite(error)]
+        errors = [error for error in reported if math.isfinite(error)]
         if not errors:
             log.warning(
                 "round %d: no silo told its error on validation data, so patience ends nothing "

@@ -126,19 +126,21 @@ def look(
     pairs = [_pair(name, other) for name, others in due.items() for other in others]
     if not pairs:
         return UnlabelledSilos({**away, **found})
-    told = yield from measure(pairs, [*here, *now.silos], Discriminators(), labelled=False)
+    measured = yield from measure(pairs, [*here, *now.silos], Discriminators(), labelled=False)
     for silo in here:
         name, before, others = silo.name, found[silo.name], due[silo.name]
         pairs_of = {other: _pair(name, other) for other in others}
         distances = {
-            o: told.distances[pair] for o, pair in pairs_of.items() if pair in told.distances
+            o: measured.distances[pair]
+            for o, pair in pairs_of.items()
+            if pair in measured.distances
         }
-        own = name in told.refused or not takes_part(silo)
+        own = name in measured.refused or not takes_part(silo)
         found[name] = replace(
             before,
             distances={**before.distances, **distances},
             tried=before.tried | (set(others) - distances.keys()),
-            refused=told.missing.get(name, "") if own else before.refused,
+            refused=measured.missing.get(name, "") if own else before.refused,
         )
     return UnlabelledSilos({**away, **found})
 

@@ -84,7 +84,7 @@ class Room:
                 self._in_vain.popitem(last=False)
 
     @contextmanager
-    def telling_later(self) -> Iterator[None]:
+    def notifying_later(self) -> Iterator[None]:
         """Delay this thread's notifications to the end of the block: objects follow messages."""
         self._later.nodes = list[int]()
         try:

@@ -88,7 +88,7 @@ class _Filed:
         if self.shelf is None or body is None or not self.lacks(object_id):
             return None
         if object_id != wire.object_id(content):
-            return None  # which it is told by ``put``
+            return None  # ``put`` reports that
         try:
             return Laid(self.shelf.write(object_id, body), len(content))
         except OSError as error:
@@ -268,11 +268,11 @@ class Runtime(SuperLinkRuntimeServicer):
         on = store.shelf if isinstance(store, _Filed) else None
         if request.object_id == shelf.WHERE and on is not None:
             on.forget_unannounced()
-            return wire.Pulled(True, True, on.told())
+            return wire.Pulled(True, True, on.location())
         if request.object_id == wire.WAITING and self.room is not None:
             return wire.Pulled(True, True, json.dumps(self.room.nodes()).encode())
         answer = super().PullObject(request, context)
-        if isinstance(answer.object_content, wire.Piece) and _told(context, wire.IN_FILE):
+        if isinstance(answer.object_content, wire.Piece) and _metadatum(context, wire.IN_FILE):
             return wire.Pulled(True, True)
         return answer
 
@@ -302,7 +302,7 @@ class Arrivals:
     def __init__(self) -> None:
         self._changed, self._count, self._held = Condition(), 0, 0
 
-    def telling(self, behaviour: Behaviour) -> Behaviour:
+    def notifying(self, behaviour: Behaviour) -> Behaviour:
         """Wrap a handler whose calls bring data, so that held calls notice."""
 
         def call(request: Any, context: grpc.ServicerContext) -> Any:
@@ -349,11 +349,11 @@ class Arrivals:
 
 def _patience(context: grpc.ServicerContext) -> float:
     """Return for how many seconds a caller wants to be held."""
-    told = _told(context, wire.PATIENCE) or "0"
-    return min(int(told), wire.MOST_PATIENCE_MS) / 1000 if told.isdecimal() else 0.0
+    value = _metadatum(context, wire.PATIENCE) or "0"
+    return min(int(value), wire.MOST_PATIENCE_MS) / 1000 if value.isdecimal() else 0.0
 
 
-def _told(context: grpc.ServicerContext, name: str) -> str:
+def _metadatum(context: grpc.ServicerContext, name: str) -> str:
     """Return a value of a call's metadata; empty if it is absent."""
     return str(dict(context.invocation_metadata()).get(name, ""))
 
@@ -363,16 +363,16 @@ def _node_of(request: Any) -> Any:
     return request.node if "node" in request.DESCRIPTOR.fields_by_name else None
 
 
-def taking_along(tell: Behaviour, push: Behaviour) -> Behaviour:
+def taking_along(announce: Behaviour, push: Behaviour) -> Behaviour:
     """Wrap the call that announces messages, so that it stores objects sent with it."""
 
     def call(request: Any, context: grpc.ServicerContext) -> Any:
         came = wire.attached(request)
         if not came or not request.messages_list:
-            return tell(request, context)
+            return announce(request, context)
         room = Runtime.room
-        with room.telling_later() if room is not None else nullcontext():
-            answer = tell(request, context)
+        with room.notifying_later() if room is not None else nullcontext():
+            answer = announce(request, context)
             about, node = request.messages_list[0].metadata, _node_of(request)
             node = node or Node(node_id=about.src_node_id)
             left = []
@@ -425,7 +425,7 @@ def giving_along(
         answer = ask(request, context)
         objects = store()
         filed = objects.shelf if isinstance(objects, _Filed) else None
-        if not answer.messages_list or filed is None or not _told(context, wire.ALONG):
+        if not answer.messages_list or filed is None or not _metadatum(context, wire.ALONG):
             return answer
         left = wire.ALONG_BYTES
         for header, tree in zip(answer.messages_list, answer.message_object_trees, strict=True):
@@ -442,7 +442,7 @@ def giving_along(
                         ),
                         context,
                     )
-            except Exception as error:  # a caller that asks for them by calls is told
+            except Exception as error:  # a caller that pulls them gets the error
                 log.debug("objects do not go along with their message: %s", error)
                 continue
             wire.attach(answer, own)
@@ -472,18 +472,18 @@ class _Lean:
         self, service: str, methods: Mapping[str, grpc.RpcMethodHandler]
     ) -> None:
         """Add a service's methods."""
-        tell, ask = methods["PushMessages"], methods["PullMessages"]
+        announce, ask = methods["PushMessages"], methods["PullMessages"]
         push, pull = methods["PushObject"], methods["PullObject"]
         confirm = methods["ConfirmMessageReceived"].unary_unary
         store = self._servicer.objectstore_factory.store
-        taking = taking_along(tell.unary_unary, self._objects.telling(push.unary_unary))
+        taking = taking_along(announce.unary_unary, self._objects.notifying(push.unary_unary))
         giving = giving_along(ask.unary_unary, pull.unary_unary, confirm, store)
         own = {
             **methods,
             "PushMessages": grpc.unary_unary_rpc_method_handler(
-                self._messages.telling(taking),
-                tell.request_deserializer,
-                tell.response_serializer,
+                self._messages.notifying(taking),
+                announce.request_deserializer,
+                announce.response_serializer,
             ),
             "PullMessages": grpc.unary_unary_rpc_method_handler(
                 self._messages.holding(giving, _is_empty, again=False),
@@ -491,7 +491,7 @@ class _Lean:
                 ask.response_serializer,
             ),
             "PushObject": grpc.unary_unary_rpc_method_handler(
-                self._objects.telling(push.unary_unary), wire.read_push, push.response_serializer
+                self._objects.notifying(push.unary_unary), wire.read_push, push.response_serializer
             ),
             "PullObject": grpc.unary_unary_rpc_method_handler(
                 self._objects.holding(pull.unary_unary, _is_on_its_way, again=True),

@@ -207,11 +207,11 @@ class Control:
         where = f"the SuperLink at {self._address}"
         if answered := answer_on_the_way(str(error.details()))[1]:
             return FederationError(f"{where} cannot be reached: {answered}")
-        told = f"{where} refuses: {error.code().name}: {details}"
+        text = f"{where} refuses: {error.code().name}: {details}"
         if error.code() == grpc.StatusCode.UNAVAILABLE:
             proxy = through(self._address)
-            told = f"{wire.sentence(told)} {proxy}" if proxy else told
-        return FederationError(told)
+            text = f"{wire.sentence(text)} {proxy}" if proxy else text
+        return FederationError(text)
 
 
 def _node(info: Any) -> Node:
@@ -223,10 +223,10 @@ def _node(info: Any) -> Node:
     return Node(info.node_id, key, info.status, connected, max(seen, connected))
 
 
-def _seconds(told: str) -> float:
+def _seconds(text: str) -> float:
     """Convert ISO 8601 to seconds since 1970; 0 for anything else."""
     try:
-        return datetime.fromisoformat(told).timestamp()
+        return datetime.fromisoformat(text).timestamp()
     except (ValueError, OverflowError):
         return 0.0
 

@@ -601,8 +601,10 @@ class _BoundedGrid(Grid):
             own = of_all if parcel.to is None else by_silo.get(parcel.to[place])
             if own is None:
                 what = why or "its process gave no answer for it."
-                told = Error(wire.UNREADABLE, f"its reply cannot be read: {wire.plain_text(what)}")
-                own = Message(told, reply_to=message)
+                failed = Error(
+                    wire.UNREADABLE, f"its reply cannot be read: {wire.plain_text(what)}"
+                )
+                own = Message(failed, reply_to=message)
             own.metadata.__dict__["_reply_to_message_id"] = own_id
             answers.append(own)
         return answers

@@ -140,7 +140,7 @@ class Shelf:
             (self.folder / name).unlink(missing_ok=True)
         shutil.rmtree(self.folder / SPARE, ignore_errors=True)
 
-    def told(self) -> bytes:
+    def location(self) -> bytes:
         """Return the location of the folder, with a secret that only its readers know."""
         word = (self.folder / TOKEN).read_text(encoding="ascii")
         return json.dumps({"place": str(self.folder), "word": word}).encode()
@@ -272,12 +272,12 @@ class Room:
         return memoryview(self._held)[begin : begin + size].toreadonly()
 
 
-def find(told: bytes) -> Shelf | None:
-    """Return the folder in a ``Shelf.told`` answer; None if it is unreadable on this machine."""
+def find(location: bytes) -> Shelf | None:
+    """Return the folder in a ``Shelf.location`` answer; None if this machine cannot read it."""
     try:
-        asked = json.loads(told)
+        asked = json.loads(location)
         shelf = Shelf(Path(asked["place"]))
-        return shelf if shelf.told() == told else None
+        return shelf if shelf.location() == location else None
     except (OSError, ValueError, KeyError, TypeError):
         return None
 

@@ -81,8 +81,8 @@ class Verifier:
 
         Raises ``SigningError`` if it is unsigned, repeated, at a wrong time, or its key is unknown.
         """
-        told = dict(given)
-        name, when, once, signature = (told.get(key) for key in (WHO, WHEN, ONCE, SIGNATURE))
+        entries = dict(given)
+        name, when, once, signature = (entries.get(key) for key in (WHO, WHEN, ONCE, SIGNATURE))
         if not (isinstance(name, str) and isinstance(when, str) and isinstance(once, str)):
             raise SigningError(
                 "this coordinator asks operators for their key. On its machine, name the "

@@ -33,8 +33,8 @@ def race_picture(story: Story) -> Picture | str | None:
         return "no picture of the race: it was not decided"
     if not found.verdict.judges:
         return f"no picture of the race: {found.race[1]}"
-    told = [*story.run.rounds, *([story.run.final] if story.run.final else [])]
-    lines = list(_lines(found.verdict, told, story.run.lead))
+    rounds = [*story.run.rounds, *([story.run.final] if story.run.final else [])]
+    lines = list(_lines(found.verdict, rounds, story.run.lead))
     title = "Which groups were tried, and which won"
     caption = (
         f"{' '.join(found.race)} Lines are means over silos of what they measured in each round of "
@@ -45,8 +45,8 @@ def race_picture(story: Story) -> Picture | str | None:
     return Picture("race", title, caption, draw, Table(COLUMNS, found.rows))
 
 
-def _lines(verdict: Verdict, told: Iterable[Round], lead: Lead) -> Iterable[charts.Curve]:
-    places = _places(verdict, told)
+def _lines(verdict: Verdict, rounds: Iterable[Round], lead: Lead) -> Iterable[charts.Curve]:
+    places = _places(verdict, rounds)
     colours = cycle(LIGHT[name] for name in GROUPS)
     names = titles(verdict.entrants, short=True)
     for number, (entrant, name) in enumerate(zip(verdict.entrants, names, strict=True)):
@@ -73,10 +73,10 @@ def _lines(verdict: Verdict, told: Iterable[Round], lead: Lead) -> Iterable[char
         )
 
 
-def _places(verdict: Verdict, told: Iterable[Round]) -> dict[Groups, list[tuple[int, Entrant]]]:
+def _places(verdict: Verdict, rounds: Iterable[Round]) -> dict[Groups, list[tuple[int, Entrant]]]:
     """Return partition → its standing after each round in which it was measured."""
     found: dict[Groups, list[tuple[int, Entrant]]] = {e.groups: [] for e in verdict.entrants}
-    for one in told:
+    for one in rounds:
         if verdict.began < one.round < verdict.round and not one.final:
             for entrant in (*one.grouping.entrants, *one.grouping.dropped):
                 found.get(entrant.groups, []).append((one.round, entrant))

@@ -28,7 +28,7 @@ def _wrong(text: str) -> FederationError:
     return FederationError(text, exit_code=EXIT_CONFIG)
 
 
-def tell(run: Run, *, alone: Run | None = None, common: Run | None = None) -> Story:
+def build_story(run: Run, *, alone: Run | None = None, common: Run | None = None) -> Story:
     """Return a run with its comparison runs; search for those not given in the same folder."""
     alone = alone or _configured(run) or find_comparison(run, "independent")
     common = common or find_comparison(run, "fedavg")
@@ -81,7 +81,7 @@ def write_report(
     if kind in TRACKERS:
         return export(kind, read_run(folder), out)
     run = read_run(folder)
-    story = tell(
+    story = build_story(
         run,
         alone=_named(run, "--alone", find_run(alone, root), "independent") if alone else None,
         common=_named(run, "--global", find_run(common, root), "fedavg") if common else None,

@@ -12,7 +12,7 @@ import numpy as np
 from coterie.pictures import charts
 from coterie.pictures.page import Picture, Table
 from coterie.pictures.style import LIGHT
-from coterie.server.report.story import Story, bytes_of, most_telling
+from coterie.server.report.story import Story, bytes_of, top_rows
 from coterie.strategies.rounds.reports import PhaseReport, SiloReport
 
 
@@ -73,7 +73,7 @@ def _silo_bars(
     if not totals:
         return None
     order = story.history.order(totals)
-    shown, note = most_telling(order, lambda n: -sum(totals[n].values()), "silos with the most")
+    shown, note = top_rows(order, lambda n: -sum(totals[n].values()), "silos with the most")
     rows = [charts.Bar(n, story.place(n)[1], totals[n]) for n in shown]
     parts = list(dict.fromkeys(part for own in totals.values() for part in own))
     table = Table(
@@ -114,8 +114,8 @@ def bytes_picture(story: Story) -> Picture | None:
 
 def _rounded_away(story: Story) -> str:
     """Describe the loss in updates from a smaller wire format."""
-    told = [own.update_lost for one in story.run.rounds for own in one.silos.values()]
-    lost = [share for share in told if math.isfinite(share)]
+    shares = [own.update_lost for one in story.run.rounds for own in one.silos.values()]
+    lost = [share for share in shares if math.isfinite(share)]
     if not lost:
         return ""
     return (

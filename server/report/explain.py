@@ -208,8 +208,8 @@ def _letters(reasons: Sequence[Reason]) -> dict[str, str]:
 
 def unlabelled_in(run: Run, number: int | None = None) -> Mapping[str, Unlabelled]:
     """Return the silos without labels after a round, by default the last."""
-    told = [*run.rounds, *([run.final] if run.final else [])]
-    found = [one for one in told if number in (None, one.round)]
+    rounds = [*run.rounds, *([run.final] if run.final else [])]
+    found = [one for one in rounds if number in (None, one.round)]
     return found[-1].grouping.unlabelled if found else {}
 
 

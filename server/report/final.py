@@ -37,12 +37,12 @@ def print_final(console: Console, folder: Path) -> None:
 def _print_statistics(console: Console, folder: Path) -> None:
     """Print the statistics that each silo shared, and warnings about the data."""
     from coterie.features.statistics.survey import read_survey
-    from coterie.server.report.survey import told_of, warnings
+    from coterie.server.report.survey import kinds_of, warnings
 
     survey = read_survey(folder)
     table = Table("silo", "training samples", "tells of")
-    for name, told in sorted(survey.told.items()):
-        table.add_row(Text(name), f"{told.samples:,}", told_of(told))
+    for name, own in sorted(survey.reported.items()):
+        table.add_row(Text(name), f"{own.samples:,}", kinds_of(own))
     console.print(table)
     for name, why in sorted(survey.silent.items()):
         say(console, f"{name} tells nothing: {why}", highlight=False)
@@ -79,9 +79,9 @@ def _silo_table(run: Run) -> Table:
     table.add_column("silo", f"mean of {len(here)}")
     for column in ("samples", "tested on", "group"):
         table.add_column(column, justify="right")
-    told = [(run.lead.title, here)]
-    told += [("Per", {name: own[name] for name in own if name in here})] if own else []
-    for column, known in told:
+    columns = [(run.lead.title, here)]
+    columns += [("Per", {name: own[name] for name in own if name in here})] if own else []
+    for column, known in columns:
         values = list(known.values())
         mean = run.lead.text(sum(values) / len(values) if values else None)
         table.add_column(column, mean, justify="right")

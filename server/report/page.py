@@ -157,15 +157,15 @@ def _tables(story: Story) -> dict[str, Table]:
 
 
 def _line_rows(run: Run) -> list[tuple[str, ...]]:
-    told = [(one.round, one.influence) for one in run.rounds]
+    influences = [(one.round, one.influence) for one in run.rounds]
     cosines, norms = (
         {name: [own[name] for own in by_round if name in own] for name in sorted(run.silos)}
-        for by_round in ([i.cosines for _, i in told], [i.norms for _, i in told])
+        for by_round in ([i.cosines for _, i in influences], [i.norms for _, i in influences])
     )
     rows = []
     for name in sorted(run.silos):
-        clipped = [str(number) for number, one in told if name in one.clipped]
-        out = [str(number) for number, one in told if name in one.apart]
+        clipped = [str(number) for number, one in influences if name in one.clipped]
+        out = [str(number) for number, one in influences if name in one.apart]
         if cosines[name] or norms[name] or clipped or out:
             both = cosines[name], norms[name]
             middle = (decimals(median(own), 2) if own else NO_NUMBER for own in both)
@@ -237,26 +237,26 @@ def _measured(
 
 def _final_figures(run: Run) -> dict[str, dict[str, float]]:
     """Return silo → its metrics after the last round, without an app's lists."""
-    told = run.final.metrics if run.final else {}
+    metrics = run.final.metrics if run.final else {}
     return {
         name: {key: value for key, value in own.items() if not isinstance(value, list)}
-        for name, own in told.items()
+        for name, own in metrics.items()
     }
 
 
 def _metric_table(run: Run) -> Table:
-    told = _final_figures(run)
+    figures = _final_figures(run)
     ends = (wire.LOW, wire.HIGH)
     names = dict.fromkeys(
         name
-        for own in told.values()
+        for own in figures.values()
         for name in own
         if name != wire.TRIVIAL and not name.endswith(ends)
     )
     known = {name: wire.KNOWN_METRICS.get(name, wire.Metric(name, name)) for name in names}
     rows = [
         (silo, *(_figure(known[name], own) for name in names))
-        for silo, own in sorted(told.items())
+        for silo, own in sorted(figures.items())
         if names
     ]
     return Table(("silo", *(metric.title for metric in known.values())), rows)

@@ -55,14 +55,14 @@ def explain_race(run: Run, *, number: int | None = None) -> Explanation:
             exit_code=EXIT_CONFIG,
         )
     ending = number is None or rounds[-1] is run.rounds[-1]
-    told = [*rounds, *([run.final] if run.final and ending else [])]
-    verdict = next((v for one in reversed(told) if (v := one.grouping.verdict)), None)
+    explained = [*rounds, *([run.final] if run.final and ending else [])]
+    verdict = next((v for one in reversed(explained) if (v := one.grouping.verdict)), None)
     last = rounds[-1]
     if last.grouping.phase == "race" and (verdict is None or verdict.round < last.round):
         return _during_race(run, last)
     if verdict is None:
         return _before_race(last)
-    chosen = _Chosen(run, verdict, told)
+    chosen = _Chosen(run, verdict, explained)
     return Explanation(
         last.round, tuple(chosen.race()), tuple(chosen.rows()), dict(chosen.silos()), verdict
     )
@@ -112,7 +112,7 @@ class _Chosen:
 
     run: Run
     verdict: Verdict
-    told: Sequence[Round]
+    rounds: Sequence[Round]
 
     @property
     def lead(self) -> Lead:
@@ -146,13 +146,13 @@ class _Chosen:
             yield f"Keeping the model trained alone: {listed(verdict.own)}."
         if verdict.left:
             yield f"Alone because most of their group are: {listed(verdict.left)}."
-        if waiting := self.told[-1].grouping.probation or self._last.grouping.probation:
+        if waiting := self.rounds[-1].grouping.probation or self._last.grouping.probation:
             yield f"Newcomers on probation: {listed(sorted(waiting))}."
         yield from self._cost()
 
     @property
     def _last(self) -> Round:
-        return next(one for one in reversed(self.told) if not one.final)
+        return next(one for one in reversed(self.rounds) if not one.final)
 
     def _how(self) -> str:
         verdict, first = self.verdict, self.verdict.began + 1
@@ -201,7 +201,7 @@ class _Chosen:
 
     def _cost(self) -> Iterable[str]:
         passes = self._last.grouping.trainings
-        rounds = Counter(name for one in self.told if not one.final for name in one.silos)
+        rounds = Counter(name for one in self.rounds if not one.final for name in one.silos)
         times = [passes[name] / rounds[name] for name in passes if rounds[name]]
         if times:
             low, high = f"{min(times):.1f}", f"{max(times):.1f}"
@@ -218,7 +218,7 @@ class _Chosen:
                 f"times those of FedAvg (budget for the whole run: {traffic.budget:g}); "
                 f"{traffic.discriminators / 1e6:.3g} MB of them for discriminators."
             )
-        for one in self.told:
+        for one in self.rounds:
             work = None if one.final else one.grouping.discriminators
             if work is not None and not work.pairs and work.missing:
                 why, _ = Counter(work.missing.values()).most_common(1)[0]
@@ -248,9 +248,9 @@ class _Chosen:
     # ------------------------------------------------------------ every silo
 
     def silos(self) -> Iterable[tuple[str, str]]:
-        placed = {n: (one.round, p) for one in self.told for n, p in one.grouping.placed.items()}
+        placed = {n: (one.round, p) for one in self.rounds for n, p in one.grouping.placed.items()}
         waiting = self._last.grouping.probation
-        here = set(_here(self.told[-1]))
+        here = set(_here(self.rounds[-1]))
         for name in sorted({*self.verdict.silos, *placed, *waiting, *here}):
             if name in placed and placed[name][0] >= self.verdict.round:
                 text = self._newcomer(*placed[name])

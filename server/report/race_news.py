@@ -22,15 +22,15 @@ def news(one: Round, before: str, lead: Lead) -> list[str]:
 
     ``one`` may be the report that follows the last round; ``before`` is the previous phase.
     """
-    told, lines = one.grouping, []
-    if told.phase == "race" and before != "race":
-        names = ", ".join(titles(told.entrants))
-        lines.append(f"a race opens between {len(told.entrants)} partitions: {names}")
-    if out := told.dropped:
+    grouping, lines = one.grouping, []
+    if grouping.phase == "race" and before != "race":
+        names = ", ".join(titles(grouping.entrants))
+        lines.append(f"a race opens between {len(grouping.entrants)} partitions: {names}")
+    if out := grouping.dropped:
         lines.append(f"out of the race, worse beyond chance: {_standing_list(out, lead)}")
-    if verdict := told.verdict:
+    if verdict := grouping.verdict:
         lines.append(_verdict_line(verdict, lead))
-    for name, own in told.placed.items():
+    for name, own in grouping.placed.items():
         joins = f"joins {listed(own.group)}" if own.joins else "stays alone"
         lines.append(f"newcomer {name} {joins}")
     return lines

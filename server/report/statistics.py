@@ -18,9 +18,9 @@ from coterie.server.report.story import NO_NUMBER
 from coterie.server.report.survey import (
     Difference,
     differences,
+    kinds_of,
     quantiles,
     shares,
-    told_of,
     warnings,
 )
 
@@ -56,29 +56,29 @@ def statistics_summary(survey: Survey) -> str:
             one.name: {"score": round(one.score, 4), "most unlike": one.silo}
             for one in differences(survey)
         },
-        "silos": {name: plain_statistics(one) for name, one in survey.told.items()},
+        "silos": {name: plain_statistics(one) for name, one in survey.reported.items()},
         "silent": dict(survey.silent),
     }
     return json.dumps(found, indent=1, ensure_ascii=False) + "\n"
 
 
 def _lead(survey: Survey, found: list[Difference]) -> str:
-    told, here = len(survey.told), len({*survey.told, *survey.silent})
-    text = f"{told} of {here} silos told what their data look like."
+    num_reported, here = len(survey.reported), len({*survey.reported, *survey.silent})
+    text = f"{num_reported} of {here} silos shared statistics."
     unlike = [one for one in found if one.score >= 0.1][:3]
-    if told > 1 and unlike:
+    if num_reported > 1 and unlike:
         named = ", ".join(f"{one.name} ({one.silo})" for one in unlike)
         text += f" They differ most in {named}."
-    elif told > 1:
+    elif num_reported > 1:
         text += " They are much alike."
     count = len(warnings(survey))
     return text + (f" {wire.counted(count, 'thing')} to look at." if count else "")
 
 
 def _figures(survey: Survey) -> dict[str, str]:
-    samples = sum(one.samples for one in survey.told.values())
-    columns = {column.name for one in survey.told.values() for column in one.inputs}
-    figures = {"training samples": f"{samples:,}", "silos that told": str(len(survey.told))}
+    samples = sum(one.samples for one in survey.reported.values())
+    columns = {column.name for one in survey.reported.values() for column in one.inputs}
+    figures = {"training samples": f"{samples:,}", "silos that shared": str(len(survey.reported))}
     figures |= {"silos that did not": str(len(survey.silent))} if survey.silent else {}
     return figures | ({"columns": f"{len(columns):,}"} if columns else {})
 
@@ -115,7 +115,7 @@ def _caption(one: Difference, survey: Survey, names: list[str]) -> str:
         else "Share of each silo's training samples."
     )
     if any(None in one.columns[name].all_cells for name in names):
-        least = min(survey.told[name].least for name in names)
+        least = min(survey.reported[name].least for name in names)
         text += f" Hatched: hidden, because fewer than {least} samples could be worked out of it."
     if one.score >= 0.1:
         text += f" Most unlike the others: {one.silo}."
@@ -125,8 +125,8 @@ def _caption(one: Difference, survey: Survey, names: list[str]) -> str:
 
 
 def _strip(name: str, column: ColumnCounts, survey: Survey, number: int) -> charts.Strip:
-    told = survey.told[name].samples
-    own = shares(column, told)[: len(column.cells)]
+    samples = survey.reported[name].samples
+    own = shares(column, samples)[: len(column.cells)]
     step = 1.0 if column.categories else column.step
     first = 0 if column.categories else column.first
     bars = [
@@ -135,7 +135,7 @@ def _strip(name: str, column: ColumnCounts, survey: Survey, number: int) -> char
         if step
     ]
     colour = LIGHT[GROUPS[number % len(GROUPS)]]
-    return charts.Strip(name, colour, bars, _note(column, told))
+    return charts.Strip(name, colour, bars, _note(column, samples))
 
 
 def _note(column: ColumnCounts, samples: int) -> str:
@@ -158,12 +158,12 @@ def _tables(survey: Survey, found: list[Difference]) -> Mapping[str, Table]:
                 (
                     name, f"{one.samples:,}", f"{one.tests:,}",
                     " and ".join("×".join(map(str, shape)) or "one number" for shape in one.shapes),
-                    told_of(one), str(one.least),
+                    kinds_of(one), str(one.least),
                 )
-                for name, one in sorted(survey.told.items())
+                for name, one in sorted(survey.reported.items())
             ],
         ),
-        "Silos that told nothing": Table(
+        "Silos that shared nothing": Table(
             ("silo", "training samples", "why"),
             [
                 (name, str(survey.samples.get(name, NO_NUMBER)), why)
@@ -181,10 +181,10 @@ def _tables(survey: Survey, found: list[Difference]) -> Mapping[str, Table]:
 def _rows(one: Difference, survey: Survey) -> list[tuple[str, ...]]:
     rows = []
     for silo, column in sorted(one.columns.items()):
-        at = quantiles(column, survey.told[silo].samples, (0.1, 0.5, 0.9))
+        at = quantiles(column, survey.reported[silo].samples, (0.1, 0.5, 0.9))
         places = [NO_NUMBER if np.isnan(value) else wire.readable(value) for value in at]
         if column.categories and None not in column.cells:
-            own = shares(column, survey.told[silo].samples)[: len(column.cells)]
+            own = shares(column, survey.reported[silo].samples)[: len(column.cells)]
             most = int(own.argmax())
             places[1] = f"mostly {column.categories[most]} ({100 * own[most]:.0f} %)"
         unlike = f"{one.score:.2f}" if silo == one.silo else ""

@@ -47,7 +47,7 @@ class Story:
         return self.history.last_seen.get(silo, ("", LIGHT["alone"]))
 
 
-def most_telling(rows: list[Row], key: Callable[[Row], float], which: str) -> tuple[list[Row], str]:
+def top_rows(rows: list[Row], key: Callable[[Row], float], which: str) -> tuple[list[Row], str]:
     """Return the rows to draw, at most ``MANY`` in order of ``key``, and a note for the caption."""
     if len(rows) <= MANY:
         return rows, ""
@@ -83,12 +83,12 @@ def decimals(value: float, count: int) -> str:
     return NO_NUMBER if math.isnan(value) else f"{value:.{count}f}"
 
 
-def minute(told: str) -> str:
+def minute(text: str) -> str:
     """Format a recorded time to the minute, in UTC; other text is unchanged."""
     try:
-        return datetime.fromisoformat(told).astimezone(UTC).strftime("%Y-%m-%d %H:%M UTC")
+        return datetime.fromisoformat(text).astimezone(UTC).strftime("%Y-%m-%d %H:%M UTC")
     except (ValueError, OverflowError):
-        return told
+        return text
 
 
 def duration(seconds: float) -> str:

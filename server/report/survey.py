@@ -87,8 +87,8 @@ def quantiles(column: ColumnCounts, samples: int, at: Sequence[float]) -> NDArra
 def columns_of(survey: Survey, *, target: bool) -> dict[str, dict[str, ColumnCounts]]:
     """Return column → silo → its counts, in the order of the silos' columns."""
     found: dict[str, dict[str, ColumnCounts]] = {}
-    for silo, told in sorted(survey.told.items()):
-        for column in told.targets if target else told.inputs:
+    for silo, own in sorted(survey.reported.items()):
+        for column in own.targets if target else own.inputs:
             found.setdefault(column.name, {})[silo] = column
     return found
 
@@ -108,7 +108,7 @@ def differences(survey: Survey) -> list[Difference]:
 def _difference(
     name: str, own: Mapping[str, ColumnCounts], survey: Survey, target: bool
 ) -> Difference:
-    counted = {silo: survey.told[silo].samples for silo in own}
+    counted = {silo: survey.reported[silo].samples for silo in own}
     seen = {
         silo: _Seen(shares(c, counted[silo]), quantiles(c, counted[silo], TENTHS))
         for silo, c in own.items()
@@ -137,8 +137,8 @@ def _categories_apart(
 ) -> float:
     """Return the total variation between a silo's visible cells and the mean of the others'."""
     others = np.mean([one.shares for name, one in seen.items() if name != silo], axis=0)
-    told = [cell is not None for cell in own[silo].all_cells]
-    return float(np.abs(seen[silo].shares - others)[told].sum()) / 2
+    shown = [cell is not None for cell in own[silo].all_cells]
+    return float(np.abs(seen[silo].shares - others)[shown].sum()) / 2
 
 
 def _numbers_apart(silo: str, own: Mapping[str, ColumnCounts], seen: Mapping[str, _Seen]) -> float:
@@ -168,18 +168,18 @@ def warnings(survey: Survey) -> list[str]:
 
 
 def _few(survey: Survey) -> Iterator[str]:
-    for silo, told in sorted(survey.told.items()):
-        if told.samples < FEW:
-            yield f"{silo} has only {told.samples} training samples: little can be learned there."
-        if told.left_out:
-            yield f"{silo} has {told.left_out} more columns, of which it tells nothing."
+    for silo, own in sorted(survey.reported.items()):
+        if own.samples < FEW:
+            yield f"{silo} has only {own.samples} training samples: little can be learned there."
+        if own.left_out:
+            yield f"{silo} has {own.left_out} more columns, of which it tells nothing."
 
 
 def _absent(name: str, own: Mapping[str, ColumnCounts], survey: Survey) -> Iterator[str]:
     """Warn about columns that some silos have and others, which list their columns, do not."""
-    target = any(name == column.name for t in survey.told.values() for column in t.targets)
-    tell = [s for s, t in survey.told.items() if (t.targets if target else t.inputs)]
-    if lacking := sorted(set(tell) - set(own)):
+    target = any(name == column.name for t in survey.reported.values() for column in t.targets)
+    reporting = [s for s, t in survey.reported.items() if (t.targets if target else t.inputs)]
+    if lacking := sorted(set(reporting) - set(own)):
         yield f"{name}: {_list(lacking)} {_has(lacking)} no such column, {_list(sorted(own))} do."
 
 
@@ -197,7 +197,7 @@ def _classes(name: str, own: Mapping[str, ColumnCounts], survey: Survey) -> Iter
         elif lacking := [column.categories[i] for i, c in enumerate(column.cells) if c == 0]:
             yield f"{name}: {silo} has no training sample of {_list(lacking)}."
         if None in column.cells and len(column.cells) == 2:
-            least = survey.told[silo].least
+            least = survey.reported[silo].least
             yield (
                 f"{name}: {silo} has fewer than {least} training samples of one of "
                 f"{_list(column.categories)}; which one, and how many, it does not tell."
@@ -217,8 +217,8 @@ def _balance(
     ]
     if not alike:
         return
-    mine = shares(column, survey.told[silo].samples)
-    others = np.mean([shares(own[n], survey.told[n].samples) for n in alike], axis=0)
+    mine = shares(column, survey.reported[silo].samples)
+    others = np.mean([shares(own[n], survey.reported[n].samples) for n in alike], axis=0)
     worst = int(np.argmax(np.abs(mine - others)))
     if worst < len(column.categories) and abs(mine[worst] - others[worst]) >= OTHER_BALANCE:
         yield (
@@ -228,7 +228,7 @@ def _balance(
 
 
 def _of_column(name: str, own: Mapping[str, ColumnCounts], survey: Survey) -> Iterator[str]:
-    counted = {silo: max(survey.told[silo].samples, 1) for silo in own}
+    counted = {silo: max(survey.reported[silo].samples, 1) for silo in own}
     yield from _missing(name, {n: (c.missing or 0) / counted[n] for n, c in own.items()})
     for silo, column in own.items():
         odd = (column.odd or 0) / counted[silo]
@@ -238,7 +238,7 @@ def _of_column(name: str, own: Mapping[str, ColumnCounts], survey: Survey) -> It
                 f"{name}: {_about(odd)} of the samples of {silo} are {what}, so count as "
                 "missing. Is it another code or unit? `coterie silo check` there names the first."
             )
-        target = column in survey.told[silo].targets
+        target = column in survey.reported[silo].targets
         if (
             not target
             and _is_constant(column)
@@ -271,7 +271,7 @@ def _units(name: str, own: Mapping[str, ColumnCounts], survey: Survey) -> Iterat
     """Warn about silos whose numbers lie outside the others' range, and about codes below 0."""
     numbers = {silo: column for silo, column in own.items() if column.step}
     places = {
-        silo: quantiles(column, survey.told[silo].samples, (0.1, 0.5, 0.9))
+        silo: quantiles(column, survey.reported[silo].samples, (0.1, 0.5, 0.9))
         for silo, column in numbers.items()
     }
     places = {silo: place for silo, place in places.items() if np.isfinite(place).all()}
@@ -317,7 +317,11 @@ def _has(names: Sequence[str]) -> str:
     return "has" if len(names) == 1 else "have"
 
 
-def told_of(told: Statistics) -> str:
+def kinds_of(statistics: Statistics) -> str:
     """Describe the kinds of statistics that a silo shared."""
-    parts = [word for word, own in (("inputs", told.inputs), ("targets", told.targets)) if own]
+    parts = [
+        word
+        for word, own in (("inputs", statistics.inputs), ("targets", statistics.targets))
+        if own
+    ]
     return " and ".join(parts) or "numbers of samples"

@@ -19,10 +19,10 @@ from coterie.server.report.story import (
     NO_NUMBER,
     Story,
     decimals,
-    most_telling,
     signed_points,
     thin,
     thinned,
+    top_rows,
 )
 from coterie.server.runs.record.metrics import Lead
 from coterie.strategies.rounds.reports import SiloReport
@@ -114,7 +114,7 @@ def outcomes_picture(story: Story) -> Picture | str | None:
             if names:
                 caption += f" {why}: {', '.join(names[:5])}{' and others' * (len(names) > 5)}."
     which = "silos that gain least" if gains.gain else "silos with the largest error"
-    shown, note = most_telling(rows, lambda row: _or_last(row.gain, -row.together), which)
+    shown, note = top_rows(rows, lambda row: _or_last(row.gain, -row.together), which)
     draw = partial(charts.outcomes, shown, title=title, label=lead.label, scale=lead.scale)
     return Picture("outcomes", title, caption + note + compared, draw, table)
 
@@ -158,7 +158,9 @@ def curves_picture(story: Story) -> Picture | None:
     return Picture("curves", title, caption, draw, table)
 
 
-def _told(story: Story, value: Callable[[SiloReport], float]) -> dict[int, dict[str, float]]:
+def _finite_values(
+    story: Story, value: Callable[[SiloReport], float]
+) -> dict[int, dict[str, float]]:
     """Return round → silo → its finite value from the training, without empty rounds."""
     found = {
         one.round: {n: value(s) for n, s in one.silos.items() if math.isfinite(value(s))}
@@ -169,7 +171,7 @@ def _told(story: Story, value: Callable[[SiloReport], float]) -> dict[int, dict[
 
 def loss_picture(story: Story) -> Picture | None:
     """Draw the training loss over rounds."""
-    points = _told(story, lambda silo: silo.train_loss)
+    points = _finite_values(story, lambda silo: silo.train_loss)
     if not points:
         return None
     lines = _lines(story, points, scale=1.0)
@@ -182,7 +184,7 @@ def loss_picture(story: Story) -> Picture | None:
 
 def discrepancy_picture(story: Story) -> Picture | None:
     """Draw the distance between silos' trained models and their groups' models."""
-    points = _told(story, lambda silo: silo.discrepancy)
+    points = _finite_values(story, lambda silo: silo.discrepancy)
     if not points:
         return None
     title = "Discrepancy of silos and their groups"

@@ -246,9 +246,9 @@ def megabytes(count: int) -> str:
     return f"{count / 1e6:.1f} MB moved"
 
 
-def local_time(told: str) -> str:
+def local_time(text: str) -> str:
     """Format a time by this machine's clock, as in run.log; other text is unchanged."""
     try:
-        return datetime.fromisoformat(told).astimezone().strftime("%Y-%m-%d %H:%M:%S")
+        return datetime.fromisoformat(text).astimezone().strftime("%Y-%m-%d %H:%M:%S")
     except (ValueError, OverflowError):
-        return told
+        return text

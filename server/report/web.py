@@ -17,7 +17,7 @@ from urllib.parse import quote
 
 from coterie.pictures.page import Page, render, render_body
 from coterie.server.paths import default_runs_dir
-from coterie.server.report.command import tell
+from coterie.server.report.command import build_story
 from coterie.server.report.page import build_page
 from coterie.server.runs.record import (
     EVENTS,
@@ -94,7 +94,7 @@ def _page(folder: Path | None, root: Path | None) -> tuple[Page, str]:
         where = root or default_runs_dir()
         return Page("coterie", f"runs in {where}", "No run is recorded yet. This page waits."), ""
     try:
-        story = tell(read_run(folder))
+        story = build_story(read_run(folder))
     except FederationError as error:
         return Page(folder.name, str(folder), "This run cannot be read.", missing=[str(error)]), ""
     status = story.run.status

@@ -66,9 +66,9 @@ def initial_arrays(grid: Grid, silos: Sequence[Silo], config: RunConfig) -> Arra
 
 def _unconfirmed(given: dict[str, tuple[str, Model]], why: dict[str, str]) -> ArrayRecord:
     """Return the first model if at most two silos sent one; else raise ``FederationError``."""
-    told = " ".join(f"{name}: {reason}" for name, reason in sorted(why.items()))
+    reasons = " ".join(f"{name}: {reason}" for name, reason in sorted(why.items()))
     if not given:
-        raise FederationError(f"no silo gave an initial model. {told}", phase="initial")
+        raise FederationError(f"no silo gave an initial model. {reasons}", phase="initial")
     if len(given) > 2:
         raise FederationError(
             f"the silos {', '.join(sorted(given))} each give another initial model for one seed. "

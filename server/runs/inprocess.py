@@ -109,8 +109,8 @@ class InProcessGrid(Grid):
         try:
             return self.app(message, context)
         except Exception as error:
-            told = Error(wire.FAILED, f"{type(error).__name__}: {error}")
-            return Message(told, reply_to=message)
+            failure = Error(wire.FAILED, f"{type(error).__name__}: {error}")
+            return Message(failure, reply_to=message)
 
 
 def client_app() -> ClientApp:
@@ -132,8 +132,8 @@ def open_silos(node_configs: Sequence[NodeConfig], *, whose: str = "") -> None:
     try:
         import_module(PREPARE).prepare_nodes(node_configs)
     except ValueError as error:  # what tasks and settings raise are ValueErrors
-        told = f"{whose}: {error}" if whose else str(error)
-        raise refused(told) from None
+        text = f"{whose}: {error}" if whose else str(error)
+        raise refused(text) from None
 
 
 def close_silos() -> None:

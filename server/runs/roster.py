@@ -30,7 +30,7 @@ class Known(Protocol):
         """Return why a silo need not be asked whether it serves a task; empty if it must be."""
         ...
 
-    def note(self, told: Mapping[str, tuple[int, tuple[str, ...]]]) -> None:
+    def note(self, stated: Mapping[str, tuple[int, tuple[str, ...]]]) -> None:
         """Save silo → its node, and the tasks that it stated."""
         ...
 
@@ -64,8 +64,10 @@ class EnrolledRoster(DescribedRoster):
         super()._describe(grid, asked, deadline_s)
         heard, self._heard = self._heard, {}
         if self.known is not None and heard:
-            told = {n: (node, tasks) for node, (n, tasks) in heard.items() if names.get(node) == n}
-            self.known.note(told)
+            stated = {
+                n: (node, tasks) for node, (n, tasks) in heard.items() if names.get(node) == n
+            }
+            self.known.note(stated)
 
     def _elsewhere(self, node: int, names: Mapping[int, str]) -> str:
         if self.known is None or node not in names:
@@ -103,8 +105,8 @@ class EnrolledRoster(DescribedRoster):
             could = len(enrolled) - elsewhere
             too_few = elsewhere and could < min(self.min_silos, len(enrolled))
             if too_few or (not here and why and len(why) == len(enrolled)):
-                told = {enrolled[node]: reason for node, reason in why.items()}
-                raise self._hopeless(told, could if len(why) < len(enrolled) else 0)
+                reasons = {enrolled[node]: reason for node, reason in why.items()}
+                raise self._hopeless(reasons, could if len(why) < len(enrolled) else 0)
         return here
 
     def _refuse(self, node: int, who: str, reason: str) -> None:
@@ -117,12 +119,12 @@ class EnrolledRoster(DescribedRoster):
 
     def _hopeless(self, reasons: Mapping[str, str], could: int) -> FederationError:
         said = sentences(reasons)
-        told = " ".join(said[:MOST_REASONS])
+        text = " ".join(said[:MOST_REASONS])
         more = len(said) - MOST_REASONS
-        told += f" And {more} more." if more > 0 else ""
+        text += f" And {more} more." if more > 0 else ""
         who = f"only {could} of the enrolled silos can take part, and min-silos is {self.min_silos}"
         return FederationError(
-            f"{who if could else 'every enrolled silo refuses the run'}: {told} "
+            f"{who if could else 'every enrolled silo refuses the run'}: {text} "
             f"{self._advice(set(reasons.values()))}, and start another run.",
             round_number=1,
             phase="roster",
@@ -148,6 +150,6 @@ class EnrolledRoster(DescribedRoster):
 
     def _nearest(self, reasons: set[str]) -> str:
         """Return the served task that was probably meant; empty if none is near."""
-        served = {name for reason in reasons for told in SERVES.findall(reason)
-                  for name in re.findall("'([^']+)'", told)}  # fmt: skip
+        served = {name for reason in reasons for listed in SERVES.findall(reason)
+                  for name in re.findall("'([^']+)'", listed)}  # fmt: skip
         return next(iter(get_close_matches(self.task, sorted(served), n=1)), "")

@@ -92,10 +92,10 @@ def terms(config: RunConfig) -> dict[str, Scalar]:
         return {wire.STRATEGY: config.strategy, **config.task_keys}
     training = train_config(config, run="")
     training |= config.algorithm.entries(training)
-    told = {key: value for key, value in training.items() if key in wire.terms()}
-    told |= config.task_keys
-    told |= {wire.SECURE: True} if config.secure else {}
-    return told | dict(config.algorithm.demands())
+    entries = {key: value for key, value in training.items() if key in wire.terms()}
+    entries |= config.task_keys
+    entries |= {wire.SECURE: True} if config.secure else {}
+    return entries | dict(config.algorithm.demands())
 
 
 def build_strategy(
@@ -274,9 +274,9 @@ def _ask(
     recording = _RecordingRoster(roster, record)
     recording.present(grid, number=1)
     record.ready(recording.silos)
-    told = {wire.PROTOCOL_KEY: wire.PROTOCOL, wire.TASK: config.task, **terms(config)}
-    told |= {wire.RUN: record.folder.name}
-    found = ask_for_statistics(grid, recording.silos, told, deadline_s=config.round_timeout)
+    stated = {wire.PROTOCOL_KEY: wire.PROTOCOL, wire.TASK: config.task, **terms(config)}
+    stated |= {wire.RUN: record.folder.name}
+    found = ask_for_statistics(grid, recording.silos, stated, deadline_s=config.round_timeout)
     silent = {**roster.refused, **roster.elsewhere, **found.silent}
     survey = replace(found, silent=silent)
     write_survey(record.folder, survey)
@@ -351,9 +351,9 @@ def _execute(
     ended = resume is not None and resume.ended_early
     here = recording.present(grid, number=done if ended else min(done + 1, config.rounds))
     initial = initial_arrays(grid, here, config) if resume is None else ArrayRecord()
-    told = train_config(config, run=record.folder.name)
+    training = train_config(config, run=record.folder.name)
     scale = (
-        ask_for_scale(grid, here, told, deadline_s=config.round_timeout)
+        ask_for_scale(grid, here, training, deadline_s=config.round_timeout)
         if standing is None
         else list(standing.scale)
     )

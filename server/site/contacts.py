@@ -64,12 +64,12 @@ class Contacts:
     def served(self) -> Mapping[str, Served]:
         """Return silo → last statement, for silos that were ever asked."""
         kinds: Kinds = {"node": int, "tasks": _names, "at": float}
-        return {n: Served(**told) for n, told in _entries(self.folder / SILOS, kinds)}
+        return {n: Served(**entry) for n, entry in _entries(self.folder / SILOS, kinds)}
 
     def seen(self) -> Mapping[str, Contact]:
         """Return silo → last contact noted by the coordinator's process."""
         kinds: Kinds = {"node": int, "status": str, "connected": float, "seen": float}
-        return {n: Contact(**told) for n, told in _entries(self.folder / CONTACTS, kinds)}
+        return {n: Contact(**entry) for n, entry in _entries(self.folder / CONTACTS, kinds)}
 
     def objection(self, node: int, name: str, task: str) -> str:
         """Return why a silo need not be asked whether it serves a task; empty if it must be asked.
@@ -84,21 +84,21 @@ class Contacts:
             return ""
         return f"it serves task {', '.join(map(repr, served.tasks))}, {wire.OTHER_TASK} {task!r}."
 
-    def note(self, told: Mapping[str, tuple[int, tuple[str, ...]]]) -> None:
+    def note(self, stated: Mapping[str, tuple[int, tuple[str, ...]]]) -> None:
         """Save what silos said: silo → its node and tasks. If that fails, they are asked again."""
         try:
             with locked(self.folder, name=LOCK, deadline_s=LOCK_DEADLINE_S):
                 known = {n: asdict(one) for n, one in self.served().items()}
                 now = time.time()
-                known |= {n: asdict(Served(*said, now)) for n, said in told.items()}
+                known |= {n: asdict(Served(*said, now)) for n, said in stated.items()}
                 write_atomically(self.folder / SILOS, json.dumps(known, indent=1).encode())
         except (OSError, LockedError) as error:
             log.warning("which tasks silos serve could not be written down: %s", error)
 
     def note_seen(self, contacts: Mapping[str, Contact]) -> None:
         """Save the last contacts. Raises ``OSError``."""
-        told = {name: asdict(contact) for name, contact in contacts.items()}
-        write_atomically(self.folder / CONTACTS, json.dumps(told, indent=1).encode())
+        entries = {name: asdict(contact) for name, contact in contacts.items()}
+        write_atomically(self.folder / CONTACTS, json.dumps(entries, indent=1).encode())
 
 
 def _entries(file: Path, kinds: Kinds) -> Iterator[tuple[str, dict[str, Any]]]:

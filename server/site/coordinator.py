@@ -48,7 +48,7 @@ def answers(federation: Federation) -> bool:
     return listens(federation.control_address)
 
 
-def tell_superlink(federation: Federation) -> dict[str, Node]:
+def sync_superlink(federation: Federation) -> dict[str, Node]:
     """Apply the roster to the running SuperLink; return name → node."""
     with control(
         federation.control_address,
@@ -105,7 +105,7 @@ def _serve(federation: Federation, say: Callable[[str], None]) -> int:
             compact(federation.database, say, most=math.inf)
             link.start()
             superlink.wait_until_it_answers(link, [federation.control_address], stopped)
-            tell_superlink(federation)
+            sync_superlink(federation)
             executor.start()
             steward = looking.enter_context(Steward(federation, say))
             programs = {"superlink": link, "runs": executor}
@@ -161,7 +161,7 @@ def _come_back(
     try:
         superlink.wait_until_it_answers(link, [federation.control_address], stopped)
         if not stopped():
-            tell_superlink(federation)
+            sync_superlink(federation)
             say("The SuperLink is back.")
     except FederationError as error:
         say(str(error))

@@ -82,6 +82,6 @@ def compact(database: Path, say: Callable[[str], None], *, most: float = QUICK_B
                 return
             opened.execute("VACUUM")
             opened.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-    except (sqlite3.Error, OSError):  # busy, damaged or full: each is told elsewhere
+    except (sqlite3.Error, OSError):  # busy, damaged or full: each is reported elsewhere
         return
     say(f"The SuperLink's database was {whole / 1e6:.1f} MB and is {needed / 1e6:.1f} MB now.")

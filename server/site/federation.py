@@ -162,13 +162,13 @@ class Federation:
         """
         own = self.config.monitoring
         try:
-            told = {
+            changes = {
                 "metrics": _is_to_listen_on(metrics) or own.metrics,
                 "log_format": logs.chosen(log_format, own.log_format),
             }
         except ValueError as error:
             raise refused(f"{error}.".replace("..", ".")) from None
-        config = self.config.model_copy(update={"monitoring": own.model_copy(update=told)})
+        config = self.config.model_copy(update={"monitoring": own.model_copy(update=changes)})
         return replace(self, config=config)
 
     @property

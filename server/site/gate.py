@@ -146,7 +146,7 @@ class Gate:
         """Return who starts a run; for a run from the queue, who queued it."""
         if who != operators.LOCAL:
             return who
-        with suppress(FederationError):  # a damaged queue is told elsewhere
+        with suppress(FederationError):  # a damaged queue is reported elsewhere
             return who_queued(self.made, request.fab.hash_str)
         return ""
 
@@ -235,10 +235,10 @@ def main() -> None:
     silos = import_module("flwr.server.superlink.fleet.grpc_rere.node_auth_server_interceptor")
     refuse = vars(silos)["_unary_unary_rpc_terminator"]
 
-    def told(why: str) -> grpc.RpcMethodHandler:
+    def terminate(why: str) -> grpc.RpcMethodHandler:
         return refuse(_with_the_time(why, datetime.now(UTC)))
 
-    replace_in(silos, _unary_unary_rpc_terminator=told)
+    replace_in(silos, _unary_unary_rpc_terminator=terminate)
     from coterie.server.machine import lean
 
     with lean.install(made.folder):

@@ -173,8 +173,12 @@ class Collector:
     def _silos(self) -> Iterator[Sample]:
         snapshot = self._steward.snapshot
         statuses = Counter(one.status for one in snapshot.silos.values())
-        for status, told in (("online", "online"), ("offline", "offline"), ("registered", "never")):
-            yield Sample(SILOS, statuses[status], {"status": told})
+        for status, label in (
+            ("online", "online"),
+            ("offline", "offline"),
+            ("registered", "never"),
+        ):
+            yield Sample(SILOS, statuses[status], {"status": label})
         for name, one in sorted(snapshot.silos.items()):
             yield Sample(CONTACT, one.seen, {"silo": name})
         yield Sample(LOOK, snapshot.at)

@@ -14,7 +14,7 @@ from coterie import wire
 from coterie.server.machine.link import Node
 from coterie.server.site import audit, enrolled, statement, upgrade, withdrawal
 from coterie.server.site.contacts import Contacts, Served
-from coterie.server.site.coordinator import answers, tell_superlink
+from coterie.server.site.coordinator import answers, sync_superlink
 from coterie.server.site.federation import Federation, load
 from coterie.strategies.errors import EXIT_CONFIG, FederationError
 from coterie.system.terminal import wide
@@ -208,7 +208,7 @@ def _update_superlink(made: Federation) -> tuple[dict[str, Node], str]:
     if not answers(made):
         return {}, "No SuperLink is running here"
     try:
-        return tell_superlink(made), ""
+        return sync_superlink(made), ""
     except FederationError as error:
         return {}, f"The SuperLink was not told: {str(error).rstrip('.')}"
 

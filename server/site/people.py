@@ -40,8 +40,8 @@ def take_operator(made: Federation, text: str, roles: Sequence[str]) -> None:
         request = enrolment.read_request(text, kind=enrolment.OPERATOR)
     except enrolment.EnrolmentError as error:
         raise FederationError(str(error), phase="operators", exit_code=EXIT_CONFIG) from None
-    told = {"operator": request.name, "key": enrolment.fingerprint_of_key(request.key)}
-    with audit.acting(made, "enrol operator", **told, roles=", ".join(roles)):
+    facts = {"operator": request.name, "key": enrolment.fingerprint_of_key(request.key)}
+    with audit.acting(made, "enrol operator", **facts, roles=", ".join(roles)):
         new = operators.enrol(made, request, roles)
     print(
         f"Operator {new.name} is enrolled, and may {_may(new)}. Key fingerprint: {new.fingerprint}"

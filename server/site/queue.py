@@ -104,8 +104,8 @@ class AskedQueue:
 
     def add(self, keys: Mapping[str, Any], *, priority: int = 0, alone: bool = True) -> Entry:
         """Add a run (see ``enqueue``)."""
-        told = {"priority": str(priority), "alone": "yes" if alone else "no"}
-        return Entry(**self._act("queue", keys=json.dumps(dict(keys)), **told)["entry"])
+        options = {"priority": str(priority), "alone": "yes" if alone else "no"}
+        return Entry(**self._act("queue", keys=json.dumps(dict(keys)), **options)["entry"])
 
     def take_away(self, entry_id: str) -> None:
         """Remove a waiting run (see ``Queue.take_away``)."""

@@ -110,9 +110,9 @@ def lines(outlook: Outlook) -> Iterator[str]:
             f"{run}` and go on afterwards with `coterie run --resume {run}`."
         )
     if outlook.unknown:
-        told = ", ".join(silo.name for silo in outlook.unknown)
+        names = ", ".join(silo.name for silo in outlook.unknown)
         yield (
-            f"Not known: {told}. No recorded run says which release they have; "
+            f"Not known: {names}. No recorded run says which release they have; "
             "`coterie --version` there does."
         )
     if outlook.is_safe:

@@ -26,7 +26,7 @@ from coterie.server.runs.record import EVENTS, Round, Run, read_run
 from coterie.server.runs.record.format import event_of
 from coterie.server.runs.run import CHECKPOINTS
 from coterie.server.site import audit, enrolled, operators
-from coterie.server.site.coordinator import answers, tell_superlink
+from coterie.server.site.coordinator import answers, sync_superlink
 from coterie.server.site.federation import Federation
 from coterie.server.site.statement import Averaged, Deleted, Withdrawal, from_fields, signed
 from coterie.strategies.errors import EXIT_CONFIG, FederationError
@@ -131,7 +131,7 @@ def _carry_out(
     unfinished = []
     if answers(made):
         try:
-            tell_superlink(made)
+            sync_superlink(made)
         except FederationError as error:
             unfinished.append(f"The SuperLink was not told: {error}")
     # Only now: shut out, it can come into no further run.
@@ -262,8 +262,10 @@ def _was_here(folder: Path, name: str) -> bool:
         lines = (folder / EVENTS).read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         return False
-    told = (event_of(line) for line in lines if '"here"' in line)
-    return any(event is not None and event.kind == "here" and name in event.silos for event in told)
+    events = (event_of(line) for line in lines if '"here"' in line)
+    return any(
+        event is not None and event.kind == "here" and name in event.silos for event in events
+    )
 
 
 def _files(folder: Path, name: str) -> Iterator[Path]:

@@ -85,11 +85,11 @@ def compare(
     count = len(comparison.silos(comparison.repeats[0]))
     where = "as processes of their own" if federation else "in this process"
     folds = f", {comparison.file.folds} folds each" if comparison.file.folds else ""
-    told = (
+    summary = (
         f": {len(comparison.runs)} strategies, {count} silos {where}, seeds "
         f"{', '.join(map(str, comparison.file.seeds))}{folds}. Records: {folder}/"
     )
-    console.print(Text.assemble((title, "bold"), told), soft_wrap=True)
+    console.print(Text.assemble((title, "bold"), summary), soft_wrap=True)
     for key, names in comparison.partly_shared.items():
         console.print(f"  {key} goes to {', '.join(names)} only", markup=False, soft_wrap=True)
     failed: dict[str, str] = {}

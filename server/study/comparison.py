@@ -172,7 +172,7 @@ def best_of(measures: Mapping[str, Measures]) -> str:
 
 def _row(name: str, own: Measures, alone: Measures, target: float | None, p: float) -> Row:
     runs = list(own.values())
-    told = [run for run in runs if run.errors]
+    evaluated = [run for run in runs if run.errors]
     means = [run.mean for run in runs]
     beside = [(own[k].errors, alone[k].errors) for k in own if k in alone and own is not alone]
     gained = _gains([gains(*pair) for pair in beside])
@@ -183,8 +183,8 @@ def _row(name: str, own: Measures, alone: Measures, target: float | None, p: flo
         seeds=len(runs),
         error=float(np.mean(means)),
         error_std=float(np.std(means, ddof=1)) if len(means) > 1 else math.nan,
-        silo_std=_mean([float(np.std(list(run.errors.values()))) for run in told]),
-        worst=_mean([max(run.errors.values()) for run in told]),
+        silo_std=_mean([float(np.std(list(run.errors.values()))) for run in evaluated]),
+        worst=_mean([max(run.errors.values()) for run in evaluated]),
         ipr=_mean([ipr(errors, base) for errors, base in beside]),
         rsd=_mean([rsd(errors, base) for errors, base in beside]),
         gain=_mean(list(gained.values())),

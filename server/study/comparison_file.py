@@ -233,12 +233,12 @@ def read(file: Path, *, data: Path | None = None) -> Comparison:
     Raises:
         FederationError: it cannot be read, or a key is unknown, missing or out of bounds.
     """
-    told = checked(CompareFile, read_table(file, wrong), file, wrong)
+    options = checked(CompareFile, read_table(file, wrong), file, wrong)
     try:
-        told, task, fingerprint = _with_task(_with_data(told, file, data), file)
+        options, task, fingerprint = _with_task(_with_data(options, file, data), file)
     except TaskError as error:
         raise wrong(f"{file}: {error}") from None
-    comparison = Comparison(told, _runs(told, file), task, fingerprint)
+    comparison = Comparison(options, _runs(options, file), task, fingerprint)
     for name in comparison.runs:
         _check(comparison, name, file)
     _check_metric(comparison, file)

@@ -274,8 +274,8 @@ def _print_outcome(console: Console, outcome: Outcome, run: Run) -> None:
     if run.strategy == "fedcollab" and (structure := run.rounds[-1].grouping.structure):
         from coterie.server.report.similarity import interval_text  # draws: loaded late
 
-        told = "FedCollab chose these groups by error bounds, which the report shows."
-        console.print(told + interval_text(structure), soft_wrap=True)
+        text = "FedCollab chose these groups by error bounds, which the report shows."
+        console.print(text + interval_text(structure), soft_wrap=True)
     if run.collaboration:
         console.print(f"{collaboration_text(run.collaboration, run.lead)}.", soft_wrap=True)
     memory = f", peak memory {outcome.peak_memory / 1e9:.1f} GB" if outcome.peak_memory else ""
@@ -300,8 +300,8 @@ GENERATORS_TEXT = (
 
 def _table(outcome: Outcome, run: Run) -> Table:
     title, lead = TITLES[run.strategy], run.lead
-    told = f"{lead.head} on each silo's own test data: {lead.direction}"
-    table = Table(title=told[0].upper() + told[1:], title_justify="left")
+    caption = f"{lead.head} on each silo's own test data: {lead.direction}"
+    table = Table(title=caption[0].upper() + caption[1:], title_justify="left")
     runs = list(outcome.errors)
     names_of = {"grouped": title, "personalised": "Per"}
     remarks = {NEWCOMER: " (joined late)", **dict.fromkeys(LEAVERS, " (left early)")}

@@ -56,8 +56,10 @@ def read(
 
 def node_configs(simulation: Simulation) -> list[dict[str, Option]]:
     """Return Flower's node config of every silo, as ``coterie silo --simulation`` makes them."""
-    task, told = simulation.task, simulation.label_counts
-    specs = [SiloSpec(s.name, task, s.options, label_counts=told) for s in simulation.silos_of()]
+    task, label_counts = simulation.task, simulation.label_counts
+    specs = [
+        SiloSpec(s.name, task, s.options, label_counts=label_counts) for s in simulation.silos_of()
+    ]
     return [spec.node_config() for spec in specs]
 
 
@@ -90,8 +92,8 @@ def simulate(
         )
     if processes:
         home = folder or Path(config.runs_dir).parent / time.strftime("simulation-%Y%m%d-%H%M%S")
-        told = f"{simulation.silos} silos in {processes} processes; their logs: {home}"
-        console.print(told, markup=False, soft_wrap=True)
+        text = f"{simulation.silos} silos in {processes} processes; their logs: {home}"
+        console.print(text, markup=False, soft_wrap=True)
         with LocalFederation(home) as federation:
             federation.start_partitions(file, simulation.silos, processes)
             federation.wait_for_silos(simulation.silos)

@@ -272,14 +272,14 @@ class Auto(Algorithm[AutoState]):
             beside = state.beside.get(name)
             if beside is None:
                 return [alone]
-            told: dict[str, Scalar] = {
+            config: dict[str, Scalar] = {
                 **holdout(silo),
                 wire.GROUP_SIZE: _size_here(beside, now) + 1,
             }
             new = not state.probation[name]
             longer = catch_up(silo, now, most=MAX_LOOK) if new else {}
             return [
-                Order(silo, state.group_models[beside], config=told),
+                Order(silo, state.group_models[beside], config=config),
                 replace(alone, purpose=ALONE, config={**alone.config, **longer}),
             ]
         longer = self._limits.longer(state, name, now)
@@ -421,7 +421,7 @@ class Auto(Algorithm[AutoState]):
         return state.phase != "hold"
 
     def details(self, state: AutoState) -> Mapping[str, Any]:
-        told: dict[str, Any] = {
+        details: dict[str, Any] = {
             "phase": state.phase,
             "trainings": {name: round(n, 1) for name, n in sorted(state.trainings.items())},
             "bytes": {
@@ -432,22 +432,24 @@ class Auto(Algorithm[AutoState]):
             },
         }
         if state.pairs is not None and state.paired_in == state.number:
-            told |= FedCollab().details(replace(state.pairs, structure=None))
+            details |= FedCollab().details(replace(state.pairs, structure=None))
         if state.phase == "race":
-            told["began"] = state.since
-            told["candidates"] = [entrant_entry(one) for one in entrants_of(state)]
-            told["judges"] = sorted(judges_of(state))
+            details["began"] = state.since
+            details["candidates"] = [entrant_entry(one) for one in entrants_of(state)]
+            details["judges"] = sorted(judges_of(state))
         dropped = [one for one in state.dropped if one.dropped == state.number]
-        told |= {"dropped": [entrant_entry(one) for one in dropped]} if dropped else {}
+        details |= {"dropped": [entrant_entry(one) for one in dropped]} if dropped else {}
         if state.verdict is not None and state.verdict.round == state.number:
-            told["verdict"] = verdict_entry(state.verdict)
+            details["verdict"] = verdict_entry(state.verdict)
         if state.drifted:
-            told["other-data"] = sorted(state.drifted)
+            details["other-data"] = sorted(state.drifted)
         if state.probation:
-            told["probation"] = {n: list(state.beside.get(n, ())) for n in sorted(state.probation)}
+            details["probation"] = {
+                n: list(state.beside.get(n, ())) for n in sorted(state.probation)
+            }
         if fresh := {n: p for n, p in state.placed.items() if p.round == state.number}:
-            told["placed"] = {name: placement_entry(fresh[name]) for name in sorted(fresh)}
-        return told
+            details["placed"] = {name: placement_entry(fresh[name]) for name in sorted(fresh)}
+        return details
 
 
 def _with_pairs(state: AutoState, compared: FedCollabState, now: Round) -> AutoState:

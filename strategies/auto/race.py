@@ -38,8 +38,8 @@ def race_orders(state: AutoState, silo: Silo, now: Round) -> list[Order]:
     for number, group in enumerate(sorted(state.models)):
         taking_part = staying([name for name in group if name in now.here], minimums)
         if silo.name in taking_part:
-            told: dict[str, Scalar] = {**holdout(silo), wire.GROUP_SIZE: len(taking_part)}
-            work.append(Order(silo, state.models[group], purpose=f"race-{number}", config=told))
+            config: dict[str, Scalar] = {**holdout(silo), wire.GROUP_SIZE: len(taking_part)}
+            work.append(Order(silo, state.models[group], purpose=f"race-{number}", config=config))
     return work
 
 

@@ -90,8 +90,8 @@ class FedGen(Generative):
         ]
         refused = [silo.name for silo in asked if silo.name in answers.refused]
         counts = {**state.counts, **dict.fromkeys(refused), **_given_counts(answers, num_classes)}
-        told = sum(of is not None for of in counts.values())
-        if refused and told < LEAST and now.number == 1:
+        num_reported = sum(of is not None for of in counts.values())
+        if refused and num_reported < LEAST and now.number == 1:
             raise FederationError(
                 f"FedGen needs the label counts of at least {LEAST} silos. None came from: "
                 f"{', '.join(refused)}, which refused. Who runs such a silo can allow it with "

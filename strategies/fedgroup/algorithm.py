@@ -270,7 +270,7 @@ class FedGroup(Algorithm[FedGroupState]):
     def _cold_start(self, state: FedGroupState, silo: Silo, purpose: str, now: Round) -> Order:
         """Order a pre-training from w⁰, the same in every round: Algorithm 1's ClientUpdate."""
         config: dict[str, Scalar] = {wire.LR_DECAY: 1.0}
-        if self.pretrain_epochs:  # a silo that is told steps does not count epochs
+        if self.pretrain_epochs:  # a silo with a number of steps does not count epochs
             config |= {wire.LOCAL_EPOCHS: self.pretrain_epochs, wire.LOCAL_STEPS: 0}
         if self.pretrain_steps:
             config[wire.LOCAL_STEPS] = self.pretrain_steps
@@ -370,7 +370,7 @@ class FedGroup(Algorithm[FedGroupState]):
         """Run every group's FedAvg, then the inter-group aggregation (Algorithm 2, lines 5–10)."""
         models = list(state.group_models)
         rest = {u.silo.name: self._rest(u.silo, now) for u in updates if u.silo.name in state.begun}
-        combine = partial(self.within.inside.combine, now=now, told=rest)
+        combine = partial(self.within.inside.combine, now=now, settings=rest)
         members = by_number(state.here, state.group_of, len(models))
         for number in range(len(models)):
             own = [u for u in updates if state.group_of[u.silo.name] == number]

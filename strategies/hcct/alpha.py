@@ -364,7 +364,7 @@ def verdict(trial: Trial, *, last: bool) -> dict[str, Any]:
         how = "alone, because no model is better than untrained ones yet"
     if last and not is_decided(trial):
         how += "; the run ended before the trial"
-    told = ", ".join(
+    measured = ", ".join(
         f"{_name(c)}" + ("" if error is None else f": {100 * error:.1f} %")
         for c, error in zip(trial.candidates, errors, strict=True)
     )
@@ -372,7 +372,7 @@ def verdict(trial: Trial, *, last: bool) -> dict[str, Any]:
     log.log(
         logging.WARNING if doubtful else logging.INFO,
         "alpha = auto took %s (%s) after %d rounds; held-out errors of %s: %s",
-        *(_name(best), how, trial.played, wire.counted(len(judges), "silo"), told),
+        *(_name(best), how, trial.played, wire.counted(len(judges), "silo"), measured),
     )
     return {
         "how": how,

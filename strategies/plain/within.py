@@ -109,13 +109,13 @@ class Inside:
         return {}
 
     def combine(
-        self, updates: Updates, now: Round, *, told: Mapping[str, Config] | None = None
+        self, updates: Updates, now: Round, *, settings: Mapping[str, Config] | None = None
     ) -> Model:
         """Return the group's next model.
 
         Args:
             updates: at least one, all of which may be averaged.
-            told: silo → entries that replaced the run's in its training, if any.
+            settings: silo → entries that replaced the run's in its training, if any.
         """
         return combine(updates)
 
@@ -140,10 +140,10 @@ class FedNovaInside(Inside):
         return {wire.PLAIN_STEPS: True}
 
     def combine(
-        self, updates: Updates, now: Round, *, told: Mapping[str, Config] | None = None
+        self, updates: Updates, now: Round, *, settings: Mapping[str, Config] | None = None
     ) -> Model:
         """Return the model of eq. 8 over the silos that answered."""
-        own = told or {}
+        own = settings or {}
         sizes = [u.num_examples for u in updates]
         steps = [
             _accumulated(u, {**now.config, **own.get(u.silo.name, {})}, now.number) for u in updates
@@ -210,7 +210,7 @@ class PFedMeInside(Inside):
         }
 
     def combine(
-        self, updates: Updates, now: Round, *, told: Mapping[str, Config] | None = None
+        self, updates: Updates, now: Round, *, settings: Mapping[str, Config] | None = None
     ) -> Model:
         """Return ``(1 − β) w + β · mean``."""
         mean = combine(updates)

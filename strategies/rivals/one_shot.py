@@ -200,7 +200,7 @@ class KMeans(_FormedOnce):
 
     def placing(self, now: Round) -> tuple[Metric, Config]:
         config = constant_lr(now.config, 1)
-        if self.pretrain_epochs:  # a silo that is told steps does not count epochs
+        if self.pretrain_epochs:  # a silo with a number of steps does not count epochs
             config |= {wire.LOCAL_EPOCHS: self.pretrain_epochs, wire.LOCAL_STEPS: 0}
         return "euclidean", config
 

@@ -101,7 +101,7 @@ class PFedGraph(Algorithm[Graph]):
         """Order training of each silo's own mean, in the group of all present or alone."""
         members = state.members.grouped((name,) for name in now.names)
         orders = [
-            Order(silo, members.models[silo.name], config=self._told(state, silo, now))
+            Order(silo, members.models[silo.name], config=self._config(state, silo, now))
             for silo in now.silos
         ]
         return replace(state, members=members), orders
@@ -155,7 +155,7 @@ class PFedGraph(Algorithm[Graph]):
             **comparison(state.compared, state.cosines, state.lengths),
         }
 
-    def _told(self, state: Graph, silo: Silo, now: Round) -> Config:
+    def _config(self, state: Graph, silo: Silo, now: Round) -> Config:
         """Return the entries; a silo that accepts no group as small as all present stays alone."""
         largest = len(now.silos)
         size = largest if silo.min_group_size <= largest else 1

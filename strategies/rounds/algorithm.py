@@ -344,7 +344,7 @@ class Algorithm(Options, Generic[State]):
         """Return what a round's record holds in addition to the groups; JSON values."""
         return {}
 
-    # ---------------------------------------------------------------- what silos are told
+    # ---------------------------------------------------------------- what silos are sent
 
     def entries(self, training: Config) -> Config:
         """Return what every training message has in addition to the run's entries ``training``."""

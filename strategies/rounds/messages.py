@@ -97,7 +97,7 @@ def _entries(
     if wire.LR in entries:
         entries[wire.LR] = float(entries[wire.LR]) * float(decay) ** (number - 1)
     entries[wire.ROUND] = number
-    # Any ClientApp is told: who runs its silo may have said that it trains in larger groups only.
+    # Any ClientApp gets it: who runs its silo may have said that it trains in larger groups only.
     entries.setdefault(wire.GROUP_SIZE, group_size)
     if order.silo.described:
         entries[wire.PROTOCOL_KEY] = order.silo.protocol

@@ -175,8 +175,8 @@ def _problem(entry: Any, owner: type[BaseModel], name: str, spell: Spell, known:
         return f"unknown key {name!r} (known: {known})"
     if not name or entry["type"] == "value_error":
         text = str(entry["msg"]).removeprefix("Value error, ").rstrip(".")
-        told = f"{spell(name)}: {text}" if name and name not in text else text
-        return told if "Got" in told else f"{told}. Got {entry['input']!r}"
+        problem = f"{spell(name)}: {text}" if name and name not in text else text
+        return problem if "Got" in problem else f"{problem}. Got {entry['input']!r}"
     field = owner.model_fields.get(underscored(name)) or next(
         f for f in owner.model_fields.values() if f.alias == name
     )

@@ -37,10 +37,10 @@ DESCRIBE_DEADLINE_S, DESCRIBE_MORE_S = 20.0, 0.1
 forwards about ten messages a second."""
 ASKED_AGAIN_S, MOST_ASKED_AGAIN_S = 2.0, 64.0
 """Seconds until a node that did not describe itself is asked again, doubled each time, and their
-maximum. It then has ``TOLD_DEADLINE_S`` to answer, for which the others wait."""
+maximum. It then has ``SHORT_DEADLINE_S`` to answer, for which the others wait."""
 MOST_LATER_S = 30.0
 """Longest such pause for a silo that replies that it cannot take part yet."""
-TOLD_DEADLINE_S = 5.0
+SHORT_DEADLINE_S = 5.0
 """Seconds for silos that do not fit to note the difference, and for nodes that are asked again."""
 POLL_S = 0.05
 SAY_AGAIN_S = 10.0
@@ -239,11 +239,11 @@ class DescribedRoster:
                 log.info("%s", text + self._hint())
                 self.on_wait(text + self._hint())
             if now >= started + patience_s:
-                later = self._later.values()  # told already
-                untold = {who: why for who, why in self.refused.items() if why not in later}
+                later = self._later.values()  # reported already
+                unreported = {who: why for who, why in self.refused.items() if why not in later}
                 refused = "".join(
                     f" {listed(names)} {'was' if len(names) == 1 else 'were'} refused: {why}"
-                    for why, names in by_reason(untold).items()
+                    for why, names in by_reason(unreported).items()
                 )
                 raise FederationError(
                     f"gave up after {patience_s:.0f} s: {text}.{refused} {self._after_waiting()}",
@@ -286,7 +286,7 @@ class DescribedRoster:
         new = sorted(nodes - set(self._by_node) - set(self._refused_nodes) - resting)
         known = [node for node in new if node in self._silent]
         self._describe(grid, [n for n in new if n not in self._silent], DESCRIBE_DEADLINE_S)
-        self._describe(grid, known, TOLD_DEADLINE_S)
+        self._describe(grid, known, SHORT_DEADLINE_S)
         if self._several:
             said, self._several = self._several, set()
             for node in said & set(grid.get_node_ids()):  # the Grid has put nobody in its place
@@ -326,7 +326,7 @@ class DescribedRoster:
             if node not in same and node not in self._refused_nodes:
                 self._refuse(node, name, self._difference(self._described[node]))
                 self._others.append(node)
-        self._tell_others(grid)
+        self._notify_others(grid)
 
     def _describe(self, grid: Grid, new: Sequence[int], deadline_s: float) -> None:
         config: Any = {**self.terms, **wire.offer(), wire.TASK: self.task}
@@ -341,9 +341,9 @@ class DescribedRoster:
         # By name, so that which of two nodes comes first does not depend on random node ids.
         for described, node in sorted(read, key=lambda pair: (pair[0].name, pair[1])):
             self._admit(described, node)
-        self._tell_others(grid)
+        self._notify_others(grid)
 
-    def _tell_others(self, grid: Grid) -> None:
+    def _notify_others(self, grid: Grid) -> None:
         """Send silos of another schema the run's, so that their logs state the difference."""
         config: Any = {
             **wire.offer(),
@@ -354,7 +354,7 @@ class DescribedRoster:
         }
         others, self._others = self._others, []
         messages = [_describe(node, config) for node in others]
-        exchange(grid, messages, deadline_s=TOLD_DEADLINE_S)
+        exchange(grid, messages, deadline_s=SHORT_DEADLINE_S)
 
     def _read(self, node: int, answer: Message | None) -> wire.Description | None:
         if answer is None:

@@ -82,12 +82,12 @@ def groups_text(groups: Sequence[Group]) -> str:
 
 def _figures(means: Mapping[str, object]) -> str:
     """Return the means that are numbers as text, without names that cannot be printed."""
-    told = [
+    parts = [
         f"{key} {wire.readable(value, figures=4)}"
         for key, value in means.items()
         if isinstance(value, int | float) and key.isprintable()
     ]
-    return f"; {', '.join(told)}" if told else ""
+    return f"; {', '.join(parts)}" if parts else ""
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -247,12 +247,12 @@ class DeclaredTask(Task):
         scale = list(self.scale or ())[self.scaled_inputs :]
         if not scale:
             return {}
-        told = [
+        targets = [
             {"target": name, "mean": mean, "deviation": width}
             for name, (mean, width) in zip(self.target_names(), scale, strict=True)
         ]
         what = "the network's numbers × deviation + mean; the file has done this"
-        return {"answers": what, "targets": told}
+        return {"answers": what, "targets": targets}
 
     def target_names(self) -> Sequence[str]:
         """Return the names of the real targets, or their numbers if they have none."""

@@ -302,7 +302,7 @@ class _Delimited:
         """
         records, name = found.num_rows + self.odd.count, self.place.name
         if self.lines.count > records:
-            _tell_broken(found, broken_rows(self.place, self.dialect), name)
+            _note_broken(found, broken_rows(self.place, self.dialect), name)
         elif len(self.lines.names) == 1 and self.lines.empty:
             found.notes.append(f"{name}: left out {counted(self.lines.empty, 'empty line')}")
         if self.odd.count:
@@ -328,7 +328,7 @@ class _Delimited:
         return said + f'. Where {separator!r} is part of a value, the value must be in "quotes".'
 
 
-def _tell_broken(found: Contents, broken: Broken, name: str) -> None:
+def _note_broken(found: Contents, broken: Broken, name: str) -> None:
     if broken.rows:
         found.notes.append(
             f"{name}: line breaks in quotes in {counted(broken.rows, 'row')}, the first from line "

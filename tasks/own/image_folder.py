@@ -367,13 +367,13 @@ class ImageFolder(DeclaredTask):
             else:
                 picture, y[row] = self._opener.pair(path, mask)
             pixels[row] = picture.values
-            self._tell(path, picture)
+            self._note_traits(path, picture)
         return pixels, y
 
     def _decoded(self, path: Path, mask: Path | None) -> Picture:
         return self._opener.open(path) if mask is None else self._opener.pair(path, mask)[0]
 
-    def _tell(self, path: Path, picture: Picture) -> None:
+    def _note_traits(self, path: Path, picture: Picture) -> None:
         for trait in picture.traits:
             self._traits[trait].add(path)
 
@@ -392,7 +392,7 @@ class ImageFolder(DeclaredTask):
         kept = []
         for row, (path, mask) in enumerate(part.each()):
             try:
-                self._tell(path, look(path, mask))
+                self._note_traits(path, look(path, mask))
                 kept.append(row)
             except UnreadableError as error:
                 if not skip:

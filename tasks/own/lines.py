@@ -50,10 +50,10 @@ class Lines(io.RawIOBase):
         self._held = bytearray()
         chunks = _decoded(_raw(place), dialect.encoding)
         head = next(chunks, b"")
-        told = re.match(rb'"?sep=([^"\r\n])"?(?:' + BREAK + b"|$)", head, re.IGNORECASE)
-        self.separator = told[1].decode() if told else dialect.separator
+        named = re.match(rb'"?sep=([^"\r\n])"?(?:' + BREAK + b"|$)", head, re.IGNORECASE)
+        self.separator = named[1].decode() if named else dialect.separator
         self.looked = head[: 1 << 16].decode(errors="replace").splitlines()[:LOOKED]
-        skipped = max(dialect.skip, 1 if told else 0)
+        skipped = max(dialect.skip, 1 if named else 0)
         ends = [0, *(found.end() for found in re.finditer(BREAK, head))]
         start = ends[skipped] if skipped < len(ends) else len(head)
         self.names, rows, lines = _names(head[start:], self.separator, dialect.quote)

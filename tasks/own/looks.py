@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-FAR, RARE, LEAST_TO_TELL = 50.0, 0.02, 20
+FAR, RARE, LEAST_TO_JUDGE = 50.0, 0.02, 20
 """A number is probably a slip if it is this many interquartile ranges from the median, and such
 numbers are this rare among at least this many."""
 ALMOST = 0.9
@@ -41,7 +41,7 @@ def odd_numbers(column: str, values: NDArray[np.float64], rows: NDArray[np.intp]
         )
         values = np.where(negative, np.nan, values)
     present = values[np.isfinite(values)]
-    if len(present) < LEAST_TO_TELL or np.ptp(present) == 0:
+    if len(present) < LEAST_TO_JUDGE or np.ptp(present) == 0:
         return
     low, middle, high = np.percentile(present, (25, 50, 75))
     far = np.abs(values - middle) > FAR * max(high - low, abs(middle) / FAR)

@@ -49,5 +49,5 @@ def sums_of(persons: Persons | None, *parts: NDArray[np.floating[Any]]) -> NDArr
     sums = np.concatenate([np.stack(moments(part), axis=1) for part in parts])
     if persons is None:
         return sums
-    told = [num_persons(persons[there]) for part in parts for there in np.isfinite(part).T]
-    return np.column_stack([sums, told])
+    counts = [num_persons(persons[there]) for part in parts for there in np.isfinite(part).T]
+    return np.column_stack([sums, counts])

@@ -234,7 +234,7 @@ class Table(DeclaredTask):
             for value in values
         ]
         columns += [{"column": name, "missing": True} for name in self.declaration.indicators]
-        assert len(columns) == self.shape[0], "every input must be told"
+        assert len(columns) == self.shape[0], "every input must be stated"
         pooled = self.pooled_columns
         return {
             "numbers": "(value − mean) / deviation; 0 where the value is missing or out of bounds",
@@ -324,8 +324,8 @@ class Table(DeclaredTask):
             categories[known, before + places[known]] = 1
             odd.append(~missing[column] & (places < 0))
             before += len(values)
-        told = [missing[column].astype(np.float32) for column in self.declaration.indicators]
-        indicators = np.stack(told, axis=1) if told else np.empty((len(table), 0), np.float32)
+        flags = [missing[column].astype(np.float32) for column in self.declaration.indicators]
+        indicators = np.stack(flags, axis=1) if flags else np.empty((len(table), 0), np.float32)
         return numbers, categories, indicators, np.stack(odd, axis=1)
 
     def _finite(

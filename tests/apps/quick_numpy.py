@@ -27,7 +27,7 @@ def train(msg: Message, context: Context) -> Message:
 
 @app.evaluate()
 def evaluate(msg: Message, context: Context) -> Message:
-    """A number, a list, and what the app was told."""
+    """A number, a list, and the app's configuration."""
     arrays = msg.content["arrays"].to_numpy_ndarrays()
     metrics = {
         "random_metric": [float(a.sum()) for a in arrays],

@@ -1,7 +1,7 @@
 """A ServerApp for the quickstarts, with a strategy of Flower's or of coterie's.
 
 Run config: ``client``, the module of the ClientApp; ``strategies`` and ``strategy``, where the
-class is and its name; ``rounds``; ``told``, the file for what came of it.
+class is and its name; ``rounds``; ``result``, the file for its result.
 """
 
 import hashlib
@@ -56,5 +56,5 @@ server = ServerApp()
 @server.main()
 def main(grid: Grid, context: Context) -> None:
     """Flower calls this once per run."""
-    told = run(grid, dict(context.run_config))
-    Path(str(context.run_config["told"])).write_text(json.dumps(told), encoding="utf-8")
+    result = run(grid, dict(context.run_config))
+    Path(str(context.run_config["result"])).write_text(json.dumps(result), encoding="utf-8")

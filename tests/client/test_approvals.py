@@ -76,8 +76,8 @@ def test_of_a_run_of_statistics_a_person_is_shown_that_it_takes_numbers_and_no_u
 def test_a_run_that_announces_something_else_waits_again(silo: dict[str, Any]) -> None:
     ask(wire.DESCRIBE, silo, **TERMS)
     code = decide(home_of(silo), "hcct-7", "approved").code
-    told = {wire.SCHEMA: "x", wire.SCHEMA_PARTS: "{}"}
-    again = ask(wire.DESCRIBE, silo, **TERMS, **told)
+    changed = {wire.SCHEMA: "x", wire.SCHEMA_PARTS: "{}"}
+    again = ask(wire.DESCRIBE, silo, **TERMS, **changed)
     assert "does not fit the run" in str(again.error.reason), "that is no other run"
     assert code_of(ask(wire.DESCRIBE, silo, **{**TERMS, "local-epochs": 9})) == wire.UNAPPROVED
     assert code_of(train(initial(), silo, **WORK)) == wire.UNAPPROVED

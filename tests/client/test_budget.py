@@ -63,8 +63,8 @@ def test_epsilon_is_that_of_opacus_accountant_on_the_same_steps(tmp_path: Path) 
     node, model = silo(tmp_path, epsilon=100.0), initial()
     accountant = RDPAccountant()
     for number, batch, epochs in ((1, 16, 2), (2, 16, 1), (3, 40, 1), (4, 16, 1)):
-        told = {"server_round": number, "batch_size": batch, "local_epochs": epochs}
-        assert not train(model, node, **told).has_error()
+        settings = {"server_round": number, "batch_size": batch, "local_epochs": epochs}
+        assert not train(model, node, **settings).has_error()
         for _ in range(epochs * (160 // batch)):
             accountant.step(noise_multiplier=1.0, sample_rate=batch / 160)
     spent = of(node).spent()
@@ -213,12 +213,12 @@ def test_who_comes_back_to_a_run_is_not_refused_for_what_it_has_paid_already(
     node, model = silo(tmp_path, epsilon=4.0), initial()
     most = of(node).rounds_left(a_round())
     for number in range(1, most):
-        told = {"server_round": number, "batch_size": 16, "run": "first"}
-        assert not train(model, node, **told).has_error()
-    told = {**JOINING, "rounds": most}
-    assert not ask(wire.DESCRIBE, node, of_run="first", **told).has_error()
+        settings = {"server_round": number, "batch_size": 16, "run": "first"}
+        assert not train(model, node, **settings).has_error()
+    settings = {**JOINING, "rounds": most}
+    assert not ask(wire.DESCRIBE, node, of_run="first", **settings).has_error()
     assert "is spent by other runs" in reason(
-        ask(wire.DESCRIBE, node, of_run="second", **told), wire.SPENT
+        ask(wire.DESCRIBE, node, of_run="second", **settings), wire.SPENT
     )
 
 
@@ -250,8 +250,8 @@ def test_strategies_that_cannot_do_without_these_are_refused_at_the_join(
 def test_an_algorithm_within_groups_that_is_not_private_is_refused_at_the_join(
     strategy: str, within: str, what: str, tmp_path: Path
 ) -> None:
-    told = terms(RunConfig.read({"strategy": strategy, "within": within, "rounds": 2}))
-    asked = {key.replace("-", "_"): value for key, value in told.items()}
+    entries = terms(RunConfig.read({"strategy": strategy, "within": within, "rounds": 2}))
+    asked = {key.replace("-", "_"): value for key, value in entries.items()}
     reply = ask(wire.DESCRIBE, silo(tmp_path, epsilon=100.0), **{**JOINING, **asked})
     if what:
         assert f"{what} training cannot be made private here" in reason(reply)
@@ -295,12 +295,12 @@ def test_every_strategy_that_makes_a_silo_answer_what_it_refuses_is_refused_or_c
 
 
 def test_metrics_of_training_data_do_not_leave(tmp_path: Path) -> None:
-    told = {"holdout": 0.2, "validation": 0.2, "rounds": 4, "evaluate_received": True}
-    plain = train(initial(), digits_config("a", **SIXTEEN), **told).content[wire.METRICS]
+    settings = {"holdout": 0.2, "validation": 0.2, "rounds": 4, "evaluate_received": True}
+    plain = train(initial(), digits_config("a", **SIXTEEN), **settings).content[wire.METRICS]
     of_training = {wire.TRAIN_LOSS, wire.HOLDOUT_ERROR, wire.HOLDOUT_LOSS}
     assert set(plain) & STAYING == of_training | {wire.RECEIVED_VALIDATION_ERROR}
     node = silo(tmp_path, epsilon=100.0)
-    own = train(initial(), node, **told).content[wire.METRICS]
+    own = train(initial(), node, **settings).content[wire.METRICS]
     assert set(own) == (set(plain) - STAYING) | {wire.UPDATE_NOISE}
     assert own[wire.UPDATE_NOISE] > 0
     end = {"keep": True, "server_round": 1, "rounds": 1, "validation": 0.2}
@@ -312,9 +312,9 @@ def test_everything_that_is_trained_is_charged(tmp_path: Path) -> None:
     """The round's model, a cold start, a trial, and Ditto's own."""
     node, model = silo(tmp_path, epsilon=1000.0), initial()
 
-    def charges(kind: str, **told: Any) -> int:
+    def charges(kind: str, **settings: Any) -> int:
         before = of(node).spent().charges
-        assert not ask(kind, node, model=model, **{**TRAINING, **told}).has_error()
+        assert not ask(kind, node, model=model, **{**TRAINING, **settings}).has_error()
         return of(node).spent().charges - before
 
     assert charges(wire.TRAIN) == 1
@@ -387,8 +387,8 @@ def test_silo_check_says_what_is_spent_what_a_round_costs_and_how_many_are_left(
 def test_ledger_report_and_card_say_what_was_spent(tmp_path: Path) -> None:
     node = silo(tmp_path)
     assert not train(initial(), node, run="north").has_error()
-    told = {"keep": True, "server_round": 1, "rounds": 1, "run": "north", "seed": 0}
-    assert not ask(wire.EVALUATE, node, model=initial(), **told).has_error()
+    settings = {"keep": True, "server_round": 1, "rounds": 1, "run": "north", "seed": 0}
+    assert not ask(wire.EVALUATE, node, model=initial(), **settings).has_error()
     spent = of(node).spent()
     entry = [*read(tmp_path)][-1]
     assert entry["privacy"] == {"epsilon": spent.epsilon, "of": 8.0, "delta": 1 / 1600}
@@ -435,8 +435,8 @@ def test_runs_with_differential_privacy_repeat_themselves_and_are_recorded(tmp_p
     np.testing.assert_equal(models[0], models[1])
     silos = json.loads((tmp_path / "one" / "run.json").read_text())["silos"]
     assert silos["a"]["private"] is True and "private" not in silos["b"]
-    told = read_whole(tmp_path / "one").silos
-    assert (told["a"].private, told["b"].private) == (True, False)
+    facts = read_whole(tmp_path / "one").silos
+    assert (facts["a"].private, facts["b"].private) == (True, False)
 
 
 @pytest.fixture
@@ -481,8 +481,8 @@ def test_a_silo_keeps_the_last_model_even_if_the_server_never_speaks_again(
 ) -> None:
     node = silo(tmp_path, epsilon=2.9)
     model, number = initial(), 1
-    told = {"batch_size": 16, "run": "r", "rounds": 9}
-    while not (reply := train(model, node, server_round=number, **told)).has_error():
+    settings = {"batch_size": 16, "run": "r", "rounds": 9}
+    while not (reply := train(model, node, server_round=number, **settings)).has_error():
         model, number = model_in(reply), number + 1
     assert number > 1
     card = read_card(tmp_path / "models" / "r.safetensors")
@@ -495,5 +495,5 @@ def test_a_run_whose_silos_are_refused_at_the_join_says_why(tmp_path: Path) -> N
 
 
 def test_a_run_tells_before_the_join_what_a_budget_goes_by() -> None:
-    told = terms(RunConfig.read({"validation": 0.1, "rounds": 7, "local-epochs": 3}))
-    assert (told["validation"], told["rounds"], told["local-epochs"]) == (0.1, 7, 3)
+    entries = terms(RunConfig.read({"validation": 0.1, "rounds": 7, "local-epochs": 3}))
+    assert (entries["validation"], entries["rounds"], entries["local-epochs"]) == (0.1, 7, 3)

@@ -118,26 +118,26 @@ def test_differential_privacy_changes_what_is_said() -> None:
 def test_every_part_of_the_policy_that_bounds_what_leaves_has_its_words() -> None:
     """One that is added must be there too, or be named here as one that bounds something else."""
     cases = test_a_part_of_the_policy_that_bounds_what_leaves_changes_what_is_said.pytestmark[0]
-    told = {key for changed, _, _ in cases.args[1] for key in changed}
+    covered = {key for changed, _, _ in cases.args[1] for key in changed}
     of_work = {"max_local_epochs", "max_minutes", "max_message_mb", "max_kept_runs"} | {
         "approve",
         "hours",
         "days",
     }
-    assert {field.name for field in fields(Policy)} == told | of_work | {"metrics"}
+    assert {field.name for field in fields(Policy)} == covered | of_work | {"metrics"}
 
 
 @pytest.mark.parametrize(
-    ("metrics", "told", "labels"),
+    ("metrics", "words", "labels"),
     [
         ((), "the server is told none", "partly, from discriminators"),
         (("f1", "error"), "the server is told: f1, error", "the server can work them out of f1;"),
     ],
 )
-def test_it_says_what_metrics_tell(metrics: tuple[str, ...], told: str, labels: str) -> None:
+def test_it_says_what_metrics_tell(metrics: tuple[str, ...], words: str, labels: str) -> None:
     about = About(samples=100, tests=30, metrics=metrics)
     lines = dict(line.strip().split(": ", 1) for line in learned_lines(Policy(), about))
-    assert lines["metrics"].strip() == told and lines["label counts"].strip().startswith(labels)
+    assert lines["metrics"].strip() == words and lines["label counts"].strip().startswith(labels)
 
 
 def test_layers_to_keep_that_the_model_does_not_have_are_named(
@@ -250,13 +250,13 @@ def test_a_task_and_data_that_are_not_there_are_refused_before_a_folder_is_made(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     made = tmp_path / "a"
-    for more, told in (
+    for more, problem in (
         (["--task", str(tmp_path / "none.toml")], "there is no file"),
         (["--task", "digts"], "no task is called 'digts'"),
         (["--data", str(tmp_path / "none.csv")], "there is no '"),
     ):
         assert silo(["init", "--name", "a", "--home", str(made), *more]) == 2
-        assert told in capsys.readouterr().err and not made.exists()
+        assert problem in capsys.readouterr().err and not made.exists()
 
 
 def test_the_command_reads_the_folder_and_needs_no_coordinator(
@@ -269,8 +269,8 @@ def test_the_command_reads_the_folder_and_needs_no_coordinator(
     assert "12 samples" in capsys.readouterr().out
     file.write_text(file.read_text().replace("train = 12", "train = 0"))
     assert silo(["check", "--home", str(tmp_path)]) == 2
-    told = capsys.readouterr().err
-    assert told.startswith("coterie silo: ") and "train must be at least 1" in told
+    err = capsys.readouterr().err
+    assert err.startswith("coterie silo: ") and "train must be at least 1" in err
 
 
 @pytest.mark.parametrize(("train", "said"), [(1, "1 sample a"), (2, "2 samples a"), (5, "")])

@@ -110,9 +110,12 @@ def test_all_silos_use_the_scale_of_those_that_tell_and_only_these_tell(
         if name == "c":
             assert "does not share sums of its columns" in entry["error"]
         else:
-            told = entry["values"]["metrics"]
-            assert told["column-counts"] == [49, 50, 50]
-            assert told["column-means"][2] == pytest.approx(0.1) and told["column-squares"][2] == 0
+            metrics = entry["values"]["metrics"]
+            assert metrics["column-counts"] == [49, 50, 50]
+            assert (
+                metrics["column-means"][2] == pytest.approx(0.1)
+                and metrics["column-squares"][2] == 0
+            )
     card = load_kept(file)
     exported = export(card, tmp_path / "out" / "model.pt2", options={})
     made = json.loads(exported.files[1].read_text())
@@ -182,7 +185,7 @@ def test_a_run_that_says_no_scale_is_refused_and_data_that_changed_too(
 
 
 @pytest.mark.parametrize(
-    "told",
+    "wrong",
     [
         {},
         {wire.COLUMN_COUNTS: [5]},
@@ -194,7 +197,7 @@ def test_a_run_that_says_no_scale_is_refused_and_data_that_changed_too(
         {wire.COLUMN_SQUARES: 3.0},
     ],
 )
-def test_sums_that_cannot_be_are_left_out(told: dict[str, Any]) -> None:
+def test_sums_that_cannot_be_are_left_out(wrong: dict[str, Any]) -> None:
     good = {
         wire.COLUMN_COUNTS: [5, 5],
         wire.COLUMN_MEANS: [0.5, 1.0],
@@ -207,7 +210,7 @@ def test_sums_that_cannot_be_are_left_out(told: dict[str, Any]) -> None:
 
     assert read_sums(reply(good), 2, most=10).shape == (2, 3)
     with pytest.raises(wire.WireError):
-        read_sums(reply(good | told if told else {}), 2, most=10)
+        read_sums(reply(good | wrong if wrong else {}), 2, most=10)
 
 
 def test_sums_add_up_to_the_moments_of_all_rows_however_large_the_mean() -> None:

@@ -14,7 +14,7 @@ from flwr.app import ConfigRecord, Error, Message, RecordDict
 from coterie import wire
 from coterie.client.cli.check import check
 from coterie.client.home.settings import SiloSettings
-from coterie.client.resident.telling import Teller
+from coterie.client.resident.activity import ActivityLog
 from coterie.client.work.diverged import divergence, odd_array
 from coterie.client.work.workbench import Workbench
 from coterie.server.runs.inprocess import InProcessGrid
@@ -118,8 +118,8 @@ def test_the_silo_s_own_log_has_the_array_and_the_key_to_change(
 ) -> None:
     sicken(monkeypatch, 2)
     result = play(tmp_path / "run", **keys)
-    told = [r.getMessage() for r in caplog.records if r.name == "coterie.silo"]
-    (line,) = [text for text in told if "moved out" not in text]
+    logged = [r.getMessage() for r in caplog.records if r.name == "coterie.silo"]
+    (line,) = [text for text in logged if "moved out" not in text]
     assert "round 2" in line and "array '" in line and "NaN" in line and "smaller lr" in line
     assert sick_rounds(result) == [2]
 
@@ -167,21 +167,21 @@ def test_a_silo_is_told_why_what_it_sent_did_not_count(
 
     grid = Tap(nodes(), change=spoiled)
     result = play(tmp_path / "run", grid, rounds=4)
-    told = []
+    reasons = []
     for message in grid.sent:
         config = message.content.config_records.get(wire.CONFIG, ConfigRecord())
         if wire.LEFT_OUT in config:
             name = grid.name_of(message.metadata.dst_node_id)
-            told.append(f"{name} {config[wire.ROUND]}: {config[wire.LEFT_OUT]}")
+            reasons.append(f"{name} {config[wire.ROUND]}: {config[wire.LEFT_OUT]}")
     assert sick_rounds(result) == [2, 4]
-    assert [text.split(":")[0] for text in told] == ["d 3", "d 4"], "with its next message"
-    assert "its arrays differ from those sent" in told[0]
+    assert [text.split(":")[0] for text in reasons] == ["d 3", "d 4"], "with its next message"
+    assert "its arrays differ from those sent" in reasons[0]
     message = Message(
         RecordDict({wire.CONFIG: ConfigRecord({wire.LEFT_OUT: "it is\n odd", wire.RUN: "r"})}),
         dst_node_id=1,
         message_type=wire.TRAIN,
     )
-    Teller().answered(message, Message(RecordDict(), reply_to=message), 0.1)
+    ActivityLog().answered(message, Message(RecordDict(), reply_to=message), 0.1)
     assert "run r: what was sent last did not count: it is  odd" in caplog.text
 
 

@@ -135,8 +135,8 @@ def test_the_card_says_how_to_decide_and_how_good_the_model_is(tmp_path: Path) -
     assert f"'ill' if its probability is above {own.thresholds[0]!r}" in card["output"]["decide"]
     assert (card["calibration"], card["measured"]["samples"]) == (own.text(), 30)
     text = (tmp_path / "m.pt2.md").read_text("utf-8")
-    told = (own.text(), "may hold traces", "batch, 3", "AUROC", card["sha256"], "healthy, ill")
-    for said in told:
+    expected = (own.text(), "may hold traces", "batch, 3", "AUROC", card["sha256"], "healthy, ill")
+    for said in expected:
         assert said in text
 
 

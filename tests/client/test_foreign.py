@@ -228,11 +228,11 @@ def test_of_an_error_only_its_kind_leaves(
     ],
 )
 def test_only_the_metrics_that_the_silo_names_leave(metrics: Any, leave: set[str]) -> None:
-    app, _ = echo(more=MetricRecord({"f1": 0.2}), told=ConfigRecord({"labels": "1,2,3"}))
+    app, _ = echo(more=MetricRecord({"f1": 0.2}), config=ConfigRecord({"labels": "1,2,3"}))
     reply = asked(ForeignApp(app), settings(metrics=metrics))
     assert set(reply.content["metrics"]) == leave
     assert set(reply.content["more"]) == leave & {"f1"}
-    assert set(reply.content["told"]) == ({"labels"} if metrics is None else set())
+    assert set(reply.content["config"]) == ({"labels"} if metrics is None else set())
 
 
 @pytest.mark.parametrize(

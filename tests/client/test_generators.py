@@ -267,9 +267,9 @@ def test_the_personalised_model_is_evaluated_and_kept(tmp_path: Path) -> None:
     kept = load_file(tmp_path / "personalised" / "r1.safetensors")
     for name, array in trained.items():
         np.testing.assert_array_equal(kept[name], array)
-    told = reply.content[wire.METRICS][wire.TRAINED_ERROR]
+    error = reply.content[wire.METRICS][wire.TRAINED_ERROR]
     again = ask(wire.EVALUATE, config, model=trained)
-    assert again.content[wire.METRICS][wire.ERROR] == told
+    assert again.content[wire.METRICS][wire.ERROR] == error
 
 
 def test_a_training_that_went_to_nan_leaves_the_kept_personalised_model(tmp_path: Path) -> None:

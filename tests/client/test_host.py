@@ -48,7 +48,7 @@ class FakeLink:
     """Plays a script: what ``receive`` gives or raises, one step a call. When the scripts of all
     silos have ended the host is stopped."""
 
-    tells = False
+    notifies = False
 
     def __init__(self, world: World, script: list[Any], node_id: int) -> None:
         self.world, self.script, self.node_id = world, list(script), node_id
@@ -340,10 +340,10 @@ def test_between_messages_runs_that_are_over_leave_the_list_of_those_to_approve(
     assert [one.run for one in approvals.read_all(tmp_path)] == ([] if over else ["hcct-5"])
 
 
-class Telling:
+class Notifying:
     """A link whose SuperLink says when there is a message, with a real clock."""
 
-    node_id, tells = 77, True
+    node_id, notifies = 77, True
 
     def __init__(self, world: World) -> None:
         self.world = world
@@ -364,17 +364,17 @@ class Telling:
         self.word.wait(30)
         self.word.clear()
         self.left.set()
-        return self.tells
+        return self.notifies
 
     def send(self, unsent: Unsent) -> None:
         self.world.sent += unsent.replies
 
 
 @pytest.fixture
-def telling(monkeypatch: pytest.MonkeyPatch) -> Iterator[Telling]:
+def notifying(monkeypatch: pytest.MonkeyPatch) -> Iterator[Notifying]:
     """Of a host that serves, and has looked once in vain."""
     world = World()
-    link = Telling(world)
+    link = Notifying(world)
     monkeypatch.setattr(node, "connect", lambda *_, **__: nullcontext(link))
     world.host._schedule._last_work -= 3600.0
     thread = threading.Thread(target=world.host.run)
@@ -387,30 +387,32 @@ def telling(monkeypatch: pytest.MonkeyPatch) -> Iterator[Telling]:
     link.word.set()
 
 
-def test_a_silo_looks_when_it_is_told_and_not_before(telling: Telling) -> None:
+def test_a_silo_looks_when_it_is_told_and_not_before(notifying: Notifying) -> None:
     time.sleep(0.2)
-    assert (telling.looks, telling.waits) == (1, 1)
-    telling.message = message(text="1")
-    telling.word.set()
-    until(lambda: texts(telling.world) == ["1"], "its work")
-    until(lambda: telling.waits == 2, "it to wait again")
+    assert (notifying.looks, notifying.waits) == (1, 1)
+    notifying.message = message(text="1")
+    notifying.word.set()
+    until(lambda: texts(notifying.world) == ["1"], "its work")
+    until(lambda: notifying.waits == 2, "it to wait again")
     time.sleep(0.2)
-    assert (telling.looks, telling.waits) == (3, 2), "after work it looks, and waits again"
+    assert (notifying.looks, notifying.waits) == (3, 2), "after work it looks, and waits again"
 
 
-def test_a_silo_whose_superlink_cannot_tell_any_more_asks_as_before(telling: Telling) -> None:
-    telling.tells = False
-    telling.word.set()
-    until(lambda: telling.looks > 5, "it to look often")
-    assert telling.waits == 1
+def test_a_silo_whose_superlink_cannot_tell_any_more_asks_as_before(notifying: Notifying) -> None:
+    notifying.notifies = False
+    notifying.word.set()
+    until(lambda: notifying.looks > 5, "it to look often")
+    assert notifying.waits == 1
 
 
-def test_a_silo_whose_call_fails_asks_as_before_and_tries_it_again(telling: Telling) -> None:
-    telling.fails = True
-    telling.word.set()
-    telling.message = message(text="1")  # after which it asks often
-    until(lambda: telling.looks > 5 and telling.waits > 2, "it to look and to try the call again")
-    assert texts(telling.world) == ["1"]
+def test_a_silo_whose_call_fails_asks_as_before_and_tries_it_again(notifying: Notifying) -> None:
+    notifying.fails = True
+    notifying.word.set()
+    notifying.message = message(text="1")  # after which it asks often
+    until(
+        lambda: notifying.looks > 5 and notifying.waits > 2, "it to look and to try the call again"
+    )
+    assert texts(notifying.world) == ["1"]
 
 
 def test_refused_attempts_are_repeated_with_growing_pauses(world: World) -> None:
@@ -579,8 +581,8 @@ def test_silos_that_share_a_node_say_how_many_they_are_to_who_asks(world: World)
     asked.content["config"] = ConfigRecord({wire.BUNDLES: True, wire.HOSTED: True})
     world.connections = [[asked, plain]]
     world.host.run()
-    told, refused = (reply.error for reply in world.sent)
-    assert (told.code, told.reason) == (wire.HOSTS, "3")
+    hosts, refused = (reply.error for reply in world.sent)
+    assert (hosts.code, hosts.reason) == (wire.HOSTS, "3")
     assert refused.code == wire.REFUSED and "Start a process for each silo" in refused.reason
     assert not world.contexts
 

@@ -100,14 +100,14 @@ def test_a_silo_that_is_moved_out_of_its_group_says_so_once_and_in_its_ledger(
 ) -> None:
     home = tmp_path / "a"
     grid = InProcessGrid(app, [digits_config("a", home=str(home))])
-    told = [
+    entries = [
         {},
         {wire.APART: "it \x1b[2J points away."},
         {wire.APART: "it \x1b[2J points away."},
         {},
     ]
     with caplog.at_level("INFO", "coterie.silo"):
-        for number, more in enumerate(told, 1):
+        for number, more in enumerate(entries, 1):
             config = ConfigRecord({wire.RUN: "r", wire.ROUND: number, **more})
             content = RecordDict({wire.CONFIG: config})
             list(grid.push_messages([Message(content, 1, wire.TRAIN, group_id="1")]))
@@ -443,8 +443,8 @@ def test_silos_are_told_of_validation_wherever_a_strategy_chooses(
 ) -> None:
     grid = Tap(digits(NAMES, tmp_path))
     play(tmp_path, grid, strategy=strategy, validation=0.25, rounds=1, **keys)
-    told = [config.get(wire.VALIDATION) for config in grid.asked(kind)]
-    assert told and set(told) == {0.25}
+    fractions = [config.get(wire.VALIDATION) for config in grid.asked(kind)]
+    assert fractions and set(fractions) == {0.25}
 
 
 def spared_bench() -> tuple[Workbench, Workbench]:

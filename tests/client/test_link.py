@@ -109,8 +109,8 @@ def test_a_message_is_fetched_and_its_reply_sent_object_by_object(cache: Any) ->
     pushed: dict[str, bytes] = {}
     confirmed: list[tuple[int, str]] = []
 
-    def send(reply: Message, told: Any, seconds: float, along: Any) -> tuple[set[str], str]:
-        assert (told.object_id, seconds) == (reply.object_id, 1.5)
+    def send(reply: Message, pushed: Any, seconds: float, along: Any) -> tuple[set[str], str]:
+        assert (pushed.object_id, seconds) == (reply.object_id, 1.5)
         return set(get_all_nested_objects(reply)), "session"
 
     def push(run_id: int, session: str, object_id: str, content: bytes) -> None:
@@ -154,7 +154,7 @@ def test_objects_that_came_along_are_not_asked_for(all_of_it: bool) -> None:
         pulled.append(object_id)
         return contents[object_id]
 
-    def send(reply: Message, told: Any, seconds: float, own: Any) -> tuple[set[str], str]:
+    def send(reply: Message, pushed: Any, seconds: float, own: Any) -> tuple[set[str], str]:
         along.update(own)
         return set(), "session"
 
@@ -255,7 +255,7 @@ def test_objects_that_do_not_come_or_are_not_taken_end_no_silo(
     def taken_by_another(run_id: int, session: str, object_id: str, content: bytes) -> None:
         raise ObjectPushError(object_id, run_id, session)
 
-    def send(reply: Message, told: Any, seconds: float, along: Any) -> tuple[set[str], str]:
+    def send(reply: Message, pushed: Any, seconds: float, along: Any) -> tuple[set[str], str]:
         return set(get_all_nested_objects(reply)), "session"
 
     nothing = lambda *which: None  # noqa: E731

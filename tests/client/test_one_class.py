@@ -1,4 +1,4 @@
-"""Silos with one class only, or one sample of a class: they take part, and no NaN is told."""
+"""Silos with one class only, or one sample of a class: they take part, and no NaN is reported."""
 
 from __future__ import annotations
 
@@ -57,8 +57,8 @@ def _pairs(draw: np.random.Generator) -> list[list[float]]:
 def test_they_take_part_and_the_record_holds_no_nan(
     keys: dict[str, Any], nodes: list[dict[str, Any]], tmp_path: Path
 ) -> None:
-    told = {"task": "ill", "leading-metric": "auroc"}
-    run(tmp_path / "r", nodes, **(told | keys))
+    settings = {"task": "ill", "leading-metric": "auroc"}
+    run(tmp_path / "r", nodes, **(settings | keys))
     text = (tmp_path / "r" / "run.json").read_text()
     json.loads(text, parse_constant=pytest.fail)
     last = read_run(tmp_path / "r").rounds[-1]

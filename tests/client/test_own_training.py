@@ -110,11 +110,12 @@ def test_a_training_step_goes_with_fednova_and_meta_steps(tmp_path: Path) -> Non
 
 
 def test_what_is_added_to_outputs_and_class_weights_do_not_go_with_a_step(tmp_path: Path) -> None:
-    told = refusal(tmp_path / "g", Mixed, "fedavg", generators="silos")
-    assert "has its own training_step, and this run's generated-weight = 1.0 does not go" in told
-    told = refusal(tmp_path / "b", Mixed, balance="weights")
+    reason = refusal(tmp_path / "g", Mixed, "fedavg", generators="silos")
+    assert "has its own training_step, and this run's generated-weight = 1.0 does not go" in reason
+    reason = refusal(tmp_path / "b", Mixed, balance="weights")
     assert (
-        "balance = 'weights' is not for task" in told and "which has its own training_step" in told
+        "balance = 'weights' is not for task" in reason
+        and "which has its own training_step" in reason
     )
 
 
@@ -161,8 +162,8 @@ def test_a_federation_with_a_loop_repeats_itself_bit_for_bit(tmp_path: Path) -> 
 def test_what_a_loop_leaves_without_effect_is_refused_at_the_join(
     tmp_path: Path, strategy: str, keys: dict[str, Any], named: str
 ) -> None:
-    told = refusal(tmp_path, Looping, strategy, **keys)
-    assert f"has its own train, and this run's {named} does not go with that" in told
+    reason = refusal(tmp_path, Looping, strategy, **keys)
+    assert f"has its own train, and this run's {named} does not go with that" in reason
 
 
 def test_fednova_cannot_count_the_steps_of_a_tasks_own_optimiser(tmp_path: Path) -> None:

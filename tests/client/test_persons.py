@@ -156,9 +156,9 @@ def test_a_silo_of_one_person_cannot_hold_out(tmp_path: Path) -> None:
         **{"data.data": str(tmp_path / "one.csv"), "data.test-data": str(file)},
         "data.group": "patient",
     }
-    told = {**TRAINING, "task": "study", "local_epochs": 1}
+    settings = {**TRAINING, "task": "study", "local_epochs": 1}
     for key in ("validation", "holdout"):
-        reply = train(initial(0, node), node, **{**told, key: 0.2})
+        reply = train(initial(0, node), node, **{**settings, key: 0.2})
         assert f"has too few persons in its training data for {key}: 1 is left" in (
             reply.error.reason
         )
@@ -196,9 +196,9 @@ def test_a_model_is_calibrated_on_other_persons_than_it_is_measured_on(tmp_path:
     answers = answer(kept, None, options={"rows": 400})
     assert "the 200 samples that it was not calibrated on" in answers.measured
 
-    class Told(asked.TwoClasses): ...
+    class Renamed(asked.TwoClasses): ...
 
-    answers = answer(replace(kept, task=Told()), None, options={"rows": 400})
+    answers = answer(replace(kept, task=Renamed()), None, options={"rows": 400})
     assert "changed since the model was calibrated" in str(answers.samples.notes)
 
 
@@ -242,8 +242,8 @@ def test_an_update_has_as_many_persons_behind_it_as_the_silo_wants(
         **{f"data.{key}": value for key, value in options(tmp_path).items()},
         "min-samples": 10 if not said else 11,
     }
-    told = {**TRAINING, "task": "study", wire.LOCAL_STEPS: steps, wire.BATCH_SIZE: batch}
-    reply = train(initial(0, node), node, **told)
+    settings = {**TRAINING, "task": "study", wire.LOCAL_STEPS: steps, wire.BATCH_SIZE: batch}
+    reply = train(initial(0, node), node, **settings)
     if said:
         behind = "fewer than 11 persons are behind (min_samples); this run's would "
         assert behind + said in reason(reply)
@@ -257,8 +257,8 @@ def test_of_few_persons_no_number_of_samples_is_told() -> None:
     persons = np.concatenate([np.arange(60), 60 + np.arange(12) // 4, 70 + np.arange(60)])
     column = Column("x", values, ("a", "b", "c"))
     assert count(column, 10).cells == (60, 12, 60)
-    told = count(column, 10, persons)
-    assert told.cells[1] is None and [*told.cells, told.missing, told.odd].count(None) == 2
+    counts = count(column, 10, persons)
+    assert counts.cells[1] is None and [*counts.cells, counts.missing, counts.odd].count(None) == 2
     gone = Column("x", np.where(values == 1, -1, values), ("a", "c", "d"))
     assert count(gone, 10, persons).missing is None and count(gone, 10).missing == 12
 
@@ -283,8 +283,8 @@ def test_no_interval_ends_where_one_person_s_many_values_are() -> None:
 def test_what_is_hidden_is_together_of_enough_persons(
     cells: list[int], members: list[range | list[int]]
 ) -> None:
-    told = suppress(cells, 10, [frozenset(one) for one in members])
-    hidden = [i for i, cell in enumerate(told) if cell is None]
+    shown = suppress(cells, 10, [frozenset(one) for one in members])
+    hidden = [i for i, cell in enumerate(shown) if cell is None]
     assert all(len({*members[i]}) >= 10 for i in range(len(cells)) if i not in hidden)
     assert len(hidden) > 1 and len(set().union(*(members[i] for i in hidden))) >= 10
     assert sum(cells[i] for i in hidden) > len(hidden)
@@ -301,9 +301,9 @@ def test_statistics_of_a_silo_hide_by_persons(tmp_path: Path) -> None:
             wire.STATISTICS, {**node, "data.group": group}, strategy=wire.ONLY_STATISTICS,
             task="study",
         )  # fmt: skip
-        told = json.loads(str(reply.content[wire.CONFIG]["statistics"]))
-        assert (None in told["targets"][0]["cells"]) == hidden, "120 rows of 24 persons each"
-        assert told["samples"] == 240
+        reported = json.loads(str(reply.content[wire.CONFIG]["statistics"]))
+        assert (None in reported["targets"][0]["cells"]) == hidden, "120 rows of 24 persons each"
+        assert reported["samples"] == 240
 
 
 def test_sums_of_a_column_are_of_enough_persons(tmp_path: Path) -> None:

@@ -318,40 +318,43 @@ def test_a_step_has_as_many_samples_as_the_silo_wants() -> None:
 
 def test_a_server_that_calls_every_round_the_first_is_refused(tmp_path: Path) -> None:
     wants = digits_config("a", home=str(tmp_path), **{"max-rounds": 5})
-    told = {**TRAINING, wire.RUN: "attack", wire.ROUND: 1, wire.LOCAL_STEPS: 3}
-    replies = [train(initial(), wants, **told) for _ in range(asked.MAX_REPEATS + 1)]
+    settings = {**TRAINING, wire.RUN: "attack", wire.ROUND: 1, wire.LOCAL_STEPS: 3}
+    replies = [train(initial(), wants, **settings) for _ in range(asked.MAX_REPEATS + 1)]
     assert not any(reply.has_error() for reply in replies)
     assert "has trained for round 1 of this run 21 times already" in reason(
-        train(initial(), wants, **told)
+        train(initial(), wants, **settings)
     )
     asked._memory.clear()  # a new process reads them from the ledger
-    assert "21 times already" in reason(train(initial(), wants, **told))
+    assert "21 times already" in reason(train(initial(), wants, **settings))
     for number in range(2, 6):
-        assert not train(initial(), wants, **{**told, wire.ROUND: number}).has_error()
+        assert not train(initial(), wants, **{**settings, wire.ROUND: number}).has_error()
     assert "trains at most 5 rounds; it has trained 25 times" in reason(
-        train(initial(), wants, **{**told, wire.ROUND: 5})
+        train(initial(), wants, **{**settings, wire.ROUND: 5})
     )
-    assert not train(initial(), wants, **{**told, wire.RUN: "another"}).has_error()
+    assert not train(initial(), wants, **{**settings, wire.RUN: "another"}).has_error()
 
 
 def test_evaluations_in_a_round_are_counted(tmp_path: Path) -> None:
-    wants, told = silo(max_evaluations=2, home=str(tmp_path)), {wire.RUN: "attack", wire.ROUND: 1}
-    replies = [ask(wire.EVALUATE, wants, model=initial(), **told) for _ in range(3)]
+    wants, settings = (
+        silo(max_evaluations=2, home=str(tmp_path)),
+        {wire.RUN: "attack", wire.ROUND: 1},
+    )
+    replies = [ask(wire.EVALUATE, wants, model=initial(), **settings) for _ in range(3)]
     assert [reply.has_error() for reply in replies] == [False, False, True]
     assert "at most 2 times a round (max_evaluations)" in reason(replies[2])
-    later = {**told, wire.ROUND: 2}
+    later = {**settings, wire.ROUND: 2}
     assert not ask(wire.EVALUATE, wants, model=initial(), **later).has_error()
 
 
 def test_a_run_stays_of_one_strategy_and_sends_what_that_sends(tmp_path: Path) -> None:
     own = silo(home=str(tmp_path))
-    told = {**TRAINING, wire.RUN: "attack", wire.STRATEGY: "fedavg"}
-    assert not train(initial(), own, **told).has_error()
+    settings = {**TRAINING, wire.RUN: "attack", wire.STRATEGY: "fedavg"}
+    assert not train(initial(), own, **settings).has_error()
     assert "as one of fedavg; now it says hcct" in reason(
-        train(initial(), own, **{**told, wire.STRATEGY: "hcct"})
+        train(initial(), own, **{**settings, wire.STRATEGY: "hcct"})
     )
     assert "train.pfedme messages only in runs of pfedme, hcct" in reason(
-        ask(wire.TRAIN_PFEDME, own, model=initial(), **told)
+        ask(wire.TRAIN_PFEDME, own, model=initial(), **settings)
     )
 
 
@@ -367,8 +370,8 @@ def test_models_of_so_many_runs_are_kept_and_no_more(tmp_path: Path) -> None:
     wants = digits_config("a", home=str(tmp_path), **{"max-kept-runs": 2})
 
     def keep(run: str) -> Message:
-        told = {wire.RUN: run, wire.ROUND: 1, wire.ROUNDS: 2, wire.KEEP: True, wire.SEED: 0}
-        return ask(wire.EVALUATE, wants, model=initial(), **told)
+        settings = {wire.RUN: run, wire.ROUND: 1, wire.ROUNDS: 2, wire.KEEP: True, wire.SEED: 0}
+        return ask(wire.EVALUATE, wants, model=initial(), **settings)
 
     assert not keep("one").has_error() and not keep("two").has_error()
     assert "models of at most 2 runs (max_kept_runs), and has them of 2" in reason(keep("three"))

@@ -45,9 +45,9 @@ def test_the_command_writes_a_page_of_this_silo_alone(
     home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert silo(["report", "--home", str(home)]) == 0
-    told = capsys.readouterr()
-    assert told.out.strip() == str(home / "report.html")
-    assert told.err == f"Drawing the report of {home} …\n"
+    printed = capsys.readouterr()
+    assert printed.out.strip() == str(home / "report.html")
+    assert printed.err == f"Drawing the report of {home} …\n"
     html = (home / "report.html").read_text()
     assert "It last trained with 2 others." in html and html.count("<svg xmlns") == 8
     run = read_silo(home)

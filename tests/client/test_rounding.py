@@ -111,14 +111,14 @@ def test_whose_reply_is_wrong_gets_models_as_they_are_again() -> None:
 @EACH
 def test_the_ledger_lists_what_leaves(how: str, tmp_path: Path) -> None:
     play(tmp_path, Kinds, wire_format=how)
-    told = [entry for entry in read(tmp_path / "a") if entry["type"] == wire.TRAIN]
-    types = {t["name"]: (t["type"], t["bytes"]) for t in told[0]["tensors"]}
+    entries = [entry for entry in read(tmp_path / "a") if entry["type"] == wire.TRAIN]
+    types = {t["name"]: (t["type"], t["bytes"]) for t in entries[0]["tensors"]}
     short, size = {"delta-fp16": ("f16", 2), "delta-int8": ("i8", 1)}[how]
     assert types["0.weight"] == (short, 32 * size) and types["2.weight"] == (short, 24 * size)
     assert types["0.bias"] == ("f32", 32) and types[SCALES] == ("f32", 8)
     record = read_run(tmp_path / "run").rounds[0].silos["a"]
-    assert told[0]["bytes"] == record.bytes_received
-    assert record.update_lost == told[0]["values"]["metrics"][wire.UPDATE_LOST]
+    assert entries[0]["bytes"] == record.bytes_received
+    assert record.update_lost == entries[0]["values"]["metrics"][wire.UPDATE_LOST]
 
 
 def test_what_was_lost_survives_the_silos_end_and_a_round_that_is_repeated(tmp_path: Path) -> None:
@@ -187,8 +187,8 @@ def test_personal_layers_and_running_statistics_stay_as_they_are(tmp_path: Path)
     keys = {"wire_format": "delta-int8", "personal": "2."}
     result = play(tmp_path, Kinds, **keys)
     assert set(arrays_of(result.models["a"])) == {"0.weight", "0.bias"}
-    told = [entry for entry in read(tmp_path / "a") if entry["type"] == wire.TRAIN]
-    assert {t["name"] for t in told[0]["tensors"]} == {"0.weight", "0.bias", SCALES}
+    entries = [entry for entry in read(tmp_path / "a") if entry["type"] == wire.TRAIN]
+    assert {t["name"] for t in entries[0]["tensors"]} == {"0.weight", "0.bias", SCALES}
 
 
 def test_trainings_beside_the_rounds_own_are_rounded_and_leave_nothing_behind(
@@ -197,19 +197,19 @@ def test_trainings_beside_the_rounds_own_are_rounded_and_leave_nothing_behind(
     monkeypatch.setattr(evaluate, "_end_run", lambda request: None)
     keys = {"num-groups": 2, "pretrain-steps": 3, "rounds": 2, "wire-format": "delta-int8"}
     play(tmp_path, Kinds, "fedgroup", **keys)
-    told = {e["purpose"]: e for e in read(tmp_path / "a") if "train" in e["type"]}
+    entries = {e["purpose"]: e for e in read(tmp_path / "a") if "train" in e["type"]}
     for purpose in ("cold-start", ""):
-        assert SCALES in {t["name"] for t in told[purpose]["tensors"]}
+        assert SCALES in {t["name"] for t in entries[purpose]["tensors"]}
     assert kept(tmp_path / "a") == ["round-000002.safetensors"], "that of the round alone"
 
 
 def test_a_silo_with_differential_privacy_rounds_what_has_its_noise_already(tmp_path: Path) -> None:
     private = nodes_of(Kinds, tmp_path, **{"privacy-epsilon": 500.0})
     play(tmp_path, Kinds, wire_format="delta-int8", silos=private)
-    told = [entry for entry in read(tmp_path / "a") if entry["type"] == wire.TRAIN]
-    spent = [entry["privacy"]["epsilon"] for entry in told]
-    assert spent[0] < spent[1] and all(SCALES in str(entry["tensors"]) for entry in told)
-    assert told[0]["values"]["metrics"][wire.UPDATE_NOISE] > 0
+    entries = [entry for entry in read(tmp_path / "a") if entry["type"] == wire.TRAIN]
+    spent = [entry["privacy"]["epsilon"] for entry in entries]
+    assert spent[0] < spent[1] and all(SCALES in str(entry["tensors"]) for entry in entries)
+    assert entries[0]["values"]["metrics"][wire.UPDATE_NOISE] > 0
 
 
 @EACH
@@ -241,5 +241,5 @@ def test_a_secure_run_refuses_a_format_at_both_ends(how: str, tmp_path: Path) ->
         FedAvg(secure=True, train_config={wire.WIRE_FORMAT: how})
     config = {"protocol": wire.PROTOCOL, "task": "digits", "wire_format": how, "secure": True}
     assert "does not go with a secure run" in reason(ask(wire.DESCRIBE, **config))
-    told = reason(ask(wire.DESCRIBE, protocol=wire.PROTOCOL, wire_format="int4"))
-    assert "wire-format must be one of float32, delta-fp16, delta-int8. Got 'int4'" in told
+    refusal = reason(ask(wire.DESCRIBE, protocol=wire.PROTOCOL, wire_format="int4"))
+    assert "wire-format must be one of float32, delta-fp16, delta-int8. Got 'int4'" in refusal

@@ -107,7 +107,7 @@ def describe(values: Mapping[str, Any], task: type[Kinds] = Tuned) -> Message:
 
 
 @pytest.mark.parametrize(
-    ("key", "value", "told"),
+    ("key", "value", "problem"),
     [
         ("task.depth", 3, "has no run key 'task.depth'. It has: task.activation, task.halve, "),
         ("task.hidden", 65, "task.hidden .* must be a whole number from 1 to 64. Got 65"),
@@ -126,8 +126,8 @@ def describe(values: Mapping[str, Any], task: type[Kinds] = Tuned) -> Message:
         ("task._given", "x", r"has no run key 'task\._given'"),
     ],
 )
-def test_a_silo_refuses_what_its_task_does_not_allow(key: str, value: Any, told: str) -> None:
-    assert re.search(told, reason(describe({key: value})))
+def test_a_silo_refuses_what_its_task_does_not_allow(key: str, value: Any, problem: str) -> None:
+    assert re.search(problem, reason(describe({key: value})))
 
 
 def test_the_schema_is_that_of_the_model_that_the_keys_make() -> None:
@@ -139,12 +139,12 @@ def test_the_schema_is_that_of_the_model_that_the_keys_make() -> None:
 
 
 def test_a_task_without_keys_says_so_to_the_coordinator(tmp_path: Path) -> None:
-    told = refusal(tmp_path, Kinds, **{"task.dropout": 0.1})
-    assert "has no run key 'task.dropout'. It has: none." in told
+    problem = refusal(tmp_path, Kinds, **{"task.dropout": 0.1})
+    assert "has no run key 'task.dropout'. It has: none." in problem
 
 
 @pytest.mark.parametrize(
-    ("keys", "told"),
+    ("keys", "problem"),
     [
         ({"task.Hidden": 1}, "a key of the task is task. and a name of small letters"),
         ({"task.hidden": [1]}, "task.hidden must be a number, true or false, or a short text"),
@@ -152,8 +152,8 @@ def test_a_task_without_keys_says_so_to_the_coordinator(tmp_path: Path) -> None:
         ({"task.note": "x" * 201}, "or a short text"),
     ],
 )
-def test_the_coordinator_refuses_what_no_task_can_have(keys: dict[str, Any], told: str) -> None:
-    with pytest.raises(FederationError, match=told):
+def test_the_coordinator_refuses_what_no_task_can_have(keys: dict[str, Any], problem: str) -> None:
+    with pytest.raises(FederationError, match=problem):
         RunConfig.read(keys)
 
 
@@ -209,10 +209,10 @@ def test_a_run_takes_the_tasks_factor_over_all_its_rounds(tmp_path: Path) -> Non
 
 
 def test_a_factor_that_is_no_number_and_fednova_with_one_are_refused(tmp_path: Path) -> None:
-    told = refusal(tmp_path / "wrong", Wrong)
-    assert "lr_factor of the task must give a finite number of at least 0. Got nan" in told
-    told = refusal(tmp_path / "nova", Falling, "fednova")
-    assert "has its own lr_factor, and this run's plain-steps = True" in told
+    problem = refusal(tmp_path / "wrong", Wrong)
+    assert "lr_factor of the task must give a finite number of at least 0. Got nan" in problem
+    problem = refusal(tmp_path / "nova", Falling, "fednova")
+    assert "has its own lr_factor, and this run's plain-steps = True" in problem
 
 
 def test_a_key_of_the_wrong_type_is_named_in_python_too() -> None:

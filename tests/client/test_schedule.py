@@ -157,7 +157,7 @@ def test_a_silo_that_is_told_looks_then_and_otherwise_rarely(
     for early in (False, True):
         clock.rest()
         clock.now += 3.0
-        clock.word(told=True, early=early)
+        clock.word(notified=True, early=early)
         assert clock.miss()[1] == 0.0
 
 
@@ -165,7 +165,7 @@ def test_where_nobody_can_tell_it_goes_on_as_before(monkeypatch: pytest.MonkeyPa
     clock = idle(monkeypatch)
     for _ in range(10):
         clock.rest()
-        clock.word(told=False, early=True)
+        clock.word(notified=False, early=True)
         assert clock.miss()[1] == pytest.approx(1.0)
 
 
@@ -174,13 +174,13 @@ def test_who_tells_again_and_again_of_what_is_not_there_is_not_believed_until_th
 ) -> None:
     clock = idle(monkeypatch)
 
-    def told() -> float:
+    def pause() -> float:
         clock.rest()
-        clock.word(told=True, early=True)
+        clock.word(notified=True, early=True)
         return clock.miss()[1]
 
-    assert [told() for _ in range(5)] == pytest.approx([0, 0, 0, 1, 1])
+    assert [pause() for _ in range(5)] == pytest.approx([0, 0, 0, 1, 1])
     clock.rest()
-    clock.word(told=True, early=True)
+    clock.word(notified=True, early=True)
     clock.worked(clock.next()[0])
-    assert told() == 0.0
+    assert pause() == 0.0

@@ -58,13 +58,13 @@ def test_what_a_declaration_has_otherwise_is_named_here_and_there(
     for name, text in (("a", TABLE), ("b", TABLE), ("c", TABLE.replace(before, after))):
         (tmp_path / f"{name}.toml").write_text(text)
         configs.append({"task": str(tmp_path / f"{name}.toml"), "data.data": data})
-    told = refused(configs, tmp_path, "study")
-    assert f"c was refused: its task is not that of a, b: {differs} (schema differs)." in told
+    problem = refused(configs, tmp_path, "study")
+    assert f"c was refused: its task is not that of a, b: {differs} (schema differs)." in problem
     said = f"({differs.removesuffix('s').removesuffix(' differ')}). Ask the others"
     error = list(read(tmp_path / "c"))[-1]["error"]  # which its process logs, as every refusal
     assert "silo 'c' does not fit the run: its model or task is not that of the other" in error
     assert said in error
-    assert len(list(read(tmp_path / "a"))) == 1, "who fits is told nothing"
+    assert len(list(read(tmp_path / "a"))) == 1, "who fits gets no message"
 
 
 def test_other_code_of_a_task_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""What a silo is told when it starts."""
+"""What a silo is configured with when it starts."""
 
 from __future__ import annotations
 

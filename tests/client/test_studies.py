@@ -110,8 +110,12 @@ def test_a_run_of_another_task_is_told_which_ones_are_served_and_nothing_of_the_
     study: Path,
 ) -> None:
     reply = ask(wire.DESCRIBE, both("a", 0, study), task="mnist", protocol=1)
-    told = wire.decode_description(reply.content)
-    assert (told.tasks, told.num_examples, told.schema) == (("digits", "stroke"), 0, "")
+    described = wire.decode_description(reply.content)
+    assert (described.tasks, described.num_examples, described.schema) == (
+        ("digits", "stroke"),
+        0,
+        "",
+    )
     served = ask(wire.DESCRIBE, both("a", 0, study), task="stroke", protocol=1)
     assert wire.decode_description(served.content).num_examples > 0
 
@@ -130,8 +134,8 @@ def test_a_run_of_another_study_is_no_error_and_no_news_in_the_silos_log(
     message = Message(RecordDict({wire.CONFIG: config}), 1, wire.DESCRIBE, group_id="0")
     message.metadata.__dict__["_message_id"] = "id"
     with caplog.at_level(logging.DEBUG, logger="coterie"):
-        host.teller.answered(message, ask(wire.DESCRIBE, task="mnist"), 0.1)
+        host.activity.answered(message, ask(wire.DESCRIBE, task="mnist"), 0.1)
     assert [(r.levelname, r.getMessage()) for r in caplog.records] == [
         ("DEBUG", "a run of task 'mnist' asked who is here")
     ]
-    assert host.teller.tally.runs == 0
+    assert host.activity.tally.runs == 0

@@ -148,8 +148,8 @@ def test_an_exported_file_answers_in_the_unit_and_its_card_says_how(
     x, said = bench.data.test.at(torch.arange(60))[0], answers_of(kept, nodes[0])
     np.testing.assert_allclose(_ask(place, x), said, rtol=1e-4)
     assert said.mean() > 10_000 and written.own
-    told = kept.task.prepared({})["targets"]
-    mean, deviation = (told[0][key] for key in ("mean", "deviation"))
+    targets = kept.task.prepared({})["targets"]
+    mean, deviation = (targets[0][key] for key in ("mean", "deviation"))
     assert 18_000 < mean < 22_000 and 4_000 < deviation < 6_000
     assert "| target | mean | deviation |" in written.files[2].read_text()
 
@@ -162,10 +162,10 @@ def test_a_pooled_scale_has_the_targets_of_those_that_allow_it(tmp_path: Path) -
     assert scales[0] == scales[1] and scales[0] is not None
     assert scales[0][2][0] == pytest.approx(21_000, rel=0.03)
     assert min(r2(tmp_path, name) for name in "xy") > 0.5
-    (told,) = [
+    (reported,) = [
         e["values"]["metrics"] for e in read(tmp_path / "x") if e["type"] == wire.COLUMN_SUMS
     ]
-    assert told["column-means"][2] == pytest.approx(20_000, rel=0.05)
+    assert reported["column-means"][2] == pytest.approx(20_000, rel=0.05)
 
 
 def test_arrays_may_have_targets_of_one_scale_too(tmp_path: Path) -> None:

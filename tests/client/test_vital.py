@@ -15,8 +15,8 @@ from coterie.client.home.folder import create
 from coterie.client.home.health import findings
 from coterie.client.home.settings import SettingsError, SiloSettings
 from coterie.client.resident import vital
+from coterie.client.resident.activity import Tally
 from coterie.client.resident.serve import _exposed, _log, _monitoring
-from coterie.client.resident.telling import Tally
 from coterie.client.resident.vital import LedgerMeter, Vitals, WatchedSchedule, collector
 from coterie.system import health, logs
 from coterie.system.exposition import render
@@ -143,7 +143,7 @@ def test_a_silos_json_lines_have_its_name(
     monkeypatch.setattr(logging.getLogger(), "level", logging.WARNING)
     _log("json", [SiloSettings("north")], verbose=False)
     logging.getLogger("coterie.silo").info("here", extra={"run": "r"})
-    told = json.loads(capsys.readouterr().err)
-    assert (told["part"], told["silo"], told["run"], told["message"]) == (
+    entry = json.loads(capsys.readouterr().err)
+    assert (entry["part"], entry["silo"], entry["run"], entry["message"]) == (
         "silo", "north", "r", "here"
     )  # fmt: skip

@@ -66,7 +66,7 @@ def services_of(manifests: list[dict[str, Any]], folder: Path) -> tuple[dict[str
                 (kind,) = {"secret", "configMap"} & source.keys()
                 name = source[kind]["secretName" if kind == "secret" else "name"]
                 volumes.append(f"{folder / kind / name}:{mount['mountPath']}{mode}")
-        told: dict[str, Any] = {
+        made: dict[str, Any] = {
             "image": container["image"],
             "user": f"{pod['securityContext']['runAsUser']}:{pod['securityContext']['runAsGroup']}",
             "read_only": security["readOnlyRootFilesystem"],
@@ -79,8 +79,8 @@ def services_of(manifests: list[dict[str, Any]], folder: Path) -> tuple[dict[str
             "mem_limit": container["resources"]["limits"]["memory"].removesuffix("i").lower(),
         }  # fmt: skip
         if "command" in container:
-            told["entrypoint"] = container["command"]
-        return told
+            made["entrypoint"] = container["command"]
+        return made
 
     probe = main["readinessProbe"]["exec"]["command"]
     running = service(main) | {
@@ -193,10 +193,10 @@ def test_enrolled_silos_of_the_charts_train_together(pods: Pods) -> None:
     pods.compose("up", "-d", *SILOS)
     for name in SILOS:
         pods.wait_until_ready(name)
-    told = pods.inside(
+    printed = pods.inside(
         "study", "coterie", "run", "fedavg", "--rounds=2", "--min-silos=2", "--task=digits"
     )
-    assert "models and record: /federation/runs/" in told
+    assert "models and record: /federation/runs/" in printed
     for name in SILOS:
         kept = pods.inside(name, "sh", "-c", "find /silo -name '*.safetensors'")
         assert kept.strip(), f"{name} kept no model"
@@ -211,8 +211,8 @@ def test_keys_are_only_where_they_belong_and_are_nobody_elses_to_read(pods: Pods
 
 def test_the_root_file_system_is_read_only(pods: Pods) -> None:
     for service in ("study", "hospital-a"):
-        told = pods.inside(service, "sh", "-c", "touch /opt/x /home/coterie/x 2>&1; true")
-        assert told.count("Read-only file system") == 2
+        printed = pods.inside(service, "sh", "-c", "touch /opt/x /home/coterie/x 2>&1; true")
+        assert printed.count("Read-only file system") == 2
 
 
 def test_a_restarted_pod_goes_on_with_what_is_on_its_volume(pods: Pods) -> None:

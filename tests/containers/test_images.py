@@ -31,14 +31,14 @@ def inside(image: str, *command: str) -> str:
 
 @pytest.mark.parametrize("image", IMAGES)
 def test_it_says_its_version_and_of_which_source_it_is(image: str) -> None:
-    told = json.loads(docker("inspect", f"{image}:{VERSION}"))[0]["Config"]
-    labels = {key.rpartition(".")[2]: value for key, value in told["Labels"].items()}
+    config = json.loads(docker("inspect", f"{image}:{VERSION}"))[0]["Config"]
+    labels = {key.rpartition(".")[2]: value for key, value in config["Labels"].items()}
     head = subprocess.run(
         ["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True
     )
     assert labels["version"] == VERSION
     assert labels["revision"].removesuffix("-dirty") == head.stdout.strip()
-    assert told["User"] == "10001:10001" and told["Healthcheck"]["Test"]
+    assert config["User"] == "10001:10001" and config["Healthcheck"]["Test"]
 
 
 @pytest.mark.parametrize("image", IMAGES)

@@ -74,8 +74,8 @@ def happened(folder: Path, event: str, number: int = 0) -> bool:
     """Whether a run's record has such an event already, of this round or a later one."""
     file = folder / "events.jsonl"
     lines = file.read_text().split("\n")[:-1] if file.exists() else []
-    told = [json.loads(line) for line in lines]
-    return any(one["event"] == event and one.get("round", 0) >= number for one in told)
+    events = [json.loads(line) for line in lines]
+    return any(one["event"] == event and one.get("round", 0) >= number for one in events)
 
 
 def until_happened(folder: Path, event: str, number: int = 0, *, deadline_s: float = 150.0) -> None:

@@ -104,6 +104,6 @@ def test_silos_that_share_a_scale_get_the_same_models_in_one_process_and_in_seve
         other = json.loads((tmp_path / "there" / "records" / record.name / "run.json").read_text())
         assert one["model-hashes"] == other["model-hashes"], record.name
     (ledger,) = (tmp_path / "there").rglob("a/ledger.jsonl")
-    told = [json.loads(line) for line in ledger.read_text().splitlines()]
-    (sums, *_) = [entry["values"] for entry in told if entry["type"] == "query.column_sums"]
+    entries = [json.loads(line) for line in ledger.read_text().splitlines()]
+    (sums, *_) = [entry["values"] for entry in entries if entry["type"] == "query.column_sums"]
     assert sums["metrics"]["column-counts"] == [64, 64]

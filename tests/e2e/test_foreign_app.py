@@ -62,10 +62,10 @@ def submit(calls: Control, client: str, config: dict[str, Any]) -> int:
     return int(calls._call("StartRun", fab=fab_to_proto(made)).run_id)
 
 
-def told_by(calls: Control, client: str, strategies: str, strategy: str, file: Path) -> Any:
+def result_of(calls: Control, client: str, strategies: str, strategy: str, file: Path) -> Any:
     """What a run of three rounds comes to."""
     config = {**CONFIGS[client], "client": client, "strategies": strategies, "strategy": strategy}
-    run_id = submit(calls, client, {**config, "rounds": 3, "told": str(file)})
+    run_id = submit(calls, client, {**config, "rounds": 3, "result": str(file)})
     until(lambda: calls.runs(run_id)[0].ended, "the run to end", deadline_s=200)
     assert file.exists(), calls.runs(run_id)[0]
     return json.loads(file.read_text())
@@ -86,8 +86,8 @@ def in_process(client: str, strategies: str, strategy: str) -> Any:
 
     config = {"client": f"tests.apps.{client}", "strategies": strategies, "strategy": strategy}
     nodes = [{"partition-id": i, "num-partitions": 2} for i in range(2)]
-    told = quick_server.run(InProcessGrid(call, nodes), {**config, "rounds": 3})
-    return json.loads(json.dumps(told))
+    result = quick_server.run(InProcessGrid(call, nodes), {**config, "rounds": 3})
+    return json.loads(json.dumps(result))
 
 
 @contextmanager
@@ -130,10 +130,10 @@ def test_quickstarts_under_resident_silos_are_the_quickstarts_bit_for_bit(
             line += ["--partitions", "0-1/2", "--superlink", address, "--home", str(homes)]
             with programs(line) as running:
                 wait_for_two(calls, running)
-                told = told_by(calls, client, strategies, strategy, tmp_path / f"{client}.json")
+                result = result_of(calls, client, strategies, strategy, tmp_path / f"{client}.json")
             until(lambda: calls.num_online() == 0, "the silos to be gone")
-            assert told == in_process(client, strategies, strategy)
-            assert told["left-out"] == [{}] * len(told["left-out"])
+            assert result == in_process(client, strategies, strategy)
+            assert result["left-out"] == [{}] * len(result["left-out"])
     for name in ("silo-0", "silo-1"):
         kinds = [entry["type"] for entry in read(homes / name)]
         # HCCT evaluates after the rounds but the last, and at the end; Flower after every round.
@@ -160,8 +160,8 @@ def test_stock_supernodes_give_the_same_models(federation: LocalFederation, tmp_
             ("quick_numpy", FLOWER, "FedAvg"),
             ("quick_torch", OURS, "HCCT"),
         ):
-            told = told_by(calls, client, strategies, strategy, tmp_path / f"{client}.json")
-            assert told == in_process(client, strategies, strategy)
+            result = result_of(calls, client, strategies, strategy, tmp_path / f"{client}.json")
+            assert result == in_process(client, strategies, strategy)
 
 
 @pytest.mark.nightly
@@ -187,18 +187,18 @@ def test_an_app_serves_an_organisation_with_its_key_tls_and_policy(
     try:
         pair.wait_for(2)
         with pair.control() as calls:
-            told = told_by(calls, "quick_torch", OURS, "HCCT", tmp_path / "told.json")
+            result = result_of(calls, "quick_torch", OURS, "HCCT", tmp_path / "result.json")
             refused = submit(
                 calls, "quick_torch",
                 {
                     **CONFIGS["quick_torch"], "client": "quick_torch", "strategies": OURS,
-                    "strategy": "FedAvg", "rounds": 1, "told": str(tmp_path / "never.json"),
+                    "strategy": "FedAvg", "rounds": 1, "result": str(tmp_path / "never.json"),
                 },
             )  # fmt: skip
             until(lambda: calls.runs(refused)[0].ended, "the run to end", deadline_s=100)
         expected = in_process("quick_torch", OURS, "HCCT")
-        assert (told["model"], told["models"]) == (expected["model"], expected["models"])
-        assert told["evaluation"].keys() == {"eval_loss", "loss", "num-examples"}
+        assert (result["model"], result["models"]) == (expected["model"], expected["models"])
+        assert result["evaluation"].keys() == {"eval_loss", "loss", "num-examples"}
         said = pair.said("a")
         assert "serves the app quick_torch:app, not its task" in said
         assert "Of metrics only these leave: numbers of samples, loss." in said

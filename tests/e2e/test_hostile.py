@@ -110,7 +110,7 @@ def answer(link: FleetLink, message: Message, training: Mapping[str, Any]) -> No
 @contextmanager
 def hostile_silo(address: str, training: Mapping[str, Any] = TRAINING) -> Iterator[list[str]]:
     """It serves until the end; gives the messages that it was sent."""
-    told, over, here = [], threading.Event(), threading.Event()
+    messages, over, here = [], threading.Event(), threading.Event()
 
     def serve() -> None:
         with connect(Connection(address)) as link:
@@ -119,7 +119,9 @@ def hostile_silo(address: str, training: Mapping[str, Any] = TRAINING) -> Iterat
                 try:
                     received = link.receive()
                     for message in received.messages if received else ():
-                        told.append(f"{message.metadata.message_type} {message.metadata.group_id}")
+                        messages.append(
+                            f"{message.metadata.message_type} {message.metadata.group_id}"
+                        )
                         answer(link, message, training)
                 except (LinkError, RunEndedError):
                     continue
@@ -128,7 +130,7 @@ def hostile_silo(address: str, training: Mapping[str, Any] = TRAINING) -> Iterat
     thread.start()
     assert here.wait(20)
     try:
-        yield told
+        yield messages
     finally:
         over.set()
         thread.join(20)
@@ -139,11 +141,11 @@ def test_a_hostile_silo_over_grpc_is_left_out_and_the_run_completes(
 ) -> None:
     """The others' models are those of a run without it; its drip costs one deadline of a round."""
     keys: dict[str, Any] = {**KEYS, "strategy": "fedavg"}
-    with hostile_silo(trio.superlink.fleet_address) as told:
+    with hostile_silo(trio.superlink.fleet_address) as received:
         folder, last = trio.run(**{**keys, "min-silos": 4, "round-timeout": 6.0})
     record = record_of(folder)
     assert last.status == "completed", record.get("error")
-    assert [f"train {n}" for n in "1234"] == [t for t in told if t.startswith("train")]
+    assert [f"train {n}" for n in "1234"] == [t for t in received if t.startswith("train")]
     reasons = [one["left-out"][HOSTILE] for one in record["rounds"]]
     assert reasons[0] == "it did not answer in time."
     assert "its reply cannot be read" in reasons[1] and "put together" in reasons[2]

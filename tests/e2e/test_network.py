@@ -98,7 +98,7 @@ def test_a_run_within_this_machine_completes_and_its_log_is_clean(
 
 @pytest.mark.nightly
 def test_a_federation_starts_behind_a_proxy(tmp_path: Path) -> None:
-    """Its parts call each other with TLS; an operator is told of the proxy elsewhere."""
+    """Its parts call each other with TLS; an operator is warned of the proxy elsewhere."""
     ports, own = Ports.free(), environment(tmp_path, PROXIES)
     folder = tmp_path / "study"
     line = [*COTERIE, "init", str(folder), "--address", f"127.0.0.1:{ports.fleet}"]

@@ -82,11 +82,11 @@ def test_a_silo_that_asks_its_people_joins_late_and_withdraws(
     rounds = read_run(folder).rounds
     assert "asked" not in rounds[0].silos
     assert "asked" in rounds[-1].silos
-    told = pair.command("withdraw", "asked")
+    printed = pair.command("withdraw", "asked")
     (file,) = (pair.coordinator / "withdrawals").glob("asked-*.json")
     done = verified(file.read_text(), pair.federation.ca.read_bytes())
     assert f"runs/{folder.name}/models/asked.safetensors" in {one.file for one in done.deleted}
-    assert "models of a, asked, b" in told
+    assert "models of a, asked, b" in printed
     assert not (folder / "models" / "asked.safetensors").exists()
     assert (folder / "models" / "a.safetensors").exists()
     pair.end("asked")
@@ -100,9 +100,9 @@ def test_a_silo_withdraws_in_the_middle_of_a_run(pair: Organisations) -> None:
     three = ("fedavg", "--task", TASK, "--min-silos", "3", *SETTINGS, "--rounds", "8")
     folder = pair.submit(*three)
     pair.gate.hold(3, rounds=1)
-    told = pair.command("withdraw", "leaver")
+    printed = pair.command("withdraw", "leaver")
     pair.gate.open()
-    assert f"Run {folder.name} holds models of leaver, and is stopped." in told
+    assert f"Run {folder.name} holds models of leaver, and is stopped." in printed
     assert read_run(folder).status == "stopped"
     assert not list((folder / "checkpoints").glob("round-*"))
     (file,) = (pair.coordinator / "withdrawals").glob("leaver-*.json")

@@ -35,12 +35,12 @@ pytestmark = [
 def proxied(pair: Organisations) -> Iterator[int]:
     """The port of a proxy through which both silos come."""
     port = Ports.free().fleet
-    told = {
+    settings = {
         "COTERIE_LISTEN": f"127.0.0.1:{port},{ELSEWHERE}:{port}",
         "COTERIE_SUPERLINK": f"127.0.0.1:{pair.ports.fleet}",
     }
     assert HAPROXY is not None
-    process = subprocess.Popen([HAPROXY, "-f", str(CONFIG)], env={**os.environ, **told})
+    process = subprocess.Popen([HAPROXY, "-f", str(CONFIG)], env={**os.environ, **settings})
     files = [pair.home_of(name) / "coordinator.json" for name in NAMES]
     before = [file.read_text() for file in files]
     try:

@@ -57,8 +57,8 @@ def test_a_silo_without_labels_gets_the_model_of_its_group_as_in_one_process(
     folder, last = trio.run(**KEYS)
     assert last.status == "completed"
     record = record_of(folder)
-    told = record["rounds"][-1]["unlabelled"]
-    assert told["new"]["group"] == ["turned1", "turned2"]
+    placed = record["rounds"][-1]["unlabelled"]
+    assert placed["new"]["group"] == ["turned1", "turned2"]
     kept = load_file(home / "models" / f"{folder.name}.safetensors")
     assert model_hash(kept) == record["model-hashes"]["turned1"]
     card = read_card(home / "models" / f"{folder.name}.safetensors")

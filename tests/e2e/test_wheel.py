@@ -167,14 +167,14 @@ def test_the_wheel_holds_one_package_with_its_types_and_says_what_it_is(wheel: P
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
         (metadata,) = (name for name in names if name.endswith(".dist-info/METADATA"))
-        told = archive.read(metadata).decode()
+        text = archive.read(metadata).decode()
     assert {name.split("/")[0] for name in names} == {"coterie", metadata.split("/")[0]}
     assert {f"coterie/{part}/py.typed" for part in PARTS} <= names
     sources = {str(p.relative_to(ROOT)) for part in PARTS for p in (ROOT / part).rglob("*.py")}
     assert {f"coterie/{source}" for source in sources} <= names, "every folder is a package"
     for field in ("License-Expression: ", "Requires-Python: ", "Project-URL: Documentation"):
-        assert f"\n{field}" in told
-    assert "Classifier: Typing :: Typed" in told and "# coterie" in told
+        assert f"\n{field}" in text
+    assert "Classifier: Typing :: Typed" in text and "# coterie" in text
 
 
 @pytest.mark.nightly

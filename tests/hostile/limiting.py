@@ -40,9 +40,9 @@ class Limiting(grpc.GenericRpcHandler):  # type: ignore[misc]
 
     def service(self, handler_call_details: Any) -> grpc.RpcMethodHandler:
         """Every method, as bytes."""
-        method, told = handler_call_details.method, handler_call_details.invocation_metadata
+        method, given = handler_call_details.method, handler_call_details.invocation_metadata
         call = self._channel.unary_unary(method)
-        metadata = [(key, value) for key, value in told if key != "user-agent"]
+        metadata = [(key, value) for key, value in given if key != "user-agent"]
 
         def passed_on(body: bytes, context: grpc.ServicerContext) -> Any:
             if len(body) > self.most:

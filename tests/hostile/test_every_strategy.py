@@ -32,9 +32,9 @@ def says(**fields: Any) -> Lie:
     """Describe itself so."""
 
     def change(reply: Message) -> None:
-        told = reply.content.config_records.get(wire.CONFIG)
-        if told is not None and wire.SCHEMA in told:
-            told.update({name.replace("_", "-"): value for name, value in fields.items()})
+        config = reply.content.config_records.get(wire.CONFIG)
+        if config is not None and wire.SCHEMA in config:
+            config.update({name.replace("_", "-"): value for name, value in fields.items()})
 
     return change
 
@@ -51,7 +51,7 @@ def sends(change: Callable[[np.ndarray], np.ndarray], prefix: str = "") -> Lie:
     return changed
 
 
-def tells(change: Callable[[Any], Any]) -> Lie:
+def reports(change: Callable[[Any], Any]) -> Lie:
     """Reply with metrics that are so."""
 
     def changed(reply: Message) -> None:
@@ -97,10 +97,10 @@ REPLIED: Mapping[str, Lie] = {
     "sends other names": sends(lambda a: a, "other."),
     "sends nothing": is_empty,
     "refuses everything": refuses,
-    "tells NaN": tells(lambda _: float("nan")),
-    "tells less than nothing": tells(lambda v: -1 if isinstance(v, int) else -1.0),
-    "tells 10³⁰⁸": tells(lambda v: 2**62 if isinstance(v, int) else 1e308),
-    "tells nothing but 0": tells(lambda v: 0 if isinstance(v, int) else 0.0),
+    "reports NaN": reports(lambda _: float("nan")),
+    "reports less than nothing": reports(lambda v: -1 if isinstance(v, int) else -1.0),
+    "reports 10³⁰⁸": reports(lambda v: 2**62 if isinstance(v, int) else 1e308),
+    "reports nothing but 0": reports(lambda v: 0 if isinstance(v, int) else 0.0),
 }
 OPTIONS: Mapping[str, Mapping[str, Any]] = {
     "fedgroup": {"num-groups": 2, "pretrain-epochs": 1},

@@ -85,8 +85,8 @@ class HostStore(Store):
         if not wire.is_bundle(self.kept[root]):
             asked = Message(RecordDict(), dst_node_id=node, message_type=wire.DESCRIBE)
             self.pushed.append((node, "flower", None))
-            told = Error(wire.HOSTS, self.said) if node == 9 else Error(0, "no such message type")
-            return wire.bundle([Message(told, reply_to=asked)])
+            error = Error(wire.HOSTS, self.said) if node == 9 else Error(0, "no such message type")
+            return wire.bundle([Message(error, reply_to=asked)])
         messages, to = wire.unbundle(root, self.kept, max_bytes=0)
         self.pushed.append((node, messages[0].metadata.message_type, to))
         return self.answer(messages, to or [0])

@@ -68,7 +68,7 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
     """Deadlines of a second and less."""
     monkeypatch.setattr(rosters, "DESCRIBE_DEADLINE_S", 0.05)
     monkeypatch.setattr(rosters, "DESCRIBE_MORE_S", 0.0)
-    monkeypatch.setattr(rosters, "TOLD_DEADLINE_S", 0.05)
+    monkeypatch.setattr(rosters, "SHORT_DEADLINE_S", 0.05)
     monkeypatch.setattr(initial, "PAIR_DEADLINE_S", 0.05)
     monkeypatch.setattr(initial, "DEADLINE_S", 0.05)
 
@@ -79,8 +79,8 @@ def play(kind: str, behaviour: Behaviour | None) -> tuple[RunResult, DescribedRo
     config = RunConfig.read({"strategy": "fedavg", "task": "toy"})
     here = roster.present(grid, number=1)
     arrays = initial.initial_arrays(grid, here, config)
-    told = {wire.WIRE_FORMAT: "delta-int8"}  # so that a rounded update would count
-    result = FedAvg(roster=roster, train_config=told).start(
+    training = {wire.WIRE_FORMAT: "delta-int8"}  # so that a rounded update would count
+    result = FedAvg(roster=roster, train_config=training).start(
         grid, arrays, num_rounds=2, timeout=0.05
     )
     return result, roster

@@ -99,7 +99,7 @@ def play(grid: InProcessGrid, runs_dir: Path) -> dict[str, Any]:
 
 def write(file: Path, release: str, said: list[Exchange], hashes: dict[str, str]) -> None:
     """Keep a recording."""
-    told = [
+    entries = [
         {
             "node": one.node,
             "kind": one.kind,
@@ -108,7 +108,7 @@ def write(file: Path, release: str, said: list[Exchange], hashes: dict[str, str]
         }
         for one in said
     ]
-    whole = {"release": release, "protocol": wire.PROTOCOL, "hashes": hashes, "said": told}
+    whole = {"release": release, "protocol": wire.PROTOCOL, "hashes": hashes, "said": entries}
     file.write_bytes(gzip.compress(json.dumps(whole).encode(), mtime=0))
 
 
@@ -127,8 +127,8 @@ def _text(message: tuple[str, Objects]) -> list[Any]:
     return [whole, {key: base64.b64encode(value).decode() for key, value in parts.items()}]
 
 
-def _objects(told: list[Any]) -> tuple[str, Objects]:
-    return told[0], {key: base64.b64decode(value) for key, value in told[1].items()}
+def _objects(stored: list[Any]) -> tuple[str, Objects]:
+    return stored[0], {key: base64.b64decode(value) for key, value in stored[1].items()}
 
 
 def recordings() -> Iterator[Path]:

@@ -155,8 +155,8 @@ def test_who_is_ready_is_asked_of_the_health_command_and_a_warning_is_no_failure
 
 def test_every_silo_in_a_container_has_shared_memory_for_workers() -> None:
     services = yaml.safe_load((CHARTS.parents[1] / "compose.yaml").read_text())["services"]
-    silos = {name: told for name, told in services.items() if name.startswith("silo-")}
-    assert len(silos) == 7 and {told["shm_size"] for told in silos.values()} == {"1g"}
+    silos = {name: service for name, service in services.items() if name.startswith("silo-")}
+    assert len(silos) == 7 and {service["shm_size"] for service in silos.values()} == {"1g"}
     made = pod(render("silo", "study", SILO))
     (volume,) = [one["name"] for one in made["volumes"] if one.get("emptyDir", {}).get("medium")]
     mounts = {m["name"]: m["mountPath"] for m in made["containers"][0]["volumeMounts"]}
@@ -168,8 +168,8 @@ def test_containers_are_healthy_as_the_health_command_says(files: list[str]) -> 
     root = CHARTS.parents[1]
     said: dict[str, Any] = {}
     for file in files:
-        for name, told in yaml.safe_load((root / file).read_text())["services"].items():
-            said.setdefault(name, {}).update(told)
+        for name, service in yaml.safe_load((root / file).read_text())["services"].items():
+            said.setdefault(name, {}).update(service)
     for name in ("superlink", "silo-1", "silo-7"):
         shell, line = said[name]["healthcheck"]["test"]
         asked = "coterie health" if name == "superlink" else "coterie silo health"

@@ -94,7 +94,7 @@ def test_hashes_are_read_from_pips_report(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("metadata", "told"),
+    ("metadata", "licences"),
     [
         ("License-Expression: MIT\nLicense: X", [{"expression": "MIT"}]),
         ("License: BSD", [{"license": {"name": "BSD"}}]),
@@ -104,9 +104,9 @@ def test_hashes_are_read_from_pips_report(tmp_path: Path) -> None:
     ],
 )  # fmt: skip
 def test_a_licence_is_told_as_the_package_tells_it(
-    tmp_path: Path, metadata: str, told: list[dict[str, Any]]
+    tmp_path: Path, metadata: str, licences: list[dict[str, Any]]
 ) -> None:
     folder = tmp_path / "some-1.dist-info"
     folder.mkdir()
     (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: some\nVersion: 1\n{metadata}\n")
-    assert sbom.licence(Distribution.at(folder)) == told
+    assert sbom.licence(Distribution.at(folder)) == licences

@@ -51,12 +51,12 @@ def test_a_coordinator_reads_what_silos_of_the_release_before_answer(
     file: Path, tmp_path: Path
 ) -> None:
     """The recorded answers make the recorded models, bit for bit."""
-    told, said = read(file)
+    recording, said = read(file)
     grid = ReplayingGrid(said, SILOS)
     record = play(grid, tmp_path)
     assert record["status"] == "completed" and sorted(record["silos"]) == ["a", "b", "c"]
-    assert record["model-hashes"] == told["hashes"]
-    assert {facts["release"] for facts in record["silos"].values()} == {told["release"]}
+    assert record["model-hashes"] == recording["hashes"]
+    assert {facts["release"] for facts in record["silos"].values()} == {recording["release"]}
 
 
 @pytest.mark.parametrize("file", spoken(), ids=lambda file: file.name)
@@ -177,9 +177,9 @@ def record(made: federation.Federation, name: str, started: str, silos: dict[str
         n: {"num-examples": 5, "alpha": None, "node-id": "1", "release": r}
         for n, r in silos.items()
     }
-    told = {"format": 1, "run-id": "1", "status": "completed", "started": started, "config": {},
+    entry = {"format": 1, "run-id": "1", "status": "completed", "started": started, "config": {},
             "versions": {}, "silos": facts, "refused": {}, "rounds": []}  # fmt: skip
-    (folder / "run.json").write_text(json.dumps(told))
+    (folder / "run.json").write_text(json.dumps(entry))
 
 
 def check(made: federation.Federation, *arguments: str) -> tuple[int, str]:

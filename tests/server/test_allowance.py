@@ -161,10 +161,10 @@ def test_who_sends_too_much_is_answered_for_in_words_and_the_disk_gets_no_more(
     assert refused.error.code == wire.UNREADABLE
     assert "in this run it has sent or announced 4,0" in refused.error.reason
     content = superlink.state.get_object(superlink.run, refused.metadata.message_id)
-    told = wire.put_together(
+    answer = wire.put_together(
         refused.metadata.message_id, {refused.metadata.message_id: content}, max_bytes=0
     )
-    assert told.error.reason == refused.error.reason
+    assert answer.error.reason == refused.error.reason
 
 
 def test_an_error_takes_the_place_of_a_reply_of_which_the_rest_does_not_come(

@@ -94,15 +94,15 @@ def test_a_silo_keeps_the_round_that_was_best_on_its_validation_data(tmp_path: P
 def test_what_is_told_of_validation_is_the_error_of_each_rounds_model(tmp_path: Path) -> None:
     grid = Tap(nodes(tmp_path))
     run(tmp_path, silos=grid, **CHOOSING)
-    told = {}
+    errors = {}
     for reply in grid.got:
         meta = reply.metadata
         if meta.message_type == wire.TRAIN and meta.src_node_id == 1:
             metrics = reply.content.metric_records[wire.METRICS]
-            told[int(meta.group_id) - 1] = float(metrics[wire.RECEIVED_VALIDATION_ERROR])
+            errors[int(meta.group_id) - 1] = float(metrics[wire.RECEIVED_VALIDATION_ERROR])
     card = card_at(tmp_path)
-    assert sorted(told) == list(range(12))
-    of_rounds = {number: error for number, error in told.items() if number >= 1}
+    assert sorted(errors) == list(range(12))
+    of_rounds = {number: error for number, error in errors.items() if number >= 1}
     assert card.validation_error == min(of_rounds.values()) == of_rounds[card.round]
 
 
@@ -223,7 +223,7 @@ def test_silos_evaluate_every_few_rounds_and_after_the_last(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    ("keys", "told"),
+    ("keys", "problem"),
     [
         ({"keep": "best"}, "keep = best needs validation data"),
         ({"patience": 3}, "patience needs validation data"),
@@ -233,6 +233,6 @@ def test_silos_evaluate_every_few_rounds_and_after_the_last(tmp_path: Path) -> N
         ({"keep": "first"}, "keep must be last or best"),
     ],
 )
-def test_keys_that_do_not_go_together_are_refused(keys: dict[str, Any], told: str) -> None:
-    with pytest.raises(FederationError, match=told):
+def test_keys_that_do_not_go_together_are_refused(keys: dict[str, Any], problem: str) -> None:
+    with pytest.raises(FederationError, match=problem):
         RunConfig.read(keys)

@@ -138,9 +138,9 @@ def test_a_text_stays_as_it_was_typed_and_numbers_are_numbers(
 def refused_in_one_line(said: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main()
-    told = capsys.readouterr().err
-    assert ended.value.code == 2 and told.count("\n") == 1
-    assert told.startswith(("coterie: ", "coterie silo: ")) and said in told
+    err = capsys.readouterr().err
+    assert ended.value.code == 2 and err.count("\n") == 1
+    assert err.startswith(("coterie: ", "coterie silo: ")) and said in err
 
 
 @pytest.mark.parametrize(
@@ -286,7 +286,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
 
 
 @pytest.mark.parametrize(
-    ("told", "status", "said"),
+    ("events", "status", "said"),
     [
         ([{"event": "end", "status": "failed", "error": "Did you mean --task heart?"}], 3,
          "the run failed: Did you mean --task heart?"),
@@ -295,10 +295,10 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
     ],
 )  # fmt: skip
 def test_a_run_that_is_not_followed_is_seen_to_begin(
-    told: list[dict[str, Any]], status: int, said: str, calls: Calls, tmp_path: Path
+    events: list[dict[str, Any]], status: int, said: str, calls: Calls, tmp_path: Path
 ) -> None:
     before = [{"event": "start", "run_id": "5"}, {"event": "here"}, {"event": "end"}]
-    lines = [*before, {"event": "resume", "run_id": "8"}, *told]
+    lines = [*before, {"event": "resume", "run_id": "8"}, *events]
     (tmp_path / "fedavg-8").mkdir()
     (tmp_path / "fedavg-8" / "events.jsonl").write_text(
         "".join(json.dumps(x) + "\n" for x in lines)
@@ -410,10 +410,10 @@ def test_ctrl_c_says_that_the_run_goes_on_and_how_to_end_it(
 def test_how_to_go_on_names_the_options_that_were_given(
     calls: Calls, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told: list[Event] = []
+    events: list[Event] = []
 
     def follow(*given: Any, **_: Any) -> Event:
-        for event in told:
+        for event in events:
             given[-1](event)
         return Event("end", status="failed", error="no silos")
 
@@ -421,7 +421,7 @@ def test_how_to_go_on_names_the_options_that_were_given(
     write_federation(tmp_path)
     done = CliRunner().invoke(app, ["run", "fedavg", "--federation", str(tmp_path)])
     assert (done.exit_code, "--resume" in done.stdout) == (3, False), "no round, nothing to resume"
-    told = [Event("round", report=Round(1))]
+    events = [Event("round", report=Round(1))]
     done = CliRunner().invoke(app, ["run", "fedavg", "--federation", str(tmp_path)])
     assert done.exit_code == 3
     assert f"coterie run --resume fedavg-8 --federation {tmp_path}\n" in done.stdout

@@ -163,13 +163,13 @@ def test_one_seed_has_no_deviation_and_json_no_nan() -> None:
 
 @pytest.mark.parametrize("secretive", ["a", "ab"])
 def test_a_silo_that_tells_no_error_is_in_no_figure(secretive: str) -> None:
-    def told(error: float) -> dict[str, dict[str, float | None]]:
+    def evaluations(error: float) -> dict[str, dict[str, float | None]]:
         return {name: {"error": None if name in secretive else error} for name in "ab"}
 
     common = {"groups": [["a", "b"]], "seconds": {}, "silos": {}, "phases": {}}
     record = {
-        "rounds": [{"round": 1, "evaluation-after": told(0.3), **common}],
-        "final-evaluation": told(0.25),
+        "rounds": [{"round": 1, "evaluation-after": evaluations(0.3), **common}],
+        "final-evaluation": evaluations(0.25),
         "final-groups": [["a", "b"]],
     }
     own = measure(run_of(record))

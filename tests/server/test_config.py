@@ -450,8 +450,8 @@ def test_a_run_that_its_known_silos_can_go_through_is_not(keys: dict[str, Any]) 
 
 
 def test_a_silo_is_told_all_that_it_may_refuse_before_it_joins() -> None:
-    told = terms(RunConfig.read({"strategy": "fedavg", "local-epochs": 3, "rounds": 7}))
-    assert told == {
+    entries = terms(RunConfig.read({"strategy": "fedavg", "local-epochs": 3, "rounds": 7}))
+    assert entries == {
         "strategy": "fedavg", "rounds": 7, "local-epochs": 3, "batch-size": 16,
         "momentum": 0.0, "weight-decay": 0.0, "proximal-mu": 0.0, "precision": "float32",
     }  # fmt: skip
@@ -462,20 +462,20 @@ def test_a_silo_is_told_all_that_it_may_refuse_before_it_joins() -> None:
 
 
 def test_a_silo_is_told_what_messages_beside_the_training_will_ask_for() -> None:
-    def told(**keys: Any) -> dict[str, Any]:
+    def demands(**keys: Any) -> dict[str, Any]:
         read = RunConfig.read({key.replace("_", "-"): value for key, value in keys.items()})
         asked = ("pretrain-epochs", "pretrain-steps", "label-counts")
         return {key: value for key, value in terms(read).items() if key in asked}
 
-    assert told(strategy="fedgroup", pretrain_epochs=30) == {"pretrain-epochs": 30}
-    assert told(strategy="fedgroup", pretrain_steps=7) == {"pretrain-steps": 7}
-    assert told(strategy="fedgroup", pretrain_epochs=30, generators="groups") == {
+    assert demands(strategy="fedgroup", pretrain_epochs=30) == {"pretrain-epochs": 30}
+    assert demands(strategy="fedgroup", pretrain_steps=7) == {"pretrain-steps": 7}
+    assert demands(strategy="fedgroup", pretrain_epochs=30, generators="groups") == {
         "pretrain-epochs": 30
     }
-    assert told(strategy="kmeans", pretrain_epochs=30) == {"pretrain-epochs": 30}
-    assert told(strategy="fedgen") == {"label-counts": True}
+    assert demands(strategy="kmeans", pretrain_epochs=30) == {"pretrain-epochs": 30}
+    assert demands(strategy="fedgen") == {"label-counts": True}
     for name in ("fedgroup", "kmeans", "hcct", "fedgenp", "fedcollab"):
-        assert told(strategy=name) == {}
+        assert demands(strategy=name) == {}
 
 
 def test_a_runs_folder_is_its_label_and_id_and_stays_where_runs_are(tmp_path: Path) -> None:

@@ -76,7 +76,7 @@ def test_the_superlink_is_made_to_know_exactly_the_enrolled(file: Path) -> None:
     link = Link()
     enrol(file, request("a"))
     enrol(file, request("b"))
-    assert names_by_node(file) == {}, "the SuperLink was not told yet"
+    assert names_by_node(file) == {}, "the SuperLink does not know yet"
     sync(file, link)
     assert sorted(names_by_node(file).values()) == ["a", "b"]
     again = list(link.calls)

@@ -35,8 +35,8 @@ def record(**changes: Any) -> dict[str, Any]:
     }
 
 
-def explain(told: dict[str, Any]) -> tuple[int, list[Reason]]:
-    return explain_run(run_of(told))
+def explain(entries: dict[str, Any]) -> tuple[int, list[Reason]]:
+    return explain_run(run_of(entries))
 
 
 def test_utilities_are_those_of_the_definition() -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from coterie.server.report.command import tell, write_report
+from coterie.server.report.command import build_story, write_report
 from coterie.server.report.page import make_pictures
 from coterie.server.report.race import Explanation, explain_race, titles
 from coterie.server.report.view import line_of
@@ -77,7 +77,7 @@ def _out(standing: Standing, partition: Partition, dropped: Mapping[Partition, i
     return dropped.get(partition, 4 if standing.out else 0)
 
 
-def run_with(told: dict[str, Any] | None, **more: Any) -> Run:
+def run_with(decided: dict[str, Any] | None, **more: Any) -> Run:
     """Two rounds of a look, two of a race, and one after it."""
     rounds: list[dict[str, Any]] = [
         {
@@ -96,8 +96,8 @@ def run_with(told: dict[str, Any] | None, **more: Any) -> Run:
         for number, phase in enumerate(("look", "race", "race", "hold", "hold"), start=1)
     ]
     for one in rounds[1:3]:
-        one |= {"candidates": told["candidates"] if told else [], "judges": []}
-    rounds[3] |= {"verdict": told} if told else {}
+        one |= {"candidates": decided["candidates"] if decided else [], "judges": []}
+    rounds[3] |= {"verdict": decided} if decided else {}
     for number, keys in more.pop("rounds", {}).items():
         rounds[number - 1] |= keys
     config = {"strategy": "auto", "rounds": 5, "budget": 2.0}
@@ -125,10 +125,10 @@ def test_a_silo_is_told_what_it_measured_and_how_sure_that_is() -> None:
 
 def test_a_silo_in_doubt_is_told_of_which_two_models_it_ends_with_a_mean() -> None:
     close: Errors = {ALONE: (0.3, 0.3, 0.3, 0.3), PAIRS: (0.25, 0.25, 0.25, 0.25)}
-    told = verdict(close, winner=PAIRS)
-    share = told["gains"]["a"]["share"]
+    decided = verdict(close, winner=PAIRS)
+    share = decided["gains"]["a"]["share"]
     assert 0.05 < share < 0.5
-    text = explain_race(run_with(told)).silos["a"]
+    text = explain_race(run_with(decided)).silos["a"]
     said = re.search(r"a mean of two models: (\d+) % that of its group, (\d+) % what its", text)
     assert said and int(said[2]) == round(100 * share) == 100 - int(said[1])
     assert "and holds its model" not in text
@@ -149,14 +149,14 @@ def test_the_race_is_told_with_who_was_out_when_and_what_it_cost() -> None:
 
 
 def test_who_is_left_behind_by_most_of_its_group_is_told_so() -> None:
-    told = verdict(CLEAR, winner=ALL, left=("c", "d"))
-    found = explain_race(run_with(told))
+    decided = verdict(CLEAR, winner=ALL, left=("c", "d"))
+    found = explain_race(run_with(decided))
     assert "Alone because most of their group are: c and d." in found.race
     why = "trains alone, as most of its group with a, b and d keep their own models. On 40 samples"
     assert found.silos["c"].startswith(why)
     assert "a mean of two models" not in found.silos["c"]
-    del told["trials"]["d"]
-    silent = explain_race(run_with(told)).silos["d"]
+    del decided["trials"]["d"]
+    silent = explain_race(run_with(decided)).silos["d"]
     assert silent.startswith("trains alone, as most of its group with a, b and c keep their own")
 
 
@@ -233,8 +233,8 @@ def test_a_silo_that_is_alone_is_told_of_the_best_group_that_was_tried_for_it() 
 
 def test_the_metric_that_leads_has_its_name_unit_and_direction() -> None:
     days: Errors = {p: [10 * error for error in own] for p, own in CLEAR.items()}
-    told = verdict(days, winner=PAIRS, shares=False)
-    found = explain_race(run_with(told, metric="mae", unit="days"))
+    decided = verdict(days, winner=PAIRS, shares=False)
+    found = explain_race(run_with(decided, metric="mae", unit="days"))
     assert "its MAE was 3 ± " in found.silos["a"] and "days lower in its group" in found.silos["a"]
     assert "MAE: lower is better" in found.race[0]
     found = explain_race(run_with(verdict(CLEAR, winner=PAIRS), metric="auroc"))
@@ -249,15 +249,15 @@ def test_who_did_not_judge_is_placed_by_the_others() -> None:
 
 
 def test_a_race_without_judges_and_one_that_was_cut_off_say_so() -> None:
-    told = verdict(CLEAR, winner=PAIRS, complete=False)
+    decided = verdict(CLEAR, winner=PAIRS, complete=False)
     assert "The run ended before the race did, so it took the best so far" in " ".join(
-        explain_race(run_with(told)).race
+        explain_race(run_with(decided)).race
     )
     nothing = {"error": None, "behind": None, "standard-error": None}
-    for one in told["candidates"]:
+    for one in decided["candidates"]:
         one |= nothing | {"latest": nothing}
-    told |= {"judges": [], "trials": {}, "gains": {}, "winner": 0}
-    found = explain_race(run_with(told))
+    decided |= {"judges": [], "trials": {}, "gains": {}, "winner": 0}
+    found = explain_race(run_with(decided))
     assert any("nobody could judge the race" in sentence for sentence in found.race)
     assert found.silos["a"].startswith("trains alone. It did not measure the models")
 
@@ -300,10 +300,10 @@ STILL = standings(np.zeros((1, 1)), np.ones(1), np.zeros((1, 1)), shares=True)[0
 
 
 def test_a_damaged_verdict_is_named() -> None:
-    told = verdict(CLEAR, winner=PAIRS)
+    decided = verdict(CLEAR, winner=PAIRS)
     for damage in ({"winner": 7}, {"candidates": "x"}, {"trials": {"a": {"errors": [1.0]}}}):
         with pytest.raises(FederationError, match="the record's verdict is damaged"):
-            explain_race(run_with(told | damage))
+            explain_race(run_with(decided | damage))
 
 
 # ---------------------------------------------------------------- a real run
@@ -335,14 +335,14 @@ def explained(folder: Path) -> Explanation:
 
 
 def test_the_command_prints_the_race_and_one_silo(recorded: Path) -> None:
-    told = coterie("explain", "auto-7", "--runs-dir", str(recorded.parent), "--silo", "a1")
+    done = coterie("explain", "auto-7", "--runs-dir", str(recorded.parent), "--silo", "a1")
     found = explained(recorded)
     assert found.verdict is not None and found.verdict.trials.keys() == {"a0", "a1", "b2", "b3"}
     for sentence in found.race:
-        assert sentence in told.stdout
-    assert f"a1: {found.silos['a1']}" in told.stdout and "b2: " not in told.stdout
-    told = coterie("explain", "auto-7", "--runs-dir", str(recorded.parent), "--silo", "z")
-    assert told.returncode and "no silo 'z' in round 6. There are: a0, a1, b2, b3." in told.stderr
+        assert sentence in done.stdout
+    assert f"a1: {found.silos['a1']}" in done.stdout and "b2: " not in done.stdout
+    done = coterie("explain", "auto-7", "--runs-dir", str(recorded.parent), "--silo", "z")
+    assert done.returncode and "no silo 'z' in round 6. There are: a0, a1, b2, b3." in done.stderr
 
 
 def test_the_report_has_the_reasons_and_a_picture_of_the_race(recorded: Path) -> None:
@@ -351,7 +351,7 @@ def test_the_report_has_the_reasons_and_a_picture_of_the_race(recorded: Path) ->
     text = page.read_text(encoding="utf-8")
     assert "Why each silo is where it is" in text and "Which groups were tried" in text
     assert found.silos["a0"].split(".")[0] in text
-    pictures, gaps = make_pictures(tell(read_run(recorded)))
+    pictures, gaps = make_pictures(build_story(read_run(recorded)))
     assert "race" in [picture.key for picture in pictures]
     assert not any("race" in gap for gap in gaps)
 
@@ -383,8 +383,8 @@ def test_the_console_says_what_rounds_are_spent_on_and_what_the_race_brought(
 def test_only_what_is_new_after_the_last_round_is_recorded_once_more(recorded: Path) -> None:
     run = read_run(recorded)
     assert run.final is not None and not run.final.details
-    told = {**run.rounds[-1].details, "verdict": {"round": 6}}
-    ended = replace(run, final=replace(run.final, details=told))
+    details = {**run.rounds[-1].details, "verdict": {"round": 6}}
+    ended = replace(run, final=replace(run.final, details=details))
     text = json_of(ended, [line_of_json(plain_round(one)) for one in run.rounds])
     again = run_of(json.loads(text)).final
     assert again is not None and again.details == {"verdict": {"round": 6}}
@@ -395,7 +395,7 @@ def test_what_is_said_after_the_last_round_is_in_the_record(recorded: Path) -> N
     record = json.loads((recorded / "run.json").read_text(encoding="utf-8"))
     number = explained(recorded).round
     last = next(one for one in record["rounds"] if "verdict" in one)
-    told = {"final-details": {"verdict": last.pop("verdict")}, "final-groups": [["a0"]]}
-    moved = explain_race(run_of(record | told))
+    ending = {"final-details": {"verdict": last.pop("verdict")}, "final-groups": [["a0"]]}
+    moved = explain_race(run_of(record | ending))
     assert moved.round == number and moved.verdict == explained(recorded).verdict
-    assert explain_race(run_of(record | told), number=2).verdict is None
+    assert explain_race(run_of(record | ending), number=2).verdict is None

@@ -184,8 +184,8 @@ def test_a_silo_is_enrolled_and_removed_where_another_superlink_has_the_port(
     assert "something else listens at" in said and "not of the CA in" in said
     assert "The silo will be accepted after the SuperLink's next start." in said
     print_roster(beside)
-    told = capsys.readouterr()
-    assert "unknown" in told.out and "The SuperLink was not told" in told.err
+    printed = capsys.readouterr()
+    assert "unknown" in printed.out and "The SuperLink was not told" in printed.err
     with pytest.raises(FederationError, match=r"(?s)is removed.*not told.*which then refuses it"):
         remove_silo(beside, "hospital-b")
     assert [bool(entry.removed) for entry in enrolled.read(beside.roster)] == [True]

@@ -58,8 +58,8 @@ def write(folder: Path, *parts: dict[str, Any] | str) -> None:
             file.write(part if isinstance(part, str) else json.dumps(part) + "\n")
 
 
-def kinds(told: Iterable[Event]) -> list[str]:
-    return [event.kind for event in told]
+def kinds(found: Iterable[Event]) -> list[str]:
+    return [event.kind for event in found]
 
 
 def never() -> str | None:
@@ -102,10 +102,10 @@ def test_events_are_given_in_order_until_the_end(tmp_path: Path) -> None:
 def test_an_end_before_a_resumption_is_not_the_last(tmp_path: Path) -> None:
     first, again = {"event": "end", "status": "failed"}, {"event": "resume", "run_id": "2"}
     write(tmp_path, {"event": "start", "run_id": "1"}, first, again)
-    told = events(tmp_path, start_deadline_s=5, ended=never)
-    assert kinds(next(told) for _ in range(3)) == ["start", "end", "resume"]
+    found = events(tmp_path, start_deadline_s=5, ended=never)
+    assert kinds(next(found) for _ in range(3)) == ["start", "end", "resume"]
     write(tmp_path, {"event": "end", "status": "completed"}, {"event": "after"})
-    assert [event.status for event in told] == ["completed"]
+    assert [event.status for event in found] == ["completed"]
     own = events(tmp_path, start_deadline_s=5, ended=never, run_id=1)
     assert kinds(own) == ["start", "end"]
 
@@ -119,9 +119,9 @@ def test_a_line_that_is_still_being_written_is_waited_for(tmp_path: Path) -> Non
 
     writer = threading.Thread(target=go_on)
     writer.start()
-    told = list(events(tmp_path, start_deadline_s=5, ended=never))
+    found = list(events(tmp_path, start_deadline_s=5, ended=never))
     writer.join()
-    assert [(e.kind, e.number) for e in told] == [("start", 0), ("round", 3), ("end", 0)]
+    assert [(e.kind, e.number) for e in found] == [("start", 0), ("round", 3), ("end", 0)]
 
 
 def test_a_damaged_line_costs_itself(tmp_path: Path) -> None:
@@ -139,9 +139,9 @@ def test_a_folder_that_does_not_exist_yet_is_waited_for(tmp_path: Path) -> None:
 
     writer = threading.Thread(target=begin)
     writer.start()
-    told = list(events(tmp_path / "later", start_deadline_s=5, ended=never))
+    found = list(events(tmp_path / "later", start_deadline_s=5, ended=never))
     writer.join()
-    assert kinds(told) == ["end"]
+    assert kinds(found) == ["end"]
 
 
 def test_a_run_that_does_not_begin_in_time_is_an_error(tmp_path: Path) -> None:
@@ -154,11 +154,11 @@ def test_a_run_that_is_over_without_saying_so_is_an_error(
 ) -> None:
     monkeypatch.setattr(coterie.server.runs.record.follow, "CHECK_S", 0.01)
     write(tmp_path, {"event": "start"})
-    told = []
+    found = []
     with pytest.raises(FederationError, match="did not record how it ended: it was stopped"):
         for event in events(tmp_path, start_deadline_s=9, ended=lambda: "it was stopped"):
-            told.append(event)
-    assert kinds(told) == ["start"]
+            found.append(event)
+    assert kinds(found) == ["start"]
 
 
 def test_a_run_that_was_stopped_is_given_time_to_write_how_it_ended(
@@ -174,16 +174,16 @@ def test_a_run_that_was_stopped_is_given_time_to_write_how_it_ended(
 
     monkeypatch.setattr(coterie.server.runs.record.follow, "CHECK_S", 0.01)
     write(tmp_path, {"event": "start", "run_id": "1"})
-    told: list[Event] = []
+    shown: list[Event] = []
     with locked(tmp_path):
         process = threading.Thread(target=end)
         process.start()
-        last = follow_run(Calls(), 1, tmp_path, told.append)  # type: ignore[arg-type]
+        last = follow_run(Calls(), 1, tmp_path, shown.append)  # type: ignore[arg-type]
         process.join()
     assert last.kind == "end"
     write(tmp_path, {"event": "resume", "run_id": "2"})
     with pytest.raises(FederationError, match="did not record how it ended: stopped"):
-        follow_run(Calls(), 2, tmp_path, told.append)  # type: ignore[arg-type]
+        follow_run(Calls(), 2, tmp_path, shown.append)  # type: ignore[arg-type]
 
 
 class Pending:
@@ -214,12 +214,12 @@ def test_a_run_that_the_coordinator_does_not_start_is_said_to_wait_and_not_for_e
     wait_s: float, said: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls: Any = Pending(monkeypatch, until_s=1e6, step_s=5.0)
-    told: list[Event] = []
+    shown: list[Event] = []
     with pytest.raises(FederationError, match="has not begun after") as caught:
-        follow_run(calls, 7, tmp_path, told.append, wait_s=wait_s)
+        follow_run(calls, 7, tmp_path, shown.append, wait_s=wait_s)
     assert f"after {max(wait_s, 60):.0f} s" in str(caught.value)
-    assert kinds(told) == ["waits"] * len(said)
-    for event, seconds in zip(told, said, strict=True):
+    assert kinds(shown) == ["waits"] * len(said)
+    for event, seconds in zip(shown, said, strict=True):
         assert event.text.startswith(NOT_STARTED.format(seconds))
         assert "logs/executor.log" in event.text and "Ctrl-C" in event.text
 
@@ -240,9 +240,9 @@ def test_the_same_of_a_run_whose_record_is_elsewhere(monkeypatch: pytest.MonkeyP
 # ---------------------------------------------------------------- progress
 
 
-def fed(*told: dict[str, Any]) -> Progress:
+def fed(*entries: dict[str, Any]) -> Progress:
     progress = Progress("HCCT")
-    for event in told:
+    for event in entries:
         read = event_of(json.dumps(event))
         assert read is not None
         progress.feed(read)
@@ -253,17 +253,17 @@ START = {"event": "start", "config": CONFIG}
 
 
 def test_silos_are_followed_by_state() -> None:
-    told = [
+    before = [
         START,
         {"event": "here", "round": 1, "silos": ["a", "b", "c"]},
         {"event": "answer", "work": "train", "silos": ["a"]},
     ]
-    assert fed(*told).states == {"a": "answered", "b": "training", "c": "training"}
+    assert fed(*before).states == {"a": "answered", "b": "training", "c": "training"}
     later = {"event": "here", "round": 2, "silos": ["a", "c", "d"]}
-    assert fed(*told, later).states == {
+    assert fed(*before, later).states == {
         "a": "training", "b": "left", "c": "training", "d": "training",
     }  # fmt: skip
-    over = fed(*told, {"event": "end", "status": "failed", "seconds": 1.0})
+    over = fed(*before, {"event": "end", "status": "failed", "seconds": 1.0})
     assert over.states["a"] == "done" and over.states["b"] == "training"
 
 

@@ -188,7 +188,7 @@ def test_silos_are_enrolled_and_removed_from_elsewhere(
     sent = coterie("enrol", request, *there)
     assert sent.stdout.startswith("coterie-join."), sent.stderr
     assert "b is enrolled. Key fingerprint:" in sent.stderr
-    # The SuperLink behind this gate knows no silos, so that it is told what it cannot do.
+    # The SuperLink behind this gate knows no silos, so it replies that it cannot do it.
     gone = coterie("remove", "b", *there)
     assert "b is removed" in gone.stdout + gone.stderr
     withdrawn = coterie("withdraw", "b", *there)
@@ -278,20 +278,20 @@ def verifier(key: ec.EllipticCurvePrivateKey, **more: Any) -> Verifier:
 
 def test_a_signature_is_for_one_federation_method_request_and_time() -> None:
     ada = Identity("ada", ec.generate_private_key(ec.SECP384R1()))
-    told = signing.metadata(ada, b"CA", "/x/Start", b"body")
+    signed = signing.metadata(ada, b"CA", "/x/Start", b"body")
     asked = verifier(ada.key)
-    assert asked.caller(told, "/x/Start", b"body") == "ada"
+    assert asked.caller(signed, "/x/Start", b"body") == "ada"
     with pytest.raises(SigningError, match="this call was made before"):
-        asked.caller(told, "/x/Start", b"body")
+        asked.caller(signed, "/x/Start", b"body")
     for method, body in (("/x/Stop", b"body"), ("/x/Start", b"else")):
         with pytest.raises(SigningError, match="no operator of that name and key"):
-            verifier(ada.key).caller(told, method, body)
+            verifier(ada.key).caller(signed, method, body)
     with pytest.raises(SigningError, match="no operator"):
-        replace(verifier(ada.key), ca=b"another").caller(told, "/x/Start", b"body")
+        replace(verifier(ada.key), ca=b"another").caller(signed, "/x/Start", b"body")
     late = verifier(ada.key, clock=lambda: time.time() + 500)
     with pytest.raises(SigningError, match="the clock of this machine is -500 s off"):
-        late.caller(told, "/x/Start", b"body")
-    odd = [(key, "nan" if key == signing.WHEN else value) for key, value in told]
+        late.caller(signed, "/x/Start", b"body")
+    odd = [(key, "nan" if key == signing.WHEN else value) for key, value in signed]
     with pytest.raises(SigningError, match="no operator"):
         verifier(ada.key).caller(odd, "/x/Start", b"body")
     assert signing.metadata(None, b"CA", "/x/Start", b"") == ()

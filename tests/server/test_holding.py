@@ -40,13 +40,13 @@ class Ends:
     """How calls were ended, by a name for each."""
 
     def __init__(self) -> None:
-        self.told: dict[str, str] = {}
+        self.reasons: dict[str, str] = {}
         self.at: dict[str, float] = {}
 
     def __getitem__(self, name: str) -> Callable[[str], None]:
         def go(why_not: str) -> None:
-            assert name not in self.told, "it is called once"
-            self.told[name], self.at[name] = why_not, time.monotonic()
+            assert name not in self.reasons, "it is called once"
+            self.reasons[name], self.at[name] = why_not, time.monotonic()
 
         return go
 
@@ -65,9 +65,9 @@ def test_who_looked_in_vain_waits_until_something_comes_for_it(ends: Ends) -> No
         room.looks(node)
         room.hold(node, ends[name])
     room.came([3])
-    assert ends.told == {}
+    assert ends.reasons == {}
     room.came([2, 2])
-    assert ends.told == {"south": ""}
+    assert ends.reasons == {"south": ""}
 
 
 def test_what_came_since_the_look_or_during_it_is_told_at_once(ends: Ends) -> None:
@@ -78,7 +78,7 @@ def test_what_came_since_the_look_or_during_it_is_told_at_once(ends: Ends) -> No
     room.hold(1, ends["came"])
     room.looks(1)
     room.hold(1, ends["waits"])
-    assert ends.told == {"never looked": "", "came": ""}
+    assert ends.reasons == {"never looked": "", "came": ""}
 
 
 def test_a_call_ends_when_its_time_is_up_and_a_left_one_never(
@@ -92,12 +92,12 @@ def test_a_call_ends_when_its_time_is_up_and_a_left_one_never(
     room.hold(2, ends["left"])()
     time.sleep(0.1)
     room.hold(3, ends["second"])
-    until(lambda: len(ends.told) == 2, "two are ended")
+    until(lambda: len(ends.reasons) == 2, "two are ended")
     assert ends.at["first"] - began >= 0.2 and ends.at["second"] - began >= 0.3
     room.looks(2)
     room.hold(2, ends["later"])  # after nobody was there for a while
-    until(lambda: "later" in ends.told, "it is ended")
-    assert ends.told == {"first": "", "second": "", "later": ""}
+    until(lambda: "later" in ends.reasons, "it is ended")
+    assert ends.reasons == {"first": "", "second": "", "later": ""}
 
 
 def test_a_node_has_one_call_and_all_together_so_many(
@@ -110,13 +110,13 @@ def test_a_node_has_one_call_and_all_together_so_many(
     leave = room.hold(1, ends["old"])
     room.hold(2, ends["other"])
     room.hold(1, ends["new"])
-    assert ends.told == {"old": ""}
+    assert ends.reasons == {"old": ""}
     leave()  # of the one that is over
     with pytest.raises(FullError, match="silos wait here already"):
         room.hold(3, ends["third"])
     room.came([1])
     room.hold(3, ends["third"])
-    assert ends.told == {"old": "", "new": ""}
+    assert ends.reasons == {"old": "", "new": ""}
 
 
 def test_at_the_end_all_are_told_and_none_is_held(ends: Ends) -> None:
@@ -124,7 +124,7 @@ def test_at_the_end_all_are_told_and_none_is_held(ends: Ends) -> None:
     room.looks(1)
     room.hold(1, ends["north"])
     room.close()
-    assert ends.told == {"north": "the SuperLink is ending."}
+    assert ends.reasons == {"north": "the SuperLink is ending."}
     with pytest.raises(FullError, match="is ending"):
         room.hold(1, ends["late"])
 
@@ -150,7 +150,7 @@ def test_what_is_remembered_of_nodes_is_bounded(
         room.looks(node)
     for node in (1, 2, 3):
         room.hold(node, ends[str(node)])
-    assert ends.told == {"1": ""}, "of whom nothing is known, it is told to look"
+    assert ends.reasons == {"1": ""}, "of whom nothing is known, it is asked to look"
 
 
 # ---------------------------------------------------------------- a SuperLink over gRPC
@@ -323,13 +323,13 @@ def test_where_no_call_can_be_held_the_silo_is_told_why(
     monkeypatch.setattr(holding, "MOST", 0)
     with pytest.raises(LinkError, match="silos wait here already"):
         links[0].wait()
-    assert links[0].tells, "there may be room later"
+    assert links[0].notifies, "there may be room later"
 
 
 def test_a_stock_superlink_does_not_know_the_call(replaced: None) -> None:
     superlink = SuperLink()
     try:
         with connect(Connection(superlink.address)) as link:
-            assert link.tells and link.wait() is False and not link.tells
+            assert link.notifies and link.wait() is False and not link.notifies
     finally:
         superlink.server.stop(None)

@@ -43,7 +43,7 @@ Store = FiledStore | SqlStore
 NUMBERS = 5_000_000
 """Of a model: three pieces of 8 MB and less."""
 AT_ONCE_S, LONG_MS = 20.0, 60_000
-"""Far more than what is told at once takes on a loaded machine, and what waiting for it in vain
+"""Far more than a notification takes on a loaded machine, and what waiting for it in vain
 would."""
 
 
@@ -284,12 +284,12 @@ def test_the_folder_is_for_its_owner_and_goes_with_the_superlink(tmp_path: Path)
     with shelf.opened(tmp_path) as one, shelf.opened(tmp_path) as other:
         assert one.folder != other.folder and len(list(tmp_path.iterdir())) == 2
         assert one.folder.stat().st_mode & 0o777 == 0o700
-        found = shelf.find(one.told())
+        found = shelf.find(one.location())
         assert found is not None and found.folder == one.folder
-        assert shelf.find(one.told().replace(b'"word": "', b'"word": "0')) is None
+        assert shelf.find(one.location().replace(b'"word": "', b'"word": "0')) is None
     assert list(tmp_path.iterdir()) == []
-    for told in (b"", b"{}", b"[1]", b'{"place": 1}', b'{"place": "/nowhere", "word": "x"}'):
-        assert shelf.find(told) is None
+    for location in (b"", b"{}", b"[1]", b'{"place": 1}', b'{"place": "/nowhere", "word": "x"}'):
+        assert shelf.find(location) is None
 
 
 def test_what_a_killed_process_put_there_is_forgotten(on: shelf.Shelf) -> None:
@@ -491,12 +491,12 @@ def replied(
     return superlink.fleet.PushMessages(request), made
 
 
-def push_object(superlink: Any, told: Any, made: wire.Bundle, name: str) -> None:
-    """An object of a reply that the SuperLink was told of."""
+def push_object(superlink: Any, announced: Any, made: wire.Bundle, name: str) -> None:
+    """An object of a reply that was announced to the SuperLink."""
     pushed = message_pb2.PushObjectRequest(
         node=superlink.node,
         run_id=superlink.run,
-        session_id=told.session_id,
+        session_id=announced.session_id,
         object_id=name,
         object_content=bytes(made.objects[name]),
     )
@@ -510,7 +510,7 @@ def test_models_travel_both_ways_by_files_or_by_calls(
 ) -> None:
     grid, calls = grid_of(superlink), list[str]()
     if not shared:
-        monkeypatch.setattr(shelf, "find", lambda told: None)
+        monkeypatch.setattr(shelf, "find", lambda location: None)
     for stub in (grid._stub, grid._objects):
         for call in ("PushObject", "PullObject"):
             noted(stub, call, calls)
@@ -656,8 +656,8 @@ def test_a_small_message_and_its_reply_take_a_call_each_at_either_end(superlink:
     assert message.content[wire.CONFIG]["n"] == 1
     message.metadata.__dict__["_message_id"] = asked
     calls.clear()
-    told, made = reply_along(superlink, message, configured(n=2))
-    assert not told.objects_to_push
+    announced, made = reply_along(superlink, message, configured(n=2))
+    assert not announced.objects_to_push
     assert len(superlink.store) == 1 and superlink.store.get(made.root), "and nobody's is not kept"
     (reply,) = grid.pull_messages([asked])
     assert [name for name, _ in calls] == ["PullMessages"]
@@ -685,13 +685,13 @@ def test_large_pieces_do_not_go_along_and_their_message_does(superlink: Any) -> 
     np.testing.assert_array_equal(wire.decode_arrays(message.content["arrays"])["w"], numbers(0))
     message.metadata.__dict__["_message_id"] = asked
     content = RecordDict({"arrays": wire.encode_arrays({"w": numbers(7)}, packed=True)})
-    told, made = reply_along(superlink, message, content)
-    assert set(told.objects_to_push) == set(made.objects) - {made.root}
+    announced, made = reply_along(superlink, message, content)
+    assert set(announced.objects_to_push) == set(made.objects) - {made.root}
     assert not grid.pull_messages([asked])
     (reply,) = grid._announced.values()
-    assert set(reply.wanted) == set(told.objects_to_push) and not reply.received
-    for name in told.objects_to_push:
-        push_object(superlink, told, made, name)
+    assert set(reply.wanted) == set(announced.objects_to_push) and not reply.received
+    for name in announced.objects_to_push:
+        push_object(superlink, announced, made, name)
     (got,) = grid.pull_messages([asked])
     np.testing.assert_array_equal(wire.decode_arrays(got.content["arrays"])["w"], numbers(7))
 
@@ -706,13 +706,13 @@ def test_the_rest_of_a_reply_is_waited_for_at_the_superlink(
     (asked,) = grid.push_messages([message_to(superlink)])
     message = handed_out(superlink)
     content = RecordDict({"arrays": wire.encode_arrays({"w": numbers(7)}, packed=True)})
-    told, made = reply_along(superlink, message, content)
+    announced, made = reply_along(superlink, message, content)
     noted(grid._objects, "PullObject", calls)
 
     def push() -> None:
-        for name in [one for one in made.objects if one in told.objects_to_push]:
+        for name in [one for one in made.objects if one in announced.objects_to_push]:
             time.sleep(0.1)
-            push_object(superlink, told, made, name)
+            push_object(superlink, announced, made, name)
 
     with ThreadPoolExecutor(1) as threads:
         began, sending, got = time.monotonic(), threads.submit(push), list[Message]()
@@ -765,13 +765,13 @@ def test_a_silo_is_told_of_a_message_when_its_objects_are_there(
     handlers = import_module("flwr.superlink.servicer.runtime.runtime_handlers")
     push = handlers.push_messages
 
-    def telling(request: Any, state: Any, task: Any) -> Any:
+    def notifying(request: Any, state: Any, task: Any) -> Any:
         try:
             return push(request, state, task)
         finally:
             room.came([one.metadata.dst_node_id for one in request.messages_list])
 
-    monkeypatch.setattr(handlers, "push_messages", telling)
+    monkeypatch.setattr(handlers, "push_messages", notifying)
     room.looks(node)
     store = superlink.store
     room.hold(node, lambda _: there.append(sum(one.is_available for one in store.store.values())))
@@ -813,25 +813,27 @@ def test_a_superlink_that_has_lost_its_folder_is_sent_objects_by_calls(superlink
 
 @pytest.mark.parametrize("patience", ["", "0", "x", "-1"])
 def test_a_silo_that_does_not_want_it_is_not_held(superlink: Any, patience: str) -> None:
-    told = ((wire.PATIENCE, patience),) if patience else ()
+    metadata = ((wire.PATIENCE, patience),) if patience else ()
     asked = fleet_pb2.PullMessagesRequest(node=superlink.node)
-    assert not superlink.fleet.PullMessages(asked, metadata=told, timeout=AT_ONCE_S).messages_list
+    assert not superlink.fleet.PullMessages(
+        asked, metadata=metadata, timeout=AT_ONCE_S
+    ).messages_list
 
 
 def test_a_silo_that_wants_it_is_held_until_there_may_be_a_message(
     superlink: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(wire, "MOST_PATIENCE_MS", LONG_MS)
-    told = ((wire.PATIENCE, str(LONG_MS)),)
+    metadata = ((wire.PATIENCE, str(LONG_MS)),)
     asked = fleet_pb2.PullMessagesRequest(node=superlink.node)
     with ThreadPoolExecutor(1) as threads:
-        held = threads.submit(superlink.fleet.PullMessages, asked, metadata=told)
+        held = threads.submit(superlink.fleet.PullMessages, asked, metadata=metadata)
         time.sleep(0.2)
         assert not held.done()
         grid_of(superlink).push_messages([message_to(superlink)])
         answer = held.result(AT_ONCE_S)
     assert not answer.messages_list
-    assert len(superlink.fleet.PullMessages(asked, metadata=told).messages_list) == 1, (
+    assert len(superlink.fleet.PullMessages(asked, metadata=metadata).messages_list) == 1, (
         "whoever was held might be gone: a message goes to a call that begins when it is there"
     )
 
@@ -841,9 +843,11 @@ def test_a_silo_is_held_as_long_as_it_wants_and_not_too_long(
     superlink: Any, monkeypatch: pytest.MonkeyPatch, patience: str, seconds: float
 ) -> None:
     monkeypatch.setattr(wire, "MOST_PATIENCE_MS", 500)
-    told = ((wire.PATIENCE, patience),)
+    metadata = ((wire.PATIENCE, patience),)
     asked, began = fleet_pb2.PullMessagesRequest(node=superlink.node), time.monotonic()
-    assert not superlink.fleet.PullMessages(asked, metadata=told, timeout=AT_ONCE_S).messages_list
+    assert not superlink.fleet.PullMessages(
+        asked, metadata=metadata, timeout=AT_ONCE_S
+    ).messages_list
     assert time.monotonic() - began >= seconds
 
 
@@ -859,7 +863,7 @@ def test_an_object_on_its_way_is_given_to_who_was_held_for_it(
     arrivals = lean.Arrivals()
     answers = iter([SimpleNamespace(object_found=True, object_available=there) for there in (0, 1)])
     asking = arrivals.holding(lambda *_: next(answers), lean._is_on_its_way, again=True)
-    bringing = arrivals.telling(lambda *_: None)
+    bringing = arrivals.notifying(lambda *_: None)
     with ThreadPoolExecutor(1) as threads:
         held = threads.submit(asking, None, patient())
         until_held(arrivals)
@@ -890,7 +894,7 @@ def test_only_so_many_calls_are_held(monkeypatch: pytest.MonkeyPatch) -> None:
         until_held(arrivals)
         threads.submit(asking, None, patient()).result(AT_ONCE_S)
         assert not held.done()
-        arrivals.telling(lambda *_: None)(None, patient())
+        arrivals.notifying(lambda *_: None)(None, patient())
         held.result(AT_ONCE_S)
 
 

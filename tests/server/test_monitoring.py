@@ -1,4 +1,4 @@
-"""What is told of a coordinator: its numbers, its health, and the alerts on them."""
+"""What a coordinator reports: its numbers, its health, and the alerts on them."""
 
 from __future__ import annotations
 
@@ -241,8 +241,8 @@ def test_a_command_line_goes_before_coterie_toml(
     file.write_text(text.replace('log_format = "text"', 'log_format = "json"'))
     own = load(federation.folder).config.monitoring
     assert (own.metrics, own.log_format) == ("127.0.0.1:9464", "json")
-    told = load(federation.folder).monitored(metrics="0.0.0.0:1", log_format="text").config
-    assert (told.monitoring.metrics, told.monitoring.log_format) == ("0.0.0.0:1", "text")
+    config = load(federation.folder).monitored(metrics="0.0.0.0:1", log_format="text").config
+    assert (config.monitoring.metrics, config.monitoring.log_format) == ("0.0.0.0:1", "text")
     file.write_text(text.replace('"9464"', '"here"'))
     with pytest.raises(FederationError, match=r"monitoring\.metrics: must be PORT or HOST:PORT"):
         load(federation.folder)
@@ -281,8 +281,8 @@ def test_run_log_has_the_format_of_the_environment(
     logging.getLogger("coterie.run").warning("b is left out")
     recorder.fail(KeyboardInterrupt())
     (line,) = (tmp_path / "hcct-1" / "run.log").read_text().splitlines()
-    told = json.loads(line)
-    assert (told["part"], told["run"], told["message"]) == ("run", "hcct-1", "b is left out")
+    entry = json.loads(line)
+    assert (entry["part"], entry["run"], entry["message"]) == ("run", "hcct-1", "b is left out")
 
 
 # ---------------------------------------------------------------- alerts

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from coterie.server.report.command import tell
+from coterie.server.report.command import build_story
 from coterie.server.report.explain import explain
 from coterie.server.report.page import build_page, summary
 from coterie.server.runs.record import Recorder, event_of, read_run, read_whole, run_of
@@ -42,23 +42,23 @@ def copied(tmp_path: Path) -> Path:
 def test_what_is_read_is_written_again_as_it_was(name: str) -> None:
     run = read_whole(RECORDS / name)
     text = json_of(run, [line_of(plain_round(one)) for one in run.rounds])
-    told = raw(RECORDS / name)
-    told.pop("guard", None)
-    told["mean-accuracy"] = 1 - np.mean(list(run.final_errors.values()))
-    assert json.loads(text) == told
+    stored = raw(RECORDS / name)
+    stored.pop("guard", None)
+    stored["mean-accuracy"] = 1 - np.mean(list(run.final_errors.values()))
+    assert json.loads(text) == stored
 
 
 def test_every_part_is_read() -> None:
-    run, told = read_run(HCCT), raw(HCCT)
+    run, stored = read_run(HCCT), raw(HCCT)
     assert run.status == "completed" and run.planned_rounds == 5
-    assert list(run.silos) == sorted(told["silos"])
-    errors = {n: e["error"] for n, e in told["final-evaluation"].items()}
+    assert list(run.silos) == sorted(stored["silos"])
+    errors = {n: e["error"] for n, e in stored["final-evaluation"].items()}
     assert run.final_errors == errors
     (said,) = run.missing
     assert said.startswith("what its guard found is left out"), said
-    assert [list(group) for group in run.final_groups] == told["final-groups"]
+    assert [list(group) for group in run.final_groups] == stored["final-groups"]
     assert run.last_errors() == run.final_errors and "vale" in run.rounds[1].joined
-    costs = [c for e in told["rounds"] for k in ("silos", "phases") for c in e[k].values()]
+    costs = [c for e in stored["rounds"] for k in ("silos", "phases") for c in e[k].values()]
     assert sum(one.num_bytes[0] for one in run.rounds) == sum(c["bytes-sent"] for c in costs)
     number, reasons = explain(run)
     assert number == 5 and {reason.silo for reason in reasons} == set(run.silos)
@@ -66,11 +66,11 @@ def test_every_part_is_read() -> None:
 
 def test_fedcollabs_structure_is_read() -> None:
     structure = read_run(RECORDS / "fedcollab-1").rounds[-1].grouping.structure
-    told = raw(RECORDS / "fedcollab-1")["rounds"][-1]["structure"]
+    stored = raw(RECORDS / "fedcollab-1")["rounds"][-1]["structure"]
     assert structure is not None and structure.distances is not None
-    assert structure.distances.values.tolist() == told["distances"]
-    assert list(structure.distances.names) == told["compared"]
-    assert structure.bounds == {k: v for k, v in told["bound"].items() if v is not None}
+    assert structure.distances.values.tolist() == stored["distances"]
+    assert list(structure.distances.names) == stored["compared"]
+    assert structure.bounds == {k: v for k, v in stored["bound"].items() if v is not None}
     assert (structure.c, structure.kept) == (10.0, False)
 
 
@@ -91,14 +91,14 @@ def test_a_run_goes_on_after_a_round_of_its_record(tmp_path: Path) -> None:
     folder = copied(tmp_path)
     earlier = read_whole(folder)
     Recorder(folder, earlier.config, run_id=7, earlier=earlier, after=3).fail(KeyboardInterrupt())
-    told, before = raw(folder), raw(HCCT)
-    assert told["rounds"] == before["rounds"][:3]
-    assert (told["run-id"], told["status"]) == ("7", "stopped")
-    assert told["resumed"][0]["previous-run-id"] == before["run-id"]
-    assert told["resumed"][0]["after-round"] == 3
-    assert not {"final-evaluation", "final-groups", "guard", "model-hashes"} & told.keys()
+    stored, before = raw(folder), raw(HCCT)
+    assert stored["rounds"] == before["rounds"][:3]
+    assert (stored["run-id"], stored["status"]) == ("7", "stopped")
+    assert stored["resumed"][0]["previous-run-id"] == before["run-id"]
+    assert stored["resumed"][0]["after-round"] == 3
+    assert not {"final-evaluation", "final-groups", "guard", "model-hashes"} & stored.keys()
     for key in ("started", "config", "silos", "initial-evaluation"):
-        assert told[key] == before[key]
+        assert stored[key] == before[key]
 
 
 @pytest.mark.parametrize(("name", "key"), [("hcct-1", "alpha"), ("fedcollab-1", "c")])
@@ -180,7 +180,7 @@ def test_what_is_damaged_is_named_and_what_must_be_whole_is_refused(
     run = read_run(folder)
     assert said in run.missing
     assert [one.round for one in run.rounds] == [1, 2, 3, 4, 5], "events have what is left out"
-    assert said in build_page(tell(run)).missing and summary(tell(run))["rounds"] == 5
+    assert said in build_page(build_story(run)).missing and summary(build_story(run))["rounds"] == 5
     with pytest.raises(FederationError, match=f"run.json is damaged: {said}"):
         read_whole(folder)
 

@@ -70,8 +70,8 @@ def test_the_record_says_in_words_why_a_run_ended(
 
 
 def test_a_log_line_means_the_errors_that_are_told() -> None:
-    told = {"a": (0.5, 0.25, 10), "b": (math.nan, math.nan, 10)}
-    report = RoundReport(2, (("a", "b"),), evaluation=told, evaluated_round=1)
+    evaluation = {"a": (0.5, 0.25, 10), "b": (math.nan, math.nan, 10)}
+    report = RoundReport(2, (("a", "b"),), evaluation=evaluation, evaluated_round=1)
     assert "mean error after round 1: 25.0 %" in _line(report, 5, Lead())
 
 
@@ -172,9 +172,9 @@ def test_training_beside_the_rounds_own_and_what_comes_after_them_are_recorded(
     trained = 2 * 9 * 4 * 6090
     run = read_whole(tmp_path / "ensemble")
     assert measure(run).num_bytes == trained + after["bytes-sent"]
-    (told,) = run.rounds_to_end()[-1].phases.items()
-    assert told[0] == wire.ENSEMBLE and told[1].silo_seconds == after["silo-seconds"] > 0
-    assert (told[1].bytes_sent, told[1].bytes_received) == (after["bytes-sent"], 0)
+    (phase,) = run.rounds_to_end()[-1].phases.items()
+    assert phase[0] == wire.ENSEMBLE and phase[1].silo_seconds == after["silo-seconds"] > 0
+    assert (phase[1].bytes_sent, phase[1].bytes_received) == (after["bytes-sent"], 0)
 
 
 def test_every_evaluation_is_filed_with_the_round_whose_models_it_is_of(
@@ -206,17 +206,17 @@ def test_final_models_are_kept_with_their_hashes(finished: tuple[Path, RunResult
 
 
 def test_events_tell_the_run_as_it_happened(finished: tuple[Path, RunResult]) -> None:
-    told = lines(finished[0])
-    kinds = [event["event"] for event in told]
+    recorded = lines(finished[0])
+    kinds = [event["event"] for event in recorded]
     assert kinds[:5] == ["start", "look", "here", "ready", "look"]
     assert kinds[-2:] == ["final", "end"]
     assert kinds.count("round") == 3
-    assert [event["at"] for event in told] == sorted(event["at"] for event in told)
-    assert told[2]["silos"] == told[3]["silos"] == ["a", "b", "c"]
-    answers = [event for event in told if event["event"] == "answer"]
+    assert [event["at"] for event in recorded] == sorted(event["at"] for event in recorded)
+    assert recorded[2]["silos"] == recorded[3]["silos"] == ["a", "b", "c"]
+    answers = [event for event in recorded if event["event"] == "answer"]
     assert [event["work"] for event in answers] == ["train"] * 3 + ["evaluate"]
     assert all(event["silos"] == ["a", "b", "c"] for event in answers)
-    assert told[-1]["status"] == "completed"
+    assert recorded[-1]["status"] == "completed"
     followed = list(events(finished[0], start_deadline_s=1, ended=lambda: None))
     assert [event.kind for event in followed] == kinds
 
@@ -265,10 +265,10 @@ def test_a_run_without_silos_is_recorded_as_failed_with_the_reason(tmp_path: Pat
     data = record_of(tmp_path / "run")
     assert data["status"] == "failed"
     assert "1 of at least 3 here" in data["error"]
-    told = lines(tmp_path / "run")
-    assert [event["event"] for event in told] == ["start", "look", "waits", "end"]
-    assert told[2]["text"] == "waiting for silos: 1 of at least 3 here"
-    assert told[-1]["error"] == data["error"]
+    recorded = lines(tmp_path / "run")
+    assert [event["event"] for event in recorded] == ["start", "look", "waits", "end"]
+    assert recorded[2]["text"] == "waiting for silos: 1 of at least 3 here"
+    assert recorded[-1]["error"] == data["error"]
 
 
 def test_silos_that_are_refused_are_in_the_record(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from benchmarks.engine.synthetic import write_run
 from coterie.pictures.page import render
 from coterie.pictures.style import GROUPS, LIGHT
 from coterie.server.cli.commands import print_runs
-from coterie.server.report.command import print_report, tell, write_report
+from coterie.server.report.command import build_story, print_report, write_report
 from coterie.server.report.final import print_final
 from coterie.server.report.history import follow_groups
 from coterie.server.report.page import build_page, make_pictures, repeat_command, summary
@@ -64,11 +64,15 @@ def test_the_error_of_silos_own_models_is_shown_where_a_run_asked_for_it(
             if number < 5:
                 entry["personalised"] = {"site-001": {"loss": 0.1, "error": number / 10}}
 
-    table = build_page(tell(read_run(damaged(runs, tmp_path / "own", ask)))).tables["Every silo"]
+    table = build_page(build_story(read_run(damaged(runs, tmp_path / "own", ask)))).tables[
+        "Every silo"
+    ]
     own = {row[0]: row[8] for row in table.rows}
     assert table.header[8] == "as it trained it last (Per)"
     assert own["site-001"] == "40.0 %" and own["site-002"] == "–"
-    assert "Per" not in str(build_page(tell(read_run(runs / "hcct-1"))).tables["Every silo"].header)
+    assert "Per" not in str(
+        build_page(build_story(read_run(runs / "hcct-1"))).tables["Every silo"].header
+    )
 
 
 @pytest.mark.parametrize("listed", [True, False])
@@ -134,7 +138,7 @@ def test_only_a_run_of_the_same_training_is_compared(
 ) -> None:
     folder = configured(tmp_path, "hcct", own)
     configured(tmp_path, "independent", alone)
-    assert tell(read_run(folder)).gains.alone_run == ("independent-1" if comparable else "")
+    assert build_story(read_run(folder)).gains.alone_run == ("independent-1" if comparable else "")
 
 
 @pytest.mark.parametrize(("secretive", "mean"), [("a", "25.0 %"), ("ab", "–")])
@@ -204,28 +208,28 @@ def test_a_folder_is_printed_as_it_is_called(
 def test_figures_stand_beside_their_intervals_counts_and_the_best_single_answer(
     runs: Path, tmp_path: Path
 ) -> None:
-    def tell_more(record: dict[str, Any]) -> None:
+    def add_figures(record: dict[str, Any]) -> None:
         name, own = next(iter(record["final-evaluation"].items()))
         own |= {"error": 0.12, "num-examples": 25}
-        told = {"error-low": 0.02, "error-high": 0.31, "auroc": 0.8, "trivial": 0.24}
-        record["final-metrics"] = {name: told | {"auroc-low": 0.7, "auroc-high": 0.9}}
+        figures = {"error-low": 0.02, "error-high": 0.31, "auroc": 0.8, "trivial": 0.24}
+        record["final-metrics"] = {name: figures | {"auroc-low": 0.7, "auroc-high": 0.9}}
 
-    folder = damaged(runs, tmp_path / "more", tell_more)
+    folder = damaged(runs, tmp_path / "more", add_figures)
     run = read_run(folder)
     name = next(iter(run.final_errors))
-    tables = build_page(tell(run)).tables
+    tables = build_page(build_story(run)).tables
     table = tables["Every silo"]
     (row,) = [dict(zip(table.header, r, strict=True)) for r in table.rows if r[0] == name]
     assert row["in its group"] == "12.0 % (3 of 25; 95 %: 2.0 to 31.0)"
     assert row["always the best single answer"] == "24.0 %"
     metrics = tables["Metrics after the last round, with 95 % intervals"]
     assert metrics.rows == [(name, "0.8 (0.7 to 0.9)")]
-    plain = build_page(tell(read_run(runs / "hcct-1"))).tables["Every silo"]
+    plain = build_page(build_story(read_run(runs / "hcct-1"))).tables["Every silo"]
     assert "always the best single answer" not in plain.header
 
 
 def test_who_left_early_is_shown_and_not_counted(runs: Path) -> None:
-    story = tell(read_run(runs / "hcct-1"))
+    story = build_story(read_run(runs / "hcct-1"))
     assert "site-000" in story.gains.together and "site-000" not in story.gains.gain
     (row,) = [r for r in build_page(story).tables["Every silo"].rows if r[0] == "site-000"]
     assert row[3] == "left" and row[8] == "–" and "left before round 7" in row[9]
@@ -234,15 +238,15 @@ def test_who_left_early_is_shown_and_not_counted(runs: Path) -> None:
 
 
 def test_comparable_runs_are_found_beside_it(runs: Path) -> None:
-    story = tell(read_run(runs / "hcct-1"))
+    story = build_story(read_run(runs / "hcct-1"))
     assert (story.gains.alone_run, story.gains.common_run) == ("independent-1", "fedavg-1")
     alone = read_run(runs / "independent-1").last_errors()
     own = read_run(runs / "hcct-1").rounds[-1].errors
     assert story.gains.gain == pytest.approx({n: alone[n] - own[n] for n in own})
-    told = summary(story)
+    figures = summary(story)
     better = sum(alone[n] > own[n] for n in own)
-    assert told["ipr"] == pytest.approx(better / len(own))
-    assert told["silos"]["site-003"]["error-alone"] == pytest.approx(alone["site-003"])
+    assert figures["ipr"] == pytest.approx(better / len(own))
+    assert figures["silos"]["site-003"]["error-alone"] == pytest.approx(alone["site-003"])
 
 
 @pytest.mark.parametrize(
@@ -275,11 +279,11 @@ def test_a_complete_run_stays_complete_where_no_page_can_be_written(
 def test_a_run_of_other_settings_is_not_compared(runs: Path, tmp_path: Path) -> None:
     write_run(tmp_path / "hcct-1", num_silos=8, num_rounds=9)
     write_run(tmp_path / "independent-1", num_silos=8, num_rounds=8, strategy="independent")
-    page = build_page(tell(read_run(tmp_path / "hcct-1")))
+    page = build_page(build_story(read_run(tmp_path / "hcct-1")))
     assert "nothing to compare this run with" in page.lead
     (command,) = [text for title, text in page.commands.items() if "--alone" in title]
     assert command.startswith("coterie run independent --set rounds=9")
-    story = tell(read_run(tmp_path / "hcct-1"), alone=read_run(runs / "independent-1"))
+    story = build_story(read_run(tmp_path / "hcct-1"), alone=read_run(runs / "independent-1"))
     assert story.gains.gain, "a run that is named is taken"
 
 
@@ -305,9 +309,9 @@ def test_a_run_of_silos_with_other_data_is_not_compared(
 ) -> None:
     run = read_run(configured(tmp_path, "hcct", {}))
     alone = configured(tmp_path, "independent", {})
-    assert tell(run).gains.alone_run == "independent-1"
+    assert build_story(run).gains.alone_run == "independent-1"
     changed(alone, change)
-    story = tell(run)
+    story = build_story(run)
     assert not story.gains.alone_run and "as many samples at every silo" in build_page(story).lead
 
 
@@ -319,14 +323,14 @@ def test_simulated_runs_are_compared_where_their_data_was_made_alike(
     for where, note in ((folder, own), (alone, its)):
         if note:
             (where / "silos.txt").write_text(f"{note}\n")
-    assert bool(tell(read_run(folder)).gains.alone_run) == bool(comparable)
+    assert bool(build_story(read_run(folder)).gains.alone_run) == bool(comparable)
 
 
 def test_the_run_of_most_silos_is_compared(tmp_path: Path) -> None:
     run = read_run(configured(tmp_path, "hcct", {}))
     configured(tmp_path, "independent", {})
     write_run(tmp_path / "independent-2", num_silos=3, num_rounds=3, strategy="independent")
-    assert tell(run).gains.alone_run == "independent-1", "though the other is newer"
+    assert build_story(run).gains.alone_run == "independent-1", "though the other is newer"
 
 
 @pytest.mark.parametrize(
@@ -357,7 +361,7 @@ def test_the_command_repeats_what_is_not_a_default(runs: Path) -> None:
     assert repeat_command(run) == "coterie run hcct --set rounds=9"
     odd = replace(run, config={**run.config, "label": "a b", "lr": 0.5})
     assert repeat_command(odd) == "coterie run hcct --set rounds=9 --set lr=0.5 --set 'label=a b'"
-    page = build_page(tell(odd))
+    page = build_page(build_story(odd))
     assert page.title.startswith("a b on ") and page.subtitle.startswith(f"run {run.name} · ")
 
 
@@ -377,7 +381,7 @@ def test_work_beside_the_training_is_in_what_the_run_cost(runs: Path, tmp_path: 
         record["final-phases"] = {"trial": trial}
 
     changed = read_run(damaged(runs, tmp_path / "run", change))
-    captions = {picture.key: picture.caption for picture in make_pictures(tell(changed))[0]}
+    captions = {picture.key: picture.caption for picture in make_pictures(build_story(changed))[0]}
     assert "Other messages, of all silos together: trial 8 MB." in captions["bytes"]
     assert "Other work, of all silos together: trial 5.0 s." in captions["silo-seconds"]
     before = read_run(runs / "hcct-1").rounds[0].phase_seconds
@@ -399,23 +403,23 @@ def history(*groups: list[str]) -> Any:
 
 
 def test_a_group_keeps_its_letter_and_colour_while_members_change() -> None:
-    told = history(["ab", "cd"], ["abc", "d"], ["acd", "b"], ["ac", "bd"])
-    first = {name: where[0] for name, where in told._at(told.stretches[0]).items()}
-    last = {name: where[0] for name, where in told.now.items()}
+    groups = history(["ab", "cd"], ["abc", "d"], ["acd", "b"], ["ac", "bd"])
+    first = {name: where[0] for name, where in groups._at(groups.stretches[0]).items()}
+    last = {name: where[0] for name, where in groups.now.items()}
     assert first["a"] == last["a"] == "A" and last["c"] == "A"
-    assert len(set(told.colours.values())) == len(told.colours)
-    assert told.since == {"a": 1, "c": 2, "b": 4, "d": 4}
+    assert len(set(groups.colours.values())) == len(groups.colours)
+    assert groups.since == {"a": 1, "c": 2, "b": 4, "d": 4}
 
 
 def test_equal_groups_in_another_order_are_one_stretch() -> None:
-    told = history(["ab", "cd"], ["dc", "ba"], ["abcd"])
-    assert [(s.first, s.last) for s in told.stretches] == [(1, 2), (3, 3)]
+    groups = history(["ab", "cd"], ["dc", "ba"], ["abcd"])
+    assert [(s.first, s.last) for s in groups.stretches] == [(1, 2), (3, 3)]
 
 
 def test_silos_that_are_alone_have_no_letter() -> None:
-    told = history(["a", "b", "c"], ["ab", "c"])
-    assert {where[0] for where in told._at(told.stretches[0]).values()} == {""}
-    assert told.now["c"][0] == "" and told.now["a"][0] == "A"
+    groups = history(["a", "b", "c"], ["ab", "c"])
+    assert {where[0] for where in groups._at(groups.stretches[0]).values()} == {""}
+    assert groups.now["c"][0] == "" and groups.now["a"][0] == "A"
 
 
 def test_the_largest_of_many_groups_have_colours_and_letters_follow_the_names() -> None:
@@ -428,8 +432,8 @@ def test_the_largest_of_many_groups_have_colours_and_letters_follow_the_names() 
 
 def test_many_changes_are_thinned_to_the_largest() -> None:
     quiet, loud = ["ab", "cd", "e"], ["ac", "bd", "e"]
-    told = history(*[quiet, ["ab", "cde"]] * 10, loud, *[quiet, ["ab", "cde"]] * 10)
-    columns, count = told.columns(5)
+    groups = history(*[quiet, ["ab", "cde"]] * 10, loud, *[quiet, ["ab", "cde"]] * 10)
+    columns, count = groups.columns(5)
     assert (len(columns), count) == (5, 41)
     assert columns[0].label == "1" or columns[0].label.startswith("1–")
     assert columns[-1].label == "41"
@@ -440,7 +444,7 @@ def test_many_changes_are_thinned_to_the_largest() -> None:
 
 
 def test_every_picture_of_an_hcct_run_is_there(runs: Path) -> None:
-    pictures, gaps = make_pictures(tell(read_run(runs / "hcct-1")))
+    pictures, gaps = make_pictures(build_story(read_run(runs / "hcct-1")))
     assert [picture.key for picture in pictures] == EVERY_PICTURE
     assert gaps == []
 
@@ -456,7 +460,7 @@ def test_fedcollabs_structure_stands_beside_others(runs: Path, tmp_path: Path) -
         record["config"]["strategy"] = "fedcollab"
         record["rounds"][2]["structure"] = structure
 
-    pictures, gaps = make_pictures(tell(read_run(damaged(runs, tmp_path / "run", collab))))
+    pictures, gaps = make_pictures(build_story(read_run(damaged(runs, tmp_path / "run", collab))))
     found = {picture.key: picture for picture in pictures}
     assert "distance of the silos' data" in found["matrix"].caption.lower() and gaps == []
     caption = found["structure"].caption
@@ -511,9 +515,9 @@ def test_the_command_says_what_it_does_before_it_draws(
 ) -> None:
     asked: dict[str, Any] = {"root": runs, "alone": None, "common": None}
     print_report("hcct-1", kind="html", out=tmp_path / "x.html", **asked)
-    told = capsys.readouterr()
-    assert told.err == "Drawing the report of hcct-1 …\n"
-    assert told.out == f"{tmp_path / 'x.html'}\n"
+    printed = capsys.readouterr()
+    assert printed.err == "Drawing the report of hcct-1 …\n"
+    assert printed.out == f"{tmp_path / 'x.html'}\n"
     print_report("hcct-1", kind="json", out=tmp_path / "x.json", **asked)
     assert capsys.readouterr().err == "", "nothing is drawn"
 
@@ -536,7 +540,7 @@ def test_commands_find_the_federations_runs(command: str, tmp_path: Path) -> Non
 def test_a_silo_named_script_is_text(tmp_path: Path) -> None:
     names = ["<script>alert(1)</script>", "a&b", "$x^2$", "nul\x00", "x" * 300, "ok"]
     write_run(tmp_path / "run", num_silos=6, num_rounds=4, names=names)
-    html = render(build_page(tell(read_run(tmp_path / "run"))))
+    html = render(build_page(build_story(read_run(tmp_path / "run"))))
     assert "<script" not in html and "\x00" not in html
     assert "&lt;script&gt;alert(1)&lt;/script&gt;" in html
     assert "$x^2$" in html, "not set as mathematics"
@@ -552,7 +556,7 @@ def test_an_unfinished_run_says_how_far_it_is(tmp_path: Path) -> None:
     (tmp_path / "run" / "run.json").write_text(json.dumps(record))
     run = read_run(tmp_path / "run")
     assert run.missing == ("the run is going on or was cut off: 5 of 20 rounds are recorded",)
-    assert "5 of 20 rounds" in build_page(tell(run)).subtitle
+    assert "5 of 20 rounds" in build_page(build_story(run)).subtitle
 
 
 def test_a_stopped_and_resumed_run_says_so(tmp_path: Path) -> None:
@@ -563,20 +567,22 @@ def test_a_stopped_and_resumed_run_says_so(tmp_path: Path) -> None:
     (folder / "run.json").write_text(json.dumps(record))
     run = read_run(folder)
     assert run.missing == ("the run was stopped by Ctrl-C (SIGINT), after 5 of 5 rounds",)
-    told = build_page(tell(run)).subtitle
-    assert " · stopped · " in told and told.endswith("resumed after round 2 · 24.9 s since then")
+    subtitle = build_page(build_story(run)).subtitle
+    assert " · stopped · " in subtitle and subtitle.endswith(
+        "resumed after round 2 · 24.9 s since then"
+    )
 
 
 def test_it_says_what_nobody_saw(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run", num_silos=4, num_rounds=2)
-    assert "secure" not in build_page(tell(read_run(folder))).subtitle
+    assert "secure" not in build_page(build_story(read_run(folder))).subtitle
     record = json.loads((folder / "run.json").read_text())
     record["config"]["secure"] = True
     for name in list(record["silos"])[:2]:
         record["silos"][name]["private"] = True
     (folder / "run.json").write_text(json.dumps(record))
-    told = build_page(tell(read_run(folder))).subtitle
-    assert " · secure: no update of a silo was seen · 2 with differential privacy · " in told
+    subtitle = build_page(build_story(read_run(folder))).subtitle
+    assert " · secure: no update of a silo was seen · 2 with differential privacy · " in subtitle
 
 
 @pytest.mark.parametrize("content", ["", "{", '{"rounds": [', "[1, 2]", "\x00\xff", "null"])
@@ -589,7 +595,7 @@ def test_a_record_that_cannot_be_read_is_replaced_by_its_events(
     assert [one.round for one in run.rounds] == list(range(1, 10))
     assert run.last_errors() == pytest.approx(read_run(runs / "hcct-1").last_errors())
     assert any("run.json" in text for text in run.missing)
-    assert make_pictures(tell(run))[0]
+    assert make_pictures(build_story(run))[0]
 
 
 def test_events_cut_off_in_a_line_give_the_rounds_before(runs: Path, tmp_path: Path) -> None:
@@ -604,9 +610,9 @@ def test_rounds_before_a_resumption_count_once(runs: Path, tmp_path: Path) -> No
     events = [json.loads(x) for x in (runs / "hcct-1" / "events.jsonl").read_text().splitlines()]
     start, rounds = events[0], [e for e in events if e["event"] == "round"]
     lost = {**rounds[7], "groups": [["site-001"]]}
-    told = [start, *rounds[:4], lost, {"event": "resume", "after": 4, "config": start["config"]}]
-    told += rounds[4:7]
-    tmp_path.joinpath("events.jsonl").write_text("\n".join(map(json.dumps, told)))
+    entries = [start, *rounds[:4], lost, {"event": "resume", "after": 4, "config": start["config"]}]
+    entries += rounds[4:7]
+    tmp_path.joinpath("events.jsonl").write_text("\n".join(map(json.dumps, entries)))
     assert [one.round for one in read_run(tmp_path).rounds] == list(range(1, 8))
 
 
@@ -626,7 +632,7 @@ def test_a_damaged_value_costs_only_what_needs_it(
     folder = damaged(runs, tmp_path / "run", lambda r: r["rounds"][-1].update({key: value}))
     run = read_run(folder)
     assert len(run.rounds) == 9
-    pictures, _ = make_pictures(tell(run))
+    pictures, _ = make_pictures(build_story(run))
     drawn = {picture.key for picture in pictures}
     assert {"curves", "loss", "seconds", "bytes", "groups"} <= drawn
 
@@ -634,7 +640,7 @@ def test_a_damaged_value_costs_only_what_needs_it(
 @pytest.mark.parametrize("key", ["config", "silos", "versions", "status", "started", "rounds"])
 def test_a_missing_key_of_the_record_is_survived(runs: Path, tmp_path: Path, key: str) -> None:
     folder = damaged(runs, tmp_path / "run", lambda record: record.pop(key))
-    assert build_page(tell(read_run(folder))).pictures
+    assert build_page(build_story(read_run(folder))).pictures
 
 
 def test_a_damaged_round_is_named(runs: Path, tmp_path: Path) -> None:
@@ -659,7 +665,7 @@ def test_a_folder_with_nothing_is_refused(tmp_path: Path) -> None:
 def test_many_silos_are_thinned_and_the_page_says_how(tmp_path: Path) -> None:
     write_run(tmp_path / "hcct-1", num_silos=60, num_rounds=40)
     write_run(tmp_path / "independent-1", num_silos=60, num_rounds=40, strategy="independent")
-    page = build_page(tell(read_run(tmp_path / "hcct-1")))
+    page = build_page(build_story(read_run(tmp_path / "hcct-1")))
     captions = {picture.key: picture.caption for picture in page.pictures}
     assert "at most 24 are drawn" in captions["groups"]
     assert "Drawn are the 40 of 60 silos that gain least" in captions["outcomes"]

@@ -290,8 +290,8 @@ def test_damaged_events_do_not_stop_a_resumption(tmp_path: Path) -> None:
     (folder / "events.jsonl").write_bytes(b"\xff\xfe\x00\n\x80")
     resume(folder, tmp_path / "homes")
     assert record_of(folder)["status"] == "completed"
-    told = events(folder, start_deadline_s=1, ended=lambda: None, run_id=2)
-    assert [event.kind for event in told][-1] == "end"
+    followed = events(folder, start_deadline_s=1, ended=lambda: None, run_id=2)
+    assert [event.kind for event in followed][-1] == "end"
 
 
 def test_where_the_configuration_is_lost_a_resumption_says_so(tmp_path: Path) -> None:

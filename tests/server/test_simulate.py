@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from coterie.server.report.command import tell
+from coterie.server.report.command import build_story
 from coterie.server.runs.record import read_run
 from coterie.server.study.simulate import read, simulate
 from coterie.strategies import FederationError
@@ -67,5 +67,5 @@ def test_runs_of_other_silos_are_not_compared_though_they_have_the_same_names(
     alike = simulate(quiet, file, changes={**once, "strategy": "fedavg"}, runs_dir=runs)
     file.write_text("seed = 5" + TEXT + "seed = 0\n", encoding="utf-8")  # of the split alone
     other = simulate(quiet, file, changes={**once, "strategy": "fedavg"}, runs_dir=runs)
-    assert tell(read_run(alike)).gains.alone_run
-    assert not tell(read_run(other)).gains.alone_run
+    assert build_story(read_run(alike)).gains.alone_run
+    assert not build_story(read_run(other)).gains.alone_run

@@ -94,8 +94,8 @@ def asked(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_silos_tell_what_they_allow_and_others_are_named_with_their_reason(asked: Path) -> None:
     survey = read_survey(asked)
-    assert list(survey.told) == list(SITES)
-    north = survey.told["north"]
+    assert list(survey.reported) == list(SITES)
+    north = survey.reported["north"]
     assert north.samples == 240 and north.tests == 60
     assert [c.name for c in north.inputs] == ["age", "creatinine", "crp", "smoker"]
     assert north.inputs[3].categories == ("never", "former", "current")
@@ -112,8 +112,8 @@ def test_what_left_is_in_the_ledger_and_nothing_was_kept(asked: Path) -> None:
     lines = (asked.parent / "north" / "ledger.jsonl").read_text().splitlines()
     entries = [json.loads(line) for line in lines]
     assert [entry["type"] for entry in entries] == [wire.DESCRIBE, wire.STATISTICS]
-    told = json.loads(entries[1]["values"]["config"]["statistics"])
-    assert told["inputs"][0]["name"] == "age" and entries[1]["run"] == "run"
+    reported = json.loads(entries[1]["values"]["config"]["statistics"])
+    assert reported["inputs"][0]["name"] == "age" and entries[1]["run"] == "run"
     assert not (asked.parent / "north" / "models").exists()
 
 
@@ -143,14 +143,14 @@ def test_the_page_warns_of_what_is_probably_wrong(asked: Path) -> None:
 def test_nobody_who_tells_is_an_end_with_the_reasons(tmp_path: Path) -> None:
     configs = [{**one, "statistics": ""} for one in write_sites(tmp_path)[:2]]
     with pytest.raises(
-        FederationError, match=r"no silo told statistics\. east: silo 'east' does not"
+        FederationError, match=r"no silo shared statistics\. east: silo 'east' does not"
     ):
         ask(configs, tmp_path)
     assert read_run(tmp_path / "run").status == "failed"
     willing = InProcessGrid(app, write_sites(tmp_path)[:2])
     config = RunConfig.read({"resume": "run", "runs-dir": str(tmp_path)})
     execute(willing, config, run_id=2, folder=tmp_path / "run")
-    assert set(read_survey(tmp_path / "run").told) == {"east", "north"}, "it is asked again"
+    assert set(read_survey(tmp_path / "run").reported) == {"east", "north"}, "it is asked again"
 
 
 def test_a_silo_that_answers_nonsense_is_named_and_the_others_are_read(tmp_path: Path) -> None:
@@ -161,7 +161,7 @@ def test_a_silo_that_answers_nonsense_is_named_and_the_others_are_read(tmp_path:
         return reply
 
     survey = read_survey(ask(InProcessGrid(lying, write_sites(tmp_path)), tmp_path))
-    assert set(survey.told) == {"north", "south"}
+    assert set(survey.reported) == {"north", "south"}
     assert "its statistics cannot be read" in survey.silent["east"]
 
 
@@ -205,17 +205,17 @@ def query(silo: dict[str, Any], kind: str, config: dict[str, Any]) -> str:
 def test_no_hidden_cell_follows_from_the_others_the_sum_and_the_rule(
     cells: int, least: int, most: int
 ) -> None:
-    """Every table of so many cells: to what is told of it, others of the same sum fit as well."""
+    """Every table of so many cells: to what leaves of it, others of the same sum fit as well."""
     alike: dict[tuple[int | None, ...], list[tuple[int, ...]]] = {}
     for table in itertools.product(range(most + 1), repeat=cells):
-        told = (sum(table), *suppress(table, least))
-        assert all(c is None or c == 0 or c >= least for c in told[1:])
-        if told[0] <= most:  # all others of this sum are tried
-            alike.setdefault(told, []).append(table)
-    assert any(None in told for told in alike)
-    for told, tables in alike.items():
-        for i in (i for i, cell in enumerate(told[1:]) if cell is None):
-            assert len({table[i] for table in tables}) > 1, (told, tables)
+        shown = (sum(table), *suppress(table, least))
+        assert all(c is None or c == 0 or c >= least for c in shown[1:])
+        if shown[0] <= most:  # all others of this sum are tried
+            alike.setdefault(shown, []).append(table)
+    assert any(None in shown for shown in alike)
+    for shown, tables in alike.items():
+        for i in (i for i, cell in enumerate(shown[1:]) if cell is None):
+            assert len({table[i] for table in tables}) > 1, (shown, tables)
 
 
 def test_intervals_are_round_and_no_end_holds_few() -> None:
@@ -230,8 +230,8 @@ def test_intervals_are_round_and_no_end_holds_few() -> None:
 
 def test_a_column_with_few_values_tells_no_number() -> None:
     values = np.append(np.full(95, np.nan), [1.0, 2.0, 3.0, 4.0, 5.0])
-    told = count(Column("x", values), 10)
-    assert told.step == 0 and told.cells == (None,) and told.missing is None
+    counts = count(Column("x", values), 10)
+    assert counts.step == 0 and counts.cells == (None,) and counts.missing is None
 
 
 # ---------------------------------------------------------------- what a silo may answer
@@ -241,9 +241,9 @@ GOOD = Statistics(30, 10, 5, ((3,),), (ColumnCounts("x", (10, 20), step=1.0),))
 
 
 def answer(**changes: Any) -> RecordDict:
-    told = json.loads(str(encode_statistics(GOOD)[wire.CONFIG]["statistics"]))
-    column = {**told["inputs"][0], **changes.pop("column", {})}
-    text = json.dumps({**told, "inputs": [column], **changes})
+    reported = json.loads(str(encode_statistics(GOOD)[wire.CONFIG]["statistics"]))
+    column = {**reported["inputs"][0], **changes.pop("column", {})}
+    text = json.dumps({**reported, "inputs": [column], **changes})
     return RecordDict({wire.CONFIG: ConfigRecord({"statistics": text})})
 
 
@@ -291,8 +291,8 @@ def test_a_hostile_name_is_shown_as_it_is(tmp_path: Path) -> None:
     from coterie.server.report.statistics import build_statistics_page
 
     evil = '<script>alert("x")</script>\x1b[2J'
-    told = decode_statistics(answer(column={"name": evil}), samples=30)
-    page = render(build_statistics_page(Survey("t", {"a": told, "b": GOOD}), "run"))
+    reported = decode_statistics(answer(column={"name": evil}), samples=30)
+    page = render(build_statistics_page(Survey("t", {"a": reported, "b": GOOD}), "run"))
     assert "<script>alert" not in page and "\x1b" not in page and "alert" in page
 
 
@@ -309,8 +309,8 @@ def test_images_and_arrays_tell_means_by_channel(tmp_path: Path) -> None:
         "name": "eyes", "task": str(tmp_path / "scans.toml"), "data.data": str(tmp_path / "data"),
         "statistics": "inputs,targets", "statistics-from": 3,
     }  # fmt: skip
-    told = read_survey(ask([silo], tmp_path, "scans")).told["eyes"]
-    names = [column.name for column in told.inputs]
+    eyes = read_survey(ask([silo], tmp_path, "scans")).reported["eyes"]
+    names = [column.name for column in eyes.inputs]
     assert names[:2] == ["mean of a sample of channel 1", "deviation within a sample of channel 1"]
-    assert len(names) == 6 and told.shapes == ((3, 8, 6),)
-    assert told.targets[0].categories == ("a", "b") and sum(map(bool, told.targets[0].cells)) == 2
+    assert len(names) == 6 and eyes.shapes == ((3, 8, 6),)
+    assert eyes.targets[0].categories == ("a", "b") and sum(map(bool, eyes.targets[0].cells)) == 2

@@ -105,8 +105,8 @@ class FakeWandb(types.ModuleType):
         self.summary: dict[str, Any] = {}
         self.exit_code: int | None = None
 
-    def init(self, **told: Any) -> FakeWandb:
-        self.made = told
+    def init(self, **settings: Any) -> FakeWandb:
+        self.made = settings
         return self
 
     def define_metric(self, name: str, *, step_metric: str | None = None) -> None:

@@ -43,8 +43,8 @@ def round_event(names: list[str], number: int = 2, **changes: Any) -> Event:
 
 def shown(last: Event, *before: Event) -> str:
     progress = Progress("HCCT")
-    for told in (*before, last):
-        progress.feed(told)
+    for one in (*before, last):
+        progress.feed(one)
     return line_of(progress, last)
 
 
@@ -75,8 +75,8 @@ def test_a_round_is_one_line_with_groups_error_and_times() -> None:
 
 
 def test_joins_leaves_and_replies_left_out_are_named() -> None:
-    told = round_event(["a"], joined=["a"], left=["z"], **{"left-out": {"b": "too late"}})
-    line = shown(told, START)
+    ended = round_event(["a"], joined=["a"], left=["z"], **{"left-out": {"b": "too late"}})
+    line = shown(ended, START)
     assert "a joined" in line and "z left" in line and "b left out (too late)" in line
     first = shown(round_event(["a"], 1, joined=["a"]), START)
     assert "joined" not in first  # everybody does in round 1
@@ -94,7 +94,7 @@ BUDGET_LINE = (
 
 
 @pytest.mark.parametrize(
-    ("told", "line"),
+    ("one", "line"),
     [
         (BUDGET, BUDGET_LINE),
         (budget(5 * 10**9), BUDGET_LINE.replace("2.34 MB", "5 GB")),
@@ -112,8 +112,8 @@ BUDGET_LINE = (
         (event("look", round=3), ""),
     ],
 )
-def test_other_events_are_a_line_or_nothing(told: Event, line: str) -> None:
-    assert shown(told) == line
+def test_other_events_are_a_line_or_nothing(one: Event, line: str) -> None:
+    assert shown(one) == line
 
 
 def test_without_a_terminal_every_event_is_a_plain_line() -> None:

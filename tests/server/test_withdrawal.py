@@ -89,11 +89,11 @@ def test_a_statement_that_was_changed_or_is_another_federations_is_found(
     made: Federation, tmp_path: Path
 ) -> None:
     folder = str(made.folder)
-    told = coterie("withdraw", "c", "--federation", folder).stdout
-    assert "Deleted: 6 files with its models, updates or statistics" in told
-    assert "run fedavg-1, round 1 to 3: models of a, b, c" in told
-    assert "Run fedavg-2 can be resumed after round 2, before it came" in told
-    assert "Run fedavg-1 has no checkpoint from before it came" in told
+    printed = coterie("withdraw", "c", "--federation", folder).stdout
+    assert "Deleted: 6 files with its models, updates or statistics" in printed
+    assert "run fedavg-1, round 1 to 3: models of a, b, c" in printed
+    assert "Run fedavg-2 can be resumed after round 2, before it came" in printed
+    assert "Run fedavg-1 has no checkpoint from before it came" in printed
     (file,) = (made.folder / "withdrawals").glob("c-*.json")
     shown = coterie("withdraw", "--verify", str(file), "--root-certificates", str(made.ca))
     assert shown.returncode == 0 and "Deleted: 6 files" in shown.stdout
@@ -112,8 +112,8 @@ def test_a_statement_that_counted_messages_is_read(made: Federation) -> None:
     _, file = withdraw(made, "c")
     kept = json.loads(file.read_text())["statement"] | {"messages": 3, "objects": 4}
     signature = certificates.sign(made.tls, statement._canonical(kept)).hex()
-    told = json.dumps({"statement": kept, "signature": signature})
-    assert verified(told, made.ca.read_bytes()).silo == "c"
+    text = json.dumps({"statement": kept, "signature": signature})
+    assert verified(text, made.ca.read_bytes()).silo == "c"
 
 
 def test_a_run_that_goes_on_is_named_and_the_withdrawal_is_completed_later(
@@ -171,7 +171,7 @@ def test_runs_that_go_on_with_it_are_stopped_and_others_are_not(
     made: Federation, stubborn: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(withdrawal, "answers", lambda _: True)
-    monkeypatch.setattr(withdrawal, "tell_superlink", lambda _: {})
+    monkeypatch.setattr(withdrawal, "sync_superlink", lambda _: {})
     monkeypatch.setattr(withdrawal, "STOP_DEADLINE_S", 0.5)
     # One that has c in a round which is not over, and no file of it yet.
     beginning = made.runs / "fedavg-3"

@@ -82,7 +82,7 @@ def start(
     """``leaves``: round → node that goes after it; ``returns``: round → what comes then."""
     grid = InProcessGrid(app, silos)
 
-    def told(report: RoundReport) -> None:
+    def notify(report: RoundReport) -> None:
         if leaves and report.round in leaves and not report.final:
             grid.disconnect(leaves[report.round])
         if returns and report.round in returns and not report.final:
@@ -93,7 +93,7 @@ def start(
     strategy = Auto(
         roster=roster,
         train_config={**TRAINING, "rounds": rounds},
-        on_round=told,
+        on_round=notify,
     )
     return strategy.start(grid=grid, initial_arrays=arrays, num_rounds=rounds, **more)
 
@@ -103,7 +103,7 @@ def errors(result: RunResult) -> dict[str, float]:
 
 
 def verdict_of(result: RunResult) -> dict[str, Any]:
-    """Told in the round in which it was found."""
+    """Reported in the round in which it was found."""
     (found,) = [r.details["verdict"] for r in result.rounds if "verdict" in r.details]
     return dict(found)
 
@@ -132,7 +132,7 @@ def test_the_record_says_what_was_raced_and_what_it_cost(two_kinds: RunResult) -
     assert tuple(map(tuple, winner["groups"])) == two_kinds.rounds[-1].groups
     assert all(gain["expected"] > 0 for gain in verdict["gains"].values())
     assert max(two_kinds.rounds[-1].details["trainings"].values()) <= 2 * ROUNDS
-    told = two_kinds.rounds[-1].details["bytes"]
+    cost = two_kinds.rounds[-1].details["bytes"]
     reports = two_kinds.rounds[:-1]  # after the last round models are handed out, as FedAvg's are
     phases = [cost for report in reports for cost in report.phases.values()]
     moved = sum(
@@ -140,11 +140,11 @@ def test_the_record_says_what_was_raced_and_what_it_cost(two_kinds: RunResult) -
         for one in (*phases, *(silo for report in reports for silo in report.silos.values()))
     )
     model = sum(array.nbytes for array in wire.decode_arrays(two_kinds.models["s0-by-0"]).values())
-    assert told["usual"] == ROUNDS * 6 * 2 * model
+    assert cost["usual"] == ROUNDS * 6 * 2 * model
     hits = 100_000  # what is counted of discriminators beside weights
-    assert told["moved"] == pytest.approx(moved, abs=hits)
-    assert 0 < told["discriminators"] <= told["usual"] / 2
-    assert told["moved"] <= told["budget"] * told["usual"] and told["budget"] == 3
+    assert cost["moved"] == pytest.approx(moved, abs=hits)
+    assert 0 < cost["discriminators"] <= cost["usual"] / 2
+    assert cost["moved"] <= cost["budget"] * cost["usual"] and cost["budget"] == 3
 
 
 def test_the_record_has_the_evidence_of_every_silo_once(two_kinds: RunResult) -> None:
@@ -178,8 +178,8 @@ def test_the_record_says_in_which_round_a_candidate_was_out(two_kinds: RunResult
         there = [r.round for r in raced if one["groups"] in _groups_of(r, "candidates")]
         assert there[0] == verdict["began"]
         assert there[-1] == (one.get("dropped") or verdict["round"]) - 1
-    told = [r for r in raced if "dropped" in r.details]
-    for report in told:
+    reports = [r for r in raced if "dropped" in r.details]
+    for report in reports:
         assert all(one["dropped"] == report.round for one in report.details["dropped"])
 
 
@@ -288,12 +288,14 @@ def test_a_newcomer_finds_its_group_and_one_of_another_kind_stays_alone() -> Non
     assert (late[1],) in groups
     joined = next(r for r in result.rounds if late[0] in r.joined)
     assert (late[0],) in joined.groups, "on probation it does not count in the group"
-    told = {n: (r.round, p) for r in result.rounds for n, p in r.details.get("placed", {}).items()}
+    placements = {
+        n: (r.round, p) for r in result.rounds for n, p in r.details.get("placed", {}).items()
+    }
     assert joined.details["probation"][late[0]] == ["s0-by-0", "s1-by-0", "s2-by-0"]
-    number, placed = told[late[0]]
+    number, placed = placements[late[0]]
     assert number == joined.round + 1 and placed["joins"] and placed["count"] == 20
     assert placed["grouped"] <= placed["alone"]
-    assert not told[late[1]][1]["joins"] and told[late[1]][1]["grouped"] > 0.5
+    assert not placements[late[1]][1]["joins"] and placements[late[1]][1]["grouped"] > 0.5
 
 
 @pytest.mark.nightly
@@ -340,10 +342,10 @@ def _held(rounds: int) -> tuple[Any, AutoState, Any]:
     )
 
     def now(**changed: tuple[int, str]) -> Round:
-        told = {name: changed.get(name, (50, "0")) for name in names}
+        facts = {name: changed.get(name, (50, "0")) for name in names}
         silos = [
             Silo(n, i + 1, size, described=True, mark=mark)
-            for i, (n, (size, mark)) in enumerate(told.items())
+            for i, (n, (size, mark)) in enumerate(facts.items())
         ]
         return Round(9, tuple(silos), {"rounds": rounds})
 
@@ -444,9 +446,9 @@ def test_of_candidates_that_cannot_be_told_apart_the_one_with_most_data_is_held(
     out = [Standing(0.2, 0.0, 0.0, False), Standing(0.22, 0.02, 0.03, True)]
     wanted = [evidence.by_preference((alone, together), one, sizes) for one in (close, far, out)]
     assert wanted == [[1, 0], [0], [0]]
-    told = replace(together, supported=True)
-    assert evidence.by_preference((alone, told), far, sizes) == [1, 0]
-    assert evidence.by_preference((alone, told), out, sizes) == [0]
+    supported = replace(together, supported=True)
+    assert evidence.by_preference((alone, supported), far, sizes) == [1, 0]
+    assert evidence.by_preference((alone, supported), out, sizes) == [0]
 
 
 def _decided(worse: Mapping[str, float]) -> tuple[Any, AutoState, Round]:

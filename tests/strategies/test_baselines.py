@@ -432,11 +432,11 @@ def test_a_threshold_that_nobody_meets_leaves_all_alone_and_one_that_all_meet_is
 
 def test_the_requirement_of_maxfl_is_a_model_trained_alone_for_as_long_as_the_global_one() -> None:
     """With one round alone any common model would do, and MAXFL would be FedAvg."""
-    usual, told = run(MAXFL(warm_up=2)), run(MAXFL(warm_up=2, own_rounds=3))
+    usual, explicit = run(MAXFL(warm_up=2)), run(MAXFL(warm_up=2, own_rounds=3))
     assert partition(usual, 3) == [NAMES]
     assert partition(usual, 4) == [[name] for name in NAMES], "kinds that contradict each other"
     for name in NAMES:
-        assert_equal_models(arrays_of(usual.models[name]), arrays_of(told.models[name]))
+        assert_equal_models(arrays_of(usual.models[name]), arrays_of(explicit.models[name]))
 
 
 def test_a_newcomer_of_maxfl_trains_its_own_model_first() -> None:

@@ -14,16 +14,16 @@ FLOWERS = {value for name, value in vars(ErrorCode).items() if name.isupper()}
 ASKED = Message(RecordDict(), dst_node_id=1, message_type=wire.TRAIN, group_id="1")
 
 
-def reason(code: int, told: str) -> str:
-    return str(admit(Message(Error(code, told), reply_to=ASKED), ASKED).error.reason)
+def reason(code: int, text: str) -> str:
+    return str(admit(Message(Error(code, text), reply_to=ASKED), ASKED).error.reason)
 
 
 @pytest.mark.parametrize("code", sorted(FLOWERS))
 def test_an_error_of_flower_s_own_is_said_in_words_of_ours(code: int) -> None:
-    told = "Error: Node Unavailable — within 2 × its interval."
+    text = "Error: Node Unavailable — within 2 × its interval."
     assert code in BY_SUPERLINK.keys() | BY_SUPERNODE.keys()
-    assert reason(code, told).startswith("it")
-    assert (told in reason(code, told)) == (code in BY_SUPERNODE)
+    assert reason(code, text).startswith("it")
+    assert (text in reason(code, text)) == (code in BY_SUPERNODE)
     assert reason(code, "").endswith(".")
 
 

@@ -118,7 +118,7 @@ def by_kind(nodes: list[dict[str, Any]]) -> Judged:
 
     def others(context: Context, labels: str) -> list[float]:
         own = context.node_id
-        # Pairs come in order of the other silo's name; who is still at work is told by the count.
+        # Pairs come in order of the other silo's name; the count shows who is still at work.
         partners = active.get(own) or [n for n in range(1, len(nodes) + 1) if n != own]
         kinds = [nodes[p - 1]["kind"] for p in partners]
         kind = int(context.node_config["kind"])
@@ -213,24 +213,24 @@ def test_what_the_phase_may_cost_is_told_before_it_begins_and_recorded(tmp_path:
     assert (budget["pairs"], budget["silos"], budget["rounds"]) == (3, 3, 3)
     assert found["bytes"] <= budget["bytes"] + 1000 and budget["bytes"] % (2 * 3 * 3 * 2) == 0
     events = [json.loads(line) for line in (tmp_path / "events.jsonl").open()]
-    (told,) = [event for event in events if event["event"] == "budget"]
-    assert told.items() >= {"work": "discriminators", **budget}.items()
+    (announced,) = [event for event in events if event["event"] == "budget"]
+    assert announced.items() >= {"work": "discriminators", **budget}.items()
     work = [event.get("work") for event in events]
     assert work.index("discriminators") < work.index(wire.TRAIN_DISCRIMINATOR)
     assert "discriminators" not in record["rounds"][1]
 
 
 def test_a_limit_of_bytes_is_the_most_that_the_phase_may_cost() -> None:
-    told: list[Any] = []
+    events: list[Any] = []
     run(
         Judged(lambda kind, label: 0.5),
         plain_nodes(0, 0),
         rounds=1,
         discriminators=Discriminators(gigabytes=2e-7),
-        on_event=lambda kind, fields: told.append((kind, dict(fields))),
+        on_event=lambda kind, fields: events.append((kind, dict(fields))),
     )
     expected = {"work": "discriminators", "pairs": 1, "silos": 2, "rounds": 10, "bytes": 200}
-    assert told == [("budget", expected)]
+    assert events == [("budget", expected)]
 
 
 @pytest.mark.parametrize(("budget", "rounds"), [(20, 0), (100, 1), (150, 2), (200, 3)])

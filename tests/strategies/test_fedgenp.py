@@ -348,9 +348,9 @@ def test_while_alpha_is_sought_no_partition_has_generators(generators: str, tmp_
         for message in messages:
             if message.metadata.message_type == wire.TRAIN:
                 config = message.content["config"]
-                told = wire.GENERATED_WEIGHT in config or wire.EVALUATE_TRAINED in config
+                weighted = wire.GENERATED_WEIGHT in config or wire.EVALUATE_TRAINED in config
                 has = wire.GENERATOR in message.content.array_records
-                assert not (wire.HOLDOUT in config and (told or has))
+                assert not (wire.HOLDOUT in config and (weighted or has))
                 pair = (wire.HOLDOUT in config, has)
                 seen.setdefault(int(message.metadata.group_id), set()).add(pair)
 
@@ -407,7 +407,7 @@ def test_fedgen_goes_with_a_base_that_forms_groups_in_round_1(tmp_path: Path) ->
 
 
 def test_fedgen_ends_with_who_did_not_consent_and_how_to() -> None:
-    """Of silos that were not told before: a roster without terms."""
+    """Of silos that did not get the terms before: a roster without terms."""
     nodes = [digits_config("a", 0, **{"label-counts": True}), digits_config("b", 1)]
     grid, roster = InProcessGrid(app, nodes), DescribedRoster("digits", min_silos=2)
     strategy = FedGen(roster=roster, train_config={wire.TASK: "digits"})
@@ -558,8 +558,8 @@ def test_who_comes_back_is_asked_anew_and_what_it_said_before_is_gone(before: bo
     )
     arrays = first_arrays(grid, strategy.roster)
     strategy.start(grid=grid, initial_arrays=arrays, num_rounds=6)
-    told = [m.metadata for m in grid.sent if m.metadata.message_type == wire.LABEL_COUNTS]
-    asked = [(int(meta.group_id), meta.dst_node_id) for meta in told]
+    requests = [m.metadata for m in grid.sent if m.metadata.message_type == wire.LABEL_COUNTS]
+    asked = [(int(meta.group_id), meta.dst_node_id) for meta in requests]
     assert asked == [(1, 1), (1, 2), (2, 3), (5, 4)]
     assert known == {2: before, 3: before, 5: not before, 6: not before}
 
@@ -594,8 +594,8 @@ def test_fedensemble_trains_as_fedavg_and_evaluates_the_ensemble(tmp_path: Path)
     plain = play(tmp_path / "2", strategy="fedavg")
     for name, record in plain.models.items():
         assert_equal_models(arrays_of(result.models[name]), arrays_of(record))
-    told = [r.details.get("ensemble", {}).get("round") for r in result.rounds]
-    assert told == [None, None, 2, 2, 4]
+    evaluated = [r.details.get("ensemble", {}).get("round") for r in result.rounds]
+    assert evaluated == [None, None, 2, 2, 4]
     assert sorted(result.rounds[-1].details["ensemble"]["evaluation"]) == ["a", "b", "c"]
     assert result.rounds[-1].phases[wire.ENSEMBLE].messages == 3
 
@@ -735,11 +735,11 @@ def test_fedgens_shares_do_not_tell_whose_turn_it_was(tmp_path: Path) -> None:
     ]
     whole = np.bincount(np.concatenate([silo.y_train for silo in silos]), minlength=10)
     assert shares and min(shares) >= 4, "three silos have taught before"
-    for told in shares.values():
-        np.testing.assert_allclose(told, whole * (told > 0) / (whole * (told > 0)).sum())
+    for sent in shares.values():
+        np.testing.assert_allclose(sent, whole * (sent > 0) / (whole * (sent > 0)).sum())
     assert not any(
-        np.allclose(told, np.bincount(silo.y_train, minlength=10) / len(silo.y_train))
-        for told in shares.values()
+        np.allclose(sent, np.bincount(silo.y_train, minlength=10) / len(silo.y_train))
+        for sent in shares.values()
         for silo in silos
     )
 
@@ -817,9 +817,9 @@ def test_one_silo_that_describes_another_head_ends_no_run(
 ) -> None:
     def lying(message: Message, context: Context) -> Message:
         reply = app(message, context)
-        told = reply.content.config_records.get(wire.CONFIG, {})
-        if context.node_config["name"] == "a" and "head" in told:
-            told["head"] = head
+        config = reply.content.config_records.get(wire.CONFIG, {})
+        if context.node_config["name"] == "a" and "head" in config:
+            config["head"] = head
         return reply
 
     result = play(tmp_path, InProcessGrid(lying, digits()), rounds=3)

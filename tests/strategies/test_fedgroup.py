@@ -603,9 +603,11 @@ def test_discrepancy_is_the_distance_to_the_groups_model_after_the_round() -> No
     }
     trained = {f"node-{i}": plain_trained(mean, nodes[i - 1]) for i in (1, 3)}
     group = {k: (trained["node-1"][k] * 50 + trained["node-3"][k] * 150) / 200 for k in mean}
-    told = {name: own.discrepancy for name, own in result.rounds[1].silos.items()}
+    distances = {name: own.discrepancy for name, own in result.rounds[1].silos.items()}
     for name, model in trained.items():
         expected = np.sqrt(sum(float(((model[k] - group[k]) ** 2).sum()) for k in group))
-        assert told[name] == pytest.approx(expected, rel=1e-4)
-    assert np.isnan(told["node-2"])
-    assert told["node-1"] == pytest.approx(3 * told["node-3"], rel=1e-4), "by their samples"
+        assert distances[name] == pytest.approx(expected, rel=1e-4)
+    assert np.isnan(distances["node-2"])
+    assert distances["node-1"] == pytest.approx(3 * distances["node-3"], rel=1e-4), (
+        "by their samples"
+    )

@@ -87,7 +87,7 @@ def play(
     probes: Mapping[str, Sequence[float]] | None = None,
     sizes: Mapping[str, float] | None = None,
 ) -> HCCTState:
-    """One round: new silos are admitted, each moves as told; None does not answer."""
+    """One round: new silos are admitted, each moves as given; None does not answer."""
     state, orders = strategy.orders(state, here, round=round)
     updates = []
     for order in orders:
@@ -786,8 +786,8 @@ def test_a_trial_counts_who_is_here_in_the_group_size_that_silos_are_told() -> N
     _, orders = strategy.orders(state, here, round=3)
     assert {o.config[GROUP_SIZE] for o in orders if o.purpose} == {3}
     _, orders = strategy.orders(state, here[:2], round=3)
-    told = {(o.silo.name, bool(o.purpose)): o.config[GROUP_SIZE] for o in orders}
-    assert told == {("a", False): 1, ("b", False): 1, ("b", True): 1}
+    sizes = {(o.silo.name, bool(o.purpose)): o.config[GROUP_SIZE] for o in orders}
+    assert sizes == {("a", False): 1, ("b", False): 1, ("b", True): 1}
 
 
 def test_who_comes_during_a_trial_is_placed_from_the_mean_of_all() -> None:

@@ -122,13 +122,13 @@ def test_a_silo_that_points_away_is_moved_out_told_so_and_comes_back_on_probatio
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("coterie.features.robust.bounds.AWAY", 1)
-    told: dict[int, str] = {}
+    reasons: dict[int, str] = {}
 
     def listening(message: Message, answer: RecordDict) -> Any:
         config = message.content["config"]
         if message.metadata.message_type == wire.TRAIN and wire.APART in config:
             assert message.metadata.dst_node_id == BAD
-            told[config[wire.ROUND]] = config[wire.APART]
+            reasons[config[wire.ROUND]] = config[wire.APART]
         return ATTACKS["sign flipped"](message, answer)
 
     result = run(listening, rounds=7)
@@ -141,7 +141,7 @@ def test_a_silo_that_points_away_is_moved_out_told_so_and_comes_back_on_probatio
     assert together in result.rounds[5].groups
     assert set(result.models) == {*together, "node-8"}
     assert "node-8" in result.rounds[5].silos, "it trains on, alone"
-    assert told[4] == result.rounds[2].left_out["node-8"], "and is told why"
+    assert reasons[4] == result.rounds[2].left_out["node-8"], "with the reason"
 
 
 def test_what_is_remembered_survives_a_checkpoint() -> None:
@@ -170,9 +170,9 @@ def test_honest_silos_notice_nothing() -> None:
     bounded, free = run(), run(influence=OFF)
     for name, model in free.models.items():
         assert_equal_models(arrays_of(bounded.models[name]), arrays_of(model))
-    told = [r.details["influence"] for r in bounded.rounds if not r.final]
-    assert not any({"clipped", "apart", "claimed"} & set(one) for one in told)
-    assert set(told[0]["norms"]) == set(told[0]["cosines"]) == set(free.models)
+    influences = [r.details["influence"] for r in bounded.rounds if not r.final]
+    assert not any({"clipped", "apart", "claimed"} & set(one) for one in influences)
+    assert set(influences[0]["norms"]) == set(influences[0]["cosines"]) == set(free.models)
 
 
 # ---------------------------------------------------------------- the arithmetic
@@ -240,7 +240,7 @@ def test_where_nobody_is_out_of_line_bounded_aggregation_is_the_plain_mean(
     names = tuple(u.silo.name for u in updates)
     bounded = bound(Influence(), Reputation(), updates, number=1, groups=[names])
     assert all(one is other for one, other in zip(bounded.updates, updates, strict=True))
-    assert not bounded.moved_out and "clipped" not in bounded.told
+    assert not bounded.moved_out and "clipped" not in bounded.details
     plain = weighted_mean([u.model for u in updates], [u.num_examples for u in updates])
     mean = average(bounded.updates)
     assert mean is not None
@@ -311,7 +311,7 @@ def test_models_of_equal_values_are_one_start_whatever_object_holds_them() -> No
         bound(Influence(max_share=0.3), Reputation(), some, number=1, groups=[tuple("abcd")])
         for some in (updates, copies)
     )
-    assert one.told == other.told and one.told["clipped"] == {"s3": 0.03}
+    assert one.details == other.details and one.details["clipped"] == {"s3": 0.03}
     for a, b in zip(one.updates, other.updates, strict=True):
         assert a.num_examples == b.num_examples
         assert_equal_models(a.model, b.model)

@@ -354,8 +354,8 @@ def test_who_rests_is_the_same_in_a_run_that_is_resumed() -> None:
     )
     grid = LossyGrid(plain_app(), plain_nodes(0, 0, 1), lost=lost)
     resumed = start(FedAvg(), grid, rounds=6, resume=decode(*encode(stored[3])))
-    told = [(report.round, report.left_out) for report in resumed.rounds]
-    assert told == [(report.round, report.left_out) for report in whole.rounds[3:]]
+    left_out = [(report.round, report.left_out) for report in resumed.rounds]
+    assert left_out == [(report.round, report.left_out) for report in whole.rounds[3:]]
     for name, record in whole.models.items():
         assert_equal_models(arrays_of(resumed.models[name]), arrays_of(record))
 
@@ -433,12 +433,12 @@ def test_who_is_asked_less_often_for_its_slowness_is_told_so(
     grid = SlowGrid(plain_nodes(0, 0, 0, 0), 10.0, at_the_deadline)
     monkeypatch.setattr(exchanging, "time", grid)
     result = FedAvg(round_timeout=600.0).start(grid, plain_initial(), 7)
-    told = [r.left_out.get("node-3", "") for r in result.rounds[:-1]]
-    assert told[:3] == [""] * 3 and len(set(told[3:])) == 1
+    reasons = [r.left_out.get("node-3", "") for r in result.rounds[:-1]]
+    assert reasons[:3] == [""] * 3 and len(set(reasons[3:])) == 1
     assert re.fullmatch(
         r"in this run the others have waited 15\d\d s for it alone, more than 2 times "
         r"round-timeout, so it is asked less often: again in round 8\.",
-        told[3],
+        reasons[3],
     )
 
 

@@ -53,9 +53,9 @@ def test_every_silo_holds_its_own_mean(alpha: float) -> None:
         models = [mean(trained, row) for row in rows]
     result = run(PFedGraph(graph_alpha=alpha))
     assert_models(result, models)
-    told = result.rounds[3].details["weights"]
+    weights = result.rounds[3].details["weights"]
     for name, row in zip(NAMES, rows, strict=True):
-        known = np.array([told[name].get(other, 0.0) for other in NAMES])
+        known = np.array([weights[name].get(other, 0.0) for other in NAMES])
         np.testing.assert_allclose(known, row, atol=1e-5)
 
 
@@ -94,8 +94,8 @@ def test_an_update_is_in_no_mean_of_fewer_silos_than_it_accepts() -> None:
     strategy = PFedGraph(graph_alpha=0.1, roster=Minimums(1, 1, 3, 1, 2))
     result = run(strategy)
     for report in result.rounds[:4]:
-        told = report.details["weights"]
-        assert {name: set(row) for name, row in told.items()} == {
+        weights = report.details["weights"]
+        assert {name: set(row) for name, row in weights.items()} == {
             "node-1": {"node-1"},
             "node-2": {"node-2", "node-5"},
             "node-3": {"node-3"},

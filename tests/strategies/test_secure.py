@@ -227,9 +227,9 @@ def test_nobody_sees_what_a_silo_has_trained(
     for reply in grid.got:
         name = grid.name_of(reply.metadata.src_node_id)
         if reply.metadata.message_type == wire.MASKED_SUM:
-            told = asked[int(reply.metadata.group_id)]
-            share = told.share(SIZES[NAMES.index(name)])
-            bare = fixed(own[name, told.round], share, told.bounds)
+            asked_sum = asked[int(reply.metadata.group_id)]
+            share = asked_sum.share(SIZES[NAMES.index(name)])
+            bare = fixed(own[name, asked_sum.round], share, asked_sum.bounds)
             sent = wire.decode_arrays(reply.content.array_records[wire.MASKED])[wire.MASKED]
             assert np.mean(sent == bare) < 0.01
 
@@ -438,8 +438,8 @@ def test_who_seals_a_wrong_seed_is_passed_over(lie: Any, tmp_path: Path) -> None
 
     def change(silo: str, reply: Message) -> Message:
         if silo == "a" and reply.metadata.message_type == wire.SECURE_SEED:
-            told = ConfigRecord({wire.SEALED: json.dumps(lie)})
-            reply.content = RecordDict({wire.CONFIG: told})
+            config = ConfigRecord({wire.SEALED: json.dumps(lie)})
+            reply.content = RecordDict({wire.CONFIG: config})
         return reply
 
     result = play(Tap(nodes(), change=change), tmp_path / "run", rounds=3)
@@ -499,9 +499,9 @@ class Hostile:
         self.peers[name] = peer
 
     def ask(self, kind: str, number: int = 1, **entries: Any) -> Message:
-        told = {wire.RUN: "r", wire.TASK: "digits", wire.STRATEGY: "hcct", wire.ROUND: number}
-        told |= {key.replace("_", "-"): value for key, value in entries.items()}
-        records = {wire.CONFIG: ConfigRecord(told)}
+        config = {wire.RUN: "r", wire.TASK: "digits", wire.STRATEGY: "hcct", wire.ROUND: number}
+        config |= {key.replace("_", "-"): value for key, value in entries.items()}
+        records = {wire.CONFIG: ConfigRecord(config)}
         if kind == wire.TRAIN:
             model = self.initial()
             records |= {wire.ARRAYS: wire.encode_arrays(model, packed=True)}  # type: ignore[dict-item]
@@ -521,9 +521,9 @@ class Hostile:
         reply = self.ask(wire.SECURE_KEY)
         return decode_peers(reply.content.config_records[wire.CONFIG][wire.PEERS])[name]
 
-    def train(self, number: int = 1, *, check: bool = True, **told: Any) -> Message:
+    def train(self, number: int = 1, *, check: bool = True, **entries: Any) -> Message:
         usual = {"secure": True, "local_epochs": 1, "group_size": 4}
-        reply = self.ask(wire.TRAIN, number, **{**usual, **told})
+        reply = self.ask(wire.TRAIN, number, **{**usual, **entries})
         if not check:
             return reply
         sent = wire.decode_arrays(reply.content.array_records[wire.SKETCH])
@@ -547,13 +547,13 @@ def test_a_silo_takes_part_in_sums_that_show_nobody(tmp_path: Path) -> None:
     server.add("e")
     assert server.sum("a", "b", "c", "d", "e") == ""
     assert server.sum("a", "b", "c", "d", "e") == "", "the same once more says nothing new"
-    told = "the part of fewer than 2 silos could be told"
-    assert told in server.sum("a", "b", "c", "d"), "differs by one"
+    refusal = "the part of fewer than 2 silos could be told"
+    assert refusal in server.sum("a", "b", "c", "d"), "differs by one"
     server.add("f")
-    assert told in server.sum("a", "b", "c", "d", "e", "f"), "differs by one more"
-    assert told in server.sum("a", "b"), "less than half: c and d could be asked for as well"
+    assert refusal in server.sum("a", "b", "c", "d", "e", "f"), "differs by one more"
+    assert refusal in server.sum("a", "b"), "less than half: c and d could be asked for as well"
     assert server.sum("a", "b", "c") == "", "differs by two, and has more than half of them"
-    assert told in server.sum("a", "b", "d"), "neither in the other"
+    assert refusal in server.sum("a", "b", "d"), "neither in the other"
     assert "sums of at least 2" in server.sum("a")
     assert "no part of" in server.sum("b", "c")
 
@@ -599,10 +599,10 @@ def test_the_same_outcome_is_the_same_in_any_round(tmp_path: Path) -> None:
 def test_what_decides_a_training_is_in_its_digest(tmp_path: Path) -> None:
     server = Hostile(tmp_path)
     seen = {server.trained_as}
-    for number, told in enumerate(
+    for number, entries in enumerate(
         ({"lr": 0.5}, {"holdout": 0.5}, {"proximal_mu": 0.1}, {"own_round": 4}, {"seed": 9}), 2
     ):
-        server.train(number, **told)
+        server.train(number, **entries)
         seen.add(server.trained_as)
     assert len(seen) == 6
 
@@ -851,19 +851,19 @@ def test_silos_that_are_weighed_differently_in_two_means_are_not_in_one_sum() ->
 
 def test_silos_that_were_told_other_things_are_not_in_one_sum() -> None:
     """A newcomer that has trained for less than a round, for example."""
-    told = [unseen("a", 1, "x"), unseen("b", 1, "x"), unseen("c", 1, "y")]
-    atoms = atoms_of([weighted_mean(told, [1, 1, 1])])  # type: ignore[list-item]
+    updates = [unseen("a", 1, "x"), unseen("b", 1, "x"), unseen("c", 1, "y")]
+    atoms = atoms_of([weighted_mean(updates, [1, 1, 1])])  # type: ignore[list-item]
     assert [atom.names for atom in atoms] == [("a", "b"), ("c",)]
 
 
 def test_what_a_silo_was_sent_and_told_has_a_digest_of_its_own() -> None:
-    told = {wire.LR: 0.1, wire.LOCAL_EPOCHS: 2, "task.dropout": 0.5, wire.PURPOSE: "x"}
-    first = training_digest("train", "ab", told)
-    assert first == training_digest("train", "ab", {**told, wire.PURPOSE: "y"})
+    config = {wire.LR: 0.1, wire.LOCAL_EPOCHS: 2, "task.dropout": 0.5, wire.PURPOSE: "x"}
+    first = training_digest("train", "ab", config)
+    assert first == training_digest("train", "ab", {**config, wire.PURPOSE: "y"})
     for other in ({wire.LR: 0.0}, {wire.LOCAL_EPOCHS: 1}, {"task.dropout": 0.0}):
-        assert training_digest("train", "ab", {**told, **other}) != first
-    assert training_digest("train", "cd", told) != first
-    assert training_digest("train.pfedme", "ab", told) != first
+        assert training_digest("train", "ab", {**config, **other}) != first
+    assert training_digest("train", "cd", config) != first
+    assert training_digest("train.pfedme", "ab", config) != first
 
 
 @pytest.mark.parametrize(

@@ -73,10 +73,10 @@ def test_without_on_round_every_round_and_its_groups_are_logged_by_flower(
 
 
 def test_with_on_round_nothing_is_said_twice(caplog: pytest.LogCaptureFixture) -> None:
-    told: list[RoundReport] = []
+    reports: list[RoundReport] = []
     with caplog.at_level(logging.INFO, logger="flwr"):
-        start(FedAvg(on_round=told.append))
-    assert [report.final for report in told] == [False, False, True]
+        start(FedAvg(on_round=reports.append))
+    assert [report.final for report in reports] == [False, False, True]
     assert [r for r in caplog.records if r.name == "flwr"] == []
 
 
@@ -213,13 +213,13 @@ def test_a_silo_that_states_its_smallest_group_with_its_update_is_kept_to_it() -
 
 
 def test_every_clientapp_is_told_what_a_silos_policy_asks_for() -> None:
-    told: list[dict[str, Any]] = []
+    configs: list[dict[str, Any]] = []
 
     def fault(message: Message, answer: RecordDict) -> RecordDict:
-        told.append(dict(message.content["config"].items()))
+        configs.append(dict(message.content["config"].items()))
         return answer
 
     start(FedAvg(train_config={"lr": 0.1}), plain_app(fault), 0, 0, rounds=1)
     assert all(
-        c.items() >= {"strategy": "fedavg", "rounds": 1, "group-size": 2}.items() for c in told
+        c.items() >= {"strategy": "fedavg", "rounds": 1, "group-size": 2}.items() for c in configs
     )

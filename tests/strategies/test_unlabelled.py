@@ -75,7 +75,7 @@ def start(
     arrays = wire.encode_arrays(initial(node=nodes[0]), packed=False)
     name = strategy.__name__.lower()
 
-    def told(report: RoundReport) -> None:
+    def notify(report: RoundReport) -> None:
         if not report.final:
             after(grid, report.round)
 
@@ -83,12 +83,12 @@ def start(
         **(options or {}),
         roster=DescribedRoster("digits", min_silos=6, terms={"strategy": name}),
         train_config={**TRAINING, "rounds": rounds, "strategy": name},
-        on_round=told,
+        on_round=notify,
     )
     return made.start(grid=grid, initial_arrays=arrays, num_rounds=rounds, **more)
 
 
-def told_of(result: RunResult, name: str = "new") -> dict[str, Any]:
+def placing_of(result: RunResult, name: str = "new") -> dict[str, Any]:
     return dict(result.rounds[-1].details["unlabelled"][name])
 
 
@@ -108,16 +108,16 @@ def test_a_silo_without_labels_gets_the_model_of_those_whose_data_its_own_look_l
     placed: tuple[RunResult, Path],
 ) -> None:
     result, folder = placed
-    told = told_of(result)
-    assert told["group"] == ["s3", "s4", "s5"]
-    near, far = told["groups"]
+    placing = placing_of(result)
+    assert placing["group"] == ["s3", "s4", "s5"]
+    near, far = placing["groups"]
     assert near["compared"] == far["compared"] == 2
     assert near["distance"] + 0.3 < far["distance"]
-    assert "beyond chance" in told["why"]
+    assert "beyond chance" in placing["why"]
     kept = load_file(folder / "home" / "models" / "r.safetensors")
     assert model_hash(kept) == model_hash(wire.decode_arrays(result.models["s4"]))
     card = read_card(folder / "home" / "models" / "r.safetensors")
-    assert card.placed == told["why"] and card.group_size == 3 and card.test_examples == 0
+    assert card.placed == placing["why"] and card.group_size == 3 and card.test_examples == 0
     assert not card.alone
 
 
@@ -194,10 +194,10 @@ def test_it_is_one_mechanism_for_all_that_form_groups(
     tmp_path: Path, strategy: type[GroupStrategy], options: dict[str, Any], rounds: int
 ) -> None:
     result = start(strategy, [*silos(), guest(tmp_path)], options=options, rounds=rounds)
-    told = told_of(result)
-    assert set(told["group"]) == {"s3", "s4", "s5"} or len(result.rounds[-1].groups) != 2
-    assert told["group"]
-    group = tuple(told["group"])
+    placing = placing_of(result)
+    assert set(placing["group"]) == {"s3", "s4", "s5"} or len(result.rounds[-1].groups) != 2
+    assert placing["group"]
+    group = tuple(placing["group"])
     assert group in result.rounds[-1].groups
     kept = load_file(tmp_path / "home" / "models" / "r.safetensors")
     held = [wire.decode_arrays(result.models[name]) for name in group]  # of silos of one size
@@ -208,15 +208,15 @@ def test_it_is_one_mechanism_for_all_that_form_groups(
 
 def test_where_there_is_one_group_nothing_is_compared(tmp_path: Path) -> None:
     result = start(FedAvg, [*silos(), guest(tmp_path)], rounds=2)
-    assert told_of(result)["group"] == [f"s{i}" for i in range(6)]
+    assert placing_of(result)["group"] == [f"s{i}" for i in range(6)]
     kinds = {entry["type"] for entry in read(tmp_path / "home")}
     assert kinds == {wire.DESCRIBE, wire.EVALUATE}
 
 
 def test_where_everybody_is_alone_nobody_s_model_is_shown(tmp_path: Path) -> None:
     result = start(Independent, [*silos(), guest(tmp_path)], rounds=2)
-    assert told_of(result)["group"] == []
-    assert "shows its own to nobody" in told_of(result)["why"]
+    assert placing_of(result)["group"] == []
+    assert "shows its own to nobody" in placing_of(result)["why"]
     assert not list((tmp_path / "home").glob("models/*"))
 
 
@@ -252,7 +252,7 @@ def test_a_run_that_stops_goes_on_with_the_same_places(tmp_path: Path) -> None:
     for number in (1, 2):
         standing = decode(*kept[number])
         again = start(FedGroup, nodes, options=TWO, resume=standing)
-        assert told_of(again) == told_of(whole)
+        assert placing_of(again) == placing_of(whole)
         assert_equal_models(load_file(tmp_path / "home" / "models" / "r.safetensors"), first)
     assert decode(*kept[2]).kept["unlabelled"].of["new"].distances
 
@@ -271,29 +271,29 @@ def test_a_silo_whose_policy_refuses_is_not_compared_and_the_record_says_why(
     if "privacy-epsilon" in setting:
         pytest.importorskip("opacus")
     result = start(FedGroup, [*silos(), guest(tmp_path, **setting)], options=TWO, rounds=2)
-    told = told_of(result)
-    assert told["group"] == [] and why in told["why"]
+    placing = placing_of(result)
+    assert placing["group"] == [] and why in placing["why"]
     assert not list((tmp_path / "home").glob("models/*"))
 
 
 def test_silos_whose_policy_refuses_are_not_compared_with(tmp_path: Path) -> None:
     nodes = [{**one, "auxiliary": i in (0, 4)} for i, one in enumerate(silos())]
     result = start(FedGroup, [*nodes, guest(tmp_path)], options=TWO, rounds=3)
-    told = told_of(result)
-    assert told["group"] == ["s3", "s4", "s5"]
-    assert [near["compared"] for near in told["groups"]] == [1, 1]
+    placing = placing_of(result)
+    assert placing["group"] == ["s3", "s4", "s5"]
+    assert [near["compared"] for near in placing["groups"]] == [1, 1]
 
 
 @pytest.mark.parametrize(
-    ("told", "why"),
+    ("settings", "why"),
     [({"personal": "head"}, "leaves layers at the silos"), ({"secure": True}, "secure run")],
 )
 def test_runs_that_would_leave_it_without_a_use_are_refused(
-    tmp_path: Path, told: dict[str, Any], why: str
+    tmp_path: Path, settings: dict[str, Any], why: str
 ) -> None:
     node = guest(tmp_path)
     grid = InProcessGrid(app, [node])
-    config = wire.offer() | {wire.TASK: "digits", **told}
+    config = wire.offer() | {wire.TASK: "digits", **settings}
     (reply,) = grid.send_and_receive([described(config)])
     assert reply.has_error() and why in reply.error.reason
 

@@ -95,8 +95,8 @@ def test_silos_are_asked_for_the_training_of_what_runs_inside_and_told_what_it_n
     run(strategy(within=within, train_config=TRAINING), rounds=3, grid=grid)
     sent = trainings(grid)
     assert {message.metadata.message_type for message in sent[-5:]} == {kind}
-    told = [message.content["config"] for message in sent]
-    assert all(config[wire.PLAIN_STEPS] and config[wire.ADAPT_STEPS] for config in told)
+    configs = [message.content["config"] for message in sent]
+    assert all(config[wire.PLAIN_STEPS] and config[wire.ADAPT_STEPS] for config in configs)
 
 
 def test_a_newcomer_catches_up_by_the_same_training_as_the_others() -> None:
@@ -111,8 +111,8 @@ def test_a_newcomer_catches_up_by_the_same_training_as_the_others() -> None:
     )
     run(strategy, rounds=3, grid=grid)
     assert {message.metadata.message_type for message in trainings(grid)} == {wire.TRAIN_PER_FEDAVG}
-    told = grid.asked(wire.TRAIN_PER_FEDAVG)
-    assert "catch-up" in [config.get(wire.PURPOSE, "") for config in told]
+    configs = grid.asked(wire.TRAIN_PER_FEDAVG)
+    assert "catch-up" in [config.get(wire.PURPOSE, "") for config in configs]
 
 
 def updates(*, starts: Mapping[str, Model], sizes: Mapping[str, float]) -> list[Update]:
@@ -126,7 +126,7 @@ def test_fednova_counts_what_a_silo_was_told_in_place_of_the_runs_own() -> None:
     """A silo whose round began with a cold start makes fewer steps in what is left of it."""
     now = Round(2, (), {"local-steps": 20, "lr": 0.1})
     two = updates(starts={"a": w0(), "b": w0()}, sizes={"a": 100.0, "b": 100.0})
-    model = FedNovaInside().combine(two, now, told={"b": {"local-steps": 5}})
+    model = FedNovaInside().combine(two, now, settings={"b": {"local-steps": 5}})
     # τ_eff = (20 + 5) / 2; a's step is 1/20 of its update, b's 1/5.
     step = 12.5 * (0.5 / 20 + 0.5 / 5)
     np.testing.assert_allclose(model["w"], w0()["w"] + np.float32(step), rtol=1e-5)

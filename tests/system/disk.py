@@ -113,7 +113,7 @@ def watched(
     """Count file-system calls, and end before one of them and before all that follow.
 
     Args:
-        disk: is told of them.
+        disk: is notified of them.
         stop_before: number of the call, from 0.
         die: how to end.
         only: calls that count, and that are ended.

@@ -43,27 +43,27 @@ def test_a_write_that_fails_leaves_the_last_good_file_and_nothing_else(
 
 
 @pytest.mark.parametrize(
-    ("call", "told"),
+    ("call", "text"),
     [
         ("write", "card: No space left on device. Free space on its disk, or name a folder"),
         ("open", "card: No space left on device. Free space on its disk"),
     ],
 )
 def test_a_full_disk_is_told_with_the_file_that_a_person_knows(
-    call: str, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    call: str, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patched, pytest.raises(OSError, match="No space") as caught:
         patched.setattr(os, call, fail)
         write_atomically(tmp_path / "card", b"half of it")
-    assert explained(caught.value).startswith(f"{tmp_path}/{told}")
+    assert explained(caught.value).startswith(f"{tmp_path}/{text}")
 
 
 @pytest.mark.parametrize(
-    ("number", "told"),
+    ("number", "advice"),
     [(30, "Name a folder on a disk that can be written."), (13, "Give this account"), (2, "tory.")],
 )
-def test_an_error_of_a_file_says_what_to_do(number: int, told: str) -> None:
-    assert told in explained(OSError(number, os.strerror(number), "out/card"))
+def test_an_error_of_a_file_says_what_to_do(number: int, advice: str) -> None:
+    assert advice in explained(OSError(number, os.strerror(number), "out/card"))
 
 
 def test_an_error_without_a_file_stays_as_it_is() -> None:

@@ -40,7 +40,7 @@ def fails(number: int) -> Callable[..., None]:
 
 
 @pytest.mark.parametrize(
-    ("mode", "chmod", "told"),
+    ("mode", "chmod", "problem"),
     [
         (0o644, os.chmod, r"key\.pem may be read by others than its owner. Run: chmod 600 \S+$"),
         (0o640, os.chmod, r"Run: chmod 600 \S+$"),
@@ -52,7 +52,7 @@ def fails(number: int) -> Callable[..., None]:
 def test_a_key_that_others_may_read_is_refused_with_what_helps_there(
     mode: int,
     chmod: Callable[..., None],
-    told: str,
+    problem: str,
     key: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -60,7 +60,7 @@ def test_a_key_that_others_may_read_is_refused_with_what_helps_there(
     key.chmod(mode)
     with monkeypatch.context() as patched:
         patched.setattr(os, "chmod", chmod)
-        with pytest.raises(KeyFileError, match=told):
+        with pytest.raises(KeyFileError, match=problem):
             read_key(key)
         for command in ("check", "start"):
             assert silo([command, "--home", str(key.parent)]) == 2

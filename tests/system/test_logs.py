@@ -27,19 +27,19 @@ def record(message: str, *, error: bool = False, **extra: object) -> logging.Log
 
 def test_a_json_line_has_the_schema_and_what_it_is_about() -> None:
     lines = logs.formatter("silo", "json", silo="north")
-    told = json.loads(lines.format(record("a\nb", run="r", round="3", secret="x", seconds=0.5)))
-    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}\+00:00", told.pop("at"))
-    assert told == {
+    entry = json.loads(lines.format(record("a\nb", run="r", round="3", secret="x", seconds=0.5)))
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}\+00:00", entry.pop("at"))
+    assert entry == {
         "level": "warning", "part": "silo", "message": "a\nb", "silo": "north",
         "run": "r", "round": "3", "seconds": 0.5,
     }  # fmt: skip
-    told = json.loads(lines.format(record("x", error=True)))
-    assert "ValueError: no" in told["error"]
+    entry = json.loads(lines.format(record("x", error=True)))
+    assert "ValueError: no" in entry["error"]
 
 
 def test_a_name_that_is_not_utf_8_stays_legible_in_json() -> None:
-    told = logs.formatter("silo", "json").format(record("M\udcfcller.png: lost", error=True))
-    assert json.loads(told)["message"] == "M\\xfcller.png: lost"
+    line = logs.formatter("silo", "json").format(record("M\udcfcller.png: lost", error=True))
+    assert json.loads(line)["message"] == "M\\xfcller.png: lost"
 
 
 def test_text_is_as_it_was() -> None:
@@ -64,8 +64,8 @@ def test_what_the_coordinator_says_is_a_line_of_either_format(text: str, level: 
     out = io.StringIO()
     logs.saying("coordinator", "text", out)(text)
     logs.saying("coordinator", "json", out)(text)
-    plain, told = out.getvalue().splitlines()
+    plain, as_json = out.getvalue().splitlines()
     assert plain == text
-    assert json.loads(told) | {"at": ""} == {
+    assert json.loads(as_json) | {"at": ""} == {
         "at": "", "level": level, "part": "coordinator", "message": text
     }  # fmt: skip

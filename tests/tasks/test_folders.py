@@ -49,7 +49,7 @@ def size(found: SiloData | StreamedData) -> int:
     return len(found.train) + len(found.test)  # type: ignore[arg-type]
 
 
-def told(task: DeclaredTask) -> str:
+def notes_of(task: DeclaredTask) -> str:
     return "\n".join(task.notes())
 
 
@@ -87,10 +87,10 @@ def test_files_of_other_formats_are_counted_by_ending_with_a_name(tmp_path: Path
     (folder / "dog" / "old.png").rename(folder / "dog" / "old.jfif")
     task = declared(tmp_path, TEXT)
     assert count(task, folder) == 9, "a JFIF is read, whatever is in it"
-    assert "'data': 18 files, 9 used, 9 left out:" in told(task)
-    assert "7 ending in .dcm ('dog/scan0.dcm' and others)" in told(task)
-    assert "2 without a usual ending ('dog/1.2.840.113' and others)" in told(task)
-    assert "convert them to 16-bit grey PNG" in told(task)
+    assert "'data': 18 files, 9 used, 9 left out:" in notes_of(task)
+    assert "7 ending in .dcm ('dog/scan0.dcm' and others)" in notes_of(task)
+    assert "2 without a usual ending ('dog/1.2.840.113' and others)" in notes_of(task)
+    assert "convert them to 16-bit grey PNG" in notes_of(task)
     text = "\n".join(
         check(SiloSettings("a", task=str(tmp_path / "study.toml"), options={"data": str(folder)}))
     )
@@ -143,8 +143,8 @@ def test_what_systems_leave_behind_is_no_data_and_no_class(
     task = declared(tmp_path, TEXT)
     used = 12 if part else 10
     assert count(task, tmp_path / "data") == used
-    assert f"{used + 1} files, {used} used, 1 left out" in told(task)
-    assert "1 hidden, or left behind by a system or program" in told(task)
+    assert f"{used + 1} files, {used} used, 1 left out" in notes_of(task)
+    assert "1 hidden, or left behind by a system or program" in notes_of(task)
     assert len(task.inputs(tmp_path / "data", {}).names) == used
 
 
@@ -181,8 +181,8 @@ def test_what_the_account_cannot_read_is_refused_by_name_or_counted(
             return
         used = count(task, folder, **options)
     assert used == {"cat/ward7": 10, "dog": 7, "cat/0.png": 10}[closed]
-    assert f"{used + 1} files, {used} used, 1 left out" in told(task)
-    assert f"1 unreadable ('{closed}')" in told(task)
+    assert f"{used + 1} files, {used} used, 1 left out" in notes_of(task)
+    assert f"1 unreadable ('{closed}')" in notes_of(task)
 
 
 def test_data_below_a_folder_that_is_closed_are_refused_in_a_sentence(place: Path) -> None:
@@ -202,7 +202,7 @@ def test_a_link_that_leads_nowhere_is_refused_by_name_or_counted(name: str, tmp_
     with pytest.raises(TaskError, match=rf"link '.*{name}' cannot be read.*skip-unreadable"):
         task.load({"data": str(folder)})
     assert count(task, folder, **{"skip-unreadable": True}) == 10
-    assert "11 files, 10 used, 1 left out" in told(task) and name in told(task)
+    assert "11 files, 10 used, 1 left out" in notes_of(task) and name in notes_of(task)
 
 
 def test_a_pipe_that_is_called_as_an_image_does_not_stop_the_silo(tmp_path: Path) -> None:
@@ -210,7 +210,7 @@ def test_a_pipe_that_is_called_as_an_image_does_not_stop_the_silo(tmp_path: Path
     os.mkfifo(folder / "cat" / "pipe.png")
     task = declared(tmp_path, TEXT)
     assert count(task, folder) == 10
-    assert "1 neither files nor folders ('cat/pipe.png')" in told(task)
+    assert "1 neither files nor folders ('cat/pipe.png')" in notes_of(task)
 
 
 def test_images_to_predict_from_may_be_skipped_too(tmp_path: Path) -> None:
@@ -324,8 +324,8 @@ def test_files_beside_the_folders_that_are_read_are_counted(tmp_path: Path) -> N
     picture(tmp_path / "data" / "train" / "loose.png", 0, mode="L")
     task = declared(tmp_path, TEXT)
     assert count(task, tmp_path / "data") == 20
-    assert "32 files, 20 used, 12 left out" in told(task)
-    assert "12 in places that are not read ('readme.txt' and others)" in told(task)
+    assert "32 files, 20 used, 12 left out" in notes_of(task)
+    assert "12 in places that are not read ('readme.txt' and others)" in notes_of(task)
 
 
 # ---------------------------------------------------------------- names of classes
@@ -353,7 +353,7 @@ def test_a_folder_in_other_capitals_is_the_class_if_it_can_be_no_other(tmp_path:
     folder = fill(tmp_path / "data")
     (folder / "cat").rename(folder / "CAT")
     task = declared(tmp_path, TEXT)
-    assert count(task, folder) == 10 and "folder 'CAT' is read as class 'cat'" in told(task)
+    assert count(task, folder) == 10 and "folder 'CAT' is read as class 'cat'" in notes_of(task)
     task = declared(tmp_path, TEXT.replace('"cat", "dog"', '"cat", "Cat", "dog"'))
     with pytest.raises(TaskError, match="class 'CAT', which is not declared"):
         task.load({"data": str(folder)})

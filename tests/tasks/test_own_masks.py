@@ -186,10 +186,10 @@ def test_images_and_masks_are_both_counted(folder: Path, task: DeclaredTask) -> 
     (folder / "raw").mkdir()
     (folder / "raw" / "1.png").write_bytes(b"")
     ask(task, folder)
-    told = "\n".join(task.notes())
-    assert "'data': 28 files, 24 used, 4 left out" in told
+    notes = "\n".join(task.notes())
+    assert "'data': 28 files, 24 used, 4 left out" in notes
     for said in ("masks without an image ('masks/spare.png')", "hidden", ".csv", "raw"):
-        assert said in told
+        assert said in notes
 
 
 def test_train_and_val_alone_are_named_for_masks_too(tmp_path: Path, task: DeclaredTask) -> None:

@@ -272,7 +272,7 @@ def test_tables_in_silo_toml_reach_the_task_and_columns_pass_through(
         tmp_path / "a", "a", task=str(tmp_path / "heart.toml"), data=tmp_path / "own.csv"
     ).folder
     config = (home / "silo.toml").read_text()
-    told = """
+    tables = """
 separator = ";"
 decimal = ","
 thousands = "."
@@ -291,7 +291,7 @@ SEX = "sex"
 [data.missing]
 "*" = ["?"]
 [policy]"""
-    (home / "silo.toml").write_text(config.replace("[policy]", told))
+    (home / "silo.toml").write_text(config.replace("[policy]", tables))
     settings = Home(home).settings()
     assert SiloSettings.from_node_config(settings.to_node_config(), node_id=0) == settings
     assert json.loads(str(settings.options["codes"]))["sex"] == {"1": "m", "2": "f"}
@@ -339,9 +339,9 @@ def test_a_silo_predicts_in_its_own_dialect_with_its_patients_numbers(
         )
         config = tmp_path / name / "silo.toml"
         if name == "german":
-            told = "".join(f"{key} = {_toml(value)}\n" for key, value in OWN.items())
-            told += 'pass-through = ["Nr", "SEX"]\n[policy]'
-            config.write_text(config.read_text().replace("[policy]", told))
+            settings = "".join(f"{key} = {_toml(value)}\n" for key, value in OWN.items())
+            settings += 'pass-through = ["Nr", "SEX"]\n[policy]'
+            config.write_text(config.read_text().replace("[policy]", settings))
         made[name] = Home(home.folder).settings().to_node_config()
         run(tmp_path / f"runs-{name}" / "run-1", [made[name]], task="heart", local_epochs=2)
     new = tmp_path / "new.csv"

@@ -102,13 +102,13 @@ def test_events_may_be_coded(tmp_path: Path) -> None:
     [
         (BARE + 'target = {kind = "age"}', "target must be the name of a column, or a table whose"),
         (BARE + "target = 3", "target must be the name of a column"),
-        (BARE + 'target = {kind = "number"}', r"columns: field required"),
+        (BARE + 'target = {kind = "number"}', r"target.number.columns. is missing"),
         (NUMBER.replace('"cost"', '"age"'), "a column is named twice"),
         (NUMBER + 'classes = ["a", "b"]', "target of kind number has no classes"),
         (BARE + 'target = "ill"', "classes must name at least two"),
         (SURVIVAL + 'metric = "auroc"', "one of concordance or loss .* survival. Got 'auroc'"),
         (ARRAY + 'target = {kind = "mask"}\nclasses = ["a", "b"]', "masks need samples with"),
-        (ARRAY + 'target = {kind = "labels"}', "names: field required"),
+        (ARRAY + 'target = {kind = "labels"}', "target.labels.names. is missing"),
     ],
 )
 def test_a_wrong_target_is_named(text: str, said: str, tmp_path: Path) -> None:

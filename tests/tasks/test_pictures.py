@@ -188,12 +188,12 @@ def test_a_person_is_told_of_transparency_cmyk_and_pages_with_their_numbers(
     pages[0].save(folder / "stack.tif", save_all=True, append_images=pages[1:])
     task = declared(tmp_path, IMAGES.format(channels=3))
     task.load({"data": str(tmp_path / "data"), "stream": stream})
-    told = "\n".join(task.notes())
-    assert "3 images have transparency: it is read in front of white ('clear0.png' and" in told
+    notes = "\n".join(task.notes())
+    assert "3 images have transparency: it is read in front of white ('clear0.png' and" in notes
     assert (
-        "1 image has CMYK colours: converted to RGB without a colour profile ('print.jpg')" in told
+        "1 image has CMYK colours: converted to RGB without a colour profile ('print.jpg')" in notes
     )
-    assert "1 image has several pages: only the first one is read" in told
+    assert "1 image has several pages: only the first one is read" in notes
     asked = task.inputs(folder / "stack.tif", {})
     assert any("several pages" in note for note in asked.notes)
     np.testing.assert_allclose(asked.x[0], of_pixels(GREY), atol=1e-6)

@@ -187,9 +187,9 @@ def check(seed: int, folder: Path) -> bool:
         found, said = written.load(folder)
     except TaskError as error:
         assert written.quirk, f"refused without need: {error}"
-        told = str(error)
-        assert re.search("in row|in line|no column|cannot be read", told), told
-        assert re.search("[Ss]et |[Ss]ay |Write |Where |Leave |add it|Expected ", told), told
+        text = str(error)
+        assert re.search("in row|in line|no column|cannot be read", text), text
+        assert re.search("[Ss]et |[Ss]ay |Write |Where |Leave |add it|Expected ", text), text
         return False
     if len(found.y) != len(written.ills):
         assert any("rows of the table" in line for line in said), said

@@ -221,9 +221,9 @@ def _known_section(entries: Sequence[Entry]) -> list[str]:
     ]
     sizes = sorted({e["samples"] for e in entries})
     heads = ("kind", "distance", *(f"{size} samples" for size in sizes))
-    for budget, (told, _) in KNOWN_BUDGETS.items():
+    for budget, (title, _) in KNOWN_BUDGETS.items():
         if own := select(entries, budget=budget):
-            lines += [f"Budget: {told}.", "", *table(heads, _known_rows(own, sizes)), ""]
+            lines += [f"Budget: {title}.", "", *table(heads, _known_rows(own, sizes)), ""]
     return [*lines, "![estimates of known distances](fedcollab_known.png)", ""]
 
 

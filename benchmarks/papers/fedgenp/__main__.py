@@ -204,9 +204,9 @@ class Watch:
         """Personalised models, and the global one where it is judged by the silos."""
         if self.column.own and report.evaluation and self.due(report.evaluated_round):
             self.shared.append((report.evaluated_round, 100 - mean_error(report)))
-            told = report.details.get("ensemble", {}).get("evaluation", {})
-            if told:
-                own = [entry["error"] for entry in told.values()]
+            evaluation = report.details.get("ensemble", {}).get("evaluation", {})
+            if evaluation:
+                own = [entry["error"] for entry in evaluation.values()]
                 self.ensemble = 100 * (1 - float(np.mean(own)))
         if report.personalised and self.due(report.round):
             errors = [error for _, error in report.personalised.values()]

@@ -162,8 +162,8 @@ def in_a_run(shift: str, setting: str, seed: int) -> Entry:
     done = train(silos_of(shift, seed), keys | own)
     reports = done.result.rounds
     per = [[e for _, e in r.personalised.values()] for r in reports if r.personalised]
-    told = [r.details.get("generators", {}).get("receivers", {}).values() for r in reports]
-    shares = [[(r["others-agree"], r["own-agrees"]) for r in one] for one in told if one]
+    receivers = [r.details.get("generators", {}).get("receivers", {}).values() for r in reports]
+    shares = [[(r["others-agree"], r["own-agrees"]) for r in one] for one in receivers if one]
     said: list[float] = (100 * np.mean(shares[-LAST:], axis=(0, 1))).tolist() if shares else []
     return {
         "global": float(np.mean([error for _, error in done.curve()[-LAST:]])),
@@ -208,8 +208,8 @@ def _runs(part: str, entries: Sequence[Entry]) -> str:
             ]
             errors = [spread([r[k] for r in runs], 1) for k in ("global", "per")]
             gains = [spread([b[k] - r[k] for r, b in both], 1, sign="+") for k in ("global", "per")]
-            told = [[r[k] for r in runs if k in r] for k in ("others", "own")]
-            shares = ", ".join(f"{np.mean(one):.0f}" for one in told if one) or "–"
+            values = [[r[k] for r in runs if k in r] for k in ("others", "own")]
+            shares = ", ".join(f"{np.mean(one):.0f}" for one in values if one) or "–"
             rows.append([name, *errors, *gains, shares, str(len(runs))])
     heads = ("", "global", "Per", "gain: global", "gain: Per", "latents: others, own", "seeds")
     title = f"## A whole run, {SHIFTS[part.removesuffix(RUN)]}"

@@ -67,12 +67,12 @@ def _rows(column: Column, runs: Sequence[Entry]) -> Iterable[list[str]]:
         if found:
             ours = tuple(np.mean([_mean(run, part) for run in found]) for part in PARTS)
             yield [*_cells(arm, found, runs), *_paper(column, arm, ours)]
-        told = [r["ensemble"] for r in found if r["ensemble"] is not None]
-        if told:
+        errors = [r["ensemble"] for r in found if r["ensemble"] is not None]
+        if errors:
             name = f"FedEnsemble (after {found[0]['rounds']})"
-            published = _paper(column, "FedEnsemble", (np.mean(told), ours[1]))
+            published = _paper(column, "FedEnsemble", (np.mean(errors), ours[1]))
             per = spread(_mean(run, "per") for run in found)
-            yield [name, spread(told), per, *"–––", str(len(told)), *published]
+            yield [name, spread(errors), per, *"–––", str(len(errors)), *published]
 
 
 def _cells(arm: str, found: Sequence[Entry], runs: Sequence[Entry]) -> list[str]:

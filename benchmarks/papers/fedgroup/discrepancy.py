@@ -54,7 +54,7 @@ METHODS: Mapping[str, Mapping[str, Any]] = {
     "FedGrouProx": {"mu": MU},
 }
 RATES = (0.0, 0.001, 0.01, 0.1)
-TOLD = {"mean": 3, "variance": 4, "max": 1, "median": 1, "rounds to 85 %": 0}
+PRINTED = {"mean": 3, "variance": 4, "max": 1, "median": 1, "rounds to 85 %": 0}
 """Columns of Table I, and their digits."""
 PARTS = ("table1", "curves", "eta")
 SHOWN = (1, 5, 10, 20, 50, 100, 200, 300)
@@ -121,14 +121,14 @@ def measure(folder: str) -> Callable[..., Entry]:
         given = nodes(reference, names, {"data": folder, "seed": seed})
         with fast_sgd.fast_silos():
             done = train(given, keys, build=build, evaluate=False, after_round=meter.look)
-        told = [
+        distances = [
             [s.discrepancy for s in r.silos.values() if np.isfinite(s.discrepancy)]
             for r in done.result.rounds
             if not r.final
         ]
         return {
             "accuracy": [round(accuracy, 2) for accuracy, _ in meter.curve],
-            "discrepancy": [round(float(np.mean(own)), 4) if own else None for own in told],
+            "discrepancy": [round(float(np.mean(own)), 4) if own else None for own in distances],
         }
 
     return one
@@ -154,7 +154,7 @@ def document(entries: Sequence[Entry]) -> str:
         table(
             (
                 *("classes", "rounds", "seeds"),
-                *(head for name in TOLD for head in (name, "the paper's", "gap")),
+                *(head for name in PRINTED for head in (name, "the paper's", "gap")),
             ),
             (_row(runs) for c in CLASSES for runs in alone if runs[0]["classes"] == c),
         ),
@@ -176,7 +176,7 @@ def _row(runs: Sequence[Mapping[str, Any]]) -> list[str]:
     each = [_table_1(run) for run in runs]
     classes, rounds = runs[0]["classes"], min(run["rounds"] for run in runs)
     cells = [str(classes), str(rounds), str(len(runs))]
-    for i, (digits, paper) in enumerate(zip(TOLD.values(), TABLE_1[classes], strict=True)):
+    for i, (digits, paper) in enumerate(zip(PRINTED.values(), TABLE_1[classes], strict=True)):
         ours = [own[i] for own in each]
         cells += [spread(ours, digits), str(paper), f"{np.nanmean(ours) - paper:+.{digits}f}"]
     return cells
@@ -195,10 +195,10 @@ def _table_1(run: Mapping[str, Any]) -> list[float]:
 def _curve(runs: Sequence[Mapping[str, Any]]) -> list[str]:
     cells = []
     for n in SHOWN:
-        told = [r for r in runs if n <= len(r["accuracy"])]
-        apart = [d for r in told if (d := r["discrepancy"][n - 1]) is not None]
-        accuracy = f"{np.mean([r['accuracy'][n - 1] for r in told]):.1f}" if told else ""
-        cells.append(f"{accuracy} ({spread(apart)})" if told else "")
+        reached = [r for r in runs if n <= len(r["accuracy"])]
+        apart = [d for r in reached if (d := r["discrepancy"][n - 1]) is not None]
+        accuracy = f"{np.mean([r['accuracy'][n - 1] for r in reached]):.1f}" if reached else ""
+        cells.append(f"{accuracy} ({spread(apart)})" if reached else "")
     first = runs[0]
     return [str(first["classes"]), first["method"], f"{first['eta']:g}", str(len(runs)), *cells]
 

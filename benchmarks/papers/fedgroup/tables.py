@@ -187,8 +187,8 @@ def _target(run: Entry) -> str:
 
 
 def _best_text(runs: Sequence[Entry], rounds: int) -> str:
-    told = [best(run, rounds) for run in runs if rounds <= run["rounds"]]
-    return f"{np.mean(told):.1f}" if told else ""
+    values = [best(run, rounds) for run in runs if rounds <= run["rounds"]]
+    return f"{np.mean(values):.1f}" if values else ""
 
 
 def _name(run: Entry) -> str:

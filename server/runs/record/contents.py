@@ -26,7 +26,7 @@ Evaluations = Mapping[str, Evaluation]
 
 def errors_of(evaluation: Evaluations) -> dict[str, float]:
     """Return silo → error in [0, 1], for silos that report it."""
-    return {name: told[1] for name, told in evaluation.items() if math.isfinite(told[1])}
+    return {name: own[1] for name, own in evaluation.items() if math.isfinite(own[1])}
 
 
 @dataclass(frozen=True)
@@ -71,8 +71,8 @@ class Round(RoundReport):
     @property
     def personal_errors(self) -> dict[str, float]:
         """Silo → error of the model that it trained in the round, before averaging."""
-        told = self.personalised.items()
-        return {name: error for name, (_, error) in told if math.isfinite(error)}
+        items = self.personalised.items()
+        return {name: error for name, (_, error) in items if math.isfinite(error)}
 
     @property
     def grouping(self) -> Grouping:
@@ -242,9 +242,9 @@ class Run:
 
     def test_counts(self) -> dict[str, int]:
         """Return silo → number of samples in its last test."""
-        told = [self.initial, *(one.after for one in self.rounds)]
-        told += [self.final.evaluation] if self.final else []
-        return {n: count for evaluation in told for n, (_, _, count) in evaluation.items()}
+        evaluations = [self.initial, *(one.after for one in self.rounds)]
+        evaluations += [self.final.evaluation] if self.final else []
+        return {n: count for evaluation in evaluations for n, (_, _, count) in evaluation.items()}
 
     def until(self, after: int, now: str) -> Run:
         """Return the run as it was after a round, to resume there: later rounds are repeated."""

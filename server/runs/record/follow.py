@@ -60,10 +60,10 @@ def events(
             rest = lines.pop()  # a line that is still being written
             # A damaged line costs itself.
             texts = [line.decode(errors="replace") for line in lines]
-            told = [event for text in texts if (event := event_of(text)) is not None]
-            resumed = [i for i, event in enumerate(told) if event.kind == "resume"]
+            found = [event for text in texts if (event := event_of(text)) is not None]
+            resumed = [i for i, event in enumerate(found) if event.kind == "resume"]
             past = max(resumed, default=-1) if run_id is None else -1
-            for i, event in enumerate(told):
+            for i, event in enumerate(found):
                 begun = begun or event.run_id == str(run_id)
                 yield event
                 if begun and i > past and event.kind == "end":
@@ -169,10 +169,10 @@ class Progress:
 
     def _feed_phase(self, report: Round) -> None:
         with suppress(FederationError):  # a damaged record costs only these words
-            told = report.grouping
-            if told.phase:
+            grouping = report.grouping
+            if grouping.phase:
                 self.spent_on = self.phase or "look", self.racing
-                self.phase, self.racing = told.phase, len(told.entrants)
+                self.phase, self.racing = grouping.phase, len(grouping.entrants)
 
     @property
     def mean_error(self) -> float | None:

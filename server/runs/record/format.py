@@ -46,14 +46,14 @@ FINAL_KEYS = frozenset(
 # ---------------------------------------------------------------- a round
 
 
-def _round_of(told: Fields, *, final: bool = False) -> Round:
-    told.place = f"round {told.whole('round')}: "
-    return told.read(
+def _round_of(fields: Fields, *, final: bool = False) -> Round:
+    fields.place = f"round {fields.whole('round')}: "
+    return fields.read(
         Round,
-        personalised={name: own[:2] for name, own in told.evaluation("personalised").items()},
-        details={k: clean_within(v) for k, v in told.values.items() if k not in ROUND_KEYS},
+        personalised={name: own[:2] for name, own in fields.evaluation("personalised").items()},
+        details={k: clean_within(v) for k, v in fields.values.items() if k not in ROUND_KEYS},
         final=final,
-        after=told.evaluation("evaluation-after"),
+        after=fields.evaluation("evaluation-after"),
     )
 
 
@@ -70,21 +70,21 @@ def plain_round(one: Round) -> dict[str, Any]:
         "silos": {name: _plain_silo(own) for name, own in one.silos.items()},
     }
     if one.personalised:
-        told = one.personalised.items()
-        entry["personalised"] = {n: {"loss": known(x), "error": known(e)} for n, (x, e) in told}
+        items = one.personalised.items()
+        entry["personalised"] = {n: {"loss": known(x), "error": known(e)} for n, (x, e) in items}
     entry |= {"ended-early": one.ended_early} if one.ended_early else {}
     entry |= one.details
     if one.evaluation:
         entry["evaluated-round"] = one.evaluated_round
         entry["evaluation"] = _plain_evaluation(one.evaluation)
-    for key, told_by in (("train-metrics", one.train_metrics), ("metrics", one.metrics)):
-        entry |= {key: {name: dict(own) for name, own in told_by.items()}} if told_by else {}
+    for key, by_silo in (("train-metrics", one.train_metrics), ("metrics", one.metrics)):
+        entry |= {key: {name: dict(own) for name, own in by_silo.items()}} if by_silo else {}
     return entry | ({"evaluation-after": _plain_evaluation(one.after)} if one.after else {})
 
 
 def _plain_silo(own: SiloReport) -> dict[str, Any]:
-    told: dict[str, Any] = plain(own)
-    return {k: v for k, v in told.items() if v is not None or k not in OF_UPDATES}
+    values: dict[str, Any] = plain(own)
+    return {k: v for k, v in values.items() if v is not None or k not in OF_UPDATES}
 
 
 def _plain_evaluation(evaluation: Evaluations) -> dict[str, Any]:
@@ -102,40 +102,40 @@ def run_of(record: object, *, folder: Path = Path(), lost: list[str] | None = No
 
     Descriptions of damaged values are added to ``lost``.
     """
-    told = Fields(record, "", [] if lost is None else lost)
-    rounds = tuple(_rounds(told))
-    return told.read(
+    fields = Fields(record, "", [] if lost is None else lost)
+    rounds = tuple(_rounds(fields))
+    return fields.read(
         Run,
         folder=folder,
-        status=told.text("status") or "unknown",
-        metric=told.text("metric") or "error",
+        status=fields.text("status") or "unknown",
+        metric=fields.text("metric") or "error",
         rounds=rounds,
-        initial=told.evaluation("initial-evaluation"),
-        final=_final_of(told, max((one.round for one in rounds), default=0)),
+        initial=fields.evaluation("initial-evaluation"),
+        final=_final_of(fields, max((one.round for one in rounds), default=0)),
     )
 
 
-def _rounds(told: Fields) -> Iterator[Round]:
-    for entry in told.of("rounds", list):
+def _rounds(fields: Fields) -> Iterator[Round]:
+    for entry in fields.of("rounds", list):
         number = entry.get("round") if isinstance(entry, dict) else None
         if type(number) is int and number >= 1:
-            yield _round_of(Fields(entry, "", told.lost))
+            yield _round_of(Fields(entry, "", fields.lost))
         else:
-            told.lost.append("a round's entry is damaged and left out")
+            fields.lost.append("a round's entry is damaged and left out")
 
 
-def _final_of(told: Fields, last: int) -> Round | None:
-    if not FINAL_KEYS & told.values.keys():
+def _final_of(fields: Fields, last: int) -> Round | None:
+    if not FINAL_KEYS & fields.values.keys():
         return None
     return Round(
         round=last,
-        groups=told.groups("final-groups"),
+        groups=fields.groups("final-groups"),
         evaluated_round=last,
-        evaluation=told.evaluation("final-evaluation"),
-        metrics=told.figures("final-metrics"),
-        phases=told.named("final-phases", PhaseReport),
-        details=clean_within(told.of("final-details", dict)),
-        ended_early=told.text("ended-early"),
+        evaluation=fields.evaluation("final-evaluation"),
+        metrics=fields.figures("final-metrics"),
+        phases=fields.named("final-phases", PhaseReport),
+        details=clean_within(fields.of("final-details", dict)),
+        ended_early=fields.text("ended-early"),
         final=True,
     )
 
@@ -202,11 +202,11 @@ def _plain_facts(facts: SiloFacts) -> dict[str, Any]:
 
 def _news(final: Round, last: Iterable[Round]) -> dict[str, Any]:
     """Return details after the last round that are new or changed, without matrices."""
-    told: dict[str, Any] = {}
+    before: dict[str, Any] = {}
     for one in last:
-        told |= one.grouping.without_matrices()
+        before |= one.grouping.without_matrices()
     now = final.grouping.without_matrices()
-    return {key: value for key, value in now.items() if key not in told or told[key] != value}
+    return {key: value for key, value in now.items() if key not in before or before[key] != value}
 
 
 # ---------------------------------------------------------------- events
@@ -215,19 +215,19 @@ def _news(final: Round, last: Iterable[Round]) -> dict[str, Any]:
 def event_of(line: str) -> Event | None:
     """Parse one line of ``events.jsonl``; None if it is not an event."""
     try:
-        told = Fields(json.loads(line), "", [])
+        fields = Fields(json.loads(line), "", [])
     except (ValueError, RecursionError):
         return None
-    kind = told.text("event")
+    kind = fields.text("event")
     if not kind:
         return None
-    return told.read(
+    return fields.read(
         Event,
         kind=kind,
-        number=told.whole("after" if kind == "resume" else "round"),
-        run_id=told.text("run_id"),
-        silos=told.names("silos") if kind in ("here", "ready", "answer") else (),
-        budget=told.read(Budget) if kind == "budget" else None,
-        report=_round_of(told, final=kind == "final") if kind in ("round", "final") else None,
-        seconds=told.number("seconds") if kind == "end" else math.nan,
+        number=fields.whole("after" if kind == "resume" else "round"),
+        run_id=fields.text("run_id"),
+        silos=fields.names("silos") if kind in ("here", "ready", "answer") else (),
+        budget=fields.read(Budget) if kind == "budget" else None,
+        report=_round_of(fields, final=kind == "final") if kind in ("round", "final") else None,
+        seconds=fields.number("seconds") if kind == "end" else math.nan,
     )

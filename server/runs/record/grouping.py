@@ -139,25 +139,25 @@ class Grouping:
     @property
     def structure(self) -> Structure | None:
         """FedCollab's structure, if recorded."""
-        told = self._whole("structure", Fields.inside)
-        if not told.values:
+        fields = self._whole("structure", Fields.inside)
+        if not fields.values:
             return None
-        bounds = told.inside("bound")
+        bounds = fields.inside("bound")
         known = {name: bounds.number(name) for name in bounds.values}
-        structure = told.read(
+        structure = fields.read(
             Structure,
-            distances=self._square("distances", told.values),
+            distances=self._square("distances", fields.values),
             bounds={name: bound for name, bound in known.items() if math.isfinite(bound)},
-            c_interval=_interval(told.of("c-interval", list)),
+            c_interval=_interval(fields.of("c-interval", list)),
         )
-        self._check("structure", told)
+        self._check("structure", fields)
         return structure
 
     @property
     def discriminators(self) -> DiscriminatorWork | None:
         """The work on FedCollab's discriminators, in a round that has some."""
         return self._whole(
-            "discriminators", lambda told, key: told.optional(key, DiscriminatorWork)
+            "discriminators", lambda fields, key: fields.optional(key, DiscriminatorWork)
         )
 
     @property
@@ -168,12 +168,12 @@ class Grouping:
     @property
     def entrants(self) -> tuple[Entrant, ...]:
         """The partitions raced in the next round."""
-        return self._whole("candidates", lambda told, key: told.listed(key, Entrant))
+        return self._whole("candidates", lambda fields, key: fields.listed(key, Entrant))
 
     @property
     def dropped(self) -> tuple[Entrant, ...]:
         """Partitions that this round dropped from the race; for its last round, see ``verdict``."""
-        return self._whole("dropped", lambda told, key: told.listed(key, Entrant))
+        return self._whole("dropped", lambda fields, key: fields.listed(key, Entrant))
 
     @property
     def judges(self) -> tuple[str, ...]:
@@ -193,23 +193,23 @@ class Grouping:
     @property
     def traffic(self) -> Traffic | None:
         """Bytes moved by ``auto``; None in older records."""
-        return self._whole("bytes", lambda told, key: told.optional(key, Traffic))
+        return self._whole("bytes", lambda fields, key: fields.optional(key, Traffic))
 
     @property
     def probation(self) -> Mapping[str, tuple[str, ...]]:
         """Newcomer → the group that it trains alongside for now."""
-        told = self._whole("probation", Fields.inside)
-        return {name: told.names(name) for name in told.values}
+        fields = self._whole("probation", Fields.inside)
+        return {name: fields.names(name) for name in fields.values}
 
     @property
     def placed(self) -> Mapping[str, Placement]:
         """Newcomer → its placement in this round."""
-        return self._whole("placed", lambda told, key: told.named(key, Placement))
+        return self._whole("placed", lambda fields, key: fields.named(key, Placement))
 
     @property
     def unlabelled(self) -> Mapping[str, Unlabelled]:
         """Silos whose samples have no labels yet."""
-        return self._whole("unlabelled", lambda told, key: told.named(key, Unlabelled))
+        return self._whole("unlabelled", lambda fields, key: fields.named(key, Unlabelled))
 
     def without_matrices(self) -> dict[str, Any]:
         """Return the details, and the structure in them, without matrices."""
@@ -230,14 +230,14 @@ class Grouping:
         )
 
     def _whole(self, key: str, read: Callable[[Fields, str], Kind]) -> Kind:
-        told = Fields(self.details, "", [])
-        value = read(told, key)
-        self._check(key, told)
+        fields = Fields(self.details, "", [])
+        value = read(fields, key)
+        self._check(key, fields)
         return value
 
-    def _check(self, key: str, told: Fields) -> None:
-        if told.lost:
-            raise refused(DAMAGED.format(key, "; ".join(told.lost)))
+    def _check(self, key: str, fields: Fields) -> None:
+        if fields.lost:
+            raise refused(DAMAGED.format(key, "; ".join(fields.lost)))
 
     def _row(self, key: str) -> FloatArray:
         return _array(key, self.details.get(key), (len(self.compared),))

@@ -120,9 +120,9 @@ class Placement:
     grouped: float
 
 
-def verdict_of(told: Fields, key: str) -> Verdict | None:
+def verdict_of(fields: Fields, key: str) -> Verdict | None:
     """Parse the verdict, if the round has one."""
-    own = told.inside(key)
+    own = fields.inside(key)
     if not own.values:
         return None
     entrants = own.listed("candidates", Entrant)
@@ -134,10 +134,10 @@ def verdict_of(told: Fields, key: str) -> Verdict | None:
     return verdict
 
 
-def _trial(told: Fields, number: int) -> Trial:
-    errors: list[Any] = told.of("errors", list)
+def _trial(fields: Fields, number: int) -> Trial:
+    errors: list[Any] = fields.of("errors", list)
     if len(errors) != number:
-        told.lose("errors")
+        fields.lose("errors")
         errors = [None] * number
-    each = (Fields({"error": error}, told.place, told.lost).number("error") for error in errors)
-    return Trial(told.amount("count"), tuple(each))
+    each = (Fields({"error": error}, fields.place, fields.lost).number("error") for error in errors)
+    return Trial(fields.amount("count"), tuple(each))

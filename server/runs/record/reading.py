@@ -152,12 +152,12 @@ def read_run(folder: Path, *, brief: bool = False) -> Run:
             f"run.json lacks {wire.counted(len(found), 'round')}, taken from events.jsonl"
         )
     rounds |= found
-    told = _evaluations(events)
+    evaluations = _evaluations(events)
     if run.final:
-        told.setdefault(max(rounds, default=0), {}).update(run.final.evaluation)
+        evaluations.setdefault(max(rounds, default=0), {}).update(run.final.evaluation)
     run = replace(
         run,
-        rounds=tuple(_evaluated(rounds[number], told) for number in sorted(rounds)),
+        rounds=tuple(_evaluated(rounds[number], evaluations) for number in sorted(rounds)),
         silos=_all_silos(run.silos, rounds.values()),
     )
     return replace(run, missing=tuple(dict.fromkeys([*missing, *_gaps(run)])))
@@ -239,14 +239,14 @@ def _evaluations(events: Iterable[Event]) -> dict[int, dict[str, Evaluation]]:
     found: dict[int, dict[str, Evaluation]] = {}
     for report in (event.report for event in events):
         if report is not None:
-            told = found.setdefault(report.evaluated_round, {})
+            of_round = found.setdefault(report.evaluated_round, {})
             for name, one in report.evaluation.items():
-                told.setdefault(name, one)
+                of_round.setdefault(name, one)
     return found
 
 
-def _evaluated(one: Round, told: Mapping[int, Evaluations]) -> Round:
-    missing = {n: e for n, e in told.get(one.round, {}).items() if n not in one.errors}
+def _evaluated(one: Round, evaluations: Mapping[int, Evaluations]) -> Round:
+    missing = {n: e for n, e in evaluations.get(one.round, {}).items() if n not in one.errors}
     return replace(one, after={**one.after, **missing}) if missing else one
 
 

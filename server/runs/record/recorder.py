@@ -129,8 +129,8 @@ class Recorder:
         written = time.monotonic() >= self._due
         if written:
             self._commit()
-        told = plain_round(replace(one, details=one.grouping.without_matrices()))
-        self.event("final" if report.final else "round", refused=dict(refused), **told)
+        entry = plain_round(replace(one, details=one.grouping.without_matrices()))
+        self.event("final" if report.final else "round", refused=dict(refused), **entry)
         if not written:
             os.fsync(self._events.fileno())
 

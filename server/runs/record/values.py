@@ -199,7 +199,7 @@ READERS: dict[Any, Reader] = {
     Groups: Fields.groups,
     Mapping[str, str]: Fields.texts,
     Mapping[str, float]: Fields.numbers,
-    Mapping[str, Any]: lambda told, key: told.of(key, dict),
+    Mapping[str, Any]: lambda entry, key: entry.of(key, dict),
     Mapping[str, Evaluation]: Fields.evaluation,
     Mapping[str, Figures]: Fields.figures,
 }
@@ -223,11 +223,11 @@ def _nested(kind: Any) -> Reader | None:
     """Return a reader of a dataclass, of one or none, or of a tuple or a mapping of them."""
     if is_dataclass(kind):
         whole: Any = kind
-        return lambda told, key: told.inside(key).read(whole)
+        return lambda fields, key: fields.inside(key).read(whole)
     inner: Any = next(filter(is_dataclass, get_args(kind)), None)
     by_origin = {UnionType: Fields.optional, tuple: Fields.listed, Mapping: Fields.named}
     read = by_origin.get(get_origin(kind)) if inner else None
-    return None if read is None else lambda told, key: read(told, key, inner)
+    return None if read is None else lambda fields, key: read(fields, key, inner)
 
 
 def plain(value: Any) -> Any:

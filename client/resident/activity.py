@@ -41,7 +41,7 @@ class _Run:
     bytes: int = 0
 
 
-class Teller:
+class ActivityLog:
     """Logs and counts the messages that a process answers, with lines of this ``level``."""
 
     def __init__(self, level: int = logging.INFO) -> None:
@@ -70,7 +70,7 @@ class Teller:
         kind, number = message.metadata.message_type, message.metadata.group_id
         if kind.split(".")[0] == wire.TRAIN and run.round != number:
             self.tally.rounds += 1
-            self._tell_round(message, config, run)
+            self._log_round(message, config, run)
             self._runs[message.metadata.run_id] = _Run(number)
 
     def _run_of(self, message: Message, config: ConfigRecord) -> _Run:
@@ -86,7 +86,7 @@ class Teller:
             log.log(self._level, "%s", text, extra={"run": name, **_strategy(config)})
         return self._runs[run_id]
 
-    def _tell_round(self, message: Message, config: ConfigRecord, run: _Run) -> None:
+    def _log_round(self, message: Message, config: ConfigRecord, run: _Run) -> None:
         name, size = _name_of(message, config), wire.whole(config.get(wire.GROUP_SIZE))
         fields: dict[str, Any] = {
             "run": name,
