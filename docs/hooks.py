@@ -8,6 +8,7 @@ today.
 from __future__ import annotations
 
 import base64
+import inspect
 import tempfile
 from collections.abc import Iterator, Mapping
 from importlib import import_module
@@ -101,13 +102,16 @@ def strategies_page() -> str:
     """Every strategy with its arguments, then what all of them share."""
     from coterie.strategies.registry import ROWS
 
-    modules: set[str] = set()
+    public: dict[str, list[str]] = {}
+    for row in ROWS:
+        public.setdefault(row.module, []).append(row.public)
     parts = [STRATEGIES_FIRST]
     for row in ROWS:
         parts += [f"## {row.public}", *_strategy(row)]
-        if row.module not in modules:  # several small strategies share a file
+        sharing = public[row.module]  # several small strategies share a file
+        if row.public == sharing[-1]:
+            parts += [f"### Background of {', '.join(sharing)}"] if sharing[1:] else []
             parts.append(str(import_module(f"coterie.strategies.{row.module}").__doc__))
-        modules.add(row.module)
     return "\n\n".join([*parts, STRATEGIES_LAST])
 
 
@@ -128,14 +132,14 @@ STRATEGIES_LAST = """\
       members: [start]
 
 ::: coterie.strategies.rounds.result.RunResult
+    options:
+      filters: ["!^stand$", "!^_"]
 
 ::: coterie.strategies.errors.FederationError
 """
 
 
 def _strategy(row: Any) -> list[str]:
-    import inspect
-
     from coterie.strategies.registry import strategy_class
     from coterie.strategies.strategy import GroupStrategy
 
@@ -144,12 +148,22 @@ def _strategy(row: Any) -> list[str]:
     own = [n for n in inspect.signature(strategy_class(row.public)).parameters if n not in common]
     rows = [_argument(name, fields[name]) for name in own]
     table = "\n".join(["| argument | default | meaning |", "|---|---|---|", *rows])
-    return [str(inspect.getdoc(row.load())), f"`{row.name}` in files.", *([table] if rows else [])]
+    name = f"In files and on the command line: `{row.name}`."
+    return [str(inspect.getdoc(row.load())), name, *([table] if rows else [])]
 
 
 def _argument(name: str, info: Any) -> str:
-    default = "" if info.is_required() else f"`{info.get_default(call_default_factory=True)!r}`"
-    return f"| `{name}` | {default} | {info.description or ''} |"
+    from coterie.strategies.rounds.options import Options
+
+    default, meaning = (
+        info.get_default(call_default_factory=True),
+        info.description or info.title or "",
+    )
+    shown = repr(default)
+    if isinstance(default, Options):
+        shown = f"{type(default).__name__}()"
+        meaning = meaning or str(inspect.getdoc(type(default))).partition("\n")[0]
+    return f"| `{name}` | {'' if info.is_required() else f'`{shown}`'} | {meaning} |"
 
 
 def _modules(package: str) -> list[str]:

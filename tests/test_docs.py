@@ -472,6 +472,6 @@ def test_the_strategies_page_has_every_strategy_and_option() -> None:
     page = HOOKS["strategies_page"]()
     for row in ROWS:
         own = page.split(f"## {row.public}\n")[1].split("\n## ")[0]
-        assert f"`{row.name}` in files" in own
+        assert f"In files and on the command line: `{row.name}`." in own
         keys = [key for key in keys_of(row) if key.replace("-", "_") in row.load().model_fields]
         assert all(f"| `{key.replace('-', '_')}` |" in own for key in keys)

@@ -27,7 +27,9 @@ import logging
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Literal
+from typing import Annotated, Literal
+
+from pydantic import Field
 
 from coterie.strategies.fedgenp.generative import (
     Generative,
@@ -52,11 +54,16 @@ _TRAIN, _DRAW = 1, 2  # purposes of a receiver's randomness, the last of all of 
 class FedGenP(Generative):
     """A generator per silo or per group, around another algorithm.
 
-    ``receivers = "groups"``: silos that start a round from one model share a generator, which
-    learns from the other groups' models. ``reversal = "unbounded"`` diverges sooner or later.
+    ``reversal = "unbounded"`` diverges sooner or later.
     """
 
-    receivers: Literal["silos", "groups"] = "silos"
+    receivers: Annotated[
+        Literal["silos", "groups"],
+        Field(
+            title="`groups`: silos that start a round from one model share a generator, which "
+            "learns from the other groups' models."
+        ),
+    ] = "silos"
 
     def problems(self, training: Config) -> Iterator[str]:
         yield from super().problems(training)

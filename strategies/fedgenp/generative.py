@@ -144,18 +144,20 @@ class GenerativeState:
 
 
 class Generative(Around[GenerativeState]):
-    """Another algorithm, ``base``, whose silos also get generators.
-
-    ``head`` is the prefix of a linear predictor's arrays, for silos that do not describe theirs;
-    ``device`` is the generators', and ``auto`` takes a GPU if there is one.
-    """
+    """Another algorithm, ``base``, whose silos also get generators."""
 
     base: Base = FedAvg()
     plan: GeneratorPlan = GeneratorPlan()
     given: Given = Given()
-    head: str = ""
+    head: Annotated[
+        str, Field(title="Prefix of the predictor's arrays, for silos that do not describe theirs.")
+    ] = ""
     seed: Seed = 0
-    device: Annotated[str, AfterValidator(usable_device)] = "auto"
+    device: Annotated[
+        str,
+        AfterValidator(usable_device),
+        Field(title="Device of the generators; `auto`: a GPU, if there is one."),
+    ] = "auto"
 
     def demands(self) -> Config:
         return {**super().demands(), wire.GENERATED_WEIGHT: self.given.weight}

@@ -30,7 +30,7 @@ Count = Annotated[int, Field(ge=1, le=100_000)]
 CountOrNone = Annotated[int, Field(ge=0, le=100_000)]
 Times = Annotated[int, Field(ge=1, le=10_000)]
 TimesOrNone = Annotated[int, Field(ge=0, le=10_000)]
-Seed = Annotated[int, Field(ge=0)]
+Seed = Annotated[int, Field(ge=0, title="Seed of the strategy's random choices.")]
 Sample = Annotated[
     CountOrNone, Field(description="Number of silos sampled per round, using the seed. 0: all.")
 ]
