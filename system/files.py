@@ -163,9 +163,9 @@ REMEDIES = {
     errno.ENOSPC: "Free space on its disk, or name a folder on another one",
     errno.EDQUOT: "Free space within this account's quota, or name a folder on another disk",
     errno.EROFS: "Name a folder on a disk that can be written",
-    errno.EACCES: "Give this account the right, or name another place",
+    errno.EACCES: "Give this account permission, or name another place",
     errno.EISDIR: "Name a file, such as one in this folder",
-    errno.ENOTDIR: "A file stands where a folder is needed: name another place",
+    errno.ENOTDIR: "A file is where a folder is needed: name another place",
 }
 
 
@@ -189,7 +189,7 @@ def locked(folder: Path, *, name: str = LOCK, deadline_s: float = 0.0) -> Iterat
     with (folder / name).open("a+") as file:
         while not _try_lock(file.fileno()):
             if time.monotonic() >= deadline:
-                raise LockedError(f"{folder / name} is held by process {held_by(folder, name)}")
+                raise LockedError(f"{folder / name} is locked by process {held_by(folder, name)}")
             time.sleep(LOOK_S)
         file.truncate(0)
         file.write(str(os.getpid()))

@@ -37,7 +37,7 @@ def disk(folder: Path) -> Finding:
     try:
         free = shutil.disk_usage(folder).free
     except OSError as error:
-        return Finding(BAD, "disk", f"{folder} cannot be looked at: {error.strerror}")
+        return Finding(BAD, "disk", f"{folder} cannot be checked: {error.strerror}")
     level = BAD if free < NO_DISK else WARNING if free < LITTLE_DISK else OK
     return Finding(level, "disk", f"{free / 1e9:.1f} GB free in {folder}")
 

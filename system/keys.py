@@ -37,7 +37,7 @@ def read_key(file: Path) -> ec.EllipticCurvePrivateKey:
     except (TypeError, ValueError) as error:  # TypeError: it has a password
         raise KeyFileError(f"{file} cannot be read: {error}.") from None
     if not isinstance(key, ec.EllipticCurvePrivateKey):
-        raise KeyFileError(f"{file} holds a key of another kind than coterie makes.")
+        raise KeyFileError(f"{file} is not a key of the type that coterie creates.")
     if about.st_mode & OTHERS and not _allowed(about):
         raise KeyFileError(_refusal(file, about))
     return key
@@ -52,7 +52,7 @@ def remark(file: Path) -> str:
     if not mode & OTHERS:
         return ""
     if mode & stat.S_IRWXO:
-        return f"every account of this machine may read {file} ({ENVIRONMENT}={ANY} allows it)."
+        return f"every account on this machine may read {file} ({ENVIRONMENT}={ANY} allows it)."
     return f"the group of {file} may read it, and this process is in that group."
 
 
@@ -80,14 +80,14 @@ def _has_account() -> bool:
 
 def _refusal(file: Path, about: os.stat_result) -> str:
     instead = f"If no other account uses this machine, {ENVIRONMENT}={ANY} allows it."
-    wrong = f"{file} may be read by others than its owner"
+    wrong = f"{file} may be read by accounts other than its owner"
     failure = _tightened(file, about)
     if failure == 0:
         return f"{wrong}. Run: chmod 600 {file}"
     if failure == errno.EROFS:
         return (
-            f"{wrong}, and is mounted read-only. Change its mode where it is mounted from: "
-            f"defaultMode 0400 for a Secret of Kubernetes. {instead}"
+            f"{wrong}, and is mounted read-only. Change its mode where the mount is defined: "
+            f"defaultMode 0400 for a Kubernetes Secret. {instead}"
         )
     if about.st_uid != os.geteuid():
         return (
@@ -95,9 +95,9 @@ def _refusal(file: Path, about: os.stat_result) -> str:
             f"run chmod 600, or give the file to the account that runs coterie. {instead}"
         )
     return (
-        f"{wrong}: its file system keeps no modes, so that chmod has no effect. Move the folder to "
-        "a disk of this machine that keeps them (in WSL not below /mnt/c, and no Windows share or "
-        "USB stick), or mount it for this account alone (uid=ID,umask=077 for vfat, "
+        f"{wrong}: its file system does not store modes, so chmod has no effect. Move the "
+        "folder to a local disk that stores them (in WSL not below /mnt/c; not a Windows share "
+        "or USB stick), or mount it for this account only (uid=ID,umask=077 for vfat, "
         f"uid=ID,file_mode=0600,dir_mode=0700 for cifs). {instead}"
     )
 

@@ -52,9 +52,9 @@ def address_of(text: str, port: int | None = None) -> str:
     host, _, last = text.rpartition(":")
     has_port = last.isdecimal() and _is_host(host)
     if has_port and port is not None and _is_host(text):  # ::1:9092 is an IPv6 address as well
-        raise ValueError(f"{text!r} can be read in two ways: write [{host}]:{last}, or [{text}]")
+        raise ValueError(f"{text!r} is ambiguous: write [{host}]:{last}, or [{text}]")
     if has_port and not 1 <= int(last) <= MAX_PORT:
-        raise ValueError(f"the port must be from 1 to {MAX_PORT}. Got {text!r}")
+        raise ValueError(f"the port must be 1 to {MAX_PORT}. Got {text!r}")
     if has_port:
         return join_address(host, int(last))
     if port is None or not _is_host(text):

@@ -221,7 +221,7 @@ class Program:
         longer = min(2 * self._pause, MAX_PAUSE_S)
         self._pause = FIRST_PAUSE_S if lived > SHORTEST_LIFE_S else longer
         status = self.process.returncode
-        say(f"The {self.name} ended (status {status}); starting it again. Its log: {self.log}")
+        say(f"The {self.name} ended (status {status}); restarting it. Its log: {self.log}")
         due = time.monotonic() + self._pause
         while time.monotonic() < due:
             if stopped():

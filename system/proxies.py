@@ -23,20 +23,20 @@ STATUS = re.compile(r"http2 header with status: (\d{3})\b")
 SIZE, NO_HTTP_2 = 413, ("http1.x server", "Expected SETTINGS frame", "missing selected ALPN")
 ANSWERS = {
     400: "does not understand gRPC; it must pass HTTP/2 on, e.g. with grpc_pass",
-    403: "lets nobody pass from here",
+    403: "refuses connections from here",
     404: "knows no such path; it must pass all of them on to the SuperLink",
-    408: "did not wait for the end of the message; raise its timeouts, e.g. client_body_timeout",
+    408: "timed out before the end of the message; raise its timeouts, e.g. client_body_timeout",
     SIZE: "refuses messages of this size; raise its limit, e.g. client_max_body_size",
     421: "does not serve this name; it must pass the connection on to the SuperLink",
     502: "does not reach the SuperLink",
     503: "does not reach the SuperLink",
-    504: "did not wait for the SuperLink; raise its timeouts, e.g. grpc_read_timeout",
+    504: "timed out while waiting for the SuperLink; raise its timeouts, e.g. grpc_read_timeout",
 }
 """HTTP status → its meaning if it comes from a proxy on the way."""
 
 OTHER = (
-    "what answers there does not speak HTTP/2, as gRPC does. A proxy on the way must pass it on, "
-    "e.g. with grpc_pass; a SuperLink must be of Flower 1.34."
+    "the server there does not speak HTTP/2, which gRPC needs. A proxy on the way must pass "
+    "HTTP/2 on, e.g. with grpc_pass; a SuperLink must run Flower 1.34."
 )
 
 

@@ -20,7 +20,7 @@ from coterie.system.ports import is_loopback, join_address, names_loopback
 
 TEXT, HTML = "text/plain; charset=utf-8", "text/html; charset=utf-8"
 ASKS = (
-    "<!doctype html><title>coterie</title><p>This page asks for the token in the address that "
+    "<!doctype html><title>coterie</title><p>This page needs the token in the address that "
     "<code>{}</code> printed.<form><input name=token autofocus></form>"
 )
 """The page for requests without a token."""
@@ -76,7 +76,7 @@ class LocalHandler(BaseHTTPRequestHandler):
         if path in self.paths:
             self.show(path)
         else:
-            self.answer(HTTPStatus.NOT_FOUND, f"there is {self.paths[0]} and nothing else\n")
+            self.answer(HTTPStatus.NOT_FOUND, f"only {self.paths[0]} exists here\n")
 
     do_HEAD = do_GET
 

@@ -111,20 +111,29 @@ def rewritten(change: Callable[[dict[str, Any]], Any]) -> tuple[str, dict[str, b
 
 
 BAD: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
-    "no messages": (lambda index: {**index, "messages": [], "to": []}, "holds 0 messages"),
-    "two without saying whose": (lambda index: {**index, "to": None}, "holds 2 messages"),
-    "fewer owners": (lambda index: {**index, "to": [0]}, "whose it is"),
-    "owners that are no numbers": (lambda index: {**index, "to": [0, -1]}, "numbers belong"),
-    "sizes that are no numbers": (lambda index: {**index, "messages": [True, 2]}, "numbers belong"),
-    "another length": (lambda index: {**index, "arrays": [*index["arrays"], 8]}, "as long as"),
+    "no messages": (lambda index: {**index, "messages": [], "to": []}, "contains 0 messages"),
+    "two without saying whose": (lambda index: {**index, "to": None}, "contains 2 messages"),
+    "fewer owners": (lambda index: {**index, "to": [0]}, "the silo of each message"),
+    "owners that are no numbers": (
+        lambda index: {**index, "to": [0, -1]},
+        "something other than numbers",
+    ),
+    "sizes that are no numbers": (
+        lambda index: {**index, "messages": [True, 2]},
+        "something other than numbers",
+    ),
+    "another length": (
+        lambda index: {**index, "arrays": [*index["arrays"], 8]},
+        "does not match its index",
+    ),
     "a piece that is missing": (lambda index: {**index, "arrays": [["f" * 64]]}, "KeyError"),
-    "a negative place": (lambda index: {**index, "arrays": [-8]}, "numbers belong"),
+    "a negative place": (lambda index: {**index, "arrays": [-8]}, "something other than numbers"),
     "a reference beyond": (lambda index: {**index, "refs": [0, 9]}, "IndexError"),
     "more references": (lambda index: {**index, "refs": [0, 0, 0]}, "more arrays"),
     "fewer references": (lambda index: {**index, "refs": [0]}, "StopIteration"),
     "one piece a thousand times": (
         lambda index: {**index, "arrays": [index["arrays"][0] * 1000]},
-        "put together, its arrays hold",
+        "its arrays have",
     ),
     "no index": (lambda index: "text", "TypeError"),
 }

@@ -78,7 +78,7 @@ def test_a_name_cannot_be_put_on_another_s_signature() -> None:
 
     fields = enrolment._fields("coterie-request", REQUEST)
     forged = enrolment._line("coterie-request", {**fields, "name": "hospital-c"})
-    with pytest.raises(EnrolmentError, match="its signature does not fit"):
+    with pytest.raises(EnrolmentError, match="its signature does not match"):
         read_request(forged)
 
 

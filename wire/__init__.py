@@ -108,4 +108,4 @@ from coterie.wire.replies import (
     whole,
 )
 from coterie.wire.spellings import ACCURACY, METRIC_SPELLINGS, spelled, understood
-from coterie.wire.words import by_reason, counted, readable, reasons
+from coterie.wire.words import by_reason, counted, page, readable, reasons

@@ -88,11 +88,11 @@ def _unpack(data: memoryview) -> Model:
     header = json.loads(bytes(data[start + 8 : begin]))
     header.pop("__metadata__", None)
     if sorted(order) != sorted(header):
-        raise WireError("a packed model names other arrays than it holds.")
+        raise WireError("a packed model names different arrays than it contains.")
     if len(header) > MAX_ARRAYS or not all(map(is_plain_name, header)):
         raise WireError(
             f"a packed model has at most {MAX_ARRAYS:,} arrays, with names of at most "
-            f"{MAX_NAME} letters that can be seen."
+            f"{MAX_NAME} visible characters."
         )
     values, held = data[begin:], 0
     if np.frombuffer(values, np.uint8).ctypes.data % 8:  # of a peer that packs otherwise
@@ -102,17 +102,17 @@ def _unpack(data: memoryview) -> Model:
         dtype, shape = np.dtype(_KINDS[entry["dtype"]]), tuple(map(_size, entry["shape"]))
         first, last = map(_size, entry["data_offsets"])
         if not first <= last <= len(values) or last - first != dtype.itemsize * prod(shape):
-            raise WireError(f"{name!r} is not as long as its shape says.")
+            raise WireError(f"the length of {name!r} does not match its shape.")
         held += last - first
         found[name] = np.frombuffer(values[first:last], dtype).reshape(shape)
     if held != len(values):
-        raise WireError("a packed model is not as long as its arrays.")
+        raise WireError("the length of a packed model does not match its arrays.")
     return {name: found[name] for name in order}
 
 
 def _size(value: object) -> int:
     if type(value) is not int or value < 0:
-        raise WireError("a packed model has something else where a size belongs.")
+        raise WireError("a packed model has an invalid size.")
     return value
 
 
@@ -140,7 +140,7 @@ def decode_arrays(record: ArrayRecord) -> Model:
 def _plain_array(name: str, array: Array) -> NDArray[np.generic]:
     decoded = array.numpy()
     if not isinstance(decoded, np.ndarray):  # numpy also opens archives of arrays
-        raise WireError(f"{name!r} is not one array.")
+        raise WireError(f"{name!r} is not a single array.")
     return decoded
 
 

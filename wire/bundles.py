@@ -167,7 +167,7 @@ def body_of(content: Content) -> memoryview:
         return content.body
     head = bytes(content[:HEAD_BYTES])
     if not head.startswith(KIND) or b"\0" not in head:
-        raise WireError("a part of a bundle is of another kind.")
+        raise WireError("a part of a bundle has the wrong type.")
     return memoryview(content)[head.index(b"\0") + 1 :]
 
 
@@ -279,9 +279,9 @@ def _read(
     index = json.loads(bytes(body[8:start]))
     sizes, to = _whole_numbers(index["messages"]), index.get("to")
     if not 0 < len(sizes) <= (1 if to is None else MAX_BUNDLED):
-        raise WireError(f"a bundle holds {len(sizes):,} messages.")
+        raise WireError(f"a bundle contains {len(sizes):,} messages.")
     if to is not None and len(_whole_numbers(to)) != len(sizes):
-        raise WireError("a bundle does not say for each message whose it is.")
+        raise WireError("a bundle does not name the silo of each message.")
     at = start
     messages = []
     for size in sizes:
@@ -295,7 +295,7 @@ def _read(
         else:
             arrays.append([body_of(contents[piece]) for piece in place])
     if at != len(body):
-        raise WireError("a bundle is not as long as it says.")
+        raise WireError("the length of a bundle does not match its index.")
     _fill(messages, arrays, _whole_numbers(index["refs"]), max_bytes)
     return messages, to
 
@@ -317,7 +317,7 @@ def _fill(
             num_bytes += sum(map(len, pieces))
             if max_bytes and num_bytes > max_bytes:
                 raise WireError(
-                    f"put together, its arrays hold {num_bytes:,} bytes, more than {max_bytes:,}."
+                    f"its arrays have {num_bytes:,} bytes in total, more than {max_bytes:,}."
                 )
             if number not in whole:
                 whole[number] = _joined(pieces)
@@ -325,14 +325,14 @@ def _fill(
             data = whole[number]
             array.data = data if array.stype == PACKED_NAME else bytes(data)  # type: ignore[assignment]
     if next(left, None) is not None:
-        raise WireError("a bundle names more arrays than its messages have.")
+        raise WireError("a bundle names more arrays than its messages contain.")
 
 
 def _arrays_of(message: Message) -> Iterator[Array]:
     if not message.has_content():
         return
     if len(message.content) > MAX_RECORDS:
-        raise WireError(f"it holds {len(message.content):,} records, more than {MAX_RECORDS:,}.")
+        raise WireError(f"it contains {len(message.content):,} records, more than {MAX_RECORDS:,}.")
     for record in message.content.values():
         if isinstance(record, ArrayRecord):
             yield from record.values()
@@ -354,5 +354,5 @@ def _joined(pieces: Sequence[memoryview]) -> memoryview | bytes:
 
 def _whole_numbers(values: object) -> list[int]:
     if not isinstance(values, list) or not all(type(v) is int and v >= 0 for v in values):
-        raise WireError("a bundle's index has something else where numbers belong.")
+        raise WireError("a bundle's index contains something other than numbers.")
     return values

@@ -190,7 +190,7 @@ def decode_parts(text: object) -> Parts:
         if not re.fullmatch(r"[a-z][a-z -]{0,63}", name) or not re.fullmatch(
             r"[0-9a-f]{16}", _text(digest)
         ):
-            raise ValueError(f"{SCHEMA_PARTS} has an odd entry, {name[:64]!r}")
+            raise ValueError(f"{SCHEMA_PARTS} has an invalid entry, {name[:64]!r}")
     return parts
 
 
@@ -227,19 +227,19 @@ def _layers(value: Any) -> Layers:
     arguments = {"positive": 0, "linear": 2, "relu": 0, "tanh": 0}
     for kind, *names in layers:
         if arguments.get(kind) != len(names):
-            raise ValueError(f"no layer of a head is {kind!r} with {len(names)} arrays")
+            raise ValueError(f"a head cannot have a layer {kind!r} with {len(names)} arrays")
     return layers
 
 
 def _mark(value: object) -> str:
     if not re.fullmatch(r"([0-9a-f]{16})?", _text(value)):
-        raise ValueError("a mark of data is 16 hexadecimal digits")
+        raise ValueError("a data fingerprint must be 16 hexadecimal digits")
     return _text(value)
 
 
 def _metric(value: object) -> str:
     if value not in KNOWN_METRICS:
-        raise ValueError(f"no metric is called {str(value)[:64]!r}")
+        raise ValueError(f"there is no metric {str(value)[:64]!r}")
     return str(value)
 
 

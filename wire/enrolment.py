@@ -113,8 +113,8 @@ def read_request(text: str, *, kind: str = REQUEST) -> Request:
         public.verify(signature, _signed(kind, name, key), ec.ECDSA(hashes.SHA256()))
     except InvalidSignature:
         raise EnrolmentError(
-            "the request was changed on its way: its signature does not fit its name and key. "
-            "Ask for it to be sent again."
+            "the request was altered: its signature does not match its name and key. Ask the "
+            "sender for it again."
         ) from None
     except (KeyError, TypeError, ValueError) as error:
         if isinstance(error, EnrolmentError):
@@ -170,14 +170,14 @@ def _fields(kind: str, text: str) -> dict[str, Any]:
         raise EnrolmentError(_garbled(kind)) from None
     if version != VERSION:
         raise EnrolmentError(
-            f"the line is of version {version}, this coterie reads {VERSION}. Install the same "
-            "coterie version on both sides."
+            f"the line has version {version}, this coterie reads version {VERSION}. Install the "
+            "same coterie version on both sides."
         )
     return dict(fields)
 
 
 def _garbled(kind: str) -> str:
     return (
-        f"the line that starts with {kind} is incomplete or was changed. Copy the whole line that "
+        f"the line that starts with {kind} is incomplete or altered. Copy the whole line that "
         f"`{LINES[kind][1]}` printed."
     )

@@ -201,8 +201,8 @@ def num_rounded_bytes(model: Model, *, exact: Collection[str] = ()) -> int:
 def _checked(scales: NDArray[Any]) -> NDArray[np.float32]:
     if scales.dtype != np.float32 or scales.ndim != 1:
         raise WireError(
-            "the scales of an update are one list of float32. "
-            f"Got {scales.dtype} of shape {scales.shape}."
+            f"the scales of an update must be one list of float32. Got {scales.dtype} of shape "
+            f"{scales.shape}."
         )
     if not ((scales >= 0) & (scales < HUGE)).all():
         raise WireError(f"the scales of an update must be at least 0 and below {HUGE:g}.")

@@ -38,7 +38,7 @@ def plain_text(text: object, limit: int = MAX_TEXT) -> str:
     """
     whole = str(text)
     shown = "".join(map(_shown, whole[:limit]))[:limit]
-    return shown if len(whole) <= limit else f"{shown}… ({len(whole) - limit:,} letters more)"
+    return shown if len(whole) <= limit else f"{shown}… ({len(whole) - limit:,} characters more)"
 
 
 def sentence(text: object) -> str:
@@ -64,21 +64,21 @@ def content_objection(content: RecordDict, *, max_bytes: int) -> str:
     ``max_bytes`` bounds all arrays together, each counted as often as it is named.
     """
     if len(content) > MAX_RECORDS:
-        return f"it holds {len(content):,} records, more than {MAX_RECORDS:,}."
+        return f"it contains {len(content):,} records, more than {MAX_RECORDS:,}."
     num_bytes = 0
     for name, record in content.items():
         if not is_plain_name(name):
-            return f"a record is called {name[:MAX_NAME]!r}."
+            return f"it has a record with the invalid name {name[:MAX_NAME]!r}."
         if len(record) > MAX_ARRAYS:
             return f"its record {name!r} has {len(record):,} entries, more than {MAX_ARRAYS:,}."
         if not isinstance(record, ArrayRecord):
             continue
         for array_name, array in record.items():
             if not is_plain_name(array_name):
-                return f"an array is called {array_name[:MAX_NAME]!r}."
+                return f"it has an array with the invalid name {array_name[:MAX_NAME]!r}."
             num_bytes += len(array.data)
     if num_bytes > max_bytes:
-        return f"it holds {num_bytes:,} bytes of arrays, more than {max_bytes:,}."
+        return f"it contains {num_bytes:,} bytes of arrays, more than {max_bytes:,}."
     return ""
 
 

@@ -29,7 +29,7 @@ def put_together(message_id: str, contents: Mapping[str, Content], *, max_bytes:
         num_bytes = _expanded_bytes(whole) if max_bytes else 0
         if num_bytes > max_bytes:
             raise WireError(
-                f"put together, its arrays hold {num_bytes:,} bytes, more than {max_bytes:,}."
+                f"its arrays have {num_bytes:,} bytes in total, more than {max_bytes:,}."
             )
         message = inflatable_utils.inflate_object_from_contents(message_id, whole)
     except WireError:
@@ -37,7 +37,7 @@ def put_together(message_id: str, contents: Mapping[str, Content], *, max_bytes:
     except Exception as error:  # Flower, json and protobuf raise all sorts of things
         raise WireError(f"{type(error).__name__}: {error}") from None
     if not isinstance(message, Message):
-        raise WireError("it is no message.")
+        raise WireError("it is not a message.")
     return message
 
 

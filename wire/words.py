@@ -28,6 +28,11 @@ def reasons(of: Mapping[str, str]) -> str:
     return "; ".join(f"{', '.join(own)}: {why}" for why, own in names.items()) + "." * bool(names)
 
 
+def page(title: str) -> str:
+    """Return the reference to a page of the documentation, by its title up to a colon."""
+    return f"'{title}' in the documentation"
+
+
 def readable(value: float, *, figures: int = 3, sign: str = "") -> str:
     """Return a few figures, such as ``0.123``, ``12.3``, ``19,200``.
 

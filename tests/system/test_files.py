@@ -156,7 +156,7 @@ def test_a_lock_is_held_by_one_process_and_ends_with_it(
         assert held_by(tmp_path) == holder.pid
         for deadline_s in (0.0, 0.05):
             with (
-                pytest.raises(LockedError, match=f"held by process {holder.pid}$"),
+                pytest.raises(LockedError, match=f"locked by process {holder.pid}$"),
                 locked(tmp_path, deadline_s=deadline_s),
             ):
                 pass

@@ -42,10 +42,18 @@ def fails(number: int) -> Callable[..., None]:
 @pytest.mark.parametrize(
     ("mode", "chmod", "problem"),
     [
-        (0o644, os.chmod, r"key\.pem may be read by others than its owner. Run: chmod 600 \S+$"),
+        (
+            0o644,
+            os.chmod,
+            r"key\.pem may be read by accounts other than its owner. Run: chmod 600 \S+$",
+        ),
         (0o640, os.chmod, r"Run: chmod 600 \S+$"),
-        (0o777, lambda *_, **__: None, r"its file system keeps no modes.*not below /mnt/c.*=any"),
-        (0o777, fails(errno.EPERM), r"its file system keeps no modes"),
+        (
+            0o777,
+            lambda *_, **__: None,
+            r"its file system does not store modes.*not below /mnt/c.*=any",
+        ),
+        (0o777, fails(errno.EPERM), r"its file system does not store modes"),
         (0o444, fails(errno.EROFS), r"is mounted read-only.*defaultMode 0400"),
     ],
 )
@@ -75,7 +83,7 @@ def test_a_switch_allows_what_the_file_system_does_not_keep_and_says_so(
     monkeypatch.setenv(ENVIRONMENT, ANY)
     read_key(key)
     assert silo(["check", "--home", str(key.parent)]) == 0
-    assert capsys.readouterr().out.startswith("warning   every account of this machine may read")
+    assert capsys.readouterr().out.startswith("warning   every account on this machine may read")
 
 
 @pytest.mark.parametrize(
@@ -110,7 +118,7 @@ def test_a_group_may_read_a_key_in_a_pod_alone(
     if not account:
         monkeypatch.setattr(pwd, "getpwuid", nobody)
     if not allowed:
-        with pytest.raises(KeyFileError, match="may be read by others"):
+        with pytest.raises(KeyFileError, match="may be read by accounts other"):
             read_key(key)
         return
     read_key(key)
@@ -157,7 +165,7 @@ def test_the_coordinator_follows_the_same_rule(
     operators.local_identity(made)
     private_key(made.folder / name)
     (made.folder / name).chmod(0o640)
-    with pytest.raises(FederationError, match=rf"{name} may be read by others.*chmod 600"):
+    with pytest.raises(FederationError, match=rf"{name} may be read by accounts other.*chmod 600"):
         coordinator.serve(made, print)
     said: list[str] = []
     monkeypatch.setenv(ENVIRONMENT, ANY)

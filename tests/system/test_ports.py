@@ -71,9 +71,9 @@ def test_an_address_is_read_in_every_form(text: str, whole: str) -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("::1:9092", r"can be read in two ways: write \[::1\]:9092, or \[::1:9092\]"),
-        ("a:0", "the port must be from 1 to 65535"),
-        ("a:99999", "the port must be from 1 to 65535"),
+        ("::1:9092", r"is ambiguous: write \[::1\]:9092, or \[::1:9092\]"),
+        ("a:0", "the port must be 1 to 65535"),
+        ("a:99999", "the port must be 1 to 65535"),
         *((text, "must be HOST:PORT, such as") for text in
           ("", ":9092", "http://a", "[a]:1", "[::1", "a b", '::1%"', "a:b", "::1]:9")),
     ],

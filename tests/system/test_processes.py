@@ -79,7 +79,7 @@ def test_a_program_that_keeps_ending_is_restarted_after_ever_longer_pauses(
         assert program.restart(said.append, never)
         program.process.wait(30)
     assert [round(seconds) for seconds in waited] == [2, 4, 8, 16, 30, 30, 30]
-    assert "The probe ended (status 3); starting it again." in said[0]
+    assert "The probe ended (status 3); restarting it." in said[0]
     clock += processes.SHORTEST_LIFE_S + 1  # it lived long enough
     waited.append(0.0)
     program.restart(said.append, never)

@@ -155,7 +155,7 @@ def test_a_program_without_a_proxy_is_told_nothing() -> None:
     [
         (413, "refuses messages of this size; raise its limit, e.g. client_max_body_size (413)."),
         (404, "knows no such path"),
-        (403, "lets nobody pass"),
+        (403, "refuses connections"),
         (400, "does not understand gRPC"),
         (421, "does not serve this name"),
         (502, "does not reach the SuperLink (502)"),
@@ -181,7 +181,7 @@ def test_what_speaks_no_http_2_is_said_to_be_none(tls: bool, tmp_path: Path) -> 
         details = failure(f"127.0.0.1:{port}", certificates=made.ca.read_bytes() if tls else None)
     found, said = answer_on_the_way(details)
     assert (found, "does not speak HTTP/2" in said) == (0, True)
-    assert "a SuperLink must be of Flower 1.34." in said
+    assert "a SuperLink must run Flower 1.34." in said
 
 
 @pytest.mark.parametrize("details", ["Connection refused", "the status 413", ""])
