@@ -96,13 +96,13 @@ class SiloData:
                     f"Got labels from {y.min()} to {y.max()}."
                 )
             if not all(np.isfinite(leaf).all() for leaf in leaves(x)):
-                raise TaskError(f"{part} data holds NaN or infinite values. Clean it first.")
+                raise TaskError(f"{part} data contains NaN or infinite values. Clean it first.")
         shapes = [[leaf.shape[1:] for leaf in leaves(x)] for _, x, _ in parts]
         if other := [i for i, shape in enumerate(shapes) if shape != shapes[0]]:
             got = [own[0] if len(own) == 1 else own for own in shapes]
             raise TaskError(
-                f"training and {parts[other[0]][0]} samples must have one shape. Got {got[0]} and "
-                f"{got[other[0]]}."
+                f"training and {parts[other[0]][0]} samples must have the same shape. Got "
+                f"{got[0]} and {got[other[0]]}."
             )
         _check_persons(self.persons, *(len(leaves(x)[0]) for x in (self.x_train, self.x_test)))
 
@@ -473,7 +473,7 @@ def read_array(file: Path) -> NDArray[Any]:
         found = np.load(file, allow_pickle=False)
         array: NDArray[Any] = found if isinstance(found, np.ndarray) else found["x"]
         if array.dtype.kind not in "fiub":
-            raise ValueError(f"it holds {array.dtype}, not numbers")
+            raise ValueError(f"it contains {array.dtype}, not numbers")
         return array
     except Exception as error:  # of a damaged file numpy and zipfile raise all sorts of things
         raise TaskError(

@@ -63,7 +63,7 @@ def _own(name: str, shape: tuple[int, ...], num_classes: int) -> nn.Module:
     except (ValueError, TypeError, RuntimeError, ZeroDivisionError):
         raise TaskError(
             f"network {name!r} cannot be made for samples of shape {shape}. mclr and the mlp "
-            "networks take every shape."
+            "networks accept every shape."
         ) from None
 
 
@@ -118,7 +118,7 @@ _MAKERS: dict[str, Callable[[str, tuple[int, ...], int], nn.Module]] = {
 def _must_be_known(library: str, name: str, known: Sequence[str]) -> None:
     if name not in known:
         near = ", ".join(get_close_matches(name, known)) or ", ".join(known[:3]) + ", …"
-        raise TaskError(f"{library} has no network {name!r} for classes of images. It has {near}.")
+        raise TaskError(f"{library} has no image classification network {name!r}. It has {near}.")
 
 
 def _made(
@@ -130,7 +130,7 @@ def _made(
     **more: Any,
 ) -> nn.Module:
     if len(shape) != 3:
-        raise _unfit(name, shape, "it takes images: channels, height, width")
+        raise _unfit(name, shape, "it needs images: channels, height, width")
     try:
         return make(called, num_classes=num_classes, **more)
     except Exception as error:  # of libraries that are not ours
@@ -138,7 +138,7 @@ def _made(
 
 
 def _unfit(name: str, shape: tuple[int, ...], why: str) -> TaskError:
-    grey = " Networks of torchvision see colours: give shape three channels." * (
+    grey = " torchvision networks need colour images: give shape three channels." * (
         name.startswith("torchvision/") and shape[:1] != (3,)
     )
     return TaskError(
@@ -154,7 +154,7 @@ def _head_of(name: str, model: nn.Module, shape: tuple[int, ...], num_classes: i
         if isinstance(module, nn.Linear | nn.Conv2d) and module.weight.shape[0] == num_classes
     ]
     if not layers:
-        raise _unfit(name, shape, f"it has no last layer of {num_classes} classes")
+        raise _unfit(name, shape, f"it has no last layer with {num_classes} classes")
     prefix, head = layers[-1]
     answered: list[torch.Tensor] = []
     hook = head.register_forward_hook(lambda _, inputs, output: answered.append(output))
@@ -169,7 +169,7 @@ def _head_of(name: str, model: nn.Module, shape: tuple[int, ...], num_classes: i
     if not isinstance(logits, torch.Tensor) or logits.shape != (1, num_classes):
         raise _unfit(name, shape, "it does not give one logit for each class")
     if isinstance(head, nn.Linear) and not torch.equal(answered[-1], logits):
-        raise _unfit(name, shape, f"its answer is more than that of its last layer, {prefix}")
+        raise _unfit(name, shape, f"its output is not only that of its last layer, {prefix}")
     return f"{prefix}."
 
 
@@ -194,19 +194,19 @@ def load_file(
         content = file.read_bytes()
     except OSError as error:
         raise TaskError(
-            f"the file of weights {str(file)!r} cannot be read: {error.strerror}. Every silo must "
-            "have it where the declaration says."
+            f"the file of weights {str(file)!r} cannot be read: {error.strerror}. Every silo "
+            "must have it at the path in the declaration."
         ) from None
     digest = hashlib.sha256(content).hexdigest()
     if expected not in ("", digest):
         raise TaskError(
-            f"{file.name} has SHA-256 {digest}, but {expected} is expected. Put the file there "
-            "that all silos have; sha256sum shows what a file has."
+            f"{file.name} has SHA-256 {digest}, but {expected} is expected. Use the file that "
+            "all other silos have; sha256sum prints a file's SHA-256."
         )
     try:
         arrays = load(content)
     except SafetensorError as error:
-        raise TaskError(f"{str(file)!r} is no safetensors file: {error}.") from None
+        raise TaskError(f"{str(file)!r} is not a safetensors file: {error}.") from None
     state = model.state_dict()
     own = {
         name
@@ -224,7 +224,7 @@ def load_file(
     ):
         if names:
             listed = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if names[3:] else "")
-            raise TaskError(f"{file.name} {what}: {listed}. Is it of another network?")
+            raise TaskError(f"{file.name} {what}: {listed}. Was it saved for a different network?")
     with torch.no_grad():
         for name, tensor in state.items():
             if name in arrays and name not in own:
@@ -245,8 +245,8 @@ def freeze(model: nn.Module, what: str | Sequence[str], *, head: str) -> None:
         for prefix in what:
             if not any(name.startswith(prefix) for name in names):
                 raise TaskError(
-                    f"freeze names {prefix!r}, but no parameter's name begins so. They are "
-                    f"{', '.join(names[:4])}, …, {names[-1]}."
+                    f"freeze names {prefix!r}, but no parameter's name begins with it. The "
+                    f"parameters are {', '.join(names[:4])}, …, {names[-1]}."
                 )
         frozen = {name for name in names if name.startswith(tuple(what))}
     if len(frozen) == len(names):

@@ -53,8 +53,8 @@ def place_of(text: str) -> Path:
         return Path(text).expanduser()
     except RuntimeError:
         raise TaskError(
-            f"{text!r} names no place: nobody on this machine has the home folder "
-            f"{Path(text).parts[0]}. Write the whole path."
+            f"{text!r} does not exist: there is no home folder {Path(text).parts[0]} on this "
+            "machine. Use an absolute path."
         ) from None
 
 

@@ -275,8 +275,8 @@ class Masks(Problem):
     def check(self, targets: Array, part: str) -> None:
         if targets.ndim < 2 or targets.dtype.kind not in "iu":
             raise TaskError(
-                f"{part} masks must hold whole numbers, one per pixel. "
-                f"Got {targets.dtype} of shape {targets.shape}."
+                f"{part} masks must contain whole numbers, one per pixel. Got {targets.dtype} "
+                f"of shape {targets.shape}."
             )
         labelled = targets != IGNORED
         if not (some := labelled.reshape(len(targets), -1).any(axis=1)).all():
@@ -321,6 +321,7 @@ def check_finite_targets(targets: Array, part: str) -> None:
     """Raise ``TaskError`` naming the first sample, from 1, with a NaN or infinite target."""
     if not (finite := np.isfinite(targets).reshape(len(targets), -1).all(axis=1)).all():
         raise TaskError(
-            f"{part} targets hold NaN or infinite values, in sample {int(finite.argmin()) + 1} "
-            f"(and {int((~finite).sum()) - 1} others). Correct them, or leave such samples out."
+            f"{part} targets contain NaN or infinite values, in sample "
+            f"{int(finite.argmin()) + 1} (and {int((~finite).sum()) - 1} others). Correct them, "
+            "or leave such samples out."
         )

@@ -43,8 +43,8 @@ def load_task(name: str) -> Task:
     module_name, _, attribute = reference.partition(":")
     if not attribute:
         raise TaskError(
-            f"no task is called {name!r}. Built in: {', '.join(sorted(BUILT_IN))}; "
-            "a task of your own is given as module:attribute, or as a .toml file that declares it."
+            f"no task is called {name!r}. Built in: {', '.join(sorted(BUILT_IN))}; give your "
+            "own task as module:attribute, or as a .toml file that declares it."
         )
     try:
         found = getattr(import_module(module_name), attribute)

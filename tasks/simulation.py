@@ -14,7 +14,7 @@ file, so that both train the same silos. TOML:
     test-share = 0.1
     [options]                    # more task options, the same at every silo; paths are relative
     normalise = "per-pixel"      # to this file
-    [run]                        # keys of docs/reference/configuration.md
+    [run]                        # run keys
     strategy = "fedgroup"
     rounds = 20
 """
@@ -60,10 +60,10 @@ class Partitions:
         first, last = int(match[1]), int(match[2] or match[1])
         stated = int(match[3] or total)
         if total and stated != total:
-            raise TaskError(f"partitions {text!r} are of {stated} silos, but there are {total}.")
+            raise TaskError(f"partitions {text!r} name {stated} silos, but there are {total}.")
         if not first <= last < stated <= MAX_SILOS:
             raise TaskError(
-                f"partitions must lie in 0-{stated - 1} and not run backwards. Got {text!r}."
+                f"partitions must be in 0-{stated - 1}, in ascending order. Got {text!r}."
             )
         return cls(range(first, last + 1), stated)
 
@@ -131,8 +131,8 @@ class Simulation(BaseModel):
             raise TaskError(f"{file}: {problem}.")
         if read.names and not len({*read.names}) == len(read.names) == read.silos:
             raise TaskError(
-                f"{file}: names must be {read.silos} different ones, or none. "
-                f"Got {len(read.names)}, of which {len({*read.names})} differ."
+                f"{file}: names must be {read.silos} different names, or none. Got "
+                f"{len(read.names)}, of which {len({*read.names})} differ."
             )
         if read.data and not place_of(read.data).is_absolute():
             read = read.model_copy(update={"data": str(file.resolve().parent / read.data)})
@@ -175,7 +175,7 @@ def split_problem(split: Mapping[str, Option]) -> str:
     unknown = [key for key in split if key != "kind" and key not in _SPLIT_NAMES]
     if not unknown and (not split or "kind" in split):
         return ""
-    what = f"no key {unknown[0]!r}" if unknown else "to say its kind"
+    what = f"no key {unknown[0]!r}" if unknown else "to name its kind"
     return f"[split] has {what}. It has kind, {', '.join(sorted(_SPLIT_NAMES))}"
 
 

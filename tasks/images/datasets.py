@@ -110,7 +110,7 @@ class ImageTask(NamedNetwork):
         chosen = self._options(options)
         if chosen["split"] != "none":
             if chosen["silo"] < 0:
-                raise TaskError("with a split, option 'silo' must say which share, from 0 on.")
+                raise TaskError("with a split, option 'silo' must give the silo's number, from 0.")
             (data,) = self.load_all(options, [chosen["silo"]])
             return data
         raw = self._raw(chosen)
@@ -123,7 +123,7 @@ class ImageTask(NamedNetwork):
         """Load silos of a split from one reading of the folder. Equal test sets share one array."""
         chosen = self._options(options)
         if chosen["split"] == "none":
-            raise TaskError("several silos need a split: option 'split' names its kind.")
+            raise TaskError("several silos need a split: name its kind with option 'split'.")
         raw = self._raw(chosen)
         scale = self._scale(chosen, raw)
         tests = None if chosen["test-share"] else raw.test.y

@@ -100,7 +100,7 @@ class Digits(Task):
     ) -> list[SiloData]:
         chosen = self._options(options)
         if chosen["split"] == "none":
-            raise TaskError("several silos need a split: option 'split' names its kind.")
+            raise TaskError("several silos need a split: name its kind with option 'split'.")
         _, labels = _digits()
         shares = shares_of(options, chosen, labels, test_labels=None, num_classes=self.num_classes)
         return [self._silo(shares[silo], chosen) for silo in silos_asked(silos, len(shares))]
@@ -111,7 +111,7 @@ class Digits(Task):
         if chosen["split"] == "none":
             _check_cut(chosen)
         elif stray := [key for key in OWN_CUT if key in options]:
-            raise TaskError(f"option {stray[0]!r} does not go with a split. Leave it out.")
+            raise TaskError(f"option {stray[0]!r} cannot be combined with a split. Leave it out.")
         if chosen["rotation"] % 90:
             raise TaskError(f"rotation must be a multiple of 90. Got {chosen['rotation']}.")
         return chosen

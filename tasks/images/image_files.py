@@ -95,9 +95,7 @@ def read_images(task: str, folder: str, files: ImageFiles, *, download: bool = F
         TaskError: no folder is given, or it is missing, empty or unreadable.
     """
     if not folder:
-        raise TaskError(
-            f"task {task!r} needs option 'data': a folder that holds {files.expected()}."
-        )
+        raise TaskError(f"task {task!r} needs option 'data': a folder with {files.expected()}.")
     root = place_of(folder)
     try:
         found = _find(root, files)
@@ -153,7 +151,7 @@ def _missing(task: str, root: Path, files: ImageFiles) -> str:
     elif not any(root.iterdir()):
         state = "is empty"
     else:
-        state = "holds no such files"
+        state = "has no such files"
     hint = " Or set download=true to fetch it through torchvision." if files.torchvision else ""
     return (
         f"data folder {str(root)!r} of task {task!r} {state}. Expected: {files.expected()}.{hint}"
@@ -199,8 +197,8 @@ def _unreadable(path: Path, error: Exception) -> TaskError:
     if isinstance(error, TaskError):
         return error
     return TaskError(
-        f"{path} cannot be read: {error or type(error).__name__}. "
-        "Check its permissions, or fetch it again."
+        f"{path} cannot be read: {error or type(error).__name__}. Check its permissions, or "
+        "download it again."
     )
 
 
@@ -243,7 +241,7 @@ class _ArraysOnly(pickle.Unpickler):
 
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) not in self.ALLOWED:
-            raise pickle.UnpicklingError(f"it holds a {module}.{name}, not only arrays")
+            raise pickle.UnpicklingError(f"it contains a {module}.{name}, not only arrays")
         # numpy 2 moved numpy.core and warns about the old name
         return super().find_class(module.replace("numpy.core", "numpy._core"), name)
 
@@ -277,6 +275,6 @@ def _download(task: str, root: Path, files: ImageFiles) -> None:
         getattr(torchvision.datasets, name)(root=str(root), download=True, **arguments)
     except (OSError, RuntimeError) as error:
         raise TaskError(
-            f"task {task!r} could not be downloaded to {str(root)!r}: {error}. "
-            f"Put it there yourself: {files.expected()}."
+            f"task {task!r} could not be downloaded to {str(root)!r}: {error}. Copy it there "
+            f"yourself: {files.expected()}."
         ) from error

@@ -78,7 +78,7 @@ def read_scale(normalise: str, channels: int, *, others: tuple[str, ...] = ()) -
         black_and_white = scale(np.array([[0.0], [255.0]]))
     if not np.isfinite(black_and_white).all():
         raise TaskError(
-            f"normalise={normalise}: pixels so scaled are beyond what a float32 can hold. Expected "
-            "means and deviations of pixels from 0 to 1, such as 0.5/0.25."
+            f"normalise={normalise}: scaled pixels exceed the range of float32. Expected means "
+            "and deviations of pixels from 0 to 1, such as 0.5/0.25."
         )
     return scale

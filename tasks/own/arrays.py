@@ -37,7 +37,7 @@ class ArrayDeclaration(Declaration):
     @model_validator(mode="after")
     def _masks_have_pixels(self) -> ArrayDeclaration:
         if isinstance(self.problem(), Masks) and len(self.shape) < 2:
-            raise ValueError("masks need samples with channels before their height and width")
+            raise ValueError("masks need samples with channels before height and width")
         return self
 
 
@@ -79,7 +79,7 @@ class ArrayTask(DeclaredTask):
         try:
             loaded = np.load(place, allow_pickle=False)
             if isinstance(loaded, np.ndarray):
-                raise ValueError("it is an .npy file, of one array without labels")
+                raise ValueError("it is an .npy file, with one array and no labels")
             with loaded:
                 held = {name: loaded[name] for name in loaded.files}
         except Exception as error:  # of a damaged file numpy and zipfile raise all sorts of things
@@ -109,7 +109,8 @@ class ArrayTask(DeclaredTask):
             got = "none" if found is None else f"{found.dtype} of shape {found.shape}"
             raise TaskError(
                 f"{str(place)!r} must have an array {wanted!r} of {len(of.x)} whole numbers or "
-                f"texts: group = {group!r} says that it names the person of each sample. Got {got}."
+                f"texts: group = {group!r} means that it identifies the person of each sample. "
+                f"Got {got}."
             )
         keys: list[str] = [in_nfc(key).strip() for key in found.astype(str).tolist()]
         return checked_keys(keys, f"array {wanted!r} of {str(place)!r}")
@@ -168,7 +169,7 @@ class ArrayTask(DeclaredTask):
             return self.labels(y.tolist(), str(place)) if named else y.astype(np.int64)
         if y.dtype.kind not in ("iub" if isinstance(problem, Masks) else "fiub"):
             what = "whole numbers" if isinstance(problem, Masks) else "numbers"
-            raise TaskError(f"y in {str(place)!r} must hold {what}. Got {y.dtype}.")
+            raise TaskError(f"y in {str(place)!r} must contain {what}. Got {y.dtype}.")
         if isinstance(problem, Masks):
             if y.shape[1:] != self.shape[1:]:
                 raise TaskError(

@@ -103,7 +103,7 @@ class Declaration(BaseModel):
         if len(set(self.classes)) != len(self.classes):
             raise ValueError("classes must differ from each other")
         if self.checksum and not self.weights:
-            raise ValueError("checksum is of a file of weights: name it as weights")
+            raise ValueError("checksum needs a file of weights: name it as weights")
         if self.metric and self.metric not in (*problem.metrics, "loss"):
             raise ValueError(
                 f"metric must be one of {', '.join(problem.metrics)} or loss for a target of kind "
@@ -227,14 +227,14 @@ class DeclaredTask(Task):
         if not isinstance(model, SplitModel):
             if masks:
                 raise TaskError(
-                    f"network {name!r} gives one answer per sample; for masks take unet."
+                    f"network {name!r} gives one answer per sample; for masks use unet."
                 )
             return
         if masks != isinstance(model.head, nn.Conv2d):
             raise TaskError(
-                f"network {name!r} gives one answer per sample; for masks take unet."
+                f"network {name!r} gives one answer per sample; for masks use unet."
                 if masks
-                else f"network {name!r} gives an answer per pixel, which only masks need."
+                else f"network {name!r} gives an answer per pixel; use it only for masks."
             )
 
     def says(self) -> Mapping[str, Any]:
@@ -300,9 +300,10 @@ class DeclaredTask(Task):
             rows = split_by_class(strata, share, seed=chosen["seed"], persons=drawn)
             if drawn is not None and not len(rows[1]):
                 raise TaskError(
-                    f"no test samples can be held out of {str(place)!r}: by its group, they are of "
-                    f"{num_persons(drawn)} persons, and training needs each of them, who has a "
-                    "class alone. Name other data in test-data."
+                    f"no test samples can be held out of {str(place)!r}: by its group, they "
+                    f"belong to {num_persons(drawn)} persons, and training needs all of them, "
+                    "because each is the only one with some class. Give separate data in "
+                    "test-data."
                 )
         return whole.take(rows[0]), whole.take(rows[1])
 
@@ -401,7 +402,7 @@ def _fold(text: str) -> tuple[int, int]:
     found = re.fullmatch(r"(\d{1,9})/(\d{1,9})", text)
     number, count = (int(found[1]), int(found[2])) if found else (0, 0)
     if not 1 <= number <= count or count < 2:
-        raise TaskError(f'fold must be one of at least two, as "2/5". Got {text!r}.')
+        raise TaskError(f'fold must be one of at least two folds, such as "2/5". Got {text!r}.')
     return number, count
 
 

@@ -212,8 +212,8 @@ def _marks_of_file(options: Mapping[str, Any]) -> Dialect:
         encoding = codecs.lookup(options["encoding"]).name
     except LookupError:
         raise TaskError(
-            "encoding must be one that Python knows, such as utf-8 or cp1252. "
-            f"Got {options['encoding']!r}."
+            "encoding must be one that Python supports, such as utf-8 or cp1252. Got "
+            f"{options['encoding']!r}."
         ) from None
     return Dialect(
         options["separator"], options["decimal"], thousands, encoding, options["quote"],
@@ -229,7 +229,7 @@ def _json(options: Mapping[str, Any], key: str) -> Any:
     try:
         return json.loads(text)
     except ValueError as error:
-        raise TaskError(f"option {key} is no JSON: {error}.") from None
+        raise TaskError(f"option {key} is not JSON: {error}.") from None
 
 
 def _table(options: Mapping[str, Any], key: str) -> dict[str, str]:

@@ -141,9 +141,11 @@ def _fill(read: Sequence[Codes | Numbers], batches: Iterator[Sequence[Any]], pla
 def _other_type(column: Codes | Numbers, place: Path, said: str) -> TaskError:
     named, what = column.dialect.named(column.column), without_rows(said)
     if isinstance(column, Numbers):
-        return TaskError(f"numeric column {named} of {str(place)!r} holds something else: {what}.")
+        return TaskError(
+            f"numeric column {named} of {str(place)!r} contains something else: {what}."
+        )
     return TaskError(
-        f"column {named} of {str(place)!r} must hold one text or number a row: {what}."
+        f"column {named} of {str(place)!r} must contain one text or number per row: {what}."
     )
 
 
@@ -157,10 +159,10 @@ def _kind(place: Path) -> str:
         return kind
     if kind in SHEETS:
         raise TaskError(
-            f"{str(place)!r} is a spreadsheet. In the program that wrote it, save as CSV (in "
-            'Excel: "CSV UTF-8"), and name that file as data.'
+            f"{str(place)!r} is a spreadsheet. In the program that wrote it, save it as CSV (in "
+            'Excel: "CSV UTF-8"), and give that file as data.'
         )
-    raise TaskError(f"{str(place)!r} has the ending {outer!r}. {READABLE}.")
+    raise TaskError(f"{str(place)!r} has the extension {outer!r}. {READABLE}.")
 
 
 class _Binary:
@@ -210,8 +212,8 @@ class _Binary:
         """Note which files of a folder were left out."""
         if self.others:
             found.notes.append(
-                f"{self.place.name}: without {counted(len(self.others), 'file')} of another ending "
-                f"than .parquet, such as {shown(self.others[0])}"
+                f"{self.place.name}: without {counted(len(self.others), 'file')} with an "
+                f"extension other than .parquet, such as {shown(self.others[0])}"
             )
 
 
@@ -292,7 +294,7 @@ class _Delimited:
         if full.any():
             raise TaskError(
                 f"{str(self.place)!r} has a value behind its last column in row "
-                f"{rows + first(full)}. Is there a name too few in its line of names?"
+                f"{rows + first(full)}. Is a name missing in its header line?"
             )
 
     def finish(self, found: Contents) -> None:
@@ -313,7 +315,7 @@ class _Delimited:
         odd, separator = self.odd, self.lines.separator
         row, fields = odd.first.number, odd.first.actual_columns
         said = (
-            f"{counted(fields, 'field')} in row {row}, where its line of names has "
+            f"{counted(fields, 'field')} in row {row}, where its header line has "
             f"{odd.first.expected_columns}, separated by {separator!r}"
         )
         if odd.count > 1:
@@ -322,7 +324,7 @@ class _Delimited:
             return said + f". If the file ends with a footer, set skip-last = {odd.count}."
         if odd.count == records:
             return said + (
-                ". All rows differ from the line of names: does it lack a name, or stand below a "
+                ". All rows differ from the header line: does it lack a name, or is it below a "
                 "title? For lines above it, set skip."
             )
         return said + f'. Where {separator!r} is part of a value, the value must be in "quotes".'
@@ -347,7 +349,7 @@ def _no_text(place: Path, dialect: Dialect) -> TaskError:
     encoding = dialect.encoding
     encoding = encoding.upper() if encoding.startswith("utf") else encoding
     return TaskError(
-        f"{str(place)!r} is not {encoding}. Save it as UTF-8, or say how it is written with the "
+        f"{str(place)!r} is not {encoding}. Save it as UTF-8, or give its encoding with the "
         f'silo\'s option encoding, such as "{_likely(place)}".'
     )
 
@@ -383,13 +385,13 @@ def _called(
         if len(same) > 1:
             raise TaskError(
                 f"{str(place)!r} has {len(same)} columns named {column!r}. Rename or remove all "
-                "but the one that is meant."
+                "but the intended one."
             )
         if not same:
             advice = _names_elsewhere(wanted, lines, place) or (
                 f"Correct {column!r} under [data.columns] in silo.toml."
                 if column in dialect.columns.values()
-                else "If one of them is meant, say so under [data.columns] in silo.toml: "
+                else "If one of them is the column, map it under [data.columns] in silo.toml: "
                 f'"ITS NAME" = "{column}".'
             )
             raise TaskError(_no_column(column, found, place, lines) + advice)
@@ -418,13 +420,15 @@ def _names_elsewhere(wanted: Sequence[str], lines: Lines | None, place: Path) ->
             if names.issuperset(wanted):
                 other = f"separator = {_quoted(separator)}" * (separator != lines.separator)
                 if not skip and other:
-                    return f"It looks separated by {separator!r}: set {other}."
+                    return f"Its separator seems to be {separator!r}: set {other}."
                 also = f" and {other}" * bool(other)
                 return f"Line {skip + 1} of the file has these names: set skip = {skip}{also}."
     found = lines.names
     alike = [s for s in SEPARATORS if len(found) == 1 and s != lines.separator and s in found[0]]
     return (
-        f"It looks separated by {alike[0]!r}: set separator = {_quoted(alike[0])}." if alike else ""
+        f"Its separator seems to be {alike[0]!r}: set separator = {_quoted(alike[0])}."
+        if alike
+        else ""
     )
 
 
@@ -448,12 +452,12 @@ def flags(found: Coded, column: str, place: Path, dialect: Dialect) -> NDArray[n
         row = first(wrong)
         at = found.at[row - 1]
         raise TaskError(
-            f"target column {dialect.named(column)} of {str(place)!r} must hold 0 or 1. Row "
+            f"target column {dialect.named(column)} of {str(place)!r} must contain 0 or 1. Row "
             + (
-                f"{row} holds nothing: leave such rows out of the file."
+                f"{row} is empty: leave such rows out of the file."
                 if at < 0
-                else f"{row} holds {shown(found.texts[at])}: say under [data.codes.{column}] in "
-                "silo.toml what it means."
+                else f"{row} contains {shown(found.texts[at])}: define it under "
+                f"[data.codes.{column}] in silo.toml."
             )
         )
     return values.astype(np.float32)

@@ -27,10 +27,10 @@ HIDDEN = (".", "~$")
 """Prefixes of other such names; Office marks open documents with the second."""
 
 HIDDEN_KIND = "hidden, or left behind by a system or program"
-NOT_READ = "in places that are not read"
+NOT_READ = "in folders that are not read"
 UNREADABLE = "unreadable"
 NO_FILE = "neither files nor folders"
-NO_ENDING = "without a usual ending"
+NO_ENDING = "without a known extension"
 DICOM = (".dcm", ".dicom", ".ima")
 MORE = " and others"
 DICOM_ADVICE = (
@@ -180,7 +180,11 @@ class Walk:
             path.stat()  # raises if it is a link that leads nowhere
         except OSError as error:
             lost = isinstance(error, FileNotFoundError) and path.is_symlink()
-            why = "it leads to nothing that is there" if lost else error.strerror or str(error)
+            why = (
+                "it is a link to something that does not exist"
+                if lost
+                else error.strerror or str(error)
+            )
             self._refuse("link" if path.is_symlink() else "file", path, why)
         else:
             self.account.leave(NO_FILE, path)
@@ -189,9 +193,9 @@ class Walk:
     def _refuse(self, what: str, path: Path, why: str) -> None:
         if not self.skip:
             raise TaskError(
-                f"{what} {str(path)!r} cannot be read: {why}. Give the silo's account the right "
-                "to read it, correct or remove it; or leave out what cannot be read with the "
-                "silo's option skip-unreadable = true."
+                f"{what} {str(path)!r} cannot be read: {why}. Give the silo's account "
+                "permission to read it, correct or remove it; or skip unreadable files with "
+                "the silo's option skip-unreadable = true."
             )
         self.account.leave(UNREADABLE, path)
 

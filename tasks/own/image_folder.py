@@ -55,7 +55,7 @@ class ImageFolderDeclaration(Declaration):
     @classmethod
     def _grey_or_colour(cls, shape: tuple[int, int, int]) -> tuple[int, int, int]:
         if shape[0] == 2:
-            raise ValueError("the first number is the channels: 1 (grey) or 3 (colour). Got 2")
+            raise ValueError("the first number must be the channels: 1 (grey) or 3 (colour). Got 2")
         return shape
 
     @model_validator(mode="after")
@@ -175,8 +175,8 @@ class ImageFolder(DeclaredTask):
     def expected(self) -> str:
         if self.declaration.target is not None:
             return (
-                "a folder with the sub-folders images and masks, of which masks has a PNG of class "
-                "numbers for every image, under the same name"
+                "a folder with the sub-folders images and masks, where masks has a PNG of "
+                "class numbers for every image, with the same name"
             )
         return f"a folder with one sub-folder of images per class ({', '.join(self.classes)})"
 
@@ -218,8 +218,8 @@ class ImageFolder(DeclaredTask):
         if both := len(own & apart):
             are = "person has" if both == 1 else "persons have"
             self._warnings.append(
-                f"{both} {are} images for training and for validation: what rounds are chosen by "
-                "is probably too good"
+                f"{both} {are} images for both training and validation: the errors by which "
+                "rounds are chosen are probably too small"
             )
 
     def _begin(self, chosen: Mapping[str, Any]) -> None:
@@ -235,8 +235,8 @@ class ImageFolder(DeclaredTask):
             account.keep_only(kept)
         if parts[2:]:
             self._notes.append(
-                f"{len(parts[2].paths)} images in the folder for validation: no run trains on "
-                "them. Runs with validation, and others that hold samples out, use these"
+                f"{len(parts[2].paths)} images in the validation folder: no run trains on them. "
+                "Runs that hold out samples for validation use these instead"
             )
 
     def held(self, train: Files, test: Files) -> SiloData:
@@ -252,7 +252,7 @@ class ImageFolder(DeclaredTask):
     def read(self, place: Path, options: Mapping[str, Any]) -> Files:
         """Find the images; they are opened later."""
         if not place.is_dir():
-            raise TaskError(f"{str(place)!r} is no folder. Expected {self.expected()}.")
+            raise TaskError(f"{str(place)!r} is not a folder. Expected {self.expected()}.")
         masks = self.declaration.target is not None
         own = self._dialect(options)
         names = ("images", "masks") if masks else (*self.classes, *own.codes.get(CLASS, ()))
@@ -270,7 +270,7 @@ class ImageFolder(DeclaredTask):
         return replace(used, validation=apart if apart.paths else None)
 
     def _no_images(self, account: Account, hint: str = "") -> TaskError:
-        left = f" It holds: {'; '.join(account.reasons())}." if account.left else ""
+        left = f" It contains: {'; '.join(account.reasons())}." if account.left else ""
         advice = f" {DICOM_ADVICE}." if account.has_dicom else ""
         return TaskError(
             f"there are no images in {str(account.place)!r}. Expected {self.expected()}; images "

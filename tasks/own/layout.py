@@ -75,11 +75,11 @@ def hint_of_parts(folders: Sequence[Path]) -> str:
     if not named:
         return ""
     return (
-        f" {' and '.join(map(repr, named))} may be meant as a part of the data: for that, both a "
-        "folder train and a folder test must be there, each with one sub-folder per class (for "
-        "masks, with images and masks), and val beside them is used for validation. If what you "
-        "test on is called otherwise, rename it to test, or name both folders with the silo's "
-        "options data and test-data."
+        f" {' and '.join(map(repr, named))} may be intended as a part of the data: that needs "
+        "both a folder train and a folder test, each with one sub-folder per class (for masks, "
+        "with images and masks); a folder val is then used for validation. If the test data "
+        "has another name, rename it to test, or name both folders with the silo's options "
+        "data and test-data."
     )
 
 
@@ -121,7 +121,7 @@ def _unknown_class(unknown: Sequence[Path], place: Path, classes: Sequence[str])
     names = list(dict.fromkeys(plain(folder.name) for folder in unknown))
     others = f" So are {', '.join(map(repr, names[1:]))}." if names[1:] else ""
     advice = hint_of_parts(unknown) or (
-        " If a folder stands for one of them, say so under [data.codes.class] in silo.toml: "
+        " If a folder means one of them, map it under [data.codes.class] in silo.toml: "
         f'"{names[0]}" = "{classes[0]}".'
     )
     return TaskError(
@@ -172,21 +172,21 @@ def _no_mask(path: Path, wanted: Path, beside: Sequence[Path]) -> str:
     here = [mask for mask in beside if mask.parent == wanted.parent]
     if same := [mask for mask in here if in_nfc(mask.stem) == in_nfc(wanted.stem)]:
         why = (
-            "is a JPEG file, whose compression changes the numbers of classes"
+            "is a JPEG file, whose compression changes the class numbers"
             if same[0].suffix.lower() in LOSSY
-            else "is no PNG file"
+            else "is not a PNG file"
         )
         return f"{said} {str(same[0])!r} {why}. Masks must be PNG files: export it again as one."
     whole = re.compile(rf"(?<![^\W_]){re.escape(path.stem)}(?![^\W_])")
     if near := [mask for mask in here if whole.search(mask.stem)]:
         pattern = whole.sub("*", near[0].stem, count=1)
         return (
-            f"{said} {near[0].name!r} is there. If masks are called so, set the silo's option "
-            f'mask-names = "{pattern}".'
+            f"{said} {near[0].name!r} exists. If masks are named like this, set the silo's "
+            f'option mask-names = "{pattern}".'
         )
     return (
-        f"{said} Expected a PNG of class numbers in the folder masks for every image, under the "
-        "same name, or as the silo's option mask-names says."
+        f"{said} Expected a PNG of class numbers in the folder masks for every image, with the "
+        "same name, or named by the silo's option mask-names."
     )
 
 
@@ -195,8 +195,8 @@ def read_pattern(text: str) -> str:
     pattern = text.removesuffix(MASK_ENDING)
     if pattern.count("*") != 1 or "/" in pattern or "\\" in pattern:
         raise TaskError(
-            "mask-names must be a name with one * in the place of the image's name, such as "
-            f'"*_mask". Got {text!r}.'
+            'mask-names must be a name with one * for the image\'s name, such as "*_mask". '
+            f"Got {text!r}."
         )
     return pattern
 
@@ -212,6 +212,6 @@ def read_mask_codes(
     found = {}
     for code, means in codes.items():
         if not re.fullmatch(r"\d{1,9}", code):
-            raise TaskError(f"codes for masks are whole numbers from 0 on. Got {code!r}.")
+            raise TaskError(f"codes for masks must be whole numbers, at least 0. Got {code!r}.")
         found[int(code)] = classes.index(means) if means in classes else ignored
     return found

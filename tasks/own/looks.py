@@ -23,7 +23,7 @@ def says_little(column: str, empty: float, *, varies: bool) -> Iterator[str]:
     ``empty`` is the share of training rows without a value, ``varies`` whether two values occur.
     """
     if empty > ALMOST:
-        yield f"{column} says nothing in {100 * empty:.0f} % of the training rows"
+        yield f"{column} is empty in {100 * empty:.0f}% of the training rows"
     elif not varies:
         yield f"{column} is the same in all training rows"
 
@@ -36,8 +36,8 @@ def odd_numbers(column: str, values: NDArray[np.float64], rows: NDArray[np.intp]
     negative = values < 0
     if _is_code(values[negative]) and np.nanmedian(values) > 0:
         yield (
-            f"{column} has one value below 0, in {_where(rows[negative])}, and no other one. If it "
-            "is a code for missing, say so under [data.missing] in silo.toml"
+            f"{column} has only one value below 0, in {_where(rows[negative])}. If it is a code "
+            "for missing, add it to missing under [data] in silo.toml"
         )
         values = np.where(negative, np.nan, values)
     present = values[np.isfinite(values)]
@@ -47,8 +47,8 @@ def odd_numbers(column: str, values: NDArray[np.float64], rows: NDArray[np.intp]
     far = np.abs(values - middle) > FAR * max(high - low, abs(middle) / FAR)
     if far.any() and far.sum() <= RARE * len(present):
         yield (
-            f"{column} is very far from all other values in {_where(rows[far])}. If it is a slip, "
-            "correct it, or declare bounds"
+            f"{column} is very far from all other values in {_where(rows[far])}. If it is an "
+            "error, correct it, or declare bounds"
         )
 
 

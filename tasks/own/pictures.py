@@ -34,7 +34,7 @@ END_BYTES = 64
 ORIENTATION: Final = 0x0112
 """EXIF tag."""
 TRAITS = {
-    "transparent": "transparency: it is read in front of white",
+    "transparent": "transparency: it is read on a white background",
     "cmyk": "CMYK colours: converted to RGB without a colour profile",
     "pages": "several pages: only the first one is read",
 }
@@ -137,12 +137,12 @@ class Opener:
         if not known.all():
             odd = np.unique(found[~known])
             raise TaskError(
-                f"mask {str(path)!r} holds {', '.join(map(str, odd[:SHOWN]))}"
-                f"{', …' if len(odd) > SHOWN else ''}. Its values must be the numbers of the "
-                f"declared classes, 0 to {count - 1} ({', '.join(self.classes)}). If a value "
-                "stands for one of them, or for pixels without a label, set it under "
-                f'[data.codes.mask] in silo.toml: {odd[0]} = "{self.classes[-1]}", or '
-                f'{odd[0]} = "ignore".'
+                f"mask {str(path)!r} contains "
+                f"{', '.join(map(str, odd[:SHOWN]))}{', …' if len(odd) > SHOWN else ''}. Its "
+                f"values must be the numbers of the declared classes, 0 to {count - 1} "
+                f"({', '.join(self.classes)}). If a value means one of them, or pixels without "
+                f"a label, set it under [data.codes.mask] in silo.toml: {odd[0]} = "
+                f'"{self.classes[-1]}", or {odd[0]} = "ignore".'
             )
         numbers = found.copy()
         for code, number in self.codes.items():
@@ -198,7 +198,7 @@ class Opener:
                 return see(image)
         except Image.DecompressionBombError as error:
             raise UnreadableError(
-                f"image {str(path)!r} is too large: {error} Make it smaller; the task sees "
+                f"image {str(path)!r} is too large: {error} Make it smaller; the task uses "
                 f"{self.shape[2]}x{self.shape[1]} pixels of it."
             ) from None
         except Exception as error:  # of a damaged file Pillow raises all sorts of things
@@ -212,8 +212,8 @@ def _check_fit(path: Path, size: tuple[int, int], mask: Path, mask_size: tuple[i
     if abs(width * high - wide * height) > max(width, height, wide, high):
         raise TaskError(
             f"mask {str(mask)!r} is {wide}x{high} pixels and its image {str(path)!r} "
-            f"{width}x{height} (width x height, upright): their proportions differ, so one does "
-            "not lie on the other. Export both again with the same orientation and the same crop."
+            f"{width}x{height} (width x height, upright): their proportions differ, so they do "
+            "not match. Export both again with the same orientation and the same crop."
         )
 
 
@@ -281,8 +281,8 @@ def _from_0_to_255(image: Image.Image, mode: str) -> Image.Image:
         return Image.fromarray(values / np.float32(DEEP))
     if image.mode[0] in "IF":
         raise ValueError(
-            f"its mode is {image.mode!r}, of which nothing says what is black and what is white. "
-            "Save it with 8 bits, or as a 16-bit grey PNG in which 65535 is white"
+            f"image mode {image.mode!r} is not supported (no defined black and white). Save it "
+            "with 8 bits, or as a 16-bit grey PNG in which 65535 is white"
         )
     return (_on_white(image) if _has_transparency(image) else image).convert(mode)
 

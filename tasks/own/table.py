@@ -270,8 +270,8 @@ class Table(DeclaredTask):
             times = self._known(table, target.time, place, written)
             if (early := times < 0).any():
                 raise TaskError(
-                    f"target column {written.named(target.time)} of {str(place)!r} holds a time "
-                    f"below 0 in row {files.first(early)}. Times count from 0 on."
+                    f"target column {written.named(target.time)} of {str(place)!r} contains a "
+                    f"time below 0 in row {files.first(early)}. Times must be at least 0."
                 )
             found = [times, files.flags(table.codes[target.event], target.event, place, written)]
         return np.stack(found, axis=1).astype(np.float32)
@@ -285,9 +285,9 @@ class Table(DeclaredTask):
         places = found.places(lambda text: written.place(text, self.classes))
         if (other := places < 0).any():
             raise TaskError(
-                f"target column {written.named(column)} of {str(place)!r} has values that are not "
-                f"declared: {found.listed(other)}. Declared: {', '.join(self.classes)}. Say under "
-                f"[data.codes.{column}] in silo.toml what the file's codes mean."
+                f"target column {written.named(column)} of {str(place)!r} has values that are "
+                f"not declared: {found.listed(other)}. Declared: {', '.join(self.classes)}. Map "
+                f"the file's codes under [data.codes.{column}] in silo.toml."
             )
         return places
 
@@ -334,9 +334,9 @@ class Table(DeclaredTask):
         values = table.numbers.pop(column)  # a column of them is read once
         if (large := np.abs(values) > LARGEST).any():
             raise TaskError(
-                f"numeric column {written.named(column)} of {str(place)!r} holds infinite values, "
-                f"or some beyond {LARGEST:g}, in row {files.first(large)} (and maybe others). "
-                "Correct them, or leave the field empty: it counts as missing."
+                f"numeric column {written.named(column)} of {str(place)!r} contains infinite "
+                f"values, or values beyond {LARGEST:g}, in row {files.first(large)} (and maybe "
+                "others). Correct them, or leave the field empty: it counts as missing."
             )
         return values
 
@@ -351,7 +351,7 @@ class Table(DeclaredTask):
         if beyond.any():
             said = (
                 f"{beyond.sum()} of {present} values of {written.named(column)} in {place.name} "
-                f"are not within the declared {low:g} to {high:g} (the first in row "
+                f"are outside the declared {low:g} to {high:g} (the first in row "
                 f"{files.first(beyond)})"
             )
             if strict and beyond.sum() > MOST * present:
@@ -360,7 +360,7 @@ class Table(DeclaredTask):
             values = np.where(beyond, np.nan, values)
         missing = len(values) - present
         if missing:
-            self._notes.append(f"{column}: {missing} missing in {place.name}, taken as the mean")
+            self._notes.append(f"{column}: {missing} missing in {place.name}, replaced by the mean")
         return values, beyond
 
     def _places(
@@ -370,7 +370,7 @@ class Table(DeclaredTask):
         values, found = self.declaration.categorical[column], table.codes[column]
         places = found.places(lambda text: written.place(text, values))
         if missing := int((found.at < 0).sum()):
-            self._notes.append(f"{column}: {missing} missing in {place.name}, of no category")
+            self._notes.append(f"{column}: {missing} missing in {place.name}, in no category")
         present, odd = len(places) - missing, (places < 0) & (found.at >= 0)
         if other := int(odd.sum()):
             said = (
@@ -379,10 +379,10 @@ class Table(DeclaredTask):
             )
             if strict and other > MOST * present:
                 raise TaskError(
-                    f"{said}. Declared: {', '.join(values)}. Say under [data.codes.{column}] in "
-                    "silo.toml what the file's codes mean, or correct the declaration."
+                    f"{said}. Declared: {', '.join(values)}. Map the file's codes under "
+                    f"[data.codes.{column}] in silo.toml, or correct the declaration."
                 )
-            self._warnings.append(f"{said}; they count as of no category")
+            self._warnings.append(f"{said}; they count as no category")
         return places
 
     def _look_at(self, train: Rows) -> None:

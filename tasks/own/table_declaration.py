@@ -57,7 +57,7 @@ class TableDeclaration(Declaration):
         if self.scale == "federation" and not (
             self.numeric or isinstance(self.target, NumberColumns)
         ):
-            raise ValueError("there are no numeric columns that the federation could scale")
+            raise ValueError("there are no numeric columns to scale over the federation")
         if not all(self.categorical.values()):
             raise ValueError("a categorical column needs at least one value")
         if unknown := set(self.bounds) - set(self.numeric):
@@ -66,7 +66,7 @@ class TableDeclaration(Declaration):
             raise ValueError(f"the lower of the bounds of {wrong[0]!r} must come first")
         if unknown := set(self.indicators) - set(inputs):
             raise ValueError(
-                f"indicators names {min(unknown)!r}, which is no numeric or categorical column"
+                f"indicators names {min(unknown)!r}, which is not a numeric or categorical column"
             )
         if len(set(self.indicators)) != len(self.indicators):
             raise ValueError("a column is named twice among indicators")

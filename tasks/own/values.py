@@ -244,14 +244,14 @@ class Numbers:
         ]
         more = f", and {len(forms) - SHOWN} more forms" * (len(forms) > SHOWN)
         said = ", ".join(each) + more
-        said += ", which is no number. " if total == 1 else ", which are no numbers. "
+        said += ", which is not a number. " if total == 1 else ", which are not numbers. "
         last = (
             " If the file ends with a footer, set skip-last = 1."
             if total == 1 and forms[0].row == rows
             else ""
         )
         raise TaskError(
-            f"numeric column {self.dialect.named(self.column)} of {where} holds {said}"
+            f"numeric column {self.dialect.named(self.column)} of {where} contains {said}"
             + " ".join(self._advice(forms))
             + last
         )
@@ -278,7 +278,7 @@ class Numbers:
             )
         if marks := list(dict.fromkeys(marks)):
             listed = ", ".join(f'"{mark[:LONGEST]}"' for mark in marks[:SHOWN])
-            said.append(f"To read the numbers alone, set ignore-marks = [{listed}].")
+            said.append(f"To read only the numbers, set ignore-marks = [{listed}].")
         if rest:
             said.append(self._setting_for(rest))
         return said
@@ -295,7 +295,7 @@ class Numbers:
                 ways.append([f'{key} = "{to}"' for key, to in other.items() if to != now[key]])
         if not ways:
             return (
-                "If it stands for a missing value, add it to the silo's option missing; if for a "
+                "If it means a missing value, add it to the silo's option missing; if a "
                 f"number, to [data.codes.{self.column}]."
             )
         least = min(map(len, ways))
@@ -303,7 +303,7 @@ class Numbers:
         return f"If it is a number, set the silo's option {', or '.join(best)}."
 
 
-LIMITS = {"limit": "taken as the limit", "missing": "beyond a limit, taken as missing"}
+LIMITS = {"limit": "read as the limit", "missing": "beyond a limit, read as missing"}
 """Setting → message about censored values."""
 
 

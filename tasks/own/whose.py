@@ -27,8 +27,8 @@ def checked_keys(keys: Sequence[str], where: str) -> Sequence[str]:
     if missing := keys.count(""):
         raise TaskError(
             f"{where} (group) has no value in {missing} of {len(keys)} rows; the first is row "
-            f"{keys.index('') + 1}. Such a row could belong to anybody on the other side of a "
-            "split. Leave it out of the file, or give it a value of its own."
+            f"{keys.index('') + 1}. Such a row could belong to a person on the other side of a "
+            "split. Leave it out of the file, or give it a unique value."
         )
     return keys
 
@@ -83,9 +83,10 @@ def keys_in_paths(paths: Sequence[PurePath], depth: int, pattern: str) -> Sequen
             return keys
         fewest = min(fewest, keys.count(""))
     raise TaskError(
-        f"group = {pattern!r} finds no person in the paths of {fewest} of {len(paths)} images. It "
-        "is looked for in each path below the folder of its class, such as ward7/patient12/1.png, "
-        "and in the file's name; what its first (group) finds is the person."
+        f"group = {pattern!r} finds no person in the paths of {fewest} of {len(paths)} images. "
+        "The search covers each path below the folder of its class, such as "
+        "ward7/patient12/1.png, and the file's name; the match of its first (group) is the "
+        "person."
     )
 
 
@@ -155,9 +156,9 @@ def repeated_in_columns(
         return []
     table = files.read_columns(place, [in_nfc(name) for name in names], plain, "its columns")
     return [
-        f"column {name!r} has {known} different values in {rows} rows. If it says whose row it is, "
-        f'set group = "{name}" under [data] in silo.toml: nobody is then in training and in test '
-        "data both"
+        f"column {name!r} has {known} different values in {rows} rows. If it identifies the "
+        f'person of a row, set group = "{name}" under [data] in silo.toml: no person is then '
+        "in both training and test data"
         for name in names
         for known, rows in _repeats(name, table.texts(in_nfc(name)))
     ]
@@ -208,9 +209,9 @@ def repeated_in_paths(paths: Sequence[PurePath], depth: int) -> list[str]:
     beginnings = [re.match(r"(?=[^\W_]*\d)([^\W_]+)[\W_]", path.stem) for path in paths]
     num_classes = len({path.parts[depth - 1] for path in paths})
     for what, pattern, keys in (
-        ("folders inside those of the classes", "([^/]+)/[^/]+$",
+        ("folders inside the class folders", "([^/]+)/[^/]+$",
          [path.parts[-2] if len(path.parts) > depth + 1 else "" for path in paths]),
-        ("beginnings of their names", "^([^\\W_]+)[\\W_]",
+        ("name prefixes", "^([^\\W_]+)[\\W_]",
          [one[1] if one else "" for one in beginnings]),
     ):  # fmt: skip
         known = len({*keys})
@@ -218,8 +219,8 @@ def repeated_in_paths(paths: Sequence[PurePath], depth: int) -> list[str]:
             continue
         if known >= FEWEST and known > num_classes and TWICE <= len(paths) / known <= OFTEN:
             return [
-                f"the {len(paths)} images have {known} different {what}. If these say whose image "
-                f"it is, set group = '{pattern}' under [data] in silo.toml: nobody is then in "
-                "training and in test data both"
+                f"the {len(paths)} images have {known} different {what}. If these identify the "
+                f"person of an image, set group = '{pattern}' under [data] in silo.toml: no "
+                "person is then in both training and test data"
             ]
     return []

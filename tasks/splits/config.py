@@ -165,7 +165,7 @@ def make_split(
     trains = [used[part] for part in cut(y[used], shares, rng=rng)]
     if t is None:
         if chosen["test"] == "all":
-            raise TaskError("test='all' needs test labels: there is no test part here.")
+            raise TaskError("test='all' needs test labels: these data have no test part.")
         pairs = [_hold_out(part, chosen["test-share"], rng) for part in trains]
     else:
         tests = _test_parts(t, test_shares, chosen, rng)
@@ -217,7 +217,7 @@ def _typed(key: str, value: Option, kind: type[Any]) -> Any:
 def _subsample(available: int, wanted: int, rng: np.random.Generator) -> Indices:
     if wanted > available:
         raise TaskError(
-            f"samples must be at most the {available} there are (0 = all). Got {wanted}."
+            f"samples must be at most the {available} available (0 = all). Got {wanted}."
         )
     if not wanted:
         return np.arange(available)
@@ -228,8 +228,8 @@ def _hold_out(part: Indices, share: float, rng: np.random.Generator) -> tuple[In
     """Split a silo's samples into (train, test), at least one each if there are two."""
     if not 0 < share < 1:
         raise TaskError(
-            "without a test part of its own, a split needs test-share, the part of each silo's "
-            f"samples that is kept for testing, in (0, 1). Got {share}."
+            "without a separate test part, a split needs test-share, the share of each silo's "
+            f"samples held out for testing, in (0, 1). Got {share}."
         )
     count = len(part)
     least = 1 / count if count > 1 else 0.0
@@ -246,8 +246,8 @@ def _test_parts(
 ) -> list[Indices]:
     if chosen["test-share"]:
         raise TaskError(
-            "test-share is for data without a test part of its own; here there is one. "
-            "Leave it out, or join the two parts first."
+            "test-share needs data without a separate test part; these data have one. Leave it "
+            "out, or join the two parts first."
         )
     if chosen["test"] == "all":
         return [np.arange(len(labels))] * len(shares)
@@ -259,12 +259,12 @@ def _check_sizes(kind: str, pairs: Sequence[tuple[Indices, Indices]], min_sample
         if len(train) < max(min_samples, 1):
             raise TaskError(
                 f"split {kind!r} leaves silo {silo} with {len(train)} training samples, fewer "
-                f"than {max(min_samples, 1)}. Take fewer silos, more samples or another seed."
+                f"than {max(min_samples, 1)}. Use fewer silos, more samples or another seed."
             )
         if len(test) == 0:
             raise TaskError(
-                f"split {kind!r} leaves silo {silo} without test samples. Take fewer silos, "
-                "a larger min-samples or test-share, test='all', or another seed."
+                f"split {kind!r} leaves silo {silo} without test samples. Use fewer silos, a "
+                "larger min-samples or test-share, test='all', or another seed."
             )
 
 

@@ -75,8 +75,8 @@ def sizes_shares(wanted: Sequence[int], available: int) -> Matrix:
     """Give silo i ``wanted[i]`` random samples (FedCollab: 10 × 2500 and 10 × 340)."""
     if min(wanted) < 1 or sum(wanted) > available:
         raise TaskError(
-            f"sizes must each be at least 1 and together at most the {available} samples there "
-            f"are. Got {sum(wanted)} in all, the smallest {min(wanted)}."
+            f"sizes must each be at least 1 and together at most the {available} samples "
+            f"available. Got {sum(wanted)} in all, the smallest {min(wanted)}."
         )
     return np.asarray(wanted, dtype=np.float64)[:, None] / available
 
@@ -113,8 +113,9 @@ def dirichlet_shares(
         if _rounded(shares, counts).sum(axis=1).min() >= min_samples:
             return shares
     raise TaskError(
-        f"no Dirichlet split with alpha {alpha} gave each of {silos} silos at least {min_samples} "
-        f"samples in {MAX_TRIES} tries. Take fewer silos, a larger alpha, or a smaller min-samples."
+        f"no Dirichlet split with alpha {alpha} gave each of {silos} silos at least "
+        f"{min_samples} samples in {MAX_TRIES} tries. Use fewer silos, a larger alpha, or a "
+        "smaller min-samples."
     )
 
 
@@ -178,7 +179,7 @@ def one_class_shards_shares(
             f"{present} classes. Got {shards}."
         )
     if shards > counts.sum():
-        raise TaskError(f"{shards} shards cannot be made of {counts.sum()} samples.")
+        raise TaskError(f"{shards} shards cannot be made from {counts.sum()} samples.")
     per_class = _apportion(counts / counts.sum(), shards, at_least=(counts > 0).astype(np.int64))
     draw = np.abs(rng.standard_normal(silos))
     per_silo = _apportion(draw / draw.sum(), shards, at_least=np.ones(silos, dtype=np.int64))
@@ -224,7 +225,7 @@ def power_law_shares(
         worst = int(np.argmax(base * holders - counts))
         raise TaskError(
             f"class {worst} has {counts[worst]} samples, too few for {base} in each of the "
-            f"{holders[worst]} silos that hold it. Take fewer silos or a smaller base."
+            f"{holders[worst]} silos that have it. Use fewer silos or a smaller base."
         )
     draw = np.zeros((silos, num_classes))
     draw[rows, columns] = rng.lognormal(0.0, sigma, size=len(rows))
@@ -252,7 +253,7 @@ def label_groups_shares(
     if any(not group or len(set(group)) != len(group) for group in groups):
         raise TaskError("every group must name at least one label, and none of them twice.")
     if len(groups) > silos:
-        raise TaskError(f"there are {len(groups)} groups for {silos} silos. Take more silos.")
+        raise TaskError(f"there are {len(groups)} groups for {silos} silos. Use more silos.")
     if not 0 < own_share <= 1:
         raise TaskError(f"own-share must be in (0, 1]. Got {own_share}.")
     holds = np.zeros((silos, num_classes))

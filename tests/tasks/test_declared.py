@@ -222,7 +222,7 @@ def test_images_without_a_known_white_are_refused_by_name(kind: str, tmp_path: P
     file.parent.mkdir(parents=True)
     Image.fromarray(np.linspace(0, 1, 48).reshape(8, 6).astype(kind)).save(file)
     task = declared(tmp_path, IMAGES.format(channels=1))
-    said = rf"scan\.tif' cannot be read: its mode is '{kind[0].upper()}'.* Save it with 8 bits"
+    said = rf"scan\.tif' cannot be read: image mode '{kind[0].upper()}'.* Save it with 8 bits"
     for ask in (lambda: task.load({"data": str(tmp_path / "data")}), lambda: task.inputs(file, {})):
         with pytest.raises(TaskError, match=said):
             ask()
@@ -258,10 +258,10 @@ def test_a_table_is_standardised_by_its_own_training_rows(tmp_path: Path) -> Non
     both = np.concatenate([data.x_train, data.x_test])
     assert set(map(tuple, both[:, 2:])) == {(1.0, 0.0), (0.0, 0.0)}, "x is none of f and m"
     assert (both[:, 2:].sum(axis=1) == 0).sum() == 7
-    assert task.notes() == ["bmi: 1 missing in data.csv, taken as the mean"]
+    assert task.notes() == ["bmi: 1 missing in data.csv, replaced by the mean"]
     assert task.warnings()[0] == (
         "7 of 20 values of 'sex' in data.csv match no declared category: 'x' in row 1 and 6 more "
-        "rows; they count as of no category"
+        "rows; they count as no category"
     )
 
 
@@ -326,7 +326,7 @@ def test_csv_and_parquet_give_the_same(tmp_path: Path) -> None:
         ),
         ((",21,", ",old,"), "old"),
         ((",yes", ","), "no value in target column 'ill' in row 2"),
-        ((",21,", ",inf,"), "column 'age' .* holds infinite values"),
+        ((",21,", ",inf,"), "column 'age' .* contains infinite values"),
         ((",21,", ",-1e300,"), "column 'age' .* beyond 1e\\+100, in row 2"),
     ],
 )
@@ -391,13 +391,13 @@ def test_a_declared_column_that_occurs_twice_is_refused(column: str, tmp_path: P
 def test_a_target_of_lists_is_refused_by_name(tmp_path: Path) -> None:
     columns = {"ill": [["no"]] * 4, "sex": ["f"] * 4, "bmi": [1.0] * 4, "age": [2] * 4}
     parquet.write_table(pa.table(columns), tmp_path / "data.parquet")
-    with pytest.raises(TaskError, match=r"column 'ill' of '.*data\.parquet' must hold one text"):
+    with pytest.raises(TaskError, match=r"column 'ill' of '.*data\.parquet' must contain one text"):
         declared(tmp_path, TABLE).load({"data": str(tmp_path / "data.parquet")})
 
 
 def test_other_files_than_tables_are_refused(tmp_path: Path) -> None:
     task = declared(tmp_path, TABLE)
-    with pytest.raises(TaskError, match=r"is a spreadsheet.* save as CSV"):
+    with pytest.raises(TaskError, match=r"is a spreadsheet.* save it as CSV"):
         task.load({"data": table(tmp_path, name="data.xlsx")})
     known = r"'\.sav'\. A table is a \.csv, \.tsv or \.txt file .*\.csv\.gz.*\.parquet.* folder"
     with pytest.raises(TaskError, match=known):
@@ -479,7 +479,7 @@ def test_damaged_and_other_files_of_arrays_are_refused(tmp_path: Path) -> None:
     [
         ({"seed": -1}, "seed must be at least 0. Got -1"),
         ({"seed": float("inf")}, "'seed' of task 'study' must be of type int. Got inf"),
-        ({"data": "~nobody-here/x.npz"}, "nobody on this machine has the home folder ~nobody-here"),
+        ({"data": "~nobody-here/x.npz"}, "there is no home folder ~nobody-here"),
     ],
 )
 def test_options_that_cannot_be_used_are_named(

@@ -104,7 +104,7 @@ def test_silos_have_one_domain_each_in_order_also_where_they_do_not_divide_evenl
 
 def test_a_domain_without_its_file_is_refused(five):
     (Path(five["data"]) / "usps.npz").unlink()
-    with pytest.raises(TaskError, match=r"domain usps.*holds no such files. Expected: usps\.npz"):
+    with pytest.raises(TaskError, match=r"domain usps.*has no such files. Expected: usps\.npz"):
         DigitFive().load({**five, "domain": "usps"})
 
 

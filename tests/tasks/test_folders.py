@@ -89,7 +89,7 @@ def test_files_of_other_formats_are_counted_by_ending_with_a_name(tmp_path: Path
     assert count(task, folder) == 9, "a JFIF is read, whatever is in it"
     assert "'data': 18 files, 9 used, 9 left out:" in notes_of(task)
     assert "7 ending in .dcm ('dog/scan0.dcm' and others)" in notes_of(task)
-    assert "2 without a usual ending ('dog/1.2.840.113' and others)" in notes_of(task)
+    assert "2 without a known extension ('dog/1.2.840.113' and others)" in notes_of(task)
     assert "convert them to 16-bit grey PNG" in notes_of(task)
     text = "\n".join(
         check(SiloSettings("a", task=str(tmp_path / "study.toml"), options={"data": str(folder)}))
@@ -272,7 +272,7 @@ def test_the_folder_val_is_what_runs_hold_out_and_nothing_trains_on_it(
     held: Any = next(x for x, _ in kept.test.batches(None, 8))
     assert (held > 0.9).all()
     notes = "\n".join(bench.task.notes())  # type: ignore[attr-defined]
-    assert "23 files, 23 used" in notes and "3 images in the folder for validation" in notes
+    assert "23 files, 23 used" in notes and "3 images in the validation folder:" in notes
 
 
 def test_a_run_with_validation_chooses_by_the_folder_val(tmp_path: Path) -> None:
@@ -325,7 +325,7 @@ def test_files_beside_the_folders_that_are_read_are_counted(tmp_path: Path) -> N
     task = declared(tmp_path, TEXT)
     assert count(task, tmp_path / "data") == 20
     assert "32 files, 20 used, 12 left out" in notes_of(task)
-    assert "12 in places that are not read ('readme.txt' and others)" in notes_of(task)
+    assert "12 in folders that are not read ('readme.txt' and others)" in notes_of(task)
 
 
 # ---------------------------------------------------------------- names of classes

@@ -179,7 +179,9 @@ def test_a_kept_model_is_completed_from_the_task(study: Path, tmp_path: Path) ->
     other.mkdir()
     shutil.copy(study / "study.toml", other)
     digest = resnet(other / "resnet18.safetensors", seed=1)
-    with pytest.raises(TaskError, match="is not what the kept model was trained on") as said:
+    with pytest.raises(
+        TaskError, match="is not the one that the saved model was trained with"
+    ) as said:
         predict(file, None, source=str(other / "study.toml"), options=options)
     assert f"resnet18.safetensors has SHA-256 {digest} today" in str(said.value)
     (other / "resnet18.safetensors").unlink()
@@ -201,7 +203,7 @@ def test_a_silo_with_another_file_is_refused_before_it_sees_a_model(
         play(study, tmp_path, configs=configs, strategy="hcct")
     text = str(said.value)
     assert (
-        "c was refused: the weights that its model begins from differ: its resnet18.safetensors "
+        "c was refused: its initial weights differ: its resnet18.safetensors "
         f"has SHA-256 {theirs[:16]}…, that of a, b (resnet18.safetensors) {ours[:16]}…"
     ) in text
     sent = list(read_ledger(tmp_path / "c"))
@@ -225,16 +227,16 @@ def test_check_says_what_leaves_and_what_stays(study: Path, tmp_path: Path) -> N
     text = "\n".join(check(silo_settings(nodes(study, tmp_path)[0])))
     digest = hashlib.sha256((study / "resnet18.safetensors").read_bytes()).hexdigest()
     assert "at most: 2 arrays of the model, 4,104 bytes:\n  fc.weight 2×512 float32" in text
-    assert f"The model begins from resnet18.safetensors, SHA-256\n  {digest}" in text
-    assert "Frozen, not trained and not sent: 44," in text and "layer1" not in text
+    assert f"The model starts from resnet18.safetensors, SHA-256\n  {digest}" in text
+    assert "Frozen (not trained, not sent): 44," in text and "layer1" not in text
 
 
 def test_layers_that_are_not_trained_cannot_be_personal(study: Path, tmp_path: Path) -> None:
     for layers, said in (
-        ("head", "'fc.' names every array that is trained: nothing would be shared"),
-        ("layer4.", "no array is named layer4.…; the model has fc.weight, fc.bias, …. What is"),
+        ("head", "'fc.' matches every array that is trained: nothing would be shared"),
+        ("layer4.", "no array is named layer4.…; the model has fc.weight, fc.bias, …. Frozen"),
     ):
-        with pytest.raises(FederationError, match="0 of at least 3 here") as error:
+        with pytest.raises(FederationError, match="0 of at least 3 connected") as error:
             play(study, tmp_path / layers, strategy="fedavg", personal=layers)
         assert said in str(error.value)
 
@@ -288,12 +290,20 @@ def test_the_last_layer_is_the_head(name: str, head: str, splits: bool) -> None:
     ("name", "shape", "said"),
     [
         ("resnet18", SHAPE, r"unet, or torchvision/NAME or timm/NAME\. Got 'resnet18'"),
-        ("torchvision/resnet19", SHAPE, "has no network 'resnet19' .* It has resnet18"),
-        ("torchvision/fcn_resnet50", SHAPE, "for classes of images"),
-        ("torchvision/resnet18", (1, 32, 32), "see colours: give shape three channels"),
-        ("torchvision/resnet18", (5,), "it takes images: channels, height, width"),
+        (
+            "torchvision/resnet19",
+            SHAPE,
+            "has no image classification network 'resnet19'. It has resnet18",
+        ),
+        ("torchvision/fcn_resnet50", SHAPE, "no image classification network"),
+        (
+            "torchvision/resnet18",
+            (1, 32, 32),
+            "networks need colour images: give shape three channels",
+        ),
+        ("torchvision/resnet18", (5,), "it needs images: channels, height, width"),
         ("torchvision/vgg11_bn", (3, 8, 8), "Output size is too small"),
-        ("cnn-hcct", (5,), "mclr and the mlp networks take every shape"),
+        ("cnn-hcct", (5,), "mclr and the mlp networks accept every shape"),
     ],
 )
 def test_networks_that_cannot_be_made(name: str, shape: tuple[int, ...], said: str) -> None:
@@ -303,9 +313,11 @@ def test_networks_that_cannot_be_made(name: str, shape: tuple[int, ...], said: s
 
 def test_timm_is_asked_only_for_what_it_has_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("timm", reason="timm is not installed (extra: networks)")
-    with pytest.raises(TaskError, match=r"timm has no network 'hf-hub:timm/resnet18\.a1_in1k'"):
+    with pytest.raises(
+        TaskError, match=r"timm has no image classification network 'hf-hub:timm/resnet18\.a1_in1k'"
+    ):
         networks.make("timm/hf-hub:timm/resnet18.a1_in1k", shape=SHAPE, num_classes=2)
-    with pytest.raises(TaskError, match="its answer is more than that of its last layer"):
+    with pytest.raises(TaskError, match="its output is not only that of its last layer"):
         networks.make("timm/deit_tiny_distilled_patch16_224", shape=SHAPE, num_classes=2)
     monkeypatch.setitem(sys.modules, "timm", None)
     with pytest.raises(TaskError, match=r"needs timm, .* pip install 'coterie\[networks\]'"):
@@ -340,7 +352,7 @@ def test_a_file_brings_all_but_a_head_of_other_classes(tmp_path: Path) -> None:
     ("change", "said"),
     [
         ({"representation.0.bias": None}, r"lacks arrays of the network: representation\.0\.bias"),
-        ({"tail": torch.zeros(1)}, r"has arrays that the network does not have: tail\. Is it"),
+        ({"tail": torch.zeros(1)}, r"has arrays that the network does not have: tail\. Was it"),
         ({"representation.0.bias": torch.zeros(7)}, "of other shapes than the network's: repr"),
     ],
 )
@@ -394,7 +406,7 @@ def test_a_declaration_may_state_the_checksum(study: Path, tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("freeze", "said"),
     [
-        ('["layer9."]', r"freeze names 'layer9\.', but no parameter's name begins so"),
+        ('["layer9."]', r"freeze names 'layer9\.', but no parameter's name begins with"),
         ('["conv", "stage", "fc"]', "freeze names all parameters: nothing would be trained"),
         ('"backbone"', "is wrong: freeze"),
         ('[""]', "is wrong: freeze"),

@@ -167,7 +167,9 @@ def test_palettes_are_class_numbers_and_other_masks_are_refused(tmp_path: Path) 
     with pytest.raises(TaskError, match=r"00\.png' cannot be read: its mode is 'RGB'; a mask has"):
         task.load({"data": str(folder)})
     Image.fromarray(np.full((32, 24), 255, np.uint8)).save(first)
-    with pytest.raises(TaskError, match=r"mask '.*00\.png' holds 255. .* 0 to 1 \(background, les"):
+    with pytest.raises(
+        TaskError, match=r"mask '.*00\.png' contains 255\. .* 0 to 1 \(background, les"
+    ):
         task.load({"data": str(folder)})
     first.unlink()
     with pytest.raises(TaskError, match=r"00\.jpg' has no mask: there is no '.*masks/00\.png'"):

@@ -53,7 +53,7 @@ def test_values_of_a_mask_may_have_codes(stream: bool, folder: Path, task: Decla
     for file in (folder / "masks").iterdir():
         with Image.open(file) as mask:
             change(folder, file.name, np.asarray(mask) * 255)
-    with pytest.raises(TaskError, match=r'holds 255\. .*\[data.codes.mask\] .* 255 = "lesion"'):
+    with pytest.raises(TaskError, match=r'contains 255\. .*\[data.codes.mask\] .* 255 = "lesion"'):
         task.load({"data": str(folder), "stream": stream})
     found = ask(task, folder, stream=stream, **codes(**{"255": "lesion"}))
     assert all(torch.equal(*pair) for pair in zip(found, expected, strict=True))
@@ -76,7 +76,7 @@ def test_codes_of_masks_stand_in_silo_toml(folder: Path, tmp_path: Path) -> None
     ("of", "said"),
     [
         ({"255": "tumour"}, r"gives 'tumour' .* Declared: background, lesion, ignore"),
-        ({"white": "lesion"}, "codes for masks are whole numbers from 0 on. Got 'white'"),
+        ({"white": "lesion"}, "codes for masks must be whole numbers, at least 0. Got 'white'"),
     ],
 )
 def test_codes_that_cannot_be_are_refused(
@@ -88,7 +88,7 @@ def test_codes_that_cannot_be_are_refused(
 
 def test_all_odd_values_of_a_mask_are_named_at_once(folder: Path, task: DeclaredTask) -> None:
     change(folder, "00.png", np.arange(4).repeat(8)[:, None].repeat(24, 1))
-    with pytest.raises(TaskError, match=r"00\.png' holds 2, 3\. Its values"):
+    with pytest.raises(TaskError, match=r"00\.png' contains 2, 3\. Its values"):
         task.load({"data": str(folder)})
 
 
@@ -123,7 +123,7 @@ def test_masks_may_have_a_pattern_for_their_names(
     for file in [*(folder / "masks").iterdir()]:
         file.rename(file.with_stem(bare.replace("*", file.stem)))
     first = bare.replace("*", "00")
-    said = rf"'{first}\.png' is there.* mask-names = \"{bare.replace('*', '[*]')}\""
+    said = rf"'{first}\.png' exists.* mask-names = \"{bare.replace('*', '[*]')}\""
     with pytest.raises(TaskError, match=said):
         task.load({"data": str(folder)})
     found = ask(task, folder, **{"mask-names": pattern})
@@ -132,13 +132,13 @@ def test_masks_may_have_a_pattern_for_their_names(
 
 @pytest.mark.parametrize("pattern", ["", "mask", "*_*", "masks/*"])
 def test_what_is_no_pattern_is_refused(pattern: str, folder: Path, task: DeclaredTask) -> None:
-    with pytest.raises(TaskError, match=r"one \* in the place of the image's name"):
+    with pytest.raises(TaskError, match=r"one \* for the image's name"):
         task.load({"data": str(folder), "mask-names": pattern})
 
 
 @pytest.mark.parametrize(
     ("ending", "said"),
-    [(".jpg", r"00\.jpg' is a JPEG file, whose compression"), (".tif", r"00\.tif' is no PNG")],
+    [(".jpg", r"00\.jpg' is a JPEG file, whose compression"), (".tif", r"00\.tif' is not a PNG")],
 )
 def test_a_mask_in_another_format_is_named_with_the_reason(
     ending: str, said: str, folder: Path, task: DeclaredTask
@@ -195,7 +195,7 @@ def test_images_and_masks_are_both_counted(folder: Path, task: DeclaredTask) -> 
 def test_train_and_val_alone_are_named_for_masks_too(tmp_path: Path, task: DeclaredTask) -> None:
     for part in ("train", "val"):
         masked(tmp_path / "data" / part, count=2)
-    with pytest.raises(TaskError, match=r"'train' and 'val' may be meant.*folder test must be"):
+    with pytest.raises(TaskError, match=r"'train' and 'val' may be intended.*folder test,"):
         task.load({"data": str(tmp_path / "data")})
     masked(tmp_path / "data" / "test", count=2)
     data = task.load({"data": str(tmp_path / "data")})
@@ -235,7 +235,7 @@ def test_a_negative_value_is_not_taken_for_an_ignored_pixel(
     values[:16] = IGNORED
     (folder / "masks" / "00.png").unlink()
     Image.fromarray(values).save(folder / "masks" / "00.png", "TIFF")
-    with pytest.raises(TaskError, match=r"00\.png' holds -100\. Its values must"):
+    with pytest.raises(TaskError, match=r"00\.png' contains -100\. Its values must"):
         task.load({"data": str(folder)})
 
 

@@ -103,7 +103,7 @@ def test_codes_of_parquet_columns_are_compared_as_what_they_say(tmp_path: Path) 
     codes = {"sex": {"1": "m", "2": "f"}, "ill": {"false": "no", "true": "yes"}}
     task = declared(tmp_path, HEART)
     found = load(task, str(tmp_path / "d.parquet"), codes=codes, missing={"age": -9})
-    assert task.notes() == ["age: 1 missing in d.parquet, taken as the mean"]
+    assert task.notes() == ["age: 1 missing in d.parquet, replaced by the mean"]
     assert task.warnings() == []
     rows = [("?" if i == 2 else row[0], *row[1:]) for i, row in enumerate(PLAIN)]
     same = load(task, table(tmp_path, plain(rows)), missing=["?"])
@@ -118,7 +118,7 @@ def test_a_code_is_missing_only_where_the_silo_says_so(tmp_path: Path) -> None:
     load(task, data)
     assert task.notes() == []
     load(task, data, missing={"bmi": ["-9.0"]})
-    assert task.notes() == ["bmi: 1 missing in data.csv, taken as the mean"]
+    assert task.notes() == ["bmi: 1 missing in data.csv, replaced by the mean"]
     load(task, data, missing="-9")
     assert len(task.notes()) == 2
 
@@ -126,11 +126,15 @@ def test_a_code_is_missing_only_where_the_silo_says_so(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("value", "options", "said"),
     [
-        ("1,5", {}, r"'bmi' of .* holds '1,5' in row 3.*set the silo's option decimal = \",\""),
-        ("1.5", {"decimal": ","}, r"holds '1\.5' in row 3, which is no number"),
-        ("1,50", {"thousands": ","}, r"holds '1,50' in row 3"),
+        ("1,5", {}, r"'bmi' of .* contains '1,5' in row 3.*set the silo's option decimal = \",\""),
+        ("1.5", {"decimal": ","}, r"contains '1\.5' in row 3, which is not a number"),
+        ("1,50", {"thousands": ","}, r"contains '1,50' in row 3"),
         ("?", {}, r"'bmi' .*'\?' in row 3.*add it to the silo's option missing"),
-        ("very long words of a doctor about it", {}, r"holds 'very long words of a doc…' in row 3"),
+        (
+            "very long words of a doctor about it",
+            {},
+            r"contains 'very long words of a doc…' in row 3",
+        ),
         ("two", {"columns": {"kg": "bmi"}}, r"'bmi' \('kg' in the file\) .* 'two' in row 3"),
     ],
 )
@@ -147,7 +151,9 @@ def test_what_is_no_number_is_named_by_column_and_row(
 
 def test_a_file_with_another_separator_names_it_and_no_row(tmp_path: Path) -> None:
     text = "age;bmi;sex;pain;ill\n" + "77;1,5;f;1;no\n78;2;f;1;yes\n" * 5
-    with pytest.raises(TaskError, match=r'looks separated by \';\': set separator = ";"') as error:
+    with pytest.raises(
+        TaskError, match=r"separator seems to be ';': set separator = \";\""
+    ) as error:
         load(declared(tmp_path, HEART), table(tmp_path, text))
     assert "77" not in str(error.value)
     with pytest.raises(TaskError, match=r"has 6 fields in row 2, where .* has 5") as error:
@@ -205,7 +211,7 @@ def test_values_beyond_declared_bounds_count_as_missing_or_are_refused(tmp_path:
     task = declared(tmp_path, text)
     found = both(load(task, table(tmp_path, plain(rows))))
     assert task.warnings() == [
-        "1 of 20 values of 'age' in data.csv are not within the declared 0 to 120 (the first in "
+        "1 of 20 values of 'age' in data.csv are outside the declared 0 to 120 (the first in "
         "row 5); they count as missing"
     ]
     assert found.shape == (20, 8) and found[:, 6:].sum(axis=0).tolist() == [1, 1]
@@ -220,7 +226,7 @@ def test_columns_that_say_nothing_are_warned_of(tmp_path: Path) -> None:
     task = declared(tmp_path, HEART)
     load(task, table(tmp_path, plain(rows)), seed=1)
     assert [warning.split(" in ")[0] for warning in task.warnings()] == [
-        "age is the same", "bmi says nothing", "sex is the same", "pain says nothing",
+        "age is the same", "bmi is empty", "sex is the same", "pain is empty",
     ]  # fmt: skip
 
 
@@ -230,14 +236,14 @@ def test_columns_that_say_nothing_are_warned_of(tmp_path: Path) -> None:
         ({"decimal": ";"}, r"decimal must be one of '\.', ','. Got ';'"),
         ({"decimal": ",", "thousands": ","}, "decimal and thousands must differ"),
         ({"separator": ";;"}, "separator must be one character"),
-        ({"encoding": "klingon"}, "encoding must be one that Python knows"),
+        ({"encoding": "klingon"}, "encoding must be one that Python supports,"),
         ({"columns": {"AGE": "years"}}, "option columns names 'years', which is not a column"),
         ({"columns": {"AGE": "age"}}, "has no column 'AGE'.* Correct 'AGE' under"),
         ({"columns": ["AGE"]}, "option columns must be a table of texts"),
         ({"codes": {"sex": {"1": "male"}}}, "gives 'male' for column 'sex', which is not declared"),
         ({"codes": {"ill": {"1": "maybe"}}}, "gives 'maybe' for column 'ill'"),
         ({"codes": {"1": "f"}}, "option codes must have a table per column"),
-        ({"codes": "{"}, "option codes is no JSON"),
+        ({"codes": "{"}, "option codes is not JSON"),
         ({"missing": {"years": ["?"]}}, "option missing names 'years'"),
         ({"pass-through": [["id"]]}, "option pass-through must be a list"),
     ],
@@ -298,8 +304,8 @@ SEX = "sex"
     assert silo(["check", "--home", str(home)]) == 0
     out = capsys.readouterr().out
     assert re.findall("^warning .*", out, re.MULTILINE) == [
-        "warning   only 16 training samples: a model learns little from so few",
-        "warning   only 4 test samples: what is measured on so few says little",
+        "warning   only 16 training samples: a model learns little from so few samples",
+        "warning   only 4 test samples: measurements on so few samples are uncertain",
     ]
 
 
@@ -386,14 +392,17 @@ def test_tables_of_options_may_stand_in_the_files_of_simulations_and_comparisons
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({5: -9, 9: -9}, "age has one value below 0, in 2 training rows (the first is row 6), and"),
+        (
+            {5: -9, 9: -9},
+            "age has only one value below 0, in 2 training rows (the first is row 6). If",
+        ),
         (
             {5: -0.25, 9: -0.25},
-            "age has one value below 0, in 2 training rows (the first is row 6)",
+            "age has only one value below 0, in 2 training rows (the first is row 6)",
         ),
-        ({5: -999}, "age has one value below 0, in row 6, and no other one"),
-        ({5: -88}, "age has one value below 0, in row 6, and no other one"),
-        ({5: -1}, "age has one value below 0, in row 6, and no other one"),
+        ({5: -999}, "age has only one value below 0, in row 6."),
+        ({5: -88}, "age has only one value below 0, in row 6."),
+        ({5: -1}, "age has only one value below 0, in row 6."),
         ({5: -0.37}, ""),
         ({5: -2}, ""),
         ({5: -12}, ""),

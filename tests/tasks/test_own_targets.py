@@ -76,9 +76,13 @@ def test_the_test_part_has_its_share_of_events(tmp_path: Path) -> None:
     [
         (NUMBER, (",3.5,", ",,"), "no value in target column 'days' in row 4"),
         (NUMBER, (",3.5,", ",long,"), "column 'days' .* 'long' in row 4"),
-        (SURVIVAL, (",3.5,", ",-3.5,"), "'days' .* holds a time below 0 in row 4"),
-        (SURVIVAL, (",0,1\n", ",0,dead\n"), "'died' .* 0 or 1. Row 1 holds 'dead': .*codes.died"),
-        (LABELS, ("20,0.5,0,0,", "20,0.5,0,,"), "'fever' .* Row 1 holds nothing"),
+        (SURVIVAL, (",3.5,", ",-3.5,"), "'days' .* contains a time below 0 in row 4"),
+        (
+            SURVIVAL,
+            (",0,1\n", ",0,dead\n"),
+            "'died' .* 0 or 1. Row 1 contains 'dead': .*codes.died",
+        ),
+        (LABELS, ("20,0.5,0,0,", "20,0.5,0,,"), "'fever' .* Row 1 is empty:"),
     ],
 )
 def test_targets_that_cannot_be_read_are_named_by_column_and_row(
@@ -140,7 +144,7 @@ def test_targets_of_arrays(target: str, y: Any, kept: tuple[int, ...], tmp_path:
     [
         ('{kind = "number"}', np.ones((12, 2)), "y in .* does not fit: .* 1 per sample"),
         ('{kind = "number"}', np.full(12, np.nan), "NaN or infinite values, in sample 1"),
-        ('{kind = "number"}', np.array(["a"] * 12), "y in .* must hold numbers. Got <U1"),
+        ('{kind = "number"}', np.array(["a"] * 12), "y in .* must contain numbers. Got <U1"),
         ('{kind = "labels", names = ["a", "b"]}', np.full((12, 2), 2), "must be 0 or 1"),
         ('{kind = "survival"}', np.full((12, 2), 0.5), "events 0 or 1"),
     ],
@@ -175,9 +179,9 @@ def test_masks_of_arrays(tmp_path: Path) -> None:
         np.savez(tmp_path / "d.npz", x=x, y=wrong)
         with pytest.raises(TaskError, match=said):
             task.load(options)
-    with pytest.raises(TaskError, match="'mclr' gives one answer per sample; for masks take unet"):
+    with pytest.raises(TaskError, match="'mclr' gives one answer per sample; for masks use unet"):
         declared(tmp_path, MASKS.replace("unet", "mclr")).model()
-    with pytest.raises(TaskError, match="'unet' gives an answer per pixel, which only masks need"):
+    with pytest.raises(TaskError, match="'unet' gives an answer per pixel; use it only for masks"):
         declared(
             tmp_path, IMAGES.format(channels=1).replace("mclr", "unet").replace("8, 6", "8, 9")
         ).model()

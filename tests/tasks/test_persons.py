@@ -169,7 +169,7 @@ def test_who_has_images_for_training_and_for_validation_is_pointed_out(
                 Image.new("L", (4, 4)).save(folder / f"{key}_1.png")
     task = declared(tmp_path, IMAGES)
     task.load({"data": str(tmp_path / "img"), "group": r"^(P\d+)_", "stream": stream})
-    said = [line for line in task.warnings() if "for training and for validation" in line]
+    said = [line for line in task.warnings() if "for both training and validation" in line]
     assert bool(said) == warned and not any("P0" in line for line in said)
 
 
@@ -339,7 +339,7 @@ def test_a_row_of_nobody_is_refused_by_its_number(blank: str, tmp_path: Path) ->
     ("group", "says"),
     [
         ("pat", r"has no column 'pat', which group names in silo\.toml\. Its columns: 'patient', "),
-        ("ill", "they are of 2 persons, and training needs each"),
+        ("ill", "they belong to 2 persons, and training needs all"),
     ],
 )  # fmt: skip
 def test_a_column_that_does_not_serve_is_refused(group: str, says: str, tmp_path: Path) -> None:

@@ -189,7 +189,7 @@ def test_a_person_is_told_of_transparency_cmyk_and_pages_with_their_numbers(
     task = declared(tmp_path, IMAGES.format(channels=3))
     task.load({"data": str(tmp_path / "data"), "stream": stream})
     notes = "\n".join(task.notes())
-    assert "3 images have transparency: it is read in front of white ('clear0.png' and" in notes
+    assert "3 images have transparency: it is read on a white background ('clear0.png' and" in notes
     assert (
         "1 image has CMYK colours: converted to RGB without a colour profile ('print.jpg')" in notes
     )

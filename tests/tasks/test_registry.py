@@ -177,9 +177,9 @@ def with_bad(value: float) -> np.ndarray:
         ({"y_test": np.array([0])}, "test data must have one label"),
         ({"y_train": np.array([0, 1, 3, 1])}, r"must be in \[0, 2\]. Got labels from 0 to 3"),
         ({"y_test": np.array([-1, 1, 2])}, "Got labels from -1 to 2"),
-        ({"x_test": with_bad(np.nan)}, "test data holds NaN or infinite"),
-        ({"x_test": with_bad(-np.inf)}, "test data holds NaN or infinite"),
-        ({"x_test": np.zeros((3, 5), np.float32)}, r"one shape. Got \(2,\) and \(5,\)"),
+        ({"x_test": with_bad(np.nan)}, "test data contains NaN or infinite"),
+        ({"x_test": with_bad(-np.inf)}, "test data contains NaN or infinite"),
+        ({"x_test": np.zeros((3, 5), np.float32)}, r"the same shape\. Got \(2,\) and \(5,\)"),
     ],
 )  # fmt: skip
 def test_data_that_cannot_be_trained_on_is_refused(changes: dict[str, Any], said: str) -> None:

@@ -53,10 +53,10 @@ def test_partitions_are_read(text: str, total: int, numbers: range) -> None:
         ("0-9", 0, "must be FIRST-LAST/TOTAL"),
         ("a-b/3", 0, "must be FIRST-LAST/TOTAL"),
         ("-1/3", 0, "must be FIRST-LAST/TOTAL"),
-        ("0-3/3", 0, "must lie in 0-2"),
-        ("2-1/3", 0, "must lie in 0-2"),
-        ("0-2/4", 5, "are of 4 silos, but there are 5"),
-        ("0/200000", 0, "must lie in"),
+        ("0-3/3", 0, "must be in 0-2,"),
+        ("2-1/3", 0, "must be in 0-2,"),
+        ("0-2/4", 5, "name 4 silos, but there are 5"),
+        ("0/200000", 0, "must be in"),
     ],
 )
 def test_partitions_that_are_none_are_refused(text: str, total: int, said: str) -> None:
@@ -112,13 +112,13 @@ def test_a_data_folder_is_relative_to_the_file(tmp_path: Path) -> None:
         ("silos = 2\nlabel_counts = true", "unknown key 'label_counts'"),
         ("silos = 2\nlabel-counts = 1", "label-counts: .*valid boolean"),
         ("silos = 2\n[split]\nkind = 'iid'\nshrads = 3", "no key 'shrads'"),
-        ("silos = 2\n[split]\nalpha = 3.0", "to say its kind"),
+        ("silos = 2\n[split]\nalpha = 3.0", "to name its kind"),
         (
             "silos = 2\nnames = ['a', 'a']",
-            "names must be 2 different ones.* Got 2, of which 1 differ",
+            "names must be 2 different names,.* Got 2, of which 1 differ",
         ),
         ("silos = 2\nnames = ['a', 'a', 'b']", "names must be 2 .* Got 3, of which 2 differ"),
-        ("silos = 2\ndata = '~nobody-here/x'", "has the home folder ~nobody-here"),
+        ("silos = 2\ndata = '~nobody-here/x'", "no home folder ~nobody-here"),
     ],
 )
 def test_a_file_that_cannot_be_meant_is_refused(tmp_path: Path, text: str, said: str) -> None:

@@ -181,7 +181,7 @@ def test_a_footer_is_pointed_out_and_can_be_left_out(
 def test_a_row_with_a_field_too_many_is_named_without_a_count_of_none(tmp_path: Path) -> None:
     with pytest.raises(TaskError, match=r"has 5 fields in row 3, where .* has 4.* in \"quotes\""):
         load(tmp_path, text(with_notes({2: "a,b"})))
-    with pytest.raises(TaskError, match=r"All rows differ from the line of names"):
+    with pytest.raises(TaskError, match=r"All rows differ from the header line:"):
         load(tmp_path, text().replace("note,age", "age"))
 
 
@@ -310,8 +310,8 @@ def test_all_odd_forms_of_a_column_are_listed_with_a_setting_for_each(tmp_path: 
         load(tmp_path, text(rows))
     said = str(error.value)
     assert (
-        "holds '<0.5' in row 1 and 1 more row, '>20' in row 3, '12 %' in row 4 and 1 more row, "
-        "'1.2*' in row 6, 'n.d.' in row 7, which are no numbers. " in said
+        "contains '<0.5' in row 1 and 1 more row, '>20' in row 3, '12 %' in row 4 and 1 more row, "
+        "'1.2*' in row 6, 'n.d.' in row 7, which are not numbers. " in said
     )
     assert 'censored = "limit"' in said and 'ignore-marks = ["%", "*"]' in said
     assert "option missing" in said and "secret" not in said
@@ -326,7 +326,7 @@ def test_all_odd_forms_of_a_column_are_listed_with_a_setting_for_each(tmp_path: 
 
 def test_of_very_many_odd_forms_some_are_listed(tmp_path: Path) -> None:
     ages = {i: f"{chr(97 + i % 26) * (1 + i // 26)}" for i in range(40)}
-    with pytest.raises(TaskError, match=r"and 20 more forms, which are no numbers"):
+    with pytest.raises(TaskError, match=r"and 20 more forms, which are not numbers"):
         load(tmp_path, text(with_notes({}, ages=ages)))
 
 
@@ -339,7 +339,7 @@ def test_of_very_many_odd_forms_some_are_listed(tmp_path: Path) -> None:
         (["1\u2019234.5"], 'option thousands = "\'"'),
         (["\u22121,5"], 'option decimal = ","'),
         (["1.234,5 %"], r'ignore-marks = \["%"\].*option decimal = "," and thousands = "\."'),
-        (["1.2.3 x"], r'ignore-marks = \["x"\].*option missing; if for a number'),
+        (["1.2.3 x"], r'ignore-marks = \["x"\].*option missing; if a number'),
         (["1.234,5", "3"], r'option decimal = "," and thousands = "\."'),
     ],
 )
@@ -366,7 +366,7 @@ def test_all_codes_that_are_not_declared_are_listed_at_once(tmp_path: Path) -> N
         ({"skip": -1}, "skip must be at least 0"),
         ({"skip": 99}, "has no column 'ill'"),
         ({"quote": "x"}, "quote must be one of"),
-        ({"encoding": "hex"}, "encoding must be one that Python knows"),
+        ({"encoding": "hex"}, "encoding must be one that Python supports,"),
     ],
 )
 def test_options_of_a_file_that_cannot_be_used_are_named(
@@ -410,7 +410,7 @@ def test_folders_of_parquet_and_feather_files_are_read_as_one_table(tmp_path: Pa
     (folder / "README.txt").touch()
     assert_same(task.load({"data": str(folder)}), tmp_path)
     assert task.notes() == [
-        "parts: without 1 file of another ending than .parquet, such as 'README.txt'"
+        "parts: without 1 file with an extension other than .parquet, such as 'README.txt'"
     ]
     feather.write_feather(columns(ROWS), tmp_path / "t.feather")
     assert_same(task.load({"data": str(tmp_path / "t.feather")}), tmp_path)
