@@ -120,7 +120,7 @@ class GroupStrategy(Strategy):
     ) -> None:
         if self.kind is not None and algorithm is not None:
             raise TypeError(
-                f"options of {type(self).__name__} are given by name. Got {algorithm!r}"
+                f"options of {type(self).__name__} must be given by name. Got {algorithm!r}"
             )
         if self.kind is not None:
             algorithm = self.kind(**options)
@@ -299,7 +299,7 @@ class GroupStrategy(Strategy):
                 commit(standing)
         if not counted:
             raise FederationError(
-                f"no update of any silo counted in {wire.counted(standing.round, 'round')}: "
+                f"no silo's update counted in {wire.counted(standing.round, 'round')}: "
                 f"{wire.reasons(report.left_out)}",
                 round_number=standing.round,
                 phase="train",
@@ -324,7 +324,7 @@ class GroupStrategy(Strategy):
                 why = str(nobody)
             if tries < MOST_TRIES:
                 log.warning(
-                    "round %d: no silo's training counts, so the round is played again (%d of %d "
+                    "round %d: no silo's training counted, so the round is repeated (%d of %d "
                     "tries): %s",
                     *(number, tries, MOST_TRIES, why),
                 )
@@ -339,8 +339,9 @@ class GroupStrategy(Strategy):
 
     def _has_no_hooks(self, *_: Any, **__: Any) -> NoReturn:
         raise FederationError(
-            "a strategy with several models cannot be driven step by step: Flower's hooks know one "
-            "model. Call its start(...), and wrap the ClientApp with mods instead of the strategy."
+            "a strategy with several models cannot be driven step by step: Flower's hooks "
+            "handle only one model. Call its start(...), and wrap the ClientApp with mods "
+            "instead of the strategy."
         )
 
     configure_train = aggregate_train = _has_no_hooks
@@ -352,7 +353,7 @@ def _ended_by(spent: AllSpentError, standing: Checkpoint[Any]) -> Checkpoint[Any
     why = f"no silo's privacy budget allows another round: {spent}"
     if not standing.round:
         raise FederationError(why, round_number=1, phase="train")
-    log.warning("the run ends after round %d: %s", standing.round, why)
+    log.warning("the run stops after round %d: %s", standing.round, why)
     return replace(standing, ended_early=why)
 
 

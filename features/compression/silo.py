@@ -54,7 +54,7 @@ def _format(request: Request) -> str:
     asked: str = request.value(wire.WIRE_FORMAT)
     if asked != wire.FLOAT32 and request.config.get(wire.SECURE):
         raise RefusedError(
-            f"{wire.WIRE_FORMAT} = {asked} does not go with a secure run: its sums are exact."
+            f"{wire.WIRE_FORMAT} = {asked} cannot be used in a secure run, whose sums are exact."
         )
     return asked
 

@@ -201,8 +201,8 @@ class Budget:
             if after > self.terms.epsilon:
                 now = self.spent().text()
                 raise SpentError(
-                    f"has spent its privacy budget: {now}, and this training would make it "
-                    f"{after:.3g}. It trains no more; it keeps the last model that it was given."
+                    f"has used up its privacy budget: {now}, and this training would make it "
+                    f"{after:.3g}. It stops training and keeps the last model it received."
                 )
             self._write([*charges, one], after)
 
@@ -277,8 +277,8 @@ class Budget:
             except (OSError, ValueError):
                 pass
         raise BudgetError(
-            f"{file} is damaged. Remove it, and the silo makes another one: rounds that are "
-            "repeated then cost anew."
+            f"{file} is damaged. Remove it, and the silo creates a new one: repeated rounds are "
+            "then charged again."
         )
 
     @contextmanager
@@ -291,7 +291,9 @@ class Budget:
             with locked(self._folder, name=LOCK, deadline_s=LOCK_DEADLINE_S):
                 yield
         except LockedError as error:
-            raise BudgetError(f"the privacy budget is in use elsewhere: {error}.") from None
+            raise BudgetError(
+                f"the privacy budget is in use by another process: {error}."
+            ) from None
 
     def _read(self) -> tuple[Charge, ...]:
         if not self.settings.home:
@@ -360,8 +362,9 @@ def _checked(one: Any, home: str) -> Charge:
 
 def _damaged(home: str) -> BudgetError:
     return BudgetError(
-        f"{Path(home) / FOLDER / BUDGET} is damaged: what was spent of the privacy budget is not "
-        "known. Put back a copy of it; without one, the silo's data has no budget left to trust."
+        f"{Path(home) / FOLDER / BUDGET} is damaged, so the spent part of the privacy budget is "
+        "unknown. Restore it from a copy; without one, the silo's data must not be used for "
+        "further training."
     )
 
 
@@ -369,9 +372,9 @@ def _warn_once(name: str) -> None:
     if not _warned:
         _warned.add(name)
         log.warning(
-            "silo %s has no folder: its privacy is a simulation, with noise that its name and the "
-            "run's seed give, and a budget that ends with this process. So it is of every silo "
-            "without one.",
+            "silo %s has no folder, so its privacy is only simulated: its name and the run's "
+            "seed determine the noise, and its budget ends with this process. The same holds "
+            "for every silo without a folder.",
             name,
         )
 

@@ -91,13 +91,16 @@ def require_private(task: Task, model: nn.Module) -> None:
     why = ""
     if has_batch_norm(model):
         why = (
-            "its model has BatchNorm, which mixes samples. Take a network with GroupNorm, such as "
-            'network = "NAME+groupnorm"'
+            "its model has BatchNorm, which mixes samples. Use a network with GroupNorm, such "
+            'as network = "NAME+groupnorm"'
         )
     elif has_own(task, "train"):
-        why = "it has its own train, whose gradients nobody clips"
+        why = "it has its own train, whose gradients are not clipped"
     elif task.problem.whole:
-        why = f"its loss ({task.problem.kind}) is one of all samples together, not a mean over them"
+        why = (
+            f"its loss ({task.problem.kind}) is computed over all samples together and is not a "
+            "mean over them"
+        )
     if why:
         raise TaskError(
             f"task {task.name!r} cannot be trained with differential privacy ([privacy] in "

@@ -106,7 +106,10 @@ class Reputation:
 
     def diverged(self, models: Mapping[str, Model], number: int) -> Reputation:
         """Set apart silos whose training ended in NaN, with the models that they started from."""
-        why = f"its training of round {number} diverged: it trains alone until one ends in numbers"
+        why = (
+            f"its training of round {number} diverged: it trains alone until its training gives "
+            "finite numbers"
+        )
         out = {name: Quarantined(model, number, number + 2, why) for name, model in models.items()}
         return replace(self, apart={**self.apart, **out})
 

@@ -46,7 +46,6 @@ def aggregate_problem(influence: Influence, *, averages: bool, strategy: str) ->
         return ""
     others = ", ".join(name for name in AGGREGATES if name != "mean")
     return (
-        f"{strategy} makes its models by weights of its own or of single updates, so aggregate "
-        f"must be mean ({others} are for strategies that average groups). "
-        f"Got {influence.aggregate!r}"
+        f"{strategy} weights single updates itself, so aggregate must be mean ({others} are for "
+        f"strategies that average groups). Got {influence.aggregate!r}"
     )

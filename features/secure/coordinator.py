@@ -94,10 +94,10 @@ def sketches_of(compared: Compared | None, model: Arrays) -> dict[str, int]:
     sizes = sketch_sizes(model, compared.layers)
     if not sizes:
         raise FederationError(
-            f"a secure run of this strategy compares sketches of updates, of at least "
-            f"{LEAST_SKETCH} numbers and {SPARSE} times fewer than are compared. This model has "
-            f"{num_numbers(model):,}, so a sketch would be the update: take a larger model, a "
-            "strategy that compares nothing (fedavg), or leave secure out.",
+            "a secure run of this strategy compares sketches of updates, with at least "
+            f"{LEAST_SKETCH} numbers and {SPARSE} times fewer than the updates. This model has "
+            f"{num_numbers(model):,}, so a sketch would reveal the update: use a larger model, "
+            "a strategy that compares nothing (fedavg), or leave secure out.",
             phase="secure",
             exit_code=EXIT_CONFIG,
         )

@@ -115,7 +115,7 @@ def decode_peers(text: object) -> dict[str, Peer]:
         raise WireError(f"the keys of a secure run cannot be read: {error}") from None
     found = {peer.name: peer for peer in peers}
     if len(found) != len(peers) or len(peers) > MAX_PEERS or not all(map(is_silo_name, found)):
-        raise WireError("the keys of a secure run name a silo twice, or one that can be none.")
+        raise WireError("the keys of a secure run name a silo twice, or have an invalid name.")
     return found
 
 
@@ -132,13 +132,13 @@ def peer_objection(peer: Peer, run: str, *, ca: bytes) -> str:
             X25519PublicKey.from_public_bytes(peer.public)
         )
     except ValueError:
-        return f"the key of silo {peer.name!r} is no X25519 key that can be used."
+        return f"the key of silo {peer.name!r} is not a valid X25519 key."
     if not ca and not peer.identity:
         return ""
     if ca and not _is_vouched(ca, peer.name, peer.identity, peer.voucher):
         return (
-            f"nobody whom this silo trusts says that silo {peer.name!r} is enrolled: its key is "
-            "not signed by the coordinator's CA of the join bundle."
+            f"this silo cannot verify that silo {peer.name!r} is enrolled: its key is not "
+            "signed by the coordinator's CA in the join bundle."
         )
     if not _is_signed(peer.identity, peer.signature, signed_by_silo(run, peer.name, peer.public)):
         return f"the key of silo {peer.name!r} is not signed by that silo for this run."
@@ -261,9 +261,9 @@ def decode_sum(text: object) -> Sum:
     limit = () if found.limit is None else (found.limit.norm, found.limit.samples)
     sound = all(math.isfinite(n) and n > 0 for n in (found.cap, found.total, *found.bounds, *limit))
     if not sound or list(found.members) != sorted(set(found.members)):
-        raise WireError("a sum needs silos in order, each once, and counts and bounds above 0.")
+        raise WireError("a sum needs its silos in order, each once, and counts and bounds above 0.")
     if len(found.members) > MAX_PEERS or not all(map(is_silo_name, found.members)):
-        raise WireError(f"a sum has at most {MAX_PEERS} silos, with names that silos can have.")
+        raise WireError(f"a sum has at most {MAX_PEERS} silos, with valid names.")
     return found
 
 
@@ -295,7 +295,7 @@ def fixed(model: Model, share: float, bounds: Sequence[float]) -> NDArray[np.uin
     for (name, array), bound in zip(model.items(), bounds, strict=True):
         for piece in pieces(array.reshape(-1)):
             if not np.isfinite(piece).all():
-                raise ValueError(f"array {name!r} holds NaN or infinity")
+                raise ValueError(f"array {name!r} contains NaN or infinity")
             scaled = np.multiply(piece, largest / bound, out=room[: piece.size], dtype=np.float64)
             # To refuse would inform the one who chose the bound.
             np.clip(scaled, -largest, largest, out=scaled)
@@ -361,5 +361,5 @@ def sketch_name(array: str, layers: str) -> str:
 
 def _bounded(text: Any, most: int) -> str:
     if not isinstance(text, str) or len(text) > most:
-        raise ValueError(f"expected a text of at most {most:,} letters")
+        raise ValueError(f"expected a text of at most {most:,} characters")
     return text

@@ -164,8 +164,8 @@ class RunSecrets:
             seed = AESGCM(key).decrypt(sealed[:NONCE], sealed[NONCE:], None)
         except (InvalidTag, ValueError):
             raise ValueError(
-                f"the seed that silo {holder.name!r} sealed cannot be opened here: it was sealed "
-                "for another key of this silo, or changed on its way"
+                f"the seed that silo {holder.name!r} sealed cannot be opened here: it was "
+                "sealed for another key of this silo, or was altered on the way"
             ) from None
         return self.with_seed(seed)
 

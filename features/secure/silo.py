@@ -77,7 +77,7 @@ class Secure(Stage):
         leaving = work.leaving[wire.ARRAYS]
         why = divergence(leaving, 0.0)
         if why:  # others would see it in a sum alone
-            request.refuse_for(f"sends nothing of this training: {why}", code=wire.DIVERGED)
+            request.refuse_for(f"sends nothing from this training: {why}", code=wire.DIVERGED)
         received = personal.without(work.received, work.staying)
         work.leaving, figures = keep_back(request, received, leaving)
         work.metrics |= figures
@@ -156,11 +156,11 @@ def sum_masked(request: Request) -> RecordDict:
     kept = held_back(request, asked.round, asked.purpose)
     model = kept.model
     if kept.key != secrets.public.hex():
-        request.refuse_for("has another key than when it trained that.")
+        request.refuse_for("has a different key than in that training.")
     if asked.trained_as != kept.trained_as:
         request.refuse_for(
-            "takes part in no sum with silos that were sent another model than it, or told to "
-            "train in another way."
+            "takes part in no sum with silos that received a different model or different "
+            "training settings."
         )
     if len(asked.bounds) != len(model):
         request.refuse_for(f"needs {len(model)} bounds for a sum, one for every array.")
@@ -177,7 +177,9 @@ def sum_masked(request: Request) -> RecordDict:
             model = within(model, kept.start, asked.limit.of(samples))
         masked = fixed(model, asked.share(samples), asked.bounds)
     except ValueError as error:
-        raise RefusedError(f"silo {settings.name!r} takes no part in the sum: {error}.") from None
+        raise RefusedError(
+            f"silo {settings.name!r} does not take part in the sum: {error}."
+        ) from None
     what = asked.digest(peers)
     masks = [
         (np.add if secrets.name < name else np.subtract, _Stream(secrets.shared_with(peer, what)))
@@ -209,7 +211,7 @@ def held_back(request: Request, number: int, purpose: str) -> Held:
     found = held(request.bench.settings, run=request.run, number=number, purpose=purpose)
     if found is None:
         raise RefusedError(
-            f"silo {request.bench.settings.name!r} has not kept what it trained in round "
+            f"silo {request.bench.settings.name!r} no longer has its training of round "
             f"{number}: it was restarted without a folder since, or its folder was changed."
         )
     # Files have arrays in another order.
@@ -220,7 +222,7 @@ def held_back(request: Request, number: int, purpose: str) -> Held:
 
 def _secrets(request: Request) -> RunSecrets:
     if not request.config.get(wire.RUN):
-        raise RefusedError("a secure run has a name.")
+        raise RefusedError("a secure run must have a name.")
     return secrets_of(request.bench.settings, request.run)
 
 
@@ -239,7 +241,7 @@ def _read_peers(request: Request) -> dict[str, Peer]:
 def _objection(request: Request, own: RunSecrets, peer: Peer) -> str:
     """Return why this silo does nothing together with another; empty if it does."""
     if peer.name == own.name:
-        return "" if peer.public == own.public else "was shown another key as its own."
+        return "" if peer.public == own.public else "received a different key under its own name."
     why = peer_objection(peer, own.run, ca=own.ca)
     if why:
         return f"takes part in no sum with it: {why}"
@@ -258,15 +260,15 @@ def _check_sum(request: Request, asked: Sum, secrets: RunSecrets, peers: dict[st
     """Refuse a sum that is not valid, or of too few silos."""
     least = max(FEWEST, request.bench.settings.policy.min_group_size)
     if asked.run != secrets.run or secrets.name not in asked.members:
-        request.refuse_for("is asked for a sum that it is no part of.")
+        request.refuse_for("was asked for a sum that does not include it.")
     if not 0 < asked.share(len(request.bench.data.train)) <= 1:
-        request.refuse_for("is asked to count for more than the whole of a sum.")
+        request.refuse_for("was asked for a weight above 1 in a sum.")
     if set(asked.members) != set(peers):
-        request.refuse_for("was not told the keys of exactly the silos of the sum.")
+        request.refuse_for("did not receive the keys of exactly the silos in the sum.")
     if asked.least < least or len(asked.members) < asked.least:
         request.refuse_for(
-            f"takes part in sums of at least {least} silos; this one is of {len(asked.members)}, "
-            f"and would be of as few as {asked.least}."
+            f"takes part in sums of at least {least} silos; this one has {len(asked.members)}, "
+            f"and could shrink to {asked.least}."
         )
 
 
@@ -280,8 +282,8 @@ def _objection_beside(new: Part, before: Part) -> str:
     same_training = (new.round, new.purpose) == (before.round, before.purpose)
     if same_training and new.made != before.made:
         return (
-            f"took part in a sum of what it trained in round {new.round}, and has trained for that "
-            "round anew since. One outcome of a round is summed, not two."
+            f"took part in a sum of its training in round {new.round}, and has trained again "
+            "for that round since. Only one update per round may be summed."
         )
     if new.made != before.made or new == before:
         return ""
@@ -294,13 +296,13 @@ def _objection_beside(new: Part, before: Part) -> str:
         if new.weighing == before.weighing:
             return ""
         return (
-            f"took part in a sum of these {len(small)} silos with that already, in which they "
-            "counted in another way. From the two, one silo's part could be told."
+            f"already took part in a sum of these {len(small)} silos with this update, with "
+            "different weights. From both sums, one silo's part could be computed."
         )
     return (
-        f"took part in a sum of {len(before.members)} silos with that already. Together with this "
-        f"one, of {len(new.members)}, the part of fewer than {apart} silos could be told from the "
-        "two."
+        f"already took part in a sum of {len(before.members)} silos with this update. Together "
+        f"with this sum of {len(new.members)}, the part of fewer than {apart} silos could be "
+        "computed."
     )
 
 
@@ -385,16 +387,15 @@ def _sketches(request: Request, received: Model) -> dict[str, Sketch]:
     if not sizes:
         count = sum(array.size for array in received.values())
         request.refuse_for(
-            f"lets no sketch leave of a model with {count:,} parameters: a sketch of fewer than "
-            f"{LEAST_SKETCH} numbers says too little, and one of more would be the update itself."
+            f"sends no sketch of a model with {count:,} parameters: a sketch of fewer than "
+            f"{LEAST_SKETCH} numbers is too inaccurate, and a larger one would reveal the "
+            "update."
         )
     seed = _seed(request)
     secrets = _secrets(request)
     if (wanted, layers) not in secrets.sketched:  # each tells something else of an update
         if len(secrets.sketched) >= MOST_SKETCHED:
-            request.refuse_for(
-                f"lets {MOST_SKETCHED} kinds of sketches leave in a run, not a further one."
-            )
+            request.refuse_for(f"sends at most {MOST_SKETCHED} kinds of sketches in a run.")
         if not _is_played(request):
             secrets.with_sketched((wanted, layers))
     return {

@@ -113,8 +113,9 @@ class SecureRun:
         """
         if foreign := [silo.name for silo in silos if not silo.described]:
             raise FederationError(
-                f"a secure run needs coterie's own silos (`coterie silo`), which keep what they "
-                f"train and send sums; {foreign[0]} runs another ClientApp. Leave secure out.",
+                "a secure run needs coterie's own silos (`coterie silo`), which keep their "
+                f"updates and send masked sums; {foreign[0]} runs a different ClientApp. Leave "
+                "secure out.",
                 phase="secure",
                 exit_code=EXIT_CONFIG,
             )
@@ -194,7 +195,7 @@ class SecureRun:
             lacking = [name for name in lacking if name not in self._sealed]
             if not lacking:
                 break
-        return dict.fromkeys(lacking, "no silo could give it the seed of the run's projection.")
+        return dict.fromkeys(lacking, "no silo could send it the seed of the run's projection.")
 
     def entries(self, order: Order, compared: Compared | None) -> dict[str, Any]:
         """Return the entries that a training message has only in a secure run."""
@@ -225,8 +226,8 @@ class SecureRun:
         for atom in atoms:
             if atom not in asked and len(atom.unseen) > 1:
                 log.warning(
-                    "round %d: what %s have trained is not summed: they are too few that were told "
-                    "the same, or do not count by their samples",
+                    "round %d: the updates of %s are not summed: too few silos have the same "
+                    "model and settings, or are weighted by their samples",
                     now.number,
                     ", ".join(atom.names),
                 )
@@ -264,15 +265,15 @@ class SecureRun:
                     if (summed := _summed(atom, names, vectors)) is not None:
                         found[atom.terms] = summed
                     else:
-                        lost |= dict.fromkeys(names, "its group's sum cannot be right.")
+                        lost |= dict.fromkeys(names, "its group's sum is not valid.")
                     continue
                 fewer = self._without(atom, names, missing, now)
                 if attempt == 1 and fewer:
                     again.append((atom, fewer))
                 else:
                     log.warning(
-                        "round %d: %s keep their model: the sum of their group came to nothing, "
-                        "for %s was lost",
+                        "round %d: %s keep their model: the sum of their group failed, because "
+                        "%s dropped out",
                         now.number,
                         ", ".join(atom.names),
                         ", ".join(sorted(missing)),
@@ -338,7 +339,7 @@ class SecureRun:
                 received += vector.nbytes
                 vectors.append(vector)
             except ValueError as error:
-                missing[name] = f"it trained, but its part of the group's sum did not come: {error}"
+                missing[name] = f"it trained, but did not send its part of the group's sum: {error}"
                 if reply is None:
                     self.silent.add(name)
         seconds = time.perf_counter() - started
@@ -362,9 +363,9 @@ def _summed(
         norm = distance(model, starts[0])
         if not norm <= longest * (1 + SLACK) + SLACK:
             log.warning(
-                "the sum over %s is %.3g long, the longest of their updates %.3g: one of them sent "
-                "something else than what it trained, or they were told different things. They "
-                "keep their model",
+                "the sum over %s is %.3g long, the longest of their updates %.3g: one of them "
+                "sent something other than its update, or they received different settings. "
+                "They keep their model",
                 ", ".join(names),
                 norm,
                 longest,
@@ -420,18 +421,18 @@ def insecure(
     """Return why a strategy cannot run in a secure run; empty if it can."""
     if not algorithm.works_unseen:
         return (
-            f"secure = true is for strategies that only average models and compare updates; {name} "
-            "needs more of single silos than that (docs/explanation/secure.md)"
+            "secure = true needs a strategy that only averages models and compares updates; "
+            f"{name} needs more from single silos (see {wire.page('Secure runs')})"
         )
     if aggregate != "mean":
         return (
-            f"aggregate = {aggregate} looks at every silo's values, and in a secure run "
-            "nobody sees them: it must be mean"
+            f"aggregate = {aggregate} needs every silo's values, which the coordinator does not "
+            "see in a secure run: it must be mean"
         )
     if wire_format != wire.FLOAT32:
         return (
-            f"wire-format = {wire_format} rounds the update that a silo sends, and in a secure run "
-            f"none is sent, but exact sums: it must be {wire.FLOAT32}"
+            f"wire-format = {wire_format} rounds updates, and in a secure run silos send exact "
+            f"sums instead: it must be {wire.FLOAT32}"
         )
     return algorithm.insecure()
 

@@ -76,12 +76,12 @@ def _scaled(bench: Workbench, scale: ColumnScale) -> tuple[Data, str]:
             loaded = task.load(bench.settings.options)
     except TaskError as error:
         # Its text may name a file, or quote what stands in it.
-        raise ValueError("cannot read its data again; see the silo's log.") from error
+        raise ValueError("can no longer read its data; see the silo's log.") from error
     finally:
         task.scale = None
     data = to_device(loaded, bench.device, workers=bench.settings.workers)
     if (len(data.train), len(data.test)) != (len(bench.data.train), len(bench.data.test)):
-        raise ValueError("has other data than when it was started. Start it again.")
+        raise ValueError("has different data than when it was started. Restart it.")
     return data, hash_of(loaded) if bench.settings.home else ""
 
 
@@ -89,10 +89,10 @@ def _scale(numbers: object, columns: int) -> ColumnScale:
     if not isinstance(numbers, list) or len(numbers) != 2 * columns:
         raise ValueError(
             f"needs the run's mean and deviation of {columns} columns ({wire.SCALE}): its task "
-            "scales its numbers by the federation."
+            'has scale = "federation".'
         )
     pairs = np.array(numbers, dtype=np.float64).reshape(columns, 2)
     if not np.isfinite(pairs).all() or (pairs[:, 1] <= 0).any():
-        raise ValueError(f"cannot scale by the run's {wire.SCALE}: it holds odd numbers.")
+        raise ValueError(f"cannot scale by the run's {wire.SCALE}: it contains invalid numbers.")
     scale: ColumnScale = pairs.tolist()
     return scale

@@ -97,10 +97,10 @@ def decode_statistics(content: RecordDict, *, samples: int) -> Statistics:
     try:
         text = config[_STATISTICS]
         if not isinstance(text, str) or len(text) > MAX_ANSWER_BYTES:
-            raise ValueError(f"they must be a text of at most {MAX_ANSWER_BYTES:,} letters")
+            raise ValueError(f"they must be a text of at most {MAX_ANSWER_BYTES:,} characters")
         found = statistics_of(json.loads(text))
         if found.samples != samples:
-            raise ValueError(f"they are of {found.samples} samples, and the silo has {samples}")
+            raise ValueError(f"they count {found.samples} samples, and the silo has {samples}")
     except KeyError as missing:
         raise WireError(f"statistics need {missing}.") from None
     except Exception as error:  # values from elsewhere, of any kind
@@ -140,7 +140,7 @@ def statistics_of(plain: Any) -> Statistics:
 def _column(plain: Any, samples: int) -> ColumnCounts:
     cells, categories = _list(plain["cells"]), _list(plain["categories"])
     if not 1 <= len(cells) <= MAX_CELLS or (categories and len(categories) != len(cells)):
-        raise ValueError(f"a column must have 1 to {MAX_CELLS} cells, and a name for each or none")
+        raise ValueError(f"a column must have 1 to {MAX_CELLS} cells, all with names or none")
     column = ColumnCounts(
         plain_text(_text(plain["name"]), MAX_NAME),
         tuple(map(_cell, cells)),
@@ -163,25 +163,25 @@ def _check_sum(cells: Sequence[Cell], samples: int) -> None:
     if sum(shown) > samples or (not hidden and sum(shown) != samples):
         raise ValueError("the cells of a column do not add up to the samples")
     if hidden == 1:
-        raise ValueError("a column hides one cell, which follows from the others")
+        raise ValueError("a column hides only one cell, which can be computed from the others")
 
 
 def _shapes(plain: Any) -> tuple[tuple[int, ...], ...]:
     shapes = tuple(tuple(_count(n) for n in _list(shape)) for shape in _list(plain))
     if len(shapes) > MAX_CELLS or any(len(shape) > 8 for shape in shapes):
-        raise ValueError("shapes are of at most 8 axes")
+        raise ValueError("shapes have at most 8 axes")
     return shapes
 
 
 def _list(value: Any) -> list[Any]:
     if not isinstance(value, list):
-        raise TypeError("a list is expected")
+        raise TypeError("expected a list")
     return value
 
 
 def _text(value: Any) -> str:
     if not isinstance(value, str):
-        raise TypeError("a text is expected")
+        raise TypeError("expected a text")
     return value
 
 
@@ -197,13 +197,13 @@ def _count(value: Any) -> int:
 
 def _whole(value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or abs(value) > 10**18:
-        raise TypeError("a whole number is expected")
+        raise TypeError("expected a whole number")
     return value
 
 
 def _step(value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise TypeError("a number is expected")
+        raise TypeError("expected a number")
     if not (math.isfinite(value) and 0 <= value <= 1e100):
         raise ValueError("a step is out of bounds")
     return float(value)

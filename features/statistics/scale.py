@@ -62,7 +62,7 @@ def ask_for_scale(
         except wire.WireError as error:
             silent.append(f"{silo.name}: {error}")
     for reason in silent:
-        log.info("its columns are not in the run's scale: %s", reason)
+        log.info("its columns are not part of the run's scale: %s", reason)
     return combine(sums, columns, minimums=minimums_of(silos), silent=silent)
 
 
@@ -83,10 +83,10 @@ def read_sums(reply: Message | None, columns: int, *, most: int) -> Sums:
         sums = np.array([metrics[key] for key in keys], dtype=np.float64).T
         counts, means, squares = sums.reshape(columns, 3).T
     except (KeyError, TypeError, ValueError, OverflowError):
-        raise wire.WireError(f"it must tell three numbers of each of {columns} columns.") from None
+        raise wire.WireError(f"it must send three numbers for each of {columns} columns.") from None
     odd = (counts < 0) | (counts > most) | (np.abs(means) > LARGEST) | (squares < 0)
     if not np.isfinite(sums).all() or odd.any():
-        raise wire.WireError("what it tells of its columns cannot be.")
+        raise wire.WireError("it sent invalid column statistics.")
     return sums
 
 
@@ -114,10 +114,10 @@ def combine(
         counts, means, squares = own.T
         if not len(own):
             raise FederationError(
-                "the task scales its numbers by the federation, but no silo tells enough of "
-                f"numeric column {column + 1}. At least one silo must allow it (`column_sums = "
-                "true` in silo.toml, or --share-column-sums) and have at least column_sums_from "
-                f"numbers, and min_group_size holds here too. {' '.join(silent)}".rstrip(),
+                'the task has scale = "federation", but no silo shares the sums of numeric '
+                f"column {column + 1}. At least one silo must allow it (`column_sums = true` in "
+                "silo.toml, or --share-column-sums) and have at least column_sums_from "
+                f"numbers; min_group_size applies here as well. {' '.join(silent)}".rstrip(),
                 phase="scale",
             )
         mean = float((counts * means).sum() / counts.sum())

@@ -69,7 +69,7 @@ class Scaled(Stage):
             return replace(request, bench=in_scale(bench, request.config.get(wire.SCALE)))
         except ValueError as error:
             if error.__cause__ is not None:
-                log.error("the data cannot be read again: %s", error.__cause__)
+                log.error("the data can no longer be read: %s", error.__cause__)
             raise RefusedError(f"silo {bench.settings.name!r} {error}") from None
 
 
@@ -77,7 +77,7 @@ def report_column_sums(request: Request) -> RecordDict:
     """Return count, mean and deviation of each numeric column, if this silo's policy allows it."""
     request.refuse_for(request.bench.settings.policy.column_sums_objection())
     if not request.bench.task.pooled_columns:
-        request.refuse_for("has no columns that the federation scales.")
+        request.refuse_for("has no columns scaled by the federation.")
     return column_sums(request.bench)
 
 
@@ -88,10 +88,10 @@ def report_statistics(request: Request) -> RecordDict:
         return _statistics(request.bench)
     except TaskError as error:
         # Its text may name a file, or quote what stands in it.
-        log.error("statistics cannot be made: %s", error)
+        log.error("statistics cannot be computed: %s", error)
         raise RefusedError(
-            f"silo {request.bench.settings.name!r} cannot read its data again, or they have "
-            "changed since it was started; see the silo's log."
+            f"silo {request.bench.settings.name!r} can no longer read its data, or the data "
+            "changed after the silo started; see the silo's log."
         ) from None
 
 
@@ -104,7 +104,7 @@ def _statistics(bench: Workbench) -> RecordDict:
     inputs = list(_inputs(bench)) if INPUTS in policy.statistics else []
     targets = list(_targets(bench.task, data.train)) if TARGETS in policy.statistics else []
     if any(len(column.values) != len(data.train) for column in (*inputs, *targets)):
-        raise TaskError("the data have changed since the silo was started. Start it again.")
+        raise TaskError("the data changed after the silo started. Restart it.")
     kept = inputs[: MAX_COLUMNS - min(len(targets), MAX_COLUMNS)], targets[:MAX_COLUMNS]
     least, persons = policy.statistics_from, data.train.persons
     return encode_statistics(

@@ -72,7 +72,7 @@ def ask_for_statistics(
             log.info("silo %s has shared its statistics", name)
         except wire.WireError as error:
             silent[name] = str(error)
-            log.info("silo %s tells no statistics: %s", name, error)
+            log.info("silo %s shares no statistics: %s", name, error)
     return Survey(str(terms[wire.TASK]), answers, silent, {n: silos[n].num_examples for n in names})
 
 
@@ -114,7 +114,7 @@ def read_survey(folder: Path) -> Survey:
     except OSError as error:
         raise refused(f"{file} cannot be read: {error.strerror}.") from None
     except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise refused(f"{file} is damaged: {error}. Ask again with `coterie stats`.") from None
+        raise refused(f"{file} is damaged: {error}. Run `coterie stats` again.") from None
 
 
 def require_answers(survey: Survey) -> None:

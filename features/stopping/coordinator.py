@@ -49,8 +49,9 @@ class Stopping(Stage):
         errors = [error for error in reported if math.isfinite(error)]
         if not errors:
             log.warning(
-                "round %d: no silo told its error on validation data, so patience ends nothing "
-                "here. Silos tell it if the run has validation, and their policy lets errors leave",
+                "round %d: no silo reported its error on validation data, so patience has no "
+                "effect. Silos report it if the run has validation and their policy allows "
+                "errors to leave",
                 now.number,
             )
             return mine, Outcome()
@@ -65,5 +66,5 @@ class Stopping(Stage):
             f"the mean error on validation data has not improved for {waited} rounds; it was "
             f"lowest after round {mine.round}"
         )
-        log.info("round %d: the run ends early: %s", now.number, why)
+        log.info("round %d: the run stops early: %s", now.number, why)
         return mine, Outcome(ended_early=why)

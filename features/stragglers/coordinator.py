@@ -78,10 +78,10 @@ class Absences:
 
     def _why(self, name: str) -> str:
         if self.missed.get(name, 0) >= MISSES:
-            return f"it did not answer in {self.missed[name]} rounds in a row, so it is asked"
+            return f"it did not answer in {self.missed[name]} rounds in a row; it is asked"
         return (
-            f"in this run the others have waited {self.overtime[name]:.0f} s for it alone, more "
-            f"than {MISSES} times round-timeout, so it is asked less often:"
+            f"in this run all other silos waited {self.overtime[name]:.0f} s only for it, more "
+            f"than {MISSES} times round-timeout; it is asked"
         )
 
     def after(

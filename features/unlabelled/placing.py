@@ -174,16 +174,14 @@ def place(unlabelled: UnlabelledSilo, groups: Sequence[Group], *, alone: bool) -
     near = sorted((_near(unlabelled, group) for group in groups), key=_by_distance)
     if alone:
         return Place(
-            (), "no model: every silo trains alone, and shows its own to nobody", found=False
+            (), "no model: every silo trains alone and shares its model with no other", found=False
         )
     if not near:
-        return Place((), "no model: no silos share one that it may have", found=False)
+        return Place((), "no model: no group's model is available to it", found=False)
     if len(near) == 1:
-        return Place(tuple(near), "the model of the only group; nothing was compared", found=True)
+        return Place(tuple(near), "the model of the only group, without a comparison", found=True)
     if not near[0].compared:
-        why = (
-            unlabelled.refused.rstrip(".") or "it could be compared with none of the groups' silos"
-        )
+        why = unlabelled.refused.rstrip(".") or "it could not be compared with any group"
         return Place(tuple(near), f"no model: {why}", found=False)
     return Place(tuple(near), _words(near), found=True)
 
@@ -204,11 +202,11 @@ def _words(near: Sequence[Near]) -> str:
     """Return how a group was chosen, and how certain that is, as text."""
     first, rest = near[0], [one for one in near[1:] if one.compared]
     said = (
-        f"its data look most like those of {_listed(first.group)}: a classifier tells them "
-        f"apart {_share(first)} better than by guessing"
+        f"its data look most like those of {_listed(first.group)}: a classifier distinguishes "
+        f"them {_share(first)} better than by guessing"
     )
     if first.distance - SURE * first.error > UNLIKE:
-        said += ", so that they are like nobody's here"
+        said += ", so they resemble no group's data"
     if not rest:
         return said + "; no other group could be compared"
     second = rest[0]
@@ -218,7 +216,7 @@ def _words(near: Sequence[Near]) -> str:
         if apart >= SURE
         else "which may be chance"
         if apart >= LIKELY
-        else "which is no difference: it is a guess"
+        else "which is not a difference: the choice is a guess"
     )
     return f"{said}, and those of the next nearest group {_share(second)}, {sure}"
 

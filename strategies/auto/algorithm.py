@@ -156,13 +156,13 @@ class Auto(Algorithm[AutoState]):
         rounds = int(training.get(wire.ROUNDS, 0))
         if 0 < rounds < LEAST_ROUNDS:
             yield (
-                f"auto looks, races and then trains the winner: rounds must be at least "
+                "auto measures, races and then trains the winner: rounds must be at least "
                 f"{LEAST_ROUNDS}. Got {rounds}"
             )
         if training.get(wire.PERSONAL):
             yield (
-                "auto trains several models side by side, and of layers that stay at a silo there "
-                "is one version. Leave personal empty, or name a strategy"
+                "auto trains several models side by side, but a silo has only one version of "
+                "its personal layers. Leave personal empty, or name a strategy"
             )
 
     def compared(self, state: AutoState) -> Compared | None:
@@ -180,7 +180,7 @@ class Auto(Algorithm[AutoState]):
             raise FederationError(
                 "auto needs silos that measure models on data they hold out, as coterie's own do "
                 "(`coterie silo`). The ClientApps here do not: name a strategy, such as hcct "
-                "(docs/how-to/choose-a-strategy.md).",
+                f"(see {wire.page('Choose a strategy')}).",
                 round_number=now.number,
                 phase="auto",
                 exit_code=EXIT_CONFIG,
@@ -218,7 +218,8 @@ class Auto(Algorithm[AutoState]):
         if not self._limits.allows_bytes(state, now, (rounds_left + 2 * LEAST_ROUNDS) * len(here)):
             return state
         log.info(
-            "auto: %d silos came, went or have other data since the race: it is run again", changed
+            "auto: %d silos joined, left or changed their data since the race: running it again",
+            changed,
         )
         return replace(
             state, phase="look", since=now.number - 1, candidates=(), models={}, measured={}
@@ -371,8 +372,8 @@ class Auto(Algorithm[AutoState]):
             return state
         if raced == MEASURES and not judges_of(state):
             log.warning(
-                "auto: no silo says how good models are on data that it holds out, so nobody can "
-                "judge the race. Policies may keep it back (metrics in silo.toml)"
+                "auto: no silo reports errors on held-out data, so the race cannot be decided. "
+                "Policies may forbid it (metrics in silo.toml)"
             )
         found = standings_of(state)
         kept = [c for c, s in zip(state.candidates, found, strict=True) if not s.out]
@@ -408,9 +409,9 @@ class Auto(Algorithm[AutoState]):
         if state.phase == "race" and judges_of(state):
             state = handed_out(decided(state, now, complete=False), now)
         log.warning(
-            "auto: the run ended before its %s did. %s",
+            "auto: the run ended before its %s. %s",
             "race" if state.models or state.held else "look",
-            "It ends with the best so far" if state.held else "Everybody keeps its own model",
+            "It keeps the best so far" if state.held else "Every silo keeps its own model",
         )
         return state
         yield

@@ -110,7 +110,7 @@ class Budget:
                 return tuple(kept)
             weakest = min(spare, key=lambda c: (c.supported, c.num_sources, -kept.index(c)))
             kept.remove(weakest)
-            log.info("auto does not race %s: the budget does not allow it", weakest.source)
+            log.info("auto does not race %s: the budget is too small", weakest.source)
 
 
 def holdout(silo: Silo) -> dict[str, Scalar]:

@@ -26,7 +26,7 @@ def verdict_text(verdict: Verdict, own: frozenset[str]) -> str:
     groups = "; ".join(", ".join(group) for group in winner.groups)
     keeping = f". They keep their own models: {', '.join(sorted(own))}" if own else ""
     if verdict.left:
-        keeping += f", and so do they whose groups these leave: {', '.join(verdict.left)}"
+        keeping += f", as do silos whose groups these leave: {', '.join(verdict.left)}"
     return (
         f"{wire.counted(len(winner.groups), 'group')}: {groups}. Held-out errors of "
         f"{wire.counted(len(verdict.judges), 'silo')}: {', '.join(parts) or 'none'}{keeping}"

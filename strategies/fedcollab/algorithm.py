@@ -140,8 +140,8 @@ class FedCollab(Algorithm[FedCollabState]):
     )
     newcomers: Literal["keep", "resolve"] = Field(
         "keep",
-        description="Who may change groups when a newcomer arrives: with `keep`, only silos whose "
-        "distances were measured late; with `resolve`, every silo.",
+        description="Silos that may change groups when a newcomer arrives: with `keep`, only "
+        "silos whose distances were measured late; with `resolve`, every silo.",
     )
     unmeasured: Literal["alone", "unknown"] = Field(
         "alone",
@@ -210,7 +210,7 @@ class FedCollab(Algorithm[FedCollabState]):
             log.warning("silo %s trains alone: its distances are not known", name)
         if len(known) < 2:  # nothing to compare
             if alone:
-                log.warning("everybody trains alone: no distance of two silos is known")
+                log.warning("every silo trains alone: no distance between silos is known")
             structure = Structure((), tuple(names)) if alone else Structure(known, ())
             return replace(state, planned=tuple((name,) for name in names), structure=structure)
         distances, errors, null_errors = _matrices(known, state)
@@ -218,7 +218,7 @@ class FedCollab(Algorithm[FedCollabState]):
         c = self.c
         if c == "auto":
             c = fedcollab.auto_c(sizes, null_errors)
-            log.info("c: %.3g, by the noise of the distances", c)
+            log.info("c: %.3g, from the noise of the distances", c)
         rng = np.random.default_rng([self.seed, now.number])
         rows = {name: row for row, name in enumerate(known)}
         present = [[rows[n] for n in group] for group in _settled(state, known)]
@@ -237,8 +237,8 @@ class FedCollab(Algorithm[FedCollabState]):
         )
         for name in aside:
             log.warning(
-                "silo %s trains alone: it accepts groups of at least %d silos, its coalition would "
-                "be smaller",
+                "silo %s trains alone: it accepts groups of at least %d silos, but its "
+                "coalition would be smaller",
                 name,
                 minimums[name],
             )
@@ -430,7 +430,9 @@ def _report_text(report: StructureReport, names: Sequence[str], *, kept: bool) -
     groups = "; ".join(", ".join(names[row] for row in group) for group in report.groups)
     firm = ""
     if kept:
-        firm = ", another structure has a smaller bound now; nobody else moves (newcomers=keep)"
+        firm = (
+            ", a different structure now has a smaller bound; no other silo moves (newcomers=keep)"
+        )
     elif np.isfinite(report.c_low):
         firm = f", the same for c from {report.c_low:.3g} to {report.c_high:.3g}"
     return (

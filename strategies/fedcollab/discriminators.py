@@ -274,7 +274,9 @@ def _order(
 def _ready(names: Sequence[str], asked: Answers) -> tuple[dict[str, int], int, dict[str, str]]:
     """Return held-out samples per silo, bytes of one discriminator, and who cannot take part."""
     held_out: dict[str, int] = {}
-    missing = dict.fromkeys(names, "it did not say what it can hold out.") | asked.missing
+    missing = (
+        dict.fromkeys(names, "it did not report how many samples it can hold out.") | asked.missing
+    )
     sizes: dict[str, int] = {}
     for update in asked:
         name = update.silo.name
@@ -285,7 +287,7 @@ def _ready(names: Sequence[str], asked: Answers) -> tuple[dict[str, int], int, d
         if held < 1:
             missing[name] = _too_few_text(update.num_examples)
         elif size is None:
-            missing[name] = "it did not say how large its discriminator is."
+            missing[name] = "it did not report the size of its discriminator."
         else:
             del missing[name]
             sizes[name] = size
@@ -300,7 +302,7 @@ def _too_few_text(num_examples: float) -> str:
     text = f"it has too few samples to hold any out: {num_examples:g}, "
     if num_examples < 2:
         return text + "at least 2 are needed."
-    return text + "of which fewer than the 2 that are needed are left (validation keeps some out)."
+    return text + "of which fewer than the required 2 remain (validation holds some out)."
 
 
 def _stated(update: Update, key: str) -> int | None:
@@ -385,7 +387,7 @@ def _take(work: _Work, replies: Answers, *, trained: bool) -> None:
         if name not in good:
             if name in replies.missing:
                 why = replies.missing[name]
-                work.missing[name] = f"in the middle of its discriminators: {why}"
+                work.missing[name] = f"during its discriminators: {why}"
             log.warning("discriminators: silo %s is lost: %s", name, work.missing[name])
     place = {name: {pair: k for k, pair in enumerate(mine)} for name, mine in expected.items()}
     still = []
@@ -436,7 +438,7 @@ def _objection(
     if trained:
         stack = update.extras.get(wire.DISCRIMINATORS, {})
         if like is None or set(stack) != set(like):
-            return "its reply holds no discriminators, or other arrays than they have."
+            return "its reply has no discriminators, or unexpected arrays."
         for key, array in stack.items():
             if array.shape != (num_pairs, *like[key].shape) or array.dtype != like[key].dtype:
                 return (
@@ -448,7 +450,7 @@ def _objection(
     scored = update.extras.get(wire.HITS, {})
     hits, counts = scored.get("hits"), scored.get("counts")
     if hits is None or counts is None or hits.shape != (num_pairs, 2) or counts.shape != (2,):
-        return "its reply does not say how often the discriminators were right."
+        return "its reply does not report how often the discriminators were right."
     known = work.counts.setdefault(update.silo.name, counts)
     right, of = hits.astype(np.int64), counts.astype(np.int64)
     if (counts != known).any() or of.sum() < 1 or (right < 0).any() or (right > of).any():

@@ -81,8 +81,8 @@ class FedGen(Generative):
             {"w⁰": predictor_arrays(state.initial, state.layers)}, state.layers
         )
         log.warning(
-            "FedGen asks %s for their label counts. Only those that share them by their "
-            "own configuration answer; FedGenP needs none.",
+            "FedGen asks %s for their label counts. Only silos whose settings allow it answer; "
+            "FedGenP needs none.",
             wire.counted(len(asked), "silo"),
         )
         answers = yield [
@@ -93,17 +93,17 @@ class FedGen(Generative):
         num_reported = sum(of is not None for of in counts.values())
         if refused and num_reported < LEAST and now.number == 1:
             raise FederationError(
-                f"FedGen needs the label counts of at least {LEAST} silos. None came from: "
-                f"{', '.join(refused)}, which refused. Who runs such a silo can allow it with "
-                "`label_counts = true` in silo.toml, or `--share-label-counts`; in a simulation "
-                "or comparison, `label-counts = true` in its file. FedGenP needs no label counts.",
+                f"FedGen needs the label counts of at least {LEAST} silos. Refused by: "
+                f"{', '.join(refused)}. At a silo, `label_counts = true` in silo.toml or "
+                "`--share-label-counts` allows it; in a simulation or comparison, "
+                "`label-counts = true` in its file. FedGenP needs no label counts.",
                 round_number=now.number,
                 phase=wire.LABEL_COUNTS,
                 exit_code=EXIT_CONFIG,
             )
         if refused:
             log.warning(
-                "%s refused to tell label counts: the generator learns nothing from them.",
+                "%s refused to share label counts: the generator learns nothing from them.",
                 ", ".join(refused),
             )
         return replace(state, counts=counts)
@@ -189,5 +189,5 @@ def _counts(update: Update, num_classes: int) -> np.ndarray:
             f"{counts.shape}."
         )
     if counts.min() < 0 or counts.sum() <= 0:
-        raise ReplyError("label counts must be at least 0, and one of them above.")
+        raise ReplyError("label counts must be at least 0, and at least one must be above 0.")
     return counts

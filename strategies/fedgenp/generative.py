@@ -193,12 +193,12 @@ class Generative(Around[GenerativeState]):
         if within is not None and within.inside.kind != wire.TRAIN:
             yield (
                 "silos learn from generators in ordinary training, so within must be fedavg or "
-                f"fednova with them. Got {within.algorithm}"
+                f"fednova. Got {within.algorithm}"
             )
         if find_spec("torch") is None:  # the coordinator's image has none
             yield (
-                "the coordinator itself trains generators, and for that it needs PyTorch: install "
-                "it there, or run the coordinator from the silo's image"
+                "the coordinator itself trains generators, which needs PyTorch: install it "
+                "there, or run the coordinator from the silo image"
             )
 
     def first(self, initial: Arrays) -> GenerativeState:
@@ -224,9 +224,9 @@ class Generative(Around[GenerativeState]):
         for order in orders:  # only ordinary training knows what to do with a generator
             if not order.purpose and order.kind != wire.TRAIN:
                 raise refused(
-                    f"generators go with ordinary training ({wire.TRAIN!r}). The silos of "
-                    f"{type(self.base).__name__} train otherwise ({order.kind!r}): take it without "
-                    "generators, or another base."
+                    f"generators need ordinary training ({wire.TRAIN!r}). The silos of "
+                    f"{type(self.base).__name__} train differently ({order.kind!r}): run it "
+                    "without generators, or choose another base."
                 )
         state = self._seen(replace(state, base=base), now)
         own = [order for order in orders if _is_own(order)]
@@ -252,10 +252,10 @@ class Generative(Around[GenerativeState]):
         other = {name for name, head in heads.items() if head != state.layers}
         for name in sorted(other - state.other):
             log.warning(
-                "silo %s describes %s: it trains without generators, and its predictor teaches "
-                "nobody. Give all silos one version of the task.",
+                "silo %s has %s: it trains without generators, and no generator learns from "
+                "its predictor. Install the same version of the task at all silos.",
                 name,
-                "another head than the others" if heads[name] else "no latent split",
+                "a different head" if heads[name] else "no latent split",
             )
         present = {r: tuple(n for n in names if n in here) for r, names in state.members.items()}
         members = {receiver: names for receiver, names in present.items() if names}
@@ -344,8 +344,8 @@ def teaching(
     wild = out_of_line({receiver: heads[receiver] for receiver in receivers})
     for receiver, times in sorted(wild.items()):
         log.warning(
-            "no generator learns from %s: its predictor is %.3g times as large as is usual here. "
-            "Look at its data and its training",
+            "no generator learns from %s: its predictor's norm is %.3g times the usual one. "
+            "Check its data and its training",
             receiver,
             times,
         )
@@ -359,7 +359,7 @@ def teaching(
     left_out = sorted(set(usable) - set(names))
     if left_out:
         log.warning(
-            "no generator learns from %s: by min_group_size their heads count only among more",
+            "no generator learns from %s: their min_group_size requires more silos",
             ", ".join(left_out),
         )
     return names
@@ -370,8 +370,7 @@ def without_teachers(state: GenerativeState, now: Round) -> GenerativeState:
     expected = now.number == 1 and len(now.silos) > 1  # nobody has trained yet
     if not expected and not state.alone:
         log.warning(
-            "round %d: there is nobody to learn from, so there are no generators: training goes on "
-            "as without them",
+            "round %d: no silo to learn from, so training continues without generators",
             now.number,
         )
     return replace(paused(state), alone=not expected)

@@ -393,7 +393,7 @@ def _device(wanted: str) -> torch.device:
     try:
         (torch.zeros(1, device="cuda") + 1).item()
     except RuntimeError as error:  # a GPU that this PyTorch has no kernels for, or that is full
-        log.warning("the GPU cannot be used, so that the CPU trains the generators: %s", error)
+        log.warning("the GPU cannot be used, so the CPU trains the generators: %s", error)
         return torch.device("cpu")
     return torch.device("cuda")
 

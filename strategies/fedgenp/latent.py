@@ -28,10 +28,10 @@ Optimiser = Literal["adam", "sgd"]
 MAX_TIMES = 10.0
 """Factor over the usual norm above which a predictor is an outlier."""
 HOW_TO_ADD = (
-    "In a declaration, take a network whose name begins with mlp or cnn: mclr has only a head. A "
-    "model of your own must be tasks.models.SplitModel(representation, head), with a head of one "
+    "In a declaration, use a network whose name begins with mlp or cnn: mclr has only a head. "
+    "Your own model must be tasks.models.SplitModel(representation, head), with a head of one "
     "Linear layer, or a Sequential of Linear, ReLU, Tanh and Dropout; see "
-    "docs/explanation/fedgenp.md."
+    f"{wire.page('FedGenP, FedGen and FedEnsemble')}."
 )
 
 
@@ -157,7 +157,7 @@ def predictor_shape(heads: Mapping[str, Model], layers: Layers) -> tuple[int, in
         for array, value in first.items():
             if head[array].shape != value.shape:
                 raise refused(
-                    f"all silos' heads must have one shape: {array!r} is {value.shape} at "
+                    f"all silos' heads must have the same shape: {array!r} is {value.shape} at "
                     f"{first_name} and {head[array].shape} at {name}."
                 )
     weights = [first[names[0]] for kind, *names in layers if kind == "linear"]
@@ -220,5 +220,5 @@ def common_layers(described: Sequence[tuple[str, Layers]], *, task: str = "") ->
     if not layers:
         name = next(name for name, layers in described if not layers)
         of_task = f": task {task!r} has none" if task else ""
-        raise refused(f"silo {name} names no latent split of its model{of_task}. {HOW_TO_ADD}")
+        raise refused(f"silo {name} reports no latent split of its model{of_task}. {HOW_TO_ADD}")
     return layers

@@ -162,8 +162,8 @@ class FedGroup(Algorithm[FedGroupState]):
         yield from self.within.problems(training)
         if self.pretrain_epochs and self.pretrain_steps:
             yield (
-                "a cold start has pretrain-epochs or pretrain-steps, not both: one of them must be "
-                f"0. Got {self.pretrain_epochs} and {self.pretrain_steps}"
+                "a cold start uses pretrain-epochs or pretrain-steps, not both: one must be 0. "
+                f"Got {self.pretrain_epochs} and {self.pretrain_steps}"
             )
         if 0 < self.pretrain_silos < self._least:
             yield (
@@ -175,13 +175,13 @@ class FedGroup(Algorithm[FedGroupState]):
         """Return why options are refused in a secure run: they need to see a group's model."""
         if self.pretrain_steps:
             return (
-                "pretrain-steps leave silos of different sizes rounds of different lengths, and in "
-                "a secure run only those are summed that train alike: take pretrain-epochs"
+                "with pretrain-steps, silos of different sizes train for different numbers of "
+                "epochs, and a secure run sums only silos that train alike: use pretrain-epochs"
             )
         if self.inter_group_lr:
             return (
-                "inter-group-lr looks into every group's model, and in a secure run nobody sees "
-                "that of a silo by itself: it must be 0"
+                "inter-group-lr needs every group's model, and in a secure run the coordinator "
+                "does not see the model of a single silo: it must be 0"
             )
         return self.within.insecure()
 
@@ -339,8 +339,8 @@ class FedGroup(Algorithm[FedGroupState]):
         groups = _accepted(found, updates)
         if not groups:
             raise FederationError(
-                "the cold start made no group as large as its silos accept. Take a smaller "
-                "num_groups, or wait for more silos.",
+                "the cold start formed no group that is large enough for its silos' "
+                "min_group_size. Use a smaller num_groups, or wait for more silos.",
                 round_number=now.number,
                 phase="cold start",
                 exit_code=EXIT_NO_SILOS,
@@ -399,13 +399,13 @@ class FedGroup(Algorithm[FedGroupState]):
         with warnings_by_name():
             cosines = fedgroup.similarities(inner, state.norms, norm)
         if not any(array.any() for array in delta.values()):
-            log.warning("silo %s sent a zero update: its group means nothing", name)
+            log.warning("silo %s sent an all-zero update, so its group is arbitrary", name)
         state = replace(state, similarity={**state.similarity, name: tuple(cosines.tolist())})
         if self.assign == "random":
             number = int(rng.integers(len(cosines)))
         elif cosines.max() < self.min_similarity and accepted([update], [name]):
             log.warning(
-                "silo %s is like no group (largest cosine %.2f): it opens group %d",
+                "silo %s resembles no group (largest cosine %.2f): it starts group %d",
                 name,
                 cosines.max(),
                 len(cosines),

@@ -32,7 +32,7 @@ def clusters(
 ) -> list[list[int]]:
     """Return the groups of updates, as rows of their Gram matrix."""
     for row in np.flatnonzero(matrix.diagonal() == 0).tolist():
-        log.warning("silo %s sent a zero update: its group means nothing", names[row])
+        log.warning("silo %s sent an all-zero update, so its group is arbitrary", names[row])
     wanted = _count(matrix, rng, num_groups, measure)
     if centres == "random":
         picked = rng.choice(len(matrix), size=wanted, replace=False)

@@ -164,8 +164,9 @@ class HCCT(Algorithm[HCCTState]):
             )
         if training.get(wire.PERSONAL):
             yield (
-                "alpha = auto trains several models side by side, of layers that stay at a "
-                "silo there is one version. Give alpha as a number, or leave personal empty"
+                "alpha = auto trains several models side by side, but a silo has only one "
+                "version of its personal layers. Give alpha as a number, or leave personal "
+                "empty"
             )
 
     def insecure(self) -> str:
@@ -173,8 +174,8 @@ class HCCT(Algorithm[HCCTState]):
         if self.alpha != "auto":
             return self.within.insecure()
         return (
-            "alpha = auto tries groups that overlap, whose sums together would show single "
-            "updates: give alpha as a number in a secure run, or take the strategy auto"
+            "alpha = auto tries overlapping groups, whose sums together would reveal single "
+            "updates: give alpha as a number in a secure run, or use the strategy auto"
         )
 
     def compared(self, state: HCCTState) -> Compared | None:
@@ -300,7 +301,9 @@ class HCCT(Algorithm[HCCTState]):
                 f"{', '.join(list(delta)[:6])}."
             )
         if not any(array.any() for array in kept.values()):
-            log.warning("silo %s sent a zero update: it is similar to nobody", update.silo.name)
+            log.warning(
+                "silo %s sent an all-zero update, so it resembles no other silo", update.silo.name
+            )
         return kept
 
     def _remember(
@@ -404,7 +407,7 @@ class HCCT(Algorithm[HCCTState]):
         held = set(state.held)
         changed = len(held ^ present) > MAX_CHURN * len(held)
         if held and changed and held & present:
-            log.info("HCCT: %d silos came or left: new groups", len(held ^ present))
+            log.info("HCCT: %d silos joined or left: forming new groups", len(held ^ present))
         keeps = bool(held) and not changed
         return bool(state.planned) and (settled_down or not due or keeps)
 

@@ -45,9 +45,9 @@ def goes_by_stated(state: HCCTState, here: Sequence[str]) -> bool:
 
 def nobody_judges(now: Round) -> FederationError:
     return FederationError(
-        "alpha = auto needs the errors that silos measure on data they hold out, and no silo gave "
-        "one. ClientApps other than coterie's do not hold out data, and silos may keep their error "
-        "to themselves (metrics in silo.toml). Give alpha as a number.",
+        "alpha = auto needs silos' errors on held-out data, and no silo reported one. "
+        "ClientApps other than coterie's do not hold out data, and a silo's policy may forbid "
+        "sending its error (metrics in silo.toml). Give alpha as a number.",
         round_number=now.number,
         phase="alpha",
         exit_code=EXIT_CONFIG,
@@ -60,8 +60,8 @@ def _is_time(now: Round) -> bool:
     last = trials.last_to_begin(rounds)
     if rounds and now.number == max(last + 1, 1):
         log.warning(
-            "alpha = auto needs %d rounds more than are left to find its groups: everybody "
-            "stays alone. Give alpha as a number, or the run more rounds",
+            "alpha = auto needs %d more rounds than remain to find its groups: every silo "
+            "stays alone. Give alpha as a number, or set more rounds",
             max(now.number, trials.MIN_LOOK) - last,
         )
     return not rounds or now.number <= last
@@ -133,8 +133,8 @@ def continue_trial(state: HCCTState, updates: Updates, now: Round, *, solve: Sol
     gone = not tried & here or (trial.leader is None and tried - here)
     if gone and not last:
         log.warning(
-            "alpha = auto: %s left, and nobody could compare all partitions: it looks again "
-            "with who is here",
+            "alpha = auto: %s left, and no silo could compare all partitions: starting again "
+            "with the remaining silos",
             ", ".join(sorted(tried - here)),
         )
         alone = tuple((name,) for name in sorted(here))

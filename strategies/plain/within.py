@@ -132,8 +132,8 @@ class FedNovaInside(Inside):
         lr, mu = (float(training.get(key, 0.0)) for key in (wire.LR, wire.PROXIMAL_MU))
         if lr * mu >= 1:
             yield (
-                "lr · proximal-mu must be below 1 with fednova, or an update's steps cannot be "
-                f"counted. Got {lr:g} · {mu:g}"
+                "lr · proximal-mu must be below 1 with fednova, otherwise an update's steps "
+                f"cannot be counted. Got {lr:g} · {mu:g}"
             )
 
     def entries(self, training: Config) -> Config:
@@ -194,8 +194,8 @@ class PFedMeInside(Inside):
             )
         if lr * self.moreau_lambda >= 2:
             yield (
-                "lr · moreau-lambda must be below 2, or the steps towards a personal model "
-                f"diverge. Got {lr:g} · {self.moreau_lambda:g}"
+                "lr · moreau-lambda must be below 2, otherwise the steps towards a personal "
+                f"model diverge. Got {lr:g} · {self.moreau_lambda:g}"
             )
 
     def entries(self, training: Config) -> Config:
@@ -267,7 +267,7 @@ class Within(Options):
         """Return why a secure run cannot use it; empty if it can."""
         if self.inside.works_unseen:
             return ""
-        return f"within = {self.algorithm} cannot be had in a secure run: take within = fedavg"
+        return f"within = {self.algorithm} is not available in a secure run: use within = fedavg"
 
 
 KINDS: Mapping[str, Any] = {
@@ -360,7 +360,7 @@ def _stepped(
 
 # ---------------------------------------------------------------- what they have no place for
 
-STEPS_OF_ITS_OWN = "has steps of its own"
+STEPS_OF_ITS_OWN = "sets its own steps"
 
 
 def sgd_only(training: Config, name: str, why: str) -> Iterator[str]:

@@ -175,7 +175,7 @@ def first_choices(initial: Arrays, num_models: int, seed: int) -> Choices:
         for _ in range(num_models - 1)
     ]
     if num_models > 1 and all(same_model(model, initial) for model in models):
-        log.warning("every array of w⁰ is constant: the %d models start equal", num_models)
+        log.warning("every array of w⁰ is constant: the %d models start out equal", num_models)
     return Choices(Members(initial), tuple(models))
 
 

@@ -242,13 +242,13 @@ class APFL(OneModel[Plain]):
     def problems(self, training: Config) -> Iterator[str]:
         if training.get(wire.PERSONALISE):
             yield (
-                "apfl makes a model of each silo's own by itself, so personalise must be none. "
-                f"Got {training[wire.PERSONALISE]!r}"
+                "apfl itself trains a personal model for each silo, so personalise must be "
+                f"none. Got {training[wire.PERSONALISE]!r}"
             )
         if training.get(wire.KEEP_OPTIMISER):
             yield "apfl trains two models at once, so keep-optimiser must be false"
         if training.get(wire.PRECISION) == "float16":
-            yield "apfl has no loss scaling for α; take precision = float32 or bfloat16"
+            yield "apfl has no loss scaling for α; use precision = float32 or bfloat16"
 
     def entries(self, training: Config) -> Config:
         return {
@@ -266,9 +266,8 @@ def require_understood(updates: Updates, kind: str, number: int) -> None:
     """Raise FederationError if round 1 has no update: no silo understood ``kind``."""
     if number == 1 and not updates:
         raise FederationError(
-            f"no silo answered {kind!r} in round 1; the log says why. This strategy needs silos "
-            "that understand it, like those of `coterie silo`; other ClientApps need a function "
-            f"for {kind!r}.",
+            f"no silo answered {kind!r} in round 1; see the log. This strategy needs silos that "
+            f"handle it, such as `coterie silo`; other ClientApps need a function for {kind!r}.",
             round_number=number,
             phase=kind,
         )

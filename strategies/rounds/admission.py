@@ -35,8 +35,8 @@ def objection(described: wire.Description, task: str) -> str:
     theirs = release_of(described)
     if not wire.talk(theirs, own_release()):
         return (
-            f"it has coterie {theirs}, the coordinator has {own_release()}: a release talks "
-            "with the one before it and the one after it. Upgrade the side that is behind."
+            f"it has coterie {theirs}, the coordinator has {own_release()}: each release works "
+            "with the previous and the next one. Upgrade the older side."
         )
     if not wire.is_silo_name(described.name):
         return "its name must have 1 to 64 letters, digits, '.', '_' or '-'."
@@ -68,23 +68,22 @@ def difference(
         pairs = zip(described.common[1:], agreed.common[1:], _NAMED, strict=True)
         other = [name for own, common, name in pairs if own != common]
         return (
-            f"it states {' and '.join(other)} than {here} for the same task. Give every silo "
-            "the same code and release of it."
+            f"it states {' and '.join(other)} than {here} for the same task. Install the same "
+            "code and release at every silo."
         )
     known = parts and described.parts
     if found := wire.differences(parts, described.parts) if known else []:
         return (
             f"its task is not that of {here}: {', '.join(found)} "
-            f"{'differs' if len(found) == 1 else 'differ'} (schema differs). "
-            "Give every silo the same declaration or code of the task."
+            f"{'differs' if len(found) == 1 else 'differ'} (schema differs). Use the same "
+            "declaration or code of the task at every silo."
         )
     if ours is not None and theirs is not None and ours[0] != theirs[0]:
         return (
-            f"the weights that its model begins from differ: its {theirs[1]} has SHA-256 "
-            f"{theirs[2]}…, that of {here} ({ours[1]}) {ours[2]}… (schema differs). "
-            "Give every silo the same file."
+            f"its initial weights differ: its {theirs[1]} has SHA-256 {theirs[2]}…, that of "
+            f"{here} ({ours[1]}) {ours[2]}… (schema differs). Use the same file at every silo."
         )
-    return f"its model has other arrays or classes than that of {here} (schema differs)."
+    return f"its model has different arrays or classes than that of {here} (schema differs)."
 
 
 @cache

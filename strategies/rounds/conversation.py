@@ -341,10 +341,11 @@ def require_understood(
         if any(silo.described for silo in asked) or not all(error.raised for error in failed):
             continue
         raise FederationError(
-            f"{algorithm} asks silos for {kind!r}, and none of the {len(asked)} nodes here answers "
-            f"that: their ClientApp has no function for it. Run coterie's own silos (`coterie "
-            f"silo`), add such a function, or take a strategy that works with any ClientApp "
-            f"(docs/how-to/choose-a-strategy.md). {asked[0].name} said: {failed[0]}",
+            f"{algorithm} needs message type {kind!r}, which none of the {len(asked)} connected "
+            "nodes handles: their ClientApp has no function for it. Run coterie's own silos "
+            "(`coterie silo`), add such a function, or use a strategy that works with any "
+            f"ClientApp (see {wire.page('Choose a strategy')}). {asked[0].name} answered: "
+            f"{failed[0]}",
             round_number=number,
             phase=kind,
             exit_code=EXIT_CONFIG,

@@ -31,14 +31,14 @@ takes capacity that the SuperLink needs to forward them."""
 BY_SUPERLINK = {
     3: "it took too long, or was removed: the SuperLink has deleted what it was sent.",
     4: "its reply came too late: the SuperLink has deleted it.",
-    5: f"it has not been heard of for {SILENT_S:.0f} s.",
+    5: f"it has not been in contact for {SILENT_S:.0f} s.",
 }
 BY_SUPERNODE = {
     0: "it answered with an error",
     1: "it cannot load its app",
     2: "it failed in its app",
-    6: "it lacks what a mod of its app needs",
-    7: "it does not take the run's app",
+    6: "it lacks something that a mod of its app needs",
+    7: "it does not accept the run's app",
     8: "it lost its app before it answered",
 }
 """The meanings of Flower's error codes: those that its SuperLink sets for a silo, without details
@@ -101,7 +101,9 @@ def exchange(
         for message_id in waiting:
             seconds[asked[message_id].metadata.dst_node_id] = waited
     if waiting:
-        log.warning("%d of %d replies did not come in %.0f s", len(waiting), len(ids), deadline_s)
+        log.warning(
+            "%d of %d replies did not arrive within %.0f s", len(waiting), len(ids), deadline_s
+        )
     return [replies.get(message_id or "") for message_id in ids]
 
 
@@ -110,7 +112,7 @@ def _pull(grid: Grid, asked: Mapping[str, Message]) -> Iterator[Message]:
     try:
         yield from list(grid.pull_messages(list(asked)))
     except Exception as error:
-        log.warning("replies are pulled one by one: %s", wire.plain_text(error))
+        log.warning("fetching replies one by one: %s", wire.plain_text(error))
         for message_id, message in asked.items():
             try:
                 yield from list(grid.pull_messages([message_id]))

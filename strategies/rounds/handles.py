@@ -36,7 +36,7 @@ class Handle:
         Raises:
             ValueError: there is no such sketch.
         """
-        raise ValueError("there is no sketch of a sum that has not been taken.")
+        raise ValueError("there is no sketch of a sum that was not computed.")
 
 
 Model: TypeAlias = Arrays | Handle
@@ -103,7 +103,7 @@ class Masked(Handle):
                 }
         elif not isinstance(old, Handle) and equal_arrays(old, self.origin):
             return self.moved
-        raise ValueError(f"of silo {self.silo!r} no sketch from that model is known.")
+        raise ValueError(f"silo {self.silo!r} sent no sketch from that model.")
 
 
 def equal_arrays(one: Arrays, other: Arrays) -> bool:
@@ -147,8 +147,8 @@ def arrays_of(model: Model) -> Arrays:
     """
     if isinstance(model, Handle):
         raise TypeError(
-            "in a secure run the coordinator does not have this model's numbers. An algorithm that "
-            "works_unseen takes means of models and differences between them, and nothing else"
+            "in a secure run the coordinator does not have this model's numbers. An algorithm "
+            "that works_unseen may use only means of models and their differences"
         )
     return model
 

@@ -169,11 +169,11 @@ def welcome(algorithm: Algorithm[Any], state: Any, now: Round) -> Any:
     state = algorithm.welcome(state, frozenset(silo.name for silo in new), now)
     for name in sorted(changed):
         log.warning(
-            "silo %s comes with other training data than before: %s",
+            "silo %s returned with different training data: %s",
             name,
-            f"{algorithm.outdated} is of the data before"
+            f"{algorithm.outdated} refers to the previous data"
             if algorithm.outdated
-            else "nothing that was known of the data before is used",
+            else "nothing known about the previous data is used",
         )
     return algorithm.renew(state, changed, now) if changed else state
 

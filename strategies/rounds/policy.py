@@ -96,7 +96,7 @@ def withdraw(groups: Sequence[Group], updates: Updates) -> dict[str, str]:
         for silo in own:
             if silo.name not in stay:
                 refused[silo.name] = (
-                    f"it accepts groups of at least {silo.min_group_size} silos, of its group "
-                    f"{len(own)} answered."
+                    f"it accepts groups of at least {silo.min_group_size} silos, but only "
+                    f"{len(own)} of its group answered."
                 )
     return {name: reason for name, reason in refused.items() if name not in content}

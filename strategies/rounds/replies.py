@@ -168,7 +168,7 @@ def check_reply(
     for extra in arrays.values():
         for name, array in extra.items():
             if array.dtype.kind not in "biuf":
-                raise ReplyError(f"array {name!r} must hold numbers. Got {array.dtype}.")
+                raise ReplyError(f"array {name!r} must contain numbers. Got {array.dtype}.")
             _check_values(name, array)
     stated = wire.understood(wire.read_metrics(content), names)
     count = stated.get(wire.NUM_EXAMPLES)
@@ -181,8 +181,8 @@ def check_reply(
     if order.sketches is not None and not order.evaluates:
         if count != order.silo.num_examples:
             raise ReplyError(
-                f"in a secure run it counts by the {order.silo.num_examples} training samples that "
-                f"it stated when it came. Now it states {count:g}."
+                f"in a secure run its weight is the {order.silo.num_examples} training samples "
+                f"that it stated when it joined. Now it states {count:g}."
             )
         sketch = arrays.pop(wire.SKETCH, {})
         trained_as = sketch.pop(wire.TRAINED_AS).tobytes().hex()
@@ -230,7 +230,7 @@ def _check_sketches(order: Order, arrays: Mapping[str, Arrays]) -> None:
     got = {name: a.shape for name, a in arrays.get(wire.SKETCH, {}).items()}
     if got != {name: (size,) for name, size in wanted.items()} or set(arrays) - {wire.SKETCH}:
         raise ReplyError(
-            "in a secure run its reply must hold the sketches that it was asked for, and no model: "
+            "in a secure run its reply must contain the requested sketches, and no model: "
             f"{dict(wanted)}. Got {got}, and {sorted(set(arrays) - {wire.SKETCH})[:3]}."
         )
     for name, array in arrays.get(wire.SKETCH, {}).items():
@@ -288,7 +288,7 @@ def check_finite(model: Arrays) -> None:
     """
     for name, array in model.items():
         if np.issubdtype(array.dtype, np.floating) and not np.isfinite(array).all():
-            raise FederationError(f"the initial model's array {name!r} holds NaN or infinity.")
+            raise FederationError(f"the initial model's array {name!r} contains NaN or infinity.")
 
 
 def _check_like(model: Arrays, sent: Arrays) -> None:
@@ -308,9 +308,9 @@ def _check_like(model: Arrays, sent: Arrays) -> None:
 def _check_values(name: str, array: NDArray[np.generic]) -> None:
     largest = wire.largest_of(array)
     if not math.isfinite(largest):  # a NaN is the largest and the smallest of its array
-        raise ReplyError(f"array {name!r} holds NaN or infinity. A smaller lr may help.")
+        raise ReplyError(f"array {name!r} contains NaN or infinity. A smaller lr may help.")
     if largest > MAX_VALUE:
-        raise ReplyError(f"array {name!r} holds values beyond ±{MAX_VALUE:g}.")
+        raise ReplyError(f"array {name!r} contains values beyond ±{MAX_VALUE:g}.")
 
 
 # ---------------------------------------------------------------- what replies say of models

@@ -128,8 +128,8 @@ class NodeRoster:
             now = time.monotonic()
             if now >= deadline:
                 raise FederationError(
-                    f"gave up after {self.deadline_s:.0f} s: {len(nodes)} of at least {enough} "
-                    "nodes are connected.",
+                    f"timed out after {self.deadline_s:.0f} s: {len(nodes)} of at least "
+                    f"{enough} nodes are connected.",
                     round_number=number,
                     phase="roster",
                     exit_code=EXIT_NO_SILOS,
@@ -226,7 +226,7 @@ class DescribedRoster:
             enough = training >= (self.min_silos if number <= 1 else max(1, back))
             if enough and not missing and not lingering and (late or not away):
                 if away:
-                    log.warning("the run goes on without %s", ", ".join(away))
+                    log.warning("the run continues without %s", ", ".join(away))
                 self.awaited = frozenset()
                 self._described.clear()
                 self._begun = True
@@ -246,7 +246,8 @@ class DescribedRoster:
                     for why, names in by_reason(unreported).items()
                 )
                 raise FederationError(
-                    f"gave up after {patience_s:.0f} s: {text}.{refused} {self._after_waiting()}",
+                    f"timed out after {patience_s:.0f} s while {text}.{refused} "
+                    f"{self._after_waiting()}",
                     round_number=number,
                     phase="roster",
                     exit_code=EXIT_NO_SILOS,
@@ -290,7 +291,7 @@ class DescribedRoster:
         if self._several:
             said, self._several = self._several, set()
             for node in said & set(grid.get_node_ids()):  # the Grid has put nobody in its place
-                self._refuse(node, "", "it says that it is several silos, which it cannot be here.")
+                self._refuse(node, "", "it claims to be several silos, which is not possible here.")
             if said - self._refused_nodes.keys():
                 return self._look(grid, number=number)
         return self._here(number)
@@ -360,7 +361,7 @@ class DescribedRoster:
         if answer is None:
             _, pause = self._silent.get(node, (0.0, ASKED_AGAIN_S))
             self._silent[node] = time.monotonic() + pause, min(2 * pause, MOST_ASKED_AGAIN_S)
-            log.warning("node %s did not say who it is: asked again in %.0f s", node, pause)
+            log.warning("node %s did not identify itself; retrying in %.0f s", node, pause)
             return None
         if answer.has_error() and answer.error.code in wire.NOT_NOW:
             self.later(node, str(answer.error.reason))
@@ -412,7 +413,9 @@ class DescribedRoster:
         if any(silo.name == described.name for silo in self._by_node.values()):
             # Not for good: a silo that was killed and came back waits until its old node is gone.
             self._doubles[node] = described.name
-            reason = "another silo of that name is already here. Give every silo its own name."
+            reason = (
+                "another silo with that name is already connected. Give every silo its own name."
+            )
             self._refuse(node, described.name, reason)
             return
         if not self._begun:
@@ -452,7 +455,7 @@ class DescribedRoster:
             mark=described.mark,
         )
         log.info(
-            "silo %s is here: %d %s, %s%s",
+            "silo %s joined: %d %s, %s%s",
             described.name,
             described.num_examples,
             "samples without labels" if described.unlabelled else "training samples",
@@ -475,7 +478,7 @@ class DescribedRoster:
         self._refused_nodes[node] = reason = wire.plain_text(reason)
         if wire.OTHER_TASK in reason:
             self.elsewhere[who] = reason
-            log.debug("silo %s is of another study: %s", who, reason)
+            log.debug("silo %s serves another task: %s", who, reason)
             return
         self.refused[who] = reason
         log.error("silo %s does not take part: %s", who, reason)
@@ -489,4 +492,4 @@ def _describe(node: int, config: Mapping[str, Any]) -> Message:
 def _other_release(theirs: str) -> str:
     """Return a note on a silo whose release is not the coordinator's."""
     own = own_release()
-    return f", coterie {theirs} (here {own}; they talk)" if own and theirs not in ("", own) else ""
+    return f", coterie {theirs} (here {own}; compatible)" if own and theirs not in ("", own) else ""

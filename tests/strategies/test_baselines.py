@@ -194,7 +194,7 @@ def test_equal_initial_models_are_warned_about_and_all_choose_the_first(
         result = IFCA(num_groups=3).start(
             InProcessGrid(plain_app(), NODES), record(zero), num_rounds=2
         )
-    assert "the 3 models start equal" in caplog.text
+    assert "the 3 models start out equal" in caplog.text
     assert result.groups[1] == [NAMES]
 
 
@@ -564,7 +564,9 @@ def test_silos_that_do_not_understand_end_the_run_with_a_reason(
     def train(message: Message, context: Any) -> Message:
         return plain(message, context)
 
-    with pytest.raises(FederationError, match=r"'train\.a?p\w+', and none of the 5 nodes"):
+    with pytest.raises(
+        FederationError, match=r"'train\.a?p\w+', which none of the 5 connected nodes"
+    ):
         run(make(), grid=InProcessGrid(app, NODES))
 
 
@@ -594,7 +596,7 @@ def test_silos_that_do_not_understand_end_the_run_with_a_reason(
         (lambda: APFL(mixture=1.5), "mixture must be at least 0 and at most 1. Got 1.5"),
         (lambda: APFL(train_config={"personalise": "ditto"}), "personalise must be none"),
         (lambda: APFL(train_config={"keep-optimiser": True}), "keep-optimiser must be false"),
-        (lambda: APFL(train_config={"precision": "float16"}), "take precision = float32"),
+        (lambda: APFL(train_config={"precision": "float16"}), "use precision = float32"),
         (lambda: PFedGraph(graph_alpha=0), "graph_alpha must be above 0"),
         (lambda: FedNova(train_config={"lr": 0.5, "proximal-mu": 2.0}), "must be below 1"),
     ],

@@ -28,7 +28,7 @@ def test_an_error_of_flower_s_own_is_said_in_words_of_ours(code: int) -> None:
 
 
 def test_who_is_silent_was_so_for_as_long_as_a_superlink_waits() -> None:
-    assert reason(ErrorCode.NODE_UNAVAILABLE, "Error: …") == "it has not been heard of for 60 s."
+    assert reason(ErrorCode.NODE_UNAVAILABLE, "Error: …") == "it has not been in contact for 60 s."
     assert SILENT_S == HEARTBEAT_PATIENCE * HEARTBEAT_INTERVAL_S
 
 

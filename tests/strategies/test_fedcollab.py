@@ -404,7 +404,7 @@ def test_a_kept_structure_that_another_would_beat_says_so_and_has_no_interval(
     assert after["kept"] is True and "c-interval" not in after
     assert after["bound"]["second-best"] < after["bound"]["chosen"]
     for text in (interval_text(found), caplog.text):
-        assert "smaller bound now" in text and "newcomers=keep" in text
+        assert "now has a smaller bound" in text and "newcomers=keep" in text
     for text in (interval_text(found), caplog.messages[-1]):
         assert "nan" not in text and "∞" not in text and "None" not in text
 
@@ -460,7 +460,7 @@ def test_where_no_distance_is_known_everybody_is_alone_and_nothing_looks_measure
     names = ["node-1", "node-2", "node-3"]
     assert result.groups[1] == result.groups[2] == [[name] for name in names]
     assert result.rounds[0].details["structure"] == {"compared": [], "alone": names, "c": None}
-    assert "everybody trains alone: no distance of two silos is known" in caplog.text
+    assert "every silo trains alone: no distance between silos is known" in caplog.text
 
 
 def test_a_single_silo_has_no_bound_and_no_interval() -> None:
@@ -492,7 +492,7 @@ def test_a_silo_lost_in_the_middle_keeps_what_was_measured_and_is_tried_again(
     result = run(judged, plain_nodes(0, 0, 0), rounds=2)
     first, second = (report.details["discriminators"] for report in result.rounds[:2])
     assert first["unfinished"] == [["node-1", "node-2"], ["node-2", "node-3"]]
-    reason = "in the middle of its discriminators: the power is gone"
+    reason = "during its discriminators: the power is gone"
     assert first["missing"] == {"node-2": reason}
     assert f"silo node-2 is lost: {reason}" in caplog.text
     assert (first["pairs"], second["pairs"], second["unfinished"]) == (3, 2, [])
@@ -591,9 +591,9 @@ def test_where_nobody_was_measured_at_first_the_second_attempt_decides_for_all()
 @pytest.mark.parametrize(
     ("key", "value", "reason"),
     [
-        ("held-out", None, "it did not say what it can hold out."),
-        ("held-out", float("nan"), "it did not say what it can hold out."),
-        ("discriminator-bytes", None, "it did not say how large its discriminator is."),
+        ("held-out", None, "it did not report how many samples it can hold out."),
+        ("held-out", float("nan"), "it did not report how many samples it can hold out."),
+        ("discriminator-bytes", None, "it did not report the size of its discriminator."),
         ("discriminator-bytes", 16, "its discriminator has 16 bytes, the others' 12."),
     ],
 )
@@ -635,7 +635,7 @@ def test_a_silo_that_refuses_is_recorded_with_its_reason_and_not_asked_again(
 ) -> None:
     configs = [digits_config(n, i, auxiliary=n != "a") for i, n in enumerate("abc")]
     result = kit.run(tmp_path / "run", configs, strategy="fedcollab", rounds=2)
-    reason = "silo 'a' lets no model leave beside the task's; this run trains discriminators."
+    reason = "silo 'a' sends no model except the task's; this run trains discriminators."
     assert result.rounds[0].details["discriminators"]["missing"] == {"a": reason}
     assert "discriminators" not in result.rounds[1].details
     assert all(["a"] in groups for groups in result.groups.values())
@@ -660,7 +660,7 @@ def test_a_refusal_in_the_middle_is_final_and_one_that_comes_back_is_asked_again
     tried = [report.details.get("discriminators") for report in result.rounds[:5]]
     assert [found is not None for found in tried] == [True, False, False, True, False]
     assert tried[0] is not None
-    reason = "in the middle of its discriminators: not with my data"
+    reason = "during its discriminators: not with my data"
     assert tried[0]["missing"] == {"node-2": reason}
 
 
@@ -671,8 +671,8 @@ def test_samples_kept_for_validation_are_not_called_too_few_to_begin_with(tmp_pa
     keys = {"strategy": "fedcollab", "rounds": 1, "validation": 0.2}
     result = kit.run(tmp_path / "run", configs, **keys)
     assert result.rounds[0].details["discriminators"]["missing"] == {
-        "a": "it has too few samples to hold any out: 2, of which fewer than the 2 that are needed "
-        "are left (validation keeps some out)."
+        "a": "it has too few samples to hold any out: 2, of which fewer than the required 2 remain "
+        "(validation holds some out)."
     }
 
 

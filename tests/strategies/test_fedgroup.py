@@ -426,7 +426,9 @@ def test_no_silos_update_is_averaged_in_a_group_smaller_than_it_accepts(
     assert len(state.group_models) == 1 and set(state.group_of.values()) == {0}
     for name in DELTAS:
         monkeypatch.setitem(LEAST, name, 6)
-    with pytest.raises(FederationError, match="no group as large as its silos accept"):
+    with pytest.raises(
+        FederationError, match="no group that is large enough for its silos' min_group_size"
+    ):
         started(fedgroup(num_groups=2))
 
 
@@ -451,9 +453,9 @@ def test_zero_updates_are_named_and_kept_somewhere(caplog: pytest.LogCaptureFixt
     strategy, deltas = fedgroup(num_groups=2), DELTAS | {"new": [0.0, 0, 0], "b2": [0.0, 0, 0]}
     state, _ = step(strategy, strategy.first({"w": W0}), list(DELTAS), deltas, round=1)
     assert set(state.group_of) == set(DELTAS)
-    assert "silo b2 sent a zero update" in caplog.text
+    assert "silo b2 sent an all-zero update, so" in caplog.text
     state, _ = step(strategy, state, list(deltas), deltas, round=2)
-    assert "silo new sent a zero update" in caplog.text
+    assert "silo new sent an all-zero update, so" in caplog.text
     assert state.group_of["new"] == 0
     still = fedgroup(num_groups=2)
     zeros = {name: [0.0, 0, 0] for name in DELTAS}

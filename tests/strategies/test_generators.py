@@ -326,7 +326,7 @@ def latents_of(generator: Generator, labels: np.ndarray) -> np.ndarray:
 def test_heads_of_different_shapes_are_named() -> None:
     other = {name: array[:3] for name, array in head(1).items()}
     with pytest.raises(
-        FederationError, match=r"one shape: 'head.weight' is \(4, 6\) at a and .* b"
+        FederationError, match=r"the same shape: 'head\.weight' is \(4, 6\) at a and .* b"
     ):
         predictor_shape({"a": head(0), "b": other}, LAYERS)
 
@@ -340,7 +340,7 @@ def test_most_silos_say_what_the_predictor_is() -> None:
 
 
 def test_silos_without_a_latent_split_are_named_with_what_to_do() -> None:
-    with pytest.raises(FederationError, match=r"silo b names no latent split.*SplitModel"):
+    with pytest.raises(FederationError, match=r"silo b reports no latent split.*SplitModel"):
         common_layers([("a", LAYERS), ("b", ()), ("c", ())])
 
 

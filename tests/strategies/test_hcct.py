@@ -340,7 +340,7 @@ def test_a_zero_update_is_warned_about_and_hurts_nobody(
 ) -> None:
     with caplog.at_level(logging.WARNING, logger="coterie.run"):
         state = rounds(hcct(alpha=50), silos("a", "b", "c"), FOUR | {"c": [0, 0, 0, 0]})
-    assert "silo c sent a zero update" in caplog.text
+    assert "silo c sent an all-zero update, so" in caplog.text
     assert ("a", "b") in state.planned or state.planned == (("a", "b", "c"),)
     assert np.isfinite(np.array(state.similarity)).all()
 
@@ -693,7 +693,7 @@ def test_auto_opens_no_trial_that_the_run_cannot_finish(caplog: pytest.LogCaptur
     with caplog.at_level(logging.WARNING, logger="coterie.run"):
         state = play(strategy, state, here, THREE, round=5, probes=THREE)
     assert state.trial is None and state.planned == (("a",), ("b",), ("c",))
-    assert "alpha = auto needs 1 rounds more than are left" in caplog.text
+    assert "alpha = auto needs 1 more rounds than remain" in caplog.text
     in_time = rounds(strategy, silos("a"), THREE, THREE)
     assert play(strategy, in_time, here, THREE, round=3, probes=THREE).trial is not None
 
@@ -759,7 +759,7 @@ def test_a_trial_whose_silos_left_ends_and_the_others_go_on(
     state = tried(strategy, state, here, answer, first=3, last=3)
     with caplog.at_level(logging.WARNING, logger="coterie.run"):
         state = tried(strategy, state, here[2:], answer, first=4, last=5)
-    assert state.trial is None and "a, b left, and nobody could compare" in caplog.text
+    assert state.trial is None and "a, b left, and no silo could compare" in caplog.text
     for number in (6, 7):
         state = play(strategy, state, here[2:], FOUR, round=number)
     assert state.planned == (("c", "d"),)
@@ -775,8 +775,8 @@ def test_auto_says_how_many_rounds_are_missing(
     strategy.config = {ROUNDS: rounds_given}  # a run whose length is stated later, to its start
     with caplog.at_level(logging.WARNING, logger="coterie.run"):
         rounds(strategy, silos("a", "b", "c"), *[THREE] * rounds_given)
-    assert caplog.text.count("everybody stays alone") == 1
-    assert f"needs {more} rounds more than are left" in caplog.text
+    assert caplog.text.count("every silo stays alone") == 1
+    assert f"needs {more} more rounds than remain" in caplog.text
 
 
 def test_a_trial_counts_who_is_here_in_the_group_size_that_silos_are_told() -> None:

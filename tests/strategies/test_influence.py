@@ -278,9 +278,9 @@ def test_the_run_s_aggregate_is_what_groups_are_made_by() -> None:
 
 def test_robust_means_are_refused_where_they_mean_nothing() -> None:
     for strategy in ("independent", "fedfa", "fednova", "pfedgraph"):
-        with pytest.raises(FederationError, match=f"{strategy} makes its models .* 'median'"):
+        with pytest.raises(FederationError, match=f"{strategy} weights single .* 'median'"):
             RunConfig.read({"strategy": strategy, "aggregate": "median"})
-    with pytest.raises(FederationError, match="FedFA makes its models"):
+    with pytest.raises(FederationError, match="FedFA weights single updates"):
         FedFA(influence=Influence(aggregate="krum"))
     config = RunConfig.read({"strategy": "hcct", "aggregate": "median", "max-share": 0.7})
     assert (config.influence.aggregate, config.influence.max_share) == ("median", 0.7)

@@ -160,13 +160,15 @@ def test_a_bad_extra_array_leaves_the_reply_out_and_the_round_goes_on(
     algorithm = Probing()
     result = play(probing_app(hint_sent_back=float("nan")), algorithm)
     assert algorithm.heard == [[], []]
-    assert "node-1: its probe is left out: array 'hint' holds NaN" in caplog.text
+    assert "node-1: its probe is left out: array 'hint' contains NaN" in caplog.text
     assert sorted(result.models) == ["node-1", "node-2"]
 
 
 def test_apps_that_know_nothing_of_a_phase_end_the_run_with_the_reason() -> None:
     """Nobody would learn otherwise that the strategy's own part did not take place."""
-    said = r"Probing asks silos for 'train\.probe', and none of the 2 nodes here answers that"
+    said = (
+        r"Probing needs message type 'train\.probe', which none of the 2 connected nodes handles:"
+    )
     with pytest.raises(FederationError, match=said):
         play(plain_app(), Probing())
 

@@ -57,9 +57,7 @@ def test_hcct_places_a_silo_with_other_data_like_a_newcomer(
     with caplog.at_level(logging.WARNING, "coterie.run"):
         state = hcct_rounds(back, **keys)
     assert state.planned == (("a", "c", "d"), ("b",))
-    assert (
-        "silo a comes with other training data than before: nothing that was known" in caplog.text
-    )
+    assert "silo a returned with different training data: nothing known" in caplog.text
 
 
 def test_a_silo_with_the_same_data_keeps_its_history() -> None:
@@ -123,7 +121,7 @@ def test_who_remembers_and_does_not_measure_again_says_so(
     with caplog.at_level(logging.WARNING, "coterie.run"):
         strategy.admit(state, here({**SAME, "b": 20}), round=2)
     assert (
-        "silo b comes with other training data than before: its own model is of the data before"
+        "silo b returned with different training data: its own model refers to the previous data"
         in (caplog.text)
     )
 
@@ -157,8 +155,8 @@ def test_a_silo_of_coterie_is_known_to_have_other_labels_by_its_mark(
     strategy = build_strategy(config, run="r", roster=roster, on_round=come_back)
     with caplog.at_level(logging.WARNING, "coterie.run"):
         result = strategy.start(grid, first_arrays(grid, roster), num_rounds=4)
-    said = [line for line in caplog.text.splitlines() if "other training data" in line]
-    assert len(said) == 1 and "silo a comes with" in said[0]
+    said = [line for line in caplog.text.splitlines() if "different training data:" in line]
+    assert len(said) == 1 and "silo a returned with" in said[0]
     assert "catch-up" in result.rounds[2].phases, "it is placed like a newcomer"
 
 

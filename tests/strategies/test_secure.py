@@ -308,7 +308,7 @@ def test_a_lost_silo_costs_one_repetition_and_never_a_wrong_sum(
     again = [asked for asked in sums(grid) if asked.round == 2]
     assert [len(asked.members) for asked in again] == [6, 4]
     assert not {"c"} & set(again[1].members) and again[1].attempt == 2
-    assert "its part of the group's sum did not come" in result.rounds[1].left_out["c"]
+    assert "its part of the group's sum:" in result.rounds[1].left_out["c"]
     assert len(sums(grid)) == 4
 
     # The model is the mean of what the four have trained, which they still hold.
@@ -425,7 +425,7 @@ def test_a_sum_longer_than_any_of_its_updates_does_not_count(
 
     grid = Tap(nodes(), change=change)
     result = play(grid, tmp_path / "run", strategy="fedavg", rounds=1)
-    assert "sent something else than what it trained" in caplog.text
+    assert "sent something other than its update," in caplog.text
     start = next(m for m in grid.got if m.metadata.message_type == wire.INITIAL)
     initial = wire.decode_arrays(start.content.array_records[wire.ARRAYS])
     for name, array in initial.items():
@@ -547,7 +547,7 @@ def test_a_silo_takes_part_in_sums_that_show_nobody(tmp_path: Path) -> None:
     server.add("e")
     assert server.sum("a", "b", "c", "d", "e") == ""
     assert server.sum("a", "b", "c", "d", "e") == "", "the same once more says nothing new"
-    refusal = "the part of fewer than 2 silos could be told"
+    refusal = "the part of fewer than 2 silos could be computed."
     assert refusal in server.sum("a", "b", "c", "d"), "differs by one"
     server.add("f")
     assert refusal in server.sum("a", "b", "c", "d", "e", "f"), "differs by one more"
@@ -555,7 +555,7 @@ def test_a_silo_takes_part_in_sums_that_show_nobody(tmp_path: Path) -> None:
     assert server.sum("a", "b", "c") == "", "differs by two, and has more than half of them"
     assert refusal in server.sum("a", "b", "d"), "neither in the other"
     assert "sums of at least 2" in server.sum("a")
-    assert "no part of" in server.sum("b", "c")
+    assert "include it." in server.sum("b", "c")
 
 
 @pytest.mark.parametrize(
@@ -573,10 +573,10 @@ def test_the_same_silos_are_summed_in_one_way(changes: dict[str, Any], tmp_path:
     assert server.sum("a", "b", "c", "d") == ""
     if "bounds" in changes:
         changes = {"bounds": (1e-3,) * len(server.initial())}
-    assert "counted in another way" in server.sum("a", "b", "c", "d", **changes)
+    assert "with different weights" in server.sum("a", "b", "c", "d", **changes)
     assert server.sum("a", "b", "c", "d") == ""
     secrets.forget()
-    assert "counted in another way" in server.sum("a", "b", "c", "d", **changes)
+    assert "with different weights" in server.sum("a", "b", "c", "d", **changes)
 
 
 def test_one_outcome_of_a_round_is_summed_and_not_two(tmp_path: Path) -> None:
@@ -584,7 +584,7 @@ def test_one_outcome_of_a_round_is_summed_and_not_two(tmp_path: Path) -> None:
     server = Hostile(tmp_path)
     assert server.sum("a", "b", "c") == ""
     server.train(local_epochs=2)
-    assert "One outcome of a round is summed, not two" in server.sum("a", "b", "c")
+    assert "Only one update per round may be summed." in server.sum("a", "b", "c")
     server.train()
     assert server.sum("a", "b", "c") == "", "the first outcome once more"
 
@@ -593,7 +593,7 @@ def test_the_same_outcome_is_the_same_in_any_round(tmp_path: Path) -> None:
     server = Hostile(tmp_path)
     assert server.sum("a", "b", "c") == ""
     server.train(2, own_round=1, own_purpose="", lr=0.0)
-    assert "could be told from the two" in server.sum("a", "b", number=2)
+    assert "could be computed." in server.sum("a", "b", number=2)
 
 
 def test_what_decides_a_training_is_in_its_digest(tmp_path: Path) -> None:
@@ -619,7 +619,7 @@ def test_a_run_lets_few_kinds_of_sketches_leave(tmp_path: Path) -> None:
 
 def test_a_secure_message_without_a_run_is_refused(tmp_path: Path) -> None:
     server = Hostile(tmp_path)
-    assert "has a name" in server.ask(wire.SECURE_KEY, run="").error.reason
+    assert "must have a name" in server.ask(wire.SECURE_KEY, run="").error.reason
 
 
 def test_a_restart_forgets_no_sum(tmp_path: Path) -> None:
@@ -627,7 +627,7 @@ def test_a_restart_forgets_no_sum(tmp_path: Path) -> None:
     server.train(group_size=1)
     assert server.sum("a", "b", "c", "d") == ""
     restart_silos()
-    assert "fewer than 2 silos could be told" in server.sum("a", "b", "c")
+    assert "fewer than 2 silos could be computed." in server.sum("a", "b", "c")
     assert server.sum("a", "b", "c", "d") == ""
 
 
@@ -638,7 +638,7 @@ def test_a_model_of_before_the_silo_lost_its_secrets_is_in_no_sum(tmp_path: Path
     secrets.forget()
     (tmp_path / "a" / "secure" / "r.json").unlink()
     server.peers["a"] = server.key_of("a")
-    assert "another key than when it trained" in server.sum("a", "b", "c")
+    assert "a different key than in that training." in server.sum("a", "b", "c")
 
 
 def test_the_smallest_group_is_the_silo_s_own(tmp_path: Path) -> None:
@@ -653,18 +653,18 @@ def test_the_smallest_group_is_the_silo_s_own(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("asked", "says"),
     [
-        ({"run": "other"}, "no part of"),
-        ({"round": 9}, "has not kept what it trained in round 9"),
-        ({"purpose": "race-1"}, "has not kept"),
+        ({"run": "other"}, "include it."),
+        ({"round": 9}, "has its training of round 9"),
+        ({"purpose": "race-1"}, "has its training"),
         ({"members": ("a", "b", "zz")}, "keys of exactly the silos"),
         ({"members": ("b", "a")}, "silos in order"),
-        ({"trained_as": "0" * 64}, "sent another model than it, or told to train in another way"),
+        ({"trained_as": "0" * 64}, "a different model or different training settings."),
         ({"cap": float("nan")}, "counts and bounds above 0"),
         ({"limit": Limit(0.0, 10.0)}, "counts and bounds above 0"),
         ({"limit": Limit(1.0, float("nan"))}, "counts and bounds above 0"),
         ({"total": 0.0}, "counts and bounds above 0"),
-        ({"total": 1e-30}, "more than the whole"),
-        ({"least": 1}, "would be of as few as 1"),
+        ({"total": 1e-30}, "a weight above 1"),
+        ({"least": 1}, "could shrink to 1"),
         ({"bounds": (1.0,)}, "bounds for a sum, one for every array"),
     ],
 )
@@ -693,7 +693,7 @@ def test_a_swapped_key_is_refused_where_silos_are_enrolled(tmp_path: Path) -> No
     server.peers["b"] = Peer("b", good["b"].public)
     assert "is enrolled" in server.sum("a", "b", "c", number=2)
     server.peers = good | {"a": replace(good["a"], public=good["b"].public)}
-    assert "another key as its own" in server.sum("a", "b", "c", number=2)
+    assert "different key under its own name." in server.sum("a", "b", "c", number=2)
     server.peers = good
     assert server.sum("a", "b", "c", number=2) == ""
 
@@ -712,11 +712,13 @@ def test_a_silo_that_requires_it_shows_no_update(tmp_path: Path) -> None:
     server = Hostile(tmp_path, secure="required")
     for kind in (wire.TRAIN, wire.COLD_START):
         reply = server.ask(kind)
-        assert reply.has_error() and "secure runs only" in reply.error.reason, kind
+        assert reply.has_error() and "only in secure runs" in reply.error.reason, kind
     named = {"secure": True, "strategy": "fedcollab"}
     refused = server.ask(wire.TRAIN_DISCRIMINATOR, 1, **named).error.reason
-    assert "secure runs only" in refused, "its outcome leaves, whatever the message calls the run"
-    assert "secure runs only" in server.ask(wire.DESCRIBE).error.reason
+    assert "only in secure runs" in refused, (
+        "its outcome leaves, whatever the message calls the run"
+    )
+    assert "only in secure runs" in server.ask(wire.DESCRIBE).error.reason
     assert not server.ask(wire.DESCRIBE, secure=True).has_error()
     assert set(server.train(2).content.array_records) == {wire.SKETCH}
 
@@ -747,7 +749,7 @@ def test_fixed_point_means_are_exact_enough(counts: list[int], seed: int) -> Non
 
 
 def test_values_that_do_not_fit_are_refused_by_name() -> None:
-    with pytest.raises(ValueError, match="array 'w' holds NaN"):
+    with pytest.raises(ValueError, match="array 'w' contains NaN"):
         fixed({"w": np.array([np.nan], np.float32)}, 1.0, [4.0])
     beyond, at = (fixed({"w": np.array([v], np.float32)}, 1.0, [4.0]) for v in (5.0, 4.0))
     np.testing.assert_array_equal(beyond, at, "who chose the bound learns nothing of who is beyond")
@@ -915,11 +917,11 @@ def test_who_looks_at_a_model_that_nobody_sees_is_told_so() -> None:
 @pytest.mark.parametrize(
     ("keys", "says"),
     [
-        ({"strategy": "ifca"}, "secure = true is for strategies that only average"),
-        ({"strategy": "fedcollab"}, "secure = true is for strategies that only average"),
-        ({"strategy": "fedgenp"}, "secure = true is for strategies that only average"),
-        ({"strategy": "hcct", "generators": "silos"}, "secure = true is for"),
-        ({"strategy": "hcct", "alpha": "auto"}, "take the strategy auto"),
+        ({"strategy": "ifca"}, "secure = true needs a strategy that only averages"),
+        ({"strategy": "fedcollab"}, "secure = true needs a strategy that only averages"),
+        ({"strategy": "fedgenp"}, "secure = true needs a strategy that only averages"),
+        ({"strategy": "hcct", "generators": "silos"}, "secure = true needs"),
+        ({"strategy": "hcct", "alpha": "auto"}, "use the strategy auto"),
         ({"strategy": "fedgroup", "inter-group-lr": 0.1}, "inter-group-lr"),
         ({"strategy": "fedavg", "aggregate": "median"}, "must be mean"),
     ],
@@ -940,7 +942,7 @@ def test_other_client_apps_are_refused_with_the_reason() -> None:
 def test_keys_are_checked_by_name_and_curve() -> None:
     good = X25519PrivateKey.generate().public_key().public_bytes_raw()
     assert peer_objection(Peer("a", good), "r", ca=b"") == ""
-    assert "no X25519 key" in peer_objection(Peer("a", b"short"), "r", ca=b"")
+    assert "not a valid X25519 key." in peer_objection(Peer("a", b"short"), "r", ca=b"")
     assert "not signed" in peer_objection(Peer("a", good, b"-----", b"x"), "r", ca=b"")
 
 

@@ -158,7 +158,7 @@ def test_the_record_says_that_a_silo_alone_in_its_group_trains_for_nothing(
         assert list(report.left_out) == (["c"] if alone else [])
         assert set(report.silos) == {"a", "b", "c"}, "it has trained, and answered for its error"
     assert result.rounds[rounds[0] - 1].left_out["c"] == (
-        "it accepts groups of at least 3 silos, of its group 1 answered."
+        "it accepts groups of at least 3 silos, but only 1 of its group answered."
     )
     if make.func is KMeans:
         assert_equal_models(arrays_of(result.models["c"]), initial)
@@ -217,4 +217,6 @@ def test_the_algorithm_is_given_no_update_of_a_silo_whose_group_is_too_small() -
     came = Came((), Checked(updates, []), state, updates, {}, {})
     _, came = SmallestGroups().incoming({}, scene, came)
     assert [update.silo.name for update in came.updates] == ["b"]
-    assert came.left_out == {"a": "it accepts groups of at least 3 silos, of its group 2 answered."}
+    assert came.left_out == {
+        "a": "it accepts groups of at least 3 silos, but only 2 of its group answered."
+    }

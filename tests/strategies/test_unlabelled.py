@@ -216,7 +216,7 @@ def test_where_there_is_one_group_nothing_is_compared(tmp_path: Path) -> None:
 def test_where_everybody_is_alone_nobody_s_model_is_shown(tmp_path: Path) -> None:
     result = start(Independent, [*silos(), guest(tmp_path)], rounds=2)
     assert placing_of(result)["group"] == []
-    assert "shows its own to nobody" in placing_of(result)["why"]
+    assert "shares its model with no other" in placing_of(result)["why"]
     assert not list((tmp_path / "home").glob("models/*"))
 
 
@@ -260,7 +260,7 @@ def test_a_run_that_stops_goes_on_with_the_same_places(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("setting", "why"),
     [
-        ({"auxiliary": False}, "lets no model leave beside the task's"),
+        ({"auxiliary": False}, "sends no model except the task's"),
         ({"min-group-size": 3}, "it accepts groups of at least 3"),
         ({"privacy-epsilon": 8.0}, "trains with differential privacy"),
     ],
@@ -330,8 +330,8 @@ def test_how_sure_a_place_is_is_said_in_words() -> None:
 
     assert "is beyond chance" in words(0.1, 0.6, 0.05)
     assert "may be chance" in words(0.1, 0.19, 0.05)
-    assert "it is a guess" in words(0.1, 0.11, 0.05)
-    assert "like nobody's here" in words(0.9, 0.95, 0.05)
+    assert "the choice is a guess" in words(0.1, 0.11, 0.05)
+    assert "no group's data" in words(0.9, 0.95, 0.05)
 
 
 def test_a_guest_is_compared_with_some_of_each_group_and_each_pair_once() -> None:

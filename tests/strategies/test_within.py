@@ -162,7 +162,7 @@ REFUSED = [
     ({"within": "fednova", "schedule": "cosine"}, "fednova counts the steps of SGD"),
     ({"within": "fednova", "proximal-mu": 20.0}, "proximal-mu must be below 1 with fednova"),
     ({"within": "pfedme", "lr": 0.2}, "lr · moreau-lambda must be below 2"),
-    ({"within": "fednova", "secure": True}, "within = fednova cannot be had in a secure run"),
+    ({"within": "fednova", "secure": True}, "within = fednova is not available in a secure run"),
     ({"within": "fednova", "aggregate": "median"}, "aggregate"),
 ]
 
@@ -208,7 +208,7 @@ def test_silos_answer_its_training_in_runs_of_these_strategies_alone(strategy: s
 
     kind = wire.TRAIN_PER_FEDAVG
     assert not Policy().type_objection(kind, {wire.STRATEGY: strategy})
-    assert "only in runs of" in Policy().type_objection(kind, {wire.STRATEGY: "cfl"})
+    assert "only in runs with strategy" in Policy().type_objection(kind, {wire.STRATEGY: "cfl"})
 
 
 def test_a_group_of_nobody_keeps_its_models() -> None:
