@@ -74,9 +74,9 @@ def _say_apart(silo: str, entry: Mapping[str, Any]) -> None:
         return
     where = f"run {wire.plain_text(run, wire.MAX_WORD)}, round {entry['round']}"
     if why:
-        log.warning("%s: silo %s was moved out of its group: %s", where, silo, why)
+        log.warning("%s: silo %s was quarantined: %s", where, silo, why)
     elif before[1] and before[0] == run:
-        log.info("%s: silo %s is back among the others", where, silo)
+        log.info("%s: silo %s is out of quarantine", where, silo)
     _logged[silo] = run, why
 
 

@@ -68,7 +68,7 @@ def write_csv(answers: Answers, file: TextIO) -> None:
     samples = answers.samples.names or [str(i) for i in range(len(values))]
     calibration = answers.card.calibration
     if isinstance(problem, Masks):
-        raise TaskError("masks are written into a folder, not as CSV: name one with --output.")
+        raise TaskError("masks are written into a folder, not as CSV: name a folder with --output.")
     if isinstance(problem, Classes):
         p = "p_" if answers.task.classes else "p"
         names, before = called, [[called[chosen]] for chosen in answers.classes]
@@ -126,7 +126,7 @@ def write_masks(answers: Answers, folder: Path) -> list[Path]:
     except OSError as error:
         raise TaskError(
             f"the masks cannot be written into {folder}: {explained(error)} {len(files)} of "
-            f"{len(values)} are there."
+            f"{len(values)} were written."
         ) from None
     return files
 

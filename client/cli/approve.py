@@ -56,7 +56,7 @@ def approve(
     made = Home(home)
     if web:
         if run or refuse or code:
-            raise MisuseError("with --web, decide on the page; or name a run without --web.")
+            raise MisuseError("--web shows all waiting runs: do not give RUN with it.")
         from coterie.client.cli.approve_page import make_server
         from coterie.system.tokens import new_token
 
@@ -72,7 +72,11 @@ def approve(
     decided = decide(made.folder, run, "refused" if refuse else "approved", code=code)
     for line in described(decided, made):
         print(line)
-    what = "It is asked again within half a minute." if not refuse else "It takes no further part."
+    what = (
+        "The silo joins at its next check, within 30 seconds."
+        if not refuse
+        else "The silo takes no further part in it."
+    )
     print(f"Run {decided.run} is {decided.state}. {what}")
 
 
@@ -83,7 +87,10 @@ def listing(home: Home) -> Iterator[str]:
     known = read_all(home.folder)
     waiting = [one for one in known if one.state == "waits" and not one.over]
     if home.settings().policy.approve != "ask":
-        yield 'Runs are not asked for here: set approve = "ask" under [policy] in silo.toml.'
+        yield (
+            'This silo needs no approval for runs. To require it, set approve = "ask" under '
+            "[policy] in silo.toml."
+        )
     for one in waiting:
         yield from described(one, home)
         yield f"  approve it:  {_command(one, home.folder)}"
@@ -132,7 +139,7 @@ def announced(one: Approval, home: Home) -> Announced:
     facts = [("asked", f"{_minute(one.asked)} by {by}")]
     trains = one.terms.get(wire.STRATEGY) != wire.ONLY_STATISTICS
     for name in (wire.STRATEGY, wire.TASK, *([wire.ROUNDS] if trains else [])):
-        facts.append((name, _shown(one.terms.get(name, "not said"))))
+        facts.append((name, _shown(one.terms.get(name, "not stated"))))
     rest = {key: value for key, value in one.terms.items() if key not in SHOWN_APART}
     keys = ", ".join(f"{_shown(key)} = {_shown(value)}" for key, value in sorted(rest.items()))
     facts.append(("keys", keys or "none"))

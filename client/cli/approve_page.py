@@ -46,7 +46,7 @@ def page(home: Home, *, said: str = "") -> str:
     rest = "".join(f"<li>{escape(line)}" for line in decided_on(known))
     note = f"<p role=status>{escape(said)}</p>" if said else ""
     count = f"{len(waiting)} run{'s wait' if len(waiting) != 1 else ' waits'} for approval"
-    empty = "" if waiting else "<p>Nothing to decide. A run that begins to wait appears here.</p>"
+    empty = "" if waiting else "<p>No run is waiting. New ones appear here.</p>"
     return (
         f"<!doctype html><html lang=en><meta charset=utf-8>"
         "<meta name=viewport content='width=device-width, initial-scale=1'>"

@@ -73,13 +73,13 @@ def calibrate(
     problem, card = kept.task.problem, replace(kept.card, calibration=None)
     if not isinstance(problem, Classes | Labels):
         raise TaskError(
-            f"only models that answer with classes or labels are calibrated. Task "
-            f"{kept.task.name!r} has answers of kind {problem.kind!r}."
+            "calibration needs a classification or multi-label model. The target of task "
+            f"{kept.task.name!r} is of kind {problem.kind!r}."
         )
     two = isinstance(problem, Classes) and problem.num_classes == 2
     if sensitivity is not None and not (two or isinstance(problem, Labels)):
         raise TaskError(
-            f"a sensitivity needs two classes, or labels. Task {kept.task.name!r} has "
+            f"--sensitivity needs two classes, or labels. Task {kept.task.name!r} has "
             f"{kept.task.num_classes} classes. Leave --sensitivity out."
         )
     kept = replace(kept, card=card)
@@ -88,7 +88,7 @@ def calibrate(
         raise TaskError(
             f"there {'is' if len(fitted_on) == 1 else 'are'} "
             f"{counted(len(fitted_on), 'sample')} to calibrate on (of the silo's {named} data). "
-            f"At least {FEWEST} are needed, and some hundred are better."
+            f"At least {FEWEST} are needed, several hundred are better."
         )
     temperature = _temperature(problem, *_evidence(kept, fitted_on))
     cooled = Calibration(temperature, (), "", "", named, 0, len(fitted_on), len(tested_on))
@@ -103,13 +103,14 @@ def calibrate(
     after = figures_of(problem, _evidence(warm, tested_on), thresholds=thresholds, persons=persons)
     if len(fitted_on) < FEW:
         notes.append(
-            f"Note: {len(fitted_on)} samples are few to fit on. With other samples, temperature "
-            "and threshold may be quite different; compare the figures before and after."
+            f"Note: {len(fitted_on)} samples are few for a calibration. With other samples, "
+            "temperature and threshold may be quite different; compare the figures before and "
+            "after."
         )
     if max(temperature, 1 / temperature) > 0.99 * HOTTEST:
         notes.append(
-            f"Note: the temperature is at the end of what is searched, {temperature:.3g}: on the "
-            "samples it was fitted on, the model is always right, or never better than chance."
+            f"Note: the temperature is at the limit of the search, {temperature:.3g}: on the "
+            "calibration samples, the model is always right, or never better than chance."
         )
     calibration = replace(
         cooled,
@@ -137,10 +138,10 @@ def _parts(kept: Kept, options: Mapping[str, Option], workers: int) -> tuple[str
     loaded = kept.task.load(options)
     if card.data_hash not in ("", hash_of(loaded)):
         raise TaskError(
-            "the silo's training data is not what the model was trained on: the data, the share "
-            "kept for testing or the options have changed since. A model must not be calibrated "
-            "on samples that it may have been trained on. Give the earlier data and options with "
-            "--set, or train again."
+            "the silo's training data is not what the model was trained on: the data, the "
+            "share of test data or the options have changed since. A model must not be "
+            "calibrated on samples that it may have been trained on. Give the earlier data and "
+            "options with --set, or train again."
         )
     data = to_device(loaded, torch.device("cpu"), workers=workers)
     if card.validation:
@@ -149,7 +150,8 @@ def _parts(kept: Kept, options: Mapping[str, Option], workers: int) -> tuple[str
     fit, rest = (torch.from_numpy(rows) for rows in halves(len(data.test), data.test.persons))
     if not len(rest):
         raise TaskError(
-            "all test samples are one person's (group): none are left to measure a calibration on."
+            "all test samples belong to one person (group), so no others are left to measure "
+            "the calibration on."
         )
     return "test", data.test.take(fit), data.test.take(rest)
 
@@ -191,8 +193,8 @@ def _thresholds(
         found = _threshold(chances[:, 1], targets == 1, sensitivity)
         if found is None:
             raise TaskError(
-                "the samples to calibrate on are all of one class, or the model does not tell "
-                "the classes apart on them. No threshold can be chosen."
+                "no threshold can be chosen: the calibration samples all have one class, or "
+                "the model gives them all the same score."
             )
         return (found,), []
     thresholds, notes = [], []
@@ -201,8 +203,8 @@ def _thresholds(
         if found is None:
             name = names_of(task, chances.shape[1])[label]
             notes.append(
-                f"Note: label {name} keeps the threshold 0.5. The samples to calibrate on all "
-                "have it, or none has, or the model does not tell them apart."
+                f"Note: label {name} keeps the threshold 0.5. The calibration samples all have "
+                "the label, or none has it, or the model gives them all the same score."
             )
         thresholds.append(0.5 if found is None else found)
     return tuple(thresholds), notes

@@ -92,7 +92,7 @@ def _key_lines(bench: Workbench) -> Iterator[str]:
         for line in task.look_for_persons(bench.settings.options):
             yield f"warning   {line}"
     except TaskError as error:
-        yield f"warning   columns that say whose a row is were not looked for: {error}"
+        yield f"warning   columns that identify persons were not looked for: {error}"
 
 
 def _person_lines(data: Data) -> Iterator[str]:
@@ -121,16 +121,18 @@ def _unlabelled_lines(bench: Workbench) -> Iterator[str]:
         raise TaskError(f"unlabelled: samples of {shape} do not fit the model: {error}") from None
     yield f"silo      {bench.settings.name}"
     yield f"task      {bench.task.name}, {_kind(bench.task)}, schema {bench.schema}"
-    yield f"samples   {len(part)} of {shape}, without labels: it is given a model and trains none"
+    yield f"samples   {len(part)} of {shape}, without labels: it receives a model and trains none"
     yield from _note_lines(bench.task)
     yield ""
     policy, private = bench.settings.policy, bench.settings.privacy is not None
     refuses = not policy.auxiliary or policy.min_group_size > 2 or private
-    refused = " This silo's policy refuses them: it gets a model only where all are one group."
+    refused = (
+        " This silo's policy refuses them: it receives a model only if all silos form one group."
+    )
     yield (
-        "When the silo joins, its name, task, schema and the number of samples leave it. In a run "
-        "with several groups, discriminators of its samples' features beside up to 12 silos, and "
-        f"how often they are right; nothing else.{refused if refuses else ''}"
+        "When the silo joins, its name, task, schema and the number of samples leave it. In a "
+        "run with several groups, discriminators between its samples' features and those of up "
+        f"to 12 silos, and how often they are right; nothing else.{refused if refuses else ''}"
     )
     yield f"Runs on {described.device}. Then: coterie silo predict"
 
@@ -199,16 +201,16 @@ def _privacy_lines(bench: Workbench) -> Iterator[str]:
     yield (
         f"privacy   {spent.text()} spent, in {spent.charges} trainings; noise {terms.noise:g}, "
         f"clip {terms.clip:g}. The next round of {USUAL.epochs} epochs with batches of "
-        f"{USUAL.batch_size} costs ε {more:.3g}; {left} such rounds are left."
+        f"{USUAL.batch_size} costs ε {more:.3g}; {left} such rounds remain."
     )
     if (persons := bench.data.train.persons) is not None:
         most = most_of_one(persons)
         yield (
-            f"          ε is of one sample. Of a person with {most}, the whole budget is up to "
-            f"{most} times as much: ε {most * terms.epsilon:.3g}."
+            f"          ε applies to one sample. For a person with {most}, the whole budget is "
+            f"up to {most} times as much: ε {most * terms.epsilon:.3g}."
         )
     if not bench.settings.home:
-        yield "warning   without a folder the noise can be foreseen: a simulation of privacy."
+        yield "warning   without a folder the noise is predictable: privacy is only simulated."
 
 
 def _leaving_lines(bench: Workbench) -> Iterator[str]:
@@ -228,7 +230,7 @@ def _leaving_lines(bench: Workbench) -> Iterator[str]:
     yield f"  alpha {described.alpha}, min_group_size {described.min_group_size},"
     yield f"  max_local_epochs {described.max_local_epochs}, versions"
     if described.mark:
-        yield "  a mark of the training data, which changes when they do and says nothing else"
+        yield "  a data fingerprint of the training data, which shows only whether they changed"
     yield f"In every round, at most: {counted(len(shared), 'array')} of the model, {size:,} bytes:"
     for name, array in shared.items():
         yield f"  {name} {'×'.join(map(str, array.shape)) or 'one number'} {array.dtype}"
@@ -248,17 +250,17 @@ def _leaving_lines(bench: Workbench) -> Iterator[str]:
         stays = sum(tensor.nbytes for tensor in bench.model.state_dict().values()) - sum(
             array.nbytes for array in model.values()
         )
-        yield f"Frozen, not trained and not sent: {stays:,} bytes of the model, SHA-256"
+        yield f"Frozen (not trained, not sent): {stays:,} bytes of the model, SHA-256"
         yield f"  {bench.frozen}"
     if bench.task.weights:
         name, digest = bench.task.weights
-        yield f"The model begins from {name}, SHA-256"
+        yield f"The model starts from {name}, SHA-256"
         yield f"  {digest}"
     if kept:
-        yield f"Kept here, whatever a run asks for: {', '.join(kept)}"
+        yield f"Never sent, in any run: {', '.join(kept)}"
     yield from _condition_lines(policy)
     yield ""
-    yield "What can be learned of its data, by what it allows:"
+    yield "What others can learn about its data with these settings:"
     about = About(
         *(len(bench.data.train), len(bench.data.test), tuple(names), bench.task.pooled_columns),
         epsilon=0.0 if bench.settings.privacy is None else bench.settings.privacy.epsilon,
@@ -272,13 +274,13 @@ def _condition_lines(policy: Policy) -> Iterator[str]:
     if policy.strategies:
         yield f"Takes part only in: {', '.join(policy.strategies)}"
     if policy.approve:
-        yield "Takes part in a run only once it was approved here: coterie silo approve RUN"
+        yield "Takes part in a run only after approval here: coterie silo approve RUN"
     if when := words(policy.hours, policy.days):
-        yield f"Joins runs and trains by its clock only when it {when}"
+        yield f"Joins runs and trains only when it {when}"
     if policy.max_local_epochs:
         yield f"Refuses runs of more than {policy.max_local_epochs} epochs per round."
     if policy.max_minutes:
-        yield f"Ends the work for a message after {policy.max_minutes:g} minutes."
+        yield f"Stops work on a message after {policy.max_minutes:g} minutes."
     if policy.max_message_mb:
         yield f"Refuses messages of more than {policy.max_message_mb:g} MB."
     if policy.max_kept_runs:

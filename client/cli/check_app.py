@@ -27,6 +27,6 @@ def check_app(settings: SiloSettings, reference: str, mods: Sequence[str]) -> It
     yield f"app       {reference}{f', answers {answers}' if answers else ''}"
     for mod in mods:
         yield f"mod       {mod}"
-    yield "It was loaded, not tried: it trains when a run sends it a model."
+    yield "It was loaded, but not run: it trains when a run sends it a model."
     yield ""
     yield from conditions(settings)

@@ -38,8 +38,8 @@ CHECKED = 8
 LARGEST = 2**31 - 2**20
 """The largest ONNX file in bytes, a limit of protobuf."""
 TRACES = (
-    "The model may hold traces of the data that it was trained on, of this silo and of the silos "
-    "of its group. Pass it on only as they agreed."
+    "The model may contain traces of its training data, from this silo and from the silos of "
+    "its group. Share it only as they agreed."
 )
 
 
@@ -86,8 +86,8 @@ def export(kept: Kept, file: Path, *, options: Mapping[str, Option]) -> Exported
     write = writers.get(file.suffix.lower())
     if write is None:
         raise TaskError(
-            f"the file to write must end in {' or '.join(writers)} (ONNX, or a program of "
-            f"torch.export). Got {file.name!r}."
+            f"the file to write must end in {' or '.join(writers)} (ONNX, or a torch.export "
+            f"program). Got {file.name!r}."
         )
     samples, own = _some_samples(kept, options)
     program = Program(kept).eval().requires_grad_(False)
@@ -99,9 +99,9 @@ def export(kept: Kept, file: Path, *, options: Mapping[str, Option]) -> Exported
         traced = torch.export.export(program, (example,), dynamic_shapes=shapes)
     except Exception as error:  # torch.export raises all sorts of things
         raise TaskError(
-            f"the model of task {kept.task.name!r} cannot be written as one program: "
-            f"{_first_line(error)}. Its forward must not depend on the values of its inputs, or on "
-            "how many samples there are."
+            f"the model of task {kept.task.name!r} cannot be exported as one program: "
+            f"{_first_line(error)}. Its forward must not depend on the values of its inputs, or "
+            "on how many samples there are."
         ) from None
     _forget_source(traced)
     card = card_of(kept, file, samples, options)
@@ -138,7 +138,7 @@ def card_of(kept: Kept, file: Path, samples: Nest, options: Mapping[str, Option]
     calibration = card.calibration
     where, number, figures = "", card.test_examples, _figures_of(card)
     if calibration is not None:
-        where = " that the model was not calibrated on"
+        where = " not used for calibration"
         number, figures = calibration.measured, calibration.figures
     return {
         "file": file.name,
@@ -201,7 +201,7 @@ def _meaning(kept: Kept, width: int) -> dict[str, Any]:
         return {"means": "probability of every class", "classes": names, "decide": rule, **how}
     if isinstance(problem, Labels):
         thresholds = thresholds or [0.5] * width
-        rule = "a label is there if its probability is above its threshold"
+        rule = "a label is present if its probability is above its threshold"
         how = {"thresholds": thresholds, "temperature": temperature}
         return {"means": "probability of every label", "labels": names, "decide": rule, **how}
     if isinstance(problem, Numbers):
@@ -244,8 +244,8 @@ def _onnx(traced: Any, card: Mapping[str, Any], shapes: Any) -> tuple[bytes, _As
     missing = [name for name in ("onnx", "onnxscript", "onnxruntime") if find_spec(name) is None]
     if missing:
         raise TaskError(
-            f"to write ONNX, {' and '.join(missing)} must be installed: "
-            "pip install 'coterie[export]'. A file that ends in .pt2 needs nothing more."
+            f"to write ONNX, {' and '.join(missing)} must be installed: pip install "
+            "'coterie[export]'. A .pt2 file needs no further package."
         )
     import onnxruntime
 
@@ -265,12 +265,11 @@ def _onnx(traced: Any, card: Mapping[str, Any], shapes: Any) -> tuple[bytes, _As
         made.model.metadata_props[CARD] = json.dumps(card)
         content: bytes = made.model_proto.SerializeToString()
         if len(content) > LARGEST:
-            raise ValueError(f"it has {len(content):,} bytes, and at most {LARGEST:,} are possible")
+            raise ValueError(f"it has {len(content):,} bytes; the limit is {LARGEST:,}")
         session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
     except Exception as error:  # of the exporter, protobuf and the runtime
         raise TaskError(
-            f"the model cannot be written as ONNX: {_first_line(error)}. A file that ends in .pt2 "
-            "may do."
+            f"the model cannot be written as ONNX: {_first_line(error)}. Try a .pt2 file."
         ) from None
 
     def ask(x: Nest) -> Array:
@@ -302,8 +301,8 @@ def _difference(program: nn.Module, ask: _Ask, samples: Nest) -> float:
             same = expected.shape == got.shape and np.allclose(expected, got, rtol=1e-3, atol=1e-4)
         if not same:
             raise TaskError(
-                "the written file answers differently from the model, so it was not kept. Try the "
-                "other format (.onnx or .pt2)."
+                "the exported file gives other answers than the model, so it was deleted. Try "
+                "the other format (.onnx or .pt2)."
             )
         largest = max(largest, float(np.abs(expected - got).max()))
     return largest
@@ -335,9 +334,9 @@ def _text(kept: Kept, card: Mapping[str, Any]) -> str:
     parts |= {"What comes out": card["output"]}
     about = {key: value for key, value in card.items() if not isinstance(value, dict | list)}
     if kept.card.scale is not None:
-        about["traces"] += f" This card holds mean and deviation of {numbers_of(kept.card)}."
+        about["traces"] += f" This card contains mean and deviation of {numbers_of(kept.card)}."
     if not card["preparation"]:
-        how = f"Samples are prepared by the code of task {card['task']}, not part of this file."
+        how = f"The code of task {card['task']} prepares samples; it is not part of this file."
         parts["How it is prepared"] = {"by": how}
     lines = [f"# {card['file']}: model of task {card['task']}\n", *_lines(about)]
     for title, value in parts.items():

@@ -62,14 +62,14 @@ def init(
         load_task(str(place_of(task)) if task.endswith(".toml") else task)
     if data is not None and not place_of(str(data)).exists():
         raise SettingsError(
-            f"there is no {str(data)!r}. Correct --data, or leave it out and say in silo.toml "
-            "later where the data is."
+            f"there is no {str(data)!r}. Correct --data, or leave it out and set data in "
+            "silo.toml later."
         )
     made = create(home or Path(name), name, task=task, data=data)
     if new_key:
         with locked(made.folder):
             made.new_key()
-    _say(f"Silo {name} is in {made.folder}. Its key fingerprint: {made.fingerprint()}")
+    _say(f"Created silo {name} in {made.folder}. Its key fingerprint: {made.fingerprint()}")
     _say("1. Send the operator this line, and compare the fingerprint with them by telephone:")
     print(made.request(), flush=True)
     where = "" if data else "Set the location of your data in silo.toml, and check it"
@@ -100,15 +100,15 @@ def join(
     _say(f"Silo {read.name} will connect to {read.address}.")
     if before not in ("", read.address):
         _say(
-            f"This replaces {before} by {read.address}. If the coordinator is not there, ask its "
-            "operator for a new bundle: this one is older than its move."
+            f"This replaces {before} by {read.address}. If the coordinator is no longer at that "
+            "address, ask its operator for a new bundle: this one is from before its move."
         )
     _say(
-        f"CA fingerprint: {fingerprint_of_certificate(read.ca)}. Check that the operator sees the "
-        "same one."
+        f"CA fingerprint: {fingerprint_of_certificate(read.ca)}. Check that the operator sees "
+        "the same fingerprint."
     )
     if before and held_by(silo.folder) is not None:
-        _say("The silo is running, and keeps the address that it has. Next: start it again.")
+        _say("The silo is running and still uses its previous address. Next: restart it.")
     else:
         _say("Next: coterie silo start")
 
@@ -139,7 +139,7 @@ def check(home: HomeOption = None, app: AppOption = "", mod: ModOption = None) -
 
         lines = check_app(settings, app, mod or [])
     elif mod:
-        raise MisuseError("--mod goes around an app: give --app as well.")
+        raise MisuseError("--mod requires --app.")
     else:
         from coterie.client.cli.check import check_all
 
@@ -170,7 +170,7 @@ def start(
     the task in silo.toml.
     """
     if mod and not app:
-        raise MisuseError("--mod goes around an app: give --app as well.")
+        raise MisuseError("--mod requires --app.")
     from coterie.client.home.files import folder_of
     from coterie.client.resident.serve import serve
 

@@ -77,8 +77,8 @@ def ledger(
     folder = folder_of(home)
     if not ledger_of(folder).exists():
         raise SettingsError(
-            f"there is no ledger in {folder}. A silo keeps one in its folder (--home) once "
-            "something has left it."
+            f"there is no ledger in {folder}. A silo writes it in its folder (--home) when "
+            "something first leaves the silo."
         )
     if as_json:
         for entry in read(folder, run=run):
@@ -128,7 +128,7 @@ def _print_totals(found: Mapping[tuple[str, str], Total], file: Path) -> None:
     console.print(table)
     for (run, kind), total in found.items():
         for why, rounds in total.apart.items() if kind == TRAIN else ():
-            said = f"{run}, rounds {_span(rounds)}: moved out of its group: {why}"
+            said = f"{run}, rounds {_span(rounds)}: quarantined: {why}"
             console.print(said, markup=False, soft_wrap=True)
     replies, size = sum(t.messages for t in found.values()), sum(t.bytes for t in found.values())
     text = f"{replies} replies, {size:,} bytes of arrays in total: {file}"
@@ -168,8 +168,8 @@ def predict(
     masks = isinstance(kept.task.problem, Masks)
     if masks and output is None:
         raise TaskError(
-            f"task {kept.task.name!r} answers with masks, one file per sample. Name a folder for "
-            "them with --output."
+            f"task {kept.task.name!r} answers with masks, one file per sample. Name a folder "
+            "with --output."
         )
     samples = samples or asked.unlabelled  # it has no test data of its own
     answers = answer(kept, samples, options=asked.options, workers=asked.workers)
@@ -242,7 +242,7 @@ def calibrate(
     found = calibrate(kept, options=asked.options, sensitivity=sensitivity, workers=asked.workers)
     keep_calibration(asked.file, kept.card, found.calibration)
     print(f"model {asked.file}", found.calibration.text(), *found.notes, sep="\n")
-    print(f"on {found.calibration.measured} other test samples, before:")
+    print(f"on {found.calibration.measured} other test samples, uncalibrated:")
     print(*figure_lines(kept.card, found.before), "after:", sep="\n")
     print(*figure_lines(kept.card, found.after), sep="\n")
 
@@ -272,11 +272,15 @@ def export(
     kept = load_kept(asked.file, source=asked.task)
     written = export(kept, to, options=asked.options)
     print(*written.files, sep="\n")
-    samples = "of this silo's test data" if written.own else "made up, as the silo's data is away"
-    said = (
-        f"asked about {counted(written.checked, 'sample')} {samples}, it answers as the model does"
+    samples = (
+        "from this silo's test data"
+        if written.own
+        else "generated, because the silo's data are not available"
     )
-    print(f"model {asked.file}; {said} (to within {written.apart:.1g})", file=sys.stderr)
+    said = (
+        f"checked on {counted(written.checked, 'sample')} {samples}: it gives the model's answers"
+    )
+    print(f"model {asked.file}; {said} (largest difference {written.apart:.1g})", file=sys.stderr)
     calibration = kept.card.calibration
     if calibration is not None:
         print(f"calibrated: {calibration.text()}", file=sys.stderr)

@@ -169,7 +169,7 @@ def silo(
     if context.invoked_subcommand is not None:
         for _, hint in given(context):
             raise MisuseError(
-                f"{hint} is for serving without a command. `coterie silo "
+                f"{hint} applies to serving without a command. `coterie silo "
                 f"{context.invoked_subcommand} --help` lists the options of that command, which "
                 "come after its name."
             )
@@ -232,7 +232,7 @@ def _check_together(
 
     if several and name is not None:
         raise SettingsError(
-            "--name is for one silo; those of a simulation are called silo-<number>."
+            "--name applies to one silo; silos of a simulation are named silo-<number>."
         )
     if name is None and not several:
         raise SettingsError(
@@ -240,14 +240,14 @@ def _check_together(
             "serve from a silo's folder, use `coterie silo start`."
         )
     if mod and not app:
-        raise SettingsError("--mod is for what goes around an app: give --app.")
+        raise SettingsError("--mod requires --app.")
     if app and simulation:
         raise SettingsError(
-            "a simulation file is of a task. To serve an app as several silos, use --partitions "
-            "FIRST-LAST/TOTAL: each gets its partition-id and num-partitions."
+            "--simulation cannot be combined with --app. To serve an app as several silos, use "
+            "--partitions FIRST-LAST/TOTAL: each gets its partition-id and num-partitions."
         )
     if unlabelled and (several or app):
         raise SettingsError(
-            "--unlabelled is for one silo that serves its task: leave out --partitions, "
+            "--unlabelled applies to one silo that serves its task: leave out --partitions, "
             "--simulation and --app."
         )

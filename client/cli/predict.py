@@ -55,9 +55,7 @@ def find_model(home: Path, run: str) -> Path:
     if by_age["models"] and not run:
         return by_age["models"][-1]
     which = f"model {run!r}" if run else "model of a run"
-    raise CardError(
-        f"no {which} is kept in {home}. The kept models are: {', '.join(called) or 'none'}."
-    )
+    raise CardError(f"{home} has no {which}. Its models: {', '.join(called) or 'none'}.")
 
 
 @dataclass(frozen=True)
@@ -125,7 +123,7 @@ def answer(
         found = task.inputs(samples, options)
         part = Held(map_nest(torch.as_tensor, found.x), ())
         if not len(part):
-            raise TaskError(f"{samples} holds no samples.")
+            raise TaskError(f"{samples} contains no samples.")
     values, evidence, targets = asked(kept, part, names=found.names)
     if samples is not None:
         return Answers(card, task, values, None, found)
@@ -134,11 +132,11 @@ def answer(
         persons = 0 if part.persons is None else num_persons(part.persons)
         if (len(part), persons) == (calibration.part_examples, calibration.part_persons):
             _, rows = halves(len(part), part.persons)
-            measured += f" (the {len(rows)} samples that it was not calibrated on)"
+            measured += f" (the {len(rows)} samples not used for calibration)"
         else:
             notes.append(
                 "Note: the test data has changed since the model was calibrated on half of it. "
-                "Some of these samples may be of that half."
+                "Some of these samples may belong to that half."
             )
     figures = figures_of(
         task.problem,
@@ -156,7 +154,7 @@ def _passed(
     try:
         return task.passed_through(options)
     except TaskError as error:
-        notes.append(f"Note: no columns are passed through. {error}")
+        notes.append(f"Note: no columns are copied into the predictions. {error}")
         return {}
 
 
@@ -205,8 +203,8 @@ def asked(
             targets.append(leaves(y)[0].numpy())
     if odd := _called(np.concatenate(odd_inputs), names):
         raise TaskError(
-            f"{odd} cannot be predicted: values that the model would see are NaN, infinite or "
-            "beyond 3e38. Correct them, or leave the sample out."
+            f"{odd} cannot be predicted: values that the model would receive are NaN, infinite "
+            "or beyond 3e38. Correct them, or leave the sample out."
         )
     if odd := _called(np.concatenate(odd_answers), names):
         raise TaskError(
@@ -285,11 +283,12 @@ def whole(card: Card, task: Task, weights: Model) -> torch.nn.Module:
     """
     model = model_of(task)
     if card.frozen != (frozen := frozen_digest(model)):
-        file = f": {task.weights[0]} has SHA-256 {task.weights[1]} today" if task.weights else ""
+        file = f": {task.weights[0]} now has SHA-256 {task.weights[1]}" if task.weights else ""
         raise TaskError(
-            f"what is frozen of the model of task {task.name!r} is not what the kept model was "
-            f"trained on (SHA-256 {frozen or 'of nothing'}, not {card.frozen or 'of nothing'})"
-            f"{file}. Put the earlier file of weights, freeze and task back, or train again."
+            f"the frozen part of task {task.name!r} is not the one that the saved model was "
+            f"trained with (SHA-256 {frozen or 'of nothing'}, not "
+            f"{card.frozen or 'of nothing'}){file}. Restore the earlier weights file, freeze "
+            "setting and task, or train again."
         )
     try:
         load_weights(model, {name: weights[name] for name in travelling(model)})
@@ -303,16 +302,16 @@ def _check_declaration(card: Card, task: Task) -> None:
     today = str(getattr(task, "fingerprint", ""))
     if card.fingerprint is None and today:
         raise TaskError(
-            "the model's card was written by an earlier version and does not say with which "
-            f"declaration of task {task.name!r} it was trained: columns or classes may mean "
-            "something else today. Train it again."
+            "the model's card was written by an earlier version and does not name the "
+            f"declaration of task {task.name!r} used for training: the meaning of columns or "
+            "classes may have changed. Train the model again."
         )
     if card.fingerprint is not None and card.fingerprint != today:
         raise TaskError(
-            f"task {task.name!r} has changed since the model was trained "
-            f"(fingerprint {today or 'none'}, not {card.fingerprint or 'none'}): columns or "
-            "classes may mean something else. Give the earlier declaration with --task, or "
-            "train again."
+            f"task {task.name!r} has changed since the model was trained (fingerprint "
+            f"{today or 'none'}, not {card.fingerprint or 'none'}): the meaning of columns or "
+            "classes may have changed. Give the earlier declaration with --task, or train "
+            "again."
         )
 
 
@@ -324,9 +323,9 @@ def _own_samples(
     if card.data_hash in ("", hash_of(data)):
         return part, []
     note = (
-        "Note: the training data is not what the model was trained on: the data, the share "
-        "kept for testing or the options have changed since. The model may have been trained "
-        f"on some of these test samples, so the {lead_of(card).title} may be too good; when the "
-        f"model was kept, it was {value_text(card, card.test_error)} of {card.test_examples}."
+        "Note: the training data is not what the model was trained on: the data, the share of "
+        "test data or the options have changed since. The model may have been trained on some "
+        f"of these test samples, so the {lead_of(card).title} may be too good; when the model "
+        f"was saved, it was {value_text(card, card.test_error)} of {card.test_examples}."
     )
     return part, [note]

@@ -72,8 +72,8 @@ def read_silo(home: Path, run: str | None = None) -> SiloRun:
     names = [str(line["run"]) for line in [*lines, *(ledger or [])] if line.get("run")]
     if not names:
         raise SettingsError(
-            f"{home} holds no journal of a run (expected {JOURNAL}): give the --home with "
-            "which the silo was started. A silo that has not trained yet has no journal."
+            f"{home} has no journal of a run (expected {JOURNAL}): give the --home that the "
+            "silo was started with. A silo that has not trained yet has no journal."
         )
     name = names[-1] if run is None else run
     if name not in names:
@@ -121,8 +121,8 @@ def _privacy(home: Path, run: str, missing: list[str]) -> str:
     if spent is None:
         return ""
     return (
-        f"Of this silo's privacy budget {spent.text()} is spent, in {spent.charges} trainings of "
-        f"all its runs; {own} of them were for this one."
+        f"This silo has spent {spent.text()} of its privacy budget, in {spent.charges} "
+        f"trainings over all runs, {own} of them in this run."
     )
 
 
@@ -173,11 +173,11 @@ def build_page(run: SiloRun, home: Path) -> Any:
 
     missing = list(run.missing)
     if run.outbound is None:
-        missing.append(f"what left the silo: it keeps no {LEDGER}")
+        missing.append(f"what left the silo: it has no {LEDGER}")
     if not run.errors:
         missing.append("a curve: no error on the silo's own test data has been recorded yet")
     if not run.group_sizes:
-        missing.append("a group: the coordinator has not said how many silos train together")
+        missing.append("a group: the coordinator has not reported how many silos train together")
     outbound = run.outbound or {}
     sent = [
         (kind, str(one.messages), f"{one.bytes:,}", ", ".join(one.values))
@@ -185,9 +185,7 @@ def build_page(run: SiloRun, home: Path) -> Any:
     ]
     arrays = [(kind, *array) for kind, one in outbound.items() for array in one.tensors.items()]
     tables = {
-        "What left the silo": Table(
-            ("message", "times", "bytes of arrays", "numbers beside them"), sent
-        ),
+        "What left the silo": Table(("message", "times", "bytes of arrays", "other numbers"), sent),
         "Arrays that left the silo": Table(("message", "array", "shape"), arrays),
     }
     samples = (
@@ -205,7 +203,7 @@ def build_page(run: SiloRun, home: Path) -> Any:
         pictures=_pictures(run),
         tables={name: table for name, table in tables.items() if table.rows},
         commands={
-            "The silo's model, if the run is over": str(file_of(str(home), "models", run.name))
+            "The silo's model, if the run has ended": str(file_of(str(home), "models", run.name))
         },
     )
 
@@ -217,12 +215,12 @@ def _lead(run: SiloRun) -> str:
         called = "an error of" if run.metric.name == wire.ERROR else run.metric.title
         parts.append(
             f"After round {last} the model has {called} {_text(run, run.errors[last])} on this "
-            f"silo's own test data{_counted(run)}; after round {first} it was "
+            f"silo's test data{_counted(run)}; after round {first} it was "
             f"{_text(run, run.errors[first])}."
         )
         if math.isfinite(run.trivial):
             trivial = f"{called} {_text(run, run.trivial)}"
-            parts.append(f"The best single answer for all of them has {trivial}.")
+            parts.append(f"The constant baseline has {trivial}.")
     if run.group_sizes:
         size = int(_latest(run.group_sizes))
         others = "alone" if size == 1 else f"with {wire.counted(size - 1, 'other')}"
@@ -290,13 +288,13 @@ def _pictures(run: SiloRun) -> list[Any]:
     errors = {number: run.metric.shortfall(error) for number, error in run.errors.items()}
     curves = (
         ("errors", title,
-         f"{title} on this silo's own test data of the model that it held after every round.",
+         f"{title} of the silo's model after every round, on this silo's test data.",
          errors, ", ".join(filter(None, (run.metric.title, unit))),
          100.0 if run.metric.share else 1.0),
         ("group", "Group size",
-         "How many silos trained together with this one, itself among them; 1 is alone.",
+         "Number of silos that trained together, including this one; 1 means alone.",
          run.group_sizes, "silos", 1.0),
-        ("loss", "Training loss", "Mean loss of this silo's own training in every round.",
+        ("loss", "Training loss", "Mean training loss of this silo in every round.",
          run.losses, "loss", 1.0),
     )  # fmt: skip
     found = [curve(*one) for one in curves if one[3]]
@@ -311,7 +309,7 @@ def _pictures(run: SiloRun) -> list[Any]:
             Picture(
                 "outbound",
                 title,
-                "Arrays that this silo sent, in megabytes (10⁶ bytes), by message type.",
+                "Arrays sent by this silo, in megabytes (10⁶ bytes), by message type.",
                 lambda layout: charts.bars(rows, layout=layout, title=title, unit="MB"),
             )
         )

@@ -123,7 +123,7 @@ def _unapproved(
     terms: Mapping[str, Any] | None,
 ) -> Later:
     if not wire.is_plain_name(name):
-        return Later("asks its people about runs, and this one's name cannot be shown to them.")
+        return Later("asks its approvers about runs, and cannot show them this run's name.")
     home = Path(settings.home)
     try:
         known = find(home, name)
@@ -138,11 +138,10 @@ def _unapproved(
     except ApprovalError as error:
         return Later(str(error))
     if known.state == "refused":
-        return Later("was told by its people to refuse this run.")
+        return Later("refuses this run: an approver refused it.")
     if known.state == "waits":
         return Later(
-            f"waits for the approval of its people: they see run {name} with `coterie silo "
-            "approve`.",
+            f"waits for an approver: `coterie silo approve` there lists run {name}.",
             wire.UNAPPROVED,
         )
     return Later(_difference(kind, config, known.terms) if terms is None else "")
@@ -163,13 +162,13 @@ def _terms(config: Mapping[str, Any], *, whole: bool) -> dict[str, Value]:
     for key, value in said.items():
         if type(value) not in (str, int, float, bool) or len(f"{key}{value}") > MAX_VALUE:
             raise ApprovalError(
-                "asks its people about runs, and this one's cannot be shown to them: its "
-                f"{wire.plain_text(key, wire.MAX_WORD)} is no number or short text."
+                "asks its approvers about runs, and cannot show them this one: its "
+                f"{wire.plain_text(key, wire.MAX_WORD)} is not a number or a short text."
             )
     if len(said) > MAX_TERMS:
         raise ApprovalError(
-            f"asks its people about runs, and this one announces {len(said)} entries, more than "
-            f"{MAX_TERMS}."
+            f"asks its approvers about runs, and this one announces {len(said)} entries, more "
+            f"than {MAX_TERMS}."
         )
     return said
 
@@ -181,17 +180,17 @@ def _difference(kind: str, config: Mapping[str, Any], terms: Mapping[str, Value]
     for key in sorted(shared):
         if (trains or key in config) and config.get(key, "") != terms.get(key, ""):
             return (
-                f"approved this run with {key} = {terms.get(key, '')!r}, and is asked to work with "
-                f"{wire.plain_text(repr(config.get(key, '')), wire.MAX_WORD)}."
+                f"approved this run with {key} = {terms.get(key, '')!r}, and this message asks "
+                f"for {wire.plain_text(repr(config.get(key, '')), wire.MAX_WORD)}."
             )
     if kind == wire.LABEL_COUNTS and not terms.get(wire.ASKS_LABEL_COUNTS):
-        return "approved a run without label counts, and is asked for them."
+        return "approved a run without label counts, and this message asks for them."
     secret = wire.kind_of(kind).secret
     if terms.get(wire.SECURE) and secret and config.get(wire.SECURE) is not True:
-        return "approved a secure run, and is asked to show an update."
+        return "approved a secure run, and this message asks for a plain update."
     rounds = terms.get(wire.ROUNDS)
     if trains and rounds and wire.whole(config.get(wire.ROUND)) > int(rounds):
-        return f"approved {rounds} rounds, and is asked for round {config.get(wire.ROUND)}."
+        return f"approved {rounds} rounds, and this message is for round {config.get(wire.ROUND)}."
     return ""
 
 
@@ -246,7 +245,7 @@ def settle(home: Path, is_over: Callable[[str], bool]) -> None:
             if now.state == "waits":
                 _file(home, now.run).unlink(missing_ok=True)
                 sync(home / FOLDER)
-                log.info("run %s is over: nobody approved it", wire.plain_text(now.run, 80))
+                log.info("run %s has ended without approval", wire.plain_text(now.run, 80))
             else:
                 _write(home, replace(now, over=_now()))
 
@@ -264,15 +263,17 @@ def decide(home: Path, run: str, state: State, *, code: str = "") -> Approval:
         if known is None:
             waiting = [one.run for one in waiting_in(home)]
             raise ApprovalError(
-                f"no run {run!r} has asked here. Waiting: {', '.join(waiting) or 'none'}."
+                f"no run {run!r} is known here. Waiting: {', '.join(waiting) or 'none'}."
             )
         if code and not (len(code) >= CODE and known.digest.startswith(code)):
             raise ApprovalError(
-                f"run {run} has announced something else since: its code is {known.code}, not "
+                f"run {run} has changed its settings since: its code is {known.code}, not "
                 f"{code}. Look at it again with `coterie silo approve`."
             )
         if known.over and state == "approved":
-            raise ApprovalError(f"run {run} is over. If it is resumed, it asks again.")
+            raise ApprovalError(
+                f"run {run} has ended. If it is resumed, it must be approved again."
+            )
         decided = replace(known, state=state, decided=_now(), by=account())
         _write(home, decided)
         return decided
@@ -284,11 +285,11 @@ def _ask(home: Path, announced: Approval, *, changed: bool) -> Approval:
         others = [one for one in waiting if one.run != announced.run]
         if len(others) >= MAX_WAITING:
             raise ApprovalError(
-                f"has {len(others)} runs that wait for approval already, and takes no more."
+                f"has {len(others)} runs that wait for approval already, and accepts no more."
             )
         _write(home, announced)
     name = wire.plain_text(announced.run, wire.MAX_WORD)
-    what = "has changed what it announces, and waits" if changed else "waits"
+    what = "has changed its settings and waits" if changed else "waits"
     log.warning("run %s %s for your approval: coterie silo approve %s", name, what, name)
     return announced
 
@@ -330,8 +331,8 @@ def _read(file: Path) -> Approval:
     except (OSError, ValueError, TypeError):
         pass
     raise ApprovalError(
-        f"cannot read {file.name} in its folder {FOLDER}/. Who runs the silo can remove that file: "
-        "the run then asks again."
+        f"cannot read {file.name} in its folder {FOLDER}/. Remove that file at the silo: the "
+        "run then waits for approval again."
     )
 
 
@@ -344,12 +345,12 @@ def _now() -> str:
 
 def leaving(terms: Mapping[str, Value], policy: Policy) -> Iterator[str]:
     """Yield what a run with these terms would take from this silo, one line each."""
-    itself = "the name of the silo, and what it says of itself: `coterie silo check` lists it"
+    itself = "the silo's name and description: `coterie silo check` lists them"
     if terms.get(wire.STRATEGY) == wire.ONLY_STATISTICS:
         columns = " and ".join(policy.statistics)
         yield (
-            f"how many training samples are in which interval or category of {columns}, no number "
-            f"below {policy.statistics_from}"
+            f"how many training samples are in each interval or category of {columns}, no "
+            f"number below {policy.statistics_from}"
             if columns
             else "nothing of its data: silo.toml allows no statistics"
         )
@@ -360,9 +361,9 @@ def leaving(terms: Mapping[str, Value], policy: Policy) -> Iterator[str]:
     if terms.get(wire.SECURE):
         yield f"sketches of its updates, and its part of sums over groups{less}"
     else:
-        yield f"its update of the model in each round, which the coordinator sees{less}"
+        yield f"its update in each round, which the coordinator sees{less}"
     if terms.get(wire.STRATEGY) in ("fedcollab", "auto") and policy.auxiliary:
-        yield "discriminators trained on its data, which tell which labels it has"
+        yield "discriminators trained on its data, which reveal its labels"
     if terms.get(wire.ASKS_LABEL_COUNTS):
         yield "how many training samples of each label it has"
     if policy.column_sums:

@@ -55,7 +55,9 @@ class Asked:
         """Return why a further message is refused; empty if it is accepted."""
         number, named = wire.whole(config.get(wire.ROUND)), str(config.get(wire.STRATEGY, ""))[:64]
         if self.strategy and named and named != self.strategy:
-            return f"takes part in this run as one of {self.strategy}; now it says {named}."
+            return (
+                f"takes part in this run with strategy {self.strategy}; now the run names {named}."
+            )
         if kind.startswith(wire.TRAIN) and kind != wire.MASKED_SUM:
             return self._training_objection(
                 kind, str(config.get(wire.PURPOSE, ""))[:64], number, policy
@@ -79,8 +81,8 @@ class Asked:
             done = sum(n for (_, other, _), n in self.trained.items() if not other)
             if done >= policy.max_rounds + MAX_REPEATS:
                 return (
-                    f"trains at most {policy.max_rounds} rounds; it has trained {done} times for "
-                    "this run already, whatever the run calls its rounds."
+                    f"trains at most {policy.max_rounds} rounds; it has trained {done} times "
+                    "for this run already, however the run numbers its rounds."
                 )
         return ""
 
@@ -132,6 +134,6 @@ def quota_objection(home: str, run: str, most: int) -> str:
     if own.partition("-round-")[0] in kept or len(kept) < most:
         return ""
     return (
-        f"keeps models of at most {most} runs (max_kept_runs), and has them of {len(kept)}. Who "
-        "runs the silo can move some away from its folder models/, or allow more in silo.toml."
+        f"saves models of at most {most} runs (max_kept_runs), and has models of {len(kept)}. "
+        "At the silo, move some out of its folder models/, or allow more in silo.toml."
     )

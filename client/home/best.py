@@ -84,7 +84,7 @@ def _kept(folder: Path) -> Iterator[Best]:
             with safe_open(file, framework="np") as opened:
                 yield Best(**json.loads(opened.metadata()[KIND]))
         except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
-            log.error("%s is damaged (%s): it is not kept as the best", file, error)
+            log.error("%s is damaged (%s): it is not used as the best", file, error)
 
 
 def _file(folder: Path, number: int) -> Path:

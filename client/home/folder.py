@@ -40,7 +40,7 @@ from coterie.client.home.settings import (
 from coterie.system import files, keys
 from coterie.tasks.options import as_option, place_of
 from coterie.tasks.toml import checked, read_table
-from coterie.wire import enrolment
+from coterie.wire import enrolment, page
 
 OTHER_FILES = 512
 """Files that a process needs open in addition to the locks of its silos' folders."""
@@ -70,7 +70,7 @@ task = {task}
 # column_sums_from, statistics_from and min_samples below count persons.
 {data}
 
-# Further tasks that this silo serves, each with data of its own. A run takes the one that it
+# Further tasks that this silo serves, each with its own data. A run takes the one that it
 # names; policy, limits and ledger are the same for all.
 # [[also]]
 # task = "stroke.toml"
@@ -92,9 +92,10 @@ SECTIONS: Mapping[str, tuple[type, ...]] = {
 """Section of ``silo.toml`` → the classes that declare its settings, in the order of the file."""
 OPTIONAL = "privacy"
 """The section that may be missing; without it the silo has no differential privacy."""
-PRIVACY_NOTE = """\
-# Differential privacy: what is trained here has noise, and what it costs is counted over all runs,
-# until the budget is spent. See docs/how-to/differential-privacy.md. Needs coterie[privacy].
+PRIVACY_NOTE = f"""\
+# Differential privacy: training here adds noise, and its cost is counted over all runs, until the
+# budget is spent. See {page("Differential privacy at a silo")}.
+# Needs coterie[privacy].
 """
 
 
@@ -216,8 +217,8 @@ class Home:
         bundle = enrolment.read_bundle(text)
         if bundle.name != self.config.name or bundle.silo != self.fingerprint():
             raise SettingsError(
-                f"this bundle was made for silo {bundle.name!r} with key {bundle.silo}; here is "
-                f"{self.config.name!r} with key {self.fingerprint()}."
+                f"this bundle was made for silo {bundle.name!r} with key {bundle.silo}; this "
+                f"silo is {self.config.name!r} with key {self.fingerprint()}."
             )
         joined = {"address": bundle.address, "ca": bundle.ca.decode()}
         files.write_atomically(self.folder / "coordinator.json", json.dumps(joined).encode())
@@ -288,8 +289,8 @@ def create(folder: Path, name: str, *, task: str = "", data: Path | None = None)
     ):
         if asked and asked != has and Path(asked) != Path(has).resolve():
             raise SettingsError(
-                f"{file} is there already, with {key} {has!r}, not {asked!r}. Change it there, or "
-                "make the silo in another folder (--home)."
+                f"{file} already exists with {key} {has!r}, not {asked!r}. Change it there, or "
+                "create the silo in another folder (--home)."
             )
     if not (folder / "key.pem").exists():
         _write_key(folder)
@@ -307,7 +308,7 @@ def _toml(text: str) -> str:
         text.encode()
     except UnicodeEncodeError:
         raise SettingsError(
-            f"{text!r} cannot be written into silo.toml: its name is not UTF-8. Rename it."
+            f"{text!r} cannot be written into silo.toml: the name is not UTF-8. Rename it."
         ) from None
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
@@ -324,8 +325,8 @@ def _write_key(folder: Path) -> None:
 
 def _read(file: Path) -> Any:
     absent = (
-        f"{file.parent} is not a silo's folder (no silo.toml). Make one with `coterie silo init "
-        f"--name NAME`, or name it with --home or {ENVIRONMENT}."
+        f"{file.parent} is not a silo's folder (no silo.toml). Create one with `coterie silo "
+        f"init --name NAME`, or name it with --home or {ENVIRONMENT}."
     )
     return checked(_File, read_table(file, SettingsError, absent=absent), file, SettingsError)
 
@@ -345,17 +346,17 @@ def locked(home: Path) -> Iterator[None]:
             held.enter_context(files.locked(home))
         except FileExistsError:
             raise SettingsError(
-                f"{home} is a file. A silo keeps its models in a folder: name one with --home."
+                f"{home} is a file. A silo saves its models in a folder: name one with --home."
             ) from None
         except OSError as error:
             raise SettingsError(
-                f"a silo cannot keep its models in {home}: {error.strerror}. With --home, name a "
-                "folder on a disk of this machine that it may write to."
+                f"a silo cannot save its models in {home}: {error.strerror}. With --home, name "
+                "a writable folder on a local disk."
             ) from None
         except files.LockedError:
             raise SettingsError(
-                f"a silo is already running from {home}. End that process first, or give this silo "
-                "a folder of its own (--home)."
+                f"a silo is already running from {home}. Stop that process, or use a different "
+                "folder (--home)."
             ) from None
         yield
 

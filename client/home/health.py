@@ -26,8 +26,8 @@ def findings(folder: Path) -> Iterator[Finding]:
 def _process(folder: Path) -> Finding:
     holder = held_by(folder)
     if holder is None:
-        return Finding(BAD, "process", f"none serves from {folder}: `coterie silo start`")
-    return Finding(OK, "process", "there is one" if holder == UNKNOWN else f"{holder}")
+        return Finding(BAD, "process", f"no process serves {folder}: `coterie silo start`")
+    return Finding(OK, "process", "running" if holder == UNKNOWN else f"{holder}")
 
 
 def _contact(folder: Path) -> Finding:
@@ -43,5 +43,7 @@ def _ledger(folder: Path) -> Finding:
     file = folder / LEDGER
     place = file if file.exists() else folder
     if not os.access(place, os.W_OK):
-        return Finding(BAD, "ledger", f"{place} cannot be written, and nothing leaves without it")
-    return Finding(OK, "ledger", f"{file} can be written")
+        return Finding(
+            BAD, "ledger", f"{place} cannot be written; without it, nothing leaves the silo"
+        )
+    return Finding(OK, "ledger", f"{file} is writable")

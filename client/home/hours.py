@@ -14,7 +14,7 @@ from coterie import wire
 
 WEEK = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
 HOURS_FORM = "HH:MM-HH:MM, for example 20:00-06:00; the end may be past midnight"
-DAYS_FORM = f"days with commas or a dash between them, for example Mon-Fri: {', '.join(WEEK)}"
+DAYS_FORM = f"days separated by commas or a dash, for example Mon-Fri: {', '.join(WEEK)}"
 
 
 def now() -> datetime:

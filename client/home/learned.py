@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from coterie.client.home.policy import REVEALING, Policy
+from coterie.wire import page
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,7 @@ class About:
     @property
     def of_a_person(self) -> str:
         """The meaning of ε for a person with several samples."""
-        return f" (of a person, up to {self.most} times that)" if self.most > 1 else ""
+        return f" (for a person, up to {self.most} times that)" if self.most > 1 else ""
 
 
 def _updates(policy: Policy, about: About) -> str:
@@ -53,24 +54,24 @@ def _updates(policy: Policy, about: About) -> str:
     if about.epsilon:
         kept += (
             f", with noise: of a single sample no more than ε = {about.epsilon:g} allows"
-            f"{about.of_a_person}, unless it lies (docs/how-to/differential-privacy.md)"
+            f"{about.of_a_person}, unless it lies (see {page('Differential privacy at a silo')})"
         )
     if policy.secure:
         return (
-            f"the server sees none, but a sketch of each, and sums over groups{kept}; one that "
-            "lies can get them (docs/explanation/secure.md)"
+            f"the coordinator sees no update, but a sketch of each, and sums over groups{kept}; "
+            f"a lying one can get them (see {page('Secure runs')})"
         )
     return (
-        f"the server sees every one, by itself{kept}; in secure runs none, unless it lies "
-        '(secure = "required" refuses others)'
+        f"the coordinator sees each of them{kept}; in secure runs none, unless it lies (secure "
+        '= "required" refuses all other runs)'
     )
 
 
 def _sums(policy: Policy, about: About) -> str:
     if not policy.peers:
         return (
-            "in secure runs with any silo that the coordinator vouches for: it could put in its "
-            "own (peers ends that)"
+            "in secure runs with any silo that the coordinator vouches for: it could add fake "
+            "silos (peers prevents that)"
         )
     named = ", ".join(peer.split()[0] for peer in policy.peers)
     return f"in secure runs only with {named}, whose keys you have compared"
@@ -83,27 +84,27 @@ def _behind(policy: Policy, about: About) -> str:
         called = " persons" if about.persons else ""
         return (
             f"all {about.behind}{called} of yours{step}, fewer than min_samples = "
-            f"{policy.min_samples}: the server may be able to work out single ones"
+            f"{policy.min_samples}: the coordinator may be able to reconstruct single ones"
         )
     return (
-        f"at least {policy.min_samples} different {about.unit}{step}: of fewer, single ones can be "
-        "worked out"
+        f"at least {policy.min_samples} different {about.unit}{step}: from fewer, single ones "
+        "can be reconstructed"
     )
 
 
 def _group(policy: Policy, about: About) -> str:
     if policy.min_group_size <= 2:
         return (
-            "sees the mean of its updates; of two silos each can work out the other's "
-            "(min_group_size = 3 ends that)"
+            "sees the mean of its updates; in a group of two, each silo can compute the "
+            "other's (min_group_size = 3 prevents that)"
         )
     return f"sees the mean of at least {policy.min_group_size} silos' updates"
 
 
 def _own_model(policy: Policy, about: About) -> str:
     if policy.secure or (policy.strategies and "fedensemble" not in policy.strategies):
-        return "is shown to no other silo"
-    return "is shown to every other silo in runs of fedensemble, and in no others"
+        return "is sent to no other silo"
+    return "is sent to every other silo in fedensemble runs, in no others"
 
 
 def _how_often(policy: Policy, about: About) -> str:
@@ -118,67 +119,67 @@ def _how_often(policy: Policy, about: About) -> str:
 
 
 def _samples(policy: Policy, about: About) -> str:
-    return f"the server is told: {about.samples} for training, {about.tests} for tests"
+    return f"the coordinator learns: {about.samples} for training, {about.tests} for tests"
 
 
 def _metrics(policy: Policy, about: About) -> str:
     if not about.metrics:
-        return "the server is told none"
-    return f"the server is told: {', '.join(about.metrics)}"
+        return "the coordinator learns none"
+    return f"the coordinator learns: {', '.join(about.metrics)}"
 
 
 def _labels(policy: Policy, about: About) -> str:
     revealing = sorted(REVEALING & set(about.metrics))
     disclosed = (
-        "the server is told in runs of fedgen, and every silo the labels' shares over all silos"
+        "in fedgen runs, the coordinator learns them, and every silo the labels' shares over "
+        "all silos"
     )
     found = [
         *([disclosed] * (policy.label_counts and not about.epsilon)),
-        *([f"the server can work them out of {', '.join(revealing)}"] if revealing else []),
+        *([f"the coordinator can compute them from {', '.join(revealing)}"] if revealing else []),
         *(["partly, from discriminators"] if _discriminators_leave(policy, about) else []),
     ]
     if policy.keep_layers != "head":  # Wainakh et al. 2022, "User-level label leakage"
         what = "sums over groups" if policy.secure else "updates"
-        found.append(f"the server can estimate them from {what} of the last layer")
-    return "; ".join(found) or "nobody is told"
+        found.append(f"the coordinator can estimate them from {what} of the last layer")
+    return "; ".join(found) or "not shared"
 
 
 def _columns(policy: Policy, about: About) -> str:
     if not about.columns:
-        return "nobody is told: this task asks for none"
+        return "not shared: this task needs none"
     if not policy.column_sums or about.epsilon:
-        return "nobody is told (column_sums); the silo uses the others' scale"
+        return "not shared (column_sums); the silo uses the other silos' scale"
     return (
-        f"the server is told count, mean and deviation of each of {about.columns} with at least "
-        f"{policy.column_sums_from} numbers{' of different persons' * bool(about.persons)}, and "
-        "every silo those over all silos that allow it"
+        f"the coordinator learns count, mean and deviation of each of {about.columns} with at "
+        f"least {policy.column_sums_from} "
+        f"numbers{' of different persons' * bool(about.persons)}, and every silo those over all "
+        "silos that allow it"
     )
 
 
 def _statistics(policy: Policy, about: About) -> str:
     if not policy.statistics or about.epsilon:
-        return "nobody is told (statistics)"
+        return "not shared (statistics)"
     return (
-        f"the server is told how many samples are in which interval or category of "
-        f"{' and '.join(policy.statistics)}; below {policy.statistics_from}"
-        f"{' persons' * bool(about.persons)} no number"
+        "the coordinator learns how many samples are in each interval or category of "
+        f"{' and '.join(policy.statistics)}; below "
+        f"{policy.statistics_from}{' persons' * bool(about.persons)} no number"
     )
 
 
 def _discriminators(policy: Policy, about: About) -> str:
     if _discriminators_leave(policy, about):
         return (
-            "in runs of fedcollab and auto the server, and the other silo of each pair, can read "
-            "from them which labels you have; beside silos without labels, what your samples look "
-            "like, and no labels"
+            "in fedcollab and auto runs, the coordinator and the other silo of each pair can "
+            "read from them which labels you have; with unlabelled silos, what your samples "
+            "look like, but no labels"
         )
     if _placing_leaves(policy, about):
-        return (
-            "only beside silos without labels: they show what your samples look like, and no labels"
-        )
+        return "only with unlabelled silos: they show what your samples look like, but no labels"
     if policy.min_group_size > 2 and policy.auxiliary and not policy.secure:
-        return "none leaves: they are averaged in pairs"
-    return "none leaves"
+        return "none leave: they are averaged in pairs"
+    return "none leave"
 
 
 def _discriminators_leave(policy: Policy, about: About) -> bool:
@@ -194,11 +195,12 @@ def _placing_leaves(policy: Policy, about: About) -> bool:
 def _made(policy: Policy, about: About) -> str:
     if about.epsilon:
         return (
-            "who gets it can tell whether a single sample was trained on no better than "
-            f"ε = {about.epsilon:g} allows{about.of_a_person}"
+            "its recipients can tell whether a single sample was trained on, but no better "
+            f"than ε = {about.epsilon:g} allows{about.of_a_person}"
         )
     return (
-        "who gets it may find out whether a sample that they have was trained on: no noise is added"
+        "its recipients may find out whether a sample that they have was trained on: no noise "
+        "is added"
     )
 
 
@@ -216,7 +218,7 @@ ROWS: Mapping[str, Callable[[Policy, About], str]] = {
     "sums of columns": _columns,
     "statistics": _statistics,
     "discriminators": _discriminators,
-    "samples, labels": lambda policy, about: "never leave themselves",
+    "samples, labels": lambda policy, about: "never leave",
 }
 """Item → who can learn what about it."""
 

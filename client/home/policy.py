@@ -282,10 +282,13 @@ class Policy:
         if asks and kind not in (wire.DESCRIBE, wire.STATISTICS):
             return f"answers no {kind} message in a run of statistics alone."
         if kind == wire.STATISTICS and not asks:
-            return "tells statistics only in a run that asks for nothing else."
+            return "shares statistics only in a run that asks for nothing else."
         if not strategies or named is None or named in strategies:
             return ""
-        return f"answers {kind} messages only in runs of {', '.join(strategies)}, not of {named}."
+        return (
+            f"answers {kind} messages only in runs with strategy {', '.join(strategies)}, not "
+            f"{named}."
+        )
 
     def secure_objection(self, kind: str, config: Mapping[str, object]) -> str:
         """Return why a message that would reveal an update is refused; empty if it is accepted."""
@@ -296,8 +299,8 @@ class Policy:
         if self.secure != "required" or not (trains or joins) or hidden:
             return ""
         return (
-            'takes part in secure runs only (secure = "required" in silo.toml); this one would '
-            "show its updates to the coordinator. Start the run with secure = true."
+            'takes part only in secure runs (secure = "required" in silo.toml); in this one '
+            "the coordinator would see its updates. Start the run with secure = true."
         )
 
     def peer_objection(self, name: str, fingerprint: str) -> str:
@@ -305,8 +308,8 @@ class Policy:
         if not self.peers or f"{name} {fingerprint}" in self.peers:
             return ""
         return (
-            f"takes part in sums only with the silos in its peers (silo.toml), and {name!r} with "
-            f"key {fingerprint or 'of nobody'} is none of them."
+            f"takes part in sums only with the silos in its peers (silo.toml), and {name!r} "
+            f"with key {fingerprint or 'of nobody'} is not one of them."
         )
 
     def samples_objection(
@@ -326,8 +329,8 @@ class Policy:
         least = min(self.min_samples, all_of)
         if behind < least:
             return (
-                f"lets no update leave that fewer than {least} {what} are behind (min_samples); "
-                f"this run's would have {behind}. Raise local-steps or batch-size."
+                f"sends no update made from fewer than {least} {what} (min_samples); this run's "
+                f"would use {behind}. Raise local-steps or batch-size."
             )
         if batch < min(self.min_batch, of):
             return (
@@ -341,8 +344,8 @@ class Policy:
         if self.label_counts:
             return ""
         return (
-            "does not share its label counts. Who runs the silo can allow it with "
-            "`label_counts = true` in silo.toml, or `--share-label-counts`."
+            "does not share its label counts. At the silo, `label_counts = true` in silo.toml "
+            "or `--share-label-counts` allows it."
         )
 
     def column_sums_objection(self) -> str:
@@ -350,8 +353,8 @@ class Policy:
         if self.column_sums:
             return ""
         return (
-            "does not share sums of its columns. Who runs the silo can allow it with "
-            "`column_sums = true` in silo.toml, or `--share-column-sums`."
+            "does not share sums of its columns. At the silo, `column_sums = true` in "
+            "silo.toml or `--share-column-sums` allows it."
         )
 
     def statistics_objection(self) -> str:
@@ -359,15 +362,15 @@ class Policy:
         if self.statistics:
             return ""
         return (
-            "does not share statistics of its data. Who runs the silo can allow it with "
-            '`statistics = ["inputs", "targets"]` in silo.toml, or `--share-statistics`.'
+            'does not share statistics of its data. At the silo, `statistics = ["inputs", '
+            '"targets"]` in silo.toml or `--share-statistics` allows it.'
         )
 
     def auxiliary_objection(self) -> str:
         """Return why a run that trains discriminators is refused; empty if it is accepted."""
         if self.auxiliary:
             return ""
-        return "lets no model leave beside the task's; this run trains discriminators."
+        return "sends no model except the task's; this run trains discriminators."
 
     def passes_objection(self, passes: int, key: str) -> str:
         """Return why training with this number of passes over the data is refused; else empty.
@@ -377,8 +380,8 @@ class Policy:
         if not self.max_local_epochs or passes <= self.max_local_epochs:
             return ""
         return (
-            f"trains at most {self.max_local_epochs} epochs a round; the steps that this run asks "
-            f"for ({key}) go over its training samples {passes} times."
+            f"trains at most {self.max_local_epochs} epochs a round; the steps of this run "
+            f"({key}) use its training samples {passes} times."
         )
 
     def group_objection(self, config: Mapping[str, object]) -> str:
@@ -387,7 +390,7 @@ class Policy:
             return ""
         size = config.get(wire.GROUP_SIZE)
         if size is None:
-            found = "this run does not say how large its groups are."
+            found = "this run does not state the size of its groups."
         elif number(size) != 1 and number(size) < self.min_group_size:
             found = f"its group in this round has {size}."
         else:

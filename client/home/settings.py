@@ -148,20 +148,19 @@ class SiloSettings:
             raise SettingsError(f"workers must be 0 to {MAX_WORKERS}. Got {self.workers}.")
         if self.policy.approve and not self.home:
             raise SettingsError(
-                'approve = "ask" needs a folder that remembers what was approved: name one with '
-                "--home."
+                'approve = "ask" needs a folder in which approvals are saved: name one with --home.'
             )
         if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", self.device):
             raise SettingsError(f"device must be auto, cpu, cuda or cuda:N. Got {self.device!r}.")
         if self.also and self.privacy is not None:
             raise SettingsError(
-                "[privacy] is for a silo of one task: a budget counts what is told of one set of "
-                "data. Give each task a silo of its own, or leave [privacy] out."
+                "[privacy] needs a silo with one task: a budget counts what is revealed about "
+                "one data set. Give each task its own silo, or leave [privacy] out."
             )
         if self.also and self.unlabelled:
             raise SettingsError(
-                "unlabelled is for a silo of one task: it is of that one's samples. Give each task "
-                "a silo of its own."
+                "unlabelled needs a silo with one task, because it names that task's samples. "
+                "Give each task its own silo."
             )
 
     def studies(self) -> list[SiloSettings]:
@@ -202,9 +201,7 @@ class SiloSettings:
                 options = {"skip": int(partition) * 110, "train": 80, "test": 30}
         private = _read(given, Privacy, prefix=PRIVACY)
         if private and "epsilon" not in private:
-            raise SettingsError(
-                "privacy-epsilon is missing: with differential privacy the silo needs its budget."
-            )
+            raise SettingsError("privacy-epsilon is missing: differential privacy needs a budget.")
         return cls(
             **_read(given, cls),
             options=options,
@@ -271,7 +268,7 @@ def _also(config: Mapping[str, Option]) -> tuple[Study, ...]:
             options = {**one.options, rest.removeprefix(DATA_PREFIX): value}
             found[int(number)] = replace(one, options=options)
     if nameless := [number for number, one in found.items() if not one.task]:
-        raise SettingsError(f"also-{nameless[0]}.task is missing: which task are its data for?")
+        raise SettingsError(f"also-{nameless[0]}.task is missing: name the task of these data.")
     return tuple(one for _, one in sorted(found.items()))
 
 

@@ -20,8 +20,8 @@ def tasks_of(settings: SiloSettings) -> tuple[str, ...]:
     twice = [name for name, count in Counter(names).items() if count > 1]
     if twice:
         raise SettingsError(
-            f"two tasks of silo {settings.name!r} are called {twice[0]!r}. A run names one task: "
-            "give each another name, or a silo of its own."
+            f"two tasks of silo {settings.name!r} are called {twice[0]!r}. A run names one "
+            "task: give each its own name, or its own silo."
         )
     return tuple(sorted(names))
 

@@ -56,14 +56,12 @@ class ActivityLog:
             return
         config = wire.config_records(message.content).get(wire.CONFIG, ConfigRecord())
         if message.metadata.message_type == wire.DESCRIBE and _is_of_another_study(config, reply):
-            log.debug("a run of task %.80r asked who is here", config[wire.TASK])
+            log.debug("a run of task %.80r asked which silos are connected", config[wire.TASK])
             return
         run = self._run_of(message, config)
         if wire.LEFT_OUT in config:
             why = wire.plain_text(config[wire.LEFT_OUT])
-            log.warning(
-                "run %s: what was sent last did not count: %s", _name_of(message, config), why
-            )
+            log.warning("run %s: the last reply did not count: %s", _name_of(message, config), why)
         run.seconds += seconds
         run.bytes += wire.num_array_bytes(reply.content)
         self.tally.seconds += seconds

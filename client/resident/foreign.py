@@ -209,10 +209,10 @@ def objection_to_reply(message: Message, reply: Message, policy: Policy) -> str:
     records = wire.array_records(reply.content)
     sent = set(wire.array_records(message.content)) if message.has_content() else set()
     if not policy.auxiliary and (extra := sorted(set(records) - sent)):
-        return f"lets no model leave beside the one received; its app sends {extra[0]!r} too."
+        return f"sends no model except the one received; its app also sends {extra[0]!r}."
     layers = policy.keep_layers
     if layers and any(name.startswith(layers) for record in records.values() for name in record):
-        return f"keeps its layers {layers!r}; its app sends them."
+        return f"does not send its layers {layers!r}; its app sends them."
     return _group_objection(message, policy) if records else ""
 
 
@@ -256,13 +256,14 @@ def check_policy(silo: SiloSettings) -> None:
     """Raise ``SettingsError`` for [privacy] or layers, which cannot be enforced for an app."""
     if silo.privacy is not None:
         raise SettingsError(
-            "[privacy] in silo.toml cannot be held for an app of your own: its training is not "
-            "coterie's. Remove the section, or serve a task."
+            "[privacy] in silo.toml cannot be enforced for an app: differential privacy covers "
+            "only coterie's own training loop. Remove the section, or serve a task."
         )
     if silo.policy.keep_layers == "head":
         raise SettingsError(
-            'keep_layers = "head" cannot be held for an app: only a task says which layers are its '
-            "head. Give the beginning of the names of the arrays that must not leave."
+            'keep_layers = "head" cannot be enforced for an app: only a task defines which '
+            "layers are its head. Give the prefix of the names of the arrays that must not "
+            "leave."
         )
 
 
@@ -271,14 +272,14 @@ def conditions(silo: SiloSettings) -> Iterator[str]:
     policy = silo.policy
     config = ", ".join(f"{k}={v!r}" for k, v in silo.options.items()) or "nothing"
     yield f"The app's node config, from [data]: {config}."
-    yield "Every reply is noted in the ledger. Of an error only its kind leaves."
+    yield "Every reply is recorded in the ledger. For an error, only its kind leaves."
     if policy.approve:
         yield (
-            "A run is answered only once it was approved here (coterie silo approve RUN), by its "
-            "configuration at the SuperLink; what its messages say beyond that is not compared."
+            "A run is answered only after approval here (coterie silo approve RUN), by its "
+            "configuration at the SuperLink; other contents of its messages are not compared."
         )
     if when := words(policy.hours, policy.days):
-        yield f"It trains by this machine's clock only when it {when}."
+        yield f"It trains only when it {when}."
     if policy.strategies:
         names = ", ".join(policy.strategies)
         yield f"It takes part only in {names}: a run that does not name its strategy is refused."
@@ -287,26 +288,26 @@ def conditions(silo: SiloSettings) -> Iterator[str]:
     if policy.max_local_epochs:
         yield (
             f"Refused: messages and runs that state more than {policy.max_local_epochs} local "
-            "epochs. How long the app trains is up to the app."
+            "epochs. The app itself decides how long it trains."
         )
     if policy.min_group_size > 1:
         yield (
             "Its updates leave only in groups whose size the run states, of at least "
-            f"{policy.min_group_size} silos, or alone. coterie's strategies state it, Flower's own "
+            f"{policy.min_group_size} silos, or alone. coterie's strategies state it, Flower's "
             "do not."
         )
     if policy.keep_layers:
         yield f"A reply with arrays whose names begin with {policy.keep_layers!r} does not leave."
     if not policy.auxiliary:
-        yield "A reply with models beside the one received does not leave."
+        yield "A reply with models in addition to the one received does not leave."
     if policy.metrics is None:
-        yield f"Metrics leave as the app names them, but for {', '.join(sorted(REVEALING))}."
+        yield f"Metrics leave as the app names them, except {', '.join(sorted(REVEALING))}."
     else:
         allowed = ", ".join(["numbers of samples", *policy.metrics])
-        yield f"Of metrics only these leave: {allowed}. Configurations in replies do not leave."
+        yield f"Only these metrics leave: {allowed}. Configurations in replies do not leave."
     yield (
-        "Not held for an app: what it computes its arrays and metrics from. It can read whatever "
-        "this user of the machine can, and what it sends of labels or samples is not recognised."
+        "Not checked for an app: how it computes its arrays and metrics. It can read whatever "
+        "this user account can, and labels or samples in what it sends are not recognised."
     )
     ignored = ["task", "device", "threads", "workers", *(["alpha"] if silo.alpha else [])]
-    yield f"Of no effect: {', '.join(ignored)}. The app decides them."
+    yield f"Without effect: {', '.join(ignored)}. The app decides them."

@@ -62,8 +62,8 @@ ASK_S = 10.0
 SETTLE_S = 15.0
 """Seconds between checks, when idle, for runs that ended while they waited for approval."""
 AFTER_GIVING_UP = (
-    "--patience SECONDS has it wait longer; a systemd service starts it again by itself "
-    "(docs/how-to/organisations.md)."
+    "--patience SECONDS sets how long it waits; a systemd service restarts it by itself "
+    f"(see {wire.page('Run a federation across organisations')})."
 )
 STOP_WORK = signal.SIGUSR1
 """Signal by which a thread stops the main thread's work."""
@@ -115,7 +115,7 @@ class Host:
         one_node: bool = False,
     ) -> None:
         if connection.keys is not None and len(silos) != 1:
-            raise ValueError(f"a key is for one silo. Got {len(silos)} silos.")
+            raise ValueError(f"a key belongs to one silo. Got {len(silos)} silos.")
         self.app = app
         self.connection = connection
         if one_node and len(silos) > 1:
@@ -215,7 +215,7 @@ class Host:
             log.warning("a %s message was not finished: %s", meta.message_type, why)
             return wire.refusal(f"silo {silo.name!r} stopped: {why}", message)
         except _ShutdownError:
-            log.info("told to end: run %s round %s is left", meta.run_id, meta.group_id)
+            log.info("stopping: leaving run %s in round %s", meta.run_id, meta.group_id)
             return wire.refusal(f"silo {silo.name!r} is shutting down.", message)
         except (Exception, SystemExit) as error:  # a task that calls sys.exit must not end the silo
             log.exception("the app failed on a %s message", meta.message_type)
@@ -290,11 +290,11 @@ class Host:
             log.info("a message was dropped: its run has ended (%s)", error)
         except UnreadableError as error:
             who = f"silo {node.silos[0].name!r}" if len(node.silos) == 1 else node.name
-            text = f"{who} cannot read what it was sent: {error}"
+            text = f"{who} cannot read a message: {error}"
             if isinstance(error, TooLargeError):
                 text = (
-                    f"{who} takes no message of more than "
-                    f"{node.silos[0].policy.max_message_mb:g} MB (max_message_mb). It was sent "
+                    f"{who} accepts no message of more than "
+                    f"{node.silos[0].policy.max_message_mb:g} MB (max_message_mb). It received "
                     f"{error}."
                 )
             log.error("refused a %s message: %s", error.header.metadata.message_type, text)
@@ -328,7 +328,7 @@ class Host:
         try:
             notified = link.wait()
         except Exception as error:  # lost: the next look says how
-            log.debug("%s: the SuperLink cannot tell when there is work: %s", node.name, error)
+            log.debug("%s: the SuperLink does not announce messages: %s", node.name, error)
         if node.waits is link:
             node.waits = None
             early = time.monotonic() - started < wire.WAIT_S / 2
@@ -404,10 +404,10 @@ class Host:
             except RunEndedError:
                 why = "its run has ended."
             except LinkError as error:  # cut: it may still be wanted when the way is back
-                log.debug("not known whether the run goes on: %s", error)
+                log.debug("cannot check whether the run is active: %s", error)
             if worked_s >= limit_s:
                 minutes = job.silo.policy.max_minutes
-                why = why or f"one message may take it {minutes:g} minutes at most (max_minutes)."
+                why = why or f"one message may take at most {minutes:g} minutes (max_minutes)."
             if why:
                 self._useless = job, why
                 signal.pthread_kill(threading.main_thread().ident or 0, STOP_WORK)
@@ -418,7 +418,7 @@ class Host:
         if unsent is None:
             return
         if unsent.node_id != link.node_id:
-            log.warning("a reply was dropped: the SuperLink was started anew, and does not want it")
+            log.warning("a reply was dropped: the SuperLink was restarted, and does not accept it")
             node.outbox.clear()
             return
         try:
@@ -428,8 +428,8 @@ class Host:
         except NotPassedError as error:
             if all(reply.has_error() for reply in unsent.replies):  # which are small
                 raise
-            log.error("a reply is given up: %s", error)
-            why = f"its reply did not get through: {error}"
+            log.error("a reply was given up: %s", error)
+            why = f"its reply could not be sent: {error}"
             errors = tuple(wire.instead_of(reply, why) for reply in unsent.replies)
             node.outbox.keep(replace(unsent, replies=errors))
             return
@@ -438,7 +438,7 @@ class Host:
             raise
         else:
             if node.away:
-                log.info("%s: the reply was sent after all", node.name)
+                log.info("%s: the reply was sent", node.name)
         node.outbox.clear()
 
     def _run_of(self, message: Message, link: FleetLink) -> RunSettings:
@@ -463,7 +463,7 @@ class Host:
         else:
             level = logging.WARNING if is_news else logging.DEBUG
             said = wire.sentence(error)
-            log.log(level, "%s Trying again, for another %.0f s.", said, left_s)
+            log.log(level, "%s Retrying for another %.0f s.", said, left_s)
 
     def _fail(self, error: Exception) -> None:
         self._failure = self._failure or error
@@ -477,7 +477,7 @@ def _not_by_itself(received: Received, silos: int) -> Message:
     if content.get(wire.HOSTED) and message.metadata.message_type == wire.DESCRIBE:
         return Message(Error(wire.HOSTS, str(silos)), reply_to=message)
     why = (
-        f"this process has {silos} silos and one connection, which only coterie's own ServerApp "
-        "understands, in a federation where silos are not enrolled. Start a process for each silo."
+        f"this process serves {silos} silos over one connection, which works only with "
+        "coterie's ServerApp and without enrolment. Start one process per silo."
     )
     return wire.refusal(why, message)

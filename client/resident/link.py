@@ -216,7 +216,7 @@ class FleetLink:
             if objection:
                 raise UnreadableError(objection, header)
         if any(number >= self._silos for number in received.to or ()):
-            raise UnreadableError(f"this process has {self._silos} silos.", header)
+            raise UnreadableError(f"this process serves {self._silos} silos.", header)
         return received
 
     def _objects_of(

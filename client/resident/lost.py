@@ -64,14 +64,14 @@ def refusal_of(error: grpc.RpcError, way: Way) -> LinkError:
     code, details = error.code(), sentence(_details(error))
     if _of_time(details):
         return LinkError(
-            f"{where} shows a certificate that is not valid by the clock of this machine, which "
-            f"says {_now()}: {details} Set the clock, by NTP. If it is right, the operator renews "
-            "the certificate with `coterie init FOLDER --renew`."
+            f"{where} presents a certificate that is not valid by the clock of this machine, "
+            f"which says {_now()}: {details} Set the clock by NTP. If it is right, the operator "
+            "must renew the certificate with `coterie init FOLDER --renew`."
         )
     if distrusts(details):
         return LinkError(
-            f"{where} shows a certificate that this silo does not trust: {details} The CA "
-            "certificate must be the one that signed the SuperLink's, and the SuperLink's must "
+            f"{where} presents a certificate that this silo does not trust: {details} This "
+            "silo's CA certificate must have signed the SuperLink's, and the SuperLink's must "
             "name the address that this silo connects to.",
             retry=False,
         )
@@ -81,9 +81,9 @@ def refusal_of(error: grpc.RpcError, way: Way) -> LinkError:
         return LinkError(f"{where} cannot be reached: {details} {_hint(way, details)}".rstrip())
     if code == grpc.StatusCode.FAILED_PRECONDITION:
         return LinkError(
-            f"{where} refuses this silo's key: {details} Either it is not enrolled (yet, or any "
-            "more: ask the operator), or another process uses it, or one that used it was killed "
-            "within the last minute."
+            f"{where} refuses this silo's key: {details} Either it is not enrolled, or was "
+            "removed (ask the operator), or another process uses it, or a process that used it "
+            "was killed within the last minute."
         )
     if code == grpc.StatusCode.UNAUTHENTICATED and "timestamp" in details.lower():
         return LinkError(
@@ -104,8 +104,8 @@ def _hint(way: Way, details: str) -> str:
         return proxy
     if "handshake" in details.lower():
         return (
-            "Something takes the connection and ends it before TLS is agreed: a proxy or load "
-            "balancer without the SuperLink behind it, or a SuperLink without TLS."
+            "The connection is accepted and closed before the TLS handshake: by a proxy or "
+            "load balancer without the SuperLink behind it, or by a SuperLink without TLS."
         )
     return "" if way.tls else "This silo connects without TLS; does the SuperLink want it?"
 

@@ -56,7 +56,7 @@ class Outbox:
                 make_folder(self._file.parent)
                 _write(self._file, unsent)
             except OSError as error:
-                log.warning("the reply is kept in memory alone: %s", error)
+                log.warning("the reply is kept only in memory: %s", error)
 
     def clear(self) -> None:
         """Drop the replies, which were sent or are not wanted any more."""

@@ -74,7 +74,7 @@ def serve(
         connection = _connection(home, patience_s)
         _limit_process(home)
     elif connection is None:
-        raise TypeError("silos that are given by their settings need a connection")
+        raise TypeError("silos given by their settings need a connection")
     with locked_all([one.home for one in silos]):
         made = _own(silos) if app is None else _foreign(app, silos, mods)
         own = app is None
@@ -116,8 +116,8 @@ def _exposed(
         served = Exposition(address, collect)
     except OSError as error:
         raise SettingsError(
-            f"the silo cannot listen on {address} for metrics: {error.strerror or error}. Choose "
-            "another with --metrics, or under [monitoring] in silo.toml."
+            f"the silo cannot serve metrics at {address}: {error.strerror or error}. Choose "
+            "another address with --metrics, or under [monitoring] in silo.toml."
         ) from None
     log.info("metrics: http://%s/metrics", served.address)
     return served
@@ -166,8 +166,8 @@ def _foreign(
         check_policy(one)
         if one.also:
             raise SettingsError(
-                "an app takes the place of the silo's task, and [[also]] in silo.toml names "
-                "further ones. Leave them out, or serve without --app."
+                "an app replaces the silo's task, and [[also]] in silo.toml names further "
+                "tasks. Leave [[also]] out, or serve without --app."
             )
     loaded = load_app(app) if isinstance(app, str) else app
     around = [load_mod(mod) if isinstance(mod, str) else mod for mod in mods]

@@ -34,7 +34,9 @@ def settings_of(
         silos = list(virtual_silos(common.options, Partitions.parse(partitions)))
     else:
         if common.options:
-            raise SettingsError("with --simulation, options of the task belong in its file.")
+            raise SettingsError(
+                "with --simulation, give the task's options in the simulation file."
+            )
         read = Simulation.read(simulation)
         wanted = partitions or f"0-{read.silos - 1}"
         silos = read.silos_of(Partitions.parse(wanted, total=read.silos))

@@ -32,23 +32,23 @@ BUILD = Metric("coterie_silo_build_info", "gauge", "Always 1; the version is a l
 CONNECTED = Metric(
     "coterie_silo_contact_timestamp_seconds", "gauge", "When the SuperLink last answered; 0: never."
 )
-RUNS = Metric("coterie_silo_runs_total", "counter", "Runs that the silo has worked for.")
-ROUNDS = Metric("coterie_silo_rounds_total", "counter", "Rounds in which it has trained.")
+RUNS = Metric("coterie_silo_runs_total", "counter", "Runs that the silo has worked on.")
+ROUNDS = Metric("coterie_silo_rounds_total", "counter", "Rounds in which the silo trained.")
 WORK = Metric("coterie_silo_work_seconds_total", "counter", "Seconds of work for runs.")
 ERRORS = Metric(
-    "coterie_silo_errors_total", "counter", "Messages that were answered with an error or refused."
+    "coterie_silo_errors_total", "counter", "Messages answered with an error or refused."
 )
 LINK_ERRORS = Metric(
-    "coterie_silo_link_errors_total", "counter", "Times that the SuperLink was lost or not reached."
+    "coterie_silo_link_errors_total", "counter", "Times that the SuperLink was lost or unreachable."
 )
 BYTES_OUT = Metric(
-    "coterie_silo_bytes_out_total", "counter", "Bytes of arrays that left, by the ledger."
+    "coterie_silo_bytes_out_total", "counter", "Bytes of arrays sent, according to the ledger."
 )
 REPLIES = Metric(
-    "coterie_silo_ledger_entries_total", "counter", "Replies that left, by the ledger."
+    "coterie_silo_ledger_entries_total", "counter", "Replies sent, according to the ledger."
 )
 MEMORY = Metric("coterie_silo_memory_bytes", "gauge", "Memory of the silo's process.")
-DISK = Metric("coterie_silo_disk_free_bytes", "gauge", "Free bytes where the silo's folder is.")
+DISK = Metric("coterie_silo_disk_free_bytes", "gauge", "Free disk bytes in the silo's folder.")
 METRICS = (
     *(BUILD, CONNECTED, RUNS, ROUNDS, WORK, ERRORS, LINK_ERRORS, BYTES_OUT, REPLIES, MEMORY, DISK),
 )

@@ -75,7 +75,7 @@ class Calibration:
         above = ", ".join(f"{threshold:.4g}" for threshold in self.thresholds)
         said = f"temperature {self.temperature:.4g}"
         said += f", {self.positive!r} above {above} ({self.rule})" if above else ""
-        return f"{said}, fitted on {where} of this silo, which it was not trained on"
+        return f"{said}, fitted on {where} of this silo, which were not used for training"
 
 
 @dataclass(frozen=True)
@@ -231,7 +231,7 @@ def _persons_of(part: Part) -> int:
 
 def _placed(config: ConfigRecord) -> str:
     how = config.get(wire.PLACED, "")
-    return wire.plain_text(how) if isinstance(how, str) and how else "the run did not say how"
+    return wire.plain_text(how) if isinstance(how, str) and how else "the run did not report how"
 
 
 def _whole(config: ConfigRecord, key: str) -> int:
@@ -289,7 +289,7 @@ def read_card(file: Path) -> Card:
             values["calibration"] = Calibration(**own | {"thresholds": tuple(own["thresholds"])})
         return Card(**values)
     except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
-        raise CardError(f"{file} is not a model that a silo kept: {error}") from None
+        raise CardError(f"{file} is not a model saved by a silo: {error}") from None
 
 
 def _how_trained(card: Card) -> str:
@@ -320,13 +320,13 @@ def _text(card: Card, file: Path) -> str:
     return (
         f"# Model of silo {card.silo}\n\n| | |\n|---|---|\n{table}{_figure_tables(card)}\n\n"
         f"Use it:\n\n    coterie silo predict --model {called}\n\n"
-        "It was made for this silo's data. It may hold traces of the data of the group's silos"
-        f"{traces}: pass it on only as they agreed.\n"
+        "It was made for this silo's data. It may contain traces of the data of the group's silos"
+        f"{traces}: share it only as they agreed.\n"
     )
 
 
 def _origin_rows(card: Card) -> dict[str, str]:
-    who = ", ".join(card.members) if card.members else "their names are not told"
+    who = ", ".join(card.members) if card.members else "their names are not shared"
     size = f"of {wire.counted(card.group_size, 'silo')}" if card.trained == HERE else "none"
     return {
         "Silo": card.silo,
@@ -344,7 +344,7 @@ def _sample_rows(card: Card) -> dict[str, str]:
     rows = {}
     if card.placed:
         rows["Samples of this silo, without labels"] = str(card.num_examples)
-        rows["How it was found"] = card.placed
+        rows["How it was chosen"] = card.placed
         rows[f"{_title(card)} on this silo's data"] = "not known without labels"
     else:
         rows["Training samples of this silo"] = f"{card.num_examples}{_of(card.num_persons)}"
@@ -371,12 +371,13 @@ def _privacy_rows(card: Card) -> dict[str, str]:
     if card.privacy:
         spent = card.privacy
         rows["Differential privacy of this silo's training samples"] = (
-            f"ε {spent['epsilon']:.3g} at δ {spent['delta']:.3g}, all that was trained on "
-            f"them so far included (noise {spent['noise']:g}, clip {spent['clip']:g})"
+            f"ε {spent['epsilon']:.3g} at δ {spent['delta']:.3g}, including all training on "
+            f"them so far (noise {spent['noise']:g}, clip {spent['clip']:g})"
         )
         if card.num_persons:
             rows["Differential privacy of one person"] = (
-                "not counted: ε is of one sample, and of a person with k of them up to k times it"
+                "not counted: ε applies to one sample; for a person with k samples it is up to "
+                "k times that"
             )
     if card.task_values:
         keys = card.task_values.items()
@@ -389,8 +390,8 @@ def _figure_tables(card: Card) -> str:
     figures = "\n".join(figure_row(card, *entry) for entry in card.figures.items())
     if figures:
         table += (
-            "\n\nOn this silo's test data, with 95 % intervals (bootstrap), and what always giving "
-            "the one best answer would have:\n\n"
+            "\n\nOn this silo's test data, with 95% intervals (bootstrap), and the constant "
+            "baseline:\n\n"
             f"| | | interval | trivial |\n|---|---|---|---|\n{figures}"
         )
     if card.calibration is not None and card.calibration.figures:
@@ -399,8 +400,8 @@ def _figure_tables(card: Card) -> str:
             for name, figure in card.calibration.figures.items()
         )
         table += (
-            f"\n\nAs calibrated, on {card.calibration.measured} test samples that it was not "
-            f"calibrated on:\n\n| | | interval |\n|---|---|---|\n{own_figures}"
+            f"\n\nWith calibration, on {card.calibration.measured} test samples not used for it:"
+            f"\n\n| | | interval |\n|---|---|---|\n{own_figures}"
         )
     return table
 

@@ -32,10 +32,10 @@ Batch = tuple[Nest, Nest]
 """Inputs and targets."""
 NO_SEMAPHORES = (errno.ENOSPC, errno.EACCES, errno.ENOSYS, errno.ENOENT, errno.EROFS)
 SMALL_SHARED_MEMORY = (
-    "/dev/shm is too small for workers = %d: they cannot hand on the samples that they read. This "
-    "process reads them itself, which is slower and gives the same samples. Give the container "
-    "more shared memory (docker run --shm-size 1g; sharedMemory in the Helm chart), or set "
-    "workers = 0 under [compute] in silo.toml."
+    "/dev/shm is too small for workers = %d: they cannot pass on the samples that they read. "
+    "This process reads the samples itself, more slowly, with the same result. Give the "
+    "container more shared memory (docker run --shm-size 1g; sharedMemory in the Helm chart), "
+    "or set workers = 0 under [compute] in silo.toml."
 )
 
 

@@ -31,7 +31,7 @@ def train_placing(request: Request) -> RecordDict:
 def _train(request: Request, *, labelled: bool) -> RecordDict:
     pairs = _pairs(request, labelled=labelled)
     if not len(pairs.pool.x):
-        request.refuse_for("has no sample to train with.")
+        request.refuse_for("has no sample to train on.")
     plan = DiscriminatorPlan(
         steps=request.integer(wire.STEPS, minimum=1),
         batch_size=request.value(wire.BATCH_SIZE),
@@ -77,7 +77,9 @@ def _pairs(request: Request, *, labelled: bool) -> Pairs:
     request.refuse_for(policy.group_objection({wire.GROUP_SIZE: 2}))
     labels = str(request.config.get(wire.PAIR_LABELS, ""))
     if set(labels) - {"0", "1"}:
-        raise RefusedError(f"{wire.PAIR_LABELS} must be of the digits 0 and 1. Got {labels!r}.")
+        raise RefusedError(
+            f"{wire.PAIR_LABELS} must consist of the digits 0 and 1. Got {labels!r}."
+        )
     record = wire.array_records(request.message.content).get(wire.DISCRIMINATORS)
     spared = request.spared()
     try:

@@ -235,7 +235,7 @@ def _stack(module: nn.Module, received: Model | None, num_pairs: int, *, short: 
     if set(received) != set(own):
         odd = sorted(set(received) ^ set(own))[:3]
         raise DiscriminatorError(
-            f"the discriminators received have other arrays than the task's: {odd}"
+            f"the arrays of the discriminators received differ from the task's: {odd}"
         )
     stack, kind = {}, np.dtype(np.float16 if short else np.float32)
     for name, parameter in own.items():

@@ -9,8 +9,8 @@ import numpy as np
 from coterie.wire import Model
 
 ADVICE = (
-    "A smaller lr may help, or clip-norm; so may inputs of a smaller range (scale or bounds in the "
-    "task's declaration)."
+    "Try a smaller lr, clip-norm, or inputs of a smaller range (scale or bounds in the task's "
+    "declaration)."
 )
 """Keys of a run first, then of a task."""
 
@@ -26,7 +26,7 @@ def odd_array(model: Model) -> str:
 def divergence(model: Model, loss: float) -> str:
     """Return a sentence about what is not finite after a training; empty if all is."""
     if name := odd_array(model):
-        return f"array {name!r} holds NaN or infinity: the training has diverged. {ADVICE}"
+        return f"array {name!r} contains NaN or infinity: the training has diverged. {ADVICE}"
     if not math.isfinite(loss):
         return f"the loss is NaN or infinite: the training is diverging. {ADVICE}"
     return ""

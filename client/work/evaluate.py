@@ -84,7 +84,7 @@ def evaluate_model(request: Request) -> RecordDict:
 def _keep_unmeasured(request: Request) -> RecordDict:
     bench = request.bench
     if not request.config.get(wire.KEEP):
-        request.refuse_for("has no labels yet (unlabelled), and cannot say how good a model is.")
+        request.refuse_for("has no labels yet (unlabelled), so it cannot evaluate a model.")
     if bench.settings.home:
         model = read_weights(bench.model)
         card = card_of(bench, request.config, model, UNMEASURED)

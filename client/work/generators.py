@@ -168,7 +168,7 @@ def latent_loss(
         return None  # not even randomness is used up: with such a generator training is FedAvg's
     layers = describe_head(task, model)
     if not layers:
-        raise ValueError(f"task {task.name!r} has no latent split: a generator is of no use to it.")
+        raise ValueError(f"task {task.name!r} has no latent split, so it cannot use a generator.")
     sample = _sampler(task, model, generator, layers, device)
     head, positive = model.get_submodule(task.head.rstrip(".")), layers[0][0] == "positive"
     shares = generator.get(wire.LABELS, np.full(task.num_classes, 1 / task.num_classes))
@@ -244,4 +244,4 @@ def _tensor(generator: Mapping[str, np.ndarray], name: str, device: torch.device
 
 def _numbers(name: str, array: np.ndarray) -> None:
     if array.dtype.kind not in "biuf" or not np.isfinite(array).all():
-        raise ValueError(f"the generator's array {name!r} must hold finite numbers.")
+        raise ValueError(f"the generator's array {name!r} must contain only finite numbers.")

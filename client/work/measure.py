@@ -52,8 +52,7 @@ def leading(task: Task, wanted: str = "") -> Metric:
     name = wanted or task.metric or has[0]
     if name not in (*has, "loss"):
         raise TaskError(
-            f"metric {name!r} is not one of task {task.name!r}, which has "
-            f"{', '.join(has)} and loss."
+            f"task {task.name!r} has no metric {name!r}. It has {', '.join(has)} and loss."
         )
     return KNOWN_METRICS[name]
 

@@ -21,10 +21,10 @@ FEW = 20
 HARDLY_ANY = 5
 """With fewer training samples than this, an update nearly reveals the samples."""
 LITTLE = {
-    "training": "a model learns little from so few",
-    "test": "what is measured on so few says little",
+    "training": "a model learns little from so few samples",
+    "test": "measurements on so few samples are uncertain",
 }
-SAME = "only some metrics are defined, and always giving one answer is without error"
+SAME = "only some metrics are defined, and a constant answer is always right"
 
 
 def warnings_of(task: Task, data: Data, *, duplicates: bool = True) -> Iterator[str]:
@@ -36,16 +36,16 @@ def warnings_of(task: Task, data: Data, *, duplicates: bool = True) -> Iterator[
     yield from getattr(task, "warnings", list)()
     if (number := len(data.train)) < HARDLY_ANY:
         yield (
-            f"every round sends an update that is made of {wire.counted(number, 'sample')} alone, "
-            "and may give away what is in it. A silo with labels cannot take part only to test: "
-            "docs/how-to/only-test.md says what it can do"
+            f"every round sends an update made from only {wire.counted(number, 'sample')}, "
+            "which may reveal its contents. A silo with labels cannot take part only for "
+            f"testing; see {wire.page('Test a model without training')}"
         )
     for name, part in (("training", data.train), ("test", data.test)):
         if len(part) < FEW:
             yield f"only {counted(len(part), f'{name} sample')}: {LITTLE[name]}"
         elif part.persons is not None and (persons := num_persons(part.persons)) < FEW:
             yield (
-                f"the {len(part)} {name} samples are of only {counted(persons, 'person')}: "
+                f"the {len(part)} {name} samples are from only {counted(persons, 'person')}: "
                 f"{LITTLE[name]}"
             )
         if isinstance(task.problem, Masks):
@@ -57,7 +57,7 @@ def warnings_of(task: Task, data: Data, *, duplicates: bool = True) -> Iterator[
         elif len(y) > 1 and len(y.unique(dim=0)) == 1:
             what = {"class": "class", "number": "target"}.get(task.problem.kind, "labels")
             yield f"all {name} samples have the same {what}: " + (
-                "there is nothing to tell apart" if name == "training" else SAME
+                "there is nothing to distinguish" if name == "training" else SAME
             )
         elif isinstance(task.problem, Labels):
             for column in torch.nonzero((y == y[0]).all(dim=0)).flatten().tolist():
@@ -69,9 +69,9 @@ def warnings_of(task: Task, data: Data, *, duplicates: bool = True) -> Iterator[
     known = set(_digests(data.train))
     if twins := sum(one in known for one in _digests(data.test)):
         yield (
-            f"{twins} of {counted(len(data.test), 'test sample')} {'is' if twins == 1 else 'are'} "
-            "equal to a training sample, also in what is to be learned. If they are the same "
-            "people, what is measured is too good"
+            f"{twins} of {counted(len(data.test), 'test sample')} "
+            f"{'is' if twins == 1 else 'are'} equal to a training sample, including the target. "
+            "If they are the same people, the measured errors are too small"
         )
 
 
@@ -83,8 +83,8 @@ def _on_both_sides(data: Data) -> Iterator[str]:
     if both := len(np.intersect1d(train, test)):
         are = "person has" if both == 1 else "persons have"
         yield (
-            f"{both} {are} samples in the training and in the test data: what is measured is "
-            "probably too good"
+            f"{both} {are} samples in both the training and the test data: the measured errors "
+            "are probably too small"
         )
 
 

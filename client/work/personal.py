@@ -38,13 +38,13 @@ def personal_names(bench: Workbench, layers: str) -> tuple[str, ...]:
     names = list(travelling(bench.model))
     chosen = tuple(name for name in names if name.startswith(prefix))
     if not chosen:
-        frozen = " What is frozen stays in any case." if bench.frozen else ""
+        frozen = " Frozen arrays never leave." if bench.frozen else ""
         raise PersonalError(
             f"no array is named {prefix}…; the model has {', '.join(names[:6])}, ….{frozen}"
         )
     if len(chosen) == len(names):
         trained = " that is trained" if bench.frozen else ""
-        raise PersonalError(f"{prefix!r} names every array{trained}: nothing would be shared.")
+        raise PersonalError(f"{prefix!r} matches every array{trained}: nothing would be shared.")
     return chosen
 
 
@@ -59,8 +59,8 @@ def check_policy(bench: Workbench) -> None:
         personal_names(bench, layers)
     except PersonalError as error:
         raise SettingsError(
-            f"keep_layers = {layers!r} cannot be kept: {error} Name the head as 'head', or the "
-            "beginning of array names."
+            f"keep_layers = {layers!r} cannot be kept: {error} Name the head as 'head', or give "
+            "a prefix of array names."
         ) from None
 
 
@@ -97,8 +97,8 @@ def keep(bench: Workbench, model: Model, names: tuple[str, ...], *, run: str, nu
             and rounds.latest(bench.settings, KIND, run=run, before=number) is None
         ):
             log.warning(
-                "the layers of run %s that stay here (%s) are in this process's memory only: a "
-                "restart starts them from scratch. Give the silo a folder with --home.",
+                "the layers of run %s that stay here (%s) are only in this process's memory: "
+                "after a restart they start from scratch. Give the silo a folder with --home.",
                 run,
                 ", ".join(names),
             )

@@ -127,15 +127,14 @@ class Request:
         if not wire.is_spoken(protocol):
             self.refuse_for(
                 f"speaks protocol {wire.OLDEST_PROTOCOL} to {wire.PROTOCOL}, the run speaks "
-                f"{protocol!r}. Upgrade the side that is behind: releases talk with the one before "
-                "them."
+                f"{protocol!r}. Upgrade the older side: a release works with the one before it."
             )
         own = self.bench.task.name
         task = self.config.get(wire.TASK, own)
         if task != own:
             self.refuse_for(f"serves task {own!r}, {wire.OTHER_TASK} {task!r}.")
         if self.bench.settings.also and wire.TASK not in self.config:
-            self.refuse_for("serves several tasks, and this message does not say which it is for.")
+            self.refuse_for("serves several tasks, and this message does not name one.")
         policy, kind = self.bench.settings.policy, self.message.metadata.message_type
         self.refuse_for(policy.objection(self.config))
         self.refuse_for(policy.type_objection(kind, self.config))
@@ -174,13 +173,13 @@ class Request:
     def _check_use_without_labels(self, staying: Sequence[str]) -> None:
         if self.config.get(wire.SECURE):
             self.refuse_for(
-                "has no labels yet (unlabelled), and a secure run places no such silo: what it is "
-                "placed by would leave it."
+                "has no labels yet (unlabelled), and a secure run cannot place it in a group: "
+                "the measurements for that would leave the silo."
             )
         if staying:
             self.refuse_for(
                 "has no labels yet (unlabelled), and this run leaves layers at the silos "
-                "(personal), which it cannot train: the model would be of no use here."
+                "(personal), which it cannot train: it could not use the model."
             )
 
     def _check_schema(self) -> None:
@@ -194,9 +193,9 @@ class Request:
             parts = {}
         found = wire.differences(parts, self.bench.parts) if parts else []
         self.refuse_for(
-            f"does not fit the run: its model or task is not that of the other silos "
-            f"({', '.join(found) or 'its weights or arrays'}). Ask the others for their "
-            "declaration, code and weights of the task."
+            "does not fit the run: its model or task differs from the other silos' "
+            f"({', '.join(found) or 'its weights or arrays'}). Ask them for their declaration, "
+            "code and weights of the task."
         )
 
     def refuse_for(self, objection: str, *, code: int = wire.REFUSED) -> None:
@@ -215,7 +214,8 @@ class Request:
         if not set(kept) <= set(names):
             asked = self.config.get(wire.PERSONAL) or "none"
             self.refuse_for(
-                f"keeps its layers {layers!r}; this run leaves {asked!r} there (personal)."
+                f"does not send its layers {layers!r}; this run leaves only {asked!r} at the silos "
+                "(personal)."
             )
         return names
 
@@ -281,7 +281,7 @@ class Request:
         if own and asked != idle:
             self.refuse_for(
                 f"cannot take part: its task {self.bench.task.name!r} has its own {own[0]}, "
-                f"and this run's {name} = {asked} does not go with that."
+                f"which cannot be combined with this run's {name} = {asked}."
             )
 
     def way(self) -> TrainPlan:
@@ -326,8 +326,8 @@ class Request:
         if share and (len(left.train) if persons is None else num_persons(persons)) < 2:
             what = "training samples" if persons is None else "persons in its training data"
             self.refuse_for(
-                f"has too few {what} for {key}: 1 is left, and at least 2 are needed to hold out "
-                "one of them."
+                f"has too few {what} for {key}: 1 remains, and at least 2 are needed to hold "
+                "one out."
             )
         return share
 
@@ -402,7 +402,9 @@ class Request:
         if (kind == "constant" and not warm_up and own is None) or not rounds:
             return None
         if warm_up >= 1:
-            raise RefusedError(f"{wire.WARM_UP} must be a share of the run below 1. Got {warm_up}.")
+            raise RefusedError(
+                f"{wire.WARM_UP} must be a share of the run, below 1. Got {warm_up}."
+            )
         begin = max(self.round_number(default=1) - 1, 0) / rounds
         schedule = Schedule(kind, warm_up, begin, 1 / rounds, own)
         try:

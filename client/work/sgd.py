@@ -184,7 +184,7 @@ class _PassesForTask:
 
     def __iter__(self) -> Iterator[Iterator[Batch]]:
         if self._given:
-            raise TaskError("passes can be gone through once.")
+            raise TaskError("passes can be used only once.")
         return map(self._counted, self._passes)
 
     def _counted(self, batches: Iterator[Batch]) -> Iterator[Batch]:
@@ -207,8 +207,8 @@ def _train_by_task(task: Task, model: nn.Module, passes: _Passes) -> float:
     loss = task.train(model, given)
     if given.left:
         raise TaskError(
-            f"train of task {task.name!r} must take every mini-batch that it is given: the run "
-            f"says how much is trained. It left {given.left} of {passes.planned}."
+            f"train of task {task.name!r} must use every mini-batch that it receives: the run "
+            f"decides how much is trained. It left out {given.left} of {passes.planned}."
         )
     if isinstance(loss, torch.Tensor) and loss.numel() == 1:
         loss = float(loss)
@@ -274,7 +274,9 @@ def require_balance(task: Task, balance: str) -> None:
     own = [hook for hook in ("loss", "training_step") if has_own(task, hook)]
     if not isinstance(task.problem, Classes) or (balance == "weights" and own):
         why = "has no classes" if not own else f"has its own {own[0]}"
-        raise TaskError(f"balance = {balance!r} is not for task {task.name!r}, which {why}.")
+        raise TaskError(
+            f"balance = {balance!r} cannot be used for task {task.name!r}, which {why}."
+        )
 
 
 def loss_for(
@@ -360,9 +362,9 @@ def require_enough(model: nn.Module, part: Part) -> None:
             tried(part.at(torch.zeros(1, dtype=torch.int64))[0])
     except ValueError:
         raise TooFewError(
-            "a model with BatchNorm cannot be trained on one sample. Give the silo more training "
-            "data, hold out less of it (validation, alpha = auto), or take a network without "
-            "BatchNorm."
+            "a model with BatchNorm cannot be trained on one sample. Give the silo more "
+            "training data, hold out less of it (validation, alpha = auto), or use a network "
+            "without BatchNorm."
         ) from None
 
 

@@ -133,7 +133,7 @@ def _look_at(work: Work, loss: float) -> None:
     request, why = work.request, divergence(work.trained, loss)
     if why:
         lost = bool(odd_array(work.leaving[wire.ARRAYS]))
-        end = " What this silo trained in this round does not count." * lost
+        end = " This silo's training of this round does not count." * lost
         log.warning("run %s round %s: %s%s", request.run, request.round_number(), why, end)
 
 

@@ -73,7 +73,7 @@ def load_weights(model: nn.Module, weights: Model) -> None:
     state = travelling(model)
     if list(state) != list(weights):
         missing = sorted(set(state) ^ set(weights))
-        raise ValueError(f"the model received has other arrays than the task's: {missing[:3]}")
+        raise ValueError(f"the arrays of the model received differ from the task's: {missing[:3]}")
     with torch.no_grad():
         for name, own in state.items():
             received = weights[name]

@@ -272,23 +272,23 @@ def read_unlabelled(task: Task, settings: SiloSettings) -> Samples:
         raise TaskError(f"unlabelled: there is no file or folder {place}.")
     if task.scaled_targets and not task.pooled_columns:
         raise TaskError(
-            f"unlabelled: task {task.name!r} scales its targets by each silo's own, and a silo "
-            "without labels has none: its model's answers would be in no unit. Declare "
-            'scale = "federation" (of a table; of arrays, within target).'
+            f"unlabelled: task {task.name!r} scales its targets by each silo's mean and "
+            "deviation, which a silo without labels lacks: its model's answers would have no "
+            'unit. Declare scale = "federation" (of a table; of arrays, within target).'
         )
     found = task.inputs(place, settings.options)
     if not all(len(leaf) for leaf in leaves(found.x)):
-        raise TaskError(f"unlabelled: {place} holds no samples.")
+        raise TaskError(f"unlabelled: {place} contains no samples.")
     if not all(np.isfinite(leaf).all() for leaf in leaves(found.x)):
-        raise TaskError(f"unlabelled: {place} holds NaN or infinite values. Clean it first.")
+        raise TaskError(f"unlabelled: {place} contains NaN or infinite values. Clean it first.")
     return found
 
 
 def _check_metrics(settings: SiloSettings) -> None:
     if unknown := settings.policy.unknown_metrics():
         raise SettingsError(
-            f"metrics in [policy] names {unknown[0]!r}, which no task has. It must be of "
-            f"{', '.join(NAMES)}; only an app of your own (--app) may have others."
+            f"metrics in [policy] names {unknown[0]!r}, which no task has. It may name "
+            f"{', '.join(NAMES)}; only your own app (--app) may have others."
         )
 
 
@@ -314,13 +314,13 @@ def _check_travelling(task: Task, model: nn.Module) -> None:
         if is_lazy(tensor):
             raise TaskError(
                 f"array {name!r} has no shape yet: its layer is lazy. Give the layer its sizes, "
-                "or call the model on one sample before the task's model() returns it."
+                "or call the model on one sample before the task's model() returns."
             )
     travels = travelling(model)
     if not travels:
         raise TaskError(
             f"task {task.name!r} trains nothing: every parameter of its model is frozen "
-            "(requires_grad = False). Leave its head, at least, to be trained."
+            "(requires_grad = False). Leave at least its head trainable."
         )
     for name, tensor in travels.items():
         if why := _cannot_travel(tensor):
@@ -335,22 +335,22 @@ def _cannot_travel(tensor: torch.Tensor) -> str:
     kind = str(tensor.dtype).removeprefix("torch.")
     if tensor.is_complex():
         return (
-            f"must hold real numbers. It is {kind}. Keep its real and imaginary parts as two "
-            "arrays, or register a buffer that only helps to compute with persistent=False."
+            f"must contain real numbers. It is {kind}. Store its real and imaginary parts as "
+            "two arrays, or register an auxiliary buffer with persistent=False."
         )
     if tensor.dtype == torch.bfloat16:
         return (
-            "is of type bfloat16, which numpy does not have. What is trained must be float32, with "
-            "precision = bfloat16 in the run; what is frozen may be of any type."
+            "is of type bfloat16, which numpy lacks. Trained arrays must be float32, with "
+            "precision = bfloat16 in the run; frozen arrays may have any type."
         )
     try:
         numbers = tensor.cpu().numpy()
     except TypeError:
-        return f"is of type {kind}, which numpy does not have. What is trained must be float32."
+        return f"is of type {kind}, which numpy lacks. Trained arrays must be float32."
     if numbers.dtype.kind == "f" and not np.isfinite(numbers).all():
         return (
-            "holds NaN or infinity before any training. Initialise it, or register a buffer that "
-            "only helps to compute, such as a mask, with persistent=False."
+            "contains NaN or infinity before any training. Initialise it, or register an "
+            "auxiliary buffer, such as a mask, with persistent=False."
         )
     return ""
 
@@ -395,8 +395,8 @@ def _device(wanted: str) -> torch.device:
         return device
     if wanted == "auto":
         log.warning(
-            "the GPU cannot be used, so that the CPU computes: %s. Install a PyTorch that supports "
-            'this GPU and its driver, or say device = "cpu" under [compute].',
+            "the GPU cannot be used, so the CPU is used: %s. Install a PyTorch that supports "
+            'this GPU and its driver, or set device = "cpu" under [compute].',
             why,
         )
         return torch.device("cpu")

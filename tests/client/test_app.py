@@ -232,17 +232,17 @@ def test_another_model_is_refused_and_the_next_message_is_answered(kind: str) ->
 @pytest.mark.parametrize(
     ("samples", "shares", "said"),
     [
-        (1, {"validation": 0.2}, "has too few training samples for validation: 1 is left"),
-        (1, {"holdout": 0.2}, "has too few training samples for holdout: 1 is left"),
+        (1, {"validation": 0.2}, "has too few training samples for validation: 1 remains,"),
+        (1, {"holdout": 0.2}, "has too few training samples for holdout: 1 remains,"),
         (
             2,
             {"validation": 0.2, "holdout": 0.2},
-            "has too few training samples for holdout: 1 is left",
+            "has too few training samples for holdout: 1 remains,",
         ),
         (
             3,
             {"validation": 0.5, "holdout": 0.2},
-            "has too few training samples for holdout: 1 is left",
+            "has too few training samples for holdout: 1 remains,",
         ),
         (20, {"validation": 0.6}, "validation must be in [0, 0.5]. Got 0.6"),
     ],
@@ -493,7 +493,7 @@ def test_personal_layers_without_a_folder_are_warned_about_once(
     config = digits_config("a", home=str(tmp_path)) if home else digits_config("a")
     for number in (1, 2):
         train(initial(personal="head"), config, server_round=number, personal="head", run="r")
-    said = [r.getMessage() for r in caplog.records if "memory only" in r.getMessage()]
+    said = [r.getMessage() for r in caplog.records if "process's memory" in r.getMessage()]
     assert len(said) == (0 if home else 1)
     assert home or "head.weight" in said[0]
 

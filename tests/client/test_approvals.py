@@ -53,7 +53,7 @@ def code_of(reply: Message) -> int:
 def test_a_run_waits_until_it_is_approved_and_then_works(silo: dict[str, Any]) -> None:
     waits = ask(wire.DESCRIBE, silo, **TERMS)
     assert code_of(waits) == wire.UNAPPROVED
-    assert "silo 'a' waits for the approval of its people: they see run hcct-7" in str(
+    assert "silo 'a' waits for an approver: `coterie silo approve` there lists run hcct-7" in str(
         waits.error.reason
     )
     assert code_of(train(initial(), silo, **WORK)) == wire.UNAPPROVED, "whatever is asked"
@@ -81,7 +81,7 @@ def test_a_run_that_announces_something_else_waits_again(silo: dict[str, Any]) -
     assert "does not fit the run" in str(again.error.reason), "that is no other run"
     assert code_of(ask(wire.DESCRIBE, silo, **{**TERMS, "local-epochs": 9})) == wire.UNAPPROVED
     assert code_of(train(initial(), silo, **WORK)) == wire.UNAPPROVED
-    with pytest.raises(ApprovalError, match="announced something else since: its code is"):
+    with pytest.raises(ApprovalError, match="changed its settings since: its code is"):
         decide(home_of(silo), "hcct-7", "approved", code=code)
     known = find(home_of(silo), "hcct-7")
     assert known is not None and known.terms["local-epochs"] == 9
@@ -93,8 +93,8 @@ def test_a_run_that_announces_something_else_waits_again(silo: dict[str, Any]) -
         ({"strategy": "fedavg"}, "approved this run with strategy = 'hcct'"),
         ({"personal": ""}, "approved this run with personal = 'head'"),
         ({"task.dropout": 0.9}, "approved this run with task.dropout = ''"),
-        ({"secure": False}, "approved a secure run, and is asked to show an update"),
-        ({"server-round": 4}, "approved 3 rounds, and is asked for round 4"),
+        ({"secure": False}, "approved a secure run, and this message asks for a plain update."),
+        ({"server-round": 4}, "approved 3 rounds, and this message is for round 4"),
     ],
 )
 def test_work_that_was_not_announced_is_refused(change: dict[str, Any], said: str) -> None:
@@ -109,7 +109,7 @@ def test_work_that_was_not_announced_is_refused(change: dict[str, Any], said: st
 
 def test_label_counts_that_were_not_announced_stay() -> None:
     said = approvals._difference(wire.LABEL_COUNTS, WORK, TERMS)
-    assert said == "approved a run without label counts, and is asked for them."
+    assert said == "approved a run without label counts, and this message asks for them."
     assert not approvals._difference(wire.LABEL_COUNTS, WORK, {**TERMS, "label-counts": True})
 
 
@@ -123,9 +123,9 @@ def test_a_coordinator_neither_fills_the_disk_nor_hides_what_it_asks(
     assert code_of(many) == wire.REFUSED and "2 runs that wait" in str(many.error.reason)
     for name in ("\x1b[2Jrun", "x" * 300):
         unseen = ask(wire.DESCRIBE, silo, **{**TERMS, "of-run": name})
-        assert "name cannot be shown" in str(unseen.error.reason)
+        assert "cannot show them this run's name" in str(unseen.error.reason)
     odd = ask(wire.DESCRIBE, silo, **{**TERMS, "note": "x" * 2000})
-    assert "note is no number or short text" in str(odd.error.reason)
+    assert "note is not a number or a short text" in str(odd.error.reason)
     assert sorted(one.run for one in read_all(home_of(silo))) == ["../../two", "one"]
     files = {path.name for path in (home_of(silo) / "approvals").iterdir()}
     assert len(files) == 3 and not (home_of(silo).parent / "two").exists()
@@ -145,7 +145,7 @@ def test_a_person_sees_lists_approves_and_refuses(silo: dict[str, Any]) -> None:
         "strategy: hcct",
         "rounds: 3",
         "label\\x1b[2J = 1",
-        "its update of the model in each round, which the coordinator sees",
+        "its update in each round, which the coordinator sees",
         f"coterie silo approve hcct-7 --code {known.code}",
         "1 run waits for approval.",
     ):
@@ -156,7 +156,7 @@ def test_a_person_sees_lists_approves_and_refuses(silo: dict[str, Any]) -> None:
         wire.DESCRIBE, silo, **{**TERMS, "asked-by": "ada", "label\x1b[2J": 1}
     ).has_error()
     wrong = command("silo", "approve", "other", "--home", str(home))
-    assert wrong.returncode == 2 and "no run 'other' has asked here" in wrong.stderr
+    assert wrong.returncode == 2 and "no run 'other' is known here" in wrong.stderr
     command("silo", "approve", "hcct-7", "--refuse", "--home", str(home))
     assert "refused" in command("silo", "approve", "--home", str(home)).stdout
 
@@ -178,7 +178,9 @@ def test_a_run_that_is_over_leaves_the_list(silo: dict[str, Any]) -> None:
     assert "2 runs are over, the last" in shown and "never" not in shown
     text = page(Home(home))
     assert "1 run waits" in text and "2 runs are over, the last" in text
-    with pytest.raises(ApprovalError, match=r"run done is over\. If it is resumed, it asks again"):
+    with pytest.raises(
+        ApprovalError, match=r"run done has ended\. If it is resumed, it must be approved again"
+    ):
         decide(home, "done", "approved")
     assert not ask(wire.DESCRIBE, silo, **{**TERMS, "of-run": "back"}).has_error(), "approved"
     again = find(home, "back")
@@ -225,7 +227,7 @@ def test_a_person_decides_on_the_silos_own_page(silo: dict[str, Any]) -> None:
         assert asked({**decision, "state": "waits"}, **known)[0] == 400
         assert asked({**decision, "code": ""}, **known)[0] == 400
         ask(wire.DESCRIBE, silo, **{**TERMS, "local-epochs": 9})
-        assert "announced something else since" in asked(decision, **known)[1]
+        assert "changed its settings since" in asked(decision, **known)[1]
         again = find(home.folder, "hcct-7")
         assert again is not None and again.state == "waits"
         done = asked({**decision, "code": again.digest}, **known)
@@ -240,7 +242,7 @@ def test_a_person_decides_on_the_silos_own_page(silo: dict[str, Any]) -> None:
 
 
 def test_without_a_folder_nothing_can_be_approved() -> None:
-    with pytest.raises(SettingsError, match="needs a folder that remembers what was approved"):
+    with pytest.raises(SettingsError, match="needs a folder in which approvals are saved:"):
         SiloSettings.from_node_config({"approve": "ask"}, node_id=1)
 
 
@@ -321,8 +323,8 @@ def test_a_run_that_nobody_approves_in_time_says_what_it_waited_for(
     with pytest.raises(FederationError) as caught:
         play(tmp_path / "run-9", [silo])
     assert (
-        "waiting for silos: 0 of at least 1 here; silo 'a' waits for the approval of its people: "
-        "they see run run-9 with `coterie silo approve`. Start silos"
+        "waiting for silos: 0 of at least 1 connected; silo 'a' waits for an approver: "
+        "`coterie silo approve` there lists run run-9. Start silos"
     ) in str(caught.value)
 
 

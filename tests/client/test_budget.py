@@ -143,7 +143,7 @@ def test_a_damaged_budget_trains_nothing(tmp_path: Path, text: str) -> None:
     (tmp_path / "privacy" / "budget.json").write_text(text)
     reply = train(initial(), node, server_round=2)
     assert reply.has_error() and reply.error.code == wire.FAILED
-    with pytest.raises(BudgetError, match=r"budget\.json is damaged: what was spent"):
+    with pytest.raises(BudgetError, match=r"budget\.json is damaged, so the spent"):
         of(node).spent()
 
 
@@ -177,7 +177,7 @@ def test_a_training_that_would_go_over_the_budget_is_not_charged_and_not_done(
         if replies[-1].has_error():
             break
     said = reason(replies[-1], wire.SPENT)
-    assert "silo 'a' has spent its privacy budget: ε 3." in said and "of 4 at δ 0.000625" in said
+    assert "silo 'a' has used up its privacy budget: ε 3." in said and "of 4 at δ 0.000625" in said
     spent = of(node).spent()
     assert spent.charges == len(replies) - 1 > 2 and spent.epsilon <= 4.0
     assert of(node).epsilon_with(a_round()) > 4.0
@@ -331,7 +331,9 @@ def test_batch_norm_is_refused_before_the_silo_joins(tmp_path: Path) -> None:
 
 
 def test_an_app_of_one_s_own_cannot_be_private() -> None:
-    with pytest.raises(SettingsError, match=r"\[privacy\] in silo.toml cannot be held for an app"):
+    with pytest.raises(
+        SettingsError, match=r"\[privacy\] in silo\.toml cannot be enforced for an app:"
+    ):
         check_policy(SiloSettings("a", privacy=Privacy(1.0)))
 
 
@@ -379,8 +381,8 @@ def test_silo_check_says_what_is_spent_what_a_round_costs_and_how_many_are_left(
     costs = of(node).epsilon_with(a_round(50)) - before.epsilon
     left = of(node).rounds_left(a_round(50))
     assert f"privacy {before.text()} spent, in 1 trainings; noise 1, clip 1." in text
-    assert f"5 epochs with batches of 16 costs ε {costs:.3g}; {left} such rounds are left." in text
-    assert "train-loss" not in text and "discriminators: none leaves" in text
+    assert f"5 epochs with batches of 16 costs ε {costs:.3g}; {left} such rounds remain." in text
+    assert "train-loss" not in text and "discriminators: none leave" in text
     assert of(node).spent() == before, "looking costs nothing"
 
 
@@ -398,7 +400,7 @@ def test_ledger_report_and_card_say_what_was_spent(tmp_path: Path) -> None:
     }  # fmt: skip
     text = (tmp_path / "models" / "north.md").read_text()
     assert f"ε {spent.epsilon:.3g} at δ 0.000625" in text
-    assert f"{spent.text()} is spent, in 1 trainings" in read_silo(tmp_path).privacy
+    assert f"{spent.text()} of its privacy budget, in 1 trainings" in read_silo(tmp_path).privacy
 
 
 def test_a_silo_without_a_folder_says_that_its_privacy_is_a_simulation(
@@ -407,7 +409,7 @@ def test_a_silo_without_a_folder_says_that_its_privacy_is_a_simulation(
     monkeypatch.setattr(budget, "_warned", set())
     with caplog.at_level(logging.WARNING):
         train(initial(), silo(""))
-    assert "its privacy is a simulation" in caplog.text
+    assert "its privacy is only simulated:" in caplog.text
 
 
 # ---------------------------------------------------------------- whole runs
@@ -454,7 +456,7 @@ def test_a_run_goes_on_without_who_has_spent_its_budget_which_keeps_the_last_mod
     trained = [r.round for r in done.rounds if "a" in r.silos and not r.final]
     assert trained == list(range(1, kept.charges + 1)) and 1 < kept.charges < 6
     for report in done.rounds[kept.charges : -1]:
-        assert "has spent its privacy budget: ε 3." in report.left_out["a"]
+        assert "has used up its privacy budget: ε 3." in report.left_out["a"]
     card = read_card(tmp_path / "a" / "models" / "run.safetensors")
     assert card.round == 6, "it is given its group's model to the end, which costs nothing"
     assert "spent" not in (tmp_path / "b" / "models" / "run.md").read_text()
@@ -470,7 +472,7 @@ def test_a_run_ends_when_all_budgets_are_spent_and_everybody_has_the_last_model(
     record = read_whole(tmp_path / "run")
     assert record.status == "completed"
     assert (
-        "no silo's privacy budget allows another round: a: silo 'a' has spent" in record.ended_early
+        "no silo's privacy budget allows another round: a: silo 'a' has used" in record.ended_early
     )
     for name in "ab":
         assert read_card(tmp_path / name / "models" / "run.safetensors").round == last

@@ -112,7 +112,7 @@ def test_predict_answers_as_calibrated_and_measures_on_the_other_half(
     assert model_hash(load_file(file)) == read_card(file).sha256
     assert silo(["predict", "--home", str(tmp_path), *MANY, "--output", str(out)]) == 0
     said = capsys.readouterr().err
-    assert "the 1500 samples that it was not calibrated on" in said
+    assert "the 1500 samples not used for calibration)" in said
     assert f"calibrated: temperature {found.temperature:.4g}, 'ill' above" in said
     data = asked.TwoClasses().load({"rows": 3000})
     assert isinstance(data, SiloData)
@@ -167,7 +167,7 @@ def test_with_validation_data_it_is_fitted_on_what_no_training_saw(
 @pytest.mark.parametrize(
     ("kind", "options", "said"),
     [
-        (asked.TwoNumbers, [], "answers of kind 'number'"),
+        (asked.TwoNumbers, [], "is of kind 'number'"),
         (asked.ThreeClasses, ["--sensitivity", "0.9"], "needs two classes, or labels"),
         (asked.TwoClasses, ["--sensitivity", "0"], "above 0 and at most 1. Got 0"),
         (asked.TwoClasses, ["--sensitivity", "1.5"], "above 0 and at most 1. Got 1.5"),
@@ -198,11 +198,11 @@ def test_few_samples_and_samples_of_one_class_are_refused(
     )
     asked.keep(tmp_path, asked.TwoClasses, rows=20)
     assert silo(["calibrate", "--home", str(tmp_path), "--set", "rows=20"]) == 0
-    assert "Note: 10 samples are few to fit on" in capsys.readouterr().out
+    assert "Note: 10 samples are few for a calibration." in capsys.readouterr().out
     monkeypatch.setattr(asked.TwoClasses, "targets", lambda _, x, __: np.zeros(len(x), np.int64))
     asked.keep(tmp_path, asked.TwoClasses)
     assert silo(["calibrate", "--home", str(tmp_path)]) == 2
-    assert "all of one class" in capsys.readouterr().err
+    assert "all have one class" in capsys.readouterr().err
 
 
 def test_a_label_that_nobody_has_keeps_its_threshold(

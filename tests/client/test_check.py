@@ -34,12 +34,12 @@ def test_it_shows_counts_schema_device_a_training_step_and_what_would_leave() ->
     assert "one epoch in" in text and "% before" in text
     assert "6 arrays of the model, 24,360 bytes" in text and "head.weight 10×128 float32" in text
     assert "train-loss, loss, error, seconds" in text
-    assert "samples, labels:    never leave themselves" in text
+    assert "samples, labels:    never leave" in text
 
 
 def test_it_says_who_learns_of_label_counts() -> None:
     text = said(label_counts=True)
-    assert "the server is told in runs of fedgen, and every silo the labels' shares over" in text
+    assert "the coordinator learns them, and every silo the labels' shares over" in text
 
 
 def test_it_names_discriminators_where_they_would_leave() -> None:
@@ -58,7 +58,7 @@ def test_it_follows_the_policy() -> None:
         max_rounds=7,
     )
     assert "4 arrays of the model" in text and "head.weight 10" not in text
-    assert "Kept here, whatever a run asks for: head.weight, head.bias" in text
+    assert "Never sent, in any run: head.weight, head.bias" in text
     assert "discriminator per" not in text and "numbers of samples\n" in text
     assert "only in: hcct" in text and "at least 3 silos" in text
     assert "more than 5 epochs" in text and "of at most 7 rounds" in text
@@ -71,22 +71,26 @@ ABOUT = About(samples=100, tests=30, metrics=("loss", "error"), columns=3)
 @pytest.mark.parametrize(
     ("changed", "item", "says"),
     [
-        ({"strategies": ("hcct",)}, "your own model", "is shown to no other silo"),
-        ({"strategies": ("fedavg",)}, "discriminators", "only beside silos without labels"),
+        ({"strategies": ("hcct",)}, "your own model", "is sent to no other silo"),
+        ({"strategies": ("fedavg",)}, "discriminators", "only with unlabelled silos:"),
         ({"min_group_size": 3}, "your group", "the mean of at least 3 silos' updates"),
-        ({"min_group_size": 3}, "discriminators", "none leaves: they are averaged in pairs"),
-        ({"secure": "required"}, "your updates", "the server sees none, but a sketch of each"),
-        ({"secure": "required"}, "your own model", "is shown to no other silo"),
-        ({"secure": "required"}, "discriminators", "none leaves"),
+        ({"min_group_size": 3}, "discriminators", "none leave: they are averaged in pairs"),
+        (
+            {"secure": "required"},
+            "your updates",
+            "the coordinator sees no update, but a sketch of each",
+        ),
+        ({"secure": "required"}, "your own model", "is sent to no other silo"),
+        ({"secure": "required"}, "discriminators", "none leave"),
         ({"secure": "required"}, "label counts", "from sums over groups of the last layer"),
         ({"peers": ("b 1-2", "c 3-4")}, "sums", "only with b, c, whose keys you have compared"),
         ({"keep_layers": "head"}, "your updates", "less the layers 'head'"),
-        ({"auxiliary": False}, "discriminators", "none leaves"),
-        ({"keep_layers": "head", "auxiliary": False}, "label counts", "nobody is told"),
-        ({"label_counts": True}, "label counts", "the server is told in runs of fedgen"),
+        ({"auxiliary": False}, "discriminators", "none leave"),
+        ({"keep_layers": "head", "auxiliary": False}, "label counts", "not shared"),
+        ({"label_counts": True}, "label counts", "the coordinator learns them,"),
         ({"column_sums": True}, "sums of columns", "of each of 3 with at least 20 numbers"),
         ({"column_sums": True, "column_sums_from": 50}, "sums of columns", "at least 50"),
-        ({"statistics": ("inputs",)}, "statistics", "in which interval or category of inputs"),
+        ({"statistics": ("inputs",)}, "statistics", "in each interval or category of inputs"),
         ({"statistics": ("targets",), "statistics_from": 25}, "statistics", "below 25 no number"),
         ({"min_samples": 90}, "behind an update", "at least 90 different samples"),
         ({"min_samples": 101}, "behind an update", "all 100 of yours, fewer than min_samples"),
@@ -110,9 +114,9 @@ def test_differential_privacy_changes_what_is_said() -> None:
     policy = Policy(label_counts=True, column_sums=True, statistics=("inputs",))
     lines = "\n".join(learned_lines(policy, replace(ABOUT, epsilon=8.0)))
     assert lines.count("ε = 8 allows") == 2
-    assert "the server is told in runs of fedgen" not in lines
-    assert "nobody is told (statistics)" in lines
-    assert "nobody is told (column_sums)" in lines and "none leaves" in lines
+    assert "the coordinator learns them," not in lines
+    assert "not shared (statistics)" in lines
+    assert "not shared (column_sums)" in lines and "none leave" in lines
 
 
 def test_every_part_of_the_policy_that_bounds_what_leaves_has_its_words() -> None:
@@ -130,8 +134,12 @@ def test_every_part_of_the_policy_that_bounds_what_leaves_has_its_words() -> Non
 @pytest.mark.parametrize(
     ("metrics", "words", "labels"),
     [
-        ((), "the server is told none", "partly, from discriminators"),
-        (("f1", "error"), "the server is told: f1, error", "the server can work them out of f1;"),
+        ((), "the coordinator learns none", "partly, from discriminators"),
+        (
+            ("f1", "error"),
+            "the coordinator learns: f1, error",
+            "the coordinator can compute them from f1;",
+        ),
     ],
 )
 def test_it_says_what_metrics_tell(metrics: tuple[str, ...], words: str, labels: str) -> None:
@@ -192,14 +200,14 @@ network = "mclr"
         (
             [(20 + i, i % 9, "no") for i in range(120)],
             [
-                "all training samples have the same class: there is nothing to tell apart",
+                "all training samples have the same class: there is nothing to distinguish",
                 "all test samples have the same class: only some metrics are defined",
             ],
         ),
         (
             [(1, 7, "yes"), (2, 7, "no"), (3, 7, "yes"), (4, 7, "no"), (5, 8, "no")],
             [
-                "every round sends an update that is made of 3 samples alone",
+                "every round sends an update made from only 3 samples, which",
                 "only 3 training samples",
                 "only 2 test samples",
             ],
@@ -207,9 +215,9 @@ network = "mclr"
         (
             [(1, 7, "yes"), (2, 8, "yes")],
             [
-                "every round sends an update that is made of 1 sample alone",
+                "every round sends an update made from only 1 sample, which",
                 "only 1 training sample: a model learns little",
-                "only 1 test sample: what is measured on",
+                "only 1 test sample: measurements on",
             ],
         ),
         (
@@ -218,7 +226,7 @@ network = "mclr"
         ),
         (
             [(20 + i % 40, i % 40, "yes" if i % 2 else "no") for i in range(200)],
-            ["40 of 40 test samples are equal to a training sample, also in what is to be"],
+            ["40 of 40 test samples are equal to a training sample, including the target."],
         ),
         (
             [(20 + i, 7, "yes" if i % 3 else "no") for i in range(200)],
@@ -273,16 +281,16 @@ def test_the_command_reads_the_folder_and_needs_no_coordinator(
     assert err.startswith("coterie silo: ") and "train must be at least 1" in err
 
 
-@pytest.mark.parametrize(("train", "said"), [(1, "1 sample a"), (2, "2 samples a"), (5, "")])
+@pytest.mark.parametrize(("train", "said"), [(1, "1 sample,"), (2, "2 samples,"), (5, "")])
 def test_a_silo_that_hardly_trains_is_told_that_it_sends_those_samples(
     train: int, said: str
 ) -> None:
     """As one may set it up that only wants to test."""
     settings = SiloSettings("a", options={"train": train, "test": 30}, device="cpu")
-    warned = [line for line in check(settings) if "made of" in line]
+    warned = [line for line in check(settings) if "made from" in line]
     if not said:
         assert not warned
         return
     (line,) = warned
-    assert line.startswith("warning   every round sends an update that is made of " + said)
-    assert "docs/how-to/only-test.md" in line
+    assert line.startswith("warning   every round sends an update made from only " + said)
+    assert "'Test a model without training'" in line.replace("\n          ", " ")

@@ -142,7 +142,7 @@ def test_where_nobody_tells_enough_the_run_does_not_begin(study: Path, tmp_path:
         agree = "" if not changes else "ab"
         configs = [config | changes for config in nodes(study, tmp_path, agree=agree)]
         with pytest.raises(
-            FederationError, match="no silo tells enough of numeric column 1"
+            FederationError, match="no silo shares the sums of numeric column 1"
         ) as said:
             play(tmp_path / f"run-{number}", configs)
         assert "does not share sums of its columns" in str(said.value)
@@ -180,7 +180,7 @@ def test_a_run_that_says_no_scale_is_refused_and_data_that_changed_too(
             in_scale(bench, odd)
     file = study / "a-train.csv"
     file.write_text(file.read_text() + "\n50.0,1.0,0.1,no")
-    with pytest.raises(ValueError, match="other data than when it was started"):
+    with pytest.raises(ValueError, match="different data than when it was started"):
         in_scale(bench, [51.0, *scale[1:]])
 
 
@@ -228,7 +228,7 @@ def test_sums_add_up_to_the_moments_of_all_rows_however_large_the_mean() -> None
 def test_check_says_what_is_told_of_the_columns(study: Path, tmp_path: Path) -> None:
     for agree, said in (
         ("a", "count, mean and deviation of each of 3"),
-        ("", "told (column_sums)"),
+        ("", "shared (column_sums)"),
     ):
         assert said in "\n".join(check(settings(nodes(study, tmp_path, agree=agree)[0])))
 
@@ -236,5 +236,5 @@ def test_check_says_what_is_told_of_the_columns(study: Path, tmp_path: Path) -> 
 def test_a_scale_of_nothing_is_refused(tmp_path: Path) -> None:
     text = STUDY.replace('numeric = ["age", "dose", "site"]', "") + '[categorical]\nsex = ["f"]\n'
     (tmp_path / "study.toml").write_text(text)
-    with pytest.raises(TaskError, match="no numeric columns that the federation could scale"):
+    with pytest.raises(TaskError, match="no numeric columns to scale over the federation"):
         load_task(str(tmp_path / "study.toml"))

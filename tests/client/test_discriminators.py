@@ -329,12 +329,12 @@ def test_a_pair_is_a_group_of_two_whatever_the_message_says(
 @pytest.mark.parametrize(
     ("config", "reason"),
     [
-        ({"pair_labels": "12"}, "pair-labels must be of the digits 0 and 1"),
+        ({"pair_labels": "12"}, "pair-labels must consist of the digits 0 and 1"),
         ({"steps": 0}, "steps must be an integer of at least 1"),
         ({"lr": -1.0}, "lr must be a number of at least 0"),
         ({"samples": 0}, "samples must be an integer of at least 1"),
         ({"task": "mnist"}, "the run is of task 'mnist'"),
-        ({"node": digits_config("a", **{"data.train": 1})}, "no sample to train with"),
+        ({"node": digits_config("a", **{"data.train": 1})}, "no sample to train on."),
     ],
 )
 def test_what_cannot_be_done_is_refused_with_the_reason(
@@ -349,7 +349,7 @@ def test_discriminators_of_another_shape_are_refused() -> None:
     reply = ask(wire.TRAIN_DISCRIMINATOR, stack, pair_labels="1")
     assert "'by_label.weight' must be float32 of shape (1, 10, 64)" in reply.error.reason
     reply = ask(wire.TRAIN_DISCRIMINATOR, {"odd": np.zeros((3, 2), np.float32)})
-    assert "have other arrays than the task's" in reply.error.reason
+    assert "differ from the task's" in reply.error.reason
 
 
 class Normed(Digits):

@@ -119,7 +119,7 @@ def test_the_silo_s_own_log_has_the_array_and_the_key_to_change(
     sicken(monkeypatch, 2)
     result = play(tmp_path / "run", **keys)
     logged = [r.getMessage() for r in caplog.records if r.name == "coterie.silo"]
-    (line,) = [text for text in logged if "moved out" not in text]
+    (line,) = [text for text in logged if "quarantined" not in text]
     assert "round 2" in line and "array '" in line and "NaN" in line and "smaller lr" in line
     assert sick_rounds(result) == [2]
 
@@ -135,7 +135,7 @@ def test_layers_that_stay_at_a_silo_are_kept_as_they_were_before(
 def test_what_is_no_number_is_named_and_only_that() -> None:
     good = {"w": np.ones(2, np.float32), "n": np.array(7)}
     assert divergence(good, 0.5) == "" and odd_array(good) == ""
-    assert "array 'v' holds NaN or infinity" in divergence(good | {"v": np.array([inf])}, 0.5)
+    assert "array 'v' contains NaN or infinity" in divergence(good | {"v": np.array([inf])}, 0.5)
     assert "the loss is NaN or infinite" in divergence(good, nan)
 
 
@@ -182,7 +182,7 @@ def test_a_silo_is_told_why_what_it_sent_did_not_count(
         message_type=wire.TRAIN,
     )
     ActivityLog().answered(message, Message(RecordDict(), reply_to=message), 0.1)
-    assert "run r: what was sent last did not count: it is  odd" in caplog.text
+    assert "run r: the last reply did not count: it is  odd" in caplog.text
 
 
 def test_a_check_names_the_key_where_one_epoch_diverges(tmp_path: Path) -> None:
@@ -194,7 +194,7 @@ def test_a_check_names_the_key_where_one_epoch_diverges(tmp_path: Path) -> None:
     own = {"name": "s", "task": str(tmp_path / "t.toml"), "data.data": str(tmp_path / "d.npz")}
     lines = list(check(SiloSettings.from_node_config(own | {"device": "cpu"}, node_id=1)))
     (warning,) = [line for line in lines if line.startswith("warning")]
-    assert "holds NaN or infinity" in warning and "lr" in warning and "scale" in warning
+    assert "contains NaN or infinity" in warning and "lr" in warning and "scale" in warning
     assert not any("loss nan" in line for line in lines)
 
 

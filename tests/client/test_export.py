@@ -135,7 +135,14 @@ def test_the_card_says_how_to_decide_and_how_good_the_model_is(tmp_path: Path) -
     assert f"'ill' if its probability is above {own.thresholds[0]!r}" in card["output"]["decide"]
     assert (card["calibration"], card["measured"]["samples"]) == (own.text(), 30)
     text = (tmp_path / "m.pt2.md").read_text("utf-8")
-    expected = (own.text(), "may hold traces", "batch, 3", "AUROC", card["sha256"], "healthy, ill")
+    expected = (
+        own.text(),
+        "may contain traces",
+        "batch, 3",
+        "AUROC",
+        card["sha256"],
+        "healthy, ill",
+    )
     for said in expected:
         assert said in text
 
@@ -208,7 +215,9 @@ def test_a_model_is_exported_when_the_data_is_away(
     hospital: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     card = exported(hospital / "a", tmp_path / "m.pt2", "--set", "data=/nowhere")
-    assert "8 samples made up, as the silo's data is away" in capsys.readouterr().err
+    assert (
+        "8 samples generated, because the silo's data are not available" in capsys.readouterr().err
+    )
     assert card["inputs"] == [{"name": "x", "shape": ["batch", 4], "dtype": "float32"}]
     columns = card["preparation"]["columns"]
     assert [c["column"] for c in columns] == ["age", "bmi", "sex", "sex"]
@@ -248,14 +257,14 @@ def test_what_cannot_be_exported_is_refused(
         return capsys.readouterr().err
 
     asked.keep(tmp_path, asked.TwoNumbers)
-    assert "must end in .onnx or .pt2 (ONNX, or a program" in refused("m.pt")
+    assert "must end in .onnx or .pt2 (ONNX, or a torch.export" in refused("m.pt")
     found = importlib.util.find_spec
     monkeypatch.setattr(
         exporting, "find_spec", lambda name: None if name == "onnxscript" else found(name)
     )
     assert "onnxscript must be installed: pip install 'coterie[export]'" in refused("m.onnx")
     monkeypatch.setattr(exporting, "_torch", lambda *_: (b"", lambda x: x.numpy()[:, :2] + 1))
-    assert "answers differently from the model" in refused("m.pt2")
+    assert "answers than the model" in refused("m.pt2")
     monkeypatch.undo()
     asked.keep(tmp_path, asked.Branching)
     assert "forward must not depend on the values of its inputs" in refused("m.pt2")

@@ -250,10 +250,10 @@ def test_only_the_metrics_that_the_silo_names_leave(metrics: Any, leave: set[str
         ({"max_local_epochs": 2}, {"local-epochs": 1, "local_epochs": 9}, {}, "at most 2 epochs"),
         ({"max_local_epochs": 2}, {"local-epochs": 9, "local-steps": 1}, {}, "at most 2 epochs"),
         ({"max_local_epochs": 2}, {"local-epochs": 2}, {"lr": 0.1}, ""),
-        ({"min_group_size": 3}, {}, {}, "does not say how large its groups are"),
+        ({"min_group_size": 3}, {}, {}, "does not state the size of its groups."),
         ({"min_group_size": 3}, {"group-size": 2}, {}, "its group in this round has 2"),
         ({"min_group_size": 3}, {"group-size": 3}, {}, ""),
-        ({"keep_layers": "head"}, {}, {}, "keeps its layers 'head'"),
+        ({"keep_layers": "head"}, {}, {}, "does not send its layers 'head'"),
         ({"keep_layers": "other"}, {}, {}, ""),
         ({"label_counts": False}, {"label-counts": True}, {}, "does not share its label counts"),
     ],
@@ -281,7 +281,7 @@ def test_no_model_leaves_beside_the_one_received_if_the_silo_says_so() -> None:
     app, _ = echo(discriminator=extra)
     assert not asked(ForeignApp(app), settings()).has_error()
     reply = asked(ForeignApp(app), settings(auxiliary=False))
-    assert "its app sends 'discriminator' too" in str(reply.error.reason)
+    assert "its app also sends 'discriminator'." in str(reply.error.reason)
 
 
 def test_a_silo_with_a_smallest_group_tells_the_server() -> None:
@@ -354,7 +354,7 @@ def test_partitions_of_an_app_are_told_as_flower_tells_them() -> None:
 
 
 def test_layers_that_only_a_task_knows_are_refused_at_the_start() -> None:
-    with pytest.raises(SettingsError, match="only a task says which layers are its head"):
+    with pytest.raises(SettingsError, match="only a task defines which layers are its head"):
         check_policy(settings(keep_layers="head"))
     check_policy(settings(keep_layers="encoder."))
 
@@ -371,13 +371,13 @@ def test_what_holds_for_an_app_and_what_does_not_is_said() -> None:
     assert "partition-id=1, num-partitions=2" in text
     assert "takes part only in hcct" in text and "at least 3 silos" in text
     assert "more than 2 local epochs" in text and "numbers of samples, loss" in text
-    assert "Not held for an app" in text and "Of no effect: task, device, threads" in text
+    assert "Not checked for an app" in text and "Without effect: task, device, threads" in text
 
 
 def test_silo_check_says_what_it_can_of_an_app() -> None:
     text = "\n".join(check_app(settings(), "tests.apps.quick_numpy:app", []))
     assert "app       tests.apps.quick_numpy:app, answers train, evaluate" in text
-    assert "It was loaded, not tried" in text and "Not held for an app" in text
+    assert "It was loaded, but not run:" in text and "Not checked for an app" in text
 
 
 def test_silo_check_and_start_take_an_app(
@@ -390,14 +390,14 @@ def test_silo_check_and_start_take_an_app(
     assert silo(["start", "--home", home, "--app", "tests.apps.quick_numpy:app"]) == 2
     assert "has not joined a federation" in capsys.readouterr().err
     assert silo(["start", "--home", home, "--mod", "a:b"]) == 2
-    assert "give --app" in capsys.readouterr().err
+    assert "requires --app" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
         (["--name", "a", "--app", "no_such_package:app"], "cannot be imported"),
-        (["--name", "a", "--mod", "x:y"], "give --app"),
+        (["--name", "a", "--mod", "x:y"], "requires --app"),
         (["--simulation", "x.toml", "--app", "a:b"], "To serve an app as several silos"),
     ],
 )

@@ -36,7 +36,7 @@ def test_a_folder_that_is_there_does_not_take_another_task_or_data(tmp_path: Pat
         (folder / "silo.toml").read_text().replace(str(tmp_path / "images"), "../images")
     )
     create(folder, "b", data=tmp_path / "images")
-    with pytest.raises(SettingsError, match=r"is there already, with task 'mnist', not 'cifar10'"):
+    with pytest.raises(SettingsError, match=r"already exists with task 'mnist', not 'cifar10'"):
         create(folder, "b", task="cifar10")
     with pytest.raises(SettingsError, match=r"with data '.*images', not '.*other'"):
         create(folder, "b", data=tmp_path / "other")
@@ -106,13 +106,13 @@ def test_any_name_of_a_folder_is_written_as_toml(name: str, tmp_path: Path) -> N
 def test_a_name_that_cannot_be_in_a_silo_toml_is_refused_before_it_is_written(
     tmp_path: Path,
 ) -> None:
-    with pytest.raises(SettingsError, match="its name is not UTF-8"):
+    with pytest.raises(SettingsError, match="the name is not UTF-8"):
         create(tmp_path / "a", "a", data=tmp_path / "x\udcff")
     assert not (tmp_path / "a" / "silo.toml").exists()
 
 
 def test_the_home_folder_of_nobody_is_named(tmp_path: Path) -> None:
-    said = "nobody on this machine has the home folder ~nobody-here"
+    said = "there is no home folder ~nobody-here"
     (tmp_path / "silo.toml").write_text(
         'name = "a"\ntask = "digits"\n[data]\ndata = "~nobody-here/x"\n'
     )
@@ -135,7 +135,7 @@ def test_a_key_that_others_may_read_is_refused(tmp_path: Path) -> None:
     home = create(tmp_path, "a")
     (tmp_path / "key.pem").chmod(0o644)
     with pytest.raises(
-        SettingsError, match=r"^\S*key\.pem may be read by others .* chmod 600 \S+$"
+        SettingsError, match=r"^\S*key\.pem may be read by accounts .* chmod 600 \S+$"
     ):
         home.key()
 
@@ -199,6 +199,6 @@ def test_a_bundle_with_another_address_says_what_it_replaces(tmp_path: Path) -> 
         said = join(address)
         assert "replaces" not in said and "Next: coterie silo start" in said
     said = join(old)
-    assert f"This replaces {new} by {old}. If the coordinator is not there" in said
+    assert f"This replaces {new} by {old}. If the coordinator is no longer at that address," in said
     with locked(home.folder):
-        assert "is running, and keeps the address" in join(new)
+        assert "is running and still uses its" in join(new)

@@ -196,7 +196,7 @@ def test_the_log_has_a_line_for_a_run_for_each_round_and_for_the_end(
         "takes part in run 5: strategy 'fedavg'",
         "run 5 round 1: fedavg, trained in 0.00 s, 0.0 kB sent",
         "run 5 round 2: fedavg, trained in 0.00 s, 0.0 kB sent",
-        "told to end: run 5 round 1 is left",
+        "stopping: leaving run 5 in round 1",
         "ended by SIGTERM",
     ]
 
@@ -253,10 +253,10 @@ def test_a_reply_that_no_proxy_lets_pass_is_given_up_and_an_error_goes_in_its_pl
     world.send_errors = [NotPassedError(why, holds=True)]
     world.connections = [[message(text="1"), message(text="2")]]
     world.host.run()
-    assert texts(world) == [f"its reply did not get through: {why}", "2"]
+    assert texts(world) == [f"its reply could not be sent: {why}", "2"]
     assert world.sent[0].error.code == wire.UNREADABLE
     assert world.sent[0].metadata.reply_to_message_id == "id" and world.opened == 1
-    assert f"a reply is given up: {why}" in caplog.text
+    assert f"a reply was given up: {why}" in caplog.text
 
 
 def test_patience_ends_where_not_even_an_error_gets_through(world: World) -> None:
@@ -270,7 +270,7 @@ def test_who_gives_up_says_what_would_go_on(world: World, caplog: pytest.LogCapt
     world.connections = [LinkError("the SuperLink was lost: Connection refused")] * 50
     with pytest.raises(GaveUpError, match=r"Connection refused\. --patience .*systemd service"):
         world.host.run()
-    left = re.findall(r"refused\. Trying again, for another (\d+) s\.", caplog.text)
+    left = re.findall(r"refused\. Retrying for another (\d+) s\.", caplog.text)
     assert len(left) > 5 and sorted(map(int, left), reverse=True) == list(map(int, left))
 
 
@@ -297,18 +297,18 @@ def test_a_message_that_is_too_large_or_unreadable_is_refused_in_words(
 ) -> None:
     errors = [
         TooLargeError("a bomb", message(text="1")),
-        UnreadableError("it is no message.", message(text="2")),
+        UnreadableError("it is not a message.", message(text="2")),
     ]
     world.connections = [[*errors, message(text="3")]]
     world.host.run()
-    assert "takes no message of more than 2000 MB (max_message_mb)" in texts(world)[0]
-    assert texts(world)[1].endswith("cannot read what it was sent: it is no message.")
+    assert "accepts no message of more than 2000 MB (max_message_mb)" in texts(world)[0]
+    assert texts(world)[1].endswith("cannot read a message: it is not a message.")
     assert texts(world)[2] == "3"
 
 
 @pytest.mark.parametrize(
     ("ended", "minutes", "said"),
-    [(True, 0.0, "its run has ended"), (False, 0.01, r"0.01 minutes at most \(max_minutes\)")],
+    [(True, 0.0, "its run has ended"), (False, 0.01, r"0\.01 minutes \(max_minutes\)")],
 )
 def test_work_that_is_of_no_use_or_takes_too_long_is_ended(
     ended: bool,
@@ -583,12 +583,12 @@ def test_silos_that_share_a_node_say_how_many_they_are_to_who_asks(world: World)
     world.host.run()
     hosts, refused = (reply.error for reply in world.sent)
     assert (hosts.code, hosts.reason) == (wire.HOSTS, "3")
-    assert refused.code == wire.REFUSED and "Start a process for each silo" in refused.reason
+    assert refused.code == wire.REFUSED and "Start one process per silo" in refused.reason
     assert not world.contexts
 
 
 def test_several_silos_cannot_have_one_key() -> None:
     keys: Any = ("private", "public")
     silos = [SiloSettings("a"), SiloSettings("b")]
-    with pytest.raises(ValueError, match="a key is for one silo"):
+    with pytest.raises(ValueError, match="a key belongs to one silo"):
         Host(ClientApp(), silos, Connection("fl.example:9092", keys=keys))

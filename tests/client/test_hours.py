@@ -50,7 +50,7 @@ def test_hours_past_midnight_belong_to_the_day_on_which_they_begin(
 def test_other_texts_are_refused_with_the_form(text: str) -> None:
     with pytest.raises(ValueError, match=r"must be HH:MM-HH:MM, for example 20:00-06:00"):
         read_hours(text)
-    with pytest.raises(ValueError, match="must be days with commas or a dash"):
+    with pytest.raises(ValueError, match="must be days separated by commas or a dash"):
         read_days(text)
     with pytest.raises(SettingsError, match="hours must be HH:MM-HH:MM"):
         SiloSettings.from_node_config({"hours": text}, node_id=1)
@@ -71,7 +71,7 @@ def test_outside_its_hours_a_silo_begins_nothing_and_finishes_what_it_began(
     assert words("", "Mon-Fri") == "works Mon–Fri"
     shown = list(_condition_lines(Policy(approve="ask", hours="20:00-06:00")))
     assert shown[:2] == [
-        "Takes part in a run only once it was approved here: coterie silo approve RUN",
-        "Joins runs and trains by its clock only when it works 20:00–06:00",
+        "Takes part in a run only after approval here: coterie silo approve RUN",
+        "Joins runs and trains only when it works 20:00–06:00",
     ]
     assert words("", "") == ""

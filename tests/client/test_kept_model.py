@@ -113,19 +113,19 @@ def test_a_silo_that_is_moved_out_of_its_group_says_so_once_and_in_its_ledger(
             list(grid.push_messages([Message(content, 1, wire.TRAIN, group_id="1")]))
     said = [r.getMessage() for r in caplog.records if " silo a " in r.getMessage()]
     assert said == [
-        r"run r, round 2: silo a was moved out of its group: it \x1b[2J points away.",
-        "run r, round 4: silo a is back among the others",
+        r"run r, round 2: silo a was quarantined: it \x1b[2J points away.",
+        "run r, round 4: silo a is out of quarantine",
     ]
     found = totals(read(home))
     assert found["r", wire.TRAIN].apart == {r"it \x1b[2J points away.": (2, 3)}
     shown = commands.coterie("silo", "ledger", "--home", str(home)).stdout
-    assert r"r, rounds 2–3: moved out of its group: it \x1b[2J points away." in shown
+    assert r"r, rounds 2–3: quarantined: it \x1b[2J points away." in shown
 
 
 def test_without_room_for_its_ledger_a_silo_sends_nothing(tmp_path: Path) -> None:
     home = tmp_path / "a"
     (home / "ledger.jsonl").mkdir(parents=True)  # cannot be appended to
-    with pytest.raises(FederationError, match="0 of at least 1 here"):
+    with pytest.raises(FederationError, match="0 of at least 1 connected"):
         play(tmp_path, digits("a", tmp_path), strategy="hcct")
 
 
@@ -220,7 +220,7 @@ def test_members_are_not_named_unless_the_run_says_so(tmp_path: Path) -> None:
     card = read_card(file)
     assert (card.group, card.group_size, card.members) == (1, 3, ())
     everything = file.read_bytes() + file.with_suffix(".md").read_bytes()
-    assert b'"b"' not in everything and b"their names are not told" in everything
+    assert b'"b"' not in everything and b"their names are not shared" in everything
 
 
 # ---------------------------------------------------------------- predict
@@ -290,7 +290,7 @@ def test_a_kept_model_answers_as_on_the_day_it_was_trained(
     play(tmp_path, [config], task="study")
     model = home.folder / "models" / "run-1.safetensors"
     text = model.with_suffix(".md").read_text()
-    assert "mean and deviation of this silo's numbers: pass it on only" in text
+    assert "mean and deviation of this silo's numbers: share it only" in text
 
     def asked(*more: str) -> tuple[int, str, str]:
         status = silo(["predict", "--home", str(home.folder), *more])
@@ -335,7 +335,7 @@ def test_the_model_of_a_silos_own_training_has_a_card_and_answers(
     assert silo(asked) == 0
     assert "trained together" in capsys.readouterr().err  # the newest of models/, as ever
     assert silo([*asked, "--model", "run-2"]) == 2
-    assert "The kept models are: run-1, personalised/run-1." in capsys.readouterr().err
+    assert "Its models: run-1, personalised/run-1." in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("kind", ["npz", "npy"])
@@ -384,7 +384,7 @@ def test_predict_says_what_is_wrong(
         predict(model, None, source="nonsense", options={})
     weights = load_file(model)
     save_file(weights, tmp_path / "plain.safetensors")
-    with pytest.raises(CardError, match="not a model that a silo kept"):
+    with pytest.raises(CardError, match="not a model saved by a silo:"):
         predict(tmp_path / "plain.safetensors", None, options={})
     damaged = bytearray(model.read_bytes())
     damaged[-2] ^= 4
@@ -392,7 +392,7 @@ def test_predict_says_what_is_wrong(
     with pytest.raises(CardError, match="damaged"):
         predict(tmp_path / "damaged.safetensors", None, options={})
     assert silo(["predict", "--home", str(home), "--model", "other-7"]) == 2
-    assert "no model 'other-7' is kept" in capsys.readouterr().err
+    assert "no model 'other-7'. Its models:" in capsys.readouterr().err
 
 
 def test_a_card_of_an_earlier_version_that_knew_a_guard_is_read(

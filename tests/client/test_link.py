@@ -215,11 +215,15 @@ def often(content: bytes) -> bytes:
 @pytest.mark.parametrize(
     ("kind", "changed", "said"),
     [
-        (b"Array ", often, "put together, its arrays hold"),
+        (b"Array ", often, "its arrays have"),
         (b"RecordDict ", lambda content: b"RecordDict  1\0{", "JSON"),
         (b"Message ", lambda content: b"Message  0\0", "Error"),
         (b"ConfigRecord ", lambda content: b"\xff", "Error"),
-        (b"RecordDict ", lambda content: content.replace(b'"config"', b'"c\\u001b"'), "called"),
+        (
+            b"RecordDict ",
+            lambda content: content.replace(b'"config"', b'"c\\u001b"'),
+            "invalid name",
+        ),
     ],
 )
 def test_a_message_that_cannot_be_read_is_no_loss_of_the_connection(

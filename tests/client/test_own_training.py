@@ -111,10 +111,13 @@ def test_a_training_step_goes_with_fednova_and_meta_steps(tmp_path: Path) -> Non
 
 def test_what_is_added_to_outputs_and_class_weights_do_not_go_with_a_step(tmp_path: Path) -> None:
     reason = refusal(tmp_path / "g", Mixed, "fedavg", generators="silos")
-    assert "has its own training_step, and this run's generated-weight = 1.0 does not go" in reason
+    assert (
+        "has its own training_step, which cannot be combined with this run's generated-weight"
+        in reason
+    )
     reason = refusal(tmp_path / "b", Mixed, balance="weights")
     assert (
-        "balance = 'weights' is not for task" in reason
+        "balance = 'weights' cannot be used for task" in reason
         and "which has its own training_step" in reason
     )
 
@@ -163,11 +166,11 @@ def test_what_a_loop_leaves_without_effect_is_refused_at_the_join(
     tmp_path: Path, strategy: str, keys: dict[str, Any], named: str
 ) -> None:
     reason = refusal(tmp_path, Looping, strategy, **keys)
-    assert f"has its own train, and this run's {named} does not go with that" in reason
+    assert f"has its own train, which cannot be combined with this run's {named}." in reason
 
 
 def test_fednova_cannot_count_the_steps_of_a_tasks_own_optimiser(tmp_path: Path) -> None:
-    assert "has its own optimiser, and this run's plain-steps" in refusal(
+    assert "has its own optimiser, which cannot be combined with this run's plain-steps" in refusal(
         tmp_path, Adaptive, "fednova"
     )
 
@@ -184,7 +187,7 @@ def test_a_loop_that_skips_mini_batches_or_returns_no_number_is_named() -> None:
             for batches in passes:
                 list(batches)
 
-    with pytest.raises(TaskError, match=r"must take every mini-batch .* It left 3 of 6"):
+    with pytest.raises(TaskError, match=r"must use every mini-batch .* It left out 3 of 6"):
         trained(Lazy())
     with pytest.raises(TaskError, match=r"must return the mean loss .* Got NoneType"):
         trained(Silent())

@@ -159,7 +159,7 @@ def test_a_silo_of_one_person_cannot_hold_out(tmp_path: Path) -> None:
     settings = {**TRAINING, "task": "study", "local_epochs": 1}
     for key in ("validation", "holdout"):
         reply = train(initial(0, node), node, **{**settings, key: 0.2})
-        assert f"has too few persons in its training data for {key}: 1 is left" in (
+        assert f"has too few persons in its training data for {key}: 1 remains," in (
             reply.error.reason
         )
 
@@ -194,7 +194,7 @@ def test_a_model_is_calibrated_on_other_persons_than_it_is_measured_on(tmp_path:
     )
     kept = replace(kept, card=replace(kept.card, calibration=found))
     answers = answer(kept, None, options={"rows": 400})
-    assert "the 200 samples that it was not calibrated on" in answers.measured
+    assert "the 200 samples not used for calibration)" in answers.measured
 
     class Renamed(asked.TwoClasses): ...
 
@@ -231,7 +231,7 @@ def test_intervals_are_of_persons() -> None:
 
 @pytest.mark.parametrize(
     ("steps", "batch", "said"),
-    [(1, 47, "have 10"), (1, 48, ""), (6, 8, ""), (0, 8, "")],
+    [(1, 47, "use 10"), (1, 48, ""), (6, 8, ""), (0, 8, "")],
 )
 def test_an_update_has_as_many_persons_behind_it_as_the_silo_wants(
     steps: int, batch: int, said: str, tmp_path: Path
@@ -245,7 +245,7 @@ def test_an_update_has_as_many_persons_behind_it_as_the_silo_wants(
     settings = {**TRAINING, "task": "study", wire.LOCAL_STEPS: steps, wire.BATCH_SIZE: batch}
     reply = train(initial(0, node), node, **settings)
     if said:
-        behind = "fewer than 11 persons are behind (min_samples); this run's would "
+        behind = "fewer than 11 persons (min_samples); this run's would "
         assert behind + said in reason(reply)
     else:
         assert not reply.has_error()
@@ -335,7 +335,7 @@ def test_the_check_says_both_numbers_and_what_is_counted(tmp_path: Path) -> None
     text = said(tmp_path)
     assert "training  240 samples" in text and "test      60 samples" in text
     assert "persons   48 of the training samples, 12 of the test samples; one has at most 5" in text
-    assert "the 60 test samples are of only 12 persons" in text
+    assert "the 60 test samples are from only 12 persons" in text
     assert "all 48 persons of yours, fewer than min_samples = 64" in text
     assert "warning   column" not in text and KEY not in text
     text = said(tmp_path, group="")
@@ -350,18 +350,20 @@ def test_persons_in_both_of_two_files_are_counted(tmp_path: Path) -> None:
     (tmp_path / "test.csv").write_text("\n".join(some[: 1 + 7 * ROWS]))
     bench = bench_of(tmp_path, **{"test-data": str(tmp_path / "test.csv")})
     lines = list(warnings_of(bench.task, bench.data))
-    assert any(one.startswith("7 persons have samples in the training and in the") for one in lines)
+    assert any(
+        one.startswith("7 persons have samples in both the training and the") for one in lines
+    )
     (tmp_path / "test.csv").write_text("\n".join(some[: 1 + ROWS]).replace(KEY, "new"))
     bench = bench_of(tmp_path, **{"test-data": str(tmp_path / "test.csv")})
-    assert not any("in the training and in" in one for one in warnings_of(bench.task, bench.data))
+    assert not any("in both the training and" in one for one in warnings_of(bench.task, bench.data))
 
 
 def test_epsilon_is_said_to_be_of_one_sample(tmp_path: Path) -> None:
     pytest.importorskip("opacus")
     text = said(tmp_path, privacy=Privacy(epsilon=8.0), home=tmp_path / "home")
-    assert "ε is of one sample. Of a person with 5, the whole budget is up to" in text
+    assert "ε applies to one sample. For a person with 5, the whole budget is up to" in text
     assert "5 times as much: ε 40." in text
-    assert text.count("ε = 8 allows (of a person, up to 5 times that)") == 2
+    assert text.count("ε = 8 allows (for a person, up to 5 times that)") == 2
 
 
 # ---------------------------------------------------------------- a whole run

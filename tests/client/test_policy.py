@@ -65,13 +65,16 @@ def test_a_run_of_an_agreed_strategy_is_served() -> None:
 def test_layers_that_the_silo_keeps_never_leave() -> None:
     keeping = silo(keep_layers="head")
     for reply in every_kind(keeping):
-        assert "keeps its layers 'head'; this run leaves 'none' there" in reason(reply)
+        assert (
+            "does not send its layers 'head'; this run leaves only 'none' at the silos"
+            in reason(reply)
+        )
     shared = {name: array for name, array in initial().items() if not name.startswith("head")}
     reply = train(shared, keeping, personal="head")
     assert set(model_in(reply)) == set(shared)
     (first, *_) = shared
     partly = ask(wire.DESCRIBE, silo(keep_layers="head"), personal=first)
-    assert "keeps its layers" in reason(partly), "another layer is not enough"
+    assert "does not send its layers" in reason(partly), "another layer is not enough"
 
 
 def test_more_epochs_or_rounds_than_agreed_are_refused() -> None:
@@ -87,11 +90,11 @@ def test_more_epochs_or_rounds_than_agreed_are_refused() -> None:
 @pytest.mark.parametrize(
     ("kind", "changes", "said"),
     [
-        (wire.TRAIN, {"local_steps": 7}, "go over its training samples 3 times"),
-        (wire.TRAIN, {"local_steps": 300}, "go over its training samples 100 times"),
-        (wire.COLD_START, {"local_steps": 7}, "go over its training samples 3 times"),
-        (wire.TRAIN_PER_FEDAVG, {"local_steps": 7}, "go over its training samples 3 times"),
-        (wire.TRAIN_PFEDME, {"inner_steps": 3}, "go over its training samples 3 times"),
+        (wire.TRAIN, {"local_steps": 7}, "use its training samples 3 times"),
+        (wire.TRAIN, {"local_steps": 300}, "use its training samples 100 times"),
+        (wire.COLD_START, {"local_steps": 7}, "use its training samples 3 times"),
+        (wire.TRAIN_PER_FEDAVG, {"local_steps": 7}, "use its training samples 3 times"),
+        (wire.TRAIN_PFEDME, {"inner_steps": 3}, "use its training samples 3 times"),
         (wire.TRAIN_PFEDME, {"local_steps": 4, "inner_steps": 2}, "samples 4 times"),
         (wire.TRAIN, {"personal_epochs": 50}, "this run asks for 50 (personal-epochs)"),
         (wire.EVALUATE, {"personal_epochs": 50}, "this run asks for 50 (personal-epochs)"),
@@ -137,9 +140,9 @@ def test_as_many_epochs_as_agreed_are_served_however_they_are_counted(
     [
         ({"pretrain_epochs": 3}, "trains at most 2 epochs a round; this run asks for 3 (pretrain-"),
         ({"pretrain_epochs": "9"}, "trains at most 2 epochs a round; this run asks for 9"),
-        ({"pretrain_steps": 7}, "(pretrain-steps) go over its training samples 3 times"),
+        ({"pretrain_steps": 7}, "(pretrain-steps) use its training samples 3 times"),
         ({"pretrain_steps": -1}, "pretrain-steps must be an integer of at least 0"),
-        ({"label_counts": True}, "does not share its label counts. Who runs the silo can allow it"),
+        ({"label_counts": True}, "does not share its label counts. At the silo,"),
     ],
 )
 def test_what_a_later_message_would_ask_for_is_refused_when_the_silo_joins(
@@ -202,7 +205,7 @@ def test_a_group_that_is_too_small_is_refused_and_alone_is_not_a_group(
 
 def test_a_server_that_does_not_say_its_group_sizes_is_refused() -> None:
     reply = train(initial(), silo(min_group_size=3))
-    assert "does not say how large its groups are" in reason(reply)
+    assert "does not state the size of its groups." in reason(reply)
     described = decode_description(ask(wire.DESCRIBE, silo(min_group_size=3)).content)
     assert described.min_group_size == 3
 
@@ -268,7 +271,7 @@ def test_models_beside_the_task_s_leave_only_if_the_silo_lets_them() -> None:
     assert not ask("evaluate.discriminator", silo(), seed=0).has_error()
     for kind in ("evaluate.discriminator", "train.discriminator"):
         reply = ask(kind, silo(auxiliary=False), seed=0, steps=1)
-        assert "lets no model leave beside the task's" in reason(reply)
+        assert "sends no model except the task's" in reason(reply)
 
 
 def test_there_is_no_kind_of_message_that_the_policy_does_not_cover() -> None:
@@ -287,9 +290,9 @@ def test_there_is_no_kind_of_message_that_the_policy_does_not_cover() -> None:
 @pytest.mark.parametrize(
     ("steps", "batch", "said"),
     [
-        (1, 1, "would have 1"),
-        (1, 63, "would have 63"),
-        (9, 7, "would have 63"),
+        (1, 1, "would use 1"),
+        (1, 63, "would use 63"),
+        (9, 7, "would use 63"),
         (1, 64, ""),
         (8, 8, ""),
         (64, 1, ""),
@@ -301,9 +304,7 @@ def test_no_update_leaves_that_few_samples_are_behind(steps: int, batch: int, sa
     replies = [train(initial(), own, **asked_for), ask(wire.DESCRIBE, own, **asked_for)]
     for reply in replies:
         if said:
-            assert f"fewer than 64 samples are behind (min_samples); this run's {said}" in reason(
-                reply
-            )
+            assert f"fewer than 64 samples (min_samples); this run's {said}" in reason(reply)
         else:
             assert not reply.has_error()
 
@@ -350,10 +351,10 @@ def test_a_run_stays_of_one_strategy_and_sends_what_that_sends(tmp_path: Path) -
     own = silo(home=str(tmp_path))
     settings = {**TRAINING, wire.RUN: "attack", wire.STRATEGY: "fedavg"}
     assert not train(initial(), own, **settings).has_error()
-    assert "as one of fedavg; now it says hcct" in reason(
+    assert "with strategy fedavg; now the run names hcct" in reason(
         train(initial(), own, **{**settings, wire.STRATEGY: "hcct"})
     )
-    assert "train.pfedme messages only in runs of pfedme, hcct" in reason(
+    assert "train.pfedme messages only in runs with strategy pfedme, hcct" in reason(
         ask(wire.TRAIN_PFEDME, own, model=initial(), **settings)
     )
 
@@ -374,7 +375,7 @@ def test_models_of_so_many_runs_are_kept_and_no_more(tmp_path: Path) -> None:
         return ask(wire.EVALUATE, wants, model=initial(), **settings)
 
     assert not keep("one").has_error() and not keep("two").has_error()
-    assert "models of at most 2 runs (max_kept_runs), and has them of 2" in reason(keep("three"))
+    assert "models of at most 2 runs (max_kept_runs), and has models of 2" in reason(keep("three"))
     assert not keep("one").has_error(), "one that is there goes on"
     assert len({file.stem for file in (tmp_path / "models").glob("*.safetensors")}) == 2
 

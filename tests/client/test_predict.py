@@ -159,7 +159,7 @@ def test_a_mask_is_whole_or_not_there(
         patched.setattr(Image.Image, "save", full)
         assert silo([*asking, "--output", str(out)]) == 2
     said = capsys.readouterr().err
-    assert "c.png: No space left on device. Free space" in said and "2 of 3 are there" in said
+    assert "c.png: No space left on device. Free space" in said and "2 of 3 were written." in said
     assert sorted(file.name for file in out.iterdir()) == sorted(names[:2])
     assert silo([*asking, "--output", str(out)]) == 0
     assert sorted(file.name for file in out.iterdir()) == sorted(names)
@@ -170,7 +170,7 @@ def test_masks_are_files_with_the_class_of_every_pixel(
 ) -> None:
     asked.keep(tmp_path, asked.Pixels)
     assert silo(["predict", "--home", str(tmp_path)]) == 2
-    assert "Name a folder for them with --output" in capsys.readouterr().err
+    assert "Name a folder with --output" in capsys.readouterr().err
     out = tmp_path / "masks"
     assert silo(["predict", "--home", str(tmp_path), "--output", str(out)]) == 0
     expected = asked.Pixels().load({}).x_test[:, 0] > 0.25
@@ -235,7 +235,7 @@ def test_samples_that_no_model_can_be_asked_about_are_named(
     with pytest.raises(TaskError, match=r"do not fit the model: they have shape \(3, 5\)"):
         predict(file, tmp_path / "wide.npy", options={})
     np.save(tmp_path / "none.npy", np.zeros((0, 3), np.float32))
-    with pytest.raises(TaskError, match="holds no samples"):
+    with pytest.raises(TaskError, match="contains no samples"):
         predict(file, tmp_path / "none.npy", options={})
 
 

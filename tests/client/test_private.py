@@ -333,11 +333,13 @@ class Lives(Small):
 
 
 def test_what_cannot_be_private_is_refused_with_the_reason() -> None:
-    with pytest.raises(TaskError, match=r"BatchNorm, which mixes samples\. Take .* GroupNorm"):
+    with pytest.raises(TaskError, match=r"BatchNorm, which mixes samples\. Use .* GroupNorm"):
         require_private(*fresh(with_batch_norm))
     with pytest.raises(TaskError, match="it has its own train"):
         require_private(OwnLoop(linear), linear())
-    with pytest.raises(TaskError, match=r"its loss \(survival\) is one of all samples together"):
+    with pytest.raises(
+        TaskError, match=r"its loss \(survival\) is computed over all samples together and is"
+    ):
         require_private(Lives(linear), linear())
     require_private(*fresh(with_dropout))
 

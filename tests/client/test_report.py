@@ -52,8 +52,8 @@ def test_the_command_writes_a_page_of_this_silo_alone(
     assert "It last trained with 2 others." in html and html.count("<svg xmlns") == 8
     run = read_silo(home)
     wrong = round(run.errors[3] * run.tested)
-    assert run.wrong == wrong and f"own test data ({wrong} of {run.tested:.0f} samples)" in html
-    assert "The best single answer for all of them has an error of" in html
+    assert run.wrong == wrong and f"test data ({wrong} of {run.tested:.0f} samples)" in html
+    assert "The constant baseline has an error of" in html
     assert run.outbound is not None and run.outbound["train"].messages == 3
     assert run.outbound["train"].bytes == 3 * 24360
     assert "train-loss" in run.outbound["train"].values
@@ -91,7 +91,7 @@ def test_a_home_without_a_journal_is_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert silo(["report", "--home", str(tmp_path)]) == 2
-    assert "holds no journal of a run" in capsys.readouterr().err
+    assert "has no journal of a run" in capsys.readouterr().err
     note(str(tmp_path), "train", "r", ConfigRecord(), {})
     with pytest.raises(SettingsError, match=r"no run 'q'\. Its runs: r"):
         read_silo(tmp_path, "q")

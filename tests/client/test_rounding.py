@@ -240,6 +240,6 @@ def test_a_secure_run_refuses_a_format_at_both_ends(how: str, tmp_path: Path) ->
     with pytest.raises(FederationError, match=r"wire-format = delta.* must be float32"):
         FedAvg(secure=True, train_config={wire.WIRE_FORMAT: how})
     config = {"protocol": wire.PROTOCOL, "task": "digits", "wire_format": how, "secure": True}
-    assert "does not go with a secure run" in reason(ask(wire.DESCRIBE, **config))
+    assert "cannot be used in a secure run," in reason(ask(wire.DESCRIBE, **config))
     refusal = reason(ask(wire.DESCRIBE, protocol=wire.PROTOCOL, wire_format="int4"))
     assert "wire-format must be one of float32, delta-fp16, delta-int8. Got 'int4'" in refusal

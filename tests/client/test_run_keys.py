@@ -146,7 +146,7 @@ def test_a_task_without_keys_says_so_to_the_coordinator(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("keys", "problem"),
     [
-        ({"task.Hidden": 1}, "a key of the task is task. and a name of small letters"),
+        ({"task.Hidden": 1}, "a key of the task must be task. and a name of lower-case letters"),
         ({"task.hidden": [1]}, "task.hidden must be a number, true or false, or a short text"),
         ({"task.hidden": math.nan}, "Got nan"),
         ({"task.note": "x" * 201}, "or a short text"),
@@ -212,7 +212,10 @@ def test_a_factor_that_is_no_number_and_fednova_with_one_are_refused(tmp_path: P
     problem = refusal(tmp_path / "wrong", Wrong)
     assert "lr_factor of the task must give a finite number of at least 0. Got nan" in problem
     problem = refusal(tmp_path / "nova", Falling, "fednova")
-    assert "has its own lr_factor, and this run's plain-steps = True" in problem
+    assert (
+        "has its own lr_factor, which cannot be combined with this run's plain-steps = True."
+        in problem
+    )
 
 
 def test_a_key_of_the_wrong_type_is_named_in_python_too() -> None:

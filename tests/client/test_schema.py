@@ -30,7 +30,7 @@ def refused(configs: list[dict[str, Any]], folder: Path, task: str) -> str:
     """Why the last of three silos does not take part."""
     for name, config in zip("abc", configs, strict=True):
         config |= {"name": name, "threads": 1, "device": "cpu", "home": str(folder / name)}
-    with pytest.raises(FederationError, match="2 of at least 3 here") as said:
+    with pytest.raises(FederationError, match="2 of at least 3 connected") as said:
         run(folder / "run", configs, task=task, rounds=1, wait_for_silos=0.2)
     return str(said.value)
 
@@ -60,9 +60,9 @@ def test_what_a_declaration_has_otherwise_is_named_here_and_there(
         configs.append({"task": str(tmp_path / f"{name}.toml"), "data.data": data})
     problem = refused(configs, tmp_path, "study")
     assert f"c was refused: its task is not that of a, b: {differs} (schema differs)." in problem
-    said = f"({differs.removesuffix('s').removesuffix(' differ')}). Ask the others"
+    said = f"({differs.removesuffix('s').removesuffix(' differ')}). Ask them"
     error = list(read(tmp_path / "c"))[-1]["error"]  # which its process logs, as every refusal
-    assert "silo 'c' does not fit the run: its model or task is not that of the other" in error
+    assert "silo 'c' does not fit the run: its model or task differs from the other" in error
     assert said in error
     assert len(list(read(tmp_path / "a"))) == 1, "who fits gets no message"
 

@@ -75,7 +75,7 @@ def test_further_tasks_of_silo_toml_reach_the_app_and_come_back(study: Path) -> 
     [
         ({"also-0.task": "digits"}, "two tasks of silo 'a' are called 'digits'"),
         ({"also-0.data.data": "x"}, "also-0.task is missing"),
-        ({"also-0.task": "mnist", "privacy-epsilon": 1.0}, "a silo of one task"),
+        ({"also-0.task": "mnist", "privacy-epsilon": 1.0}, "a silo with one task"),
         ({"also-x": "mnist"}, "unknown setting 'also-x'"),
     ],
 )
@@ -88,7 +88,7 @@ def test_tasks_that_cannot_be_served_together_are_refused(
 
 def test_an_app_in_place_of_several_tasks_is_refused(tmp_path: Path) -> None:
     silo = SiloSettings("a", home=str(tmp_path), also=(Study("digits"),))
-    with pytest.raises(SettingsError, match="an app takes the place of the silo's task"):
+    with pytest.raises(SettingsError, match="an app replaces the silo's task"):
         serve(app, [silo], Connection("127.0.0.1:1"))
 
 
@@ -122,7 +122,7 @@ def test_a_run_of_another_task_is_told_which_ones_are_served_and_nothing_of_the_
 
 def test_a_message_that_names_no_task_is_refused_by_a_silo_of_several(study: Path) -> None:
     reply = ask(wire.INITIAL, both("a", 0, study), seed=1)
-    assert "serves several tasks, and this message does not say which" in reply.error.reason
+    assert "serves several tasks, and this message does not name one." in reply.error.reason
     assert not ask(wire.INITIAL, seed=1).has_error()
 
 
@@ -136,6 +136,6 @@ def test_a_run_of_another_study_is_no_error_and_no_news_in_the_silos_log(
     with caplog.at_level(logging.DEBUG, logger="coterie"):
         host.activity.answered(message, ask(wire.DESCRIBE, task="mnist"), 0.1)
     assert [(r.levelname, r.getMessage()) for r in caplog.records] == [
-        ("DEBUG", "a run of task 'mnist' asked who is here")
+        ("DEBUG", "a run of task 'mnist' asked which silos are connected")
     ]
     assert host.activity.tally.runs == 0

@@ -33,8 +33,8 @@ def test_its_samples_are_all_there_is(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("samples", "why"),
     [
-        (np.zeros((0, 1, 8, 8)), "holds no samples"),
-        (np.full((2, 1, 8, 8), np.nan), "holds NaN or infinite values"),
+        (np.zeros((0, 1, 8, 8)), "contains no samples"),
+        (np.full((2, 1, 8, 8), np.nan), "contains NaN or infinite values"),
     ],
 )
 def test_samples_that_nothing_can_be_done_with_are_refused(
@@ -50,14 +50,14 @@ def test_a_file_that_is_not_there_is_named() -> None:
 
 
 def test_it_is_for_one_task() -> None:
-    with pytest.raises(SettingsError, match="unlabelled is for a silo of one task"):
+    with pytest.raises(SettingsError, match="unlabelled needs a silo with one task, because"):
         SiloSettings("new", unlabelled="x", also=(Study("digits"),))
 
 
 def test_check_says_what_would_leave_and_that_nothing_is_trained(tmp_path: Path) -> None:
     text = "\n".join(check(digits(tmp_path, np.zeros((5, 1, 8, 8)))))
-    assert "5 of 1×8×8, without labels: it is given a model and trains none" in text
-    assert "discriminators of its samples' features" in text and "one epoch in" not in text
+    assert "5 of 1×8×8, without labels: it receives a model and trains none" in text
+    assert "discriminators between its samples' features" in text and "one epoch in" not in text
     with pytest.raises(TaskError, match="do not fit the model"):
         list(check(digits(tmp_path, np.zeros((5, 3, 9, 9)))))
 
@@ -82,4 +82,4 @@ def test_its_folder_names_the_samples_and_the_command_refuses_what_does_not_go_w
     assert Home(folder).settings().unlabelled == str(folder.resolve() / "new.npy")
     line = ["--partitions", "0-1/2", "--unlabelled", "x.npy"]
     assert silo(line) != 0
-    assert "--unlabelled is for one silo" in capsys.readouterr().err
+    assert "--unlabelled applies to one silo" in capsys.readouterr().err

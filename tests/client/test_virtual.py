@@ -65,7 +65,7 @@ def test_a_home_in_which_nothing_can_be_kept_is_refused_before_anything_is_joine
     (tmp_path / "file").write_text("")
     (tmp_path / "held" / "lock").mkdir(parents=True)  # cannot be opened
     for home, said in (("file", "is a file"), ("file/b", "Not a directory"),
-                       ("held", "a silo cannot keep its models in")):  # fmt: skip
+                       ("held", "a silo cannot save its models in")):  # fmt: skip
         assert silo(["--name", "b", "--patience", "0.1", "--home", str(tmp_path / home)]) == 2
         assert said in capsys.readouterr().err
 
@@ -89,8 +89,8 @@ def test_silos_of_a_simulation_share_label_counts_only_by_its_file_or_the_comman
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        (["--partitions", "0/2", "--name", "a"], "--name is for one silo"),
-        (["--simulation", "x.toml", "--set", "train=3"], "belong in its file"),
+        (["--partitions", "0/2", "--name", "a"], "--name applies to one silo"),
+        (["--simulation", "x.toml", "--set", "train=3"], "options in the simulation file"),
     ],
 )
 def test_what_does_not_go_together_is_refused(

@@ -132,7 +132,7 @@ def test_a_command_line_goes_before_silo_toml(
 def test_a_port_that_is_taken_is_told_before_the_silo_serves() -> None:
     with _exposed("127.0.0.1:0", lambda: ()) as served:
         address = served.address  # type: ignore[attr-defined]
-        with pytest.raises(SettingsError, match=f"cannot listen on {address} for metrics"):
+        with pytest.raises(SettingsError, match=f"cannot serve metrics at {address}"):
             _exposed(address, lambda: ())
 
 
