@@ -34,7 +34,7 @@ def default_home() -> Path:
     except RuntimeError:
         raise refused(
             "this account has no home folder to keep coterie's files in. Set COTERIE_HOME to a "
-            "folder that it may write to."
+            "writable folder."
         ) from None
 
 

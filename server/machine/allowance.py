@@ -73,8 +73,8 @@ class _Account:
         ):
             if count > most:
                 return (
-                    f"in this run it has sent or announced {count:,} {what}, and may send "
-                    f"{most:,}: {TIMES} times what it was sent, and some more."
+                    f"in this run it has sent or announced {count:,} {what}; its limit is "
+                    f"{most:,}, {TIMES} times what it received and a margin."
                 )
         return ""
 

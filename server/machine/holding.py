@@ -33,7 +33,7 @@ MOST = 2_000
 REMEMBERED = 100_000
 """Limit on nodes remembered as having found nothing; the oldest are forgotten first."""
 HEARTBEAT = "/flwr.proto.Fleet/SendNodeHeartbeat"
-FULL = f"{MOST:,} silos wait here already. This one has to ask from time to time."
+FULL = f"{MOST:,} silos wait here already. This one must poll instead."
 ENDING = "the SuperLink is ending."
 
 

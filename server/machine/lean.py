@@ -92,7 +92,7 @@ class _Filed:
         try:
             return Laid(self.shelf.write(object_id, body), len(content))
         except OSError as error:
-            log.warning("an object is kept without a file: %s", why_unwritten(error))
+            log.warning("an object is stored without a file: %s", why_unwritten(error))
             return None
 
     def _stored(self, object_id: str, content: wire.Content | Laid) -> bytes:
@@ -443,7 +443,7 @@ def giving_along(
                         context,
                     )
             except Exception as error:  # a caller that pulls them gets the error
-                log.debug("objects do not go along with their message: %s", error)
+                log.debug("objects are not sent together with their message: %s", error)
                 continue
             wire.attach(answer, own)
             left -= sum(map(len, own))
@@ -543,7 +543,7 @@ def install(home: Path) -> ExitStack:
         try:
             return stack.enter_context(folder)
         except (OSError, LockedError) as error:
-            log.warning("large objects are kept without files: %s", why_unwritten(error))
+            log.warning("large objects are stored without files: %s", why_unwritten(error))
             return None
 
     stores = import_module("flwr.supercore.object_store.object_store_factory")

@@ -34,8 +34,9 @@ def forget_ended_runs(database: Path) -> None:
     except (sqlite3.Error, SQLAlchemyError) as error:
         raise BusyError(
             f"The SuperLink's database {database} cannot be cleaned now "
-            f"({getattr(error, 'orig', error)}). If it stays so, stop the coordinator, remove that "
-            "file and start it again: it makes a new one, and silos come back by themselves.",
+            f"({getattr(error, 'orig', error)}). If this persists, stop the coordinator, remove "
+            "that file and start the coordinator again: it creates a new database, and silos "
+            "reconnect by themselves.",
             phase="withdrawal",
         ) from None
 

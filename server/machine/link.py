@@ -280,8 +280,8 @@ def _require_trusted(address: str, root_certificates: Path) -> None:
         )
     except (ssl.SSLError, ValueError):
         raise refused(
-            f"{str(root_certificates)!r} holds no certificate. Name the federation's tls/ca.pem "
-            "with --root-certificates, or its folder with --federation."
+            f"{str(root_certificates)!r} contains no certificate. Name the federation's "
+            "tls/ca.pem with --root-certificates, or its folder with --federation."
         ) from None
     try:
         with (
@@ -292,15 +292,15 @@ def _require_trusted(address: str, root_certificates: Path) -> None:
     except ssl.SSLCertVerificationError as error:
         if error.verify_code in OF_TIME:
             raise FederationError(
-                f"the SuperLink at {address} shows a certificate that is not valid by the clock of "
-                f"this machine, which says {datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC: "
-                f"{error.verify_message}. Set the clock, by NTP. If it is right, renew the "
+                f"the SuperLink at {address} presents a certificate that is not valid by the "
+                f"clock of this machine, which says {datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC: "
+                f"{error.verify_message}. Set the clock by NTP. If it is right, renew the "
                 "certificate with `coterie init FOLDER --renew`, and restart the SuperLink."
             ) from None
         raise FederationError(
-            f"something else listens at {address}: its certificate is not of the CA in "
-            f"{root_certificates} ({error.verify_message}). Is it another federation's SuperLink? "
-            "Stop it, or give one of them other ports under [listen] in its coterie.toml."
+            f"the server at {address} presents a certificate that the CA in {root_certificates} "
+            f"did not sign ({error.verify_message}). Is it another federation's SuperLink? Stop "
+            "it, or change the ports of one of them under [listen] in its coterie.toml."
         ) from None
     except (OSError, ValueError, OverflowError):
         pass  # gRPC tells
@@ -320,10 +320,10 @@ def _what_to_do(address: str, root_certificates: Path | None) -> str:
             "name another with --superlink."
         )
     if root_certificates:
-        return "What listens there does not speak TLS, or is busy. Is it a SuperLink without TLS?"
+        return "The server there does not speak TLS, or is busy. Is it a SuperLink without TLS?"
     return (
-        "What listens there may want TLS: name the federation's folder with --federation, or its "
-        "CA with --root-certificates."
+        "The server there may require TLS: name the federation's folder with --federation, or "
+        "its CA with --root-certificates."
     )
 
 

@@ -39,8 +39,8 @@ START_DEADLINE_S = 60.0
 LATE_S, LATE_AGAIN_S = 30.0, 60.0
 """Seconds until the first message that a run has not started, and between further ones."""
 WHERE_TO_LOOK = (
-    "Is its executor running? Its log says what is wrong: logs/executor.log in the federation's "
-    "folder, or what `coterie superlink` prints."
+    "Is its executor running? See its log: logs/executor.log in the federation's folder, or "
+    "the output of `coterie superlink`."
 )
 STOP_DEADLINE_S = 15.0
 ENDING_DEADLINE_S = 60.0
@@ -180,9 +180,8 @@ class LocalFederation:
                 self._raise_for_ended()
                 if time.monotonic() > deadline:
                     raise FederationError(
-                        f"{online} of {count - self._more_silos} processes of silos connected "
-                        f"within {within_s:.0f} s. "
-                        f"Their logs are in {self.folder / 'silos'}."
+                        f"only {online} of {count - self._more_silos} silo processes connected "
+                        f"within {within_s:.0f} s. Their logs are in {self.folder / 'silos'}."
                     )
                 time.sleep(0.1)
 
@@ -245,7 +244,7 @@ class Start:
         self._due_s += LATE_AGAIN_S
         return (
             f"the coordinator has not started run {self._run_id} for {waited_s:.0f} s. "
-            f"{WHERE_TO_LOOK} Ctrl-C leaves the run as it is."
+            f"{WHERE_TO_LOOK} Ctrl-C does not stop the run."
         )
 
 

@@ -74,8 +74,8 @@ THREADS = 2
 FETCH_S = 1.0
 """Time for fetching the objects of one reply before other replies have their turn."""
 GONE = (
-    "the rest of it could not be found: the silo has given it up, as its own log says, or has "
-    "sent nothing for minutes."
+    "the rest of it could not be found: the silo has given it up (see its log), or has sent "
+    "nothing for minutes."
 )
 
 
@@ -141,7 +141,7 @@ class _Reply:
                 return
             except OSError as error:
                 self.large = False
-                log.warning("large replies are held in memory: %s", why_unwritten(error))
+                log.warning("large replies are kept in memory: %s", why_unwritten(error))
         self.contents[object_id] = content
 
     def take_along(self, came: Mapping[str, bytes], folder: Path | None) -> None:
@@ -386,7 +386,7 @@ class _BoundedGrid(Grid):
             try:
                 self._shelf.offer(object_id, content.body)
             except OSError as error:
-                log.warning("large objects are sent by calls: %s", why_unwritten(error))
+                log.warning("large objects are sent in calls: %s", why_unwritten(error))
                 self._shelf = None
             else:
                 if self._stub.PushObject(request(b"")).stored:
@@ -449,15 +449,15 @@ class _BoundedGrid(Grid):
             except grpc.RpcError as error:
                 self._singly = True
                 log.warning(
-                    "the SuperLink cannot give all replies at once (%s): from now on each is "
-                    "asked for by itself",
+                    "the SuperLink cannot send all replies at once (%s): from now on they are "
+                    "fetched one by one",
                     _said(error),
                 )
         for message_id in ids:
             try:
                 yield from self._announcements([message_id])
             except grpc.RpcError as error:
-                why = f"the SuperLink cannot give it: {_said(error)}"
+                why = f"the SuperLink cannot send it: {_said(error)}"
                 yield _Reply(message_id, "", [], why=why)
 
     def _announcements(self, ids: Sequence[str]) -> list[_Reply]:
@@ -491,7 +491,7 @@ class _BoundedGrid(Grid):
         elif tree.object_id != reply.object_id or not all(
             map(inflatable_object.is_valid_sha256_hash, ids)
         ):
-            reply.why = "its objects have ids that cannot be."
+            reply.why = "its objects have invalid ids."
         return reply
 
     # ---------------------------------------------------------------- its objects
@@ -524,7 +524,7 @@ class _BoundedGrid(Grid):
                         reply.take(object_id, content, self._folder)
                 reply.wanted = missing + [one for one in reply.wanted if one not in some]
                 if reply.num_bytes > reply.most + wire.MAX_OBJECT_BYTES:
-                    raise _TooLargeError(f"it holds more than {reply.most:,} bytes.")
+                    raise _TooLargeError(f"it has more than {reply.most:,} bytes.")
                 if missing:
                     return False
         except grpc.RpcError as error:
@@ -600,7 +600,7 @@ class _BoundedGrid(Grid):
             message.metadata.__dict__["_message_id"] = own_id
             own = of_all if parcel.to is None else by_silo.get(parcel.to[place])
             if own is None:
-                what = why or "its process gave no answer for it."
+                what = why or "its process sent no answer for it."
                 failed = Error(
                     wire.UNREADABLE, f"its reply cannot be read: {wire.plain_text(what)}"
                 )
@@ -629,7 +629,7 @@ class _BoundedGrid(Grid):
         said = str(answer.error.reason)
         count = int(said) if said.isascii() and said.isdigit() and len(said) < 6 else 0
         if not 1 < count <= wire.MAX_BUNDLED:
-            raise wire.WireError("it does not say how many silos it has.")
+            raise wire.WireError("it does not state how many silos it has.")
         own = [_own_id(node, number) for number in range(count)]
         self._processes[node] = own
         self._hosted |= {one: _Hosted(node, number) for number, one in enumerate(own)}

@@ -85,16 +85,16 @@ class Verifier:
         name, when, once, signature = (entries.get(key) for key in (WHO, WHEN, ONCE, SIGNATURE))
         if not (isinstance(name, str) and isinstance(when, str) and isinstance(once, str)):
             raise SigningError(
-                "this coordinator asks operators for their key. On its machine, name the "
-                "federation's folder with --federation; elsewhere, make a key with `coterie "
+                "this coordinator requires an operator key. On its machine, name the "
+                "federation's folder with --federation; elsewhere, create a key with `coterie "
                 "operator init` and have it enrolled there."
             )
         key = self.key_of(name)
         text = _text(self.ca, name, method, when, once, body)
         if key is None or not isinstance(signature, bytes) or not _verifies(key, signature, text):
             raise SigningError(
-                "no operator of that name and key is enrolled. Whoever runs the coordinator can "
-                "enrol one with `coterie operator enrol`."
+                "no operator with that name and key is enrolled. At the coordinator, `coterie "
+                "operator enrol` enrols one."
             )
         self._check_once(when, once)
         return name
@@ -108,12 +108,12 @@ class Verifier:
         if not abs(off) <= SLACK_S:
             raise SigningError(
                 f"the clock of this machine is {off:+.0f} s off the coordinator's; at most "
-                f"{SLACK_S:.0f} s are accepted. Set the clock, by NTP."
+                f"{SLACK_S:.0f} s are accepted. Set the clock by NTP."
             )
         with self._lock:
             self._used = {key: at for key, at in self._used.items() if now - at <= 2 * SLACK_S}
             if once in self._used or len(self._used) >= MAX_CALLS:
-                raise SigningError("this call was made before.")
+                raise SigningError("request rejected as a replay: run the command again.")
             self._used[once] = now
 
 

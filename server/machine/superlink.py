@@ -75,8 +75,8 @@ def require_free(host: str, ports: Ports, *, operators: str = "") -> None:
             check_free(join_address(where, port))
         except OSError as error:
             raise refused(
-                f"port {port} on {where} ({name} API) cannot be used: {error.strerror}. "
-                f"Stop what listens there, or choose another with --{name}-port."
+                f"port {port} on {where} ({name} API) cannot be used: {error.strerror}. Stop "
+                f"the process that listens there, or choose another port with --{name}-port."
             ) from None
 
 

@@ -92,8 +92,8 @@ class Checkpoints:
             return written
         except (OSError, SafetensorError) as error:
             raise CheckpointError(
-                f"round {number} cannot be committed to {self.folder}: {why_unwritten(error)}. The "
-                "rounds before are safe: make room and go on with `coterie run --resume`.",
+                f"round {number} cannot be committed to {self.folder}: {why_unwritten(error)}. "
+                "Earlier rounds are safe: free space and continue with `coterie run --resume`.",
                 round_number=number,
                 phase="commit",
             ) from error
@@ -193,10 +193,10 @@ def _contents(file: Path) -> _Contents:
     if written != FORMAT and written.startswith(FAMILY):
         raise CheckpointError(
             f"{file.parent} was committed by another version of coterie. Resume the run with "
-            "that version, or start it anew."
+            "that version, or start a new run."
         )
     if written != FORMAT:
-        raise ValueError(f"it is not of format {FORMAT}")
+        raise ValueError(f"it does not have format {FORMAT}")
     try:
         names, others = json.loads(about["arrays"]), json.loads(about["files"])
         found = _Contents(about["tree"], names, tuple(others))

@@ -104,8 +104,8 @@ class _Writer:
                 ordered = sorted(value, key=repr) if "set" in kind else value
                 return [kind, self._items(ordered, path)]
         raise CodecError(
-            f"{path} is of type {type(value).__name__}, which cannot be stored. A state holds "
-            "dataclasses, tuples, lists, sets, mappings, arrays, numbers and texts."
+            f"{path} is of type {type(value).__name__}, which cannot be stored. A state may "
+            "contain dataclasses, tuples, lists, sets, mappings, arrays, numbers and texts."
         )
 
     def _items(self, values: Any, path: str) -> list[Any]:
@@ -116,7 +116,7 @@ class _Writer:
             return ["text", str(value)]
         array = np.asarray(value)
         if array.dtype.kind not in "biuf" or array.dtype.itemsize > 8:
-            raise CodecError(f"{path} is an array of {array.dtype}, which cannot be stored.")
+            raise CodecError(f"{path} is an array of type {array.dtype}, which cannot be stored.")
         turned = array.flags.f_contiguous and not array.flags.c_contiguous
         name = str(len(self.arrays))
         self.arrays[name] = np.asarray(array.T if turned else array, order="C")
@@ -144,7 +144,7 @@ def _read(node: list[Any], values: list[Any], arrays: Mapping[str, NDArray[Any]]
         return _class(node[1])(*(_value(part, values) for part in node[2]))
     if kind == "data":
         return _dataclass(_class(node[1]), {n: _value(part, values) for n, part in node[2]})
-    raise CodecError(f"the stored value holds an unknown kind of node, {kind!r}.")
+    raise CodecError(f"the stored value contains an unknown kind of node, {kind!r}.")
 
 
 def _value(part: Any, values: list[Any]) -> Any:
@@ -179,7 +179,7 @@ def _class_name(value: Any, path: str) -> str:
     except CodecError:
         found = None
     if found is not kind:
-        raise CodecError(f"{path} is of type {name}, which could not be found again by its name.")
+        raise CodecError(f"{path} is of type {name}, which cannot be imported by its name.")
     return name
 
 
@@ -193,5 +193,5 @@ def _class(name: str) -> Any:
         dataclasses.is_dataclass(found) or issubclass(found, Enum | tuple)
     )
     if not storable:
-        raise CodecError(f"the type {name} is not known here. Was the run made by another version?")
+        raise CodecError(f"the type {name} is unknown here. Was the run made by another version?")
     return found

@@ -231,8 +231,8 @@ def _task_key_problems(keys: Mapping[str, Any]) -> Iterator[str]:
     for key, value in keys.items():
         if not re.fullmatch(r"task\.[a-z][a-z0-9_-]{0,39}", key):
             yield (
-                "a key of the task is task. and a name of small letters, digits, - and _. "
-                f"Got {key!r}"
+                "a key of the task must be task. and a name of lower-case letters, digits, - "
+                f"and _. Got {key!r}"
             )
         elif not isinstance(value, int | float | str) or not _is_short(value):
             yield f"{key} must be a number, true or false, or a short text. Got {value!r}"
@@ -323,7 +323,7 @@ def _fixed(row: Row) -> set[str]:
 
 
 GONE = {
-    "guard": "it is gone. strategy = auto tries training alone among others, and validation with "
+    "guard": "it was removed. strategy = auto also tries training alone, and validation with "
     "keep = best keeps each silo's best model",
 }
 """Keys of earlier versions → what to use instead."""
@@ -342,7 +342,7 @@ def _foreign(own: Mapping[str, Any], row: Row, *, around: bool) -> Iterator[str]
             advice = GONE.get(key) or (
                 f"did you mean {near[0]}?"
                 if near
-                else "docs/reference/configuration.md lists the keys"
+                else f"{wire.page('Configuration of a run')} lists the keys"
             )
             yield f"unknown key {key!r}: {advice}"
 
@@ -373,8 +373,8 @@ def _generator_problems(values: Mapping[str, Any], row: Row) -> Iterator[str]:
         yield f"generators cannot be combined with strategy {row.name}, only with {takers}"
     if around == "groups" and row.name in ("fedgenp", "fedavg"):
         yield (
-            f"{row.name} has one group, so no other to learn from; take generators=silos, "
-            "or another strategy"
+            f"{row.name} has only one group, so there is no other to learn from; use "
+            "generators=silos, or another strategy"
         )
 
 
@@ -390,14 +390,14 @@ def require_silos(config: RunConfig, names: Sequence[str], *, label_counts: bool
     """
     problems = list(_silo_problems(config, names, label_counts=label_counts))
     if problems:
-        raise refused(f"the run does not go with its silos: {'; '.join(problems)}.")
+        raise refused(f"the run does not fit its silos: {'; '.join(problems)}.")
 
 
 def _silo_problems(config: RunConfig, names: Sequence[str], *, label_counts: bool) -> Iterator[str]:
     churn = Churn.parse(config.churn)
     first = [name for name in names if churn.joins.get(name, 0) <= 1]
     here = f"{len(first)}, the silos of round 1" + (
-        "" if len(first) == len(names) else " (churn lets the others in later)"
+        "" if len(first) == len(names) else " (churn adds the others later)"
     )
     if config.min_silos > len(first):
         yield f"min-silos must be at most {here}. Got {config.min_silos}"
@@ -413,7 +413,7 @@ def _silo_problems(config: RunConfig, names: Sequence[str], *, label_counts: boo
         if name in names and max(at, churn.joins.get(name, 0)) <= config.rounds
     ]
     if leaving:
-        yield f"churn waits for {', '.join(leaving)} to leave, but silos stay to the end here"
+        yield f"churn waits for {', '.join(leaving)} to leave, but here silos stay until the end"
     if config.strategy == "fedgen" and not label_counts:
         yield (
             "fedgen needs the label counts of every silo, so the file needs `label-counts = true`; "

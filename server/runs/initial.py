@@ -51,7 +51,7 @@ def initial_arrays(grid: Grid, silos: Sequence[Silo], config: RunConfig) -> Arra
                 model = _read(reply)
             except wire.WireError as error:
                 why[silo.name] = str(error)
-                log.warning("silo %s gave no initial model: %s", silo.name, error)
+                log.warning("silo %s sent no initial model: %s", silo.name, error)
             else:
                 given[silo.name] = wire.model_hash(model), model
         hashes = [digest for digest, _ in given.values()]
@@ -59,7 +59,7 @@ def initial_arrays(grid: Grid, silos: Sequence[Silo], config: RunConfig) -> Arra
             if hashes.count(digest) >= min(2, len(silos)):
                 odd = sorted(name for name, (other, _) in given.items() if other != digest)
                 if odd:
-                    log.warning("another initial model than the others' is that of %s", odd)
+                    log.warning("initial models that differ from the others': %s", odd)
                 return wire.encode_arrays(model, packed=False)
     return _unconfirmed(given, why)
 
@@ -68,15 +68,15 @@ def _unconfirmed(given: dict[str, tuple[str, Model]], why: dict[str, str]) -> Ar
     """Return the first model if at most two silos sent one; else raise ``FederationError``."""
     reasons = " ".join(f"{name}: {reason}" for name, reason in sorted(why.items()))
     if not given:
-        raise FederationError(f"no silo gave an initial model. {reasons}", phase="initial")
+        raise FederationError(f"no silo sent an initial model. {reasons}", phase="initial")
     if len(given) > 2:
         raise FederationError(
-            f"the silos {', '.join(sorted(given))} each give another initial model for one seed. "
-            "Give all of them the same releases of coterie and torch.",
+            f"the silos {', '.join(sorted(given))} send different initial models for the same "
+            "seed. Install the same releases of coterie and torch at all of them.",
             phase="initial",
         )
     name = min(given)
-    log.warning("the initial model is that of %s alone: no other silo gave the same", name)
+    log.warning("only %s sent this initial model: no other silo sent the same one", name)
     return wire.encode_arrays(given[name][1], packed=False)
 
 
@@ -101,15 +101,15 @@ def _read(reply: Message | None) -> Model:
     if reply.has_error():
         raise wire.WireError(str(reply.error.reason))
     if wire.ARRAYS not in wire.array_records(reply.content):
-        raise wire.WireError("no arrays in its answer.")
+        raise wire.WireError("its answer has no arrays.")
     model = wire.decode_arrays(wire.array_records(reply.content)[wire.ARRAYS])
     if not model:
         raise wire.WireError("its model has no arrays.")
     for name, array in model.items():
         if array.dtype.kind not in "biuf":
-            raise wire.WireError(f"array {name!r} must hold numbers. Got {array.dtype}.")
+            raise wire.WireError(f"array {name!r} must contain numbers. Got {array.dtype}.")
         if not np.isfinite(array).all():
-            raise wire.WireError(f"array {name!r} holds NaN or infinity.")
+            raise wire.WireError(f"array {name!r} contains NaN or infinity.")
         if array.size and max(float(array.max()), -float(array.min())) > MAX_VALUE:
-            raise wire.WireError(f"array {name!r} holds values beyond ±{MAX_VALUE:g}.")
+            raise wire.WireError(f"array {name!r} contains values beyond ±{MAX_VALUE:g}.")
     return model

@@ -98,7 +98,7 @@ class InProcessGrid(Grid):
         if node_id in self.nodes:
             reply = self._called(node_id, message)
         else:
-            reply = Message(Error(wire.FAILED, f"node {node_id} is gone"), reply_to=message)
+            reply = Message(Error(wire.FAILED, f"node {node_id} has left"), reply_to=message)
         reply.metadata.__dict__["_src_node_id"] = node_id
         reply.metadata.__dict__["_delivered_at"] = str(time.time())
         return reply

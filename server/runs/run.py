@@ -81,8 +81,7 @@ def locked_run(folder: Path) -> Iterator[None]:
             yield
     except LockedError:
         raise FederationError(
-            f"the run in {folder} is still going on, in process {held_by(folder)}. "
-            "Stop that one first."
+            f"the run in {folder} is still active, in process {held_by(folder)}. Stop it first."
         ) from None
 
 
@@ -190,11 +189,11 @@ def execute(
         log.info("run %s: %s, record in %s", run_id, config.strategy, folder)
         if earlier is not None:
             for damage in checkpoints.damaged:
-                log.warning("%s. The one before is used.", damage)
+                log.warning("%s. The previous one is used.", damage)
             log.info("resumed after round %d of %d", after, config.rounds)
         if alone is not None and alone.config.get("seed") != config.seed:
             log.warning(
-                "alone: run %s has seed %s, this one %d: silos may have other data and other "
+                "alone: run %s has seed %s, this one %d: silos may have different data and "
                 "initial models there",
                 config.alone,
                 alone.config.get("seed"),
@@ -214,8 +213,8 @@ def execute(
         except OSError as error:
             failure = FederationError(
                 f"the record in {folder} cannot be written: {why_unwritten(error)}. Committed "
-                "rounds are safe: make room and go on with "
-                f"`coterie run --resume {folder.name}`.",
+                "rounds are safe: free space and continue with `coterie run --resume "
+                f"{folder.name}`.",
                 phase="record",
             )
             record.fail(failure)
@@ -250,13 +249,13 @@ def _alone(config: RunConfig, folder: Path) -> Run | None:
     alone = reading.read_whole(found)
     if alone.strategy != "independent" or alone.status != "completed":
         raise refused(
-            f"alone must name a completed run of independent. {found.name} is of {alone.strategy}, "
-            f"{alone.status}."
+            f"alone must name a completed independent run. {found.name} is a run of "
+            f"{alone.strategy}, {alone.status}."
         )
     if (task := alone.config.get("task")) != config.task:
         raise refused(
-            f"alone must name a run of the same task, {config.task}. {found.name} is of {task}: "
-            "name another one, or run independent on this task first."
+            f"alone must name a run of the same task, {config.task}. {found.name} is a run of "
+            f"{task}: name another run, or run independent on this task first."
         )
     return alone
 

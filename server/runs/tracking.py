@@ -92,7 +92,7 @@ class Tracking:
             try:
                 tracker.log(figures, step)
             except Exception as error:  # of any tracker's own kinds
-                log.warning("%s is given up: %s", type(tracker).__name__.strip("_"), error)
+                log.warning("%s has stopped: %s", type(tracker).__name__.strip("_"), error)
                 self._open.remove(tracker)
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
@@ -118,7 +118,7 @@ def tracker_names(text: str) -> list[str]:
         if name not in TRACKERS:
             *most, last = TRACKERS
             known = f"{', '.join(most)} or {last}"
-            raise ValueError(f"must be {known}, or several with commas")
+            raise ValueError(f"must be {known}, or several separated by commas")
     return names
 
 

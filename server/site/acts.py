@@ -46,7 +46,7 @@ def _take_away(made: Federation, who: str, asked: Asked) -> dict[str, Any]:
 
 
 def _unknown(made: Federation, who: str, asked: Asked) -> dict[str, Any]:
-    raise ValueError("no such act")
+    raise ValueError("no such action")
 
 
 class Act(NamedTuple):

@@ -120,7 +120,8 @@ def note(made: Federation, act: str, *, who: str = "", **about: object) -> None:
             _write_head(made, line.number, _hash(content))
     except (OSError, LockedError) as error:
         raise FederationError(
-            f"the act could not be written into {made.folder / AUDIT}, so it was not done: {error}",
+            f"the action could not be written to {made.folder / AUDIT}, so it was not done: "
+            f"{error}",
             phase="audit",
             exit_code=EXIT_CONFIG,
         ) from None
@@ -144,7 +145,7 @@ def verify(made: Federation, *, head: str = "") -> Log:
     """
     log = _read(made)
     log.notes.extend(
-        f"line {a.adopted} was written, and a crash came before it was in audit.head."
+        f"line {a.adopted} was written, but a crash came before audit.head was updated."
         for a in log.acts
         if a.adopted
     )
@@ -153,8 +154,8 @@ def verify(made: Federation, *, head: str = "") -> Log:
         findings.append(problem)
     elif _num_signed(made) < len(log.acts):
         log.notes.append(
-            "the last line is not in audit.head yet: a crash came between the two, or somebody "
-            "added it by hand."
+            "the last line is not in audit.head yet: a crash came between the two, or someone "
+            "added the line by hand."
         )
     if head and not _contains(log, head):
         findings.append(f"the history does not contain the noted head {head}.")
@@ -188,19 +189,19 @@ def _read(made: Federation) -> Log:
             torn += len(line)
             continue
         if torn and act.torn == torn:
-            log.notes.append(f"before line {act.number} a crash cut off a line, at {torn} bytes.")
+            log.notes.append(f"before line {act.number}, a crash truncated a line to {torn} bytes.")
         elif torn:
-            log.findings.append(f"before line {act.number} are {torn} bytes that are no line.")
+            log.findings.append(f"before line {act.number}, {torn} bytes are not a valid line.")
         if act.number != len(log.acts) + 1 or act.before != log.last:
             log.findings.append(
                 f"line {act.number} does not follow from the one before it: lines there were "
-                "changed, removed, added or put in another order."
+                "changed, removed, added or reordered."
             )
         log.acts.append(act)
         log.hashes.append(_hash(line))
         torn = 0
     if torn:
-        log.notes.append(f"a crash cut off the last line: {torn} bytes of it are there.")
+        log.notes.append(f"a crash truncated the last line to {torn} bytes.")
     return replace(log, torn=torn)
 
 
@@ -228,7 +229,7 @@ def _difference(made: Federation, log: Log) -> str:
     if not 0 <= count <= len(log.acts) or log.hash_of(count) != last:
         return (
             f"audit.head has {count} lines, the last with hash {last[:16]}…; the log has "
-            f"{len(log.acts)} and does not end so: lines were cut off at its end, or changed."
+            f"{len(log.acts)} and a different end: lines were changed, or truncated at its end."
         )
     if len(log.acts) > count + 1:
         return f"audit.head has {count} lines, the log {len(log.acts)}: lines were added."
@@ -257,7 +258,7 @@ def _contains(log: Log, head: str) -> bool:
     number, _, digest = head.partition(":")
     if not number.isdecimal() or len(digest) != 64:
         raise FederationError(
-            f"a head is NUMBER:HASH, as `coterie audit` prints it. Got {head!r}.",
+            f"a head must be NUMBER:HASH, as `coterie audit` prints it. Got {head!r}.",
             exit_code=EXIT_CONFIG,
         )
     return int(number) <= len(log.acts) and log.hash_of(int(number)) == digest

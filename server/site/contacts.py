@@ -93,7 +93,7 @@ class Contacts:
                 known |= {n: asdict(Served(*said, now)) for n, said in stated.items()}
                 write_atomically(self.folder / SILOS, json.dumps(known, indent=1).encode())
         except (OSError, LockedError) as error:
-            log.warning("which tasks silos serve could not be written down: %s", error)
+            log.warning("the tasks that silos serve could not be saved: %s", error)
 
     def note_seen(self, contacts: Mapping[str, Contact]) -> None:
         """Save the last contacts. Raises ``OSError``."""

@@ -70,8 +70,8 @@ def serve(federation: Federation, say: Callable[[str], None]) -> int:
     except LockedError:
         process = held_by(federation.folder, LOCK)
         raise refused(
-            f"{federation.folder} is served already, by process {process}. Two coordinators would "
-            "ruin its state: stop that one first, or give this one a folder of its own."
+            f"process {process} already serves {federation.folder}. Two coordinators would "
+            "corrupt its state: stop that process, or use a different folder."
         ) from None
 
 
@@ -80,12 +80,12 @@ def _serve(federation: Federation, say: Callable[[str], None]) -> int:
     allowed = raise_open_files(OPEN_FILES)
     if allowed < FEW_FILES:
         say(
-            f"Only {allowed:,} files and connections may be open here, so that idle connections "
-            f"can end a run. Allow {OPEN_FILES:,}: `ulimit -n`, or LimitNOFILE in a systemd unit."
+            f"Only {allowed:,} files and connections may be open here, so idle connections can "
+            f"end a run. Allow {OPEN_FILES:,}: `ulimit -n`, or LimitNOFILE in a systemd unit."
         )
     reason = federation.renew_certificate()
     if reason:
-        say(f"The server's certificate was renewed: {reason}.")
+        say(f"The server certificate was renewed: {reason}.")
     _check_keys(federation, say)
     listen = federation.config.listen
     for address in (listen.silos, listen.operators, listen.serverapp):
@@ -162,7 +162,7 @@ def _come_back(
         superlink.wait_until_it_answers(link, [federation.control_address], stopped)
         if not stopped():
             sync_superlink(federation)
-            say("The SuperLink is back.")
+            say("The SuperLink answers again.")
     except FederationError as error:
         say(str(error))
 
@@ -175,8 +175,8 @@ def _greet(federation: Federation, say: Callable[[str], None]) -> None:
         say(f"Metrics: http://{metrics}/metrics")
     if federation.is_open_to_operators_elsewhere:
         say(
-            f"Operators' API listens on {federation.config.listen.operators}: operators elsewhere "
-            "need a key that is enrolled here (`coterie operator`)."
+            f"The operators' API listens on {federation.config.listen.operators}: operators on "
+            "other machines need a key enrolled here (`coterie operator`)."
         )
 
 
@@ -219,6 +219,6 @@ def _require_free(address: str, section: str = "[listen]") -> None:
         check_free(address)
     except OSError as error:
         raise refused(
-            f"coterie cannot listen on {address}: {error.strerror}. Stop what listens there, or "
-            f"change it under {section} in coterie.toml."
+            f"coterie cannot listen on {address}: {error.strerror}. Stop the process that "
+            f"listens there, or change the address under {section} in coterie.toml."
         ) from None

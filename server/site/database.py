@@ -56,8 +56,8 @@ def set_aside_if_damaged(database: Path, say: Callable[[str], None]) -> None:
         if part.exists():
             part.rename(aside.with_name(aside.name + suffix))
     say(
-        f"The SuperLink's database was damaged ({damage}) and is now {aside}. It begins with a new "
-        "one. Silos come back by themselves; a run that was going on is resumed with "
+        f"The SuperLink's database was damaged ({damage}) and is now {aside}. The SuperLink "
+        "starts with a new one. Silos reconnect by themselves; resume an active run with "
         "`coterie run --resume RUN`."
     )
 

@@ -105,9 +105,9 @@ def enrol(file: Path, request: Request, tls: Path | None = None) -> Entry:
         for entry in entries:
             if entry.key == key and entry.removed:
                 raise _enrolment_error(
-                    f"this key was removed on {entry.removed[:10]}, and a removed key is never let "
-                    "in again. The silo makes a new one with `coterie silo init --name NAME "
-                    "--new-key`."
+                    f"this key was removed on {entry.removed[:10]}, and a removed key is never "
+                    "accepted again. The silo creates a new one with `coterie silo init --name "
+                    "NAME --new-key`."
                 )
             if entry.key == key and entry.name != request.name:
                 raise _enrolment_error(f"this key is enrolled already, as {entry.name!r}.")
@@ -115,9 +115,8 @@ def enrol(file: Path, request: Request, tls: Path | None = None) -> Entry:
                 if entry.key == key:
                     return entry
                 raise _enrolment_error(
-                    f"the name {request.name!r} belongs to another key "
-                    f"({entry.fingerprint}). Choose another name, or first "
-                    f"`coterie remove {request.name}`."
+                    f"the name {request.name!r} belongs to another key ({entry.fingerprint}). "
+                    f"Choose another name, or run `coterie remove {request.name}` first."
                 )
         voucher = (
             certificates.sign(tls, signed_by_ca(request.name, request.key)).hex() if tls else ""
@@ -173,7 +172,7 @@ def _locked(file: Path) -> Iterator[None]:
     except LockedError as error:
         raise _enrolment_error(
             f"{file} cannot be changed: another command has been changing it for more than "
-            f"{LOCK_DEADLINE_S:.0f} s ({error}). End that process, and try again."
+            f"{LOCK_DEADLINE_S:.0f} s ({error}). Stop that process, and try again."
         ) from None
 
 

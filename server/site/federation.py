@@ -189,7 +189,7 @@ class Federation:
         elif certificates.days_left(file) < RENEW_BELOW_DAYS:
             reason = f"the old one had {certificates.days_left(file):.0f} days left"
         elif not certificates.covers(file, self.names):
-            reason = "coterie.toml has other addresses"
+            reason = "coterie.toml has different addresses"
         if reason:
             certificates.make_server_certificate(self.tls, self.names)
         return reason
@@ -218,8 +218,8 @@ def create(
     file = folder / "coterie.toml"
     if file.exists():
         raise refused(
-            f"{folder} holds a federation already. To renew its certificate: "
-            f"coterie init {folder} --renew"
+            f"{folder} is a federation already. To renew its certificate: coterie init {folder} "
+            "--renew"
         )
     try:
         complete = [address_of(address, fleet_port or DEFAULT_PORT) for address in addresses]
@@ -250,8 +250,8 @@ def load(folder: Path | None = None) -> Federation:
     root = place(folder or os.environ.get(ENVIRONMENT) or ".").resolve()
     file = root / "coterie.toml"
     absent = (
-        f"{root} holds no federation (no coterie.toml). Make one with `coterie init`, or name its "
-        f"folder with --federation or {ENVIRONMENT}."
+        f"{root} is not a federation (no coterie.toml). Create one with `coterie init`, or name "
+        f"its folder with --federation or {ENVIRONMENT}."
     )
     return Federation(
         root, checked(_Config, read_table(file, refused, absent=absent), file, refused)

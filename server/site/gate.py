@@ -103,7 +103,8 @@ class Gate:
             done = _act_of(raw).do(self.made, _named(who), work)
         except (ValueError, KeyError, TypeError, AttributeError):
             raise FederationError(
-                "the call is of another version of coterie. Install the coordinator's.",
+                "the call comes from a different version of coterie. Install the coordinator's "
+                "version here.",
                 phase="operators",
             ) from None
         return json.dumps(done).encode()
@@ -124,11 +125,14 @@ class Gate:
             return
         audit.note(self.made, "refused", who=who, call=name, roles=", ".join(roles))
         if not needed:
-            raise FederationError(f"the call {name} is not for operators.", phase="operators")
+            raise FederationError(
+                f"the call {name} is not available to operators.", phase="operators"
+            )
+        held = f"the roles {', '.join(roles)}" if roles else "no role"
         raise FederationError(
-            f"operator {who!r} has the roles {', '.join(roles) or 'of nobody'}; to "
-            f"{operators.ROLES[needed]} takes the role {needed!r}. Whoever runs the coordinator "
-            f"can give it with `coterie operator roles {who} --role {needed}`.",
+            f"operator {who!r} has {held}; to {operators.ROLES[needed]} requires the role "
+            f"{needed!r}. At the coordinator, `coterie operator roles {who} --role {needed}` "
+            "grants it.",
             phase="operators",
         )
 
@@ -137,8 +141,8 @@ class Gate:
         at_once = self.made.config.runs.at_once
         if who != operators.LOCAL and at_once:
             raise FederationError(
-                f"at most {at_once} runs go on here at the same time ([runs] at_once): add "
-                "--queue, and the run starts when its turn comes.",
+                f"at most {at_once} runs may be active here at the same time ([runs] at_once): "
+                "use --queue, and the run starts when its turn comes.",
                 phase="operators",
             )
 

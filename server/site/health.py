@@ -31,7 +31,7 @@ def findings(federation: Federation) -> Iterator[Finding]:
     yield _certificate(
         federation.tls / "server.pem", "server", "a restart of `coterie superlink` renews it"
     )
-    yield _certificate(federation.ca, "ca", "every silo has to join again with a new one")
+    yield _certificate(federation.ca, "ca", "every silo must join again with a new bundle")
     yield _queue(federation)
 
 
@@ -56,7 +56,7 @@ def _process(federation: Federation) -> Finding:
     holder = held_by(federation.folder, coordinator.LOCK)
     if holder is None:
         return Finding(BAD, "process", f"no `coterie superlink` serves {federation.folder}")
-    text = "there is one" if holder == UNKNOWN else f"{holder}"
+    text = "running" if holder == UNKNOWN else f"{holder}"
     return Finding(OK, "process", text)
 
 
@@ -64,7 +64,7 @@ def _database(federation: Federation) -> Finding:
     if not federation.config.state.database:
         return Finding(OK, "database", "in memory, as coterie.toml says")
     if not federation.database.exists():
-        return Finding(WARNING, "database", f"{federation.database} is not there")
+        return Finding(WARNING, "database", f"{federation.database} is missing")
     damage = damage_of(federation.database)
     if damage:
         return Finding(BAD, "database", f"{federation.database} is damaged: {damage}")
@@ -80,7 +80,7 @@ def _certificate(file: Path, what: str, remedy: str) -> Finding:
     except (OSError, ValueError) as error:
         return Finding(BAD, name, f"{file} cannot be read: {error}")
     level = BAD if days < LAST_DAYS else WARNING if days < RENEW_BELOW_DAYS else OK
-    text = f"{days:.0f} days left" if days >= 0 else f"ended {-days:.0f} days ago"
+    text = f"{days:.0f} days left" if days >= 0 else f"expired {-days:.0f} days ago"
     return Finding(level, name, text if level == OK else f"{text}: {remedy}")
 
 

@@ -28,12 +28,14 @@ MAX_RUNS = 50
 STATES = ("pending", "starting", "running", "completed", "failed", "stopped")
 
 BUILD = Metric("coterie_build_info", "gauge", "Always 1; the version is a label.")
-RUNS = Metric("coterie_runs", "gauge", "Runs that the SuperLink remembers, by state.")
-QUEUE = Metric("coterie_queue_length", "gauge", "Runs that wait for their turn.")
-ROUND = Metric("coterie_run_round", "gauge", "Last round of a run that goes on.")
-PLANNED = Metric("coterie_run_rounds_planned", "gauge", "Rounds that a run that goes on has.")
-ROUNDS = Metric("coterie_rounds_total", "counter", "Rounds that were played.")
-SECONDS = Metric("coterie_round_seconds_total", "counter", "Seconds that those rounds took.")
+RUNS = Metric("coterie_runs", "gauge", "Runs known to the SuperLink, by state.")
+QUEUE = Metric("coterie_queue_length", "gauge", "Queued runs.")
+ROUND = Metric("coterie_run_round", "gauge", "Last round of each active run.")
+PLANNED = Metric("coterie_run_rounds_planned", "gauge", "Planned rounds of each active run.")
+ROUNDS = Metric("coterie_rounds_total", "counter", "Completed rounds.")
+SECONDS = Metric(
+    "coterie_round_seconds_total", "counter", "Total duration of those rounds, in seconds."
+)
 OUT = Metric("coterie_bytes_to_silos_total", "counter", "Bytes of arrays sent to silos.")
 IN = Metric("coterie_bytes_from_silos_total", "counter", "Bytes of arrays received from silos.")
 LEFT_OUT = Metric(
@@ -43,7 +45,7 @@ SILOS = Metric("coterie_silos", "gauge", "Enrolled silos: online, offline, or ne
 CONTACT = Metric(
     "coterie_silo_last_contact_timestamp_seconds",
     "gauge",
-    "When a silo was last heard of, or 0.",
+    "Time of a silo's last contact, or 0.",
 )
 LOOK = Metric(
     "coterie_superlink_last_answer_timestamp_seconds", "gauge", "When the SuperLink last answered."
@@ -51,17 +53,15 @@ LOOK = Metric(
 RESTARTS = Metric(
     "coterie_restarts_total",
     "counter",
-    "Times that a program had to be restarted.",
+    "Restarts of a program.",
 )
-ERRORS = Metric(
-    "coterie_errors_total", "counter", "Times that the coordinator could not look after its runs."
-)
+ERRORS = Metric("coterie_errors_total", "counter", "Coordinator errors while supervising runs.")
 MEMORY = Metric(
     "coterie_memory_bytes", "gauge", "Memory by part; shared pages are divided among processes."
 )
-DISK = Metric("coterie_disk_free_bytes", "gauge", "Free bytes where the federation's folder is.")
+DISK = Metric("coterie_disk_free_bytes", "gauge", "Free disk bytes in the federation's folder.")
 CERTIFICATE = Metric(
-    "coterie_certificate_expiry_timestamp_seconds", "gauge", "When a certificate ends."
+    "coterie_certificate_expiry_timestamp_seconds", "gauge", "Expiry time of a certificate."
 )
 METRICS = (
     *(BUILD, RUNS, QUEUE, ROUND, PLANNED, ROUNDS, SECONDS, OUT, IN, LEFT_OUT, SILOS, CONTACT, LOOK),

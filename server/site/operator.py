@@ -122,7 +122,7 @@ def print_outlook(outlook: upgrade.Outlook) -> None:
     console = _console()
     words = {True: "yes", False: "no", None: "not known"}
     table = Table(box=None, padding=(0, 1))
-    for column in ("silo", "coterie", "last run", f"talks with {outlook.to}"):
+    for column in ("silo", "coterie", "last run", f"works with {outlook.to}"):
         table.add_column(column, overflow="fold")
     for silo in outlook.silos:
         seen = silo.seen[:10] or "–"
@@ -145,8 +145,8 @@ def remove_silo(made: Federation, name: str, *, who: str = "") -> str:
     _, reason = _update_superlink(made)
     if reason:  # an error all the same: it may still be connected
         raise FederationError(
-            f"{gone.name} is removed from the roster. {reason}. The silo stays "
-            "connected until the SuperLink starts again, which then refuses it.",
+            f"{gone.name} is removed from the roster. {reason}. The silo stays connected until "
+            "the SuperLink is restarted, and is refused from then on.",
             phase="enrolment",
         )
     return f"{gone.name} is removed. Its connection ends now; runs continue without it."
@@ -190,11 +190,11 @@ def print_verification(made: Federation, *, head: str) -> int:
     for line in log.findings:
         console.print(f"WRONG: {line}")
     if log.findings:
-        console.print(f"{made.folder / audit.AUDIT} is not what was written.")
+        console.print(f"{made.folder / audit.AUDIT} was altered.")
         return EXIT_TAMPERED
     console.print(
-        f"{wire.counted(len(log.acts), 'act')}, each following from the one before; their end is "
-        "as audit.head has it."
+        f"{wire.counted(len(log.acts), 'action')}, each following from the one before; their end "
+        "matches audit.head."
     )
     console.print(f"head: {log.head}")
     return 0
@@ -210,7 +210,7 @@ def _update_superlink(made: Federation) -> tuple[dict[str, Node], str]:
     try:
         return sync_superlink(made), ""
     except FederationError as error:
-        return {}, f"The SuperLink was not told: {str(error).rstrip('.')}"
+        return {}, f"The SuperLink could not be notified: {str(error).rstrip('.')}"
 
 
 def _tasks(served: Served | None, entry: enrolled.Entry) -> str:

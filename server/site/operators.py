@@ -92,20 +92,20 @@ def enrol(made: Federation, request: Request, roles: Sequence[str]) -> Operator:
     """
     chosen = _roles(roles)
     if not is_silo_name(request.name) or request.name == LOCAL:
-        raise _error(f"an operator cannot be called {request.name!r}: choose another name.")
+        raise _error(f"an operator cannot be named {request.name!r}: choose another name.")
     new = Operator(request.name, request.key.decode(), chosen, _now())
     with _changing(made) as entries:
         for one in entries:
             if one.key == new.key and (one.removed or one.name != new.name):
                 was = "was removed" if one.removed else f"is enrolled as {one.name!r}"
-                raise _error(f"this key {was}. The operator makes another one.")
+                raise _error(f"this key {was}. The operator must create another one.")
             if one.name == new.name and not one.removed:
                 if one.key == new.key and one.roles == chosen:
                     return one
                 raise _error(
                     f"operator {one.name!r} is enrolled already, with key {one.fingerprint} and "
-                    f"roles {', '.join(one.roles)}. `coterie operator roles` changes roles, "
-                    "`coterie operator remove` makes room for another key."
+                    f"roles {', '.join(one.roles)}. `coterie operator roles` changes roles; "
+                    "before enrolling another key, run `coterie operator remove`."
                 )
         entries.append(new)
     return new
@@ -161,9 +161,9 @@ def local_identity(made: Federation) -> Identity:
         return Identity(LOCAL, private_key(file))
     except OSError as error:
         raise _error(
-            f"{file} cannot be read ({error.strerror}): only the account that the coordinator runs "
-            "under may. With a key of your own, name the coordinator with --superlink "
-            f"{made.control_address} --root-certificates CA."
+            f"{file} cannot be read ({error.strerror}): only the coordinator's account may. "
+            f"With your own key, name the coordinator with --superlink {made.control_address} "
+            "--root-certificates CA."
         ) from None
 
 
@@ -204,8 +204,8 @@ def make_identity(name: str, folder: Path | None = None) -> Identity:
         return Identity(name, private_key(where / "key.pem"))
     if known.name != name:
         raise _error(
-            f"{own_folder(folder)} holds the key of {known.name!r}. Choose another folder with "
-            f"--home or ${ENVIRONMENT}."
+            f"{own_folder(folder)} contains the key of {known.name!r}. Choose another folder "
+            f"with --home or ${ENVIRONMENT}."
         )
     return known
 

@@ -27,7 +27,9 @@ def print_init(name: str, folder: Path | None) -> None:
         f"The key of operator {name} is in {operators.own_folder(folder)}. Its fingerprint: "
         f"{enrolment.fingerprint_of_key(public)}"
     )
-    _aside("Send this line to whoever runs the coordinator, and compare the fingerprint with them:")
+    _aside(
+        "Send this line to the coordinator's administrator, and compare the fingerprint with them:"
+    )
     print(enrolment.make_request(name, made.key, kind=enrolment.OPERATOR))
 
 
@@ -44,13 +46,13 @@ def take_operator(made: Federation, text: str, roles: Sequence[str]) -> None:
     with audit.acting(made, "enrol operator", **facts, roles=", ".join(roles)):
         new = operators.enrol(made, request, roles)
     print(
-        f"Operator {new.name} is enrolled, and may {_may(new)}. Key fingerprint: {new.fingerprint}"
+        f"Operator {new.name} is enrolled and may {_may(new)}. Key fingerprint: {new.fingerprint}"
     )
-    print("Compare it with what the operator sees. Send them the CA's certificate:")
+    print("Compare it with the one that the operator sees. Send them the CA certificate:")
     print(f"  {made.ca}")
     print(
-        "They call with: --superlink HOST:PORT --root-certificates ca.pem. Operators elsewhere "
-        f"reach HOST:PORT only if [listen] operators allows it; now it is "
+        "They call with: --superlink HOST:PORT --root-certificates ca.pem. Operators on other "
+        "machines reach HOST:PORT only if [listen] operators allows it; now it is "
         f"{made.config.listen.operators}."
     )
 
@@ -59,7 +61,10 @@ def print_operators(made: Federation) -> None:
     """Print everybody who is, or was, enrolled."""
     known = operators.read(made)
     if not known:
-        print("No operator is enrolled: whoever may read this federation's folder does everything.")
+        print(
+            "No operator is enrolled: every account that can read this federation's folder may "
+            "do everything."
+        )
         return
     table = Table(box=None, padding=(0, 1))
     for column in ("operator", "roles", "enrolled", "key fingerprint"):
@@ -74,14 +79,14 @@ def print_roles(made: Federation, name: str, roles: Sequence[str]) -> None:
     """Change an operator's roles and report it. Raises ``FederationError`` as the change does."""
     with audit.acting(made, "change roles", operator=name, roles=", ".join(roles)):
         changed = operators.change_roles(made, name, roles)
-    print(f"Operator {name} may {_may(changed)}, from the next call on.")
+    print(f"Operator {name} may {_may(changed)}, effective immediately.")
 
 
 def print_gone(made: Federation, name: str) -> None:
     """Remove an operator and report it. Raises ``FederationError`` if there is none."""
     with audit.acting(made, "remove operator", operator=name):
         operators.remove(made, name)
-    print(f"Operator {name} is removed, from the next call on.")
+    print(f"Operator {name} is removed, effective immediately.")
 
 
 def web_token(made: Federation, *, new: bool = False) -> str:

@@ -98,8 +98,8 @@ class AskedQueue:
             return [Entry(**one) for one in self._act("waiting")["entries"]]
         except (KeyError, TypeError):
             raise refused(
-                "the coordinator's queue is of another version of coterie. Install the "
-                "coordinator's."
+                "the coordinator's queue was written by a different version of coterie. "
+                "Install the coordinator's version here."
             ) from None
 
     def add(self, keys: Mapping[str, Any], *, priority: int = 0, alone: bool = True) -> Entry:
@@ -153,7 +153,7 @@ class Queue:
                 raise refused(f"no run {entry_id!r} is in the queue. `coterie runs` lists them.")
             if found[0].state != WAITING:
                 run = f" as run {found[0].run_id}" if found[0].run_id else ""
-                raise refused(f"{entry_id} does not wait any more: it is {found[0].state}{run}.")
+                raise refused(f"{entry_id} is no longer queued: it is {found[0].state}{run}.")
             self._write(number, [one for one in entries if one.id != entry_id])
         return found[0]
 
@@ -287,10 +287,10 @@ class Dispatcher:
         except FederationError as error:  # the next look says whether it was submitted after all
             tries = entry.tries + 1
             self.queue.change(noted or entry, state=STARTING, tries=tries, error=str(error))
-            self._say(f"Run {entry.id} of the queue was not started: {error}")
+            self._say(f"Queued run {entry.id} was not started: {error}")
             return
         self.queue.change(noted, state=STARTED, run_id=run_id, error="")
-        self._say(f"Run {entry.id} of the queue is submitted as run {run_id}.")
+        self._say(f"Queued run {entry.id} was submitted as run {run_id}.")
 
 
 def task_of(keys: Mapping[str, Any]) -> str:

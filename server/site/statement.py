@@ -16,11 +16,10 @@ KIND = "coterie-withdrawal"
 
 
 CANNOT = (
-    "models of other silos, and means, into which its updates were averaged: see averaged",
-    "what other silos, operators and backups hold: copies are not the coordinator's to delete",
-    "the lines about it in records, reports and logs of trainings, which have numbers and no "
-    "models",
-    "blocks of the disk that deleted files took, until the machine writes there again",
+    "other silos' models, and means, that contain its averaged updates: see averaged",
+    "copies at other silos, at operators and in backups, which the coordinator cannot delete",
+    "lines about it in records, reports and logs of training, which contain numbers but no models",
+    "disk blocks of deleted files, until they are overwritten",
 )
 
 
@@ -81,13 +80,14 @@ def verified(text: str, ca: bytes) -> Withdrawal:
         read = from_fields(statement)
     except (ValueError, KeyError, TypeError):
         raise FederationError(
-            "this is no statement of a withdrawal: expected a file that `coterie withdraw` wrote.",
+            "this file is not a withdrawal statement: expected a file written by `coterie "
+            "withdraw`.",
             exit_code=EXIT_CONFIG,
         ) from None
     if not certificates.signed_by(ca, _canonical(statement), signature):
         raise FederationError(
-            "the statement was changed, or is of another federation: its signature is not of this "
-            "CA.",
+            "the statement was altered, or belongs to another federation: its signature is not "
+            "from this CA.",
             phase="withdrawal",
         )
     return read
@@ -99,7 +99,7 @@ def lines_of(done: Withdrawal) -> Iterator[str]:
     yield f"It took part in {counted(len(done.runs), 'run')}: {', '.join(done.runs) or 'none'}."
     total = sum(one.num_bytes for one in done.deleted)
     if done.stopped:
-        yield f"Stopped for it, because they held its models: {', '.join(done.stopped)}."
+        yield f"Stopped because they contained its models: {', '.join(done.stopped)}."
     yield (
         f"Deleted: {counted(len(done.deleted), 'file')} with its models, updates or statistics, "
         f"{total:,} bytes."
@@ -111,7 +111,7 @@ def lines_of(done: Withdrawal) -> Iterator[str]:
         "rewritten."
     )
     if done.averaged:
-        yield "Not deleted, because its updates are in them with others':"
+        yield "Not deleted, because they contain its updates averaged with others':"
     for mean in done.averaged:
         rounds = f"{mean.first}" if mean.first == mean.last else f"{mean.first} to {mean.last}"
         yield f"  run {mean.run}, round {rounds}: models of {', '.join(mean.group)}"
@@ -121,7 +121,7 @@ def lines_of(done: Withdrawal) -> Iterator[str]:
             if number
             else f"Run {run} has no checkpoint from before it came: start it again."
         )
-    yield "Not deleted either:"
+    yield "Also not deleted:"
     yield from (f"  {what}" for what in done.cannot)
 
 

@@ -68,7 +68,7 @@ class Steward:
                 due = time.monotonic() + LOOK_S
                 if str(error) != self._said:
                     self._said = str(error)
-                    self._say(f"The coordinator cannot look after its runs: {error}")
+                    self._say(f"The coordinator cannot supervise its runs: {error}")
 
     @property
     def is_idle(self) -> bool:

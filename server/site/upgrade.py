@@ -78,7 +78,9 @@ def look(federation: Federation, to: str = "") -> Outlook:
     """
     now = own_release()
     if numbers(to or now) is None:
-        raise refused(f"{to or now!r} is no release of coterie: name one as in 0.2.0.")
+        raise refused(
+            f"{to or now!r} is not a release of coterie. Expected a release such as 0.2.0."
+        )
     names = sorted(entry.name for entry in enrolled.read(federation.roster) if not entry.removed)
     seen = _last_seen(federation.runs, set(names))
     silos = []
@@ -92,34 +94,33 @@ def look(federation: Federation, to: str = "") -> Outlook:
 def lines(outlook: Outlook) -> Iterator[str]:
     """Yield a readable verdict with the steps to take."""
     newest = f"protocol {wire.OLDEST_PROTOCOL} to {wire.PROTOCOL}"
-    yield f"This coordinator has coterie {outlook.now} ({newest}). The question: {outlook.to}."
+    yield f"This coordinator has coterie {outlook.now} ({newest}). Upgrade to: {outlook.to}."
     if not outlook.is_step:
         yield (
-            f"Not safe: {outlook.now} and {outlook.to} are not neighbours. A release talks with "
-            "the one before it and the one after it: go there in steps, silos and coordinator "
+            f"Not safe: {outlook.now} and {outlook.to} are not consecutive. Each release works "
+            "with the previous and the next one: upgrade in steps, silos and coordinator "
             "together."
         )
     for silo in outlook.behind:
         yield (
-            f"Not safe: silo {silo.name} has {silo.release}, which does not talk with "
-            f"{outlook.to}. Upgrade it first, to a release beside both."
+            f"Not safe: silo {silo.name} has {silo.release}, which does not work with "
+            f"{outlook.to}. Upgrade it first, to a release between the two."
         )
     for run in outlook.running:
         yield (
-            f"Not now: run {run} is going on. Wait for its end, or stop it with `coterie stop "
-            f"{run}` and go on afterwards with `coterie run --resume {run}`."
+            f"Not now: run {run} is active. Wait for its end, or stop it with `coterie stop "
+            f"{run}` and continue afterwards with `coterie run --resume {run}`."
         )
     if outlook.unknown:
         names = ", ".join(silo.name for silo in outlook.unknown)
         yield (
-            f"Not known: {names}. No recorded run says which release they have; "
-            "`coterie --version` there does."
+            f"Unknown: {names}. No recorded run names their release; run `coterie --version` there."
         )
     if outlook.is_safe:
         yield "Safe now, and silos may be upgraded one by one, before or after the coordinator:"
         yield "  1. Back up tls/, roster.json and coterie.toml."
         yield f"  2. Stop the coordinator, install {outlook.to}, start it."
-        yield "  3. Each silo when it suits, before the next release: stop, install, start."
+        yield "  3. Each silo at any time before the next release: stop, install, start."
 
 
 def _last_seen(runs: Path, names: set[str]) -> dict[str, tuple[str, str]]:

@@ -91,7 +91,7 @@ def planned(made: Federation, name: str) -> Iterator[str]:
         if _took_part(folder, name):
             stopped += [folder.name] if held_by(folder) is not None else []
             files += [_about(made, file) for file in _files(folder, name)]
-    yield f"Nothing is changed. Withdrawing {name} would stop: {', '.join(stopped) or 'no run'}."
+    yield f"Nothing was changed. Withdrawing {name} would stop: {', '.join(stopped) or 'no run'}."
     total = sum(one.num_bytes for one in files)
     yield f"It would delete {counted(len(files), 'file')}, {total:,} bytes:"
     yield from (f"  {one.file}" for one in files)
@@ -117,7 +117,7 @@ def finish_all(made: Federation, say: Callable[[str], None]) -> None:
             done, file = withdraw(made, _read(intent).silo, say=say)
             say(f"The withdrawal of silo {done.silo} is complete. Statement: {file}")
         except FederationError as error:
-            say(f"A withdrawal waits: {error}")
+            say(f"A withdrawal is waiting: {error}")
 
 
 def _carry_out(
@@ -133,7 +133,7 @@ def _carry_out(
         try:
             sync_superlink(made)
         except FederationError as error:
-            unfinished.append(f"The SuperLink was not told: {error}")
+            unfinished.append(f"The SuperLink could not be notified: {error}")
     # Only now: shut out, it can come into no further run.
     work, why = _stop_runs(made, work, say)
     unfinished += why
@@ -144,7 +144,7 @@ def _carry_out(
         except LockedError:
             if _took_part(folder, work.silo):
                 stop = f"coterie stop {folder.name} --federation {made.folder}"
-                unfinished.append(f"Run {folder.name} goes on and holds its models: {stop}")
+                unfinished.append(f"Run {folder.name} is active and has its models: {stop}")
     if not unfinished:
         try:
             work = _from_database(made, work)
@@ -152,9 +152,12 @@ def _carry_out(
             unfinished.append(str(error))
     if unfinished:
         raise GoingOnError(
-            f"{work.silo} is shut out, but the withdrawal is not complete. "
+            f"{work.silo} is removed, but the withdrawal is not complete. "
             + " ".join(f"{why.rstrip('.')}." for why in unfinished)
-            + " Then repeat `coterie withdraw`; every start of `coterie superlink` repeats it too.",
+            + (
+                " Then run `coterie withdraw` again; each start of `coterie superlink` also "
+                "repeats it."
+            ),
             phase="withdrawal",
         )
     work = replace(work, done=_now())
@@ -187,7 +190,7 @@ def _stop_runs(
         ) as calls:
             unended = {str(run.run_id) for run in calls.runs() if not run.ended}
             for folder in going:
-                say(f"Run {folder.name} holds models of {work.silo}, and is stopped.")
+                say(f"Stopping run {folder.name}, which has models of {work.silo}.")
                 if ids.get(folder) in unended:
                     calls.stop(int(ids[folder]))
     except FederationError as error:
@@ -374,7 +377,7 @@ def _held(made: Federation) -> Iterator[None]:
     except LockedError:
         process = held_by(made.folder / FOLDER, LOCK)
         raise FederationError(
-            f"another withdrawal is going on, in process {process}. Try again when it is complete.",
+            f"another withdrawal is active, in process {process}. Try again when it is complete.",
             phase="withdrawal",
         ) from None
 

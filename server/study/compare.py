@@ -83,7 +83,7 @@ def compare(
     _keep_file(comparison, folder, file)
     title = comparison.file.title or file.stem
     count = len(comparison.silos(comparison.repeats[0]))
-    where = "as processes of their own" if federation else "in this process"
+    where = "in separate processes" if federation else "in this process"
     folds = f", {comparison.file.folds} folds each" if comparison.file.folds else ""
     summary = (
         f": {len(comparison.runs)} strategies, {count} silos {where}, seeds "
@@ -101,7 +101,7 @@ def compare(
     if failed:
         raise FederationError(
             f"{len(failed)} of {len(comparison.runs)} strategies could not be run: "
-            f"{', '.join(failed)}. The table in {folder} is of the others.",
+            f"{', '.join(failed)}. The table in {folder} shows the others.",
             exit_code=EXIT_RUN,
         )
     return result.table
@@ -115,8 +115,8 @@ def _drawn(comparison: Comparison, file: Path) -> set[str]:
         raise wrong(f"{file}: {error}") from None
     if comparison.file.folds and not drawn:
         raise wrong(
-            f"{file}: folds have no use here, because every silo has test data of its own. Leave "
-            "folds out, or give the silos' data in one piece."
+            f"{file}: folds cannot be used here, because every silo has its own test data. "
+            "Leave folds out, or give the silos' data without a test part."
         )
     return drawn
 
@@ -135,8 +135,8 @@ def _keep_file(comparison: Comparison, folder: Path, file: Path) -> None:
     note = folder / "silos.txt"
     if note.exists() and note.read_text(encoding="utf-8").strip() != digest:
         raise wrong(
-            f"{folder} holds a comparison over other silos than {file} describes now: its silos, "
-            "the task's declaration or files of the data have changed. Take another folder."
+            f"{folder} has a comparison over other silos than those of {file}: its silos, the "
+            "task's declaration or data files have changed. Use another folder."
         )
     write_atomically(note, f"{digest}\n".encode())
 
@@ -211,7 +211,7 @@ def _run_repeat(
                 if name == alone:
                     raise  # all others are measured against it
                 failed[name] = str(error)
-                text = f"  {repeat}, {name}: it could not be run: {error}"
+                text = f"  {repeat}, {name}: could not be run: {error}"
             else:
                 text = f"  {repeat}, {name}: {_outcome(measure(read_whole(target)))}"
             console.print(text, markup=False, highlight=False, soft_wrap=True)
@@ -333,12 +333,12 @@ def _spread_text(comparison: Comparison, drawn: set[str]) -> str:
     ]
     count = len(comparison.repeats)
     if count == 1:
-        return "There was one run of each strategy, so nothing tells how much is chance."
+        return "There was one run of each strategy, so the effect of chance is unknown."
     if not drawn:
         return (
             f"±: standard deviation over {count} seeds, which change the initial model and the "
-            "order of training. The test samples were the same in all, so it says nothing of how "
-            "other samples would do."
+            "order of training. The test samples were the same in all, so it does not cover "
+            "the choice of test samples."
         )
     others = (
         f" The test samples of {', '.join(fixed[:4])}{' …' * (len(fixed) > 4)} stay the same."
@@ -352,8 +352,8 @@ def _spread_text(comparison: Comparison, drawn: set[str]) -> str:
             f"sample is tested once{' a seed' if seeds else ''}.{others}"
         )
     return (
-        f"±: standard deviation over {count} seeds, each with other test samples, another initial "
-        f"model and another order of training.{others}"
+        f"±: standard deviation over {count} seeds, each with different test samples, a "
+        f"different initial model and a different order of training.{others}"
     )
 
 
@@ -365,7 +365,7 @@ def _test_text(comparison: Comparison, drawn: set[str]) -> str:
             f"the same in all runs (with fewer than six silos it cannot be small); {times}"
         )
     if len(comparison.repeats) == 1:
-        return "which one run cannot give."
+        return "which needs more than one run."
     return (
         "by Nadeau and Bengio's corrected resampled t-test, which allows for runs that share "
         f"training samples, paired over silos and runs; {times}"

@@ -406,42 +406,53 @@ def advise(table: Sequence[Row], *, alone: str, over_alone: Difference, lead: Le
     """
     ranked = [row for row in by_error(table) if math.isfinite(row.error)]
     if len(ranked) < 2:
-        return Advice("", False, "No advice: there are no two strategies with known figures.")
+        return Advice("", False, "No recommendation: fewer than two strategies have results.")
     best, *others = ranked
     if all(math.isnan(row.p) for row in others):
         text = (
-            f"No advice. {best.name} has the best mean, but whether that is more than chance "
-            "cannot be said of so few runs: add seeds or folds."
+            f"No recommendation. {best.name} has the best mean, but so few runs cannot show "
+            "whether that is more than chance: add seeds or folds."
         )
         return Advice("", False, text)
     close = [row for row in others if not row.p < LEVEL]
     names = _listed([row.name for row in close])
     if best.name == alone:
-        text = f"Advice: {alone}. No strategy has a better mean {lead.title} than training alone"
-        text += f"; {names} cannot be told apart from it." if close else "; all others are worse."
+        text = (
+            f"Recommendation: {alone}. No strategy has a better mean {lead.title} than training "
+            "alone"
+        )
+        text += (
+            f"; the difference from {names} is not significant."
+            if close
+            else "; all others are worse."
+        )
         return Advice(alone, not close, text)
     gained = f"{best.name} gains {lead.gain(over_alone.mean)} {lead.points} over alone"
     if math.isfinite(over_alone.low):
         ends = (lead.gain(over_alone.low), lead.gain(over_alone.high))
-        gained += f" (95 % interval {ends[0]} to {ends[1]})"
+        gained += f" (95% interval {ends[0]} to {ends[1]})"
     gained += f", and is better than alone at {best.better} of {best.compared} silos"
     base = next((row for row in others if row.name == alone), None)
     if base in close and base is not None:
         text = (
-            f"Advice: {alone}. {gained}, but it cannot be told apart from training alone (p "
-            f"{_equals(base.p)}), which needs no federation. More seeds, folds or test samples may "
-            "decide it."
+            f"Recommendation: {alone}. {gained}, but it does not differ significantly from "
+            f"training alone (p {_equals(base.p)}), which needs no federation. More seeds, "
+            "folds or test samples may decide it."
         )
         return Advice(alone, False, text)
     if not close:
         largest = max(row.p for row in others)
-        text = f"Advice: {best.name}. It differs from every other strategy (p {_most(largest)}). "
+        text = (
+            f"Recommendation: {best.name}. It differs from every other strategy (p "
+            f"{_most(largest)}). "
+        )
         return Advice(best.name, True, f"{text}{gained}.")
     cheapest = min([best, *close], key=lambda row: row.megabytes)
     text = (
-        f"Advice: {best.name}. {gained}. It cannot be told apart from {names}: take any of them. "
+        f"Recommendation: {best.name}. {gained}. It does not differ significantly from {names}: "
+        "use any of them. "
     )
-    return Advice(best.name, False, f"{text}{cheapest.name} moves the fewest bytes of them.")
+    return Advice(best.name, False, f"{text}{cheapest.name} transfers the fewest bytes.")
 
 
 def _equals(p: float) -> str:

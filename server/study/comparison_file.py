@@ -13,7 +13,7 @@ The file is TOML::
     silos = 10                     # with [split]: cut from one folder ...
 
     [split]
-    kind = "dirichlet"             # docs/reference/image-tasks.md
+    kind = "dirichlet"             # a split for simulations
     alpha = 0.1
 
     [options]                      # more options of the task, the same at every silo
@@ -23,7 +23,7 @@ The file is TOML::
     name = "north"
     options = { train = 40, rotation = 90 }    # files and folders are relative to this file
 
-    [run]                          # keys of docs/reference/configuration.md, for every strategy
+    [run]                          # run keys, for every strategy
     rounds = 20
 
     [[strategies]]
@@ -66,7 +66,7 @@ from coterie.tasks.options import as_option, place_of, with_task_keys
 from coterie.tasks.own.declared import DeclaredTask, load_declared
 from coterie.tasks.simulation import Simulation, placed, split_problem
 from coterie.tasks.toml import checked, read_table
-from coterie.wire import is_silo_name
+from coterie.wire import is_silo_name, page
 
 ALONE = "alone"
 
@@ -94,7 +94,7 @@ class SiloEntry(BaseModel):
     @classmethod
     def _name_is_a_silos(cls, name: str) -> str:
         if not is_silo_name(name):
-            raise ValueError("a silo's name has letters, digits, '.', '_' and '-' only")
+            raise ValueError("a silo's name may have only letters, digits, '.', '_' and '-'")
         return name
 
 
@@ -121,11 +121,11 @@ class CompareFile(BaseModel):
     def _silos_are_named_or_cut(self) -> CompareFile:
         if isinstance(self.silos, int):
             if "kind" not in self.split:
-                raise ValueError("silos as a number need a [split] with its kind")
+                raise ValueError("silos as a number needs a [split] with its kind")
             if problem := split_problem(self.split):
                 raise ValueError(problem)
         elif self.split:
-            raise ValueError("a [split] goes with silos as a number, not with a list of silos")
+            raise ValueError("a [split] needs silos as a number, not a list of silos")
         else:
             names = [silo.name for silo in self.silos]
             twice = sorted({name for name in names if names.count(name) > 1})
@@ -255,14 +255,14 @@ def _with_task(file: CompareFile, where: Path) -> tuple[CompareFile, str, str]:
     if not is_declared(file.task):
         if file.folds:
             raise wrong(
-                f"{where}: folds are for a task that a .toml file declares. {file.task} takes "
-                "another split with every seed: leave folds out, and give more seeds."
+                f"{where}: folds need a task declared in a .toml file. {file.task} uses a "
+                "different split for each seed: leave folds out, and give more seeds."
             )
         return file, file.task, ""
     if isinstance(file.silos, int):
         raise wrong(
-            f"{where}: a task that a file declares cannot be cut into silos. List them with "
-            "[[silos]], each with where its data is: options = { data = ... }."
+            f"{where}: a task declared in a file cannot be split into silos. List them with "
+            f"[[silos]], each with its data: options = {{ data = ... }}."
         )
     declaration = where.resolve().parent / place_of(file.task)
     task = load_declared(declaration)
@@ -276,7 +276,7 @@ def _with_data(file: CompareFile, where: Path, data: Path | None) -> CompareFile
     file's.
     """
     if data is not None and not file.data:
-        raise wrong(f"{where} has no key 'data', so --data has no use. Leave it out.")
+        raise wrong(f"{where} has no key 'data', so --data has no effect. Leave it out.")
     changes: dict[str, Any] = {"options": placed(file.options, where)}
     if data is not None:
         changes["data"] = str(place_of(str(data)).resolve())
@@ -301,7 +301,7 @@ def _runs(file: CompareFile, where: Path) -> dict[str, dict[str, Any]]:
         stray = sorted((set(own) | set(file.run)) & set(SET_HERE) - {"strategy"})
         if stray or "strategy" in file.run:
             what = stray[0] if stray else "strategy"
-            raise wrong(f"{where}: key {what!r} is the comparison's own; leave it out of the runs.")
+            raise wrong(f"{where}: the comparison sets key {what!r}; leave it out of the runs.")
         if name in found:
             raise wrong(f"{where}: two strategies are called {name!r}. Give each a name.")
         found[name] = _with_shared(file.run, own)
@@ -343,7 +343,7 @@ def _check_metric(comparison: Comparison, file: Path) -> None:
     if len(metrics) > 1:
         raise wrong(
             f"{file}: leading-metric must be the same for all strategies, so that one table can "
-            "hold them: put it under [run]."
+            "show them: set it under [run]."
         )
     if comparison.file.target is None:
         return
@@ -381,9 +381,9 @@ def check_model(comparison: Comparison, file: Path) -> None:
     except TaskError as error:
         raise wrong(f"{file}: {error}") from None
     raise wrong(
-        f"{file}: strategy {needing[0]!r} does not work with this model. It needs a network whose "
-        "last layers are linear, behind others that also learn, to tell one of several classes "
-        f"from another. {_network_advice(task)} Or leave {', '.join(needing)} out."
+        f"{file}: strategy {needing[0]!r} does not work with this model. It needs a "
+        "classification network whose last layers are linear, after other trainable layers. "
+        f"{_network_advice(task)} Or leave {', '.join(needing)} out."
     )
 
 
@@ -393,7 +393,7 @@ def _network_advice(task: Task) -> str:
             f'The task\'s declaration has network = "{task.declaration.network}"; with '
             'network = "mlp-64" it works.'
         )
-    return "docs/explanation/fedgenp.md says which models do."
+    return f"{page('FedGenP, FedGen and FedEnsemble')} lists suitable models."
 
 
 def wrong(text: str) -> FederationError:

@@ -154,8 +154,8 @@ def demo(
     grouping = dict(GROUPING[strategy]) | ({} if alpha is None else {"alpha": alpha})
     RunConfig.read({**common, **grouping})  # before anything is started
     console.print(
-        f"[bold]coterie demo[/]: {len(specs)} silos, each a process of its own, "
-        f"talk gRPC to a SuperLink on this machine. All files are in {escape(str(folder))}/",
+        f"[bold]coterie demo[/]: {len(specs)} silos, each a separate process, connect to a "
+        f"SuperLink on this machine over gRPC. All files are in {escape(str(folder))}/",
         soft_wrap=True,
     )
     with LocalFederation(folder, ports=ports) as federation, _memory_watched(federation) as memory:
@@ -292,9 +292,9 @@ def _again(run: Run) -> str:
 
 
 GENERATORS_TEXT = (
-    "The server trained a generator of latents for every silo, against the silo's own predictor "
-    "and for those of the others. [bold]FedGenP[/] is the model that all share; [bold]Per[/] is "
-    "each silo's personalised model after its last training with the generator."
+    "The coordinator trained a generator of latents for every silo, against the silo's own "
+    "predictor and for those of the others. [bold]FedGenP[/] is the global model; [bold]Per[/] "
+    "is each silo's personalised model after its last training with the generator."
 )
 
 
@@ -308,7 +308,7 @@ def _table(outcome: Outcome, run: Run) -> Table:
     for column in (
         "silo",
         "samples",
-        "tested on",
+        "test samples",
         "group",
         *(names_of.get(own, own) for own in runs),
     ):

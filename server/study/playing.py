@@ -58,7 +58,7 @@ def _shown(console: Console | None, config: RunConfig, folder: Path) -> Iterator
     over = Flag()
 
     def ended() -> str | None:
-        return "it was broken off" if over.is_set() else None
+        return "it was interrupted" if over.is_set() else None
 
     def follow() -> None:
         with showing(console, Progress(config.strategy)) as show:

@@ -45,8 +45,8 @@ def read(
     config = RunConfig.read({"runs-dir": records, **simulation.run_keys(), **changes})
     if config.task != simulation.task:
         raise FederationError(
-            f"task must be {simulation.task}, which is what the silos of {file} have. Got "
-            f"{config.task!r}: change the file's own key task, and leave it out of the run's keys.",
+            f"task must be {simulation.task}, the task of the silos in {file}. Got "
+            f"{config.task!r}: change the file's key task, and leave it out of the run's keys.",
             exit_code=EXIT_CONFIG,
         )
     names = [silo.name for silo in simulation.silos_of()]

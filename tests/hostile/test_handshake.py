@@ -57,7 +57,7 @@ def test_a_certificate_of_another_ca_ends_the_silo(server: str, tmp_path: Path) 
     certificates.make_ca(tmp_path / "other", "other")
     error = refusal(server, tmp_path / "other" / "ca.pem")
     assert not error.retry
-    assert "shows a certificate that this silo does not trust" in str(error)
+    assert "presents a certificate that this silo does not trust" in str(error)
 
 
 def test_what_closes_a_connection_does_not(server: str, tmp_path: Path) -> None:

@@ -177,12 +177,12 @@ def answers(change: Callable[[list[Message], list[int]], tuple[Any, Any]]) -> An
 BAD: dict[str, tuple[Answer, str]] = {
     "none for one of them": (
         answers(lambda replies, to: (replies[:2], to[:2])),
-        "gave no answer for it",
+        "sent no answer for it",
     ),
-    "two for one": (answers(lambda replies, to: (replies, [2, 1, 1])), "gave no answer for it"),
+    "two for one": (answers(lambda replies, to: (replies, [2, 1, 1])), "sent no answer for it"),
     "for a silo that it does not have": (
         answers(lambda replies, to: (replies, [2, 1, 700])),
-        "gave no answer for it",
+        "sent no answer for it",
     ),
 }
 

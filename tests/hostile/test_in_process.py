@@ -103,7 +103,7 @@ def check(kind: str, what: str, caplog: pytest.LogCaptureFixture) -> None:
         assert [list(report.left_out) for report in result.rounds[:2]] == [[HOSTILE]] * 2
     if kind == wire.DESCRIBE:
         assert HOSTILE not in result.models
-        assert roster.refused or "did not say who it is" in caplog.text
+        assert roster.refused or "did not identify itself; retrying" in caplog.text
     reasons: dict[str, Any] = dict(roster.refused)
     for report in result.rounds:
         reasons |= report.left_out

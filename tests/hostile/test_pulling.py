@@ -165,10 +165,10 @@ BAD: dict[str, tuple[Callable[..., Any], str]] = {
     "bytes without a head": (emptied(b"MetricRecord", b"\xff\xfe"), "cannot be read"),
     "an object that is not there": (dropped, "could not be found"),
     "too many objects": (wide, "more than 25,000 objects"),
-    "a piece that is named 400 times": (often, "put together"),
+    "a piece that is named 400 times": (often, "in total, more than"),
     "another root": (
         lambda objects, tree: (objects, ObjectTree(object_id="../etc")),
-        "ids that cannot be",
+        "invalid ids.",
     ),
 }
 
@@ -193,5 +193,5 @@ def test_a_reply_that_is_announced_and_never_sent_waits_until_the_deadline_alone
 def test_a_superlink_that_fails_on_one_reply_is_asked_for_each_by_itself() -> None:
     (one, two, three), _ = ask(broken=True)
     assert one.has_content() and three.has_content()
-    assert "the SuperLink cannot give it: INTERNAL" in two.error.reason
+    assert "the SuperLink cannot send it: INTERNAL" in two.error.reason
     assert "\x1b" not in two.error.reason

@@ -201,27 +201,27 @@ def test_the_command_says_who_has_what_since_when_and_that_the_next_release_is_s
     assert rows["a"] == [own_release(), "2026-11-01", "yes"], "the newest run counts"
     assert rows["b"] == [own_release(), "2026-10-01", "yes"]
     assert rows["c"] == ["–", "–", "not", "known"]
-    assert status == 0 and "Safe now" in said and "Not known: c." in said
+    assert status == 0 and "Safe now" in said and "Unknown: c." in said
 
 
 def test_the_command_refuses_two_steps_at_once_and_names_silos_that_are_behind(
     study: federation.Federation,
 ) -> None:
     status, said = check(study, "--to", next_release(2))
-    assert status == 1 and "are not neighbours" in said
-    assert f"silo a has {own_release()}, which does not talk" in said and "Safe now" not in said
+    assert status == 1 and "are not consecutive." in said
+    assert f"silo a has {own_release()}, which does not work" in said and "Safe now" not in said
 
 
 def test_the_command_says_not_now_while_a_run_goes_on(study: federation.Federation) -> None:
     with locked(study.runs / "hcct-2"):
         status, said = check(study)
-    assert status == 1 and "run hcct-2 is going on" in said
+    assert status == 1 and "run hcct-2 is active." in said
     assert check(study)[0] == 0
 
 
 def test_what_is_no_release_is_refused(study: federation.Federation) -> None:
     done = coterie("upgrade-check", "--to", "next", "--federation", str(study.folder))
-    assert done.returncode == 2 and "no release of coterie" in done.stderr
+    assert done.returncode == 2 and "not a release of coterie." in done.stderr
 
 
 def test_a_damaged_record_is_passed_over(study: federation.Federation) -> None:

@@ -35,7 +35,7 @@ def test_an_allowance_follows_from_what_the_silo_was_sent(monkeypatch: pytest.Mo
         kept.asked(RUN, silo, wire.TRAIN, 0)
     assert kept.sends(RUN, SILO, free) == kept.sends(RUN, SILO + 1, 1) == ""
     assert kept.sends(RUN, SILO, 1).startswith(
-        f"in this run it has sent or announced {free + 1:,} bytes, and may send {free:,}:"
+        f"in this run it has sent or announced {free + 1:,} bytes; its limit is {free:,}, "
     )
     kept.was_sent(RUN, SILO, 10)
     assert kept.sends(RUN, SILO, 10 * TIMES - 1) == ""
@@ -43,7 +43,7 @@ def test_an_allowance_follows_from_what_the_silo_was_sent(monkeypatch: pytest.Mo
     kept.asked(RUN, SILO, wire.INITIAL, 1)
     assert kept.sends(RUN, SILO, wire.most_bytes(wire.INITIAL, 0) - 1) == ""
     assert kept.announces(RUN, SILO, allowance.FREE_OBJECTS + TIMES) == ""
-    assert "4,009 objects, and may send 4,008" in kept.announces(RUN, SILO, 1)
+    assert "4,009 objects; its limit is 4,008," in kept.announces(RUN, SILO, 1)
     for run in (8, 9):  # two are remembered
         kept.was_sent(run, SILO, 1)
     assert kept.announces(RUN, SILO, 1) == ""

@@ -59,11 +59,11 @@ TAMPERED: dict[str, tuple[Callable[[list[bytes]], list[bytes]], str]] = {
     "first removed": (lambda ls: ls[1:], "line 2 does not follow"),
     "in another order": (lambda ls: [ls[0], ls[2], ls[1], *ls[3:]], "line 3 does not follow"),
     "added": (lambda ls: [*ls[:2], ls[1], *ls[2:]], "line 2 does not follow"),
-    "unreadable": (lambda ls: [ls[0], b"?\n", *ls[2:]], "before line 3 are 1 bytes"),
-    "last changed": (lambda ls: [*ls[:4], changed(ls[4])], "does not end so"),
-    "cut off": (lambda ls: ls[:3], "lines were cut off at its end"),
-    "emptied": (lambda ls: [], "lines were cut off at its end"),
-    "written anew": (rechained, "does not end so"),
+    "unreadable": (lambda ls: [ls[0], b"?\n", *ls[2:]], "before line 3, 1 bytes"),
+    "last changed": (lambda ls: [*ls[:4], changed(ls[4])], "a different end:"),
+    "cut off": (lambda ls: ls[:3], "lines were changed, or truncated at its end."),
+    "emptied": (lambda ls: [], "lines were changed, or truncated at its end."),
+    "written anew": (rechained, "a different end:"),
 }
 
 
@@ -98,7 +98,7 @@ def test_an_older_log_with_its_head_is_found_by_a_head_noted_elsewhere(made: Fed
         (made.folder / name).write_bytes(content)
     assert verify(made).findings == [], "nothing in the folder tells"
     assert "does not contain the noted head" in verify(made, head=noted).findings[0]
-    with pytest.raises(FederationError, match="a head is NUMBER:HASH"):
+    with pytest.raises(FederationError, match="a head must be NUMBER:HASH"):
         verify(made, head="12")
 
 
@@ -118,7 +118,7 @@ def test_a_line_that_a_kill_cut_off_is_said_and_the_log_goes_on(
     mended = verify(made)
     assert mended.findings == []
     assert [act.number for act in mended.acts] == [*range(1, len(mended.acts) + 1)]
-    assert left == -1 or "a crash cut off a line" in mended.notes[0]
+    assert left == -1 or "a crash truncated a line" in mended.notes[0]
 
 
 def test_a_kill_before_the_head_is_no_finding(made: Federation) -> None:

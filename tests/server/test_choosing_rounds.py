@@ -168,7 +168,7 @@ def test_a_run_ends_when_validation_has_not_improved_for_a_while(
     assert record.status == "completed" and len(record.rounds) == played
     assert "has not improved for 3 rounds; it was lowest after round" in record.ended_early
     assert record.final is not None and set(record.final.evaluation) == {"a", "b", "c"}
-    assert "the run ends early" in (tmp_path / "run" / "run.log").read_text(encoding="utf-8")
+    assert "the run stops early" in (tmp_path / "run" / "run.log").read_text(encoding="utf-8")
     (page,) = write_report(str(tmp_path / "run"))
     assert "ended early" in page.read_text(encoding="utf-8")
     card = card_at(tmp_path)
@@ -205,7 +205,7 @@ def test_patience_goes_by_what_silos_let_leave(
     silent = nodes(tmp_path, metrics="train-loss")
     found = run(tmp_path, silos=silent, rounds=5, validation=0.25, patience=1)
     assert found.rounds[-2].round == 5
-    assert "no silo told its error on validation data" in caplog.text
+    assert "no silo reported its error on validation data" in caplog.text
 
 
 def test_silos_evaluate_every_few_rounds_and_after_the_last(tmp_path: Path) -> None:
@@ -227,7 +227,7 @@ def test_silos_evaluate_every_few_rounds_and_after_the_last(tmp_path: Path) -> N
     [
         ({"keep": "best"}, "keep = best needs validation data"),
         ({"patience": 3}, "patience needs validation data"),
-        ({"guard": 0.2}, "unknown key 'guard': it is gone. strategy = auto"),
+        ({"guard": 0.2}, "unknown key 'guard': it was removed. strategy = auto"),
         ({"validation": 0.6}, "validation must be at least 0 and at most 0.5"),
         ({"evaluate-every": 0}, "evaluate-every must be at least 1"),
         ({"keep": "first"}, "keep must be last or best"),

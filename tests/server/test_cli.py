@@ -149,7 +149,7 @@ def refused_in_one_line(said: str, capsys: pytest.CaptureFixture[str]) -> None:
         (["status", "--root-certificates", "nosuch.pem"], "'nosuch.pem' cannot be read"),
         (
             ["init", "taken/study", "--address", "localhost"],
-            "taken/study: Not a directory. A file stands",
+            "taken/study: Not a directory. A file is",
         ),
         (["report", "fedavg-1", "--runs-dir", ".", "--out", "taken/x.html"], "taken"),
         (["roster", "--federation", "latin"], "toml is not UTF-8: byte 2 is 0xfc. Save it"),
@@ -174,13 +174,13 @@ def test_what_a_person_can_mend_is_one_line(
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        (["roster", "--federation", "~typo/f"], "'~typo/f' names no place"),
-        (["runs", "--runs-dir", "~typo/f"], "'~typo/f' names no place"),
-        (["run", "hcct", "--alone", "~typo/f"], "'~typo/f' names no place"),
-        (["run", "--resume", "~typo/f"], "'~typo/f' names no place"),
-        (["report", "~typo/f"], "'~typo/f' names no place"),
-        (["simulate", "~typo/f.toml"], "'~typo/f.toml' names no place"),
-        (["runs"], "'~typo' names no place"),
+        (["roster", "--federation", "~typo/f"], "'~typo/f' does not exist: there is no"),
+        (["runs", "--runs-dir", "~typo/f"], "'~typo/f' does not exist: there is no"),
+        (["run", "hcct", "--alone", "~typo/f"], "'~typo/f' does not exist: there is no"),
+        (["run", "--resume", "~typo/f"], "'~typo/f' does not exist: there is no"),
+        (["report", "~typo/f"], "'~typo/f' does not exist: there is no"),
+        (["simulate", "~typo/f.toml"], "'~typo/f.toml' does not exist: there is no"),
+        (["runs"], "'~typo' does not exist: there is no"),
     ],
 )
 def test_a_home_folder_that_nobody_has_is_one_line(
@@ -204,7 +204,7 @@ def test_an_account_without_a_home_folder_is_told_what_to_set(
     monkeypatch.delenv("COTERIE_HOME")
     monkeypatch.setattr(Path, "home", nobody)
     monkeypatch.setattr(sys, "argv", ["coterie", "runs"])
-    refused_in_one_line("Set COTERIE_HOME to a folder that it may write to.", capsys)
+    refused_in_one_line("Set COTERIE_HOME to a writable folder.", capsys)
 
 
 @pytest.mark.parametrize(
@@ -223,8 +223,8 @@ def test_an_account_without_a_home_folder_is_told_what_to_set(
             "superlink --metrics 127.0.0.1:1",
             "coterie: --metrics serves the numbers of a fed",
         ),
-        ("silo --name a start", "coterie silo: --name is for serving without a command."),
-        ("silo start --mod x:y", "coterie silo: --mod goes around an app: give --app as well."),
+        ("silo --name a start", "coterie silo: --name applies to serving without a command."),
+        ("silo start --mod x:y", "coterie silo: --mod requires --app."),
         ("silo calibrate --sensitivity 2", "coterie silo: --sensitivity must be above 0 and at"),
     ],
 )

@@ -223,7 +223,10 @@ def test_a_value_out_of_bounds_is_refused_by_name(key: str, value: Any) -> None:
     [
         ("alhpa", "unknown key 'alhpa': did you mean alpha?"),
         ("num-grups", "unknown key 'num-grups': did you mean num-groups?"),
-        ("colour", "unknown key 'colour': docs/reference/configuration.md lists the keys"),
+        (
+            "colour",
+            "unknown key 'colour': 'Configuration of a run' in the documentation lists the keys",
+        ),
     ],
 )
 def test_an_unknown_key_is_refused_with_the_nearest(key: str, said: str) -> None:
@@ -376,13 +379,16 @@ def beyond(entry: Mapping[str, Any]) -> list[Any]:
     [
         (
             {"strategy": "fedgroup", "pretrain-epochs": 2, "pretrain-steps": 7},
-            "pretrain-epochs or pretrain-steps, not both: one of them must be 0. Got 2 and 7",
+            "pretrain-epochs or pretrain-steps, not both: one must be 0. Got 2 and 7",
         ),
         (
             {"strategy": "fedgroup", "pretrain-silos": 2},
             "pretrain-silos must be 0, for all, or at least num-groups = 3. Got 2",
         ),
-        ({"strategy": "pfedme", "lr": 0.2, "moreau-lambda": 10}, "be below 2, or .* Got 0.2 · 10"),
+        (
+            {"strategy": "pfedme", "lr": 0.2, "moreau-lambda": 10},
+            "be below 2, otherwise .* Got 0.2 · 10",
+        ),
         ({"strategy": "pfedme", "moreau-lr": 0.1}, "moreau-lambda must be at most 1. Got 0.1 · 15"),
         ({"strategy": "fednova", "proximal-mu": 10}, "proximal-mu must be below 1 with fednova"),
         ({"strategy": "flhc", "linkage": "ward"}, "ward needs metric = euclidean. Got 'cosine'"),
@@ -418,19 +424,19 @@ def test_all_that_does_not_fit_together_is_named_at_once() -> None:
         ({"min-silos": 4}, "min-silos must be at most 3, the silos of round 1. Got 4"),
         (
             {"min-silos": 3, "churn": "c+2"},
-            r"min-silos must be at most 2, the .* \(churn lets .* Got 3",
+            r"min-silos must be at most 2, the .* \(churn adds .* Got 3",
         ),
         ({"strategy": "fedgroup", "num-groups": 4}, "num-groups must be at most 3, .* Got 4"),
         ({"strategy": "fedgroup", "churn": "c+2"}, "num-groups must be at most 2, .* Got 3"),
         ({"churn": "d+2"}, "churn waits for d to join, but there is no such silo"),
-        ({"churn": "a-3, c-2"}, "churn waits for a, c to leave, but silos stay to the end here"),
+        ({"churn": "a-3, c-2"}, "churn waits for a, c to leave, but here silos stay until the end"),
         ({"strategy": "fedgen"}, "fedgen needs the label counts of every silo, so the file needs"),
     ],
 )
 def test_a_run_that_its_known_silos_cannot_go_through_is_refused(
     keys: dict[str, Any], said: str
 ) -> None:
-    with pytest.raises(FederationError, match=f"does not go with its silos: {said}") as caught:
+    with pytest.raises(FederationError, match=f"does not fit its silos: {said}") as caught:
         require_silos(RunConfig.read(keys), ["a", "b", "c"], label_counts=False)
     assert caught.value.exit_code == EXIT_CONFIG
 

@@ -75,7 +75,7 @@ def test_what_cannot_be_written_down_ends_no_run(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     Contacts(tmp_path / "gone").note({"a": (1, ("digits",))})
-    assert "which tasks silos serve could not be written down" in caplog.text
+    assert "the tasks that silos serve could not be saved:" in caplog.text
 
 
 def test_the_roster_tells_tasks_and_last_contact_of_silos_that_are_enrolled(

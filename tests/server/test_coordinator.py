@@ -30,7 +30,7 @@ def federation(tmp_path: Path) -> Federation:
 def test_a_folder_is_served_by_one_process(federation: Federation) -> None:
     with (
         locked(federation.folder, name=coordinator.LOCK),
-        pytest.raises(FederationError, match=r"is served already, by process \d+\. .* stop that"),
+        pytest.raises(FederationError, match=r"process \d+ already serves .* stop that"),
     ):
         coordinator.serve(federation, print)
 

@@ -65,7 +65,7 @@ def test_a_run_is_compared_with_an_independent_one(tmp_path: Path) -> None:
     assert made.collaboration is not None
     fewer = replace(made.collaboration, silos=8, mean_accuracy=0.75)
     assert replace(made, collaboration=fewer).mean_error == 0.25, "of silos with a baseline"
-    with pytest.raises(FederationError, match="alone must name a completed run of independent"):
+    with pytest.raises(FederationError, match="alone must name a completed independent run"):
         play("fedavg", 0, tmp_path, rounds=1, alone="fedavg")
     with pytest.raises(FederationError, match="there is no run"):
         play("fedavg", 0, tmp_path, rounds=1, alone="nothing")
@@ -75,7 +75,7 @@ def test_a_run_is_compared_with_an_independent_one(tmp_path: Path) -> None:
     record = record_of(tmp_path / "independent")
     record["config"]["task"] = "mnist"
     (tmp_path / "independent" / "run.json").write_text(json.dumps(record))
-    with pytest.raises(FederationError, match=r"same task, digits\. independent is of mnist"):
+    with pytest.raises(FederationError, match=r"same task, digits\. independent is a run of mnist"):
         play("fedavg", 0, tmp_path, rounds=1, alone="independent")
 
 

@@ -64,7 +64,7 @@ def test_a_removed_key_never_comes_back_but_its_name_may(file: Path) -> None:
     enrol(file, first)
     remove(file, "a")
     for name in ("a", "b"):
-        with pytest.raises(FederationError, match="never let in again"):
+        with pytest.raises(FederationError, match="never accepted again"):
             enrol(file, replace(first, name=name))
     enrol(file, request("a"))
     assert [bool(entry.removed) for entry in read(file)] == [True, False]
@@ -111,7 +111,7 @@ def test_a_list_that_another_command_holds_is_not_waited_for_without_end(
     file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("coterie.server.site.enrolled.LOCK_DEADLINE_S", 0.2)
-    said = rf"cannot be changed: .* held by process {os.getpid()}\). End that process"
+    said = rf"cannot be changed: .* locked by process {os.getpid()}\)\. Stop that process"
     with locked(file.parent, name="roster.lock"), pytest.raises(FederationError, match=said):
         enrol(file, request("a"))
     assert read(file) == []

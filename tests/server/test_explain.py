@@ -122,7 +122,7 @@ def test_runs_are_found_by_folder_name_or_id(
     assert "group A: a, b" in capsys.readouterr().out
     (folder / "events.jsonl").write_text("")
     (folder / "run.json").write_text("{")
-    with pytest.raises(FederationError, match="holds no record of a run"):
+    with pytest.raises(FederationError, match="has no record of a run"):
         print_explanation("123", silo=None, number=None, root=tmp_path)
     (folder / "run.json").write_text(json.dumps(record()))
     with pytest.raises(FederationError, match="no silo 'z'"):

@@ -155,7 +155,7 @@ def test_a_run_that_is_over_without_saying_so_is_an_error(
     monkeypatch.setattr(coterie.server.runs.record.follow, "CHECK_S", 0.01)
     write(tmp_path, {"event": "start"})
     found = []
-    with pytest.raises(FederationError, match="did not record how it ended: it was stopped"):
+    with pytest.raises(FederationError, match="its record does not show how: it was stopped"):
         for event in events(tmp_path, start_deadline_s=9, ended=lambda: "it was stopped"):
             found.append(event)
     assert kinds(found) == ["start"]
@@ -182,7 +182,7 @@ def test_a_run_that_was_stopped_is_given_time_to_write_how_it_ended(
         process.join()
     assert last.kind == "end"
     write(tmp_path, {"event": "resume", "run_id": "2"})
-    with pytest.raises(FederationError, match="did not record how it ended: stopped"):
+    with pytest.raises(FederationError, match="its record does not show how: stopped"):
         follow_run(Calls(), 2, tmp_path, shown.append)  # type: ignore[arg-type]
 
 

@@ -108,17 +108,19 @@ def test_an_operator_does_what_the_roles_allow_and_is_refused_in_words_otherwise
             ada.act("remove", name="b")
     assert str(caught.value).endswith(
         "PERMISSION_DENIED: operator 'ada' has the roles run; to enrol, remove and withdraw silos "
-        "takes the role 'enrol'. Whoever runs the coordinator can give it with `coterie operator "
-        "roles ada --role enrol`."
+        "requires the role 'enrol'. At the coordinator, `coterie operator roles ada --role enrol` "
+        "grants it."
     )
     with calls(made, enrolled(made, "bea", "look")) as bea:
         assert bea.runs() == []
         for refused in (lambda: bea.submit(CONFIG), lambda: bea.stop(7)):
             with pytest.raises(
-                FederationError, match="to start and stop runs takes the role 'run'"
+                FederationError, match="to start and stop runs requires the role 'run'"
             ):
                 refused()
-        with pytest.raises(FederationError, match="the call RegisterNode is not for operators"):
+        with pytest.raises(
+            FederationError, match="the call RegisterNode is not available to operators"
+        ):
             bea.register(b"key")
     acts = [(act.who, act.act) for act in audit.verify(made).acts]
     assert acts[:4] == [("ada", "run"), ("ada", "run begun"), ("ada", "stop"), ("ada", "refused")]
@@ -139,12 +141,12 @@ def test_nobody_else_gets_in(made: Federation, tmp_path: Path) -> None:
     for who in (gone, stranger, forged):
         with (
             calls(made, who) as refused,
-            pytest.raises(FederationError, match="no operator of that name and key is enrolled"),
+            pytest.raises(FederationError, match="no operator with that name and key is enrolled"),
         ):
             refused.runs()
     with calls(made, None) as refused, pytest.raises(FederationError) as caught:
         refused.runs()
-    assert "UNAUTHENTICATED: this coordinator asks operators for their key" in str(caught.value)
+    assert "UNAUTHENTICATED: this coordinator requires an operator key" in str(caught.value)
     with pytest.raises(FederationError, match="this key was removed"):
         request = read_request(make_request("carl", gone.key, kind=OPERATOR), kind=OPERATOR)
         operators.enrol(made, request, ["look"])
@@ -162,13 +164,13 @@ def test_what_flower_refuses_is_no_act_that_was_done(made: Federation) -> None:
 def test_roles_change_with_the_next_call(made: Federation) -> None:
     dora = enrolled(made, "dora", "look")
     with calls(made, dora) as asked:
-        with pytest.raises(FederationError, match="takes the role 'enrol'"):
+        with pytest.raises(FederationError, match="requires the role 'enrol'"):
             asked.act("remove", name="b")
         operators.change_roles(made, "dora", ["enrol", "run"])
         with pytest.raises(FederationError, match="no silo 'b' is enrolled"):
             asked.act("remove", name="b")
         operators.remove(made, "dora")
-        with pytest.raises(FederationError, match="no operator of that name"):
+        with pytest.raises(FederationError, match="no operator with that name"):
             asked.runs()
 
 
@@ -182,7 +184,7 @@ def test_silos_are_enrolled_and_removed_from_elsewhere(
     done = coterie(
         "operator", "enrol", asked.stdout.strip(), "--role", "enrol", "--federation", folder
     )
-    assert "Operator eve is enrolled, and may enrol, remove and withdraw silos." in done.stdout
+    assert "Operator eve is enrolled and may enrol, remove and withdraw silos." in done.stdout
     there = ["--superlink", made.control_address, "--root-certificates", str(made.ca)]
     request = coterie("silo", "init", "--name", "b", "--home", str(tmp_path / "b")).stdout
     sent = coterie("enrol", request, *there)
@@ -217,7 +219,8 @@ def test_an_operator_elsewhere_queues_lists_and_takes_away_runs_with_the_role(
         coterie("operator", "enrol", request, "--role", role, "--federation", folder)
     refused = coterie("run", "hcct", "--queue", "--detach", *there)
     assert (
-        refused.returncode != 0 and "to start and stop runs takes the role 'run'" in refused.stderr
+        refused.returncode != 0
+        and "to start and stop runs requires the role 'run'" in refused.stderr
     )
     monkeypatch.setenv("COTERIE_OPERATOR", str(tmp_path / "ida"))
     queued = coterie("run", "hcct", "--queue", "--priority", "3", "--detach", *there)
@@ -264,7 +267,7 @@ def test_nobody_goes_past_a_queue_in_which_all_wait(made: Federation, tmp_path: 
     passing, request = Gate(limited), control_pb2.StartRunRequest()
     passing.noted(CONTROL + "StartRun", operators.LOCAL, request)
     passing.noted(CONTROL + "StopRun", "ada", control_pb2.StopRunRequest())
-    with pytest.raises(FederationError, match=r"at most 2 runs go on here.*add --queue"):
+    with pytest.raises(FederationError, match=r"at most 2 runs may be active here.*use --queue"):
         passing.noted(CONTROL + "StartRun", "ada", request)
 
 
@@ -281,10 +284,10 @@ def test_a_signature_is_for_one_federation_method_request_and_time() -> None:
     signed = signing.metadata(ada, b"CA", "/x/Start", b"body")
     asked = verifier(ada.key)
     assert asked.caller(signed, "/x/Start", b"body") == "ada"
-    with pytest.raises(SigningError, match="this call was made before"):
+    with pytest.raises(SigningError, match="request rejected as a replay"):
         asked.caller(signed, "/x/Start", b"body")
     for method, body in (("/x/Stop", b"body"), ("/x/Start", b"else")):
-        with pytest.raises(SigningError, match="no operator of that name and key"):
+        with pytest.raises(SigningError, match="no operator with that name and key"):
             verifier(ada.key).caller(signed, method, body)
     with pytest.raises(SigningError, match="no operator"):
         replace(verifier(ada.key), ca=b"another").caller(signed, "/x/Start", b"body")
@@ -303,7 +306,7 @@ def test_an_operators_key_is_made_once_and_only_its_owner_reads_it(tmp_path: Pat
         first.key.public_key()
     )
     assert (tmp_path / "op" / "key.pem").stat().st_mode & 0o077 == 0
-    with pytest.raises(FederationError, match="holds the key of 'ada'"):
+    with pytest.raises(FederationError, match="contains the key of 'ada'"):
         make_identity("bea", tmp_path / "op")
     with pytest.raises(FederationError, match="and not be 'local'"):
         make_identity("local", tmp_path / "other")

@@ -268,7 +268,7 @@ def test_files_of_ended_runs_are_deleted(tmp_path: Path) -> None:
         kept(store, made, run)
         on = folder_of(store)
         forget_ended_runs(file)
-        assert len(names(on)) == 3, "the run goes on"
+        assert len(names(on)) == 3, "the run is active"
         (task,) = (one.primary_task_id for one in state.get_run_info(run_ids=[run]))
         state.finish_task(task, "failed", "its process was killed")
         forget_ended_runs(file)
@@ -600,7 +600,7 @@ def test_a_silo_that_waits_is_asked_who_it_is_in_one_object(
     assert config[wire.TASK] == "t" and config[wire.BUNDLES]
     calls.clear()
     room.came([node])
-    assert all(grid.push_messages([question()])) and not calls, "it does not wait any more"
+    assert all(grid.push_messages([question()])) and not calls, "it is no longer queued:"
 
 
 # ---------------------------------------------------------------- objects along with messages

@@ -60,7 +60,7 @@ def test_a_run_that_another_process_holds_is_refused_after_a_while(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("coterie.server.runs.run.LOCK_DEADLINE_S", 0.2)
-    said = f"is still going on, in process {os.getpid()}. Stop that one first."
+    said = f"is still active, in process {os.getpid()}. Stop it first."
     with locked_run(folder), pytest.raises(FederationError, match=said), locked_run(folder):
         pass
     with locked_run(folder):

@@ -153,7 +153,7 @@ def test_a_steward_that_cannot_ask_says_so_once_and_goes_on(
         while watching.errors < 3 and time.monotonic() < deadline:
             time.sleep(0.01)
     assert watching.errors >= 3
-    assert said == ["The coordinator cannot look after its runs: the SuperLink is away."]
+    assert said == ["The coordinator cannot supervise its runs: the SuperLink is away."]
 
 
 # ---------------------------------------------------------------- health

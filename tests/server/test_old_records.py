@@ -55,7 +55,7 @@ def test_every_part_is_read() -> None:
     errors = {n: e["error"] for n, e in stored["final-evaluation"].items()}
     assert run.final_errors == errors
     (said,) = run.missing
-    assert said.startswith("what its guard found is left out"), said
+    assert said.startswith("the results of its guard are left out"), said
     assert [list(group) for group in run.final_groups] == stored["final-groups"]
     assert run.last_errors() == run.final_errors and "vale" in run.rounds[1].joined
     costs = [c for e in stored["rounds"] for k in ("silos", "phases") for c in e[k].values()]
@@ -78,7 +78,7 @@ def test_events_alone_give_the_same_but_for_matrices(tmp_path: Path) -> None:
     whole, folder = read_run(HCCT), copied(tmp_path)
     (folder / "run.json").unlink()
     run = read_run(folder)
-    assert run.missing == ("run.json is not there",)
+    assert run.missing == ("run.json is missing",)
     assert (run.status, run.seconds, run.config) == (whole.status, whole.seconds, whole.config)
     assert run.final_errors == whole.final_errors
     assert run.final_groups == whole.final_groups
@@ -107,7 +107,7 @@ def test_its_configuration_is_taken_without_the_keys_of_other_strategies(
 ) -> None:
     run = read_whole(RECORDS / name)
     config = recorded_config(run).plain()
-    said = "guard = 0.2 of the record is left out: it is gone."
+    said = "guard = 0.2 of the record is left out: it was removed."
     assert said in caplog.text and "guard" not in config
     assert "pretrain-epochs" in run.config and "pretrain-epochs" not in config
     assert config[key] == run.config[key]
@@ -167,7 +167,7 @@ def test_damage_anywhere_costs_only_what_is_damaged() -> None:
         (("rounds", 4, "groups"), "x", "round 5: groups is damaged"),
         (("rounds", 4, "silos", "north", "seconds"), "x", "round 5: silos: seconds is damaged"),
         (("rounds", 4, "silos", "north"), 3, "round 5: silos: an entry is damaged"),
-        (("rounds", 1), "x", "a round's entry is damaged and left out"),
+        (("rounds", 1), "x", "a damaged entry of a round was left out"),
         (("versions",), [1], "versions is damaged"),
         (("final-evaluation", "north", "error"), "x", "final-evaluation: error is damaged"),
     ],

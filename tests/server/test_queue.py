@@ -164,7 +164,7 @@ def test_a_run_that_the_superlink_refuses_is_given_up_and_the_next_one_goes_on(
         made.dispatch(calls)  # type: ignore[arg-type]
     (entry,) = made.queue.entries()
     assert (entry.state, entry.error) == ("refused", "not with me.")
-    assert said == ["Run q1 of the queue was not started: not with me."] * MAX_TRIES
+    assert said == ["Queued run q1 was not started: not with me."] * MAX_TRIES
     refusing = False
     made.queue.add(config(seed=2))
     made.dispatch(calls)  # type: ignore[arg-type]

@@ -264,17 +264,17 @@ def test_a_run_without_silos_is_recorded_as_failed_with_the_reason(tmp_path: Pat
     assert caught.value.exit_code == EXIT_NO_SILOS
     data = record_of(tmp_path / "run")
     assert data["status"] == "failed"
-    assert "1 of at least 3 here" in data["error"]
+    assert "1 of at least 3 connected" in data["error"]
     recorded = lines(tmp_path / "run")
     assert [event["event"] for event in recorded] == ["start", "look", "waits", "end"]
-    assert recorded[2]["text"] == "waiting for silos: 1 of at least 3 here"
+    assert recorded[2]["text"] == "waiting for silos: 1 of at least 3 connected"
     assert recorded[-1]["error"] == data["error"]
 
 
 def test_silos_that_are_refused_are_in_the_record(tmp_path: Path) -> None:
     nodes = [*digits(), digits_config("a", 3)]
     play(tmp_path / "run", nodes)
-    assert "another silo of that name" in record_of(tmp_path / "run")["refused"]["a"]
+    assert "another silo with that name" in record_of(tmp_path / "run")["refused"]["a"]
 
 
 @pytest.mark.parametrize(
@@ -317,7 +317,7 @@ def test_a_run_whose_silos_are_not_there_yet_waits_for_them(
     names = dict(zip(grid.get_node_ids(), "abc", strict=True))
     names |= dict.fromkeys(range(99, 99 + (away or 0)), "away")
     config = RunConfig.read(SHORT | {"task": task})
-    with pytest.raises(FederationError, match="gave up after 0 s") as caught:
+    with pytest.raises(FederationError, match="timed out after 0 s") as caught:
         execute(
             *(grid, config),
             run_id=42,
@@ -327,7 +327,7 @@ def test_a_run_whose_silos_are_not_there_yet_waits_for_them(
     why = f"a, b, c serve task 'digits', the run is of task '{task}'"
     assert why in str(caught.value) and f"start silos that serve '{task}'" in str(caught.value)
     (waits,) = [event for event in lines(tmp_path / "run") if event["event"] == "waits"]
-    assert waits["text"] == f"waiting for silos: 0 of at least 3 here; {why}{hint}"
+    assert waits["text"] == f"waiting for silos: 0 of at least 3 connected; {why}{hint}"
 
 
 def test_a_reply_left_out_is_in_record_events_and_log(tmp_path: Path) -> None:

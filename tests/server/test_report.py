@@ -340,7 +340,11 @@ def test_the_run_of_most_silos_is_compared(tmp_path: Path) -> None:
         ("common", "independent-1", "--global must name a completed run of fedavg. independent-1"),
         ("common", "hcct-1", "--global must name another run than hcct-1"),
         ("alone", "independent-2", "independent-2 is of independent, running"),
-        ("alone", "independent-3", "a run of the same task, digits. independent-3 is of mnist"),
+        (
+            "alone",
+            "independent-3",
+            "a run of the same task, digits. independent-3 is of mnist",
+        ),
     ],
 )
 def test_a_run_that_is_named_is_of_its_strategy_complete_and_of_the_task(
@@ -555,7 +559,7 @@ def test_an_unfinished_run_says_how_far_it_is(tmp_path: Path) -> None:
     record["config"]["rounds"] = 20
     (tmp_path / "run" / "run.json").write_text(json.dumps(record))
     run = read_run(tmp_path / "run")
-    assert run.missing == ("the run is going on or was cut off: 5 of 20 rounds are recorded",)
+    assert run.missing == ("the run is active or was interrupted: 5 of 20 rounds are recorded",)
     assert "5 of 20 rounds" in build_page(build_story(run)).subtitle
 
 
@@ -603,7 +607,7 @@ def test_events_cut_off_in_a_line_give_the_rounds_before(runs: Path, tmp_path: P
     tmp_path.joinpath("events.jsonl").write_text(text[: int(len(text) * 0.6)])
     run = read_run(tmp_path)
     assert 0 < len(run.rounds) < 9
-    assert "run.json is not there" in run.missing
+    assert "run.json is missing" in run.missing
 
 
 def test_rounds_before_a_resumption_count_once(runs: Path, tmp_path: Path) -> None:
@@ -647,12 +651,12 @@ def test_a_damaged_round_is_named(runs: Path, tmp_path: Path) -> None:
     folder = damaged(runs, tmp_path / "run", lambda r: r["rounds"].__setitem__(3, "x"))
     folder.joinpath("events.jsonl").unlink()
     missing = read_run(folder).missing
-    assert "a round's entry is damaged and left out" in missing
+    assert "a damaged entry of a round was left out" in missing
     assert "these rounds cannot be read: 4" in missing
 
 
 def test_a_folder_with_nothing_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(FederationError, match="holds no record of a run"):
+    with pytest.raises(FederationError, match="has no record of a run"):
         read_run(tmp_path)
     (tmp_path / "run.json").write_text("{")
     with pytest.raises(FederationError, match="damaged"):

@@ -278,7 +278,7 @@ def test_a_damaged_record_does_not_stop_a_resumption(
     else:
         (folder / "run.json").write_bytes(damage)
     resume(folder, tmp_path / "homes")
-    assert "What events.jsonl says takes its place" in caplog.text
+    assert " events.jsonl is used instead." in caplog.text
     undisturbed = whole("fedavg")
     assert record_of(folder)["model-hashes"] == undisturbed["model-hashes"]
     assert timeless(record_of(folder)) == timeless(undisturbed)
@@ -311,7 +311,7 @@ def test_a_silo_that_does_not_come_back_is_waited_for_and_then_left(tmp_path: Pa
     record = record_of(folder)
     assert record["status"] == "completed"
     assert record["rounds"][2]["left"] == ["d"]
-    assert "goes on without d" in (folder / "run.log").read_text()
+    assert "continues without d" in (folder / "run.log").read_text()
 
 
 def test_too_few_silos_end_a_resumption_with_a_message_and_it_can_be_tried_again(
@@ -368,7 +368,9 @@ def test_a_run_that_another_version_committed_is_refused_in_one_sentence(tmp_pat
     (file,) = checkpoints.folder.iterdir()
     about = {"format": "coterie-checkpoint-2", "tree": "[]", "sha256": ""}
     save_file({}, file, metadata=about)
-    with pytest.raises(FederationError, match=r"another version of coterie\. Resume .* start it"):
+    with pytest.raises(
+        FederationError, match=r"another version of coterie\. Resume .* start a new"
+    ):
         checkpoints.load()
 
 

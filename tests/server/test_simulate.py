@@ -40,8 +40,8 @@ def file(tmp_path: Path) -> Path:
         ({"strategy": "fedgroup", "num-groups": 4}, "num-groups must be at most 3"),
         ({"min-silos": 4}, "min-silos must be at most 3, the silos of round 1. Got 4"),
         ({"churn": "c+2"}, "min-silos must be at most 2, .*churn"),
-        ({"task": "mnist"}, "task must be digits, which is what the silos of .*three.toml have"),
-        ({"churn": "c-2"}, "churn waits for c to leave, but silos stay"),
+        ({"task": "mnist"}, "task must be digits, the task of the silos in .*three.toml"),
+        ({"churn": "c-2"}, "churn waits for c to leave, but here silos stay"),
     ],
 )
 def test_what_cannot_be_run_is_refused(changes: dict[str, Any], said: str, file: Path) -> None:

@@ -186,7 +186,7 @@ def test_data_that_changed_since_the_start_are_not_told_of(tmp_path: Path) -> No
     file = tmp_path / "east.csv"
     file.write_text("\n".join(file.read_text().splitlines()[:-30]))
     reply = query(silo, wire.STATISTICS, asks)
-    assert "have changed since it was started" in reply and str(tmp_path) not in reply
+    assert "data changed after the silo started" in reply and str(tmp_path) not in reply
 
 
 def query(silo: dict[str, Any], kind: str, config: dict[str, Any]) -> str:

@@ -74,14 +74,16 @@ def test_a_tracker_that_fails_does_not_end_the_run(
     with Tracking("tensorboard", tmp_path, {}) as tracking:
         for number in (1, 2):
             tracking.round([Round(number, groups=(("a",),))], RoundReport(round=number))
-    assert caplog.text.count("given up: the disk is full") == 1
+    assert caplog.text.count("has stopped: the disk is full") == 1
 
 
 def test_an_unknown_tracker_and_a_missing_package_are_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert RunConfig.read({"tracking": "tensorboard, mlflow, wandb"})
-    said = r"tracking: must be tensorboard, mlflow or wandb, or several with commas.*neptune'"
+    said = (
+        r"tracking: must be tensorboard, mlflow or wandb, or several separated by commas.*neptune'"
+    )
     with pytest.raises(FederationError, match=said):
         RunConfig.read({"tracking": "tensorboard, neptune"})
     for package in ("tensorboardX", "mlflow", "wandb"):

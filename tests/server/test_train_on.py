@@ -100,4 +100,4 @@ def test_a_run_is_resumed_with_the_keys_that_it_had(more: list[str], named: str)
     assert done.returncode == 2 and not done.stdout
     (line,) = done.stderr.splitlines()
     assert line.startswith("coterie: --resume continues first with the strategy and the keys that")
-    assert named in line and "docs/how-to/resume.md" in line
+    assert named in line and "'Stop and resume a run'" in line

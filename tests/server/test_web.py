@@ -62,7 +62,7 @@ def test_the_page_waits_for_a_run_then_follows_it(live: tuple[Path, str]) -> Non
     assert "connect-src 'self'" in text and "script-src 'sha256-" in text
     write_run(folder / "a", num_silos=3, num_rounds=2, status="running")
     status, text, second = get(url + "/body")
-    assert status == 200 and "site-002" in text and "going on" in text
+    assert status == 200 and "site-002" in text and "the run is active" in text
     assert second["ETag"] != first["ETag"] and "X-Run-Over" not in second
     assert get(url + "/body", **{"If-None-Match": second["ETag"]})[0] == 304
 
@@ -90,7 +90,7 @@ def test_without_the_token_nothing_of_a_run_is_told(live: tuple[Path, str]) -> N
     for wrong in ("", cookie(url, "wrong"), cookie("http://x:1/"), "=;\xff"):
         for path in ("/", "/body"):
             status, text, _ = get(url + path, Cookie=wrong)
-            assert status == 401 and "asks for the token" in text and "site-" not in text
+            assert status == 401 and "needs the token" in text and "site-" not in text
     assert get(f"{url}/?token=wrong", Cookie="")[0] == 401
     status, _, headers = get(f"{url}/?token={TOKEN}", Cookie="")
     assert (status, headers["Location"]) == (303, "/"), "it does not stay in the address"

@@ -101,9 +101,9 @@ def test_a_statement_that_was_changed_or_is_another_federations_is_found(
     kept["statement"]["averaged"] = []
     file.write_text(json.dumps(kept))
     changed = coterie("withdraw", "--verify", str(file), "--federation", folder)
-    assert changed.returncode != 0 and "its signature is not of this CA" in changed.stderr
+    assert changed.returncode != 0 and "its signature is not from this CA" in changed.stderr
     file.write_text("{}")
-    with pytest.raises(FederationError, match="this is no statement of a withdrawal"):
+    with pytest.raises(FederationError, match="this file is not a withdrawal statement:"):
         verified("{}", made.ca.read_bytes())
 
 
@@ -122,7 +122,7 @@ def test_a_run_that_goes_on_is_named_and_the_withdrawal_is_completed_later(
     with locked(made.runs / "fedavg-1"):
         with pytest.raises(GoingOnError) as caught:
             withdraw(made, "c")
-        assert "c is shut out, but the withdrawal is not complete" in str(caught.value)
+        assert "c is removed, but the withdrawal is not complete" in str(caught.value)
         assert f"coterie stop fedavg-1 --federation {made.folder}" in str(caught.value)
         assert {e.name for e in enrolled.read(made.roster) if e.removed} == {"c"}
     said: list[str] = []
@@ -185,19 +185,19 @@ def test_runs_that_go_on_with_it_are_stopped_and_others_are_not(
     with _SuperLink(going, stubborn=stubborn) as superlink:
         monkeypatch.setattr(withdrawal, "control", superlink.control)
         if stubborn:
-            with pytest.raises(GoingOnError, match="goes on and holds its models: coterie stop"):
+            with pytest.raises(GoingOnError, match="is active and has its models: coterie stop"):
                 withdraw(made, "c", say=said.append)
             assert (made.folder / "withdrawals" / "c.intent").exists()
             return
         done, file = withdraw(made, "c", say=said.append)
     assert superlink.stopped == [1, 3]
     assert said == [
-        "Run fedavg-1 holds models of c, and is stopped.",
-        "Run fedavg-3 holds models of c, and is stopped.",
+        "Stopping run fedavg-1, which has models of c.",
+        "Stopping run fedavg-3, which has models of c.",
     ]
     assert done.stopped == ("fedavg-1", "fedavg-3")
     lines = "\n".join(statement.lines_of(verified(file.read_text(), made.ca.read_bytes())))
-    assert "Stopped for it, because they held its models: fedavg-1, fedavg-3." in lines
+    assert "Stopped because they contained its models: fedavg-1, fedavg-3." in lines
 
 
 def test_its_statistics_and_databases_that_were_set_aside_go_too(made: Federation) -> None:
@@ -227,7 +227,7 @@ def test_a_database_that_is_in_use_keeps_the_withdrawal_open(
 
     with monkeypatch.context() as patched:
         patched.setattr(withdrawal, "forget_ended_runs", busy)
-        with pytest.raises(GoingOnError, match=r"cannot be cleaned now\. Then repeat"):
+        with pytest.raises(GoingOnError, match=r"cannot be cleaned now\. Then run"):
             withdraw(made, "c")
     assert not list((made.folder / "withdrawals").glob("c-*.json")), "nothing is claimed"
     said: list[str] = []

@@ -78,7 +78,9 @@ def events(
             checked = now
             reason = ended()
             if reason is not None:
-                raise FederationError(f"the run is over, but did not record how it ended: {reason}")
+                raise FederationError(
+                    f"the run has ended, but its record does not show how: {reason}"
+                )
         time.sleep(POLL_S)
 
 

@@ -121,7 +121,7 @@ def _rounds(fields: Fields) -> Iterator[Round]:
         if type(number) is int and number >= 1:
             yield _round_of(Fields(entry, "", fields.lost))
         else:
-            fields.lost.append("a round's entry is damaged and left out")
+            fields.lost.append("a damaged entry of a round was left out")
 
 
 def _final_of(fields: Fields, last: int) -> Round | None:

@@ -24,8 +24,8 @@ log = logging.getLogger("coterie.run")
 
 RECORD, EVENTS = "run.json", "events.jsonl"
 MORE_ROUNDS = (
-    "To train for more rounds or with other keys, start a new run, from the models of this one if "
-    "you like: docs/how-to/resume.md, 'More rounds, or an older model'."
+    "To train for more rounds or with other keys, start a new run, optionally from the models of "
+    f"this one: see {wire.page('Stop and resume a run')}."
 )
 """Advice for a run that cannot be resumed as requested."""
 
@@ -46,7 +46,7 @@ def find_run(name: str, root: Path | None) -> Path:
     if len(found) != 1:
         names = ", ".join(run.name for run in found[:3]) + (", …" if len(found) > 3 else "")
         raise refused(
-            f"{name!r} may be any of these runs in {folder}: {names}. Give the whole name."
+            f"{name!r} is ambiguous. Matching runs in {folder}: {names}. Give the whole name."
             if found
             else f"there is no run {name!r} in {folder}. `coterie runs` lists the recorded runs."
         )
@@ -74,14 +74,15 @@ def read_whole(folder: Path, *, brief: bool = False) -> Run:
         record = json.loads((folder / RECORD).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise refused(
-            f"no run is recorded in {folder}: {error}. `coterie runs` lists those that are."
+            f"no run is recorded in {folder}: {error}. `coterie runs` lists the recorded runs."
         ) from None
     if brief and isinstance(record, dict):
         _shorten(record)
     run = run_of(record, folder=folder, lost=lost)
     if lost:
         raise refused(
-            f"{folder / RECORD} is damaged: {lost[0]}. `coterie report` shows what is left of it."
+            f"{folder / RECORD} is damaged: {lost[0]}. `coterie report` shows what can be read "
+            "of it."
         )
     return run
 
@@ -104,11 +105,11 @@ def read_unfinished(folder: Path) -> Run:
         run = read_run(folder)
         if not run.config:
             raise refused(
-                f"{damage} {EVENTS} does not hold the run's configuration either: it cannot be "
-                "resumed. Start another one with `coterie run STRATEGY`."
+                f"{damage} {EVENTS} lacks the run's configuration as well: the run cannot be "
+                "resumed. Start a new one with `coterie run STRATEGY`."
             ) from None
         if run.status != "completed":
-            log.warning("%s What %s says takes its place.", damage, EVENTS)
+            log.warning("%s %s is used instead.", damage, EVENTS)
     if run.status == "completed":
         raise refused(f"the run in {folder} is complete: there is nothing to resume. {MORE_ROUNDS}")
     return run
@@ -132,8 +133,8 @@ def read_run(folder: Path, *, brief: bool = False) -> Run:
     run = run_of(record, folder=folder, lost=missing)
     if GUARD in record:
         missing.append(
-            f"what its {GUARD} found is left out: this version has none, and shows the errors of "
-            "the federation's models"
+            f"the results of its {GUARD} are left out: this version has none, and shows the "
+            "errors of the federation's models"
         )
     rounds = {one.round: one for one in run.rounds}
     ended = run.ended
@@ -141,7 +142,7 @@ def read_run(folder: Path, *, brief: bool = False) -> Run:
     events = [] if whole else _read_events(folder / EVENTS, missing)
     if not record and not events:
         raise refused(
-            f"{folder} holds no record of a run: expected run.json or events.jsonl that can be "
+            f"{folder} has no record of a run: expected run.json or events.jsonl that can be "
             f"read ({'; '.join(missing) or 'both are empty'})."
         )
     if not record:
@@ -177,7 +178,7 @@ def _read_record(path: Path, missing: list[str]) -> dict[str, Any]:
             return read
         damage = "not an object"
     except FileNotFoundError:
-        missing.append("run.json is not there")
+        missing.append("run.json is missing")
         return {}
     except (OSError, ValueError, RecursionError) as error:
         damage = _short(error)
@@ -189,7 +190,7 @@ def _read_events(path: Path, missing: list[str]) -> list[Event]:
     try:
         lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
     except FileNotFoundError:
-        missing.append("events.jsonl is not there")
+        missing.append("events.jsonl is missing")
         return []
     except OSError as error:
         missing.append(f"events.jsonl cannot be read ({_short(error)})")
@@ -268,14 +269,14 @@ def _gaps(run: Run) -> list[str]:
         words = {
             "failed": f"the run failed after {done}: {run.error or 'no reason is recorded'}",
             "stopped": f"the run was {run.error or 'stopped'}, after {done}",
-            "running": f"the run is going on or was cut off: {done} are recorded",
-            "starting": "the run had not begun to train when this was written",
+            "running": f"the run is active or was interrupted: {done} are recorded",
+            "starting": "the run had not started training when this was written",
         }
         missing.append(words.get(run.status, f"how the run ended is not recorded: {done}"))
     if not run.config:
-        missing.append("the configuration is not readable")
+        missing.append("the configuration cannot be read")
     if run.rounds and not any(one.errors for one in run.rounds):
-        missing.append("no silo ever said its error: no gains and no learning curves")
+        missing.append("no silo reported its error: no gains and no learning curves")
     return missing
 
 

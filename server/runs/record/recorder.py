@@ -162,7 +162,9 @@ class Recorder:
         try:
             self._close(status=status, error=_in_words(error))
         except OSError as unwritten:  # the disk is full: that is why it could not go on
-            print(f"{self.folder} does not say that the run failed: {unwritten}", file=sys.stderr)
+            print(
+                f"{self.folder} does not record that the run failed: {unwritten}", file=sys.stderr
+            )
 
     def _close(self, *, status: str, error: str = "", **changes: Any) -> None:
         seconds = self._elapsed()
