@@ -183,10 +183,10 @@ def test_the_learning_problems_of_the_guide_are_learned(
 @pytest.mark.parametrize(
     ("keys", "said"),
     [
-        ({"leading-metric": "auroc"}, "which has mae, rmse, r2 and loss"),
+        ({"leading-metric": "auroc"}, "It has mae, rmse, r2 and loss"),
         (
             {"balance": "weights"},
-            "balance = 'weights' is not for task 'own_stay:Stay', which has no classes",
+            "balance = 'weights' cannot be used for task 'own_stay:Stay', which has no classes",
         ),
         ({"optimiser": "adamm"}, "optimiser must be one of"),
     ],

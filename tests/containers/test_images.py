@@ -77,7 +77,7 @@ def test_a_coordinator_has_no_pytorch_and_says_so_where_it_needs_it() -> None:
         "try:\n    RunConfig.read({'strategy': 'fedgenp'})\n"
         "except Exception as error:\n    print(error)"
     )
-    assert "it needs PyTorch: install" in inside("coterie-coordinator", "python", "-c", code)
+    assert "which needs PyTorch: install" in inside("coterie-coordinator", "python", "-c", code)
 
 
 def test_a_silo_has_differential_privacy() -> None:

@@ -52,7 +52,7 @@ def test_a_federation_of_processes_gives_the_models_and_errors_of_one_process(
     out = io.StringIO()
     here = compare(Console(file=out, width=200), file, folder=tmp_path / "here")
     there = compare(Console(file=out, width=200), file, folder=tmp_path / "there", federation=True)
-    assert "as processes of their own" in out.getvalue()
+    assert "in separate processes" in out.getvalue()
     assert len(here) == len(KEYS) + 1, "and alone"
     assert [(r.name, r.error, r.worst) for r in here] == [(r.name, r.error, r.worst) for r in there]
     for record in sorted((tmp_path / "here" / "records").iterdir()):

@@ -201,7 +201,7 @@ def test_an_app_serves_an_organisation_with_its_key_tls_and_policy(
         assert result["evaluation"].keys() == {"eval_loss", "loss", "num-examples"}
         said = pair.said("a")
         assert "serves the app quick_torch:app, not its task" in said
-        assert "Of metrics only these leave: numbers of samples, loss." in said
+        assert "Only these metrics leave: numbers of samples, loss." in said
         assert "takes part in hcct; this run's strategy is fedavg" in said
         entries = [e for e in read(pair.home_of("a")) if e["type"] == "evaluate"]
         assert "eval_acc" not in json.dumps(entries[-1])

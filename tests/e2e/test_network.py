@@ -144,7 +144,7 @@ def test_a_reply_that_an_ingress_does_not_pass_costs_its_silo_the_round_alone(
             assert local.follow(run_id, folder, lambda event: None).status == "completed"
         said = local.log_of("b").read_text()
     why = (  # the second where the run's process has heard of the reply before it was given up
-        "its reply did not get through: a proxy on the way refuses messages of this size",
+        "its reply could not be sent: a proxy on the way refuses messages of this size",
         "its reply cannot be read: the rest of it could not be found: the silo has given it up",
     )
     first, *rest = record_of(folder)["rounds"]
@@ -153,7 +153,7 @@ def test_a_reply_that_an_ingress_does_not_pass_costs_its_silo_the_round_alone(
         assert set(entry["left-out"]) == {"b"} and entry["left-out"]["b"].startswith(why)
         assert set(entry["silos"]) == {"a"}
     assert set(ingress.refused) == {"PushObject"}
-    assert "a reply is given up: a proxy on the way" in said and "client_max_body_size" in said
+    assert "a reply was given up: a proxy on the way" in said and "client_max_body_size" in said
 
 
 def path() -> str:

@@ -37,7 +37,7 @@ def test_an_operator_without_the_role_is_refused_over_tls_and_starts_runs_with_i
     made = pair.federation
     refused = coterie("run", *RUN, "--rounds", "2", "--detach", *ada)
     assert refused.returncode != 0
-    assert "has the roles look; to start and stop runs takes the role 'run'." in refused.stderr
+    assert "has the roles look; to start and stop runs requires the role 'run'." in refused.stderr
     assert "2 silos connected" in coterie("status", *ada).stdout
     name = operators.read(made)[-1].name
     pair.command("operator", "roles", name, "--role", "run")
@@ -45,7 +45,7 @@ def test_an_operator_without_the_role_is_refused_over_tls_and_starts_runs_with_i
     assert started.returncode == 0, started.stderr
     pair.command("operator", "remove", name)
     shut = coterie("status", *ada)
-    assert shut.returncode != 0 and "no operator of that name and key is enrolled" in shut.stderr
+    assert shut.returncode != 0 and "no operator with that name and key is enrolled" in shut.stderr
     acts = audit.verify(made).acts
     begun = next(act for act in reversed(acts) if act.act == audit.BEGUN)
     assert begun.who == name and audit.who_started(made, int(begun.about["run"])) == name
@@ -102,7 +102,7 @@ def test_a_silo_withdraws_in_the_middle_of_a_run(pair: Organisations) -> None:
     pair.gate.hold(3, rounds=1)
     printed = pair.command("withdraw", "leaver")
     pair.gate.open()
-    assert f"Run {folder.name} holds models of leaver, and is stopped." in printed
+    assert f"Stopping run {folder.name}, which has models of leaver." in printed
     assert read_run(folder).status == "stopped"
     assert not list((folder / "checkpoints").glob("round-*"))
     (file,) = (pair.coordinator / "withdrawals").glob("leaver-*.json")

@@ -78,7 +78,9 @@ def test_a_run_carries_on_when_the_superlink_is_killed_and_gives_the_same_models
     (superlink,) = processes_of(pair.processes["superlink"], "site.gate")
     os.kill(superlink, signal.SIGKILL)
     until(
-        lambda: "The SuperLink is back." in pair.said("superlink"), "the SuperLink", deadline_s=120
+        lambda: "The SuperLink answers again." in pair.said("superlink"),
+        "the SuperLink",
+        deadline_s=120,
     )
     pair.gate.open()
     assert finished(folder) == in_process(tmp_path / "run", *NAMES, **KEYS)["model-hashes"]

@@ -58,7 +58,7 @@ def test_enrolled_silos_that_require_it_take_part_in_secure_runs_alone(
         soon = ("--set", "wait-for-silos=3", "--federation", str(pair.coordinator))
         refused = pair.call("run", "fedavg", *keys, *soon)
         assert refused.returncode == 3, refused.stdout + refused.stderr
-        assert "takes part in secure runs only" in refused.stdout + refused.stderr
+        assert "takes part only in secure runs" in refused.stdout + refused.stderr
         roster = json.loads(pair.federation.roster.read_text())
         assert all(entry["voucher"] for entry in roster)
         ledger = (pair.home_of("a") / "ledger.jsonl").read_text().splitlines()

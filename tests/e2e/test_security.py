@@ -191,7 +191,7 @@ def test_a_server_whose_certificate_is_of_another_ca_is_not_trusted(
         (home / "coordinator.json").write_text(json.dumps(joined))
     done = attacked.start(home, patience=60)
     assert done.returncode == 5
-    assert "shows a certificate that this silo does not trust" in done.stderr
+    assert "presents a certificate that this silo does not trust" in done.stderr
     assert "CERTIFICATE_VERIFY_FAILED" in done.stderr
 
 
@@ -348,7 +348,7 @@ def test_a_removed_silo_is_out_at_once_and_for_good(pair: Organisations) -> None
     home = str(pair.home_of("gone"))
     again = pair.done("silo", "init", "--name", "gone", "--home", home).strip()
     refused = coterie("enrol", again, "--federation", str(pair.coordinator))
-    assert refused.returncode == 2 and "never let in again" in refused.stderr
+    assert refused.returncode == 2 and "never accepted again" in refused.stderr
     done = pair.call("silo", "start", "--home", home, "--patience", "2")
     assert done.returncode == 5 and "not enrolled" in done.stderr
     anew = pair.done("silo", "init", "--name", "gone", "--home", home, "--new-key")
