@@ -196,7 +196,7 @@ def test_silos_are_enrolled_and_removed_from_elsewhere(
     withdrawn = coterie("withdraw", "b", *there)
     assert "Silo b withdrew." in withdrawn.stdout and "by eve" in withdrawn.stdout
     refused = coterie("run", "hcct", "--detach", *there)
-    assert refused.returncode != 0 and "takes the role 'run'" in refused.stderr
+    assert refused.returncode != 0 and "requires the role 'run'" in refused.stderr
     assert "eve" in coterie("operator", "list", "--federation", folder).stdout
     assert (
         coterie("operator", "roles", "eve", "--role", "x", "--federation", folder).returncode == 2
@@ -233,7 +233,7 @@ def test_an_operator_elsewhere_queues_lists_and_takes_away_runs_with_the_role(
     row = next(line for line in coterie("status", *there).stdout.splitlines() if " q1 " in line)
     assert row.split()[1:4] == ["3", "hcct", "digits"] and "ida" in row
     refused = coterie("stop", "q1", *there)
-    assert refused.returncode != 0 and "takes the role 'run'" in refused.stderr
+    assert refused.returncode != 0 and "requires the role 'run'" in refused.stderr
     monkeypatch.setenv("COTERIE_OPERATOR", str(tmp_path / "ida"))
     wrong = coterie("run", "--resume", "gone", "--queue", "--detach", *there)
     assert wrong.returncode != 0 and "there is no run 'gone'" in wrong.stderr

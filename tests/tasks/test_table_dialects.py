@@ -189,7 +189,9 @@ def check(seed: int, folder: Path) -> bool:
         assert written.quirk, f"refused without need: {error}"
         text = str(error)
         assert re.search("in row|in line|no column|cannot be read", text), text
-        assert re.search("[Ss]et |Map |[Ss]ay |Write |Where |Leave |add it|Expected ", text), text
+        assert re.search("[Ss]et |[Mm]ap |[Ss]ay |Write |Where |Leave |add it|Expected ", text), (
+            text
+        )
         return False
     if len(found.y) != len(written.ills):
         assert any("rows of the table" in line for line in said), said

@@ -318,7 +318,7 @@ def test_all_odd_forms_of_a_column_are_listed_with_a_setting_for_each(tmp_path: 
     options = {"censored": "limit", "ignore-marks": ["%", "*"], "missing": ["n.d."]}
     _, notes = load(tmp_path, text(rows), **options)
     assert notes[:3] == [
-        "age: 3 values of data.csv taken as the limit",
+        "age: 3 values of data.csv read as the limit",
         "age: 2 values of data.csv read without '%'",
         "age: 1 value of data.csv read without '*'",
     ]
