@@ -3,6 +3,6 @@
 set -eu
 folder=/federation
 if [ ! -e "$folder/coterie.toml" ]; then
-    coterie init "$folder" --address superlink --address coordinator --operators coordinator
+    coterie federation init "$folder" --address superlink --address coordinator --operators coordinator
 fi
 exec coterie superlink --federation "$folder"

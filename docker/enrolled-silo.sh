@@ -34,4 +34,4 @@ if [ ! -e "$home/coordinator.json" ]; then
     done
     coterie silo join --home "$home" "$(cat /exchange/join)"
 fi
-exec coterie silo start --home "$home"
+exec coterie silo serve --home "$home"

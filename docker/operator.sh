@@ -5,7 +5,7 @@ set -eu
 while :; do
     for folder in /exchange/silo-*; do
         if [ -s "$folder/request" ] && [ ! -s "$folder/join" ]; then
-            if coterie enrol "$(cat "$folder/request")" > "$folder/join.unfinished"; then
+            if coterie members enrol "$(cat "$folder/request")" > "$folder/join.unfinished"; then
                 mv "$folder/join.unfinished" "$folder/join"
             else
                 sleep 5

@@ -5,6 +5,7 @@ from __future__ import annotations
 EXIT_CONFIG = 2
 EXIT_RUN = 3
 EXIT_NO_SILOS = 4
+EXIT_LINK = 5
 
 
 class FederationError(RuntimeError):

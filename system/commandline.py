@@ -1,10 +1,14 @@
-"""Common behaviour of our command lines: one-line errors, and help without markup."""
+"""Common behaviour of our command lines: one-line errors, former names, JSON, plain help."""
 
 from __future__ import annotations
 
+import json
+import math
+import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from typing import Annotated, Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from typing import Annotated, Any, ClassVar
 
 import click
 import typer
@@ -14,7 +18,10 @@ from coterie.system import terminal
 from coterie.system.files import explained
 from coterie.system.ports import address_of, host_of
 
-EXIT_CONFIG = 2
+EXIT_CONFIG, EXIT_LINK = 2, 5
+EVERYWHERE = {"-q": "quiet", "--quiet": "quiet", "-v": "verbose", "--verbose": "verbose"}
+EVERYWHERE |= {"--no-progress": "still"}
+"""Options of every command → the attribute of ``terminal.shown`` that they set."""
 
 
 class MisuseError(Exception):
@@ -33,29 +40,74 @@ class _Formatter(click.HelpFormatter):
 class _Context(click.Context):
     formatter_class = _Formatter
 
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **{**options, "help_option_names": ["-h", "--help"]})
+
+
+class Old(str):
+    """A former name of an option, which is understood with a warning and shown nowhere."""
+
+    __slots__ = ()
+
+
+def former_names(command: click.Command) -> dict[str, str]:
+    """Take the former names out of a command's options; return them with today's names."""
+    found: dict[str, str] = {}
+    for one in command.params:
+        now = [name for name in one.opts if not isinstance(name, Old)]
+        found |= {str(name): now[0] for name in one.opts if isinstance(name, Old)}
+        one.opts = now
+    return found
+
 
 class Group(TyperGroup):
     """A command group that reports errors that a person can fix in one line.
 
     They have the attribute ``exit_code``; a subclass may add others in ``exit_status``.
+
+    Attributes:
+        renamed: former command → today's, below this group.
+        spelled: as ``renamed``, without a warning.
     """
 
     context_class = _Context
+    renamed: ClassVar[Mapping[str, str]] = {}
+    spelled: ClassVar[Mapping[str, str]] = {"enroll": "enrol"}
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self._former = {name: former_names(one) for name, one in self.commands.items()}
+        for command in self.commands.values():
+            command.context_class = _Context
 
     def exit_status(self, error: Exception) -> int | None:
         """Return the exit status for an error; None: it is a bug, shown in full."""
         known = isinstance(error, OSError | MisuseError)
         return EXIT_CONFIG if known else getattr(error, "exit_code", None)
 
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Return the command of that name, with our help format."""
-        command = super().get_command(ctx, cmd_name)
-        if command is not None:
-            command.context_class = _Context
-        return command
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find a command by today's name or a former one, and rename its options."""
+        for number in (2, 1):
+            words = " ".join(args[:number])
+            if now := self.renamed.get(words) or self.spelled.get(words):
+                if words in self.renamed:
+                    warn_renamed(f"{ctx.command_path} {words}", f"{ctx.command_path} {now}")
+                args = [*now.split(), *args[number:]]
+                break
+        name, command, rest = super().resolve_command(ctx, args)
+        if command is None or isinstance(command, click.Group):
+            return name, command, rest
+        return name, command, list(_options_of_today(command, self._former[name or ""], rest))
 
     def main(self, *arguments: Any, **options: Any) -> Any:
         terminal.show_everything()
+        vars(terminal.shown).update(quiet=False, verbose=False, still=False)
+        if "_COTERIE_COMPLETE" in os.environ:
+            from typer._completion_classes import completion_init
+
+            completion_init()
         return super().main(*arguments, **options)
 
     def invoke(self, ctx: click.Context) -> object:
@@ -70,6 +122,62 @@ class Group(TyperGroup):
             text = explained(error) if isinstance(error, OSError) else str(error)
             print(f"{ctx.command_path}: {text}", file=sys.stderr)
             ctx.exit(status)
+
+
+def _options_of_today(
+    command: click.Command, former: Mapping[str, str], arguments: Sequence[str]
+) -> Iterator[str]:
+    """Yield arguments with today's names of options, and without ``EVERYWHERE``."""
+    known = {name for one in command.params for name in one.opts}
+    rest = iter(arguments)
+    for argument in rest:
+        name, equals, value = argument.partition("=")
+        if argument == "--":
+            yield from (argument, *rest)
+        elif name in former:
+            warn_renamed(name, former[name])
+            yield former[name] + equals + value
+        elif argument in EVERYWHERE and argument not in known:
+            setattr(terminal.shown, EVERYWHERE[argument], True)
+        else:
+            yield argument
+
+
+def warn_renamed(former: str, now: str) -> None:
+    """Say what an option or a command that still works is called today."""
+    print(f"warning: `{former}` is now `{now}`.", file=sys.stderr)
+
+
+JsonOption = Annotated[
+    bool, typer.Option("--json", help="Print one JSON document instead of text.")
+]
+YesOption = Annotated[
+    bool, typer.Option("--yes", "-y", help="Do not ask for confirmation on a terminal.")
+]
+
+
+def print_json(document: Any) -> None:
+    """Print a document; see ``plain``."""
+    print(json.dumps(plain(document), indent=1, ensure_ascii=False), flush=True)
+
+
+def plain(value: Any) -> Any:
+    """Return a value as JSON has it: a dataclass is an object, an infinite number is null."""
+    if is_dataclass(value):
+        value = {one.name.replace("_", "-"): getattr(value, one.name) for one in fields(value)}
+    if isinstance(value, Mapping):
+        return {str(key): plain(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(one) for one in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value if isinstance(value, str | int | float | None) else str(value)
+
+
+def confirm(question: str, *, yes: bool) -> None:
+    """Ask anyone who types the command; a script, which has no terminal, is not asked."""
+    if not yes and sys.stdin is not None and sys.stdin.isatty():
+        typer.confirm(question, abort=True)
 
 
 def address_option(text: str, port: int) -> Any:
@@ -96,6 +204,8 @@ def _reading(read: Callable[[str], str]) -> Callable[[str | None], str | None]:
 MetricsOption = Annotated[
     str,
     typer.Option(
+        "--metrics-address",
+        Old("--metrics"),
         metavar="[HOST:]PORT",
         help="Address at which to serve metrics for Prometheus, at /metrics. Without HOST: to "
         "this machine only.",
@@ -117,3 +227,24 @@ def given(context: click.Context) -> Iterator[tuple[str, str]]:
         source = context.get_parameter_source(option.name or "")
         if source and source.name != "DEFAULT":
             yield option.name or "", "/".join([*option.opts, *option.secondary_opts])
+
+
+def given_before(context: click.Context) -> None:
+    """Raise ``MisuseError`` for an option before a command of a group that also does something."""
+    for _, hint in given(context):
+        path = f"{context.command_path} {context.invoked_subcommand}"
+        raise MisuseError(f"{hint} stands before a command: `{path} --help` lists its options.")
+
+
+def group(name: str, text: str, example: str, kind: type[Group] = Group) -> typer.Typer:
+    """Return a group of commands, which without one prints its help."""
+    return typer.Typer(
+        name=name,
+        cls=kind,
+        help=text,
+        epilog=f"Example:  {example}",
+        no_args_is_help=True,
+        add_completion=False,
+        rich_markup_mode=None,
+        pretty_exceptions_enable=False,
+    )

@@ -7,6 +7,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from coterie.system.commandline import print_json
+
 OK, WARNING, BAD = 0, 1, 2
 """Exit statuses: healthy; needs attention; broken, or soon will be."""
 WORDS = ("ok", "warning", "bad")
@@ -23,12 +25,16 @@ class Finding:
     text: str
 
 
-def report(findings: Iterable[Finding]) -> int:
+def report(findings: Iterable[Finding], *, as_json: bool = False) -> int:
     """Print the findings, one line each; return the worst level as the exit status."""
-    worst = OK
+    worst, shown = OK, []
     for found in findings:
         worst = max(worst, found.level)
-        print(f"{WORDS[found.level]:8} {found.what:12} {found.text}", flush=True)
+        shown.append({"check": found.what, "level": WORDS[found.level], "text": found.text})
+        if not as_json:
+            print(f"{WORDS[found.level]:8} {found.what:12} {found.text}", flush=True)
+    if as_json:
+        print_json(shown)
     return worst
 
 

@@ -9,6 +9,7 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Iterable, Iterator
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, TextIO
 
 if TYPE_CHECKING:
@@ -22,6 +23,8 @@ LEGIBLE = "coterie.legible"
 """Error handler for characters that an encoding lacks, as in ``open(…, errors=LEGIBLE)``."""
 PLAIN = dict(zip("–—×·→", "--x.>", strict=True))
 """Signs in our tables and sentences → their ASCII replacement."""
+shown = SimpleNamespace(quiet=False, verbose=False, still=False)
+"""What the options of every command ask for; ``still``: lines instead of a display that moves."""
 
 
 def _legible(error: UnicodeError) -> tuple[str, int]:
@@ -92,6 +95,13 @@ def wide(console: Console, *, on_terminals: bool = False) -> Console:
         quiet=console.quiet,
         force_terminal=console.is_terminal,
     )
+
+
+def aside(console: Console | None = None) -> Console:
+    """Return the console for what is no result, which ``--quiet`` silences."""
+    from rich.console import Console
+
+    return Console(quiet=True) if shown.quiet else console or Console()
 
 
 def say(console: Console, text: str, *, highlight: bool = True) -> None:

@@ -1,7 +1,7 @@
 """A simulation as a file: many silos that share one data set, and the run over them.
 
-``coterie silo --simulation`` (real processes) and ``coterie simulate`` (one process) read the same
-file, so that both train the same silos. TOML:
+``coterie silo serve --simulation`` (real processes) and ``coterie simulate`` (one process) read the
+same file, so that both train the same silos. TOML:
 
     task = "mnist/mclr"
     data = "data"                # folder, relative to this file; not needed for digits

@@ -325,7 +325,7 @@ def test_a_part_loads_only_what_it_needs(statement: str, without: set[str]) -> N
     assert loaded(statement) & without == set()
 
 
-@pytest.mark.parametrize("line", [["--help"], ["silo", "--help"], ["silo", "start", "--help"]])
+@pytest.mark.parametrize("line", [["--help"], ["silo", "--help"], ["silo", "serve", "--help"]])
 def test_the_command_offers_help_without_torch_and_flower(line: list[str]) -> None:
     statement = (
         "from coterie.server.cli.main import app\n"

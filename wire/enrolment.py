@@ -31,7 +31,7 @@ VERSION: Final = 1
 LINES: Final = {
     REQUEST: ("an enrolment request", "coterie silo init"),
     OPERATOR: ("an operator's request", "coterie operator init"),
-    BUNDLE: ("a join bundle", "coterie enrol"),
+    BUNDLE: ("a join bundle", "coterie members enrol"),
 }
 """The name of each line, and the command that prints it."""
 

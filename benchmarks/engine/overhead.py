@@ -156,7 +156,7 @@ def resident_nodes(superlink: SuperLink, count: int) -> list[list[str]]:
 
 def app_nodes(superlink: SuperLink, count: int) -> list[list[str]]:
     """Command lines of resident silos that serve the empty app as one of a stranger's."""
-    own = [sys.executable, "-m", "coterie.client", "--superlink", superlink.fleet_address]
+    own = [sys.executable, "-m", "coterie.client", "serve", "--superlink", superlink.fleet_address]
     own += ["--app", "benchmarks.engine.overhead_app:client_app"]
     return [[*own, "--name", f"silo-{i}", "--set", f"name=silo-{i}"] for i in range(count)]
 

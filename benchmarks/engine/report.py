@@ -4,7 +4,7 @@
 
 The records are synthetic (groups that form, one silo that strays every round, a join, a leave, a
 matrix of similarities), each with a run alone and a global one to compare with. Times are wall and
-CPU seconds of ``coterie report`` in a process of its own, imports included.
+CPU seconds of ``coterie runs report`` in a process of its own, imports included.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""``coterie silo approve``: list the runs that wait, and approve or refuse them."""
+"""The runs that wait for approval at a silo: list, approve and reject them."""
 
 from __future__ import annotations
 
@@ -9,32 +9,30 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 import typer
 
 from coterie.client.cli.options import HomeOption, option
-from coterie.system.commandline import MisuseError
+from coterie.system.commandline import JsonOption, MisuseError, print_json, warn_renamed
 
 if TYPE_CHECKING:
-    from coterie.client.home.approvals import Approval
+    from coterie.client.home.approvals import Approval, State
     from coterie.client.home.folder import Home
 
 app = typer.Typer()
 
 
+CodeOption = Annotated[
+    str, option("CODE", "Decide only if the run still matches this code from the list.")
+]
+
+
 @app.command(
     epilog="Examples:\n\n"
     "\b\n"
-    "  coterie silo approve --home hospital-b\n"
     "  coterie silo approve hcct-1234 --home hospital-b\n"
-    "  coterie silo approve hcct-1234 --refuse --home hospital-b"
+    "  coterie silo approve --web --home hospital-b"
 )
 def approve(
-    run: Annotated[
-        str, typer.Argument(help="Name of the run. [default: list the waiting runs]")
-    ] = "",
-    refuse: Annotated[
-        bool, typer.Option("--refuse", help="Refuse the run, even if it was approved before.")
-    ] = False,
-    code: Annotated[
-        str, option("CODE", "Decide only if the run still matches this code from the list.")
-    ] = "",
+    run: Annotated[str, typer.Argument(help="Name of the run.")] = "",
+    refuse: Annotated[bool, typer.Option("--refuse", hidden=True, help="Now `reject`.")] = False,
+    code: CodeOption = "",
     web: Annotated[
         bool, typer.Option("--web", help="Serve a page with the waiting runs, on this machine.")
     ] = False,
@@ -44,38 +42,70 @@ def approve(
     ] = 8322,
     home: HomeOption = None,
 ) -> None:
-    """Approve or refuse a run, or list the waiting runs.
+    """Approve a run, which then trains here.
 
     With approve = "ask" in silo.toml, a run waits until a person at this silo has approved it.
     Approval covers exactly the settings that the run announced. If they change, the run waits
     again.
     """
-    from coterie.client.home.approvals import decide
-    from coterie.client.home.folder import Home
-
-    made = Home(home)
-    if web:
+    if refuse and not web:
+        warn_renamed("coterie silo approve --refuse", "coterie silo reject")
+        _decide(home, run, "refused", code)
+    elif web:
         if run or refuse or code:
             raise MisuseError("--web shows all waiting runs: do not give RUN with it.")
         from coterie.client.cli.approve_page import make_server
+        from coterie.client.home.folder import Home
         from coterie.system.tokens import new_token
 
-        with make_server(made, port=port, token=new_token()) as server:
+        with make_server(Home(home), port=port, token=new_token()) as server:
             server.run()
+    elif run or code:
+        _decide(home, run, "approved", code)
+    else:
+        warn_renamed("coterie silo approve", "coterie silo pending")
+        pending(home)
+
+
+@app.command(epilog="Example:  coterie silo reject hcct-1234 --home hospital-b")
+def reject(
+    run: Annotated[str, typer.Argument(help="Name of the run.")],
+    code: CodeOption = "",
+    home: HomeOption = None,
+) -> None:
+    """Reject a run, even if it was approved before."""
+    _decide(home, run, "refused", code)
+
+
+@app.command(epilog="Example:  coterie silo pending --home hospital-b")
+def pending(home: HomeOption = None, as_json: JsonOption = False) -> None:
+    """List the runs that wait for approval."""
+    from coterie.client.home.approvals import read_all
+    from coterie.client.home.folder import Home
+
+    made = Home(home)
+    if as_json:
+        facts = ("run", "code", "state", "asked", "decided", "by", "over", "terms")
+        print_json([{f: getattr(one, f) for f in facts} for one in read_all(made.folder)])
         return
+    for line in listing(made):
+        print(line)
+
+
+def _decide(home: Path | None, run: str, state: State, code: str) -> None:
+    from coterie.client.home.approvals import decide
+    from coterie.client.home.folder import Home
+
     if not run:
-        if refuse or code:
-            raise MisuseError("name the run: coterie silo approve RUN.")
-        for line in listing(made):
-            print(line)
-        return
-    decided = decide(made.folder, run, "refused" if refuse else "approved", code=code)
+        raise MisuseError("name the run: coterie silo approve RUN.")
+    made = Home(home)
+    decided = decide(made.folder, run, state, code=code)
     for line in described(decided, made):
         print(line)
     what = (
-        "The silo joins at its next check, within 30 seconds."
-        if not refuse
-        else "The silo takes no further part in it."
+        "The silo takes no further part in it."
+        if state == "refused"
+        else "The silo joins at its next check, within 30 seconds."
     )
     print(f"Run {decided.run} is {decided.state}. {what}")
 
@@ -93,8 +123,8 @@ def listing(home: Home) -> Iterator[str]:
         )
     for one in waiting:
         yield from described(one, home)
-        yield f"  approve it:  {_command(one, home.folder)}"
-        yield f"  refuse it:   {_command(one, home.folder)} --refuse"
+        yield f"  approve it:  {_command('approve', one, home.folder)}"
+        yield f"  reject it:   {_command('reject', one, home.folder)}"
         yield ""
     yield f"{len(waiting)} run{'s wait' if len(waiting) != 1 else ' waits'} for approval."
     yield from (f"  {line}" for line in decided_on(known))
@@ -159,11 +189,11 @@ def described(one: Approval, home: Home) -> Iterator[str]:
 SHOWN_APART = ("strategy", "task", "rounds", "asked-by")
 
 
-def _command(one: Approval, folder: Path) -> str:
+def _command(what: str, one: Approval, folder: Path) -> str:
     import shlex
 
     place = shlex.quote(str(folder))
-    return f"coterie silo approve {shlex.quote(one.run)} --code {one.code} --home {place}"
+    return f"coterie silo {what} {shlex.quote(one.run)} --code {one.code} --home {place}"
 
 
 def _minute(at: str) -> str:

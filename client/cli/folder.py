@@ -11,15 +11,12 @@ from typing import Annotated
 import typer
 
 from coterie.client.cli.options import (
-    PATIENCE_S,
     AppOption,
     HomeOption,
     ModOption,
-    PatienceOption,
-    VerboseOption,
     option,
 )
-from coterie.system.commandline import LogFormatOption, MetricsOption, MisuseError
+from coterie.system.commandline import JsonOption, MisuseError, YesOption, confirm, print_json
 from coterie.system.logs import show_progress
 
 app = typer.Typer()
@@ -47,6 +44,7 @@ def init(
         bool,
         typer.Option("--new-key", help="Replace the key. The silo must then be enrolled again."),
     ] = False,
+    yes: YesOption = False,
 ) -> None:
     """Create a silo's folder and print the enrolment request.
 
@@ -67,6 +65,7 @@ def init(
         )
     made = create(home or Path(name), name, task=task, data=data)
     if new_key:
+        confirm(f"Replace the key of {name}? It must then be enrolled again.", yes=yes)
         with locked(made.folder):
             made.new_key()
     _say(f"Created silo {name} in {made.folder}. Its key fingerprint: {made.fingerprint()}")
@@ -74,13 +73,13 @@ def init(
     print(made.request(), flush=True)
     where = "" if data else "Set the location of your data in silo.toml, and check it"
     _say(f"2. {where or 'Check your data'} with `coterie silo check`.")
-    _say("3. Run `coterie silo join` with the operator's answer, then `coterie silo start`.")
+    _say("3. Run `coterie silo join` with the operator's answer, then `coterie silo serve`.")
 
 
 @app.command(epilog="Example:  coterie silo join coterie-join.… --home hospital-b")
 def join(
     bundle: Annotated[
-        list[str], typer.Argument(help="Join bundle: the line that `coterie enrol` printed.")
+        list[str], typer.Argument(help="Join bundle: the line that the operator's command printed.")
     ],
     home: HomeOption = None,
 ) -> None:
@@ -110,7 +109,7 @@ def join(
     if before and held_by(silo.folder) is not None:
         _say("The silo is running and still uses its previous address. Next: restart it.")
     else:
-        _say("Next: coterie silo start")
+        _say("Next: coterie silo serve")
 
 
 @app.command(
@@ -119,7 +118,12 @@ def join(
     "  coterie silo check --home hospital-b\n"
     "  coterie silo check --home hospital-b --app my_package.client:app"
 )
-def check(home: HomeOption = None, app: AppOption = "", mod: ModOption = None) -> None:
+def check(
+    home: HomeOption = None,
+    app: AppOption = "",
+    mod: ModOption = None,
+    as_json: JsonOption = False,
+) -> None:
     """Check data and task, and show what would leave the silo.
 
     The command loads the data, shows counts and schema, and trains one epoch on the device. Nothing
@@ -132,7 +136,7 @@ def check(home: HomeOption = None, app: AppOption = "", mod: ModOption = None) -
     made = Home(home)
     settings = made.settings()
     if made.key_file.exists():
-        made.key()  # refused here as by `start`
+        made.key()  # refused here as by `serve`
     show_progress()
     if app:
         from coterie.client.cli.check_app import check_app
@@ -145,48 +149,17 @@ def check(home: HomeOption = None, app: AppOption = "", mod: ModOption = None) -
 
         lines = check_all(settings)
     noted = [f"warning   {text}"] if (text := remark(made.key_file)) else []
+    if as_json:
+        said = [*noted, *lines]
+        warnings = [line[10:] for line in said if line.startswith("warning ")]
+        print_json({"silo": settings.name, "warnings": warnings, "lines": said})
+        return
     for line in wrapped(chain(noted, lines), width_of(sys.stdout)):
         print(line)
 
 
-@app.command(
-    epilog="Examples:\n\n"
-    "\b\n"
-    "  coterie silo start --home hospital-b\n"
-    "  coterie silo start --home hospital-b --app my_package.client:app"
-)
-def start(
-    home: HomeOption = None,
-    app: AppOption = "",
-    mod: ModOption = None,
-    patience: PatienceOption = PATIENCE_S,
-    metrics: MetricsOption = "",
-    log_format: LogFormatOption = "",
-    verbose: VerboseOption = False,
-) -> None:
-    """Serve the federation until Ctrl-C or SIGTERM.
-
-    With --app, a Flower ClientApp that is installed on this machine answers messages, instead of
-    the task in silo.toml.
-    """
-    if mod and not app:
-        raise MisuseError("--mod requires --app.")
-    from coterie.client.home.files import folder_of
-    from coterie.client.resident.serve import serve
-
-    serve(
-        app or None,
-        folder_of(home),
-        mods=mod or [],
-        patience_s=patience,
-        verbose=verbose,
-        metrics=metrics,
-        log_format=log_format,
-    )
-
-
 @app.command(epilog="Example:  coterie silo health --home hospital-b")
-def health(home: HomeOption = None) -> None:
+def health(home: HomeOption = None, as_json: JsonOption = False) -> None:
     """Check a silo: process, last contact, disk, ledger.
 
     The exit status is 0 if all is well, 1 if there are warnings, and 2 if something does not work
@@ -196,7 +169,7 @@ def health(home: HomeOption = None) -> None:
     from coterie.client.home.health import findings
     from coterie.system.health import report
 
-    raise typer.Exit(report(findings(folder_of(home).expanduser())))
+    raise typer.Exit(report(findings(folder_of(home).expanduser()), as_json=as_json))
 
 
 def _say(text: str) -> None:

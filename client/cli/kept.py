@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from coterie.client.cli.options import HomeOption, SetOption, option
-from coterie.system.commandline import MisuseError
+from coterie.system.commandline import MisuseError, Old
 from coterie.system.logs import show_progress
 
 if TYPE_CHECKING:
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from coterie.tasks.base import Option
 
 app = typer.Typer()
+OUTPUT = ("--output", "-o")
 
 ModelOption = Annotated[
     str,
@@ -135,14 +136,16 @@ def _print_totals(found: Mapping[tuple[str, str], Total], file: Path) -> None:
     console.print(text, markup=False, soft_wrap=True)
 
 
-@app.command(epilog="Example:  coterie silo predict --home north --input new.npz --output out.csv")
+@app.command(epilog="Example:  coterie silo predict --home north --input new.npz -o out.csv")
 def predict(
     home: HomeOption = None,
     model: ModelOption = "",
     samples: SamplesOption = None,
     output: Annotated[
         Path | None,
-        option("FILE", "CSV file to write; for masks, a folder. [default: standard output]"),
+        option(
+            "FILE", "CSV file to write; for masks, a folder. [default: standard output]", *OUTPUT
+        ),
     ] = None,
     task: TaskOption = "",
     options: SetOption = None,
@@ -247,11 +250,14 @@ def calibrate(
     print(*figure_lines(kept.card, found.after), sep="\n")
 
 
-@app.command(epilog="Example:  coterie silo export --home north --model RUN --to model.onnx")
+@app.command(epilog="Example:  coterie silo export --home north --model RUN -o model.onnx")
 def export(
     to: Annotated[
         Path,
-        option("FILE", "File to write: model.onnx, or model.pt2 for PyTorch.", "--to"),
+        option(
+            *("FILE", "File to write: model.onnx, or model.pt2 for PyTorch.", *OUTPUT),
+            Old("--to"),
+        ),
     ],
     home: HomeOption = None,
     model: ModelOption = "",
@@ -291,7 +297,11 @@ def report(
     home: HomeOption = None,
     run: Annotated[str | None, option("RUN", "Run to report on. [default: the last]")] = None,
     out: Annotated[
-        Path | None, option("FILE", "File to write. [default: report.html in the silo's folder]")
+        Path | None,
+        option(
+            *("FILE", "File to write. [default: report.html in the silo's folder]", *OUTPUT),
+            Old("--out"),
+        ),
     ] = None,
 ) -> None:
     """Report on this silo's own runs.

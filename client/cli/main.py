@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
+import click
 import typer
 
 from coterie.client.cli import approve, folder, kept
@@ -19,23 +21,33 @@ from coterie.client.cli.options import (
 )
 from coterie.system.commandline import (
     EXIT_CONFIG,
+    EXIT_LINK,
     Group,
     LogFormatOption,
     MetricsOption,
     MisuseError,
     address_option,
     given,
+    group,
+    warn_renamed,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from coterie.tasks.base import Option
 
-EXIT_LINK = 5
+WITH_FOLDER = ("home", "app", "mod", "patience", "metrics", "log_format", "verbose")
+"""Options of ``coterie silo serve`` that go with a silo's folder."""
 
 
 class _Silo(Group):
+    renamed: ClassVar[Mapping[str, str]] = {"start": "serve"}
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if args and args[0].startswith("--") and args[0] != "--help":
+            warn_renamed(f"{ctx.command_path} {args[0]} …", f"{ctx.command_path} serve …")
+            args = ["serve", *args]
+        return super().parse_args(ctx, args)
+
     def exit_status(self, error: Exception) -> int | None:
         from coterie.client.home.settings import SettingsError
         from coterie.tasks.base import TaskError
@@ -48,28 +60,22 @@ class _Silo(Group):
         return EXIT_LINK if isinstance(error, LinkError) else super().exit_status(error)
 
 
-app = typer.Typer(
-    name="coterie silo",
-    cls=_Silo,
-    invoke_without_command=True,
-    add_completion=False,
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
+app = group(
+    *("coterie silo", "Take part in a federation with this machine's data."),
+    *("coterie silo init --name hospital-b", _Silo),
 )
-app.add_typer(folder.app)
-app.add_typer(approve.app)
-app.add_typer(kept.app)
+serving = typer.Typer()
 
 
-@app.callback(
+@serving.command(
     epilog="Examples:\n\n"
     "\b\n"
-    "  coterie silo start --home hospital-b\n"
-    "  coterie silo --name north --task my_task:Task --set data=/data/north\n"
-    "  coterie silo --simulation hundred.toml --partitions 0-49\n"
-    "  coterie silo --app my_package.client:app --partitions 0-9/10"
+    "  coterie silo serve --home hospital-b\n"
+    "  coterie silo serve --name north --task my_task:Task --set data=/data/north\n"
+    "  coterie silo serve --simulation hundred.toml --partitions 0-49\n"
+    "  coterie silo serve --app my_package.client:app --partitions 0-9/10"
 )
-def silo(
+def serve(
     context: typer.Context,
     name: Annotated[
         str | None, typer.Option(help="Name of the silo, unique in the federation.")
@@ -123,7 +129,8 @@ def silo(
         str,
         option(
             "FOLDER",
-            "Folder in which the silo keeps its files. Without it, the silo keeps nothing.",
+            "The silo's folder. [default: $COTERIE_SILO, or the current folder]. With --name: the "
+            "folder in which it keeps its files; without it, the silo keeps nothing.",
         ),
     ] = "",
     share_label_counts: Annotated[
@@ -160,25 +167,40 @@ def silo(
 ) -> None:
     """Serve a federation with this machine's data.
 
-    To take part in a federation of several organisations, use the commands below: init, join,
-    check and start. They keep the silo's settings and key in a folder, and use TLS.
+    The command ends with Ctrl-C or SIGTERM. The silo's settings and key are in its folder, --home,
+    which init and join made. With --app, a Flower ClientApp that is installed on this machine
+    answers messages, instead of the task in silo.toml.
 
-    Without a command, serve with the given options, in the foreground, until Ctrl-C or SIGTERM. Use
-    this on one machine, or on a network that you trust.
+    With --name, --partitions or --simulation, the options take the place of a folder's settings.
+    Use this on one machine, or on a network that you trust.
     """
-    if context.invoked_subcommand is not None:
-        for _, hint in given(context):
-            raise MisuseError(
-                f"{hint} applies to serving without a command. `coterie silo "
-                f"{context.invoked_subcommand} --help` lists the options of that command, which "
-                "come after its name."
-            )
+    if mod and not app:
+        raise MisuseError("--mod requires --app.")
+    if name is None and not partitions and simulation is None:
+        for parameter, hint in given(context):
+            if parameter not in WITH_FOLDER:
+                raise MisuseError(
+                    f"{hint} replaces a setting of a silo's folder: give --name, --partitions or "
+                    "--simulation as well, or set it in silo.toml."
+                )
+        from coterie.client.home.files import folder_of
+        from coterie.client.resident.serve import serve as serve_folder
+
+        serve_folder(
+            app or None,
+            folder_of(Path(home) if home else None),
+            mods=mod or [],
+            patience_s=patience,
+            verbose=verbose,
+            metrics=metrics,
+            log_format=log_format,
+        )
         return
     from coterie.client.home.policy import STATISTICS, Policy
     from coterie.client.home.settings import SiloSettings, options_of
 
     several = bool(partitions or simulation)
-    _check_together(name, app, mod, simulation, several=several, unlabelled=unlabelled)
+    _check_together(name, app, simulation, several=several, unlabelled=unlabelled)
     data: Mapping[str, Option] = options_of(options or [])
     if app:
         from coterie.client.resident.foreign import typed
@@ -200,14 +222,14 @@ def silo(
         ),
     )
     from coterie.client.resident.link import Connection
-    from coterie.client.resident.serve import serve
+    from coterie.client.resident.serve import serve as serve_silos
     from coterie.client.resident.virtual import settings_of
 
     connection = Connection(superlink, root_certificates, patience_s=patience)
     silos = (
         settings_of(settings, partitions, simulation, for_app=bool(app)) if several else [settings]
     )
-    serve(
+    serve_silos(
         app or None,
         silos,
         connection,
@@ -221,7 +243,6 @@ def silo(
 def _check_together(
     name: str | None,
     app: str,
-    mod: list[str] | None,
     simulation: Path | None,
     *,
     several: bool,
@@ -234,13 +255,6 @@ def _check_together(
         raise SettingsError(
             "--name applies to one silo; silos of a simulation are named silo-<number>."
         )
-    if name is None and not several:
-        raise SettingsError(
-            "give --name, or --partitions or --simulation to serve as silos of a simulation. To "
-            "serve from a silo's folder, use `coterie silo start`."
-        )
-    if mod and not app:
-        raise SettingsError("--mod requires --app.")
     if app and simulation:
         raise SettingsError(
             "--simulation cannot be combined with --app. To serve an app as several silos, use "
@@ -251,3 +265,7 @@ def _check_together(
             "--unlabelled applies to one silo that serves its task: leave out --partitions, "
             "--simulation and --app."
         )
+
+
+for _part in (folder.app, serving, approve.app, kept.app):
+    app.add_typer(_part)

@@ -7,6 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
+from coterie.system.commandline import Old
+
 PATIENCE_S = 600.0
 
 
@@ -29,9 +31,14 @@ SetOption = Annotated[
 ]
 PatienceOption = Annotated[
     float,
-    option("SECONDS", "Time to keep trying to reach the SuperLink before giving up, in seconds."),
+    option(
+        "SECONDS",
+        "Time to keep trying to reach the SuperLink before giving up, in seconds.",
+        "--retry-for",
+        Old("--patience"),
+    ),
 ]
-VerboseOption = Annotated[bool, typer.Option("--verbose", help="Log every message.")]
+VerboseOption = Annotated[bool, typer.Option("--verbose", "-v", help="Log every message.")]
 AppOption = Annotated[
     str,
     option(

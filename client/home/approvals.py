@@ -268,7 +268,7 @@ def decide(home: Path, run: str, state: State, *, code: str = "") -> Approval:
         if code and not (len(code) >= CODE and known.digest.startswith(code)):
             raise ApprovalError(
                 f"run {run} has changed its settings since: its code is {known.code}, not "
-                f"{code}. Look at it again with `coterie silo approve`."
+                f"{code}. Look at it again with `coterie silo pending`."
             )
         if known.over and state == "approved":
             raise ApprovalError(

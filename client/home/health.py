@@ -26,7 +26,7 @@ def findings(folder: Path) -> Iterator[Finding]:
 def _process(folder: Path) -> Finding:
     holder = held_by(folder)
     if holder is None:
-        return Finding(BAD, "process", f"no process serves {folder}: `coterie silo start`")
+        return Finding(BAD, "process", f"no process serves {folder}: `coterie silo serve`")
     return Finding(OK, "process", "running" if holder == UNKNOWN else f"{holder}")
 
 

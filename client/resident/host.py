@@ -62,7 +62,7 @@ ASK_S = 10.0
 SETTLE_S = 15.0
 """Seconds between checks, when idle, for runs that ended while they waited for approval."""
 AFTER_GIVING_UP = (
-    "--patience SECONDS sets how long it waits; a systemd service restarts it by itself "
+    "--retry-for SECONDS sets how long it waits; a systemd service restarts it by itself "
     f"(see {wire.page('Run a federation across organisations')})."
 )
 STOP_WORK = signal.SIGUSR1

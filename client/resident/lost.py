@@ -66,7 +66,7 @@ def refusal_of(error: grpc.RpcError, way: Way) -> LinkError:
         return LinkError(
             f"{where} presents a certificate that is not valid by the clock of this machine, "
             f"which says {_now()}: {details} Set the clock by NTP. If it is right, the operator "
-            "must renew the certificate with `coterie init FOLDER --renew`."
+            "must renew the certificate with `coterie federation init FOLDER --renew`."
         )
     if distrusts(details):
         return LinkError(

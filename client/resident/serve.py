@@ -117,7 +117,7 @@ def _exposed(
     except OSError as error:
         raise SettingsError(
             f"the silo cannot serve metrics at {address}: {error.strerror or error}. Choose "
-            "another address with --metrics, or under [monitoring] in silo.toml."
+            "another address with --metrics-address, or under [monitoring] in silo.toml."
         ) from None
     log.info("metrics: http://%s/metrics", served.address)
     return served

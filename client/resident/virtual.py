@@ -1,4 +1,4 @@
-"""Settings of the silos that ``coterie silo --partitions`` and ``--simulation`` ask for."""
+"""Settings of the silos that ``coterie silo serve --partitions`` and ``--simulation`` ask for."""
 
 from __future__ import annotations
 

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import re
 import shlex
+import sys
 import time
+from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
@@ -14,21 +17,22 @@ from rich.text import Text
 
 from coterie import wire
 from coterie.server.cli.options import Given
-from coterie.server.cli.waiting import print_queue
+from coterie.server.cli.waiting import print_queue, waiting_rows
 from coterie.server.machine.link import Control
 from coterie.server.machine.local import Start, follow_run
 from coterie.server.paths import default_runs_dir
 from coterie.server.report.final import print_final
 from coterie.server.report.view import local_time, showing
 from coterie.server.runs.config import RunConfig
-from coterie.server.runs.record import EVENTS, RECORD, Run, reading
+from coterie.server.runs.record import EVENTS, RECORD, Event, Run, reading
 from coterie.server.runs.record.follow import Progress, events
 from coterie.server.runs.run import run_folder
 from coterie.server.site.queue import AskedQueue, Entry
 from coterie.strategies.errors import EXIT_RUN, FederationError, refused
+from coterie.system.commandline import plain, print_json
 from coterie.system.files import UNKNOWN, held_by
 from coterie.system.processes import insistent_interrupts
-from coterie.system.terminal import say, wide
+from coterie.system.terminal import aside, say, wide
 
 LOG_DEADLINE_S = 7 * 24 * 3600.0
 LAST_WORDS_S = 5.0
@@ -37,6 +41,7 @@ BEGINNING_S = 10.0
 """Time that a command waits for the start of a run that it does not follow."""
 PENDING, START_POLL_S = "pending", 0.5
 """The SuperLink's status of a run that no ServerApp has started, and seconds between two checks."""
+COLUMNS = ("run", "strategy", "status", "started", "rounds", "silos", "mean over silos")
 STOP_DEADLINE_S, STOP_POLL_S = 60.0, 0.2
 
 
@@ -49,6 +54,7 @@ def follow(
     run_id: int,
     here: bool,
     detach: bool,
+    as_json: bool = False,
 ) -> int:
     """Show a submitted run until it ends, or not if ``detach``; return the exit status.
 
@@ -57,6 +63,8 @@ def follow(
     folder = run_folder(config, run_id=run_id)
     say(console, f"run {run_id} is submitted; its record: {folder}")
     if detach:
+        if as_json:
+            print_json({"run-id": run_id, "run": folder.name, "record": folder, "queue": None})
         return _await_beginning(console, calls, run_id, folder) if here else 0
     if not here:
         return _follow_log(console, calls, run_id, Start(run_id, config.wait_for_silos))
@@ -65,11 +73,18 @@ def follow(
     with insistent_interrupts(), showing(console, progress, resumed_as=again) as show:
         last = follow_run(calls, run_id, folder, show, wait_s=config.wait_for_silos)
     if last.status != "completed":  # why, was shown
+        _print_error(console, last)
         if progress.round:  # before the first there is nothing to go on from
             _print_resumption(console, folder.name, options)
         return EXIT_RUN
-    print_final(console, folder)
+    print_final(Console(), folder, as_json=as_json)
     return 0
+
+
+def _print_error(console: Console, last: Event) -> None:
+    """Print why a run failed, if its console is silent."""
+    if console.quiet and last.status != "completed":
+        print(f"the run {last.status}: {last.error}", file=sys.stderr)
 
 
 def _await_beginning(console: Console, calls: Control, run_id: int, folder: Path) -> int:
@@ -89,6 +104,7 @@ def _await_beginning(console: Console, calls: Control, run_id: int, folder: Path
             waits = event.text or waits if own else ""
             if own and event.kind == "end":
                 say(console, f"the run {event.status}: {event.error}", highlight=False)
+                _print_error(console, event)
                 return 0 if event.status == "completed" else EXIT_RUN
             if own and event.kind in ("here", "ready"):
                 return 0
@@ -98,7 +114,7 @@ def _await_beginning(console: Console, calls: Control, run_id: int, folder: Path
 
 
 def _print_resumption(console: Console, run: str, options: Given) -> None:
-    line = options.again(f"run --resume {shlex.quote(run)}")
+    line = options.again(f"run resume {shlex.quote(run)}")
     say(console, f"resume it with: {line}", highlight=False)
 
 
@@ -198,7 +214,7 @@ def watch_run(name: str | None, options: Given) -> int:
         limit = sum(progress.config.get(key, 600.0) for key in ("round-timeout", "wait-for-silos"))
         silent = time.time() - file.stat().st_mtime
         if silent > LAST_WORDS_S and held_by(folder) is None:
-            line = options.again(f"run --resume {shlex.quote(folder.name)}")
+            line = options.again(f"run resume {shlex.quote(folder.name)}")
             return f"its process is gone. Resume it with: {line}"
         return (
             f"nothing was written for {silent:.0f} s; its process may hang"
@@ -206,12 +222,13 @@ def watch_run(name: str | None, options: Given) -> int:
             else None
         )
 
-    status = ""
-    with showing(Console(), progress) as show:
+    console, last = aside(), Event("end")
+    with showing(console, progress) as show:
         for event in events(folder, start_deadline_s=60.0, ended=ended):
             show(event)
-            status = event.status or status
-    return 0 if status == "completed" else EXIT_RUN
+            last = event if event.status else last
+    _print_error(console, last)
+    return 0 if last.status == "completed" else EXIT_RUN
 
 
 def _follow_log(console: Console, calls: Control, run_id: int, start: Start) -> int:
@@ -227,7 +244,7 @@ def _follow_log(console: Console, calls: Control, run_id: int, start: Start) -> 
     return 0 if info.sub_status == "completed" else EXIT_RUN
 
 
-def print_status(options: Given) -> None:
+def print_status(options: Given, *, as_json: bool = False) -> None:
     """Print connected silos and known runs."""
     address = options.place().superlink
     console = Console()
@@ -236,33 +253,60 @@ def print_status(options: Given) -> None:
         queue: list[Entry] = []
         with suppress(FederationError):  # a federation alone has one, and one of this release
             queue = AskedQueue(calls.act).entries() if options.place().root_certificates else []
+    rows = [
+        {
+            "run": info.run_id,
+            "status": info.sub_status or info.status,
+            "submitted": local_time(info.pending_at)[:19],
+            "details": info.details,
+        }
+        for info in known
+    ]
+    if as_json:
+        waits = waiting_rows(queue)
+        print_json({"superlink": address, "silos": online, "runs": rows, "queue": waits})
+        return
     silos, runs = wire.counted(online, "silo"), wire.counted(len(known), "run")
     console.print(f"SuperLink at {address}: {silos} connected, {runs}", markup=False)
-    if known:
-        table = Table("run", "status", "submitted", "details")
-        for info in known:
-            state = info.sub_status or info.status
-            submitted = local_time(info.pending_at)[:19]
-            table.add_row(str(info.run_id), state, submitted, Text(info.details))
+    if rows:
+        table = Table(*rows[0])
+        for row in rows:
+            table.add_row(*(Text(str(cell)) for cell in row.values()))
         wide(console).print(table)
     print_queue(queue)
 
 
-def print_runs(folder: Path | None) -> None:
-    """Print recorded runs, newest last."""
+def print_runs(folder: Path | None, queue: Sequence[Entry] = (), *, as_json: bool = False) -> None:
+    """Print recorded runs, newest last, and those that wait."""
     console = Console()
     root = folder or default_runs_dir()
     records = sorted(root.glob(f"*/{RECORD}"), key=lambda path: path.stat().st_mtime)
-    if not records:
-        say(console, f"no runs are recorded in {root}")
+    rows = [_summary(path.parent) for path in records]
+    if as_json:
+        print_json({"runs": rows, "queue": waiting_rows(queue)})
         return
-    table = Table(box=None, padding=(0, 1))
-    table.add_column("run", overflow="fold")  # a name to be typed, so never cut
-    for column in ("strategy", "status", "started", "rounds", "silos", "mean over silos"):
-        table.add_column(column, no_wrap=True)
-    for path in records:
-        table.add_row(*(Text(cell) for cell in _summary(path.parent)))
-    wide(console).print(table)
+    if rows:
+        table = Table(box=None, padding=(0, 1))
+        table.add_column("run", overflow="fold")  # a name to be typed, so never cut
+        for column in COLUMNS[1:]:
+            table.add_column(column, no_wrap=True)
+        for row in rows:
+            table.add_row(*map(Text, row.cells().values()))
+        wide(console).print(table)
+    else:
+        say(console, f"no runs are recorded in {root}")
+    print_queue(queue)
+
+
+def print_run(name: str, root: Path | None, *, as_json: bool = False) -> None:
+    """Print the facts of one recorded run."""
+    folder = reading.find_run(name, root)
+    row = _summary(folder)
+    if as_json:
+        print_json({**plain(row), "record": folder})
+        return
+    for what, cell in {**row.cells(), "record": str(folder)}.items():
+        say(Console(), f"{what:16} {cell}", highlight=False)
 
 
 def _status(run: Run) -> str:
@@ -275,7 +319,29 @@ def _status(run: Run) -> str:
     return f"{run.status} (lock unreadable)" if holder == UNKNOWN else run.status
 
 
-def _summary(folder: Path) -> list[str]:
+@dataclass(frozen=True)
+class _Row:
+    """The facts of a recorded run; ``mean`` is the text of ``mean_error`` in the run's metric."""
+
+    run: str
+    strategy: str
+    status: str
+    started: str
+    rounds: int
+    planned_rounds: int
+    silos: int
+    mean: str
+    mean_error: float | None
+
+    def cells(self) -> dict[str, str]:
+        """Return the facts for people, by the columns of their table."""
+        planned = f"{self.rounds}/{self.planned_rounds}" if self.planned_rounds else "–"
+        started = local_time(self.started)[5:16]
+        facts = (self.run, self.strategy, self.status, started, planned, str(self.silos), self.mean)
+        return dict(zip(COLUMNS, facts, strict=True))
+
+
+def _summary(folder: Path) -> _Row:
     damage = ""
     try:
         run = reading.read_whole(folder, brief=True)
@@ -284,14 +350,16 @@ def _summary(folder: Path) -> list[str]:
         try:
             run = reading.read_run(folder, brief=True)
         except FederationError:
-            return [folder.name, "", "damaged", "", "", "", ""]
-    mean = "–" if run.mean_error is None else f"{run.lead.title} {run.lead.text(run.mean_error)}"
-    return [
+            run, damage = Run(folder, status="damaged"), ""
+    known = run.mean_error is not None
+    return _Row(
         folder.name,
         run.strategy,
         _status(run) + damage,
-        local_time(run.started)[5:16],
-        f"{len(run.rounds)}/{run.planned_rounds}" if run.planned_rounds else "–",
-        str(len(run.silos)),
-        mean,
-    ]
+        run.started,
+        len(run.rounds),
+        run.planned_rounds,
+        len(run.silos),
+        f"{run.lead.title} {run.lead.text(run.mean_error)}" if known else "–",
+        run.mean_error,
+    )

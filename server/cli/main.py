@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Iterator, Mapping
+from enum import StrEnum
+from typing import Annotated, ClassVar
 
 import click
 import typer
@@ -10,38 +12,71 @@ import typer
 from coterie.client.cli.main import app as silo
 from coterie.server.cli import operator, people, runs, study
 from coterie.system.commandline import Group
+from coterie.system.terminal import shown
 
+completion = typer.Typer()
+Shell = StrEnum("Shell", ["bash", "zsh", "fish"])
 SECTIONS = {
-    "Try and compare on this machine": ("", study.app),
-    "Coordinate a federation": ("", operator.app),
-    "Manage operators": ("operator", people.app),
-    "Run a strategy": ("", runs.app),
-    "Take part as a silo": ("silo", silo),
+    "Try and compare on this machine": {"": study.app},
+    "Run a strategy": {"": runs.app, "runs": runs.recorded},
+    "Coordinate a federation": {"federation": operator.federation_app, "": operator.app},
+    "Manage the federation's silos": {"members": operator.members},
+    "Manage operators": {"operator": people.app},
+    "Take part as a silo": {"silo": silo},
+    "Other": {"": completion},
 }
 """Sections of --help: title → the word before the commands, and the commands."""
 MAX_SUMMARY = 100
+EXIT_CODES = (
+    "Exit codes: 0 done; 1 negative answer, such as a warning; 2 wrong usage or settings; "
+    "3 a run failed; 4 too few silos; 5 no connection."
+)
 
 
 class _Coterie(Group):
+    renamed: ClassVar[Mapping[str, str]] = {
+        "init": "federation init",
+        "health": "federation check",
+        "audit": "federation audit",
+        "upgrade-check": "federation upgrade-check",
+        "roster": "members list",
+        "enrol": "members enrol",
+        "remove": "members remove",
+        "withdraw": "members erase",
+        "watch": "runs watch",
+        "stop": "runs stop",
+        "report": "runs report",
+        "explain": "runs explain",
+    }
+    spelled: ClassVar[Mapping[str, str]] = {
+        "enroll": "members enrol",
+        "run resume": "run --resume",
+    }
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write every command in its section, including those of a silo."""
-        for title, (word, part) in SECTIONS.items():
-            group = typer.main.get_group(part)
-            commands = {**({"": group} if word else {}), **group.commands}
+        for title, parts in SECTIONS.items():
             with formatter.section(title):
                 formatter.write_dl(
                     [
                         (f"{word} {name}".strip(), command.get_short_help_str(MAX_SUMMARY))
-                        for name, command in commands.items()
+                        for word, part in parts.items()
+                        for name, command in _commands(word, typer.main.get_group(part))
                     ]
                 )
+
+
+def _commands(word: str, group: click.Group) -> Iterator[tuple[str, click.Command]]:
+    yield from [("", group)] if word else []
+    yield from group.commands.items()
 
 
 app = typer.Typer(
     name="coterie",
     cls=_Coterie,
     help="Cross-silo federated learning that finds out which organisations should train together.",
-    epilog="Start with:  coterie demo",
+    epilog="Options can also follow the command, as in `coterie demo -q`.\n\n"
+    f"Start with:  coterie demo\n\n{EXIT_CODES}",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
@@ -63,17 +98,39 @@ def _options(
         bool,
         typer.Option(
             "--version",
+            "-V",
             is_eager=True,
             callback=_print_version,
             help="Show the versions of coterie and Flower and exit.",
         ),
     ] = False,
+    quiet: Annotated[
+        bool, typer.Option("--quiet", "-q", help="Print only results and errors.")
+    ] = False,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="Print more about the progress of a run.")
+    ] = False,
+    no_progress: Annotated[
+        bool, typer.Option("--no-progress", help="Print lines instead of a display that moves.")
+    ] = False,
 ) -> None:
-    pass
+    shown.quiet, shown.verbose, shown.still = quiet, verbose, no_progress
 
 
-for _word, _part in SECTIONS.values():
-    app.add_typer(_part, name=_word)
+@completion.command("completion", epilog="Example:  coterie completion bash >> ~/.bashrc")
+def complete(
+    shell: Annotated[Shell, typer.Argument(help="Shell: bash, zsh or fish.")],
+) -> None:
+    """Print the script that completes commands and options in a shell."""
+    from typer._completion_shared import get_completion_script
+
+    variable = "_COTERIE_COMPLETE"
+    print(get_completion_script(prog_name="coterie", complete_var=variable, shell=shell.value))
+
+
+for _parts in SECTIONS.values():
+    for _word, _part in _parts.items():
+        app.add_typer(_part, name=_word)
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""Commands of the coordinator's operator: make a federation, enrol silos, serve."""
+"""Commands of the coordinator's operator: create a federation, enrol its silos, serve."""
 
 from __future__ import annotations
 
@@ -24,26 +24,38 @@ from coterie.server.cli.options import (
 )
 from coterie.system import logs
 from coterie.system.commandline import (
+    EXIT_LINK,
+    JsonOption,
     LogFormatOption,
     MetricsOption,
     MisuseError,
+    YesOption,
     address_option,
+    confirm,
     given,
+    group,
     host_option,
 )
 
-YesOption = Annotated[
-    bool, typer.Option("--yes", "-y", help="Do not ask for confirmation on a terminal.")
-]
 MAX_LINE = 100_000
 """Most characters that are shown of a line from a coordinator."""
 app = typer.Typer()
+federation_app = group(
+    *("coterie federation", "Create, check and audit a federation."),
+    "coterie federation init lung-study --address fl.example.org",
+)
+members = group(
+    *("coterie members", "List, enrol, remove and erase the silos of a federation."),
+    "coterie members list --federation lung-study",
+)
 
 ControlPortOption = Annotated[int, port("Port to listen on for operators.")]
 RuntimePortOption = Annotated[int, port("Port to listen on for the ServerApp.")]
 
 
-@app.command(epilog="Example:  coterie init lung-study --address fl.example.org:9092")
+@federation_app.command(
+    epilog="Example:  coterie federation init lung-study --address fl.example.org:9092"
+)
 def init(
     context: typer.Context,
     folder: Annotated[
@@ -72,7 +84,7 @@ def init(
         str, host_option("Address to listen on for operators.", metavar="HOST")
     ] = "127.0.0.1",
 ) -> None:
-    """Create a federation's folder: CA, certificate, settings."""
+    """Create a federation: CA, certificate, settings."""
     from coterie.server.site.federation import create
     from coterie.server.site.operator import print_init
     from coterie.server.site.operator import renew as renew_certificate
@@ -102,7 +114,7 @@ def init(
     print_init(made, folder)
 
 
-@app.command(epilog="Example:  coterie enrol --federation lung-study coterie-request.…")
+@members.command(epilog="Example:  coterie members enrol --federation lung-study coterie-request.…")
 def enrol(
     request: Annotated[
         list[str], typer.Argument(help="Enrolment request: the line that the silo sent.")
@@ -121,16 +133,16 @@ def enrol(
     _say(done["bundle"])
 
 
-@app.command(epilog="Example:  coterie roster --federation lung-study")
-def roster(federation: FederationOption = None) -> None:
+@members.command("list", epilog="Example:  coterie members list --federation lung-study")
+def roster(federation: FederationOption = None, as_json: JsonOption = False) -> None:
     """List the enrolled silos, their tasks and their last contact."""
     from coterie.server.site.federation import load
     from coterie.server.site.operator import print_roster
 
-    print_roster(load(federation))
+    print_roster(load(federation), as_json=as_json)
 
 
-@app.command(epilog="Example:  coterie remove hospital-b --federation lung-study")
+@members.command(epilog="Example:  coterie members remove hospital-b --federation lung-study")
 def remove(
     name: Annotated[str, typer.Argument(help="Name of the silo.")],
     federation: FederationOption = None,
@@ -139,15 +151,16 @@ def remove(
     yes: YesOption = False,
 ) -> None:
     """Remove a silo from the federation. Its key is never accepted again; runs continue."""
-    _confirm(f"Remove {name}? Its key is never accepted again.", yes=yes)
+    confirm(f"Remove {name}? Its key is never accepted again.", yes=yes)
     _say_all(Given(federation, superlink, root_certificates).act("remove", name=name)["lines"])
 
 
-@app.command(
+@members.command(
+    "erase",
     epilog="Examples:\n\n"
     "\b\n"
-    "  coterie withdraw hospital-b --federation lung-study\n"
-    "  coterie withdraw --verify hospital-b-2026-11-23T0931.json --root-certificates ca.pem"
+    "  coterie members erase hospital-b --federation lung-study\n"
+    "  coterie members erase --verify hospital-b-2026-11-23T0931.json --root-certificates ca.pem",
 )
 def withdraw(
     name: Annotated[str, typer.Argument(help="Name of the silo.")] = "",
@@ -181,7 +194,7 @@ def withdraw(
             "--dry-run reads the federation's folder: use it on the coordinator, without --verify."
         )
     if verify is None and not dry_run:
-        _confirm(f"Withdraw {name}? Its models are deleted; that cannot be undone.", yes=yes)
+        confirm(f"Erase {name}? Its models are deleted; that cannot be undone.", yes=yes)
     if dry_run:
         from coterie.server.site.withdrawal import planned
 
@@ -202,11 +215,11 @@ def withdraw(
     _say_all(lines)
 
 
-@app.command(
+@federation_app.command(
     epilog="Examples:\n\n"
     "\b\n"
-    "  coterie audit --federation lung-study\n"
-    "  coterie audit --verify --head 12:5f1c… --federation lung-study"
+    "  coterie federation audit --federation lung-study\n"
+    "  coterie federation audit --verify --head 12:5f1c… --federation lung-study"
 )
 def audit(
     verify: Annotated[
@@ -228,39 +241,43 @@ def audit(
         int, typer.Option(metavar="N", min=0, help="Show only the last N actions. 0: all.")
     ] = 0,
     federation: FederationOption = None,
+    as_json: JsonOption = False,
 ) -> None:
-    """List the operators' actions (audit log), or verify the log."""
+    """List or verify the operators' actions (audit log)."""
     from coterie.server.site.federation import load
     from coterie.server.site.operator import print_audit, print_verification
 
     made = load(federation)
     if verify:
-        raise typer.Exit(print_verification(made, head=head))
+        raise typer.Exit(print_verification(made, head=head, as_json=as_json))
     if head:
         raise MisuseError("--head is looked for with --verify: give that as well.")
-    print_audit(made, last=last)
+    print_audit(made, last=last, as_json=as_json)
 
 
-@app.command(epilog="Example:  coterie upgrade-check --to 0.2.0 --federation lung-study")
+@federation_app.command(
+    epilog="Example:  coterie federation upgrade-check --to 0.2.0 --federation lung-study"
+)
 def upgrade_check(
     to: Annotated[
         str,
         typer.Option(metavar="RELEASE", help="Release to check. [default: the installed one]"),
     ] = "",
     federation: FederationOption = None,
+    as_json: JsonOption = False,
 ) -> None:
-    """Check whether an upgrade is safe, and list silos' releases.
+    """Check whether an upgrade is safe.
 
-    A release is compatible with the release before it and the one after it. A silo's release is
-    known from the last run in which it took part. The exit status is 0 if nothing known prevents
-    the upgrade, and 1 otherwise, also while a run is active.
+    The command lists the silos' releases, as known from the last run in which each took part. A
+    release is compatible with the release before it and the one after it. The exit status is 0 if
+    nothing known prevents the upgrade, and 1 otherwise, also while a run is active.
     """
     from coterie.server.site.federation import load
     from coterie.server.site.operator import print_outlook
     from coterie.server.site.upgrade import look
 
     outlook = look(load(federation), to)
-    print_outlook(outlook)
+    print_outlook(outlook, as_json=as_json)
     raise typer.Exit(0 if outlook.is_safe else 1)
 
 
@@ -304,12 +321,13 @@ def superlink(
     metrics: MetricsOption = "",
     log_format: LogFormatOption = "",
 ) -> None:
-    """Run the SuperLink, to which silos and operators connect.
+    """Run the SuperLink for silos and operators.
 
     It runs in the foreground until Ctrl-C or SIGTERM.
 
     With a federation, it uses TLS and accepts only enrolled silos. All other settings are in the
-    federation's coterie.toml, so the other options are refused, except --metrics and --log-format.
+    federation's coterie.toml, so the other options are refused, except --metrics-address and
+    --log-format.
 
     Without a federation, it does not use TLS and accepts every silo. Use this on one machine, or on
     a network that you trust.
@@ -341,8 +359,8 @@ def superlink(
 
     if metrics:
         raise MisuseError(
-            "--metrics serves the numbers of a federation's coordinator: name its folder with "
-            "--federation."
+            "--metrics-address serves the numbers of a federation's coordinator: name its folder "
+            "with --federation."
         )
 
     ports = Ports(runtime=runtime_port, fleet=fleet_port, control=control_port)
@@ -367,7 +385,7 @@ def executor(
     runs_dir: RunsOption = None,
     log_format: LogFormatOption = "",
 ) -> None:
-    """Start ServerApps for a SuperLink with --no-executor.
+    """Start a SuperLink's ServerApps (--no-executor).
 
     Runs survive a restart of that SuperLink.
     """
@@ -376,25 +394,31 @@ def executor(
     _become(executor_command(superlink), runs_dir, log_format)
 
 
-@app.command(epilog="Example:  coterie health --federation lung-study")
+@federation_app.command(
+    "check", epilog="Example:  coterie federation check --federation lung-study"
+)
 def health(
     federation: FederationOption = None,
     superlink: SuperLinkOption = None,
     root_certificates: CertificateOption = None,
+    as_json: JsonOption = False,
 ) -> None:
-    """Check a coordinator: SuperLink, database, disk, certificates.
+    """Check SuperLink, database, disk and certificates.
 
-    The exit status is 0 if all is well, 1 if there are warnings, and 2 if something does not work
-    or will soon fail. Without a federation, only whether the SuperLink answers is checked.
+    The exit status is 0 if all is well, 1 if there are warnings, 2 if something does not work or
+    will soon fail, and 5 if the SuperLink does not answer. Without a federation, only whether the
+    SuperLink answers is checked.
     """
     from coterie.server.site import health as checks
     from coterie.server.site.operators import own_identity
-    from coterie.system.health import report
+    from coterie.system.health import BAD, report
 
     given = Given(federation, superlink, root_certificates)
     made, place = given.made(), given.place()
-    found = checks.findings(made) if made else [checks.superlink(*place[:2], own_identity())]
-    raise typer.Exit(report(found))
+    found = list(checks.findings(made) if made else [checks.superlink(*place[:2], own_identity())])
+    status = report(found, as_json=as_json)
+    away = any(one.what == checks.SUPERLINK and one.level == BAD for one in found)
+    raise typer.Exit(EXIT_LINK if away else status)
 
 
 def _become(
@@ -412,12 +436,6 @@ def _become(
         parent = ["--parent-pid", str(os.getpid())]
         subprocess.Popen([*beside, *parent], env=own, start_new_session=True)
     os.execve(line[0], line, own)
-
-
-def _confirm(question: str, *, yes: bool) -> None:
-    """Ask anyone who types the command; a script, which has no terminal, is not asked."""
-    if not yes and sys.stdin is not None and sys.stdin.isatty():
-        typer.confirm(question, abort=True)
 
 
 def _say_all(lines: Iterable[str], file: TextIO | None = None) -> None:

@@ -51,8 +51,8 @@ def port(text: str) -> Any:
 FederationOption = Annotated[
     Path | None,
     folder_option(
-        "Folder of the federation, created by `coterie init`. [default: $COTERIE_FEDERATION, or "
-        "the current folder]"
+        "Folder of the federation, created by `coterie federation init`. [default: "
+        "$COTERIE_FEDERATION, or the current folder]"
     ),
 ]
 SuperLinkOption = Annotated[

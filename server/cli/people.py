@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import typer
 
 from coterie.server.cli.options import FederationOption, folder_option
-from coterie.system.commandline import Group
+from coterie.system.commandline import Group, JsonOption, YesOption, confirm, group
 
-app = typer.Typer(
-    name="coterie operator",
-    cls=Group,
-    help="Manage operators' keys and roles.",
-    epilog="Example:  coterie operator list --federation lung-study",
-    no_args_is_help=True,
-    add_completion=False,
-    rich_markup_mode=None,
+
+class _Operators(Group):
+    renamed: ClassVar[Mapping[str, str]] = {"roles": "set-roles"}
+
+
+app = group(
+    *("coterie operator", "Manage operators' keys and roles."),
+    *("coterie operator list --federation lung-study", _Operators),
 )
 
 NameArgument = Annotated[str, typer.Argument(help="Name of the operator.")]
@@ -26,7 +27,7 @@ RoleOption = Annotated[
     typer.Option(
         "--role",
         metavar="ROLE",
-        help="Role of the operator. run: start and stop runs. enrol: enrol, remove and withdraw "
+        help="Role of the operator. run: start and stop runs. enrol: enrol, remove and erase "
         "silos. look: see silos, runs and logs, which every operator may. Can be repeated.",
     ),
 ]
@@ -42,7 +43,7 @@ def init(
         ),
     ] = None,
 ) -> None:
-    """Create an operator's key and print the enrolment request."""
+    """Create an operator's key and enrolment request."""
     from coterie.server.site.people import print_init
 
     print_init(name, home)
@@ -64,15 +65,15 @@ def enrol(
 
 
 @app.command("list", epilog="Example:  coterie operator list --federation lung-study")
-def list_(federation: FederationOption = None) -> None:
+def list_(federation: FederationOption = None, as_json: JsonOption = False) -> None:
     """List the operators and their roles."""
     from coterie.server.site.federation import load
     from coterie.server.site.people import print_operators
 
-    print_operators(load(federation))
+    print_operators(load(federation), as_json=as_json)
 
 
-@app.command(epilog="Example:  coterie operator roles ada --role run --role enrol")
+@app.command("set-roles", epilog="Example:  coterie operator set-roles ada --role run --role enrol")
 def roles(name: NameArgument, role: RoleOption = None, federation: FederationOption = None) -> None:
     """Replace an operator's roles."""
     from coterie.server.site.federation import load
@@ -82,8 +83,9 @@ def roles(name: NameArgument, role: RoleOption = None, federation: FederationOpt
 
 
 @app.command(epilog="Example:  coterie operator remove ada --federation lung-study")
-def remove(name: NameArgument, federation: FederationOption = None) -> None:
+def remove(name: NameArgument, federation: FederationOption = None, yes: YesOption = False) -> None:
     """Revoke an operator's access, from the next call on."""
+    confirm(f"Remove operator {name}? Their key is no longer accepted.", yes=yes)
     from coterie.server.site.federation import load
     from coterie.server.site.people import print_gone
 

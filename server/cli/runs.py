@@ -9,9 +9,23 @@ import typer
 
 from coterie.server.cli import options
 from coterie.server.cli.keys import KeysCommand, keys_given, keys_of, require_nothing_else, resumed
-from coterie.system.commandline import MisuseError, host_option
+from coterie.system.commandline import (
+    Group,
+    JsonOption,
+    MisuseError,
+    Old,
+    given_before,
+    host_option,
+)
 
 app = typer.Typer()
+recorded = typer.Typer(
+    name="coterie runs",
+    cls=Group,
+    invoke_without_command=True,
+    add_completion=False,
+    rich_markup_mode=None,
+)
 
 
 @app.command(
@@ -19,7 +33,8 @@ app = typer.Typer()
     epilog="Examples:\n\n"
     "\b\n"
     "  coterie run --rounds 20 --min-silos 9\n"
-    "  coterie run hcct --alpha 50 --rounds 20 --min-silos 9 --set lr=0.1",
+    "  coterie run hcct --alpha 50 --rounds 20 --min-silos 9 --set lr=0.1\n"
+    "  coterie run resume hcct-1234",
 )
 def run(
     context: typer.Context,
@@ -32,12 +47,17 @@ def run(
     ] = None,
     resume: Annotated[
         str | None,
-        typer.Option(metavar="RUN", help="Continue a run after its last saved round."),
+        typer.Option(
+            metavar="RUN",
+            help="Continue a run after its last saved round; the same as `coterie run resume RUN`.",
+        ),
     ] = None,
     rounds: int | None = None,
     alpha: Annotated[str | None, typer.Option(metavar="NUMBER|auto")] = None,
     num_groups: Annotated[str | None, typer.Option("--groups", metavar="NUMBER|auto")] = None,
-    c: Annotated[str | None, typer.Option("-c", metavar="NUMBER|auto")] = None,
+    c: Annotated[
+        str | None, typer.Option("--size-weight", Old("-c"), metavar="NUMBER|auto")
+    ] = None,
     alone: Annotated[str | None, typer.Option(metavar="RUN")] = None,
     seed: int | None = None,
     task: str | None = None,
@@ -77,11 +97,17 @@ def run(
             "volume).",
         ),
     ] = False,
+    as_json: Annotated[
+        bool,
+        typer.Option("--json", help="With --detach: print one JSON document with the run's id."),
+    ] = False,
 ) -> None:
     """Submit a run to a SuperLink and follow it. Ctrl-C stops following; the run continues.
 
     Keys of the silos' task are given as --task.NAME VALUE.
     """
+    if as_json and not detach:
+        raise MisuseError("--json prints the id of a run that is not followed: give --detach.")
     root = options.Given(federation, superlink, root_certificates, runs_dir).place().runs_dir
     folder = None if root is None else str(root.resolve())
     keys = keys_of(settings, keys_given(context) | {"runs_dir": folder}, strategy)
@@ -99,8 +125,11 @@ def run(
         runs_dir = Path(keys["runs-dir"])
     given = options.Given(federation, superlink, root_certificates, runs_dir)
     turn = Turn(given, wanted=queue, priority=priority or 0)
-    status = submit_and_follow(keys, given, turn, detach=detach, shared_records=shared_records)
-    raise typer.Exit(status)
+    raise typer.Exit(
+        submit_and_follow(
+            keys, given, turn, detach=detach, shared_records=shared_records, as_json=as_json
+        )
+    )
 
 
 @app.command(epilog="Example:  coterie stats --task heart --min-silos 4")
@@ -119,6 +148,7 @@ def stats(
     superlink: options.SuperLinkOption = None,
     root_certificates: options.CertificateOption = None,
     runs_dir: options.RunsOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Summarise the silos' data before training.
 
@@ -131,29 +161,7 @@ def stats(
 
     given = options.Given(federation, superlink, root_certificates, runs_dir)
     keys = {"strategy": "statistics", "task": task, "min-silos": min_silos, "wait-for-silos": wait}
-    raise typer.Exit(submit_and_follow(keys, given, Turn(given), detach=False))
-
-
-@app.command(epilog="Example:  coterie stop hcct-1234 --federation lung-study")
-def stop(
-    run: options.RunArgument,
-    federation: options.FederationOption = None,
-    superlink: options.SuperLinkOption = None,
-    root_certificates: options.CertificateOption = None,
-    runs_dir: options.RunsOption = None,
-) -> None:
-    """Stop a run. It can be resumed after its last saved round.
-
-    A run that waits in the queue (for example q7) is removed from it.
-    """
-    from coterie.server.cli.commands import stop_run
-    from coterie.server.cli.waiting import is_entry, take_away
-
-    given = options.Given(federation, superlink, root_certificates, runs_dir)
-    if is_entry(run):
-        take_away(run, given)
-        return
-    raise typer.Exit(stop_run(run, given))
+    raise typer.Exit(submit_and_follow(keys, given, Turn(given), detach=False, as_json=as_json))
 
 
 @app.command(epilog="Example:  coterie status --superlink 127.0.0.1:9093")
@@ -161,27 +169,51 @@ def status(
     federation: options.FederationOption = None,
     superlink: options.SuperLinkOption = None,
     root_certificates: options.CertificateOption = None,
+    as_json: JsonOption = False,
 ) -> None:
-    """Show the SuperLink's silos and runs, and the federation's queue."""
+    """Show the SuperLink's silos and runs, and the queue."""
     from coterie.server.cli.commands import print_status
 
-    print_status(options.Given(federation, superlink, root_certificates))
+    print_status(options.Given(federation, superlink, root_certificates), as_json=as_json)
 
 
-@app.command(epilog="Example:  coterie runs --runs-dir ./runs")
-def runs(runs_dir: options.RunsOption = None, federation: options.FederationOption = None) -> None:
-    """List the runs recorded on this machine, and the queue."""
+@recorded.callback(epilog="Example:  coterie runs --runs-dir ./runs")
+def runs(
+    context: typer.Context,
+    runs_dir: options.RunsOption = None,
+    federation: options.FederationOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """List the recorded runs and the queue.
+
+    The commands below show, watch, stop or report on one run.
+    """
+    if context.invoked_subcommand is not None:
+        given_before(context)
+        return
     from coterie.server.cli.commands import print_runs
-    from coterie.server.cli.waiting import print_queue
     from coterie.server.site.queue import Queue
 
     given = options.Given(federation, runs_dir=runs_dir)
-    print_runs(given.place().runs_dir)
     made = given.made()
-    print_queue([] if made is None else Queue(made.folder).entries())
+    queue = [] if made is None else Queue(made.folder).entries()
+    print_runs(given.place().runs_dir, queue, as_json=as_json)
 
 
-@app.command(epilog="Example:  coterie watch --web")
+@recorded.command(epilog="Example:  coterie runs show hcct-1234")
+def show(
+    run: options.RunArgument,
+    runs_dir: options.RunsOption = None,
+    federation: options.FederationOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show strategy, status, rounds and mean of a recorded run."""
+    from coterie.server.cli.commands import print_run
+
+    print_run(run, options.Given(federation, runs_dir=runs_dir).place().runs_dir, as_json=as_json)
+
+
+@recorded.command(epilog="Example:  coterie runs watch --web")
 def watch(
     run: Annotated[
         str | None,
@@ -228,7 +260,31 @@ def watch(
         raise typer.Exit(watch_run(run, given))
 
 
-@app.command(epilog="Example:  coterie report hcct-1234 --alone independent-1233")
+@recorded.command(epilog="Example:  coterie runs stop hcct-1234 --federation lung-study")
+def stop(
+    run: options.RunArgument,
+    federation: options.FederationOption = None,
+    superlink: options.SuperLinkOption = None,
+    root_certificates: options.CertificateOption = None,
+    runs_dir: options.RunsOption = None,
+) -> None:
+    """Stop a run. It can be resumed after its last saved round.
+
+    A run that waits in the queue (for example q7) is removed from it.
+    """
+    from coterie.server.cli.commands import stop_run
+    from coterie.server.cli.waiting import is_entry, take_away
+
+    given = options.Given(federation, superlink, root_certificates, runs_dir)
+    if is_entry(run):
+        take_away(run, given)
+        return
+    raise typer.Exit(stop_run(run, given))
+
+
+@recorded.command(
+    epilog="Example:  coterie runs report hcct-1234 --baseline-local independent-1233"
+)
 def report(
     run: options.RunArgument,
     kind: Annotated[
@@ -241,17 +297,28 @@ def report(
     ] = "html",
     alone: Annotated[
         str | None,
-        typer.Option(metavar="RUN", help="Run of the strategy `independent` to compare with."),
+        typer.Option(
+            "--baseline-local",
+            Old("--alone"),
+            metavar="RUN",
+            help="Run of the strategy `independent` to compare with.",
+        ),
     ] = None,
     common: Annotated[
         str | None,
         typer.Option(
-            "--global", metavar="RUN", help="Run of the strategy `fedavg` to compare with."
+            "--baseline-global",
+            Old("--global"),
+            metavar="RUN",
+            help="Run of the strategy `fedavg` to compare with.",
         ),
     ] = None,
     out: Annotated[
         Path | None,
         typer.Option(
+            "--output",
+            "-o",
+            Old("--out"),
             help="File to write; for pictures, a folder. [default: in the run's folder]",
             callback=options.expand,
         ),
@@ -259,7 +326,7 @@ def report(
     runs_dir: options.RunsOption = None,
     federation: options.FederationOption = None,
 ) -> None:
-    """Show who trained with whom in a run, and whether it was worth it.
+    """Show who trained with whom, and whether it was worth it.
 
     Runs to compare with are found automatically if they are recorded in the same folder and have
     the same settings.
@@ -270,7 +337,7 @@ def report(
     print_report(run, kind=kind, root=root, alone=alone, common=common, out=out)
 
 
-@app.command(epilog="Example:  coterie explain hcct-1234 --silo north-2 --round 5")
+@recorded.command(epilog="Example:  coterie runs explain hcct-1234 --silo north-2 --round 5")
 def explain(
     run: options.RunArgument,
     silo: Annotated[str | None, typer.Option(help="Silo to explain. [default: all silos]")] = None,
@@ -280,8 +347,9 @@ def explain(
     ] = None,
     runs_dir: options.RunsOption = None,
     federation: options.FederationOption = None,
+    as_json: JsonOption = False,
 ) -> None:
-    """Explain why each silo is in its group, in an `auto` or `hcct` run.
+    """Explain why each silo is in its group, for `auto` and `hcct`.
 
     For the `auto` strategy: the groups that were tried, each silo's measurements and their
     uncertainty. For the `hcct` strategy: utilities, cosines, and the range of α in which the silo
@@ -290,4 +358,4 @@ def explain(
     from coterie.server.report.explain import print_explanation
 
     root = options.Given(federation, runs_dir=runs_dir).place().runs_dir
-    print_explanation(run, silo=silo, number=number, root=root)
+    print_explanation(run, silo=silo, number=number, root=root, as_json=as_json)

@@ -9,8 +9,9 @@ import typer
 
 from coterie.server.cli.keys import KeysCommand, keys_of
 from coterie.server.cli.options import RunsOption, SetOption, file_argument, folder_option
-from coterie.system.commandline import MisuseError
+from coterie.system.commandline import JsonOption, MisuseError, Old
 
+WORKDIR = ("--workdir", Old("--dir"))
 app = typer.Typer()
 
 
@@ -31,7 +32,7 @@ def demo(
     ] = "hcct",
     folder: Annotated[
         Path | None,
-        folder_option("Folder for all files of the demo. [default: runs/demo-<time>]", "--dir"),
+        folder_option("Folder for all files of the demo. [default: runs/demo-<time>]", *WORKDIR),
     ] = None,
 ) -> None:
     """Watch ten silos find out who should train with whom.
@@ -62,20 +63,19 @@ def simulate(
     runs_dir: RunsOption = None,
     folder: Annotated[
         Path | None,
-        folder_option("With --processes: folder for the logs and the silos' models.", "--dir"),
+        folder_option("With --processes: folder for the logs and the silos' models.", *WORKDIR),
     ] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print only the run's record, as JSON.")
-    ] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Simulate a federation on this machine, as described in a file.
 
-    The same seed gives the same models. Keys given with --set override those in the file.
+    The same seed gives the same models. Keys given with --set override those in the file. --json
+    prints the run's record.
     """
     if folder is not None and not processes:
         raise MisuseError(
-            "--dir is the folder for the processes' logs and models, and --processes is 0. Give "
-            "--processes as well, or use --runs-dir to choose where the record goes."
+            "--workdir is the folder for the processes' logs and models, and --processes is 0. "
+            "Give --processes as well, or use --runs-dir to choose where the record goes."
         )
     from rich.console import Console
 
@@ -93,7 +93,9 @@ def simulate(
         print((record / "run.json").read_text(encoding="utf-8"))
 
 
-@app.command(epilog="Example:  coterie compare benchmarks/compare/concept.toml --dir runs/concept")
+@app.command(
+    epilog="Example:  coterie compare benchmarks/compare/concept.toml --workdir runs/concept"
+)
 def compare(
     file: Annotated[
         Path,
@@ -104,13 +106,15 @@ def compare(
         Path | None,
         folder_option(
             "Folder for the records and the result table. A comparison already in it is continued.",
-            "--dir",
+            *WORKDIR,
         ),
     ] = None,
-    federation: Annotated[
+    processes: Annotated[
         bool,
         typer.Option(
-            "--federation", help="Run the silos as separate processes that communicate over gRPC."
+            "--separate-processes",
+            Old("--federation"),
+            help="Run the silos as separate processes that communicate over gRPC.",
         ),
     ] = False,
 ) -> None:
@@ -119,4 +123,4 @@ def compare(
 
     from coterie.server.study.compare import compare as run_compare
 
-    run_compare(Console(), file, data=data, folder=folder, federation=federation)
+    run_compare(Console(), file, data=data, folder=folder, federation=processes)

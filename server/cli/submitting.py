@@ -13,8 +13,9 @@ from coterie.server.cli.options import Given
 from coterie.server.paths import default_runs_dir, place
 from coterie.server.runs.config import RunConfig
 from coterie.strategies.errors import refused
+from coterie.system.commandline import print_json
 from coterie.system.ports import is_loopback, split_address
-from coterie.system.terminal import say
+from coterie.system.terminal import aside, say
 
 if TYPE_CHECKING:
     from coterie.server.cli.waiting import Turn
@@ -30,6 +31,7 @@ def submit_and_follow(
     *,
     detach: bool,
     shared_records: bool = False,
+    as_json: bool = False,
 ) -> int:
     """Submit a run and show it until it ends; return the exit status.
 
@@ -38,6 +40,7 @@ def submit_and_follow(
         turn: whether it waits in a queue first.
         detach: do not wait for the end.
         shared_records: records of a remote coordinator can be read here.
+        as_json: print only the result, as JSON.
     """
     address, _, root = options.place()
     here = shared_records or is_local(address)
@@ -45,13 +48,15 @@ def submit_and_follow(
     if here:  # the ServerApp runs in another folder than this command
         keys["runs-dir"] = str(place(keys["runs-dir"]).resolve())
     config = RunConfig.read(keys)
-    console = Console()
+    console = Console(quiet=True) if as_json else aside()
     if here:
         _check_records(Path(config.runs_dir), console)
     queue, run_id = turn.queue(), 0
     if queue is not None:
         entry = turn.add(queue, config, console)
         run_id = 0 if detach else _its_turn(queue, entry, options, console)
+        if detach and as_json:
+            print_json({"run-id": None, "run": None, "record": None, "queue": entry.id})
         if not run_id:
             return 0 if detach else EXIT_INTERRUPTED
     with options.control() as calls:
@@ -63,7 +68,13 @@ def submit_and_follow(
         try:
             from coterie.server.cli.commands import follow
 
-            return follow(calls, config, options, console, run_id=run_id, here=here, detach=detach)
+            return follow(
+                *(calls, config, options, console),
+                run_id=run_id,
+                here=here,
+                detach=detach,
+                as_json=as_json,
+            )
         except KeyboardInterrupt:
             if not detach:
                 _print_going_on(console, config, run_id, options, here=here)
@@ -83,7 +94,7 @@ def _its_turn(queue: AskedQueue, entry: Entry, options: Given, console: Console)
     try:
         return wait_for_turn(queue, entry, console, look_s=look_s)
     except KeyboardInterrupt:
-        line = options.again(f"stop {entry.id}")
+        line = options.again(f"runs stop {entry.id}")
         say(console, f"\nthe run waits on. Take it out of the queue with `{line}`.")
         return 0
 
@@ -112,10 +123,11 @@ def _print_going_on(
     from coterie.server.runs.run import run_folder
 
     run = run_folder(config, run_id=run_id).name if here else str(run_id)
-    look = options.again(f"watch {run}", records_only=True) if here else options.again("status")
+    watch = options.again(f"runs watch {run}", records_only=True)
+    look = watch if here else options.again("status")
     say(
         console,
         f"\nthe run continues. Check on it with `{look}`, stop it with "
-        f"`{options.again(f'stop {run}')}`.",
+        f"`{options.again(f'runs stop {run}')}`.",
         highlight=False,
     )

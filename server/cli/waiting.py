@@ -7,7 +7,7 @@ import shlex
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
@@ -101,28 +101,41 @@ def wait_for_turn(queue: AskedQueue, entry: Entry, console: Console, *, look_s: 
         time.sleep(look_s)
 
 
+def waiting_rows(entries: Sequence[Entry]) -> list[dict[str, Any]]:
+    """Return the waiting runs as rows of a table, the next one first."""
+    from coterie.server.report.view import local_time
+    from coterie.server.site.queue import task_of, waiting_of
+
+    return [
+        {
+            "queue": one.id,
+            "priority": one.priority,
+            "strategy": _what(one),
+            "task": task_of(one.keys),
+            "since": local_time(one.at),
+            "by": one.by,
+            "waits-for": "the same silos" if one.alone else "a place",
+        }
+        for one in waiting_of(entries)
+    ]
+
+
 def print_queue(entries: Sequence[Entry]) -> None:
     """Print the waiting runs, the next one first."""
     from rich.table import Table
     from rich.text import Text
 
-    from coterie.server.report.view import local_time
-    from coterie.server.site.queue import task_of, waiting_of
     from coterie.system.terminal import wide
 
-    waiting = waiting_of(entries)
-    if not waiting:
+    rows = waiting_rows(entries)
+    if not rows:
         return
-    console = Console()
     table = Table(title="waiting", title_justify="left", box=None, padding=(0, 1))
-    for column in ("queue", "priority", "strategy", "task", "since", "by", "waits for"):
-        table.add_column(column, no_wrap=True)
-    for one in waiting:
-        what = "the same silos" if one.alone else "a place"
-        since = local_time(one.at)
-        cells = (one.id, str(one.priority), _what(one), task_of(one.keys), since, one.by, what)
-        table.add_row(*map(Text, cells))
-    wide(console).print(table)
+    for column in rows[0]:
+        table.add_column(column.replace("-", " "), no_wrap=True)
+    for row in rows:
+        table.add_row(*(Text(str(cell)) for cell in row.values()))
+    wide(Console()).print(table)
 
 
 def _what(entry: Entry) -> str:

@@ -30,7 +30,7 @@ from coterie import wire
 from coterie.server.machine import signing
 from coterie.server.machine.signing import Identity
 from coterie.server.runs.config import RunConfig
-from coterie.strategies.errors import FederationError, refused
+from coterie.strategies.errors import EXIT_LINK, FederationError, refused
 from coterie.system.calls import open_channel
 from coterie.system.ports import split_address
 from coterie.system.proxies import answer_on_the_way, through
@@ -206,11 +206,12 @@ class Control:
             details = str(json.loads(details)["public_message"])
         where = f"the SuperLink at {self._address}"
         if answered := answer_on_the_way(str(error.details()))[1]:
-            return FederationError(f"{where} cannot be reached: {answered}")
+            return FederationError(f"{where} cannot be reached: {answered}", exit_code=EXIT_LINK)
         text = f"{where} refuses: {error.code().name}: {details}"
         if error.code() == grpc.StatusCode.UNAVAILABLE:
             proxy = through(self._address)
             text = f"{wire.sentence(text)} {proxy}" if proxy else text
+            return FederationError(text, exit_code=EXIT_LINK)
         return FederationError(text)
 
 
@@ -259,7 +260,8 @@ def control(
     except grpc.FutureTimeoutError as error:
         raise FederationError(
             f"no SuperLink answers at {address} (Control API) within {CONNECT_DEADLINE_S:.0f} s. "
-            + _what_to_do(address, root_certificates)
+            + _what_to_do(address, root_certificates),
+            exit_code=EXIT_LINK,
         ) from error
     finally:
         channel.close()
@@ -295,12 +297,15 @@ def _require_trusted(address: str, root_certificates: Path) -> None:
                 f"the SuperLink at {address} presents a certificate that is not valid by the "
                 f"clock of this machine, which says {datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC: "
                 f"{error.verify_message}. Set the clock by NTP. If it is right, renew the "
-                "certificate with `coterie init FOLDER --renew`, and restart the SuperLink."
+                "certificate with `coterie federation init FOLDER --renew`, and restart the "
+                "SuperLink.",
+                exit_code=EXIT_LINK,
             ) from None
         raise FederationError(
             f"the server at {address} presents a certificate that the CA in {root_certificates} "
             f"did not sign ({error.verify_message}). Is it another federation's SuperLink? Stop "
-            "it, or change the ports of one of them under [listen] in its coterie.toml."
+            "it, or change the ports of one of them under [listen] in its coterie.toml.",
+            exit_code=EXIT_LINK,
         ) from None
     except (OSError, ValueError, OverflowError):
         pass  # gRPC tells

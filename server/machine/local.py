@@ -64,7 +64,7 @@ class SiloSpec:
 
     def arguments(self, address: str, home: Path) -> list[str]:
         """Return the silo's command line, after ``python -m coterie.client``."""
-        own = ["--name", self.name, "--task", self.task, "--superlink", address]
+        own = ["serve", "--name", self.name, "--task", self.task, "--superlink", address]
         own += ["--threads", str(self.threads), "--home", str(home)]
         own += ["--alpha", str(self.alpha)] if self.alpha is not None else []
         own += ["--share-label-counts"] if self.label_counts else []
@@ -149,8 +149,13 @@ class LocalFederation:
         ends = [-(-silos * i // processes) for i in range(processes + 1)]
         for first, end in itertools.pairwise(ends):
             name = f"silos-{first}-{end - 1}"
-            line = ["--simulation", str(file.resolve()), "--partitions", f"{first}-{end - 1}"]
-            line += ["--superlink", self.superlink.fleet_address]
+            line = ["serve", "--simulation", str(file.resolve())]
+            line += [
+                "--partitions",
+                f"{first}-{end - 1}",
+                "--superlink",
+                self.superlink.fleet_address,
+            ]
             self._start(name, [*line, "--home", str(self.folder / "silos")], {})
             self._more_silos += max(end - first - 1, 0)
 

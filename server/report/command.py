@@ -1,4 +1,4 @@
-"""Implementation of ``coterie report``."""
+"""Implementation of ``coterie runs report``."""
 
 from __future__ import annotations
 
@@ -83,8 +83,8 @@ def write_report(
     run = read_run(folder)
     story = build_story(
         run,
-        alone=_named(run, "--alone", find_run(alone, root), "independent") if alone else None,
-        common=_named(run, "--global", find_run(common, root), "fedavg") if common else None,
+        alone=_named(run, "--baseline-local", alone, root, "independent"),
+        common=_named(run, "--baseline-global", common, root, "fedavg"),
     )
     pictures = kind in ("png", "svg")
     target = out or folder / ("report" if pictures else f"report.{kind}")
@@ -118,8 +118,11 @@ def _write_statistics(folder: Path, kind: str, out: Path | None) -> list[Path]:
     return [_write(out or folder / f"report.{kind}", text)]
 
 
-def _named(run: Run, option: str, folder: Path, strategy: str) -> Run:
-    """Read the run that an option names, and check that it can be compared."""
+def _named(run: Run, option: str, name: str | None, root: Path | None, strategy: str) -> Run | None:
+    """Read the run that an option names, if it does, and check that it can be compared."""
+    if not name:
+        return None
+    folder = find_run(name, root)
     found = read_run(folder, brief=True)
     if folder.resolve() == run.folder.resolve():
         raise _wrong(f"{option} must name another run than {run.name}, which the report is of.")
@@ -156,13 +159,13 @@ def print_report(
 def _check_kind_of(out: Path, kind: str) -> None:
     if kind in ("html", "json") and out.is_dir():
         raise _wrong(
-            f"--out must name a file for the format {kind}, and {out} is a folder. Name a file in "
-            f"it, such as {out / f'report.{kind}'}."
+            f"--output must name a file for the format {kind}, and {out} is a folder. Name a file "
+            f"in it, such as {out / f'report.{kind}'}."
         )
     if kind in ("png", "svg", "tensorboard") and not out.is_dir():
         raise _wrong(
-            f"--out must name a folder for the format {kind}, and {out} is a file. Name a folder, "
-            "which need not be there yet."
+            f"--output must name a folder for the format {kind}, and {out} is a file. Name a "
+            "folder, which need not be there yet."
         )
 
 

@@ -1,4 +1,4 @@
-"""``coterie explain``: the reasons for each silo's group, from a run's record.
+"""``coterie runs explain``: the reasons for each silo's group, from a run's record.
 
 HCCT's groups maximise the silos' utilities. Its explanation is each silo's utility alone, in its
 group and in the best other group, its cosines, and the interval of α in which it would stay. For
@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 from rich.console import Console
@@ -33,7 +34,10 @@ from coterie.strategies.errors import EXIT_CONFIG, FederationError
 from coterie.strategies.partition.evaluation import evaluate
 from coterie.strategies.partition.hcct import stay_intervals
 from coterie.strategies.partition.objectives import HCCTUtility
+from coterie.system.commandline import print_json
 from coterie.system.terminal import wide
+
+Said = TypeVar("Said")
 
 EXPLAINED = ("auto", "hcct")
 """Strategies whose records contain the reasons for the groups."""
@@ -159,12 +163,15 @@ def _utility(objective: HCCTUtility, members: list[int], silo: int) -> float:
 
 
 def print_explanation(
-    name: str, *, silo: str | None, number: int | None, root: Path | None
+    name: str, *, silo: str | None, number: int | None, root: Path | None, as_json: bool = False
 ) -> None:
     """Print the reasons: a table for HCCT, sentences for ``auto``."""
     folder = find_run(name, root)
     run, console = read_run(folder), wide(Console())
     unlabelled = unlabelled_in(run, number)
+    if as_json:
+        print_json(_document(run, silo, number, unlabelled))
+        return
     if silo in unlabelled:
         _print_unlabelled(console, {silo: unlabelled[silo]} if silo else {})
         return
@@ -175,9 +182,7 @@ def print_explanation(
         _print_race(console, run, silo=silo, number=number)
         return
     at, reasons = explain(run, number=number)
-    shown = [reason for reason in reasons if silo in (None, reason.silo)]
-    if not shown:
-        raise _unknown(silo, at, [reason.silo for reason in reasons])
+    shown = _only(silo, at, {reason.silo: reason for reason in reasons}).values()
     console.print(
         f"{folder.name}: groups formed after round {at}, α = {_alphas(reasons)}. "
         "Utility is −α/D + cosine; silos are where the total over all of them is largest.",
@@ -222,9 +227,7 @@ def _print_unlabelled(console: Console, unlabelled: Mapping[str, Unlabelled]) ->
 
 def _print_race(console: Console, run: Run, *, silo: str | None, number: int | None) -> None:
     found = race.explain_race(run, number=number)
-    shown = {name: text for name, text in found.silos.items() if silo in (None, name)}
-    if not shown:
-        raise _unknown(silo, found.round, list(found.silos))
+    shown = _only(silo, found.round, found.silos)
     for sentence in (f"{run.name}, after round {found.round}:", *found.race):
         console.print(sentence, markup=False, highlight=False, soft_wrap=True)
     if found.rows:
@@ -236,8 +239,28 @@ def _print_race(console: Console, run: Run, *, silo: str | None, number: int | N
         console.print(Text.assemble((name, "bold"), f": {text}"), soft_wrap=True)
 
 
-def _unknown(silo: str | None, number: int, known: list[str]) -> FederationError:
-    return _wrong(f"no silo {silo!r} in round {number}. There are: {', '.join(known)}.")
+def _only(silo: str | None, number: int, known: Mapping[str, Said]) -> Mapping[str, Said]:
+    """Return what is said of one silo, or of all."""
+    if silo is not None and silo not in known:
+        raise _wrong(f"no silo {silo!r} in round {number}. There are: {', '.join(known)}.")
+    return known if silo is None else {silo: known[silo]}
+
+
+def _document(
+    run: Run, silo: str | None, number: int | None, unlabelled: Mapping[str, Unlabelled]
+) -> Mapping[str, object]:
+    """Return the reasons as an object: by silo an object for HCCT, a sentence for ``auto``."""
+    apart = {name: one.why for name, one in unlabelled.items() if silo in (None, name)}
+    document = {"run": run.name, "strategy": run.strategy, "unlabelled": apart}
+    if silo in unlabelled or (unlabelled and run.strategy not in EXPLAINED):
+        return document | {"round": number, "silos": {}, "race": []}
+    if run.strategy == "auto":
+        found = race.explain_race(run, number=number)
+        own = _only(silo, found.round, found.silos)
+        return document | {"round": found.round, "silos": own, "race": found.race}
+    at, reasons = explain(run, number=number)
+    chosen = _only(silo, at, {reason.silo: reason for reason in reasons})
+    return document | {"round": at, "silos": chosen, "race": []}
 
 
 def _alphas(reasons: list[Reason]) -> str:

@@ -18,11 +18,14 @@ from coterie.system.terminal import say
 MAX_SILOS_LISTED = 60
 
 
-def print_final(console: Console, folder: Path) -> None:
-    """Print the result of a recorded run by silo, or by group if there are many silos."""
+def print_final(console: Console, folder: Path, *, as_json: bool = False) -> None:
+    """Print the result of a recorded run by silo, or by group if there are many silos.
+
+    ``as_json`` is for a run that only asked for statistics.
+    """
     run = read_whole(folder)
     if run.strategy == wire.ONLY_STATISTICS:
-        _print_statistics(console, folder)
+        _print_statistics(console, folder, as_json=as_json)
         return
     console.print(_silo_table(run) if len(_last(run)) <= MAX_SILOS_LISTED else _group_table(run))
     if run.ended_early:
@@ -34,12 +37,17 @@ def print_final(console: Console, folder: Path) -> None:
     _write_report(console, folder)
 
 
-def _print_statistics(console: Console, folder: Path) -> None:
+def _print_statistics(console: Console, folder: Path, *, as_json: bool) -> None:
     """Print the statistics that each silo shared, and warnings about the data."""
     from coterie.features.statistics.survey import read_survey
     from coterie.server.report.survey import kinds_of, warnings
 
     survey = read_survey(folder)
+    if as_json:
+        from coterie.server.report.statistics import statistics_summary
+
+        print(statistics_summary(survey), end="")
+        return
     table = Table("silo", "training samples", "tells of")
     for name, own in sorted(survey.reported.items()):
         table.add_row(Text(name), f"{own.samples:,}", kinds_of(own))
@@ -61,7 +69,7 @@ def _write_report(console: Console, folder: Path) -> None:
         say(
             console,
             f"no report was written: {explained(error).rstrip('.')}. Write it elsewhere with: "
-            f"coterie report {folder} --out FILE",
+            f"coterie runs report {folder} --output FILE",
         )
         return
     say(console, f"report: {report}")

@@ -274,13 +274,13 @@ def _commands(story: Story) -> dict[str, str]:
     run = story.run
     commands = {"This run, with the same silos and the same data": repeat_command(run)}
     for strategy, known, option, what in (
-        ("independent", story.alone, "--alone", "Every silo alone"),
-        ("fedavg", story.common, "--global", "One model for all"),
+        ("independent", story.alone, "--baseline-local", "Every silo alone"),
+        ("fedavg", story.common, "--baseline-global", "One model for all"),
     ):
         if run.strategy and run.strategy != strategy and known is None:
             commands[
-                f"{what}, to compare with (then: coterie report {shlex.quote(run.name)} {option}"
-                " RUN)"
+                f"{what}, to compare with (then: coterie runs report {shlex.quote(run.name)} "
+                f"{option} RUN)"
             ] = repeat_command(run, strategy=strategy)
     return commands
 

@@ -27,7 +27,7 @@ COLUMNS = (
 
 @dataclass(frozen=True)
 class Explanation:
-    """The output of ``coterie explain`` for a run of ``auto``, after a round.
+    """The output of ``coterie runs explain`` for a run of ``auto``, after a round.
 
     ``race`` and ``silos`` are sentences, on the race as a whole and by silo; ``rows`` belong under
     ``COLUMNS``; ``verdict`` is None before there is one.

@@ -19,6 +19,7 @@ from coterie.server.runs.record import ENDS, Budget, Event, Round
 from coterie.server.runs.record.follow import Progress
 from coterie.server.runs.record.metrics import Collaboration, Lead
 from coterie.strategies.errors import FederationError
+from coterie.system.terminal import shown
 
 GROUP_STYLES = ("cyan", "yellow", "magenta", "green", "blue", "red", "bright_black")
 MAX_SILOS_SHOWN = 24
@@ -41,7 +42,7 @@ def showing(
         new = new or event.run_id == str(resumed_as)
         return new
 
-    if not console.is_terminal:
+    if shown.still or console.quiet or not console.is_terminal:
         yield lambda event: _print_line(console, progress, event, silent=not is_new(event))
         return
     with Live(picture(progress), console=console, refresh_per_second=8, transient=False) as live:
@@ -109,21 +110,23 @@ def _news(progress: Progress, event: Event) -> list[str]:
 
 
 def _round_line(progress: Progress, report: Round) -> str:
-    parts = [f"{progress.title}: round {report.round}/{progress.rounds}"]
+    parts = [f"round {report.round}/{progress.rounds}"]
     parts += [doing] if (doing := race_news.activity(*progress.spent_on)) else []
-    if progress.regrouped:
-        parts.append("groups " + " ".join("{" + ", ".join(g) + "}" for g in report.groups))
-    else:
-        parts.append(f"groups unchanged ({len(report.groups)})")
-    if report.round > 1:
-        parts += [f"{name} joined" for name in report.joined]
-    parts += [f"{name} left" for name in report.left]
-    parts += [f"{name} left out ({why})" for name, why in report.left_out.items()]
+    parts.append(wire.counted(len(report.groups), "group"))
     if progress.mean_error is not None:
-        parts.append(_mean_text(progress))
+        value = progress.lead.text(progress.mean_error).replace(" %", "%")
+        parts.append(f"{progress.lead.title} {value}")
+    parts.append(f"{sum(report.seconds.values()):.2f} s")
+    changes = [f"+{name}" for name in report.joined if report.round > 1]
+    changes += [f"-{name}" for name in report.left]
+    changes += [f"{name} left out: {why}" for name, why in report.left_out.items()]
+    parts += [f"({', '.join(changes)})"] if changes else []
     parts += [f"the run ends early: {report.ended_early}"] if report.ended_early else []
-    parts.append(", ".join(f"{phase} {s:.2f} s" for phase, s in report.seconds.items()))
-    return " · ".join(parts)
+    if shown.verbose:
+        groups = " ".join("{" + ", ".join(group) + "}" for group in report.groups)
+        parts += [groups] if progress.regrouped else []
+        parts.append(", ".join(f"{phase} {s:.2f} s" for phase, s in report.seconds.items()))
+    return "  ".join(parts)
 
 
 def picture(progress: Progress) -> RenderableType:

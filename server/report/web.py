@@ -1,4 +1,4 @@
-"""``coterie watch --web``: the live report of an active run.
+"""``coterie runs watch --web``: the live report of an active run.
 
 The server is read-only: it answers GET and HEAD and reads only the run's record. It listens on
 loopback by default, and every request needs the token that the command prints.
@@ -123,7 +123,8 @@ def make_server(page: LivePage, *, host: str, port: int, token: str) -> TokenSer
 
     Clients must present ``token``. Raises ``MisuseError`` if the address cannot be used.
     """
-    return TokenServer((host, port), _Handler, page, token=token, command="coterie watch --web")
+    command = "coterie runs watch --web"
+    return TokenServer((host, port), _Handler, page, token=token, command=command)
 
 
 def serve(run: str | None, *, root: Path | None, host: str, port: int, token: str = "") -> None:

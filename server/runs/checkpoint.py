@@ -93,7 +93,7 @@ class Checkpoints:
         except (OSError, SafetensorError) as error:
             raise CheckpointError(
                 f"round {number} cannot be committed to {self.folder}: {why_unwritten(error)}. "
-                "Earlier rounds are safe: free space and continue with `coterie run --resume`.",
+                "Earlier rounds are safe: free space and continue with `coterie run resume`.",
                 round_number=number,
                 phase="commit",
             ) from error

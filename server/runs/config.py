@@ -128,7 +128,7 @@ class RunConfig(Options, wire.SiloKeys):
         "",
         pattern=r"^[A-Za-z0-9._-]*$",
         description="Name of a run's folder in `runs-dir`: continue that run after its last "
-        "checkpoint, with its original keys. `coterie run --resume RUN` sets this key. Empty: "
+        "checkpoint, with its original keys. `coterie run resume RUN` sets this key. Empty: "
         "start a new run.",
     )
     influence: Influence = Field(default_factory=Influence)

@@ -213,7 +213,7 @@ def execute(
         except OSError as error:
             failure = FederationError(
                 f"the record in {folder} cannot be written: {why_unwritten(error)}. Committed "
-                "rounds are safe: free space and continue with `coterie run --resume "
+                "rounds are safe: free space and continue with `coterie run resume "
                 f"{folder.name}`.",
                 phase="record",
             )

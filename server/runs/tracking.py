@@ -2,7 +2,7 @@
 
 All are optional: ``pip install 'coterie[tensorboard]'`` (tensorboardX, which needs no TensorFlow),
 ``pip install mlflow``, ``pip install wandb``. The key ``tracking`` writes figures during a run;
-``coterie report RUN --format tensorboard`` exports a finished run.
+``coterie runs report RUN --format tensorboard`` exports a finished run.
 """
 
 from __future__ import annotations

@@ -7,8 +7,8 @@ kill in between leaves one line more than the head covers, or part of a line: bo
 neither is an error.
 
 Not detectable here: another history written with the CA's key, or an older log restored together
-with its head. A head noted elsewhere helps against both (``coterie audit`` prints it, ``--verify
---head`` checks it).
+with its head. A head noted elsewhere helps against both (``coterie federation audit`` prints it,
+``--verify --head`` checks it).
 """
 
 from __future__ import annotations
@@ -258,7 +258,7 @@ def _contains(log: Log, head: str) -> bool:
     number, _, digest = head.partition(":")
     if not number.isdecimal() or len(digest) != 64:
         raise FederationError(
-            f"a head must be NUMBER:HASH, as `coterie audit` prints it. Got {head!r}.",
+            f"a head must be NUMBER:HASH, as `coterie federation audit` prints it. Got {head!r}.",
             exit_code=EXIT_CONFIG,
         )
     return int(number) <= len(log.acts) and log.hash_of(int(number)) == digest

@@ -58,7 +58,7 @@ def set_aside_if_damaged(database: Path, say: Callable[[str], None]) -> None:
     say(
         f"The SuperLink's database was damaged ({damage}) and is now {aside}. The SuperLink "
         "starts with a new one. Silos reconnect by themselves; resume an active run with "
-        "`coterie run --resume RUN`."
+        "`coterie run resume RUN`."
     )
 
 

@@ -116,7 +116,7 @@ def enrol(file: Path, request: Request, tls: Path | None = None) -> Entry:
                     return entry
                 raise _enrolment_error(
                     f"the name {request.name!r} belongs to another key ({entry.fingerprint}). "
-                    f"Choose another name, or run `coterie remove {request.name}` first."
+                    f"Choose another name, or run `coterie members remove {request.name}` first."
                 )
         voucher = (
             certificates.sign(tls, signed_by_ca(request.name, request.key)).hex() if tls else ""

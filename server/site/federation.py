@@ -1,6 +1,6 @@
 """The coordinator's folder: configuration, certificates, enrolment lists, the SuperLink's state.
 
-``coterie init`` makes it, every other command of the operator reads it:
+``coterie federation init`` makes it, every other command of the operator reads it:
 
     coterie.toml     listening addresses, and the addresses that silos use
     tls/             the CA and the SuperLink's certificate; the keys never leave this folder
@@ -46,7 +46,7 @@ TEMPLATE = """\
 # refuse keys that they do not know.
 
 # Where silos reach this machine, HOST:PORT. The first goes into the silos' join bundles; the
-# server's certificate holds all of the hosts. After a change: coterie init FOLDER --renew
+# server's certificate holds all hosts. After a change: coterie federation init FOLDER --renew
 addresses = [{addresses}]
 
 [listen]
@@ -218,7 +218,7 @@ def create(
     file = folder / "coterie.toml"
     if file.exists():
         raise refused(
-            f"{folder} is a federation already. To renew its certificate: coterie init {folder} "
+            f"{folder} is a federation already. To renew its certificate: coterie federation init {folder} "
             "--renew"
         )
     try:
@@ -250,7 +250,7 @@ def load(folder: Path | None = None) -> Federation:
     root = place(folder or os.environ.get(ENVIRONMENT) or ".").resolve()
     file = root / "coterie.toml"
     absent = (
-        f"{root} is not a federation (no coterie.toml). Create one with `coterie init`, or name "
+        f"{root} is not a federation (no coterie.toml). Create one with `coterie federation init`, or name "
         f"its folder with --federation or {ENVIRONMENT}."
     )
     return Federation(

@@ -130,9 +130,9 @@ class Gate:
             )
         held = f"the roles {', '.join(roles)}" if roles else "no role"
         raise FederationError(
-            f"operator {who!r} has {held}; to {operators.ROLES[needed]} requires the role "
-            f"{needed!r}. At the coordinator, `coterie operator roles {who} --role {needed}` "
-            "grants it.",
+            f"operator {who!r} has {held}; the role {needed!r} is required to "
+            f"{operators.ROLES[needed]}. The coordinator's operator can give it with "
+            f"`coterie operator set-roles {who} --role {needed}`.",
             phase="operators",
         )
 

@@ -1,4 +1,4 @@
-"""Health checks of a coordinator, for ``coterie health``."""
+"""Health checks of a coordinator, for ``coterie federation check``."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from coterie.system.health import BAD, OK, WARNING, Finding, disk
 from coterie.system.ports import listens
 from coterie.wire import counted
 
+SUPERLINK = "superlink"
 LAST_DAYS = 3.0
 """Remaining days below which a certificate is bad."""
 
@@ -40,15 +41,15 @@ def superlink(
 ) -> Finding:
     """Check whether a SuperLink answers operators, and count its silos."""
     if not listens(address):
-        return Finding(BAD, "superlink", f"nothing listens at {address}")
+        return Finding(BAD, SUPERLINK, f"nothing listens at {address}")
     try:
         with control(address, root_certificates=root_certificates, identity=identity) as calls:
             nodes = [node for node in calls.nodes() if node.status != "unregistered"]
     except FederationError as error:
-        return Finding(BAD, "superlink", str(error))
+        return Finding(BAD, SUPERLINK, str(error))
     online = sum(node.status == "online" for node in nodes)
     return Finding(
-        OK, "superlink", f"answers at {address}; {online} of {counted(len(nodes), 'silo')} online"
+        OK, SUPERLINK, f"answers at {address}; {online} of {counted(len(nodes), 'silo')} online"
     )
 
 

@@ -17,6 +17,7 @@ from coterie.server.site.contacts import Contacts, Served
 from coterie.server.site.coordinator import answers, sync_superlink
 from coterie.server.site.federation import Federation, load
 from coterie.strategies.errors import EXIT_CONFIG, FederationError
+from coterie.system.commandline import plain, print_json
 from coterie.system.terminal import wide
 from coterie.wire import enrolment, is_silo_name, plain_text
 
@@ -33,7 +34,7 @@ def print_init(made: Federation, folder: Path) -> None:
     console.print(f"CA fingerprint: {_ca_fingerprint(made)}")
     console.print("Keep tls/ca.key private and backed up. Next:")
     console.print(f"  coterie superlink --federation {folder}")
-    console.print(f"  coterie enrol --federation {folder} REQUEST     (the line that a silo sent)")
+    console.print(f"  coterie members enrol --federation {folder} REQUEST     (the silo's line)")
 
 
 def renew(folder: Path) -> None:
@@ -72,7 +73,7 @@ def enrol_silo(made: Federation, text: str, *, who: str = "") -> tuple[list[str]
     lines = [
         f"{entry.name} is enrolled. Key fingerprint: {entry.fingerprint}",
         "Compare it with what the silo sees, for example by telephone. If it differs, run: "
-        f"coterie remove {entry.name}",
+        f"coterie members remove {entry.name}",
         *([later] if reason else []),
         f"CA fingerprint: {_ca_fingerprint(made)}. Send the silo this line:",
     ]
@@ -82,23 +83,16 @@ def enrol_silo(made: Federation, text: str, *, who: str = "") -> tuple[list[str]
     return lines, enrolment.write_bundle(bundle)
 
 
-def print_roster(made: Federation) -> None:
+def print_roster(made: Federation, *, as_json: bool = False) -> None:
     """Print the enrolled silos with status, last contact and tasks."""
     nodes, reason = _update_superlink(made)
     entries = enrolled.read(made.roster)
     console = _console()
     if reason:
         Console(stderr=True, highlight=False, soft_wrap=True).print(f"{reason}.", markup=False)
-    if not entries:
-        console.print(
-            "No silo is enrolled. `coterie silo init --name NAME` makes a silo's enrolment request."
-        )
-        return
     contacts = Contacts(made.folder)
     served, noted = contacts.served(), contacts.seen()
-    table = Table(box=None, padding=(0, 1))
-    for column in ("silo", "status", "last contact", "tasks", "enrolled", "key fingerprint"):
-        table.add_column(column, overflow="fold")  # compared by telephone, so never cut
+    rows = []
     for entry in entries:
         status = nodes[entry.name].status if entry.name in nodes else "unknown"
         if entry.removed:
@@ -106,19 +100,38 @@ def print_roster(made: Federation) -> None:
         elif status == "registered":
             status = "never connected"
         last = nodes.get(entry.name) or noted.get(entry.name)
-        table.add_row(
-            Text(entry.name),
-            status,
-            _when(last.seen) if last and not entry.removed else "",
-            Text(_tasks(served.get(entry.name), entry)),
-            entry.enrolled[:10],
-            entry.fingerprint,
+        row = {
+            "silo": entry.name,
+            "status": status,
+            "last contact": _when(last.seen) if last and not entry.removed else "",
+            "tasks": _tasks(served.get(entry.name), entry),
+            "enrolled": entry.enrolled[:10],
+            "key fingerprint": entry.fingerprint,
+        }
+        rows.append(row)
+    if as_json:
+        print_json([{key.replace(" ", "-"): cell for key, cell in row.items()} for row in rows])
+        return
+    if not rows:
+        console.print(
+            "No silo is enrolled. `coterie silo init --name NAME` makes a silo's enrolment request."
         )
+        return
+    table = Table(box=None, padding=(0, 1))
+    for column in rows[0]:
+        table.add_column(column, overflow="fold")  # compared by telephone, so never cut
+    for row in rows:
+        table.add_row(*map(Text, row.values()))
     wide(console).print(table, soft_wrap=False)
 
 
-def print_outlook(outlook: upgrade.Outlook) -> None:
+def print_outlook(outlook: upgrade.Outlook, *, as_json: bool = False) -> None:
     """Print the release of each silo, and obstacles to an upgrade."""
+    if as_json:
+        print_json(
+            {"is-safe": outlook.is_safe, **plain(outlook), "text": [*upgrade.lines(outlook)]}
+        )
+        return
     console = _console()
     words = {True: "yes", False: "no", None: "not known"}
     table = Table(box=None, padding=(0, 1))
@@ -163,9 +176,12 @@ def withdraw_silo(
     return [*statement.lines_of(done), f"The signed statement: {file}"]
 
 
-def print_audit(made: Federation, *, last: int) -> None:
+def print_audit(made: Federation, *, last: int, as_json: bool = False) -> None:
     """Print acts of operators, the newest at the end, and the head to note elsewhere."""
     log = audit.verify(made)
+    if as_json:
+        _print_log(log, last)
+        return
     console = _console()
     table = Table(box=None, padding=(0, 1))
     for column in ("", "when", "who", "act", "about"):
@@ -178,12 +194,22 @@ def print_audit(made: Federation, *, last: int) -> None:
     wide(console).print(table, soft_wrap=False)
     console.print(f"head: {log.head}")
     for line in log.findings:
-        console.print(f"WRONG: {line} See `coterie audit --verify`.")
+        console.print(f"WRONG: {line} See `coterie federation audit --verify`.")
 
 
-def print_verification(made: Federation, *, head: str) -> int:
+def _print_log(log: audit.Log, last: int) -> None:
+    acts = log.acts[-last:] if last else log.acts
+    facts = ("number", "at", "who", "act", "about")
+    shown = [{name: getattr(act, name) for name in facts} for act in acts]
+    print_json({"head": log.head, "findings": log.findings, "notes": log.notes, "acts": shown})
+
+
+def print_verification(made: Federation, *, head: str, as_json: bool = False) -> int:
     """Report whether the audit log is intact; return the exit status."""
     log = audit.verify(made, head=head)
+    if as_json:
+        _print_log(log, 0)
+        return EXIT_TAMPERED if log.findings else 0
     console = _console()
     for line in log.notes:
         console.print(f"note: {line}")

@@ -104,7 +104,7 @@ def enrol(made: Federation, request: Request, roles: Sequence[str]) -> Operator:
                     return one
                 raise _error(
                     f"operator {one.name!r} is enrolled already, with key {one.fingerprint} and "
-                    f"roles {', '.join(one.roles)}. `coterie operator roles` changes roles; "
+                    f"roles {', '.join(one.roles)}. `coterie operator set-roles` changes roles; "
                     "before enrolling another key, run `coterie operator remove`."
                 )
         entries.append(new)

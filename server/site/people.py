@@ -13,6 +13,7 @@ from rich.text import Text
 from coterie.server.site import audit, operators
 from coterie.server.site.federation import Federation
 from coterie.strategies.errors import EXIT_CONFIG, FederationError
+from coterie.system.commandline import print_json
 from coterie.system.files import write_atomically
 from coterie.system.terminal import wide
 from coterie.system.tokens import new_token
@@ -57,9 +58,13 @@ def take_operator(made: Federation, text: str, roles: Sequence[str]) -> None:
     )
 
 
-def print_operators(made: Federation) -> None:
+def print_operators(made: Federation, *, as_json: bool = False) -> None:
     """Print everybody who is, or was, enrolled."""
     known = operators.read(made)
+    if as_json:
+        facts = ("name", "roles", "enrolled", "removed", "fingerprint")
+        print_json([{name: getattr(one, name) for name in facts} for one in known])
+        return
     if not known:
         print(
             "No operator is enrolled: every account that can read this federation's folder may "

@@ -13,6 +13,7 @@ from coterie.strategies.errors import EXIT_CONFIG, FederationError
 from coterie.wire import counted
 
 KIND = "coterie-withdrawal"
+EXIT_NEGATIVE = 1
 
 
 CANNOT = (
@@ -89,6 +90,7 @@ def verified(text: str, ca: bytes) -> Withdrawal:
             "the statement was altered, or belongs to another federation: its signature is not "
             "from this CA.",
             phase="withdrawal",
+            exit_code=EXIT_NEGATIVE,
         )
     return read
 

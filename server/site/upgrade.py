@@ -108,8 +108,8 @@ def lines(outlook: Outlook) -> Iterator[str]:
         )
     for run in outlook.running:
         yield (
-            f"Not now: run {run} is active. Wait for its end, or stop it with `coterie stop "
-            f"{run}` and continue afterwards with `coterie run --resume {run}`."
+            f"Not now: run {run} is active. Wait for its end, or stop it with `coterie runs stop "
+            f"{run}` and continue afterwards with `coterie run resume {run}`."
         )
     if outlook.unknown:
         names = ", ".join(silo.name for silo in outlook.unknown)

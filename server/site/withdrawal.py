@@ -103,7 +103,7 @@ def _require_known(made: Federation, name: str) -> list[str]:
     keys = [one.fingerprint for one in enrolled.read(made.roster) if one.name == name]
     if not keys or not is_silo_name(name):
         raise FederationError(
-            f"no silo {name!r} was ever enrolled. `coterie roster` lists them.",
+            f"no silo {name!r} was ever enrolled. `coterie members list` lists them.",
             phase="withdrawal",
             exit_code=EXIT_CONFIG,
         )
@@ -143,7 +143,7 @@ def _carry_out(
                 work = _from_run(made, folder, work)
         except LockedError:
             if _took_part(folder, work.silo):
-                stop = f"coterie stop {folder.name} --federation {made.folder}"
+                stop = f"coterie runs stop {folder.name} --federation {made.folder}"
                 unfinished.append(f"Run {folder.name} is active and has its models: {stop}")
     if not unfinished:
         try:
@@ -155,7 +155,7 @@ def _carry_out(
             f"{work.silo} is removed, but the withdrawal is not complete. "
             + " ".join(f"{why.rstrip('.')}." for why in unfinished)
             + (
-                " Then run `coterie withdraw` again; each start of `coterie superlink` also "
+                " Then run `coterie members erase` again; each start of `coterie superlink` also "
                 "repeats it."
             ),
             phase="withdrawal",

@@ -49,7 +49,7 @@ from coterie.server.study.comparison_file import (
 from coterie.server.study.playing import in_this_process, on_processes
 from coterie.strategies.errors import EXIT_RUN, FederationError
 from coterie.system.files import write_atomically
-from coterie.system.terminal import wide
+from coterie.system.terminal import aside, wide
 from coterie.tasks.base import TaskError
 from coterie.tasks.simulation import PLACES
 
@@ -89,12 +89,13 @@ def compare(
         f": {len(comparison.runs)} strategies, {count} silos {where}, seeds "
         f"{', '.join(map(str, comparison.file.seeds))}{folds}. Records: {folder}/"
     )
-    console.print(Text.assemble((title, "bold"), summary), soft_wrap=True)
+    progress = aside(console)
+    progress.print(Text.assemble((title, "bold"), summary), soft_wrap=True)
     for key, names in comparison.partly_shared.items():
-        console.print(f"  {key} goes to {', '.join(names)} only", markup=False, soft_wrap=True)
+        progress.print(f"  {key} goes to {', '.join(names)} only", markup=False, soft_wrap=True)
     failed: dict[str, str] = {}
     for repeat in comparison.repeats:
-        _run_repeat(console, comparison, repeat, folder, failed, federation=federation)
+        _run_repeat(progress, comparison, repeat, folder, failed, federation=federation)
     result = _result(comparison, folder, file, drawn, failed)
     _keep(result, comparison, folder, title)
     _print(console, result)

@@ -34,8 +34,9 @@ from coterie.server.report.view import collaboration_text
 from coterie.server.runs.config import RunConfig
 from coterie.server.runs.record import Event, Run, read_whole
 from coterie.server.study.playing import on_processes
-from coterie.strategies.errors import FederationError
+from coterie.strategies.errors import refused
 from coterie.strategies.partition.hcct import alpha_path
+from coterie.system.terminal import aside
 
 KINDS: Mapping[str, Mapping[str, int]] = {
     "upright": {},
@@ -136,9 +137,9 @@ def demo(
         FederationError: an argument is out of bounds, something did not start, or a run failed.
     """
     if strategy not in GROUPING:
-        raise FederationError(f"strategy must be one of {', '.join(GROUPING)}. Got {strategy!r}.")
+        raise refused(f"strategy must be one of {', '.join(GROUPING)}. Got {strategy!r}.")
     if rounds < 6:
-        raise FederationError(f"the demo needs at least 6 rounds. Got {rounds}.")
+        raise refused(f"the demo needs at least 6 rounds. Got {rounds}.")
     started = time.monotonic()
     folder = folder or Path("runs") / datetime.now().strftime("demo-%Y%m%d-%H%M%S")
     specs = silos(seed, TURNED if strategy in WITHOUT_GROUPS else KINDS)
@@ -153,7 +154,8 @@ def demo(
     }
     grouping = dict(GROUPING[strategy]) | ({} if alpha is None else {"alpha": alpha})
     RunConfig.read({**common, **grouping})  # before anything is started
-    console.print(
+    progress = aside(console)
+    progress.print(
         f"[bold]coterie demo[/]: {len(specs)} silos, each a separate process, connect to a "
         f"SuperLink on this machine over gRPC. All files are in {escape(str(folder))}/",
         soft_wrap=True,
@@ -163,12 +165,12 @@ def demo(
             federation.start_silo(spec)
         federation.wait_for_silos(len(specs))
         since = time.monotonic() - started
-        console.print(f"{len(specs)} silos are connected after {since:.1f} s.")
+        progress.print(f"{len(specs)} silos are connected after {since:.1f} s.")
 
         def play(title: str, on_event: Callable[[Event], None] = lambda _: None, **own: Any) -> Run:
             keys = {**common, **own, "label": title}
             _, folder = on_processes(
-                federation, keys, title=title, console=console, on_event=on_event
+                federation, keys, title=title, console=progress, on_event=on_event
             )
             return read_whole(folder)
 
@@ -288,7 +290,7 @@ def _print_outcome(console: Console, outcome: Outcome, run: Run) -> None:
 
 def _again(run: Run) -> str:
     place = shlex.join(["--runs-dir", str(run.folder.parent)])
-    return f"coterie explain {shlex.quote(run.name)} {place}"
+    return f"coterie runs explain {shlex.quote(run.name)} {place}"
 
 
 GENERATORS_TEXT = (

@@ -25,6 +25,7 @@ from coterie.server.runs.run import run_folder
 from coterie.server.study.playing import in_this_process, on_processes
 from coterie.strategies.errors import EXIT_CONFIG, FederationError
 from coterie.system.files import write_atomically
+from coterie.system.terminal import aside
 from coterie.tasks.base import Option, TaskError
 from coterie.tasks.simulation import Simulation
 
@@ -55,7 +56,7 @@ def read(
 
 
 def node_configs(simulation: Simulation) -> list[dict[str, Option]]:
-    """Return Flower's node config of every silo, as ``coterie silo --simulation`` makes them."""
+    """Return Flower's node config of every silo, as ``silo serve --simulation`` makes them."""
     task, label_counts = simulation.task, simulation.label_counts
     specs = [
         SiloSpec(s.name, task, s.options, label_counts=label_counts) for s in simulation.silos_of()
@@ -93,17 +94,19 @@ def simulate(
     if processes:
         home = folder or Path(config.runs_dir).parent / time.strftime("simulation-%Y%m%d-%H%M%S")
         text = f"{simulation.silos} silos in {processes} processes; their logs: {home}"
-        console.print(text, markup=False, soft_wrap=True)
+        aside(console).print(text, markup=False, soft_wrap=True)
         with LocalFederation(home) as federation:
             federation.start_partitions(file, simulation.silos, processes)
             federation.wait_for_silos(simulation.silos)
             title = config.strategy
-            _, record = on_processes(federation, config.plain(), title=title, console=console)
+            _, record = on_processes(
+                federation, config.plain(), title=title, console=aside(console)
+            )
     else:
         nodes, run_id = node_configs(simulation), time.time_ns() // 1000
         record = run_folder(config, run_id=run_id)
         open_silos(nodes)
-        in_this_process(nodes, config, record, run_id=run_id, console=console)
+        in_this_process(nodes, config, record, run_id=run_id, console=aside(console))
     _note_data(simulation, record)
     print_final(console, record)
     return record

@@ -282,7 +282,10 @@ def test_one_sample_that_is_left_is_too_few_for_batch_norm(normed: dict[str, Any
 def test_a_silo_with_one_sample_for_batch_norm_says_so_before_it_joins(
     normed: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert silo(["--name", "a", "--task", "normed", "--set", "train=1", "--set", "test=5"]) == 2
+    assert (
+        silo(["serve", "--name", "a", "--task", "normed", "--set", "train=1", "--set", "test=5"])
+        == 2
+    )
     assert "coterie silo: a model with BatchNorm cannot be trained on one sample" in (
         capsys.readouterr().err
     )

@@ -82,7 +82,7 @@ def run_without_coterie(code: str, folder: Path) -> str:
 
 def exported(home: Path, file: Path, *more: str) -> dict[str, Any]:
     """Export with the command; return the card beside the file."""
-    assert silo(["export", "--home", str(home), "--to", str(file), *more]) == 0
+    assert silo(["export", "--home", str(home), "--output", str(file), *more]) == 0
     card: dict[str, Any] = json.loads(file.with_name(file.name + ".json").read_text("utf-8"))
     return card
 
@@ -252,7 +252,7 @@ def test_what_cannot_be_exported_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refused(name: str) -> str:
-        assert silo(["export", "--home", str(tmp_path), "--to", str(tmp_path / name)]) == 2
+        assert silo(["export", "--home", str(tmp_path), "--output", str(tmp_path / name)]) == 2
         assert not (tmp_path / name).exists()
         return capsys.readouterr().err
 

@@ -387,9 +387,9 @@ def test_silo_check_and_start_take_an_app(
     assert silo(["init", "--name", "north", "--home", home]) == 0
     assert silo(["check", "--home", home, "--app", "tests.apps.quick_numpy:app"]) == 0
     assert "answers train, evaluate" in capsys.readouterr().out
-    assert silo(["start", "--home", home, "--app", "tests.apps.quick_numpy:app"]) == 2
+    assert silo(["serve", "--home", home, "--app", "tests.apps.quick_numpy:app"]) == 2
     assert "has not joined a federation" in capsys.readouterr().err
-    assert silo(["start", "--home", home, "--mod", "a:b"]) == 2
+    assert silo(["serve", "--home", home, "--mod", "a:b"]) == 2
     assert "requires --app" in capsys.readouterr().err
 
 
@@ -404,7 +404,7 @@ def test_silo_check_and_start_take_an_app(
 def test_an_app_that_cannot_be_served_is_refused_before_anything_joins(
     arguments: Sequence[str], said: str
 ) -> None:
-    done = coterie("silo", *arguments, "--patience", "0")
+    done = coterie("silo", *arguments, "--retry-for", "0")
     assert done.returncode == 2 and said in done.stderr
 
 

@@ -197,7 +197,7 @@ def test_a_bundle_with_another_address_says_what_it_replaces(tmp_path: Path) -> 
 
     for address in (new, new):
         said = join(address)
-        assert "replaces" not in said and "Next: coterie silo start" in said
+        assert "replaces" not in said and "Next: coterie silo serve" in said
     said = join(old)
     assert f"This replaces {new} by {old}. If the coordinator is no longer at that address," in said
     with locked(home.folder):

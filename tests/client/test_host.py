@@ -262,13 +262,13 @@ def test_a_reply_that_no_proxy_lets_pass_is_given_up_and_an_error_goes_in_its_pl
 def test_patience_ends_where_not_even_an_error_gets_through(world: World) -> None:
     world.send_errors = [NotPassedError("nothing passes", holds=True)] * 50
     world.connections = [[message(text="1")]]
-    with pytest.raises(GaveUpError, match=r"gave up after 3\d s: nothing passes\. --patience"):
+    with pytest.raises(GaveUpError, match=r"gave up after 3\d s: nothing passes\. --retry-for"):
         world.host.run()
 
 
 def test_who_gives_up_says_what_would_go_on(world: World, caplog: pytest.LogCaptureFixture) -> None:
     world.connections = [LinkError("the SuperLink was lost: Connection refused")] * 50
-    with pytest.raises(GaveUpError, match=r"Connection refused\. --patience .*systemd service"):
+    with pytest.raises(GaveUpError, match=r"Connection refused\. --retry-for .*systemd service"):
         world.host.run()
     left = re.findall(r"refused\. Retrying for another (\d+) s\.", caplog.text)
     assert len(left) > 5 and sorted(map(int, left), reverse=True) == list(map(int, left))

@@ -53,7 +53,7 @@ def test_a_folder_of_a_silo_that_runs_is_refused_before_anything_is_joined(
             ["--partitions", "3/9", *several],
             ["--partitions", "2-3/9", *several],
         ):
-            assert silo([*asked, "--patience", "0.1"]) == 2
+            assert silo([*asked, "--retry-for", "0.1"]) == 2
             assert "a silo is already running from" in capsys.readouterr().err
     with locked_all([str(tmp_path / "a"), str(tmp_path / "silo-3")]):
         pass  # they are free again
@@ -66,7 +66,10 @@ def test_a_home_in_which_nothing_can_be_kept_is_refused_before_anything_is_joine
     (tmp_path / "held" / "lock").mkdir(parents=True)  # cannot be opened
     for home, said in (("file", "is a file"), ("file/b", "Not a directory"),
                        ("held", "a silo cannot save its models in")):  # fmt: skip
-        assert silo(["--name", "b", "--patience", "0.1", "--home", str(tmp_path / home)]) == 2
+        assert (
+            silo(["serve", "--name", "b", "--retry-for", "0.1", "--home", str(tmp_path / home)])
+            == 2
+        )
         assert said in capsys.readouterr().err
 
 

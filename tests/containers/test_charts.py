@@ -136,7 +136,7 @@ class Pods:
 
 
 def secrets_of(folder: Path) -> dict[str, dict[str, str]]:
-    """CA and keys as people make them: `coterie init`, `silo init`, `enrol`, `silo join`."""
+    """CA and keys as people make them: `federation init`, `silo init`, `enrol`, `silo join`."""
     made = federation.create(folder / "study", ["study:9092"])
     found = {"study-ca": {name: (made.tls / name).read_text() for name in ("ca.pem", "ca.key")}}
     for name in SILOS:

@@ -33,7 +33,7 @@ def test_enrolled_silos_and_a_newcomer_get_the_models_of_the_simulation(
     federation: Federation, tmp_path: Path
 ) -> None:
     newcomer_joins_and_models_are_the_simulations(federation, tmp_path)
-    assert operator(federation, "roster").count("online") == 7
+    assert operator(federation, "members", "list").count("online") == 7
 
 
 def test_private_keys_are_where_they_were_made_and_nowhere_else(federation: Federation) -> None:
@@ -63,12 +63,12 @@ def test_a_restarted_silo_needs_nobody_to_let_it_in_again(federation: Federation
 
 
 def test_a_removed_silo_is_refused_and_says_so(federation: Federation) -> None:
-    operator(federation, "remove", "silo-3")
+    operator(federation, "members", "remove", "silo-3")
     until(
         lambda: "refuses this silo's key" in federation.log("silo-3"),
         "silo-3 to be refused",
         120,
         federation,
     )
-    roster = operator(federation, "roster")
+    roster = operator(federation, "members", "list")
     assert roster.count("removed") == 1 and roster.count("online") == 6

@@ -131,16 +131,16 @@ class Organisations:
         (self.home_of(name) / "silo.toml").write_text(text)
 
     def enrol(self, request: str) -> str:
-        """``coterie enrol``; returns the join bundle."""
-        return self.command("enrol", request).strip()
+        """``coterie members enrol``; returns the join bundle."""
+        return self.command("members", "enrol", request).strip()
 
     def join(self, name: str, bundle: str) -> None:
         """``coterie silo join``."""
         self.done("silo", "join", "--home", str(self.home_of(name)), bundle)
 
     def start_silo(self, name: str) -> None:
-        """``coterie silo start``."""
-        self.start(name, "silo", "start", "--home", str(self.home_of(name)))
+        """``coterie silo serve``."""
+        self.start(name, "silo", "serve", "--home", str(self.home_of(name)))
 
     def mend(self) -> None:
         """The SuperLink, two silos, and nothing that another test left behind."""

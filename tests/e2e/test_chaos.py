@@ -110,7 +110,7 @@ def strike_often(trio: Trio, kills: int, dice: random.Random) -> dict[str, int]:
 
 
 def go_on(trio: Trio, folder: Path) -> None:
-    """``coterie run --resume --detach``, and wait until the run stands where it stood."""
+    """``coterie run resume --detach``, and wait until the run stands where it stood."""
     times = len(record_of(folder).get("resumed", []))
     assert "interrupted" in trio.records("runs").stdout
     done = trio.operator("run", "--resume", folder.name, "--detach")

@@ -44,7 +44,7 @@ def test_a_demo_of_auto_finds_the_hidden_groups_and_says_how(tmp_path: Path) -> 
     assert outcome.groups == outcome.hidden and "found exactly" in text
     said = " ".join(text.split())
     assert "Auto: a race opens between" in said and "Auto: the race is over: 3 groups" in said
-    assert "Chosen: 3 groups" in said and "coterie explain Auto-" in said
+    assert "Chosen: 3 groups" in said and "coterie runs explain Auto-" in said
 
 
 @pytest.mark.nightly

@@ -126,7 +126,7 @@ def test_quickstarts_under_resident_silos_are_the_quickstarts_bit_for_bit(
     runs = [("quick_numpy", FLOWER, "FedAvg"), ("quick_torch", OURS, "HCCT")]
     with control(federation.superlink.control_address) as calls:
         for client, strategies, strategy in runs:
-            line = [sys.executable, "-m", "coterie.client", "--app", f"{client}:app"]
+            line = [sys.executable, "-m", "coterie.client", "serve", "--app", f"{client}:app"]
             line += ["--partitions", "0-1/2", "--superlink", address, "--home", str(homes)]
             with programs(line) as running:
                 wait_for_two(calls, running)
@@ -169,7 +169,7 @@ def test_stock_supernodes_give_the_same_models(federation: LocalFederation, tmp_
 def test_an_app_serves_an_organisation_with_its_key_tls_and_policy(
     pair: Organisations, tmp_path: Path
 ) -> None:
-    """``coterie silo start --app``, in place of the task that the silo served before."""
+    """``coterie silo serve --app``, in place of the task that the silo served before."""
     for number, name in enumerate(("a", "b")):
         pair.end(name)
         file = pair.home_of(name) / "silo.toml"
@@ -182,7 +182,7 @@ def test_an_app_serves_an_organisation_with_its_key_tls_and_policy(
         )
         # Another number of threads rounds differently, in the app as anywhere.
         line = ["env", *(f"{key}={ENVIRONMENT[key]}" for key in ("PYTHONPATH", "OMP_NUM_THREADS"))]
-        line += [sys.executable, "-m", "coterie.client", "start", "--app", "quick_torch:app"]
+        line += [sys.executable, "-m", "coterie.client", "serve", "--app", "quick_torch:app"]
         pair.start_program(name, *line, "--home", str(pair.home_of(name)))
     try:
         pair.wait_for(2)

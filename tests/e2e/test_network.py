@@ -75,7 +75,7 @@ def test_a_run_within_this_machine_completes_and_its_log_is_clean(
     line = ["superlink", "--host", host, "--runs-dir", str(runs)]
     line += ["--fleet-port", str(ports.fleet), "--control-port", str(ports.control)]
     line += ["--runtime-port", str(ports.runtime)]
-    silo = ["silo", "--name", "a", "--set", "train=20", "--set", "test=10", "--superlink"]
+    silo = ["silo", "serve", "--name", "a", "--set", "train=20", "--set", "test=10", "--superlink"]
     fleet, control = join_address(host, ports.fleet), join_address(host, ports.control)
     with (
         program(
@@ -101,7 +101,7 @@ def test_a_federation_starts_behind_a_proxy(tmp_path: Path) -> None:
     """Its parts call each other with TLS; an operator is warned of the proxy elsewhere."""
     ports, own = Ports.free(), environment(tmp_path, PROXIES)
     folder = tmp_path / "study"
-    line = [*COTERIE, "init", str(folder), "--address", f"127.0.0.1:{ports.fleet}"]
+    line = [*COTERIE, "federation", "init", str(folder), "--address", f"127.0.0.1:{ports.fleet}"]
     line += ["--control-port", str(ports.control), "--runtime-port", str(ports.runtime)]
     subprocess.run(line, env=own, check=True, capture_output=True, timeout=120)
     started = ("superlink", "--federation", str(folder))

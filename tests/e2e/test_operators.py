@@ -37,7 +37,9 @@ def test_an_operator_without_the_role_is_refused_over_tls_and_starts_runs_with_i
     made = pair.federation
     refused = coterie("run", *RUN, "--rounds", "2", "--detach", *ada)
     assert refused.returncode != 0
-    assert "has the roles look; to start and stop runs requires the role 'run'." in refused.stderr
+    assert (
+        "has the roles look; the role 'run' is required to start and stop runs." in refused.stderr
+    )
     assert "2 silos connected" in coterie("status", *ada).stdout
     name = operators.read(made)[-1].name
     pair.command("operator", "roles", name, "--role", "run")
@@ -53,7 +55,9 @@ def test_an_operator_without_the_role_is_refused_over_tls_and_starts_runs_with_i
     folder = made.runs / f"fedavg-{begun.about['run']}"
     until(lambda: ended(folder), "the run's end", deadline_s=60)
     assert read_run(folder).status == "completed"
-    assert coterie("audit", "--verify", "--federation", str(made.folder)).returncode == 0
+    assert (
+        coterie("federation", "audit", "--verify", "--federation", str(made.folder)).returncode == 0
+    )
 
 
 @pytest.mark.nightly
@@ -82,7 +86,7 @@ def test_a_silo_that_asks_its_people_joins_late_and_withdraws(
     rounds = read_run(folder).rounds
     assert "asked" not in rounds[0].silos
     assert "asked" in rounds[-1].silos
-    printed = pair.command("withdraw", "asked")
+    printed = pair.command("members", "erase", "asked")
     (file,) = (pair.coordinator / "withdrawals").glob("asked-*.json")
     done = verified(file.read_text(), pair.federation.ca.read_bytes())
     assert f"runs/{folder.name}/models/asked.safetensors" in {one.file for one in done.deleted}
@@ -100,7 +104,7 @@ def test_a_silo_withdraws_in_the_middle_of_a_run(pair: Organisations) -> None:
     three = ("fedavg", "--task", TASK, "--min-silos", "3", *SETTINGS, "--rounds", "8")
     folder = pair.submit(*three)
     pair.gate.hold(3, rounds=1)
-    printed = pair.command("withdraw", "leaver")
+    printed = pair.command("members", "erase", "leaver")
     pair.gate.open()
     assert f"Stopping run {folder.name}, which has models of leaver." in printed
     assert read_run(folder).status == "stopped"

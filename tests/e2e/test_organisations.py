@@ -31,7 +31,7 @@ def test_from_init_to_a_run_that_gives_the_models_of_the_plain_federation(
     assert "round 8/8" in out
     (folder,) = (f for f in pair.federation.runs.iterdir() if f.name in out)
     assert finished(folder) == in_process(tmp_path / "run", *NAMES, **KEYS)["model-hashes"]
-    roster = pair.command("roster")
+    roster = pair.command("members", "list")
     assert roster.count("online") == 2
     assert "2 silos connected" in pair.command("status")
 

@@ -130,7 +130,7 @@ def test_auto_resumes_in_the_middle_of_a_race_and_places_a_newcomer(
     keys = {**KEYS, "strategy": "auto", "rounds": 10, "churn": "late+8"}
     _, folder = trio.submit(**keys)
     until(lambda: "race" in _phases(folder), "the race")
-    assert trio.operator("stop", folder.name).returncode == 0
+    assert trio.operator("runs", "stop", folder.name).returncode == 0
     assert len(record_of(folder)["rounds"]) < 10
     resumed = trio.resume(folder)
     last = trio.follow(resumed, folder, lambda event: None)
@@ -206,17 +206,19 @@ def test_a_run_goes_on_after_ctrl_c_is_stopped_by_command_and_resumed(trio: Trio
     said += follower.communicate(timeout=30)[0]
     assert follower.returncode == 130
     (folder,) = (f for f in trio.runs_dir.glob("fedavg-*") if f.name in said)
-    assert f"the run continues. Check on it with `coterie watch {folder.name} --runs-dir .`" in said
+    look = f"`coterie runs watch {folder.name} --runs-dir .`"
+    assert f"the run continues. Check on it with {look}" in said
     options = f"--runs-dir . --superlink {address}"
-    assert f"stop it with `coterie stop {folder.name} {options}`" in said
+    assert f"stop it with `coterie runs stop {folder.name} {options}`" in said
     assert record_of(folder)["status"] == "running"
 
-    done = trio.operator("stop", folder.name)
+    done = trio.operator("runs", "stop", folder.name)
     assert done.returncode == 0, done.stderr
-    assert "is stopped after round" in done.stdout and "coterie run --resume" in done.stdout
+    assert "is stopped after round" in done.stdout and "coterie run resume" in done.stdout
     record = record_of(folder)
-    assert record["status"] == "stopped" and record["error"].startswith("stopped by `coterie stop`")
-    again = trio.control("stop", str(folder))
+    assert record["status"] == "stopped"
+    assert record["error"].startswith("stopped by `coterie runs stop`")
+    again = trio.control("runs", "stop", str(folder))
     assert (again.returncode, "has already ended: stopped" in again.stdout) == (0, True)
     with control(address) as calls:
         assert not calls.stop(int(record["run-id"]))
@@ -224,7 +226,7 @@ def test_a_run_goes_on_after_ctrl_c_is_stopped_by_command_and_resumed(trio: Trio
     resumed = trio.resume(folder)
     until(lambda: record_of(folder).get("run-id") == str(resumed), "the resumption")
     until(lambda: len(record_of(folder)["rounds"]) > len(record["rounds"]), "another round")
-    assert trio.operator("stop", folder.name).returncode == 0
+    assert trio.operator("runs", "stop", folder.name).returncode == 0
 
 
 @pytest.mark.nightly

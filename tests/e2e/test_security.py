@@ -127,9 +127,9 @@ class Attacked:
         return Done(process.returncode, out, err)
 
     def start(self, home: Path, *, patience: float = 2.0) -> Done:
-        """``coterie silo start`` that is expected to end by itself."""
-        own = ("--home", str(home), "--patience", str(patience))
-        return self.during(*COTERIE, "silo", "start", *own)
+        """``coterie silo serve`` that is expected to end by itself."""
+        own = ("--home", str(home), "--retry-for", str(patience))
+        return self.during(*COTERIE, "silo", "serve", *own)
 
 
 @pytest.fixture(scope="module")
@@ -197,7 +197,7 @@ def test_a_server_whose_certificate_is_of_another_ca_is_not_trusted(
 
 def test_plain_text_against_tls_is_refused(attacked: Attacked) -> None:
     address = f"127.0.0.1:{attacked.organisations.ports.fleet}"
-    plain = ("silo", "--name", "a", "--superlink", address, "--patience", "2")
+    plain = ("silo", "serve", "--name", "a", "--superlink", address, "--retry-for", "2")
     done = attacked.during(*COTERIE, *plain)
     assert done.returncode == 5
     assert "without TLS" in done.stderr
@@ -298,7 +298,7 @@ def test_a_clock_that_is_wrong_is_named(attacked: Attacked, seconds: int) -> Non
     """Of a silo that is enrolled and was connected."""
     away = attacked.organisations.home_of("away")
     code = SKEWED.format(seconds=seconds)
-    own = ("start", "--home", str(away), "--patience", "2")
+    own = ("start", "--home", str(away), "--retry-for", "2")
     done = attacked.during(sys.executable, "-c", code, *own)
     assert done.returncode == 5
     assert "the clock of this machine" in done.stderr and "UTC" in done.stderr
@@ -338,18 +338,18 @@ def test_a_removed_silo_is_out_at_once_and_for_good(pair: Organisations) -> None
     folder = pair.submit("fedavg", *keys)
     until_happened(folder, "here", 1)
     pair.gate.hold(3, rounds=1)
-    assert "is removed" in pair.command("remove", "gone")
+    assert "is removed" in pair.command("members", "remove", "gone")
     pair.gate.open()
     finished(folder)
     assert set(record_of(folder)["final-evaluation"]) == {"a", "b"}
-    assert "removed" in pair.command("roster")
+    assert "removed" in pair.command("members", "list")
     until(lambda: "not enrolled" in pair.said("gone"), "the silo to say so", deadline_s=120)
     pair.end("gone")
     home = str(pair.home_of("gone"))
     again = pair.done("silo", "init", "--name", "gone", "--home", home).strip()
-    refused = coterie("enrol", again, "--federation", str(pair.coordinator))
+    refused = coterie("members", "enrol", again, "--federation", str(pair.coordinator))
     assert refused.returncode == 2 and "never accepted again" in refused.stderr
-    done = pair.call("silo", "start", "--home", home, "--patience", "2")
+    done = pair.call("silo", "serve", "--home", home, "--retry-for", "2")
     assert done.returncode == 5 and "not enrolled" in done.stderr
     anew = pair.done("silo", "init", "--name", "gone", "--home", home, "--new-key")
     pair.join("gone", pair.enrol(anew.strip()))

@@ -34,7 +34,7 @@ def test_the_coordinator_starts_a_run_of_the_queue_and_learns_who_serves_its_tas
     entry = queue.entries()[-1]
     until(lambda: completed(pair, entry.run_id), "the run", deadline_s=60)
     assert {Contacts(pair.coordinator).served()[name].tasks for name in "ab"} == {(TASK,)}
-    assert TASK in pair.command("roster")
+    assert TASK in pair.command("members", "list")
 
 
 @pytest.mark.nightly
@@ -55,7 +55,7 @@ def test_a_run_waits_until_that_of_the_same_silos_is_over(pair: Organisations) -
 
 
 def test_a_federation_that_works_says_so_in_numbers_and_in_exit_codes(pair: Organisations) -> None:
-    assert re.search(r"2 of \d+ silos online", pair.command("health"))
+    assert re.search(r"2 of \d+ silos online", pair.command("federation", "check"))
     assert pair.done("silo", "health", "--home", str(pair.home_of("a"))).count("ok ") == 4
 
     def numbers() -> str:

@@ -50,7 +50,7 @@ def test_one_process_and_several_over_grpc_give_bit_identical_models(
     assert "round 3/3" in done.stdout and "silo-11" in done.stdout
     (kept,) = (tmp_path / "one").glob("*/run.log")
     assert "round 3/3" in kept.read_text() and "INFO" not in done.stderr
-    many = ["--processes", "2", "--dir", str(tmp_path / "processes")]
+    many = ["--processes", "2", "--workdir", str(tmp_path / "processes")]
     runs = ["--runs-dir", str(tmp_path / "two")]
     done = coterie_process("simulate", str(file), *runs, *many)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -199,7 +199,7 @@ def test_every_command_gives_help_beside_modules_of_the_same_names(
 @pytest.mark.nightly
 def test_the_demo_finds_the_hidden_groups(installed: User) -> None:
     """Ten silos as processes of their own; one joins, one leaves."""
-    said = installed.run("coterie", "demo", "--seed", "3", "--rounds", "6", "--dir", "demo")
+    said = installed.run("coterie", "demo", "--seed", "3", "--rounds", "6", "--workdir", "demo")
     assert "found exactly" in said
     assert "upright-late joined" in said and "shifted-2 left" in said
     means = re.search(r"mean, 8 with a baseline .*", said)
@@ -224,7 +224,7 @@ def address(installed: User) -> Iterator[str]:
     try:
         for name, options in OPTIONS.items():
             given = [part for item in options.items() for part in ("--set", "{}={}".format(*item))]
-            line = ("silo", "--name", name, "--superlink", fleet, *given)
+            line = ("silo", "serve", "--name", name, "--superlink", fleet, *given)
             processes.append(installed.start(name, *line))
         with control(controls) as calls:
             until(lambda: calls.num_online() == 2, "two silos", deadline_s=120)

@@ -137,7 +137,10 @@ def test_nobody_connects_to_a_silo() -> None:
 
 @pytest.mark.parametrize(
     ("chart", "values", "asked"),
-    [("coordinator", COORDINATOR, "coterie health"), ("silo", SILO, "coterie silo health")],
+    [
+        ("coordinator", COORDINATOR, "coterie federation check"),
+        ("silo", SILO, "coterie silo health"),
+    ],
 )
 def test_who_is_ready_is_asked_of_the_health_command_and_a_warning_is_no_failure(
     chart: str, values: dict[str, Any], asked: str
@@ -172,10 +175,10 @@ def test_containers_are_healthy_as_the_health_command_says(files: list[str]) -> 
             said.setdefault(name, {}).update(service)
     for name in ("superlink", "silo-1", "silo-7"):
         shell, line = said[name]["healthcheck"]["test"]
-        asked = "coterie health" if name == "superlink" else "coterie silo health"
+        asked = "coterie federation check" if name == "superlink" else "coterie silo health"
         assert shell == "CMD-SHELL" and line.startswith(asked) and line.endswith("$$? -lt 2")
     dockerfile = (root / "docker/Dockerfile").read_text()
-    for asked in ('coterie health "$@"; test $? -lt 2', "coterie silo health --home"):
+    for asked in ('coterie federation check "$@"; test $? -lt 2', "coterie silo health --home"):
         assert asked in dockerfile
 
 

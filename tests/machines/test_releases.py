@@ -183,7 +183,7 @@ def record(made: federation.Federation, name: str, started: str, silos: dict[str
 
 
 def check(made: federation.Federation, *arguments: str) -> tuple[int, str]:
-    done = coterie("upgrade-check", "--federation", str(made.folder), *arguments)
+    done = coterie("federation", "upgrade-check", "--federation", str(made.folder), *arguments)
     assert done.stderr == ""
     return done.returncode, done.stdout
 
@@ -220,7 +220,7 @@ def test_the_command_says_not_now_while_a_run_goes_on(study: federation.Federati
 
 
 def test_what_is_no_release_is_refused(study: federation.Federation) -> None:
-    done = coterie("upgrade-check", "--to", "next", "--federation", str(study.folder))
+    done = coterie("federation", "upgrade-check", "--to", "next", "--federation", str(study.folder))
     assert done.returncode == 2 and "not a release of coterie." in done.stderr
 
 

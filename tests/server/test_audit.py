@@ -73,7 +73,7 @@ def test_what_is_done_to_the_log_is_found(made: Federation, how: str) -> None:
     tamper, said = TAMPERED[how]
     put(made, tamper(lines_of(made)))
     assert any(said in finding for finding in verify(made).findings)
-    done = coterie("audit", "--verify", "--federation", str(made.folder))
+    done = coterie("federation", "audit", "--verify", "--federation", str(made.folder))
     assert done.returncode == 1 and said in done.stdout
     note(made, "remove", silo="silo-1")
     assert verify(made).findings, "an act afterwards does not hide it"
@@ -149,17 +149,17 @@ def test_what_cannot_be_noted_is_not_done(
 
 def test_the_operators_commands_are_in_the_log(tmp_path: Path) -> None:
     folder, silo = str(tmp_path / "study"), str(tmp_path / "b")
-    assert coterie("init", folder, "--address", "fl.example.org").returncode == 0
+    assert coterie("federation", "init", folder, "--address", "fl.example.org").returncode == 0
     request = coterie("silo", "init", "--name", "b", "--home", silo).stdout
-    assert coterie("enrol", request, "--federation", folder).returncode == 0
-    assert coterie("remove", "b", "--federation", folder).returncode == 0
-    assert coterie("remove", "c", "--federation", folder).returncode == 2
-    assert coterie("init", folder, "--renew").returncode == 0
+    assert coterie("members", "enrol", request, "--federation", folder).returncode == 0
+    assert coterie("members", "remove", "b", "--federation", folder).returncode == 0
+    assert coterie("members", "remove", "c", "--federation", folder).returncode == 2
+    assert coterie("federation", "init", folder, "--renew").returncode == 0
     acts = verify(load(Path(folder))).acts
     assert [act.act for act in acts] == [
         "init", "enrol", "remove", "remove", "remove failed", "renew",
     ]  # fmt: skip
     assert acts[1].about["silo"] == "b" and "no silo 'c' is enrolled" in acts[4].about["why"]
-    shown = coterie("audit", "--federation", folder).stdout
+    shown = coterie("federation", "audit", "--federation", folder).stdout
     assert "silo b, key" in shown and f"head: {len(acts)}:" in shown
-    assert coterie("audit", "--verify", "--federation", folder).returncode == 0
+    assert coterie("federation", "audit", "--verify", "--federation", folder).returncode == 0

@@ -140,7 +140,7 @@ def refused_in_one_line(said: str, capsys: pytest.CaptureFixture[str]) -> None:
         main()
     err = capsys.readouterr().err
     assert ended.value.code == 2 and err.count("\n") == 1
-    assert err.startswith(("coterie: ", "coterie silo: ")) and said in err
+    assert err.startswith("coterie") and said in err
 
 
 @pytest.mark.parametrize(
@@ -148,11 +148,14 @@ def refused_in_one_line(said: str, capsys: pytest.CaptureFixture[str]) -> None:
     [
         (["status", "--root-certificates", "nosuch.pem"], "'nosuch.pem' cannot be read"),
         (
-            ["init", "taken/study", "--address", "localhost"],
+            ["federation", "init", "taken/study", "--address", "localhost"],
             "taken/study: Not a directory. A file is",
         ),
-        (["report", "fedavg-1", "--runs-dir", ".", "--out", "taken/x.html"], "taken"),
-        (["roster", "--federation", "latin"], "toml is not UTF-8: byte 2 is 0xfc. Save it"),
+        (["runs", "report", "fedavg-1", "--runs-dir", ".", "-o", "taken/x.html"], "taken"),
+        (
+            ["members", "list", "--federation", "latin"],
+            "toml is not UTF-8: byte 2 is 0xfc. Save it",
+        ),
     ],
 )
 def test_what_a_person_can_mend_is_one_line(
@@ -174,11 +177,11 @@ def test_what_a_person_can_mend_is_one_line(
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        (["roster", "--federation", "~typo/f"], "'~typo/f' does not exist: there is no"),
+        (["members", "list", "--federation", "~typo/f"], "'~typo/f' does not exist: there is no"),
         (["runs", "--runs-dir", "~typo/f"], "'~typo/f' does not exist: there is no"),
         (["run", "hcct", "--alone", "~typo/f"], "'~typo/f' does not exist: there is no"),
         (["run", "--resume", "~typo/f"], "'~typo/f' does not exist: there is no"),
-        (["report", "~typo/f"], "'~typo/f' does not exist: there is no"),
+        (["runs", "report", "~typo/f"], "'~typo/f' does not exist: there is no"),
         (["simulate", "~typo/f.toml"], "'~typo/f.toml' does not exist: there is no"),
         (["runs"], "'~typo' does not exist: there is no"),
     ],
@@ -213,18 +216,28 @@ def test_an_account_without_a_home_folder_is_told_what_to_set(
         ("run --priority 3", "coterie: --priority is for runs that wait: give --queue as well."),
         ("run --set lr", "coterie: --set takes KEY=VALUE. Got 'lr'."),
         ("run --task.smooth", "coterie: --task.smooth needs a value: --task.smooth VALUE."),
-        ("run --resume first hcct", "coterie: --resume continues first with"),
-        ("stop x --federation a --superlink b", "coterie: --federation and --superlink name two"),
-        ("simulate x.toml --dir y", "coterie: --dir is the folder for the processes' logs"),
-        ("init made", "coterie: say where silos reach this machine: --address"),
-        ("init made --renew --address x", "and leave out --address."),
-        ("withdraw", "coterie: name either a silo, or a statement with --verify."),
+        ("run resume first hcct", "coterie: --resume continues first with"),
         (
-            "superlink --metrics 127.0.0.1:1",
-            "coterie: --metrics serves the numbers of a fed",
+            "runs stop x --federation a --superlink b",
+            "coterie runs: --federation and --superlink",
         ),
-        ("silo --name a start", "coterie silo: --name applies to serving without a command."),
-        ("silo start --mod x:y", "coterie silo: --mod requires --app."),
+        ("simulate x.toml --workdir y", "coterie: --workdir is the folder for the processes' logs"),
+        (
+            "federation init made",
+            "coterie federation: say where silos reach this",
+        ),
+        ("federation init made --renew --address x", "and leave out --address."),
+        ("members erase", "coterie members: name either a silo, or a statement with --verify."),
+        (
+            "superlink --metrics-address 127.0.0.1:1",
+            "coterie: --metrics-address serves the numbers of a fed",
+        ),
+        (
+            "runs --runs-dir x watch",
+            "coterie runs: --runs-dir stands before a command",
+        ),
+        ("silo serve --threads 2", "coterie silo: --threads replaces a setting of a silo's folder"),
+        ("silo serve --mod x:y", "coterie silo: --mod requires --app."),
         ("silo calibrate --sensitivity 2", "coterie silo: --sensitivity must be above 0 and at"),
     ],
 )
@@ -368,21 +381,21 @@ def test_a_run_that_failed_tells_its_reason_once(
 @pytest.mark.parametrize(
     ("options", "look", "end"),
     [
-        ([], "watch fedavg-8", "stop fedavg-8"),
+        ([], "runs watch fedavg-8", "runs stop fedavg-8"),
         (
             ["--federation", "my study"],
-            "watch fedavg-8 --federation 'my study'",
-            "stop fedavg-8 --federation 'my study'",
+            "runs watch fedavg-8 --federation 'my study'",
+            "runs stop fedavg-8 --federation 'my study'",
         ),
         (
             ["--superlink", "127.0.0.1:7", "--runs-dir", "rel"],
-            "watch fedavg-8 --runs-dir rel",
-            "stop fedavg-8 --runs-dir rel --superlink 127.0.0.1:7",
+            "runs watch fedavg-8 --runs-dir rel",
+            "runs stop fedavg-8 --runs-dir rel --superlink 127.0.0.1:7",
         ),
         (
             ["--superlink", "fl.example.org:7"],
             "status --superlink fl.example.org:7",
-            "stop 8 --superlink fl.example.org:7",
+            "runs stop 8 --superlink fl.example.org:7",
         ),
     ],
 )
@@ -420,18 +433,20 @@ def test_how_to_go_on_names_the_options_that_were_given(
     monkeypatch.setattr(coterie.server.cli.commands, "follow_run", follow)
     write_federation(tmp_path)
     done = CliRunner().invoke(app, ["run", "fedavg", "--federation", str(tmp_path)])
-    assert (done.exit_code, "--resume" in done.stdout) == (3, False), "no round, nothing to resume"
+    assert (done.exit_code, "run resume" in done.stdout) == (3, False), (
+        "no round, nothing to resume"
+    )
     events = [Event("round", report=Round(1))]
     done = CliRunner().invoke(app, ["run", "fedavg", "--federation", str(tmp_path)])
     assert done.exit_code == 3
-    assert f"coterie run --resume fedavg-8 --federation {tmp_path}\n" in done.stdout
+    assert f"coterie run resume fedavg-8 --federation {tmp_path}\n" in done.stdout
 
 
 def test_a_run_that_ends_by_itself_while_it_is_stopped_is_no_error(
     calls: Calls, tmp_path: Path
 ) -> None:
     calls.ends_first = True
-    done = CliRunner().invoke(app, ["stop", "8", "--runs-dir", str(tmp_path)])
+    done = CliRunner().invoke(app, ["runs", "stop", "8", "--runs-dir", str(tmp_path)])
     assert (done.exit_code, done.stdout) == (0, "run 8 has already ended: completed.\n")
 
 
@@ -444,19 +459,19 @@ def test_a_run_is_stopped_by_its_name_or_id_with_or_without_a_record_here(
     file = folder / "run.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"run-id": "8"}))
     monkeypatch.chdir(tmp_path)
-    done = CliRunner().invoke(app, ["stop", named, "--runs-dir", str(tmp_path)])
+    done = CliRunner().invoke(app, ["runs", "stop", named, "--runs-dir", str(tmp_path)])
     assert (done.exit_code, calls.stopped) == (0, [8])
     recorded = "recorded" in named
     assert ("is stopped after round 2 of 2" in done.stdout) == recorded
-    assert (f"--resume {named} --runs-dir {tmp_path}" in done.stdout) == recorded
+    assert (f"run resume {named} --runs-dir {tmp_path}" in done.stdout) == recorded
 
 
 def test_a_run_that_is_over_or_unknown_is_not_stopped(calls: Calls, tmp_path: Path) -> None:
-    done = CliRunner().invoke(app, ["stop", "7", "--runs-dir", str(tmp_path)])
+    done = CliRunner().invoke(app, ["runs", "stop", "7", "--runs-dir", str(tmp_path)])
     assert (done.exit_code, done.stdout) == (0, "run 7 has already ended: completed.\n")
-    unknown = CliRunner().invoke(app, ["stop", "fedavg-9", "--runs-dir", str(tmp_path)])
+    unknown = CliRunner().invoke(app, ["runs", "stop", "fedavg-9", "--runs-dir", str(tmp_path)])
     assert (unknown.exit_code, "does not know run 9" in unknown.stderr) == (2, True)
-    nameless = CliRunner().invoke(app, ["stop", "fedavg", "--runs-dir", str(tmp_path)])
+    nameless = CliRunner().invoke(app, ["runs", "stop", "fedavg", "--runs-dir", str(tmp_path)])
     assert "there is no run" in nameless.stderr
     assert not calls.stopped
 
@@ -524,11 +539,13 @@ def test_every_option_of_the_superlink_is_for_a_federation_or_refused() -> None:
 def test_options_that_a_renewal_ignores_are_refused(option: list[str], tmp_path: Path) -> None:
     study = create(tmp_path / "study", ["fl.example.org"])
     before = (study.tls / "server.pem").read_bytes()
-    done = CliRunner().invoke(app, ["init", str(study.folder), "--renew", *option])
+    done = CliRunner().invoke(app, ["federation", "init", str(study.folder), "--renew", *option])
     said = "".join(done.stderr.split())
     assert done.exit_code == 2 and option[0] in said and "study/coterie.toml" in said
     assert (study.tls / "server.pem").read_bytes() == before
-    assert CliRunner().invoke(app, ["init", str(study.folder), "--renew"]).exit_code == 0
+    assert (
+        CliRunner().invoke(app, ["federation", "init", str(study.folder), "--renew"]).exit_code == 0
+    )
     assert (study.tls / "server.pem").read_bytes() != before
 
 
@@ -545,10 +562,10 @@ def test_a_federation_and_another_superlink_are_not_taken_together(
         assert "--federation and --superlink" in said and "10.0.0.5:9093" in said
 
 
-@pytest.mark.parametrize("command", ["init", "superlink"])
+@pytest.mark.parametrize("command", ["federation init", "superlink"])
 @pytest.mark.parametrize("port", ["--fleet-port", "--control-port", "--runtime-port"])
 def test_a_port_that_there_is_not_is_refused(command: str, port: str) -> None:
-    done = CliRunner().invoke(app, [command, port, "0"])
+    done = CliRunner().invoke(app, [*command.split(), port, "0"])
     assert done.exit_code == 2
     assert "0 is not in the range 1<=x<=65535" in " ".join(done.stderr.split())
 

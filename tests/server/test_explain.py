@@ -1,4 +1,4 @@
-"""``coterie explain``: the reasons agree with the utilities by hand."""
+"""``coterie runs explain``: the reasons agree with the utilities by hand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``coterie explain`` of auto: what was tried, what silos measured, and what would change it."""
+"""``coterie runs explain`` of ``auto``: the partitions raced and measured, by silo."""
 
 from __future__ import annotations
 
@@ -335,13 +335,13 @@ def explained(folder: Path) -> Explanation:
 
 
 def test_the_command_prints_the_race_and_one_silo(recorded: Path) -> None:
-    done = coterie("explain", "auto-7", "--runs-dir", str(recorded.parent), "--silo", "a1")
+    done = coterie("runs", "explain", "auto-7", "--runs-dir", str(recorded.parent), "--silo", "a1")
     found = explained(recorded)
     assert found.verdict is not None and found.verdict.trials.keys() == {"a0", "a1", "b2", "b3"}
     for sentence in found.race:
         assert sentence in done.stdout
     assert f"a1: {found.silos['a1']}" in done.stdout and "b2: " not in done.stdout
-    done = coterie("explain", "auto-7", "--runs-dir", str(recorded.parent), "--silo", "z")
+    done = coterie("runs", "explain", "auto-7", "--runs-dir", str(recorded.parent), "--silo", "z")
     assert done.returncode and "no silo 'z' in round 6. There are: a0, a1, b2, b3." in done.stderr
 
 

@@ -76,7 +76,7 @@ def test_who_watches_a_run_whose_process_was_killed_is_told_soon(
     folder = write_run(tmp_path / "hcct-1", num_silos=2, num_rounds=2, status="running")
     past = time.time() - 10  # no longer ago than a round may take
     os.utime(folder / "events.jsonl", (past, past))
-    line = f"coterie run --resume hcct-1 --runs-dir {tmp_path}"
+    line = f"coterie run resume hcct-1 --runs-dir {tmp_path}"
     with pytest.raises(FederationError, match=rf"gone.*{line}$"):
         watch_run("hcct-1", Given(runs_dir=tmp_path))
 

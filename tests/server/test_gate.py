@@ -107,15 +107,15 @@ def test_an_operator_does_what_the_roles_allow_and_is_refused_in_words_otherwise
         with pytest.raises(FederationError) as caught:
             ada.act("remove", name="b")
     assert str(caught.value).endswith(
-        "PERMISSION_DENIED: operator 'ada' has the roles run; to enrol, remove and withdraw silos "
-        "requires the role 'enrol'. At the coordinator, `coterie operator roles ada --role enrol` "
-        "grants it."
+        "PERMISSION_DENIED: operator 'ada' has the roles run; the role 'enrol' is required to "
+        "enrol, remove and withdraw silos. The coordinator's operator can give it with `coterie "
+        "operator set-roles ada --role enrol`."
     )
     with calls(made, enrolled(made, "bea", "look")) as bea:
         assert bea.runs() == []
         for refused in (lambda: bea.submit(CONFIG), lambda: bea.stop(7)):
             with pytest.raises(
-                FederationError, match="to start and stop runs requires the role 'run'"
+                FederationError, match="the role 'run' is required to start and stop runs"
             ):
                 refused()
         with pytest.raises(
@@ -164,7 +164,7 @@ def test_what_flower_refuses_is_no_act_that_was_done(made: Federation) -> None:
 def test_roles_change_with_the_next_call(made: Federation) -> None:
     dora = enrolled(made, "dora", "look")
     with calls(made, dora) as asked:
-        with pytest.raises(FederationError, match="requires the role 'enrol'"):
+        with pytest.raises(FederationError, match="the role 'enrol' is required"):
             asked.act("remove", name="b")
         operators.change_roles(made, "dora", ["enrol", "run"])
         with pytest.raises(FederationError, match="no silo 'b' is enrolled"):
@@ -187,16 +187,16 @@ def test_silos_are_enrolled_and_removed_from_elsewhere(
     assert "Operator eve is enrolled and may enrol, remove and withdraw silos." in done.stdout
     there = ["--superlink", made.control_address, "--root-certificates", str(made.ca)]
     request = coterie("silo", "init", "--name", "b", "--home", str(tmp_path / "b")).stdout
-    sent = coterie("enrol", request, *there)
+    sent = coterie("members", "enrol", request, *there)
     assert sent.stdout.startswith("coterie-join."), sent.stderr
     assert "b is enrolled. Key fingerprint:" in sent.stderr
     # The SuperLink behind this gate knows no silos, so it replies that it cannot do it.
-    gone = coterie("remove", "b", *there)
+    gone = coterie("members", "remove", "b", *there)
     assert "b is removed" in gone.stdout + gone.stderr
-    withdrawn = coterie("withdraw", "b", *there)
+    withdrawn = coterie("members", "erase", "b", *there)
     assert "Silo b withdrew." in withdrawn.stdout and "by eve" in withdrawn.stdout
     refused = coterie("run", "hcct", "--detach", *there)
-    assert refused.returncode != 0 and "requires the role 'run'" in refused.stderr
+    assert refused.returncode != 0 and "the role 'run' is required" in refused.stderr
     assert "eve" in coterie("operator", "list", "--federation", folder).stdout
     assert (
         coterie("operator", "roles", "eve", "--role", "x", "--federation", folder).returncode == 2
@@ -220,7 +220,7 @@ def test_an_operator_elsewhere_queues_lists_and_takes_away_runs_with_the_role(
     refused = coterie("run", "hcct", "--queue", "--detach", *there)
     assert (
         refused.returncode != 0
-        and "to start and stop runs requires the role 'run'" in refused.stderr
+        and "the role 'run' is required to start and stop runs" in refused.stderr
     )
     monkeypatch.setenv("COTERIE_OPERATOR", str(tmp_path / "ida"))
     queued = coterie("run", "hcct", "--queue", "--priority", "3", "--detach", *there)
@@ -232,13 +232,13 @@ def test_an_operator_elsewhere_queues_lists_and_takes_away_runs_with_the_role(
     monkeypatch.setenv("COTERIE_OPERATOR", str(tmp_path / "gil"))
     row = next(line for line in coterie("status", *there).stdout.splitlines() if " q1 " in line)
     assert row.split()[1:4] == ["3", "hcct", "digits"] and "ida" in row
-    refused = coterie("stop", "q1", *there)
-    assert refused.returncode != 0 and "requires the role 'run'" in refused.stderr
+    refused = coterie("runs", "stop", "q1", *there)
+    assert refused.returncode != 0 and "the role 'run' is required" in refused.stderr
     monkeypatch.setenv("COTERIE_OPERATOR", str(tmp_path / "ida"))
     wrong = coterie("run", "--resume", "gone", "--queue", "--detach", *there)
     assert wrong.returncode != 0 and "there is no run 'gone'" in wrong.stderr
-    assert coterie("stop", "q1", *there).stdout == "q1 is taken out of the queue.\n"
-    again = coterie("stop", "q1", *there)
+    assert coterie("runs", "stop", "q1", *there).stdout == "q1 is taken out of the queue.\n"
+    again = coterie("runs", "stop", "q1", *there)
     assert again.returncode != 0 and "no run 'q1' is in the queue" in again.stderr
     acts = [(act.who, act.act) for act in audit.verify(made).acts if act.who in ("ida", "gil")]
     assert ("ida", "queue") in acts and ("ida", "unqueue") in acts

@@ -12,10 +12,12 @@ import typer
 from typer.testing import CliRunner
 
 import coterie.client.resident.serve
+from coterie.client.home.settings import SiloSettings
 from coterie.client.resident.host import GaveUpError
 from coterie.client.resident.lost import LinkError
 from coterie.server.cli.main import app, main
 from coterie.server.runs.config import all_keys
+from coterie.system import terminal
 
 COTERIE = typer.main.get_command(app)
 
@@ -59,7 +61,7 @@ def test_every_command_option_and_argument_says_what_it_is_for(path: str) -> Non
     command, text = ALL[path], "".join(helped(path).split())
     assert command.help and (path == "coterie" or "xample" in (command.epilog or ""))
     assert "\\[" not in text, "marks of another way to show help"
-    for parameter in command.params:
+    for parameter in (one for one in command.params if not getattr(one, "hidden", False)):
         said = getattr(parameter, "help", None)
         assert said and "".join(said.split()) in text, parameter.name
 
@@ -79,7 +81,7 @@ def test_a_silo_without_its_superlink_ends_with_5_and_one_line(
         raise error
 
     monkeypatch.setattr(coterie.client.resident.serve, "serve", fail)
-    monkeypatch.setattr(sys, "argv", ["coterie", "silo", "--name", "a"])
+    monkeypatch.setattr(sys, "argv", ["coterie", "silo", "serve", "--name", "a"])
     with pytest.raises(SystemExit) as ended:
         main()
     assert (ended.value.code, capsys.readouterr().err) == (5, f"coterie silo: {error}\n")
@@ -94,11 +96,93 @@ def test_ctrl_c_ends_with_130_and_a_defect_of_ours_is_shown_in_full(
             raise error
 
         monkeypatch.setattr(coterie.client.resident.serve, "serve", fail)
-        done = CliRunner().invoke(app, ["silo", "--name", "a"])
+        done = CliRunner().invoke(app, ["silo", "serve", "--name", "a"])
         assert done.exit_code == status
     assert isinstance(done.exception, ZeroDivisionError)
 
 
 def test_a_command_that_is_misspelt_is_guessed_once() -> None:
-    done = CliRunner().invoke(app, ["silo", "strat"])
-    assert done.exit_code == 2 and done.stderr.count("Did you mean 'start'?") == 1
+    done = CliRunner().invoke(app, ["silo", "srve"])
+    assert done.exit_code == 2 and done.stderr.count("Did you mean 'serve'?") == 1
+
+
+@pytest.mark.parametrize(
+    ("former", "now"),
+    [
+        ("roster", "members list"),
+        ("health", "federation check"),
+        ("withdraw", "members erase"),
+        ("report", "runs report"),
+        ("operator roles", "operator set-roles"),
+        ("silo start", "silo serve"),
+    ],
+)
+def test_a_former_command_is_todays_with_a_warning(former: str, now: str) -> None:
+    was = CliRunner().invoke(app, [*former.split(), "-h"])
+    done = CliRunner().invoke(app, [*now.split(), "--help"])
+    assert was.stdout == done.stdout and done.stdout.startswith(f"Usage: coterie {now} ")
+    assert was.stderr == f"warning: `coterie {former}` is now `coterie {now}`.\n"
+    assert not done.stderr
+
+
+@pytest.mark.parametrize("path", ["members enroll", "enroll", "operator enroll"])
+def test_enrol_may_be_spelled_as_elsewhere_without_a_warning(path: str) -> None:
+    done = CliRunner().invoke(app, [*path.split(), "-h"])
+    assert " enrol [OPTIONS]" in done.stdout and not done.stderr
+
+
+@pytest.mark.parametrize(
+    ("path", "former", "now"),
+    [
+        ("run", "-c", "--size-weight"),
+        ("demo", "--dir", "--workdir"),
+        ("simulate", "--dir", "--workdir"),
+        ("compare", "--dir", "--workdir"),
+        ("compare", "--federation", "--separate-processes"),
+        ("runs report", "--out", "--output"),
+        ("runs report", "--alone", "--baseline-local"),
+        ("runs report", "--global", "--baseline-global"),
+        ("superlink", "--metrics", "--metrics-address"),
+        ("silo serve", "--metrics", "--metrics-address"),
+        ("silo serve", "--patience", "--retry-for"),
+        ("silo export", "--to", "--output"),
+        ("silo report", "--out", "--output"),
+    ],
+)
+def test_a_former_option_is_todays_with_a_warning_and_is_not_shown(
+    path: str, former: str, now: str
+) -> None:
+    value = [] if now == "--separate-processes" else ["1"]
+    done = CliRunner().invoke(app, [*path.split(), former, *value, "-h"])
+    assert done.exit_code == 0 and done.stderr == f"warning: `{former}` is now `{now}`.\n"
+    assert now in done.stdout and f" {former} " not in done.stdout
+
+
+def test_a_silo_still_serves_without_the_word(monkeypatch: pytest.MonkeyPatch) -> None:
+    served: list[str] = []
+
+    def serve(_: object, silos: list[SiloSettings], *__: object, **___: object) -> None:
+        served.extend(one.name for one in silos)
+
+    monkeypatch.setattr(coterie.client.resident.serve, "serve", serve)
+    done = CliRunner().invoke(app, ["silo", "--name", "a"])
+    assert served == ["a"] and "is now `coterie silo serve …`" in done.stderr
+
+
+@pytest.mark.parametrize("line", [["-q", "runs"], ["runs", "show", "-q", "x"], ["demo", "-qx"]])
+def test_quiet_may_stand_before_or_after_a_command(line: list[str]) -> None:
+    CliRunner().invoke(app, line)
+    assert terminal.shown.quiet == (line[-1] != "-qx")
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_a_shell_completes_commands_by_the_script_that_is_printed(
+    shell: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "_COTERIE_COMPLETE" in CliRunner().invoke(app, ["completion", shell]).stdout
+    if shell == "bash":
+        monkeypatch.setenv("_COTERIE_COMPLETE", "complete_bash")
+        monkeypatch.setenv("COMP_WORDS", "coterie members e")
+        monkeypatch.setenv("COMP_CWORD", "2")
+        done = CliRunner().invoke(app, [], prog_name="coterie")
+        assert done.stdout.split() == ["enrol", "erase"]

@@ -176,15 +176,15 @@ def found(federation: Federation) -> dict[str, int]:
 
 
 def test_a_coordinator_that_works_is_well(healthy: Federation) -> None:
-    done = coterie("health", "--federation", str(healthy.folder))
+    done = coterie("federation", "check", "--federation", str(healthy.folder))
     assert done.returncode == 0 and "1 of 1 silo online" in done.stdout
     words = {line.split()[0] for line in done.stdout.splitlines()}
     assert words == {"ok"}
 
 
 def test_a_coordinator_that_is_not_there_is_bad(federation: Federation) -> None:
-    done = coterie("health", "--federation", str(federation.folder))
-    assert done.returncode == 2
+    done = coterie("federation", "check", "--federation", str(federation.folder))
+    assert done.returncode == 5
     assert re.search(r"^bad +process", done.stdout, re.M)
     assert re.search(r"^bad +superlink +nothing listens at", done.stdout, re.M)
 
@@ -196,7 +196,7 @@ def test_a_certificate_that_ends_soon_is_told(
     monkeypatch.setattr(certificates, "SERVER_DAYS", days)
     healthy.renew_certificate(always=True)
     assert found(healthy)["server cert"] == level and found(healthy)["ca cert"] == health.OK
-    done = coterie("health", "--federation", str(healthy.folder))
+    done = coterie("federation", "check", "--federation", str(healthy.folder))
     assert done.returncode == level and "a restart of `coterie superlink` renews it" in done.stdout
 
 
@@ -225,7 +225,7 @@ def test_a_superlink_without_a_federation_is_asked_alone(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("COTERIE_FEDERATION", raising=False)
-    done = coterie("health", "--superlink", "127.0.0.1:9093")
+    done = coterie("federation", "check", "--superlink", "127.0.0.1:9093")
     assert done.returncode == 0 and done.stdout.split()[:2] == ["ok", "superlink"]
 
 
@@ -267,7 +267,7 @@ def test_numbers_of_a_superlink_without_a_federation_are_refused(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("COTERIE_FEDERATION", raising=False)
-    done = coterie("superlink", "--metrics", "9464")
+    done = coterie("superlink", "--metrics-address", "9464")
     assert done.returncode == 2 and "name its folder with" in done.stderr
 
 

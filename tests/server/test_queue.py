@@ -202,9 +202,9 @@ def test_commands_add_a_run_to_the_queue_show_it_and_take_it_away(federation: Fe
     shown = coterie("runs", *here).stdout
     row = next(line.split() for line in shown.splitlines() if line.split()[:1] == ["q1"])
     assert row[:4] == ["q1", "7", "fedavg", "digits"] and row[-3:] == ["the", "same", "silos"]
-    assert coterie("stop", "q1", *here).stdout == "q1 is taken out of the queue.\n"
+    assert coterie("runs", "stop", "q1", *here).stdout == "q1 is taken out of the queue.\n"
     assert "q1" not in coterie("runs", *here).stdout
-    again = coterie("stop", "q1", *here)
+    again = coterie("runs", "stop", "q1", *here)
     assert again.returncode == 2 and "no run 'q1' is in the queue" in again.stderr
 
 

@@ -54,7 +54,7 @@ def lines(folder: Path) -> list[dict[str, Any]]:
     ("error", "status", "said"),
     [
         (KeyboardInterrupt(), "stopped", "stopped by Ctrl-C (SIGINT)"),
-        (SystemExit(0), "stopped", "stopped by `coterie stop`, or by SIGTERM or SIGINT"),
+        (SystemExit(0), "stopped", "stopped by `coterie runs stop`, or by SIGTERM or SIGINT"),
         (SystemExit(3), "failed", "3"),
         (FederationError("no silos"), "failed", "no silos"),
         (ValueError(), "failed", "ValueError"),
@@ -389,7 +389,7 @@ def test_a_run_whose_models_cannot_be_written_is_recorded_as_failed(
         raise SafetensorError("Error while serializing: No space left on device (os error 28)")
 
     monkeypatch.setattr(coterie.server.runs.record.recorder, "save_file", full)
-    with pytest.raises(FederationError, match=r"the disk is full.*coterie run --resume run"):
+    with pytest.raises(FederationError, match=r"the disk is full.*coterie run resume run"):
         play(tmp_path / "run", rounds=1)
     assert record_of(tmp_path / "run")["status"] == "failed"
 

@@ -258,7 +258,7 @@ def test_what_is_written_to_is_of_the_right_kind(
 ) -> None:
     (tmp_path / "folder").mkdir()
     (tmp_path / "page.html").write_text("mine")
-    with pytest.raises(FederationError, match=f"--out must name {expected}.*{taken}"):
+    with pytest.raises(FederationError, match=f"--output must name {expected}.*{taken}"):
         write_report("hcct-1", kind=kind, root=runs, out=tmp_path / taken)
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["folder", "page.html"]
 
@@ -281,7 +281,7 @@ def test_a_run_of_other_settings_is_not_compared(runs: Path, tmp_path: Path) -> 
     write_run(tmp_path / "independent-1", num_silos=8, num_rounds=8, strategy="independent")
     page = build_page(build_story(read_run(tmp_path / "hcct-1")))
     assert "nothing to compare this run with" in page.lead
-    (command,) = [text for title, text in page.commands.items() if "--alone" in title]
+    (command,) = [text for title, text in page.commands.items() if "--baseline-local" in title]
     assert command.startswith("coterie run independent --set rounds=9")
     story = build_story(read_run(tmp_path / "hcct-1"), alone=read_run(runs / "independent-1"))
     assert story.gains.gain, "a run that is named is taken"
@@ -336,9 +336,17 @@ def test_the_run_of_most_silos_is_compared(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("option", "named", "said"),
     [
-        ("alone", "fedavg-1", "--alone must name a completed run of independent. fedavg-1 is of f"),
-        ("common", "independent-1", "--global must name a completed run of fedavg. independent-1"),
-        ("common", "hcct-1", "--global must name another run than hcct-1"),
+        (
+            "alone",
+            "fedavg-1",
+            "--baseline-local must name a completed run of independent. fedavg-1 is of f",
+        ),
+        (
+            "common",
+            "independent-1",
+            "--baseline-global must name a completed run of fedavg. independent-1",
+        ),
+        ("common", "hcct-1", "--baseline-global must name another run than hcct-1"),
         ("alone", "independent-2", "independent-2 is of independent, running"),
         (
             "alone",
@@ -504,9 +512,9 @@ def test_other_formats(runs: Path, tmp_path: Path) -> None:
 def test_the_command_line_writes_and_says_where(runs: Path, tmp_path: Path) -> None:
     done = subprocess.run(
         [
-            sys.executable, "-m", "coterie.server.cli", "report", "hcct-1", "--runs-dir", str(runs),
-            "--alone", "independent-1", "--global", "fedavg-1", "--format", "json",
-            "--out", str(tmp_path / "x.json"),
+            *(sys.executable, "-m", "coterie.server.cli", "runs", "report", "hcct-1"),
+            *("--runs-dir", str(runs), "--format", "json", "--output", str(tmp_path / "x.json")),
+            *("--baseline-local", "independent-1", "--baseline-global", "fedavg-1"),
         ],
         capture_output=True, text=True, timeout=60, check=False,
     )  # fmt: skip

@@ -127,7 +127,7 @@ def test_weights_and_biases_gets_every_round_under_its_own_number(
     wandb = FakeWandb()
     monkeypatch.setitem(sys.modules, "wandb", wandb)
     folder = write_run(tmp_path / "run", num_silos=3, num_rounds=2)
-    assert coterie("report", str(folder), "--format", "wandb").returncode == 0
+    assert coterie("runs", "report", str(folder), "--format", "wandb").returncode == 0
     assert (wandb.made["project"], wandb.made["name"]) == ("coterie", "run")
     assert wandb.made["config"]["strategy"] == "hcct" and wandb.made["dir"] == str(folder)
     assert ("*", "round") in wandb.metrics

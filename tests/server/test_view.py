@@ -13,6 +13,7 @@ from coterie.server.report.history import follow_groups
 from coterie.server.report.view import line_of, megabytes, picture, showing
 from coterie.server.runs.record import Event, Round, event_of
 from coterie.server.runs.record.follow import Progress
+from coterie.system import terminal
 
 NAMES = ["[red]", "<script>alert(1)</script>", "[/bold]x", "[link=file:///x]y[/link]", "a\\"]
 
@@ -66,20 +67,20 @@ def test_states_of_silos_are_counted_and_few_are_named() -> None:
 # ---------------------------------------------------------------- lines
 
 
-def test_a_round_is_one_line_with_groups_error_and_times() -> None:
+def test_a_round_is_one_line_and_its_phases_are_for_v(monkeypatch: pytest.MonkeyPatch) -> None:
     line = shown(round_event(["a", "b", "c"]), START)
-    assert line == (
-        "HCCT: round 2/5 · groups {a} {b, c} · mean error after round 1: 25.0 % · train 0.25 s, "
-        "aggregate 0.01 s"
-    )
+    assert line == ("round 2/5  2 groups  error 25.0%  0.26 s")
+    monkeypatch.setattr(terminal.shown, "verbose", True)
+    verbose = shown(round_event(["a", "b", "c"]), START)
+    assert verbose == f"{line}  {{a}} {{b, c}}  train 0.25 s, aggregate 0.01 s"
 
 
 def test_joins_leaves_and_replies_left_out_are_named() -> None:
     ended = round_event(["a"], joined=["a"], left=["z"], **{"left-out": {"b": "too late"}})
     line = shown(ended, START)
-    assert "a joined" in line and "z left" in line and "b left out (too late)" in line
+    assert line.endswith("  (+a, -z, b left out: too late)")
     first = shown(round_event(["a"], 1, joined=["a"]), START)
-    assert "joined" not in first  # everybody does in round 1
+    assert "+a" not in first  # everybody does in round 1
 
 
 def budget(size: int) -> Event:
@@ -170,7 +171,7 @@ def test_names_with_markup_are_printed_as_they_are(name: str) -> None:
     lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
     assert lines[0] == f"run {name}: waiting for silos"
     assert lines[1].endswith(f"1 silo has joined: {name}")
-    assert f"{{{name}}} · {name} joined · {name} left · {name} left out ([b]no[/b])" in lines[2]
+    assert f"(+{name}, -{name}, {name} left out: [b]no[/b])" in lines[2]
     assert lines[3].endswith(f"lost {name}")
 
 

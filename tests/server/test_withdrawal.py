@@ -38,7 +38,10 @@ def made(tmp_path: Path) -> Federation:
     federation = create(tmp_path / "study", ["localhost"])
     for name in ("a", "b", "c"):
         asked = request(name)[0]
-        assert coterie("enrol", asked, "--federation", str(federation.folder)).returncode == 0
+        assert (
+            coterie("members", "enrol", asked, "--federation", str(federation.folder)).returncode
+            == 0
+        )
     for number, (who, churn) in enumerate([("abc", ""), ("abc", "c+3"), ("ab", "")], start=1):
         nodes = [digits_config(name, "abc".index(name)) for name in who]
         folder = federation.runs / f"fedavg-{number}"
@@ -89,18 +92,18 @@ def test_a_statement_that_was_changed_or_is_another_federations_is_found(
     made: Federation, tmp_path: Path
 ) -> None:
     folder = str(made.folder)
-    printed = coterie("withdraw", "c", "--federation", folder).stdout
+    printed = coterie("members", "erase", "c", "--federation", folder).stdout
     assert "Deleted: 6 files with its models, updates or statistics" in printed
     assert "run fedavg-1, round 1 to 3: models of a, b, c" in printed
     assert "Run fedavg-2 can be resumed after round 2, before it came" in printed
     assert "Run fedavg-1 has no checkpoint from before it came" in printed
     (file,) = (made.folder / "withdrawals").glob("c-*.json")
-    shown = coterie("withdraw", "--verify", str(file), "--root-certificates", str(made.ca))
+    shown = coterie("members", "erase", "--verify", str(file), "--root-certificates", str(made.ca))
     assert shown.returncode == 0 and "Deleted: 6 files" in shown.stdout
     kept = json.loads(file.read_text())
     kept["statement"]["averaged"] = []
     file.write_text(json.dumps(kept))
-    changed = coterie("withdraw", "--verify", str(file), "--federation", folder)
+    changed = coterie("members", "erase", "--verify", str(file), "--federation", folder)
     assert changed.returncode != 0 and "its signature is not from this CA" in changed.stderr
     file.write_text("{}")
     with pytest.raises(FederationError, match="this file is not a withdrawal statement:"):
@@ -123,10 +126,13 @@ def test_a_run_that_goes_on_is_named_and_the_withdrawal_is_completed_later(
         with pytest.raises(GoingOnError) as caught:
             withdraw(made, "c")
         assert "c is removed, but the withdrawal is not complete" in str(caught.value)
-        assert f"coterie stop fedavg-1 --federation {made.folder}" in str(caught.value)
+        assert f"coterie runs stop fedavg-1 --federation {made.folder}" in str(caught.value)
         assert {e.name for e in enrolled.read(made.roster) if e.removed} == {"c"}
     said: list[str] = []
-    assert coterie("enrol", request("c")[0], "--federation", str(made.folder)).returncode == 0
+    assert (
+        coterie("members", "enrol", request("c")[0], "--federation", str(made.folder)).returncode
+        == 0
+    )
     finish_all(made, said.append)
     assert "c" in {e.name for e in enrolled.read(made.roster) if not e.removed}, "with a new key"
     assert "The withdrawal of silo c is complete." in said[0]
@@ -185,7 +191,9 @@ def test_runs_that_go_on_with_it_are_stopped_and_others_are_not(
     with _SuperLink(going, stubborn=stubborn) as superlink:
         monkeypatch.setattr(withdrawal, "control", superlink.control)
         if stubborn:
-            with pytest.raises(GoingOnError, match="is active and has its models: coterie stop"):
+            with pytest.raises(
+                GoingOnError, match="is active and has its models: coterie runs stop"
+            ):
                 withdraw(made, "c", say=said.append)
             assert (made.folder / "withdrawals" / "c.intent").exists()
             return
@@ -237,7 +245,7 @@ def test_a_database_that_is_in_use_keeps_the_withdrawal_open(
 
 def test_what_would_be_deleted_is_listed_and_nothing_is_changed(made: Federation) -> None:
     before, folder = files_of(made), str(made.folder)
-    said = coterie("withdraw", "c", "--dry-run", "--federation", folder).stdout
+    said = coterie("members", "erase", "c", "--dry-run", "--federation", folder).stdout
     assert {f"runs/{name}" for name in GONE} == {
         line.strip() for line in said.splitlines() if line.startswith("  ")
     }
@@ -246,15 +254,15 @@ def test_what_would_be_deleted_is_listed_and_nothing_is_changed(made: Federation
         assert "would stop: fedavg-1" in "\n".join(withdrawal.planned(made, "c"))
     assert files_of(made) == before and not any(e.removed for e in enrolled.read(made.roster))
     assert not (made.folder / "withdrawals").exists()
-    assert coterie("withdraw", "d", "--dry-run", "--federation", folder).returncode != 0
-    elsewhere = coterie("withdraw", "c", "--dry-run", "--superlink", "127.0.0.1:1")
+    assert coterie("members", "erase", "d", "--dry-run", "--federation", folder).returncode != 0
+    elsewhere = coterie("members", "erase", "c", "--dry-run", "--superlink", "127.0.0.1:1")
     assert elsewhere.returncode == 2 and "use it on the coordinator" in elsewhere.stderr
 
 
 @pytest.mark.parametrize(
     ("answer", "options", "gone"), [("n", [], 0), ("y", [], 1), ("", ["-y"], 1)]
 )
-@pytest.mark.parametrize("command", ["remove", "withdraw"])
+@pytest.mark.parametrize("command", ["remove", "erase"])
 def test_whoever_types_it_is_asked_first(
     command: str,
     answer: str,
@@ -272,7 +280,7 @@ def test_whoever_types_it_is_asked_first(
             raise typer.Abort
 
     monkeypatch.setattr(typer, "confirm", confirm)
-    done = coterie(command, "c", "--federation", str(made.folder), *options)
+    done = coterie("members", command, "c", "--federation", str(made.folder), *options)
     assert (done.returncode == 0) is bool(gone) and len(asked) == (not options)
     assert sum(bool(entry.removed) for entry in enrolled.read(made.roster)) == gone
 
@@ -281,7 +289,7 @@ def test_who_was_never_enrolled_cannot_withdraw(made: Federation) -> None:
     for name in ("d", "../a"):
         with pytest.raises(FederationError, match="was ever enrolled"):
             withdraw(made, name)
-    assert coterie("withdraw", "--federation", str(made.folder)).returncode == 2
+    assert coterie("members", "erase", "--federation", str(made.folder)).returncode == 2
 
 
 @pytest.mark.parametrize("every", [pytest.param(1, marks=pytest.mark.nightly), 4])

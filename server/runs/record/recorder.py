@@ -264,7 +264,7 @@ def _in_words(error: BaseException) -> str:
     if isinstance(error, KeyboardInterrupt):
         return "stopped by Ctrl-C (SIGINT)"
     if _is_a_wish(error):
-        return "stopped by `coterie stop`, or by SIGTERM or SIGINT"
+        return "stopped by `coterie runs stop`, or by SIGTERM or SIGINT"
     return str(error) or type(error).__name__
 
 
