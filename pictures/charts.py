@@ -157,17 +157,17 @@ class Outcome:
 
 
 MARKS = (
-    ("common", "one for all", "D", 30, MUTED),
-    ("together", "in its group", "o", 50, None),
-    ("alone", "alone", "o", 95, INK),
+    ("common", "global", "D", 30, MUTED),
+    ("together", "group", "o", 50, None),
+    ("alone", "local", "o", 95, INK),
 )
 """Marks of an outcome's errors: field, name, marker, size, line colour; None: filled."""
 
 
 def on_own_data(label: str) -> str:
-    """Return ``error on the silo's own test data, %`` for ``error, %``."""
+    """Return ``error on the site's own test data, %`` for ``error, %``."""
     what, comma, unit = label.partition(", ")
-    return f"{what} on the silo's own test data{comma}{unit}"
+    return f"{what} on the site's own test data{comma}{unit}"
 
 
 def outcomes(

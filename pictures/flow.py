@@ -60,14 +60,16 @@ def alluvial(columns: Sequence[Column], layout: Layout, *, title: str, threads: 
         (text_width(shorten(n, longest), 11) for n in names) if threads else [0.0], default=0.0
     )
     side = max((text_width(text, 12) for text in ends), default=0.0)
-    drawing, axes = canvas(
-        layout, title, height + 58, left=14, right=room + side + 34, top=36, bottom=22
-    )
+    begun = threads and len(columns) > 1 and not layout.narrow
+    first_names = [name for block in columns[0].blocks for name in block.members]
+    left = max((text_width(shorten(n, longest), 11) for n in first_names if begun), default=0) + 14
+    right = room + side + 34
+    drawing, axes = canvas(layout, title, height + 58, left=left, right=right, top=36, bottom=22)
     bare(axes)
     axes.set_yticks([])
     axes.set_xticks([])
     last = max(len(columns) - 1, 1)
-    unit = (layout.width - room - side - 48) / (last + 0.0)
+    unit = (layout.width - left - right) / last
     bar = min(0.22, 9 / unit) if len(columns) > 1 else 0.05
     axes.set_xlim(-bar, last + bar)
     axes.set_ylim(extent, 0)
@@ -87,6 +89,9 @@ def alluvial(columns: Sequence[Column], layout: Layout, *, title: str, threads: 
         flow.write_comings(x, column, layer)
     first = "rounds" if fits else "from round"
     write(axes, 0, 1 + 23 / height, first, transform=axes.transAxes, **small)
+    for name in first_names if begun else ():
+        at = -bar / 2 - 8 / unit, layers[0][name].top + 0.5
+        write(axes, *at, shorten(name, longest), ha="right")
     flow.write_ends(len(columns) - 1, columns[-1], layers[-1], longest, room)
     return drawing
 
@@ -160,7 +165,8 @@ class _Flow:
             write(self.axes, x, 1.02 * self.extent, text, ha="center", va="top")
             return
         for name in column.joined:
-            self._remark(x - self.bar * 0.8, layer.get(name), ("joins ", "+ "), "right")
+            texts = (f"{shorten(name, 20)} joins ", f"{shorten(name, 8)} + ", "+ ")
+            self._remark(x - self.bar * 0.8, layer.get(name), texts, "right")
         for name in column.left:
             texts = (f" {shorten(name, 20)} leaves", f" {shorten(name, 8)} ×", " ×")
             self._remark(x + self.bar * 0.8, layer.get(name), texts, "left")

@@ -32,10 +32,14 @@ from coterie.pictures.style import (
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of text under a header; the first column names the row."""
+    """Rows of text under a header; the first column names the row.
+
+    ``cards`` shows each row as a card on a phone.
+    """
 
     header: Sequence[str]
     rows: Sequence[Sequence[str]]
+    cards: bool = False
 
 
 @dataclass(frozen=True)
@@ -56,6 +60,18 @@ class Picture:
 
 
 @dataclass(frozen=True)
+class Fold:
+    """A part of a page that opens on a click: a sentence, pictures, and tables by title."""
+
+    key: str
+    title: str
+    text: str
+    pictures: Sequence[Picture] = ()
+    tables: Mapping[str, Table] = field(default_factory=dict)
+    open: bool = False
+
+
+@dataclass(frozen=True)
 class Page:
     """The content of a page, from top to bottom.
 
@@ -66,6 +82,10 @@ class Page:
         missing: what could not be shown, for people.
         tables: title → table, below the pictures.
         commands: title → what to type.
+        detail: sentences after the lead.
+        notes: how to read the page, below the figures.
+        links: text → id of a part; without any, all pictures and tables are linked.
+        folds: below the tables.
     """
 
     title: str
@@ -77,6 +97,10 @@ class Page:
     pictures: Sequence[Picture] = ()
     tables: Mapping[str, Table] = field(default_factory=dict)
     commands: Mapping[str, str] = field(default_factory=dict)
+    detail: str = ""
+    notes: Sequence[str] = ()
+    links: Mapping[str, str] = field(default_factory=dict)
+    folds: Sequence[Fold] = ()
 
 
 def render(page: Page, *, live: str = "", body: str = "") -> str:
@@ -100,7 +124,8 @@ def render(page: Page, *, live: str = "", body: str = "") -> str:
 
 def render_body(page: Page) -> str:
     """Return the content of ``<main>``."""
-    drawn = [(one, _inline(one, WIDE, "w"), _inline(one, NARROW, "n")) for one in page.pictures]
+    pictures = [*page.pictures, *(one for fold in page.folds for one in fold.pictures)]
+    drawn = {one.key: (_inline(one, WIDE, "w"), _inline(one, NARROW, "n")) for one in pictures}
     return _filled("body.html", page=page, drawn=drawn)
 
 

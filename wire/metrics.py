@@ -35,11 +35,16 @@ class Metric:
         return 1.0 - value if self.higher else value
 
     def text(self, value: float, unit: str = "") -> str:
-        """Return a value for people: a percentage, or three figures and the target's unit."""
+        """Return a value for people: a percentage, three decimals, or three figures with the unit.
+
+        Shares of the best value, such as AUROC, have three decimals.
+        """
         if not isfinite(value):
             return "–"
         if self.share:
             return f"{100 * value:.1f} %"
+        if self.higher:
+            return f"{value:.3f}"
         return f"{readable(value)} {unit}".rstrip()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from contextlib import suppress
 from functools import partial
 from itertools import cycle
 
@@ -11,12 +12,14 @@ from coterie.pictures import charts
 from coterie.pictures.page import Picture, Table
 from coterie.pictures.style import GROUPS, LIGHT
 from coterie.server.report.explain import COLUMNS as HCCT_COLUMNS
-from coterie.server.report.explain import explain, rows
+from coterie.server.report.explain import end_text, explain, rows
 from coterie.server.report.race import COLUMNS, Explanation, explain_race, titles
 from coterie.server.report.similarity import last_similarity
 from coterie.server.report.story import Story
 from coterie.server.runs.record import Entrant, Groups, Round, Verdict
 from coterie.server.runs.record.metrics import Lead
+
+REASONS = "Why each site is in its group"
 
 
 def _explained(story: Story) -> Explanation | None:
@@ -92,12 +95,25 @@ def _or_zero(value: float) -> float:
     return value if math.isfinite(value) else 0.0
 
 
+def utilities(story: Story) -> tuple[str, dict[str, Table]]:
+    """Return a sentence on how firm HCCT's groups are, and its reasons; empty for others."""
+    found = last_similarity(story.run) if story.run.strategy == "hcct" else None
+    text = "How firmly each site belongs to its group, and how the training went."
+    with suppress(Exception):  # damaged values, as in ``reasons_table``
+        reasons = explain(story.run, number=found[0].round)[1] if found else []
+        if known := [r for r in reasons if math.isfinite(r.stay[0]) and r.alpha > 0]:
+            one = min(known, key=lambda r: min(r.alpha - r.stay[0], r.stay[1] - r.alpha) / r.alpha)
+            text += (
+                f" The least firm: {one.silo} would stay in its group for α from {one.stay[0]:.3g} "
+                f"to {end_text(one.stay[1])}; this run used {one.alpha:.3g}."
+            )
+        return (text, {REASONS: Table(HCCT_COLUMNS, rows(reasons))}) if reasons else ("", {})
+    return "", {}
+
+
 def reasons_table(story: Story) -> Table:
-    """Return each silo's reason for its group, for ``auto`` and HCCT; no rows otherwise."""
+    """Return each silo's reason for its group, for ``auto``; no rows otherwise."""
     try:
-        if story.run.strategy == "hcct" and (found := last_similarity(story.run)):
-            _, reasons = explain(story.run, number=found[0].round)
-            return Table(HCCT_COLUMNS, rows(reasons))
         explained = _explained(story)
     except Exception:  # damaged values of a record from elsewhere: the picture's gap names them
         explained = None

@@ -26,11 +26,11 @@ def seconds_picture(story: Story) -> Picture | None:
         totals.update(seconds)
     phases = [phase for phase, _ in totals.most_common()]
     mean = sum(totals.values()) / len(rounds)
-    title = "Seconds of a round"
+    title = "Time per round"
     caption = f"Wall time by phase, mean over rounds; a round took {mean:.2f} s on average."
     rows = [charts.Bar(p, LIGHT["g0"], {"seconds": totals[p] / len(rounds)}) for p in phases]
     table = Table(
-        ("phase", "seconds in all", "a round"),
+        ("phase", "seconds in total", "per round"),
         [(p, f"{totals[p]:.2f}", f"{totals[p] / len(rounds):.3f}") for p in phases],
     )
     draw = partial(charts.bars, rows, title=title, unit="seconds")
@@ -73,7 +73,7 @@ def _silo_bars(
     if not totals:
         return None
     order = story.history.order(totals)
-    shown, note = top_rows(order, lambda n: -sum(totals[n].values()), "silos with the most")
+    shown, note = top_rows(order, lambda n: -sum(totals[n].values()), "sites with the most")
     rows = [charts.Bar(n, story.place(n)[1], totals[n]) for n in shown]
     parts = list(dict.fromkeys(part for own in totals.values() for part in own))
     table = Table(
@@ -85,13 +85,13 @@ def _silo_bars(
 
 
 def silo_seconds_picture(story: Story) -> Picture | None:
-    """Draw each silo's own seconds of work."""
+    """Draw each site's own seconds of training."""
     totals = _per_silo(story, lambda silo: {"training": silo.seconds})
     beside = _beside(story, lambda cost: cost.silo_seconds, lambda total: f"{total:.1f} s")
-    caption = "The silos' own time for the rounds' training, without waiting and transport." + (
-        f" Other work, of all silos together: {beside}." if beside else ""
+    caption = "The sites' training time in all rounds, without waiting and transport." + (
+        f" Other work of all sites: {beside}." if beside else ""
     )
-    title = "Seconds of work at each silo"
+    title = "Training time per site"
     return _silo_bars(story, "silo-seconds", title, caption, totals, "seconds")
 
 
@@ -100,16 +100,16 @@ def bytes_picture(story: Story) -> Picture | None:
     totals = _per_silo(
         story,
         lambda silo: {
-            "from the silo": silo.bytes_received / 1e6,
-            "to the silo": silo.bytes_sent / 1e6,
+            "from the site": silo.bytes_received / 1e6,
+            "to the site": silo.bytes_sent / 1e6,
         },
     )
     beside = _beside(story, lambda cost: cost.bytes_sent + cost.bytes_received, bytes_of)
-    caption = "Arrays of the rounds' training, in megabytes (10⁶ bytes)." + (
-        f" Other messages, of all silos together: {beside}." if beside else ""
+    caption = "Models and updates of all rounds, in megabytes (10⁶ bytes)." + (
+        f" Other messages of all sites: {beside}." if beside else ""
     )
     caption += _rounded_away(story)
-    return _silo_bars(story, "bytes", "What moved to and from each silo", caption, totals, "MB")
+    return _silo_bars(story, "bytes", "Data transferred per site", caption, totals, "MB")
 
 
 def _rounded_away(story: Story) -> str:
@@ -119,7 +119,7 @@ def _rounded_away(story: Story) -> str:
     if not lost:
         return ""
     return (
-        f" Updates came as differences in {story.run.config.get('wire-format')}: of one, "
-        f"{100 * float(np.mean(lost)):.2g} % was rounded away on average, at most "
-        f"{100 * max(lost):.2g} %, and sent with the next."
+        f" Updates came as differences in {story.run.config.get('wire-format')}: rounding removed "
+        f"{100 * float(np.mean(lost)):.2g} % of one on average, at most {100 * max(lost):.2g} %; "
+        "the rest was sent with the next."
     )

@@ -80,6 +80,11 @@ class Gains:
         return fmean(self.gain.values()) if self.gain else math.nan
 
     @property
+    def mean_alone(self) -> float:
+        """The mean error of local training, of the silos in ``gain``; NaN without any."""
+        return mean_of(self.alone[name] for name in self.gain)
+
+    @property
     def mean_error(self) -> float:
         """The mean error of silos with a baseline, or of all if there is none; NaN without any."""
         errors = {n: self.lasting[n] for n in self.gain} or self.lasting

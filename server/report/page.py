@@ -9,13 +9,14 @@ from statistics import median
 from typing import Any
 
 from coterie import wire
-from coterie.pictures.page import Page, Picture, Table
+from coterie.pictures.page import Fold, Page, Picture, Table
 from coterie.server.report import auto, costs, similarity, training
+from coterie.server.report.answer import detail_of, figures_of, interval_of, lead_of, some
 from coterie.server.report.explain import unlabelled_in
+from coterie.server.report.gains import mean_of
 from coterie.server.report.story import (
     NO_NUMBER,
     Story,
-    bytes_of,
     decimals,
     duration,
     finite,
@@ -25,19 +26,42 @@ from coterie.server.report.story import (
 from coterie.server.runs.config import defaults, foreign_keys
 from coterie.server.runs.record import Run
 
+SCIENCE, COSTS = ("loss", "discrepancy"), ("seconds", "silo-seconds", "bytes")
+"""Keys of the folded pictures."""
+LINKS = {
+    **{"groups": "Groups", "outcomes": "Was it worth it", "curves": "Curves"},
+    **dict.fromkeys(("race", "matrix", "structure", "science"), "Why"),
+}
+"""Key of a part → the link to it; of several with the same text, the first is linked."""
+NOTES = (
+    "Local: the site's own model, trained on its data only. Group: the model of its group. Global: "
+    "one model of all sites.",
+    "This page shows every site's error by name: share accordingly.",
+)
+
 
 def build_page(story: Story) -> Page:
     """Return the complete page, ready to be rendered."""
     run = story.run
     pictures, gaps = make_pictures(story)
+    shown = [one for one in pictures if one.key not in (*SCIENCE, *COSTS)]
+    folds = _folds(story, pictures)
+    links: dict[str, str] = {}
+    for key in [*(one.key for one in shown), *(one.key for one in folds)]:
+        if name := LINKS.get(key):
+            links.setdefault(name, key)
     return Page(
         title=_title(run),
         subtitle=_subtitle(run),
-        lead=_lead(story),
-        figures=_figures(story),
+        lead=lead_of(story),
+        detail=detail_of(story),
+        figures=figures_of(story),
         missing=[*run.missing, *gaps],
-        pictures=pictures,
+        notes=NOTES if story.gains.together else (),
+        links=links | {"Details": "table-1"},
+        pictures=shown,
         tables={name: table for name, table in _tables(story).items() if table.rows},
+        folds=folds,
         commands=_commands(story),
     )
 
@@ -48,12 +72,12 @@ def _title(run: Run) -> str:
 
 
 def _subtitle(run: Run) -> str:
-    since = "since then" if run.resumed else "in all"
+    since = "since then" if run.resumed else "in total"
     private = sum(facts.private for facts in run.silos.values())
     parts = [
         f"run {run.name}",
         f"strategy {run.strategy}" if run.strategy else "",
-        wire.counted(len(run.silos), "silo"),
+        f"{wire.counted(len(run.silos), 'silo')} ({'site' if len(run.silos) == 1 else 'sites'})",
         f"{len(run.rounds)} of {run.planned_rounds or '?'} rounds",
         run.status,
         "secure: no update of a silo was seen" if run.config.get("secure") else "",
@@ -66,74 +90,16 @@ def _subtitle(run: Run) -> str:
     return " · ".join(part for part in parts if part)
 
 
-def _lead(story: Story) -> str:
-    gains, lead = story.gains.gain, story.run.lead
-    if gains:
-        better = sorted((n for n in gains if gains[n] > 0), key=lambda n: -gains[n])
-        worse = sorted((n for n in gains if gains[n] < 0), key=lambda n: gains[n])
-        text = (
-            f"{len(better)} of {len(gains)} silos have a {lead.better} than alone; the mean gain is"
-            f" {signed_points(story.gains.mean_gain, lead)} {lead.points}."
-        )
-        if better:
-            text += f" Most: {better[0]} ({_gained(story, better[0])})."
-        if worse:
-            named = ", ".join(f"{n} ({_gained(story, n)})" for n in worse[:3])
-            more = f" and {len(worse) - 3} more" if len(worse) > 3 else ""
-            text += f" Better alone: {named}{more}."
-        elif len(better) < len(gains):
-            text += " None is worse off."
-        return text
-    if story.run.strategy == "independent":
-        return "Every silo trained for itself: this run is what others are compared with."
-    return (
-        "There is nothing to compare this run with: no run of the same settings, with as many "
-        "samples at every silo, in which every silo trained alone. The command that makes one is "
-        "at the end."
-    )
-
-
-def _gained(story: Story, name: str) -> str:
-    run, gain = story.run, story.gains.gain[name]
-    text, tested = signed_points(gain, run.lead), run.test_counts().get(name, 0)
-    if run.metric != wire.ERROR or not tested:
-        return text
-    return f"{text}: {abs(round(gain * tested))} of {tested} test samples"
-
-
-def _figures(story: Story) -> dict[str, str]:
-    gains, lead = list(story.gains.gain.values()), story.run.lead
-    now = story.history.stretches[-1] if story.history.stretches else None
-    figures = {}
-    if gains:
-        better = sum(gain > 0 for gain in gains)
-        figures["silos better than alone"] = f"{better} of {len(gains)}"
-        figures[f"mean gain over alone, {lead.points}"] = signed_points(story.gains.mean_gain, lead)
-        spread = f"standard deviation of the gains, {lead.points}"
-        figures[spread] = lead.gain(story.gains.rsd, sign="")
-    if story.gains.together:
-        of = f", {len(gains)} silos with a baseline" if gains else ""
-        figures[f"mean {lead.title}{of}"] = lead.text(story.gains.mean_error)
-    if now is not None:
-        together = [group for group in now.groups if len(group) > 1]
-        figures["groups of several silos"] = str(len(together))
-        figures["silos alone"] = str(len(now.groups) - len(together))
-    moved = sum(sum(one.num_bytes) for one in story.run.rounds_to_end())
-    if moved:
-        figures["arrays moved"] = bytes_of(moved)
-    return figures
-
-
 def _tables(story: Story) -> dict[str, Table]:
-    run = story.run
+    run, usual = story.run, defaults()
     left_out = [(one.round, n, why) for one in run.rounds for n, why in one.left_out.items()]
     shown = left_out[-200:]
     cut = f" (the last {len(shown)} of {len(left_out)})" if len(shown) < len(left_out) else ""
     return {
-        "Every silo": _silo_table(story),
+        "All sites": _silo_table(story),
         "Metrics after the last round, with 95 % intervals": _metric_table(run),
-        "Why each silo is where it is": auto.reasons_table(story),
-        "Silos whose samples have no labels yet": Table(
+        auto.REASONS: auto.reasons_table(story),
+        "Sites whose samples have no labels yet": Table(
             ("silo", "has the model of", "why"),
             [
                 (name, ", ".join(one.group) or NO_NUMBER, one.why)
@@ -144,95 +110,107 @@ def _tables(story: Story) -> dict[str, Table]:
             ("round", "silo", f"why{cut}"),
             [(str(number), name, why) for number, name, why in shown],
         ),
-        "In line with its group": Table(
-            ("silo", "cosine to the others", "norm / median", "clipped in rounds", "moved out"),
-            _line_rows(run),
-        ),
         "Not let in": Table(("silo", "why"), list(run.refused.items())),
         "Configuration": Table(
-            ("key", "value"), [(str(k), str(v)) for k, v in sorted(run.config.items())]
+            ("key", "value"),
+            [(k, str(v)) for k, v in sorted(run.config.items()) if usual.get(k) != v],
         ),
-        "Versions": Table(("package", "version"), sorted(run.versions.items())),
     }
 
 
-def _line_rows(run: Run) -> list[tuple[str, ...]]:
-    influences = [(one.round, one.influence) for one in run.rounds]
-    cosines, norms = (
-        {name: [own[name] for own in by_round if name in own] for name in sorted(run.silos)}
-        for by_round in ([i.cosines for _, i in influences], [i.norms for _, i in influences])
-    )
+def _folds(story: Story, pictures: Sequence[Picture]) -> list[Fold]:
+    run, gains, usual = story.run, story.gains, defaults()
+    science, costs = ([p for p in pictures if p.key in keys] for keys in (SCIENCE, COSTS))
+    compared = (("local training", gains.alone_run), ("global model", gains.common_run))
+    same = [(k, str(v)) for k, v in sorted(run.config.items()) if usual.get(k) == v]
+    text, reasons = auto.utilities(story)
+    tables = {
+        "Runs compared with": Table(("what", "run"), [one for one in compared if one[1]]),
+        "Keys at their defaults": Table(("key", "value"), same),
+        "Versions": Table(("package", "version"), sorted(run.versions.items())),
+    }
+    folds = [
+        Fold("science", "Details for data scientists", text, science, reasons),
+        Fold("costs", "Time and traffic", "", costs),
+        _outliers(run),
+        Fold("record", "Versions, defaults and compared runs", "", (), tables),
+    ]
+    return [one for one in folds if one.text or one.pictures or one.tables]
+
+
+def _outliers(run: Run) -> Fold:
+    """Return every silo's updates against the others', and what was done about them."""
+    least = 4  # members of a group that are compared with it
+    rounds = [(one.round, one.influence) for one in run.rounds]
+    size = {n: len(group) for one in run.rounds for group in one.groups for n in group}
     rows = []
     for name in sorted(run.silos):
-        clipped = [str(number) for number, one in influences if name in one.clipped]
-        out = [str(number) for number, one in influences if name in one.apart]
-        if cosines[name] or norms[name] or clipped or out:
-            both = cosines[name], norms[name]
-            middle = (decimals(median(own), 2) if own else NO_NUMBER for own in both)
-            away = f"rounds {', '.join(out[:20])}" if out else ""
-            rows.append((name, *middle, ", ".join(clipped[:20]), away))
-    return rows
+        clipped = [str(number) for number, one in rounds if name in one.clipped]
+        out = [str(number) for number, one in rounds if name in one.apart]
+        cosines = [one.cosines[name] for _, one in rounds if name in one.cosines]
+        norms = [one.norms[name] for _, one in rounds if name in one.norms]
+        blank = "not measured" if size.get(name, 0) >= least else "group too small"
+        middle = [decimals(median(own), 2) if own else blank for own in (cosines, norms)]
+        rows.append((name, *middle, *(", ".join(own[:20]) or "never" for own in (clipped, out))))
+    done = [("Clipped", 3), ("Quarantined", 4)]
+    found = [(what, [row[0] for row in rows if row[column] != "never"]) for what, column in done]
+    text = happened = " ".join(f"{what}: {some(names)}." for what, names in found if names)
+    if not happened and any(one.cosines or one.norms for _, one in rounds):
+        text = "No update was clipped and no site was quarantined."
+    elif not happened:
+        secure, rows = run.config.get("secure"), []
+        why = "secure aggregation hides the updates" if secure else "the record compares no updates"
+        text = f"Nothing was checked: {why}."
+    header = ("silo", "similarity to group", "update size (× median)", "clipped in round")
+    table = Table((*header, "quarantined in round"), rows, cards=True)
+    tables = {"Each site's updates": table}
+    return Fold("outliers", "Outlier check", text, (), tables, open=bool(happened))
 
 
 def _silo_table(story: Story) -> Table:
-    gains, since, now = story.gains, story.history.since, story.history.now
-    joined = {n: one.round for one in reversed(story.run.rounds) for n in one.joined}
-    left = {n: one.round for one in story.run.rounds for n in one.left}
-    lead = story.run.lead
-    own, tested = story.run.last_personal_errors(), story.run.test_counts()
-    figures = _final_figures(story.run)
-    trivial = {n: its[wire.TRIVIAL] for n, its in figures.items() if wire.TRIVIAL in its}
-    unlabelled = unlabelled_in(story.run)
+    run, gains, since, now = story.run, story.gains, story.history.since, story.history.now
+    lead = run.lead
+    joined = {n: one.round for one in reversed(run.rounds) for n in one.joined}
+    left = {n: one.round for one in run.rounds for n in one.left}
+    own, tested = run.last_personal_errors(), run.test_counts()
+    figures, unlabelled = _final_figures(run), unlabelled_in(run)
     rows = []
-    for name in story.history.order(story.run.silos):
+    for name in story.history.order(run.silos):
         gone = NO_NUMBER if name in unlabelled else "left"
-        letter = now[name][0] or "alone" if name in now else gone
-        errors = (gains.alone.get(name), gains.common.get(name), gains.together.get(name))
         remark = [f"joined in round {joined[name]}"] if joined.get(name, 1) > 1 else []
         remark += [f"left before round {left[name]}"] if name in left and name not in now else []
         remark += ["its samples have no labels yet"] * (name in unlabelled)
+        error, count, ends = gains.together.get(name), tested.get(name, 0), interval_of(run, name)
+        counted = run.metric == wire.ERROR and error is not None
+        wrong = f", {round((error or 0) * count)} wrong" if counted else ""
         rows.append(
-            (
-                name,
-                decimals(story.run.silos[name].num_examples, 0),
-                str(tested.get(name, NO_NUMBER)),
-                letter,
-                str(since.get(name, NO_NUMBER)),
-                *([lead.text(trivial.get(name))] if trivial else []),
-                *(lead.text(error) for error in errors[:2]),
-                _measured(story.run, name, errors[2], tested.get(name, 0), figures.get(name, {})),
-                *([lead.text(own.get(name))] if own else []),
-                signed_points(gains.gain[name], lead) if name in gains.gain else NO_NUMBER,
-                ", ".join(remark),
-            )
+            {
+                "silo": name,
+                f"gain, {lead.points}": signed_points(gains.gain.get(name, math.nan), lead),
+                lead.title: lead.text(error),
+                "local": lead.text(gains.alone.get(name)),
+                "global": lead.text(gains.common.get(name)),
+                "group": now[name][0] or "alone" if name in now else gone,
+                "since round": str(since.get(name, NO_NUMBER)),
+                "training samples": decimals(run.silos[name].num_examples, 0),
+                "test samples": f"{count}{wrong}" if count else NO_NUMBER,
+                f"95 % interval of the {lead.title}": lead.interval(*ends) if ends else "",
+                "constant baseline": lead.text(figures.get(name, {}).get(wire.TRIVIAL)),
+                "own last training (Per)": lead.text(own.get(name)),
+                "remark": ", ".join(remark),
+            }
         )
-    header = (
-        "silo",
-        "samples",
-        "tested on",
-        "group",
-        "since round",
-        *(["always the best single answer"] if trivial else []),
-        "alone",
-        "one model for all",
-        "in its group",
-        *(["as it trained it last (Per)"] if own else []),
-        "gain, points",
-        "remark",
-    )
-    return Table(header, rows)
-
-
-def _measured(
-    run: Run, name: str, error: float | None, tested: int, figures: Mapping[str, float]
-) -> str:
-    beside = []
-    if run.metric == wire.ERROR and tested and error is not None and math.isfinite(error):
-        beside.append(f"{round(error * tested)} of {tested}")
-    ends = [figures.get(run.metric + end, math.nan) for end in (wire.LOW, wire.HIGH)]
-    if all(map(math.isfinite, ends)):
-        beside.append(f"95 %: {run.lead.interval(*ends)}")
-    return f"{run.lead.text(error)} ({'; '.join(beside)})" if beside else run.lead.text(error)
+    known = {key for row in rows for key, text in row.items() if text not in ("", NO_NUMBER)}
+    header = [key for key in rows[0] if key in known] if rows else []
+    cells = [[row[key] for key in header] for row in rows]
+    if gains.gain:
+        spread = f"{signed_points(gains.mean_gain, lead)} ± {lead.gain(gains.rsd, sign='')}"
+        together = mean_of(gains.common.get(name, math.nan) for name in gains.gain)
+        means = (gains.mean_error, gains.mean_alone, together)
+        mean = [f"mean of {len(gains.gain)} ± SD", spread, *map(lead.text, means)]
+        count = header.index("group")
+        cells.append([*mean[:count], *[""] * (len(header) - count)])
+    return Table(header, cells, cards=True)
 
 
 def _final_figures(run: Run) -> dict[str, dict[str, float]]:
@@ -274,8 +252,8 @@ def _commands(story: Story) -> dict[str, str]:
     run = story.run
     commands = {"This run, with the same silos and the same data": repeat_command(run)}
     for strategy, known, option, what in (
-        ("independent", story.alone, "--baseline-local", "Every silo alone"),
-        ("fedavg", story.common, "--baseline-global", "One model for all"),
+        ("independent", story.alone, "--baseline-local", "Local training"),
+        ("fedavg", story.common, "--baseline-global", "Global model"),
     ):
         if run.strategy and run.strategy != strategy and known is None:
             commands[

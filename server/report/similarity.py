@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
 from functools import partial
 
 import numpy as np
@@ -13,46 +12,32 @@ from coterie.pictures.page import Picture, Table
 from coterie.pictures.style import LIGHT
 from coterie.server.report.explain import end_text
 from coterie.server.report.story import MANY, Story, decimals
-from coterie.server.runs.record import Grouping, Round, Run, Square, Structure
+from coterie.server.runs.record import Round, Run, Square, Structure
 
 
 def last_similarity(run: Run) -> tuple[Round, Square] | None:
     """Return the last round that holds cosines of updates, and these cosines."""
-    return _first(reversed(run.rounds), lambda grouping: grouping.similarity)
-
-
-def _first(
-    rounds: Iterable[Round], matrix: Callable[[Grouping], Square | None]
-) -> tuple[Round, Square] | None:
-    found = ((one, matrix(one.grouping)) for one in rounds)
+    found = ((one, one.grouping.similarity) for one in reversed(run.rounds))
     return next(((one, square) for one, square in found if square is not None), None)
-
-
-def _distances(grouping: Grouping) -> Square | None:
-    return None if grouping.structure is None else grouping.structure.distances
 
 
 def matrix_picture(story: Story) -> Picture | str | None:
     """Draw similarities or distances, ordered by group."""
-    if found := _first(reversed(story.run.rounds), _distances):
-        what = "distance of the silos' data, 0 is alike"
-        return _matrix(story, *found, what=what, measure="distance", limits=(0.0, 1.0))
+    structures = [one.grouping.structure for one in reversed(story.run.rounds)]
+    distances = [one.distances for one in structures if one and one.distances is not None]
+    if distances:
+        what = "Distance of the sites' data (0 = alike)"
+        return _matrix(story, distances[0], what=what, measure="distance", limits=(0.0, 1.0))
     if found := last_similarity(story.run):
-        what = "cosine of the silos' updates, 1 is alike"
-        return _matrix(story, *found, what=what, measure="cosine", limits=(-1.0, 1.0))
+        what = "Cosine similarity of the sites' updates (1 = same direction)"
+        return _matrix(story, found[1], what=what, measure="cosine", limits=(-1.0, 1.0))
     if story.run.strategy in ("hcct", "fedgroup", "fedcollab"):
         return "no matrix of similarities or distances: the record holds none"
     return None
 
 
 def _matrix(
-    story: Story,
-    one: Round,
-    found: Square,
-    *,
-    what: str,
-    measure: str,
-    limits: tuple[float, float],
+    story: Story, found: Square, *, what: str, measure: str, limits: tuple[float, float]
 ) -> Picture:
     names = story.history.order(found.names)
     rows = [found.names.index(name) for name in names]
@@ -66,17 +51,16 @@ def _matrix(
         if letter:
             bands.append(charts.Band(letter, colour, start, stop))
         start = stop
-    title = "How alike the silos are"
+    title = "How similar the sites are"
     inside = np.zeros(values.shape, dtype=bool)
     for band in bands:
         inside[band.start : band.stop, band.start : band.stop] = True
     off = ~np.eye(len(names), dtype=bool)
     within, between = values[inside & off], values[~inside & off]
     caption = (
-        f"{what[0].upper()}{what[1:]}; after round {one.round}, rows and columns by group,"
-        " each group framed."
-        + (f" Inside groups {np.nanmean(within):.2f} on average" if within.size else "")
-        + (f", between them {np.nanmean(between):.2f}" if within.size and between.size else "")
+        f"{what}."
+        + (f" Outlined: groups. {np.nanmean(within):.2f} within groups" if within.size else "")
+        + (f", {np.nanmean(between):.2f} between" if within.size and between.size else "")
         + ("." if within.size else "")
         + (" Names are left out because there are many." if len(names) > MANY else "")
     )
@@ -106,7 +90,7 @@ def structure_picture(story: Story) -> Picture | str | None:
     text = interval_text(structure)
     if structure.second_groups:
         text += f" The next best: {' | '.join(map(', '.join, structure.second_groups))}."
-    title = "The structure beside others"
+    title = "The chosen groups and others"
     caption = (
         "FedCollab's error bound L of the chosen groups, of the next best, of all alone and of all"
         f" together; smaller is better.{text}"

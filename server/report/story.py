@@ -75,7 +75,7 @@ def finite(value: float | None) -> float | None:
 
 def signed_points(gain: float, lead: Lead) -> str:
     """Format a gain in the units of the primary metric."""
-    return charts.gain_text(gain, lead.scale)
+    return NO_NUMBER if math.isnan(gain) else charts.gain_text(gain, lead.scale)
 
 
 def decimals(value: float, count: int) -> str:

@@ -16,17 +16,14 @@ from coterie.server.report.gains import mean_of
 from coterie.server.report.story import (
     MOST_COLUMNS,
     MOST_COLUMNS_NARROW,
-    NO_NUMBER,
     Story,
-    decimals,
-    signed_points,
     thin,
     thinned,
     top_rows,
 )
-from coterie.server.runs.record.metrics import Lead
 from coterie.strategies.rounds.reports import SiloReport
 
+Value = Callable[[SiloReport], float]
 MOST_NAMED = 8
 """Largest number of silos whose curves are named in their groups too."""
 MOST_NAMED_ALONE = 6
@@ -46,11 +43,10 @@ def groups_picture(story: Story) -> Picture | str:
         return flow.alluvial(columns, layout, title=title, threads=not story.many)
 
     count = len(history.stretches)
-    stream = "The thicker a stream, the more silos are in it"
+    line = "The thicker a stream, the more sites it has" if story.many else "Each line is a site"
     caption = (
-        "From left to right: stretches of rounds in which the groups stayed the same. "
-        f"{stream if story.many else 'Every thread is a silo'}; grey is alone, a colour and a "
-        "letter are a group."
+        f"Time runs left to right. {line}; its colour and letter show the group, grey means it "
+        "trained alone."
     )
     if count > MOST_COLUMNS:
         caption += (
@@ -59,7 +55,7 @@ def groups_picture(story: Story) -> Picture | str:
             " largest change."
         )
     if story.many:
-        caption += " Figures below are silos that joined (+) and left (−)."
+        caption += " Figures below: sites that joined (+) and left (−)."
     rows = []
     for stretch in history.stretches[-300:]:
         when, blocks = f"{stretch.first}–{stretch.last}", history.blocks(stretch)
@@ -71,7 +67,7 @@ def groups_picture(story: Story) -> Picture | str:
 
 
 def outcomes_picture(story: Story) -> Picture | str | None:
-    """Draw the errors with local training, with a global model and in the group."""
+    """Draw the errors of local training, of the global model and of the group's."""
     gains = story.gains
     if not gains.together:
         return None  # said by the record's reader
@@ -86,47 +82,19 @@ def outcomes_picture(story: Story) -> Picture | str | None:
         for name in story.history.order(gains.together)
     ]
     lead = story.run.lead
-    of_each = f"{lead.title[0].upper()}{lead.title[1:]} of each silo"
+    of_each = f"{lead.title[0].upper()}{lead.title[1:]} of each site"
     title = "Was it worth it for each silo?" if gains.gain else of_each
-    per = ", %" if lead.metric == "error" else f", {lead.label}"
-    of = ("alone", "one model for all", "in its group")
-    table = Table(
-        ("silo", "group", *(f"{what}{per}" for what in of), f"gain, {lead.points}"),
-        [
-            (
-                r.silo,
-                r.group or "alone",
-                *(_error_text(v, lead) for v in (r.alone, r.common, r.together)),
-                signed_points(r.gain, lead) if math.isfinite(r.gain) else NO_NUMBER,
-            )
-            for r in rows
-        ],
-    )
-    sources = (("alone", gains.alone_run), ("one model for all", gains.common_run))
-    compared = "; ".join(f"{what}: {run}" for what, run in sources if run)
-    compared = f" Compared with {compared}." if compared else ""
-    caption = "Error on each silo's own test data after its last round, smaller is better."
+    caption = "Error on each site's own test data after its last round; smaller is better."
     if gains.gain:
-        caption += " The line is the gain over alone, in percentage points; dashed is a loss."
-        left = [row.silo for row in rows if row.silo not in gains.stayed]
-        unknown = [row.silo for row in rows if row.silo not in gains.alone]
-        for names, why in ((left, "Not compared, because gone"), (unknown, "No error alone")):
-            if names:
-                caption += f" {why}: {', '.join(names[:5])}{' and others' * (len(names) > 5)}."
-    which = "silos that gain least" if gains.gain else "silos with the largest error"
+        caption += f" The line is the gain over local training, in {lead.points}; dashed is a loss."
+    which = "sites that gain least" if gains.gain else "sites with the largest error"
     shown, note = top_rows(rows, lambda row: _or_last(row.gain, -row.together), which)
     draw = partial(charts.outcomes, shown, title=title, label=lead.label, scale=lead.scale)
-    return Picture("outcomes", title, caption + note + compared, draw, table)
+    return Picture("outcomes", title, caption + note, draw)
 
 
 def _or_last(gain: float, otherwise: float) -> float:
     return otherwise if math.isnan(gain) else gain
-
-
-def _error_text(error: float, lead: Lead) -> str:
-    if lead.scale == 100 or math.isnan(error):
-        return decimals(lead.scale * error, 1)
-    return wire.readable(error)
 
 
 def curves_picture(story: Story) -> Picture | None:
@@ -136,66 +104,56 @@ def curves_picture(story: Story) -> Picture | None:
         return None
     title, lead = "Learning curves", story.run.lead
     lines = _lines(story, points, scale=lead.scale)
-    for other, label in ((story.alone, "alone"), (story.common, "one for all")):
+    others = (("local", story.alone), ("global", story.common))
+    for label, other in others:
         if other is not None:
             known = [one for one in other.rounds if one.errors]
             means = [lead.scale * mean_of(one.errors.values()) for one in known]
             x, y = thin([one.round for one in known], means)
             lines.append(charts.Curve(x, y, LIGHT["muted"], label, dashed=True))
     caption = (
-        "Error after every round on the silos' own test data: mean of each group as it is at"
-        " the end, "
+        "Error after every round on the sites' own test data. Thick lines: means of the groups at"
+        " the end. "
     )
-    if story.many:
-        caption += "with the range from the 10th to the 90th percentile of its silos."
-    else:
-        caption += "and each silo as a thin line."
-    if story.alone or story.common:
-        caption += " Dashed: means of the runs that this one is compared with."
+    bands = "Bands: 10th to 90th percentile of their sites."
+    caption += bands if story.many else "Thin lines: sites."
+    names = [name for name, other in others if other is not None]
+    caption += f" Dashed: means of {' and '.join(names)}." if names else ""
     caption += thinned(len(points))
     draw = partial(charts.curves, lines, title=title, unit=lead.label)
     table = _mean_table(points, f"mean {lead.label}", scale=lead.scale)
     return Picture("curves", title, caption, draw, table)
 
 
-def _finite_values(
-    story: Story, value: Callable[[SiloReport], float]
-) -> dict[int, dict[str, float]]:
-    """Return round → silo → its finite value from the training, without empty rounds."""
-    found = {
-        one.round: {n: value(s) for n, s in one.silos.items() if math.isfinite(value(s))}
-        for one in story.run.rounds
-    }
-    return {number: values for number, values in found.items() if values}
-
-
 def loss_picture(story: Story) -> Picture | None:
     """Draw the training loss over rounds."""
-    points = _finite_values(story, lambda silo: silo.train_loss)
-    if not points:
-        return None
-    lines = _lines(story, points, scale=1.0)
-    title = "Training loss"
-    caption = "Mean loss of local training in every round, by group." + thinned(len(points))
-    draw = partial(charts.curves, lines, title=title, unit="loss")
-    table = _mean_table(points, "mean training loss", scale=1.0)
-    return Picture("loss", title, caption, draw, table)
+    caption = "Mean loss of local training in every round, by group."
+    return _by_group(story, "loss", "Training loss", caption, "loss", lambda s: s.train_loss)
 
 
 def discrepancy_picture(story: Story) -> Picture | None:
     """Draw the distance between silos' trained models and their groups' models."""
-    points = _finite_values(story, lambda silo: silo.discrepancy)
+    caption = (
+        "Distance of each site's trained model to its group's model after the round, mean by "
+        "group; large if the sites of a group differ. Sites alone have none."
+    )
+    title = "Distance to group model"
+    return _by_group(story, "discrepancy", title, caption, "distance", lambda s: s.discrepancy)
+
+
+def _by_group(
+    story: Story, key: str, title: str, caption: str, unit: str, value: Value
+) -> Picture | None:
+    points = {
+        one.round: {n: v for n, silo in one.silos.items() if math.isfinite(v := value(silo))}
+        for one in story.run.rounds
+    }
+    points = {number: values for number, values in points.items() if values}
     if not points:
         return None
-    title = "Discrepancy of silos and their groups"
-    caption = (
-        "Distance of what each silo trained to its group's model after the round, mean by group: "
-        "large where silos of one group pull apart. Who trained alone has none."
-        + thinned(len(points))
-    )
-    draw = partial(charts.curves, _lines(story, points, scale=1.0), title=title, unit="distance")
-    table = _mean_table(points, "mean discrepancy", scale=1.0)
-    return Picture("discrepancy", title, caption, draw, table)
+    draw = partial(charts.curves, _lines(story, points, scale=1.0), title=title, unit=unit)
+    table = _mean_table(points, f"mean {title.lower()}", scale=1.0)
+    return Picture(key, title, caption + thinned(len(points)), draw, table)
 
 
 def _lines(

@@ -218,8 +218,8 @@ def create(
     file = folder / "coterie.toml"
     if file.exists():
         raise refused(
-            f"{folder} is a federation already. To renew its certificate: coterie federation init {folder} "
-            "--renew"
+            f"{folder} is a federation already. To renew its certificate: coterie federation init "
+            f"{folder} --renew"
         )
     try:
         complete = [address_of(address, fleet_port or DEFAULT_PORT) for address in addresses]
@@ -250,8 +250,8 @@ def load(folder: Path | None = None) -> Federation:
     root = place(folder or os.environ.get(ENVIRONMENT) or ".").resolve()
     file = root / "coterie.toml"
     absent = (
-        f"{root} is not a federation (no coterie.toml). Create one with `coterie federation init`, or name "
-        f"its folder with --federation or {ENVIRONMENT}."
+        f"{root} is not a federation (no coterie.toml). Create one with `coterie federation init`, "
+        f"or name its folder with --federation or {ENVIRONMENT}."
     )
     return Federation(
         root, checked(_Config, read_table(file, refused, absent=absent), file, refused)

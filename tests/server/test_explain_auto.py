@@ -349,7 +349,7 @@ def test_the_report_has_the_reasons_and_a_picture_of_the_race(recorded: Path) ->
     found = explained(recorded)
     (page,) = write_report(str(recorded))
     text = page.read_text(encoding="utf-8")
-    assert "Why each silo is where it is" in text and "Which groups were tried" in text
+    assert "Why each site is in its group" in text and "Which groups were tried" in text
     assert found.silos["a0"].split(".")[0] in text
     pictures, gaps = make_pictures(build_story(read_run(recorded)))
     assert "race" in [picture.key for picture in pictures]

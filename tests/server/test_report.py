@@ -18,9 +18,10 @@ import pytest
 from rich.console import Console
 
 from benchmarks.engine.synthetic import write_run
-from coterie.pictures.page import render
+from coterie.pictures.page import Fold, Table, render
 from coterie.pictures.style import GROUPS, LIGHT
 from coterie.server.cli.commands import print_runs
+from coterie.server.report.answer import chance_of
 from coterie.server.report.command import build_story, print_report, write_report
 from coterie.server.report.final import print_final
 from coterie.server.report.history import follow_groups
@@ -53,6 +54,10 @@ def damaged(runs: Path, folder: Path, change: Callable[[dict[str, Any]], object]
     return folder
 
 
+def all_sites(folder: Path) -> Table:
+    return build_page(build_story(read_run(folder))).tables["All sites"]
+
+
 # ---------------------------------------------------------------- figures
 
 
@@ -64,15 +69,10 @@ def test_the_error_of_silos_own_models_is_shown_where_a_run_asked_for_it(
             if number < 5:
                 entry["personalised"] = {"site-001": {"loss": 0.1, "error": number / 10}}
 
-    table = build_page(build_story(read_run(damaged(runs, tmp_path / "own", ask)))).tables[
-        "Every silo"
-    ]
-    own = {row[0]: row[8] for row in table.rows}
-    assert table.header[8] == "as it trained it last (Per)"
+    table = all_sites(damaged(runs, tmp_path / "own", ask))
+    own = {row[0]: row[table.header.index("own last training (Per)")] for row in table.rows}
     assert own["site-001"] == "40.0 %" and own["site-002"] == "–"
-    assert "Per" not in str(
-        build_page(build_story(read_run(runs / "hcct-1"))).tables["Every silo"].header
-    )
+    assert "Per" not in str(all_sites(runs / "hcct-1").header)
 
 
 @pytest.mark.parametrize("listed", [True, False])
@@ -218,23 +218,104 @@ def test_figures_stand_beside_their_intervals_counts_and_the_best_single_answer(
     run = read_run(folder)
     name = next(iter(run.final_errors))
     tables = build_page(build_story(run)).tables
-    table = tables["Every silo"]
+    table = tables["All sites"]
     (row,) = [dict(zip(table.header, r, strict=True)) for r in table.rows if r[0] == name]
-    assert row["in its group"] == "12.0 % (3 of 25; 95 %: 2.0 to 31.0)"
-    assert row["always the best single answer"] == "24.0 %"
+    assert row["error"] == "12.0 %" and row["test samples"] == "25, 3 wrong"
+    assert row["95 % interval of the error"] == "2.0 to 31.0"
+    assert row["constant baseline"] == "24.0 %"
     metrics = tables["Metrics after the last round, with 95 % intervals"]
-    assert metrics.rows == [(name, "0.8 (0.7 to 0.9)")]
-    plain = build_page(build_story(read_run(runs / "hcct-1"))).tables["Every silo"]
-    assert "always the best single answer" not in plain.header
+    assert metrics.rows == [(name, "0.800 (0.700 to 0.900)")]
+    plain = all_sites(runs / "hcct-1").header
+    assert "constant baseline" not in plain and "interval" not in str(plain)
+    assert plain[:6] == ["silo", "gain, points", "error", "local", "global", "group"]
 
 
 def test_who_left_early_is_shown_and_not_counted(runs: Path) -> None:
     story = build_story(read_run(runs / "hcct-1"))
     assert "site-000" in story.gains.together and "site-000" not in story.gains.gain
-    (row,) = [r for r in build_page(story).tables["Every silo"].rows if r[0] == "site-000"]
-    assert row[3] == "left" and row[8] == "–" and "left before round 7" in row[9]
-    captions = {picture.key: picture.caption for picture in make_pictures(story)[0]}
-    assert "Not compared, because gone: site-000." in captions["outcomes"]
+    page = build_page(story)
+    (row,) = [r for r in page.tables["All sites"].rows if r[0] == "site-000"]
+    assert row[5] == "left" and row[1] == "–" and "left before round 7" in row[9]
+    assert "One site is not compared: site-000 (left early)." in page.detail
+
+
+def with_errors(folder: Path, errors: dict[str, float], **more: Any) -> Path:
+    """A complete run of one round whose silos end with these errors, on 70 samples each."""
+    folder.mkdir(parents=True)
+    evaluation = {n: {"error": error, "num-examples": 70} for n, error in errors.items()}
+    record = {
+        "status": "completed",
+        "config": {"strategy": folder.name.split("-")[0], "rounds": 1, "task": "digits"},
+        "silos": {name: {"num-examples": 10} for name in errors},
+        "rounds": [{"round": 1, "groups": [list(errors)], "evaluation-after": evaluation}],
+        "final-evaluation": evaluation,
+        "final-groups": [list(errors)],
+        "seconds": 1.0,
+    }
+    (folder / "run.json").write_text(json.dumps(record | more))
+    start = {"event": "start", "at": 0.0, "config": record["config"], "run-id": "1"}
+    (folder / "events.jsonl").write_text(json.dumps(start) + "\n")
+    return folder
+
+
+LOCAL = {"a": 0.2, "b": 0.2, "c": 0.1}
+
+
+@pytest.mark.parametrize(
+    ("errors", "lead", "said"),
+    [
+        (
+            {"a": 0.1, "b": 0.2, "c": 0.1},
+            "One of three sites does better than with local training, two the same, none worse.",
+            ["from 16.7 % to 13.3 % on average", "Largest gain: a, 20.0 % → 10.0 % (7 of its 70"],
+        ),
+        (
+            {"a": 0.1, "b": 0.1, "c": 0.2, "d": 0.0},
+            "Two of three sites do better than with local training, one worse.",
+            ["Worse: c, 10.0 % → 20.0 %", "One site is not compared: d (no local baseline)."],
+        ),
+        (
+            {"a": 0.1, "b": 0.1, "c": 0.0},
+            "All three sites do better than with local training.",
+            ["The error falls"],
+        ),
+        (
+            {"a": 0.3, "b": 0.2, "c": 0.1},
+            "None of three sites do better than with local training, two the same, one worse.",
+            ["The error rises from 16.7 % to 20.0 % on average."],
+        ),
+    ],
+)
+def test_the_first_sentences_are_the_answer(
+    errors: dict[str, float], lead: str, said: list[str], tmp_path: Path
+) -> None:
+    with_errors(tmp_path / "independent-1", LOCAL)
+    page = build_page(build_story(read_run(with_errors(tmp_path / "hcct-1", errors))))
+    assert page.lead == lead
+    assert all(text in page.detail for text in said), page.detail
+    better = sum(errors[name] < error for name, error in LOCAL.items())
+    assert page.figures["better than local"] == f"{better}/3" and len(page.figures) <= 4
+
+
+def test_how_sure_the_answer_is_follows_from_counts_or_recorded_intervals(tmp_path: Path) -> None:
+    def said(name: str, metric: str, width: float | None) -> str:
+        ends = {f"{metric}-low": 0.1, f"{metric}-high": 0.1 + (width or 0)} if width else {}
+        more = {"metric": metric, "final-metrics": dict.fromkeys(LOCAL, ends)}
+        own, alone = (
+            read_run(with_errors(tmp_path / f"{strategy}-{name}", LOCAL, **more))
+            for strategy in ("hcct", "independent")
+        )
+        return chance_of(build_story(own, alone=alone))
+
+    unpaired = 100 * 1.96 * (2 * (1 / 6) * (5 / 6) / 70) ** 0.5
+    assert said("1", "error", None) == (
+        f"With 70 test samples, gains below about {unpaired:.0f} points may be chance."
+    )
+    assert "about 14 points" in said("2", "error", 0.2), "√2 · half of 20 points"
+    assert said("3", "auroc", None) == ""
+    assert said("4", "auroc", 0.2) == (
+        "By the 95 % intervals, gains below about 14 points may be chance."
+    )
 
 
 def test_comparable_runs_are_found_beside_it(runs: Path) -> None:
@@ -394,8 +475,8 @@ def test_work_beside_the_training_is_in_what_the_run_cost(runs: Path, tmp_path: 
 
     changed = read_run(damaged(runs, tmp_path / "run", change))
     captions = {picture.key: picture.caption for picture in make_pictures(build_story(changed))[0]}
-    assert "Other messages, of all silos together: trial 8 MB." in captions["bytes"]
-    assert "Other work, of all silos together: trial 5.0 s." in captions["silo-seconds"]
+    assert "Other messages of all sites: trial 8 MB." in captions["bytes"]
+    assert "Other work of all sites: trial 5.0 s." in captions["silo-seconds"]
     before = read_run(runs / "hcct-1").rounds[0].phase_seconds
     after = changed.rounds[0].phase_seconds
     assert after["train"] == pytest.approx(before["train"] + 0.004)
@@ -474,7 +555,7 @@ def test_fedcollabs_structure_stands_beside_others(runs: Path, tmp_path: Path) -
 
     pictures, gaps = make_pictures(build_story(read_run(damaged(runs, tmp_path / "run", collab))))
     found = {picture.key: picture for picture in pictures}
-    assert "distance of the silos' data" in found["matrix"].caption.lower() and gaps == []
+    assert "distance of the sites' data" in found["matrix"].caption.lower() and gaps == []
     caption = found["structure"].caption
     assert "c from 2.04 to ∞; this run has c = 10" in caption
     assert "next best: site-001 | site-002" in caption
@@ -488,9 +569,12 @@ def test_the_page_holds_the_figures_and_nothing_from_elsewhere(runs: Path, tmp_p
     html = file.read_text()
     assert html.count('<svg xmlns="') == 2 * len(EVERY_PICTURE)
     for text in (
-        "Why each silo is where it is",
+        "Why each site is in its group",
         "stays for α",
-        "silos better than alone",
+        "better than local",
+        "share accordingly",
+        "Nothing was checked: the record compares no updates.",
+        "The least firm: ",
         "site-007",
         "coterie run hcct",
         "3.11.2",
@@ -498,6 +582,37 @@ def test_the_page_holds_the_figures_and_nothing_from_elsewhere(runs: Path, tmp_p
         assert text in html
     assert "src=" not in html.replace("xlink", "") and "<script" not in html
     assert "What is missing" not in html
+    nav = html[html.index("<nav") : html.index("</nav>")]
+    assert re.findall(r">([\w ]+)</a>", nav) == [
+        "Groups", "Was it worth it", "Curves", "Why", "Details",
+    ]  # fmt: skip
+    assert all(f' id="{key}"' in html for key in re.findall('href="#([^"]+)"', nav))
+
+
+def test_the_outlier_check_opens_if_something_happened_and_gives_reasons_for_blanks(
+    runs: Path, tmp_path: Path
+) -> None:
+    def check(name: str, **entry: object) -> Fold:
+        folder = damaged(runs, tmp_path / name, lambda r: r["rounds"][-1].update(entry))
+        return {one.key: one for one in build_page(build_story(read_run(folder))).folds}["outliers"]
+
+    measured = {"norms": {"site-001": 1.5}, "cosines": {"site-001": 0.5}}
+    fold = check("quiet", influence=measured)
+    assert not fold.open and fold.text == "No update was clipped and no site was quarantined."
+    rows = {row[0]: row[1:] for row in fold.tables["Each site's updates"].rows}
+    assert rows["site-001"] == ("0.50", "1.50", "never", "never")
+    assert rows["site-002"][0] == "group too small"
+    fold = check("clipped", influence=measured | {"clipped": {"site-001": 0.5}})
+    assert fold.open and fold.text == "Clipped: site-001."
+    assert not check("nothing").tables["Each site's updates"].rows
+
+
+def test_the_configuration_lists_what_differs_and_folds_the_rest(runs: Path) -> None:
+    page = build_page(build_story(read_run(runs / "hcct-1")))
+    assert dict(page.tables["Configuration"].rows).keys() == {"rounds"}
+    (record,) = [one for one in page.folds if one.key == "record"]
+    assert "lr" in dict(record.tables["Keys at their defaults"].rows)
+    assert dict(record.tables["Runs compared with"].rows)["local training"] == "independent-1"
 
 
 def test_other_formats(runs: Path, tmp_path: Path) -> None:
@@ -678,10 +793,11 @@ def test_many_silos_are_thinned_and_the_page_says_how(tmp_path: Path) -> None:
     write_run(tmp_path / "hcct-1", num_silos=60, num_rounds=40)
     write_run(tmp_path / "independent-1", num_silos=60, num_rounds=40, strategy="independent")
     page = build_page(build_story(read_run(tmp_path / "hcct-1")))
-    captions = {picture.key: picture.caption for picture in page.pictures}
+    pictures = [*page.pictures, *(one for fold in page.folds for one in fold.pictures)]
+    captions = {picture.key: picture.caption for picture in pictures}
     assert "at most 24 are drawn" in captions["groups"]
-    assert "Drawn are the 40 of 60 silos that gain least" in captions["outcomes"]
-    assert "10th to the 90th percentile" in captions["curves"]
-    assert "Drawn are the 40 of 60 silos" in captions["bytes"]
-    table = next(picture.table for picture in page.pictures if picture.key == "bytes")
+    assert "Drawn are the 40 of 60 sites that gain least" in captions["outcomes"]
+    assert "10th to 90th percentile" in captions["curves"]
+    assert "Drawn are the 40 of 60 sites" in captions["bytes"]
+    table = next(picture.table for picture in pictures if picture.key == "bytes")
     assert table is not None and len(table.rows) == 60, "the table has all"

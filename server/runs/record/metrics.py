@@ -110,11 +110,6 @@ class Lead:
         return f"{'higher' if self._known.higher else 'lower'} is better"
 
     @property
-    def better(self) -> str:
-        """The improvement of a silo with a gain, as text."""
-        return f"{'higher' if self._known.higher else 'smaller'} {self.title}"
-
-    @property
     def points(self) -> str:
         """The unit of differences of errors."""
         return "points" if self.scale == 100 else self.unit or self.title

@@ -81,8 +81,8 @@ def read_whole(folder: Path, *, brief: bool = False) -> Run:
     run = run_of(record, folder=folder, lost=lost)
     if lost:
         raise refused(
-            f"{folder / RECORD} is damaged: {lost[0]}. `coterie runs report` shows what can be read "
-            "of it."
+            f"{folder / RECORD} is damaged: {lost[0]}. `coterie runs report` shows what can be "
+            "read of it."
         )
     return run
 
