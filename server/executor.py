@@ -1,7 +1,7 @@
 """The executor of ServerApps: Flower's, with a process ready for the next run.
 
 Flower's looks for runs once a second, and starts a Python for each, which needs more than a second
-for imports and waits. Both parts are replaced by name.
+for imports and waits.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
-from coterie.server.machine.superlink import flower_command
+from coterie.server.machine.superlink import flower_command, replace_in
 from coterie.system.ports import listens
 
 LOOK_S = 0.1
@@ -32,11 +32,11 @@ def main() -> None:
     from flwr.supercore.superexec.executor import subprocess_executor
 
     wait_for_superlink(sys.argv[sys.argv.index(ADDRESS) + 1])
-    looking, starting = vars(run_superexec), vars(subprocess_executor)
-    assert looking["time"] is time and starting["subprocess"] is subprocess
-    looking["time"] = SimpleNamespace(sleep=lambda _: time.sleep(LOOK_S))
+    # Its loop has the pause between two looks in itself.
+    replace_in(run_superexec, time=SimpleNamespace(sleep=lambda _: time.sleep(LOOK_S)))
+    # It starts each by itself, and has no place for a process that is there already.
     own = SimpleNamespace(DEVNULL=subprocess.DEVNULL, Popen=_Starter().start)
-    starting["subprocess"] = own
+    replace_in(subprocess_executor, subprocess=own)
     flower_command("flower-superexec")()
 
 

@@ -21,42 +21,48 @@ MESSAGES_FLWR = "flwr.proto."
 MOUNTS = {"server/cli/main.py: client"}
 """The one import against the direction: there ``coterie`` takes in the commands of a silo."""
 INSIDE_FLWR = {
+    "flwr.app.message.message": {"wire/flower.py"},
     "flwr.common.serde": {"wire/flower.py"},
     "flwr.supercore.inflatable": {"wire/flower.py"},
     "flwr.supercore.inflatable.inflatable_protobuf_utils": {"wire/flower.py"},
     "flwr.supercore.inflatable.inflatable_utils": {"wire/flower.py"},
     "flwr.supercore.superexec": {"server/executor.py"},  # what it does while it waits
     "flwr.supercore.superexec.executor": {"server/executor.py"},  # how it starts a run
-    # Where silos have an allowance:
-    "flwr.server.superlink.fleet.message_handler.message_handler": {
-        "server/machine/allowance.py",
-        "server/machine/lean.py",
+    # What a SuperLink consists of, and who is let in:
+    **{
+        name: {"server/machine/serving.py"}
+        for name in (
+            "flwr.proto.control_pb2_grpc",
+            "flwr.proto.fleet_pb2_grpc",
+            "flwr.proto.runtime_pb2_grpc",
+            "flwr.supercore.grpc",
+            "flwr.superlink.cli.flower_superlink",
+            "flwr.superlink.config_loader",
+            "flwr.superlink.servicer.control.control_account_auth_interceptor",
+            "flwr.superlink.servicer.control.control_servicer",
+        )
     },
-    "flwr.superlink.cli.flower_superlink": {
-        "server/machine/allowance.py",
-        "server/machine/holding.py",
-        "server/machine/lean.py",
+    "flwr.supercore": {"server/machine/serving.py"},  # its interceptors
+    "flwr.supercore.interceptors": {"server/machine/runtime.py"},
+    "flwr.server.superlink.fleet.grpc_rere.node_auth_server_interceptor": {
+        "server/machine/fleet.py"
     },
+    # Its servicers, and what they answer:
+    "flwr.server.superlink.fleet.grpc_rere.fleet_servicer": {"server/machine/allowance.py"},
+    "flwr.server.superlink.utils": {"server/machine/allowance.py"},
     "flwr.supercore.error": {"server/machine/allowance.py"},
-    "flwr.app.message.message": {"server/machine/allowance.py"},
-    # Where operators are asked who they are:
-    "flwr.superlink.servicer.control.control_grpc": {"server/site/gate.py"},
-    # And silos, whose clock may be wrong:
-    "flwr.server.superlink.fleet.grpc_rere.node_auth_server_interceptor": {"server/site/gate.py"},
-    # And where it keeps objects, and reads and writes the calls that carry them:
-    "flwr.supercore.object_store.in_memory_object_store": {"server/machine/lean.py"},
-    "flwr.supercore.object_store.sql_object_store": {"server/machine/lean.py"},
-    "flwr.supercore.object_store.object_store_factory": {"server/machine/lean.py"},
-    # And deletes what a run left in its database, by Flower's own calls:
-    "flwr.server.superlink.linkstate": {"server/machine/leftovers.py"},
-    "flwr.supercore.object_store": {"server/machine/leftovers.py"},
-    "flwr.superlink.federation": {"server/machine/leftovers.py"},
-    "flwr.superlink.servicer.runtime.runtime_grpc": {"server/machine/lean.py"},
-    "flwr.superlink.servicer.runtime.runtime_handlers": {
-        "server/machine/holding.py",  # where a run's messages to silos come in
-        "server/machine/lean.py",
+    "flwr.superlink.servicer.runtime.runtime_servicer": {"server/machine/runtime.py"},
+    "flwr.common.constant": {"server/machine/allowance.py", "server/machine/runtime.py"},
+    "flwr.supercore.constant": {"server/machine/runtime.py", "server/machine/stores.py"},
+    # How it keeps its state and objects, and deletes what a run left there:
+    "flwr.server.superlink.linkstate": {
+        *("server/machine/allowance.py", "server/machine/fleet.py", "server/machine/leftovers.py"),
+        *("server/machine/runtime.py", "server/machine/serving.py"),
     },
-    "flwr.superlink.servicer.runtime.runtime_servicer": {"server/machine/lean.py"},
+    "flwr.supercore.object_store": {"server/machine/leftovers.py", "server/machine/stores.py"},
+    "flwr.supercore.object_store.in_memory_object_store": {"server/machine/stores.py"},
+    "flwr.supercore.object_store.sql_object_store": {"server/machine/stores.py"},
+    "flwr.superlink.federation": {"server/machine/leftovers.py"},
 }
 """Module inside Flower → who uses it. A new one has to be a thing that cannot be had otherwise."""
 

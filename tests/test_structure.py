@@ -36,39 +36,23 @@ PRIVATE = {
     "client/work/weights.py": {"module._modules"},
     "server/machine/allowance.py": {"state._cleanup_push_session"},
     "server/machine/holding.py": {"handler_call_details._replace"},
-    "server/machine/pulling.py": {"grid._addr", "grid._cert", "grid._insecure", "grid._token"},
     "system/processes.py": {"os._exit"},
     "tasks/models.py": {"nn.modules.batchnorm._BatchNorm"},
-    "wire/objects.py": {"inflatable_object._get_object_body"},
+    "wire/flower.py": {"grid._addr", "grid._cert", "grid._insecure", "grid._token"},
 }
 """Private attributes of something else."""
 
-INSIDES = {
-    "client/resident/fleet.py": 1,
-    "client/resident/link.py": 5,
-    "server/machine/allowance.py": 1,
-    "server/machine/holding.py": 2,
-    "server/machine/pulling.py": 7,
-    "server/runs/inprocess.py": 3,
-    "strategies/rounds/result.py": 1,
-    "wire/bundles.py": 3,
-    "wire/replies.py": 1,
-}
+INSIDES = {"wire/flower.py": 4}
 """How often a file reaches into an object by ``__dict__``."""
 
-STATEMENTS = {"server/machine/lean.py": 3}
+STATEMENTS = {"server/machine/stores.py": 3}
 """SQL on tables of Flower's."""
 
-REPLACED = {
-    "server/machine/allowance.py": 2,
-    "server/site/gate.py": 2,
-    "server/machine/holding.py": 3,
-    "server/machine/lean.py": 5,
-}
+REPLACED = {"server/executor.py": 2, "server/machine/serving.py": 1}
 """Calls that put something in place of names in Flower's modules."""
 
 MOST_LINES = 500
-LONG = {"server/machine/lean.py": 568, "server/machine/pulling.py": 702}
+LONG: dict[str, int] = {}
 """Files that are longer, and their lines at most."""
 
 FEATURES = {

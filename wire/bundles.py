@@ -26,7 +26,12 @@ from flwr.proto.message_pb2 import Message as ProtoMessage
 from flwr.proto.message_pb2 import ObjectTree
 
 from coterie.wire.errors import WireError
-from coterie.wire.flower import message_from_proto, message_to_proto
+from coterie.wire.flower import (
+    message_from,
+    message_from_proto,
+    message_to_proto,
+    set_message_id,
+)
 from coterie.wire.limits import MAX_RECORDS
 from coterie.wire.names import PACKED_NAME
 from coterie.wire.pulled import Content, Piece, parts_of
@@ -208,7 +213,7 @@ def unbundle(
     except Exception as error:  # Flower, json and protobuf raise all sorts of things
         raise WireError(f"{type(error).__name__}: {error}") from None
     for number, message in enumerate(messages):
-        message.metadata.__dict__["_message_id"] = root if to is None else f"{root}.{number}"
+        set_message_id(message, root if to is None else f"{root}.{number}")
     return messages, to
 
 
@@ -251,9 +256,7 @@ def _without_arrays(message: Message, table: _Arrays) -> ProtoMessage:
                 empty[key] = Array(array.dtype, tuple(array.shape), array.stype, b"")
             record = ArrayRecord(empty)
         content[name] = record
-    bare = Message.__new__(Message)
-    bare.__dict__.update(message.__dict__ | {"_content": content})
-    return message_to_proto(bare)
+    return message_to_proto(message_from(message, content))
 
 
 def _as_object(*parts: bytes | memoryview) -> bytes:

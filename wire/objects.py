@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 
-from flwr.app import Message
+from flwr.app import Array, Message
 
 from coterie.wire.errors import WireError
 from coterie.wire.flower import inflatable_object, inflatable_utils
@@ -47,7 +47,7 @@ def _expanded_bytes(contents: Mapping[str, bytes]) -> int:
     for content in contents.values():
         kind, children, _ = inflatable_object.get_object_head_values_from_object_content(content)
         if kind == "Array":
-            body = json.loads(inflatable_object._get_object_body(content))
+            body = json.loads(inflatable_object.get_object_body(content, Array))
             sizes = [len(contents[child]) for child in children]
             total += sum(sizes[piece] for piece in body["arraychunk_ids"])
     return total

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from copy import copy
 from math import isfinite
 
 from flwr.app import Error, Message, MetricRecord, RecordDict
 
+from coterie.wire.flower import message_from
 from coterie.wire.limits import plain_text
 from coterie.wire.names import FAILED, METRICS, OWN_METRICS, REFUSED, UNREADABLE
 
@@ -18,10 +18,7 @@ def refusal(reason: str, message: Message, *, code: int = REFUSED) -> Message:
 
 def instead_of(reply: Message, reason: str) -> Message:
     """Return an error reply that replaces one that cannot be sent."""
-    made = Message.__new__(Message)
-    error = Error(UNREADABLE, plain_text(reason))
-    made.__dict__.update(_metadata=copy(reply.metadata), _content=None, _error=error)
-    return made
+    return message_from(reply, error=Error(UNREADABLE, plain_text(reason)))
 
 
 def failure(silo: str, error: BaseException, message: Message) -> Message:

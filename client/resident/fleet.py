@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from copy import copy
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
@@ -250,9 +249,7 @@ class _Node:
         self, reply: Message, tree: ObjectTree, seconds: float, along: Mapping[str, bytes]
     ) -> tuple[set[str], str]:
         if reply.has_content():  # which goes as objects
-            bare = Message.__new__(Message)
-            bare.__dict__.update(_metadata=copy(reply.metadata), _content=RecordDict(), _error=None)
-            reply = bare
+            reply = flower.message_from(reply, RecordDict())
         request = PushMessagesRequest(
             node=self.node,
             messages_list=[flower.message_to_proto(reply)],

@@ -16,7 +16,6 @@ import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from copy import copy
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -48,6 +47,9 @@ from coterie.wire.flower import (
     ObjectUnavailableError,
     inflatable_object,
     inflatable_utils,
+    message_from,
+    set_asked_id,
+    set_message_id,
     user_config_from_proto,
 )
 
@@ -204,7 +206,7 @@ class FleetLink:
         try:
             if not wire.is_bundle(contents.get(message_id, b"")):
                 message = wire.put_together(message_id, contents, max_bytes=self._max_bytes)
-                message.metadata.__dict__["_message_id"] = message_id
+                set_message_id(message, message_id)
                 received = Received(header, (message,), bundled=_reads_bundles(message))
             else:
                 messages, to = wire.unbundle(message_id, contents, max_bytes=self._max_bytes)
@@ -290,7 +292,7 @@ class FleetLink:
                 return
             bundle = wire.bundle(unsent.replies, unsent.to)
             header = _header_of(unsent.replies[0], several=unsent.to is not None)
-            header.metadata.__dict__["_message_id"] = bundle.root
+            set_message_id(header, bundle.root)
             along = wire.small(bundle.sent(bundle.objects))
             wanted, session = self._send(header, bundle.tree, unsent.seconds, along)
             push = partial(self._push_object, header.metadata.run_id, session)
@@ -299,7 +301,7 @@ class FleetLink:
     def _send_as_flower(self, unsent: Unsent) -> None:
         (reply,) = unsent.replies
         with inflatable_object.no_object_id_recompute():
-            reply.metadata.__dict__["_message_id"] = reply.object_id
+            set_message_id(reply, reply.object_id)
             objects = inflatable_object.get_all_nested_objects(reply)
             tree = inflatable_object.get_object_tree(reply)
             wanted, session = self._send(reply, tree, unsent.seconds, {})
@@ -331,11 +333,9 @@ def _reads_bundles(message: Message) -> bool:
 
 def _header_of(reply: Message, *, several: bool) -> Message:
     """Return a bundle's header: its replies' metadata, and the id of what it answers."""
-    header = Message.__new__(Message)
-    header.__dict__.update(_metadata=copy(reply.metadata), _content=RecordDict(), _error=None)
+    header = message_from(reply, RecordDict())
     if several:
-        asked = header.metadata.reply_to_message_id.rpartition(".")[0]
-        header.metadata.__dict__["_reply_to_message_id"] = asked
+        set_asked_id(header, header.metadata.reply_to_message_id.rpartition(".")[0])
     return header
 
 

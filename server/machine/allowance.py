@@ -3,8 +3,7 @@
 The SuperLink keeps replies on its disk until the run's process has fetched them, and that process's
 limits bound only memory. Here each silo has an allowance of bytes and objects, proportional to what
 the run sent to it; honest silos use less than a quarter. A silo that exceeds it gets an error as
-its reply at once: it is left out, and the run continues. Flower has one function per call of a
-silo; these are replaced.
+its reply at once: it is left out, and the run continues.
 """
 
 from __future__ import annotations
@@ -12,20 +11,29 @@ from __future__ import annotations
 import time
 from collections import OrderedDict
 from dataclasses import dataclass
-from importlib import import_module
 from itertools import islice
 from threading import Lock
-from types import ModuleType, SimpleNamespace
 from typing import Any, NamedTuple
 
-from flwr.app import Error, Message
-from flwr.app.message.message import make_message, remove_content_from_message
+import grpc
+from flwr.app import Error
+from flwr.common.constant import Status
 from flwr.proto.fleet_pb2 import PushMessagesRequest
-from flwr.proto.message_pb2 import ObjectTree, PushObjectRequest
+from flwr.proto.message_pb2 import ObjectTree
+from flwr.server.superlink.fleet.grpc_rere.fleet_servicer import FleetServicer
+from flwr.server.superlink.linkstate import LinkStateFactory
+from flwr.server.superlink.utils import check_abort
+from flwr.supercore.error import ApiErrorCode, FlowerError
 
 from coterie import wire
-from coterie.server.machine.superlink import replace_in
-from coterie.wire.flower import inflatable_object, message_from_proto, message_to_proto
+from coterie.server.machine.stores import Stores, laid
+from coterie.wire.flower import (
+    inflatable_object,
+    message_from,
+    message_from_proto,
+    message_to_proto,
+    set_message_id,
+)
 
 TIMES = 8
 """Multiple of the received bytes and objects that a silo may send. A reply to a model has about as
@@ -43,7 +51,6 @@ accepts 2 GB from anybody."""
 HEARTBEAT_S = 60.0
 """Longest announced time to a silo's next heartbeat; it counts as present for twice as long.
 coterie's silos use 10 s, Flower's 30 s; Flower itself accepts half an hour."""
-HANDLERS = ("pull_messages", "pull_object", "push_messages", "push_object")
 
 
 class _Announced(NamedTuple):
@@ -134,15 +141,30 @@ class Allowances:
             return account.problem
 
 
-class Limited:
-    """Flower's handlers of silos' calls, with an allowance for each silo."""
+class Limited(FleetServicer):
+    """Flower's servicer for silos, with an allowance for each."""
 
-    def __init__(self, flower: ModuleType) -> None:
+    objectstore_factory: Stores
+
+    def __init__(
+        self,
+        state_factory: LinkStateFactory,
+        objectstore_factory: Stores,
+        enable_supernode_auth: bool,
+    ) -> None:
+        super().__init__(state_factory, objectstore_factory, enable_supernode_auth)
         self.allowances = Allowances()
-        self._flower = SimpleNamespace(**{name: vars(flower)[name] for name in HANDLERS})
 
-    def pull_messages(self, request: Any, state: Any, store: Any) -> Any:
-        answer = self._flower.pull_messages(request=request, state=state, store=store)
+    def ActivateNode(self, request: Any, context: grpc.ServicerContext) -> Any:
+        _require_frequent(request.heartbeat_interval)
+        return super().ActivateNode(request, context)
+
+    def SendNodeHeartbeat(self, request: Any, context: grpc.ServicerContext) -> Any:
+        _require_frequent(request.heartbeat_interval)
+        return super().SendNodeHeartbeat(request, context)
+
+    def PullMessages(self, request: Any, context: grpc.ServicerContext) -> Any:
+        answer = super().PullMessages(request, context)
         pairs = zip(answer.messages_list, answer.message_object_trees, strict=True)
         for message, tree in pairs:
             about = message.metadata
@@ -151,41 +173,39 @@ class Limited:
             )
         return answer
 
-    def pull_object(self, request: Any, state: Any) -> Any:
-        answer = self._flower.pull_object(request=request, state=state)
-        size = len(answer.object_content)
-        self.allowances.was_sent(request.run_id, request.node.node_id, size)
-        return answer
+    def PullObject(self, request: Any, context: grpc.ServicerContext) -> Any:
+        """Hand out an object, which may lie in a file, while its run goes on, as Flower does."""
+        state, run = self.state_factory.state(), request.run_id
+        if check_abort(run, [Status.PENDING, Status.STARTING, Status.FINISHED], state):
+            return super().PullObject(request, context)  # which says why not
+        content = state.get_object(run, request.object_id)
+        size = len(content or b"")
+        if size:
+            state.store_traffic(run, bytes_sent=size, bytes_recv=0)
+        self.allowances.was_sent(run, request.node.node_id, size)
+        return wire.Pulled(content is not None, size > 0, content or b"")
 
-    def push_messages(self, request: Any, state: Any) -> Any:
+    def PushMessages(self, request: Any, context: grpc.ServicerContext) -> Any:
         """Store a reply as Flower does, or an error in its place if the silo has sent too much."""
         if len(request.messages_list) != 1 or len(request.message_object_trees) != 1:
             raise _refused("one reply at a time.")
         run, node = request.messages_list[0].metadata.run_id, request.node.node_id
         why = self.allowances.announces(run, node, _num_objects(request.message_object_trees[0]))
         if not why:
-            return self._push(request, state)
+            return self._push(request, context)
         header, tree, objects = _refusal(request.messages_list[0], why)
-        answer = self._flower.push_messages(
-            request=PushMessagesRequest(
+        answer = super().PushMessages(
+            PushMessagesRequest(
                 node=request.node, messages_list=[header], message_object_trees=[tree]
             ),
-            state=state,
+            context,
         )
         for name in answer.objects_to_push:
-            self._flower.push_object(
-                request=PushObjectRequest(
-                    node=request.node,
-                    run_id=run,
-                    session_id=answer.session_id,
-                    object_id=name,
-                    object_content=objects[name],
-                ),
-                state=state,
-            )
+            pushed: Any = wire.Pushed(request.node, run, name, answer.session_id, objects[name])
+            super().PushObject(pushed, context)
         return type(answer)()  # it has nothing to send
 
-    def _push(self, request: Any, state: Any) -> Any:
+    def _push(self, request: Any, context: grpc.ServicerContext) -> Any:
         """Push as Flower does, but let a new reply replace an incomplete one.
 
         A silo sends an error if a proxy blocks its reply. Flower would wait minutes for the rest.
@@ -194,26 +214,31 @@ class Limited:
         run, asked, own = about.run_id, about.reply_to_message_id, about.message_id
         last = self.allowances.last(run, node)
         if last is not None and last.asked == asked and last.reply != own:
+            state: Any = self.state_factory.state()
             state._cleanup_push_session(last.session, cleanup_messages=True)
-        answer = self._flower.push_messages(request=request, state=state)
+        answer = super().PushMessages(request, context)
         self.allowances.announced(run, node, _Announced(asked, own, answer.session_id))
         return answer
 
-    def push_object(self, request: Any, state: Any) -> Any:
+    def PushObject(self, request: Any, context: grpc.ServicerContext) -> Any:
         """Store an object as Flower does, unless the silo has sent too much."""
         run, node = request.run_id, request.node.node_id
         why = self.allowances.sends(run, node, len(request.object_content))
         if why:  # for the silo that is the end of this run
             raise _refused(why)
-        return self._flower.push_object(request=request, state=state)
+        with laid(self.objectstore_factory.store(), request):
+            return super().PushObject(request, context)
 
 
-def _refused(why: str) -> Exception:
+def _require_frequent(heartbeat_s: float) -> None:
+    if heartbeat_s > HEARTBEAT_S:
+        why = f"a heartbeat every {heartbeat_s:g} s; at most {HEARTBEAT_S:g} s are allowed."
+        raise FlowerError(ApiErrorCode.FLEET_INVALID_HEARTBEAT_INTERVAL, why)
+
+
+def _refused(why: str) -> FlowerError:
     """Return the error that a silo takes for the end of the run."""
-    error = import_module("flwr.supercore.error")
-    code = error.ApiErrorCode.FLEET_RUN_STATUS_NOT_ALLOWED
-    made: Exception = error.FlowerError(code, why, public_details=why)
-    return made
+    return FlowerError(ApiErrorCode.FLEET_RUN_STATUS_NOT_ALLOWED, why, public_details=why)
 
 
 def _num_objects(tree: ObjectTree) -> int:
@@ -223,29 +248,10 @@ def _num_objects(tree: ObjectTree) -> int:
 
 def _refusal(header: Any, why: str) -> tuple[Any, ObjectTree, dict[str, bytes]]:
     """Return the header, tree and objects of an error that replaces a reply."""
-    metadata = message_from_proto(header).metadata
-    reply: Message = make_message(metadata=metadata, error=Error(wire.UNREADABLE, why))
+    reply = message_from(message_from_proto(header), error=Error(wire.UNREADABLE, why))
     with inflatable_object.no_object_id_recompute():
-        reply.metadata.__dict__["_message_id"] = reply.object_id
+        set_message_id(reply, reply.object_id)
         found = inflatable_object.get_all_nested_objects(reply)
         objects = {name: one.deflate() for name, one in found.items()}
         tree = inflatable_object.get_object_tree(reply)
-        return message_to_proto(remove_content_from_message(reply)), tree, objects
-
-
-# ---------------------------------------------------------------- at the SuperLink
-
-
-def handlers() -> ModuleType:
-    """Return the module of Flower's functions for silos' calls."""
-    return import_module("flwr.server.superlink.fleet.message_handler.message_handler")
-
-
-def limit_silos() -> None:
-    """Limit silos in this process: bytes per call and run, and the time between heartbeats."""
-    flower = handlers()
-    limited = Limited(flower)
-    own = {name: getattr(limited, name) for name in HANDLERS}
-    replace_in(flower, HEARTBEAT_MAX_INTERVAL=HEARTBEAT_S, **own)
-    command = import_module("flwr.superlink.cli.flower_superlink")
-    replace_in(command, GRPC_MAX_MESSAGE_LENGTH=CALL_BYTES)
+        return message_to_proto(reply), tree, objects

@@ -16,15 +16,12 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib import import_module
-from threading import Condition, Thread, local
+from threading import Condition, Thread
 from typing import Any
 
 import grpc
 
 from coterie import wire
-from coterie.server.machine.allowance import handlers
-from coterie.server.machine.superlink import replace_in
 
 log = logging.getLogger("flwr")
 
@@ -68,7 +65,6 @@ class Room:
         self._changed = Condition()
         self._thread: Thread | None = None
         self._closed = False
-        self._later = local()
 
     def nodes(self) -> list[int]:
         """Return the nodes whose calls are held."""
@@ -83,21 +79,8 @@ class Room:
             while len(self._in_vain) > REMEMBERED:
                 self._in_vain.popitem(last=False)
 
-    @contextmanager
-    def notifying_later(self) -> Iterator[None]:
-        """Delay this thread's notifications to the end of the block: objects follow messages."""
-        self._later.nodes = list[int]()
-        try:
-            yield
-        finally:
-            nodes = self._later.__dict__.pop("nodes")
-            self.came(nodes)
-
     def came(self, nodes: Iterable[int]) -> None:
         """Notify nodes that may have a message."""
-        if "nodes" in self._later.__dict__:
-            self._later.nodes += nodes
-            return
         with self._changed:
             for node in nodes:
                 self._in_vain.pop(node, None)
@@ -220,51 +203,3 @@ class GrpcWaiting(grpc.ServerInterceptor):  # type: ignore[misc]
             request_deserializer=beat.request_deserializer,
             response_serializer=beat.response_serializer,
         )
-
-
-def _with(room: Room, flowers: Callable[..., grpc.Server]) -> Callable[..., grpc.Server]:
-    """Wrap the function that makes Flower's server for silos, to add the call ``WAIT``."""
-
-    def make(*, interceptors: Iterable[grpc.ServerInterceptor] = (), **how: Any) -> grpc.Server:
-        server = flowers(interceptors=[GrpcWaiting(room), *interceptors], **how)
-        stop = server.stop
-
-        def end(grace: float | None) -> Any:
-            room.close()
-            return stop(grace)
-
-        vars(server)["stop"] = end
-        return server
-
-    return make
-
-
-# ---------------------------------------------------------------- at the SuperLink
-
-
-def hold_silos() -> Room:
-    """Hold calls of waiting silos in this process, a SuperLink, until messages arrive."""
-    room = Room()
-    silos, runs = handlers(), import_module("flwr.superlink.servicer.runtime.runtime_handlers")
-    pull, push = vars(silos)["pull_messages"], vars(runs)["push_messages"]
-
-    def pull_messages(request: Any, state: Any, store: Any) -> Any:
-        node = request.node.node_id
-        room.looks(node)
-        answer = pull(request=request, state=state, store=store)
-        if answer.messages_list:  # there may be more
-            room.came([node])
-        return answer
-
-    def push_messages(request: Any, state: Any, task: Any) -> Any:
-        try:
-            return push(request, state, task)
-        finally:  # of several some may be stored
-            room.came([one.metadata.dst_node_id for one in request.messages_list])
-
-    replace_in(silos, pull_messages=pull_messages)
-    replace_in(runs, push_messages=push_messages)
-    command = import_module("flwr.superlink.cli.flower_superlink")
-    made = vars(command)["generic_create_grpc_server"]
-    replace_in(command, generic_create_grpc_server=_with(room, made))
-    return room

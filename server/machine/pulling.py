@@ -3,8 +3,7 @@
 Flower's Grid waits for every object of one reply before it looks at the next, and raises if it
 cannot read one. So one silo can delay a round by minutes, or end a run. Here each reply waits
 separately until it is complete, and a reply that is too large or unreadable becomes an error reply
-of its silo. This module takes the address and the token from Flower's Grid, and makes its own calls
-with Flower's protobuf messages.
+of its silo.
 
 ``query.describe`` announces to resident silos that bundles (``coterie.wire.bundles``) are read
 here. A silo that answers with a bundle is sent bundles from then on; others get Flower's objects. A
@@ -16,54 +15,39 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, field
 from functools import partial
-from hashlib import sha256
 from itertools import islice
-from mmap import ACCESS_READ, mmap
 from pathlib import Path
-from tempfile import TemporaryFile
-from types import SimpleNamespace
 from typing import Any
 
 import grpc
 from flwr.app import Error, Message, RecordDict
 from flwr.proto.message_pb2 import (
     ConfirmMessageReceivedRequest,
-    ConfirmMessageReceivedResponse,
     ObjectTree,
     PullObjectRequest,
-    PushObjectResponse,
 )
 from flwr.proto.runtime_pb2 import (
     PullAppMessagesRequest,
-    PullAppMessagesResponse,
     PushAppMessagesRequest,
-    PushAppMessagesResponse,
 )
 from flwr.serverapp import Grid
 
 from coterie import wire
 from coterie.server.machine import shelf
-from coterie.system.calls import Retry, calls_of, open_channel
+from coterie.server.machine.announced import Announced
+from coterie.server.machine.appcalls import CALL_DEADLINE_S, runtime_calls, said
+from coterie.server.machine.parcels import Nodes, Parcel
 from coterie.system.files import why_unwritten
-from coterie.wire.bundles import PIECE_BYTES
-from coterie.wire.flower import (
-    inflatable_object,
-    inflatable_utils,
-    make_pull_object_fn_protobuf,
-    message_to_proto,
-)
+from coterie.wire import flower
+from coterie.wire.flower import inflatable_object, inflatable_utils
 
 log = logging.getLogger("coterie.run")
 
-CALL_DEADLINE_S = 60.0
-"""Deadline of a call to the SuperLink, ample for the replies of a thousand silos."""
 PATIENCE_MS = 500
 """Longest time that the SuperLink may hold a pull while no reply is on its way."""
 FEW = 100
@@ -81,128 +65,6 @@ GONE = (
 
 LARGE = 8
 """Objects above which a bundle's 8 MB pieces go to a mapped file: they need not fit in memory."""
-HOST_BYTES = 12_000_000
-"""Limit on the array bytes of one bundle to a process; an array counts at each mention."""
-
-
-class RunOverError(BaseException):
-    """Raised when the SuperLink has ended the run and rejects its calls; do not continue."""
-
-
-class _TooLargeError(ValueError):
-    """A reply exceeds its size limit."""
-
-
-@dataclass
-class _Reply:
-    """An announced reply.
-
-    Attributes:
-        message_id: id of the message or bundle that it answers.
-        wanted: objects that have not been fetched; the reply's own object comes first.
-        most: byte limit.
-        why: reason for rejecting it.
-        large: pieces that arrive by calls go to the file ``spool``.
-        places: positions in ``room`` of the pieces that are mapped from files.
-        received: all objects came with the announcement, and the SuperLink knows it.
-    """
-
-    message_id: str
-    object_id: str
-    wanted: list[str]
-    contents: dict[str, wire.Content] = field(default_factory=dict)
-    most: int = 0
-    num_bytes: int = 0
-    why: str = ""
-    large: bool = False
-    spool: _Spool | None = None
-    places: dict[str, int] = field(default_factory=dict)
-    room: shelf.Room | None = None
-    received: bool = False
-
-    def make_room(self) -> None:
-        """Reserve addresses for the pieces that it names: large ones may lie in local files."""
-        most = (self.most + wire.MAX_OBJECT_BYTES) // PIECE_BYTES + 1
-        named = wire.pieces_in(self.contents[self.object_id])
-        self.places = {name: place for place, name in enumerate(named[:most])}
-        if not self.places:
-            return
-        with suppress(OSError):  # each is shown by itself then
-            self.room = shelf.Room(len(self.places))
-
-    def take(self, object_id: str, content: wire.Content, folder: Path | None) -> None:
-        self.num_bytes += len(content)
-        came = not isinstance(content, wire.Piece)
-        piece = came and object_id != self.object_id and wire.is_bundle(content)
-        if self.large and piece and folder is not None:
-            try:
-                self.spool = self.spool or _Spool(folder)
-                self.spool.add(object_id, wire.body_of(content))
-                return
-            except OSError as error:
-                self.large = False
-                log.warning("large replies are kept in memory: %s", why_unwritten(error))
-        self.contents[object_id] = content
-
-    def take_along(self, came: Mapping[str, bytes], folder: Path | None) -> None:
-        """Store those of its objects that came with the announcement."""
-        own = [name for name in self.wanted if name in came and not self.why]
-        for name in own:
-            self.take(name, came[name], folder)
-        self.wanted = [name for name in self.wanted if name not in own]
-        self.received = not self.wanted
-
-    def all_contents(self) -> dict[str, wire.Content]:
-        return {**self.contents, **(self.spool.shown() if self.spool else {})}
-
-
-class _Spool:
-    """Pieces of a reply in an unnamed file, one after the other."""
-
-    def __init__(self, folder: Path | None) -> None:
-        # It lives as long as the reply. Without a buffer, a full disk shows at once and only once.
-        self._file = TemporaryFile(dir=folder, buffering=0)  # noqa: SIM115
-        self._spans: dict[str, tuple[int, int]] = {}
-        self._size = 0
-
-    def add(self, object_id: str, body: memoryview) -> None:
-        """Append a piece. Raises ``OSError`` if there is no room; earlier pieces stay."""
-        done = 0
-        while done < len(body):
-            done += os.pwrite(self._file.fileno(), body[done:], self._size + done)
-        self._spans[object_id] = self._size, self._size + done
-        self._size += done
-
-    def shown(self) -> dict[str, wire.Content]:
-        """Return the pieces as views of the file, which stays mapped as long as one is in use."""
-        if not self._spans:
-            return {}
-        with self._file:
-            held = memoryview(mmap(self._file.fileno(), 0, access=ACCESS_READ))
-        return {name: wire.piece_of(held[begin:end]) for name, (begin, end) in self._spans.items()}
-
-
-@dataclass(frozen=True)
-class _Hosted:
-    """A silo that shares a node: the node, and its number there."""
-
-    node: int
-    number: int
-
-
-@dataclass
-class _Parcel:
-    """Messages for one node that are pushed together.
-
-    ``to`` has the number of each message's silo in its process; None for a single message.
-    """
-
-    messages: list[Message]
-    to: list[int] | None = None
-    bundled: bool = False
-
-    def ids(self, root: str) -> list[str]:
-        return [root] if self.to is None else [f"{root}.{i}" for i in range(len(self.to))]
 
 
 def bounded(grid: Grid, *, hosts: bool = False, folder: Path | None = None) -> Grid:
@@ -213,7 +75,7 @@ def bounded(grid: Grid, *, hosts: bool = False, folder: Path | None = None) -> G
         folder: for large replies while they are needed; None keeps them in memory.
         hosts: one node may stand for several silos. Not where silos are enrolled, by key.
     """
-    if not hasattr(grid, "_token"):
+    if flower.connection_of(grid) is None:
         return grid
     wire.reuse_blocks()
     return _BoundedGrid(grid, hosts, folder)
@@ -225,14 +87,9 @@ class _BoundedGrid(Grid):
     def __init__(self, inner: Any, hosts: bool, folder: Path | None) -> None:
         self.inner = inner
         self._stub = runtime_calls(inner)
-        self._hosts, self._folder = hosts, folder
-        self._hosted: dict[int, _Hosted] = {}
-        self._processes: dict[int, list[int]] = {}
-        """Node → the ids of its silos here."""
-        self._bundling: set[int] = set()
-        """Nodes that read bundles."""
-        self._sent: dict[str, _Parcel] = {}
-        self._announced: dict[str, _Reply] = {}
+        self._nodes, self._folder = Nodes(hosts), folder
+        self._sent: dict[str, Parcel] = {}
+        self._announced: dict[str, Announced] = {}
         self._singly = False
         self._threads = ThreadPoolExecutor(THREADS)
         # A channel of its own for objects, so that gRPC refuses one that is too large, also one
@@ -257,12 +114,7 @@ class _BoundedGrid(Grid):
 
     def get_node_ids(self) -> Iterable[int]:
         """Return the node ids; silos that share a node replace it."""
-        nodes = list(self.inner.get_node_ids())
-        for node in self._processes.keys() - set(nodes):
-            for own in self._processes.pop(node):
-                del self._hosted[own]
-        self._bundling &= set(nodes)
-        return [own for node in nodes for own in self._processes.get(node, [node])]
+        return self._nodes.present(list(self.inner.get_node_ids()))
 
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
@@ -273,7 +125,7 @@ class _BoundedGrid(Grid):
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         """Push messages; the size of each one sets the size limit of its reply."""
         messages = list(messages)
-        parcels = self._parcels(messages)
+        parcels = self._nodes.parcels(messages, self._waiting)
         ids: dict[int, str] = {}
         plain = [parcel.messages[0] for parcel in parcels if not parcel.bundled]
         for parcel in parcels:
@@ -289,33 +141,6 @@ class _BoundedGrid(Grid):
                 found = zip(parcel.messages, parcel.ids(root), strict=True)
                 ids |= {id(message): one for message, one in found}
         return [ids.get(id(message), "") for message in messages]
-
-    def _parcels(self, messages: Sequence[Message]) -> list[_Parcel]:
-        """Group the messages to silos of one process, up to the limits of a bundle."""
-        parcels: list[_Parcel] = []
-        filling: dict[int, tuple[_Parcel, int]] = {}
-        asked = [message.metadata.message_type == wire.DESCRIBE for message in messages]
-        waiting = self._waiting() if any(asked) else set()
-        for message, describe in zip(messages, asked, strict=True):
-            node = message.metadata.dst_node_id
-            hosted = self._hosted.get(node)
-            if hosted is None:
-                # Another app may have come in its place.
-                bundled = node in (waiting if describe else self._bundling)
-                parcels.append(_Parcel([message], bundled=bundled))
-                continue
-            size = wire.num_array_bytes(message.content)
-            parcel, held = filling.get(hosted.node, (None, 0))
-            full = held + size > HOST_BYTES or (parcel and len(parcel.messages) >= wire.MAX_BUNDLED)
-            if parcel is None or full:
-                parcel, held = _Parcel([], [], bundled=True), 0
-                parcels.append(parcel)
-            parcel.messages.append(message)
-            assert parcel.to is not None
-            parcel.to.append(hosted.number)
-            message.metadata.dst_node_id = hosted.node
-            filling[hosted.node] = parcel, held + size
-        return parcels
 
     def _waiting(self) -> set[int]:
         """Ask coterie's SuperLink for nodes that read bundles but have not announced it."""
@@ -333,9 +158,9 @@ class _BoundedGrid(Grid):
         """Announce in ``query.describe`` that bundles are read here; other apps ignore it."""
         if message.metadata.message_type == wire.DESCRIBE:
             config = wire.config_records(message.content)[wire.CONFIG]
-            config[wire.BUNDLES], config[wire.HOSTED] = True, self._hosts
+            config[wire.BUNDLES], config[wire.HOSTED] = True, self._nodes.hosts
 
-    def _push_bundles(self, parcels: Sequence[_Parcel]) -> list[str]:
+    def _push_bundles(self, parcels: Sequence[Parcel]) -> list[str]:
         """Push each parcel as one message; return the ids, empty where one was not accepted."""
         if not parcels:
             return []
@@ -343,10 +168,10 @@ class _BoundedGrid(Grid):
         headers, trees, roots, pieces = [], [], list[str](), wire.Pieces()
         for parcel in parcels:
             for message in parcel.messages:
-                message.metadata.__dict__["_run_id"] = run_id
-                message.metadata.__dict__["_src_node_id"] = self.inner.node.node_id
+                flower.set_run(message, run_id)
+                flower.set_sender(message, self.inner.node.node_id)
             made = wire.bundle(parcel.messages, parcel.to, inline=wire.SHARED_BYTES, pieces=pieces)
-            header = message_to_proto(_without_content(parcel.messages[0]))
+            header = flower.message_to_proto(flower.message_from(parcel.messages[0], RecordDict()))
             header.metadata.message_id = made.root
             headers.append(header)
             trees.append(made.tree)
@@ -438,7 +263,7 @@ class _BoundedGrid(Grid):
             self._pulled(reply.wanted[0], *more)
         self._announced[message_id] = self._announced.pop(message_id)
 
-    def _ask(self, ids: Sequence[str]) -> Iterator[_Reply]:
+    def _ask(self, ids: Sequence[str]) -> Iterator[Announced]:
         """Yield the SuperLink's replies; a call that fails half-way loses its replies there."""
         if not ids:
             return
@@ -451,16 +276,16 @@ class _BoundedGrid(Grid):
                 log.warning(
                     "the SuperLink cannot send all replies at once (%s): from now on they are "
                     "fetched one by one",
-                    _said(error),
+                    said(error),
                 )
         for message_id in ids:
             try:
                 yield from self._announcements([message_id])
             except grpc.RpcError as error:
-                why = f"the SuperLink cannot send it: {_said(error)}"
-                yield _Reply(message_id, "", [], why=why)
+                why = f"the SuperLink cannot send it: {said(error)}"
+                yield Announced(message_id, "", [], why=why)
 
-    def _announcements(self, ids: Sequence[str]) -> list[_Reply]:
+    def _announcements(self, ids: Sequence[str]) -> list[Announced]:
         waits = self.holds(len(ids)) and not self._announced
         patient = ((wire.PATIENCE, str(PATIENCE_MS)),) if waits else ()
         answer = self._stub.PullMessages(
@@ -475,17 +300,15 @@ class _BoundedGrid(Grid):
             reply.take_along(came, self._folder)
         return [reply for reply in found if reply.message_id in ids]
 
-    def _announced_reply(self, metadata: Any, tree: ObjectTree) -> _Reply:
-        reply = _Reply(metadata.reply_to_message_id, metadata.message_id, [])
+    def _announced_reply(self, metadata: Any, tree: ObjectTree) -> Announced:
+        reply = Announced(metadata.reply_to_message_id, metadata.message_id, [])
         objects = inflatable_object.iterate_object_tree(tree)
         ids = [one.object_id for one in islice(objects, wire.MAX_OBJECTS + 1)]
         reply.wanted = list(dict.fromkeys((reply.object_id, *ids)))
         reply.large = len(ids) > LARGE
         sent = self._sent.get(reply.message_id)
         if sent is not None:
-            reply.most = max(map(_most_bytes, sent.messages))
-            if len(sent.messages) > 1:  # of which each is short of its limit by far
-                reply.most = max(reply.most, wire.TIMES_SENT * HOST_BYTES)
+            reply.most = sent.most_bytes
         if len(ids) > wire.MAX_OBJECTS:
             reply.why = f"it consists of more than {wire.MAX_OBJECTS:,} objects."
         elif tree.object_id != reply.object_id or not all(
@@ -496,7 +319,7 @@ class _BoundedGrid(Grid):
 
     # ---------------------------------------------------------------- its objects
 
-    def _fetch(self, reply: _Reply) -> bool:
+    def _fetch(self, reply: Announced) -> bool:
         """Fetch the available objects of a reply; return whether it is complete or rejected."""
 
         def pulled(object_id: str) -> wire.Content | None:
@@ -524,11 +347,11 @@ class _BoundedGrid(Grid):
                         reply.take(object_id, content, self._folder)
                 reply.wanted = missing + [one for one in reply.wanted if one not in some]
                 if reply.num_bytes > reply.most + wire.MAX_OBJECT_BYTES:
-                    raise _TooLargeError(f"it has more than {reply.most:,} bytes.")
+                    raise ValueError(f"it has more than {reply.most:,} bytes.")
                 if missing:
                     return False
         except grpc.RpcError as error:
-            reply.why = f"it cannot be fetched: {_said(error)}"
+            reply.why = f"it cannot be fetched: {said(error)}"
         except inflatable_utils.ObjectPullError:
             reply.why = GONE
         except ValueError as error:
@@ -538,11 +361,11 @@ class _BoundedGrid(Grid):
     def _pulled(self, object_id: str, *more: tuple[str, str]) -> wire.Content:
         """Fetch an object by a call; empty if it is in a file and ``more`` allows that."""
         call = partial(self._objects.PullObject, timeout=CALL_DEADLINE_S, more=more)
-        pull = make_pull_object_fn_protobuf(call, self.inner.node, self.inner.run.run_id)
+        pull = flower.make_pull_object_fn_protobuf(call, self.inner.node, self.inner.run.run_id)
         content: wire.Content = pull(object_id)
         return content
 
-    def _next_of(self, reply: _Reply) -> list[str]:
+    def _next_of(self, reply: Announced) -> list[str]:
         """Return the objects to fetch next: those in files first, then one by a call.
 
         Silos send in order, so if that one is missing, so is the rest.
@@ -556,7 +379,7 @@ class _BoundedGrid(Grid):
             reply.make_room()
         return [one for one in some if self._shelf.has(one)] or some[:1]
 
-    def _shown(self, reply: _Reply, object_id: str) -> wire.Piece | None:
+    def _shown(self, reply: Announced, object_id: str) -> wire.Piece | None:
         """Return an object from a file of this machine, or None if it has none."""
         if self._shelf is None:
             return None
@@ -565,7 +388,7 @@ class _BoundedGrid(Grid):
             return self._shelf.shown(object_id, None if place is None else reply.room, place or 0)
         return None
 
-    def _let_go(self, reply: _Reply) -> None:
+    def _let_go(self, reply: Announced) -> None:
         if not reply.object_id or reply.received:
             return
         request = ConfirmMessageReceivedRequest(
@@ -576,9 +399,9 @@ class _BoundedGrid(Grid):
         try:
             self._stub.ConfirmMessageReceived(request, timeout=CALL_DEADLINE_S)
         except grpc.RpcError as error:
-            log.debug("a reply was not confirmed: %s", _said(error))
+            log.debug("a reply was not confirmed: %s", said(error))
 
-    def _read(self, reply: _Reply) -> list[Message]:
+    def _read(self, reply: Announced) -> list[Message]:
         parcel = self._sent[reply.message_id]
         why, found = reply.why, list[Message]()
         to: list[int] | None = None
@@ -586,7 +409,7 @@ class _BoundedGrid(Grid):
             try:
                 found, to = self._messages_of(reply)
                 if to is None:
-                    self._note(parcel, found[0], bundled=wire.is_bundle(_root_of(reply)))
+                    self._nodes.note(parcel, found[0], bundled=wire.is_bundle(reply.root))
             except (wire.WireError, OSError) as error:
                 why = str(error)
         of_all = found[0] if found and to is None else None
@@ -597,7 +420,7 @@ class _BoundedGrid(Grid):
         for place, (message, own_id) in enumerate(
             zip(parcel.messages, parcel.ids(reply.message_id), strict=True)
         ):
-            message.metadata.__dict__["_message_id"] = own_id
+            flower.set_message_id(message, own_id)
             own = of_all if parcel.to is None else by_silo.get(parcel.to[place])
             if own is None:
                 what = why or "its process sent no answer for it."
@@ -605,98 +428,14 @@ class _BoundedGrid(Grid):
                     wire.UNREADABLE, f"its reply cannot be read: {wire.plain_text(what)}"
                 )
                 own = Message(failed, reply_to=message)
-            own.metadata.__dict__["_reply_to_message_id"] = own_id
+            flower.set_asked_id(own, own_id)
             answers.append(own)
         return answers
 
-    def _messages_of(self, reply: _Reply) -> tuple[list[Message], list[int] | None]:
+    def _messages_of(self, reply: Announced) -> tuple[list[Message], list[int] | None]:
         most = reply.most + wire.MAX_OBJECT_BYTES
-        if wire.is_bundle(_root_of(reply)):
+        if wire.is_bundle(reply.root):
             return wire.unbundle(reply.object_id, reply.all_contents(), max_bytes=most)
         message = wire.put_together(reply.object_id, reply.contents, max_bytes=most)
-        message.metadata.__dict__["_message_id"] = reply.object_id
+        flower.set_message_id(message, reply.object_id)
         return [message], None
-
-    def _note(self, parcel: _Parcel, answer: Message, *, bundled: bool) -> None:
-        """Record a node's answer to ``query.describe``."""
-        asked = parcel.messages[0].metadata
-        if asked.message_type != wire.DESCRIBE or parcel.to is not None:
-            return
-        node = asked.dst_node_id
-        (self._bundling.add if bundled else self._bundling.discard)(node)
-        if not self._hosts or not answer.has_error() or answer.error.code != wire.HOSTS:
-            return
-        said = str(answer.error.reason)
-        count = int(said) if said.isascii() and said.isdigit() and len(said) < 6 else 0
-        if not 1 < count <= wire.MAX_BUNDLED:
-            raise wire.WireError("it does not state how many silos it has.")
-        own = [_own_id(node, number) for number in range(count)]
-        self._processes[node] = own
-        self._hosted |= {one: _Hosted(node, number) for number, one in enumerate(own)}
-
-
-ANSWERS: dict[str, Callable[[bytes], Any]] = {
-    "PushMessages": PushAppMessagesResponse.FromString,
-    "PullMessages": PullAppMessagesResponse.FromString,
-    "PushObject": PushObjectResponse.FromString,
-    "PullObject": wire.read_pulled,
-    "ConfirmMessageReceived": ConfirmMessageReceivedResponse.FromString,
-}
-"""Maps each call to the parser of its answer."""
-
-
-def runtime_calls(grid: Any, max_bytes: int = 2**31 - 1) -> Any:
-    """Return the calls of a run's ServerApp.
-
-    They wait for a SuperLink that is away, as Flower's do. The SuperLink ends a run whose ServerApp
-    has been silent for long. ``max_bytes`` limits the size of an answer.
-    """
-    certificates = None if grid._insecure else grid._cert or b""
-    channel = open_channel(grid._addr, certificates, max_bytes=max_bytes)
-    token = (("flwr-task-token", grid._token),)
-    retry = Retry(partial(_is_lasting, grid), max_s=None, first_s=1.0, most_s=20.0)
-    calls = calls_of(channel, "Runtime", ANSWERS)
-
-    def calling(call: Callable[..., Any]) -> Callable[..., Any]:
-        def invoke(request: Any, *, more: tuple[tuple[str, str], ...] = (), **how: Any) -> Any:
-            return retry.invoke(call, request, metadata=(*token, *more), **how)
-
-        return invoke
-
-    return SimpleNamespace(**{name: calling(call) for name, call in calls.items()})
-
-
-def _is_lasting(grid: Any, error: grpc.RpcError) -> bool:
-    """Return whether an error is permanent; end this process if it means that the run is over.
-
-    If the run's token is gone, one of Flower's own calls fails too. Flower then ends the process by
-    one signal for all its calls; a second signal would interrupt writes in progress.
-    """
-    if error.code() == grpc.StatusCode.UNAUTHENTICATED:
-        with suppress(Exception):  # it is about to end already
-            grid.get_node_ids()
-    if error.code() == grpc.StatusCode.PERMISSION_DENIED:
-        raise RunOverError("the SuperLink has ended the run.") from error
-    return bool(error.code() != grpc.StatusCode.UNAVAILABLE)
-
-
-def _without_content(message: Message) -> Message:
-    bare = Message.__new__(Message)
-    bare.__dict__.update(message.__dict__ | {"_content": RecordDict()})
-    return bare
-
-
-def _root_of(reply: _Reply) -> wire.Content:
-    return reply.contents.get(reply.object_id, b"")
-
-
-def _own_id(node: int, number: int) -> int:
-    return int.from_bytes(sha256(f"{node}/{number}".encode()).digest()[:8], "big") >> 1
-
-
-def _most_bytes(message: Message) -> int:
-    return wire.most_bytes(message.metadata.message_type, wire.num_array_bytes(message.content))
-
-
-def _said(error: grpc.RpcError) -> str:
-    return wire.plain_text(f"{error.code().name}: {error.details()}", 200)

@@ -156,7 +156,7 @@ def plain_command(
     """
     options = ["--insecure", *NO_EXECUTOR]
     options += ["--database", str(database)] if database else []
-    return _command("coterie.server.machine.lean", *ports.at(host, operators), *options)
+    return _command("coterie.server.machine.serving", *ports.at(host, operators), *options)
 
 
 def executor_command(address: str, *options: str) -> list[str]:

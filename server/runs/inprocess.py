@@ -19,6 +19,7 @@ from coterie import wire
 from coterie.strategies.errors import refused
 from coterie.tasks.base import Task
 from coterie.wire import Layers
+from coterie.wire.flower import set_message_id, set_sender
 
 CLIENT_APP, PREPARE = "coterie.client.app", "coterie.client.prepare"
 GENERATORS, WORKBENCH = "coterie.client.work.generators", "coterie.client.work.workbench"
@@ -79,7 +80,7 @@ class InProcessGrid(Grid):
         ids = []
         for message in messages:
             message_id = f"message-{next(self._ids)}"
-            message.metadata.__dict__["_message_id"] = message_id
+            set_message_id(message, message_id)
             self._replies[message_id] = self._answer(message)
             ids.append(message_id)
         return ids
@@ -99,8 +100,8 @@ class InProcessGrid(Grid):
             reply = self._called(node_id, message)
         else:
             reply = Message(Error(wire.FAILED, f"node {node_id} has left"), reply_to=message)
-        reply.metadata.__dict__["_src_node_id"] = node_id
-        reply.metadata.__dict__["_delivered_at"] = str(time.time())
+        set_sender(reply, node_id)
+        reply.metadata.delivered_at = str(time.time())
         return reply
 
     def _called(self, node_id: int, message: Message) -> Message:

@@ -11,20 +11,15 @@ added to Flower's, for enrolment and the queue.
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from datetime import UTC, datetime
-from importlib import import_module
 from typing import Any
 
 import grpc
 
-from coterie.server.machine.allowance import CALL_BYTES, limit_silos
-from coterie.server.machine.holding import hold_silos
 from coterie.server.machine.link import ACT, CONTROL
+from coterie.server.machine.serving import serve
 from coterie.server.machine.signing import Metadata, RefusedError, SigningError, Verifier
-from coterie.server.machine.superlink import flower_command, replace_in
 from coterie.server.site import audit, operators
 from coterie.server.site.acts import ACTS, UNKNOWN, Act
 from coterie.server.site.federation import Federation, load
@@ -224,32 +219,10 @@ def _settings(request: Any) -> dict[str, str]:
     return {key: plain_text(value, 200) for key, value in found.items()}
 
 
-def _with_the_time(why: str, now: datetime) -> str:
-    """Add the time here to a rejection that is about the clock."""
-    return f"{why}; here it is {now.isoformat()}" if why == "Invalid timestamp" else why
-
-
 def main() -> None:
-    """Start Flower's SuperLink with the gate before its Control API."""
+    """Start a SuperLink with the gate before its Control API."""
     made = load()
-    place = import_module("flwr.superlink.servicer.control.control_grpc")
-    inner = vars(place)["ControlAccountAuthInterceptor"]
-    gate = {"ControlAccountAuthInterceptor": lambda plugin: GrpcGate(Gate(made), inner(plugin))}
-    replace_in(place, **gate, GRPC_MAX_MESSAGE_LENGTH=CALL_BYTES)
-    silos = import_module("flwr.server.superlink.fleet.grpc_rere.node_auth_server_interceptor")
-    refuse = vars(silos)["_unary_unary_rpc_terminator"]
-
-    def terminate(why: str) -> grpc.RpcMethodHandler:
-        return refuse(_with_the_time(why, datetime.now(UTC)))
-
-    replace_in(silos, _unary_unary_rpc_terminator=terminate)
-    from coterie.server.machine import lean
-
-    with lean.install(made.folder):
-        limit_silos()
-        lean.Runtime.room = hold_silos()
-        sys.argv[0] = "flower-superlink"
-        flower_command("flower-superlink")()
+    serve(made.folder, lambda inner: GrpcGate(Gate(made), inner))
 
 
 if __name__ == "__main__":

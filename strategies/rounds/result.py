@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import cached_property
 from typing import Any
 
@@ -91,7 +92,8 @@ class RunResult(Result):
         self._shared = algorithm.models(standing.state)
         self._apart = standing.apart
         self._algorithm = algorithm
-        self.__dict__.pop("models", None)
+        with suppress(AttributeError):  # they are computed when they are asked for
+            del self.models
 
 
 def mean_model(models: Mapping[str, Model], sizes: Mapping[str, float]) -> Arrays | None:

@@ -25,7 +25,7 @@ from coterie.client.resident.link import FleetLink, UnreadableError, _retry
 from coterie.client.resident.lost import LinkError, NotPassedError, Way, meaning_of, refusal_of
 from coterie.client.resident.outbox import Unsent
 from coterie.client.resident.sharing import ObjectCache
-from coterie.server.site.gate import _with_the_time
+from coterie.server.machine.fleet import with_the_time
 from coterie.wire.flower import message_to_proto
 
 WAY = Way("fl.example.org:9092", tls=True)
@@ -297,10 +297,10 @@ def test_a_certificate_that_is_not_valid_now_is_a_matter_of_clocks(why: str) -> 
 )
 def test_a_silo_is_told_by_how_much_its_clock_is_off(off_s: int, said: str) -> None:
     theirs = datetime.now(UTC) - timedelta(seconds=off_s)
-    details = _with_the_time("Invalid timestamp", theirs)
+    details = with_the_time("Invalid timestamp", theirs)
     error = refusal_of(CallError(grpc.StatusCode.UNAUTHENTICATED, details), WAY)
     assert said in str(error) and "Set both by NTP." in str(error)
-    assert _with_the_time("Invalid signature", theirs) == "Invalid signature"
+    assert with_the_time("Invalid signature", theirs) == "Invalid signature"
 
 
 def test_a_coordinator_that_does_not_tell_its_time_is_understood() -> None:

@@ -22,7 +22,7 @@ from flwr.proto.runtime_pb2 import (
 from flwr.serverapp import Grid
 
 from coterie import wire
-from coterie.server.machine import pulling
+from coterie.server.machine import announced, parcels, pulling
 from coterie.strategies.rounds.exchange import exchange
 from coterie.wire import bundles
 from tests.hostile.grids import grid_before
@@ -139,7 +139,7 @@ def test_the_silos_of_a_process_are_nodes_of_their_own_and_share_a_bundle() -> N
 def test_a_bundle_has_a_size_beyond_which_the_next_begins(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(pulling, "HOST_BYTES", 2_500_000)
+    monkeypatch.setattr(parcels, "HOST_BYTES", 2_500_000)
     replies, store = ask(honest, megabytes=1)
     assert all(reply.has_content() for reply in replies)
     assert [to for _, kind, to in store.pushed if kind == wire.TRAIN] == [[2, 1], [0]]
@@ -229,7 +229,7 @@ def test_a_full_disk_costs_no_reply(tmp_path: Path, monkeypatch: pytest.MonkeyPa
             raise OSError(errno.ENOSPC, "No space left on device")
         return write(file, data[:700], at)  # a write may be short
 
-    monkeypatch.setattr(pulling.os, "pwrite", until_full)
+    monkeypatch.setattr(announced.os, "pwrite", until_full)
     replies, _ = ask(honest, megabytes=0.03, folder=tmp_path)
     for number, reply in enumerate(replies):
         (array,) = wire.decode_arrays(reply.content.array_records["arrays"]).values()

@@ -20,7 +20,7 @@ from flwr.supercore.inflatable.inflatable_object import (
 )
 
 from coterie import wire
-from coterie.server.machine import pulling
+from coterie.server.machine import appcalls
 from coterie.strategies.rounds.exchange import exchange
 from tests.hostile.grids import grid_before
 
@@ -48,9 +48,9 @@ def test_a_run_that_is_stopped_is_ended_by_flowers_own_call() -> None:
             raise GoneError if len(asked) > 1 else SystemExit(0)
 
     with pytest.raises(SystemExit):
-        pulling._is_lasting(FlowersGrid(), GoneError())
-    assert pulling._is_lasting(FlowersGrid(), GoneError()) and asked == [0, 1]
-    assert pulling._is_lasting(FlowersGrid(), FakeError()) and asked == [0, 1]
+        appcalls._is_lasting(FlowersGrid(), GoneError())
+    assert appcalls._is_lasting(FlowersGrid(), GoneError()) and asked == [0, 1]
+    assert appcalls._is_lasting(FlowersGrid(), FakeError()) and asked == [0, 1]
 
 
 class Store:

@@ -2,27 +2,29 @@
 
 from __future__ import annotations
 
-from importlib import import_module
+import json
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
+import grpc
 import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, Error, Message, RecordDict
 from flwr.app.message.message import remove_content_from_message
 from flwr.common.serde import message_from_proto, message_to_proto
 from flwr.proto import fleet_pb2, message_pb2
+from flwr.proto.fleet_pb2 import ActivateNodeRequest
+from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
 from flwr.proto.node_pb2 import Node
-from flwr.server.superlink.linkstate import LinkStateFactory
-from flwr.supercore.constant import FLWR_IN_MEMORY_DB_NAME
-from flwr.supercore.error import FlowerError
 from flwr.supercore.inflatable import inflatable_object
-from flwr.supercore.object_store import ObjectStoreFactory
-from flwr.superlink.federation import NoOpFederationManager
 
 from coterie import wire
 from coterie.server.machine import allowance
-from coterie.server.machine.allowance import TIMES, Allowances, Limited, handlers
+from coterie.server.machine.allowance import TIMES, Allowances
 from coterie.server.machine.superlink import replace_in
+from coterie.wire.flower import set_message_id, set_run, set_sender
+from tests.server.superlinks import Served, Signature, serving, silo_of
 
 RUN, SILO = 7, 3
 
@@ -60,17 +62,11 @@ def test_what_was_asked_before_a_restart_may_be_answered(monkeypatch: pytest.Mon
 
 
 class SuperLink:
-    """Flower's state, and one silo's calls to it."""
+    """A SuperLink over gRPC, and one silo's calls to it."""
 
-    def __init__(self) -> None:
-        objects = ObjectStoreFactory()
-        factory = LinkStateFactory(FLWR_IN_MEMORY_DB_NAME, NoOpFederationManager(), objects)
-        self.state, self.store = factory.state(), objects.store()
-        self.fleet = Limited(handlers())
-        node = self.state.create_node("me", "me", b"key", 30.0)
-        self.state.activate_node(node, 30.0)
-        self.node = Node(node_id=node)
-        self.run = self.state.create_run("", "", "", {}, "@none/default", None, "me", "serverapp")
+    def __init__(self, made: Served, fleet: Any, node: Node, sign: Signature) -> None:
+        self.state, self.store, self.run = made.state, made.store, made.run
+        self.fleet, self.node, self.sign = fleet, node, sign
 
     def ask(self, numbers: int) -> str:
         """Send the silo a model of so many numbers, as the run's process does; returns its id."""
@@ -78,11 +74,12 @@ class SuperLink:
         message = Message(
             RecordDict({"arrays": arrays}), dst_node_id=self.node.node_id, message_type=wire.TRAIN
         )
-        message.metadata.__dict__.update(_run_id=self.run, _src_node_id=1)
+        set_run(message, self.run)
+        set_sender(message, 1)
         return self._store(message)
 
     def _store(self, message: Message) -> str:
-        message.metadata.__dict__["_message_id"] = message.object_id
+        set_message_id(message, message.object_id)
         header = remove_content_from_message(message)
         session = self.state.start_session(self.run)
         tree = inflatable_object.get_object_tree(message)
@@ -95,12 +92,12 @@ class SuperLink:
     def receive(self) -> Message:
         """What the silo is sent."""
         request = fleet_pb2.PullMessagesRequest(node=self.node)
-        answer = self.fleet.pull_messages(request, self.state, self.store)
+        answer = self.fleet.PullMessages(request)
         for one in inflatable_object.iterate_object_tree(answer.message_object_trees[0]):
             wanted = message_pb2.PullObjectRequest(
                 node=self.node, run_id=self.run, object_id=one.object_id
             )
-            assert self.fleet.pull_object(wanted, self.state).object_available
+            assert self.fleet.PullObject(wanted).object_available
         return message_from_proto(answer.messages_list[0])
 
     def reply(self, message: Message, numbers: int, *, whole: bool = True, why: str = "") -> str:
@@ -108,15 +105,14 @@ class SuperLink:
         arrays = ArrayRecord({"w": Array(np.ones(numbers, np.uint8))})
         content = Error(wire.UNREADABLE, why) if why else RecordDict({"arrays": arrays})
         reply = Message(content, reply_to=message)
-        reply.metadata.__dict__["_message_id"] = reply.object_id
+        set_message_id(reply, reply.object_id)
         found = inflatable_object.get_all_nested_objects(reply)
         tree = inflatable_object.get_object_tree(reply)
         header = message_to_proto(remove_content_from_message(reply))
-        answer = self.fleet.push_messages(
+        answer = self.fleet.PushMessages(
             fleet_pb2.PushMessagesRequest(
                 node=self.node, messages_list=[header], message_object_trees=[tree]
-            ),
-            self.state,
+            )
         )
         for name in answer.objects_to_push if whole else ():
             request = message_pb2.PushObjectRequest(
@@ -126,7 +122,7 @@ class SuperLink:
                 object_id=name,
                 object_content=found[name].deflate(),
             )
-            self.fleet.push_object(request, self.state)
+            self.fleet.PushObject(request)
         return reply.metadata.message_id
 
     def got(self, message_id: str) -> Any:
@@ -136,10 +132,11 @@ class SuperLink:
 
 
 @pytest.fixture
-def superlink(monkeypatch: pytest.MonkeyPatch) -> SuperLink:
-    monkeypatch.setattr(handlers(), "check_abort", lambda *_: None)  # the run goes on
+def superlink(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[SuperLink]:
     monkeypatch.setattr(allowance, "FREE_BYTES", 10_000)
-    return SuperLink()
+    sign = Signature()
+    with serving(tmp_path) as made, silo_of(made, sign) as fleet:
+        yield SuperLink(made, fleet, made.enrolled(sign), sign)
 
 
 def test_who_sends_too_much_is_answered_for_in_words_and_the_disk_gets_no_more(
@@ -151,7 +148,7 @@ def test_who_sends_too_much_is_answered_for_in_words_and_the_disk_gets_no_more(
         assert superlink.got(asked).has_content()
     superlink.ask(1000)
     message = superlink.receive()
-    with pytest.raises(FlowerError, match="in this run it has sent or announced"):
+    with pytest.raises(grpc.RpcError, match="in this run it has sent or announced"):
         superlink.reply(message, 4_000_000)
     held: Any = superlink.state
     assert sum(len(one.content) for one in held.object_store.store.values()) < 1_000_000
@@ -190,22 +187,52 @@ def test_a_reply_that_is_whole_stays(superlink: SuperLink) -> None:
 
 
 def test_one_reply_at_a_time(superlink: SuperLink) -> None:
-    with pytest.raises(FlowerError, match="one reply at a time"):
-        superlink.fleet.push_messages(
-            fleet_pb2.PushMessagesRequest(node=superlink.node), superlink.state
+    with pytest.raises(grpc.RpcError, match="one reply at a time"):
+        superlink.fleet.PushMessages(fleet_pb2.PushMessagesRequest(node=superlink.node))
+
+
+@pytest.mark.parametrize("call", ["ActivateNode", "SendNodeHeartbeat"])
+def test_a_silo_does_not_count_as_present_for_longer_than_it_should(
+    superlink: SuperLink, call: str
+) -> None:
+    longest = allowance.HEARTBEAT_S
+
+    def beat(interval_s: float) -> Any:
+        key = superlink.state.get_node_info(node_ids=[superlink.node.node_id])[0].public_key
+        request = {
+            "ActivateNode": ActivateNodeRequest(public_key=key, heartbeat_interval=interval_s),
+            "SendNodeHeartbeat": SendNodeHeartbeatRequest(
+                node=superlink.node, heartbeat_interval=interval_s
+            ),
+        }[call]
+        return getattr(superlink.fleet, call)(request)
+
+    superlink.state.deactivate_node(superlink.node.node_id)
+    assert beat(longest)
+    with pytest.raises(grpc.RpcError, match="INVALID_ARGUMENT"):
+        beat(longest + 1)
+
+
+def test_a_call_is_not_larger_than_the_largest_object(superlink: SuperLink) -> None:
+    def push(num_bytes: int) -> Any:
+        return superlink.fleet.PushObject(
+            message_pb2.PushObjectRequest(
+                node=superlink.node, run_id=superlink.run, object_content=bytes(num_bytes)
+            )
         )
 
+    assert allowance.CALL_BYTES == 33 * 2**20
+    assert not push(allowance.CALL_BYTES - 1000).stored, "nobody has announced it"
+    with pytest.raises(grpc.RpcError, match="RESOURCE_EXHAUSTED"):
+        push(allowance.CALL_BYTES)
 
-def test_flower_calls_these_with_the_limits_and_with_another_name_for_one_it_is_told(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    command = import_module("flwr.superlink.cli.flower_superlink")
-    for module in (command, handlers()):  # put back after the test
-        for name, value in list(vars(module).items()):
-            monkeypatch.setitem(vars(module), name, value)
-    allowance.limit_silos()
-    assert vars(command)["GRPC_MAX_MESSAGE_LENGTH"] == 33 * 2**20
-    for name in allowance.HANDLERS:
-        assert isinstance(vars(handlers())[name].__self__, Limited)
+
+def test_a_silo_whose_clock_is_wrong_is_told_the_time_here(superlink: SuperLink) -> None:
+    superlink.sign.off_s = -1000.0
+    with pytest.raises(grpc.RpcError, match="Invalid timestamp; here it is 20"):
+        superlink.receive()
+
+
+def test_another_flower_without_a_name_that_is_replaced_is_noticed() -> None:
     with pytest.raises(AssertionError, match="another Flower"):
-        replace_in(handlers(), HEARTBEAT_LONGEST=1.0)
+        replace_in(json, LONGEST=1.0)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -15,10 +16,14 @@ import pytest
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.app.message.message import remove_content_from_message
 from flwr.common.serde import message_to_proto
+from flwr.proto import runtime_pb2_grpc
 from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
 from flwr.proto.node_pb2 import Node
 from flwr.proto.runtime_pb2 import PushAppMessagesRequest
-from flwr.proto.task_pb2 import Task
+from flwr.server.superlink.fleet.grpc_rere.node_auth_server_interceptor import (
+    NodeAuthServerInterceptor,
+)
+from flwr.server.superlink.linkstate import LinkStateFactory
 from flwr.supercore.constant import FLWR_IN_MEMORY_DB_NAME
 from flwr.supercore.inflatable import inflatable_object
 from flwr.supercore.object_store import ObjectStoreFactory
@@ -28,9 +33,10 @@ from coterie import wire
 from coterie.client.resident.link import Connection, FleetLink, connect
 from coterie.client.resident.lost import LinkError
 from coterie.server.machine import holding
-from coterie.server.machine.allowance import handlers
 from coterie.server.machine.holding import FullError, Room
+from coterie.wire.flower import set_message_id, set_run, set_sender
 from tests.kit import until
+from tests.server.superlinks import Served, serving
 
 AT_ONCE_S, LONG_S = 20.0, 60.0
 """Far more than the first takes here, and what the second would take."""
@@ -157,28 +163,11 @@ def test_what_is_remembered_of_nodes_is_bounded(
 
 
 class SuperLink:
-    """Flower's API for silos over gRPC, in this process."""
+    """A SuperLink over gRPC in this process, and what a run's process sends through it."""
 
-    def __init__(self) -> None:
-        from flwr.server.superlink.fleet.grpc_rere.node_auth_server_interceptor import (
-            NodeAuthServerInterceptor,
-        )
-        from flwr.server.superlink.linkstate import LinkStateFactory
-
-        objects = ObjectStoreFactory()
-        factory = LinkStateFactory(FLWR_IN_MEMORY_DB_NAME, NoOpFederationManager(), objects)
-        self.state = factory.state()
-        self.run = self.state.create_run("", "", "", {}, "@none/default", None, "me", "serverapp")
-        command: Any = import_module("flwr.superlink.cli.flower_superlink")
-        self.server = command._run_fleet_api_grpc_rere(
-            address="127.0.0.1:0",
-            state_factory=factory,
-            objectstore_factory=objects,
-            enable_supernode_auth=False,
-            certificates=None,
-            interceptors=[NodeAuthServerInterceptor(factory)],
-        )
-        self.address: str = self.server.bound_address
+    def __init__(self, made: Served) -> None:
+        self.address, self.room, self._made = made.fleet_address, made.room, made
+        self.stop = made.lifespan.shutdown
 
     def push(self, *nodes: int) -> None:
         """Messages of a run's process to these nodes."""
@@ -186,40 +175,27 @@ class SuperLink:
         for node in nodes:
             content = RecordDict({"config": ConfigRecord({"node": node})})
             message = Message(content, node, "train", ttl=60.0)
-            for key, value in (("_run_id", self.run), ("_src_node_id", 1)):
-                message.metadata.__dict__[key] = value
-            message.metadata.__dict__["_message_id"] = message.object_id
+            set_run(message, self._made.run)
+            set_sender(message, 1)
+            set_message_id(message, message.object_id)
             headers.append(message_to_proto(remove_content_from_message(message)))
             trees.append(inflatable_object.get_object_tree(message))
-        runs = import_module("flwr.superlink.servicer.runtime.runtime_handlers")
         request = PushAppMessagesRequest(messages_list=headers, message_object_trees=trees)
-        task = Task(type="flwr-serverapp", run_id=self.run)
-        assert all(vars(runs)["push_messages"](request, self.state, task).message_ids)
+        with grpc.insecure_channel(self._made.address) as channel:
+            stub = runtime_pb2_grpc.RuntimeStub(channel)
+            token = (("flwr-task-token", self._made.token),)
+            assert all(stub.PushMessages(request, metadata=token).message_ids)
 
 
 @pytest.fixture
-def replaced(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is put in Flower's places is taken out after the test."""
-    for name in (
-        "flwr.superlink.cli.flower_superlink",
-        "flwr.superlink.servicer.runtime.runtime_handlers",
-        handlers().__name__,
-    ):
-        module = import_module(name)
-        for key, value in list(vars(module).items()):
-            monkeypatch.setitem(vars(module), key, value)
+def superlink(tmp_path: Path) -> Iterator[SuperLink]:
+    with serving(tmp_path) as made:
+        yield SuperLink(made)
 
 
 @pytest.fixture
-def room(replaced: None) -> Room:
-    return holding.hold_silos()
-
-
-@pytest.fixture
-def superlink(room: Room) -> Iterator[SuperLink]:
-    made = SuperLink()
-    yield made
-    made.server.stop(None)
+def room(superlink: SuperLink) -> Room:
+    return superlink.room
 
 
 @pytest.fixture
@@ -279,7 +255,7 @@ def test_held_calls_take_no_threads_and_end_in_words_with_the_superlink(
             calls.append(threads.submit(link.wait))
             until(lambda: len(room._held) == len(calls), "it waits")
         assert serving_threads() - before < 10
-        superlink.server.stop(1)
+        superlink.stop()
         for call in calls:
             with pytest.raises(LinkError, match="UNAVAILABLE: the SuperLink is ending"):
                 call.result(AT_ONCE_S)
@@ -326,10 +302,20 @@ def test_where_no_call_can_be_held_the_silo_is_told_why(
     assert links[0].notifies, "there may be room later"
 
 
-def test_a_stock_superlink_does_not_know_the_call(replaced: None) -> None:
-    superlink = SuperLink()
+def test_a_stock_superlink_does_not_know_the_call() -> None:
+    objects = ObjectStoreFactory()
+    factory = LinkStateFactory(FLWR_IN_MEMORY_DB_NAME, NoOpFederationManager(), objects)
+    command: Any = import_module("flwr.superlink.cli.flower_superlink")
+    server = command._run_fleet_api_grpc_rere(
+        address="127.0.0.1:0",
+        state_factory=factory,
+        objectstore_factory=objects,
+        enable_supernode_auth=False,
+        certificates=None,
+        interceptors=[NodeAuthServerInterceptor(factory)],
+    )
     try:
-        with connect(Connection(superlink.address)) as link:
+        with connect(Connection(server.bound_address)) as link:
             assert link.notifies and link.wait() is False and not link.notifies
     finally:
-        superlink.server.stop(None)
+        server.stop(None)

@@ -9,21 +9,16 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from fcntl import LOCK_EX, flock
-from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import grpc
 import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.app.message.message import remove_content_from_message
 from flwr.common.serde import message_to_proto
-from flwr.proto import fleet_pb2, fleet_pb2_grpc, message_pb2, runtime_pb2_grpc
-from flwr.proto.node_pb2 import Node
-from flwr.proto.task_pb2 import Task
-from flwr.server.superlink.fleet.grpc_rere.fleet_servicer import FleetServicer
+from flwr.proto import fleet_pb2, message_pb2
 from flwr.server.superlink.linkstate import LinkStateFactory
 from flwr.supercore.constant import FLWR_IN_MEMORY_DB_NAME
 from flwr.supercore.object_store import NoObjectInStoreError, ObjectStoreFactory
@@ -32,12 +27,12 @@ from flwr.superlink.federation import NoOpFederationManager
 from flwr.superlink.grid.grpc_grid import GrpcGrid
 
 from coterie import wire
-from coterie.server.machine import lean, pulling, shelf
-from coterie.server.machine.allowance import HANDLERS, Limited
-from coterie.server.machine.holding import Room
-from coterie.server.machine.lean import FiledStore, SqlStore
+from coterie.server.machine import carrying, pulling, shelf
+from coterie.server.machine.carrying import Arrivals
 from coterie.server.machine.leftovers import forget_ended_runs
+from coterie.server.machine.stores import FiledStore, Laid, SqlStore, laid
 from coterie.wire.bundles import PIECE_BYTES
+from tests.server.superlinks import Signature, serving, silo_of
 
 Store = FiledStore | SqlStore
 NUMBERS = 5_000_000
@@ -99,7 +94,7 @@ def kept(store: Store, made: wire.Bundle, run: int = 1) -> None:
 def push(store: Store, name: str, content: bytes) -> None:
     """As the SuperLink does with what a silo sends."""
     request = SimpleNamespace(object_id=name, object_content=memoryview(content))
-    with lean.laid(store, request):
+    with laid(store, request):
         store.put(name, request.object_content)
 
 
@@ -178,7 +173,7 @@ def test_only_the_process_of_a_run_says_that_an_object_is_there_already(store: S
     on, body = folder_of(store), memoryview(bytes(PIECE_BYTES))
     name = wire.object_id(wire.piece_of(body))
     store.preregister(1, message_pb2.ObjectTree(object_id=name))
-    offered = lean.Laid(on.offered(name))
+    offered = Laid(on.offered(name))
     with pytest.raises(FileNotFoundError):
         store.put(name, offered)
     on.offer(name, body)
@@ -210,8 +205,8 @@ def test_what_flower_does_not_take_leaves_no_file(store: Store) -> None:
     store.preregister(1, made.tree)
     name = min(set(made.objects) - {made.root})
     request = SimpleNamespace(object_id=name, object_content=bytes(made.objects[name]))
-    with lean.laid(store, request):
-        assert isinstance(request.object_content, lean.Laid)
+    with laid(store, request):
+        assert isinstance(request.object_content, Laid)
         assert len(request.object_content) == len(made.objects[name]), "of which its traffic is"
     assert names(folder_of(store)) == set() and store.get(name) == b""
 
@@ -381,66 +376,32 @@ def test_what_is_forgotten_is_in_no_file_that_is_written_again(on: shelf.Shelf) 
 
 
 @pytest.fixture
-def superlink(
-    request: Any, on: shelf.Shelf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Any]:
-    """Flower's APIs for silos and ServerApps over gRPC, with what ``lean`` puts in their places."""
-    state_in = getattr(request, "param", FLWR_IN_MEMORY_DB_NAME)
-    if state_in != FLWR_IN_MEMORY_DB_NAME:
-        state_in = str(tmp_path / state_in)
-    inside = [
-        import_module("flwr.server.superlink.fleet.message_handler.message_handler"),
-        import_module("flwr.superlink.servicer.runtime.runtime_handlers"),
-        import_module("flwr.superlink.servicer.runtime.runtime_servicer"),
-    ]
-    for module in inside[:2]:
-        monkeypatch.setattr(module, "PullObjectResponse", wire.Pulled)
-    monkeypatch.setattr(inside[0], "check_abort", lambda *_: None)  # the run goes on
-    monkeypatch.setattr(inside[0], "push_object", lean.laying(inside[0].push_object))
-    objects, held = ObjectStoreFactory(), ExitStack()
-    objects.store_instance = FiledStore(on)
-    if state_in != FLWR_IN_MEMORY_DB_NAME:
-        objects.store_instance = held.enter_context(opened(Path(state_in)))
-    factory = LinkStateFactory(state_in, NoOpFederationManager(), objects)
-    state = factory.state()
-    run = state.create_run("", "", "", {}, "@none/default", None, "me", "serverapp")
-    task = Task(type="flwr-serverapp", run_id=run)
-    monkeypatch.setattr(inside[2], "get_authenticated_task", lambda: task)
-    node = state.create_node("me", "me", b"key", 3600.0)
-    state.activate_node(node, 3600.0)
-    limited = Limited(inside[0])
-    for name in HANDLERS:
-        monkeypatch.setattr(inside[0], name, getattr(limited, name))
-    fleet = FleetServicer(factory, objects, False)
-    limits = [(f"grpc.max_{way}_message_length", -1) for way in ("send", "receive")]
-    server = grpc.server(ThreadPoolExecutor(4), options=limits)
-    adding = lean.added(
-        runtime_pb2_grpc.add_RuntimeServicer_to_server, fleet_pb2_grpc.add_FleetServicer_to_server
-    )
-    for add, api in zip(adding, (lean.Runtime(factory, objects), fleet), strict=True):
-        add(api, server)
-    port = server.add_insecure_port("127.0.0.1:0")
-    server.start()
-    with grpc.insecure_channel(f"127.0.0.1:{port}", options=limits) as channel:
+def superlink(request: Any, tmp_path: Path) -> Iterator[Any]:
+    """A SuperLink with a run, and a silo's calls."""
+    database = getattr(request, "param", FLWR_IN_MEMORY_DB_NAME)
+    if database != FLWR_IN_MEMORY_DB_NAME:
+        database = str(tmp_path / database)
+    sign = Signature()
+    with serving(tmp_path, database) as made, silo_of(made, sign) as fleet:
         yield SimpleNamespace(
-            address=f"127.0.0.1:{port}",
-            fleet=fleet_pb2_grpc.FleetStub(channel),
-            node=Node(node_id=node),
-            allowances=limited.allowances,
-            run=run,
-            store=objects.store(),
+            address=made.address,
+            fleet=fleet,
+            node=made.enrolled(sign),
+            allowances=made.allowances,
+            room=made.room,
+            run=made.run,
+            store=made.store,
+            token=made.token,
         )
-    server.stop(None)
-    held.close()
 
 
 def grid_of(superlink: Any) -> Any:
     """A run's Grid, which takes the silo for one that reads bundles."""
-    inner: Any = GrpcGrid(superlink.address, insecure=True, token="t")
+    inner: Any = GrpcGrid(superlink.address, insecure=True, token=superlink.token)
     made: Any = Run.create_empty(superlink.run)
     inner.set_run(made)
     grid: Any = pulling.bounded(inner)
-    grid._bundling.add(superlink.node.node_id)
+    grid._nodes.bundling.add(superlink.node.node_id)
     return grid
 
 
@@ -577,12 +538,10 @@ def test_pieces_that_come_while_they_are_asked_for_lie_beside_the_others(
     np.testing.assert_array_equal(update, numbers(7))
 
 
-def test_a_silo_that_waits_is_asked_who_it_is_in_one_object(
-    superlink: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    room, node = Room(), superlink.node.node_id
+def test_a_silo_that_waits_is_asked_who_it_is_in_one_object(superlink: Any) -> None:
+    room, node = superlink.room, superlink.node.node_id
     grid, calls = grid_of(superlink), list[str]()
-    grid._bundling.clear()
+    grid._nodes.bundling.clear()
     noted(grid._stub, "PushMessages", calls)  # of a bundle
 
     def question() -> Message:
@@ -591,9 +550,8 @@ def test_a_silo_that_waits_is_asked_who_it_is_in_one_object(
 
     assert all(grid.push_messages([question()])) and not calls, "as Flower has it: it may be any"
     asked = fleet_pb2.PullMessagesRequest(node=superlink.node)
-    superlink.fleet.PullMessages(asked)
-    monkeypatch.setattr(lean.Runtime, "room", room)
-    room.looks(node)
+    assert superlink.fleet.PullMessages(asked).messages_list
+    assert not superlink.fleet.PullMessages(asked).messages_list
     room.hold(node, lambda why: None)
     assert all(grid.push_messages([question()])) and len(calls) == 1
     config = fetched(superlink).content[wire.CONFIG]
@@ -757,24 +715,12 @@ def test_what_a_silo_sends_along_counts_as_what_it_sends(superlink: Any) -> None
     assert used.num_bytes - before == len(made.objects[made.root])
 
 
-def test_a_silo_is_told_of_a_message_when_its_objects_are_there(
-    superlink: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    room, node, there = Room(), superlink.node.node_id, list[int]()
-    monkeypatch.setattr(lean.Runtime, "room", room)
-    handlers = import_module("flwr.superlink.servicer.runtime.runtime_handlers")
-    push = handlers.push_messages
-
-    def notifying(request: Any, state: Any, task: Any) -> Any:
-        try:
-            return push(request, state, task)
-        finally:
-            room.came([one.metadata.dst_node_id for one in request.messages_list])
-
-    monkeypatch.setattr(handlers, "push_messages", notifying)
-    room.looks(node)
-    store = superlink.store
-    room.hold(node, lambda _: there.append(sum(one.is_available for one in store.store.values())))
+def test_a_silo_is_told_of_a_message_when_its_objects_are_there(superlink: Any) -> None:
+    node, there, store = superlink.node.node_id, list[int](), superlink.store
+    superlink.room.looks(node)
+    superlink.room.hold(
+        node, lambda _: there.append(sum(one.is_available for one in store.store.values()))
+    )
     grid = grid_of(superlink)
     grid._along = True
     grid.push_messages([message_to(superlink)])
@@ -860,16 +806,16 @@ def test_an_object_on_its_way_is_given_to_who_was_held_for_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(wire, "MOST_PATIENCE_MS", LONG_MS)
-    arrivals = lean.Arrivals()
-    answers = iter([SimpleNamespace(object_found=True, object_available=there) for there in (0, 1)])
-    asking = arrivals.holding(lambda *_: next(answers), lean._is_on_its_way, again=True)
-    bringing = arrivals.notifying(lambda *_: None)
+    arrivals, answers = Arrivals(), iter([False, True])
     with ThreadPoolExecutor(1) as threads:
-        held = threads.submit(asking, None, patient())
+        held = threads.submit(
+            arrivals.held, lambda: next(answers), lambda there: not there, patient(), again=True
+        )
         until_held(arrivals)
         assert not held.done()
-        bringing(None, patient())
-        assert held.result(AT_ONCE_S).object_available
+        with arrivals.coming():
+            pass
+        assert held.result(AT_ONCE_S)
 
 
 def patient() -> Any:
@@ -877,7 +823,7 @@ def patient() -> Any:
     return SimpleNamespace(invocation_metadata=lambda: ((wire.PATIENCE, str(LONG_MS)),))
 
 
-def until_held(arrivals: lean.Arrivals) -> None:
+def until_held(arrivals: Arrivals) -> None:
     deadline = time.monotonic() + AT_ONCE_S
     while not arrivals._held:
         assert time.monotonic() < deadline, "nobody is held"
@@ -885,16 +831,20 @@ def until_held(arrivals: lean.Arrivals) -> None:
 
 
 def test_only_so_many_calls_are_held(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lean, "MOST_HELD", 1)
+    monkeypatch.setattr(carrying, "MOST_HELD", 1)
     monkeypatch.setattr(wire, "MOST_PATIENCE_MS", LONG_MS)
-    arrivals = lean.Arrivals()
-    asking = arrivals.holding(lambda *_: None, lambda _: True, again=False)
+    arrivals = Arrivals()
+
+    def ask() -> None:
+        arrivals.held(lambda: None, lambda _: True, patient(), again=False)
+
     with ThreadPoolExecutor(2) as threads:
-        held = threads.submit(asking, None, patient())
+        held = threads.submit(ask)
         until_held(arrivals)
-        threads.submit(asking, None, patient()).result(AT_ONCE_S)
+        threads.submit(ask).result(AT_ONCE_S)
         assert not held.done()
-        arrivals.notifying(lambda *_: None)(None, patient())
+        with arrivals.coming():
+            pass
         held.result(AT_ONCE_S)
 
 
@@ -903,6 +853,6 @@ def test_replies_of_other_apps_are_read_as_before(superlink: Any) -> None:
     record = ArrayRecord({"w": Array(numbers(3))})
     message = Message(RecordDict({"arrays": record}), superlink.node.node_id, "train", ttl=60.0)
     grid = grid_of(superlink)
-    grid._bundling.clear()
+    grid._nodes.bundling.clear()
     (asked,) = grid.push_messages([message])
     assert asked and len(names(superlink.store.shelf)) == 4
