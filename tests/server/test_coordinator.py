@@ -73,7 +73,7 @@ def test_a_damaged_database_is_named_and_set_aside(damage: str, federation: Fede
     assert not file.exists()
     (aside,) = federation.folder.glob("superlink.db.damaged-*")
     assert aside.read_bytes() == bytes(content)
-    assert str(aside) in said[0] and "coterie run --resume" in said[0]
+    assert str(aside) in said[0] and "coterie run resume" in said[0]
 
 
 def test_without_a_database_nothing_is_damaged(federation: Federation) -> None:
