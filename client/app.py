@@ -27,13 +27,13 @@ from coterie.features.validation.silo import Validation
 
 def describe(request: Request) -> RecordDict:
     """Describe this silo to a run whose terms it accepts."""
-    described = replace(request.bench.describe(), protocol=wire.agreed(request.config))
+    described = replace(request.session.describe(), protocol=wire.agreed(request.config))
     return wire.encode_description(described)
 
 
 def initialise(request: Request) -> RecordDict:
     """Return the model initialised with the run's seed: the server needs no torch."""
-    model = request.bench.fresh_model(request.integer(wire.SEED, minimum=0))
+    model = request.session.fresh_model(request.integer(wire.SEED, minimum=0))
     shared = personal.without(read_weights(model), request.personal())
     return RecordDict({wire.ARRAYS: wire.encode_arrays(shared, packed=True)})
 

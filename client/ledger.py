@@ -19,9 +19,9 @@ from typing import Any
 from flwr.app import ConfigRecord, Context, Message
 
 from coterie import wire
-from coterie.client.home.asked import asked_by
 from coterie.client.home.files import LEDGER
-from coterie.client.home.journal import json_lines
+from coterie.client.home.local_log import json_lines
+from coterie.client.home.request_counts import asked_by
 from coterie.client.home.settings import SiloSettings
 from coterie.features.privacy.budget import read_spent
 from coterie.features.secure.protocol import decode_sum

@@ -11,29 +11,29 @@ from coterie.client.home.settings import SiloSettings
 from coterie.client.work.data import Data
 from coterie.client.work.measure import evaluate
 from coterie.client.work.personal import check_policy
+from coterie.client.work.session import Session, keep_open, open_sessions
 from coterie.client.work.sgd import TrainPlan, train
-from coterie.client.work.workbench import Workbench, keep_open, open_workbenches
 from coterie.features.privacy.silo import check_privacy
 from coterie.tasks.base import Option, Task
 
 
-def prepare(silos: Sequence[SiloSettings]) -> list[Workbench]:
-    """Open the workbenches of a process's silos and warm them up.
+def prepare(silos: Sequence[SiloSettings]) -> list[Session]:
+    """Open the sessions of a process's silos and warm them up.
 
     ``silos``: one, or several of a simulation, which share all but their data. Raises
     ``TaskError`` or ``SettingsError`` if one cannot train as it is set up.
     """
-    benches = open_workbenches(silos)
-    for bench in benches:
-        check_policy(bench)
-        check_privacy(bench)
+    sessions = open_sessions(silos)
+    for session in sessions:
+        check_policy(session)
+        check_privacy(session)
     # The largest: a simulation may go on without silos that are too small to train.
-    training = [bench for bench in benches if not bench.settings.unlabelled]
+    training = [session for session in sessions if not session.settings.unlabelled]
     if training:
-        largest = max(training, key=lambda bench: len(bench.data.train))
+        largest = max(training, key=lambda session: len(session.data.train))
         warm_up(largest.task, largest.model, largest.data)
-    keep_open(benches)
-    return benches
+    keep_open(sessions)
+    return sessions
 
 
 def prepare_nodes(node_configs: Sequence[Mapping[str, Option]]) -> None:

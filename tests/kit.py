@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 
-import coterie.client.home.asked
+import coterie.client.home.request_counts
 import coterie.client.home.rounds
-import coterie.client.work.workbench
+import coterie.client.work.session
 import coterie.features.privacy.budget
 import coterie.features.secure.secrets
 from coterie import wire
@@ -44,9 +44,9 @@ def dashed(entries: Mapping[str, Any]) -> dict[str, Any]:
 
 def restart_silos() -> None:
     """Forget what silos' processes keep in memory; their disks stay."""
-    coterie.client.work.workbench._workbenches.clear()
+    coterie.client.work.session._sessions.clear()
     coterie.client.home.rounds._memory.clear()
-    coterie.client.home.asked._memory.clear()
+    coterie.client.home.request_counts._memory.clear()
     coterie.features.privacy.budget.forget()
     coterie.features.secure.secrets.forget()
 

@@ -25,7 +25,7 @@ from coterie.wire.formats import (
     SCALES,
     Rounded,
 )
-from coterie.wire.halves import PART, largest_of, narrow, widened
+from coterie.wire.half_precision import PART, largest_of, narrow, widened
 from tests.conftest import assert_equal_models
 
 EACH = pytest.mark.parametrize("how", KINDS)

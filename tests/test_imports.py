@@ -48,15 +48,15 @@ INSIDE_FLWR = {
         "server/machine/fleet.py"
     },
     # Its servicers, and what they answer:
-    "flwr.server.superlink.fleet.grpc_rere.fleet_servicer": {"server/machine/allowance.py"},
-    "flwr.server.superlink.utils": {"server/machine/allowance.py"},
-    "flwr.supercore.error": {"server/machine/allowance.py"},
+    "flwr.server.superlink.fleet.grpc_rere.fleet_servicer": {"server/machine/quota.py"},
+    "flwr.server.superlink.utils": {"server/machine/quota.py"},
+    "flwr.supercore.error": {"server/machine/quota.py"},
     "flwr.superlink.servicer.runtime.runtime_servicer": {"server/machine/runtime.py"},
-    "flwr.common.constant": {"server/machine/allowance.py", "server/machine/runtime.py"},
+    "flwr.common.constant": {"server/machine/quota.py", "server/machine/runtime.py"},
     "flwr.supercore.constant": {"server/machine/runtime.py", "server/machine/stores.py"},
     # How it keeps its state and objects, and deletes what a run left there:
     "flwr.server.superlink.linkstate": {
-        *("server/machine/allowance.py", "server/machine/fleet.py", "server/machine/leftovers.py"),
+        *("server/machine/quota.py", "server/machine/fleet.py", "server/machine/leftovers.py"),
         *("server/machine/runtime.py", "server/machine/serving.py"),
     },
     "flwr.supercore.object_store": {"server/machine/leftovers.py", "server/machine/stores.py"},

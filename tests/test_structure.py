@@ -24,7 +24,7 @@ BY_STRING = {
         "coterie.client.app",
         "coterie.client.work.generators",
         "coterie.client.prepare",
-        "coterie.client.work.workbench",
+        "coterie.client.work.session",
     },
 }
 """Modules that a file may not import and names in a text, so that it loads them all the same."""
@@ -34,8 +34,8 @@ PRIVATE = {
     "client/work/request.py": {"request._check_now", "request._check_terms"},
     "client/work/sgd.py": {"nn.modules.batchnorm._BatchNorm"},
     "client/work/weights.py": {"module._modules"},
-    "server/machine/allowance.py": {"state._cleanup_push_session"},
-    "server/machine/holding.py": {"handler_call_details._replace"},
+    "server/machine/quota.py": {"state._cleanup_push_session"},
+    "server/machine/long_polling.py": {"handler_call_details._replace"},
     "system/processes.py": {"os._exit"},
     "tasks/models.py": {"nn.modules.batchnorm._BatchNorm"},
     "wire/flower.py": {"grid._addr", "grid._cert", "grid._insecure", "grid._token"},

@@ -6,7 +6,6 @@ Flower ClientApp can take part; a coterie silo's answer to ``query.describe`` st
 can do.
 """
 
-from coterie.wire.along import ALONG_BYTES, attach, attached, small
 from coterie.wire.arrays import (
     Model,
     Tensor,
@@ -19,7 +18,7 @@ from coterie.wire.arrays import (
     model_hash,
     tensors_of,
 )
-from coterie.wire.blocks import Landing, empty, reuse_blocks
+from coterie.wire.buffers import Landing, empty, reuse_blocks
 from coterie.wire.bundles import (
     MAX_BUNDLED,
     SHARED_BYTES,
@@ -56,7 +55,8 @@ from coterie.wire.formats import (
     round_model,
     round_update,
 )
-from coterie.wire.halves import largest_of, narrow, widened
+from coterie.wire.half_precision import largest_of, narrow, widened
+from coterie.wire.inline_objects import ALONG_BYTES, attach, attached, small
 from coterie.wire.keys import (
     LOOP,
     Entry,

@@ -11,7 +11,7 @@ import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from numpy.typing import NDArray
 
-from coterie.wire.blocks import joined
+from coterie.wire.buffers import joined
 from coterie.wire.errors import WireError
 from coterie.wire.limits import MAX_ARRAYS, MAX_NAME, is_plain_name
 from coterie.wire.names import PACKED_NAME

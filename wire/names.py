@@ -314,4 +314,4 @@ IN_FILE: Final = "coterie-in-file"
 """In a ServerApp's call for an object: "1" omits content that is in a file both can read."""
 
 ALONG: Final = "coterie-along"
-"""In a call for messages: "1" allows small objects in the answer (``coterie.wire.along``)."""
+"""In a call for messages: "1" allows small objects in the answer (``wire.inline_objects``)."""

@@ -74,13 +74,15 @@ def open_folder(folder: Path) -> dict[str, Any]:
 
     task = str(folder.parent / "xray.toml")
     started = time.perf_counter()
-    (bench,) = prepare([SiloSettings("a", task=task, options={"data": str(folder)}, device="cpu")])
+    (session,) = prepare(
+        [SiloSettings("a", task=task, options={"data": str(folder)}, device="cpu")]
+    )
     ready = time.perf_counter() - started
     opened, some = peak_mb(), torch.arange(TRAINED)
     plan = TrainPlan(epochs=1, batch_size=32, lr=0.01)
-    train(bench.task, bench.model, bench.data.train.take(some), plan, seed=0)
-    evaluate(bench.task, bench.model, bench.data.test.take(some))
-    samples = len(bench.data.train) + len(bench.data.test)
+    train(session.task, session.model, session.data.train.take(some), plan, seed=0)
+    evaluate(session.task, session.model, session.data.test.take(some))
+    samples = len(session.data.train) + len(session.data.test)
     return {"images": samples, "ready_s": ready, "opened_mb": opened, "peak_mb": peak_mb()}
 
 

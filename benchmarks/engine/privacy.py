@@ -25,7 +25,7 @@ from benchmarks.kit import Entry, Node, Store, page, read, select, spread, table
 from benchmarks.kit import nodes as nodes_of
 from coterie import wire
 from coterie.client.app import app
-from coterie.client.work.workbench import close_all
+from coterie.client.work.session import close_all
 from coterie.features.privacy import budget
 from coterie.server.study.demo import KINDS, NUM_TEST, SIZES
 from coterie.tasks.base import Option

@@ -12,7 +12,7 @@ from coterie.strategies.plain.fedavg import FedAvg
 from coterie.strategies.rounds.algorithm import Algorithm, Order, Round, Update, orders_from
 from coterie.strategies.rounds.handles import arrays_of
 from coterie.strategies.rounds.members import Plain
-from coterie.strategies.rounds.policy import average_groups
+from coterie.strategies.rounds.minimum_sizes import average_groups
 from coterie.strategies.rounds.reports import Group
 
 

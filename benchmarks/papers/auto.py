@@ -42,8 +42,8 @@ from benchmarks.papers.fedgroup.data import POWER_LAW
 from benchmarks.papers.fedgroup.tables import BATCH
 from benchmarks.papers.hcct.experiments import EXPERIMENTS as HCCT
 from coterie import wire
+from coterie.client.work.session import close_all, session_of
 from coterie.client.work.weights import load_weights
-from coterie.client.work.workbench import close_all, workbench_of
 from coterie.server.study import comparison_file
 from coterie.server.study.comparison import Repeat
 from coterie.tasks.base import Option, leaves
@@ -211,17 +211,17 @@ def rights(done: Trained, nodes: Sequence[Node]) -> dict[str, str]:
     """
     found = {}
     for number, node in enumerate(nodes, start=1):
-        bench = workbench_of(Context(1, number, dict(node), RecordDict(), run_config={}))
-        name = bench.settings.name
+        session = session_of(Context(1, number, dict(node), RecordDict(), run_config={}))
+        name = session.settings.name
         if name not in done.result.models:
             continue
         if name not in done.errors:
-            load_weights(bench.model, wire.decode_arrays(done.result.models[name]))
-        bench.model.eval()
+            load_weights(session.model, wire.decode_arrays(done.result.models[name]))
+        session.model.eval()
         with torch.no_grad():
             answers = [
-                (bench.model(x).argmax(1) == leaves(y)[0]).int().tolist()
-                for x, y in bench.data.test.batches(None, 1024)
+                (session.model(x).argmax(1) == leaves(y)[0]).int().tolist()
+                for x, y in session.data.test.batches(None, 1024)
             ]
         found[name] = "".join(str(right) for batch in answers for right in batch)
         own = found[name].count("0") / len(found[name])

@@ -27,8 +27,8 @@ from torch import nn
 
 from benchmarks.kit import Entry, Node, Store, page, read, select, spread, table, train
 from coterie import wire
+from coterie.client.work.session import close_all
 from coterie.client.work.weights import load_weights
-from coterie.client.work.workbench import close_all
 from coterie.tasks import SiloData, Task, load_task
 from coterie.tasks.base import Option
 from coterie.tasks.splits.shifts import rotate

@@ -24,7 +24,7 @@ from coterie.client.work.data import Part, to_device
 from coterie.client.work.figures import Figure
 from coterie.client.work.hold_out import held_out
 from coterie.client.work.measure import figures_of
-from coterie.client.work.workbench import hash_of
+from coterie.client.work.session import hash_of
 from coterie.tasks.base import Option, TaskError
 from coterie.tasks.draws import num_persons
 from coterie.tasks.problems import Classes, Evidence, Labels, Problem

@@ -8,19 +8,19 @@ from math import isfinite
 
 import torch
 
+from coterie.client.home.disclosure import About, learned_lines
 from coterie.client.home.hours import words
-from coterie.client.home.learned import About, learned_lines
 from coterie.client.home.policy import METRICS, REVEALING, Policy
 from coterie.client.home.settings import SiloSettings
 from coterie.client.home.studies import tasks_of
 from coterie.client.work import personal
 from coterie.client.work.data import Data, Held, Part
+from coterie.client.work.data_warnings import warnings_of
 from coterie.client.work.diverged import divergence
 from coterie.client.work.measure import evaluate, leading
-from coterie.client.work.oddities import warnings_of
+from coterie.client.work.session import Session, open_session
 from coterie.client.work.sgd import Stopwatch, TrainPlan, train
 from coterie.client.work.weights import read_weights
-from coterie.client.work.workbench import Workbench, open_workbench
 from coterie.features.privacy.dp_sgd import rehearse
 from coterie.features.privacy.silo import STAYING, check_privacy, private_of
 from coterie.tasks.base import Task, TaskError, leaves
@@ -49,23 +49,23 @@ def check(settings: SiloSettings) -> Iterator[str]:
     Raises:
         TaskError, SettingsError: the silo cannot train with its present settings.
     """
-    bench = open_workbench(settings)
-    personal.check_policy(bench)
-    check_privacy(bench)
+    session = open_session(settings)
+    personal.check_policy(session)
+    check_privacy(session)
     if settings.unlabelled:
-        yield from _unlabelled_lines(bench)
+        yield from _unlabelled_lines(session)
         return
-    yield from _data_lines(bench)
-    yield from _step_lines(bench)
-    yield from _privacy_lines(bench)
-    yield from _leaving_lines(bench)
+    yield from _data_lines(session)
+    yield from _step_lines(session)
+    yield from _privacy_lines(session)
+    yield from _leaving_lines(session)
 
 
-def _data_lines(bench: Workbench) -> Iterator[str]:
-    data, task = bench.data, bench.task
-    yield f"silo      {bench.settings.name}"
-    yield f"task      {task.name}, {_kind(task)}, schema {bench.schema}"
-    yield f"device    {bench.device}"
+def _data_lines(session: Session) -> Iterator[str]:
+    data, task = session.data, session.task
+    yield f"silo      {session.settings.name}"
+    yield f"task      {task.name}, {_kind(task)}, schema {session.schema}"
+    yield f"device    {session.device}"
     for name, part in (("training", data.train), ("test", data.test)):
         x = leaves(part.x if isinstance(part, Held) else part.at(torch.zeros(1).long())[0])
         shape = " and ".join("×".join(str(n) for n in leaf.shape[1:]) or "one number" for leaf in x)
@@ -80,16 +80,16 @@ def _data_lines(bench: Workbench) -> Iterator[str]:
     yield from _note_lines(task)
     for line in warnings_of(task, data):
         yield f"warning   {line}"
-    yield from _key_lines(bench)
+    yield from _key_lines(session)
 
 
-def _key_lines(bench: Workbench) -> Iterator[str]:
+def _key_lines(session: Session) -> Iterator[str]:
     """Yield columns that may identify persons, unless the silo names its person column."""
-    task = bench.task
-    if not isinstance(task, DeclaredTask) or bench.data.train.persons is not None:
+    task = session.task
+    if not isinstance(task, DeclaredTask) or session.data.train.persons is not None:
         return
     try:
-        for line in task.look_for_persons(bench.settings.options):
+        for line in task.look_for_persons(session.settings.options):
             yield f"warning   {line}"
     except TaskError as error:
         yield f"warning   columns that identify persons were not looked for: {error}"
@@ -109,22 +109,22 @@ def _note_lines(task: Task) -> Iterator[str]:
         yield f"          {line}"
 
 
-def _unlabelled_lines(bench: Workbench) -> Iterator[str]:
+def _unlabelled_lines(session: Session) -> Iterator[str]:
     """Check that the model accepts a silo's unlabelled samples, and yield what would leave."""
-    part, described = bench.data.train, bench.describe()
-    shape = " and ".join("×".join(map(str, one)) or "one number" for one in bench.shapes)
-    bench.model.eval()
+    part, described = session.data.train, session.describe()
+    shape = " and ".join("×".join(map(str, one)) or "one number" for one in session.shapes)
+    session.model.eval()
     try:
         with torch.no_grad():
-            bench.model(part.at(torch.arange(min(len(part), 4)))[0])
+            session.model(part.at(torch.arange(min(len(part), 4)))[0])
     except (RuntimeError, TypeError, KeyError, IndexError) as error:
         raise TaskError(f"unlabelled: samples of {shape} do not fit the model: {error}") from None
-    yield f"silo      {bench.settings.name}"
-    yield f"task      {bench.task.name}, {_kind(bench.task)}, schema {bench.schema}"
+    yield f"silo      {session.settings.name}"
+    yield f"task      {session.task.name}, {_kind(session.task)}, schema {session.schema}"
     yield f"samples   {len(part)} of {shape}, without labels: it receives a model and trains none"
-    yield from _note_lines(bench.task)
+    yield from _note_lines(session.task)
     yield ""
-    policy, private = bench.settings.policy, bench.settings.privacy is not None
+    policy, private = session.settings.policy, session.settings.privacy is not None
     refuses = not policy.auxiliary or policy.min_group_size > 2 or private
     refused = (
         " This silo's policy refuses them: it receives a model only if all silos form one group."
@@ -165,37 +165,37 @@ def _targets(task: Task, part: Part) -> str:
     return ", ".join(f"{name}: {count}" for name, count in zip(names, counts, strict=True))
 
 
-def _step_lines(bench: Workbench) -> Iterator[str]:
-    lead = leading(bench.task)
-    unit = getattr(bench.task.problem, "unit", "")
-    before = evaluate(bench.task, bench.model, bench.data.test)
+def _step_lines(session: Session) -> Iterator[str]:
+    lead = leading(session.task)
+    unit = getattr(session.task.problem, "unit", "")
+    before = evaluate(session.task, session.model, session.data.test)
     with Stopwatch() as watch:
-        loss = _one_epoch(bench)
-    after = evaluate(bench.task, bench.model, bench.data.test)
+        loss = _one_epoch(session)
+    after = evaluate(session.task, session.model, session.data.test)
     was, now = (lead.text(lead.shortfall(one.error), unit) for one in (before, after))
     said = f"loss {loss:.3f}" if isfinite(loss) else "the loss is not a number"
     yield (
         f"one epoch in {watch.seconds:.2f} s: {said}; {lead.title} on own test data "
         f"{was} before, {now} after"
     )
-    if why := divergence(read_weights(bench.model), loss):
+    if why := divergence(read_weights(session.model), loss):
         yield f"warning   after one epoch with lr {ONE_EPOCH.lr:g}, {why}"
 
 
-def _one_epoch(bench: Workbench) -> float:
+def _one_epoch(session: Session) -> float:
     """Train as the silo would; nothing of it leaves, so that it costs no privacy."""
-    private = private_of(bench)
+    private = private_of(session)
     if private is None:
-        return train(bench.task, bench.model, bench.data.train, ONE_EPOCH, seed=0)
-    return rehearse(bench.task, bench.model, bench.data.train, ONE_EPOCH, private, seed=0)
+        return train(session.task, session.model, session.data.train, ONE_EPOCH, seed=0)
+    return rehearse(session.task, session.model, session.data.train, ONE_EPOCH, private, seed=0)
 
 
-def _privacy_lines(bench: Workbench) -> Iterator[str]:
-    if (private := private_of(bench)) is None:
+def _privacy_lines(session: Session) -> Iterator[str]:
+    if (private := private_of(session)) is None:
         return
     budget, terms = private.budget, private.terms
     spent = budget.spent()
-    a_round = private.planned(bench.model, bench.data.train, USUAL)
+    a_round = private.planned(session.model, session.data.train, USUAL)
     more = budget.epsilon_with(a_round) - spent.epsilon
     left = budget.rounds_left(a_round)
     yield (
@@ -203,23 +203,23 @@ def _privacy_lines(bench: Workbench) -> Iterator[str]:
         f"clip {terms.clip:g}. The next round of {USUAL.epochs} epochs with batches of "
         f"{USUAL.batch_size} costs ε {more:.3g}; {left} such rounds remain."
     )
-    if (persons := bench.data.train.persons) is not None:
+    if (persons := session.data.train.persons) is not None:
         most = most_of_one(persons)
         yield (
             f"          ε applies to one sample. For a person with {most}, the whole budget is "
             f"up to {most} times as much: ε {most * terms.epsilon:.3g}."
         )
-    if not bench.settings.home:
+    if not session.settings.home:
         yield "warning   without a folder the noise is predictable: privacy is only simulated."
 
 
-def _leaving_lines(bench: Workbench) -> Iterator[str]:
-    policy = bench.settings.policy
-    model = read_weights(bench.model)
-    kept = personal.personal_names(bench, policy.keep_layers)
+def _leaving_lines(session: Session) -> Iterator[str]:
+    policy = session.settings.policy
+    model = read_weights(session.model)
+    kept = personal.personal_names(session, policy.keep_layers)
     shared = personal.without(model, kept)
     size = sum(array.nbytes for array in shared.values())
-    described = bench.describe()
+    described = session.describe()
     yield ""
     yield "When the silo joins, this would leave it:"
     yield f"  name {described.name}, {described.num_examples} (the number of training samples),"
@@ -234,26 +234,26 @@ def _leaving_lines(bench: Workbench) -> Iterator[str]:
     yield f"In every round, at most: {counted(len(shared), 'array')} of the model, {size:,} bytes:"
     for name, array in shared.items():
         yield f"  {name} {'×'.join(map(str, array.shape)) or 'one number'} {array.dtype}"
-    of_task = bench.task.problem.metrics
+    of_task = session.task.problem.metrics
     usual = [name for name in (*METRICS, *of_task) if name not in REVEALING]
     names = list(dict.fromkeys(usual)) if policy.metrics is None else policy.metrics
-    if bench.settings.privacy is not None:
+    if session.settings.privacy is not None:
         names = [name for name in names if not {*METRICS.get(name, (name,))} <= STAYING]
-    auxiliary = policy.auxiliary and bench.settings.privacy is None
+    auxiliary = policy.auxiliary and session.settings.privacy is None
     if auxiliary and policy.min_group_size <= 2:  # they are averaged in pairs
         yield (
             "  (in runs of fedcollab also a discriminator per other silo, and how often it is "
             "right)"
         )
     yield f"  and metrics: numbers of samples{''.join(f', {name}' for name in names)}"
-    if bench.frozen:
-        stays = sum(tensor.nbytes for tensor in bench.model.state_dict().values()) - sum(
+    if session.frozen:
+        stays = sum(tensor.nbytes for tensor in session.model.state_dict().values()) - sum(
             array.nbytes for array in model.values()
         )
         yield f"Frozen (not trained, not sent): {stays:,} bytes of the model, SHA-256"
-        yield f"  {bench.frozen}"
-    if bench.task.weights:
-        name, digest = bench.task.weights
+        yield f"  {session.frozen}"
+    if session.task.weights:
+        name, digest = session.task.weights
         yield f"The model starts from {name}, SHA-256"
         yield f"  {digest}"
     if kept:
@@ -262,9 +262,14 @@ def _leaving_lines(bench: Workbench) -> Iterator[str]:
     yield ""
     yield "What others can learn about its data with these settings:"
     about = About(
-        *(len(bench.data.train), len(bench.data.test), tuple(names), bench.task.pooled_columns),
-        epsilon=0.0 if bench.settings.privacy is None else bench.settings.privacy.epsilon,
-        persons=0 if (whose := bench.data.train.persons) is None else num_persons(whose),
+        *(
+            len(session.data.train),
+            len(session.data.test),
+            tuple(names),
+            session.task.pooled_columns,
+        ),
+        epsilon=0.0 if session.settings.privacy is None else session.settings.privacy.epsilon,
+        persons=0 if (whose := session.data.train.persons) is None else num_persons(whose),
         most=1 if whose is None else most_of_one(whose),
     )
     yield from learned_lines(policy, about)

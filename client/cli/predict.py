@@ -25,8 +25,8 @@ from coterie.client.work.card import (
 )
 from coterie.client.work.data import Held, Part, map_nest, to_device
 from coterie.client.work.measure import batch_size, figures_of, join
+from coterie.client.work.session import hash_of, model_of
 from coterie.client.work.weights import frozen_digest, load_weights, travelling
-from coterie.client.work.workbench import hash_of, model_of
 from coterie.tasks import Task, load_task
 from coterie.tasks.base import Nest, Option, Persons, Samples, TaskError, leaves
 from coterie.tasks.draws import num_persons, split_by_class

@@ -15,7 +15,7 @@ from typing import Any
 
 from coterie import wire
 from coterie.client.home.files import LEDGER
-from coterie.client.home.journal import JOURNAL, WRONG, json_lines
+from coterie.client.home.local_log import JOURNAL, WRONG, json_lines
 from coterie.client.home.policy import number
 from coterie.client.home.rounds import file_of
 from coterie.client.home.settings import SettingsError

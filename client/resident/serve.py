@@ -136,18 +136,18 @@ def _own(silos: Sequence[SiloSettings]) -> ClientApp:
     from coterie.client.app import app
     from coterie.client.prepare import prepare
     from coterie.client.work.data import Held
-    from coterie.client.work.oddities import warnings_of
+    from coterie.client.work.data_warnings import warnings_of
 
     several = [silos] if len(silos) > 1 else [[study] for study in silos[0].studies()]
-    for bench in (bench for one in several for bench in prepare(one)):
-        held = isinstance(bench.data.train, Held)  # to read a folder of images takes minutes
+    for session in (session for one in several for session in prepare(one)):
+        held = isinstance(session.data.train, Held)  # to read a folder of images takes minutes
         # Of a simulation's silos nobody would read them; without labels there is less to look at.
         if len(silos) == 1:
-            for line in getattr(bench.task, "notes", list)():
-                log.info("silo %s, data: %s", bench.settings.name, line.strip())
-        if len(silos) == 1 and not bench.settings.unlabelled:
-            for line in warnings_of(bench.task, bench.data, duplicates=held):
-                log.warning("silo %s, data: %s", bench.settings.name, line)
+            for line in getattr(session.task, "notes", list)():
+                log.info("silo %s, data: %s", session.settings.name, line.strip())
+        if len(silos) == 1 and not session.settings.unlabelled:
+            for line in warnings_of(session.task, session.data, duplicates=held):
+                log.warning("silo %s, data: %s", session.settings.name, line)
     return app
 
 

@@ -18,7 +18,7 @@ import psutil
 
 from coterie import wire
 from coterie.client.home.files import CONTACT, LEDGER
-from coterie.client.home.journal import json_object
+from coterie.client.home.local_log import json_object
 from coterie.client.home.settings import SiloSettings
 from coterie.client.resident.activity import Tally
 from coterie.client.resident.schedule import Schedule, Silo

@@ -21,7 +21,7 @@ from coterie.client.home.rounds import file_of, write_model
 from coterie.client.home.settings import SettingsError
 from coterie.client.work.data import Part
 from coterie.client.work.measure import Evaluation
-from coterie.client.work.workbench import Workbench
+from coterie.client.work.session import Session
 from coterie.system.files import write_atomically
 from coterie.tasks.base import ColumnScale, Option
 from coterie.tasks.draws import num_persons
@@ -105,7 +105,7 @@ class Card:
             did not record it, saved the model.
         frozen: ``weights.frozen_digest`` of the frozen part, which is not in the file; empty
             without one.
-        data_hash: ``workbench.hash_of`` the training data, validation data included.
+        data_hash: ``session.hash_of`` the training data, validation data included.
         best_of: the last round among which this model was the best, on ``validation_examples``
             validation samples; 0 if it is the last round's model.
         task_values: the run's keys for the task (``Task.run_values``) that made the model.
@@ -165,7 +165,7 @@ class Card:
 
 
 def card_of(
-    bench: Workbench,
+    session: Session,
     config: ConfigRecord,
     model: Model,
     tested: Evaluation,
@@ -180,13 +180,13 @@ def card_of(
     ``best`` is the validation result, if the model is the best of several rounds.
     """
     members = config.get(wire.MEMBERS, [])
-    description = bench.describe()
+    description = session.describe()
     validation = config.get(wire.VALIDATION, 0.0)
     spared = float(validation) if isinstance(validation, int | float) else 0.0
     return Card(
-        silo=bench.settings.name,
-        task=bench.task.name,
-        source=bench.settings.task,
+        silo=session.settings.name,
+        task=session.task.name,
+        source=session.settings.task,
         run=str(config.get(wire.RUN, "run")),
         strategy=str(config.get(wire.STRATEGY, "")),
         round=_whole(config, wire.ROUND) if best is None else best.round,
@@ -203,25 +203,25 @@ def card_of(
         sha256=model_hash(model),
         kept=datetime.now(UTC).isoformat(timespec="seconds"),
         versions=dict(description.versions or {}),
-        fingerprint=str(getattr(bench.task, "fingerprint", "")),
-        data_hash=bench.data_hash,
-        scale=bench.scale,
-        scale_from="federation" if bench.task.pooled_columns else "silo",
+        fingerprint=str(getattr(session.task, "fingerprint", "")),
+        data_hash=session.data_hash,
+        scale=session.scale,
+        scale_from="federation" if session.task.pooled_columns else "silo",
         metric=str(config.get(wire.METRIC, "")) or description.metric,
         unit=description.unit,
         figures={n: (f.value, f.low, f.high) for n, f in tested.figures.items()},
         trivial=dict(tested.trivial),
         validation=spared,
         seed=_whole(config, wire.SEED),
-        frozen=bench.frozen,
-        task_values=dict(bench.task.run_values),
+        frozen=session.frozen,
+        task_values=dict(session.task.run_values),
         best_of=0 if best is None else _whole(config, wire.ROUND),
         validation_examples=0 if best is None else best.samples,
-        privacy=bench.loop.figures(),
-        placed=_placed(config) if bench.settings.unlabelled else "",
-        counted="; ".join(getattr(bench.task, "counted", list)()),
-        num_persons=_persons_of(bench.data.train),
-        test_persons=_persons_of(bench.data.test),
+        privacy=session.loop.figures(),
+        placed=_placed(config) if session.settings.unlabelled else "",
+        counted="; ".join(getattr(session.task, "counted", list)()),
+        num_persons=_persons_of(session.data.train),
+        test_persons=_persons_of(session.data.test),
     )
 
 

@@ -14,8 +14,8 @@ from coterie.client.work.discriminators import (
     train_stack,
 )
 from coterie.client.work.request import RefusedError, Request
+from coterie.client.work.session import Session
 from coterie.client.work.sgd import Stopwatch
-from coterie.client.work.workbench import Workbench
 
 
 def train_discriminators(request: Request) -> RecordDict:
@@ -46,7 +46,7 @@ def _train(request: Request, *, labelled: bool) -> RecordDict:
             content[wire.HITS] = wire.encode_arrays(count_hits(pairs), packed=True)
         train_stack(pairs, plan, seed=seed)
     content[wire.DISCRIMINATORS] = wire.encode_arrays(pairs.arrays(), packed=True)
-    content[wire.METRICS] = _metrics(request.bench, pairs, watch.seconds)
+    content[wire.METRICS] = _metrics(request.session, pairs, watch.seconds)
     return content
 
 
@@ -66,12 +66,12 @@ def _evaluate(request: Request, *, labelled: bool) -> RecordDict:
     with Stopwatch() as watch:
         if pairs.received:
             content[wire.HITS] = wire.encode_arrays(count_hits(pairs), packed=True)
-    content[wire.METRICS] = _metrics(request.bench, pairs, watch.seconds)
+    content[wire.METRICS] = _metrics(request.session, pairs, watch.seconds)
     return content
 
 
 def _pairs(request: Request, *, labelled: bool) -> Pairs:
-    policy = request.bench.settings.policy
+    policy = request.session.settings.policy
     request.refuse_for(policy.auxiliary_objection())
     # Whatever the message says: a discriminator is averaged with that of one other silo.
     request.refuse_for(policy.group_objection({wire.GROUP_SIZE: 2}))
@@ -96,11 +96,11 @@ def _pairs(request: Request, *, labelled: bool) -> Pairs:
         raise RefusedError(str(error)) from None
 
 
-def _metrics(bench: Workbench, pairs: Pairs, seconds: float) -> MetricRecord:
+def _metrics(session: Session, pairs: Pairs, seconds: float) -> MetricRecord:
     metrics = {
-        wire.NUM_EXAMPLES: len(bench.data.train),
+        wire.NUM_EXAMPLES: len(session.data.train),
         wire.HELD_OUT: len(pairs.pool.x_held) if len(pairs.pool.x) else 0,
         wire.DISCRIMINATOR_BYTES: pairs.bytes_each,
         wire.SECONDS: seconds,
     }
-    return bench.permitted(metrics)
+    return session.permitted(metrics)

@@ -24,8 +24,8 @@ from torch.nn.functional import binary_cross_entropy_with_logits, one_hot
 
 from coterie.client.work.data import Held, Part, draw
 from coterie.client.work.measure import batch_size
+from coterie.client.work.session import Session
 from coterie.client.work.sgd import seed_of
-from coterie.client.work.workbench import Workbench
 from coterie.tasks.base import Nest, Task, leaves
 from coterie.tasks.draws import split_by_class
 from coterie.tasks.models import Discriminator
@@ -103,7 +103,7 @@ class Pairs:
 
 
 def open_pairs(
-    bench: Workbench,
+    session: Session,
     received: Model | None,
     labels: Sequence[int],
     *,
@@ -125,11 +125,11 @@ def open_pairs(
         labelled: whether discriminators see the samples' labels; else every label is 0.
         most_bytes: limit for one discriminator, which is made smaller to fit if it can be; 0: none.
     """
-    drawn = seed_of(seed, bench.settings.name, 0, PHASE)
-    pool = _pool(bench, samples=samples, seed=drawn, labelled=labelled)
+    drawn = seed_of(seed, session.settings.name, 0, PHASE)
+    pool = _pool(session, samples=samples, seed=drawn, labelled=labelled)
     torch.manual_seed(seed_of(seed, "", 0, PHASE))
-    module, num_features, short = _fitting(bench.task, pool.x.shape[1], most_bytes)
-    module = module.to(bench.device)
+    module, num_features, short = _fitting(session.task, pool.x.shape[1], most_bytes)
+    module = module.to(session.device)
     pool = _projected(pool, num_features, seed=seed_of(seed, "", 0, PROJECTION))
     if any(True for _ in module.buffers()):
         raise DiscriminatorError(
@@ -138,7 +138,7 @@ def open_pairs(
     return Pairs(
         module,
         _stack(module, received, len(labels), short=short),
-        torch.tensor(labels, dtype=torch.float32, device=bench.device),
+        torch.tensor(labels, dtype=torch.float32, device=session.device),
         pool,
         received=received is not None,
         short=short,
@@ -179,9 +179,9 @@ def _num_bytes(module: nn.Module) -> int:
     return sum(p.numel() * p.element_size() for p in module.parameters())
 
 
-def _pool(bench: Workbench, *, samples: int, seed: int, labelled: bool) -> Pool:
+def _pool(session: Session, *, samples: int, seed: int, labelled: bool) -> Pool:
     """Split the silo's training data: min(half, ``samples``) to train with, the rest held out."""
-    part = bench.data.train
+    part = session.data.train
     # Of what is not in memory, no more is read than discriminators need.
     most = len(part) if isinstance(part, Held) else 2 * max(samples, MOST_READ // 2)
     count = min(min(len(part), most) // 2, samples)
@@ -190,14 +190,14 @@ def _pool(bench: Workbench, *, samples: int, seed: int, labelled: bool) -> Pool:
     second = torch.from_numpy(_second_half(part, held))
     if isinstance(part, Held):
         with torch.no_grad():
-            x = bench.task.discriminator_features(part.x)
-        y = _labels(bench.task, part.y) if labelled else _no_labels(x)
+            x = session.task.discriminator_features(part.x)
+        y = _labels(session.task, part.y) if labelled else _no_labels(x)
     else:
-        x, y = _read(bench.task, part, torch.cat([used, held]))
+        x, y = _read(session.task, part, torch.cat([used, held]))
         y = y if labelled else _no_labels(x)
         used, held = torch.arange(len(x)).tensor_split([len(used)])
-    used, held, second = (rows.to(bench.device) for rows in (used, held, second))
-    return Pool(x[used], y[used], x[held], y[held], max(bench.task.num_classes, 1), second)
+    used, held, second = (rows.to(session.device) for rows in (used, held, second))
+    return Pool(x[used], y[used], x[held], y[held], max(session.task.num_classes, 1), second)
 
 
 def _second_half(part: Part, held: torch.Tensor) -> NDArray[np.bool_]:

@@ -10,7 +10,7 @@ from flwr.app import MetricRecord, RecordDict
 
 from coterie import wire
 from coterie.client.home import rounds
-from coterie.client.home.journal import WRONG, note
+from coterie.client.home.local_log import WRONG, note
 from coterie.client.home.rounds import file_of, write_model
 from coterie.client.work.card import card_of, keep_model
 from coterie.client.work.measure import Evaluation, evaluate, evaluate_in_full, leading
@@ -30,11 +30,11 @@ LAST_ROUND = 2**31
 
 def evaluate_model(request: Request) -> RecordDict:
     """Evaluate the received model on this silo's test data; save it if the server asks."""
-    bench = request.bench
+    session = request.session
     round_number = request.round_number(default=LAST_ROUND)
     before = 0 if request.purpose else round_number + 1
     packed = request.receive(request.personal(), before=before)
-    if bench.settings.unlabelled:
+    if session.settings.unlabelled:
         return _keep_unmeasured(request)
     stages = Begun(request, before=before, packed=packed)
     keep, metric = request.config.get(wire.KEEP), request.metric()
@@ -42,23 +42,23 @@ def evaluate_model(request: Request) -> RecordDict:
     with Stopwatch() as watch:
         spared = request.spared()
         holding = Holding(
-            request=request, bench=spared, after=round_number, metric=metric, ends=final
+            request=request, session=spared, after=round_number, metric=metric, ends=final
         )
         with suppress(RefusedError):  # if the silo trains no further, it keeps the received model
             stages.personalise(spared)
         result = kept = (
-            evaluate_in_full(bench.task, bench.model, spared.data, metric=metric)
+            evaluate_in_full(session.task, session.model, spared.data, metric=metric)
             if keep
-            else evaluate(bench.task, bench.model, spared.data.test, metric=metric)
+            else evaluate(session.task, session.model, spared.data.test, metric=metric)
         )
         if keep and final:
             stages.held(holding)
-    if keep and bench.settings.home:
+    if keep and session.settings.home:
         if holding.best is not None:
-            kept = evaluate_in_full(bench.task, bench.model, spared.data, metric=metric)
-        model = read_weights(bench.model)
-        card = card_of(bench, request.config, model, kept, best=holding.best)
-        keep_model(bench.settings.home, card, model, final=final)
+            kept = evaluate_in_full(session.task, session.model, spared.data, metric=metric)
+        model = read_weights(session.model)
+        card = card_of(session, request.config, model, kept, best=holding.best)
+        keep_model(session.settings.home, card, model, final=final)
     if keep and final:
         _end_run(request)
     figures = {
@@ -68,10 +68,10 @@ def evaluate_model(request: Request) -> RecordDict:
         wire.SECONDS: watch.seconds,
         **_trivial(request, result),
     }
-    if leading(bench.task, metric).name == wire.ERROR and isfinite(result.error):
+    if leading(session.task, metric).name == wire.ERROR and isfinite(result.error):
         figures[WRONG] = round(result.error * result.num_examples)
     note(
-        bench.settings.home,
+        session.settings.home,
         wire.EVALUATE,
         request.run,
         request.config,
@@ -82,14 +82,14 @@ def evaluate_model(request: Request) -> RecordDict:
 
 
 def _keep_unmeasured(request: Request) -> RecordDict:
-    bench = request.bench
+    session = request.session
     if not request.config.get(wire.KEEP):
         request.refuse_for("has no labels yet (unlabelled), so it cannot evaluate a model.")
-    if bench.settings.home:
-        model = read_weights(bench.model)
-        card = card_of(bench, request.config, model, UNMEASURED)
-        keep_model(bench.settings.home, card, model, final=_is_final(request))
-    note(bench.settings.home, wire.EVALUATE, request.run, request.config, {})
+    if session.settings.home:
+        model = read_weights(session.model)
+        card = card_of(session, request.config, model, UNMEASURED)
+        keep_model(session.settings.home, card, model, final=_is_final(request))
+    note(session.settings.home, wire.EVALUATE, request.run, request.config, {})
     return RecordDict({wire.METRICS: MetricRecord({wire.NUM_EXAMPLES: 0})})
 
 
@@ -100,7 +100,7 @@ def _is_final(request: Request) -> bool:
 
 
 def _end_run(request: Request) -> None:
-    rounds.forget(request.bench.settings, OPTIMISER, run=request.run)
+    rounds.forget(request.session.settings, OPTIMISER, run=request.run)
     for stage in request.stages:
         stage.end(request)
 
@@ -110,40 +110,40 @@ def evaluate_model_on_training_data(request: Request) -> RecordDict:
 
     Validation data is left out: it says nothing new about a model that was chosen by it.
     """
-    bench, round_number = request.bench, request.round_number(default=LAST_ROUND)
+    session, round_number = request.session, request.round_number(default=LAST_ROUND)
     request.receive(request.personal(), before=round_number)
     with Stopwatch() as watch:
         data = request.spared().data
-        result = evaluate(bench.task, bench.model, data.train, metric=request.metric())
+        result = evaluate(session.task, session.model, data.train, metric=request.metric())
     return _evaluation(request, result, watch.seconds)
 
 
 def evaluate_ensemble(request: Request) -> RecordDict:
     """Evaluate the mean of the received models' logits on this silo's test data (FedEnsemble)."""
-    bench = request.bench
+    session = request.session
     try:
         members = _members(request)
         for member in members:
-            load_weights(bench.model, member)
+            load_weights(session.model, member)
     except (wire.WireError, ValueError) as error:
         raise RefusedError(str(error)) from None
     with Stopwatch() as watch:
-        part, metric = bench.data.test, request.metric()
-        result = evaluate(bench.task, bench.model, part, metric=metric, members=members)
-    if request.config.get(wire.KEEP) and bench.settings.home:
+        part, metric = session.data.test, request.metric()
+        result = evaluate(session.task, session.model, part, metric=metric, members=members)
+    if request.config.get(wire.KEEP) and session.settings.home:
         named = {f"{i}.{n}": a for i, member in enumerate(members) for n, a in member.items()}
-        write_model(file_of(bench.settings.home, "ensembles", request.run), named)
+        write_model(file_of(session.settings.home, "ensembles", request.run), named)
     return _evaluation(request, result, watch.seconds)
 
 
 def count_labels(request: Request) -> RecordDict:
     """Count the training samples of each label, if this silo's policy allows it (FedGen)."""
-    bench = request.bench
-    request.refuse_for(bench.settings.policy.label_counts_objection())
-    if not isinstance(bench.task.problem, Classes):
+    session = request.session
+    request.refuse_for(session.settings.policy.label_counts_objection())
+    if not isinstance(session.task.problem, Classes):
         request.refuse_for("has no classes to count.")
-    labels = bench.data.train.targets()
-    counts = torch.bincount(labels, minlength=bench.task.num_classes).cpu().numpy()
+    labels = session.data.train.targets()
+    counts = torch.bincount(labels, minlength=session.task.num_classes).cpu().numpy()
     return RecordDict(
         {
             wire.LABELS: wire.encode_arrays({wire.LABELS: counts}, packed=True),
@@ -169,7 +169,7 @@ def _evaluation(request: Request, result: Evaluation, seconds: float) -> RecordD
         **_figures(result),
         **_trivial(request, result),
     }
-    return RecordDict({wire.METRICS: request.bench.permitted(metrics)})
+    return RecordDict({wire.METRICS: request.session.permitted(metrics)})
 
 
 def _figures(result: Evaluation) -> dict[str, float]:
@@ -183,6 +183,6 @@ def _figures(result: Evaluation) -> dict[str, float]:
 
 def _trivial(request: Request, result: Evaluation) -> dict[str, float]:
     """Return the constant baseline's error; it reveals class frequencies, so it seldom leaves."""
-    lead = leading(request.bench.task, request.metric())
+    lead = leading(request.session.task, request.metric())
     value = result.trivial.get(lead.name, nan)
     return {wire.TRIVIAL: lead.shortfall(value)} if isfinite(value) else {}

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 from coterie.client.work.data import Data, Part
+from coterie.client.work.session import Session
 from coterie.client.work.sgd import seed_of
-from coterie.client.work.workbench import Workbench
 
 
-def split_validation(bench: Workbench, share: float, *, run_seed: int) -> Data:
+def split_validation(session: Session, share: float, *, run_seed: int) -> Data:
     """Return the training data less its validation part, which takes the place of the test data."""
-    return _split(bench.data, share, silo=bench.settings.name, run_seed=run_seed)
+    return _split(session.data, share, silo=session.settings.name, run_seed=run_seed)
 
 
 def held_out(data: Data, share: float, *, silo: str, seed: int) -> Part:
@@ -19,12 +19,12 @@ def held_out(data: Data, share: float, *, silo: str, seed: int) -> Part:
     return _split(data, share, silo=silo, run_seed=seed).test
 
 
-def leave_out_validation(bench: Workbench, share: float, *, run_seed: int) -> Workbench:
-    """Return the bench without its validation part; unchanged if the share is 0."""
+def leave_out_validation(session: Session, share: float, *, run_seed: int) -> Session:
+    """Return the session without its validation part; unchanged if the share is 0."""
     if not share:
-        return bench
-    spared = split_validation(bench, share, run_seed=run_seed)
-    return replace(bench, data=replace(bench.data, train=spared.train))
+        return session
+    spared = split_validation(session, share, run_seed=run_seed)
+    return replace(session, data=replace(session.data, train=spared.train))
 
 
 def _split(data: Data, share: float, *, silo: str, run_seed: int) -> Data:

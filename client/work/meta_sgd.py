@@ -25,8 +25,8 @@ from coterie.tasks.base import Task
 
 def train_model_per_fedavg(request: Request) -> RecordDict:
     """Train the received model with Per-FedAvg's steps."""
-    bench, meta_lr = request.bench, request.value(wire.META_LR)
-    training = partial(train_per_fedavg, bench.task, bench.model, meta_lr=meta_lr)
+    session, meta_lr = request.session, request.value(wire.META_LR)
+    training = partial(train_per_fedavg, session.task, session.model, meta_lr=meta_lr)
     return train_and_reply(request, training)
 
 
@@ -34,8 +34,8 @@ def train_model_pfedme(request: Request) -> RecordDict:
     """Train the received model with pFedMe's steps."""
     training = partial(
         train_pfedme,
-        request.bench.task,
-        request.bench.model,
+        request.session.task,
+        request.session.model,
         moreau_lambda=request.value(wire.MOREAU_LAMBDA),
         moreau_lr=request.value(wire.MOREAU_LR),
         inner_steps=request.value(wire.INNER_STEPS),

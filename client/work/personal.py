@@ -11,8 +11,8 @@ import logging
 
 from coterie.client.home import rounds
 from coterie.client.home.settings import SettingsError
+from coterie.client.work.session import Session
 from coterie.client.work.weights import read_weights, travelling
-from coterie.client.work.workbench import Workbench
 from coterie.wire import Model
 
 log = logging.getLogger("coterie.silo")
@@ -24,7 +24,7 @@ class PersonalError(ValueError):
     """The named layers cannot be personal. The text gives the reason."""
 
 
-def personal_names(bench: Workbench, layers: str) -> tuple[str, ...]:
+def personal_names(session: Session, layers: str) -> tuple[str, ...]:
     """Return the names of the arrays that stay here.
 
     ``layers`` is ``head`` for the task's head, or a prefix of array names; empty for none.
@@ -34,29 +34,29 @@ def personal_names(bench: Workbench, layers: str) -> tuple[str, ...]:
     """
     if not layers:
         return ()
-    prefix = bench.task.head if layers == "head" else layers
-    names = list(travelling(bench.model))
+    prefix = session.task.head if layers == "head" else layers
+    names = list(travelling(session.model))
     chosen = tuple(name for name in names if name.startswith(prefix))
     if not chosen:
-        frozen = " Frozen arrays never leave." if bench.frozen else ""
+        frozen = " Frozen arrays never leave." if session.frozen else ""
         raise PersonalError(
             f"no array is named {prefix}…; the model has {', '.join(names[:6])}, ….{frozen}"
         )
     if len(chosen) == len(names):
-        trained = " that is trained" if bench.frozen else ""
+        trained = " that is trained" if session.frozen else ""
         raise PersonalError(f"{prefix!r} matches every array{trained}: nothing would be shared.")
     return chosen
 
 
-def check_policy(bench: Workbench) -> None:
+def check_policy(session: Session) -> None:
     """Check that the silo's model has the layers that its policy names.
 
     Raises:
         SettingsError: ``keep_layers`` cannot be obeyed.
     """
-    layers = bench.settings.policy.keep_layers
+    layers = session.settings.policy.keep_layers
     try:
-        personal_names(bench, layers)
+        personal_names(session, layers)
     except PersonalError as error:
         raise SettingsError(
             f"keep_layers = {layers!r} cannot be kept: {error} Name the head as 'head', or give "
@@ -70,7 +70,7 @@ def without(model: Model, names: tuple[str, ...]) -> Model:
 
 
 def complete(
-    bench: Workbench, shared: Model, names: tuple[str, ...], *, run: str, seed: int, before: int
+    session: Session, shared: Model, names: tuple[str, ...], *, run: str, seed: int, before: int
 ) -> Model:
     """Return the received model with this silo's personal arrays added.
 
@@ -79,22 +79,22 @@ def complete(
     """
     if not names:
         return shared
-    own = rounds.latest(bench.settings, KIND, run=run, before=before)
+    own = rounds.latest(session.settings, KIND, run=run, before=before)
     if own is None:
-        own = read_weights(bench.fresh_model(seed))
+        own = read_weights(session.fresh_model(seed))
     return {
         name: own[name] if name in names else shared[name]
-        for name in travelling(bench.model)
+        for name in travelling(session.model)
         if name in names or name in shared
     }
 
 
-def keep(bench: Workbench, model: Model, names: tuple[str, ...], *, run: str, number: int) -> None:
+def keep(session: Session, model: Model, names: tuple[str, ...], *, run: str, number: int) -> None:
     """Save the personal arrays of a trained model as those after a round."""
     if names:
         if (
-            not bench.settings.home
-            and rounds.latest(bench.settings, KIND, run=run, before=number) is None
+            not session.settings.home
+            and rounds.latest(session.settings, KIND, run=run, before=number) is None
         ):
             log.warning(
                 "the layers of run %s that stay here (%s) are only in this process's memory: "
@@ -103,4 +103,4 @@ def keep(bench: Workbench, model: Model, names: tuple[str, ...], *, run: str, nu
                 ", ".join(names),
             )
         own = {name: model[name] for name in names}
-        rounds.keep(bench.settings, KIND, own, run=run, number=number)
+        rounds.keep(session.settings, KIND, own, run=run, number=number)

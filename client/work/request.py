@@ -13,12 +13,13 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 
 from coterie import wire
 from coterie.client.home.approvals import not_now
-from coterie.client.home.asked import asked_by, quota_objection
+from coterie.client.home.request_counts import asked_by, quota_objection
 from coterie.client.work import personal
 from coterie.client.work.data import Data
 from coterie.client.work.hold_out import leave_out_validation
 from coterie.client.work.measure import leading
 from coterie.client.work.optimisers import Schedule, class_of
+from coterie.client.work.session import Session, of_run, session_of
 from coterie.client.work.sgd import (
     TooFewError,
     TrainPlan,
@@ -28,7 +29,6 @@ from coterie.client.work.sgd import (
 )
 from coterie.client.work.stage import Stage
 from coterie.client.work.weights import load_weights, travelling
-from coterie.client.work.workbench import Workbench, of_run, workbench_of
 from coterie.tasks.base import TaskError, has_own
 from coterie.tasks.draws import fewest_persons, num_persons
 from coterie.wire import Model
@@ -53,14 +53,14 @@ class RefusedError(ValueError):
 
 @dataclass(frozen=True)
 class Request:
-    """A message, and the workbench of its silo. Made by ``answering``.
+    """A message, and the session of its silo. Made by ``answering``.
 
     Every method raises ``RefusedError`` if the silo cannot read the message, or cannot or will
     not do what it asks for.
     """
 
     message: Message
-    bench: Workbench
+    session: Session
     config: ConfigRecord
     stages: tuple[Stage, ...] = ()
 
@@ -102,11 +102,11 @@ class Request:
             if key.startswith(wire.TASK_KEYS)
         }
         try:
-            bench = of_run(self.bench, values)
+            session = of_run(self.session, values)
         except TaskError as error:
             raise RefusedError(str(error)) from None
         work = self.run, wire.whole(self.config.get(wire.ROUND)), self.purpose[:64]
-        request = replace(self, bench=replace(bench, work=work))
+        request = replace(self, session=replace(session, work=work))
         if self.joins:
             request._check_terms()
         for stage in self.stages:
@@ -118,7 +118,7 @@ class Request:
     def is_of_another_study(self) -> bool:
         """Return whether a run of a task that this silo does not serve asks who it is."""
         speaks = self.config.get(wire.PROTOCOL_KEY, wire.PROTOCOL) == wire.PROTOCOL
-        own = self.bench.task.name
+        own = self.session.task.name
         return self.joins and speaks and self.config.get(wire.TASK, own) != own
 
     def _check_run(self) -> None:
@@ -129,31 +129,31 @@ class Request:
                 f"speaks protocol {wire.OLDEST_PROTOCOL} to {wire.PROTOCOL}, the run speaks "
                 f"{protocol!r}. Upgrade the older side: a release works with the one before it."
             )
-        own = self.bench.task.name
+        own = self.session.task.name
         task = self.config.get(wire.TASK, own)
         if task != own:
             self.refuse_for(f"serves task {own!r}, {wire.OTHER_TASK} {task!r}.")
-        if self.bench.settings.also and wire.TASK not in self.config:
+        if self.session.settings.also and wire.TASK not in self.config:
             self.refuse_for("serves several tasks, and this message does not name one.")
-        policy, kind = self.bench.settings.policy, self.message.metadata.message_type
+        policy, kind = self.session.settings.policy, self.message.metadata.message_type
         self.refuse_for(policy.objection(self.config))
         self.refuse_for(policy.type_objection(kind, self.config))
         self.refuse_for(policy.secure_objection(kind, self.config))
-        if self.bench.settings.unlabelled and not wire.kind_of(kind).without_labels:
+        if self.session.settings.unlabelled and not wire.kind_of(kind).without_labels:
             self.refuse_for("has no labels yet (unlabelled): nothing is trained or measured here.")
         run = str(self.config.get(wire.RUN, ""))
         flower_run = str(self.message.metadata.run_id)
-        asked = asked_by(self.bench.settings, run, flower_run)
+        asked = asked_by(self.session.settings, run, flower_run)
         self.refuse_for(asked.objection(kind, self.config, policy))
         if kind != wire.STATISTICS:
-            self.refuse_for(quota_objection(self.bench.settings.home, run, policy.max_kept_runs))
+            self.refuse_for(quota_objection(self.session.settings.home, run, policy.max_kept_runs))
         if kind != wire.DESCRIBE:
             self._check_now()
 
     def _check_now(self) -> None:
         """Refuse, for now, what waits for approval or for the silo's hours."""
         meta = self.message.metadata
-        later = not_now(self.bench.settings, meta.message_type, self.config, str(meta.run_id))
+        later = not_now(self.session.settings, meta.message_type, self.config, str(meta.run_id))
         self.refuse_for(later.why, code=later.code)
 
     def _check_terms(self) -> None:
@@ -162,7 +162,7 @@ class Request:
         if self.config.get(wire.STRATEGY) == wire.ONLY_STATISTICS:
             return  # nothing is trained
         staying = self.personal()
-        if self.bench.settings.unlabelled:
+        if self.session.settings.unlabelled:
             self._check_use_without_labels(staying)
         plan = self.plan()
         self.metric()
@@ -184,14 +184,14 @@ class Request:
 
     def _check_schema(self) -> None:
         """Refuse a run whose schema differs, and name the parts that do."""
-        schema = self.config.get(wire.SCHEMA, self.bench.schema)
-        if schema == self.bench.schema:
+        schema = self.config.get(wire.SCHEMA, self.session.schema)
+        if schema == self.session.schema:
             return
         try:
             parts = wire.decode_parts(self.config.get(wire.SCHEMA_PARTS, "{}"))
         except (TypeError, ValueError):
             parts = {}
-        found = wire.differences(parts, self.bench.parts) if parts else []
+        found = wire.differences(parts, self.session.parts) if parts else []
         self.refuse_for(
             "does not fit the run: its model or task differs from the other silos' "
             f"({', '.join(found) or 'its weights or arrays'}). Ask them for their declaration, "
@@ -201,14 +201,14 @@ class Request:
     def refuse_for(self, objection: str, *, code: int = wire.REFUSED) -> None:
         """Refuse in the silo's name, unless the objection is empty."""
         if objection:
-            raise RefusedError(f"silo {self.bench.settings.name!r} {objection}", code=code)
+            raise RefusedError(f"silo {self.session.settings.name!r} {objection}", code=code)
 
     def personal(self) -> tuple[str, ...]:
         """Return the names of the arrays that stay at this silo in this run."""
-        layers = self.bench.settings.policy.keep_layers
+        layers = self.session.settings.policy.keep_layers
         try:
-            names = personal.personal_names(self.bench, str(self.config.get(wire.PERSONAL, "")))
-            kept = personal.personal_names(self.bench, layers)
+            names = personal.personal_names(self.session, str(self.config.get(wire.PERSONAL, "")))
+            kept = personal.personal_names(self.session, layers)
         except personal.PersonalError as error:
             raise RefusedError(str(error)) from None
         if not set(kept) <= set(names):
@@ -220,7 +220,7 @@ class Request:
         return names
 
     def receive(self, names: tuple[str, ...], *, before: int) -> bool:
-        """Load the message's arrays, completed by the personal ones, into the bench's model.
+        """Load the message's arrays, completed by the personal ones, into the session's model.
 
         Personal arrays are from the last round before ``before``. Return whether arrays came
         packed.
@@ -234,14 +234,14 @@ class Request:
                 kind = self.message.metadata.message_type
                 raise RefusedError(f"a {kind} message needs {wire.ARRAYS!r}.")
             whole = personal.complete(
-                self.bench,
+                self.session,
                 model,
                 names,
                 run=self.run,
                 seed=self.run_seed,
                 before=before,
             )
-            load_weights(self.bench.model, whole)
+            load_weights(self.session.model, whole)
         except RefusedError:
             raise
         except (wire.WireError, ValueError) as error:
@@ -250,7 +250,7 @@ class Request:
 
     def _restored(self, record: ArrayRecord) -> Model:
         """Return the message's model, also if it came in 16-bit numbers."""
-        own = travelling(self.bench.model).items()
+        own = travelling(self.session.model).items()
         like = {n: (tuple(t.shape), str(t.dtype).removeprefix("torch.")) for n, t in own}
         return wire.restore_model(wire.decode_arrays(record), like)
 
@@ -277,10 +277,10 @@ class Request:
     def refuse_with(self, name: str, hooks: Sequence[str], *, idle: object) -> None:
         """Refuse an entry that is not ``idle`` if the task replaces one of these hooks."""
         asked: object = self.config.get(name, idle)
-        own = [hook for hook in hooks if has_own(self.bench.task, hook)]
+        own = [hook for hook in hooks if has_own(self.session.task, hook)]
         if own and asked != idle:
             self.refuse_for(
-                f"cannot take part: its task {self.bench.task.name!r} has its own {own[0]}, "
+                f"cannot take part: its task {self.session.task.name!r} has its own {own[0]}, "
                 f"which cannot be combined with this run's {name} = {asked}."
             )
 
@@ -288,10 +288,10 @@ class Request:
         """Return the settings that all trainings of this round share."""
         asked = {name: self.value(name.replace("_", "-")) for name in COMMON}
         plan = TrainPlan(epochs=1, lr=0.01, schedule=self._schedule(), **asked)
-        if plan.batch_size == 1 and has_batch_norm(self.bench.model):
+        if plan.batch_size == 1 and has_batch_norm(self.session.model):
             raise RefusedError("a model with BatchNorm cannot be trained with batch-size 1.")
         try:
-            require_balance(self.bench.task, plan.balance)
+            require_balance(self.session.task, plan.balance)
             if plan.optimiser != "sgd":
                 class_of(plan.optimiser)
         except TaskError as error:
@@ -302,14 +302,14 @@ class Request:
         """Return the primary metric, if the run names one; else an empty string."""
         name: str = self.value(wire.METRIC)
         try:
-            leading(self.bench.task, name)
+            leading(self.session.task, name)
         except TaskError as error:
             raise RefusedError(str(error)) from None
         return name
 
     def lead(self) -> dict[str, str]:
         """Return name and unit of the primary metric, by which errors are measured."""
-        task = self.bench.task
+        task = self.session.task
         unit = getattr(task.problem, "unit", "")
         return {"metric": leading(task, self.metric()).name, "unit": unit}
 
@@ -319,7 +319,7 @@ class Request:
         ``of`` is what is left of the silo's data; None: all of them.
         """
         share: float = self.value(key)
-        left = self.bench.data if of is None else of
+        left = self.session.data if of is None else of
         if share > 0.5:
             raise RefusedError(f"{key} must be in [0, 0.5]. Got {share}.")
         persons = left.train.persons
@@ -331,10 +331,10 @@ class Request:
             )
         return share
 
-    def spared(self) -> Workbench:
-        """Return the bench without validation data, which no training of this run sees."""
+    def spared(self) -> Session:
+        """Return the session without validation data, which no training of this run sees."""
         share = self.held_out_share(wire.VALIDATION)
-        return leave_out_validation(self.bench, share, run_seed=self.run_seed)
+        return leave_out_validation(self.session, share, run_seed=self.run_seed)
 
     def value(self, name: str) -> Any:
         """Return a declared entry of the message, checked, or the silo's default for it."""
@@ -363,7 +363,7 @@ class Request:
 
     def seed_for(self, purpose: str) -> int:
         """Return the seed of a training for this purpose in this round."""
-        return seed_of(self.run_seed, self.bench.settings.name, self.round_number(), purpose)
+        return seed_of(self.run_seed, self.session.settings.name, self.round_number(), purpose)
 
     def _check_passes(self, plan: TrainPlan, key: str) -> None:
         """Refuse too many passes over the silo's samples; a partial pass counts as a whole one.
@@ -372,22 +372,22 @@ class Request:
         """
         epochs = plan.epochs
         if plan.steps:
-            an_epoch = ceil(len(self.bench.data.train) / plan.batch_size)
+            an_epoch = ceil(len(self.session.data.train) / plan.batch_size)
             epochs = ceil(plan.steps / an_epoch)
         passes = epochs * self.value(wire.INNER_STEPS)
-        self.refuse_for(self.bench.settings.policy.passes_objection(passes, key))
+        self.refuse_for(self.session.settings.policy.passes_objection(passes, key))
 
     def check_samples(self, steps: int, batch: int, *, most: int | None = None) -> None:
         """Refuse a training with too few samples of the silo, or samples of too few persons.
 
         ``steps`` mini-batches of ``batch`` samples (0: whole epochs) use at most ``most`` samples.
         """
-        own, whose = len(self.bench.data.train), self.bench.data.train.persons
+        own, whose = len(self.session.data.train), self.session.data.train.persons
         seen = min(own, own if most is None else most, steps * batch if steps else own)
         behind = None
         if whose is not None:
             behind = fewest_persons(whose, seen), num_persons(whose)
-        policy = self.bench.settings.policy
+        policy = self.session.settings.policy
         self.refuse_for(policy.samples_objection(seen, batch, of=own, persons=behind))
 
     def _one_of(self, key: str, known: Sequence[str], *, default: str) -> str:
@@ -398,7 +398,7 @@ class Request:
 
     def _schedule(self) -> Schedule | None:
         kind, warm_up, rounds = map(self.value, (wire.SCHEDULE, wire.WARM_UP, wire.ROUNDS))
-        own = self.bench.task.lr_factor if has_own(self.bench.task, "lr_factor") else None
+        own = self.session.task.lr_factor if has_own(self.session.task, "lr_factor") else None
         if (kind == "constant" and not warm_up and own is None) or not rounds:
             return None
         if warm_up >= 1:
@@ -423,10 +423,10 @@ def answering(
     def handler(message: Message, context: Context) -> Message:
         config = wire.config_records(message.content).get(wire.CONFIG)
         config = config or ConfigRecord()
-        bench = workbench_of(context, str(config.get(wire.TASK, "")))
-        request = Request(message, bench, config, stages)
+        session = session_of(context, str(config.get(wire.TASK, "")))
+        request = Request(message, session, config, stages)
         if request.is_of_another_study():
-            return Message(wire.encode_description(bench.describe_elsewhere()), reply_to=message)
+            return Message(wire.encode_description(session.describe_elsewhere()), reply_to=message)
         try:
             request = request.checked()
             return Message(work(request), reply_to=message)

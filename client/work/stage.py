@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from coterie.client.home.best import Best
     from coterie.client.work.data import Data, Part
     from coterie.client.work.request import Request
+    from coterie.client.work.session import Session
     from coterie.client.work.sgd import TrainPlan
-    from coterie.client.work.workbench import Workbench
 
 
 class Training(Protocol):
-    """A function that trains the bench's model in place on some data, and returns the loss."""
+    """A function that trains the session's model in place on some data, and returns the loss."""
 
     def __call__(self, part: Part, plan: TrainPlan, *, seed: int) -> float:
         """Train on ``part`` by ``plan``; return the loss as ``sgd.train``."""
@@ -31,10 +31,10 @@ class Training(Protocol):
 
 @dataclass(kw_only=True)
 class Holding:
-    """The model that a silo holds, in the bench: the received one, or what the silo made of it.
+    """The model that a silo holds, in the session: the received one, or what the silo made of it.
 
     Attributes:
-        bench: with that model, and without validation data.
+        session: with that model, and without validation data.
         after: the round after which the silo holds it.
         metric: primary metric; empty: the task's.
         ends: whether the run ends with it, so that the silo may keep an earlier one.
@@ -43,7 +43,7 @@ class Holding:
     """
 
     request: Request
-    bench: Workbench
+    session: Session
     after: int
     metric: str
     ends: bool = False
@@ -56,7 +56,7 @@ class Work(Holding):
     """A training, from the message to the reply.
 
     Attributes:
-        data: the bench's data, less what this training holds out.
+        data: the session's data, less what this training holds out.
         packed: whether the model came packed, and is returned packed.
         staying: names of the arrays that do not leave.
         received: a copy of the received model, if a stage has asked for it.
@@ -74,7 +74,7 @@ class Work(Holding):
 
     def keep_received(self) -> None:
         """Copy the received model, which the training overwrites."""
-        self.received = self.received or read_weights(self.bench.model)
+        self.received = self.received or read_weights(self.session.model)
 
 
 class Stage:
@@ -86,7 +86,7 @@ class Stage:
     name: str
 
     def admit(self, request: Request) -> Request:
-        """Refuse a message, or return it with the bench that the work on it takes.
+        """Refuse a message, or return it with the session that the work on it takes.
 
         As a silo joins a run (``request.joins``), refuse also what later messages would ask.
         """
@@ -105,17 +105,17 @@ class Stage:
         return None
 
     def before(self, mine: Any, work: Work) -> None:
-        """Act before the training, with the received model in the bench."""
+        """Act before the training, with the received model in the session."""
 
-    def personalise(self, mine: Any, bench: Workbench) -> bool:
-        """Turn the model in the bench into the silo's own; return whether it has changed."""
+    def personalise(self, mine: Any, session: Session) -> bool:
+        """Turn the model in the session into the silo's own; return whether it has changed."""
         return False
 
     def held(self, mine: Any, holding: Holding) -> None:
         """Look at the model that the silo holds; at the run's end, load the one to keep instead."""
 
     def after(self, mine: Any, work: Work) -> None:
-        """Train further models after the training; the bench's model may be overwritten."""
+        """Train further models after the training; the session's model may be overwritten."""
 
     def leave(self, mine: Any, work: Work) -> None:
         """Change what leaves, in ``work.leaving`` and ``work.metrics``."""
@@ -136,8 +136,8 @@ class Begun:
         for stage, mine in self.all:
             stage.before(mine, work)
 
-    def personalise(self, bench: Workbench) -> bool:
-        changed = [stage.personalise(mine, bench) for stage, mine in self.all]
+    def personalise(self, session: Session) -> bool:
+        changed = [stage.personalise(mine, session) for stage, mine in self.all]
         return any(changed)
 
     def held(self, holding: Holding) -> None:

@@ -11,7 +11,7 @@ from flwr.app import RecordDict
 
 from coterie import wire
 from coterie.client.home import rounds
-from coterie.client.home.journal import note
+from coterie.client.home.local_log import note
 from coterie.client.work import personal
 from coterie.client.work.card import card_of, keep_model
 from coterie.client.work.diverged import divergence, odd_array
@@ -32,17 +32,19 @@ OPTIMISER = "optimiser"
 def train_model(request: Request) -> RecordDict:
     """Train the received model, also on a generator's latents if there is one, and send it back."""
     slots = _kept_slots(request)
-    training = partial(request.bench.train, added=_added_loss(request), slots=slots)
+    training = partial(request.session.train, added=_added_loss(request), slots=slots)
     return train_and_reply(request, training, slots)
 
 
 def _kept_slots(request: Request) -> Slots | None:
-    bench = request.bench
+    session = request.session
     if request.purpose or not request.value(wire.KEEP_OPTIMISER):
         return None
-    kept = rounds.latest(bench.settings, OPTIMISER, run=request.run, before=request.round_number())
+    kept = rounds.latest(
+        session.settings, OPTIMISER, run=request.run, before=request.round_number()
+    )
     return {
-        name: torch.from_numpy(np.array(array)).to(bench.device)
+        name: torch.from_numpy(np.array(array)).to(session.device)
         for name, array in (kept or {}).items()
     }
 
@@ -50,19 +52,19 @@ def _kept_slots(request: Request) -> Slots | None:
 def train_and_reply(request: Request, training: Training, slots: Slots | None = None) -> RecordDict:
     """Receive, train and reply; the stages act before, after and at the end.
 
-    ``training`` trains the bench's model; ``slots`` is the optimiser state, to be saved.
+    ``training`` trains the session's model; ``slots`` is the optimiser state, to be saved.
     """
     work, stages = _received(request, training)
     with Stopwatch() as watch:
         stages.before(work)
         _evaluate_received(work, stages)
         loss = work.training(work.data.train, work.plan, seed=request.seed())
-        work.trained = read_weights(work.bench.model)
+        work.trained = read_weights(work.session.model)
         work.metrics[wire.TRAIN_LOSS] = loss
         _evaluate_trained(work)
         stages.after(work)
     work.metrics[wire.SECONDS] = watch.seconds
-    settings = request.bench.settings
+    settings = request.session.settings
     note(
         *(settings.home, wire.TRAIN, request.run, request.config, work.metrics), lead=request.lead()
     )
@@ -73,14 +75,14 @@ def train_and_reply(request: Request, training: Training, slots: Slots | None = 
     return RecordDict(
         {
             **{n: wire.encode_arrays(m, packed=work.packed) for n, m in work.leaving.items()},
-            wire.METRICS: request.bench.permitted(work.metrics),
+            wire.METRICS: request.session.permitted(work.metrics),
         }
     )
 
 
 def _received(request: Request, training: Training) -> tuple[Work, Begun]:
-    bench = request.bench
-    request.refuse_for(bench.settings.policy.group_objection(request.config))
+    session = request.session
+    request.refuse_for(session.settings.policy.group_objection(request.config))
     plan, staying = request.plan(), request.personal()
     before = 0 if request.purpose else request.round_number()
     packed = request.receive(staying, before=before)
@@ -88,7 +90,7 @@ def _received(request: Request, training: Training) -> tuple[Work, Begun]:
     spared = request.spared()
     work = Work(
         request=request,
-        bench=spared,
+        session=spared,
         training=training,
         data=spared.data,
         plan=plan,
@@ -97,17 +99,17 @@ def _received(request: Request, training: Training) -> tuple[Work, Begun]:
         metric=request.metric(),
         after=request.round_number() - 1,
     )
-    work.metrics[wire.NUM_EXAMPLES] = len(bench.data.train)
+    work.metrics[wire.NUM_EXAMPLES] = len(session.data.train)
     return work, stages
 
 
 def _evaluate_received(work: Work, stages: Begun) -> None:
-    """Evaluate the received model, if asked; it is in the bench before and after."""
-    request, bench = work.request, work.bench
+    """Evaluate the received model, if asked; it is in the session before and after."""
+    request, session = work.request, work.session
     if not request.config.get(wire.EVALUATE_RECEIVED):
         return
-    changed = stages.personalise(bench)
-    result = evaluate(bench.task, bench.model, bench.data.test, metric=work.metric)
+    changed = stages.personalise(session)
+    result = evaluate(session.task, session.model, session.data.test, metric=work.metric)
     work.metrics |= {
         wire.RECEIVED_LOSS: result.loss,
         wire.RECEIVED_ERROR: result.error,
@@ -115,18 +117,18 @@ def _evaluate_received(work: Work, stages: Begun) -> None:
     }
     stages.held(work)
     if changed:
-        load_weights(bench.model, work.received)
+        load_weights(session.model, work.received)
 
 
 def _evaluate_trained(work: Work) -> None:
-    request, bench = work.request, work.bench
+    request, session = work.request, work.session
     if request.purpose or not request.value(wire.EVALUATE_TRAINED):
         return
-    result = evaluate(bench.task, bench.model, bench.data.test, metric=work.metric)
+    result = evaluate(session.task, session.model, session.data.test, metric=work.metric)
     work.metrics |= {wire.TRAINED_LOSS: result.loss, wire.TRAINED_ERROR: result.error}
-    if bench.settings.home and not odd_array(work.trained):  # what was kept before is worth more
-        card = card_of(bench, request.config, work.trained, result, here=True)
-        keep_model(bench.settings.home, card, work.trained)
+    if session.settings.home and not odd_array(work.trained):  # what was kept before is worth more
+        card = card_of(session, request.config, work.trained, result, here=True)
+        keep_model(session.settings.home, card, work.trained)
 
 
 def _look_at(work: Work, loss: float) -> None:
@@ -141,11 +143,11 @@ def _keep(work: Work, slots: Slots | None) -> None:
     request, run = work.request, work.request.run
     if request.purpose or odd_array(work.trained):  # what was kept before is worth more
         return
-    number, bench = request.round_number(), request.bench
-    personal.keep(bench, work.trained, work.staying, run=run, number=number)
+    number, session = request.round_number(), request.session
+    personal.keep(session, work.trained, work.staying, run=run, number=number)
     if slots is not None:
         kept = {name: slot.detach().cpu().numpy() for name, slot in slots.items()}
-        rounds.keep(bench.settings, OPTIMISER, kept, run=run, number=number, passing=True)
+        rounds.keep(session.settings, OPTIMISER, kept, run=run, number=number, passing=True)
 
 
 def _added_loss(request: Request) -> AddedLoss | None:
@@ -154,11 +156,11 @@ def _added_loss(request: Request) -> AddedLoss | None:
         return None
     try:
         return latent_loss(
-            request.bench.task,
-            request.bench.model,
+            request.session.task,
+            request.session.model,
             wire.decode_arrays(record),
             seed=request.seed(),
-            device=request.bench.device,
+            device=request.session.device,
             generated_weight=request.value(wire.GENERATED_WEIGHT),
             distil_weight=request.value(wire.DISTIL_WEIGHT),
         )

@@ -47,7 +47,7 @@ class Compression(Stage):
 
     def end(self, request: Request) -> None:
         """Forget the rounding error."""
-        rounds.forget(request.bench.settings, KIND, run=request.run)
+        rounds.forget(request.session.settings, KIND, run=request.run)
 
 
 def _format(request: Request) -> str:
@@ -63,12 +63,12 @@ def rounded(
     request: Request, received: Model, trained: Model, wire_format: str
 ) -> tuple[Model, dict[str, float | int]]:
     """Round an update, less what stays at the silo, and keep the error; return it, and metrics."""
-    bench, of_the_round = request.bench, not request.purpose
+    session, of_the_round = request.session, not request.purpose
     before = None
     if of_the_round:
         number = request.round_number()
-        before = rounds.latest(bench.settings, KIND, run=request.run, before=number)
-    parameters = {name for name, _ in bench.model.named_parameters()}
+        before = rounds.latest(session.settings, KIND, run=request.run, before=number)
+    parameters = {name for name, _ in session.model.named_parameters()}
     update = wire.round_update(
         trained,
         received,
@@ -79,5 +79,7 @@ def rounded(
     if update is None:
         return trained, {}
     if of_the_round:
-        rounds.keep(bench.settings, KIND, update.lost, run=request.run, number=number, passing=True)
+        rounds.keep(
+            session.settings, KIND, update.lost, run=request.run, number=number, passing=True
+        )
     return update.arrays, {wire.UPDATE_NORM: update.norm, wire.UPDATE_LOST: update.share}

@@ -27,11 +27,11 @@ from coterie import wire
 from coterie.client.home import rounds
 from coterie.client.work.data import Part
 from coterie.client.work.request import RefusedError, Request
+from coterie.client.work.session import Session
 from coterie.client.work.sgd import TrainPlan
 from coterie.client.work.stage import Stage, Work
 from coterie.client.work.train import train_and_reply
 from coterie.client.work.weights import load_weights, read_weights, travelling
-from coterie.client.work.workbench import Workbench
 from coterie.features.personal.mixture import Mixture, mix_in
 from coterie.wire import Model
 
@@ -56,15 +56,15 @@ class Personal(Stage):
         if mine is not None:
             work.keep_received()
 
-    def personalise(self, mine: Personalisation | None, bench: Workbench) -> bool:
+    def personalise(self, mine: Personalisation | None, session: Session) -> bool:
         if mine is not None:
-            personalise(bench, mine)
+            personalise(session, mine)
         return mine is not None
 
     def after(self, mine: Personalisation | None, work: Work) -> None:
         """Train the personal model that the silo keeps."""
         if mine is not None and not work.request.purpose:
-            train_own(work.bench, work.received, mine)
+            train_own(work.session, work.received, mine)
 
 
 def train_model_apfl(request: Request) -> RecordDict:
@@ -72,7 +72,7 @@ def train_model_apfl(request: Request) -> RecordDict:
     before = 0 if request.purpose else request.round_number()
     own = _own(request, wire.APFL, before=before)
     return train_and_reply(
-        request, partial(train_mixed, request.bench, own, keep=not request.purpose)
+        request, partial(train_mixed, request.session, own, keep=not request.purpose)
     )
 
 
@@ -95,13 +95,13 @@ class Own:
     share: float = 0.0
     share_lr: float = 0.0
 
-    def kept(self, bench: Workbench) -> Model | None:
+    def kept(self, session: Session) -> Model | None:
         """Return the kept model; None before its first round."""
-        return rounds.latest(bench.settings, self.kind, run=self.run, before=self.before)
+        return rounds.latest(session.settings, self.kind, run=self.run, before=self.before)
 
-    def keep(self, bench: Workbench, arrays: Model) -> None:
+    def keep(self, session: Session, arrays: Model) -> None:
         """Keep the model as it is after its round."""
-        rounds.keep(bench.settings, self.kind, arrays, run=self.run, number=self.round)
+        rounds.keep(session.settings, self.kind, arrays, run=self.run, number=self.round)
 
 
 @dataclass(frozen=True)
@@ -116,60 +116,60 @@ class Personalisation:
     own: Own | None = None
 
 
-def personalise(bench: Workbench, how: Personalisation) -> None:
-    """Turn the model received, in ``bench.model``, into the silo's own, in place."""
+def personalise(session: Session, how: Personalisation) -> None:
+    """Turn the model received, in ``session.model``, into the silo's own, in place."""
     if how.own is None:
-        bench.train(bench.data.train, how.plan, seed=how.seed)
+        session.train(session.data.train, how.plan, seed=how.seed)
         return
-    kept = how.own.kept(bench)
+    kept = how.own.kept(session)
     if kept is None:
         return
     if how.own.kind == wire.APFL:
-        mix_in(bench.model, kept)
+        mix_in(session.model, kept)
     else:
-        load_weights(bench.model, _in_order(kept, bench))
+        load_weights(session.model, _in_order(kept, session))
 
 
-def train_own(bench: Workbench, received: Model, how: Personalisation) -> None:
+def train_own(session: Session, received: Model, how: Personalisation) -> None:
     """Train one round of Ditto's own model, which starts as the first model received.
 
-    ``bench.model`` is overwritten; nothing is done without Ditto.
+    ``session.model`` is overwritten; nothing is done without Ditto.
     """
     if (ditto := how.own) is None or ditto.kind != wire.DITTO:
         return
-    load_weights(bench.model, received)
-    personalise(bench, how)
+    load_weights(session.model, received)
+    personalise(session, how)
     plan = replace(how.plan, proximal_mu=ditto.strength)
-    bench.train(bench.data.train, plan, seed=how.seed, towards=received)
-    ditto.keep(bench, read_weights(bench.model))
+    session.train(session.data.train, plan, seed=how.seed, towards=received)
+    ditto.keep(session, read_weights(session.model))
 
 
 def train_mixed(
-    bench: Workbench, own: Own, part: Part, plan: TrainPlan, *, seed: int, keep: bool
+    session: Session, own: Own, part: Part, plan: TrainPlan, *, seed: int, keep: bool
 ) -> float:
-    """Train the model received, in ``bench.model``, and the silo's own with it (APFL).
+    """Train the model received, in ``session.model``, and the silo's own with it (APFL).
 
     The silo's own is kept if ``keep``, which trainings for another purpose do not set. Returns the
     loss of the model received.
     """
     mixture = Mixture(
-        bench.task,
-        bench.model,
+        session.task,
+        session.model,
         part,
         plan,
-        kept=own.kept(bench),
+        kept=own.kept(session),
         share=own.share,
         lr=own.share_lr,
     )
-    loss = bench.train(part, plan, seed=seed, beside=mixture)
+    loss = session.train(part, plan, seed=seed, beside=mixture)
     if keep:
-        own.keep(bench, mixture.arrays())
+        own.keep(session, mixture.arrays())
     return loss
 
 
-def _in_order(own: Model, bench: Workbench) -> Model:
+def _in_order(own: Model, session: Session) -> Model:
     """Return arrays in the model's order; a file lists them by name."""
-    return {name: own[name] for name in travelling(bench.model) if name in own}
+    return {name: own[name] for name in travelling(session.model) if name in own}
 
 
 def _personalisation(request: Request, *, before: int) -> Personalisation | None:
@@ -212,7 +212,7 @@ def _steps_before_a_test(request: Request) -> Personalisation | None:
     """Return steps along the gradient of all training data, with FedProx's pull (Per-FedAvg …)."""
     plan = TrainPlan(
         epochs=request.value(wire.ADAPT_STEPS),
-        batch_size=len(request.bench.data.train),
+        batch_size=len(request.session.data.train),
         lr=request.value(wire.ADAPT_LR),
         proximal_mu=request.value(wire.ADAPT_MU),
     )

@@ -24,10 +24,10 @@ from coterie.client.work.card import card_of, keep_model
 from coterie.client.work.data import Part
 from coterie.client.work.measure import evaluate_in_full
 from coterie.client.work.request import RefusedError, Request
+from coterie.client.work.session import Loop, Session
 from coterie.client.work.sgd import TrainPlan
 from coterie.client.work.stage import Stage, Training, Work
 from coterie.client.work.weights import read_weights
-from coterie.client.work.workbench import Loop, Workbench
 from coterie.features.privacy.budget import Budget, SpentError, require_opacus
 from coterie.features.privacy.dp_sgd import (
     Private,
@@ -107,20 +107,20 @@ def _cannot(what: str, key: str) -> str:
     )
 
 
-def private_of(bench: Workbench) -> Private | None:
+def private_of(session: Session) -> Private | None:
     """Return how the silo trains with differential privacy; None if it does not."""
-    if bench.settings.privacy is None:
+    if session.settings.privacy is None:
         return None
-    run, number, purpose = bench.work
-    return Private(Budget(bench.settings, bench.num_examples, run), run, number, purpose)
+    run, number, purpose = session.work
+    return Private(Budget(session.settings, session.num_examples, run), run, number, purpose)
 
 
-def check_privacy(bench: Workbench) -> None:
+def check_privacy(session: Session) -> None:
     """Check [privacy]: Opacus and δ (``SettingsError``), and the task (``TaskError``)."""
-    if (private := private_of(bench)) is not None:
+    if (private := private_of(session)) is not None:
         require_opacus()
         _ = private.budget.delta
-        require_private(bench.task, bench.model)
+        require_private(session.task, session.model)
 
 
 def _train(
@@ -150,30 +150,32 @@ class DifferentialPrivacy(Stage):
 
     def admit(self, request: Request) -> Request:
         """Refuse what cannot be private or exceeds the budget; let all else train with noise."""
-        bench = request.bench
-        if (private := private_of(bench)) is None:
+        session = request.session
+        if (private := private_of(session)) is None:
             return request
         request.refuse_for(objection(request.message.metadata.message_type, request.config))
         if request.joins:
             try:
-                check_privacy(bench)
+                check_privacy(session)
             except TaskError as error:  # of a model that the run's own keys make
                 raise RefusedError(str(error)) from None
             _check_budget(request, private)
         loop = Loop(partial(_train, private), partial(_figures, private), STAYING)
-        return replace(request, bench=replace(bench, loop=loop))
+        return replace(request, session=replace(session, loop=loop))
 
     def before(self, mine: None, work: Work) -> None:
         """Report the noise of the update; keep the received model if the budget is spent.
 
         The coordinator compares updates, and would otherwise mistake noise for a difference.
         """
-        bench, private = work.bench, private_of(work.bench)
+        session, private = work.session, private_of(work.session)
         if private is None:
             return
-        each = noise_per_number(bench.task, bench.model, work.data.train, work.plan, private.terms)
+        each = noise_per_number(
+            session.task, session.model, work.data.train, work.plan, private.terms
+        )
         if each is not None:
-            work.metrics[wire.UPDATE_NOISE] = each * num_trained(bench.model, work.staying)
+            work.metrics[wire.UPDATE_NOISE] = each * num_trained(session.model, work.staying)
         work.training = partial(_train_or_keep, work, work.training)
 
 
@@ -182,7 +184,7 @@ def _check_budget(request: Request, private: Private) -> None:
     rounds = request.value(wire.ROUNDS)
     if not rounds:
         return
-    plan, model, data = request.plan(), request.bench.model, request.bench.data
+    plan, model, data = request.plan(), request.session.model, request.session.data
     of_a_round = [plan]
     if request.config.get(wire.PERSONALISE) in (wire.FINETUNE, wire.DITTO):
         of_a_round.append(replace(plan, epochs=request.value(wire.PERSONAL_EPOCHS), steps=0))
@@ -204,10 +206,13 @@ def _train_or_keep(
     try:
         return training(part, plan, seed=seed)
     except RefusedError:
-        bench, config = work.bench, ConfigRecord({**work.request.config, wire.ROUND: work.after})
-        if not work.request.purpose and work.after >= 1 and bench.settings.home:
-            result = evaluate_in_full(bench.task, bench.model, bench.data, metric=work.metric)
-            model = read_weights(bench.model)
-            card = card_of(bench, config, model, result)
-            keep_model(bench.settings.home, card, model, final=True)
+        session, config = (
+            work.session,
+            ConfigRecord({**work.request.config, wire.ROUND: work.after}),
+        )
+        if not work.request.purpose and work.after >= 1 and session.settings.home:
+            result = evaluate_in_full(session.task, session.model, session.data, metric=work.metric)
+            model = read_weights(session.model)
+            card = card_of(session, config, model, result)
+            keep_model(session.settings.home, card, model, final=True)
         raise

@@ -90,7 +90,7 @@ class Secure(Stage):
         own = wire.OWN_ROUND in request.config
         purpose = str(request.config.get(wire.OWN_PURPOSE, ""))
         meant = (request.integer(wire.OWN_ROUND, minimum=1), purpose) if own else None
-        forget(request.bench.settings, request.run, but=meant)
+        forget(request.session.settings, request.run, but=meant)
 
 
 def send_key(request: Request) -> RecordDict:
@@ -115,7 +115,7 @@ def keep_back(
     request: Request, received: Model, trained: Model
 ) -> tuple[dict[str, Model], dict[str, float]]:
     """Keep a trained model here; return what leaves instead: arrays by record, and metrics."""
-    settings = request.bench.settings
+    settings = request.session.settings
     own, secrets = own_model(request), _secrets(request)
     came = wire.model_hash(received) if own is None else own.received
     start = came if own is None else own.trained_as
@@ -152,7 +152,7 @@ def sum_masked(request: Request) -> RecordDict:
     secrets = _secrets(request)
     peers = _peers(request, secrets)
     _check_sum(request, asked, secrets, peers)
-    settings = request.bench.settings
+    settings = request.session.settings
     kept = held_back(request, asked.round, asked.purpose)
     model = kept.model
     if kept.key != secrets.public.hex():
@@ -172,7 +172,7 @@ def sum_masked(request: Request) -> RecordDict:
     if part not in secrets.sums and not _is_played(request):  # before anything leaves
         secrets.with_sum(part)
     try:
-        samples = len(request.bench.data.train)
+        samples = len(request.session.data.train)
         if asked.limit is not None:
             model = within(model, kept.start, asked.limit.of(samples))
         masked = fixed(model, asked.share(samples), asked.bounds)
@@ -202,20 +202,20 @@ def own_model(request: Request) -> Held | None:
     samples = request.real(wire.OWN_LONGEST_OF, default=0.0, below=math.inf)
     if not (norm and samples):
         return found
-    longest = Limit(norm, samples).of(len(request.bench.data.train))
+    longest = Limit(norm, samples).of(len(request.session.data.train))
     return replace(found, model=within(found.model, found.start, longest))
 
 
 def held_back(request: Request, number: int, purpose: str) -> Held:
     """Return what this silo has trained in a round of this run and kept back."""
-    found = held(request.bench.settings, run=request.run, number=number, purpose=purpose)
+    found = held(request.session.settings, run=request.run, number=number, purpose=purpose)
     if found is None:
         raise RefusedError(
-            f"silo {request.bench.settings.name!r} no longer has its training of round "
+            f"silo {request.session.settings.name!r} no longer has its training of round "
             f"{number}: it was restarted without a folder since, or its folder was changed."
         )
     # Files have arrays in another order.
-    names = [name for name in travelling(request.bench.model) if name in found.model]
+    names = [name for name in travelling(request.session.model) if name in found.model]
     model, start = ({n: of[n] for n in names} for of in (found.model, found.start))
     return replace(found, model=model, start=start)
 
@@ -223,12 +223,12 @@ def held_back(request: Request, number: int, purpose: str) -> Held:
 def _secrets(request: Request) -> RunSecrets:
     if not request.config.get(wire.RUN):
         raise RefusedError("a secure run must have a name.")
-    return secrets_of(request.bench.settings, request.run)
+    return secrets_of(request.session.settings, request.run)
 
 
 def _is_played(request: Request) -> bool:
     """Return whether all is in one process with nothing kept, where runs may share a name."""
-    return not request.bench.settings.home and request.message.metadata.run_id == 0
+    return not request.session.settings.home and request.message.metadata.run_id == 0
 
 
 def _read_peers(request: Request) -> dict[str, Peer]:
@@ -246,7 +246,7 @@ def _objection(request: Request, own: RunSecrets, peer: Peer) -> str:
     if why:
         return f"takes part in no sum with it: {why}"
     known = fingerprint_of_key(peer.identity) if peer.identity else ""
-    return request.bench.settings.policy.peer_objection(peer.name, known)
+    return request.session.settings.policy.peer_objection(peer.name, known)
 
 
 def _peers(request: Request, own: RunSecrets) -> dict[str, Peer]:
@@ -258,10 +258,10 @@ def _peers(request: Request, own: RunSecrets) -> dict[str, Peer]:
 
 def _check_sum(request: Request, asked: Sum, secrets: RunSecrets, peers: dict[str, Peer]) -> None:
     """Refuse a sum that is not valid, or of too few silos."""
-    least = max(FEWEST, request.bench.settings.policy.min_group_size)
+    least = max(FEWEST, request.session.settings.policy.min_group_size)
     if asked.run != secrets.run or secrets.name not in asked.members:
         request.refuse_for("was asked for a sum that does not include it.")
-    if not 0 < asked.share(len(request.bench.data.train)) <= 1:
+    if not 0 < asked.share(len(request.session.data.train)) <= 1:
         request.refuse_for("was asked for a weight above 1 in a sum.")
     if set(asked.members) != set(peers):
         request.refuse_for("did not receive the keys of exactly the silos in the sum.")
@@ -381,7 +381,7 @@ def _sketches(request: Request, received: Model) -> dict[str, Sketch]:
         raise RefusedError(f"{wire.SKETCH_OF} cannot be {wanted[:40]!r}.")
     names = set(received)
     if wanted == "parameters":
-        names &= {name for name, _ in request.bench.model.named_parameters()}
+        names &= {name for name, _ in request.session.model.named_parameters()}
     layers = str(request.config.get(wire.SKETCH_LAYERS, "all"))
     sizes = sketch_sizes(received, layers)
     if not sizes:

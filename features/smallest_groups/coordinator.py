@@ -1,7 +1,7 @@
 """Leave silos out whose group is smaller than they accept.
 
-``coterie.strategies.rounds.policy`` forms and averages groups within these limits already; here
-silos are left out of groups in which too few answered.
+``coterie.strategies.rounds.minimum_sizes`` forms and averages groups within these limits already;
+here silos are left out of groups in which too few answered.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import ClassVar
 
 from coterie import wire
-from coterie.strategies.rounds.policy import withdraw
+from coterie.strategies.rounds.minimum_sizes import withdraw
 from coterie.strategies.rounds.stage import Came, Outcome, Played, Room, Scene, Stage
 
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from coterie import wire
 from coterie.client.work.data import Data, to_device
-from coterie.client.work.workbench import Workbench, hash_of, read_unlabelled
+from coterie.client.work.session import Session, hash_of, read_unlabelled
 from coterie.tasks.base import ColumnScale, Samples, SiloData, StreamedData, TaskError
 from coterie.tasks.draws import fewest_persons
 
@@ -25,13 +25,13 @@ _in_scale: dict[int, tuple[Data, ColumnScale, Data, str]] = {}
 _loading = Lock()
 
 
-def column_sums(bench: Workbench) -> RecordDict:
+def column_sums(session: Session) -> RecordDict:
     """Return count, mean and sum of squared deviations of each column.
 
     A column with too few numbers, or those of too few persons, gives zeros.
     """
-    found = bench.task.column_sums(bench.settings.options)
-    enough = _persons(bench, found) >= bench.settings.policy.column_sums_from
+    found = session.task.column_sums(session.settings.options)
+    enough = _persons(session, found) >= session.settings.policy.column_sums_from
     counts, means, squares = np.where(enough[:, None], found[:, :3], 0.0).T.tolist()
     metrics = {
         wire.COLUMN_COUNTS: [int(count) for count in counts],
@@ -41,9 +41,9 @@ def column_sums(bench: Workbench) -> RecordDict:
     return RecordDict({wire.METRICS: MetricRecord(metrics)})
 
 
-def _persons(bench: Workbench, found: NDArray[np.float64]) -> NDArray[np.float64]:
+def _persons(session: Session, found: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return how many persons contribute to each column (columns,), or a lower bound."""
-    persons, counts = bench.data.train.persons, found[:, 0]
+    persons, counts = session.data.train.persons, found[:, 0]
     if persons is None:
         return counts
     if found.shape[1] > 3:
@@ -51,38 +51,38 @@ def _persons(bench: Workbench, found: NDArray[np.float64]) -> NDArray[np.float64
     return np.array([fewest_persons(persons, int(count)) for count in counts], np.float64)
 
 
-def in_scale(bench: Workbench, numbers: object) -> Workbench:
-    """Return the workbench with its data in a run's scale, ``wire.SCALE`` of a message.
+def in_scale(session: Session, numbers: object) -> Session:
+    """Return the session with its data in a run's scale, ``wire.SCALE`` of a message.
 
     Data are read again if the scale is new. Raises ``ValueError`` if it does not fit these
     columns, or the data have changed or are not readable.
     """
-    scale = _scale(numbers, bench.task.pooled_columns)
+    scale = _scale(numbers, session.task.pooled_columns)
     with _loading:
-        known = _in_scale.get(id(bench.data))
-        if known is None or known[0] is not bench.data or known[1] != scale:
-            known = _in_scale[id(bench.data)] = bench.data, scale, *_scaled(bench, scale)
-    task = bench.task.of_scale(scale)
-    return replace(bench, task=task, data=known[2], scale=scale, data_hash=known[3])
+        known = _in_scale.get(id(session.data))
+        if known is None or known[0] is not session.data or known[1] != scale:
+            known = _in_scale[id(session.data)] = session.data, scale, *_scaled(session, scale)
+    task = session.task.of_scale(scale)
+    return replace(session, task=task, data=known[2], scale=scale, data_hash=known[3])
 
 
-def _scaled(bench: Workbench, scale: ColumnScale) -> tuple[Data, str]:
-    task = bench.task
+def _scaled(session: Session, scale: ColumnScale) -> tuple[Data, str]:
+    task = session.task
     task.scale = scale
     try:
-        if bench.settings.unlabelled:
-            loaded: SiloData | StreamedData | Samples = read_unlabelled(task, bench.settings)
+        if session.settings.unlabelled:
+            loaded: SiloData | StreamedData | Samples = read_unlabelled(task, session.settings)
         else:
-            loaded = task.load(bench.settings.options)
+            loaded = task.load(session.settings.options)
     except TaskError as error:
         # Its text may name a file, or quote what stands in it.
         raise ValueError("can no longer read its data; see the silo's log.") from error
     finally:
         task.scale = None
-    data = to_device(loaded, bench.device, workers=bench.settings.workers)
-    if (len(data.train), len(data.test)) != (len(bench.data.train), len(bench.data.test)):
+    data = to_device(loaded, session.device, workers=session.settings.workers)
+    if (len(data.train), len(data.test)) != (len(session.data.train), len(session.data.test)):
         raise ValueError("has different data than when it was started. Restart it.")
-    return data, hash_of(loaded) if bench.settings.home else ""
+    return data, hash_of(loaded) if session.settings.home else ""
 
 
 def _scale(numbers: object, columns: int) -> ColumnScale:

@@ -26,8 +26,8 @@ from coterie.client.home.policy import STATISTICS
 from coterie.client.work.data import Part
 from coterie.client.work.measure import batch_size
 from coterie.client.work.request import RefusedError, Request
+from coterie.client.work.session import Session
 from coterie.client.work.stage import Stage
-from coterie.client.work.workbench import Workbench
 from coterie.features.statistics.columns import column_sums, in_scale
 from coterie.features.statistics.counts import (
     MAX_CELLS,
@@ -62,47 +62,47 @@ class Scaled(Stage):
 
     def admit(self, request: Request) -> Request:
         """Return the request with the silo's data in the run's scale, if its task needs one."""
-        bench, kind = request.bench, request.message.metadata.message_type
-        if not bench.task.pooled_columns or wire.kind_of(kind).before_scale:
+        session, kind = request.session, request.message.metadata.message_type
+        if not session.task.pooled_columns or wire.kind_of(kind).before_scale:
             return request
         try:
-            return replace(request, bench=in_scale(bench, request.config.get(wire.SCALE)))
+            return replace(request, session=in_scale(session, request.config.get(wire.SCALE)))
         except ValueError as error:
             if error.__cause__ is not None:
                 log.error("the data can no longer be read: %s", error.__cause__)
-            raise RefusedError(f"silo {bench.settings.name!r} {error}") from None
+            raise RefusedError(f"silo {session.settings.name!r} {error}") from None
 
 
 def report_column_sums(request: Request) -> RecordDict:
     """Return count, mean and deviation of each numeric column, if this silo's policy allows it."""
-    request.refuse_for(request.bench.settings.policy.column_sums_objection())
-    if not request.bench.task.pooled_columns:
+    request.refuse_for(request.session.settings.policy.column_sums_objection())
+    if not request.session.task.pooled_columns:
         request.refuse_for("has no columns scaled by the federation.")
-    return column_sums(request.bench)
+    return column_sums(request.session)
 
 
 def report_statistics(request: Request) -> RecordDict:
     """Return counts of the training samples by column, if this silo's policy allows it."""
-    request.refuse_for(request.bench.settings.policy.statistics_objection())
+    request.refuse_for(request.session.settings.policy.statistics_objection())
     try:
-        return _statistics(request.bench)
+        return _statistics(request.session)
     except TaskError as error:
         # Its text may name a file, or quote what stands in it.
         log.error("statistics cannot be computed: %s", error)
         raise RefusedError(
-            f"silo {request.bench.settings.name!r} can no longer read its data, or the data "
+            f"silo {request.session.settings.name!r} can no longer read its data, or the data "
             "changed after the silo started; see the silo's log."
         ) from None
 
 
-def _statistics(bench: Workbench) -> RecordDict:
+def _statistics(session: Session) -> RecordDict:
     """Return the counts that the silo's policy allows to leave.
 
     Raises ``TaskError`` if the data cannot be read again, or have changed since the silo started.
     """
-    policy, data = bench.settings.policy, bench.data
-    inputs = list(_inputs(bench)) if INPUTS in policy.statistics else []
-    targets = list(_targets(bench.task, data.train)) if TARGETS in policy.statistics else []
+    policy, data = session.settings.policy, session.data
+    inputs = list(_inputs(session)) if INPUTS in policy.statistics else []
+    targets = list(_targets(session.task, data.train)) if TARGETS in policy.statistics else []
     if any(len(column.values) != len(data.train) for column in (*inputs, *targets)):
         raise TaskError("the data changed after the silo started. Restart it.")
     kept = inputs[: MAX_COLUMNS - min(len(targets), MAX_COLUMNS)], targets[:MAX_COLUMNS]
@@ -112,7 +112,7 @@ def _statistics(bench: Workbench) -> RecordDict:
             samples=len(data.train),
             tests=len(data.test),
             least=least,
-            shapes=bench.shapes[:MAX_CELLS],
+            shapes=session.shapes[:MAX_CELLS],
             inputs=tuple(count(column, least, persons) for column in kept[0]),
             targets=tuple(count(column, least, persons) for column in kept[1]),
             left_out=len(inputs) + len(targets) - len(kept[0]) - len(kept[1]),
@@ -278,12 +278,12 @@ def _is_open(total: int, number: int, least: int) -> bool:
 # ---------------------------------------------------------------- columns of what is no table
 
 
-def _inputs(bench: Workbench) -> Iterator[Column]:
-    own = bench.task.columns(bench.settings.options)
+def _inputs(session: Session) -> Iterator[Column]:
+    own = session.task.columns(session.settings.options)
     if own:
         yield from own
         return
-    parts = [leaves(x) for x, _ in bench.data.train.batches(None, batch_size(bench.data.train))]
+    parts = [leaves(x) for x, _ in session.data.train.batches(None, batch_size(session.data.train))]
     for number, batches in enumerate(zip(*parts, strict=True), start=1):
         of = f" of input {number}" if len(parts[0]) > 1 else ""
         yield from _columns_of([batch.cpu() for batch in batches], of)

@@ -31,12 +31,12 @@ class Validation(Stage):
 
     def before(self, mine: None, work: Work) -> None:
         """Hold out what this training alone leaves out, and evaluate the received model on it."""
-        request, bench = work.request, work.bench
+        request, session = work.request, work.session
         share = request.held_out_share(wire.HOLDOUT, of=work.data)
         if not share:
             return
-        work.data = split_validation(bench, share, run_seed=request.run_seed)
-        found = evaluate(bench.task, bench.model, work.data.test, metric=work.metric)
+        work.data = split_validation(session, share, run_seed=request.run_seed)
+        found = evaluate(session.task, session.model, work.data.test, metric=work.metric)
         work.metrics |= {
             wire.HOLDOUT_ERROR: found.error,
             wire.HOLDOUT_EXAMPLES: found.num_examples,
@@ -49,16 +49,16 @@ class Validation(Stage):
         share = request.held_out_share(wire.VALIDATION)
         if not share:
             return
-        bench, run = request.bench, request.run
-        part = split_validation(bench, share, run_seed=request.run_seed).test
-        found = evaluate(bench.task, bench.model, part, metric=holding.metric)
+        session, run = request.session, request.run
+        part = split_validation(session, share, run_seed=request.run_seed).test
+        found = evaluate(session.task, session.model, part, metric=holding.metric)
         holding.metrics[wire.RECEIVED_VALIDATION_ERROR] = found.error
-        keeps = request.config.get(wire.KEEP_BEST) and bench.settings.home
+        keeps = request.config.get(wire.KEEP_BEST) and session.settings.home
         if not keeps or holding.after < 1:  # w⁰, of round 0, is not kept
             return
         worth = Best(found.error, found.loss, holding.after, found.num_examples)
-        holding.best = best.consider(bench.settings, read_weights(bench.model), worth, run=run)
+        holding.best = best.consider(session.settings, read_weights(session.model), worth, run=run)
         if holding.ends and holding.best is not None:
-            arrays = best.load(bench.settings, holding.best, run=run)
-            best.keep_only(bench.settings, holding.best, run=run)
-            load_weights(bench.model, {name: arrays[name] for name in travelling(bench.model)})
+            arrays = best.load(session.settings, holding.best, run=run)
+            best.keep_only(session.settings, holding.best, run=run)
+            load_weights(session.model, {name: arrays[name] for name in travelling(session.model)})

@@ -12,7 +12,7 @@ from pathlib import Path
 from tempfile import TemporaryFile
 
 from coterie import wire
-from coterie.server.machine import shelf
+from coterie.server.machine import blob_store
 from coterie.system.files import why_unwritten
 from coterie.wire.bundles import PIECE_BYTES
 
@@ -43,7 +43,7 @@ class Announced:
     large: bool = False
     spool: Spool | None = None
     places: dict[str, int] = field(default_factory=dict)
-    room: shelf.Room | None = None
+    room: blob_store.Room | None = None
     received: bool = False
 
     @property
@@ -59,7 +59,7 @@ class Announced:
         if not self.places:
             return
         with suppress(OSError):  # each is shown by itself then
-            self.room = shelf.Room(len(self.places))
+            self.room = blob_store.Room(len(self.places))
 
     def take(self, object_id: str, content: wire.Content, folder: Path | None) -> None:
         """Add a fetched object; pieces of a large reply go to a file in ``folder``."""

@@ -21,8 +21,8 @@ from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest, ObjectTree, Pu
 from flwr.proto.node_pb2 import Node
 
 from coterie import wire
-from coterie.server.machine import shelf
-from coterie.server.machine.holding import Room
+from coterie.server.machine import blob_store
+from coterie.server.machine.long_polling import Room
 from coterie.wire.flower import inflatable_object
 
 log = logging.getLogger("flwr")
@@ -154,7 +154,11 @@ class Carrying(_Flowers):  # type: ignore[misc]
         )
 
     def _give_along(
-        self, answer: Any, caller: Node | None, filed: shelf.Shelf, context: grpc.ServicerContext
+        self,
+        answer: Any,
+        caller: Node | None,
+        filed: blob_store.BlobStore,
+        context: grpc.ServicerContext,
     ) -> None:
         """Attach small available objects; a message that is complete then counts as confirmed."""
         left = wire.ALONG_BYTES
@@ -180,7 +184,7 @@ class Carrying(_Flowers):  # type: ignore[misc]
         self,
         tree: ObjectTree,
         whose: dict[str, Any],
-        filed: shelf.Shelf,
+        filed: blob_store.BlobStore,
         most: int,
         context: grpc.ServicerContext,
     ) -> tuple[list[bytes], bool]:

@@ -13,8 +13,8 @@ from flwr.server.superlink.fleet.grpc_rere.node_auth_server_interceptor import (
 )
 from flwr.server.superlink.linkstate import LinkStateFactory
 
-from coterie.server.machine.allowance import Limited
 from coterie.server.machine.carrying import Carrying, Exchange
+from coterie.server.machine.quota import Limited
 from coterie.server.machine.stores import Stores
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from sqlalchemy.exc import SQLAlchemyError
 
-from coterie.server.machine import shelf
+from coterie.server.machine import blob_store
 from coterie.strategies.errors import FederationError
 
 DEADLINE_S, LOOK_S = 30.0, 0.1
@@ -50,7 +50,11 @@ def _delete(database: Path) -> None:
     stores = ObjectStoreFactory(str(database))
     state = LinkStateFactory(str(database), NoOpFederationManager(), stores).state()
     store = stores.store()
-    files = shelf.Shelf(shelf.beside(database)) if shelf.beside(database).is_dir() else None
+    files = (
+        blob_store.BlobStore(blob_store.beside(database))
+        if blob_store.beside(database).is_dir()
+        else None
+    )
     # Only those: the SuperLink may be writing files that the database is to have in a moment.
     known = [] if files is None else [name for name in files.names if name in store]
     for run in state.get_run_info(statuses=["finished"]):

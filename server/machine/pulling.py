@@ -38,7 +38,7 @@ from flwr.proto.runtime_pb2 import (
 from flwr.serverapp import Grid
 
 from coterie import wire
-from coterie.server.machine import shelf
+from coterie.server.machine import blob_store
 from coterie.server.machine.announced import Announced
 from coterie.server.machine.appcalls import CALL_DEADLINE_S, runtime_calls, said
 from coterie.server.machine.parcels import Nodes, Parcel
@@ -95,7 +95,7 @@ class _BoundedGrid(Grid):
         # A channel of its own for objects, so that gRPC refuses one that is too large, also one
         # that is small only while it is compressed, before it is in memory.
         self._objects = runtime_calls(inner, wire.MAX_OBJECT_BYTES)
-        self._shelf: shelf.Shelf | None = None
+        self._shelf: blob_store.BlobStore | None = None
         self._asked = False
         self._along = False
         """The SuperLink, coterie's, takes small objects along with messages."""
@@ -199,11 +199,11 @@ class _BoundedGrid(Grid):
             return
         self._asked = True
         request = PullObjectRequest(
-            node=self.inner.node, run_id=self.inner.run.run_id, object_id=shelf.WHERE
+            node=self.inner.node, run_id=self.inner.run.run_id, object_id=blob_store.WHERE
         )
         with suppress(grpc.RpcError):
             answer = self._objects.PullObject(request, timeout=CALL_DEADLINE_S)
-            self._shelf = shelf.find(bytes(answer.object_content))
+            self._shelf = blob_store.find(bytes(answer.object_content))
 
     def _push(self, session: str, object_id: str, content: wire.Content) -> None:
         request = partial(wire.Pushed, self.inner.node, self.inner.run.run_id, object_id, session)

@@ -13,7 +13,7 @@ from flwr.supercore.interceptors import get_authenticated_task
 from flwr.superlink.servicer.runtime.runtime_servicer import SuperLinkRuntimeServicer
 
 from coterie import wire
-from coterie.server.machine import shelf
+from coterie.server.machine import blob_store
 from coterie.server.machine.carrying import Carrying, Exchange, metadatum
 from coterie.server.machine.stores import Laid, Stores, laid
 
@@ -57,7 +57,7 @@ class Runtime(Carrying, _Sharing):
     def PullObject(self, request: Any, context: grpc.ServicerContext) -> Any:
         """Hand out an object, but not one that its caller finds in the folder."""
         on = self.objectstore_factory.store().shelf
-        if request.object_id == shelf.WHERE and on is not None:
+        if request.object_id == blob_store.WHERE and on is not None:
             on.forget_unannounced()
             return wire.Pulled(True, True, on.location())
         if request.object_id == wire.WAITING:

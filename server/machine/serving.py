@@ -36,10 +36,10 @@ from flwr.superlink.servicer.control.control_account_auth_interceptor import (
 )
 from flwr.superlink.servicer.control.control_servicer import ControlServicer
 
-from coterie.server.machine.allowance import CALL_BYTES
 from coterie.server.machine.carrying import Exchange, FewCopies
 from coterie.server.machine.fleet import Fleet, Signed
-from coterie.server.machine.holding import GrpcWaiting
+from coterie.server.machine.long_polling import GrpcWaiting
+from coterie.server.machine.quota import CALL_BYTES
 from coterie.server.machine.runtime import Runtime
 from coterie.server.machine.stores import Stores
 from coterie.server.machine.superlink import flower_command, replace_in

@@ -1,8 +1,8 @@
 """Flower's object stores, in memory and in a database, with large objects in files.
 
 The files are in a folder that the SuperLink shares with the ServerApps of its machine
-(``coterie.server.machine.shelf``). An object is checked and written before Flower stores it, which
-it does one at a time: so objects of several silos are written in parallel.
+(``coterie.server.machine.blob_store``). An object is checked and written before Flower stores it,
+which it does one at a time: so objects of several silos are written in parallel.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from flwr.supercore.object_store.sql_object_store import SqlObjectStore
 from sqlalchemy import event, text
 
 from coterie import wire
-from coterie.server.machine import shelf
+from coterie.server.machine import blob_store
 from coterie.system.files import LockedError, why_unwritten
 from coterie.wire.flower import inflatable_utils
 
@@ -51,7 +51,7 @@ class Laid:
 class Filed:
     """The base of both stores: large objects are in files of ``shelf``, if there is one."""
 
-    shelf: shelf.Shelf | None = None
+    shelf: blob_store.BlobStore | None = None
 
     def lacks(self, object_id: str) -> bool:
         """Return whether the store waits for this object."""
@@ -95,7 +95,7 @@ class Filed:
 class FiledStore(Filed, InMemoryObjectStore):
     """Flower's store in memory, with a folder that is open while this process lasts."""
 
-    def __init__(self, on: shelf.Shelf | None) -> None:
+    def __init__(self, on: blob_store.BlobStore | None) -> None:
         super().__init__(verify=False)  # done here: the contents may be no bytes
         self.shelf = on
 
@@ -141,7 +141,9 @@ class SqlStore(Filed, SqlObjectStore):
     def __init__(
         self,
         database_path: str,
-        opened: Callable[[AbstractContextManager[shelf.Shelf]], shelf.Shelf | None],
+        opened: Callable[
+            [AbstractContextManager[blob_store.BlobStore]], blob_store.BlobStore | None
+        ],
     ) -> None:
         super().__init__(database_path, verify=False)
         self._opened, self._turn = opened, Lock()
@@ -150,8 +152,8 @@ class SqlStore(Filed, SqlObjectStore):
         """Create the tables as Flower does; delete files that do not match the database."""
         tables = super().initialize(log_queries)
         if self._engine is not None and not self._is_in_memory_sqlite:
-            folder = shelf.beside(Path(str(self._engine.url.database)))
-            self.shelf = self._opened(shelf.kept(folder, self._filed()))
+            folder = blob_store.beside(Path(str(self._engine.url.database)))
+            self.shelf = self._opened(blob_store.kept(folder, self._filed()))
         return tables
 
     def _filed(self) -> set[str]:
@@ -196,7 +198,7 @@ class SqlStore(Filed, SqlObjectStore):
 
 def _body_of(content: wire.Content) -> memoryview | None:
     """Return the part of an object that goes to a file; None if it stays in memory."""
-    if len(content) < shelf.FROM_BYTES or not wire.is_bundle(content):
+    if len(content) < blob_store.FROM_BYTES or not wire.is_bundle(content):
         return None
     try:
         body = wire.body_of(content)
@@ -238,7 +240,9 @@ class Stores(ObjectStoreFactory):
     def __init__(self, database: str, home: Path, folders: ExitStack) -> None:
         super().__init__(database)
 
-        def opened(folder: AbstractContextManager[shelf.Shelf]) -> shelf.Shelf | None:
+        def opened(
+            folder: AbstractContextManager[blob_store.BlobStore],
+        ) -> blob_store.BlobStore | None:
             try:
                 return folders.enter_context(folder)
             except (OSError, LockedError) as error:
@@ -247,7 +251,7 @@ class Stores(ObjectStoreFactory):
 
         self._store: FiledStore | SqlStore
         if database == FLWR_IN_MEMORY_DB_NAME:
-            self._store = FiledStore(opened(shelf.opened(home)))
+            self._store = FiledStore(opened(blob_store.opened(home)))
         else:
             self._store = SqlStore(database, opened)
             self._store.initialize()

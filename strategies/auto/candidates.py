@@ -19,7 +19,7 @@ from coterie.strategies.partition.hcct import alpha_path
 from coterie.strategies.partition.objectives import HCCTUtility
 from coterie.strategies.partition.solvers import best_partition
 from coterie.strategies.rounds.members import present_groups
-from coterie.strategies.rounds.policy import form
+from coterie.strategies.rounds.minimum_sizes import form
 from coterie.strategies.rounds.reports import Group
 
 FROM_PATH, FROM_CLUSTERS = 3, 2

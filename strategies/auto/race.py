@@ -23,9 +23,9 @@ from coterie.strategies.auto.state import AutoState, Entrant, Verdict, holding
 from coterie.strategies.rounds.algorithm import Order, Round, Updates
 from coterie.strategies.rounds.handles import Model
 from coterie.strategies.rounds.members import minimums_of, present_groups, staying
+from coterie.strategies.rounds.minimum_sizes import average
 from coterie.strategies.rounds.models import weighted_mean
 from coterie.strategies.rounds.options import Scalar
-from coterie.strategies.rounds.policy import average
 from coterie.strategies.rounds.reports import Group
 from coterie.strategies.rounds.roster import Silo
 

@@ -8,7 +8,7 @@ from coterie.strategies.auto.evidence import measurement, noted
 from coterie.strategies.auto.state import ALONE, GROUP, AutoState, group_of, share_of
 from coterie.strategies.rounds.algorithm import Update, Updates
 from coterie.strategies.rounds.handles import is_seen
-from coterie.strategies.rounds.policy import average
+from coterie.strategies.rounds.minimum_sizes import average
 
 
 def with_alone(state: AutoState, updates: Updates) -> AutoState:

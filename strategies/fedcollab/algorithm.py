@@ -54,8 +54,8 @@ from coterie.strategies.rounds.algorithm import (
     orders_from,
 )
 from coterie.strategies.rounds.members import Members, staying, with_sizes
+from coterie.strategies.rounds.minimum_sizes import average_groups, form
 from coterie.strategies.rounds.options import Config, Positive, Seed
-from coterie.strategies.rounds.policy import average_groups, form
 from coterie.strategies.rounds.reports import Group
 
 log = logging.getLogger("coterie.run")

@@ -68,6 +68,7 @@ from coterie.strategies.rounds.members import (
     cosine_matrix,
     give_out,
 )
+from coterie.strategies.rounds.minimum_sizes import accepted, average
 from coterie.strategies.rounds.models import plain_mean
 from coterie.strategies.rounds.options import (
     Config,
@@ -79,7 +80,6 @@ from coterie.strategies.rounds.options import (
     Seed,
     TimesOrNone,
 )
-from coterie.strategies.rounds.policy import accepted, average
 from coterie.strategies.rounds.roster import Silo
 
 log = logging.getLogger("coterie.run")

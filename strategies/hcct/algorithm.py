@@ -73,13 +73,13 @@ from coterie.strategies.rounds.members import (
     present_groups,
     with_absent,
 )
+from coterie.strategies.rounds.minimum_sizes import average_groups, form
 from coterie.strategies.rounds.models import (
     accumulate,
     comparable,
     difference,
 )
 from coterie.strategies.rounds.options import Config, Count, CountOrNone, NotNegative, Seed
-from coterie.strategies.rounds.policy import average_groups, form
 
 log = logging.getLogger("coterie.run")
 

@@ -38,8 +38,8 @@ from coterie.strategies.partition.objectives import HCCTUtility
 from coterie.strategies.rounds.algorithm import Order, Updates
 from coterie.strategies.rounds.handles import Model
 from coterie.strategies.rounds.members import Members, minimums_of, staying
+from coterie.strategies.rounds.minimum_sizes import accepted, combine, form
 from coterie.strategies.rounds.models import weighted_mean
-from coterie.strategies.rounds.policy import accepted, combine, form
 from coterie.strategies.rounds.reports import Group
 from coterie.strategies.rounds.roster import Silo
 

@@ -25,8 +25,8 @@ from coterie.strategies.rounds.algorithm import (
 )
 from coterie.strategies.rounds.handles import Model
 from coterie.strategies.rounds.members import Plain, global_model, together
+from coterie.strategies.rounds.minimum_sizes import average_groups
 from coterie.strategies.rounds.options import Sample, Seed
-from coterie.strategies.rounds.policy import average_groups
 
 
 class Independent(Algorithm[Plain]):

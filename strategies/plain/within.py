@@ -30,9 +30,9 @@ from coterie import wire
 from coterie.strategies.partition.fednova import accumulation, coefficients
 from coterie.strategies.rounds.algorithm import Round, Update, Updates
 from coterie.strategies.rounds.handles import Model, arrays_of
+from coterie.strategies.rounds.minimum_sizes import combine
 from coterie.strategies.rounds.models import is_statistic, same_model, weighted_mean
 from coterie.strategies.rounds.options import Config, Options, Times, TimesOrNone, dashed
-from coterie.strategies.rounds.policy import combine
 
 # ---------------------------------------------------------------- options
 

@@ -47,9 +47,9 @@ from coterie.strategies.rounds.algorithm import (
 )
 from coterie.strategies.rounds.handles import Arrays, Model
 from coterie.strategies.rounds.members import Members, give_out
+from coterie.strategies.rounds.minimum_sizes import accepted, average_groups
 from coterie.strategies.rounds.models import plain_mean
 from coterie.strategies.rounds.options import Count, NotNegative, Positive
-from coterie.strategies.rounds.policy import accepted, average_groups
 from coterie.strategies.rounds.roster import Silo
 
 log = logging.getLogger("coterie.run")

@@ -40,9 +40,9 @@ from coterie.strategies.rounds.algorithm import (
 )
 from coterie.strategies.rounds.handles import Arrays, Model
 from coterie.strategies.rounds.members import Members, give_out
+from coterie.strategies.rounds.minimum_sizes import average
 from coterie.strategies.rounds.models import comparable, difference, plain_mean
 from coterie.strategies.rounds.options import Count, Sample, Seed
-from coterie.strategies.rounds.policy import average
 
 
 @dataclass(frozen=True)

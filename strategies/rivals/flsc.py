@@ -43,9 +43,9 @@ from coterie.strategies.rounds.algorithm import (
 )
 from coterie.strategies.rounds.handles import Arrays, Model
 from coterie.strategies.rounds.members import Members
+from coterie.strategies.rounds.minimum_sizes import average
 from coterie.strategies.rounds.models import plain_mean, same_model
 from coterie.strategies.rounds.options import Config, Count, Sample, Seed
-from coterie.strategies.rounds.policy import average
 from coterie.strategies.rounds.reports import Group
 
 log = logging.getLogger("coterie.run")

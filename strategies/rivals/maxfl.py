@@ -54,8 +54,8 @@ from coterie.strategies.rounds.algorithm import (
 )
 from coterie.strategies.rounds.handles import Arrays, Model
 from coterie.strategies.rounds.members import Members
+from coterie.strategies.rounds.minimum_sizes import average, average_groups
 from coterie.strategies.rounds.options import CountOrNone
-from coterie.strategies.rounds.policy import average, average_groups
 from coterie.strategies.rounds.reports import Group
 from coterie.strategies.rounds.roster import Silo
 

@@ -41,9 +41,9 @@ from coterie.strategies.plain.within import (
 )
 from coterie.strategies.rounds.algorithm import Exchanges, Round, Updates
 from coterie.strategies.rounds.members import Members, Plain, global_model, hand_out
+from coterie.strategies.rounds.minimum_sizes import accepted, average_groups
 from coterie.strategies.rounds.models import weighted_mean
 from coterie.strategies.rounds.options import Config, NotNegative
-from coterie.strategies.rounds.policy import accepted, average_groups
 from coterie.strategies.rounds.replies import error_of
 
 # ---------------------------------------------------------------- FedFA

@@ -47,6 +47,7 @@ from coterie.strategies.rounds.algorithm import (
 )
 from coterie.strategies.rounds.handles import Arrays, Model
 from coterie.strategies.rounds.members import Members, by_number, give_out, global_model, together
+from coterie.strategies.rounds.minimum_sizes import accepted, average, average_groups
 from coterie.strategies.rounds.models import plain_mean
 from coterie.strategies.rounds.options import (
     Config,
@@ -56,7 +57,6 @@ from coterie.strategies.rounds.options import (
     Seed,
     TimesOrNone,
 )
-from coterie.strategies.rounds.policy import accepted, average, average_groups
 from coterie.strategies.rounds.reports import Group
 
 log = logging.getLogger("coterie.run")

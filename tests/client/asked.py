@@ -21,8 +21,8 @@ from coterie import wire
 from coterie.client.home.settings import SiloSettings
 from coterie.client.work.card import card_of, keep_model
 from coterie.client.work.measure import evaluate_in_full
+from coterie.client.work.session import open_session
 from coterie.client.work.weights import read_weights
-from coterie.client.work.workbench import open_workbench
 from coterie.tasks.base import Option, Samples, SiloData, StreamedData, Task
 from coterie.tasks.problems import Classes, Labels, Masks, Numbers, Problem, Survival
 
@@ -215,9 +215,9 @@ class Streaming(TwoLabels):
 def keep(home: Path, kind: type[Task], *, validation: float = 0.0, **options: Option) -> Path:
     """Keep a task's model as a silo does at the end of a run; return its file."""
     settings = SiloSettings("a", f"{__name__}:{kind.__name__}", options=options, home=str(home))
-    bench = open_workbench(settings)
-    tested = evaluate_in_full(bench.task, bench.model, bench.data)
+    session = open_session(settings)
+    tested = evaluate_in_full(session.task, session.model, session.data)
     values = {wire.RUN: kind.__name__, wire.ROUND: 1, wire.ROUNDS: 1}
     config = ConfigRecord({**values, wire.SEED: 3, wire.VALIDATION: validation})
-    model = read_weights(bench.model)
-    return keep_model(str(home), card_of(bench, config, model, tested), model)
+    model = read_weights(session.model)
+    return keep_model(str(home), card_of(session, config, model, tested), model)

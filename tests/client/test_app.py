@@ -13,13 +13,13 @@ import torch
 from flwr.app import Message
 from safetensors.numpy import load_file
 
-import coterie.client.work.workbench
+import coterie.client.work.session
 from coterie import wire
 from coterie.client.home.settings import SiloSettings
 from coterie.client.ledger import read
 from coterie.client.prepare import prepare, prepare_nodes
+from coterie.client.work.session import session_of
 from coterie.client.work.weights import read_weights
-from coterie.client.work.workbench import workbench_of
 from coterie.tasks import BUILT_IN, TaskError
 from coterie.tasks.base import SiloData
 from coterie.tasks.images.digits import Digits
@@ -423,14 +423,14 @@ def test_wrong_settings_and_a_full_disk_are_answered_with_the_kind_of_error_too(
     assert reply.error.reason == "silo 'north' failed: IsADirectoryError; see the silo's log."
 
 
-# ---------------------------------------------------------------- workbench
+# ---------------------------------------------------------------- session
 
 
-def test_a_named_silo_opens_its_workbench_once_and_an_unnamed_one_per_node() -> None:
+def test_a_named_silo_opens_its_session_once_and_an_unnamed_one_per_node() -> None:
     named, plain = digits_config("a"), {"data.train": 5, "data.test": 5, "device": "cpu"}
-    assert workbench_of(context(named, 1)) is workbench_of(context(dict(named), 2))
-    assert workbench_of(context(plain, 1)) is workbench_of(context(plain, 1))
-    first, second = workbench_of(context(plain, 1)), workbench_of(context(plain, 2))
+    assert session_of(context(named, 1)) is session_of(context(dict(named), 2))
+    assert session_of(context(plain, 1)) is session_of(context(plain, 1))
+    first, second = session_of(context(plain, 1)), session_of(context(plain, 2))
     assert (first.settings.name, second.settings.name) == ("node-1", "node-2")
 
 
@@ -438,7 +438,7 @@ def test_a_prepared_silo_is_the_one_that_answers(monkeypatch: pytest.MonkeyPatch
     settings = SiloSettings("a", options={"train": "5", "test": "5"}, device="cpu")
     prepare([settings])
     monkeypatch.setattr(
-        coterie.client.work.workbench, "open_workbench", lambda _: pytest.fail("opened twice")
+        coterie.client.work.session, "open_workbench", lambda _: pytest.fail("opened twice")
     )
     described = decode_description(ask(wire.DESCRIBE, settings.to_node_config()).content)
     assert (described.name, described.num_examples) == ("a", 5)
@@ -452,13 +452,13 @@ def test_warming_up_leaves_no_trace_in_what_is_trained() -> None:
     assert_equal_models(model_in(train(initial(), config)), cold)
 
 
-def test_opening_a_workbench_leaves_torchs_random_state_alone() -> None:
+def test_opening_a_session_leaves_torchs_random_state_alone() -> None:
     torch.manual_seed(4)
     expected = torch.rand(1)
     torch.manual_seed(4)
-    bench = workbench_of(context(digits_config("a")))
+    session = session_of(context(digits_config("a")))
     assert torch.rand(1) == expected
-    assert list(read_weights(bench.model)) == list(initial())
+    assert list(read_weights(session.model)) == list(initial())
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -14,7 +14,7 @@ from coterie.client.cli.predict import halves, predict
 from coterie.client.home.settings import SiloSettings
 from coterie.client.work.card import Calibration, read_card, write_card
 from coterie.client.work.hold_out import split_validation
-from coterie.client.work.workbench import open_workbench
+from coterie.client.work.session import open_session
 from coterie.tasks.base import SiloData, Task
 from coterie.wire import model_hash
 from tests.client import asked
@@ -155,8 +155,8 @@ def test_with_validation_data_it_is_fitted_on_what_no_training_saw(
     assert (found.part, found.examples, found.measured) == ("validation", 750, 3000)
     assert "all 750 samples of the validation data" in capsys.readouterr().out
     task = f"{asked.__name__}:TwoClasses"
-    bench = open_workbench(SiloSettings("a", task, options={"rows": 3000}))
-    part = split_validation(bench, 0.25, run_seed=3).test
+    session = open_session(SiloSettings("a", task, options={"rows": 3000}))
+    part = split_validation(session, 0.25, run_seed=3).test
     x, y = part.at(torch.arange(750))
     outputs = x.numpy() @ asked.WEIGHT.T
     chances = 1 / (1 + np.exp((outputs[:, 0] - outputs[:, 1]) / found.temperature))

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from coterie.client.cli.check import check
+from coterie.client.home.disclosure import About, learned_lines
 from coterie.client.home.folder import Home, create
-from coterie.client.home.learned import About, learned_lines
 from coterie.client.home.policy import Policy
 from coterie.client.home.settings import SettingsError, SiloSettings
 from coterie.client.prepare import prepare

@@ -17,7 +17,7 @@ from coterie.client.cli.predict import load_kept
 from coterie.client.home.settings import SiloSettings
 from coterie.client.ledger import read
 from coterie.client.work.card import read_card
-from coterie.client.work.workbench import open_workbench
+from coterie.client.work.session import open_session
 from coterie.features.statistics.columns import in_scale
 from coterie.features.statistics.scale import combine, read_sums
 from coterie.strategies import FederationError
@@ -169,19 +169,19 @@ def test_a_resumed_run_and_a_newcomer_have_the_run_s_scale(study: Path, tmp_path
 def test_a_run_that_says_no_scale_is_refused_and_data_that_changed_too(
     study: Path, tmp_path: Path
 ) -> None:
-    bench = open_workbench(settings(nodes(study, tmp_path)[0]))
+    session = open_session(settings(nodes(study, tmp_path)[0]))
     scale = [50.0, 5.0, 0.0, 1.0, 0.0, 1.0]
-    same = in_scale(bench, scale)
-    assert in_scale(bench, list(scale)).data is same.data, "read once"
+    same = in_scale(session, scale)
+    assert in_scale(session, list(scale)).data is same.data, "read once"
     x = same.data.train.at(same.data.train.targets().nonzero()[:0, 0])[0]
     assert x.shape[1] == 3 and same.scale == [[50.0, 5.0], [0.0, 1.0], [0.0, 1.0]]
     for odd in (None, scale[:4], [*scale[:5], 0.0], [*scale[:5], float("nan")]):
         with pytest.raises(ValueError, match="scale"):
-            in_scale(bench, odd)
+            in_scale(session, odd)
     file = study / "a-train.csv"
     file.write_text(file.read_text() + "\n50.0,1.0,0.1,no")
     with pytest.raises(ValueError, match="different data than when it was started"):
-        in_scale(bench, [51.0, *scale[1:]])
+        in_scale(session, [51.0, *scale[1:]])
 
 
 @pytest.mark.parametrize(

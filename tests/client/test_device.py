@@ -11,7 +11,7 @@ import torch
 
 from coterie.client.home.folder import create
 from coterie.client.home.settings import SettingsError
-from coterie.client.work.workbench import _device
+from coterie.client.work.session import _device
 from coterie.strategies.fedgenp import generators
 from tests.conftest import silo
 

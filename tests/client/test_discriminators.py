@@ -22,7 +22,7 @@ from coterie.client.work.discriminators import (
     open_pairs,
     train_stack,
 )
-from coterie.client.work.workbench import Workbench, workbench_of
+from coterie.client.work.session import Session, session_of
 from coterie.tasks.base import Task
 from coterie.tasks.images.digits import Digits
 from coterie.tasks.models import Discriminator, LabelwiseDiscriminator
@@ -36,8 +36,8 @@ PLAN = DiscriminatorPlan(steps=7, batch_size=4, lr=0.05)
 OPTIONS: dict[str, Any] = {"samples": 500, "seed": 0}
 
 
-def bench_of(**changes: Any) -> Workbench:
-    return workbench_of(context(digits_config("a", **changes)))
+def session_with(**changes: Any) -> Session:
+    return session_of(context(digits_config("a", **changes)))
 
 
 ARCHITECTURES = pytest.mark.parametrize(
@@ -77,10 +77,10 @@ def test_the_first_reply_tells_which_labels_a_silo_has_as_the_documentation_says
 ) -> None:
     """A known limit: whoever removes it corrects fedcollab.md and silo-toml.md."""
     monkeypatch.setattr(Digits, "discriminator", lambda self, n: make(n, self.num_classes))
-    bench = bench_of(**{"data.train": 120, "data.test": 20})
-    mine = torch.isin(bench.data.train.y, torch.tensor([0, 1, 7]))
-    few = replace(bench.data, train=bench.data.train.take(mine.nonzero()[:, 0]))
-    pairs = open_pairs(replace(bench, data=few), None, [1], samples=500, seed=0)
+    session = session_with(**{"data.train": 120, "data.test": 20})
+    mine = torch.isin(session.data.train.y, torch.tensor([0, 1, 7]))
+    few = replace(session.data, train=session.data.train.take(mine.nonzero()[:, 0]))
+    pairs = open_pairs(replace(session, data=few), None, [1], samples=500, seed=0)
     before = {name: p.clone() for name, p in pairs.stack.items()}
     train_stack(pairs, DiscriminatorPlan(steps=20, batch_size=32, lr=0.01), seed=1)
     name = "label.weight" if make is Discriminator else "by_label.bias"
@@ -111,7 +111,7 @@ def test_all_discriminators_at_once_are_each_on_its_own(
     make: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Digits, "discriminator", lambda self, n: make(n, self.num_classes))
-    pairs = different(open_pairs(bench_of(), None, LABELS, samples=500, seed=1))
+    pairs = different(open_pairs(session_with(), None, LABELS, samples=500, seed=1))
     shuffle = torch.Generator().manual_seed(9)
     epochs = [torch.randperm(10, generator=shuffle).split(4) for _ in range(3)]
     batches = [batch for epoch in epochs for batch in epoch][: PLAN.steps]
@@ -129,7 +129,9 @@ def test_hits_are_counted_on_held_out_samples_in_two_halves(
     make: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Digits, "discriminator", lambda self, n: make(n, self.num_classes))
-    pairs = different(open_pairs(bench_of(**{"data.train": 23}), None, LABELS, samples=9, seed=1))
+    pairs = different(
+        open_pairs(session_with(**{"data.train": 23}), None, LABELS, samples=9, seed=1)
+    )
     pool = pairs.pool
     assert (len(pool.x), len(pool.x_held)) == (9, 14)
     found = count_hits(pairs)
@@ -151,8 +153,8 @@ class Dropping(Plain):
 
 def test_dropout_is_on_in_training_and_off_in_scoring(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Digits, "discriminator", lambda self, n: Dropping(n, self.num_classes))
-    bench = bench_of(**{"data.train": 200})
-    pairs = different(open_pairs(bench, None, LABELS, samples=9, seed=1))
+    session = session_with(**{"data.train": 200})
+    pairs = different(open_pairs(session, None, LABELS, samples=9, seed=1))
     found, pool = count_hits(pairs), pairs.pool
     assert_equal_models(count_hits(pairs), found)
     without = Plain(pool.x.shape[1], pool.num_classes)
@@ -165,7 +167,7 @@ def test_dropout_is_on_in_training_and_off_in_scoring(monkeypatch: pytest.Monkey
         without.load_state_dict(shifted)
         logits = without(pool.x_held, one_hot(pool.y_held, pool.num_classes).float())
         assert found["hits"][k].sum() == ((logits > 0) == bool(label)).sum()
-    fresh = different(open_pairs(bench, None, LABELS, samples=9, seed=1))
+    fresh = different(open_pairs(session, None, LABELS, samples=9, seed=1))
     dropped: list[bool] = []
     for one in (pairs, fresh):  # scored before, and not
         one.module.register_forward_hook(lambda module, *_: dropped.append(module.training))
@@ -175,12 +177,12 @@ def test_dropout_is_on_in_training_and_off_in_scoring(monkeypatch: pytest.Monkey
 
 
 def test_no_sample_is_both_trained_with_and_held_out_and_the_cut_stays() -> None:
-    bench = bench_of()
-    one, again = (open_pairs(bench, None, LABELS, samples=500, seed=4).pool for _ in range(2))
+    session = session_with()
+    one, again = (open_pairs(session, None, LABELS, samples=500, seed=4).pool for _ in range(2))
     assert torch.equal(one.x_held, again.x_held)
     rows = {tuple(row.tolist()) for row in one.x}
     assert not rows & {tuple(row.tolist()) for row in one.x_held}
-    other = open_pairs(bench, None, LABELS, samples=500, seed=5).pool
+    other = open_pairs(session, None, LABELS, samples=500, seed=5).pool
     assert not torch.equal(one.x_held, other.x_held)
 
 
@@ -191,18 +193,18 @@ def test_two_silos_of_one_task_learn_to_tell_each_other_apart(
     """Federated averaging by hand: upright and turned digits; FedCollab's made smaller, too."""
     if most:
         monkeypatch.setattr(Digits, "discriminator", Task.discriminator)
-    benches = [bench_of(**{"data.train": 60}), workbench_of(context(TURNED))]
+    sessions = [session_with(**{"data.train": 60}), session_of(context(TURNED))]
     stack: Model | None = None
     for number in range(8):
         trained = []
-        for bench, label in zip(benches, (1, 0), strict=True):
-            pairs = open_pairs(bench, stack, [label], **OPTIONS, most_bytes=most)
+        for session, label in zip(sessions, (1, 0), strict=True):
+            pairs = open_pairs(session, stack, [label], **OPTIONS, most_bytes=most)
             train_stack(pairs, DiscriminatorPlan(20, 16, 0.01), seed=number)
             trained.append(pairs.arrays())
         stack = {name: (trained[0][name] + trained[1][name]) / 2 for name in trained[0]}
     rates = []
-    for bench, label in zip(benches, (1, 0), strict=True):
-        found = count_hits(open_pairs(bench, stack, [label], **OPTIONS, most_bytes=most))
+    for session, label in zip(sessions, (1, 0), strict=True):
+        found = count_hits(open_pairs(session, stack, [label], **OPTIONS, most_bytes=most))
         rates.append(found["hits"].sum() / found["counts"].sum())
     assert sum(rates) - 1 > 0.6
 
@@ -211,10 +213,10 @@ TURNED = digits_config("b", 5, **{"data.train": 60, "data.rotation": 90})
 
 
 def test_a_silo_of_one_class_only_trains_and_scores_like_any_other() -> None:
-    bench = bench_of()
-    threes = torch.full_like(bench.data.train.y, 3)
-    one_class = replace(bench.data, train=Held(bench.data.train.x, threes))
-    pairs = open_pairs(replace(bench, data=one_class), None, LABELS, samples=500, seed=0)
+    session = session_with()
+    threes = torch.full_like(session.data.train.y, 3)
+    one_class = replace(session.data, train=Held(session.data.train.x, threes))
+    pairs = open_pairs(replace(session, data=one_class), None, LABELS, samples=500, seed=0)
     train_stack(pairs, PLAN, seed=0)
     assert all(torch.isfinite(parameter).all() for parameter in pairs.stack.values())
     assert count_hits(pairs)["hits"].sum(axis=1).tolist() == [10, 10, 10], "its own label, always"
@@ -274,26 +276,26 @@ def test_a_discriminator_is_made_as_small_as_it_must_be(
 ) -> None:
     """FedCollab's, of 64 pixels and ten digits, has 61,604 bytes."""
     monkeypatch.setattr(Digits, "discriminator", Task.discriminator)
-    assert open_pairs(bench_of(), None, [1], **OPTIONS).bytes_each == 61_604
-    one = open_pairs(bench_of(), None, [1], **OPTIONS, most_bytes=most)
+    assert open_pairs(session_with(), None, [1], **OPTIONS).bytes_each == 61_604
+    one = open_pairs(session_with(), None, [1], **OPTIONS, most_bytes=most)
     sent = one.arrays()
     assert sum(array.nbytes for array in sent.values()) == one.bytes_each <= most
     assert one.bytes_each > 0.75 * most
     assert {array.dtype for array in sent.values()} == {np.dtype(np.float16)}
-    other = open_pairs(workbench_of(context(TURNED)), sent, [0], **OPTIONS, most_bytes=most)
+    other = open_pairs(session_of(context(TURNED)), sent, [0], **OPTIONS, most_bytes=most)
     assert_equal_models(other.arrays(), sent)
     assert one.pool.x.shape[1] == other.pool.x.shape[1] == one.module.features.in_features
 
 
 def test_one_that_fits_stays_as_it_is_and_one_of_a_task_s_own_sees_fewer_features() -> None:
-    whole = open_pairs(bench_of(), None, [1], **OPTIONS)
-    same = open_pairs(bench_of(), None, [1], **OPTIONS, most_bytes=whole.bytes_each)
+    whole = open_pairs(session_with(), None, [1], **OPTIONS)
+    same = open_pairs(session_with(), None, [1], **OPTIONS, most_bytes=whole.bytes_each)
     assert_equal_models(same.arrays(), whole.arrays())
-    half = open_pairs(bench_of(), None, [1], **OPTIONS, most_bytes=whole.bytes_each // 2)
+    half = open_pairs(session_with(), None, [1], **OPTIONS, most_bytes=whole.bytes_each // 2)
     assert half.short and half.pool.x.shape == whole.pool.x.shape
-    less = open_pairs(bench_of(), None, [1], **OPTIONS, most_bytes=whole.bytes_each // 3)
+    less = open_pairs(session_with(), None, [1], **OPTIONS, most_bytes=whole.bytes_each // 3)
     assert isinstance(less.module, LabelwiseDiscriminator) and less.pool.x.shape[1] == 32
-    least = open_pairs(bench_of(), None, [1], **OPTIONS, most_bytes=10)
+    least = open_pairs(session_with(), None, [1], **OPTIONS, most_bytes=10)
     assert least.bytes_each == less.bytes_each, "for the coordinator to see that it is too large"
 
 

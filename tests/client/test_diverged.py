@@ -16,7 +16,7 @@ from coterie.client.cli.check import check
 from coterie.client.home.settings import SiloSettings
 from coterie.client.resident.activity import ActivityLog
 from coterie.client.work.diverged import divergence, odd_array
-from coterie.client.work.workbench import Workbench
+from coterie.client.work.session import Session
 from coterie.server.runs.inprocess import InProcessGrid
 from coterie.strategies import FederationError
 from coterie.strategies.rounds.result import RunResult
@@ -37,17 +37,17 @@ def nodes() -> list[dict[str, Any]]:
 
 def sicken(monkeypatch: pytest.MonkeyPatch, *rounds: int, silos: str = "d") -> None:
     """The first trained array of these silos is NaN after a training in these rounds."""
-    plain = Workbench.train
+    plain = Session.train
 
-    def train(bench: Workbench, *args: Any, **kwargs: Any) -> float:
-        loss = plain(bench, *args, **kwargs)
-        _, number, _ = bench.work
-        if bench.settings.name in silos and number in rounds:
+    def train(session: Session, *args: Any, **kwargs: Any) -> float:
+        loss = plain(session, *args, **kwargs)
+        _, number, _ = session.work
+        if session.settings.name in silos and number in rounds:
             with torch.no_grad():
-                next(bench.model.parameters())[0] = nan
+                next(session.model.parameters())[0] = nan
         return loss
 
-    monkeypatch.setattr(Workbench, "train", train)
+    monkeypatch.setattr(Session, "train", train)
 
 
 def play(folder: Path, silos: InProcessGrid | None = None, **keys: Any) -> RunResult:

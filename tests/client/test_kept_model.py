@@ -21,9 +21,9 @@ from coterie.client.work.card import METADATA, CardError, keep_model, read_card
 from coterie.client.work.discriminators import DiscriminatorPlan, open_pairs, train_stack
 from coterie.client.work.hold_out import leave_out_validation
 from coterie.client.work.measure import evaluate
+from coterie.client.work.session import Session, session_of
 from coterie.client.work.sgd import seed_of
 from coterie.client.work.weights import load_weights, read_weights
-from coterie.client.work.workbench import Workbench, workbench_of
 from coterie.server.runs.inprocess import InProcessGrid
 from coterie.strategies import FederationError
 from coterie.tasks import TaskError, load_task
@@ -416,11 +416,11 @@ def test_validation_data_are_in_no_training(tmp_path: Path) -> None:
     """With ``validation`` a silo trains as one that never had those samples."""
     from coterie.client.home.settings import SiloSettings
     from coterie.client.work.hold_out import split_validation
-    from coterie.client.work.workbench import open_workbench
+    from coterie.client.work.session import open_session
 
-    bench = open_workbench(SiloSettings("a", options={"train": 20, "test": 20}))
-    kept = split_validation(bench, 0.25, run_seed=0)
-    everything = {row.numpy().tobytes() for row in bench.data.train.x}
+    session = open_session(SiloSettings("a", options={"train": 20, "test": 20}))
+    kept = split_validation(session, 0.25, run_seed=0)
+    everything = {row.numpy().tobytes() for row in session.data.train.x}
     train, validation = (
         {row.numpy().tobytes() for row in part} for part in (kept.train.x, kept.test.x)
     )
@@ -447,29 +447,29 @@ def test_silos_are_told_of_validation_wherever_a_strategy_chooses(
     assert fractions and set(fractions) == {0.25}
 
 
-def spared_bench() -> tuple[Workbench, Workbench]:
+def spared_session() -> tuple[Session, Session]:
     """A silo of 20 training samples, and what validation leaves of it."""
-    bench = workbench_of(context())
-    return bench, leave_out_validation(bench, 0.25, run_seed=4)
+    session = session_of(context())
+    return session, leave_out_validation(session, 0.25, run_seed=4)
 
 
 VALIDATION = {"validation": 0.25, "seed": 4, "server_round": 1, "steps": 3, "pair_labels": "1"}
 
 
 def test_what_a_strategy_chooses_by_is_without_the_validation_data() -> None:
-    bench, spared = spared_bench()
-    model = read_weights(bench.fresh_model(0))
+    session, spared = spared_session()
+    model = read_weights(session.fresh_model(0))
     reply = answer(wire.EVALUATE_TRAINING, model=model, **VALIDATION)
-    load_weights(bench.model, model)
+    load_weights(session.model, model)
     on_kept = spared.data.train
-    expected = evaluate(bench.task, bench.model, on_kept)
+    expected = evaluate(session.task, session.model, on_kept)
     metrics = wire.read_metrics(reply.content)
     assert (metrics[wire.NUM_EXAMPLES], expected.num_examples) == (15, 15)
     assert metrics[wire.LOSS] == pytest.approx(expected.loss)
 
 
 def test_discriminators_are_trained_and_scored_without_the_validation_data() -> None:
-    _, spared = spared_bench()
+    _, spared = spared_session()
     plan = DiscriminatorPlan(steps=3, batch_size=32, lr=0.01)
     reply = answer(wire.TRAIN_DISCRIMINATOR, **VALIDATION)
     assert wire.read_metrics(reply.content)[wire.HELD_OUT] == 8, "of 15, not of 20"

@@ -13,7 +13,7 @@ from safetensors.numpy import load_file
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-import coterie.client.work.workbench
+import coterie.client.work.session
 from coterie import wire
 from coterie.client.work.measure import evaluate
 from coterie.client.work.meta_sgd import train_per_fedavg, train_pfedme
@@ -110,8 +110,8 @@ def ask(kind: str, model: Any, node: dict[str, Any] | None = None, **config: Any
     return kit.ask(kind, node, model=model, **own)
 
 
-def bench() -> Any:
-    (only,) = coterie.client.work.workbench._workbenches.values()
+def session() -> Any:
+    (only,) = coterie.client.work.session._sessions.values()
     return only
 
 
@@ -119,10 +119,10 @@ ADAPT = {"adapt_steps": 4, "adapt_lr": 0.2, "adapt_mu": 0.5}
 
 
 def adapted(model: Any) -> Any:
-    load_weights(bench().model, model)
-    plan = TrainPlan(4, len(bench().data.train.x), 0.2, proximal_mu=0.5)
-    train(bench().task, bench().model, bench().data.train, plan, seed=0)
-    return evaluate(bench().task, bench().model, bench().data.test)
+    load_weights(session().model, model)
+    plan = TrainPlan(4, len(session().data.train.x), 0.2, proximal_mu=0.5)
+    train(session().task, session().model, session().data.train, plan, seed=0)
+    return evaluate(session().task, session().model, session().data.test)
 
 
 @pytest.mark.parametrize("kind", [wire.TRAIN, wire.TRAIN_PER_FEDAVG, wire.TRAIN_PFEDME])
@@ -147,17 +147,17 @@ def test_the_kept_model_is_the_adapted_one(tmp_path: Path) -> None:
     assert wire.read_metrics(reply.content)[wire.ERROR] == expected.error
     (file,) = tmp_path.rglob("*.safetensors")
     saved = load_file(file)
-    for name, value in read_weights(bench().model).items():
+    for name, value in read_weights(session().model).items():
         np.testing.assert_array_equal(saved[name], value)
 
 
 def test_evaluation_on_training_data_says_their_number_and_loss() -> None:
     model = initial()
     metrics = wire.read_metrics(ask(wire.EVALUATE_TRAINING, model).content)
-    load_weights(bench().model, model)
-    data = bench().data
+    load_weights(session().model, model)
+    data = session().data
     with torch.no_grad():
-        logits = bench().model.eval()(data.train.x)
+        logits = session().model.eval()(data.train.x)
     assert metrics[wire.NUM_EXAMPLES] == len(data.train.x)
     assert metrics[wire.LOSS] == pytest.approx(float(cross_entropy(logits, data.train.y)), rel=1e-5)
     wrong = float((logits.argmax(1) != data.train.y).float().mean())

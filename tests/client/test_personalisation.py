@@ -13,9 +13,9 @@ from safetensors.numpy import load_file
 import coterie.client.home.rounds
 from coterie import wire
 from coterie.client.work.measure import evaluate
+from coterie.client.work.session import Session, session_of
 from coterie.client.work.sgd import TrainPlan, seed_of, train
 from coterie.client.work.weights import load_weights, read_weights
-from coterie.client.work.workbench import Workbench, workbench_of
 from coterie.wire import Model
 from tests import kit
 from tests.conftest import assert_equal_models, digits_config
@@ -44,17 +44,17 @@ def ask(kind: str, model: Model, *, home: str = "", **config: Any) -> Message:
     return answer(kind, digits_config("a", home=home), model=model, **(KEYS | config))
 
 
-def bench() -> Workbench:
-    return workbench_of(context())
+def session() -> Session:
+    return session_of(context())
 
 
 def start(seed: int = 9) -> Model:
-    return read_weights(bench().fresh_model(seed))
+    return read_weights(session().fresh_model(seed))
 
 
 def by_hand(model: Model, round: int, kind: str, **more: Any) -> Model:
     """The silo's own model after one training, with the same functions."""
-    own = bench()
+    own = session()
     load_weights(own.model, model)
     plan = PLAN if not more else TrainPlan(epochs=2, batch_size=8, lr=0.05, proximal_mu=0.7)
     train(own.task, own.model, own.data.train, plan, seed=seed_of(4, "a", round, kind), **more)
@@ -62,7 +62,7 @@ def by_hand(model: Model, round: int, kind: str, **more: Any) -> Model:
 
 
 def error_of(model: Model) -> float:
-    own = bench()
+    own = session()
     load_weights(own.model, model)
     return evaluate(own.task, own.model, own.data.test).error
 

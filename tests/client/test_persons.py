@@ -22,11 +22,11 @@ from coterie.client.home.privacy import Privacy
 from coterie.client.home.settings import SiloSettings
 from coterie.client.work.card import read_card
 from coterie.client.work.data import Data, Held, Streamed, draw
+from coterie.client.work.data_warnings import warnings_of
 from coterie.client.work.discriminators import open_pairs
 from coterie.client.work.figures import with_intervals
 from coterie.client.work.hold_out import held_out, leave_out_validation, split_validation
-from coterie.client.work.oddities import warnings_of
-from coterie.client.work.workbench import Workbench, hash_of, open_workbench
+from coterie.client.work.session import Session, hash_of, open_session
 from coterie.features.statistics.columns import column_sums
 from coterie.features.statistics.silo import count, intervals, suppress
 from coterie.tasks.base import Column, Option, SiloData
@@ -65,18 +65,18 @@ def options(folder: Path, **more: Option) -> dict[str, Option]:
     return {"data": str(a_table(folder)), "group": "patient", **more}
 
 
-def bench_of(folder: Path, *, policy: Policy | None = None, **more: Any) -> Workbench:
+def session_with(folder: Path, *, policy: Policy | None = None, **more: Any) -> Session:
     home = more.pop("home", "")
     privacy = more.pop("privacy", None)
     settings = SiloSettings(
         "a", str(folder / "study.toml"), options(folder, **more), device="cpu", home=str(home),
         policy=policy or Policy(), privacy=privacy,
     )  # fmt: skip
-    return open_workbench(settings)
+    return open_session(settings)
 
 
 def said(folder: Path, **more: Any) -> str:
-    return "\n".join(check(bench_of(folder, **more).settings))
+    return "\n".join(check(session_with(folder, **more).settings))
 
 
 def persons_of(data: Data) -> tuple[set[int], set[int]]:
@@ -92,18 +92,20 @@ def persons_of(data: Data) -> tuple[set[int], set[int]]:
 def test_whole_persons_are_held_out_by_validation_and_trials(
     share: float, seed: int, tmp_path: Path
 ) -> None:
-    bench = bench_of(tmp_path)
-    data = split_validation(bench, share, run_seed=seed)
+    session = session_with(tmp_path)
+    data = split_validation(session, share, run_seed=seed)
     kept, held = persons_of(data)
     assert not kept & held and len(kept | held) == PERSONS * 4 // 5
-    assert abs(len(data.test) - share * len(bench.data.train)) <= 2 * ROWS
+    assert abs(len(data.test) - share * len(session.data.train)) <= 2 * ROWS
     labels = data.test.targets().float().mean()
     assert 0.3 <= float(labels) <= 0.7, "both classes are held out alike"
-    again = held_out(bench.data, share, silo="a", seed=seed)
-    assert torch.equal(leave_out_validation(bench, share, run_seed=seed).data.train.x, data.train.x)  # type: ignore[attr-defined]
+    again = held_out(session.data, share, silo="a", seed=seed)
+    assert torch.equal(
+        leave_out_validation(session, share, run_seed=seed).data.train.x, data.train.x
+    )  # type: ignore[attr-defined]
     assert again.persons is not None and set(again.persons.tolist()) == held
 
-    spared = replace(bench, data=replace(bench.data, train=data.train))
+    spared = replace(session, data=replace(session.data, train=data.train))
     further, trial = persons_of(split_validation(spared, 0.25, run_seed=seed))
     assert not further & trial and not (further | trial) & held
 
@@ -133,11 +135,11 @@ def test_without_persons_rows_are_held_out_as_ever(seed: int) -> None:
 
 
 def test_discriminators_are_trained_and_scored_on_different_persons(tmp_path: Path) -> None:
-    bench = bench_of(tmp_path)
-    pool = open_pairs(bench, None, [1], samples=500, seed=0).pool
-    ages = bench.data.train.x[:, 0].tolist()  # type: ignore[attr-defined]
-    assert bench.data.train.persons is not None
-    of = dict(zip(ages, bench.data.train.persons.tolist(), strict=True))
+    session = session_with(tmp_path)
+    pool = open_pairs(session, None, [1], samples=500, seed=0).pool
+    ages = session.data.train.x[:, 0].tolist()  # type: ignore[attr-defined]
+    assert session.data.train.persons is not None
+    of = dict(zip(ages, session.data.train.persons.tolist(), strict=True))
     used, held = ([of[age] for age in x[:, 0].tolist()] for x in (pool.x, pool.x_held))
     assert not set(used) & set(held) and abs(len(used) - len(held)) <= 2 * ROWS
     halves_of = [{p for p, two in zip(held, pool.second.tolist(), strict=True) if two == half}
@@ -312,15 +314,15 @@ def test_sums_of_a_column_are_of_enough_persons(tmp_path: Path) -> None:
     (tmp_path / "study.toml").write_text(TABLE + 'scale = "federation"\n')
     settings = SiloSettings("a", str(tmp_path / "study.toml"), device="cpu")
     given = {"data": str(tmp_path / "t.csv"), "group": "patient"}
-    bench = open_workbench(replace(settings, options=given))
-    _, dose = bench.task.columns(given)
-    assert bench.data.train.persons is not None
-    known = len({*bench.data.train.persons[np.isfinite(dose.values)].tolist()})
+    session = open_session(replace(settings, options=given))
+    _, dose = session.task.columns(given)
+    assert session.data.train.persons is not None
+    known = len({*session.data.train.persons[np.isfinite(dose.values)].tolist()})
     assert known < 40
 
     def counts(least: int) -> list[int]:
         policy = Policy(column_sums=True, column_sums_from=least)
-        asked_for = replace(bench, settings=replace(bench.settings, policy=policy))
+        asked_for = replace(session, settings=replace(session.settings, policy=policy))
         return list(column_sums(asked_for)[wire.METRICS][wire.COLUMN_COUNTS])  # type: ignore[arg-type]
 
     assert counts(known) == [240, known * ROWS]
@@ -348,14 +350,16 @@ def test_persons_in_both_of_two_files_are_counted(tmp_path: Path) -> None:
     file = a_table(tmp_path)
     some = file.read_text().splitlines()
     (tmp_path / "test.csv").write_text("\n".join(some[: 1 + 7 * ROWS]))
-    bench = bench_of(tmp_path, **{"test-data": str(tmp_path / "test.csv")})
-    lines = list(warnings_of(bench.task, bench.data))
+    session = session_with(tmp_path, **{"test-data": str(tmp_path / "test.csv")})
+    lines = list(warnings_of(session.task, session.data))
     assert any(
         one.startswith("7 persons have samples in both the training and the") for one in lines
     )
     (tmp_path / "test.csv").write_text("\n".join(some[: 1 + ROWS]).replace(KEY, "new"))
-    bench = bench_of(tmp_path, **{"test-data": str(tmp_path / "test.csv")})
-    assert not any("in both the training and" in one for one in warnings_of(bench.task, bench.data))
+    session = session_with(tmp_path, **{"test-data": str(tmp_path / "test.csv")})
+    assert not any(
+        "in both the training and" in one for one in warnings_of(session.task, session.data)
+    )
 
 
 def test_epsilon_is_said_to_be_of_one_sample(tmp_path: Path) -> None:

@@ -11,10 +11,10 @@ from flwr.app import Message
 import coterie.client.app
 from coterie import wire
 from coterie.client import ledger
-from coterie.client.home import asked
+from coterie.client.home import request_counts
 from coterie.client.home.policy import NAMES, REVEALING, Policy, permitted
 from coterie.client.home.settings import SettingsError, SiloSettings
-from coterie.client.work.workbench import open_workbench
+from coterie.client.work.session import open_session
 from coterie.strategies import FederationError
 from coterie.strategies.hcct.algorithm import CATCH_UP
 from coterie.wire import decode_description, read_metrics
@@ -264,7 +264,7 @@ def test_of_a_full_evaluation_what_reveals_leaves_only_if_it_is_named() -> None:
 
 def test_a_metric_that_no_task_has_is_refused_unless_an_app_of_one_s_own_serves() -> None:
     with pytest.raises(SettingsError, match="names 'eror', which no task has"):
-        open_workbench(SiloSettings.from_node_config(silo(metrics="error,eror"), node_id=1))
+        open_session(SiloSettings.from_node_config(silo(metrics="error,eror"), node_id=1))
 
 
 def test_models_beside_the_task_s_leave_only_if_the_silo_lets_them() -> None:
@@ -320,12 +320,12 @@ def test_a_step_has_as_many_samples_as_the_silo_wants() -> None:
 def test_a_server_that_calls_every_round_the_first_is_refused(tmp_path: Path) -> None:
     wants = digits_config("a", home=str(tmp_path), **{"max-rounds": 5})
     settings = {**TRAINING, wire.RUN: "attack", wire.ROUND: 1, wire.LOCAL_STEPS: 3}
-    replies = [train(initial(), wants, **settings) for _ in range(asked.MAX_REPEATS + 1)]
+    replies = [train(initial(), wants, **settings) for _ in range(request_counts.MAX_REPEATS + 1)]
     assert not any(reply.has_error() for reply in replies)
     assert "has trained for round 1 of this run 21 times already" in reason(
         train(initial(), wants, **settings)
     )
-    asked._memory.clear()  # a new process reads them from the ledger
+    request_counts._memory.clear()  # a new process reads them from the ledger
     assert "21 times already" in reason(train(initial(), wants, **settings))
     for number in range(2, 6):
         assert not train(initial(), wants, **{**settings, wire.ROUND: number}).has_error()
@@ -361,10 +361,10 @@ def test_a_run_stays_of_one_strategy_and_sends_what_that_sends(tmp_path: Path) -
 
 def test_a_silo_without_a_folder_knows_a_run_by_its_number_at_the_superlink() -> None:
     own, entry = SiloSettings("a"), {"round": 1, "strategy": "fedavg"}
-    asked.asked_by(own, "run", "7").add(wire.EVALUATE, entry)
-    assert asked.asked_by(own, "run", "7").evaluated[1] == 1
+    request_counts.asked_by(own, "run", "7").add(wire.EVALUATE, entry)
+    assert request_counts.asked_by(own, "run", "7").evaluated[1] == 1
     for other in ("8", "0"):  # 0: a run in this process, which is played by whoever asks
-        assert not asked.asked_by(own, "run", other).evaluated
+        assert not request_counts.asked_by(own, "run", other).evaluated
 
 
 def test_models_of_so_many_runs_are_kept_and_no_more(tmp_path: Path) -> None:

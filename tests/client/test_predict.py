@@ -19,7 +19,7 @@ from coterie.client.cli.answers import Answers
 from coterie.client.cli.predict import predict
 from coterie.client.home.settings import SiloSettings
 from coterie.client.work.measure import evaluate_in_full
-from coterie.client.work.workbench import open_workbench
+from coterie.client.work.session import open_session
 from coterie.tasks.base import Samples, SiloData, Task, TaskError
 from coterie.wire import KNOWN_METRICS
 from tests.client import asked
@@ -205,8 +205,8 @@ def test_the_metrics_are_those_that_the_silo_measures(
     kind: type[Task], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = asked.keep(tmp_path, kind)
-    bench = open_workbench(SiloSettings("a", f"{asked.__name__}:{kind.__name__}"))
-    expected = evaluate_in_full(bench.task, bench.model, bench.data).figures
+    session = open_session(SiloSettings("a", f"{asked.__name__}:{kind.__name__}"))
+    expected = evaluate_in_full(session.task, session.model, session.data).figures
     answers = predict(file, None, options={})
     assert set(answers.figures) == set(expected) and expected
     for name, figure in expected.items():

@@ -16,9 +16,9 @@ from torch import nn
 from coterie.client.home.privacy import Privacy
 from coterie.client.home.settings import SettingsError, SiloSettings
 from coterie.client.work.data import Held, Part, Streamed
+from coterie.client.work.session import open_session
 from coterie.client.work.sgd import TrainPlan, train
 from coterie.client.work.weights import load_weights, read_weights
-from coterie.client.work.workbench import open_workbench
 from coterie.features.privacy import budget
 from coterie.features.privacy import dp_sgd as private
 from coterie.features.privacy.budget import Budget
@@ -237,16 +237,16 @@ def test_another_model_to_start_from_has_new_noise(tmp_path: Path) -> None:
 def test_without_privacy_a_silo_trains_as_ever() -> None:
     plan = replace(PLAN, momentum=0.9, proximal_mu=0.1)
     settings = SiloSettings("a", options={"train": 30, "test": 10}, device="cpu")
-    bench = open_workbench(settings)
-    start = read_weights(bench.model)
+    session = open_session(settings)
+    start = read_weights(session.model)
     models = []
     for own in (
-        bench.train,
-        partial(train, bench.task, bench.model),
+        session.train,
+        partial(train, session.task, session.model),
     ):
-        load_weights(bench.model, start)
-        loss = own(bench.data.train, plan, seed=3)
-        models.append({**read_weights(bench.model), "loss": np.array(loss)})
+        load_weights(session.model, start)
+        loss = own(session.data.train, plan, seed=3)
+        models.append({**read_weights(session.model), "loss": np.array(loss)})
     assert_equal_models(models[0], models[1])
 
 

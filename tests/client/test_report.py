@@ -10,7 +10,7 @@ import pytest
 from flwr.app import ConfigRecord
 
 from coterie.client.cli.report import build_page, read_silo
-from coterie.client.home.journal import JOURNAL, note
+from coterie.client.home.local_log import JOURNAL, note
 from coterie.client.home.settings import SettingsError
 from tests.conftest import silo
 from tests.kit import digits, run

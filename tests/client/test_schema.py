@@ -10,7 +10,7 @@ import pytest
 
 from coterie.client.home.settings import SiloSettings
 from coterie.client.ledger import read
-from coterie.client.work.workbench import open_workbench
+from coterie.client.work.session import open_session
 from coterie.strategies import FederationError
 from coterie.wire import differences
 from tests.kit import run
@@ -73,7 +73,7 @@ def test_other_code_of_a_task_is_named(tmp_path: Path, monkeypatch: pytest.Monke
     for width in (16, 8):
         (tmp_path / "mine.py").write_text(CODE.format(width=width) + "#" * width)
         sys.modules.pop("mine", None)
-        parts.append(open_workbench(SiloSettings("a", task="mine:Mine", device="cpu")).parts)
+        parts.append(open_session(SiloSettings("a", task="mine:Mine", device="cpu")).parts)
     assert differences(*parts) == ["the code of the task"]
     arrays = [{k: v for k, v in own.items() if k != "the code of the task"} for own in parts]
     assert differences(*arrays) == ["the arrays of the model"]

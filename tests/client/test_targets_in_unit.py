@@ -22,9 +22,9 @@ from coterie.client.home.settings import SiloSettings
 from coterie.client.ledger import read
 from coterie.client.work.card import read_card, write_card
 from coterie.client.work.measure import evaluate_in_full
+from coterie.client.work.session import open_session
 from coterie.client.work.sgd import TrainPlan, train
 from coterie.client.work.weights import read_weights
-from coterie.client.work.workbench import open_workbench
 from coterie.features.statistics.columns import in_scale
 from coterie.tasks import TaskError, load_task
 from coterie.tasks.problems import Numbers
@@ -144,8 +144,8 @@ def test_an_exported_file_answers_in_the_unit_and_its_card_says_how(
     kept = load_kept(find_model(tmp_path / "x", ""))
     place = tmp_path / "out" / f"model.{suffix}"
     written = export(kept, place, options=options(nodes[0]))
-    bench = open_workbench(settings(nodes[0]))
-    x, said = bench.data.test.at(torch.arange(60))[0], answers_of(kept, nodes[0])
+    session = open_session(settings(nodes[0]))
+    x, said = session.data.test.at(torch.arange(60))[0], answers_of(kept, nodes[0])
     np.testing.assert_allclose(_ask(place, x), said, rtol=1e-4)
     assert said.mean() > 10_000 and written.own
     targets = kept.task.prepared({})["targets"]
@@ -182,17 +182,17 @@ def test_an_update_does_not_show_the_mean_or_the_unit_of_the_targets(tmp_path: P
         folder = tmp_path / str(number)
         folder.mkdir()
         (node,) = silos(folder, x=(4 * factor, factor))
-        bench = open_workbench(settings(node))
-        train(bench.task, bench.model, bench.data.train, TrainPlan(1, 16, 0.01), seed=0)
-        trained.append(read_weights(bench.model))
+        session = open_session(settings(node))
+        train(session.task, session.model, session.data.train, TrainPlan(1, 16, 0.01), seed=0)
+        trained.append(read_weights(session.model))
     assert_equal_models(*trained)
 
 
 def test_a_target_that_is_always_the_same_is_only_shifted(tmp_path: Path) -> None:
     (node,) = silos(tmp_path, x=(7.0, 0.0))
-    bench = open_workbench(settings(node))
-    assert bench.scale is not None and list(bench.scale[2]) == [7.0, 1.0]
-    found = evaluate_in_full(bench.task, bench.model, bench.data)
+    session = open_session(settings(node))
+    assert session.scale is not None and list(session.scale[2]) == [7.0, 1.0]
+    found = evaluate_in_full(session.task, session.model, session.data)
     assert found.figures["mae"].value < 3 and "r2" not in found.figures
 
 
@@ -215,15 +215,15 @@ def test_a_silo_without_labels_needs_the_scale_of_the_others(declared: str, tmp_
     (node,) = silos(tmp_path, declared, x=(20_000, 5_000))
     place = node.pop("data.data")
     with pytest.raises(TaskError, match="would have no unit"):
-        open_workbench(settings(node | {"unlabelled": place}))
+        open_session(settings(node | {"unlabelled": place}))
 
 
 def test_a_silo_without_labels_answers_in_the_unit_of_the_run(tmp_path: Path) -> None:
     (node,) = silos(tmp_path, TABLE + 'scale = "federation"\n', x=(20_000, 5_000))
     place = node.pop("data.data")
-    bench = open_workbench(settings(node | {"unlabelled": place}))
-    assert bench.schema == open_workbench(settings(node | {"data.data": place})).schema
-    scaled = in_scale(bench, [0.0, 1.0, 0.0, 1.0, 20_000.0, 5_000.0])
+    session = open_session(settings(node | {"unlabelled": place}))
+    assert session.schema == open_session(settings(node | {"data.data": place})).schema
+    scaled = in_scale(session, [0.0, 1.0, 0.0, 1.0, 20_000.0, 5_000.0])
     assert torch.equal(scaled.task.problem.answers(torch.ones(1, 1)), torch.tensor([[25_000.0]]))
 
 

@@ -12,6 +12,7 @@ from torch import nn
 from coterie.client.home.settings import SiloSettings
 from coterie.client.work.data import Held
 from coterie.client.work.meta_sgd import train_per_fedavg
+from coterie.client.work.session import open_session
 from coterie.client.work.sgd import TrainPlan, has_batch_norm, require_enough, train
 from coterie.client.work.weights import (
     frozen_digest,
@@ -20,7 +21,6 @@ from coterie.client.work.weights import (
     read_weights,
     travelling,
 )
-from coterie.client.work.workbench import open_workbench
 from coterie.tasks import SiloData, Task, TaskError
 
 PLAN = TrainPlan(epochs=2, batch_size=4, lr=0.1)
@@ -141,8 +141,8 @@ def test_the_hash_is_of_names_types_and_values() -> None:
 
 
 def opened(task: Task, monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.setattr("coterie.client.work.workbench.load_task", lambda _: task)
-    return open_workbench(SiloSettings(name="a", task="partly", device="cpu"))
+    monkeypatch.setattr("coterie.client.work.session.load_task", lambda _: task)
+    return open_session(SiloSettings(name="a", task="partly", device="cpu"))
 
 
 def test_random_frozen_parts_are_the_same_at_all_silos(monkeypatch: pytest.MonkeyPatch) -> None:

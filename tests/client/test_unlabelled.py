@@ -10,7 +10,7 @@ import pytest
 from coterie.client.cli.check import check
 from coterie.client.home.folder import Home, create
 from coterie.client.home.settings import SettingsError, SiloSettings, Study
-from coterie.client.work.workbench import open_workbench
+from coterie.client.work.session import open_session
 from coterie.tasks.base import TaskError
 from tests.conftest import silo
 from tests.tasks.test_declared import declared, table
@@ -23,10 +23,10 @@ def digits(folder: Path, samples: np.ndarray) -> SiloSettings:
 
 
 def test_its_samples_are_all_there_is(tmp_path: Path) -> None:
-    bench = open_workbench(digits(tmp_path, np.full((7, 1, 8, 8), 0.5)))
-    assert len(bench.data.train) == 7 and len(bench.data.test) == 0
-    assert bench.data.train.targets() == ()
-    described = bench.describe()
+    session = open_session(digits(tmp_path, np.full((7, 1, 8, 8), 0.5)))
+    assert len(session.data.train) == 7 and len(session.data.test) == 0
+    assert session.data.train.targets() == ()
+    described = session.describe()
     assert described.unlabelled and described.num_examples == 7
 
 
@@ -41,12 +41,12 @@ def test_samples_that_nothing_can_be_done_with_are_refused(
     tmp_path: Path, samples: np.ndarray, why: str
 ) -> None:
     with pytest.raises(TaskError, match=why):
-        open_workbench(digits(tmp_path, samples))
+        open_session(digits(tmp_path, samples))
 
 
 def test_a_file_that_is_not_there_is_named() -> None:
     with pytest.raises(TaskError, match="there is no file or folder /nowhere"):
-        open_workbench(SiloSettings("new", unlabelled="/nowhere"))
+        open_session(SiloSettings("new", unlabelled="/nowhere"))
 
 
 def test_it_is_for_one_task() -> None:

@@ -11,7 +11,7 @@ from coterie.client.home.folder import locked_all
 from coterie.client.home.policy import Policy
 from coterie.client.home.settings import SiloSettings
 from coterie.client.resident.virtual import settings_of
-from coterie.client.work.workbench import open_workbench, open_workbenches, workbench_of
+from coterie.client.work.session import open_session, open_sessions, session_of
 from coterie.server.runs.inprocess import InProcessGrid
 from coterie.server.study.simulate import node_configs
 from coterie.tasks.simulation import Simulation
@@ -27,15 +27,15 @@ def silos(count: int = 3) -> list[SiloSettings]:
     return settings_of(common(options=options), f"0-{count - 1}/9")
 
 
-def test_workbenches_of_one_process_share_the_model_and_have_their_own_data() -> None:
-    benches = open_workbenches(silos())
-    assert len({id(bench.model) for bench in benches}) == 1
-    assert len({bench.schema for bench in benches}) == 1
-    for bench in benches:
-        alone = open_workbench(bench.settings)
-        assert bench.data.train.x.equal(alone.data.train.x)
-        assert bench.data.test.y.equal(alone.data.test.y)
-    assert not benches[0].data.train.x.equal(benches[1].data.train.x)
+def test_sessions_of_one_process_share_the_model_and_have_their_own_data() -> None:
+    sessions = open_sessions(silos())
+    assert len({id(session.model) for session in sessions}) == 1
+    assert len({session.schema for session in sessions}) == 1
+    for session in sessions:
+        alone = open_session(session.settings)
+        assert session.data.train.x.equal(alone.data.train.x)
+        assert session.data.test.y.equal(alone.data.test.y)
+    assert not sessions[0].data.train.x.equal(sessions[1].data.train.x)
 
 
 def test_each_silo_has_a_home_of_its_own(tmp_path: Path) -> None:
@@ -113,5 +113,5 @@ def test_silos_prepared_by_node_config_are_not_loaded_again() -> None:
     prepare_nodes(nodes)
     assert InProcessGrid(app, nodes)
     contexts = [Context(1, i, dict(own), RecordDict(), {}) for i, own in enumerate(nodes)]
-    first, second = (workbench_of(context) for context in contexts)
+    first, second = (session_of(context) for context in contexts)
     assert first.model is second.model

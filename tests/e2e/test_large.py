@@ -17,7 +17,7 @@ import torch
 
 from coterie.client.app import app
 from coterie.server import executor
-from coterie.server.machine import shelf
+from coterie.server.machine import blob_store
 from coterie.server.machine.link import control
 from coterie.server.machine.local import LocalFederation, SiloSpec
 from coterie.server.machine.superlink import SuperLink
@@ -64,7 +64,7 @@ def watched(home: Path) -> Iterator[set[str]]:
 
     def look() -> None:
         while not over.wait(0.002):
-            for folder in filter(Path.is_dir, home.glob(f"{shelf.PREFIX}*")):
+            for folder in filter(Path.is_dir, home.glob(f"{blob_store.PREFIX}*")):
                 seen.update(one.name for one in folder.iterdir() if len(one.name) == 64)
 
     thread = threading.Thread(target=look)
@@ -83,7 +83,7 @@ def test_models_in_files_are_the_same_bit_for_bit_and_leave_nothing(
     tmp_path: Path, state: str
 ) -> None:
     home = tmp_path / "federation" / "superlink"
-    database = home / f"{shelf.PREFIX}of.db"  # the folder beside it is found by the same name
+    database = home / f"{blob_store.PREFIX}of.db"  # the folder beside it is found by the same name
     local = LocalFederation(tmp_path / "federation")
     if state == "in a database":
         home.mkdir(parents=True)
@@ -96,11 +96,11 @@ def test_models_in_files_are_the_same_bit_for_bit_and_leave_nothing(
             folder, last = local.run(**KEYS)
         assert last.status == "completed"
         assert len(seen) >= 3, "some of the pieces were seen in their files"
-        (shared,) = filter(Path.is_dir, home.glob(f"{shelf.PREFIX}*"))
-        rest = {shelf.TOKEN, shelf.SPARE, "lock"}
+        (shared,) = filter(Path.is_dir, home.glob(f"{blob_store.PREFIX}*"))
+        rest = {blob_store.TOKEN, blob_store.SPARE, "lock"}
         until(lambda: {f.name for f in shared.iterdir()} <= rest, "no object left")
-    left = [one for one in home.glob(f"{shelf.PREFIX}*") if one.is_dir()]
-    assert left == ([shelf.beside(database)] if database.exists() else []), (
+    left = [one for one in home.glob(f"{blob_store.PREFIX}*") if one.is_dir()]
+    assert left == ([blob_store.beside(database)] if database.exists() else []), (
         "it goes with the SuperLink, unless that is to go on from there"
     )
     configs = [spec.node_config() for spec in specs()]
@@ -125,7 +125,7 @@ def test_a_kill_while_objects_are_on_their_way_leaves_none_behind(
         local.wait_for_silos(2)
         run_id, folder = local.submit(**keys)
         committed(folder, 1)
-        shared, rest = shelf.beside(database), {shelf.TOKEN, shelf.SPARE, "lock"}
+        shared, rest = blob_store.beside(database), {blob_store.TOKEN, blob_store.SPARE, "lock"}
         process = local.superlink.program.process
 
         def caught() -> bool:
@@ -157,8 +157,8 @@ def test_a_kill_while_objects_are_on_their_way_leaves_none_behind(
 
 
 def finished(shared: Path) -> set[str]:
-    """Without what the killed process was writing, which goes after ``shelf.LEFT_S``."""
-    unfinished = {shelf.NEW, shelf.UNFINISHED}
+    """Without what the killed process was writing, which goes after ``blob_store.LEFT_S``."""
+    unfinished = {blob_store.NEW, blob_store.UNFINISHED}
     return {file.name for file in shared.iterdir() if file.suffix not in unfinished}
 
 

@@ -22,8 +22,8 @@ from flwr.supercore.constant import FLWR_IN_MEMORY_DB_NAME
 from flwr.supercore.object_store import ObjectStoreFactory
 from flwr.superlink.federation import NoOpFederationManager
 
-from coterie.server.machine.allowance import Allowances
-from coterie.server.machine.holding import Room
+from coterie.server.machine.long_polling import Room
+from coterie.server.machine.quota import Quotas
 from coterie.server.machine.serving import Gate, Serving
 from coterie.wire.enrolment import public_pem
 
@@ -52,7 +52,7 @@ class Served:
         return self.lifespan._room  # type: ignore[no-any-return]
 
     @property
-    def allowances(self) -> Allowances:
+    def allowances(self) -> Quotas:
         """What silos may send."""
         return self.lifespan._fleet.allowances  # type: ignore[no-any-return]
 

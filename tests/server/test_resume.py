@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-import coterie.client.home.asked
+import coterie.client.home.request_counts
 import coterie.client.home.rounds
-import coterie.client.work.workbench
+import coterie.client.work.session
 import coterie.features.secure.secrets
 from coterie import wire
 from coterie.server.runs.checkpoint import CheckpointError, Checkpoints
@@ -378,8 +378,8 @@ def test_a_run_goes_on_where_part_of_the_model_is_frozen(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The frozen part is in no checkpoint: every silo that starts again makes it anew."""
-    benches: dict[str, Any] = {}
-    monkeypatch.setattr(coterie.client.work.workbench, "_workbenches", benches)
+    sessions: dict[str, Any] = {}
+    monkeypatch.setattr(coterie.client.work.session, "_workbenches", sessions)
     (tmp_path / "study.toml").write_text(
         'kind = "npz"\nname = "study"\nclasses = ["a", "b"]\nshape = [6]\nnetwork = "mlp-64"\n'
         'freeze = "all-but-head"\n'
@@ -399,11 +399,11 @@ def test_a_run_goes_on_where_part_of_the_model_is_frozen(
     go(tmp_path / "whole" / "run-1", silos(tmp_path / "1"), **keys)
     folder = tmp_path / "cut" / "run-1"
     interrupted(folder, CutGrid(silos(tmp_path / "2"), ("train", 3), answered=2), **keys)
-    benches.clear()
+    sessions.clear()
     again = silos(tmp_path / "2")[::-1]
     result = go(folder, again, run_id=2, resume="run-1", **keys)
     assert set(wire.decode_arrays(result.models["a"])) == {"head.weight", "head.bias"}
     hashes = record_of(tmp_path / "whole" / "run-1")["model-hashes"]
     assert len(hashes) == 3 and record_of(folder)["model-hashes"] == hashes
-    frozen = {bench.frozen for bench in benches.values()}
+    frozen = {session.frozen for session in sessions.values()}
     assert len(frozen) == 1 and frozen != {""}

@@ -27,7 +27,7 @@ from flwr.superlink.federation import NoOpFederationManager
 from flwr.superlink.grid.grpc_grid import GrpcGrid
 
 from coterie import wire
-from coterie.server.machine import carrying, pulling, shelf
+from coterie.server.machine import blob_store, carrying, pulling
 from coterie.server.machine.carrying import Arrivals
 from coterie.server.machine.leftovers import forget_ended_runs
 from coterie.server.machine.stores import FiledStore, Laid, SqlStore, laid
@@ -43,8 +43,8 @@ would."""
 
 
 @pytest.fixture
-def on(tmp_path: Path) -> Iterator[shelf.Shelf]:
-    with shelf.opened(tmp_path) as folder:
+def on(tmp_path: Path) -> Iterator[blob_store.BlobStore]:
+    with blob_store.opened(tmp_path) as folder:
         yield folder
 
 
@@ -58,7 +58,7 @@ def opened(database: Path) -> Iterator[SqlStore]:
 
 
 @pytest.fixture(params=["memory", "database"])
-def store(request: Any, tmp_path: Path, on: shelf.Shelf) -> Iterator[Store]:
+def store(request: Any, tmp_path: Path, on: blob_store.BlobStore) -> Iterator[Store]:
     if request.param == "memory":
         yield FiledStore(on)
         return
@@ -66,14 +66,18 @@ def store(request: Any, tmp_path: Path, on: shelf.Shelf) -> Iterator[Store]:
         yield made
 
 
-def folder_of(store: Store) -> shelf.Shelf:
+def folder_of(store: Store) -> blob_store.BlobStore:
     assert store.shelf is not None
     return store.shelf
 
 
-def names(on: shelf.Shelf) -> set[str]:
+def names(on: blob_store.BlobStore) -> set[str]:
     """Of the objects in the folder."""
-    return {file.name for file in on.folder.iterdir()} - {shelf.TOKEN, "lock", shelf.SPARE}
+    return {file.name for file in on.folder.iterdir()} - {
+        blob_store.TOKEN,
+        "lock",
+        blob_store.SPARE,
+    }
 
 
 def order(seed: int = 0) -> wire.Bundle:
@@ -191,7 +195,7 @@ def test_where_there_is_no_room_objects_stay_where_flower_has_them(
     def full(*_: Any, **__: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(shelf.os, "write", full)
+    monkeypatch.setattr(blob_store.os, "write", full)
     made = order()
     kept(store, made)
     assert names(folder_of(store)) == set()
@@ -223,7 +227,7 @@ def test_objects_of_a_database_are_there_after_a_restart_and_only_they(tmp_path:
         store.preregister(2, order(2).tree)
         size = file.stat().st_size
         assert size < 2_000_000, "the database itself has none of them"
-    on = shelf.Shelf(shelf.beside(file))
+    on = blob_store.BlobStore(blob_store.beside(file))
     assert len(names(on)) == 6 and on.folder.stat().st_mode & 0o777 == 0o700
     # Killed after a file had its name and before the database had it; a disk that lost one's end.
     on.write("f" * 64, b"x").rename(on.folder / ("f" * 64))
@@ -276,27 +280,27 @@ def test_files_of_ended_runs_are_deleted(tmp_path: Path) -> None:
 def test_the_folder_is_for_its_owner_and_goes_with_the_superlink(tmp_path: Path) -> None:
     (tmp_path / "objects-left").mkdir()  # by one that was killed
     (tmp_path / "objects-left" / "0").touch()
-    with shelf.opened(tmp_path) as one, shelf.opened(tmp_path) as other:
+    with blob_store.opened(tmp_path) as one, blob_store.opened(tmp_path) as other:
         assert one.folder != other.folder and len(list(tmp_path.iterdir())) == 2
         assert one.folder.stat().st_mode & 0o777 == 0o700
-        found = shelf.find(one.location())
+        found = blob_store.find(one.location())
         assert found is not None and found.folder == one.folder
-        assert shelf.find(one.location().replace(b'"word": "', b'"word": "0')) is None
+        assert blob_store.find(one.location().replace(b'"word": "', b'"word": "0')) is None
     assert list(tmp_path.iterdir()) == []
     for location in (b"", b"{}", b"[1]", b'{"place": 1}', b'{"place": "/nowhere", "word": "x"}'):
-        assert shelf.find(location) is None
+        assert blob_store.find(location) is None
 
 
-def test_what_a_killed_process_put_there_is_forgotten(on: shelf.Shelf) -> None:
+def test_what_a_killed_process_put_there_is_forgotten(on: blob_store.BlobStore) -> None:
     for name in ("a" * 64, "b" * 64):
         on.offer(name, b"x")
-    os.utime(on.folder / ("a" * 64 + shelf.NEW), (0, 0))
+    os.utime(on.folder / ("a" * 64 + blob_store.NEW), (0, 0))
     on.forget_unannounced()
-    assert names(on) == {"b" * 64 + shelf.NEW}
+    assert names(on) == {"b" * 64 + blob_store.NEW}
 
 
-def test_a_file_is_written_into_again_when_nobody_looks_at_it(on: shelf.Shelf) -> None:
-    bodies = [bytes([number]) * shelf.FROM_BYTES for number in range(3)]
+def test_a_file_is_written_into_again_when_nobody_looks_at_it(on: blob_store.BlobStore) -> None:
+    bodies = [bytes([number]) * blob_store.FROM_BYTES for number in range(3)]
     names_of = [wire.object_id(wire.piece_of(memoryview(body))) for body in bodies]
 
     def put(number: int) -> int:
@@ -304,7 +308,7 @@ def test_a_file_is_written_into_again_when_nobody_looks_at_it(on: shelf.Shelf) -
         return (on.folder / names_of[number]).stat().st_ino
 
     first = put(0)
-    room = shelf.Room(1)
+    room = blob_store.Room(1)
     views = [on.shown(names_of[0]), on.shown(names_of[0], room, 0)]
     on.drop(names_of[0])
     assert names(on) == set() and on.shown(names_of[0]) is None
@@ -314,14 +318,14 @@ def test_a_file_is_written_into_again_when_nobody_looks_at_it(on: shelf.Shelf) -
     assert put(2) != first, "a second one still looks"
     del views, room
     on.drop(names_of[1])
-    other = shelf.Shelf(on.folder)  # a ServerApp's
+    other = blob_store.BlobStore(on.folder)  # a ServerApp's
     taken = {other.write(names_of[0], bodies[0]).stat().st_ino for _ in range(2)}
     assert taken == {first, second}, "either end takes them"
     assert len({other.write(names_of[0], body).stat().st_ino for body in bodies} | taken) == 5
 
 
-def test_what_is_being_written_into_is_not_shown(on: shelf.Shelf) -> None:
-    body = bytes(shelf.FROM_BYTES)
+def test_what_is_being_written_into_is_not_shown(on: blob_store.BlobStore) -> None:
+    body = bytes(blob_store.FROM_BYTES)
     for name in ("a" * 64, "b" * 64):
         on.adopt(name, on.write(name, body))
     descriptor = os.open(on.folder / ("a" * 64), os.O_RDONLY)
@@ -329,47 +333,47 @@ def test_what_is_being_written_into_is_not_shown(on: shelf.Shelf) -> None:
         flock(writer, LOCK_EX)
         assert on.shown("a" * 64) is None
     assert on.shown("a" * 64) is not None
-    assert not shelf._held(descriptor, on.folder / ("b" * 64)), "it has become another's"
+    assert not blob_store._held(descriptor, on.folder / ("b" * 64)), "it has become another's"
     os.close(descriptor)
 
 
 def test_files_that_are_not_written_again_go(
-    on: shelf.Shelf, monkeypatch: pytest.MonkeyPatch
+    on: blob_store.BlobStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shelf, "SPARE_S", 1.0)
-    monkeypatch.setattr(shelf, "MOST_SPARE", 2)
+    monkeypatch.setattr(blob_store, "SPARE_S", 1.0)
+    monkeypatch.setattr(blob_store, "MOST_SPARE", 2)
     for name in ("a" * 64, "b" * 64, "c" * 64):
-        on.adopt(name, on.write(name, bytes(shelf.FROM_BYTES)))
+        on.adopt(name, on.write(name, bytes(blob_store.FROM_BYTES)))
     for name in ("a" * 64, "b" * 64, "c" * 64):
         on.drop(name)
-    spare = on.folder / shelf.SPARE
+    spare = on.folder / blob_store.SPARE
     assert len([*spare.iterdir()]) == 2 and names(on) == set()
     deadline = time.monotonic() + AT_ONCE_S
     while [*spare.iterdir()] and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not [*spare.iterdir()]
-    monkeypatch.setattr(shelf, "SPARE_FREE_BYTES", 2**80)
-    on.adopt("a" * 64, on.write("a" * 64, bytes(shelf.FROM_BYTES)))
+    monkeypatch.setattr(blob_store, "SPARE_FREE_BYTES", 2**80)
+    on.adopt("a" * 64, on.write("a" * 64, bytes(blob_store.FROM_BYTES)))
     on.drop("a" * 64)
     assert not [*spare.iterdir()], "where the disk is full"
 
 
 def test_no_file_that_is_written_again_outlives_the_superlink(tmp_path: Path) -> None:
-    with shelf.kept(tmp_path / "objects", ()) as on:
-        on.adopt("a" * 64, on.write("a" * 64, bytes(shelf.FROM_BYTES)))
+    with blob_store.kept(tmp_path / "objects", ()) as on:
+        on.adopt("a" * 64, on.write("a" * 64, bytes(blob_store.FROM_BYTES)))
         on.drop("a" * 64)
-        assert [*(on.folder / shelf.SPARE).iterdir()]
-    assert not (on.folder / shelf.SPARE).exists()
+        assert [*(on.folder / blob_store.SPARE).iterdir()]
+    assert not (on.folder / blob_store.SPARE).exists()
 
 
-def test_what_is_forgotten_is_in_no_file_that_is_written_again(on: shelf.Shelf) -> None:
+def test_what_is_forgotten_is_in_no_file_that_is_written_again(on: blob_store.BlobStore) -> None:
     """A silo that withdraws is promised that nothing of it is left."""
     for name in ("a" * 64, "b" * 64, "c" * 64):
-        on.adopt(name, on.write(name, bytes(shelf.FROM_BYTES)))
+        on.adopt(name, on.write(name, bytes(blob_store.FROM_BYTES)))
     on.drop("a" * 64)
-    shelf.Shelf(on.folder).keep({"c" * 64})
+    blob_store.BlobStore(on.folder).keep({"c" * 64})
     left = {file.name for file in on.folder.rglob("*") if file.is_file()}
-    assert left - {shelf.TOKEN, "lock"} == {"c" * 64}
+    assert left - {blob_store.TOKEN, "lock"} == {"c" * 64}
 
 
 # ---------------------------------------------------------------- with a ServerApp
@@ -471,7 +475,7 @@ def test_models_travel_both_ways_by_files_or_by_calls(
 ) -> None:
     grid, calls = grid_of(superlink), list[str]()
     if not shared:
-        monkeypatch.setattr(shelf, "find", lambda location: None)
+        monkeypatch.setattr(blob_store, "find", lambda location: None)
     for stub in (grid._stub, grid._objects):
         for call in ("PushObject", "PullObject"):
             noted(stub, call, calls)
@@ -479,7 +483,7 @@ def test_models_travel_both_ways_by_files_or_by_calls(
     sent = Message(RecordDict({"arrays": arrays}), superlink.node.node_id, "train", ttl=60.0)
     (asked,) = grid.push_messages([sent])
     on = superlink.store.shelf
-    assert len(names(on)) == 3 and not [name for name in names(on) if name.endswith(shelf.NEW)]
+    assert len(names(on)) == 3 and not [name for name in names(on) if name.endswith(blob_store.NEW)]
     pushed = sorted(size for call, size in calls if call == "PushObject")
     assert len(pushed) == 4 and (pushed[:3] == [0, 0, 0]) is shared
     message = fetched(superlink)
@@ -748,7 +752,7 @@ def test_a_superlink_that_has_lost_its_folder_is_sent_objects_by_calls(superlink
     grid._find_shelf()
     lost = grid._shelf
     assert lost is not None and lost.folder == superlink.store.shelf.folder
-    grid._shelf = shelf.Shelf(lost.folder.parent)  # another folder that is there
+    grid._shelf = blob_store.BlobStore(lost.folder.parent)  # another folder that is there
     arrays = wire.encode_arrays({"w": numbers(0)}, packed=True)
     sent = Message(RecordDict({"arrays": arrays}), superlink.node.node_id, "train", ttl=60.0)
     grid.push_messages([sent])

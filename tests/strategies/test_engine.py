@@ -18,8 +18,8 @@ from coterie.strategies.registry import ROWS
 from coterie.strategies.rounds.algorithm import Algorithm, Order, Round, Update, orders_from
 from coterie.strategies.rounds.checkpoint import Checkpoint
 from coterie.strategies.rounds.members import Plain
+from coterie.strategies.rounds.minimum_sizes import average_groups
 from coterie.strategies.rounds.models import holders, same_model, weighted_mean
-from coterie.strategies.rounds.policy import average_groups
 from coterie.strategies.rounds.reports import Group
 from coterie.strategies.rounds.result import mean_model
 from coterie.strategies.rounds.roster import Silo

@@ -52,14 +52,14 @@ def test_personal_layers_are_never_on_the_wire_and_differ_between_silos(tmp_path
 def test_layers_that_name_nothing_or_everything_cannot_be_personal(tmp_path: Path) -> None:
     from coterie.client.home.settings import SiloSettings
     from coterie.client.work.personal import PersonalError, personal_names
-    from coterie.client.work.workbench import open_workbench
+    from coterie.client.work.session import open_session
 
     with pytest.raises(FederationError, match="no array is named"):
         play(tmp_path, personal="tail", rounds=1)
-    bench = open_workbench(SiloSettings("x", options=silos(0)[0].options))
-    bench.task.head = ""  # every name starts with it
+    session = open_session(SiloSettings("x", options=silos(0)[0].options))
+    session.task.head = ""  # every name starts with it
     with pytest.raises(PersonalError, match="nothing would be shared"):
-        personal_names(bench, "head")
+        personal_names(session, "head")
 
 
 @pytest.mark.nightly

@@ -30,8 +30,8 @@ from coterie.strategies import (
 from coterie.strategies.rounds.algorithm import Update
 from coterie.strategies.rounds.checkpoint import Checkpoint
 from coterie.strategies.rounds.members import capped
+from coterie.strategies.rounds.minimum_sizes import average
 from coterie.strategies.rounds.models import weighted_mean
-from coterie.strategies.rounds.policy import average
 from coterie.strategies.rounds.roster import Silo
 from tests.conftest import (
     Fault,

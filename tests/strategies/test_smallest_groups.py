@@ -19,7 +19,7 @@ from coterie.server.runs.inprocess import InProcessGrid
 from coterie.strategies import CFL, FLHC, FLSC, IFCA, FedAvg, FedGroup, FeSEM, KMeans
 from coterie.strategies.rounds.algorithm import Round, Update
 from coterie.strategies.rounds.members import Members, Plain, mean_of_all
-from coterie.strategies.rounds.policy import accepted, form, withdraw
+from coterie.strategies.rounds.minimum_sizes import accepted, form, withdraw
 from coterie.strategies.rounds.replies import Checked
 from coterie.strategies.rounds.result import RunResult
 from coterie.strategies.rounds.roster import Silo

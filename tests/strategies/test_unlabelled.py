@@ -16,7 +16,7 @@ from coterie import wire
 from coterie.client.app import app
 from coterie.client.ledger import read
 from coterie.client.work.card import read_card
-from coterie.client.work.workbench import close_all
+from coterie.client.work.session import close_all
 from coterie.features.unlabelled import placing as guests
 from coterie.features.unlabelled.placing import UnlabelledSilo, UnlabelledSilos, place, shown
 from coterie.server.runs.codec import decode, encode

@@ -212,7 +212,7 @@ def test_silos_answer_its_training_in_runs_of_these_strategies_alone(strategy: s
 
 
 def test_a_group_of_nobody_keeps_its_models() -> None:
-    from coterie.strategies.rounds.policy import average_groups
+    from coterie.strategies.rounds.minimum_sizes import average_groups
 
     members = Members(w0(), {"a": w0(), "b": w0()}, {"a": 1.0, "b": 1.0}, (("a", "b"),))
     kept = average_groups(members, [], combine=lambda own: pytest.fail("of nobody"))

@@ -15,7 +15,7 @@ from PIL import Image
 from pyarrow import parquet
 
 from coterie.client.home.settings import SiloSettings
-from coterie.client.work.workbench import open_workbench
+from coterie.client.work.session import open_session
 from coterie.tasks import TaskError, load_task
 from coterie.tasks.own.declared import (
     DeclaredTask,
@@ -526,7 +526,7 @@ def test_declarations_that_differ_have_another_schema(tmp_path: Path) -> None:
         declared(tmp_path, text)
         task, data = str(tmp_path / "study.toml"), table(tmp_path)
         settings = SiloSettings("a", task=task, options={"data": data}, device="cpu")
-        schemas.append(open_workbench(settings).describe().schema)
+        schemas.append(open_session(settings).describe().schema)
     assert schemas[0] == schemas[1] != schemas[2]
 
 

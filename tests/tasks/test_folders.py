@@ -19,7 +19,7 @@ from coterie.client.home.settings import SiloSettings
 from coterie.client.resident.serve import _own
 from coterie.client.work.card import read_card
 from coterie.client.work.hold_out import split_validation
-from coterie.client.work.workbench import open_workbench
+from coterie.client.work.session import open_session
 from coterie.tasks import TaskError
 from coterie.tasks.base import SiloData, StreamedData
 from coterie.tasks.own.declared import DeclaredTask
@@ -265,13 +265,13 @@ def test_the_folder_val_is_what_runs_hold_out_and_nothing_trains_on_it(
         picture(tmp_path / "data" / name / "cat" / f"{i}.png", 251 + i, mode="L")
     (tmp_path / "study.toml").write_text(TEXT)
     options = {"data": str(tmp_path / "data"), "stream": stream}
-    bench = open_workbench(SiloSettings("a", task=str(tmp_path / "study.toml"), options=options))
-    kept = split_validation(bench, 0.25, run_seed=0)
-    assert (len(bench.data.train), len(bench.data.test)) == (16, 4)
+    session = open_session(SiloSettings("a", task=str(tmp_path / "study.toml"), options=options))
+    kept = split_validation(session, 0.25, run_seed=0)
+    assert (len(session.data.train), len(session.data.test)) == (16, 4)
     assert (len(kept.train), len(kept.test)) == (16, 3)
     held: Any = next(x for x, _ in kept.test.batches(None, 8))
     assert (held > 0.9).all()
-    notes = "\n".join(bench.task.notes())  # type: ignore[attr-defined]
+    notes = "\n".join(session.task.notes())  # type: ignore[attr-defined]
     assert "23 files, 23 used" in notes and "3 images in the validation folder:" in notes
 
 

@@ -24,8 +24,8 @@ from coterie.client.home.settings import SiloSettings
 from coterie.client.ledger import read as read_ledger
 from coterie.client.work.card import read_card
 from coterie.client.work.generators import describe_head
+from coterie.client.work.session import open_session
 from coterie.client.work.weights import read_weights, travelling
-from coterie.client.work.workbench import open_workbench
 from coterie.strategies import FederationError
 from coterie.tasks import TaskError, load_task, networks
 from tests.conftest import digits_config
@@ -169,8 +169,8 @@ def test_a_kept_model_is_completed_from_the_task(study: Path, tmp_path: Path) ->
     with safe_open(file, framework="np") as opened:
         assert set(opened.keys()) == {"fc.weight", "fc.bias"}
     card = read_card(file)
-    bench = open_workbench(silo_settings(config))
-    assert card.frozen == bench.frozen and card.frozen in file.with_suffix(".md").read_text()
+    session = open_session(silo_settings(config))
+    assert card.frozen == session.frozen and card.frozen in file.with_suffix(".md").read_text()
     options = {"data": config["data.data"]}
     answers = predict(file, None, options=options)
     assert float((answers.classes != answers.labels).mean()) == pytest.approx(card.test_error)
@@ -218,8 +218,8 @@ def test_schemas_without_a_file_are_as_ever(tmp_path: Path) -> None:
     )
     np.savez(tmp_path / "x.npz", x=np.zeros((20, 3)), y=np.arange(20) % 2)
     config = {"name": "a", "task": str(tmp_path / "study.toml"), "threads": 1, "device": "cpu"}
-    own = open_workbench(silo_settings(config | {"data.data": str(tmp_path / "x.npz")}))
-    digits = open_workbench(silo_settings(digits_config("a")))
+    own = open_session(silo_settings(config | {"data.data": str(tmp_path / "x.npz")}))
+    digits = open_session(silo_settings(digits_config("a")))
     assert (digits.schema, own.schema) == ("f9936c9d8036c724", "777ff7daae37f0eb")
 
 

@@ -21,7 +21,7 @@ from coterie.client.work.discriminators import (
     open_pairs,
     train_stack,
 )
-from coterie.client.work.workbench import workbench_of
+from coterie.client.work.session import session_of
 from coterie.strategies import FedCollab
 from coterie.strategies.fedcollab.discriminators import Discriminators
 from coterie.tasks.base import Option
@@ -139,21 +139,19 @@ def compare_schemes(folder: str) -> Entry:
 
 
 def _opened(silos: Sequence[Node]) -> list[Any]:
-    return [
-        workbench_of(Context(1, i, dict(node), RecordDict(), {})) for i, node in enumerate(silos)
-    ]
+    return [session_of(Context(1, i, dict(node), RecordDict(), {})) for i, node in enumerate(silos)]
 
 
 def wide_seconds(silos: Sequence[Node]) -> float:
     """Seconds of training, averaging and scoring all pairs, with one wide layer a silo."""
-    benches = _opened(silos)
+    sessions = _opened(silos)
     everybody = range(len(silos))
     plan = DiscriminatorPlan(20, 32, 0.01)
     started = time.perf_counter()
     stacks: list[Any] = []
-    for i, bench in enumerate(benches):
+    for i, session in enumerate(sessions):
         labels = [int(i < j) for j in everybody if j != i]
-        pairs = open_pairs(bench, None, labels, samples=500, seed=0)
+        pairs = open_pairs(session, None, labels, samples=500, seed=0)
         train_stack(pairs, plan, seed=0)
         stacks.append(pairs.arrays())
     for i in everybody:
@@ -161,16 +159,16 @@ def wide_seconds(silos: Sequence[Node]) -> float:
             for key in stacks[i]:
                 mean = 0.5 * (stacks[i][key][j - 1] + stacks[j][key][i])
                 stacks[i][key][j - 1] = stacks[j][key][i] = mean
-    for bench, stack in zip(benches, stacks, strict=True):
-        count_hits(open_pairs(bench, stack, [1] * (len(silos) - 1), samples=500, seed=0))
+    for session, stack in zip(sessions, stacks, strict=True):
+        count_hits(open_pairs(session, stack, [1] * (len(silos) - 1), samples=500, seed=0))
     return time.perf_counter() - started
 
 
 def sequential_seconds(silos: Sequence[Node], *, every: int = 10) -> float:
     """The same as plain PyTorch does it, one pair after another: every tenth pair, times ten."""
-    benches = _opened(silos)
-    pools = [open_pairs(bench, None, [], samples=500, seed=0).pool for bench in benches]
-    first = open_pairs(benches[0], None, [], samples=500, seed=0).module
+    sessions = _opened(silos)
+    pools = [open_pairs(session, None, [], samples=500, seed=0).pool for session in sessions]
+    first = open_pairs(sessions[0], None, [], samples=500, seed=0).module
     start = {k: v.clone() for k, v in first.state_dict().items()}
     pairs = [(i, j) for i in range(len(silos)) for j in range(i + 1, len(silos))][::every]
     started = time.perf_counter()

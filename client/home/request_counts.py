@@ -14,7 +14,7 @@ from typing import Any
 
 from coterie import wire
 from coterie.client.home.files import LEDGER
-from coterie.client.home.journal import json_lines
+from coterie.client.home.local_log import json_lines
 from coterie.client.home.policy import Policy
 from coterie.client.home.rounds import folder_of
 from coterie.client.home.settings import SiloSettings

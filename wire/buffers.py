@@ -38,7 +38,7 @@ UNUSED_S = 60.0
 days."""
 
 
-class Blocks:
+class Buffers:
     """Blocks of memory, free and in use. Thread-safe."""
 
     def __init__(self, kept: int = KEPT_BYTES, unused_s: float = UNUSED_S) -> None:
@@ -103,13 +103,13 @@ class Blocks:
         return block
 
 
-_blocks: Blocks | None = None
+_blocks: Buffers | None = None
 
 
 def reuse_blocks() -> None:
     """Have this process allocate models in blocks from now on."""
     global _blocks
-    _blocks = _blocks or Blocks()
+    _blocks = _blocks or Buffers()
 
 
 def joined(parts: Sequence[bytes | memoryview]) -> bytes | memoryview:

@@ -20,8 +20,8 @@ from flwr.proto.node_pb2 import Node
 from flwr.supercore.inflatable import inflatable_object
 
 from coterie import wire
-from coterie.server.machine import allowance
-from coterie.server.machine.allowance import TIMES, Allowances
+from coterie.server.machine import quota
+from coterie.server.machine.quota import TIMES, Quotas
 from coterie.server.machine.superlink import replace_in
 from coterie.wire.flower import set_message_id, set_run, set_sender
 from tests.server.superlinks import Served, Signature, serving, silo_of
@@ -30,9 +30,9 @@ RUN, SILO = 7, 3
 
 
 def test_an_allowance_follows_from_what_the_silo_was_sent(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(allowance, "REMEMBERED", 2)
-    free = allowance.FREE_BYTES
-    kept = Allowances()
+    monkeypatch.setattr(quota, "REMEMBERED", 2)
+    free = quota.FREE_BYTES
+    kept = Quotas()
     for silo in (SILO, SILO + 1):
         kept.asked(RUN, silo, wire.TRAIN, 0)
     assert kept.sends(RUN, SILO, free) == kept.sends(RUN, SILO + 1, 1) == ""
@@ -44,7 +44,7 @@ def test_an_allowance_follows_from_what_the_silo_was_sent(monkeypatch: pytest.Mo
     assert kept.sends(RUN, SILO, 1)
     kept.asked(RUN, SILO, wire.INITIAL, 1)
     assert kept.sends(RUN, SILO, wire.most_bytes(wire.INITIAL, 0) - 1) == ""
-    assert kept.announces(RUN, SILO, allowance.FREE_OBJECTS + TIMES) == ""
+    assert kept.announces(RUN, SILO, quota.FREE_OBJECTS + TIMES) == ""
     assert "4,009 objects; its limit is 4,008," in kept.announces(RUN, SILO, 1)
     for run in (8, 9):  # two are remembered
         kept.was_sent(run, SILO, 1)
@@ -52,13 +52,13 @@ def test_an_allowance_follows_from_what_the_silo_was_sent(monkeypatch: pytest.Mo
 
 
 def test_what_was_asked_before_a_restart_may_be_answered(monkeypatch: pytest.MonkeyPatch) -> None:
-    kept = Allowances()
+    kept = Quotas()
     assert kept.announces(RUN, SILO, 1) == ""
     assert kept.sends(RUN, SILO, wire.MAX_MODEL_BYTES) == ""
-    assert kept.sends(RUN, SILO, allowance.FREE_BYTES + 1)
-    monkeypatch.setattr(allowance, "BEFORE_S", 0.0)
+    assert kept.sends(RUN, SILO, quota.FREE_BYTES + 1)
+    monkeypatch.setattr(quota, "BEFORE_S", 0.0)
     assert kept.announces(RUN, SILO + 1, 1) == ""
-    assert kept.sends(RUN, SILO + 1, allowance.FREE_BYTES + 1)
+    assert kept.sends(RUN, SILO + 1, quota.FREE_BYTES + 1)
 
 
 class SuperLink:
@@ -133,7 +133,7 @@ class SuperLink:
 
 @pytest.fixture
 def superlink(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[SuperLink]:
-    monkeypatch.setattr(allowance, "FREE_BYTES", 10_000)
+    monkeypatch.setattr(quota, "FREE_BYTES", 10_000)
     sign = Signature()
     with serving(tmp_path) as made, silo_of(made, sign) as fleet:
         yield SuperLink(made, fleet, made.enrolled(sign), sign)
@@ -195,7 +195,7 @@ def test_one_reply_at_a_time(superlink: SuperLink) -> None:
 def test_a_silo_does_not_count_as_present_for_longer_than_it_should(
     superlink: SuperLink, call: str
 ) -> None:
-    longest = allowance.HEARTBEAT_S
+    longest = quota.HEARTBEAT_S
 
     def beat(interval_s: float) -> Any:
         key = superlink.state.get_node_info(node_ids=[superlink.node.node_id])[0].public_key
@@ -221,10 +221,10 @@ def test_a_call_is_not_larger_than_the_largest_object(superlink: SuperLink) -> N
             )
         )
 
-    assert allowance.CALL_BYTES == 33 * 2**20
-    assert not push(allowance.CALL_BYTES - 1000).stored, "nobody has announced it"
+    assert quota.CALL_BYTES == 33 * 2**20
+    assert not push(quota.CALL_BYTES - 1000).stored, "nobody has announced it"
     with pytest.raises(grpc.RpcError, match="RESOURCE_EXHAUSTED"):
-        push(allowance.CALL_BYTES)
+        push(quota.CALL_BYTES)
 
 
 def test_a_silo_whose_clock_is_wrong_is_told_the_time_here(superlink: SuperLink) -> None:

@@ -10,18 +10,18 @@ import pytest
 from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 
 from coterie import wire
-from coterie.wire import blocks
-from coterie.wire.blocks import Blocks, Landing
+from coterie.wire import buffers
+from coterie.wire.buffers import Buffers, Landing
 from coterie.wire.bundles import PIECE_BYTES
 
 MB = 2**20
 
 
 @pytest.fixture
-def own(monkeypatch: pytest.MonkeyPatch) -> Blocks:
+def own(monkeypatch: pytest.MonkeyPatch) -> Buffers:
     """What a silo's process has, of this test alone."""
-    made = Blocks()
-    monkeypatch.setattr(blocks, "_blocks", made)
+    made = Buffers()
+    monkeypatch.setattr(buffers, "_blocks", made)
     return made
 
 
@@ -30,7 +30,7 @@ def address(array: np.ndarray) -> int:
 
 
 def test_a_block_goes_to_the_next_when_nobody_looks_at_it_and_not_before() -> None:
-    made = Blocks()
+    made = Buffers()
     one = made.take(3 * MB)
     first, seen = address(one), memoryview(one)[5:10].toreadonly()
     array = np.frombuffer(memoryview(one)[MB:], np.float32)
@@ -48,7 +48,7 @@ def test_a_block_goes_to_the_next_when_nobody_looks_at_it_and_not_before() -> No
 
 
 def test_what_is_kept_unused_is_bounded_where_it_does_not_fit() -> None:
-    made = Blocks(kept=4 * MB)
+    made = Buffers(kept=4 * MB)
     held = [made.take(2 * MB) for _ in range(5)]
     first = {address(one) for one in held}
     held.clear()
@@ -60,7 +60,7 @@ def test_what_is_kept_unused_is_bounded_where_it_does_not_fit() -> None:
 
 
 def test_blocks_that_nobody_wants_any_more_go_back_to_the_kernel() -> None:
-    made = Blocks(unused_s=0.4)
+    made = Buffers(unused_s=0.4)
     held = made.take(2 * MB)
     held[:] = 7
     made.take(3 * MB)
@@ -77,7 +77,7 @@ def test_blocks_that_nobody_wants_any_more_go_back_to_the_kernel() -> None:
     assert made.take(2 * MB).size == 2 * MB and made._watched
 
 
-def test_models_that_come_and_go_take_the_same_memory(own: Blocks) -> None:
+def test_models_that_come_and_go_take_the_same_memory(own: Buffers) -> None:
     """Packing, landing and reading: after the second round no new block is needed."""
     model = {"w": np.arange(5 * MB, dtype=np.float32)}
     places = set[int]()
@@ -104,16 +104,16 @@ def test_models_that_come_and_go_take_the_same_memory(own: Blocks) -> None:
 def test_a_packed_model_is_the_same_bytes_either_way(
     reuses: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(blocks, "_blocks", Blocks() if reuses else None)
+    monkeypatch.setattr(buffers, "_blocks", Buffers() if reuses else None)
     parts = [b"", b"abc", memoryview(bytes(range(256)) * 8192), b"", b"x"]
-    made = blocks.joined(parts)
+    made = buffers.joined(parts)
     assert bytes(made) == b"".join(parts)
     assert isinstance(made, bytes) is not reuses, "as bytes it may go to another process"
     with pytest.raises(TypeError):
         made[0] = 1  # type: ignore[index]
 
 
-def test_only_pieces_that_fit_land(own: Blocks) -> None:
+def test_only_pieces_that_fit_land(own: Buffers) -> None:
     names = ["a", "b", "c"]
     landing = Landing(names, most=PIECE_BYTES)  # two places
     large, small = (wire.piece_of(memoryview(bytes(size))) for size in (PIECE_BYTES + 1, 10))
@@ -130,7 +130,7 @@ def test_who_reads_a_message_with_ours_leaves_nothing_that_python_must_look_for(
     kinds = (wire.array_records, wire.config_records, wire.metric_records)
     gc.disable()
     try:
-        made = Blocks()
+        made = Buffers()
         first = address(made.take(20 * MB))
         content = RecordDict({"arrays": ArrayRecord(), "config": ConfigRecord()})
         content.__dict__["held"] = made.take(20 * MB)

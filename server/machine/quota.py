@@ -86,7 +86,7 @@ class _Account:
         return ""
 
 
-class Allowances:
+class Quotas:
     """The remaining allowance of every silo in every run; thread-safe."""
 
     def __init__(self) -> None:
@@ -153,7 +153,7 @@ class Limited(FleetServicer):
         enable_supernode_auth: bool,
     ) -> None:
         super().__init__(state_factory, objectstore_factory, enable_supernode_auth)
-        self.allowances = Allowances()
+        self.allowances = Quotas()
 
     def ActivateNode(self, request: Any, context: grpc.ServicerContext) -> Any:
         _require_frequent(request.heartbeat_interval)

@@ -51,7 +51,7 @@ MAP_FIXED, MAP_NORESERVE = 0x10, 0x4000
 """Linux flags that Python does not name."""
 
 
-class Shelf:
+class BlobStore:
     """The folder, as both ends see it. Callers check that names are valid object ids."""
 
     def __init__(self, folder: Path) -> None:
@@ -272,18 +272,18 @@ class Room:
         return memoryview(self._held)[begin : begin + size].toreadonly()
 
 
-def find(location: bytes) -> Shelf | None:
+def find(location: bytes) -> BlobStore | None:
     """Return the folder in a ``Shelf.location`` answer; None if this machine cannot read it."""
     try:
         asked = json.loads(location)
-        shelf = Shelf(Path(asked["place"]))
+        shelf = BlobStore(Path(asked["place"]))
         return shelf if shelf.location() == location else None
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
 
 @contextmanager
-def opened(home: Path) -> Iterator[Shelf]:
+def opened(home: Path) -> Iterator[BlobStore]:
     """Open a new folder of objects in ``home`` for this process; delete those of dead processes.
 
     Raises ``OSError`` if it cannot be made.
@@ -297,7 +297,7 @@ def opened(home: Path) -> Iterator[Shelf]:
         held.enter_context(locked(folder))
         held.callback(shutil.rmtree, folder, ignore_errors=True)
         (folder / TOKEN).write_text(secrets.token_hex(16), encoding="ascii")
-        yield Shelf(folder)
+        yield BlobStore(folder)
 
 
 def beside(database: Path) -> Path:
@@ -306,7 +306,7 @@ def beside(database: Path) -> Path:
 
 
 @contextmanager
-def kept(folder: Path, names: Collection[str]) -> Iterator[Shelf]:
+def kept(folder: Path, names: Collection[str]) -> Iterator[BlobStore]:
     """Open a folder of objects that outlives this process (see ``beside``).
 
     Only undamaged objects in ``names`` stay: a power cut may have truncated a file.
@@ -318,7 +318,7 @@ def kept(folder: Path, names: Collection[str]) -> Iterator[Shelf]:
     make_folder(folder, private=True)
     with locked(folder, deadline_s=HELD_S):
         (folder / TOKEN).write_text(secrets.token_hex(16), encoding="ascii")
-        shelf = Shelf(folder)
+        shelf = BlobStore(folder)
         shelf.keep({name for name in names if shelf.is_whole(name)})
         try:
             yield shelf

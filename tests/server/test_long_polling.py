@@ -32,8 +32,8 @@ from flwr.superlink.federation import NoOpFederationManager
 from coterie import wire
 from coterie.client.resident.link import Connection, FleetLink, connect
 from coterie.client.resident.lost import LinkError
-from coterie.server.machine import holding
-from coterie.server.machine.holding import FullError, Room
+from coterie.server.machine import long_polling
+from coterie.server.machine.long_polling import FullError, Room
 from coterie.wire.flower import set_message_id, set_run, set_sender
 from tests.kit import until
 from tests.server.superlinks import Served, serving
@@ -109,7 +109,7 @@ def test_a_call_ends_when_its_time_is_up_and_a_left_one_never(
 def test_a_node_has_one_call_and_all_together_so_many(
     ends: Ends, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(holding, "MOST", 2)
+    monkeypatch.setattr(long_polling, "MOST", 2)
     room = Room()
     for node in (1, 2, 3):
         room.looks(node)
@@ -150,7 +150,7 @@ def test_no_two_threads_send_to_one_node() -> None:
 def test_what_is_remembered_of_nodes_is_bounded(
     ends: Ends, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(holding, "REMEMBERED", 2)
+    monkeypatch.setattr(long_polling, "REMEMBERED", 2)
     room = Room()
     for node in (1, 2, 3):
         room.looks(node)
@@ -296,7 +296,7 @@ def test_only_the_node_itself_waits_and_is_seen_by_that(
 def test_where_no_call_can_be_held_the_silo_is_told_why(
     links: list[FleetLink], room: Room, waiting: Waiting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(holding, "MOST", 0)
+    monkeypatch.setattr(long_polling, "MOST", 0)
     with pytest.raises(LinkError, match="silos wait here already"):
         links[0].wait()
     assert links[0].notifies, "there may be room later"

@@ -7,16 +7,16 @@ from typing import Any
 
 import pytest
 
-from coterie.client.home.marks import FILE, mark_of
+from coterie.client.home.fingerprints import FILE, mark_of
 from coterie.client.home.settings import SiloSettings
-from coterie.client.work.workbench import open_workbench
+from coterie.client.work.session import open_session
 
 DATA = {"train": 20, "test": 20}
 
 
 def mark(home: Path | str, **options: Any) -> str:
     settings = SiloSettings("a", home=str(home), options={**DATA, **options})
-    return open_workbench(settings).describe().mark
+    return open_session(settings).describe().mark
 
 
 def test_it_is_the_same_after_a_restart_and_another_for_other_samples_or_labels(
@@ -54,5 +54,5 @@ def test_a_folder_that_cannot_be_written_gives_no_mark(
     def full(*_: Any, **__: Any) -> None:
         raise OSError("no space left")
 
-    monkeypatch.setattr("coterie.client.home.marks.write_atomically", full)
+    monkeypatch.setattr("coterie.client.home.fingerprints.write_atomically", full)
     assert mark_of(str(tmp_path), "data") == ""

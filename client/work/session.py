@@ -1,6 +1,6 @@
-"""Workbenches: the task, data and model that a silo keeps loaded between messages.
+"""Sessions: the task, data and model that a silo keeps loaded between messages.
 
-A process opens one workbench per silo, once.
+A process opens one session per silo, once.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from flwr.app import Context, MetricRecord
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from coterie.client.home.marks import mark_of
+from coterie.client.home.fingerprints import mark_of
 from coterie.client.home.policy import NAMES, permitted
 from coterie.client.home.settings import SettingsError, SiloSettings
 from coterie.client.home.studies import study_of, tasks_of
@@ -40,7 +40,7 @@ from coterie.wire.description import FOLLOWING
 
 log = logging.getLogger("coterie.silo")
 
-_workbenches: dict[str, Workbench] = {}
+_sessions: dict[str, Session] = {}
 _opening = Lock()
 _of_runs: dict[tuple[int, str], tuple[Task, Task, nn.Module, str]] = {}
 """(id of a task, a run's keys) → that task, the run's task, its model, its ``frozen_digest``."""
@@ -63,7 +63,7 @@ class Loop:
 
 
 @dataclass(frozen=True)
-class Workbench:
+class Session:
     """A silo ready to work: its task, data and model.
 
     ``model`` is scratch space: messages overwrite the arrays that travel. ``scale`` and
@@ -150,66 +150,69 @@ class Workbench:
         return self.task.model().to(self.device)
 
 
-def workbench_of(context: Context, task: str = "") -> Workbench:
-    """Return the workbench for this node's settings, opened once per process.
+def session_of(context: Context, task: str = "") -> Session:
+    """Return the session for this node's settings, opened once per process.
 
     ``task`` names one of the silo's tasks; for any other name, the silo's first task is used.
-    Raises as ``open_workbench``.
+    Raises as ``open_session``.
     """
     settings = SiloSettings.from_node_config(context.node_config, node_id=context.node_id)
     settings = study_of(settings, task)
     with _opening:
         key = _key(settings)
-        if key not in _workbenches:
-            _workbenches[key] = open_workbench(settings)
-        return _workbenches[key]
+        if key not in _sessions:
+            _sessions[key] = open_session(settings)
+        return _sessions[key]
 
 
-def keep_open(benches: Sequence[Workbench]) -> None:
-    """Register workbenches for ``workbench_of``."""
+def keep_open(sessions: Sequence[Session]) -> None:
+    """Register sessions for ``session_of``."""
     with _opening:
-        _workbenches.update({_key(bench.settings): bench for bench in benches})
+        _sessions.update({_key(session.settings): session for session in sessions})
 
 
 def close_all() -> None:
-    """Forget every workbench of this process."""
+    """Forget every session of this process."""
     with _opening:
-        _workbenches.clear()
+        _sessions.clear()
 
 
-def of_run(bench: Workbench, values: Mapping[str, object]) -> Workbench:
-    """Return the bench with task and model configured by a run's keys (``Task.of_run``).
+def of_run(session: Session, values: Mapping[str, object]) -> Session:
+    """Return the session with task and model configured by a run's keys (``Task.of_run``).
 
     Results for the latest runs are cached and shared by silos that share a task. Raises
     ``TaskError`` if a key or its value is not allowed, or no model can be made with it.
     """
     if not values:
-        return bench
+        return session
     with _opening:
-        task = bench.task.of_run(values)
-        key = (id(bench.task), json.dumps(dict(values), sort_keys=True))
+        task = session.task.of_run(values)
+        key = (id(session.task), json.dumps(dict(values), sort_keys=True))
         if key not in _of_runs:
-            model = _model_on(task, bench.device)
+            model = _model_on(task, session.device)
             for old in list(_of_runs)[: -MAX_OF_RUNS + 1]:
                 del _of_runs[old]
-            _of_runs[key] = bench.task, task, model, frozen_digest(model)
+            _of_runs[key] = session.task, task, model, frozen_digest(model)
         _, task, model, frozen = _of_runs[key]
-    schema, parts = _schema(task, model, bench.shapes, frozen), _parts(task, model, bench.shapes)
-    return replace(bench, task=task, model=model, schema=schema, parts=parts, frozen=frozen)
+    schema, parts = (
+        _schema(task, model, session.shapes, frozen),
+        _parts(task, model, session.shapes),
+    )
+    return replace(session, task=task, model=model, schema=schema, parts=parts, frozen=frozen)
 
 
 def _key(settings: SiloSettings) -> str:
     return json.dumps(settings.to_node_config(), sort_keys=True, default=str)
 
 
-def open_workbench(settings: SiloSettings) -> Workbench:
-    """Load task and data and put them on the device; errors as ``open_workbenches``."""
-    (bench,) = open_workbenches([settings])
-    return bench
+def open_session(settings: SiloSettings) -> Session:
+    """Load task and data and put them on the device; errors as ``open_sessions``."""
+    (session,) = open_sessions([settings])
+    return session
 
 
-def open_workbenches(settings: Sequence[SiloSettings]) -> list[Workbench]:
-    """Open workbenches that share task, device and model, for silos that work one at a time.
+def open_sessions(settings: Sequence[SiloSettings]) -> list[Session]:
+    """Open sessions that share task, device and model, for silos that work one at a time.
 
     ``settings`` belong to one silo, or to several that differ only in their names and in the
     task option ``silo``; their common data is read once. Raises ``TaskError`` if task or data
@@ -226,7 +229,7 @@ def open_workbenches(settings: Sequence[SiloSettings]) -> list[Workbench]:
     model = _model_on(task, device)
     frozen = frozen_digest(model)
     on_device: dict[int, torch.Tensor] = {}
-    benches = []
+    sessions = []
     for own, data in zip(settings, loaded, strict=True):
         moved = to_device(data, device, on_device, workers=own.workers)
         if len(settings) == 1 and not own.unlabelled:
@@ -235,8 +238,8 @@ def open_workbenches(settings: Sequence[SiloSettings]) -> list[Workbench]:
         shapes = tuple(tuple(leaf.shape[1:]) for leaf in inputs)
         schema, parts = _schema(task, model, shapes, frozen), _parts(task, model, shapes)
         known = hash_of(data) if own.home else ""  # without a home no model is kept
-        benches.append(
-            Workbench(
+        sessions.append(
+            Session(
                 settings=own,
                 task=task.of_scale(data.scale),
                 data=moved,
@@ -251,7 +254,7 @@ def open_workbenches(settings: Sequence[SiloSettings]) -> list[Workbench]:
                 num_examples=len(moved.train),
             )
         )
-    return benches
+    return sessions
 
 
 def _load(task: Task, settings: Sequence[SiloSettings]) -> list[SiloData | StreamedData | Samples]:

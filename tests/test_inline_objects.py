@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coterie import wire
-from coterie.wire import along, pulled
+from coterie.wire import inline_objects, pulled
 
 
 def request() -> PushMessagesRequest:
@@ -37,7 +37,7 @@ def test_what_goes_along_comes_out_and_the_request_is_as_it_was(contents: list[b
 
 
 def test_only_what_is_small_goes_along_and_only_so_much_in_one_call() -> None:
-    large, small = bytes(along.OBJECT_BYTES), b"x" * (along.OBJECT_BYTES - 1)
+    large, small = bytes(inline_objects.OBJECT_BYTES), b"x" * (inline_objects.OBJECT_BYTES - 1)
     assert wire.small([("large", large), ("none", b""), ("small", small)]) == {"small": small}
     piece = wire.Piece(b"head", memoryview(b"body"))
     assert wire.small([("piece", piece)]) == {"piece": b"headbody"}
@@ -47,16 +47,16 @@ def test_only_what_is_small_goes_along_and_only_so_much_in_one_call() -> None:
 
 
 def test_of_what_a_stranger_sends_no_more_is_looked_at() -> None:
-    contents = [bytes([i]) * (along.OBJECT_BYTES - 1) for i in range(20)]
+    contents = [bytes([i]) * (inline_objects.OBJECT_BYTES - 1) for i in range(20)]
     sent = request()
-    wire.attach(sent, [b"", bytes(along.OBJECT_BYTES), *contents])
+    wire.attach(sent, [b"", bytes(inline_objects.OBJECT_BYTES), *contents])
     assert wire.attached(sent) == named(*contents[:16])
 
 
 def test_other_fields_that_flower_does_not_have_are_no_objects() -> None:
     sent = PullMessagesResponse()
-    other = pulled.as_varint(along.FIELD + 1 << 3 | 2) + b"\x01x"
-    number = pulled.as_varint(along.FIELD << 3) + b"\x05"
+    other = pulled.as_varint(inline_objects.FIELD + 1 << 3 | 2) + b"\x01x"
+    number = pulled.as_varint(inline_objects.FIELD << 3) + b"\x05"
     sent.MergeFromString(other + number)
     assert wire.attached(sent) == {}
     wire.attach(sent, [b"own"])
