@@ -3,8 +3,8 @@
 ``flwr.app`` and the like, and the protobuf messages of ``flwr.proto``, are Flower's public API. The
 conversion of a message to protobuf, and its split into objects under their SHA-256, is private, but
 it is the wire format. What Flower sets in a message by itself, and how a run's Grid is connected,
-can only be had by private attributes; tests/test_structure.py checks that they are used nowhere
-else.
+can only be had by private attributes; tests/rules/test_structure.py checks that they are used
+nowhere else.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ from coterie.wire import Layers
 from coterie.wire.flower import set_message_id, set_sender
 
 CLIENT_APP, PREPARE = "coterie.client.app", "coterie.client.prepare"
-GENERATORS, WORKBENCH = "coterie.client.work.generators", "coterie.client.work.session"
+GENERATORS, SESSION = "coterie.client.work.generators", "coterie.client.work.session"
 """Modules of the ClientApp and of what opens its silos, loaded by name as Flower's engines do:
 the server imports no silo code except where it plays all silos itself."""
 
@@ -139,7 +139,7 @@ def open_silos(node_configs: Sequence[NodeConfig], *, whose: str = "") -> None:
 
 def close_silos() -> None:
     """Release the data of all open silos; a message to a silo opens them again."""
-    import_module(WORKBENCH).close_all()
+    import_module(SESSION).close_all()
 
 
 def describe_head(task: Task) -> Layers:

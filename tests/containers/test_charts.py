@@ -21,7 +21,7 @@ from coterie.client.home import folder as home
 from coterie.server.site import enrolled, federation
 from coterie.wire import enrolment
 from tests.containers.compose import BUILD_DEADLINE_S, ROOT, compose_command, docker
-from tests.machines.charts import COORDINATOR, render
+from tests.contract.machines.charts import COORDINATOR, render
 
 SILOS = ("hospital-a", "hospital-b")
 READY_S, RUN_S = 180.0, 300.0

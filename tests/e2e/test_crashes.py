@@ -18,6 +18,7 @@ from coterie.server.machine.local import LocalFederation, SiloSpec
 from coterie.server.runs.record import read_whole
 from coterie.server.site.database import damage_of
 from coterie.system.files import held_by
+from tests.contract.hostile.proxy import Proxy
 from tests.e2e.crashes import (
     KEYS,
     assert_same_outcome,
@@ -29,7 +30,6 @@ from tests.e2e.gated import ONE_BATCH, TASK
 from tests.e2e.organisations import SETTINGS, Organisations
 from tests.e2e.runs import ROOT, finished, hashes_of, record_of, spec, until
 from tests.e2e.trio import Trio
-from tests.hostile.proxy import Proxy
 
 BIG = '''
 import torch

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 
-from tests.strategies.test_fuzz import check_reply_is_harmless, hostile_replies
+from tests.contract.test_fuzz import check_reply_is_harmless, hostile_replies
 
 
 @pytest.mark.nightly

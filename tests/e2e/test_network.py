@@ -16,10 +16,10 @@ import torch
 from coterie.server.machine.local import LocalFederation, SiloSpec
 from coterie.server.machine.superlink import Ports, SuperLink
 from coterie.system.ports import join_address
+from tests.contract.hostile.limiting import Limiting
 from tests.e2e.gated import Gate, Gated
 from tests.e2e.planted import KEYS, Towards
 from tests.e2e.runs import COTERIE, ROOT, record_of, until
-from tests.hostile.limiting import Limiting
 
 PROXIES = dict.fromkeys(
     ("http_proxy", "https_proxy", "grpc_proxy", "all_proxy", "HTTPS_PROXY", "ALL_PROXY"),

@@ -1,0 +1,394 @@
+"""Who may import whom, read from the source, and what importing a part really loads."""
+
+from __future__ import annotations
+
+import ast
+import json
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+OURS = {"client", "features", "pictures", "server", "strategies", "system", "tasks", "wire"}
+PUBLIC_FLWR = ("flwr.app", "flwr.clientapp", "flwr.serverapp", "flwr.serverapp.strategy")
+MESSAGES_FLWR = "flwr.proto."
+"""And its protobuf messages, but no stubs of gRPC: calls are made by their names."""
+MOUNTS = {"server/cli/main.py: client"}
+"""The one import against the direction: there ``coterie`` takes in the commands of a silo."""
+INSIDE_FLWR = {
+    "flwr.app.message.message": {"wire/flower.py"},
+    "flwr.common.serde": {"wire/flower.py"},
+    "flwr.supercore.inflatable": {"wire/flower.py"},
+    "flwr.supercore.inflatable.inflatable_protobuf_utils": {"wire/flower.py"},
+    "flwr.supercore.inflatable.inflatable_utils": {"wire/flower.py"},
+    "flwr.supercore.superexec": {"server/executor.py"},  # what it does while it waits
+    "flwr.supercore.superexec.executor": {"server/executor.py"},  # how it starts a run
+    # What a SuperLink consists of, and who is let in:
+    **{
+        name: {"server/machine/serving.py"}
+        for name in (
+            "flwr.proto.control_pb2_grpc",
+            "flwr.proto.fleet_pb2_grpc",
+            "flwr.proto.runtime_pb2_grpc",
+            "flwr.supercore.grpc",
+            "flwr.superlink.cli.flower_superlink",
+            "flwr.superlink.config_loader",
+            "flwr.superlink.servicer.control.control_account_auth_interceptor",
+            "flwr.superlink.servicer.control.control_servicer",
+        )
+    },
+    "flwr.supercore": {"server/machine/serving.py"},  # its interceptors
+    "flwr.supercore.interceptors": {"server/machine/runtime.py"},
+    "flwr.server.superlink.fleet.grpc_rere.node_auth_server_interceptor": {
+        "server/machine/fleet.py"
+    },
+    # Its servicers, and what they answer:
+    "flwr.server.superlink.fleet.grpc_rere.fleet_servicer": {"server/machine/quota.py"},
+    "flwr.server.superlink.utils": {"server/machine/quota.py"},
+    "flwr.supercore.error": {"server/machine/quota.py"},
+    "flwr.superlink.servicer.runtime.runtime_servicer": {"server/machine/runtime.py"},
+    "flwr.common.constant": {"server/machine/quota.py", "server/machine/runtime.py"},
+    "flwr.supercore.constant": {"server/machine/runtime.py", "server/machine/stores.py"},
+    # How it keeps its state and objects, and deletes what a run left there:
+    "flwr.server.superlink.linkstate": {
+        *("server/machine/quota.py", "server/machine/fleet.py", "server/machine/leftovers.py"),
+        *("server/machine/runtime.py", "server/machine/serving.py"),
+    },
+    "flwr.supercore.object_store": {"server/machine/leftovers.py", "server/machine/stores.py"},
+    "flwr.supercore.object_store.in_memory_object_store": {"server/machine/stores.py"},
+    "flwr.supercore.object_store.sql_object_store": {"server/machine/stores.py"},
+    "flwr.superlink.federation": {"server/machine/leftovers.py"},
+}
+"""Module inside Flower → who uses it. A new one has to be a thing that cannot be had otherwise."""
+
+
+def sources(package: str) -> list[Path]:
+    found = sorted((ROOT / package).rglob("*.py"))
+    assert found, f"no source in {package}"
+    return found
+
+
+@cache
+def parsed(file: Path) -> ast.Module:
+    return ast.parse(file.read_text(encoding="utf-8"))
+
+
+def imports(file: Path, *, lazy: bool = True) -> Iterator[str]:
+    """Full names that a file imports, wherever it does so.
+
+    Args:
+        lazy: also imports inside functions. Imports for type checkers alone always count:
+            they couple two packages as well.
+    """
+    tree = parsed(file)
+    inside = {
+        id(node)
+        for function in ast.walk(tree)
+        if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef)
+        for node in ast.walk(function)
+    }
+    for node in ast.walk(tree):
+        if not lazy and id(node) in inside:
+            continue
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{file}: relative imports hide where a name comes from"
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def roots(file: Path, *, lazy: bool = True) -> set[str]:
+    """Packages of others that a file imports."""
+    found = {name.split(".")[0] for name in imports(file, lazy=lazy)}
+    return found - {"coterie"}
+
+
+def ours(file: Path) -> set[str]:
+    """Packages of ours that a file imports."""
+    names = [name.split(".") for name in imports(file)]
+    return {parts[1] for parts in names if parts[0] == "coterie"}
+
+
+def breaches(package: str, allowed: set[str]) -> list[str]:
+    """``file: package`` for every import of ours that is not allowed."""
+    return [
+        f"{file.relative_to(ROOT)}: {other}"
+        for file in sources(package)
+        for other in sorted(ours(file) - allowed)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("package", "allowed"),
+    [
+        ("wire", {"wire"}),
+        ("system", {"system"}),
+        ("features", {"client", "features", "strategies", "system", "tasks", "wire"}),
+        ("strategies", {"features", "strategies", "wire"}),
+        ("tasks", {"tasks"}),
+        ("pictures", {"pictures"}),
+        ("client", {"client", "features", "pictures", "system", "tasks", "wire"}),
+        ("server", {"features", "pictures", "server", "strategies", "system", "tasks", "wire"}),
+    ],
+)
+def test_packages_import_one_way(package: str, allowed: set[str]) -> None:
+    assert set(breaches(package, allowed)) - MOUNTS == set()
+
+
+def test_every_folder_with_modules_is_a_package_of_the_wheel() -> None:
+    manifest = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    folders = {file.parent.relative_to(ROOT) for package in OURS for file in sources(package)}
+    names = {".".join(("coterie", *folder.parts)) for folder in folders}
+    assert set(manifest["tool"]["setuptools"]["packages"]) == names
+
+
+def module_file(name: str) -> Path | None:
+    """The file of a module of ours, of a full name that may go on inside it."""
+    parts = name.split(".")[1:]
+    for count in range(len(parts), 0, -1):
+        file = ROOT.joinpath(*parts[:count]).with_suffix(".py")
+        if file.is_file():
+            return file
+    return None
+
+
+def of_features(file: Path) -> set[Path]:
+    """A file of a feature, and all files of features that it imports, directly or not."""
+    found, left = set[Path](), [file]
+    while left:
+        one = left.pop()
+        found.add(one)
+        named = {module_file(name) for name in imports(one) if name.startswith("coterie.features.")}
+        left += [other for other in named if other is not None and other not in found]
+    return found
+
+
+@pytest.mark.parametrize("file", sources("features"), ids=str)
+def test_a_feature_has_two_halves_which_know_nothing_of_each_other(file: Path) -> None:
+    known = {package for one in of_features(file) for package in ours(one)}
+    assert not {"client", "strategies"} <= known
+    assert not {"tasks", "strategies"} <= known
+
+
+def test_who_imports_features_gets_its_own_half() -> None:
+    for package, other in (
+        ("client", "strategies"),
+        ("server", "client"),
+        ("strategies", "client"),
+    ):
+        for file in sources(package):
+            named = {module_file(n) for n in imports(file) if n.startswith("coterie.features.")}
+            for half in filter(None, named):
+                known = {found for one in of_features(half) for found in ours(one)}
+                assert other not in known, f"{file} imports {half}"
+
+
+@pytest.mark.parametrize("engine", ["server/runs", "server/site", "server/machine"])
+def test_the_engine_of_the_server_knows_no_presentation(engine: str) -> None:
+    shown = ("coterie.server.report", "coterie.server.cli", "coterie.server.study")
+    for file in sources(engine):
+        names = {name for name in imports(file) if name.startswith((*shown, "coterie.pictures"))}
+        assert names == set(), file
+
+
+def keys_read(file: Path, keys: set[str]) -> set[str]:
+    """Of these keys, what a file reads from any mapping that is not a run's configuration."""
+    found = set()
+    for node in ast.walk(parsed(file)):
+        key: ast.expr | None = None
+        if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Load):
+            key, holder = node.slice, node.value
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.args:
+            if node.func.attr in ("get", "pop", "setdefault"):
+                key, holder = node.args[0], node.func.value
+        elif isinstance(node, ast.Compare) and isinstance(node.ops[0], ast.In | ast.NotIn):
+            key, holder = node.left, node.comparators[0]
+        known = isinstance(key, ast.Constant) and key.value in keys
+        if known and not ast.unparse(holder).endswith(("config", "keys")):
+            found.add(ast.unparse(node))
+    return found
+
+
+def test_only_the_record_knows_the_keys_of_its_json() -> None:
+    folder = ROOT / "tests/unit/server/records/hcct-1"
+    record = json.loads((folder / "run.json").read_text(encoding="utf-8"))
+    events = [json.loads(x) for x in (folder / "events.jsonl").read_text("utf-8").splitlines()]
+    keys = {key for entry in [record, *record["rounds"], *events] for key in entry} - {"format"}
+    assert {"rounds", "similarity", "left-out", "final-evaluation", "event"} <= keys
+    own = sources("server/runs/record")
+    assert len({key for file in own for key in keys_read(file, keys)}) > 2, "it would be seen"
+    for file in sorted(set(sources("server")) - set(own)):
+        assert keys_read(file, keys) == set(), file
+
+
+def test_nothing_is_imported_by_the_name_of_its_folder() -> None:
+    """A ``server.py`` of the user's own on the path must never be taken for ours."""
+    for package in sorted(OURS):
+        for file in sources(package):
+            assert roots(file) & OURS == set(), file
+
+
+def test_the_rules_see_imports_in_functions_and_for_type_checkers(tmp_path: Path) -> None:
+    """The reader of imports itself: it must not overlook any form."""
+    file = tmp_path / "some.py"
+    file.write_text(
+        "import a.b\nfrom c import d\n"
+        "if TYPE_CHECKING:\n    from e.f import g\n"
+        "def h():\n    import i\n    from j.k import l\n"
+    )
+    assert set(imports(file)) == {"a.b", "c.d", "e.f.g", "i", "j.k.l"}
+    assert roots(file, lazy=False) == {"a", "c", "e"}
+
+
+def test_partition_is_pure_numerics() -> None:
+    """strategies.partition needs numpy; scikit-learn only inside the functions that use it."""
+    standard = set(sys.stdlib_module_names)
+    in_functions = {"numpy", "sklearn", "scipy", "threadpoolctl"}  # the last two come with sklearn
+    for file in sources("strategies/partition"):
+        own = {name for name in imports(file) if name.startswith("coterie")}
+        assert all(name.startswith("coterie.strategies.partition") for name in own), file
+        assert roots(file) - standard <= in_functions, file
+        assert roots(file, lazy=False) - standard <= {"numpy"}, file
+
+
+def inside_flower(file: Path) -> set[str]:
+    """Modules of Flower that are not public and that a file imports, also by their name in text."""
+    found = set()
+    for node in ast.walk(parsed(file)):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            several = node.module == "flwr.proto"
+            found |= {f"{node.module}.{alias.name}" for alias in node.names} if several else set()
+            found |= set() if several else {str(node.module)}
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith("import_module"):
+            found |= {one.value for one in node.args if isinstance(one, ast.Constant)}
+    ours = {name for name in found if str(name).split(".")[0] == "flwr"} - set(PUBLIC_FLWR)
+    return {one for one in ours if not one.startswith(MESSAGES_FLWR) or one.endswith("_grpc")}
+
+
+def test_only_the_links_reach_inside_flower_and_only_so_far() -> None:
+    found: dict[str, set[str]] = {}
+    for package in OURS:
+        for file in sources(package):
+            for name in inside_flower(file):
+                found.setdefault(name, set()).add(str(file.relative_to(ROOT)))
+    assert found == INSIDE_FLWR
+
+
+def test_the_rule_about_flower_sees_every_form(tmp_path: Path) -> None:
+    file = tmp_path / "some.py"
+    file.write_text(
+        "import flwr.common.logger\nfrom flwr.app import Message\nfrom flwr.app.message import x\n"
+        "def f():\n    from flwr.supercore import y\n"
+        "    import_module('flwr.cli.app')\n    import_module('flwr.proto.fleet_pb2')\n"
+        "from flwr.proto.fleet_pb2_grpc import FleetStub\n"
+    )
+    assert inside_flower(file) == {
+        *("flwr.common.logger", "flwr.app.message", "flwr.supercore", "flwr.cli.app"),
+        "flwr.proto.fleet_pb2_grpc",
+    }
+
+
+def loaded(statement: str) -> set[str]:
+    """Modules and top-level packages in a fresh interpreter after a statement."""
+    code = (
+        f"import sys\n{statement}\n"
+        "print(*sorted({part for name in sys.modules for part in (name.split('.')[0], name)}))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    return set(done.stdout.split())
+
+
+@pytest.mark.parametrize(
+    ("statement", "without"),
+    [
+        ("import coterie.server.app",
+         {"torch", "torchvision", "sklearn", "coterie.client", "matplotlib"}),
+        ("from coterie.strategies import FedAvg, HCCT, Independent",
+         {"torch", "torchvision", "sklearn"}),
+        ("import coterie.strategies.partition.hcct, coterie.strategies.partition.cfl",
+         {"torch", "flwr", "sklearn", "grpc"}),
+        ("import coterie.server.cli.main", {"torch", "torchvision", "flwr", "sklearn"}),
+        ("import coterie.client.cli.main",
+         {"torch", "flwr", "numpy", "coterie.server", "coterie.strategies"}),
+        ("import coterie.tasks.images.digits", {"torch", "torchvision", "sklearn", "flwr"}),
+        ("import coterie.client.resident.serve",
+         {"torchvision", "sklearn", "coterie.server", "coterie.strategies", "matplotlib"}),
+        ("import coterie.client.app", {
+            "torchvision", "sklearn", "coterie.server", "coterie.strategies", "matplotlib"}),
+    ],
+)  # fmt: skip
+def test_a_part_loads_only_what_it_needs(statement: str, without: set[str]) -> None:
+    assert loaded(statement) & without == set()
+
+
+@pytest.mark.parametrize("line", [["--help"], ["silo", "--help"], ["silo", "serve", "--help"]])
+def test_the_command_offers_help_without_torch_and_flower(line: list[str]) -> None:
+    statement = (
+        "from coterie.server.cli.main import app\n"
+        f"try:\n    app({line}, prog_name='coterie')\nexcept SystemExit:\n    pass"
+    )
+    assert loaded(statement) & {"torch", "flwr", "pydantic"} == set()
+
+
+UNTIL_SUBMITTED = """
+from contextlib import nullcontext
+from coterie.server.machine import link
+class Calls:
+    def submit(self, config):
+        assert link.bundle_of(config)
+        raise SystemExit(77)
+link.control = lambda *_, **__: nullcontext(Calls())
+from coterie.server.cli.main import app
+try:
+    app({line}, prog_name="coterie")
+except SystemExit as end:
+    assert end.code == 77, end.code
+"""
+
+
+@pytest.mark.parametrize(
+    "line",
+    [["run"], ["run", "hcct", "--alpha", "50", "--set", "lr=0.1"], ["stats", "--task", "heart"]],
+)
+def test_a_run_is_submitted_before_what_shows_it_is_loaded(line: list[str], tmp_path: Path) -> None:
+    """It begins that much earlier: loading all of these takes longer than the submission."""
+    statement = UNTIL_SUBMITTED.format(line=[*line, "--runs-dir", str(tmp_path)])
+    assert (
+        loaded(statement)
+        & {
+            *(
+                "torch",
+                "sklearn",
+                "scipy",
+                "matplotlib",
+                "fastapi",
+                "httpx",
+                "flwr.cli",
+                "safetensors",
+            ),
+            *("coterie.server.report", "coterie.server.cli.commands", "coterie.server.runs.record"),
+            *("coterie.server.site.coordinator", "coterie.strategies.strategy"),
+            "coterie.strategies.fedgenp.algorithm",
+        }
+        == set()
+    )
+
+
+def test_the_process_that_waits_for_a_run_knows_the_keys_of_all_strategies() -> None:
+    statement = (
+        "import io, sys\nfrom coterie.server.executor import wait_for_a_run\n"
+        "sys.stdin = io.StringIO()\nwait_for_a_run()\n"
+        "from coterie.server.runs.config import all_keys\n"
+        "assert all_keys.cache_info().currsize"
+    )
+    assert {"coterie.server.app", "coterie.strategies.fedgenp.algorithm"} <= loaded(statement)

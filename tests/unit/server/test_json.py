@@ -1,0 +1,133 @@
+"""``--json``: one document on standard output, with the fields that the reference page has."""
+
+from __future__ import annotations
+
+import json
+import re
+from contextlib import nullcontext
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+import coterie.server.machine.link
+from benchmarks.engine.synthetic import write_run
+from coterie.client.home import approvals
+from coterie.client.home.folder import create as create_silo
+from coterie.features.statistics.survey import Survey
+from coterie.server.cli.main import app
+from coterie.server.machine.link import RunInfo
+from coterie.server.report.statistics import statistics_summary
+from coterie.server.runs.config import RunConfig
+from coterie.server.site.federation import create
+from coterie.server.site.queue import Entry, Queue
+from tests.rules.test_imports import ROOT
+
+PAGE = (ROOT / "docs" / "reference" / "json.md").read_text(encoding="utf-8")
+
+
+def documented(command: str) -> set[str]:
+    """The fields of a command, as the page has them; of an object by name, only the object."""
+    own = PAGE.split(f"## coterie {command}")[1].split("\n## ")[0]
+    rows = re.findall(r"^\| (`[^|]*`) \|", own, flags=re.MULTILINE)
+    return {name.strip("` ") for row in rows for name in row.split("`, `")}
+
+
+def fields_of(document: Any, path: str = "") -> set[str]:
+    """The paths of all fields of a document, written as on the page."""
+    if isinstance(document, list):
+        found = {name for one in document for name in fields_of(one, f"{path}[]")}
+        return found or {f"{path}[]"}
+    if isinstance(document, dict) and not path.endswith(BY_NAME):
+        start = f"{path}." if path else ""
+        return {name for key, one in document.items() for name in fields_of(one, start + key)}
+    return {path}
+
+
+BY_NAME = ("about", "terms", "unlabelled", "silos")
+
+
+def printed(*line: str) -> Any:
+    done = CliRunner().invoke(app, [*line, "--json"])
+    return json.loads(done.stdout)
+
+
+class Calls:
+    def __init__(self, *_: object, **__: object) -> None:
+        pass
+
+    def num_online(self) -> int:
+        return 3
+
+    def runs(self) -> list[RunInfo]:
+        return [RunInfo(7, "finished", "completed", "", "")]
+
+    def submit(self, config: RunConfig) -> int:
+        return 8
+
+    def nodes(self) -> list[Any]:
+        return []
+
+    def act(self, what: str, **_: str) -> dict[str, Any]:
+        return {"entries": [asdict(Entry("q1", {"strategy": "fedavg"}))]}
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A federation with a recorded run, a run that waits, a member and an operator."""
+    made = create(tmp_path / "study", ["localhost:9092"])
+    write_run(made.runs / "hcct-1", num_silos=3, num_rounds=2, strategy="hcct")
+    Queue(made.folder).add(RunConfig.read({"strategy": "fedavg"}))
+    monkeypatch.setenv("COTERIE_FEDERATION", str(made.folder))
+    silo = create_silo(tmp_path / "north", "north")
+    printed_by = CliRunner().invoke(app, ["members", "enrol", silo.request()])
+    assert printed_by.exit_code == 0, printed_by.stderr
+    monkeypatch.setenv("COTERIE_OPERATOR", str(tmp_path / "ada"))
+    asked = CliRunner().invoke(app, ["operator", "init", "--name", "ada"]).stdout.strip()
+    assert not CliRunner().invoke(app, ["operator", "enrol", asked, "--role", "run"]).exit_code
+    (tmp_path / "silo.toml").write_text('name = "a"\ntask = "digits"\n', encoding="utf-8")
+    (tmp_path / "approvals").mkdir()
+    one = approvals.Approval("hcct-7", {"rounds": 3}, asked="2026-01-01T00:00:00+00:00")
+    (tmp_path / "approvals" / "one.json").write_text(json.dumps(asdict(one)), encoding="utf-8")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "status", "runs", "runs show RUN", "runs explain RUN", "run --detach", "members list",
+        "operator list", "federation audit", "federation check", "federation upgrade-check",
+        "silo pending", "silo check",
+    ],
+)  # fmt: skip
+def test_the_fields_that_are_printed_are_those_of_the_page(
+    command: str, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        coterie.server.machine.link, "control", lambda *_, **__: nullcontext(Calls())
+    )
+    line = ["hcct-1" if word == "RUN" else word for word in command.split()]
+    line += ["--home", str(place)] if line[0] == "silo" else []
+    found = fields_of(printed(*line))
+    if command in ("status", "runs"):
+        assert {name for name in found if name.startswith("queue")} == QUEUE
+        found -= QUEUE if command == "status" else set()
+        found |= {"queue[]"} if command == "status" else set()
+    assert found == documented(f"{command} --json")
+
+
+QUEUE = {name for name in documented("runs --json") if name.startswith("queue")}
+
+
+def test_the_summary_of_the_data_has_the_fields_of_the_page() -> None:
+    survey = json.loads(statistics_summary(Survey("heart", {})))
+    own = {name.removesuffix("[]") for name in documented("stats --json")}
+    assert survey.keys() == own
+
+
+def test_every_page_of_a_list_names_an_option_that_the_command_has() -> None:
+    for command in re.findall(r"^## coterie (.*) --json$", PAGE, flags=re.MULTILINE):
+        words = [word for word in command.split() if word.islower() and word[0] != "-"]
+        assert "--json" in CliRunner().invoke(app, [*words, "--help"]).stdout, command

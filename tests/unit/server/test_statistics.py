@@ -1,0 +1,316 @@
+"""Statistics before training: what leaves a silo, what cannot be worked out of it, and the page."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import ConfigRecord, Context, Message, RecordDict
+
+from coterie import wire
+from coterie.client.app import app
+from coterie.features.statistics.counts import (
+    ColumnCounts,
+    Statistics,
+    decode_statistics,
+    encode_statistics,
+)
+from coterie.features.statistics.silo import count, intervals, suppress
+from coterie.features.statistics.survey import Survey, read_survey
+from coterie.server.report.command import write_report
+from coterie.server.report.survey import differences, warnings
+from coterie.server.runs.config import RunConfig
+from coterie.server.runs.inprocess import InProcessGrid
+from coterie.server.runs.record import read_run
+from coterie.server.runs.run import execute
+from coterie.strategies.errors import FederationError
+from coterie.tasks.base import Column
+from tests.kit import run
+
+HEART = """
+kind = "table"
+name = "heart"
+target = "ill"
+classes = ["no", "yes"]
+numeric = ["age", "creatinine", "crp"]
+network = "mclr"
+[bounds]
+age = [0, 120]
+[categorical]
+smoker = ["never", "former", "current"]
+"""
+SITES: Mapping[str, tuple[int, float, float]] = {
+    "east": (120, 1.0, 1.0), "north": (300, 1.0, 0.4), "south": (260, 88.4, 0.5),
+}  # fmt: skip
+"""Rows, unit of creatinine, share of the ill."""
+
+
+def write_sites(folder: Path) -> list[dict[str, Any]]:
+    (folder / "heart.toml").write_text(HEART)
+    rng, configs = np.random.default_rng(0), []
+    for name, (rows, unit, ill) in SITES.items():
+        lines = ["age,creatinine,crp,smoker,ill"]
+        for row in range(rows):
+            crp = "" if name == "east" else "-9" if name == "north" and row % 10 == 0 else row % 7
+            smoker = "ex" if name == "south" and row % 3 == 0 else ["never", "current"][row % 2]
+            age, level = rng.normal(60, 9), rng.uniform(0.6, 1.4) * unit
+            sick = "yes" if rng.random() < ill else "no"
+            lines.append(f"{age:.0f},{level:.2f},{crp},{smoker},{sick}")
+        (folder / f"{name}.csv").write_text("\n".join(lines))
+        configs.append(
+            {
+                "name": name,
+                "task": str(folder / "heart.toml"),
+                "data.data": str(folder / f"{name}.csv"),
+                "home": str(folder / name),
+                "strategies": "hcct",
+                "secure": "required",
+                "statistics": "inputs,targets",
+            }
+        )
+    return configs
+
+
+def ask(silos: Any, folder: Path, task: str = "heart") -> Path:
+    run(folder / "run", silos, strategy="statistics", task=task, wait_for_silos=0.5)
+    return folder / "run"
+
+
+@pytest.fixture(scope="module")
+def asked(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three sites that tell, one that does not, one with differential privacy."""
+    folder = tmp_path_factory.mktemp("sites")
+    configs = write_sites(folder)
+    quiet = {k: v for k, v in configs[1].items() if k not in ("statistics", "home")}
+    private = {**quiet, "statistics": "inputs", "privacy-epsilon": 4.0, "secure": ""}
+    configs += [{**quiet, "name": "quiet"}, {**private, "name": "private"}]
+    return ask(configs, folder)
+
+
+def test_silos_tell_what_they_allow_and_others_are_named_with_their_reason(asked: Path) -> None:
+    survey = read_survey(asked)
+    assert list(survey.reported) == list(SITES)
+    north = survey.reported["north"]
+    assert north.samples == 240 and north.tests == 60
+    assert [c.name for c in north.inputs] == ["age", "creatinine", "crp", "smoker"]
+    assert north.inputs[3].categories == ("never", "former", "current")
+    (ill,) = north.targets
+    assert ill.cells == tuple(np.array(ill.cells)) and sum(filter(None, ill.cells)) == 240
+    assert "does not share statistics" in survey.silent["quiet"]
+    assert "differential privacy" in survey.silent["private"]
+    assert survey.samples["quiet"] == 240
+    done = read_run(asked)
+    assert (done.status, done.strategy, done.missing) == ("completed", "statistics", ())
+
+
+def test_what_left_is_in_the_ledger_and_nothing_was_kept(asked: Path) -> None:
+    lines = (asked.parent / "north" / "ledger.jsonl").read_text().splitlines()
+    entries = [json.loads(line) for line in lines]
+    assert [entry["type"] for entry in entries] == [wire.DESCRIBE, wire.STATISTICS]
+    reported = json.loads(entries[1]["values"]["config"]["statistics"])
+    assert reported["inputs"][0]["name"] == "age" and entries[1]["run"] == "run"
+    assert not (asked.parent / "north" / "models").exists()
+
+
+def test_the_page_warns_of_what_is_probably_wrong(asked: Path) -> None:
+    found = "\n".join(warnings(read_survey(asked)))
+    for said in (
+        "all training samples of east are 'yes'",
+        "creatinine: the median of south is about",
+        "Creatinine in mg/dL and µmol/L differ by",
+        "crp: east has no value of it at all.",
+        "crp: only north has values below 0. Is that a code for missing?",
+        "of the samples of south are of no declared category",
+    ):
+        assert said in found
+    assert "age" not in found
+    assert [one.name for one in differences(read_survey(asked))][-1] == "age"
+    (page,) = write_report(str(asked))
+    text = page.read_text(encoding="utf-8")
+    assert "Look at this first" in text and "creatinine" in text and "quiet" in text
+    assert len(write_report(str(asked), kind="svg")) == 5
+    (summary,) = write_report(str(asked), kind="json")
+    assert set(json.loads(summary.read_text())["silos"]) == set(SITES)
+    with pytest.raises(FederationError, match="trained nothing"):
+        write_report(str(asked), kind="tensorboard")
+
+
+def test_nobody_who_tells_is_an_end_with_the_reasons(tmp_path: Path) -> None:
+    configs = [{**one, "statistics": ""} for one in write_sites(tmp_path)[:2]]
+    with pytest.raises(
+        FederationError, match=r"no silo shared statistics\. east: silo 'east' does not"
+    ):
+        ask(configs, tmp_path)
+    assert read_run(tmp_path / "run").status == "failed"
+    willing = InProcessGrid(app, write_sites(tmp_path)[:2])
+    config = RunConfig.read({"resume": "run", "runs-dir": str(tmp_path)})
+    execute(willing, config, run_id=2, folder=tmp_path / "run")
+    assert set(read_survey(tmp_path / "run").reported) == {"east", "north"}, "it is asked again"
+
+
+def test_a_silo_that_answers_nonsense_is_named_and_the_others_are_read(tmp_path: Path) -> None:
+    def lying(message: Message, context: Context) -> Message:
+        reply = app(message, context)
+        if message.metadata.message_type == wire.STATISTICS and message.metadata.dst_node_id == 1:
+            reply.content = answer(samples=10**9)
+        return reply
+
+    survey = read_survey(ask(InProcessGrid(lying, write_sites(tmp_path)), tmp_path))
+    assert set(survey.reported) == {"north", "south"}
+    assert "its statistics cannot be read" in survey.silent["east"]
+
+
+@pytest.mark.parametrize("kind", [wire.TRAIN, wire.INITIAL, wire.LABEL_COUNTS])
+def test_a_run_of_statistics_gets_nothing_else(kind: str, tmp_path: Path) -> None:
+    """Its name opens the door of silos that take part in some strategies only."""
+    (silo, *_) = write_sites(tmp_path)
+    reply = query({**silo, "secure": ""}, kind, {wire.STRATEGY: wire.ONLY_STATISTICS})
+    assert "in a run of statistics alone" in reply
+
+
+def test_statistics_are_told_in_no_other_run(tmp_path: Path) -> None:
+    (silo, *_) = write_sites(tmp_path)
+    reply = query(silo, wire.STATISTICS, {wire.STRATEGY: "hcct"})
+    assert "only in a run that asks for nothing else" in reply
+
+
+def test_data_that_changed_since_the_start_are_not_told_of(tmp_path: Path) -> None:
+    (silo, *_) = write_sites(tmp_path)
+    asks = {wire.STRATEGY: wire.ONLY_STATISTICS}
+    assert query(silo, wire.STATISTICS, asks) == ""
+    file = tmp_path / "east.csv"
+    file.write_text("\n".join(file.read_text().splitlines()[:-30]))
+    reply = query(silo, wire.STATISTICS, asks)
+    assert "data changed after the silo started" in reply and str(tmp_path) not in reply
+
+
+def query(silo: dict[str, Any], kind: str, config: dict[str, Any]) -> str:
+    """What a silo answers, where it refuses."""
+    grid = InProcessGrid(app, [silo])
+    content = RecordDict({wire.CONFIG: ConfigRecord({wire.TASK: "heart", **config})})
+    message = Message(content, dst_node_id=1, message_type=kind, group_id="0")
+    (reply,) = grid.send_and_receive([message])
+    return reply.error.reason if reply.has_error() else ""
+
+
+# ---------------------------------------------------------------- what cannot be worked out
+
+
+@pytest.mark.parametrize(("cells", "least", "most"), [(2, 4, 20), (3, 4, 13), (4, 3, 10)])
+def test_no_hidden_cell_follows_from_the_others_the_sum_and_the_rule(
+    cells: int, least: int, most: int
+) -> None:
+    """Every table of so many cells: to what leaves of it, others of the same sum fit as well."""
+    alike: dict[tuple[int | None, ...], list[tuple[int, ...]]] = {}
+    for table in itertools.product(range(most + 1), repeat=cells):
+        shown = (sum(table), *suppress(table, least))
+        assert all(c is None or c == 0 or c >= least for c in shown[1:])
+        if shown[0] <= most:  # all others of this sum are tried
+            alike.setdefault(shown, []).append(table)
+    assert any(None in shown for shown in alike)
+    for shown, tables in alike.items():
+        for i in (i for i, cell in enumerate(shown[1:]) if cell is None):
+            assert len({table[i] for table in tables}) > 1, (shown, tables)
+
+
+def test_intervals_are_round_and_no_end_holds_few() -> None:
+    values = np.random.default_rng(1).normal(60, 12, 500)
+    first, step, cells = intervals(values, 10)
+    assert sum(cells) == 500 and cells[0] >= 10 and cells[-1] >= 10
+    assert step == 5.0 and first * step <= 50
+    single = intervals(np.full(30, 5.0), 10)
+    assert single[2] == [30]
+    assert intervals(np.append(values, 6300.0), 10)[:2] == (first, step), "one value moves nothing"
+
+
+def test_a_column_with_few_values_tells_no_number() -> None:
+    values = np.append(np.full(95, np.nan), [1.0, 2.0, 3.0, 4.0, 5.0])
+    counts = count(Column("x", values), 10)
+    assert counts.step == 0 and counts.cells == (None,) and counts.missing is None
+
+
+# ---------------------------------------------------------------- what a silo may answer
+
+
+GOOD = Statistics(30, 10, 5, ((3,),), (ColumnCounts("x", (10, 20), step=1.0),))
+
+
+def answer(**changes: Any) -> RecordDict:
+    reported = json.loads(str(encode_statistics(GOOD)[wire.CONFIG]["statistics"]))
+    column = {**reported["inputs"][0], **changes.pop("column", {})}
+    text = json.dumps({**reported, "inputs": [column], **changes})
+    return RecordDict({wire.CONFIG: ConfigRecord({"statistics": text})})
+
+
+def test_good_statistics_are_read_as_they_were_told() -> None:
+    assert decode_statistics(answer(), samples=30) == GOOD
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        RecordDict(),
+        RecordDict({wire.CONFIG: ConfigRecord({"statistics": 7})}),
+        RecordDict({wire.CONFIG: ConfigRecord({"statistics": "[" * 100_000})}),
+        RecordDict({wire.CONFIG: ConfigRecord({"statistics": " " * 2**21})}),
+        answer(samples=31),
+        answer(samples=True),
+        answer(tests=-1),
+        answer(least=0),
+        answer(shapes=[[1] * 9]),
+        answer(inputs=[{}]),
+        answer(inputs=[vars(GOOD.inputs[0])] * 2),
+        answer(inputs=[0] * 1001),
+        answer(column={"cells": []}),
+        answer(column={"cells": [0] * 257}),
+        answer(column={"cells": [10, 21]}),
+        answer(column={"cells": [10, 19]}),
+        answer(column={"cells": [None, 20]}),
+        answer(column={"cells": [1e99, 20]}),
+        answer(column={"cells": [-1, 31]}),
+        answer(column={"categories": ["one"]}),
+        answer(column={"step": float("inf")}),
+        answer(column={"step": float("nan")}),
+        answer(column={"first": 10**400}),
+        answer(column={"name": 5}),
+    ],
+)
+def test_statistics_that_cannot_be_are_refused(content: RecordDict) -> None:
+    with pytest.raises(wire.WireError) as error:
+        decode_statistics(content, samples=30)
+    assert len(str(error.value)) < 400 and str(error.value).isprintable()
+
+
+def test_a_hostile_name_is_shown_as_it_is(tmp_path: Path) -> None:
+    from coterie.pictures.page import render
+    from coterie.server.report.statistics import build_statistics_page
+
+    evil = '<script>alert("x")</script>\x1b[2J'
+    reported = decode_statistics(answer(column={"name": evil}), samples=30)
+    page = render(build_statistics_page(Survey("t", {"a": reported, "b": GOOD}), "run"))
+    assert "<script>alert" not in page and "\x1b" not in page and "alert" in page
+
+
+def test_images_and_arrays_tell_means_by_channel(tmp_path: Path) -> None:
+    from tests.unit.tasks.test_declared import picture
+
+    (tmp_path / "scans.toml").write_text(
+        'kind = "image-folder"\nname = "scans"\nclasses = ["a", "b"]\nshape = [3, 8, 6]\n'
+        'network = "mclr"\nnormalise = "unit"\n'
+    )
+    for name, i in itertools.product("ab", range(20)):
+        picture(tmp_path / "data" / name / f"{i}.png", (200, 10 * (i % 3), 0))
+    silo = {
+        "name": "eyes", "task": str(tmp_path / "scans.toml"), "data.data": str(tmp_path / "data"),
+        "statistics": "inputs,targets", "statistics-from": 3,
+    }  # fmt: skip
+    eyes = read_survey(ask([silo], tmp_path, "scans")).reported["eyes"]
+    names = [column.name for column in eyes.inputs]
+    assert names[:2] == ["mean of a sample of channel 1", "deviation within a sample of channel 1"]
+    assert len(names) == 6 and eyes.shapes == ((3, 8, 6),)
+    assert eyes.targets[0].categories == ("a", "b") and sum(map(bool, eyes.targets[0].cells)) == 2
