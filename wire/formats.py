@@ -11,7 +11,7 @@ coordinator keeps what it rounded and adds the update to the unrounded model, so
 model only moves the point at which a silo trains. The silo adds an update's rounding error to its
 next update, so that nothing is lost for good (error feedback: Seide et al., Interspeech 2014;
 Karimireddy et al., ICML 2019, https://arxiv.org/abs/1901.09847, Algorithm 2). ``make
-session-formats`` measures the formats.
+bench-formats`` measures the formats.
 
 Never rounded: integers, booleans, arrays of fewer than 32 bits per number, arrays that the caller
 names (running statistics, which must not become negative), and small vectors (biases).

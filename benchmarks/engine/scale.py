@@ -6,7 +6,7 @@ Measured are seconds per round, where they go, CPU seconds and memory of every p
 messages that were lost. The total of training samples is the same for every number of silos, so
 what grows is the number of messages.
 
-    make session-scale ARGS='--data FOLDER'
+    make bench-scale ARGS='--data FOLDER'
 
 A second call replaces the numbers of silos that it measures and keeps the others.
 """

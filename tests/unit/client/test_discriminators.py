@@ -89,7 +89,7 @@ def test_the_first_reply_tells_which_labels_a_silo_has_as_the_documentation_says
     assert set(by_label.nonzero().flatten().tolist()) == set(pairs.pool.y.tolist()) == {0, 1, 7}
     docs = Path(__file__).parents[3] / "docs"
     explained = (docs / "explanation" / "fedcollab.md").read_text("utf-8")
-    assert "tell which labels the silo has" in explained
+    assert "reveal which labels the silo has" in explained
     assert "which labels this silo has" in (docs / "reference" / "silo-toml.md").read_text("utf-8")
 
 
