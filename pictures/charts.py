@@ -439,14 +439,14 @@ def _draw_strip(
             inside = height > 0.6  # above it, it would be in the row above
             style = {"ha": "center", "size": 10, "color": "white" if inside else MUTED}
             place = y - 0.85 * height + (0.03 if inside else -0.03)
-            text = f"{100 * share:.0f} %"
+            text = f"{100 * share:.0f}%"
             write(axes, (low + high) / 2, place, text, va="top" if inside else "bottom", **style)
         where = categories[int(low)] if categories else f"{low:g} to {high:g}"
         drawing.tip(bar, f"{row.silo}, {where}: {_share(share)}")
 
 
 def _share(share: float | None) -> str:
-    return "hidden, because few are in it" if share is None else f"{100 * share:.0f} %"
+    return "hidden, because few are in it" if share is None else f"{100 * share:.0f}%"
 
 
 def gain_text(gain: float, scale: float) -> str:

@@ -42,7 +42,7 @@ class Metric:
         if not isfinite(value):
             return "–"
         if self.share:
-            return f"{100 * value:.1f} %"
+            return f"{100 * value:.1f}%"
         if self.higher:
             return f"{value:.3f}"
         return f"{readable(value)} {unit}".rstrip()

@@ -159,7 +159,7 @@ def figure_lines(card: Card, figures: Mapping[str, Figure]) -> list[str]:
         three = (figure.value, figure.low, figure.high)
         title, value, interval = figure_text(card, name, three).split(" | ")
         known = bool(np.isfinite(figure.low))
-        lines.append(f"  {title:<20} {value}" + f"  (95 %: {interval})" * known)
+        lines.append(f"  {title:<20} {value}" + f"  (95%: {interval})" * known)
     return lines
 
 
@@ -171,7 +171,7 @@ def headline(answers: Answers) -> str:
         return ""
     metric, figure = KNOWN_METRICS[name], answers.figures[name]
     shown = (
-        f"{100 * figure.value:.2f} %"
+        f"{100 * figure.value:.2f}%"
         if name == "error"
         else figure_text(answers.card, name, (figure.value,) * 3).split(" | ")[1]
     )

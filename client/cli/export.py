@@ -345,7 +345,7 @@ def _text(kept: Kept, card: Mapping[str, Any]) -> str:
     lines += [
         "\n## How good it is\n",
         f"Measured on {counted(measured['samples'], 'sample')}: {measured['on']}.\n",
-        "| metric | value | 95 % interval | trivial |\n|---|---|---|---|",
+        "| metric | value | 95% interval | trivial |\n|---|---|---|---|",
         *figures,
     ]
     return "\n".join([*lines, ""])

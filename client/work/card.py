@@ -429,7 +429,7 @@ def value_text(card: Card, shortfall: float) -> str:
     """Return a shortfall (``Metric.shortfall``) for people; an error has two decimals."""
     lead = lead_of(card)
     if lead.name == "error":
-        return f"{100 * shortfall:.2f} %"
+        return f"{100 * shortfall:.2f}%"
     return lead.text(lead.shortfall(shortfall), card.unit)
 
 

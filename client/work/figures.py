@@ -32,7 +32,7 @@ MAX_PAIRED = 2000
 
 @dataclass(frozen=True)
 class Figure:
-    """A metric's value and 95 % interval; NaN where it is undefined."""
+    """A metric's value and 95% interval; NaN where it is undefined."""
 
     value: float
     low: float = float("nan")

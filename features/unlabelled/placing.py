@@ -228,4 +228,4 @@ def _listed(names: Group) -> str:
 
 
 def _share(near: Near) -> str:
-    return f"{100 * max(near.distance, 0.0):.0f} ± {100 * near.error:.0f} %"
+    return f"{100 * max(near.distance, 0.0):.0f} ± {100 * near.error:.0f}%"

@@ -56,7 +56,7 @@ def detail_of(story: Story) -> str:
 
 
 def chance_of(story: Story) -> str:
-    """Return below which gain chance may be the reason, at 95 %; empty if it is unknown.
+    """Return below which gain chance may be the reason, at 95%; empty if it is unknown.
 
     The two models are tested on the same samples, but the record has no single answers. So their
     errors count as independent: too large a limit rather than too small a one.
@@ -78,12 +78,12 @@ def chance_of(story: Story) -> str:
     size = lead.scale * median(widths)
     text = f"{size:.0f}" if lead.scale == 100 and size >= 1 else wire.readable(size)
     return (
-        f"{known or 'By the 95 % intervals'}, gains below about {text} {lead.points} may be chance."
+        f"{known or 'By the 95% intervals'}, gains below about {text} {lead.points} may be chance."
     )
 
 
 def interval_of(run: Run, name: str) -> tuple[float, float] | None:
-    """Return the recorded 95 % interval of a silo's primary metric, or None."""
+    """Return the recorded 95% interval of a silo's primary metric, or None."""
     own = run.final.metrics.get(name, {}) if run.final else {}
     ends = [own.get(run.metric + end) for end in (wire.LOW, wire.HIGH)]
     low, high = (float(end) if isinstance(end, int | float) else math.nan for end in ends)

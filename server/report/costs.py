@@ -120,6 +120,6 @@ def _rounded_away(story: Story) -> str:
         return ""
     return (
         f" Updates came as differences in {story.run.config.get('wire-format')}: rounding removed "
-        f"{100 * float(np.mean(lost)):.2g} % of one on average, at most {100 * max(lost):.2g} %; "
+        f"{100 * float(np.mean(lost)):.2g}% of one on average, at most {100 * max(lost):.2g}%; "
         "the rest was sent with the next."
     )

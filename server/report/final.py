@@ -48,12 +48,12 @@ def _print_statistics(console: Console, folder: Path, *, as_json: bool) -> None:
 
         print(statistics_summary(survey), end="")
         return
-    table = Table("silo", "training samples", "tells of")
+    table = Table("silo", "training samples", "shares")
     for name, own in sorted(survey.reported.items()):
         table.add_row(Text(name), f"{own.samples:,}", kinds_of(own))
     console.print(table)
     for name, why in sorted(survey.silent.items()):
-        say(console, f"{name} tells nothing: {why}", highlight=False)
+        say(console, f"{name} shares nothing: {why}", highlight=False)
     for line in warnings(survey):
         say(console, f"warning: {line}", highlight=False)
     _write_report(console, folder)

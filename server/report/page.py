@@ -97,7 +97,7 @@ def _tables(story: Story) -> dict[str, Table]:
     cut = f" (the last {len(shown)} of {len(left_out)})" if len(shown) < len(left_out) else ""
     return {
         "All sites": _silo_table(story),
-        "Metrics after the last round, with 95 % intervals": _metric_table(run),
+        "Metrics after the last round, with 95% intervals": _metric_table(run),
         auto.REASONS: auto.reasons_table(story),
         "Sites whose samples have no labels yet": Table(
             ("silo", "has the model of", "why"),
@@ -194,7 +194,7 @@ def _silo_table(story: Story) -> Table:
                 "since round": str(since.get(name, NO_NUMBER)),
                 "training samples": decimals(run.silos[name].num_examples, 0),
                 "test samples": f"{count}{wrong}" if count else NO_NUMBER,
-                f"95 % interval of the {lead.title}": lead.interval(*ends) if ends else "",
+                f"95% interval of the {lead.title}": lead.interval(*ends) if ends else "",
                 "constant baseline": lead.text(figures.get(name, {}).get(wire.TRIVIAL)),
                 "own last training (Per)": lead.text(own.get(name)),
                 "remark": ", ".join(remark),

@@ -289,7 +289,7 @@ class _Chosen:
         if gain.share > 0:
             part = round(100 * gain.share)
             kept = (
-                f", and ends with a mean of two models: {100 - part} % that of its group, {part} % "
+                f", and ends with a mean of two models: {100 - part}% that of its group, {part}% "
                 "what its last training made of it (as likely as that it is better off alone)"
             )
         better = "better" if gain.expected >= 0 else "worse"

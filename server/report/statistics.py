@@ -142,7 +142,7 @@ def _note(column: ColumnCounts, samples: int) -> str:
     parts = []
     for cell, what in ((column.missing, "missing"), (column.odd, "undeclared")):
         if cell:
-            parts.append(f"{100 * cell / max(samples, 1):.0f} % {what}")
+            parts.append(f"{100 * cell / max(samples, 1):.0f}% {what}")
     return ", ".join(parts)
 
 
@@ -152,7 +152,7 @@ def _note(column: ColumnCounts, samples: int) -> str:
 def _tables(survey: Survey, found: list[Difference]) -> Mapping[str, Table]:
     return {
         "Silos": Table(
-            ("silo", "training samples", "test samples", "shape of a sample", "tells of",
+            ("silo", "training samples", "test samples", "shape of a sample", "shares",
              "hides fewer than"),
             [
                 (
@@ -186,7 +186,7 @@ def _rows(one: Difference, survey: Survey) -> list[tuple[str, ...]]:
         if column.categories and None not in column.cells:
             own = shares(column, survey.reported[silo].samples)[: len(column.cells)]
             most = int(own.argmax())
-            places[1] = f"mostly {column.categories[most]} ({100 * own[most]:.0f} %)"
+            places[1] = f"mostly {column.categories[most]} ({100 * own[most]:.0f}%)"
         unlike = f"{one.score:.2f}" if silo == one.silo else ""
         rows.append((one.name, silo, _text(column.missing), _text(column.odd), *places, unlike))
     return rows

@@ -172,7 +172,7 @@ def _few(survey: Survey) -> Iterator[str]:
         if own.samples < FEW:
             yield f"{silo} has only {own.samples} training samples: little can be learned there."
         if own.left_out:
-            yield f"{silo} has {own.left_out} more columns, of which it tells nothing."
+            yield f"{silo} has {own.left_out} more columns, about which it shares nothing."
 
 
 def _absent(name: str, own: Mapping[str, ColumnCounts], survey: Survey) -> Iterator[str]:
@@ -305,7 +305,7 @@ def _hint(factor: float) -> str:
 
 
 def _about(share: float) -> str:
-    return f"{100 * share:.0f} %"
+    return f"{100 * share:.0f}%"
 
 
 def _list(names: Sequence[str]) -> str:

@@ -140,7 +140,7 @@ def serve(run: str | None, *, root: Path | None, host: str, port: int, token: st
     with make_server(page, host=host, port=port, token=token or new_token()) as server:
         if not is_loopback(host):
             print(
-                "Others reach this address: whoever has the token sees the run, and without TLS it "
+                "Others reach this address: anyone with the token sees the run, and without TLS it "
                 "can be read on the way.",
                 file=sys.stderr,
                 flush=True,

@@ -15,7 +15,7 @@ def verdict_text(verdict: Verdict, own: frozenset[str]) -> str:
     parts = [
         f"{one.candidate.source}: "
         + (
-            f"{100 * one.standing.error:.1f} %"
+            f"{100 * one.standing.error:.1f}%"
             if verdict.shares
             else wire.readable(one.standing.error)
         )

@@ -365,7 +365,7 @@ def verdict(trial: Trial, *, last: bool) -> dict[str, Any]:
     if last and not is_decided(trial):
         how += "; the run ended before the trial"
     measured = ", ".join(
-        f"{_name(c)}" + ("" if error is None else f": {100 * error:.1f} %")
+        f"{_name(c)}" + ("" if error is None else f": {100 * error:.1f}%")
         for c, error in zip(trial.candidates, errors, strict=True)
     )
     doubtful = trial.leader is None or not judges or last

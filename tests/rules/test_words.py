@@ -60,9 +60,9 @@ def test_one_of_a_thing_is_no_plural(number: int, text: str) -> None:
 
 AVOIDED = {
     "anew": (r"\b(?:anew|as ever|in words|goes before)\b", 0, 0, 0),
-    "own": (r"\bof (?:its|their) own\b", 1, 5, 0),
+    "own": (r"\bof (?:its|their) own\b", 0, 5, 0),
     "told": (r"\btold\b", 0, 0, 0),
-    "whoever": (r"\b[Ww]hoever\b", 0, 0, 1),
+    "whoever": (r"\b[Ww]hoever\b", 0, 0, 0),
     "riddle": (r"(?:^|[.:;] )(?:Who|Whose) [^?\n]*$", 0, 0, 1),
 }
 """Name → pattern, and how often pages, docstrings and texts have it; the numbers only shrink."""

@@ -128,7 +128,7 @@ def test_predict_answers_as_calibrated_and_measures_on_the_other_half(
     assert answers.figures["sensitivity"].value == pytest.approx(sensitivity)
     assert answers.figures["specificity"].value == pytest.approx(specificity)
     assert found.figures["sensitivity"][0] == pytest.approx(sensitivity)
-    assert f"| sensitivity | {100 * sensitivity:.1f} % |" in file.with_suffix(".md").read_text()
+    assert f"| sensitivity | {100 * sensitivity:.1f}% |" in file.with_suffix(".md").read_text()
 
 
 def test_labels_say_yes_as_calibrated(tmp_path: Path) -> None:

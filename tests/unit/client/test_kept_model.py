@@ -234,7 +234,7 @@ def test_predict_answers_as_the_silo_measured(
     out = tmp_path / "out.csv"
     assert silo(["predict", "--home", str(home / "b"), *options, "--output", str(out)]) == 0
     error = record["final-evaluation"]["b"]["error"]
-    assert f"error on this silo's own test data {100 * error:.2f} %" in capsys.readouterr().err
+    assert f"error on this silo's own test data {100 * error:.2f}%" in capsys.readouterr().err
     rows = [line.split(",") for line in out.read_text().splitlines()]
     assert rows[0] == ["sample", "class", *(f"p{i}" for i in range(10)), "label"]
     wrong = sum(row[1] != row[-1] for row in rows[1:])
@@ -331,7 +331,7 @@ def test_the_model_of_a_silos_own_training_has_a_card_and_answers(
         asked += ["--set", option]
     assert silo([*asked, "--model", model]) == 0
     said = capsys.readouterr().err
-    assert "trained here" in said and f"test data {100 * error:.2f} %" in said
+    assert "trained here" in said and f"test data {100 * error:.2f}%" in said
     assert silo(asked) == 0
     assert "trained together" in capsys.readouterr().err  # the newest of models/, as ever
     assert silo([*asked, "--model", "run-2"]) == 2

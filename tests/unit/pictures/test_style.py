@@ -137,6 +137,6 @@ def test_whatever_a_picture_refers_to_is_in_the_page() -> None:
 
 def test_shares_of_categories_are_written_out_unless_they_are_many() -> None:
     html = render(Page("title", "", "", pictures=[strips(categories=["x", "y", "z"])]))
-    for share in ("25 %", "75 %", "100 %", "0 %"):
+    for share in ("25%", "75%", "100%", "0%"):
         assert f">{share}<" in html
-    assert ">25 %<" not in render(Page("title", "", "", pictures=[strips()]))
+    assert ">25%<" not in render(Page("title", "", "", pictures=[strips()]))

@@ -119,7 +119,7 @@ def test_a_silo_is_told_what_it_measured_and_how_sure_that_is() -> None:
         r"it erred 30\.0 ± ([\d.]+) points less often in its group than alone", text
     )
     assert measured and 5 < float(measured[1]) < 15
-    assert "(10.0 % against 40.0 %)" in text
+    assert "(10.0% against 40.0%)" in text
     assert "expected to be 30.0 ± " in text and "points better for it" in text
 
 
@@ -129,7 +129,7 @@ def test_a_silo_in_doubt_is_told_of_which_two_models_it_ends_with_a_mean() -> No
     share = decided["gains"]["a"]["share"]
     assert 0.05 < share < 0.5
     text = explain_race(run_with(decided)).silos["a"]
-    said = re.search(r"a mean of two models: (\d+) % that of its group, (\d+) % what its", text)
+    said = re.search(r"a mean of two models: (\d+)% that of its group, (\d+)% what its", text)
     assert said and int(said[2]) == round(100 * share) == 100 - int(said[1])
     assert "and holds its model" not in text
 
@@ -138,13 +138,13 @@ def test_the_race_is_told_with_who_was_out_when_and_what_it_cost() -> None:
     found = explain_race(run_with(verdict(CLEAR, winner=PAIRS, dropped={ALL: 3})))
     text = " ".join(found.race)
     assert "A race of 3 partitions in rounds 3–4 decided, judged by 4 silos on 20 to 40" in text
-    assert "Chosen: 2 groups: {a, b} {c, d}. It had 10.0 % on average over silos; all oth" in text
+    assert "Chosen: 2 groups: {a, b} {c, d}. It had 10.0% on average over silos; all oth" in text
     assert "1.5 passes over a silo's samples for each one that FedAvg makes (budget: 2)" in text
     assert "Bytes so far: 25 MB, 2.5 times those of FedAvg (budget for the whole run: 3); " in text
     assert "2 MB of them for discriminators." in text
     rows = {row[0]: row for row in found.rows}
     assert list(rows) == ["2 groups – chosen", "everybody alone", "all together"]
-    assert rows["everybody alone"][1:3] == ("40.0 %", rows["everybody alone"][2])
+    assert rows["everybody alone"][1:3] == ("40.0%", rows["everybody alone"][2])
     assert rows["everybody alone"][2].startswith("30.0 ± ")
 
 
@@ -377,7 +377,7 @@ def test_the_console_says_what_rounds_are_spent_on_and_what_the_race_brought(
     opened = lines[lines.index(at[found.began]) + 1]
     assert opened.startswith(f"auto: a race opens between {len(found.entrants)} partitions: every")
     over = [line for line in lines if "the race is over: " in line]
-    assert len(over) == 1 and f"{100 * found.chosen.error:.1f} %" in over[0]
+    assert len(over) == 1 and f"{100 * found.chosen.error:.1f}%" in over[0]
 
 
 def test_only_what_is_new_after_the_last_round_is_recorded_once_more(recorded: Path) -> None:

@@ -72,7 +72,7 @@ def test_the_record_says_in_words_why_a_run_ended(
 def test_a_log_line_means_the_errors_that_are_told() -> None:
     evaluation = {"a": (0.5, 0.25, 10), "b": (math.nan, math.nan, 10)}
     report = RoundReport(2, (("a", "b"),), evaluation=evaluation, evaluated_round=1)
-    assert "mean error after round 1: 25.0 %" in _line(report, 5, Lead())
+    assert "mean error after round 1: 25.0%" in _line(report, 5, Lead())
 
 
 def play(folder: Path, who: Any = None, **changes: Any) -> RunResult:

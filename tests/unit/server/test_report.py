@@ -71,7 +71,7 @@ def test_the_error_of_silos_own_models_is_shown_where_a_run_asked_for_it(
 
     table = all_sites(damaged(runs, tmp_path / "own", ask))
     own = {row[0]: row[table.header.index("own last training (Per)")] for row in table.rows}
-    assert own["site-001"] == "40.0 %" and own["site-002"] == "–"
+    assert own["site-001"] == "40.0%" and own["site-002"] == "–"
     assert "Per" not in str(all_sites(runs / "hcct-1").header)
 
 
@@ -96,8 +96,8 @@ def test_the_last_table_has_it_too(
     console = Console(file=StringIO(), width=120)
     print_final(console, tmp_path)
     text = console.file.getvalue()  # type: ignore[attr-defined]
-    assert "25.0 %" in text
-    assert ("Per" in text, "12.5 %" in text) == (asked, asked)
+    assert "25.0%" in text
+    assert ("Per" in text, "12.5%" in text) == (asked, asked)
 
 
 def configured(root: Path, strategy: str, keys: dict[str, Any]) -> Path:
@@ -141,7 +141,7 @@ def test_only_a_run_of_the_same_training_is_compared(
     assert build_story(read_run(folder)).gains.alone_run == ("independent-1" if comparable else "")
 
 
-@pytest.mark.parametrize(("secretive", "mean"), [("a", "25.0 %"), ("ab", "–")])
+@pytest.mark.parametrize(("secretive", "mean"), [("a", "25.0%"), ("ab", "–")])
 @pytest.mark.parametrize("listed", [True, False])
 def test_a_silo_that_tells_no_error_has_a_dash_and_no_part_in_means(
     listed: bool,
@@ -220,10 +220,10 @@ def test_figures_stand_beside_their_intervals_counts_and_the_best_single_answer(
     tables = build_page(build_story(run)).tables
     table = tables["All sites"]
     (row,) = [dict(zip(table.header, r, strict=True)) for r in table.rows if r[0] == name]
-    assert row["error"] == "12.0 %" and row["test samples"] == "25, 3 wrong"
-    assert row["95 % interval of the error"] == "2.0 to 31.0"
-    assert row["constant baseline"] == "24.0 %"
-    metrics = tables["Metrics after the last round, with 95 % intervals"]
+    assert row["error"] == "12.0%" and row["test samples"] == "25, 3 wrong"
+    assert row["95% interval of the error"] == "2.0 to 31.0"
+    assert row["constant baseline"] == "24.0%"
+    metrics = tables["Metrics after the last round, with 95% intervals"]
     assert metrics.rows == [(name, "0.800 (0.700 to 0.900)")]
     plain = all_sites(runs / "hcct-1").header
     assert "constant baseline" not in plain and "interval" not in str(plain)
@@ -267,12 +267,12 @@ LOCAL = {"a": 0.2, "b": 0.2, "c": 0.1}
         (
             {"a": 0.1, "b": 0.2, "c": 0.1},
             "One of three sites does better than with local training, two the same, none worse.",
-            ["from 16.7 % to 13.3 % on average", "Largest gain: a, 20.0 % → 10.0 % (7 of its 70"],
+            ["from 16.7% to 13.3% on average", "Largest gain: a, 20.0% → 10.0% (7 of its 70"],
         ),
         (
             {"a": 0.1, "b": 0.1, "c": 0.2, "d": 0.0},
             "Two of three sites do better than with local training, one worse.",
-            ["Worse: c, 10.0 % → 20.0 %", "One site is not compared: d (no local baseline)."],
+            ["Worse: c, 10.0% → 20.0%", "One site is not compared: d (no local baseline)."],
         ),
         (
             {"a": 0.1, "b": 0.1, "c": 0.0},
@@ -282,7 +282,7 @@ LOCAL = {"a": 0.2, "b": 0.2, "c": 0.1}
         (
             {"a": 0.3, "b": 0.2, "c": 0.1},
             "None of three sites do better than with local training, two the same, one worse.",
-            ["The error rises from 16.7 % to 20.0 % on average."],
+            ["The error rises from 16.7% to 20.0% on average."],
         ),
     ],
 )
@@ -314,7 +314,7 @@ def test_how_sure_the_answer_is_follows_from_counts_or_recorded_intervals(tmp_pa
     assert "about 14 points" in said("2", "error", 0.2), "√2 · half of 20 points"
     assert said("3", "auroc", None) == ""
     assert said("4", "auroc", 0.2) == (
-        "By the 95 % intervals, gains below about 14 points may be chance."
+        "By the 95% intervals, gains below about 14 points may be chance."
     )
 
 

@@ -80,7 +80,7 @@ def test_a_site_that_took_no_part_tests_a_model_on_all_its_rows(folder: Path) ->
     answers = folder / "answers.csv"
     tested = coterie("silo", "predict", *model, *data, "--output", str(answers))
     assert tested.returncode == 0, tested.stderr
-    assert "50 samples" in tested.stderr and "AUROC" in tested.stderr and "95 %" in tested.stderr
+    assert "50 samples" in tested.stderr and "AUROC" in tested.stderr and "95%" in tested.stderr
     assert len(answers.read_text().splitlines()) == 51
     model[1] = str(done / "models" / "b.safetensors")
     without_card = coterie("silo", "predict", *model, *data)

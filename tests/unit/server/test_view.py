@@ -197,10 +197,10 @@ def test_the_picture_has_round_groups_errors_and_who_joined_late() -> None:
     progress.feed(START)
     progress.feed(round_event(["a", "b", "late"], 3, joined=["late"]))
     text = drawn(progress)
-    assert "round 3/5" in text and "mean error after round 2: 25.0 %" in text
+    assert "round 3/5" in text and "mean error after round 2: 25.0%" in text
     assert "error after round 2" in text, "a column says of which models its figures are"
     (late,) = [line for line in text.splitlines() if line.strip().startswith("late")]
-    assert "joined in round 3" in late and "25.0 %" in late and "40" in late
+    assert "joined in round 3" in late and "25.0%" in late and "40" in late
 
 
 def test_a_silo_that_was_not_evaluated_has_no_error() -> None:

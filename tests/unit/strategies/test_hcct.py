@@ -574,7 +574,7 @@ def test_a_trial_that_the_run_ends_falls_back_to_the_best_so_far(
 
 
 def test_models_that_have_learnt_nothing_are_never_chosen() -> None:
-    """Best of all, but no better than w⁰ beyond chance: 78 % against 90 % of 20 samples."""
+    """Best of all, but no better than w⁰ beyond chance: 78% against 90% of 20 samples."""
     strategy, here = auto(), silos("a", "b", "c", "d")
     begun = rounds(strategy, here, FOUR, FOUR)
     at_chance = {n: {(n,): 0.9} | {pair: 0.85 for pair in PAIRS if n in pair} for n in "abcd"}
