@@ -438,7 +438,7 @@ def test_a_prepared_silo_is_the_one_that_answers(monkeypatch: pytest.MonkeyPatch
     settings = SiloSettings("a", options={"train": "5", "test": "5"}, device="cpu")
     prepare([settings])
     monkeypatch.setattr(
-        coterie.client.work.session, "open_workbench", lambda _: pytest.fail("opened twice")
+        coterie.client.work.session, "open_session", lambda _: pytest.fail("opened twice")
     )
     described = decode_description(ask(wire.DESCRIBE, settings.to_node_config()).content)
     assert (described.name, described.num_examples) == ("a", 5)

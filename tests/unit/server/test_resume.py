@@ -379,7 +379,7 @@ def test_a_run_goes_on_where_part_of_the_model_is_frozen(
 ) -> None:
     """The frozen part is in no checkpoint: every silo that starts again makes it anew."""
     sessions: dict[str, Any] = {}
-    monkeypatch.setattr(coterie.client.work.session, "_workbenches", sessions)
+    monkeypatch.setattr(coterie.client.work.session, "_sessions", sessions)
     (tmp_path / "study.toml").write_text(
         'kind = "npz"\nname = "study"\nclasses = ["a", "b"]\nshape = [6]\nnetwork = "mlp-64"\n'
         'freeze = "all-but-head"\n'
