@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+import coterie.server.cli.commands
 import coterie.server.machine.link
 from benchmarks.engine.synthetic import write_run
 from coterie.client.home import approvals
@@ -108,6 +109,7 @@ def test_the_fields_that_are_printed_are_those_of_the_page(
     monkeypatch.setattr(
         coterie.server.machine.link, "control", lambda *_, **__: nullcontext(Calls())
     )
+    monkeypatch.setattr(coterie.server.cli.commands, "BEGINNING_S", 0.1)
     line = ["hcct-1" if word == "RUN" else word for word in command.split()]
     line += ["--home", str(place)] if line[0] == "silo" else []
     found = fields_of(printed(*line))
