@@ -51,10 +51,11 @@ docs: setup-dev .links/coterie ## The documentation as a site in site/
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict
 	@echo "Open site/index.html, or with its search: $(BIN)/python -m http.server --directory site"
 
-check: setup-dev .links/coterie ## Linter and types
+check: setup-dev .links/coterie ## Linter, types and words
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
+	@$(BIN)/python -m pytest -q --no-header tests/rules/test_words.py
 
 config: setup ## Write what is made from the options: defaults in pyproject.toml, tables of keys
 	@$(BIN)/python docs/generate.py

@@ -98,7 +98,7 @@ def wide(console: Console, *, on_terminals: bool = False) -> Console:
 
 
 def aside(console: Console | None = None) -> Console:
-    """Return the console for what is no result, which ``--quiet`` silences."""
+    """Return the console for what is not a result, which ``--quiet`` silences."""
     from rich.console import Console
 
     return Console(quiet=True) if shown.quiet else console or Console()

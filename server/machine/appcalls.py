@@ -44,7 +44,7 @@ def runtime_calls(grid: Any, max_bytes: int = 2**31 - 1) -> Any:
     has been silent for long. ``max_bytes`` limits the size of an answer.
     """
     connected = flower.connection_of(grid)
-    assert connected is not None, "it is no run's"
+    assert connected is not None, "the Grid is not connected to a run"
     channel = open_channel(connected.address, connected.certificates, max_bytes=max_bytes)
     token = (("flwr-task-token", connected.token),)
     retry = Retry(partial(_is_lasting, grid), max_s=None, first_s=1.0, most_s=20.0)

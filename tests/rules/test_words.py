@@ -63,6 +63,8 @@ AVOIDED = {
     "own": (r"\bof (?:its|their) own\b", 0, 5, 0),
     "told": (r"\btold\b", 0, 0, 0),
     "whoever": (r"\b[Ww]hoever\b", 0, 0, 0),
+    "no": (r"(?<![Tt]here )\b(?:is|are) no (?!longer|more|one\b)\w", 0, 2, 0),
+    "percent": (r"\d %", 2, 0, 0),
     "riddle": (r"(?:^|[.:;] )(?:Who|Whose) [^?\n]*$", 0, 0, 1),
 }
 """Name → pattern, and how often pages, docstrings and texts have it; the numbers only shrink."""
