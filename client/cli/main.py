@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
@@ -176,25 +177,16 @@ def serve(
     """
     if mod and not app:
         raise MisuseError("--mod requires --app.")
-    if name is None and not partitions and simulation is None:
-        for parameter, hint in given(context):
-            if parameter not in WITH_FOLDER:
-                raise MisuseError(
-                    f"{hint} replaces a setting of a silo's folder: give --name, --partitions or "
-                    "--simulation as well, or set it in silo.toml."
-                )
-        from coterie.client.home.files import folder_of
-        from coterie.client.resident.serve import serve as serve_folder
+    from coterie.client.resident.serve import serve as serve_silos
 
-        serve_folder(
-            app or None,
-            folder_of(Path(home) if home else None),
-            mods=mod or [],
-            patience_s=patience,
-            verbose=verbose,
-            metrics=metrics,
-            log_format=log_format,
-        )
+    serving = partial(
+        serve_silos, mods=mod or [], verbose=verbose, metrics=metrics, log_format=log_format
+    )
+    if name is None and not partitions and simulation is None:
+        _require_no_settings(context)
+        from coterie.client.home.files import folder_of
+
+        serving(app or None, folder_of(Path(home) if home else None), patience_s=patience)
         return
     from coterie.client.home.policy import STATISTICS, Policy
     from coterie.client.home.settings import SiloSettings, options_of
@@ -222,22 +214,23 @@ def serve(
         ),
     )
     from coterie.client.resident.link import Connection
-    from coterie.client.resident.serve import serve as serve_silos
     from coterie.client.resident.virtual import settings_of
 
     connection = Connection(superlink, root_certificates, patience_s=patience)
     silos = (
         settings_of(settings, partitions, simulation, for_app=bool(app)) if several else [settings]
     )
-    serve_silos(
-        app or None,
-        silos,
-        connection,
-        mods=mod or [],
-        verbose=verbose,
-        metrics=metrics,
-        log_format=log_format,
-    )
+    serving(app or None, silos, connection)
+
+
+def _require_no_settings(context: typer.Context) -> None:
+    """Refuse options that a silo's folder sets; raise ``MisuseError``."""
+    for parameter, hint in given(context):
+        if parameter not in WITH_FOLDER:
+            raise MisuseError(
+                f"{hint} replaces a setting of a silo's folder: give --name, --partitions or "
+                "--simulation as well, or set it in silo.toml."
+            )
 
 
 def _check_together(

@@ -51,6 +51,8 @@ STATEMENTS = {"server/machine/stores.py": 3}
 REPLACED = {"server/executor.py": 2, "server/machine/serving.py": 1}
 """Calls that put something in place of names in Flower's modules."""
 
+MOST_BODY = 60
+"""Lines of a function after its docstring."""
 MOST_LINES = 500
 LONG: dict[str, int] = {}
 """Files that are longer, and their lines at most."""
@@ -223,6 +225,25 @@ def test_no_file_is_too_long_but_for_the_debts_and_these_do_not_grow() -> None:
     found = {file: count for file, count in lines.items() if count > MOST_LINES}
     assert found.keys() == LONG.keys()
     assert not [file for file, count in found.items() if count > LONG[file]]
+
+
+def lines_of(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    """Lines of the body, without the docstring."""
+    body = function.body
+    if ast.get_docstring(function) is not None and body[1:]:
+        body = body[1:]
+    return (body[-1].end_lineno or 0) - body[0].lineno + 1
+
+
+def test_no_body_is_longer_than_a_screen() -> None:
+    bodies = {
+        f"{file.relative_to(ROOT)} {node.name}": lines_of(node)
+        for file in every_source()
+        for node in ast.walk(parsed(file))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    }
+    assert bodies["strategies/rounds/play.py play"] <= 45, "the round reads like the paper's"
+    assert not {name: lines for name, lines in bodies.items() if lines > MOST_BODY}
 
 
 @pytest.mark.parametrize("feature", FEATURES)
