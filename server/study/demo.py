@@ -331,7 +331,7 @@ def _table(outcome: Outcome, run: Run) -> Table:
     shared = [name for name in names if name in measured]
     means = [float(np.mean([outcome.errors[r][n] for n in shared])) for r in outcome.errors]
     cells = (f"[bold]{lead.number(mean)}[/]" for mean in means)
-    table.add_row(f"mean, {len(shared)} with a baseline", "", "", "", *cells)
+    table.add_row(f"mean of {len(shared)}", "", "", "", *cells)
     return table
 
 

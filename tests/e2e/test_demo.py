@@ -30,7 +30,7 @@ def test_two_demos_of_one_seed_find_the_hidden_groups_and_give_identical_models(
     means = {run: sum(e.values()) / len(e) for run, e in first.errors.items()}
     assert means["grouped"] < means["alone"] and means["grouped"] < means["global"]
     assert first.peak_memory < 5e9
-    assert "upright-late joined" in text and "shifted-2 left" in text
+    assert "(+upright-late)" in text and "(-shifted-2)" in text
     assert "found exactly" in text
     assert "α is the preference for more data" in text
     second, _ = run(tmp_path / "second")
@@ -51,7 +51,7 @@ def test_a_demo_of_auto_finds_the_hidden_groups_and_says_how(tmp_path: Path) -> 
 @pytest.mark.timeout(300)
 def test_a_demo_of_generators_takes_a_newcomer_and_a_leaver(tmp_path: Path) -> None:
     outcome, text = run(tmp_path, "fedgenp")
-    assert "upright-late joined" in text and " left" in text
+    assert "(+upright-late)" in text and "(-over-2)" in text
     assert "Per is each silo's personalised model" in " ".join(text.split())
     assert {"alone", "global", "grouped"} <= set(outcome.errors)
     own = sorted((tmp_path / "silos").rglob("personalised/FedGenP-*.safetensors"))

@@ -201,8 +201,8 @@ def test_the_demo_finds_the_hidden_groups(installed: User) -> None:
     """Ten silos as processes of their own; one joins, one leaves."""
     said = installed.run("coterie", "demo", "--seed", "3", "--rounds", "6", "--workdir", "demo")
     assert "found exactly" in said
-    assert "upright-late joined" in said and "shifted-2 left" in said
-    means = re.search(r"mean, 8 with a baseline .*", said)
+    assert "(+upright-late)" in said and "(-shifted-2)" in said
+    means = re.search(r"mean of 8 .*", said)
     assert means, said
     alone, everybody, grouped = (float(x) for x in re.findall(r"\d+\.\d", means[0]))
     assert grouped < alone and grouped < everybody
