@@ -35,7 +35,7 @@ $(VENV)/.installed-dev: pyproject.toml | $(BIN)/python
 # mypy reads a package from a folder of its name.
 .links/coterie:
 	@mkdir -p $@
-	@for part in client features pictures server strategies system tasks wire; do ln -sfn ../../$$part $@/$$part; done
+	@for part in client engine features pictures server strategies system tasks wire; do ln -sfn ../../$$part $@/$$part; done
 
 setup: $(VENV)/.installed ## Make the virtual environment and install
 

@@ -10,8 +10,8 @@ from functools import partial
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
+from coterie.engine.fast.run.pulling import bounded
 from coterie.features.secure.sums import Enrolled
-from coterie.server.machine.pulling import bounded
 from coterie.server.paths import ENVIRONMENT
 from coterie.server.runs.config import RunConfig
 from coterie.server.runs.run import execute, run_folder

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
-from coterie.server.machine.superlink import flower_command, replace_in
+from coterie.engine.fast.superlink.commands import flower_command, replace_in
 from coterie.system.ports import listens
 
 LOOK_S = 0.1

@@ -22,7 +22,7 @@ from hypothesis import settings
 
 from coterie import wire
 from coterie.client.cli.main import app as silo_command
-from coterie.server.runs.inprocess import InProcessGrid
+from coterie.engine.inprocess import InProcessGrid
 from coterie.wire import Model
 
 torch.set_num_threads(1)

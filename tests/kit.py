@@ -18,10 +18,10 @@ import coterie.features.privacy.budget
 import coterie.features.secure.secrets
 from coterie import wire
 from coterie.client.app import app
+from coterie.engine.inprocess import InProcessGrid
 from coterie.server.machine.local import SiloSpec
 from coterie.server.runs.config import RunConfig
 from coterie.server.runs.initial import initial_arrays
-from coterie.server.runs.inprocess import InProcessGrid
 from coterie.server.runs.run import execute
 from coterie.strategies import RunResult
 from coterie.strategies.rounds.roster import DescribedRoster

@@ -21,7 +21,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-PARTS = ("client", "features", "pictures", "server", "strategies", "system", "tasks", "wire")
+PARTS = (
+    *("client", "engine", "features", "pictures", "server", "strategies", "system", "tasks"),
+    "wire",
+)
 DEADLINE_S = 600.0
 NOT_EDITABLE = """
 import sys

@@ -18,20 +18,7 @@ from coterie.wire.arrays import (
     model_hash,
     tensors_of,
 )
-from coterie.wire.buffers import Landing, empty, reuse_blocks
-from coterie.wire.bundles import (
-    MAX_BUNDLED,
-    SHARED_BYTES,
-    Bundle,
-    Pieces,
-    body_of,
-    bundle,
-    is_bundle,
-    object_id,
-    piece_of,
-    pieces_in,
-    unbundle,
-)
+from coterie.wire.buffers import empty, reuse_blocks
 from coterie.wire.description import (
     IN_ORDER,
     Description,
@@ -56,7 +43,6 @@ from coterie.wire.formats import (
     round_update,
 )
 from coterie.wire.half_precision import largest_of, narrow, widened
-from coterie.wire.inline_objects import ALONG_BYTES, attach, attached, small
 from coterie.wire.keys import (
     LOOP,
     Entry,
@@ -87,21 +73,10 @@ from coterie.wire.limits import (
 )
 from coterie.wire.metrics import HIGH, KNOWN_METRICS, LOW, Metric
 from coterie.wire.names import *
-from coterie.wire.objects import put_together
-from coterie.wire.pulled import (
-    Content,
-    Piece,
-    Pulled,
-    Pushed,
-    read_pulled,
-    read_push,
-    write_pulled,
-)
 from coterie.wire.releases import agreed, is_spoken, offer, talk
 from coterie.wire.replies import (
     Value,
     failure,
-    instead_of,
     read_figures,
     read_metrics,
     refusal,

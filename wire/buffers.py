@@ -22,9 +22,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from coterie.wire.bundles import PIECE_BYTES, body_of, is_bundle
-from coterie.wire.pulled import Content, Piece
-
 FROM_BYTES = 2**20
 """The smallest model that gets a block."""
 UNIT_BYTES = 2**20
@@ -112,14 +109,21 @@ def reuse_blocks() -> None:
     _blocks = _blocks or Buffers()
 
 
+def block_of(size: int) -> NDArray[np.uint8] | None:
+    """Return a block of at least this size; None if it is small, or this process reuses none."""
+    if _blocks is None or size < FROM_BYTES:
+        return None
+    try:
+        return _blocks.take(size)
+    except OSError:
+        return None
+
+
 def joined(parts: Sequence[bytes | memoryview]) -> bytes | memoryview:
     """Join parts, copying each once."""
     size = sum(map(len, parts))
-    if _blocks is None or size < FROM_BYTES:
-        return b"".join(parts)
-    try:
-        block = _blocks.take(size)
-    except OSError:
+    block = block_of(size)
+    if block is None:
         return b"".join(parts)
     at = 0
     for part in filter(len, parts):
@@ -132,43 +136,7 @@ def empty(like: NDArray[Any], kind: type[np.generic] | None = None) -> NDArray[A
     """Return an uninitialised array of the same shape, and of the same or another type."""
     dtype = np.dtype(kind or like.dtype)
     size = like.size * dtype.itemsize
-    if _blocks is None or size < FROM_BYTES:
-        return np.empty(like.shape, dtype)
-    try:
-        block = _blocks.take(size)
-    except OSError:
+    block = block_of(size)
+    if block is None:
         return np.empty(like.shape, dtype)
     return block[:size].view(dtype).reshape(like.shape)
-
-
-class Landing:
-    """Contiguous memory for a message's pieces that arrive one by one.
-
-    ``ids`` are those of its pieces, in order; ``most`` limits its size in bytes (0: no limit).
-    """
-
-    def __init__(self, ids: Sequence[str], most: int) -> None:
-        places = min(len(ids), most // PIECE_BYTES + 1) if most else len(ids)
-        self._places = {one: place for place, one in enumerate(ids[:places])}
-        self._block: NDArray[np.uint8] | None = None
-        self._lock = Lock()
-
-    def lay(self, object_id: str, content: Content) -> Content:
-        """Return the object, moved to its place if it is a large piece."""
-        place = self._places.get(object_id)
-        if _blocks is None or place is None or len(content) < FROM_BYTES or not is_bundle(content):
-            return content
-        body = body_of(content)
-        if len(body) > PIECE_BYTES or isinstance(content, Piece):
-            return content
-        try:
-            with self._lock:
-                if self._block is None:
-                    self._block = _blocks.take(len(self._places) * PIECE_BYTES)
-        except OSError:
-            return content
-        begin = place * PIECE_BYTES
-        held = self._block[begin : begin + len(body)]
-        held[:] = np.frombuffer(body, np.uint8)
-        head = bytes(content[: len(content) - len(body)])
-        return Piece(head, self._block.data[begin : begin + len(body)].toreadonly())

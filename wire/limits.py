@@ -2,7 +2,7 @@
 
 They are far above what any federation needs and far below what troubles a machine. Both sides
 enforce them; the coordinator also checks objects before it accepts them
-(``coterie.server.machine.pulling``).
+(``coterie.engine.fast.run.pulling``).
 """
 
 from __future__ import annotations

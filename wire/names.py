@@ -222,7 +222,7 @@ SUM: Final = "secure-sum"
 """Text: the silos of the sum, and the weight of each."""
 
 BUNDLES: Final = "bundles"
-"""Added to ``DESCRIBE`` in transit: messages may come as bundles (``coterie.wire.bundles``)."""
+"""Added to ``DESCRIBE`` in transit: messages may come as bundles (``engine.fast.bundles``)."""
 HOSTED: Final = "hosted"
 """Also added: a process may have several silos and one connection."""
 WAIT: Final = "/coterie.Silos/Wait"

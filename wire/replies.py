@@ -6,19 +6,13 @@ from math import isfinite
 
 from flwr.app import Error, Message, MetricRecord, RecordDict
 
-from coterie.wire.flower import message_from
 from coterie.wire.limits import plain_text
-from coterie.wire.names import FAILED, METRICS, OWN_METRICS, REFUSED, UNREADABLE
+from coterie.wire.names import FAILED, METRICS, OWN_METRICS, REFUSED
 
 
 def refusal(reason: str, message: Message, *, code: int = REFUSED) -> Message:
     """Return the error reply of a silo that refuses a request."""
     return Message(Error(code, plain_text(reason)), reply_to=message)
-
-
-def instead_of(reply: Message, reason: str) -> Message:
-    """Return an error reply that replaces one that cannot be sent."""
-    return message_from(reply, error=Error(UNREADABLE, plain_text(reason)))
 
 
 def failure(silo: str, error: BaseException, message: Message) -> Message:

@@ -27,10 +27,10 @@ from benchmarks.engine.overhead import processes, round_times, serve, wait_onlin
 from benchmarks.engine.overhead_app import NUM_LAYERS, arrays_of, describe
 from benchmarks.kit import Entry, Store, columns, page, read, select
 from coterie import wire
+from coterie.engine.inprocess import InProcessGrid
 from coterie.server.machine.superlink import SuperLink
 from coterie.server.runs.checkpoint import Checkpoints
 from coterie.server.runs.codec import encode
-from coterie.server.runs.inprocess import InProcessGrid
 from coterie.strategies import HCCT, FedAvg
 from coterie.strategies.rounds.checkpoint import Checkpoint
 from coterie.strategies.rounds.roster import DescribedRoster

@@ -88,9 +88,10 @@ def open_folder(folder: Path) -> dict[str, Any]:
 
 def run_silos(folder: Path) -> dict[str, Any]:
     """Three silos in one process, one round of FedAvg; seconds of the round and of the test."""
+    from coterie.engine.inprocess import InProcessGrid
     from coterie.server.runs.config import RunConfig
-    from coterie.server.runs.inprocess import InProcessGrid, client_app, open_silos
     from coterie.server.runs.run import execute
+    from coterie.server.study.silos import client_app, open_silos
 
     own: dict[str, Option] = {
         "task": str(folder.parent / "xray.toml"),

@@ -180,7 +180,7 @@ def serve(app: ClientApp, address: str, name: str) -> None:
 
     from coterie.client.home.settings import SiloSettings
     from coterie.client.resident.host import Host
-    from coterie.client.resident.link import Connection
+    from coterie.engine.fast.silo.link import Connection
 
     torch.set_num_threads(1)
     host = Host(app, [SiloSettings(name=name)], Connection(address))

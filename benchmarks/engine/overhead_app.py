@@ -113,7 +113,7 @@ resident_app = ServerApp()
 def resident(grid: Grid, context: Context) -> None:
     """coterie's FedAvg with coterie's loop."""
     from coterie import wire
-    from coterie.server.machine.pulling import bounded
+    from coterie.engine.fast.run.pulling import bounded
     from coterie.strategies import FedAvg
     from coterie.strategies.rounds.roster import DescribedRoster
 

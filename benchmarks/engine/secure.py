@@ -23,9 +23,9 @@ from torch import nn
 
 from benchmarks.kit import Entry, Store, columns, page, read
 from coterie.client.app import app
+from coterie.engine.inprocess import InProcessGrid
 from coterie.server.machine.local import LocalFederation, SiloSpec
 from coterie.server.runs.config import RunConfig
-from coterie.server.runs.inprocess import InProcessGrid
 from coterie.server.runs.record import reading
 from coterie.server.runs.run import execute
 from coterie.server.study.demo import hidden_groups, silos

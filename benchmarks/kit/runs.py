@@ -14,9 +14,9 @@ from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
 from coterie import wire
 from coterie.client.app import app as coterie_app
+from coterie.engine.inprocess import InProcessGrid
 from coterie.server.runs.config import RunConfig, train_config
 from coterie.server.runs.initial import initial_arrays
-from coterie.server.runs.inprocess import InProcessGrid
 from coterie.server.runs.run import build_strategy
 from coterie.strategies.rounds.checkpoint import Checkpoint
 from coterie.strategies.rounds.churn import Churn

@@ -56,7 +56,7 @@ class _Silo(Group):
 
         if isinstance(error, SettingsError | TaskError | EnrolmentError):
             return EXIT_CONFIG
-        from coterie.client.resident.lost import LinkError
+        from coterie.engine.fast.silo.lost import LinkError
 
         return EXIT_LINK if isinstance(error, LinkError) else super().exit_status(error)
 
@@ -213,8 +213,8 @@ def serve(
             statistics=STATISTICS if share_statistics else (),
         ),
     )
-    from coterie.client.resident.link import Connection
     from coterie.client.resident.virtual import settings_of
+    from coterie.engine.fast.silo.link import Connection
 
     connection = Connection(superlink, root_certificates, patience_s=patience)
     silos = (

@@ -24,7 +24,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Event, Thread
 from types import FrameType
@@ -36,7 +36,9 @@ from coterie.client.home import approvals
 from coterie.client.home.approvals import ApprovalError
 from coterie.client.home.settings import SiloSettings
 from coterie.client.resident.activity import ActivityLog
-from coterie.client.resident.link import (
+from coterie.client.resident.node import Node
+from coterie.client.resident.vital import Vitals, WatchedSchedule
+from coterie.engine.fast.silo.link import (
     Connection,
     FleetLink,
     Received,
@@ -44,11 +46,9 @@ from coterie.client.resident.link import (
     TooLargeError,
     UnreadableError,
 )
-from coterie.client.resident.lost import LinkError, NotPassedError, RunEndedError
-from coterie.client.resident.node import Node
-from coterie.client.resident.outbox import Outbox, Unsent
-from coterie.client.resident.sharing import ObjectCache
-from coterie.client.resident.vital import Vitals, WatchedSchedule
+from coterie.engine.fast.silo.lost import LinkError, NotPassedError, RunEndedError
+from coterie.engine.fast.silo.outbox import Outbox, Unsent
+from coterie.engine.fast.silo.sharing import ObjectCache
 from coterie.system.memory import keep_freed_memory
 
 log = logging.getLogger("coterie.silo")
@@ -430,8 +430,7 @@ class Host:
                 raise
             log.error("a reply was given up: %s", error)
             why = f"its reply could not be sent: {error}"
-            errors = tuple(wire.instead_of(reply, why) for reply in unsent.replies)
-            node.outbox.keep(replace(unsent, replies=errors))
+            node.outbox.keep(unsent.replaced(why))
             return
         except LinkError:
             node.outbox.keep(unsent)

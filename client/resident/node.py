@@ -8,10 +8,10 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 
 from coterie.client.home.settings import SiloSettings
-from coterie.client.resident.link import Connection, FleetLink, connect
-from coterie.client.resident.lost import LinkError
-from coterie.client.resident.outbox import Outbox
-from coterie.client.resident.sharing import ObjectCache
+from coterie.engine.fast.silo.link import Connection, FleetLink, connect
+from coterie.engine.fast.silo.lost import LinkError
+from coterie.engine.fast.silo.outbox import Outbox
+from coterie.engine.fast.silo.sharing import ObjectCache
 
 log = logging.getLogger("coterie.silo")
 

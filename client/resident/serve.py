@@ -22,8 +22,8 @@ from flwr.clientapp import ClientApp
 from coterie.client.home.folder import Home, locked_all
 from coterie.client.home.settings import Process, SettingsError, SiloSettings
 from coterie.client.resident.host import Host
-from coterie.client.resident.link import Connection
 from coterie.client.resident.vital import collector
+from coterie.engine.fast.silo.link import Connection
 from coterie.system import keys, logs
 from coterie.system.exposition import Exposition, Sample
 from coterie.system.ports import listen_address

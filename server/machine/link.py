@@ -103,7 +103,7 @@ class Control:
         """Start a run; return its id. ``bundle`` is made by ``bundle_of``."""
         from flwr.proto.fab_pb2 import Fab
 
-        from coterie.wire.flower import user_config_to_proto
+        from coterie.engine.flower import user_config_to_proto
 
         content = bundle or bundle_of(config)
         reply = self._call(
@@ -117,7 +117,7 @@ class Control:
 
     def runs(self, run_id: int | None = None) -> list[RunInfo]:
         """Return all runs that the SuperLink remembers, or one."""
-        from coterie.wire.flower import user_config_from_proto
+        from coterie.engine.flower import user_config_from_proto
 
         found = self._call("ListRuns", run_id=run_id).run_dict.values()
         return [

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from importlib.metadata import entry_points, version
+from importlib.metadata import version
 from pathlib import Path
-from types import ModuleType
-from typing import Any, cast
 
 from coterie.server.paths import ENVIRONMENT
 from coterie.strategies.errors import FederationError, refused
@@ -25,8 +22,6 @@ ENGINE = "1.34"
 START_DEADLINE_S = 60.0
 STOP_DEADLINE_S = 10.0
 HOST = "127.0.0.1"
-MEANT_SO = ("Option `--insecure` was set", "SuperNode authentication is disabled")
-"""Beginnings of Flower's warnings about intended settings; `coterie superlink` reports them."""
 NO_EXECUTOR = ("--isolation", "process")
 
 
@@ -101,23 +96,6 @@ def environment(home: Path) -> dict[str, str]:
     }
 
 
-def flower_command(name: str) -> Callable[[], None]:
-    """Return one of Flower's commands as a function that reads ``sys.argv``."""
-    (found,) = entry_points(group="console_scripts", name=name)
-    command = cast(Callable[[], None], found.load())
-    for handler in logging.getLogger("flwr").handlers:
-        vars(handler)["colored"] = sys.stderr.isatty()
-        handler.addFilter(lambda record: not str(record.msg).startswith(MEANT_SO))
-    return command
-
-
-def replace_in(module: ModuleType, **values: Any) -> None:
-    """Replace names in one of Flower's modules."""
-    there = vars(module)
-    assert values.keys() <= there.keys(), f"another Flower: {module} has no {list(values)}"
-    there.update(values)
-
-
 def gated_command(silos: str, operators: str, serverapp: str, *options: str) -> list[str]:
     """Return the command line of a federation's SuperLink, which checks each operator.
 
@@ -156,7 +134,7 @@ def plain_command(
     """
     options = ["--insecure", *NO_EXECUTOR]
     options += ["--database", str(database)] if database else []
-    return _command("coterie.server.machine.serving", *ports.at(host, operators), *options)
+    return _command("coterie.engine.fast.superlink.serving", *ports.at(host, operators), *options)
 
 
 def executor_command(address: str, *options: str) -> list[str]:

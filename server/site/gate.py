@@ -17,8 +17,8 @@ from typing import Any
 
 import grpc
 
+from coterie.engine.fast.superlink.serving import serve
 from coterie.server.machine.link import ACT, CONTROL
-from coterie.server.machine.serving import serve
 from coterie.server.machine.signing import Metadata, RefusedError, SigningError, Verifier
 from coterie.server.site import audit, operators
 from coterie.server.site.acts import ACTS, UNKNOWN, Act
@@ -213,7 +213,7 @@ def _act_of(raw: bytes) -> Act:
 
 def _settings(request: Any) -> dict[str, str]:
     """Return the keys of a run as submitted."""
-    from coterie.wire.flower import user_config_from_proto
+    from coterie.engine.flower import user_config_from_proto
 
     found = user_config_from_proto(request.override_config)
     return {key: plain_text(value, 200) for key, value in found.items()}

@@ -18,8 +18,8 @@ from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
 
+from coterie.engine.fast.superlink.leftovers import BusyError, forget_ended_runs
 from coterie.features.statistics.survey import FILE as STATISTICS
-from coterie.server.machine.leftovers import BusyError, forget_ended_runs
 from coterie.server.machine.link import control
 from coterie.server.runs.checkpoint import others_of
 from coterie.server.runs.record import EVENTS, Round, Run, read_run

@@ -29,10 +29,6 @@ from rich.text import Text
 from coterie import wire
 from coterie.server.machine.local import LocalFederation
 from coterie.server.runs.config import RunConfig
-from coterie.server.runs.inprocess import (
-    close_silos,
-    open_silos,
-)
 from coterie.server.runs.record import RECORD, read_whole
 from coterie.server.runs.record.metrics import Lead
 from coterie.server.study import comparison as figures
@@ -47,6 +43,7 @@ from coterie.server.study.comparison_file import (
     wrong,
 )
 from coterie.server.study.playing import in_this_process, on_processes
+from coterie.server.study.silos import close_silos, open_silos
 from coterie.strategies.errors import EXIT_RUN, FederationError
 from coterie.system.files import write_atomically
 from coterie.system.terminal import aside, wide

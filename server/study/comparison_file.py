@@ -52,11 +52,9 @@ from pydantic import (
 
 from coterie.server.machine.local import SiloSpec
 from coterie.server.runs.config import RunConfig, foreign_keys, require_silos
-from coterie.server.runs.inprocess import (
-    describe_head,
-)
 from coterie.server.runs.record.metrics import Lead
 from coterie.server.study.comparison import Repeat
+from coterie.server.study.silos import describe_head
 from coterie.strategies.errors import EXIT_CONFIG, FederationError
 from coterie.strategies.fedgenp.generative import Generative
 from coterie.strategies.rounds.options import dashed

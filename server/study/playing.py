@@ -12,13 +12,14 @@ from typing import Any
 
 from rich.console import Console
 
+from coterie.engine.inprocess import InProcessGrid
 from coterie.server.machine.local import LocalFederation
 from coterie.server.report.view import showing
 from coterie.server.runs.config import RunConfig
-from coterie.server.runs.inprocess import InProcessGrid, client_app
 from coterie.server.runs.record import Event
 from coterie.server.runs.record.follow import Progress, events
 from coterie.server.runs.run import execute
+from coterie.server.study.silos import client_app
 from coterie.strategies.errors import EXIT_RUN, FederationError
 from coterie.tasks.base import Option
 

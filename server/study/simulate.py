@@ -20,9 +20,9 @@ from coterie.server.paths import default_runs_dir, place
 from coterie.server.report.final import print_final
 from coterie.server.report.gains import DATA_NOTE
 from coterie.server.runs.config import RunConfig, require_silos
-from coterie.server.runs.inprocess import open_silos
 from coterie.server.runs.run import run_folder
 from coterie.server.study.playing import in_this_process, on_processes
+from coterie.server.study.silos import open_silos
 from coterie.strategies.errors import EXIT_CONFIG, FederationError
 from coterie.system.files import write_atomically
 from coterie.system.terminal import aside

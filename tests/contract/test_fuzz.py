@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coterie import wire
-from coterie.server.runs.inprocess import InProcessGrid
+from coterie.engine.inprocess import InProcessGrid
 from coterie.strategies import HCCT, FedAvg, FedCollab, FedGroup
 from coterie.strategies.errors import FederationError
 from coterie.strategies.rounds.roster import DescribedRoster

@@ -11,8 +11,8 @@ from flwr.app import ArrayRecord
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from coterie.engine.inprocess import InProcessGrid
 from coterie.server.runs.codec import decode, encode
-from coterie.server.runs.inprocess import InProcessGrid
 from coterie.strategies import (
     APFL,
     CFL,

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from coterie.client.app import app
+from coterie.engine.inprocess import InProcessGrid
 from coterie.server.machine.local import SiloSpec
 from coterie.server.runs.config import RunConfig
-from coterie.server.runs.inprocess import InProcessGrid
 from coterie.server.runs.run import execute
 from tests import kit
 from tests.commands import Done

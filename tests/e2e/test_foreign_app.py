@@ -16,10 +16,10 @@ import pytest
 import tomli_w
 
 from coterie.client.ledger import read
+from coterie.engine.inprocess import InProcessGrid
 from coterie.server.machine.link import Control, control
 from coterie.server.machine.local import LocalFederation
 from coterie.server.machine.superlink import Ports
-from coterie.server.runs.inprocess import InProcessGrid
 from tests.apps import quick_server
 from tests.e2e.organisations import Organisations
 from tests.e2e.runs import ROOT, until

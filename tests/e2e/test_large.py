@@ -16,13 +16,13 @@ import pytest
 import torch
 
 from coterie.client.app import app
+from coterie.engine.fast.superlink import blob_store
+from coterie.engine.inprocess import InProcessGrid
 from coterie.server import executor
-from coterie.server.machine import blob_store
 from coterie.server.machine.link import control
 from coterie.server.machine.local import LocalFederation, SiloSpec
 from coterie.server.machine.superlink import SuperLink
 from coterie.server.runs.config import RunConfig
-from coterie.server.runs.inprocess import InProcessGrid
 from coterie.server.runs.run import execute
 from coterie.system.files import held_by
 from coterie.tasks.base import Option, SiloData

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from coterie.server.machine.leftovers import forget_ended_runs
+from coterie.engine.fast.superlink.leftovers import forget_ended_runs
 from coterie.server.runs.record import read_run
 from coterie.server.site import audit, coordinator, operators
 from coterie.server.site.statement import verified

@@ -46,7 +46,7 @@ KEYS = {
 }
 TWICE = """
 import runpy
-import coterie.client.resident.link as link
+import coterie.engine.fast.silo.link as link
 once = link.FleetLink.send
 def twice(self, unsent):
     once(self, unsent)
@@ -286,7 +286,7 @@ def test_recorded_headers_are_refused_when_they_are_old_or_for_another_node(
 SKEWED = """
 import runpy
 from datetime import timedelta
-import coterie.client.resident.fleet as inside
+import coterie.engine.fast.silo.calls as inside
 right = inside.now
 inside.now = lambda: right() + timedelta(seconds={seconds})
 runpy.run_module("coterie.client", run_name="__main__")

@@ -24,8 +24,8 @@ def test_the_client_app_runs_under_the_simulation_engine_and_gives_the_same_mode
     from flwr.simulation import run_simulation
 
     from coterie.client.app import app
+    from coterie.engine.inprocess import InProcessGrid
     from coterie.server.runs.config import RunConfig
-    from coterie.server.runs.inprocess import InProcessGrid
     from coterie.server.runs.run import execute
 
     config = RunConfig.read(KEYS)

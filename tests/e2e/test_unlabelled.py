@@ -14,9 +14,9 @@ from coterie import wire
 from coterie.client.app import app
 from coterie.client.ledger import read
 from coterie.client.work.card import read_card
+from coterie.engine.inprocess import InProcessGrid
 from coterie.server.machine.local import SiloSpec
 from coterie.server.runs.config import RunConfig
-from coterie.server.runs.inprocess import InProcessGrid
 from coterie.server.runs.run import execute
 from coterie.tasks import load_task
 from coterie.wire import model_hash

@@ -22,17 +22,20 @@ import pytest
 import torch
 
 from coterie.client.app import app
+from coterie.engine.inprocess import InProcessGrid
 from coterie.server.machine.link import control
 from coterie.server.machine.local import SiloSpec
 from coterie.server.machine.superlink import Ports
 from coterie.server.runs.config import RunConfig
-from coterie.server.runs.inprocess import InProcessGrid
 from coterie.server.runs.run import execute
 from tests.e2e.runs import ROOT, finished, record_of, until
 
 pytestmark = [pytest.mark.timeout(400), pytest.mark.xdist_group("wheel")]
 
-PARTS = ("client", "features", "pictures", "server", "strategies", "system", "tasks", "wire")
+PARTS = (
+    *("client", "engine", "features", "pictures", "server", "strategies", "system", "tasks"),
+    "wire",
+)
 BUILD = "import sys, setuptools.build_meta as b; b.build_{}(sys.argv[1])"
 RAISES = "raise ImportError(\"this is the user's own module, not coterie's\")\n"
 HELP = """

@@ -24,9 +24,9 @@ import yaml
 
 from coterie.client.app import app
 from coterie.client.home.folder import Home
+from coterie.engine.inprocess import InProcessGrid
 from coterie.server.report.command import write_report
 from coterie.server.runs.config import RunConfig, defaults, keys_of
-from coterie.server.runs.inprocess import InProcessGrid
 from coterie.server.runs.record import read_run
 from coterie.server.runs.run import execute
 from coterie.server.study.compare import read as read_comparison

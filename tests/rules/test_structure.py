@@ -20,7 +20,7 @@ from tests.rules.test_imports import OURS, ROOT, imports, parsed, sources
 
 BY_STRING = {
     "server/machine/local.py": {"coterie.client"},
-    "server/runs/inprocess.py": {
+    "server/study/silos.py": {
         "coterie.client.app",
         "coterie.client.work.generators",
         "coterie.client.prepare",
@@ -34,21 +34,21 @@ PRIVATE = {
     "client/work/request.py": {"request._check_now", "request._check_terms"},
     "client/work/sgd.py": {"nn.modules.batchnorm._BatchNorm"},
     "client/work/weights.py": {"module._modules"},
-    "server/machine/quota.py": {"state._cleanup_push_session"},
-    "server/machine/long_polling.py": {"handler_call_details._replace"},
+    "engine/fast/superlink/quota.py": {"state._cleanup_push_session"},
+    "engine/fast/superlink/long_polling.py": {"handler_call_details._replace"},
     "system/processes.py": {"os._exit"},
     "tasks/models.py": {"nn.modules.batchnorm._BatchNorm"},
-    "wire/flower.py": {"grid._addr", "grid._cert", "grid._insecure", "grid._token"},
+    "engine/flower.py": {"grid._addr", "grid._cert", "grid._insecure", "grid._token"},
 }
 """Private attributes of something else."""
 
-INSIDES = {"wire/flower.py": 4}
+INSIDES = {"engine/flower.py": 4}
 """How often a file reaches into an object by ``__dict__``."""
 
-STATEMENTS = {"server/machine/stores.py": 3}
+STATEMENTS = {"engine/fast/superlink/stores.py": 3}
 """SQL on tables of Flower's."""
 
-REPLACED = {"server/executor.py": 2, "server/machine/serving.py": 1}
+REPLACED = {"server/executor.py": 2, "engine/fast/superlink/serving.py": 1}
 """Calls that put something in place of names in Flower's modules."""
 
 MOST_BODY = 60

@@ -9,7 +9,7 @@ from flwr.serverapp import Grid
 from flwr.supercore.run import Run
 from flwr.superlink.grid.grpc_grid import GrpcGrid
 
-from coterie.server.machine import pulling
+from coterie.engine.fast.run import pulling
 
 
 def grid_before(store: Any, *, hosts: bool = False, folder: Path | None = None) -> Grid:

@@ -17,7 +17,7 @@ from flwr.app import Context, Error, Message
 
 from coterie import wire
 from coterie.client.app import app
-from coterie.server.runs.inprocess import InProcessGrid
+from coterie.engine.inprocess import InProcessGrid
 from coterie.strategies.registry import STRATEGIES
 from coterie.tasks import load_task
 from tests.conftest import arrays_of

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from coterie.client.resident import link, lost
-from coterie.client.resident.link import Connection, connect
-from coterie.client.resident.lost import LinkError
+from coterie.engine.fast.silo import link, lost
+from coterie.engine.fast.silo.link import Connection, connect
+from coterie.engine.fast.silo.lost import LinkError
 from coterie.server.site import certificates
 from tests.contract.hostile.proxy import Proxy
 

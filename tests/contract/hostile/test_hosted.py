@@ -22,14 +22,15 @@ from flwr.proto.runtime_pb2 import (
 from flwr.serverapp import Grid
 
 from coterie import wire
-from coterie.server.machine import announced, parcels, pulling
+from coterie.engine.fast import bundles
+from coterie.engine.fast.bundles import Bundle
+from coterie.engine.fast.run import announced, parcels, pulling
 from coterie.strategies.rounds.exchange import exchange
-from coterie.wire import bundles
 from tests.contract.hostile.grids import grid_before
 from tests.contract.hostile.test_pulling import Store
 
 SILOS = 3
-Answer = Callable[[Sequence[Message], Sequence[int]], wire.Bundle]
+Answer = Callable[[Sequence[Message], Sequence[int]], Bundle]
 
 
 def trained(message: Message, number: int) -> Message:
@@ -40,8 +41,8 @@ def trained(message: Message, number: int) -> Message:
     return Message(content, reply_to=message)
 
 
-def honest(messages: Sequence[Message], to: Sequence[int]) -> wire.Bundle:
-    return wire.bundle([trained(m, n) for m, n in zip(messages, to, strict=True)], to)
+def honest(messages: Sequence[Message], to: Sequence[int]) -> Bundle:
+    return bundles.bundle([trained(m, n) for m, n in zip(messages, to, strict=True)], to)
 
 
 class HostStore(Store):
@@ -80,14 +81,14 @@ class HostStore(Store):
         self.waiting = []
         return answer
 
-    def _reply_to(self, header: Any, root: str) -> wire.Bundle:
+    def _reply_to(self, header: Any, root: str) -> Bundle:
         node = header.metadata.dst_node_id
-        if not wire.is_bundle(self.kept[root]):
+        if not bundles.is_bundle(self.kept[root]):
             asked = Message(RecordDict(), dst_node_id=node, message_type=wire.DESCRIBE)
             self.pushed.append((node, "flower", None))
             error = Error(wire.HOSTS, self.said) if node == 9 else Error(0, "no such message type")
-            return wire.bundle([Message(error, reply_to=asked)])
-        messages, to = wire.unbundle(root, self.kept, max_bytes=0)
+            return bundles.bundle([Message(error, reply_to=asked)])
+        messages, to = bundles.unbundle(root, self.kept, max_bytes=0)
         self.pushed.append((node, messages[0].metadata.message_type, to))
         return self.answer(messages, to or [0])
 
@@ -167,9 +168,9 @@ def test_where_silos_are_enrolled_no_node_is_more_than_one() -> None:
 
 
 def answers(change: Callable[[list[Message], list[int]], tuple[Any, Any]]) -> Answer:
-    def made(messages: Sequence[Message], to: Sequence[int]) -> wire.Bundle:
+    def made(messages: Sequence[Message], to: Sequence[int]) -> Bundle:
         replies = [trained(m, n) for m, n in zip(messages, to, strict=True)]
-        return wire.bundle(*change(replies, list(to)))
+        return bundles.bundle(*change(replies, list(to)))
 
     return made
 
@@ -196,8 +197,8 @@ def test_a_silo_that_its_process_does_not_answer_for_is_left_out_alone(what: str
 
 
 def test_one_answer_for_all_is_an_error_of_each() -> None:
-    def refused(messages: Sequence[Message], to: Sequence[int]) -> wire.Bundle:
-        return wire.bundle([Message(Error(wire.REFUSED, "out of memory"), reply_to=messages[0])])
+    def refused(messages: Sequence[Message], to: Sequence[int]) -> Bundle:
+        return bundles.bundle([Message(Error(wire.REFUSED, "out of memory"), reply_to=messages[0])])
 
     replies, _ = ask(refused)
     assert len(replies) == SILOS and all("out of memory" in r.error.reason for r in replies)

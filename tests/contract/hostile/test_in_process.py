@@ -15,9 +15,9 @@ import pytest
 from flwr.app import Error, Message, RecordDict
 
 from coterie import wire
+from coterie.engine.inprocess import InProcessGrid
 from coterie.server.runs import initial
 from coterie.server.runs.config import RunConfig
-from coterie.server.runs.inprocess import InProcessGrid
 from coterie.strategies import FedAvg, RunResult
 from coterie.strategies.rounds import roster as rosters
 from coterie.strategies.rounds.roster import DescribedRoster

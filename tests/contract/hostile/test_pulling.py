@@ -20,7 +20,7 @@ from flwr.supercore.inflatable.inflatable_object import (
 )
 
 from coterie import wire
-from coterie.server.machine import appcalls
+from coterie.engine.fast.run import appcalls
 from coterie.strategies.rounds.exchange import exchange
 from tests.contract.hostile.grids import grid_before
 

@@ -21,9 +21,11 @@ from flwr.app import Context, Message
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 
 from coterie import wire
+from coterie.engine.fast import objects
+from coterie.engine.inprocess import InProcessGrid
 from coterie.server.runs.config import RunConfig
-from coterie.server.runs.inprocess import InProcessGrid, client_app
 from coterie.server.runs.run import execute
+from coterie.server.study.silos import client_app
 
 HERE = Path(__file__).parent / "wire"
 SILOS = [
@@ -54,7 +56,7 @@ def objects_of(message: Message) -> tuple[str, Objects]:
 
 def message_of(whole: str, parts: Objects) -> Message:
     """The inverse."""
-    return wire.put_together(whole, parts, max_bytes=0)
+    return objects.put_together(whole, parts, max_bytes=0)
 
 
 class RecordingGrid(InProcessGrid):

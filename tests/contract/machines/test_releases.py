@@ -14,8 +14,9 @@ from flwr.app import Context, Message
 
 from coterie import wire
 from coterie.client.home import folder as homes
-from coterie.server.runs.inprocess import InProcessGrid, client_app
+from coterie.engine.inprocess import InProcessGrid
 from coterie.server.site import enrolled, federation
+from coterie.server.study.silos import client_app
 from coterie.strategies.errors import FederationError
 from coterie.strategies.rounds.admission import own_release
 from coterie.strategies.rounds.roster import DescribedRoster

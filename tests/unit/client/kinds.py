@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from torch import nn
 
-from coterie.server.runs.inprocess import InProcessGrid
+from coterie.engine.inprocess import InProcessGrid
 from coterie.strategies import FederationError
 from coterie.strategies.rounds.result import RunResult
 from coterie.tasks.base import SiloData, Task

@@ -17,7 +17,7 @@ from coterie.client.home.settings import SiloSettings
 from coterie.client.resident.activity import ActivityLog
 from coterie.client.work.diverged import divergence, odd_array
 from coterie.client.work.session import Session
-from coterie.server.runs.inprocess import InProcessGrid
+from coterie.engine.inprocess import InProcessGrid
 from coterie.strategies import FederationError
 from coterie.strategies.rounds.result import RunResult
 from tests.conftest import digits_config

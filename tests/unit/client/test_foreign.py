@@ -30,7 +30,6 @@ from coterie import wire
 from coterie.client.cli.check_app import check_app
 from coterie.client.home.policy import Policy
 from coterie.client.home.settings import SettingsError, SiloSettings
-from coterie.client.resident import link
 from coterie.client.resident.foreign import (
     ForeignApp,
     check_policy,
@@ -40,7 +39,8 @@ from coterie.client.resident.foreign import (
     typed,
 )
 from coterie.client.resident.virtual import settings_of
-from coterie.server.runs.inprocess import InProcessGrid
+from coterie.engine.fast.silo import link
+from coterie.engine.inprocess import InProcessGrid
 from coterie.strategies import HCCT, FedAvg
 from tests.apps import quick_numpy, quick_torch
 from tests.commands import coterie

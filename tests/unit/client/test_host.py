@@ -24,15 +24,15 @@ from coterie.client.home.settings import SiloSettings
 from coterie.client.ledger import outbound
 from coterie.client.resident import host, node, schedule
 from coterie.client.resident.host import GaveUpError, Host
-from coterie.client.resident.link import (
+from coterie.engine.fast.silo.link import (
     Connection,
     Received,
     TooLargeError,
     UnreadableError,
 )
-from coterie.client.resident.lost import LinkError, NotPassedError, RunEndedError
-from coterie.client.resident.outbox import Outbox, Unsent
-from coterie.client.resident.sharing import ObjectCache
+from coterie.engine.fast.silo.lost import LinkError, NotPassedError, RunEndedError
+from coterie.engine.fast.silo.outbox import Outbox, Unsent
+from coterie.engine.fast.silo.sharing import ObjectCache
 from tests.kit import until
 
 

@@ -24,7 +24,7 @@ from coterie.client.work.measure import evaluate
 from coterie.client.work.session import Session, session_of
 from coterie.client.work.sgd import seed_of
 from coterie.client.work.weights import load_weights, read_weights
-from coterie.server.runs.inprocess import InProcessGrid
+from coterie.engine.inprocess import InProcessGrid
 from coterie.strategies import FederationError
 from coterie.tasks import TaskError, load_task
 from coterie.wire import model_hash

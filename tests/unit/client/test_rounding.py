@@ -17,10 +17,10 @@ from coterie.client.app import app
 from coterie.client.home import rounds
 from coterie.client.ledger import read
 from coterie.client.work import evaluate
+from coterie.engine.inprocess import InProcessGrid
 from coterie.features.compression.coordinator import Compression
 from coterie.features.compression.silo import KIND
 from coterie.server.runs.config import RunConfig
-from coterie.server.runs.inprocess import InProcessGrid
 from coterie.server.runs.record import read_run
 from coterie.strategies import FedAvg, FederationError
 from coterie.strategies.rounds.algorithm import Order, Update

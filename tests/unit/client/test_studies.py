@@ -17,9 +17,9 @@ from coterie.client.home.settings import SettingsError, SiloSettings, Study
 from coterie.client.home.studies import study_of, tasks_of
 from coterie.client.ledger import read
 from coterie.client.resident.host import Host
-from coterie.client.resident.link import Connection
 from coterie.client.resident.serve import serve
-from coterie.server.runs.inprocess import InProcessGrid
+from coterie.engine.fast.silo.link import Connection
+from coterie.engine.inprocess import InProcessGrid
 from tests.conftest import digits_config
 from tests.kit import ask, run
 

@@ -12,7 +12,7 @@ from coterie.client.home.policy import Policy
 from coterie.client.home.settings import SiloSettings
 from coterie.client.resident.virtual import settings_of
 from coterie.client.work.session import open_session, open_sessions, session_of
-from coterie.server.runs.inprocess import InProcessGrid
+from coterie.engine.inprocess import InProcessGrid
 from coterie.server.study.simulate import node_configs
 from coterie.tasks.simulation import Simulation
 from tests.conftest import silo

@@ -1,4 +1,4 @@
-"""A SuperLink in this process, served as ``coterie.server.machine.serving`` does, with a run."""
+"""A SuperLink in this process, served as ``engine.fast.superlink.serving`` does, with a run."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from flwr.supercore.constant import FLWR_IN_MEMORY_DB_NAME
 from flwr.supercore.object_store import ObjectStoreFactory
 from flwr.superlink.federation import NoOpFederationManager
 
-from coterie.server.machine.long_polling import Room
-from coterie.server.machine.quota import Quotas
-from coterie.server.machine.serving import Gate, Serving
+from coterie.engine.fast.superlink.long_polling import Room
+from coterie.engine.fast.superlink.quota import Quotas
+from coterie.engine.fast.superlink.serving import Gate, Serving
 from coterie.wire.enrolment import public_pem
 
 LONG_S = 3600.0

@@ -18,9 +18,9 @@ from safetensors.numpy import load_file
 import coterie.server.runs.record.recorder
 from coterie import wire
 from coterie.client.app import app
+from coterie.engine.inprocess import InProcessGrid
 from coterie.server.paths import default_runs_dir
 from coterie.server.runs.config import RunConfig
-from coterie.server.runs.inprocess import InProcessGrid
 from coterie.server.runs.record import (
     Recorder,
     read_unfinished,

@@ -17,9 +17,9 @@ import coterie.client.home.rounds
 import coterie.client.work.session
 import coterie.features.secure.secrets
 from coterie import wire
+from coterie.engine.inprocess import InProcessGrid
 from coterie.server.runs.checkpoint import CheckpointError, Checkpoints
 from coterie.server.runs.config import RunConfig
-from coterie.server.runs.inprocess import InProcessGrid
 from coterie.server.runs.record.follow import Progress, events
 from coterie.strategies import FederationError
 from coterie.strategies.rounds.result import RunResult

@@ -14,6 +14,7 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 
 from coterie import wire
 from coterie.client.app import app
+from coterie.engine.inprocess import InProcessGrid
 from coterie.features.statistics.counts import (
     ColumnCounts,
     Statistics,
@@ -25,7 +26,6 @@ from coterie.features.statistics.survey import Survey, read_survey
 from coterie.server.report.command import write_report
 from coterie.server.report.survey import differences, warnings
 from coterie.server.runs.config import RunConfig
-from coterie.server.runs.inprocess import InProcessGrid
 from coterie.server.runs.record import read_run
 from coterie.server.runs.run import execute
 from coterie.strategies.errors import FederationError

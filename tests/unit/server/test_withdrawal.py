@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import typer
 
-from coterie.server.machine.leftovers import BusyError
+from coterie.engine.fast.superlink.leftovers import BusyError
 from coterie.server.runs.record import read_run
 from coterie.server.site import audit, certificates, enrolled, statement, withdrawal
 from coterie.server.site.federation import Federation, create, load

@@ -16,8 +16,8 @@ from scipy.stats import norm
 
 from coterie import wire
 from coterie.client.app import app
+from coterie.engine.inprocess import InProcessGrid
 from coterie.server.runs.codec import decode, encode
-from coterie.server.runs.inprocess import InProcessGrid
 from coterie.strategies import Auto, FederationError, RunResult
 from coterie.strategies.auto import candidates, evidence
 from coterie.strategies.auto.budget import Budget

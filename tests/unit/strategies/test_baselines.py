@@ -14,8 +14,8 @@ import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.clientapp import ClientApp
 
+from coterie.engine.inprocess import InProcessGrid
 from coterie.server.runs.config import RunConfig, keys_of
-from coterie.server.runs.inprocess import InProcessGrid
 from coterie.server.runs.run import build_strategy
 from coterie.strategies import (
     APFL,

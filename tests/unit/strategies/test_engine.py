@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from coterie import strategies
-from coterie.server.runs.inprocess import InProcessGrid
+from coterie.engine.inprocess import InProcessGrid
 from coterie.strategies import HCCT, FedAvg, FederationError, FedGenP, GroupStrategy, RunResult
 from coterie.strategies.fedgenp.latent import GeneratorPlan
 from coterie.strategies.plain.fedavg import Independent

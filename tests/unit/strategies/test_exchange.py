@@ -7,7 +7,7 @@ from flwr.app import Error, Message, RecordDict
 from flwr.common.constant import HEARTBEAT_PATIENCE, ErrorCode
 
 from coterie import wire
-from coterie.client.resident.fleet import HEARTBEAT_INTERVAL_S
+from coterie.engine.fast.silo.calls import HEARTBEAT_INTERVAL_S
 from coterie.strategies.rounds.exchange import BY_SUPERLINK, BY_SUPERNODE, SILENT_S, admit
 
 FLOWERS = {value for name, value in vars(ErrorCode).items() if name.isupper()}

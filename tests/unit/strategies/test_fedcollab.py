@@ -15,8 +15,8 @@ from flwr.app import Array, ArrayRecord, Context, Error, Message, MetricRecord, 
 from flwr.clientapp import ClientApp
 
 from coterie import wire
+from coterie.engine.inprocess import InProcessGrid
 from coterie.server.report.similarity import interval_text
-from coterie.server.runs.inprocess import InProcessGrid
 from coterie.server.runs.record.format import run_of
 from coterie.strategies import FedCollab, RunResult
 from coterie.strategies.fedcollab.algorithm import (

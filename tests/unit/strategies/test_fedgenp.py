@@ -16,8 +16,8 @@ from torch import nn
 
 from coterie import wire
 from coterie.client.app import app
+from coterie.engine.inprocess import InProcessGrid
 from coterie.server.runs.config import RunConfig
-from coterie.server.runs.inprocess import InProcessGrid
 from coterie.server.runs.run import build_strategy
 from coterie.strategies import (
     HCCT,

@@ -12,8 +12,8 @@ import pytest
 
 from coterie import wire
 from coterie.client.app import app as coterie_app
+from coterie.engine.inprocess import InProcessGrid
 from coterie.server.runs.config import RunConfig, train_config
-from coterie.server.runs.inprocess import InProcessGrid
 from coterie.server.study.demo import NEWCOMER, hidden_groups, newcomer, silos
 from coterie.strategies import FedGroup
 from coterie.strategies.errors import EXIT_CONFIG, EXIT_NO_SILOS, FederationError

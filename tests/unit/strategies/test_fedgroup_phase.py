@@ -11,8 +11,8 @@ from flwr.app import Message
 
 from coterie import wire
 from coterie.client.app import app as coterie_app
+from coterie.engine.inprocess import InProcessGrid
 from coterie.server.runs.config import RunConfig, train_config
-from coterie.server.runs.inprocess import InProcessGrid
 from coterie.strategies import FedGroup
 from coterie.strategies.errors import EXIT_NO_SILOS, FederationError
 from coterie.strategies.fedgroup.algorithm import COLD_START

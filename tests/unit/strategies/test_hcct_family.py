@@ -11,8 +11,8 @@ import pytest
 from flwr.app import ArrayRecord
 
 from coterie.client.app import app
+from coterie.engine.inprocess import InProcessGrid
 from coterie.server.runs.config import RunConfig
-from coterie.server.runs.inprocess import InProcessGrid
 from coterie.server.study.demo import hidden_groups, silos
 from coterie.strategies import HCCT
 from coterie.strategies.errors import FederationError

@@ -13,11 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coterie import wire
+from coterie.engine.inprocess import InProcessGrid
 from coterie.features.robust import bounds
 from coterie.features.robust.bounds import Reputation, bound, update_norm
 from coterie.server.runs.codec import decode, encode
 from coterie.server.runs.config import RunConfig
-from coterie.server.runs.inprocess import InProcessGrid
 from coterie.strategies import (
     FedAvg,
     FederationError,

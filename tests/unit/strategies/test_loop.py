@@ -25,9 +25,9 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import Result
 
 from coterie import wire
+from coterie.engine.inprocess import InProcessGrid
 from coterie.features.stragglers.coordinator import MISSES, TIMES
 from coterie.server.runs.codec import decode, encode
-from coterie.server.runs.inprocess import InProcessGrid
 from coterie.strategies import HCCT, FedAvg, FederationError, FedGroup, Independent, RunResult
 from coterie.strategies.errors import EXIT_NO_SILOS
 from coterie.strategies.rounds import exchange as exchanging

@@ -9,7 +9,7 @@ import pytest
 from flwr.app import Message, RecordDict
 
 from coterie import wire
-from coterie.server.runs.inprocess import InProcessGrid
+from coterie.engine.inprocess import InProcessGrid
 from coterie.strategies import PFedGraph
 from coterie.strategies.rounds.roster import Silo
 from coterie.wire import Model

@@ -12,7 +12,7 @@ from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordD
 from flwr.clientapp import ClientApp
 from pydantic import Field
 
-from coterie.server.runs.inprocess import InProcessGrid
+from coterie.engine.inprocess import InProcessGrid
 from coterie.strategies.errors import FederationError
 from coterie.strategies.plain.fedavg import FedAvg as FedAvgAlgorithm
 from coterie.strategies.rounds.algorithm import Answers, Exchanges, Order, Round, Update

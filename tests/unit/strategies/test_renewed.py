@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from coterie.client.app import app
+from coterie.engine.inprocess import InProcessGrid
 from coterie.server.runs.config import RunConfig
-from coterie.server.runs.inprocess import InProcessGrid
 from coterie.server.runs.run import build_strategy
 from coterie.strategies import FLHC, HCCT, MAXFL, FedAvg, FedCollab, FedGroup, KMeans
 from coterie.strategies.fedcollab.algorithm import FedCollabState

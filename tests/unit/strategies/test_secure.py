@@ -24,6 +24,7 @@ from coterie import wire
 from coterie.client.app import app
 from coterie.client.home.settings import SiloSettings
 from coterie.client.work import evaluate
+from coterie.engine.inprocess import InProcessGrid
 from coterie.features.secure import secrets
 from coterie.features.secure.atoms import atoms_of
 from coterie.features.secure.held import Held, held, hold
@@ -46,7 +47,6 @@ from coterie.features.secure.silo import Sketch, measure
 from coterie.features.secure.sums import SecureRun
 from coterie.server.runs.codec import decode, encode
 from coterie.server.runs.config import RunConfig
-from coterie.server.runs.inprocess import InProcessGrid
 from coterie.server.site.certificates import make_ca, sign
 from coterie.strategies import HCCT, FedAvg, FederationError
 from coterie.strategies.rounds import handles

@@ -14,8 +14,8 @@ from flwr.app import Array, ArrayRecord
 from hypothesis import given
 from hypothesis import strategies as st
 
+from coterie.engine.inprocess import InProcessGrid
 from coterie.features.smallest_groups.coordinator import SmallestGroups
-from coterie.server.runs.inprocess import InProcessGrid
 from coterie.strategies import CFL, FLHC, FLSC, IFCA, FedAvg, FedGroup, FeSEM, KMeans
 from coterie.strategies.rounds.algorithm import Round, Update
 from coterie.strategies.rounds.members import Members, Plain, mean_of_all

@@ -11,7 +11,7 @@ from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
 from coterie import wire
-from coterie.server.runs.inprocess import InProcessGrid
+from coterie.engine.inprocess import InProcessGrid
 from coterie.strategies import CFL, HCCT, FedAvg, FederationError, RunResult
 from coterie.strategies.rounds.reports import Group, RoundReport
 from coterie.strategies.rounds.spoken import groups_text, lines

@@ -17,10 +17,10 @@ from coterie.client.app import app
 from coterie.client.ledger import read
 from coterie.client.work.card import read_card
 from coterie.client.work.session import close_all
+from coterie.engine.inprocess import InProcessGrid
 from coterie.features.unlabelled import placing as guests
 from coterie.features.unlabelled.placing import UnlabelledSilo, UnlabelledSilos, place, shown
 from coterie.server.runs.codec import decode, encode
-from coterie.server.runs.inprocess import InProcessGrid
 from coterie.strategies import HCCT, Auto, FedAvg, FedCollab, FedGroup, Independent, RunResult
 from coterie.strategies.partition.distance import Distance
 from coterie.strategies.rounds.algorithm import Round

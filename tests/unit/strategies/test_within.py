@@ -10,8 +10,8 @@ import pytest
 from flwr.app import Message
 
 from coterie import wire
+from coterie.engine.inprocess import InProcessGrid
 from coterie.server.runs.config import RunConfig, train_config
-from coterie.server.runs.inprocess import InProcessGrid
 from coterie.strategies import (
     HCCT,
     FedAvg,

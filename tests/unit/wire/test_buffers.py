@@ -10,9 +10,12 @@ import pytest
 from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 
 from coterie import wire
+from coterie.engine.fast import bundles
+from coterie.engine.fast.bundles import PIECE_BYTES
+from coterie.engine.fast.landing import Landing
+from coterie.engine.fast.pulled import Piece
 from coterie.wire import buffers
-from coterie.wire.buffers import Buffers, Landing
-from coterie.wire.bundles import PIECE_BYTES
+from coterie.wire.buffers import Buffers
 
 MB = 2**20
 
@@ -85,10 +88,10 @@ def test_models_that_come_and_go_take_the_same_memory(own: Buffers) -> None:
         model = {"w": model["w"] + np.float32(1)}
         record = wire.encode_arrays(model, packed=True)
         places.add(address(np.frombuffer(record["safetensors"].data, np.uint8)))
-        made = wire.bundle([Message(RecordDict({"arrays": record}), 1, "train")])
+        made = bundles.bundle([Message(RecordDict({"arrays": record}), 1, "train")])
         landing = Landing(list(made.objects), most=100 * MB)
         landed = {n: landing.lay(n, memoryview(bytes(c))) for n, c in made.objects.items()}
-        (message,), _ = wire.unbundle(made.root, landed, max_bytes=0)
+        (message,), _ = bundles.unbundle(made.root, landed, max_bytes=0)
         read = wire.decode_arrays(message.content["arrays"])
         np.testing.assert_array_equal(read["w"], model["w"])
         assert not read["w"].flags.writeable
@@ -116,13 +119,13 @@ def test_a_packed_model_is_the_same_bytes_either_way(
 def test_only_pieces_that_fit_land(own: Buffers) -> None:
     names = ["a", "b", "c"]
     landing = Landing(names, most=PIECE_BYTES)  # two places
-    large, small = (wire.piece_of(memoryview(bytes(size))) for size in (PIECE_BYTES + 1, 10))
-    fits = bytes(wire.piece_of(memoryview(b"\1" * PIECE_BYTES)))
+    large, small = (bundles.piece_of(memoryview(bytes(size))) for size in (PIECE_BYTES + 1, 10))
+    fits = bytes(bundles.piece_of(memoryview(b"\1" * PIECE_BYTES)))
     for content in (bytes(large), bytes(small), b"Message 2\0" + bytes(2 * MB), b""):
         assert landing.lay("a", content) is content
     assert landing.lay("c", fits) is fits and landing.lay("d", fits) is fits
     landed = landing.lay("b", fits)
-    assert isinstance(landed, wire.Piece) and bytes(landed) == fits and landed.body.readonly
+    assert isinstance(landed, Piece) and bytes(landed) == fits and landed.body.readonly
 
 
 def test_who_reads_a_message_with_ours_leaves_nothing_that_python_must_look_for() -> None:

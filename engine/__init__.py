@@ -1,0 +1,1 @@
+"""How messages travel: the only package that knows Flower's inside."""

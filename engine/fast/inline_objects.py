@@ -1,0 +1,54 @@
+"""Small objects that travel in the call that lists their message, which saves a call for each.
+
+Between coterie's SuperLink and peers that support this, requests and answers that list messages
+hold the contents of some objects in a protobuf field that Flower ignores. An object's id follows
+from its content, so ids do not travel.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from typing import Any
+
+from google.protobuf.unknown_fields import UnknownFieldSet
+
+from coterie.engine.fast.pulled import Content, as_varint, parts_of
+
+FIELD = 9000
+"""Number of the field; far beyond those of Flower."""
+OBJECT_BYTES = 2**18
+"""An object must be smaller than this: a larger one may be in a file, and is worth a call."""
+ALONG_BYTES = 2**22
+"""Most bytes of objects in one call."""
+_BYTES = 2
+"""Wire type of the field: length-delimited."""
+
+
+def small(objects: Iterable[tuple[str, Content]], most: int = ALONG_BYTES) -> dict[str, bytes]:
+    """Return the first of the objects that fit into one call, at most ``most`` bytes."""
+    found, left = dict[str, bytes](), most
+    for object_id, content in objects:
+        if 0 < len(content) < OBJECT_BYTES and len(content) <= left:
+            found[object_id] = b"".join(parts_of(content))
+            left -= len(content)
+    return found
+
+
+def attach(message: Any, contents: Iterable[bytes]) -> None:
+    """Add contents of objects to a request or an answer."""
+    head = as_varint(FIELD << 3 | _BYTES)
+    fields = [part for one in contents for part in (head, as_varint(len(one)), one)]
+    message.MergeFromString(b"".join(fields))
+
+
+def attached(message: Any) -> dict[str, bytes]:
+    """Remove and return the attached objects, id → content, as many as a call may have."""
+    found = [
+        field.data
+        for field in UnknownFieldSet(message)
+        if field.field_number == FIELD and field.wire_type == _BYTES
+    ]
+    if found:
+        message.DiscardUnknownFields()
+    return small((hashlib.sha256(one).hexdigest(), one) for one in found)

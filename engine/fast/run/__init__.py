@@ -1,0 +1,1 @@
+"""A run's connection to the SuperLink."""

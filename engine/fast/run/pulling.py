@@ -1,0 +1,444 @@
+"""The Grid of a run: few objects per message, and replies fetched one by one within limits.
+
+Flower's Grid waits for every object of one reply before it looks at the next, and raises if it
+cannot read one. So one silo can delay a round by minutes, or end a run. Here each reply waits
+separately until it is complete, and a reply that is too large or unreadable becomes an error reply
+of its silo.
+
+``query.describe`` announces to resident silos that bundles (``engine.fast.bundles``) are read here.
+A silo that answers with a bundle is sent bundles from then on; others get Flower's objects. A
+process with several silos has one node. It answers with the number of its silos, and each of them
+then gets its own node id here. Their messages travel in bundles.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import grpc
+from flwr.app import Error, Message, RecordDict
+from flwr.proto.message_pb2 import (
+    ConfirmMessageReceivedRequest,
+    ObjectTree,
+    PullObjectRequest,
+)
+from flwr.proto.runtime_pb2 import (
+    PullAppMessagesRequest,
+    PushAppMessagesRequest,
+)
+from flwr.serverapp import Grid
+
+from coterie import wire
+from coterie.engine import flower
+from coterie.engine.fast import bundles, inline_objects, objects
+from coterie.engine.fast.bundles import SHARED_BYTES, Pieces
+from coterie.engine.fast.pulled import Content, Piece, Pushed
+from coterie.engine.fast.run.announced import Announced
+from coterie.engine.fast.run.appcalls import CALL_DEADLINE_S, runtime_calls, said
+from coterie.engine.fast.run.parcels import Nodes, Parcel
+from coterie.engine.fast.superlink import blob_store
+from coterie.engine.flower import inflatable_object, inflatable_utils
+from coterie.system.files import why_unwritten
+
+log = logging.getLogger("coterie.run")
+
+PATIENCE_MS = 500
+"""Longest time that the SuperLink may hold a pull while no reply is on its way."""
+FEW = 100
+"""Largest number of pending replies for which the SuperLink may hold a pull."""
+AT_ONCE = 16
+"""Objects that are fetched together before their bytes are counted."""
+THREADS = 2
+FETCH_S = 1.0
+"""Time for fetching the objects of one reply before other replies have their turn."""
+GONE = (
+    "the rest of it could not be found: the silo has given it up (see its log), or has sent "
+    "nothing for minutes."
+)
+
+
+LARGE = 8
+"""Objects above which a bundle's 8 MB pieces go to a mapped file: they need not fit in memory."""
+
+
+def bounded(grid: Grid, *, hosts: bool = False, folder: Path | None = None) -> Grid:
+    """Return a Grid that takes replies one by one, or the same Grid if it has no SuperLink.
+
+    Args:
+        grid: of the run.
+        folder: for large replies while they are needed; None keeps them in memory.
+        hosts: one node may stand for several silos. Not where silos are enrolled, by key.
+    """
+    if flower.connection_of(grid) is None:
+        return grid
+    wire.reuse_blocks()
+    return _BoundedGrid(grid, hosts, folder)
+
+
+class _BoundedGrid(Grid):
+    """Flower's Grid with its own transport of messages."""
+
+    def __init__(self, inner: Any, hosts: bool, folder: Path | None) -> None:
+        self.inner = inner
+        self._stub = runtime_calls(inner)
+        self._nodes, self._folder = Nodes(hosts), folder
+        self._sent: dict[str, Parcel] = {}
+        self._announced: dict[str, Announced] = {}
+        self._singly = False
+        self._threads = ThreadPoolExecutor(THREADS)
+        # A channel of its own for objects, so that gRPC refuses one that is too large, also one
+        # that is small only while it is compressed, before it is in memory.
+        self._objects = runtime_calls(inner, wire.MAX_OBJECT_BYTES)
+        self._shelf: blob_store.BlobStore | None = None
+        self._asked = False
+        self._along = False
+        """The SuperLink, coterie's, takes small objects along with messages."""
+
+    @property
+    def run(self) -> Any:
+        """Flower's record of the run."""
+        return self.inner.run
+
+    def set_run(self, run: Any) -> None:
+        self.inner.set_run(run)
+
+    def create_message(self, *args: Any, **kwargs: Any) -> Message:
+        made: Message = self.inner.create_message(*args, **kwargs)
+        return made
+
+    def get_node_ids(self) -> Iterable[int]:
+        """Return the node ids; silos that share a node replace it."""
+        return self._nodes.present(list(self.inner.get_node_ids()))
+
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> Iterable[Message]:
+        replies: Iterable[Message] = self.inner.send_and_receive(messages, timeout=timeout)
+        return replies
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        """Push messages; the size of each one sets the size limit of its reply."""
+        messages = list(messages)
+        parcels = self._nodes.parcels(messages, self._waiting)
+        ids: dict[int, str] = {}
+        plain = [parcel.messages[0] for parcel in parcels if not parcel.bundled]
+        for parcel in parcels:
+            if parcel.to is None:
+                self._invite(parcel.messages[0])
+        pushed = [*self.inner.push_messages(plain)] if plain else []
+        roots = iter(pushed + [""] * (len(plain) - len(pushed)))  # none of what was too large
+        bundled = iter(self._push_bundles([parcel for parcel in parcels if parcel.bundled]))
+        for parcel in parcels:
+            root = next(bundled if parcel.bundled else roots)
+            if root:
+                self._sent[root] = parcel
+                found = zip(parcel.messages, parcel.ids(root), strict=True)
+                ids |= {id(message): one for message, one in found}
+        return [ids.get(id(message), "") for message in messages]
+
+    def _waiting(self) -> set[int]:
+        """Ask coterie's SuperLink for nodes that read bundles but have not announced it."""
+        request = PullObjectRequest(
+            node=self.inner.node, run_id=self.inner.run.run_id, object_id=wire.WAITING
+        )
+        with suppress(grpc.RpcError, ValueError, TypeError):
+            answer = self._objects.PullObject(request, timeout=CALL_DEADLINE_S)
+            waiting = set(json.loads(bytes(answer.object_content)))
+            self._along = True
+            return waiting
+        return set()
+
+    def _invite(self, message: Message) -> None:
+        """Announce in ``query.describe`` that bundles are read here; other apps ignore it."""
+        if message.metadata.message_type == wire.DESCRIBE:
+            config = wire.config_records(message.content)[wire.CONFIG]
+            config[wire.BUNDLES], config[wire.HOSTED] = True, self._nodes.hosts
+
+    def _push_bundles(self, parcels: Sequence[Parcel]) -> list[str]:
+        """Push each parcel as one message; return the ids, empty where one was not accepted."""
+        if not parcels:
+            return []
+        run_id, objects = self.inner.run.run_id, dict[str, Content]()
+        headers, trees, roots, pieces = [], [], list[str](), Pieces()
+        for parcel in parcels:
+            for message in parcel.messages:
+                flower.set_run(message, run_id)
+                flower.set_sender(message, self.inner.node.node_id)
+            made = bundles.bundle(parcel.messages, parcel.to, inline=SHARED_BYTES, pieces=pieces)
+            header = flower.message_to_proto(flower.message_from(parcel.messages[0], RecordDict()))
+            header.metadata.message_id = made.root
+            headers.append(header)
+            trees.append(made.tree)
+            objects |= made.objects
+            roots.append(made.root)
+        ids_in_order = dict.fromkeys((*roots, *objects))
+        request = PushAppMessagesRequest(messages_list=headers, message_object_trees=trees)
+        if self._along:
+            along = inline_objects.small((name, objects[name]) for name in ids_in_order)
+            inline_objects.attach(request, along.values())
+        answer = self._stub.PushMessages(request)
+        wanted = set(answer.objects_to_push)
+        self._find_shelf()
+        pushed: list[Any] = [(name, objects[name]) for name in ids_in_order if name in wanted]
+        push = partial(self._push, answer.session_id)
+        inflatable_utils.push_object_contents_from_iterable(pushed, push)
+        ids = list(answer.message_ids)
+        return ids + [""] * (len(parcels) - len(ids))
+
+    def _find_shelf(self) -> None:
+        """Find the SuperLink's folder of large objects, if it is on this machine and ours."""
+        if self._shelf is not None and not self._shelf.folder.is_dir():  # another SuperLink
+            self._shelf, self._asked = None, False
+        if self._asked:
+            return
+        self._asked = True
+        request = PullObjectRequest(
+            node=self.inner.node, run_id=self.inner.run.run_id, object_id=blob_store.WHERE
+        )
+        with suppress(grpc.RpcError):
+            answer = self._objects.PullObject(request, timeout=CALL_DEADLINE_S)
+            self._shelf = blob_store.find(bytes(answer.object_content))
+
+    def _push(self, session: str, object_id: str, content: Content) -> None:
+        request = partial(Pushed, self.inner.node, self.inner.run.run_id, object_id, session)
+        if self._shelf is not None and isinstance(content, Piece):
+            try:
+                self._shelf.offer(object_id, content.body)
+            except OSError as error:
+                log.warning("large objects are sent in calls: %s", why_unwritten(error))
+                self._shelf = None
+            else:
+                if self._stub.PushObject(request(b"")).stored:
+                    return
+        if not self._stub.PushObject(request(content)).stored:
+            raise inflatable_utils.ObjectPushError(object_id, self.inner.run.run_id, session)
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        """Return the complete or rejected replies to these messages, without waiting for others.
+
+        Replies announced for other messages are dropped.
+        """
+        asked = set(message_ids)
+        roots = {one.partition(".")[0] for one in asked}
+        for root in set(self._announced) - roots:
+            self._let_go(self._announced.pop(root))
+        self._sent = {root: parcel for root, parcel in self._sent.items() if root in roots}
+        for reply in self._ask(sorted(self._sent.keys() - set(self._announced))):
+            self._announced[reply.message_id] = reply
+        whole: list[Message] = []
+        for reply in list(self._announced.values()):
+            if reply.why or self._fetch(reply):
+                del self._announced[reply.message_id]
+                self._let_go(reply)
+                whole += self._read(reply)
+                del self._sent[reply.message_id]  # what was sent is as large as the next
+        if not whole and self._announced and self.holds(len(asked)):
+            self._wait_for_more()
+        return [one for one in whole if one.metadata.reply_to_message_id in asked]
+
+    # ---------------------------------------------------------------- what is announced
+
+    def holds(self, count: int) -> bool:
+        """Return whether coterie's SuperLink holds a pull of ``count`` replies until more arrive.
+
+        If very many are pending, some are always there.
+        """
+        return self._shelf is not None and count <= FEW
+
+    def _wait_for_more(self) -> None:
+        """Let the SuperLink hold a call for the next object of an unfinished reply.
+
+        Replies take turns, so a stalled silo delays the others by at most ``PATIENCE_MS``.
+        """
+        message_id, reply = next(iter(self._announced.items()))
+        more = (wire.IN_FILE, "1"), (wire.PATIENCE, str(PATIENCE_MS))
+        unanswered = inflatable_utils.ObjectUnavailableError, inflatable_utils.ObjectPullError
+        with suppress(grpc.RpcError, *unanswered):  # what is wrong the next fetch finds out
+            self._pulled(reply.wanted[0], *more)
+        self._announced[message_id] = self._announced.pop(message_id)
+
+    def _ask(self, ids: Sequence[str]) -> Iterator[Announced]:
+        """Yield the SuperLink's replies; a call that fails half-way loses its replies there."""
+        if not ids:
+            return
+        if not self._singly:
+            try:
+                yield from self._announcements(ids)
+                return
+            except grpc.RpcError as error:
+                self._singly = True
+                log.warning(
+                    "the SuperLink cannot send all replies at once (%s): from now on they are "
+                    "fetched one by one",
+                    said(error),
+                )
+        for message_id in ids:
+            try:
+                yield from self._announcements([message_id])
+            except grpc.RpcError as error:
+                why = f"the SuperLink cannot send it: {said(error)}"
+                yield Announced(message_id, "", [], why=why)
+
+    def _announcements(self, ids: Sequence[str]) -> list[Announced]:
+        waits = self.holds(len(ids)) and not self._announced
+        patient = ((wire.PATIENCE, str(PATIENCE_MS)),) if waits else ()
+        answer = self._stub.PullMessages(
+            PullAppMessagesRequest(message_ids=ids),
+            timeout=CALL_DEADLINE_S,
+            more=(*patient, (wire.ALONG, "1")),
+        )
+        came = inline_objects.attached(answer)
+        pairs = zip(answer.messages_list, answer.message_object_trees, strict=True)
+        found = [self._announced_reply(header.metadata, tree) for header, tree in pairs]
+        for reply in found:
+            reply.take_along(came, self._folder)
+        return [reply for reply in found if reply.message_id in ids]
+
+    def _announced_reply(self, metadata: Any, tree: ObjectTree) -> Announced:
+        reply = Announced(metadata.reply_to_message_id, metadata.message_id, [])
+        objects = inflatable_object.iterate_object_tree(tree)
+        ids = [one.object_id for one in islice(objects, wire.MAX_OBJECTS + 1)]
+        reply.wanted = list(dict.fromkeys((reply.object_id, *ids)))
+        reply.large = len(ids) > LARGE
+        sent = self._sent.get(reply.message_id)
+        if sent is not None:
+            reply.most = sent.most_bytes
+        if len(ids) > wire.MAX_OBJECTS:
+            reply.why = f"it consists of more than {wire.MAX_OBJECTS:,} objects."
+        elif tree.object_id != reply.object_id or not all(
+            map(inflatable_object.is_valid_sha256_hash, ids)
+        ):
+            reply.why = "its objects have invalid ids."
+        return reply
+
+    # ---------------------------------------------------------------- its objects
+
+    def _fetch(self, reply: Announced) -> bool:
+        """Fetch the available objects of a reply; return whether it is complete or rejected."""
+
+        def pulled(object_id: str) -> Content | None:
+            try:
+                return (
+                    self._shown(reply, object_id)
+                    or (self._pulled(object_id, (wire.IN_FILE, "1")) if self._shelf else None)
+                    # It came while that was asked. Shown, it lies beside the others.
+                    or self._shown(reply, object_id)
+                    or self._pulled(object_id)
+                )
+            except inflatable_utils.ObjectUnavailableError:
+                return None
+
+        until = time.monotonic() + FETCH_S
+        try:
+            while reply.wanted:
+                if time.monotonic() > until:
+                    return False
+                some, missing = self._next_of(reply), list[str]()
+                for object_id, content in zip(some, self._threads.map(pulled, some), strict=True):
+                    if content is None:
+                        missing.append(object_id)
+                    else:
+                        reply.take(object_id, content, self._folder)
+                reply.wanted = missing + [one for one in reply.wanted if one not in some]
+                if reply.num_bytes > reply.most + wire.MAX_OBJECT_BYTES:
+                    raise ValueError(f"it has more than {reply.most:,} bytes.")
+                if missing:
+                    return False
+        except grpc.RpcError as error:
+            reply.why = f"it cannot be fetched: {said(error)}"
+        except inflatable_utils.ObjectPullError:
+            reply.why = GONE
+        except ValueError as error:
+            reply.why = str(error)
+        return True
+
+    def _pulled(self, object_id: str, *more: tuple[str, str]) -> Content:
+        """Fetch an object by a call; empty if it is in a file and ``more`` allows that."""
+        call = partial(self._objects.PullObject, timeout=CALL_DEADLINE_S, more=more)
+        pull = flower.make_pull_object_fn_protobuf(call, self.inner.node, self.inner.run.run_id)
+        content: Content = pull(object_id)
+        return content
+
+    def _next_of(self, reply: Announced) -> list[str]:
+        """Return the objects to fetch next: those in files first, then one by a call.
+
+        Silos send in order, so if that one is missing, so is the rest.
+        """
+        some = reply.wanted[:AT_ONCE]
+        if self._shelf is None:
+            return some
+        if reply.object_id in some:
+            return [reply.object_id]
+        if reply.room is None:
+            reply.make_room()
+        return [one for one in some if self._shelf.has(one)] or some[:1]
+
+    def _shown(self, reply: Announced, object_id: str) -> Piece | None:
+        """Return an object from a file of this machine, or None if it has none."""
+        if self._shelf is None:
+            return None
+        place = reply.places.get(object_id)
+        with suppress(OSError):
+            return self._shelf.shown(object_id, None if place is None else reply.room, place or 0)
+        return None
+
+    def _let_go(self, reply: Announced) -> None:
+        if not reply.object_id or reply.received:
+            return
+        request = ConfirmMessageReceivedRequest(
+            node=self.inner.node,
+            run_id=self.inner.run.run_id,
+            message_object_id=reply.object_id,
+        )
+        try:
+            self._stub.ConfirmMessageReceived(request, timeout=CALL_DEADLINE_S)
+        except grpc.RpcError as error:
+            log.debug("a reply was not confirmed: %s", said(error))
+
+    def _read(self, reply: Announced) -> list[Message]:
+        parcel = self._sent[reply.message_id]
+        why, found = reply.why, list[Message]()
+        to: list[int] | None = None
+        if not why:
+            try:
+                found, to = self._messages_of(reply)
+                if to is None:
+                    self._nodes.note(parcel, found[0], bundled=bundles.is_bundle(reply.root))
+            except (wire.WireError, OSError) as error:
+                why = str(error)
+        of_all = found[0] if found and to is None else None
+        if of_all is not None and of_all.has_error() and parcel.to is not None:
+            why = str(of_all.error.reason)
+        by_silo = dict(zip(to or (), found, strict=True)) if to is not None else {}
+        answers = []
+        for place, (message, own_id) in enumerate(
+            zip(parcel.messages, parcel.ids(reply.message_id), strict=True)
+        ):
+            flower.set_message_id(message, own_id)
+            own = of_all if parcel.to is None else by_silo.get(parcel.to[place])
+            if own is None:
+                what = why or "its process sent no answer for it."
+                failed = Error(
+                    wire.UNREADABLE, f"its reply cannot be read: {wire.plain_text(what)}"
+                )
+                own = Message(failed, reply_to=message)
+            flower.set_asked_id(own, own_id)
+            answers.append(own)
+        return answers
+
+    def _messages_of(self, reply: Announced) -> tuple[list[Message], list[int] | None]:
+        most = reply.most + wire.MAX_OBJECT_BYTES
+        if bundles.is_bundle(reply.root):
+            return bundles.unbundle(reply.object_id, reply.all_contents(), max_bytes=most)
+        message = objects.put_together(reply.object_id, reply.contents, max_bytes=most)
+        flower.set_message_id(message, reply.object_id)
+        return [message], None

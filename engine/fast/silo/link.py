@@ -1,0 +1,422 @@
+"""The silo's connection to the SuperLink: receive a message and send its reply.
+
+The calls are in ``coterie.engine.fast.silo.calls``. This module waits fractions of a second where
+a stock SuperNode waits seconds, and explains why a silo is refused. A contract test runs it
+against a real SuperLink. Connections of one process share a channel and a heartbeat thread
+(``coterie.engine.fast.silo.sharing``).
+"""
+
+from __future__ import annotations
+
+import io
+import logging
+import sys
+import tomllib
+import zipfile
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import grpc
+from cryptography.hazmat.primitives.asymmetric import ec
+from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.proto.message_pb2 import ObjectTree
+
+from coterie import wire
+from coterie.engine.fast import bundles, inline_objects, objects
+from coterie.engine.fast.landing import Landing
+from coterie.engine.fast.pulled import Content
+from coterie.engine.fast.silo import sharing
+from coterie.engine.fast.silo.calls import Announced, joined
+from coterie.engine.fast.silo.lost import (
+    LOST,
+    UNKNOWN_WAY,
+    LinkError,
+    Way,
+    distrusts,
+    meaning_of,
+    refusal_of,
+)
+from coterie.engine.fast.silo.outbox import Unsent
+from coterie.engine.flower import (
+    ObjectPullError,
+    ObjectPushError,
+    ObjectUnavailableError,
+    inflatable_object,
+    inflatable_utils,
+    message_from,
+    set_asked_id,
+    set_message_id,
+    user_config_from_proto,
+)
+from coterie.system.calls import Retry
+from coterie.wire import sentence
+
+log = logging.getLogger("coterie.silo")
+
+RETRY_S = 20.0
+"""Seconds that a call is retried before its connection counts as lost."""
+
+CONNECT_RETRY_S = 2.0
+"""Seconds that a call is retried while connecting; the resident silo tries again anyway."""
+
+PASSING = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.INTERNAL)
+"""Transient: unreachable, or an error inside Flower. Repeating is harmless: a reply counts once."""
+
+MANIFEST, MAX_MANIFEST = "pyproject.toml", 1_000_000
+"""Name in a FAB, and the most bytes read of it: it is compressed and comes from a network."""
+
+PATIENCE_MS = 500
+"""Longest hold of a call for an object in transit, in ms; a process that stops waits for it."""
+
+OBJECT_WAIT_S = 120.0
+"""Longest time for an announced object to arrive at the SuperLink."""
+
+OBJECT_PAUSE_S = 0.01
+"""First pause before asking again for an announced object that has not arrived."""
+
+
+class UnreadableError(RuntimeError):
+    """A message that cannot be read; ``header`` is the part that can be answered."""
+
+    def __init__(self, text: str, header: Message) -> None:
+        super().__init__(text)
+        self.header = header
+
+
+class TooLargeError(UnreadableError):
+    """A message larger than this silo accepts."""
+
+
+@dataclass(frozen=True)
+class Connection:
+    """The way to a SuperLink, and how long to wait for it.
+
+    Attributes:
+        address: ``HOST:PORT`` of its Fleet API.
+        root_certificates: PEM file of the CA; None: plain text.
+        keys: registered key pair of a single silo; None: a new key and node id at every start.
+        patience_s: seconds without a connection before the process gives up; longer than the 60 s
+            for which Flower refuses a key that was not released.
+    """
+
+    address: str
+    root_certificates: Path | None = None
+    keys: tuple[ec.EllipticCurvePrivateKey, ec.EllipticCurvePublicKey] | None = None
+    patience_s: float = 600.0
+
+
+@dataclass(frozen=True)
+class RunSettings:
+    """A run's settings, as an app receives them.
+
+    ``series`` identifies runs that share the app's state in Flower; ``config`` is the
+    configuration of the run's FAB with the values that the run was started with.
+    """
+
+    series: int = 0
+    config: dict[str, str | int | float | bool] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Received:
+    """A message or bundle, with the header that the SuperLink delivered.
+
+    Attributes:
+        messages: one message, or those of a bundle.
+        to: number of each message's silo in this process; None: it came without a bundle.
+        bundled: whether the sender reads bundles.
+    """
+
+    header: Message
+    messages: tuple[Message, ...]
+    to: tuple[int, ...] | None = None
+    bundled: bool = False
+
+
+class FleetLink:
+    """One live connection, made by ``connect``."""
+
+    def __init__(
+        self,
+        node_id: int,
+        calls: Sequence[Any],
+        cache: sharing.ObjectCache | None = None,
+        max_bytes: int = 0,
+        silos: int = 1,
+        way: Way = UNKNOWN_WAY,
+    ) -> None:
+        self.node_id = node_id
+        self._way = way
+        self._cache = cache
+        self._max_bytes = max_bytes
+        self._silos = silos
+        self._claimed: Announced | None = None
+        self._receive, self._send, self._run, self._fab = calls[:4]
+        self._pull_object, self._push_object, self._confirm, self._wait = calls[4:]
+        self.notifies = True
+        """The SuperLink says when there is a message, as far as is known."""
+
+    def receive(self) -> Received | None:
+        """Return the next message for this process, or None at once if there is none.
+
+        The SuperLink delivers a message once. If the connection is lost while its content is
+        fetched, the next call continues with it.
+
+        Raises:
+            LinkError: the SuperLink cannot be reached or no longer knows this silo.
+            RunEndedError: the message's run ended while it was fetched.
+            UnreadableError: it is not a message, or larger than this silo accepts.
+        """
+        with self._translated():
+            self._claimed = self._claimed or self._receive()
+            if self._claimed is None:
+                return None
+            try:
+                received = self._content_of(*self._claimed)
+            except grpc.RpcError as error:
+                if error.code() not in LOST:
+                    self._claimed = None
+                raise
+            except BaseException:
+                self._claimed = None
+                raise
+            self._claimed = None
+            return received
+
+    def wait(self) -> bool:
+        """Wait for a message for at most ``wire.WAIT_S`` seconds; errors as ``receive``.
+
+        Return whether the SuperLink has this call, which a stock one does not. It may run in a
+        thread separate from those of ``receive`` and ``send``.
+        """
+        with self._translated():
+            try:
+                self._wait()
+            except grpc.RpcError as error:
+                if error.code() != grpc.StatusCode.UNIMPLEMENTED:
+                    raise
+                self.notifies = False
+        return self.notifies
+
+    def _content_of(self, header: Message, tree: ObjectTree, came: Mapping[str, bytes]) -> Received:
+        message_id = header.metadata.message_id
+        contents = self._objects_of(header, tree, came)
+        try:
+            if not bundles.is_bundle(contents.get(message_id, b"")):
+                message = objects.put_together(message_id, contents, max_bytes=self._max_bytes)
+                set_message_id(message, message_id)
+                received = Received(header, (message,), bundled=_reads_bundles(message))
+            else:
+                messages, to = bundles.unbundle(message_id, contents, max_bytes=self._max_bytes)
+                whose = None if to is None else tuple(to)
+                received = Received(header, tuple(messages), whose, bundled=True)
+        except wire.WireError as error:
+            raise UnreadableError(str(error), header) from None
+        for objection in map(self._objection, received.messages):
+            if objection:
+                raise UnreadableError(objection, header)
+        if any(number >= self._silos for number in received.to or ()):
+            raise UnreadableError(f"this process serves {self._silos} silos.", header)
+        return received
+
+    def _objects_of(
+        self, header: Message, tree: ObjectTree, came: Mapping[str, bytes]
+    ) -> dict[str, Content]:
+        run_id, message_id = header.metadata.run_id, header.metadata.message_id
+        ids = [node.object_id for node in inflatable_object.iterate_object_tree(tree)]
+        most = self._max_bytes * self._silos
+        too_large = f"a message of more than {self._max_bytes / 1e6:,.0f} MB"
+        if len(ids) > wire.MAX_OBJECTS:
+            raise UnreadableError(f"more than {wire.MAX_OBJECTS:,} objects.", header)
+        pulled = dict[str, int]()
+        landing = Landing((), 0)
+
+        def pull(object_id: str) -> Any:
+            content = came.get(object_id) or self._pulled(run_id, message_id, object_id)
+            pulled[object_id] = len(content)
+            if most and sum(list(pulled.values())) > most:
+                raise TooLargeError(too_large, header)
+            return content if self._cache is not None else landing.lay(object_id, content)
+
+        def pulled_all(names: Iterable[str]) -> dict[str, Any]:
+            return inflatable_utils.pull_objects(
+                list(names),
+                pull,
+                initial_backoff=OBJECT_PAUSE_S,
+                backoff_cap=0.5,
+                max_time=OBJECT_WAIT_S,
+            )
+
+        contents = pulled_all({message_id} & set(ids))
+        landing = Landing(bundles.pieces_in(contents.get(message_id, b"")), most)
+        contents |= pulled_all(one for one in dict.fromkeys(ids) if one != message_id)
+        if not came.keys() >= set(ids):  # otherwise the SuperLink knows
+            self._confirm(run_id, message_id)
+        # An object that is named many times is unpacked as often.
+        if most and sum(len(contents[one]) for one in ids) > most:
+            raise TooLargeError(too_large, header)
+        return contents
+
+    def _objection(self, message: Message) -> str:
+        if not message.has_content():
+            return "it has no content."
+        return wire.content_objection(message.content, max_bytes=self._max_bytes or sys.maxsize)
+
+    def require_running(self, run_id: int) -> None:
+        """Check that a run is still active; raise ``RunEndedError`` if not, or ``LinkError``."""
+        with self._translated():
+            self._run(run_id)
+
+    def settings_of(self, run_id: int) -> RunSettings:
+        """Fetch a run's settings, with only the configuration of its FAB; errors as ``receive``."""
+        with self._translated():
+            run = self._run(run_id)
+            content = self._fab(run.fab_hash, run_id).content if run.fab_hash else b""
+            own = user_config_from_proto(run.override_config)
+        return RunSettings(run.series_id, {**_config_of(content), **own})
+
+    def _pulled(self, run_id: int, message_id: str, object_id: str) -> bytes:
+        """Pull an object; all but the message itself may be shared with other silos."""
+        pull: Callable[[], bytes] = partial(self._pull_object, run_id, object_id)
+        if self._cache is None or object_id == message_id:
+            return pull()
+        return self._cache.get(object_id, pull)
+
+    def send(self, unsent: Unsent) -> None:
+        """Send the replies to a message or bundle; errors as ``receive`` and ``NotPassedError``."""
+        with self._translated():
+            if not unsent.bundled:
+                self._send_as_flower(unsent)
+                return
+            bundle = bundles.bundle(unsent.replies, unsent.to)
+            header = _header_of(unsent.replies[0], several=unsent.to is not None)
+            set_message_id(header, bundle.root)
+            along = inline_objects.small(bundle.sent(bundle.objects))
+            wanted, session = self._send(header, bundle.tree, unsent.seconds, along)
+            push = partial(self._push_object, header.metadata.run_id, session)
+            inflatable_utils.push_object_contents_from_iterable(bundle.sent(wanted), push)
+
+    def _send_as_flower(self, unsent: Unsent) -> None:
+        (reply,) = unsent.replies
+        with inflatable_object.no_object_id_recompute():
+            set_message_id(reply, reply.object_id)
+            objects = inflatable_object.get_all_nested_objects(reply)
+            tree = inflatable_object.get_object_tree(reply)
+            wanted, session = self._send(reply, tree, unsent.seconds, {})
+            push = partial(self._push_object, reply.metadata.run_id, session)
+            inflatable_utils.push_objects(objects, push, object_ids_to_push=wanted)
+
+    @contextmanager
+    def _translated(self) -> Iterator[None]:
+        try:
+            yield
+        except grpc.RpcError as error:
+            raise meaning_of(error, self._way) from error
+        except UnreadableError:
+            raise
+        except (ObjectPullError, ObjectUnavailableError, ObjectPushError) as error:
+            # One that did not come, or that the SuperLink takes no more under this number: the
+            # reply is announced again.
+            raise LinkError(f"the SuperLink was lost: {sentence(error)}", holds=True) from error
+        except RuntimeError as error:  # a node that is gone
+            raise LinkError(f"the SuperLink was lost: {sentence(error)}") from error
+
+
+def _reads_bundles(message: Message) -> bool:
+    if message.metadata.message_type != wire.DESCRIBE or not message.has_content():
+        return False
+    config = wire.config_records(message.content).get(wire.CONFIG, ConfigRecord())
+    return bool(config.get(wire.BUNDLES))
+
+
+def _header_of(reply: Message, *, several: bool) -> Message:
+    """Return a bundle's header: its replies' metadata, and the id of what it answers."""
+    header = message_from(reply, RecordDict())
+    if several:
+        set_asked_id(header, header.metadata.reply_to_message_id.rpartition(".")[0])
+    return header
+
+
+def _config_of(fab: bytes) -> dict[str, str | int | float | bool]:
+    """Return the run's configuration in a FAB, table keys joined by dots; empty if it has none."""
+    if not fab:
+        return {}
+    try:
+        with zipfile.ZipFile(io.BytesIO(fab)) as packed, packed.open(MANIFEST) as file:
+            text = file.read(MAX_MANIFEST + 1)
+        if len(text) > MAX_MANIFEST:
+            raise ValueError(f"{MANIFEST} is larger than {MAX_MANIFEST:,} bytes")
+        own = tomllib.loads(text.decode()).get("tool", {}).get("flwr", {}).get("app", {})
+        return dict(_flat(own.get("config", {})))
+    except (
+        *(zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError, EOFError, OSError),
+        *(KeyError, ValueError, AttributeError),
+    ) as error:  # RuntimeError: also of tables too deep, and of a password
+        log.warning("the run's configuration cannot be read from its FAB: %s", error)
+        return {}
+
+
+def _flat(table: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in table.items():
+        if isinstance(value, dict):
+            yield from _flat(value, f"{above}{key}.")
+        elif isinstance(value, str | int | float):
+            yield above + key, value
+        else:
+            raise ValueError(f"{above}{key} is a {type(value).__name__}")
+
+
+@contextmanager
+def connect(
+    how: Connection,
+    cache: sharing.ObjectCache | None = None,
+    *,
+    max_bytes: int = 0,
+    silos: int = 1,
+) -> Iterator[FleetLink]:
+    """Register with a SuperLink and hold the connection.
+
+    Raises ``LinkError`` with the SuperLink's reason if it is not reachable, or refuses.
+
+    Args:
+        cache: of pulled objects, shared with other connections; None if there are none.
+        max_bytes: largest message; a larger one is refused before it is unpacked. 0: no limit.
+        silos: number of silos that share the connection.
+    """
+    errors: list[grpc.RpcError] = []
+    retry, way = _retry(), Way(how.address, tls=how.root_certificates is not None)
+
+    def failed(error: grpc.RpcError, stalled: bool) -> None:
+        if not entered:
+            errors.append(error)
+        if stalled:
+            sharing.renew(how.address)
+
+    certificates = how.root_certificates.read_bytes() if how.root_certificates else None
+    entered = False
+    with ExitStack() as stack:
+        try:
+            # Where other nodes of this process have their turns, none of them may wait for its own.
+            patience = PATIENCE_MS if cache is None else 0
+            opening = joined(
+                *(how.address, certificates, how.keys, retry, failed, patience), along=cache is None
+            )
+            node_id, calls = stack.enter_context(opening)
+        except grpc.RpcError as error:
+            raise refusal_of(errors[-1] if errors else error, way) from error
+        entered, retry.max_s = True, RETRY_S
+        yield FleetLink(node_id, calls, cache, max_bytes, silos, way)
+
+
+def _retry() -> Retry:
+    """Retry only transient errors, and not forever: the resident silo reconnects."""
+
+    def is_lasting(error: Any) -> bool:
+        return error.code() not in PASSING or distrusts(str(error.details()))
+
+    return Retry(is_lasting, max_s=CONNECT_RETRY_S)

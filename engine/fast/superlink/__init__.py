@@ -1,0 +1,1 @@
+"""Coterie's SuperLink: a subclass of Flower's."""

@@ -1,0 +1,258 @@
+"""Limits on what one silo may send in one run, enforced at the SuperLink before storage.
+
+The SuperLink keeps replies on its disk until the run's process has fetched them, and that process's
+limits bound only memory. Here each silo has an allowance of bytes and objects, proportional to what
+the run sent to it; honest silos use less than a quarter. A silo that exceeds it gets an error as
+its reply at once: it is left out, and the run continues.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from dataclasses import dataclass
+from itertools import islice
+from threading import Lock
+from typing import Any, NamedTuple
+
+import grpc
+from flwr.app import Error
+from flwr.common.constant import Status
+from flwr.proto.fleet_pb2 import PushMessagesRequest
+from flwr.proto.message_pb2 import ObjectTree
+from flwr.server.superlink.fleet.grpc_rere.fleet_servicer import FleetServicer
+from flwr.server.superlink.linkstate import LinkStateFactory
+from flwr.server.superlink.utils import check_abort
+from flwr.supercore.error import ApiErrorCode, FlowerError
+
+from coterie import wire
+from coterie.engine.fast.pulled import Pulled, Pushed
+from coterie.engine.fast.superlink.stores import Stores, laid
+from coterie.engine.flower import (
+    inflatable_object,
+    message_from,
+    message_from_proto,
+    message_to_proto,
+    set_message_id,
+)
+
+TIMES = 8
+"""Multiple of the received bytes and objects that a silo may send. A reply to a model has about as
+many; in a secure run a sum is requested, and answered by a model, without one."""
+FREE_BYTES, FREE_OBJECTS = wire.FLOOR_BYTES, 4_000
+"""Additional quota in a run, for replies to messages of few bytes."""
+BEFORE_S = 12 * 3600.0
+"""Time after a start for replies to messages from before it, which are not known here. It is the
+longest work for one message (``max_minutes``)."""
+REMEMBERED = 100_000
+"""Limit on pairs of run and silo; beyond it the oldest are forgotten."""
+CALL_BYTES = wire.MAX_OBJECT_BYTES + 2**20
+"""Size limit of a call of a silo or an operator. gRPC rejects more before it is in memory; Flower
+accepts 2 GB from anybody."""
+HEARTBEAT_S = 60.0
+"""Longest announced time to a silo's next heartbeat; it counts as present for twice as long.
+coterie's silos use 10 s, Flower's 30 s; Flower itself accepts half an hour."""
+
+
+class _Announced(NamedTuple):
+    """A reply: the message it answers, its id, and Flower's session until it is complete."""
+
+    asked: str
+    reply: str
+    session: str
+
+
+@dataclass
+class _Account:
+    """A silo's limits and totals in one run, and its last reply."""
+
+    most_bytes: int
+    most_objects: int
+    num_bytes: int = 0
+    num_objects: int = 0
+    last: _Announced | None = None
+
+    @property
+    def problem(self) -> str:
+        """The exceeded limit; empty if there is none."""
+        for count, most, what in (
+            (self.num_bytes, self.most_bytes, "bytes"),
+            (self.num_objects, self.most_objects, "objects"),
+        ):
+            if count > most:
+                return (
+                    f"in this run it has sent or announced {count:,} {what}; its limit is "
+                    f"{most:,}, {TIMES} times what it received and a margin."
+                )
+        return ""
+
+
+class Quotas:
+    """The remaining allowance of every silo in every run; thread-safe."""
+
+    def __init__(self) -> None:
+        self._accounts: OrderedDict[tuple[int, int], _Account] = OrderedDict()
+        self._lock = Lock()
+        self._started = time.monotonic()
+
+    def _account(self, run: int, node: int, *, answers: bool = False) -> _Account:
+        free = FREE_BYTES
+        if answers and time.monotonic() - self._started < BEFORE_S:
+            free += wire.MAX_MODEL_BYTES  # where it is new: it was asked before a restart
+        found = self._accounts.setdefault((run, node), _Account(free, FREE_OBJECTS))
+        while len(self._accounts) > REMEMBERED:
+            self._accounts.popitem(last=False)
+        return found
+
+    def asked(self, run: int, node: int, message_type: str, num_objects: int) -> None:
+        """Count a message of ``num_objects`` objects handed out to a silo."""
+        with self._lock:
+            account = self._account(run, node)
+            account.most_objects += TIMES * num_objects
+            if message_type.startswith("query."):
+                account.most_bytes += wire.most_bytes(message_type, 0)
+
+    def was_sent(self, run: int, node: int, num_bytes: int) -> None:
+        """Count bytes handed out to a silo."""
+        with self._lock:
+            self._account(run, node).most_bytes += TIMES * num_bytes
+
+    def announces(self, run: int, node: int, num_objects: int) -> str:
+        """Count an announced reply; return why it exceeds the allowance, or an empty text."""
+        with self._lock:
+            account = self._account(run, node, answers=True)
+            account.num_objects += num_objects
+            return account.problem
+
+    def last(self, run: int, node: int) -> _Announced | None:
+        """Return the silo's last reply."""
+        with self._lock:
+            return self._account(run, node).last
+
+    def announced(self, run: int, node: int, reply: _Announced) -> None:
+        """Set the silo's last reply."""
+        with self._lock:
+            self._account(run, node).last = reply
+
+    def sends(self, run: int, node: int, num_bytes: int) -> str:
+        """Count sent bytes; return why they exceed the allowance, or an empty text."""
+        with self._lock:
+            account = self._account(run, node, answers=True)
+            account.num_bytes += num_bytes
+            return account.problem
+
+
+class Limited(FleetServicer):
+    """Flower's servicer for silos, with an allowance for each."""
+
+    objectstore_factory: Stores
+
+    def __init__(
+        self,
+        state_factory: LinkStateFactory,
+        objectstore_factory: Stores,
+        enable_supernode_auth: bool,
+    ) -> None:
+        super().__init__(state_factory, objectstore_factory, enable_supernode_auth)
+        self.allowances = Quotas()
+
+    def ActivateNode(self, request: Any, context: grpc.ServicerContext) -> Any:
+        _require_frequent(request.heartbeat_interval)
+        return super().ActivateNode(request, context)
+
+    def SendNodeHeartbeat(self, request: Any, context: grpc.ServicerContext) -> Any:
+        _require_frequent(request.heartbeat_interval)
+        return super().SendNodeHeartbeat(request, context)
+
+    def PullMessages(self, request: Any, context: grpc.ServicerContext) -> Any:
+        answer = super().PullMessages(request, context)
+        pairs = zip(answer.messages_list, answer.message_object_trees, strict=True)
+        for message, tree in pairs:
+            about = message.metadata
+            self.allowances.asked(
+                about.run_id, request.node.node_id, about.message_type, _num_objects(tree)
+            )
+        return answer
+
+    def PullObject(self, request: Any, context: grpc.ServicerContext) -> Any:
+        """Hand out an object, which may lie in a file, while its run goes on, as Flower does."""
+        state, run = self.state_factory.state(), request.run_id
+        if check_abort(run, [Status.PENDING, Status.STARTING, Status.FINISHED], state):
+            return super().PullObject(request, context)  # which says why not
+        content = state.get_object(run, request.object_id)
+        size = len(content or b"")
+        if size:
+            state.store_traffic(run, bytes_sent=size, bytes_recv=0)
+        self.allowances.was_sent(run, request.node.node_id, size)
+        return Pulled(content is not None, size > 0, content or b"")
+
+    def PushMessages(self, request: Any, context: grpc.ServicerContext) -> Any:
+        """Store a reply as Flower does, or an error in its place if the silo has sent too much."""
+        if len(request.messages_list) != 1 or len(request.message_object_trees) != 1:
+            raise _refused("one reply at a time.")
+        run, node = request.messages_list[0].metadata.run_id, request.node.node_id
+        why = self.allowances.announces(run, node, _num_objects(request.message_object_trees[0]))
+        if not why:
+            return self._push(request, context)
+        header, tree, objects = _refusal(request.messages_list[0], why)
+        answer = super().PushMessages(
+            PushMessagesRequest(
+                node=request.node, messages_list=[header], message_object_trees=[tree]
+            ),
+            context,
+        )
+        for name in answer.objects_to_push:
+            pushed: Any = Pushed(request.node, run, name, answer.session_id, objects[name])
+            super().PushObject(pushed, context)
+        return type(answer)()  # it has nothing to send
+
+    def _push(self, request: Any, context: grpc.ServicerContext) -> Any:
+        """Push as Flower does, but let a new reply replace an incomplete one.
+
+        A silo sends an error if a proxy blocks its reply. Flower would wait minutes for the rest.
+        """
+        about, node = request.messages_list[0].metadata, request.node.node_id
+        run, asked, own = about.run_id, about.reply_to_message_id, about.message_id
+        last = self.allowances.last(run, node)
+        if last is not None and last.asked == asked and last.reply != own:
+            state: Any = self.state_factory.state()
+            state._cleanup_push_session(last.session, cleanup_messages=True)
+        answer = super().PushMessages(request, context)
+        self.allowances.announced(run, node, _Announced(asked, own, answer.session_id))
+        return answer
+
+    def PushObject(self, request: Any, context: grpc.ServicerContext) -> Any:
+        """Store an object as Flower does, unless the silo has sent too much."""
+        run, node = request.run_id, request.node.node_id
+        why = self.allowances.sends(run, node, len(request.object_content))
+        if why:  # for the silo that is the end of this run
+            raise _refused(why)
+        with laid(self.objectstore_factory.store(), request):
+            return super().PushObject(request, context)
+
+
+def _require_frequent(heartbeat_s: float) -> None:
+    if heartbeat_s > HEARTBEAT_S:
+        why = f"a heartbeat every {heartbeat_s:g} s; at most {HEARTBEAT_S:g} s are allowed."
+        raise FlowerError(ApiErrorCode.FLEET_INVALID_HEARTBEAT_INTERVAL, why)
+
+
+def _refused(why: str) -> FlowerError:
+    """Return the error that a silo takes for the end of the run."""
+    return FlowerError(ApiErrorCode.FLEET_RUN_STATUS_NOT_ALLOWED, why, public_details=why)
+
+
+def _num_objects(tree: ObjectTree) -> int:
+    objects = inflatable_object.iterate_object_tree(tree)
+    return sum(1 for _ in islice(objects, wire.MAX_OBJECTS + 1))
+
+
+def _refusal(header: Any, why: str) -> tuple[Any, ObjectTree, dict[str, bytes]]:
+    """Return the header, tree and objects of an error that replaces a reply."""
+    reply = message_from(message_from_proto(header), error=Error(wire.UNREADABLE, why))
+    with inflatable_object.no_object_id_recompute():
+        set_message_id(reply, reply.object_id)
+        found = inflatable_object.get_all_nested_objects(reply)
+        objects = {name: one.deflate() for name, one in found.items()}
+        tree = inflatable_object.get_object_tree(reply)
+        return message_to_proto(reply), tree, objects
