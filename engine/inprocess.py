@@ -1,4 +1,4 @@
-"""A Grid without a network, for tests, benchmarks and simulations: it calls the ClientApp here.
+"""An engine without a network, for tests, benchmarks and simulations: it calls the ClientApp here.
 
 The models equal those of the real federation bit for bit, because silos draw their randomness only
 from (seed, silo, round), and messages pass through the same encoding.
@@ -9,40 +9,50 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
 
 from flwr.app import Context, Error, Message, RecordDict
 from flwr.serverapp import Grid
 
 from coterie import wire
 from coterie.engine.flower import set_message_id, set_sender
+from coterie.engine.plain import Plain
 
 NodeConfig = Mapping[str, str | int | float | bool]
 
 
-class InProcessGrid(Grid):
-    """A Grid that calls a ClientApp, or a callable like one, for every message, in order.
+class InProcessGrid(Plain, Grid):
+    """An engine that calls a ClientApp, or a callable like one, for every message, in order.
 
-    Node i, counted from 0 in ``node_configs``, gets id i+1.
+    It is also Flower's Grid, so that Flower's own strategies run on it.
+
+    Node i, counted from 0 in ``node_configs``, gets id i+1. ``run_config`` is the app's
+    configuration, as ``flwr run --run-config`` gives it.
     """
 
     def __init__(
-        self, app: Callable[[Message, Context], Message], node_configs: Sequence[NodeConfig]
+        self,
+        app: Callable[[Message, Context], Message],
+        node_configs: Sequence[NodeConfig],
+        *,
+        run_config: NodeConfig = MappingProxyType({}),
     ) -> None:
-        self.app = app
-        self.nodes: dict[int, NodeConfig] = dict(enumerate(node_configs, start=1))
+        Plain.__init__(self, self)
+        self.app, self.run_config = app, run_config
+        self.configs: dict[int, NodeConfig] = dict(enumerate(node_configs, start=1))
         self._states: dict[int, RecordDict] = {}
         self._replies: dict[str, Message] = {}
         self._ids = itertools.count(1)
 
     def connect(self, node_config: NodeConfig) -> int:
         """Add a node; return its id."""
-        node_id = max(self.nodes, default=0) + 1
-        self.nodes[node_id] = node_config
+        node_id = max(self.configs, default=0) + 1
+        self.configs[node_id] = node_config
         return node_id
 
     def disconnect(self, node_id: int) -> None:
         """Remove a node; messages to it are answered with an error."""
-        del self.nodes[node_id]
+        del self.configs[node_id]
 
     def set_run(self, run: object) -> None:
         """Do nothing: there is only one run."""
@@ -63,7 +73,7 @@ class InProcessGrid(Grid):
         return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
 
     def get_node_ids(self) -> Iterable[int]:
-        return list(self.nodes)
+        return list(self.configs)
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         """Answer every message at once; return their ids."""
@@ -86,7 +96,7 @@ class InProcessGrid(Grid):
 
     def _answer(self, message: Message) -> Message:
         node_id = message.metadata.dst_node_id
-        if node_id in self.nodes:
+        if node_id in self.configs:
             reply = self._called(node_id, message)
         else:
             reply = Message(Error(wire.FAILED, f"node {node_id} has left"), reply_to=message)
@@ -96,7 +106,8 @@ class InProcessGrid(Grid):
 
     def _called(self, node_id: int, message: Message) -> Message:
         state = self._states.setdefault(node_id, RecordDict())
-        context = Context(1, node_id, dict(self.nodes[node_id]), state, run_config={})
+        own, config = dict(self.configs[node_id]), dict(self.run_config)
+        context = Context(1, node_id, own, state, run_config=config)
         try:
             return self.app(message, context)
         except Exception as error:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import logging
 import os
 import sys
+from contextlib import closing
 from functools import partial
 
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
-from coterie.engine.fast.run.pulling import bounded
+from coterie.engine.fast.run.pulling import fast_engine
 from coterie.features.secure.sums import Enrolled
 from coterie.server.paths import ENVIRONMENT
 from coterie.server.runs.config import RunConfig
@@ -37,20 +38,21 @@ def main(grid: Grid, context: Context) -> None:
     federation = load() if os.environ.get(ENVIRONMENT) else None
     folder = run_folder(config, run_id=context.run_id)
     asked_by = who_started(federation, context.run_id) if federation else ""
-    execute(
-        bounded(grid, hosts=federation is None, folder=folder),
-        config,
-        run_id=context.run_id,
-        folder=folder,
-        asked_by=asked_by,
-        enrolled=partial(names_by_node, federation.roster) if federation else None,
-        vouching=Enrolled(
-            federation.ca.read_bytes(), partial(vouchers, federation.roster, federation.tls)
+    with closing(fast_engine(grid, hosts=federation is None, folder=folder)) as engine:
+        execute(
+            engine,
+            config,
+            run_id=context.run_id,
+            folder=folder,
+            asked_by=asked_by,
+            enrolled=partial(names_by_node, federation.roster) if federation else None,
+            vouching=Enrolled(
+                federation.ca.read_bytes(), partial(vouchers, federation.roster, federation.tls)
+            )
+            if federation
+            else None,
+            known=Contacts(federation.folder) if federation else None,
         )
-        if federation
-        else None,
-        known=Contacts(federation.folder) if federation else None,
-    )
 
 
 def _log_to_stdout() -> None:

@@ -23,6 +23,8 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
 from coterie import wire
+from coterie.engine.plain import engine_of
+from coterie.engine.port import Engine
 from coterie.features.compression.coordinator import Compression
 from coterie.features.rejections.coordinator import Rejections
 from coterie.features.robust.coordinator import Robust
@@ -176,7 +178,7 @@ class GroupStrategy(Strategy):
 
     def start(
         self,
-        grid: Grid,
+        grid: Grid | Engine,
         initial_arrays: ArrayRecord,
         num_rounds: int = 3,
         timeout: float | None = None,
@@ -191,6 +193,7 @@ class GroupStrategy(Strategy):
         """Run the federation.
 
         Args:
+            grid: Flower's, or an engine.
             initial_arrays: w⁰, from which every silo starts.
             num_rounds: ≥ 1.
             timeout: seconds; replaces ``round_timeout``.
@@ -217,7 +220,7 @@ class GroupStrategy(Strategy):
         asked = {**about, **self._asked, **(train_config or {})}
         self.algorithm.require_consistency(asked, spell=underscored)
         config = {**about, **self.train_config, **(train_config or {})}
-        line = Line(grid, self.round_timeout if timeout is None else timeout)
+        line = Line(engine_of(grid), self.round_timeout if timeout is None else timeout)
         run = Run(
             line,
             self.roster,

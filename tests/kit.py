@@ -175,7 +175,7 @@ class Tap(InProcessGrid):
 
     def name_of(self, node_id: int) -> str:
         """Return the name of the silo at a node; empty if it is gone."""
-        return str(self.nodes.get(node_id, {}).get("name", ""))
+        return str(self.configs.get(node_id, {}).get("name", ""))
 
     def asked(self, kind: str) -> list[ConfigRecord]:
         """Return the configs of the messages of a type, in order."""
@@ -215,7 +215,12 @@ def run(
 ) -> RunResult:
     """Play a run by its keys, recorded in ``folder``: fedavg with all silos, 3 rounds."""
     grid = who if isinstance(who, InProcessGrid) else InProcessGrid(app, who)
-    usual = {"strategy": "fedavg", "rounds": 3, "min-silos": len(grid.nodes), "wait-for-silos": 1.0}
+    usual = {
+        "strategy": "fedavg",
+        "rounds": 3,
+        "min-silos": len(grid.configs),
+        "wait-for-silos": 1.0,
+    }
     return execute(grid, RunConfig.read(usual | dashed(keys)), run_id=run_id, folder=folder)
 
 
@@ -227,7 +232,7 @@ def start(strategy: Any, grid: InProcessGrid, rounds: int = 3, **more: Any) -> A
 
 def first_arrays(grid: InProcessGrid, roster: Any = None, **keys: Any) -> ArrayRecord:
     """Return the model that coterie's silos on a grid begin from."""
-    who = roster or DescribedRoster("digits", min_silos=len(grid.nodes))
+    who = roster or DescribedRoster("digits", min_silos=len(grid.configs))
     return initial_arrays(grid, who.present(grid, number=1), RunConfig.read(dashed(keys)))
 
 

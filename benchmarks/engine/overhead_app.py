@@ -113,7 +113,7 @@ resident_app = ServerApp()
 def resident(grid: Grid, context: Context) -> None:
     """coterie's FedAvg with coterie's loop."""
     from coterie import wire
-    from coterie.engine.fast.run.pulling import bounded
+    from coterie.engine.fast.run.pulling import fast_engine
     from coterie.strategies import FedAvg
     from coterie.strategies.rounds.roster import DescribedRoster
 
@@ -128,7 +128,7 @@ def resident(grid: Grid, context: Context) -> None:
         roster=DescribedRoster("echo", int(config["nodes"])), on_round=on_round, evaluate=False
     )
     strategy.start(
-        bounded(grid),
+        fast_engine(grid),
         arrays_of(float(config["megabytes"]), str(config.get("kind", "float32"))),
         num_rounds=int(config["rounds"]),
         train_config=ConfigRecord(

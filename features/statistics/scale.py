@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
-from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
 from coterie import wire
+from coterie.engine.port import Engine
 from coterie.strategies.errors import FederationError
 from coterie.strategies.rounds.exchange import exchange
 from coterie.strategies.rounds.members import minimums_of, staying
@@ -34,7 +34,7 @@ Sums = NDArray[np.float64]
 
 
 def ask_for_scale(
-    grid: Grid, silos: Sequence[Silo], config: Mapping[str, Any], *, deadline_s: float
+    engine: Engine, silos: Sequence[Silo], config: Mapping[str, Any], *, deadline_s: float
 ) -> list[float]:
     """Return mean and deviation of each column in turn; empty if the silos' task needs none.
 
@@ -53,7 +53,7 @@ def ask_for_scale(
         )
         for silo in silos
     ]
-    replies = exchange(grid, messages, deadline_s=deadline_s)
+    replies = exchange(engine, messages, deadline_s=deadline_s)
     sums: dict[str, Sums] = {}
     silent: list[str] = []
     for silo, reply in zip(silos, replies, strict=True):

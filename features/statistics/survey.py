@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from flwr.app import ConfigRecord, Message, RecordDict
-from flwr.serverapp import Grid
 
 from coterie import wire
+from coterie.engine.port import Engine
 from coterie.features.statistics.counts import (
     Statistics,
     decode_statistics,
@@ -51,7 +51,11 @@ class Survey:
 
 
 def ask_for_statistics(
-    grid: Grid, silos: Mapping[str, Silo], terms: Mapping[str, wire.Scalar], *, deadline_s: float
+    engine: Engine,
+    silos: Mapping[str, Silo],
+    terms: Mapping[str, wire.Scalar],
+    *,
+    deadline_s: float,
 ) -> Survey:
     """Ask every silo that is here once; ``terms`` describe the run to it."""
     names = sorted(silos)
@@ -65,7 +69,7 @@ def ask_for_statistics(
         for name in names
     ]
     answers, silent = {}, {}
-    replies = exchange(grid, messages, deadline_s=deadline_s)
+    replies = exchange(engine, messages, deadline_s=deadline_s)
     for name, reply in zip(names, replies, strict=True):
         try:
             answers[name] = _read(reply, silos[name].num_examples)

@@ -1,18 +1,17 @@
-"""A Grid that reports answers as they arrive, for the live views."""
+"""An engine that reports answers as they arrive, for the live views."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 from flwr.app import Message
-from flwr.serverapp import Grid
 
 from coterie import wire
+from coterie.engine.port import Engine
 
 
-class AnnouncingGrid:
-    """A Grid that forwards everything to another one and reports answers.
+class Announcing:
+    """An engine that forwards everything to another one and reports answers.
 
     Args:
         answered: called after each pull with the ids of the nodes that answered, and the message
@@ -22,19 +21,25 @@ class AnnouncingGrid:
 
     def __init__(
         self,
-        inner: Grid,
+        inner: Engine,
         answered: Callable[[Sequence[int], str], None],
         later: Callable[[int, str], None],
     ) -> None:
         self.inner = inner
         self.answered, self.later = answered, later
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.inner, name)
+    def nodes(self) -> list[int]:
+        return self.inner.nodes()
 
-    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """Return the replies of the inner Grid, and report who answered."""
-        replies = list(self.inner.pull_messages(message_ids))
+    def push(self, messages: Sequence[Message]) -> list[str]:
+        return self.inner.push(messages)
+
+    def close(self) -> None:
+        self.inner.close()
+
+    def pull(self, ids: Sequence[str], wait_s: float) -> list[Message]:
+        """Return the replies of the inner engine, and report who answered."""
+        replies = self.inner.pull(ids, wait_s)
         nodes: dict[str, list[int]] = {}
         for reply in replies:
             meta = reply.metadata
@@ -42,6 +47,6 @@ class AnnouncingGrid:
                 nodes.setdefault(meta.message_type, []).append(meta.src_node_id)
                 if reply.has_error() and reply.error.code in wire.NOT_NOW:
                     self.later(meta.src_node_id, str(reply.error.reason))
-        for kind, ids in nodes.items():
-            self.answered(ids, kind)
+        for kind, who in nodes.items():
+            self.answered(who, kind)
         return replies

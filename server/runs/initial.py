@@ -11,9 +11,9 @@ from collections.abc import Sequence
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
-from flwr.serverapp import Grid
 
 from coterie import wire
+from coterie.engine.port import Engine
 from coterie.server.runs.config import RunConfig
 from coterie.strategies.errors import FederationError
 from coterie.strategies.rounds.exchange import exchange
@@ -30,7 +30,7 @@ MAX_VALUE = 1e6
 """Largest absolute value in an initial model; training could not start from larger ones."""
 
 
-def initial_arrays(grid: Grid, silos: Sequence[Silo], config: RunConfig) -> ArrayRecord:
+def initial_arrays(engine: Engine, silos: Sequence[Silo], config: RunConfig) -> ArrayRecord:
     """Return the model on which two silos agree, or that of the only silo.
 
     Silos are asked two at a time, in their order, then all that have not answered. Those that are
@@ -46,7 +46,9 @@ def initial_arrays(grid: Grid, silos: Sequence[Silo], config: RunConfig) -> Arra
         deadline_s = DEADLINE_S if asked is silos and not given else PAIR_DEADLINE_S
         left = [s for s in asked if s.name not in given and why.get(s.name, SILENT) == SILENT]
         messages = [_question(silo, config) for silo in left]
-        for silo, reply in zip(left, exchange(grid, messages, deadline_s=deadline_s), strict=True):
+        for silo, reply in zip(
+            left, exchange(engine, messages, deadline_s=deadline_s), strict=True
+        ):
             try:
                 model = _read(reply)
             except wire.WireError as error:

@@ -10,9 +10,9 @@ from difflib import get_close_matches
 from typing import Protocol
 
 from flwr.app import Message
-from flwr.serverapp import Grid
 
 from coterie import wire
+from coterie.engine.port import Engine
 from coterie.strategies.errors import EXIT_NO_SILOS, FederationError
 from coterie.strategies.rounds.reasons import MOST_REASONS, sentences
 from coterie.strategies.rounds.roster import DescribedRoster, Silo
@@ -52,7 +52,7 @@ class EnrolledRoster(DescribedRoster):
     """Node → the name and tasks that it has just stated."""
     _next_check: float = 0.0
 
-    def _describe(self, grid: Grid, new: Sequence[int], deadline_s: float) -> None:
+    def _describe(self, engine: Engine, new: Sequence[int], deadline_s: float) -> None:
         names = self.enrolled() if self.enrolled is not None and new else {}
         asked = []
         for node in new:
@@ -61,7 +61,7 @@ class EnrolledRoster(DescribedRoster):
                 self._refuse(node, names[node], why)
             else:
                 asked.append(node)
-        super()._describe(grid, asked, deadline_s)
+        super()._describe(engine, asked, deadline_s)
         heard, self._heard = self._heard, {}
         if self.known is not None and heard:
             stated = {
@@ -92,9 +92,9 @@ class EnrolledRoster(DescribedRoster):
                 self._refused_nodes.pop(node, None)
                 self.elsewhere.pop(names.get(node, ""), None)
 
-    def _look(self, grid: Grid, *, number: int) -> list[Silo]:
+    def _look(self, engine: Engine, *, number: int) -> list[Silo]:
         self._forget_what_is_old()
-        here = super()._look(grid, number=number)
+        here = super()._look(engine, number=number)
         if number <= 1 and self.enrolled is not None:
             enrolled = self.enrolled()
             why = {

@@ -10,17 +10,17 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord
-from flwr.serverapp import Grid
 
 from coterie import wire
+from coterie.engine.port import Engine
 from coterie.features.secure.sums import Enrolled
 from coterie.features.statistics.scale import ask_for_scale
 from coterie.features.statistics.survey import ask_for_statistics, require_answers, write_survey
 from coterie.server.paths import default_runs_dir, place
-from coterie.server.runs.answers import AnnouncingGrid
+from coterie.server.runs.answers import Announcing
 from coterie.server.runs.checkpoint import Checkpoints
 from coterie.server.runs.config import GONE, RunConfig, foreign_keys, train_config
 from coterie.server.runs.initial import initial_arrays
@@ -132,9 +132,9 @@ class _RecordingRoster:
         self.record = record
         self.silos: dict[str, Silo] = {}
 
-    def present(self, grid: Grid, *, number: int) -> list[Silo]:
+    def present(self, engine: Engine, *, number: int) -> list[Silo]:
         self.record.event("look", round=number)
-        here = self.inner.present(grid, number=number)
+        here = self.inner.present(engine, number=number)
         self.silos = {silo.name: silo for silo in here}
         self.record.event("here", round=number, silos=sorted(self.silos))
         return here
@@ -148,7 +148,7 @@ class _RecordingRoster:
 
 
 def execute(
-    grid: Grid,
+    engine: Engine,
     config: RunConfig,
     *,
     run_id: int,
@@ -202,10 +202,10 @@ def execute(
         more_terms: dict[str, Scalar] = {wire.ASKED_BY: asked_by} if asked_by else {}
         try:
             if config.strategy == wire.ONLY_STATISTICS:
-                return _ask(grid, config, record, enrolled, known, more_terms)
+                return _ask(engine, config, record, enrolled, known, more_terms)
             with Tracking(config.tracking, folder, config.plain()) as tracking:
                 result = _execute(
-                    *(grid, config, record, tracking, checkpoints, standing),
+                    *(engine, config, record, tracking, checkpoints, standing),
                     *(enrolled, vouching, known, more_terms),
                 )
             errors = None if alone is None else alone.final_errors
@@ -261,7 +261,7 @@ def _alone(config: RunConfig, folder: Path) -> Run | None:
 
 
 def _ask(
-    grid: Grid,
+    engine: Engine,
     config: RunConfig,
     record: Recorder,
     enrolled: Callable[[], Mapping[int, str]] | None,
@@ -271,11 +271,11 @@ def _ask(
     """Run for statistics: ask the silos that are here once, and train nothing."""
     roster = _roster(config, record, enrolled, None, known, more_terms)
     recording = _RecordingRoster(roster, record)
-    recording.present(grid, number=1)
+    recording.present(engine, number=1)
     record.ready(recording.silos)
     stated = {wire.PROTOCOL_KEY: wire.PROTOCOL, wire.TASK: config.task, **terms(config)}
     stated |= {wire.RUN: record.folder.name}
-    found = ask_for_statistics(grid, recording.silos, stated, deadline_s=config.round_timeout)
+    found = ask_for_statistics(engine, recording.silos, stated, deadline_s=config.round_timeout)
     silent = {**roster.refused, **roster.elsewhere, **found.silent}
     survey = replace(found, silent=silent)
     write_survey(record.folder, survey)
@@ -309,7 +309,7 @@ def _roster(
 
 
 def _execute(
-    grid: Grid,
+    engine: Engine,
     config: RunConfig,
     record: Recorder,
     tracking: Tracking,
@@ -345,20 +345,20 @@ def _execute(
         on_event=on_event,
         vouching=vouching,
     )
-    grid = cast(Grid, AnnouncingGrid(grid, recording.answered, roster.later))
+    engine = Announcing(engine, recording.answered, roster.later)
     done = 0 if resume is None else resume.round
     ended = resume is not None and resume.ended_early
-    here = recording.present(grid, number=done if ended else min(done + 1, config.rounds))
-    initial = initial_arrays(grid, here, config) if resume is None else ArrayRecord()
+    here = recording.present(engine, number=done if ended else min(done + 1, config.rounds))
+    initial = initial_arrays(engine, here, config) if resume is None else ArrayRecord()
     training = train_config(config, run=record.folder.name)
     scale = (
-        ask_for_scale(grid, here, training, deadline_s=config.round_timeout)
+        ask_for_scale(engine, here, training, deadline_s=config.round_timeout)
         if standing is None
         else list(standing.scale)
     )
     record.ready(recording.silos)
     return strategy.start(
-        grid=grid,
+        grid=engine,
         initial_arrays=initial,
         num_rounds=config.rounds,
         train_config=ConfigRecord({wire.SCALE: scale}) if scale else None,

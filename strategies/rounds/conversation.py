@@ -9,9 +9,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from flwr.app import Message
-from flwr.serverapp import Grid
 
 from coterie import wire
+from coterie.engine.port import Engine
 from coterie.strategies.errors import EXIT_CONFIG, FederationError
 from coterie.strategies.rounds.algorithm import Algorithm, Answers, Order, Round, Update
 from coterie.strategies.rounds.exchange import exchange
@@ -52,15 +52,15 @@ class Line:
         silent: silos that did not answer in this round while others waited.
     """
 
-    def __init__(self, grid: Grid, deadline_s: float) -> None:
-        self.grid, self.deadline_s = grid, deadline_s
+    def __init__(self, engine: Engine, deadline_s: float) -> None:
+        self.engine, self.deadline_s = engine, deadline_s
         self.seconds: list[Mapping[str, float]] = []
         self.silent: set[str] = set()
         self._names: dict[int, str] = {}
 
     def present(self, roster: Roster, number: int) -> tuple[Silo, ...]:
         """Return the silos that are connected in a round."""
-        here = roster.present(self.grid, number=number)
+        here = roster.present(self.engine, number=number)
         self._names = {silo.node_id: silo.name for silo in here}
         self.silent.clear()
         return tuple(here)
@@ -71,7 +71,7 @@ class Line:
         """Return the reply to every message, or None if none came in time."""
         seconds: dict[int, float] = {}
         within = self.deadline_s if deadline_s is None else deadline_s
-        replies = exchange(self.grid, messages, deadline_s=within, seconds=seconds)
+        replies = exchange(self.engine, messages, deadline_s=within, seconds=seconds)
         self.seconds.append({self._names[n]: s for n, s in seconds.items() if n in self._names})
         return replies
 

@@ -1,4 +1,4 @@
-"""One exchange with the silos: push, then pull with a short, growing pause, until a deadline.
+"""One exchange with the silos: push, then pull until a deadline.
 
 Replies become harmless here: one that cannot be read, or is too large, becomes an error reply of
 its silo; reasons become one plain line.
@@ -9,24 +9,16 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Protocol, runtime_checkable
 
 from flwr.app import Error, Message
-from flwr.serverapp import Grid
 
 from coterie import wire
+from coterie.engine.port import Engine
 
 log = logging.getLogger("coterie.run")
 
-PAUSE_SHARE = 0.02
-"""The pause between two pulls, as a share of the time waited so far: a round of a second is
-answered within 20 ms, and a round of an hour costs the SuperLink next to nothing."""
 SILENT_S = 60.0
 """Seconds that a SuperLink waits for a silo's heartbeat: twice the interval that silos announce."""
-MIN_PAUSE_S, MAX_PAUSE_S = 0.005, 1.0
-PULL_SHARE = 0.25
-"""Largest share of the time spent on pulls that return nothing: asking for a thousand messages
-takes capacity that the SuperLink needs to forward them."""
 
 BY_SUPERLINK = {
     3: "it took too long, or was removed: the SuperLink has deleted what it was sent.",
@@ -45,16 +37,8 @@ BY_SUPERNODE = {
 (``BY_SUPERLINK``), and those from a SuperNode, with its reason."""
 
 
-@runtime_checkable
-class Holding(Protocol):
-    """A Grid whose pulls wait for a moment if there is nothing."""
-
-    def holds(self, count: int) -> bool:
-        """Return whether a pull for this many replies waits."""
-
-
 def exchange(
-    grid: Grid,
+    engine: Engine,
     messages: Sequence[Message],
     *,
     deadline_s: float,
@@ -74,15 +58,14 @@ def exchange(
     """
     if not messages:
         return []
-    ids: list[str | None] = list(grid.push_messages(list(messages)))
-    ids += [None] * (len(messages) - len(ids))  # what Flower gives for messages that are too large
+    ids = engine.push(messages)
     asked = {message_id: m for message_id, m in zip(ids, messages, strict=True) if message_id}
     replies: dict[str, Message] = {}
     waiting = set(asked)
     started = time.monotonic()
     while waiting:
-        pulled_at, before = time.monotonic(), len(waiting)
-        for reply in _pull(grid, {name: asked[name] for name in sorted(waiting)}):
+        left = deadline_s - (time.monotonic() - started)
+        for reply in _pull(engine, {name: asked[name] for name in sorted(waiting)}, left):
             message_id = reply.metadata.reply_to_message_id
             if message_id in waiting:
                 waiting.discard(message_id)
@@ -92,11 +75,6 @@ def exchange(
         waited = time.monotonic() - started
         if not waiting or waited >= deadline_s:
             break
-        in_vain = time.monotonic() - pulled_at if len(waiting) == before else 0.0
-        pause = max(PAUSE_SHARE * waited, MIN_PAUSE_S, in_vain / PULL_SHARE)
-        if isinstance(grid, Holding) and grid.holds(len(waiting)):
-            pause = MIN_PAUSE_S  # it waits itself, until there is more
-        time.sleep(min(pause, MAX_PAUSE_S, deadline_s - waited))
     if seconds is not None:
         for message_id in waiting:
             seconds[asked[message_id].metadata.dst_node_id] = waited
@@ -104,18 +82,18 @@ def exchange(
         log.warning(
             "%d of %d replies did not arrive within %.0f s", len(waiting), len(ids), deadline_s
         )
-    return [replies.get(message_id or "") for message_id in ids]
+    return [replies.get(message_id) for message_id in ids]
 
 
-def _pull(grid: Grid, asked: Mapping[str, Message]) -> Iterator[Message]:
-    """Yield the replies that are there, one by one if Flower cannot read one of them."""
+def _pull(engine: Engine, asked: Mapping[str, Message], wait_s: float) -> Iterator[Message]:
+    """Yield the replies that are there, one by one if the engine cannot read one of them."""
     try:
-        yield from list(grid.pull_messages(list(asked)))
+        yield from engine.pull(list(asked), wait_s)
     except Exception as error:
         log.warning("fetching replies one by one: %s", wire.plain_text(error))
         for message_id, message in asked.items():
             try:
-                yield from list(grid.pull_messages([message_id]))
+                yield from engine.pull([message_id], 0.0)
             except Exception as broken:
                 yield _unreadable(message, wire.plain_text(broken))
 

@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from flwr.app import ConfigRecord, Message, RecordDict
-from flwr.serverapp import Grid
 
 from coterie import wire
+from coterie.engine.port import Engine
 from coterie.strategies.errors import EXIT_NO_SILOS, FederationError
 from coterie.strategies.rounds.admission import difference, objection, own_release, release_of
 from coterie.strategies.rounds.churn import Churn
@@ -100,7 +100,7 @@ class Silo:
 class Roster(Protocol):
     """The interface that the round loop requires of a roster."""
 
-    def present(self, grid: Grid, *, number: int) -> list[Silo]:
+    def present(self, engine: Engine, *, number: int) -> list[Silo]:
         """Return the connected silos, sorted by name; wait if the run needs more to continue.
 
         Raises:
@@ -121,10 +121,10 @@ class NodeRoster:
     min_silos: int = 1
     deadline_s: float = 300.0
 
-    def present(self, grid: Grid, *, number: int) -> list[Silo]:
+    def present(self, engine: Engine, *, number: int) -> list[Silo]:
         enough = self.min_silos if number <= 1 else 1
         deadline, said = time.monotonic() + self.deadline_s, 0.0
-        while len(nodes := sorted(grid.get_node_ids())) < enough:
+        while len(nodes := sorted(engine.nodes())) < enough:
             now = time.monotonic()
             if now >= deadline:
                 raise FederationError(
@@ -200,7 +200,7 @@ class DescribedRoster:
     def __post_init__(self) -> None:
         self._given = bool(self.schema)
 
-    def present(self, grid: Grid, *, number: int) -> list[Silo]:
+    def present(self, engine: Engine, *, number: int) -> list[Silo]:
         due = {name for name, at in self.churn.joins.items() if at <= number}
         gone = {name for name, at in self.churn.leaves.items() if at <= number}
         due -= gone
@@ -209,9 +209,9 @@ class DescribedRoster:
         deadline = started + self.deadline_s
         patience_s = max(self.deadline_s, self.patience_s if self.awaited else 0.0)
         while True:
-            here = self._look(grid, number=number)
+            here = self._look(engine, number=number)
             if self._described and len(self._described) >= (self.min_silos if number <= 1 else 1):
-                self._settle_task(grid)
+                self._settle_task(engine)
                 here = self._here(number)
             names = {silo.name for silo in here}
             missing, lingering = sorted(due - names), sorted(gone & names)
@@ -268,9 +268,9 @@ class DescribedRoster:
     def _after_waiting(self) -> str:
         return "Start silos with `coterie silo`, or raise wait-for-silos."
 
-    def _look(self, grid: Grid, *, number: int) -> list[Silo]:
+    def _look(self, engine: Engine, *, number: int) -> list[Silo]:
         """Describe new nodes and return the silos that are here and due."""
-        nodes = set(grid.get_node_ids())
+        nodes = set(engine.nodes())
         for node in (set(self._by_node) | set(self._refused_nodes) | set(self._silent)) - nodes:
             self._by_node.pop(node, None)
             self._described.pop(node, None)
@@ -286,14 +286,14 @@ class DescribedRoster:
         resting = {node for node, (at, _) in self._silent.items() if now < at}
         new = sorted(nodes - set(self._by_node) - set(self._refused_nodes) - resting)
         known = [node for node in new if node in self._silent]
-        self._describe(grid, [n for n in new if n not in self._silent], DESCRIBE_DEADLINE_S)
-        self._describe(grid, known, SHORT_DEADLINE_S)
+        self._describe(engine, [n for n in new if n not in self._silent], DESCRIBE_DEADLINE_S)
+        self._describe(engine, known, SHORT_DEADLINE_S)
         if self._several:
             said, self._several = self._several, set()
-            for node in said & set(grid.get_node_ids()):  # the Grid has put nobody in its place
+            for node in said & set(engine.nodes()):  # the engine has put nobody in its place
                 self._refuse(node, "", "it claims to be several silos, which is not possible here.")
             if said - self._refused_nodes.keys():
-                return self._look(grid, number=number)
+                return self._look(engine, number=number)
         return self._here(number)
 
     def _here(self, number: int) -> list[Silo]:
@@ -301,7 +301,7 @@ class DescribedRoster:
             silo for silo in self._by_node.values() if self.churn.joins.get(silo.name, 0) <= number
         ]
 
-    def _settle_task(self, grid: Grid) -> None:
+    def _settle_task(self, engine: Engine) -> None:
         """Adopt what most connected silos state of the task, and refuse the others.
 
         This covers the schema, unless it is given, and whatever else must be the same for a task:
@@ -327,13 +327,13 @@ class DescribedRoster:
             if node not in same and node not in self._refused_nodes:
                 self._refuse(node, name, self._difference(self._described[node]))
                 self._others.append(node)
-        self._notify_others(grid)
+        self._notify_others(engine)
 
-    def _describe(self, grid: Grid, new: Sequence[int], deadline_s: float) -> None:
+    def _describe(self, engine: Engine, new: Sequence[int], deadline_s: float) -> None:
         config: Any = {**self.terms, **wire.offer(), wire.TASK: self.task}
         messages = [_describe(node, config) for node in new]
         deadline_s += DESCRIBE_MORE_S * len(new)
-        answers = exchange(grid, messages, deadline_s=deadline_s)
+        answers = exchange(engine, messages, deadline_s=deadline_s)
         read = []
         for node, answer in zip(new, answers, strict=True):
             described = self._read(node, answer)
@@ -342,9 +342,9 @@ class DescribedRoster:
         # By name, so that which of two nodes comes first does not depend on random node ids.
         for described, node in sorted(read, key=lambda pair: (pair[0].name, pair[1])):
             self._admit(described, node)
-        self._notify_others(grid)
+        self._notify_others(engine)
 
-    def _notify_others(self, grid: Grid) -> None:
+    def _notify_others(self, engine: Engine) -> None:
         """Send silos of another schema the run's, so that their logs state the difference."""
         config: Any = {
             **wire.offer(),
@@ -355,7 +355,7 @@ class DescribedRoster:
         }
         others, self._others = self._others, []
         messages = [_describe(node, config) for node in others]
-        exchange(grid, messages, deadline_s=SHORT_DEADLINE_S)
+        exchange(engine, messages, deadline_s=SHORT_DEADLINE_S)
 
     def _read(self, node: int, answer: Message | None) -> wire.Description | None:
         if answer is None:

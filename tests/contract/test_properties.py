@@ -148,7 +148,7 @@ def test_a_run_resumed_after_any_round_ends_bit_identical(name: str) -> None:
 def test_the_order_in_which_nodes_are_listed_and_answer_does_not_matter(name: str) -> None:
     class Turned(InProcessGrid):
         def get_node_ids(self) -> list[int]:
-            return list(self.nodes)[::-1]
+            return list(self.configs)[::-1]
 
         def pull_messages(self, message_ids: Any) -> list[Any]:
             return list(super().pull_messages(message_ids))[::-1]
@@ -218,7 +218,7 @@ def test_who_comes_takes_part_who_leaves_keeps_its_model_and_who_comes_back_has_
             grid.disconnect(1)
             grid.disconnect(2)
         elif report.round == 3:
-            grid.nodes[2] = FIVE[1]
+            grid.configs[2] = FIVE[1]
 
     strategy = TABLE[name](on_round=churn)
     result = strategy.start(grid=grid, initial_arrays=plain_initial(), num_rounds=4, timeout=5)

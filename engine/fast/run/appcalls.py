@@ -57,7 +57,8 @@ def runtime_calls(grid: Any, max_bytes: int = 2**31 - 1) -> Any:
 
         return invoke
 
-    return SimpleNamespace(**{name: calling(call) for name, call in calls.items()})
+    named = {name: calling(call) for name, call in calls.items()}
+    return SimpleNamespace(**named, close=channel.close)
 
 
 def _is_lasting(grid: Any, error: grpc.RpcError) -> bool:

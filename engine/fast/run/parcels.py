@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 
@@ -62,7 +62,7 @@ class Nodes:
         self._processes: dict[int, list[int]] = {}
         """Node → the ids of its silos here."""
 
-    def present(self, nodes: Sequence[int]) -> Iterable[int]:
+    def present(self, nodes: Sequence[int]) -> list[int]:
         """Return the ids of the silos of these nodes, and forget all others."""
         for node in self._processes.keys() - set(nodes):
             for own in self._processes.pop(node):

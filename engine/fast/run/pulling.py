@@ -1,4 +1,4 @@
-"""The Grid of a run: few objects per message, and replies fetched one by one within limits.
+"""The fast engine of a run: few objects per message, and replies fetched one by one within limits.
 
 Flower's Grid waits for every object of one reply before it looks at the next, and raises if it
 cannot read one. So one silo can delay a round by minutes, or end a run. Here each reply waits
@@ -16,7 +16,7 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
@@ -47,6 +47,9 @@ from coterie.engine.fast.run.appcalls import CALL_DEADLINE_S, runtime_calls, sai
 from coterie.engine.fast.run.parcels import Nodes, Parcel
 from coterie.engine.fast.superlink import blob_store
 from coterie.engine.flower import inflatable_object, inflatable_utils
+from coterie.engine.pauses import Pauses
+from coterie.engine.plain import Plain
+from coterie.engine.port import Engine
 from coterie.system.files import why_unwritten
 
 log = logging.getLogger("coterie.run")
@@ -70,22 +73,22 @@ LARGE = 8
 """Objects above which a bundle's 8 MB pieces go to a mapped file: they need not fit in memory."""
 
 
-def bounded(grid: Grid, *, hosts: bool = False, folder: Path | None = None) -> Grid:
-    """Return a Grid that takes replies one by one, or the same Grid if it has no SuperLink.
+def fast_engine(grid: Grid, *, hosts: bool = False, folder: Path | None = None) -> Engine:
+    """Return the engine of a run.
 
     Args:
         grid: of the run.
         folder: for large replies while they are needed; None keeps them in memory.
         hosts: one node may stand for several silos. Not where silos are enrolled, by key.
     """
-    if flower.connection_of(grid) is None:
-        return grid
+    if flower.connection_of(grid) is None:  # of Flower's simulation
+        return Plain(grid)
     wire.reuse_blocks()
-    return _BoundedGrid(grid, hosts, folder)
+    return FastEngine(grid, hosts, folder)
 
 
-class _BoundedGrid(Grid):
-    """Flower's Grid with its own transport of messages."""
+class FastEngine:
+    """A run's engine."""
 
     def __init__(self, inner: Any, hosts: bool, folder: Path | None) -> None:
         self.inner = inner
@@ -94,7 +97,7 @@ class _BoundedGrid(Grid):
         self._sent: dict[str, Parcel] = {}
         self._announced: dict[str, Announced] = {}
         self._singly = False
-        self._threads = ThreadPoolExecutor(THREADS)
+        self._threads, self._pauses = ThreadPoolExecutor(THREADS), Pauses()
         # A channel of its own for objects, so that gRPC refuses one that is too large, also one
         # that is small only while it is compressed, before it is in memory.
         self._objects = runtime_calls(inner, wire.MAX_OBJECT_BYTES)
@@ -103,31 +106,12 @@ class _BoundedGrid(Grid):
         self._along = False
         """The SuperLink, coterie's, takes small objects along with messages."""
 
-    @property
-    def run(self) -> Any:
-        """Flower's record of the run."""
-        return self.inner.run
-
-    def set_run(self, run: Any) -> None:
-        self.inner.set_run(run)
-
-    def create_message(self, *args: Any, **kwargs: Any) -> Message:
-        made: Message = self.inner.create_message(*args, **kwargs)
-        return made
-
-    def get_node_ids(self) -> Iterable[int]:
+    def nodes(self) -> list[int]:
         """Return the node ids; silos that share a node replace it."""
         return self._nodes.present(list(self.inner.get_node_ids()))
 
-    def send_and_receive(
-        self, messages: Iterable[Message], *, timeout: float | None = None
-    ) -> Iterable[Message]:
-        replies: Iterable[Message] = self.inner.send_and_receive(messages, timeout=timeout)
-        return replies
-
-    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+    def push(self, messages: Sequence[Message]) -> list[str]:
         """Push messages; the size of each one sets the size limit of its reply."""
-        messages = list(messages)
         parcels = self._nodes.parcels(messages, self._waiting)
         ids: dict[int, str] = {}
         plain = [parcel.messages[0] for parcel in parcels if not parcel.bundled]
@@ -143,6 +127,7 @@ class _BoundedGrid(Grid):
                 self._sent[root] = parcel
                 found = zip(parcel.messages, parcel.ids(root), strict=True)
                 ids |= {id(message): one for message, one in found}
+        self._pauses.begin()
         return [ids.get(id(message), "") for message in messages]
 
     def _waiting(self) -> set[int]:
@@ -222,12 +207,14 @@ class _BoundedGrid(Grid):
         if not self._stub.PushObject(request(content)).stored:
             raise inflatable_utils.ObjectPushError(object_id, self.inner.run.run_id, session)
 
-    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """Return the complete or rejected replies to these messages, without waiting for others.
+    def pull(self, ids: Sequence[str], wait_s: float) -> list[Message]:
+        """Return the complete or rejected replies to these messages; see ``Engine``.
 
         Replies announced for other messages are dropped.
         """
-        asked = set(message_ids)
+        asked = set(ids)
+        self._pauses.rest(wait_s, shortest=self._holds(len(asked)))
+        began = time.monotonic()
         roots = {one.partition(".")[0] for one in asked}
         for root in set(self._announced) - roots:
             self._let_go(self._announced.pop(root))
@@ -241,13 +228,20 @@ class _BoundedGrid(Grid):
                 self._let_go(reply)
                 whole += self._read(reply)
                 del self._sent[reply.message_id]  # what was sent is as large as the next
-        if not whole and self._announced and self.holds(len(asked)):
+        if not whole and self._announced and self._holds(len(asked)):
             self._wait_for_more()
+        self._pauses.looked(time.monotonic() - began, found=bool(whole))
         return [one for one in whole if one.metadata.reply_to_message_id in asked]
+
+    def close(self) -> None:
+        """End its threads and channels."""
+        self._threads.shutdown()
+        for calls in (self._stub, self._objects):
+            calls.close()
 
     # ---------------------------------------------------------------- what is announced
 
-    def holds(self, count: int) -> bool:
+    def _holds(self, count: int) -> bool:
         """Return whether coterie's SuperLink holds a pull of ``count`` replies until more arrive.
 
         If very many are pending, some are always there.
@@ -289,7 +283,7 @@ class _BoundedGrid(Grid):
                 yield Announced(message_id, "", [], why=why)
 
     def _announcements(self, ids: Sequence[str]) -> list[Announced]:
-        waits = self.holds(len(ids)) and not self._announced
+        waits = self._holds(len(ids)) and not self._announced
         patient = ((wire.PATIENCE, str(PATIENCE_MS)),) if waits else ()
         answer = self._stub.PullMessages(
             PullAppMessagesRequest(message_ids=ids),

@@ -17,6 +17,6 @@ def grid_before(store: Any, *, hosts: bool = False, folder: Path | None = None) 
     inner: Any = GrpcGrid("127.0.0.1:1", insecure=True, token="t")
     inner._channel, inner._grpc_stub = object(), store
     inner.set_run(Run.create_empty(1))
-    grid: Any = pulling.bounded(inner, hosts=hosts, folder=folder)
+    grid: Any = pulling.fast_engine(inner, hosts=hosts, folder=folder)
     grid._stub = grid._objects = store
     return grid  # type: ignore[no-any-return]

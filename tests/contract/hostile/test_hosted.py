@@ -105,10 +105,10 @@ def described(grid: Grid) -> list[int]:
             dst_node_id=node,
             message_type=wire.DESCRIBE,
         )
-        for node in grid.get_node_ids()
+        for node in grid.nodes()
     ]
     exchange(grid, asking, deadline_s=0.2)
-    return list(grid.get_node_ids())
+    return list(grid.nodes())
 
 
 def ask(
@@ -151,9 +151,9 @@ def test_ids_hold_while_a_node_is_there_and_go_with_it() -> None:
     grid = grid_of(store)
     first = described(grid)
     assert len(first) == 1 + SILOS and first[0] == 5 and 9 not in first
-    assert list(grid.get_node_ids()) == first
+    assert list(grid.nodes()) == first
     store.GetNodes = lambda request, **_: GetNodesResponse(nodes=[Node(node_id=5)])  # type: ignore[method-assign]
-    assert list(grid.get_node_ids()) == [5]
+    assert list(grid.nodes()) == [5]
 
 
 @pytest.mark.parametrize(

@@ -407,7 +407,7 @@ def grid_of(superlink: Any) -> Any:
     inner: Any = GrpcGrid(superlink.address, insecure=True, token=superlink.token)
     made: Any = Run.create_empty(superlink.run)
     inner.set_run(made)
-    grid: Any = pulling.bounded(inner)
+    grid: Any = pulling.fast_engine(inner)
     grid._nodes.bundling.add(superlink.node.node_id)
     return grid
 
@@ -484,7 +484,7 @@ def test_models_travel_both_ways_by_files_or_by_calls(
             noted(stub, call, calls)
     arrays = wire.encode_arrays({"w": numbers(0)}, packed=True)
     sent = Message(RecordDict({"arrays": arrays}), superlink.node.node_id, "train", ttl=60.0)
-    (asked,) = grid.push_messages([sent])
+    (asked,) = grid.push([sent])
     on = superlink.store.shelf
     assert len(names(on)) == 3 and not [name for name in names(on) if name.endswith(blob_store.NEW)]
     pushed = sorted(size for call, size in calls if call == "PushObject")
@@ -496,7 +496,7 @@ def test_models_travel_both_ways_by_files_or_by_calls(
     message.metadata.__dict__["_message_id"] = asked
     answered(superlink, message, 7)
     calls.clear()
-    (reply,) = grid.pull_messages([asked])
+    (reply,) = grid.pull([asked], 0.0)
     assert len([call for call, _ in calls if call == "PullObject"]) == (0 if shared else 3)
     assert names(on) == set() and len(superlink.store) == 0
     update = wire.decode_arrays(reply.content["arrays"])["w"]
@@ -515,7 +515,7 @@ def test_pieces_that_come_while_they_are_asked_for_lie_beside_the_others(
     grid, late = grid_of(superlink), set[str]()
     arrays = wire.encode_arrays({"w": numbers(0)}, packed=True)
     sent = Message(RecordDict({"arrays": arrays}), superlink.node.node_id, "train", ttl=60.0)
-    (asked,) = grid.push_messages([sent])
+    (asked,) = grid.push([sent])
     message = fetched(superlink)
     message.metadata.__dict__["_message_id"] = asked
     answered(superlink, message, 7)
@@ -537,7 +537,7 @@ def test_pieces_that_come_while_they_are_asked_for_lie_beside_the_others(
         return answer
 
     grid._objects.PullObject = noting
-    (reply,) = grid.pull_messages([asked])
+    (reply,) = grid.pull([asked], 0.0)
     assert len(late) == len(brought) == 3 and not any(brought)
     assert "mmap" in str(type(owner_of(reply.content["arrays"]["safetensors"]))), "not copied"
     assert not grid._sent, "what was sent is let go"
@@ -555,17 +555,17 @@ def test_a_silo_that_waits_is_asked_who_it_is_in_one_object(superlink: Any) -> N
         content = RecordDict({wire.CONFIG: ConfigRecord({wire.TASK: "t"})})
         return Message(content, node, wire.DESCRIBE, ttl=60.0)
 
-    assert all(grid.push_messages([question()])) and not calls, "as Flower has it: it may be any"
+    assert all(grid.push([question()])) and not calls, "as Flower has it: it may be any"
     asked = fleet_pb2.PullMessagesRequest(node=superlink.node)
     assert superlink.fleet.PullMessages(asked).messages_list
     assert not superlink.fleet.PullMessages(asked).messages_list
     room.hold(node, lambda why: None)
-    assert all(grid.push_messages([question()])) and len(calls) == 1
+    assert all(grid.push([question()])) and len(calls) == 1
     config = fetched(superlink).content[wire.CONFIG]
     assert config[wire.TASK] == "t" and config[wire.BUNDLES]
     calls.clear()
     room.came([node])
-    assert all(grid.push_messages([question()])) and not calls, "it is no longer queued:"
+    assert all(grid.push([question()])) and not calls, "it is no longer queued:"
 
 
 # ---------------------------------------------------------------- objects along with messages
@@ -612,7 +612,7 @@ def test_a_small_message_and_its_reply_take_a_call_each_at_either_end(superlink:
     grid._find_shelf()
     calls.clear()
     sent = Message(configured(n=1), superlink.node.node_id, "train", ttl=60.0)
-    (asked,) = grid.push_messages([sent])
+    (asked,) = grid.push([sent])
     assert [name for name, _ in calls] == ["PushMessages"]
     answer, came = asked_along(superlink)
     (tree,) = answer.message_object_trees
@@ -624,7 +624,7 @@ def test_a_small_message_and_its_reply_take_a_call_each_at_either_end(superlink:
     announced, made = reply_along(superlink, message, configured(n=2))
     assert not announced.objects_to_push
     assert len(superlink.store) == 1 and superlink.store.get(made.root), "and nobody's is not kept"
-    (reply,) = grid.pull_messages([asked])
+    (reply,) = grid.pull([asked], 0.0)
     assert [name for name, _ in calls] == ["PullMessages"]
     assert reply.content[wire.CONFIG]["n"] == 2 and len(superlink.store) == 0
 
@@ -634,7 +634,7 @@ def test_large_pieces_do_not_go_along_and_their_message_does(superlink: Any) -> 
     grid._along = True
     arrays = wire.encode_arrays({"w": numbers(0)}, packed=True)
     sent = Message(RecordDict({"arrays": arrays}), superlink.node.node_id, "train", ttl=60.0)
-    (asked,) = grid.push_messages([sent])
+    (asked,) = grid.push([sent])
     answer, came = asked_along(superlink)
     (tree,) = answer.message_object_trees
     assert set(came) == {tree.object_id} and len(superlink.store) == 4, "it is not confirmed"
@@ -652,12 +652,12 @@ def test_large_pieces_do_not_go_along_and_their_message_does(superlink: Any) -> 
     content = RecordDict({"arrays": wire.encode_arrays({"w": numbers(7)}, packed=True)})
     announced, made = reply_along(superlink, message, content)
     assert set(announced.objects_to_push) == set(made.objects) - {made.root}
-    assert not grid.pull_messages([asked])
+    assert not grid.pull([asked], 0.0)
     (reply,) = grid._announced.values()
     assert set(reply.wanted) == set(announced.objects_to_push) and not reply.received
     for name in announced.objects_to_push:
         push_object(superlink, announced, made, name)
-    (got,) = grid.pull_messages([asked])
+    (got,) = grid.pull([asked], 0.0)
     np.testing.assert_array_equal(wire.decode_arrays(got.content["arrays"])["w"], numbers(7))
 
 
@@ -668,7 +668,7 @@ def test_the_rest_of_a_reply_is_waited_for_at_the_superlink(
     monkeypatch.setattr(pulling, "PATIENCE_MS", LONG_MS)
     monkeypatch.setattr(wire, "MOST_PATIENCE_MS", LONG_MS)
     grid, calls = grid_of(superlink), list[Any]()
-    (asked,) = grid.push_messages([message_to(superlink)])
+    (asked,) = grid.push([message_to(superlink)])
     message = handed_out(superlink)
     content = RecordDict({"arrays": wire.encode_arrays({"w": numbers(7)}, packed=True)})
     announced, made = reply_along(superlink, message, content)
@@ -682,8 +682,8 @@ def test_the_rest_of_a_reply_is_waited_for_at_the_superlink(
     with ThreadPoolExecutor(1) as threads:
         began, sending, got = time.monotonic(), threads.submit(push), list[Message]()
         while not got and time.monotonic() - began < AT_ONCE_S:
-            assert grid.holds(1)
-            got = grid.pull_messages([asked])
+            assert grid._holds(1)
+            got = grid.pull([asked], 0.0)
         sending.result()
     assert got and len(calls) <= 8, "at 5 ms a look they would be fifty"
     np.testing.assert_array_equal(wire.decode_arrays(got[0].content["arrays"])["w"], numbers(7))
@@ -691,13 +691,13 @@ def test_the_rest_of_a_reply_is_waited_for_at_the_superlink(
 
 def test_who_sends_no_more_delays_the_others_in_turn_and_not_for_long(superlink: Any) -> None:
     grid = grid_of(superlink)
-    asked = list(grid.push_messages([message_to(superlink), message_to(superlink)]))
+    asked = list(grid.push([message_to(superlink), message_to(superlink)]))
     for _ in asked:
         content = RecordDict({"arrays": wire.encode_arrays({"w": numbers(7)}, packed=True)})
         reply_along(superlink, handed_out(superlink), content)
     began, first = time.monotonic(), list[str]()
     for _ in range(2):
-        assert grid.pull_messages(asked) == []
+        assert grid.pull(asked, 0.0) == []
         first.append(next(iter(grid._announced)))
     assert set(first) == set(asked)
     assert 0.9 <= time.monotonic() - began < AT_ONCE_S
@@ -705,7 +705,7 @@ def test_who_sends_no_more_delays_the_others_in_turn_and_not_for_long(superlink:
 
 def test_who_does_not_say_so_is_sent_objects_by_calls(superlink: Any) -> None:
     grid = grid_of(superlink)
-    grid.push_messages([message_to(superlink)])
+    grid.push([message_to(superlink)])
     request = fleet_pb2.PullMessagesRequest(node=superlink.node)
     answer = superlink.fleet.PullMessages(request)
     assert (
@@ -716,7 +716,7 @@ def test_who_does_not_say_so_is_sent_objects_by_calls(superlink: Any) -> None:
 def test_what_a_silo_sends_along_counts_as_what_it_sends(superlink: Any) -> None:
     """By its allowance; whoever has sent too much finds that its run is over."""
     grid = grid_of(superlink)
-    grid.push_messages([message_to(superlink)])
+    grid.push([message_to(superlink)])
     message = handed_out(superlink)
     used = superlink.allowances._account(superlink.run, superlink.node.node_id)
     before = used.num_bytes
@@ -732,7 +732,7 @@ def test_a_silo_is_told_of_a_message_when_its_objects_are_there(superlink: Any) 
     )
     grid = grid_of(superlink)
     grid._along = True
-    grid.push_messages([message_to(superlink)])
+    grid.push([message_to(superlink)])
     assert there == [1]
 
 
@@ -760,7 +760,7 @@ def test_a_superlink_that_has_lost_its_folder_is_sent_objects_by_calls(superlink
     grid._shelf = blob_store.BlobStore(lost.folder.parent)  # another folder that is there
     arrays = wire.encode_arrays({"w": numbers(0)}, packed=True)
     sent = Message(RecordDict({"arrays": arrays}), superlink.node.node_id, "train", ttl=60.0)
-    grid.push_messages([sent])
+    grid.push([sent])
     np.testing.assert_array_equal(
         wire.decode_arrays(fetched(superlink).content["arrays"])["w"], numbers(0)
     )
@@ -785,7 +785,7 @@ def test_a_silo_that_wants_it_is_held_until_there_may_be_a_message(
         held = threads.submit(superlink.fleet.PullMessages, asked, metadata=metadata)
         time.sleep(0.2)
         assert not held.done()
-        grid_of(superlink).push_messages([message_to(superlink)])
+        grid_of(superlink).push([message_to(superlink)])
         answer = held.result(AT_ONCE_S)
     assert not answer.messages_list
     assert len(superlink.fleet.PullMessages(asked, metadata=metadata).messages_list) == 1, (
@@ -863,5 +863,5 @@ def test_replies_of_other_apps_are_read_as_before(superlink: Any) -> None:
     message = Message(RecordDict({"arrays": record}), superlink.node.node_id, "train", ttl=60.0)
     grid = grid_of(superlink)
     grid._nodes.bundling.clear()
-    (asked,) = grid.push_messages([message])
+    (asked,) = grid.push([message])
     assert asked and len(names(superlink.store.shelf)) == 4

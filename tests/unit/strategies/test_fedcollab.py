@@ -322,17 +322,17 @@ class Changing(InProcessGrid):
         goes: Mapping[int, int] | None = None,
     ) -> None:
         super().__init__(judged.app(), nodes)
-        self.all = dict(self.nodes)
+        self.all = dict(self.configs)
         self.comes, self.goes, self.looks = dict(comes or {}), dict(goes or {}), 0
 
     def get_node_ids(self) -> Iterable[int]:
         self.looks += 1
-        self.nodes = {
+        self.configs = {
             node: config
             for node, config in self.all.items()
             if self.comes.get(node, 1) <= self.looks < self.goes.get(node, 10**6)
         }
-        return list(self.nodes)
+        return list(self.configs)
 
 
 def started(grid: InProcessGrid, rounds: int, **options: Any) -> RunResult:

@@ -171,7 +171,7 @@ def test_a_newcomer_gets_the_model_at_once_and_a_leavers_generator_is_dropped(
     own = {"strategy": "fedgenp", "rounds": 6, "min-silos": 3, **QUICK, "churn": "d+3"}
 
     def leave(report: Any) -> None:
-        if report.round == 4 and 1 in grid.nodes:
+        if report.round == 4 and 1 in grid.configs:
             grid.disconnect(1)
 
     roster = DescribedRoster("digits", min_silos=3, churn=Churn.parse("d+3"))
@@ -536,11 +536,11 @@ def test_who_comes_back_is_asked_anew_and_what_it_said_before_is_gone(before: bo
         if "c" in states[-1].counts:
             known[report.round] = states[-1].counts["c"] is not None
         if report.round == 1:
-            grid.nodes[3] = digits_config("c", 2, **{"label-counts": before})
+            grid.configs[3] = digits_config("c", 2, **{"label-counts": before})
         if report.round == 3:
             grid.disconnect(3)
         if report.round == 4 and not report.final:
-            grid.nodes[4] = digits_config("c", 9, **{"label-counts": not before})
+            grid.configs[4] = digits_config("c", 9, **{"label-counts": not before})
 
     states: list[GenerativeState] = []
 

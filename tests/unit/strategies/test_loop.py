@@ -25,6 +25,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import Result
 
 from coterie import wire
+from coterie.engine import pauses
 from coterie.engine.inprocess import InProcessGrid
 from coterie.features.stragglers.coordinator import MISSES, TIMES
 from coterie.server.runs.codec import decode, encode
@@ -417,6 +418,7 @@ def test_a_silo_that_uses_every_deadline_slows_a_run_so_far_and_no_further(
     for case in (lambda _: 10.0, delay):
         grid = SlowGrid(plain_nodes(0, 0, 0, 0), 10.0, case)
         monkeypatch.setattr(exchanging, "time", grid)
+        monkeypatch.setattr(pauses, "time", grid)
         result = FedAvg(round_timeout=patience).start(grid, plain_initial(), rounds)
         spent[case] = grid.now
         assert [r.round for r in result.rounds[:-1]] == list(range(1, rounds + 1))
@@ -430,6 +432,7 @@ def test_who_is_asked_less_often_for_its_slowness_is_told_so(
 ) -> None:
     grid = SlowGrid(plain_nodes(0, 0, 0, 0), 10.0, at_the_deadline)
     monkeypatch.setattr(exchanging, "time", grid)
+    monkeypatch.setattr(pauses, "time", grid)
     result = FedAvg(round_timeout=600.0).start(grid, plain_initial(), 7)
     reasons = [r.left_out.get("node-3", "") for r in result.rounds[:-1]]
     assert reasons[:3] == [""] * 3 and len(set(reasons[3:])) == 1
@@ -443,6 +446,7 @@ def test_who_is_asked_less_often_for_its_slowness_is_told_so(
 def test_a_silo_that_has_more_to_train_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     grid = SlowGrid(plain_nodes(0, 0, 0, 0), 10.0, lambda _: 75.0)
     monkeypatch.setattr(exchanging, "time", grid)
+    monkeypatch.setattr(pauses, "time", grid)
     result = FedAvg(round_timeout=100.0).start(grid, plain_initial(), 40)
     assert not any(r.left_out for r in result.rounds)
 
@@ -939,7 +943,7 @@ class Flapping(InProcessGrid):
         self.looks += 1
         if self.looks in self.restarted:
             self.restarted[self.looks]()
-        return [n for n in self.nodes if self.looks not in self.away.get(n, ())]
+        return [n for n in self.configs if self.looks not in self.away.get(n, ())]
 
 
 def test_a_silo_that_was_away_is_asked_anew_once_under_the_same_node_id() -> None:
