@@ -16,8 +16,9 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from pathlib import Path
 
+from coterie.engine.control import Node
 from coterie.server.machine import superlink
-from coterie.server.machine.link import Node, control
+from coterie.server.machine.link import control
 from coterie.server.paths import ENVIRONMENT
 from coterie.server.site import certificates, enrolled, operators
 from coterie.server.site.database import compact, damage_of, set_aside_if_damaged

@@ -14,9 +14,10 @@ from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
+from coterie.engine.control import Node
 from coterie.features.secure.protocol import signed_by_ca
 from coterie.features.secure.sums import Voucher
-from coterie.server.machine.link import Control, Node
+from coterie.server.machine.link import Control
 from coterie.server.site import certificates
 from coterie.strategies.errors import EXIT_CONFIG, FederationError
 from coterie.system.files import LockedError, locked, write_atomically

@@ -17,8 +17,8 @@ from typing import Any
 
 import grpc
 
+from coterie.engine.control import ACT, CONTROL, digest_in, settings_of, started
 from coterie.engine.fast.superlink.serving import serve
-from coterie.server.machine.link import ACT, CONTROL
 from coterie.server.machine.signing import Metadata, RefusedError, SigningError, Verifier
 from coterie.server.site import audit, operators
 from coterie.server.site.acts import ACTS, UNKNOWN, Act
@@ -82,9 +82,9 @@ class Gate:
 
     def note_begun(self, who: str, request: Any, reply: Any) -> None:
         """Log the number of a run that was started."""
-        if type(reply).__name__ == "StartRunResponse" and reply.HasField("run_id"):
-            starter = self._starter(who, request)
-            audit.note(self.made, audit.BEGUN, who=starter, run=reply.run_id)
+        run_id = started(reply)
+        if run_id is not None:
+            audit.note(self.made, audit.BEGUN, who=self._starter(who, request), run=run_id)
 
     def act(self, who: str, raw: bytes) -> bytes:
         """Do what ``Control.act`` asks for; return the answer.
@@ -146,7 +146,7 @@ class Gate:
         if who != operators.LOCAL:
             return who
         with suppress(FederationError):  # a damaged queue is reported elsewhere
-            return who_queued(self.made, request.fab.hash_str)
+            return who_queued(self.made, digest_in(request))
         return ""
 
 
@@ -213,10 +213,7 @@ def _act_of(raw: bytes) -> Act:
 
 def _settings(request: Any) -> dict[str, str]:
     """Return the keys of a run as submitted."""
-    from coterie.engine.flower import user_config_from_proto
-
-    found = user_config_from_proto(request.override_config)
-    return {key: plain_text(value, 200) for key, value in found.items()}
+    return {key: plain_text(value, 200) for key, value in settings_of(request).items()}
 
 
 def main() -> None:

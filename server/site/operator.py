@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from coterie import wire
-from coterie.server.machine.link import Node
+from coterie.engine.control import Node
 from coterie.server.site import audit, enrolled, statement, upgrade, withdrawal
 from coterie.server.site.contacts import Contacts, Served
 from coterie.server.site.coordinator import answers, sync_superlink

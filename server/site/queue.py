@@ -17,7 +17,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from coterie.server.machine.link import Control, RunInfo, bundle_of, digest_of
+from coterie.engine.control import RunInfo, digest_of
+from coterie.server.machine.link import Control, bundle_of
 from coterie.server.runs.config import RunConfig
 from coterie.server.runs.record import reading
 from coterie.server.site import audit

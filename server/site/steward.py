@@ -11,7 +11,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from threading import Event, Thread
 
-from coterie.server.machine.link import Control, RunInfo, control
+from coterie.engine.control import RunInfo
+from coterie.server.machine.link import Control, control
 from coterie.server.site import enrolled, operators
 from coterie.server.site.contacts import Contact, Contacts
 from coterie.server.site.federation import Federation

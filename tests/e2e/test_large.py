@@ -16,9 +16,8 @@ import pytest
 import torch
 
 from coterie.client.app import app
-from coterie.engine.fast.superlink import blob_store
+from coterie.engine.fast.superlink import blob_store, executor
 from coterie.engine.inprocess import InProcessGrid
-from coterie.server import executor
 from coterie.server.machine.link import control
 from coterie.server.machine.local import LocalFederation, SiloSpec
 from coterie.server.machine.superlink import SuperLink

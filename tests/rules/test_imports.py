@@ -18,17 +18,8 @@ OURS = {
     *("client", "engine", "features", "pictures", "server", "strategies", "system", "tasks"),
     "wire",
 }
-PUBLIC_FLWR = ("flwr.app", "flwr.clientapp", "flwr.serverapp", "flwr.serverapp.strategy")
 MOUNTS = {"server/cli/main.py: client"}
 """The one import against the direction: there ``coterie`` takes in the commands of a silo."""
-INSIDE_FLWR = {
-    "server/executor.py": {
-        "flwr.supercore.superexec",  # what it does while it waits
-        "flwr.supercore.superexec.executor",  # how it starts a run
-    },
-    "server/machine/link.py": {"flwr.proto.control_pb2", "flwr.proto.fab_pb2"},
-}
-"""Outside ``engine/``, files that use more of Flower than its public names, and what they use."""
 
 
 def sources(package: str) -> list[Path]:
@@ -221,44 +212,6 @@ def test_partition_is_pure_numerics() -> None:
         assert roots(file, lazy=False) - standard <= {"numpy"}, file
 
 
-def inside_flower(file: Path) -> set[str]:
-    """Modules of Flower that are not public and that a file imports, also by their name in text."""
-    found = set()
-    for node in ast.walk(parsed(file)):
-        if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            several = node.module == "flwr.proto"
-            found |= {f"{node.module}.{alias.name}" for alias in node.names} if several else set()
-            found |= set() if several else {str(node.module)}
-        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith("import_module"):
-            found |= {one.value for one in node.args if isinstance(one, ast.Constant)}
-    return {name for name in found if str(name).split(".")[0] == "flwr"} - set(PUBLIC_FLWR)
-
-
-def test_only_the_engine_reaches_inside_flower() -> None:
-    found = {
-        str(file.relative_to(ROOT)): inside_flower(file)
-        for package in OURS - {"engine"}
-        for file in sources(package)
-    }
-    assert {file: names for file, names in found.items() if names} == INSIDE_FLWR
-
-
-def test_the_rule_about_flower_sees_every_form(tmp_path: Path) -> None:
-    file = tmp_path / "some.py"
-    file.write_text(
-        "import flwr.common.logger\nfrom flwr.app import Message\nfrom flwr.app.message import x\n"
-        "def f():\n    from flwr.supercore import y\n"
-        "    import_module('flwr.cli.app')\n    import_module('flwr.proto.fleet_pb2')\n"
-        "from flwr.proto.fleet_pb2_grpc import FleetStub\n"
-    )
-    assert inside_flower(file) == {
-        *("flwr.common.logger", "flwr.app.message", "flwr.supercore", "flwr.cli.app"),
-        *("flwr.proto.fleet_pb2", "flwr.proto.fleet_pb2_grpc"),
-    }
-
-
 def loaded(statement: str) -> set[str]:
     """Modules and top-level packages in a fresh interpreter after a statement."""
     code = (
@@ -350,8 +303,9 @@ def test_a_run_is_submitted_before_what_shows_it_is_loaded(line: list[str], tmp_
 
 def test_the_process_that_waits_for_a_run_knows_the_keys_of_all_strategies() -> None:
     statement = (
-        "import io, sys\nfrom coterie.server.executor import wait_for_a_run\n"
-        "sys.stdin = io.StringIO()\nwait_for_a_run()\n"
+        "import io, sys\nfrom coterie.engine.fast.superlink.executor import wait_for_a_run\n"
+        "from coterie.server.executor import prepare\n"
+        "sys.stdin = io.StringIO()\nwait_for_a_run(prepare)\n"
         "from coterie.server.runs.config import all_keys\n"
         "assert all_keys.cache_info().currsize"
     )

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -34,22 +33,10 @@ PRIVATE = {
     "client/work/request.py": {"request._check_now", "request._check_terms"},
     "client/work/sgd.py": {"nn.modules.batchnorm._BatchNorm"},
     "client/work/weights.py": {"module._modules"},
-    "engine/fast/superlink/quota.py": {"state._cleanup_push_session"},
-    "engine/fast/superlink/long_polling.py": {"handler_call_details._replace"},
     "system/processes.py": {"os._exit"},
     "tasks/models.py": {"nn.modules.batchnorm._BatchNorm"},
-    "engine/flower.py": {"grid._addr", "grid._cert", "grid._insecure", "grid._token"},
 }
-"""Private attributes of something else."""
-
-INSIDES = {"engine/flower.py": 4}
-"""How often a file reaches into an object by ``__dict__``."""
-
-STATEMENTS = {"engine/fast/superlink/stores.py": 3}
-"""SQL on tables of Flower's."""
-
-REPLACED = {"server/executor.py": 2, "engine/fast/superlink/serving.py": 1}
-"""Calls that put something in place of names in Flower's modules."""
+"""Private attributes of something else; of Flower's see test_engine.py."""
 
 MOST_BODY = 60
 """Lines of a function after its docstring."""
@@ -174,21 +161,12 @@ def private(file: Path) -> set[str]:
 
 
 def test_no_file_uses_what_is_private_elsewhere_but_for_the_debts() -> None:
-    found = {str(file.relative_to(ROOT)): private(file) for file in every_source()}
+    found = {
+        str(file.relative_to(ROOT)): private(file)
+        for package in sorted(OURS - {"engine"})
+        for file in sources(package)
+    }
     assert {file: names for file, names in found.items() if names} == PRIVATE
-
-
-def insides(file: Path) -> int:
-    return sum(isinstance(node, ast.Attribute) and node.attr == "__dict__" for node in nodes(file))
-
-
-def statements(file: Path) -> int:
-    return sum(bool(re.search(r"\b(SELECT|DELETE|INSERT|UPDATE) ", text)) for text in texts(file))
-
-
-def replaced(file: Path) -> int:
-    calls = (node for node in nodes(file) if isinstance(node, ast.Call))
-    return sum(ast.unparse(call.func).endswith("replace_in") for call in calls)
 
 
 def words(node: ast.AST) -> set[str]:
@@ -206,16 +184,6 @@ def vocabulary(file: Path) -> set[str]:
 def named(feature: str, folder: str) -> int:
     outside = [file for file in every_source() if not file.is_relative_to(ROOT / folder)]
     return sum(feature in vocabulary(file) for file in outside)
-
-
-@pytest.mark.parametrize(
-    ("count", "debts"), [(insides, INSIDES), (statements, STATEMENTS), (replaced, REPLACED)]
-)
-def test_flowers_inside_is_reached_no_more_often(
-    count: Callable[[Path], int], debts: dict[str, int]
-) -> None:
-    found = Counter({str(file.relative_to(ROOT)): count(file) for file in every_source()})
-    assert +found == debts
 
 
 def test_no_file_is_too_long_but_for_the_debts_and_these_do_not_grow() -> None:

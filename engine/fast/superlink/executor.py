@@ -11,7 +11,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -23,10 +23,15 @@ START_DEADLINE_S = 60.0
 SERVERAPP, NEXT, ADDRESS = "flwr-serverapp", "--next", "--appio-api-address"
 
 
-def main() -> None:
-    """Run ``flower-superexec`` with its arguments; with ``--next``, be a process that waits."""
+def main(module: str, prepare: Callable[[], None]) -> None:
+    """Run ``flower-superexec`` with its arguments; with ``--next``, be a process that waits.
+
+    Args:
+        module: the caller's; ``python -m module --next`` starts a process that waits.
+        prepare: imports in that process all that a ServerApp needs.
+    """
     if sys.argv[1:] == [NEXT]:
-        wait_for_a_run()
+        wait_for_a_run(prepare)
         return
     from flwr.supercore.superexec import run_superexec
     from flwr.supercore.superexec.executor import subprocess_executor
@@ -35,7 +40,7 @@ def main() -> None:
     # Its loop has the pause between two looks in itself.
     replace_in(run_superexec, time=SimpleNamespace(sleep=lambda _: time.sleep(LOOK_S)))
     # It starts each by itself, and has no place for a process that is there already.
-    own = SimpleNamespace(DEVNULL=subprocess.DEVNULL, Popen=_Starter().start)
+    own = SimpleNamespace(DEVNULL=subprocess.DEVNULL, Popen=_Starter(module).start)
     replace_in(subprocess_executor, subprocess=own)
     flower_command("flower-superexec")()
 
@@ -50,7 +55,8 @@ def wait_for_superlink(address: str) -> None:
 class _Starter:
     """A starter of programs for the executor; ServerApps use the waiting process."""
 
-    def __init__(self) -> None:
+    def __init__(self, module: str) -> None:
+        self._module = module
         self._running: list[subprocess.Popen[str]] = []
         self._next = self._another()
 
@@ -70,7 +76,7 @@ class _Starter:
 
     def _another(self) -> subprocess.Popen[str]:
         return subprocess.Popen(
-            [sys.executable, "-m", __spec__.name, NEXT],
+            [sys.executable, "-m", self._module, NEXT],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -78,21 +84,13 @@ class _Starter:
         )
 
 
-def wait_for_a_run() -> None:
-    """Import all that a ServerApp needs, and run it when its arguments arrive on stdin."""
+def wait_for_a_run(prepare: Callable[[], None]) -> None:
+    """Prepare, and run a ServerApp when its arguments arrive on stdin."""
     be_serverapp = flower_command(SERVERAPP)
-
-    import coterie.server.app  # noqa: F401
-    from coterie.server.runs.config import defaults
-
-    defaults()  # of all strategies: Flower gives a run every key that there is
+    prepare()
     line = sys.stdin.readline()
     if not line:
         return
     os.dup2(os.open(os.devnull, os.O_RDONLY), sys.stdin.fileno())
     sys.argv = json.loads(line)
     be_serverapp()
-
-
-if __name__ == "__main__":
-    main()

@@ -22,9 +22,10 @@ import coterie.server.machine.link
 import coterie.server.site.coordinator
 import coterie.server.study.simulate
 from benchmarks.engine.synthetic import write_run
+from coterie.engine.control import RunInfo
 from coterie.server.cli.main import app, main
 from coterie.server.cli.operator import NOT_WITH_FEDERATION, superlink
-from coterie.server.machine.link import RunInfo, bundle_of
+from coterie.server.machine.link import bundle_of
 from coterie.server.runs.config import RunConfig
 from coterie.server.runs.record import Event, Round
 from coterie.server.site.federation import Federation, create

@@ -19,9 +19,9 @@ import coterie.server.cli.commands
 import coterie.server.machine.local
 import coterie.server.runs.record.follow
 from benchmarks.engine.synthetic import write_run
+from coterie.engine.control import RunInfo
 from coterie.server.cli.commands import watch_run
 from coterie.server.cli.options import Given
-from coterie.server.machine.link import RunInfo
 from coterie.server.machine.local import Start, follow_run
 from coterie.server.runs.record import Event, event_of
 from coterie.server.runs.record.follow import Progress, events

@@ -22,8 +22,9 @@ from flwr.superlink.servicer.control.control_account_auth_interceptor import (
     ControlAccountAuthInterceptor,
 )
 
+from coterie.engine.control import CONTROL, digest_of
 from coterie.server.machine import signing
-from coterie.server.machine.link import CONTROL, bundle_of, control, digest_of
+from coterie.server.machine.link import bundle_of, control
 from coterie.server.machine.signing import Identity, SigningError, Verifier
 from coterie.server.runs.config import RunConfig
 from coterie.server.site import audit, operators

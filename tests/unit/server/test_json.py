@@ -17,9 +17,9 @@ import coterie.server.machine.link
 from benchmarks.engine.synthetic import write_run
 from coterie.client.home import approvals
 from coterie.client.home.folder import create as create_silo
+from coterie.engine.control import RunInfo
 from coterie.features.statistics.survey import Survey
 from coterie.server.cli.main import app
-from coterie.server.machine.link import RunInfo
 from coterie.server.report.statistics import statistics_summary
 from coterie.server.runs.config import RunConfig
 from coterie.server.site.federation import create

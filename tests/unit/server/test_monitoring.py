@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from coterie.client.resident import vital
-from coterie.server.machine.link import Node, RunInfo
+from coterie.engine.control import Node, RunInfo
 from coterie.server.runs.config import RunConfig
 from coterie.server.runs.record import Recorder
 from coterie.server.site import certificates, coordinator, metrics, steward

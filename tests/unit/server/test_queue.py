@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from coterie.server.machine.link import RunInfo, digest_of
+from coterie.engine.control import RunInfo, digest_of
 from coterie.server.runs.config import RunConfig
 from coterie.server.runs.record import Recorder
 from coterie.server.site.contacts import Contacts
