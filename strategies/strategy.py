@@ -130,7 +130,7 @@ class GroupStrategy(Strategy):
             raise TypeError(f"unknown arguments: {', '.join(sorted(options))}")
         if algorithm is None:
             raise TypeError("an algorithm is needed")
-        training = dict(train_config or {})
+        training = {wire.sent_as(key): value for key, value in (train_config or {}).items()}
         algorithm.require_consistency(training, spell=underscored)
         self.algorithm, self._asked = algorithm, training
         self.influence = influence or Influence()

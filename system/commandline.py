@@ -14,7 +14,7 @@ import click
 import typer
 from typer.core import TyperGroup
 
-from coterie.system import terminal
+from coterie.system import former_names, terminal
 from coterie.system.files import explained
 from coterie.system.ports import address_of, host_of
 
@@ -50,7 +50,7 @@ class Old(str):
     __slots__ = ()
 
 
-def former_names(command: click.Command) -> dict[str, str]:
+def take_former_names(command: click.Command) -> dict[str, str]:
     """Take the former names out of a command's options; return them with today's names."""
     found: dict[str, str] = {}
     for one in command.params:
@@ -76,7 +76,7 @@ class Group(TyperGroup):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-        self._former = {name: former_names(one) for name, one in self.commands.items()}
+        self._former = {name: take_former_names(one) for name, one in self.commands.items()}
         for command in self.commands.values():
             command.context_class = _Context
 
@@ -93,7 +93,7 @@ class Group(TyperGroup):
             words = " ".join(args[:number])
             if now := self.renamed.get(words) or self.spelled.get(words):
                 if words in self.renamed:
-                    warn_renamed(f"{ctx.command_path} {words}", f"{ctx.command_path} {now}")
+                    former_names.warn(f"{ctx.command_path} {words}", f"{ctx.command_path} {now}")
                 args = [*now.split(), *args[number:]]
                 break
         name, command, rest = super().resolve_command(ctx, args)
@@ -103,6 +103,7 @@ class Group(TyperGroup):
 
     def main(self, *arguments: Any, **options: Any) -> Any:
         terminal.show_everything()
+        former_names.warn.cache_clear()
         vars(terminal.shown).update(quiet=False, verbose=False, still=False)
         if "_COTERIE_COMPLETE" in os.environ:
             from typer._completion_classes import completion_init
@@ -135,17 +136,12 @@ def _options_of_today(
         if argument == "--":
             yield from (argument, *rest)
         elif name in former:
-            warn_renamed(name, former[name])
+            former_names.warn(name, former[name])
             yield former[name] + equals + value
         elif argument in EVERYWHERE and argument not in known:
             setattr(terminal.shown, EVERYWHERE[argument], True)
         else:
             yield argument
-
-
-def warn_renamed(former: str, now: str) -> None:
-    """Say what an option or a command that still works is called today."""
-    print(f"warning: `{former}` is now `{now}`.", file=sys.stderr)
 
 
 JsonOption = Annotated[

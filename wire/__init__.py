@@ -52,7 +52,9 @@ from coterie.wire.keys import (
     SiloKeys,
     entries,
     evaluation_entries,
+    key_of,
     loop_entries,
+    sent_as,
     terms,
     training_entries,
 )
@@ -82,5 +84,5 @@ from coterie.wire.replies import (
     refusal,
     whole,
 )
-from coterie.wire.spellings import ACCURACY, METRIC_SPELLINGS, spelled, understood
+from coterie.wire.spellings import ACCURACY, METRIC_SPELLINGS, spelled, strategy_of, understood
 from coterie.wire.words import by_reason, counted, page, readable, reasons

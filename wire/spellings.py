@@ -1,10 +1,10 @@
-"""Names of metrics and settings in other Flower apps, and ours for them."""
+"""Other names of strategies, and of metrics and settings in other apps, and ours for them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Final
+from typing import Any, Final
 
 from coterie.wire import names
 
@@ -32,6 +32,15 @@ SETTING_SPELLINGS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
     }
 )
 """Our name → other spellings, for a coordinator's settings."""
+
+LOCAL: Final = "local"
+"""The field's word for what the strategy ``independent`` does: local training."""
+
+
+def strategy_of(name: Any) -> Any:
+    """Return our name of a strategy: ``local`` is ``independent``."""
+    return "independent" if name == LOCAL else name
+
 
 _OURS = {
     other: name

@@ -33,7 +33,7 @@ SEEDS = {**dict.fromkeys(SHIFTS, 3), FASHION: 1}
 STRATEGIES: Mapping[str, Mapping[str, Any]] = {
     "hcct": {},
     "fedavg": {},
-    "fedgroup": {"pretrain-epochs": 10},
+    "fedgroup": {"cold-start-epochs": 10},
     "auto": {},
     "ifca": {},
     "fedcollab": {},

@@ -27,7 +27,7 @@ from coterie.wire.formats import LARGEST, LEAST_ROW
 
 STRATEGIES: dict[str, dict[str, Any]] = {
     "hcct": {"alpha": 50.0},
-    "fedgroup": {"pretrain-epochs": 25},
+    "fedgroup": {"cold-start-epochs": 25},
     "fedavg": {},
 }
 ROUNDS = 20

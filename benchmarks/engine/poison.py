@@ -48,7 +48,7 @@ MUCH = 1.0
 """Points above the run without an attack that are listed."""
 STRATEGIES: Mapping[str, Mapping[str, Any]] = {
     **{name: {} for name in ("hcct", "fedcollab", "auto")},
-    "fedgroup": {"num-groups": 3, "pretrain-epochs": 10},
+    "fedgroup": {"num-groups": 3, "cold-start-epochs": 10},
     **{name: {"num-groups": 3} for name in ("ifca", "flsc", "fesem", "kmeans")},
     **{name: {} for name in ("cfl", "flhc", "maxfl")},
     **{name: {} for name in ("fedavg", "fedfa", "fednova", "perfedavg")},

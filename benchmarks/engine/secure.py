@@ -34,7 +34,7 @@ from coterie.tasks.base import Option, SiloData
 
 STRATEGIES: dict[str, dict[str, Any]] = {
     "hcct": {},
-    "fedgroup": {"pretrain-epochs": 25},
+    "fedgroup": {"cold-start-epochs": 25},
     "auto": {},
     "fedavg": {},
 }

@@ -69,7 +69,7 @@ SETTINGS: dict[str, Mapping[str, Any]] = {
     "FedGroup, m auto, 10 cold-start epochs": {
         "strategy": "fedgroup",
         "num-groups": "auto",
-        "pretrain-epochs": 10,
+        "cold-start-epochs": 10,
     },
     "CFL": {"strategy": "cfl"},
     "IFCA": {"strategy": "ifca"},
@@ -186,7 +186,7 @@ def measure(on: str, setting: str, seed: int, data: str) -> Entry:
     silos, run = federation(on, seed, data)
     if setting.endswith("tell no errors"):
         silos = [
-            {**node, "metrics": "train-loss"} if i % 3 == 0 else node
+            {**node, "share-metrics": "train-loss"} if i % 3 == 0 else node
             for i, node in enumerate(silos)
         ]
     of_run = seed + OTHER_SEED if setting == AGAIN else seed

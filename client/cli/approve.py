@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 import typer
 
 from coterie.client.cli.options import HomeOption, option
-from coterie.system.commandline import JsonOption, MisuseError, print_json, warn_renamed
+from coterie.system import former_names
+from coterie.system.commandline import JsonOption, MisuseError, print_json
 
 if TYPE_CHECKING:
     from coterie.client.home.approvals import Approval, State
@@ -49,7 +50,7 @@ def approve(
     again.
     """
     if refuse and not web:
-        warn_renamed("coterie silo approve --refuse", "coterie silo reject")
+        former_names.warn("coterie silo approve --refuse", "coterie silo reject")
         _decide(home, run, "refused", code)
     elif web:
         if run or refuse or code:
@@ -63,7 +64,7 @@ def approve(
     elif run or code:
         _decide(home, run, "approved", code)
     else:
-        warn_renamed("coterie silo approve", "coterie silo pending")
+        former_names.warn("coterie silo approve", "coterie silo pending")
         pending(home)
 
 

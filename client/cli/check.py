@@ -236,7 +236,7 @@ def _leaving_lines(session: Session) -> Iterator[str]:
         yield f"  {name} {'×'.join(map(str, array.shape)) or 'one number'} {array.dtype}"
     of_task = session.task.problem.metrics
     usual = [name for name in (*METRICS, *of_task) if name not in REVEALING]
-    names = list(dict.fromkeys(usual)) if policy.metrics is None else policy.metrics
+    names = list(dict.fromkeys(usual)) if policy.share_metrics is None else policy.share_metrics
     if session.settings.privacy is not None:
         names = [name for name in names if not {*METRICS.get(name, (name,))} <= STAYING]
     auxiliary = policy.auxiliary and session.settings.privacy is None

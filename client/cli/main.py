@@ -20,6 +20,7 @@ from coterie.client.cli.options import (
     VerboseOption,
     option,
 )
+from coterie.system import former_names
 from coterie.system.commandline import (
     EXIT_CONFIG,
     EXIT_LINK,
@@ -30,7 +31,6 @@ from coterie.system.commandline import (
     address_option,
     given,
     group,
-    warn_renamed,
 )
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ class _Silo(Group):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if args and args[0].startswith("--") and args[0] != "--help":
-            warn_renamed(f"{ctx.command_path} {args[0]} …", f"{ctx.command_path} serve …")
+            former_names.warn(f"{ctx.command_path} {args[0]} …", f"{ctx.command_path} serve …")
             args = ["serve", *args]
         return super().parse_args(ctx, args)
 

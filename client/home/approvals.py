@@ -371,6 +371,10 @@ def leaving(terms: Mapping[str, Value], policy: Policy) -> Iterator[str]:
             "count, mean and deviation of numeric columns and real targets, if its task scales by "
             "the federation"
         )
-    metrics = "all that the run needs" if policy.metrics is None else ", ".join(policy.metrics)
+    metrics = (
+        "all that the run needs"
+        if policy.share_metrics is None
+        else ", ".join(policy.share_metrics)
+    )
     yield f"how many samples it has, and metrics: {metrics or 'none'}"
     yield itself

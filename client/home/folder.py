@@ -37,7 +37,7 @@ from coterie.client.home.settings import (
     check_name,
     privacy_of,
 )
-from coterie.system import files, keys
+from coterie.system import files, former_names, keys
 from coterie.tasks.options import as_option, place_of
 from coterie.tasks.toml import checked, read_table
 from coterie.wire import enrolment, page
@@ -328,7 +328,10 @@ def _read(file: Path) -> Any:
         f"{file.parent} is not a silo's folder (no silo.toml). Create one with `coterie silo "
         f"init --name NAME`, or name it with --home or {ENVIRONMENT}."
     )
-    return checked(_File, read_table(file, SettingsError, absent=absent), file, SettingsError)
+    table = former_names.in_sections(
+        read_table(file, SettingsError, absent=absent), former_names.SILO
+    )
+    return checked(_File, table, file, SettingsError)
 
 
 @contextmanager

@@ -59,7 +59,7 @@ class Policy:
     """A silo's conditions, read from its ``silo.toml``; each field documents its meaning."""
 
     strategies: Annotated[
-        tuple[str, ...],
+        tuple[Annotated[str, AfterValidator(wire.strategy_of)], ...],
         In(
             "policy",
             "Strategies in whose runs this silo takes part. An empty list: all strategies.",
@@ -85,7 +85,7 @@ class Policy:
             "leave.",
         ),
     ] = ""
-    metrics: Annotated[
+    share_metrics: Annotated[
         tuple[Annotated[str, Field(pattern=METRIC_PATTERN)], ...] | None,
         In(
             "policy",
@@ -248,7 +248,7 @@ class Policy:
 
     def unknown_metrics(self) -> tuple[str, ...]:
         """Return metrics named in ``silo.toml`` that only another Flower app can have."""
-        return tuple(name for name in self.metrics or () if name not in NAMES)
+        return tuple(name for name in self.share_metrics or () if name not in NAMES)
 
     def objection(self, config: Mapping[str, object]) -> str:
         """Return why a message with this configuration is refused; empty if it is accepted."""
@@ -259,7 +259,7 @@ class Policy:
         epochs = "epochs a round"
         for key, most, what in (
             (wire.LOCAL_EPOCHS, self.max_local_epochs, epochs),
-            (wire.PRETRAIN_EPOCHS, self.max_local_epochs, epochs),
+            (wire.COLD_START_EPOCHS, self.max_local_epochs, epochs),
             (wire.PERSONAL_EPOCHS, self.max_local_epochs, epochs),
             (wire.ADAPT_STEPS, self.max_local_epochs, epochs),  # each on all training data
             (wire.ROUND, self.max_rounds, "rounds"),
@@ -269,7 +269,8 @@ class Policy:
                 continue  # they take its place: passes_objection
             asked = config.get(key, 0)
             if most and not number(asked) <= most:  # also what is no number
-                return f"trains at most {most} {what}; this run asks for {asked} ({key})."
+                asks = f"{asked} ({wire.key_of(key)})"
+                return f"trains at most {most} {what}; this run asks for {asks}."
         return self.label_counts_objection() if config.get(wire.ASKS_LABEL_COUNTS) else ""
 
     def type_objection(self, kind: str, config: Mapping[str, object]) -> str:
@@ -375,13 +376,13 @@ class Policy:
     def passes_objection(self, passes: int, key: str) -> str:
         """Return why training with this number of passes over the data is refused; else empty.
 
-        ``key`` is the run's key that asks for them.
+        ``key`` is the entry of the message that asks for them.
         """
         if not self.max_local_epochs or passes <= self.max_local_epochs:
             return ""
         return (
             f"trains at most {self.max_local_epochs} epochs a round; the steps of this run "
-            f"({key}) use its training samples {passes} times."
+            f"({wire.key_of(key)}) use its training samples {passes} times."
         )
 
     def group_objection(self, config: Mapping[str, object]) -> str:
@@ -402,7 +403,11 @@ def permitted(
     metrics: Mapping[str, float | int], policy: Policy, *, staying: Collection[str] = ()
 ) -> MetricRecord:
     """Return the metrics that may leave; those in ``staying`` never do."""
-    wanted = [n for n in NAMES if n not in REVEALING] if policy.metrics is None else policy.metrics
+    wanted = (
+        [n for n in NAMES if n not in REVEALING]
+        if policy.share_metrics is None
+        else policy.share_metrics
+    )
     allowed = {*ALWAYS, *(key for name in wanted for key in METRICS.get(name, (name,)))}
     leaving = allowed - {*staying}
     return MetricRecord({key: value for key, value in metrics.items() if _base(key) in leaving})

@@ -36,7 +36,7 @@ Mod = Callable[[Message, Context, Answering], Message]
 
 LIMITED = frozenset(
     {
-        *(wire.LOCAL_EPOCHS, wire.PRETRAIN_EPOCHS, wire.PERSONAL_EPOCHS, wire.ADAPT_STEPS),
+        *(wire.LOCAL_EPOCHS, wire.COLD_START_EPOCHS, wire.PERSONAL_EPOCHS, wire.ADAPT_STEPS),
         *(wire.ROUND, wire.ROUNDS, wire.ASKS_LABEL_COUNTS),
     }
 )
@@ -219,15 +219,15 @@ def objection_to_reply(message: Message, reply: Message, policy: Policy) -> str:
 def within(reply: Message, policy: Policy) -> Message:
     """Remove from a reply, in place, what the policy does not let leave.
 
-    With ``metrics`` in silo.toml only these leave in addition to arrays; without it, all metrics
-    but those that reveal class frequencies.
+    With ``share_metrics`` in silo.toml only these leave in addition to arrays; without it, all
+    metrics except those that reveal class frequencies.
     """
     content = reply.content
     for name, record in list(wire.metric_records(content).items()):
         kept = {key: value for key, value in record.items() if may_leave(key, policy)}
         if len(kept) < len(record):
             content[name] = MetricRecord(kept)
-    if policy.metrics is not None:
+    if policy.share_metrics is not None:
         for name in list(wire.config_records(content)):
             content[name] = ConfigRecord()
     if policy.min_group_size > 1 and wire.array_records(content):
@@ -242,9 +242,9 @@ def may_leave(key: str, policy: Policy) -> bool:
     name = wire.spelled(key).removesuffix(wire.LOW).removesuffix(wire.HIGH)
     if name in ALWAYS:
         return True
-    if policy.metrics is None:
+    if policy.share_metrics is None:
         return name not in REVEALING
-    named = map(wire.spelled, policy.metrics)
+    named = map(wire.spelled, policy.share_metrics)
     allowed = {key for wanted in named for key in METRICS.get(wanted, (wanted,))}
     return name in allowed or (name == wire.ACCURACY and wire.ERROR in allowed)
 
@@ -300,10 +300,10 @@ def conditions(silo: SiloSettings) -> Iterator[str]:
         yield f"A reply with arrays whose names begin with {policy.keep_layers!r} does not leave."
     if not policy.auxiliary:
         yield "A reply with models in addition to the one received does not leave."
-    if policy.metrics is None:
+    if policy.share_metrics is None:
         yield f"Metrics leave as the app names them, except {', '.join(sorted(REVEALING))}."
     else:
-        allowed = ", ".join(["numbers of samples", *policy.metrics])
+        allowed = ", ".join(["numbers of samples", *policy.share_metrics])
         yield f"Only these metrics leave: {allowed}. Configurations in replies do not leave."
     yield (
         "Not checked for an app: how it computes its arrays and metrics. It can read whatever "

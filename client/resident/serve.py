@@ -80,7 +80,7 @@ def serve(
         own = app is None
         host = Host(made, silos, connection, reads_runs=not own, one_node=own)
         host.stop_on_signals()
-        with _exposed(watched.metrics, collector(silos, host.vitals, host.activity.tally)):
+        with _exposed(watched.metrics_address, collector(silos, host.vitals, host.activity.tally)):
             host.run()
 
 
@@ -88,9 +88,9 @@ def _monitoring(home: Home | None, metrics: str, log_format: str) -> Process:
     """Return monitoring settings: the command's, else the environment's, else silo.toml's."""
     own = Process() if home is None else home.process
     try:
-        address = listen_address(metrics) if metrics else own.metrics
+        address = listen_address(metrics) if metrics else own.metrics_address
         form: Any = logs.chosen(log_format, own.log_format)
-        return replace(own, metrics=address, log_format=form)
+        return replace(own, metrics_address=address, log_format=form)
     except ValueError as error:
         raise SettingsError(str(error)) from None
 

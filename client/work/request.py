@@ -166,9 +166,9 @@ class Request:
             self._check_use_without_labels(staying)
         plan = self.plan()
         self.metric()
-        cold_start = self.value(wire.PRETRAIN_STEPS)
+        cold_start = self.value(wire.COLD_START_STEPS)
         if cold_start:
-            self._check_passes(replace(plan, steps=cold_start), wire.PRETRAIN_STEPS)
+            self._check_passes(replace(plan, steps=cold_start), wire.COLD_START_STEPS)
 
     def _check_use_without_labels(self, staying: Sequence[str]) -> None:
         if self.config.get(wire.SECURE):

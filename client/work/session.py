@@ -290,7 +290,7 @@ def read_unlabelled(task: Task, settings: SiloSettings) -> Samples:
 def _check_metrics(settings: SiloSettings) -> None:
     if unknown := settings.policy.unknown_metrics():
         raise SettingsError(
-            f"metrics in [policy] names {unknown[0]!r}, which no task has. It may name "
+            f"share_metrics in [policy] names {unknown[0]!r}, which no task has. It may name "
             f"{', '.join(NAMES)}; only your own app (--app) may have others."
         )
 

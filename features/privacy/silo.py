@@ -190,7 +190,7 @@ def _check_budget(request: Request, private: Private) -> None:
         of_a_round.append(replace(plan, epochs=request.value(wire.PERSONAL_EPOCHS), steps=0))
     planned = [private.planned(model, data.train, one) for one in of_a_round]
     planned = [replace(one, steps=one.steps * rounds) for one in planned]
-    steps, epochs = request.value(wire.PRETRAIN_STEPS), request.value(wire.PRETRAIN_EPOCHS)
+    steps, epochs = request.value(wire.COLD_START_STEPS), request.value(wire.COLD_START_EPOCHS)
     if steps or epochs:
         first = replace(plan, steps=steps, epochs=max(epochs, 1))
         planned.append(private.planned(model, data.train, first))

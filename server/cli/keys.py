@@ -9,6 +9,7 @@ from typing import Any
 import click
 from typer.core import TyperCommand
 
+from coterie.system import former_names
 from coterie.system.commandline import MisuseError
 
 
@@ -78,9 +79,10 @@ def keys_of(
         for key, value in given.items()
     }
     for setting in settings or ():
-        key, equals, value = setting.partition("=")
-        if not equals or not key:
+        given_key, equals, value = setting.partition("=")
+        if not equals or not given_key:
             raise MisuseError(f"--set takes KEY=VALUE. Got {setting!r}.")
+        (key,) = former_names.of_today({given_key: value}, former_names.RUN_KEYS)
         read = _value(value)
         # A text stays as it was typed, even if it looks like a number: the id of a run.
         keys[key] = value if not isinstance(read, str) and is_text(key) else read
@@ -96,15 +98,15 @@ def _value(text: str) -> Any:
 
 
 def _with_folder(keys: dict[str, Any]) -> dict[str, Any]:
-    """Make ``alone`` absolute if it is a run's folder here, because the coordinator's differs.
+    """Make ``baseline-run`` absolute if it is a folder here, because the coordinator's differs.
 
     Anything else is a name or an id for the coordinator to look up.
     """
     from coterie.server.paths import place
 
-    folder = place(str(keys.get("alone", "")))
-    if "alone" in keys and (folder / "run.json").exists():
-        return keys | {"alone": str(folder.resolve())}
+    folder = place(str(keys.get("baseline-run", "")))
+    if "baseline-run" in keys and (folder / "run.json").exists():
+        return keys | {"baseline-run": str(folder.resolve())}
     return keys
 
 

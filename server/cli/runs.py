@@ -58,7 +58,9 @@ def run(
     c: Annotated[
         str | None, typer.Option("--size-weight", Old("-c"), metavar="NUMBER|auto")
     ] = None,
-    alone: Annotated[str | None, typer.Option(metavar="RUN")] = None,
+    baseline_run: Annotated[
+        str | None, typer.Option("--baseline-run", Old("--alone"), metavar="RUN")
+    ] = None,
     seed: int | None = None,
     task: str | None = None,
     min_silos: int | None = None,

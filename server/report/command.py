@@ -38,7 +38,7 @@ def build_story(run: Run, *, alone: Run | None = None, common: Run | None = None
 
 def _configured(run: Run) -> Run | None:
     """Return the local-training run that the configuration names, if it exists."""
-    name = str(run.config.get("alone") or "")
+    name = str(run.config.get("baseline-run") or "")
     try:
         folder = find_run(name, run.folder.resolve().parent) if name else None
         return read_run(folder, brief=True) if folder else None

@@ -25,6 +25,7 @@ from coterie.server.report.story import (
 )
 from coterie.server.runs.config import defaults, foreign_keys
 from coterie.server.runs.record import Run
+from coterie.system import former_names
 
 SCIENCE, COSTS = ("loss", "discrepancy"), ("seconds", "silo-seconds", "bytes")
 """Keys of the folded pictures."""
@@ -319,7 +320,7 @@ def summary(story: Story) -> dict[str, Any]:
     """Return the report's figures as JSON values."""
     run, gains, history = story.run, story.gains, story.history
     since, now = history.since, history.now
-    return {
+    figures = {
         "run": run.name,
         "status": run.status,
         "missing": list(run.missing),
@@ -331,18 +332,21 @@ def summary(story: Story) -> dict[str, Any]:
         "rsd": finite(gains.rsd),
         "mean-gain": finite(gains.mean_gain),
         "mean-error": finite(gains.mean_error),
-        "alone-run": gains.alone_run or None,
+        "local-run": gains.alone_run or None,
         "global-run": gains.common_run or None,
         "silos": {
-            name: {
-                "num-examples": finite(facts.num_examples),
-                "group": (now[name][0] or "alone") if name in now else None,
-                "since": since.get(name),
-                "error": finite(gains.together.get(name)),
-                "error-alone": finite(gains.alone.get(name)),
-                "error-global": finite(gains.common.get(name)),
-                "gain": finite(gains.gain.get(name)),
-            }
+            name: former_names.with_former(
+                {
+                    "num-examples": finite(facts.num_examples),
+                    "group": (now[name][0] or "alone") if name in now else None,
+                    "since": since.get(name),
+                    "error": finite(gains.together.get(name)),
+                    "error-local": finite(gains.alone.get(name)),
+                    "error-global": finite(gains.common.get(name)),
+                    "gain": finite(gains.gain.get(name)),
+                },
+                former_names.REPORT,
+            )
             for name, facts in run.silos.items()
         },
         "groups": [
@@ -357,3 +361,4 @@ def summary(story: Story) -> dict[str, Any]:
         "versions": dict(run.versions),
         "command": repeat_command(run),
     }
+    return former_names.with_former(figures, former_names.REPORT)

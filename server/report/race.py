@@ -130,7 +130,7 @@ class _Chosen:
         if not verdict.judges:
             yield (
                 "No silo said how good the models were on samples that it held out (policies may "
-                "keep that back, with metrics in silo.toml), so nobody could judge the race. "
+                "keep that back, with share_metrics in silo.toml), so nobody could judge the race. "
                 "Everybody trains alone."
             )
         else:

@@ -25,6 +25,7 @@ from coterie.strategies.registry import STRATEGIES, Row
 from coterie.strategies.rounds.algorithm import Algorithm
 from coterie.strategies.rounds.churn import Churn
 from coterie.strategies.rounds.options import Key, Options, Positive, Scalar, table_of
+from coterie.system import former_names
 
 GENERATORS = STRATEGIES["fedgenp"]
 """The strategy whose options accompany ``generators``."""
@@ -71,7 +72,7 @@ class RunConfig(Options, wire.SiloKeys):
         "strategy: one per silo (`silos`) or one per group (`groups`). The keys of `fedgenp` then "
         "apply as well. The `fedgenp` strategy is `fedavg` with one generator per silo.",
     )
-    alone: str = Field(
+    baseline_run: str = Field(
         "",
         description="Name, id or folder of a run of the `independent` strategy (local training) "
         "to compare with. The record then contains the gains over it. Empty: no comparison in the "
@@ -136,7 +137,7 @@ class RunConfig(Options, wire.SiloKeys):
     task_keys: dict[str, Any] = Field(default_factory=dict)
     """``task.<name>`` → value; only the task at the silos knows which values are valid."""
 
-    @field_validator("leading_metric")
+    @field_validator("primary_metric")
     @classmethod
     def _metric_is_known(cls, name: str) -> str:
         if name and name not in wire.KNOWN_METRICS:
@@ -164,6 +165,7 @@ class RunConfig(Options, wire.SiloKeys):
         Raises ``FederationError`` with every problem: unknown keys, keys of another strategy,
         values out of bounds, and keys that do not fit together.
         """
+        values = _of_today(values)
         row = _row(values.get("strategy", "hcct"))
         around = values.get("generators", "off") != "off"
         shared = {key: value for key, value in values.items() if key in cls.own_keys()}
@@ -196,9 +198,13 @@ class RunConfig(Options, wire.SiloKeys):
     @classmethod
     def read_from_flower(cls, values: Mapping[str, Any]) -> Self:
         """Check the keys from Flower; those of other strategies are ignored at their default."""
+        usual = defaults()
+        former = former_names.RUN_KEYS
+        values = _of_today(
+            {k: v for k, v in values.items() if k not in former or v != usual[former[k]]}
+        )
         row = _row(values.get("strategy", "hcct"))
         own = keys_of(row, around=values.get("generators", "off") != "off") | cls.own_keys()
-        usual = defaults()
         return cls.read({k: v for k, v in values.items() if k in own or v != usual.get(k)})
 
     def plain(self) -> dict[str, Any]:
@@ -218,6 +224,13 @@ def train_config(config: RunConfig, *, run: str) -> dict[str, Scalar]:
     sent = wire.training_entries(keys) | ({wire.KEEP_BEST: True} if config.keep == "best" else {})
     sent |= {wire.TASK: config.task, wire.STRATEGY: config.strategy, wire.RUN: run}
     return sent | config.task_keys
+
+
+def _of_today(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return keys under today's names, and the strategy under ours."""
+    found = former_names.of_today(values, former_names.RUN_KEYS)
+    own = {"strategy": wire.strategy_of(found["strategy"])} if "strategy" in found else {}
+    return {**found, **own}
 
 
 def _validation_problems(config: RunConfig) -> Iterator[str]:

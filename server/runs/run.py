@@ -193,9 +193,9 @@ def execute(
             log.info("resumed after round %d of %d", after, config.rounds)
         if alone is not None and alone.config.get("seed") != config.seed:
             log.warning(
-                "alone: run %s has seed %s, this one %d: silos may have different data and "
+                "baseline-run: run %s has seed %s, this one %d: silos may have different data and "
                 "initial models there",
-                config.alone,
+                config.baseline_run,
                 alone.config.get("seed"),
                 config.seed,
             )
@@ -209,7 +209,7 @@ def execute(
                     *(enrolled, vouching, known, more_terms),
                 )
             errors = None if alone is None else alone.final_errors
-            record.finish(result.held, common=result.common, alone=errors)
+            record.finish(result.held, global_model=result.global_model, alone=errors)
         except OSError as error:
             failure = FederationError(
                 f"the record in {folder} cannot be written: {why_unwritten(error)}. Committed "
@@ -243,19 +243,19 @@ def _alone(config: RunConfig, folder: Path) -> Run | None:
 
     Raises ``FederationError`` if it is missing, unfinished, or has another strategy or task.
     """
-    if not config.alone:
+    if not config.baseline_run:
         return None
-    found = reading.find_run(config.alone, folder.parent)
+    found = reading.find_run(config.baseline_run, folder.parent)
     alone = reading.read_whole(found)
     if alone.strategy != "independent" or alone.status != "completed":
         raise refused(
-            f"alone must name a completed independent run. {found.name} is a run of "
+            f"baseline-run must name a completed independent run. {found.name} is a run of "
             f"{alone.strategy}, {alone.status}."
         )
     if (task := alone.config.get("task")) != config.task:
         raise refused(
-            f"alone must name a run of the same task, {config.task}. {found.name} is a run of "
-            f"{task}: name another run, or run independent on this task first."
+            f"baseline-run must name a run of the same task, {config.task}. {found.name} is a run "
+            f"of {task}: name another run, or run independent on this task first."
         )
     return alone
 

@@ -91,8 +91,8 @@ def _serve(federation: Federation, say: Callable[[str], None]) -> int:
     listen = federation.config.listen
     for address in (listen.silos, listen.operators, listen.serverapp):
         _require_free(address)
-    if federation.config.monitoring.metrics:
-        _require_free(federation.config.monitoring.metrics, "[monitoring]")
+    if federation.config.monitoring.metrics_address:
+        _require_free(federation.config.monitoring.metrics_address, "[monitoring]")
     secret = federation.folder / "executor.secret"
     if not secret.exists():
         write_atomically(secret, secrets.token_bytes(32), private=True)
@@ -172,7 +172,7 @@ def _greet(federation: Federation, say: Callable[[str], None]) -> None:
     count = len(enrolled.names_by_node(federation.roster))
     silos, operators = ", ".join(federation.config.addresses), federation.control_address
     say(f"SuperLink: silos connect to {silos} (TLS, {count} enrolled), operators to {operators}")
-    if metrics := federation.config.monitoring.metrics:
+    if metrics := federation.config.monitoring.metrics_address:
         say(f"Metrics: http://{metrics}/metrics")
     if federation.is_open_to_operators_elsewhere:
         say(
@@ -211,7 +211,7 @@ def _program(name: str, command: list[str], federation: Federation) -> Program:
 
 def _exposed(federation: Federation, collect: Collector) -> AbstractContextManager[object]:
     """Return a context that serves numbers to Prometheus, if the federation wants that."""
-    address = federation.config.monitoring.metrics
+    address = federation.config.monitoring.metrics_address
     return Exposition(address, collect) if address else nullcontext()
 
 

@@ -26,7 +26,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from coterie.server.paths import ENVIRONMENT, place
 from coterie.server.site import certificates
 from coterie.strategies.errors import refused
-from coterie.system import logs
+from coterie.system import former_names, logs
 from coterie.system.files import make_folder, write_atomically
 from coterie.system.ports import (
     address_of,
@@ -69,7 +69,7 @@ at_once = 0
 [monitoring]
 # Where Prometheus reads /metrics: PORT of this machine alone, or HOST:PORT. Empty: nowhere. It
 # shows names of silos and runs, and asks for no password.
-metrics = ""
+metrics_address = ""
 # How the coordinator and its runs log: text, or json (one object a line).
 log_format = "text"
 """
@@ -97,7 +97,7 @@ def _is_to_listen_on(text: str) -> str:
 
 
 class _Monitoring(_Section):
-    metrics: Annotated[str, AfterValidator(_is_to_listen_on)] = ""
+    metrics_address: Annotated[str, AfterValidator(_is_to_listen_on)] = ""
     log_format: Literal["text", "json"] = "text"
 
 
@@ -163,7 +163,7 @@ class Federation:
         own = self.config.monitoring
         try:
             changes = {
-                "metrics": _is_to_listen_on(metrics) or own.metrics,
+                "metrics_address": _is_to_listen_on(metrics) or own.metrics_address,
                 "log_format": logs.chosen(log_format, own.log_format),
             }
         except ValueError as error:
@@ -253,9 +253,10 @@ def load(folder: Path | None = None) -> Federation:
         f"{root} is not a federation (no coterie.toml). Create one with `coterie federation init`, "
         f"or name its folder with --federation or {ENVIRONMENT}."
     )
-    return Federation(
-        root, checked(_Config, read_table(file, refused, absent=absent), file, refused)
+    table = former_names.in_sections(
+        read_table(file, refused, absent=absent), former_names.COORDINATOR
     )
+    return Federation(root, checked(_Config, table, file, refused))
 
 
 def find(folder: Path | None) -> Federation | None:

@@ -196,7 +196,7 @@ def _run_repeat(
             target = _record_of(comparison, name, repeat, folder)
             keys = comparison.keys(name, repeat)
             if name != alone:
-                keys["alone"] = str(_record_of(comparison, alone, repeat, folder).resolve())
+                keys["baseline-run"] = str(_record_of(comparison, alone, repeat, folder).resolve())
             try:
                 if local is None:  # there is nothing to wait for
                     config = RunConfig.read({**keys, "wait-for-silos": 1.0})

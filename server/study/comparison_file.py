@@ -14,7 +14,7 @@ The file is TOML::
 
     [split]
     kind = "dirichlet"             # a split for simulations
-    alpha = 0.1
+    dirichlet-alpha = 0.1
 
     [options]                      # more options of the task, the same at every silo
     train = 100
@@ -60,16 +60,16 @@ from coterie.strategies.fedgenp.generative import Generative
 from coterie.strategies.rounds.options import dashed
 from coterie.tasks import load_task
 from coterie.tasks.base import Option, Task, TaskError
-from coterie.tasks.options import as_option, place_of, with_task_keys
+from coterie.tasks.options import as_option, place_of, split_keys, with_task_keys
 from coterie.tasks.own.declared import DeclaredTask, load_declared
 from coterie.tasks.simulation import Simulation, placed, split_problem
 from coterie.tasks.toml import checked, read_table
-from coterie.wire import is_silo_name, page
+from coterie.wire import is_silo_name, page, strategy_of
 
 ALONE = "alone"
 
 
-SET_HERE = ("strategy", "seed", "task", "label", "runs-dir", "min-silos", "churn", "alone")
+SET_HERE = ("strategy", "seed", "task", "label", "runs-dir", "min-silos", "churn", "baseline-run")
 """Keys that the comparison sets, so that all strategies have the same silos and seeds."""
 
 
@@ -110,7 +110,7 @@ class CompareFile(BaseModel):
     label_counts: bool = Field(False, strict=True)
     column_sums: bool = Field(False, strict=True)
     silos: Annotated[int, Field(ge=1, le=10_000)] | Annotated[list[SiloEntry], Field(min_length=1)]
-    split: dict[str, Option] = Field(default_factory=dict)
+    split: Annotated[dict[str, Option], BeforeValidator(split_keys)] = Field(default_factory=dict)
     options: dict[str, Annotated[Option, BeforeValidator(as_option)]] = Field(default_factory=dict)
     run: RunKeys = Field(default_factory=dict)
     strategies: list[RunKeys] = Field(min_length=1)
@@ -296,6 +296,7 @@ def _runs(file: CompareFile, where: Path) -> dict[str, dict[str, Any]]:
             raise wrong(f"{where}: every entry of [[strategies]] needs a 'strategy'. Got {entry}.")
         name = str(entry.get("name", entry["strategy"]))
         own = {key: value for key, value in entry.items() if key != "name"}
+        own["strategy"] = strategy_of(own["strategy"])
         stray = sorted((set(own) | set(file.run)) & set(SET_HERE) - {"strategy"})
         if stray or "strategy" in file.run:
             what = stray[0] if stray else "strategy"
@@ -337,10 +338,10 @@ def _check(comparison: Comparison, name: str, file: Path) -> None:
 
 def _check_metric(comparison: Comparison, file: Path) -> None:
     """Check that all runs have one primary metric, which can reach the target if it is known."""
-    metrics = {str(keys.get("leading-metric", "")) for keys in comparison.runs.values()}
+    metrics = {str(keys.get("primary-metric", "")) for keys in comparison.runs.values()}
     if len(metrics) > 1:
         raise wrong(
-            f"{file}: leading-metric must be the same for all strategies, so that one table can "
+            f"{file}: primary-metric must be the same for all strategies, so that one table can "
             "show them: set it under [run]."
         )
     if comparison.file.target is None:

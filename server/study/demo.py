@@ -56,7 +56,7 @@ LEAVERS = ("shifted-2", "over-2")
 GROUPING: Mapping[str, Mapping[str, Any]] = {
     "auto": {"strategy": "auto"},
     "hcct": {"strategy": "hcct"},
-    "fedgroup": {"strategy": "fedgroup", "num-groups": 3, "pretrain-epochs": 25},
+    "fedgroup": {"strategy": "fedgroup", "num-groups": 3, "cold-start-epochs": 25},
     "fedcollab": {"strategy": "fedcollab", "c": 10.0},
     "fedgenp": {"strategy": "fedgenp"},
 }
@@ -175,7 +175,7 @@ def demo(
             return read_whole(folder)
 
         alone = play("alone", strategy="independent")
-        common["alone"] = alone.run_id
+        common["baseline-run"] = alone.run_id
         runs = {
             "alone": alone,
             "global": play("global", strategy="fedavg"),

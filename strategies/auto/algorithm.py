@@ -373,7 +373,7 @@ class Auto(Algorithm[AutoState]):
         if raced == MEASURES and not judges_of(state):
             log.warning(
                 "auto: no silo reports errors on held-out data, so the race cannot be decided. "
-                "Policies may forbid it (metrics in silo.toml)"
+                "Policies may forbid it (share_metrics in silo.toml)"
             )
         found = standings_of(state)
         kept = [c for c, s in zip(state.candidates, found, strict=True) if not s.out]

@@ -103,20 +103,20 @@ class FedGroup(Algorithm[FedGroupState]):
         description="Method for comparing updates: `edc` (k-means++ on `num-groups` directions) "
         "or `madc` (complete linkage).",
     )
-    pretrain_epochs: TimesOrNone = Field(
+    cold_start_epochs: TimesOrNone = Field(
         0,
         description="Epochs of the cold start. With fewer epochs than `local-epochs`, the cold "
         "start is the first part of a normal round; with more, small silos are separated better. "
         "0: `local-epochs`.",
     )
-    pretrain_steps: int = Field(
+    cold_start_steps: int = Field(
         0,
         ge=0,
         le=1_000_000,
-        description="Mini-batches of the cold start, instead of `pretrain-epochs`, which must "
+        description="Mini-batches of the cold start, instead of `cold-start-epochs`, which must "
         "then be 0. 0: epochs apply.",
     )
-    pretrain_silos: CountOrNone = Field(
+    cold_start_silos: CountOrNone = Field(
         0,
         description="Number of silos, drawn using the seed, that form the groups (in the paper, α "
         "times `num-groups`); at least `num-groups`. The others are placed like newcomers. 0: all.",
@@ -160,23 +160,23 @@ class FedGroup(Algorithm[FedGroupState]):
 
     def problems(self, training: Config) -> Iterator[str]:
         yield from self.within.problems(training)
-        if self.pretrain_epochs and self.pretrain_steps:
+        if self.cold_start_epochs and self.cold_start_steps:
             yield (
-                "a cold start uses pretrain-epochs or pretrain-steps, not both: one must be 0. "
-                f"Got {self.pretrain_epochs} and {self.pretrain_steps}"
+                "a cold start uses cold-start-epochs or cold-start-steps, not both: one must be 0. "
+                f"Got {self.cold_start_epochs} and {self.cold_start_steps}"
             )
-        if 0 < self.pretrain_silos < self._least:
+        if 0 < self.cold_start_silos < self._least:
             yield (
-                f"pretrain-silos must be 0, for all, or at least num-groups = {self._least}. "
-                f"Got {self.pretrain_silos}"
+                f"cold-start-silos must be 0, for all, or at least num-groups = {self._least}. "
+                f"Got {self.cold_start_silos}"
             )
 
     def insecure(self) -> str:
         """Return why options are refused in a secure run: they need to see a group's model."""
-        if self.pretrain_steps:
+        if self.cold_start_steps:
             return (
-                "with pretrain-steps, silos of different sizes train for different numbers of "
-                "epochs, and a secure run sums only silos that train alike: use pretrain-epochs"
+                "with cold-start-steps, silos of different sizes train for different numbers of "
+                "epochs, and a secure run sums only silos that train alike: use cold-start-epochs"
             )
         if self.inter_group_lr:
             return (
@@ -197,8 +197,8 @@ class FedGroup(Algorithm[FedGroupState]):
 
     def demands(self) -> Config:
         lengths = {
-            wire.PRETRAIN_EPOCHS: self.pretrain_epochs,
-            wire.PRETRAIN_STEPS: self.pretrain_steps,
+            wire.COLD_START_EPOCHS: self.cold_start_epochs,
+            wire.COLD_START_STEPS: self.cold_start_steps,
         }
         return {key: length for key, length in lengths.items() if length}
 
@@ -260,7 +260,7 @@ class FedGroup(Algorithm[FedGroupState]):
         if state.pretraining is not None:
             return state
         self._require_enough(len(state.here), "are here", now)
-        chosen = drawn(state.here, self.pretrain_silos, self._rng(now.number, _PRETRAIN))
+        chosen = drawn(state.here, self.cold_start_silos, self._rng(now.number, _PRETRAIN))
         return replace(state, pretraining=tuple(sorted(chosen)))
 
     def _turn(self, here: Sequence[str], number: int) -> frozenset[str]:
@@ -270,10 +270,10 @@ class FedGroup(Algorithm[FedGroupState]):
     def _cold_start(self, state: FedGroupState, silo: Silo, purpose: str, now: Round) -> Order:
         """Order a pre-training from w⁰, the same in every round: Algorithm 1's ClientUpdate."""
         config: dict[str, Scalar] = {wire.LR_DECAY: 1.0}
-        if self.pretrain_epochs:  # a silo with a number of steps does not count epochs
-            config |= {wire.LOCAL_EPOCHS: self.pretrain_epochs, wire.LOCAL_STEPS: 0}
-        if self.pretrain_steps:
-            config[wire.LOCAL_STEPS] = self.pretrain_steps
+        if self.cold_start_epochs:  # a silo with a number of steps does not count epochs
+            config |= {wire.LOCAL_EPOCHS: self.cold_start_epochs, wire.LOCAL_STEPS: 0}
+        if self.cold_start_steps:
+            config[wire.LOCAL_STEPS] = self.cold_start_steps
         if now.config.get(wire.PROXIMAL_MU):
             config[wire.PROXIMAL_MU] = 0.0
         kind = wire.COLD_START if purpose and self._goes_on(silo, now) else wire.TRAIN
@@ -284,11 +284,11 @@ class FedGroup(Algorithm[FedGroupState]):
         if not silo.described:
             return False
         steps = self._cold_steps(silo, now)
-        return self.pretrain_steps > 0 or 0 < steps < _round_steps(silo, now)
+        return self.cold_start_steps > 0 or 0 < steps < _round_steps(silo, now)
 
     def _cold_steps(self, silo: Silo, now: Round) -> int:
         """Return the mini-batches of a cold start; 0 if it is as long as a round."""
-        return self.pretrain_steps or self.pretrain_epochs * num_batches(silo, now.config)
+        return self.cold_start_steps or self.cold_start_epochs * num_batches(silo, now.config)
 
     def _training(self, state: FedGroupState, silo: Silo, now: Round) -> list[Order]:
         """Order a round of the group's model, minus the silo's cold start in this round."""
@@ -303,9 +303,9 @@ class FedGroup(Algorithm[FedGroupState]):
         return [Order(silo, model, config=config, kind=kind)]
 
     def _rest(self, silo: Silo, now: Round) -> dict[str, int]:
-        if self.pretrain_steps or now.config.get(wire.LOCAL_STEPS):
+        if self.cold_start_steps or now.config.get(wire.LOCAL_STEPS):
             return {wire.LOCAL_STEPS: _round_steps(silo, now) - self._cold_steps(silo, now)}
-        return {wire.LOCAL_EPOCHS: _local_epochs(now) - self.pretrain_epochs}
+        return {wire.LOCAL_EPOCHS: _local_epochs(now) - self.cold_start_epochs}
 
     # ---------------------------------------------------------------- after a round
 
@@ -438,7 +438,7 @@ class FedGroup(Algorithm[FedGroupState]):
         """Return silo → its group's model (for absent silos the last one); cold silos have none."""
         return {n: model for n, model in state.members.models.items() if n in state.group_of}
 
-    def common(self, state: FedGroupState) -> Model | None:
+    def global_model(self, state: FedGroupState) -> Model | None:
         """Return the auxiliary global model; None without groups or if not seen (secure runs)."""
         seen = state.group_models and all(map(is_seen, state.group_models))
         return global_model(state) if seen else None

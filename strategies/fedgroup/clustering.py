@@ -67,7 +67,7 @@ def separation_of(matrix: np.ndarray, groups: list[list[int]]) -> float:
         separation = fedgroup.silhouette(matrix, groups)
     if separation < LOW_SEPARATION:
         log.warning(
-            "the groups are badly separated: silhouette %.2f, below %.1f. More pretrain-epochs "
+            "the groups are badly separated: silhouette %.2f, below %.1f. More cold-start-epochs "
             "or another num-groups may help.",
             separation,
             LOW_SEPARATION,

@@ -47,7 +47,7 @@ def nobody_judges(now: Round) -> FederationError:
     return FederationError(
         "alpha = auto needs silos' errors on held-out data, and no silo reported one. "
         "ClientApps other than coterie's do not hold out data, and a silo's policy may forbid "
-        "sending its error (metrics in silo.toml). Give alpha as a number.",
+        "sending its error (share_metrics in silo.toml). Give alpha as a number.",
         round_number=now.number,
         phase="alpha",
         exit_code=EXIT_CONFIG,

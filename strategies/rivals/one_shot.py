@@ -185,11 +185,11 @@ class KMeans(_FormedOnce):
         description="K, number of groups. With fewer silos than that, there are as many groups as "
         "silos.",
     )
-    pretrain_epochs: TimesOrNone = Field(0, description="Epochs of round 1. 0: `local-epochs`.")
+    cold_start_epochs: TimesOrNone = Field(0, description="Epochs of round 1. 0: `local-epochs`.")
     seed: Seed = 0
 
     def demands(self) -> Config:
-        return {wire.PRETRAIN_EPOCHS: self.pretrain_epochs} if self.pretrain_epochs else {}
+        return {wire.COLD_START_EPOCHS: self.cold_start_epochs} if self.cold_start_epochs else {}
 
     def clusters(self, updates: Updates, now: Round) -> Groups | None:
         matrix = gram_of(updates)
@@ -200,8 +200,8 @@ class KMeans(_FormedOnce):
 
     def placing(self, now: Round) -> tuple[Metric, Config]:
         config = constant_lr(now.config, 1)
-        if self.pretrain_epochs:  # a silo with a number of steps does not count epochs
-            config |= {wire.LOCAL_EPOCHS: self.pretrain_epochs, wire.LOCAL_STEPS: 0}
+        if self.cold_start_epochs:  # a silo with a number of steps does not count epochs
+            config |= {wire.LOCAL_EPOCHS: self.cold_start_epochs, wire.LOCAL_STEPS: 0}
         return "euclidean", config
 
     def orders(self, state: OneShot, now: Round) -> tuple[OneShot, list[Order]]:

@@ -15,7 +15,7 @@ MAX_EXAMPLES = 1e9
 _NAMED = (
     "other arrays as statistics",
     "another number of columns to scale",
-    "another leading metric",
+    "another primary metric",
 )
 """How two descriptions of one schema may differ, in the order of ``wire.Description.common``."""
 _WEIGHTS = re.compile(r"/([\w.-]{1,64}):([0-9a-f]{16})$")

@@ -315,7 +315,7 @@ class Algorithm(Options, Generic[State]):
         """Return silo → its own model: the outcome of its group's last round."""
         return self.members(state).models
 
-    def common(self, state: State) -> Model | None:
+    def global_model(self, state: State) -> Model | None:
         """Return the model kept at the end by silos without one in ``models``, or None."""
         return None
 
@@ -417,8 +417,8 @@ class Around(Algorithm[State]):
     def models(self, state: Any) -> Mapping[str, Model]:
         return self.base.models(state.base)
 
-    def common(self, state: Any) -> Model | None:
-        return self.base.common(state.base)
+    def global_model(self, state: Any) -> Model | None:
+        return self.base.global_model(state.base)
 
     def next_models(self, state: Any) -> Mapping[str, Model]:
         return self.base.next_models(state.base)

@@ -249,9 +249,9 @@ class Conversation:
         """Return the model that each connected silo is given."""
         algorithm = self.run.algorithm
         models = {**algorithm.models(state), **self.apart}
-        common = algorithm.common(state)
-        if common is not None:
-            models = {**dict.fromkeys((s.name for s in self.room.labelled), common), **models}
+        shared = algorithm.global_model(state)
+        if shared is not None:
+            models = {**dict.fromkeys((s.name for s in self.room.labelled), shared), **models}
         return self.stages.held(self.scene(state), Held(models))
 
     def evaluate(self, state: Any) -> tuple[dict[str, Evaluation], dict[str, Figures]]:

@@ -47,6 +47,16 @@ def _drawn(draw: Callable[..., Matrix], *keys: str) -> Plan:
     return plan
 
 
+def _plan_dirichlet(
+    chosen: Mapping[str, Any], counts: Indices, rng: np.random.Generator
+) -> tuple[Matrix, Matrix]:
+    alpha, least = chosen["dirichlet-alpha"], chosen["min-samples"]
+    shares = kinds.dirichlet_shares(
+        counts, chosen["silos"], alpha=alpha, min_samples=least, rng=rng
+    )
+    return shares, shares
+
+
 def _plan_sizes(
     chosen: Mapping[str, Any], counts: Indices, rng: np.random.Generator
 ) -> tuple[Matrix, Matrix]:
@@ -87,7 +97,7 @@ KINDS: dict[str, Kind] = {
     "iid": Kind({}, _drawn(lambda counts, silos, rng: kinds.iid_shares(silos))),
     "sizes": Kind({"sizes": ""}, _plan_sizes),
     "half-normal": Kind({}, _drawn(kinds.half_normal_shares, "min-samples")),
-    "dirichlet": Kind({"alpha": 1.0}, _drawn(kinds.dirichlet_shares, "alpha", "min-samples")),
+    "dirichlet": Kind({"dirichlet-alpha": 1.0}, _plan_dirichlet),
     "classes-per-silo": Kind({"classes": 2}, _drawn(kinds.classes_per_silo_shares, "classes")),
     "one-class-shards": Kind({"shards": 100}, _drawn(kinds.one_class_shards_shares, "shards")),
     "power-law": Kind(
@@ -142,9 +152,9 @@ def make_split(
         rotations: degrees, "a,b,…": silo i of N is rotated by entry ``i · len // N``.
         permutations: k: silo i of N has label permutation ``i · k // N``; 1 = none.
 
-    Keys of one kind: ``alpha`` (dirichlet); ``classes`` (classes-per-silo, power-law); ``shards``
-    (one-class-shards); ``base``, ``sigma`` (power-law); ``sizes``, as "2500x10,340x10"; ``groups``
-    as "0,1;1,2", ``own-share``, ``small-from``, ``small-share`` (label-groups).
+    Keys of one kind: ``dirichlet-alpha`` (dirichlet); ``classes`` (classes-per-silo, power-law);
+    ``shards`` (one-class-shards); ``base``, ``sigma`` (power-law); ``sizes``, as "2500x10,340x10";
+    ``groups`` as "0,1;1,2", ``own-share``, ``small-from``, ``small-share`` (label-groups).
 
     Args:
         labels: (n,) labels of the training part.

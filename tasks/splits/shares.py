@@ -107,7 +107,9 @@ def dirichlet_shares(
     is heterogeneous.
     """
     if not (isfinite(alpha) and alpha >= MIN_ALPHA):
-        raise TaskError(f"alpha must be a finite number of at least {MIN_ALPHA}. Got {alpha}.")
+        raise TaskError(
+            f"dirichlet-alpha must be a finite number of at least {MIN_ALPHA}. Got {alpha}."
+        )
     for _ in range(MAX_TRIES):
         shares = _draw_dirichlet(counts, silos, alpha, rng)
         if _rounded(shares, counts).sum(axis=1).min() >= min_samples:

@@ -37,7 +37,7 @@ KEYS: dict[str, str] = {
     "flsc": "num-groups = 2",
     "cfl": "first-split = 1",
     "flhc": "rounds-before = 1",
-    "kmeans": "num-groups = 2\npretrain-epochs = 1",
+    "kmeans": "num-groups = 2\ncold-start-epochs = 1",
     "fednova": "",
 }
 

@@ -19,7 +19,7 @@ KEYS: dict[str, Any] = {
     "strategy": "fedgroup",
     "task": TASK,
     "num-groups": 2,
-    "pretrain-epochs": 30,
+    "cold-start-epochs": 30,
     "local-epochs": 40,
     "batch-size": 64,
     "seed": 1,

@@ -19,7 +19,7 @@ silos = 12
 seed = 3
 [split]
 kind = "dirichlet"
-alpha = 1.0
+dirichlet-alpha = 1.0
 permutations = 2
 [run]
 strategy = "hcct"

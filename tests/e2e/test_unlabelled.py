@@ -26,7 +26,7 @@ from tests.e2e.runs import NAMES, record_of, spec, until
 from tests.e2e.trio import Trio
 
 KEYS: dict[str, Any] = {
-    **{"strategy": "fedgroup", "task": TASK, "num-groups": 2, "pretrain-epochs": 30},
+    **{"strategy": "fedgroup", "task": TASK, "num-groups": 2, "cold-start-epochs": 30},
     **{"local-epochs": 10, "batch-size": 16, "seed": 1, "min-silos": 5, "rounds": 3},
 }
 TURNED = {"rotation": 180}
@@ -79,7 +79,7 @@ def test_a_silo_without_labels_gets_the_model_of_its_group_as_in_one_process(
 def test_when_labels_come_in_a_run_the_silo_trains(trio: Trio, tmp_path: Path) -> None:
     own = begin(trio, tmp_path)
     trio.gate.close()
-    run_id, folder = trio.submit(**KEYS | ONE_BATCH | {"rounds": 4, "pretrain-epochs": 1})
+    run_id, folder = trio.submit(**KEYS | ONE_BATCH | {"rounds": 4, "cold-start-epochs": 1})
     trio.gate.hold(5)
     trio.end_silo("new")
     trio.processes["new"].wait(20)

@@ -183,7 +183,7 @@ def test_the_learning_problems_of_the_guide_are_learned(
 @pytest.mark.parametrize(
     ("keys", "said"),
     [
-        ({"leading-metric": "auroc"}, "It has mae, rmse, r2 and loss"),
+        ({"primary-metric": "auroc"}, "It has mae, rmse, r2 and loss"),
         (
             {"balance": "weights"},
             "balance = 'weights' cannot be used for task 'own_stay:Stay', which has no classes",

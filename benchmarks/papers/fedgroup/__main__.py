@@ -143,8 +143,8 @@ def measure(folder: str) -> Callable[..., Entry]:
 
 
 def _fedgroup(data: Dataset, own: Mapping[str, Any], pretrain_epochs: int, seed: int) -> Build:
-    made = {"num_groups": data.num_groups, "pretrain_silos": ALPHA * data.num_groups, **own}
-    made |= {"pretrain_epochs": pretrain_epochs, "sample": SAMPLE, "seed": seed}
+    made = {"num_groups": data.num_groups, "cold_start_silos": ALPHA * data.num_groups, **own}
+    made |= {"cold_start_epochs": pretrain_epochs, "sample": SAMPLE, "seed": seed}
     return lambda config, options: FedGroup(**made, **options)
 
 

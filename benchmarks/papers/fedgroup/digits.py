@@ -24,13 +24,13 @@ ROUNDS, JOIN = 20, 7
 SETTINGS: dict[str, Mapping[str, Any]] = {
     "alone": {"strategy": "independent"},
     "global (FedAvg)": {"strategy": "fedavg"},
-    "EDC, 5 epochs": {"measure": "edc", "pretrain-epochs": 5},
-    "MADC, 5 epochs": {"measure": "madc", "pretrain-epochs": 5},
-    "EDC, 25 epochs": {"measure": "edc", "pretrain-epochs": 25},
-    "MADC, 25 epochs": {"measure": "madc", "pretrain-epochs": 25},
+    "EDC, 5 epochs": {"measure": "edc", "cold-start-epochs": 5},
+    "MADC, 5 epochs": {"measure": "madc", "cold-start-epochs": 5},
+    "EDC, 25 epochs": {"measure": "edc", "cold-start-epochs": 25},
+    "MADC, 25 epochs": {"measure": "madc", "cold-start-epochs": 25},
     "EDC, 25 epochs, number of groups not given": {
         "measure": "edc",
-        "pretrain-epochs": 25,
+        "cold-start-epochs": 25,
         "num-groups": "auto",
     },
 }

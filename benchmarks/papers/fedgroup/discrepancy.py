@@ -110,8 +110,8 @@ def measure(folder: str) -> Callable[..., Entry]:
         if how.get("groups", True):
             build = lambda config, options: FedGroup(  # noqa: E731
                 num_groups=GROUPS,
-                pretrain_silos=ALPHA * GROUPS,
-                pretrain_epochs=1,
+                cold_start_silos=ALPHA * GROUPS,
+                cold_start_epochs=1,
                 sample=SAMPLE,
                 seed=seed,
                 inter_group_lr=eta,

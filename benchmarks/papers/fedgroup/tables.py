@@ -68,9 +68,9 @@ METHODS: dict[str, Method] = {
 """In the order in which they are run."""
 FIRST = "mnist-mclr"
 MORE = {
-    "FG-EDC, all pre-train": Method("fedgroup", False, {}, {"pretrain_silos": 1000}),
-    "FG-EDC, m = 5": Method("fedgroup", False, {}, {"num_groups": 5, "pretrain_silos": 100}),
-    "FG-EDC, m = 10": Method("fedgroup", False, {}, {"num_groups": 10, "pretrain_silos": 200}),
+    "FG-EDC, all pre-train": Method("fedgroup", False, {}, {"cold_start_silos": 1000}),
+    "FG-EDC, m = 5": Method("fedgroup", False, {}, {"num_groups": 5, "cold_start_silos": 100}),
+    "FG-EDC, m = 10": Method("fedgroup", False, {}, {"num_groups": 10, "cold_start_silos": 200}),
 }
 """Other groups than the paper's, on the first row alone: see ``groups``."""
 METHODS |= MORE

@@ -5,7 +5,7 @@
     events.jsonl          the same as it happens, one JSON object per line, for the live view
     run.log               the coordinator's log
     models/<silo>.safetensors   each silo's final model
-    common.safetensors          FedGroup's global model, of silos without a group
+    global.safetensors          FedGroup's global model, of silos without a group
     checkpoints/          the state of the run after each of its last rounds
     lock                  held by the writing process
 """
@@ -30,7 +30,6 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
-from coterie import wire
 from coterie.server.runs.record.contents import Round, Run, SiloFacts
 from coterie.server.runs.record.format import json_of, line_of, plain_round
 from coterie.server.runs.record.metrics import collaboration
@@ -41,7 +40,7 @@ from coterie.system import logs
 from coterie.system.files import replacing, write_atomically
 from coterie.wire import Model, model_hash
 
-COMMON = "common.safetensors"
+GLOBAL = "global.safetensors"
 LARGE_BYTES, WRITING_SHARE = 4_000_000, 0.05
 """Size beyond which ``run.json`` is not rewritten after every round, and the largest share of the
 time spent rewriting it. What it lacks is in ``events.jsonl``."""
@@ -138,21 +137,21 @@ class Recorder:
         self,
         models: Mapping[str, Model],
         *,
-        common: Model | None = None,
+        global_model: Model | None = None,
         alone: Mapping[str, float] | None = None,
     ) -> None:
         """Write the final models, compare with local training, and close the record.
 
         Args:
-            common: the model of silos without their own, if there is one.
+            global_model: of silos without their own, if there is one.
             alone: silo → error of an independent run.
         """
         hashes = {}
         for name, model in sorted(models.items()):
             _write_model(self.folder / "models" / f"{name}.safetensors", model)
             hashes[name] = model_hash(model)
-        if common is not None:
-            _write_model(self.folder / COMMON, common)
+        if global_model is not None:
+            _write_model(self.folder / GLOBAL, global_model)
         beside = None if alone is None else collaboration(self.run.final_errors, alone)
         self._close(status="completed", model_hashes=hashes, collaboration=beside)
 
@@ -199,7 +198,7 @@ class Recorder:
         first = next((silo for silo in silos.values() if silo.described), None)
         if first is None:
             return {}
-        metric = str(self.run.config.get(wire.METRIC) or first.metric)
+        metric = str(self.run.config.get("primary-metric") or first.metric)
         in_units = metric in ("mae", "rmse")
         return {"metric": metric, "unit": first.unit if in_units else ""}
 

@@ -103,7 +103,7 @@ REPLIED: Mapping[str, Lie] = {
     "reports nothing but 0": reports(lambda v: 0 if isinstance(v, int) else 0.0),
 }
 OPTIONS: Mapping[str, Mapping[str, Any]] = {
-    "fedgroup": {"num-groups": 2, "pretrain-epochs": 1},
+    "fedgroup": {"num-groups": 2, "cold-start-epochs": 1},
     **{name: {"num-groups": 2} for name in ("ifca", "flsc", "fesem", "kmeans")},
     **{name: {"generator-steps": 3, "generator-hidden": 8} for name in ("fedgenp", "fedgen")},
 }

@@ -52,7 +52,7 @@ def test_it_follows_the_policy() -> None:
         strategies=("hcct",),
         min_group_size=3,
         keep_layers="head",
-        metrics=(),
+        share_metrics=(),
         auxiliary=False,
         max_local_epochs=5,
         max_rounds=7,
@@ -128,7 +128,7 @@ def test_every_part_of_the_policy_that_bounds_what_leaves_has_its_words() -> Non
         "hours",
         "days",
     }
-    assert {field.name for field in fields(Policy)} == covered | of_work | {"metrics"}
+    assert {field.name for field in fields(Policy)} == covered | of_work | {"share_metrics"}
 
 
 @pytest.mark.parametrize(

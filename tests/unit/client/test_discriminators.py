@@ -313,7 +313,7 @@ def test_asked_without_pairs_a_silo_says_what_it_can_hold_out() -> None:
 
 @pytest.mark.parametrize("metrics", ["", "train-loss,loss,error,seconds"])
 def test_what_the_server_must_know_leaves_whatever_metrics_may(metrics: str) -> None:
-    reply = ask(wire.EVALUATE_DISCRIMINATOR, node=digits_config("a", metrics=metrics))
+    reply = ask(wire.EVALUATE_DISCRIMINATOR, node=digits_config("a", **{"share-metrics": metrics}))
     needed = {wire.NUM_EXAMPLES, wire.HELD_OUT, wire.DISCRIMINATOR_BYTES}
     assert needed == set(wire.read_metrics(reply.content)) - {wire.SECONDS}
 

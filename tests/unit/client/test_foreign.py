@@ -188,7 +188,7 @@ def test_states_of_old_runs_are_forgotten() -> None:
 
 def test_what_leaves_is_in_the_ledger_before_it_goes(tmp_path: Path) -> None:
     app, _ = echo()
-    reply = asked(ForeignApp(app), settings(tmp_path, metrics=("train-loss",)))
+    reply = asked(ForeignApp(app), settings(tmp_path, share_metrics=("train-loss",)))
     (line,) = (tmp_path / "ledger.jsonl").read_text().splitlines()
     noted = json.loads(line)
     assert noted["values"]["metrics"] == dict(reply.content["metrics"].items())
@@ -229,7 +229,7 @@ def test_of_an_error_only_its_kind_leaves(
 )
 def test_only_the_metrics_that_the_silo_names_leave(metrics: Any, leave: set[str]) -> None:
     app, _ = echo(more=MetricRecord({"f1": 0.2}), config=ConfigRecord({"labels": "1,2,3"}))
-    reply = asked(ForeignApp(app), settings(metrics=metrics))
+    reply = asked(ForeignApp(app), settings(share_metrics=metrics))
     assert set(reply.content["metrics"]) == leave
     assert set(reply.content["more"]) == leave & {"f1"}
     assert set(reply.content["config"]) == ({"labels"} if metrics is None else set())
@@ -363,8 +363,8 @@ def test_what_holds_for_an_app_and_what_does_not_is_said() -> None:
     text = "\n".join(
         conditions(
             settings(
-                strategies=("hcct",), min_group_size=3, max_local_epochs=2, metrics=("loss",),
-                auxiliary=False,
+                strategies=("hcct",), min_group_size=3, max_local_epochs=2,
+                share_metrics=("loss",), auxiliary=False,
             )
         )
     )  # fmt: skip

@@ -54,7 +54,7 @@ def test_every_line_of_silo_toml_reaches_the_settings(tmp_path: Path) -> None:
     (tmp_path / "silo.toml").write_text(
         'name = "a"\ntask = "study.toml"\n[data]\ndata = "x.csv"\ntest-share = 0.3\n'
         '[policy]\nstrategies = ["hcct"]\nmin_group_size = 3\nkeep_layers = "head"\n'
-        'metrics = ["error"]\nauxiliary = false\nlabel_counts = true\nalpha = 20\n'
+        'share_metrics = ["error"]\nauxiliary = false\nlabel_counts = true\nalpha = 20\n'
         "[limits]\nmax_local_epochs = 5\nmax_rounds = 50\n"
         '[compute]\ndevice = "cpu"\nthreads = 2\ngpu_memory = 0.5\nnice = 10\n'
     )
@@ -72,7 +72,7 @@ def test_every_line_of_silo_toml_reaches_the_settings(tmp_path: Path) -> None:
     [
         ("[policy]\nmin_group = 3", "unknown key 'policy.min_group': did you mean min_group_size?"),
         ("[policy]\nmin_group_size = 0", "policy.min_group_size"),
-        ('[policy]\nmetrics = ["a, b"]', "policy.metrics"),
+        ('[policy]\nshare_metrics = ["a, b"]', "policy.share_metrics"),
         ("[compute]\ngpu_memory = 2.0", "compute.gpu_memory"),
         ("[compute", "is not TOML"),
     ],

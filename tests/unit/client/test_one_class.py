@@ -57,7 +57,7 @@ def _pairs(draw: np.random.Generator) -> list[list[float]]:
 def test_they_take_part_and_the_record_holds_no_nan(
     keys: dict[str, Any], nodes: list[dict[str, Any]], tmp_path: Path
 ) -> None:
-    settings = {"task": "ill", "leading-metric": "auroc"}
+    settings = {"task": "ill", "primary-metric": "auroc"}
     run(tmp_path / "r", nodes, **(settings | keys))
     text = (tmp_path / "r" / "run.json").read_text()
     json.loads(text, parse_constant=pytest.fail)

@@ -39,12 +39,12 @@ def every_kind(node_config: dict[str, Any], **config: Any) -> list[Message]:
 
 def test_settings_survive_flower_s_node_config() -> None:
     policy = Policy(("hcct", "fedavg"), 3, "head", ("error",), False, True, max_rounds=20)
-    for held in (policy, Policy(), Policy(metrics=())):
+    for held in (policy, Policy(), Policy(share_metrics=())):
         settings = SiloSettings("a", policy=held)
         again = SiloSettings.from_node_config(settings.to_node_config(), node_id=1)
         assert again.policy == held
     with pytest.raises(SettingsError, match="metrics must be names with commas between them"):
-        SiloSettings.from_node_config({"metrics": "my labels"}, node_id=1)
+        SiloSettings.from_node_config({"share-metrics": "my labels"}, node_id=1)
 
 
 def test_without_a_policy_everything_is_allowed() -> None:
@@ -138,9 +138,12 @@ def test_as_many_epochs_as_agreed_are_served_however_they_are_counted(
 @pytest.mark.parametrize(
     ("asked", "said"),
     [
-        ({"pretrain_epochs": 3}, "trains at most 2 epochs a round; this run asks for 3 (pretrain-"),
+        (
+            {"pretrain_epochs": 3},
+            "trains at most 2 epochs a round; this run asks for 3 (cold-start-",
+        ),
         ({"pretrain_epochs": "9"}, "trains at most 2 epochs a round; this run asks for 9"),
-        ({"pretrain_steps": 7}, "(pretrain-steps) use its training samples 3 times"),
+        ({"pretrain_steps": 7}, "(cold-start-steps) use its training samples 3 times"),
         ({"pretrain_steps": -1}, "pretrain-steps must be an integer of at least 0"),
         ({"label_counts": True}, "does not share its label counts. At the silo,"),
     ],
@@ -176,10 +179,10 @@ def test_a_newcomer_of_few_epochs_takes_part_in_hcct_with_a_short_catch_up(tmp_p
 def test_what_the_silo_refuses_it_refuses_when_it_joins(tmp_path: Path) -> None:
     """The server's own terms: no round is begun."""
     for keys in (
-        {"strategy": "fedgroup", "num-groups": 1, "pretrain-epochs": 9},
-        {"strategy": "fedgroup", "num-groups": 1, "pretrain-steps": 300},
-        {"strategy": "fedgroup", "num-groups": 1, "pretrain-epochs": 9, "generators": "silos"},
-        {"strategy": "kmeans", "pretrain-epochs": 9},
+        {"strategy": "fedgroup", "num-groups": 1, "cold-start-epochs": 9},
+        {"strategy": "fedgroup", "num-groups": 1, "cold-start-steps": 300},
+        {"strategy": "fedgroup", "num-groups": 1, "cold-start-epochs": 9, "generators": "silos"},
+        {"strategy": "kmeans", "cold-start-epochs": 9},
         {"local-steps": 300},
         {"personalise": "finetune", "personal-epochs": 50},
         {"strategy": "pfedme"},
@@ -214,9 +217,9 @@ def test_only_permitted_metrics_leave() -> None:
     model = initial()
     all_of_them = read_metrics(train(model, evaluate_received=True).content)
     assert {wire.TRAIN_LOSS, wire.RECEIVED_ERROR, wire.SECONDS} <= set(all_of_them)
-    some = read_metrics(train(model, silo(metrics="error"), evaluate_received=True).content)
+    some = read_metrics(train(model, silo(share_metrics="error"), evaluate_received=True).content)
     assert set(some) == {wire.NUM_EXAMPLES, wire.RECEIVED_ERROR, wire.RECEIVED_EXAMPLES}
-    none = ask(wire.EVALUATE, silo(metrics=""), model=model, **TRAINING)
+    none = ask(wire.EVALUATE, silo(share_metrics=""), model=model, **TRAINING)
     assert set(read_metrics(none.content)) == {wire.NUM_EXAMPLES}
 
 
@@ -242,10 +245,10 @@ def test_metrics_that_tell_class_frequencies_and_unknown_ones_stay_unless_they_a
     for name in (*REVEALING, "mine"):
         ends = {name, f"{name}-low", f"{name}-high"}
         assert not ends & by_default
-        assert leaving(Policy(metrics=(name,))) == ends, "named, and nothing else is"
-    everything = Policy(metrics=(*NAMES, "mine"))
+        assert leaving(Policy(share_metrics=(name,))) == ends, "named, and nothing else is"
+    everything = Policy(share_metrics=(*NAMES, "mine"))
     assert leaving(everything) == set(FIGURES) - {wire.NUM_EXAMPLES}
-    assert permitted(FIGURES, Policy(metrics=()))[wire.NUM_EXAMPLES] == 7
+    assert permitted(FIGURES, Policy(share_metrics=()))[wire.NUM_EXAMPLES] == 7
 
 
 def test_of_a_full_evaluation_what_reveals_leaves_only_if_it_is_named() -> None:
@@ -253,7 +256,7 @@ def test_of_a_full_evaluation_what_reveals_leaves_only_if_it_is_named() -> None:
     asked = TRAINING | {"keep": True}
     by_default, named = (
         set(read_metrics(ask(wire.EVALUATE, node, model=initial(), **asked).content))
-        for node in (silo(), silo(metrics="balanced-accuracy,trivial"))
+        for node in (silo(), silo(share_metrics="balanced-accuracy,trivial"))
     )
     assert {"error", "error-low", "error-high", "brier", "brier-low"} <= by_default
     assert not {"balanced-accuracy", "balanced-accuracy-low", "f1", "trivial"} & by_default
@@ -264,7 +267,7 @@ def test_of_a_full_evaluation_what_reveals_leaves_only_if_it_is_named() -> None:
 
 def test_a_metric_that_no_task_has_is_refused_unless_an_app_of_one_s_own_serves() -> None:
     with pytest.raises(SettingsError, match="names 'eror', which no task has"):
-        open_session(SiloSettings.from_node_config(silo(metrics="error,eror"), node_id=1))
+        open_session(SiloSettings.from_node_config(silo(share_metrics="error,eror"), node_id=1))
 
 
 def test_models_beside_the_task_s_leave_only_if_the_silo_lets_them() -> None:

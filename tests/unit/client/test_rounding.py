@@ -195,7 +195,7 @@ def test_trainings_beside_the_rounds_own_are_rounded_and_leave_nothing_behind(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(evaluate, "_end_run", lambda request: None)
-    keys = {"num-groups": 2, "pretrain-steps": 3, "rounds": 2, "wire-format": "delta-int8"}
+    keys = {"num-groups": 2, "cold-start-steps": 3, "rounds": 2, "wire-format": "delta-int8"}
     play(tmp_path, Kinds, "fedgroup", **keys)
     entries = {e["purpose"]: e for e in read(tmp_path / "a") if "train" in e["type"]}
     for purpose in ("cold-start", ""):

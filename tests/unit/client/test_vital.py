@@ -117,12 +117,12 @@ def test_a_command_line_goes_before_silo_toml(
     monkeypatch.delenv(logs.ENVIRONMENT, raising=False)
     home = create(tmp_path, "north")
     file = tmp_path / "silo.toml"
-    text = file.read_text().replace('metrics = ""', 'metrics = "9465"')
+    text = file.read_text().replace('metrics_address = ""', 'metrics_address = "9465"')
     file.write_text(text.replace('log_format = "text"', 'log_format = "json"'))
     home = type(home)(tmp_path)
     own = _monitoring(home, "", "")
-    assert (own.metrics, own.log_format) == ("127.0.0.1:9465", "json")
-    assert _monitoring(home, "[::]:1", "text").metrics == "[::]:1"
+    assert (own.metrics_address, own.log_format) == ("127.0.0.1:9465", "json")
+    assert _monitoring(home, "[::]:1", "text").metrics_address == "[::]:1"
     with pytest.raises(SettingsError, match="must be PORT or HOST:PORT"):
         _monitoring(None, "x", "")
     with pytest.raises(SettingsError, match="text or json"):

@@ -202,7 +202,7 @@ def test_a_run_that_is_resumed_ends_at_the_same_round(tmp_path: Path, cut: str) 
 def test_patience_goes_by_what_silos_let_leave(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    silent = nodes(tmp_path, metrics="train-loss")
+    silent = nodes(tmp_path, **{"share-metrics": "train-loss"})
     found = run(tmp_path, silos=silent, rounds=5, validation=0.25, patience=1)
     assert found.rounds[-2].round == 5
     assert "no silo reported its error on validation data" in caplog.text

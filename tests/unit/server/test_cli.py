@@ -52,9 +52,9 @@ def submitted(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
 @pytest.mark.parametrize(
     "line",
     [
-        ["run", "fedcollab", "--alone", "runs/independent-1"],
-        ["run", "fedcollab", "--set", "alone=runs/independent-1"],
-        ["simulate", "sim.toml", "--set", "alone=runs/independent-1"],
+        ["run", "fedcollab", "--baseline-run", "runs/independent-1"],
+        ["run", "fedcollab", "--set", "baseline-run=runs/independent-1"],
+        ["simulate", "sim.toml", "--set", "baseline-run=runs/independent-1"],
     ],
 )
 def test_a_folder_of_a_run_alone_that_is_here_is_made_absolute(
@@ -67,10 +67,10 @@ def test_a_folder_of_a_run_alone_that_is_here_is_made_absolute(
     folder = tmp_path / "runs" / "independent-1"
     folder.mkdir(parents=True)
     CliRunner().invoke(app, line)
-    assert submitted[-1]["alone"] == "runs/independent-1", "no run is there: a name, perhaps"
+    assert submitted[-1]["baseline-run"] == "runs/independent-1", "no run is there: a name, perhaps"
     (folder / "run.json").write_text("{}")
     CliRunner().invoke(app, line)
-    assert submitted[-1]["alone"] == str(folder.resolve())
+    assert submitted[-1]["baseline-run"] == str(folder.resolve())
 
 
 @pytest.mark.parametrize("named", [".", "../fedavg-1", "../newest", "../../runs/fedavg-1/"])
@@ -114,7 +114,7 @@ def test_a_run_that_is_not_here_is_resumed_by_its_name(submitted: list[dict[str,
 @pytest.mark.parametrize(
     ("setting", "value"),
     [
-        ("alone=1795304029227496", "1795304029227496"),
+        ("baseline-run=1795304029227496", "1795304029227496"),
         ("label=2024", "2024"),
         ("label=1e5", "1e5"),
         ("label=true", "true"),
@@ -180,7 +180,7 @@ def test_what_a_person_can_mend_is_one_line(
     [
         (["members", "list", "--federation", "~typo/f"], "'~typo/f' does not exist: there is no"),
         (["runs", "--runs-dir", "~typo/f"], "'~typo/f' does not exist: there is no"),
-        (["run", "hcct", "--alone", "~typo/f"], "'~typo/f' does not exist: there is no"),
+        (["run", "hcct", "--baseline-run", "~typo/f"], "'~typo/f' does not exist: there is no"),
         (["run", "--resume", "~typo/f"], "'~typo/f' does not exist: there is no"),
         (["runs", "report", "~typo/f"], "'~typo/f' does not exist: there is no"),
         (["simulate", "~typo/f.toml"], "'~typo/f.toml' does not exist: there is no"),

@@ -361,7 +361,8 @@ def test_a_file_with_a_byte_order_mark_is_read(tmp_path: Path) -> None:
 def test_silos_can_be_cut_from_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("COTERIE_DATA", raising=False)
     text = 'task = "mnist"\ndata = "d"\nsilos = 12\nseeds = [5]\n'
-    text += '[split]\nkind = "dirichlet"\nalpha = 0.5\ntest-share = 0.1\n[options]\ntrain = 9\n'
+    text += '[split]\nkind = "dirichlet"\ndirichlet-alpha = 0.5\ntest-share = 0.1\n'
+    text += "[options]\ntrain = 9\n"
     file = written(tmp_path, text + FEDAVG)
     (first, *_, last) = read(file).silos(Repeat(5))
     assert (first.name, last.name) == ("silo-00", "silo-11")
@@ -370,7 +371,7 @@ def test_silos_can_be_cut_from_a_folder(tmp_path: Path, monkeypatch: pytest.Monk
         "data": str(tmp_path / "d"),
         "train": 9,
         "split": "dirichlet",
-        "split-alpha": 0.5,
+        "split-dirichlet-alpha": 0.5,
         "test-share": 0.1,
         "silos": 12,
         "silo": 11,
@@ -400,7 +401,7 @@ def test_silos_can_be_cut_from_a_folder(tmp_path: Path, monkeypatch: pytest.Monk
         ("silos = 3\nseeds = [0]\n" + FEDAVG, r"needs a \[split\] with its kind"),
         (
             'silos = 3\nseeds = [0]\n[split]\nkind = "iid"\nalfa = 1\n' + FEDAVG,
-            r"\[split\] has no key 'alfa'. It has kind, alpha",
+            r"\[split\] has no key 'alfa'. It has kind, base",
         ),
         (WHOLE + FEDAVG, "two strategies are called 'fedavg'"),
         (WHOLE + "[[strategies]]\nname = 'x'\n", "needs a 'strategy'"),
@@ -408,7 +409,7 @@ def test_silos_can_be_cut_from_a_folder(tmp_path: Path, monkeypatch: pytest.Monk
         (WHOLE.replace("num-groups = 2", "num-grups = 2"), "unknown key 'num-grups'"),
         (WHOLE.replace("num-groups = 2", "seed = 2"), "key 'seed';"),
         (WHOLE.replace("rounds = 2", 'rounds = 2\nstrategy = "hcct"'), "key 'strategy';"),
-        (WHOLE.replace("rounds = 2", 'rounds = 2\nalone = "x"'), "key 'alone';"),
+        (WHOLE.replace("rounds = 2", 'rounds = 2\nalone = "x"'), "key 'baseline-run';"),
         (
             WHOLE.replace('"ifca"', '"flsc"').replace("num-groups = 2", "num-groups = 1"),
             "soft-groups must be at most num-groups = 1. Got 2",
@@ -490,7 +491,7 @@ def test_every_record_is_compared_with_the_run_alone_of_its_seed(tmp_path: Path)
         for seed in (0, 3):
             (path,) = (folder / "records").glob(f"{label}-*-seed{seed}/run.json")
             record = json.loads(path.read_text(encoding="utf-8"))
-            assert Path(record["config"]["alone"]).name.endswith(f"-seed{seed}")
+            assert Path(record["config"]["baseline-run"]).name.endswith(f"-seed{seed}")
             figures.append(record["collaboration"])
         assert np.mean([f["ipr"] for f in figures]) == pytest.approx(by_name[name].ipr)
         assert np.mean([f["rsd"] for f in figures]) == pytest.approx(by_name[name].rsd)
@@ -653,8 +654,8 @@ def test_a_target_is_a_value_of_the_metric_that_leads(tmp_path: Path) -> None:
     assert fedavg.reached == 1 and fedavg.error < 0.45
     with pytest.raises(FederationError, match=r"target: the metric is AUROC, so .* Got 12"):
         read(written(tmp_path, "target = 12\n" + DECLARED + RUN + FEDAVG))
-    mixed = RUN + FEDAVG + 'leading-metric = "error"\n'
-    with pytest.raises(FederationError, match="leading-metric must be the same for all"):
+    mixed = RUN + FEDAVG + 'primary-metric = "error"\n'
+    with pytest.raises(FederationError, match="primary-metric must be the same for all"):
         read(written(tmp_path, DECLARED + mixed))
 
 

@@ -298,7 +298,7 @@ FREE = (
     "optimiser",
     "label",
     "churn",
-    "alone",
+    "baseline-run",
     "tracking",
     "runs-dir",
     "resume",
@@ -354,7 +354,7 @@ def test_every_end_of_what_a_key_may_be_is_taken_and_what_is_beyond_is_refused(n
 
 
 FITTING = (
-    "soft-groups", "pretrain-silos", "rounds", "personal", "moreau-lambda", "proximal-mu",
+    "soft-groups", "cold-start-silos", "rounds", "personal", "moreau-lambda", "proximal-mu",
     "generator-steps",
 )  # fmt: skip
 """Keys that other keys bound too."""
@@ -378,12 +378,12 @@ def beyond(entry: Mapping[str, Any]) -> list[Any]:
     ("keys", "said"),
     [
         (
-            {"strategy": "fedgroup", "pretrain-epochs": 2, "pretrain-steps": 7},
-            "pretrain-epochs or pretrain-steps, not both: one must be 0. Got 2 and 7",
+            {"strategy": "fedgroup", "cold-start-epochs": 2, "cold-start-steps": 7},
+            "cold-start-epochs or cold-start-steps, not both: one must be 0. Got 2 and 7",
         ),
         (
-            {"strategy": "fedgroup", "pretrain-silos": 2},
-            "pretrain-silos must be 0, for all, or at least num-groups = 3. Got 2",
+            {"strategy": "fedgroup", "cold-start-silos": 2},
+            "cold-start-silos must be 0, for all, or at least num-groups = 3. Got 2",
         ),
         (
             {"strategy": "pfedme", "lr": 0.2, "moreau-lambda": 10},
@@ -473,12 +473,12 @@ def test_a_silo_is_told_what_messages_beside_the_training_will_ask_for() -> None
         asked = ("pretrain-epochs", "pretrain-steps", "label-counts")
         return {key: value for key, value in terms(read).items() if key in asked}
 
-    assert demands(strategy="fedgroup", pretrain_epochs=30) == {"pretrain-epochs": 30}
-    assert demands(strategy="fedgroup", pretrain_steps=7) == {"pretrain-steps": 7}
-    assert demands(strategy="fedgroup", pretrain_epochs=30, generators="groups") == {
+    assert demands(strategy="fedgroup", cold_start_epochs=30) == {"pretrain-epochs": 30}
+    assert demands(strategy="fedgroup", cold_start_steps=7) == {"pretrain-steps": 7}
+    assert demands(strategy="fedgroup", cold_start_epochs=30, generators="groups") == {
         "pretrain-epochs": 30
     }
-    assert demands(strategy="kmeans", pretrain_epochs=30) == {"pretrain-epochs": 30}
+    assert demands(strategy="kmeans", cold_start_epochs=30) == {"pretrain-epochs": 30}
     assert demands(strategy="fedgen") == {"label-counts": True}
     for name in ("fedgroup", "kmeans", "hcct", "fedgenp", "fedcollab"):
         assert demands(strategy=name) == {}

@@ -54,7 +54,7 @@ def test_fedcollab_finds_the_three_hidden_groups_before_any_training(tmp_path: P
 
 def test_a_run_is_compared_with_an_independent_one(tmp_path: Path) -> None:
     play("independent", 0, tmp_path, rounds=1)
-    play("fedavg", 0, tmp_path, rounds=1, alone="independent")
+    play("fedavg", 0, tmp_path, rounds=1, **{"baseline-run": "independent"})
     record = record_of(tmp_path / "fedavg")
     figures = record["collaboration"]
     assert figures["silos"] == 9
@@ -65,18 +65,18 @@ def test_a_run_is_compared_with_an_independent_one(tmp_path: Path) -> None:
     assert made.collaboration is not None
     fewer = replace(made.collaboration, silos=8, mean_accuracy=0.75)
     assert replace(made, collaboration=fewer).mean_error == 0.25, "of silos with a baseline"
-    with pytest.raises(FederationError, match="alone must name a completed independent run"):
-        play("fedavg", 0, tmp_path, rounds=1, alone="fedavg")
+    with pytest.raises(FederationError, match="baseline-run must name a completed independent run"):
+        play("fedavg", 0, tmp_path, rounds=1, **{"baseline-run": "fedavg"})
     with pytest.raises(FederationError, match="there is no run"):
-        play("fedavg", 0, tmp_path, rounds=1, alone="nothing")
-    play("fedavg", 1, tmp_path, rounds=1, alone="independent")
+        play("fedavg", 0, tmp_path, rounds=1, **{"baseline-run": "nothing"})
+    play("fedavg", 1, tmp_path, rounds=1, **{"baseline-run": "independent"})
     said = (tmp_path / "fedavg" / "run.log").read_text(encoding="utf-8")
-    assert "alone: run independent has seed 0, this one 1" in said
+    assert "baseline-run: run independent has seed 0, this one 1" in said
     record = record_of(tmp_path / "independent")
     record["config"]["task"] = "mnist"
     (tmp_path / "independent" / "run.json").write_text(json.dumps(record))
     with pytest.raises(FederationError, match=r"same task, digits\. independent is a run of mnist"):
-        play("fedavg", 0, tmp_path, rounds=1, alone="independent")
+        play("fedavg", 0, tmp_path, rounds=1, **{"baseline-run": "independent"})
 
 
 def test_the_demos_silos_share_no_sample_and_have_the_sizes_that_it_says() -> None:

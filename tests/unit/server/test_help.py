@@ -68,7 +68,7 @@ def test_every_command_option_and_argument_says_what_it_is_for(path: str) -> Non
 
 def test_keys_of_a_run_are_explained_by_the_run_s_configuration() -> None:
     text = "".join(helped("coterie run").split())
-    for key in ("rounds", "alpha", "num-groups", "c", "alone", "seed", "task", "min-silos"):
+    for key in ("rounds", "alpha", "num-groups", "c", "baseline-run", "seed", "task", "min-silos"):
         assert "".join(all_keys()[key].help.split()) in text
     assert "Forhcct:α" in text, "whose key it is, for others refuse it"
 

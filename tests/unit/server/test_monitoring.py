@@ -237,14 +237,19 @@ def test_a_command_line_goes_before_coterie_toml(
 ) -> None:
     monkeypatch.delenv(logs.ENVIRONMENT, raising=False)
     file = federation.folder / "coterie.toml"
-    text = file.read_text().replace('metrics = ""', 'metrics = "9464"')
+    text = file.read_text().replace('metrics_address = ""', 'metrics_address = "9464"')
     file.write_text(text.replace('log_format = "text"', 'log_format = "json"'))
     own = load(federation.folder).config.monitoring
-    assert (own.metrics, own.log_format) == ("127.0.0.1:9464", "json")
+    assert (own.metrics_address, own.log_format) == ("127.0.0.1:9464", "json")
     config = load(federation.folder).monitored(metrics="0.0.0.0:1", log_format="text").config
-    assert (config.monitoring.metrics, config.monitoring.log_format) == ("0.0.0.0:1", "text")
+    assert (config.monitoring.metrics_address, config.monitoring.log_format) == (
+        "0.0.0.0:1",
+        "text",
+    )
     file.write_text(text.replace('"9464"', '"here"'))
-    with pytest.raises(FederationError, match=r"monitoring\.metrics: must be PORT or HOST:PORT"):
+    with pytest.raises(
+        FederationError, match=r"monitoring\.metrics_address: must be PORT or HOST:PORT"
+    ):
         load(federation.folder)
 
 

@@ -23,6 +23,7 @@ from coterie.server.runs.record import Recorder, event_of, read_run, read_whole,
 from coterie.server.runs.record.format import json_of, line_of, plain_round
 from coterie.server.runs.run import recorded_config
 from coterie.strategies.errors import FederationError
+from coterie.system import former_names
 
 RECORDS = Path(__file__).parent / "records"
 HCCT = RECORDS / "hcct-1"
@@ -45,6 +46,7 @@ def test_what_is_read_is_written_again_as_it_was(name: str) -> None:
     stored = raw(RECORDS / name)
     stored.pop("guard", None)
     stored["mean-accuracy"] = 1 - np.mean(list(run.final_errors.values()))
+    stored["config"] = former_names.of_today(stored["config"], former_names.RUN_KEYS, quiet=True)
     assert json.loads(text) == stored
 
 
@@ -97,8 +99,12 @@ def test_a_run_goes_on_after_a_round_of_its_record(tmp_path: Path) -> None:
     assert stored["resumed"][0]["previous-run-id"] == before["run-id"]
     assert stored["resumed"][0]["after-round"] == 3
     assert not {"final-evaluation", "final-groups", "guard", "model-hashes"} & stored.keys()
-    for key in ("started", "config", "silos", "initial-evaluation"):
+    for key in ("started", "silos", "initial-evaluation"):
         assert stored[key] == before[key]
+    assert stored["config"] == former_names.of_today(
+        before["config"], former_names.RUN_KEYS, quiet=True
+    )
+    assert {"baseline-run", "primary-metric"} & stored["config"].keys()
 
 
 @pytest.mark.parametrize(("name", "key"), [("hcct-1", "alpha"), ("fedcollab-1", "c")])
@@ -109,7 +115,7 @@ def test_its_configuration_is_taken_without_the_keys_of_other_strategies(
     config = recorded_config(run).plain()
     said = "guard = 0.2 of the record is left out: it was removed."
     assert said in caplog.text and "guard" not in config
-    assert "pretrain-epochs" in run.config and "pretrain-epochs" not in config
+    assert "cold-start-epochs" in run.config and "cold-start-epochs" not in config
     assert config[key] == run.config[key]
     assert {k: run.config[k] for k in config if k in run.config}.items() <= config.items()
 

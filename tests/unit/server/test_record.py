@@ -397,8 +397,8 @@ def test_a_run_whose_models_cannot_be_written_is_recorded_as_failed(
 def test_models_are_written_as_they_are_however_they_lie(tmp_path: Path) -> None:
     kept = Recorder(tmp_path / "run", RunConfig.read({}).plain(), run_id=1)
     turned = {"w": np.arange(6, dtype=np.float32).reshape(2, 3).T, "n": np.array(7)}
-    kept.finish({"a": turned}, common=turned)
-    for file in ("models/a.safetensors", "common.safetensors"):
+    kept.finish({"a": turned}, global_model=turned)
+    for file in ("models/a.safetensors", "global.safetensors"):
         np.testing.assert_equal(load_file(tmp_path / "run" / file), turned)
 
 

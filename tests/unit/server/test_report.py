@@ -327,7 +327,9 @@ def test_comparable_runs_are_found_beside_it(runs: Path) -> None:
     figures = summary(story)
     better = sum(alone[n] > own[n] for n in own)
     assert figures["ipr"] == pytest.approx(better / len(own))
-    assert figures["silos"]["site-003"]["error-alone"] == pytest.approx(alone["site-003"])
+    third = figures["silos"]["site-003"]
+    assert third["error-local"] == third["error-alone"] == pytest.approx(alone["site-003"])
+    assert figures["local-run"] == figures["alone-run"] == "independent-1"
 
 
 @pytest.mark.parametrize(

@@ -252,7 +252,7 @@ def test_a_run_that_ends_in_its_race_hands_out_what_is_best_by_then(
 def test_silos_that_keep_their_errors_back_are_grouped_by_what_the_others_measured() -> None:
     silos = nodes([0, 0, 0, 5, 5, 5], train=100)
     for silo in (silos[0], silos[4]):
-        silo["metrics"] = "train-loss"
+        silo["share-metrics"] = "train-loss"
     result = start(silos)
     assert verdict_of(result)["judges"] == [
         "s1-by-0", "s2-by-0", "s3-by-5", "s5-by-5"
@@ -262,7 +262,7 @@ def test_silos_that_keep_their_errors_back_are_grouped_by_what_the_others_measur
 
 @pytest.mark.nightly
 def test_where_nobody_may_say_anything_nobody_is_grouped(caplog: pytest.LogCaptureFixture) -> None:
-    silos = nodes([0, 0, 0, 0], metrics="train-loss")
+    silos = nodes([0, 0, 0, 0], **{"share-metrics": "train-loss"})
     with caplog.at_level(logging.WARNING, logger="coterie.run"):
         result = start(silos)
     assert all(len(group) == 1 for group in result.rounds[-1].groups)

@@ -539,7 +539,7 @@ def test_k_means_pre_trains_in_epochs_where_rounds_count_steps() -> None:
 
     grid = InProcessGrid(plain_app(note), NODES)
     common: dict[str, Any] = {"local-epochs": 1, "local-steps": 20}
-    run(KMeans(num_groups=3, pretrain_epochs=7, train_config=common), grid=grid, rounds=2)
+    run(KMeans(num_groups=3, cold_start_epochs=7, train_config=common), grid=grid, rounds=2)
     assert set(asked) == {("1", 7, 0), ("2", 1, 20)}
 
 

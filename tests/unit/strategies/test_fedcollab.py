@@ -620,7 +620,7 @@ def test_silos_that_let_few_metrics_leave_are_measured_like_others(tmp_path: Pat
     found = []
     for name, metrics in (("few", ["", "train-loss,loss,error,seconds"]), ("all", [None, None])):
         configs = [
-            digits_config(silo, i, **({} if may is None else {"metrics": may}))
+            digits_config(silo, i, **({} if may is None else {"share-metrics": may}))
             for i, (silo, may) in enumerate(zip("abc", [*metrics, None], strict=True))
         ]
         result = kit.run(tmp_path / name, configs, strategy="fedcollab", rounds=1)

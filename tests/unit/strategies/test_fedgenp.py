@@ -275,7 +275,7 @@ def test_groups_keep_learning_while_only_some_of_their_silos_are_drawn() -> None
             return state, orders
 
     algorithm = Watching(
-        base=FedGroup(num_groups=2, sample=1, pretrain_silos=4),
+        base=FedGroup(num_groups=2, sample=1, cold_start_silos=4),
         receivers="groups",
         head="w",
         plan=GeneratorPlan(steps=2, hidden=4),

@@ -232,7 +232,7 @@ def test_newcomers_go_where_equation_9_says_several_at_once() -> None:
 
 def test_a_newcomer_trains_once_from_w0_and_counts_in_its_group_from_the_next_round_on() -> None:
     common = {"lr": 0.1, "lr-decay": 0.9, "local-epochs": 2, "proximal-mu": 0.3}
-    strategy = fedgroup(num_groups=2, pretrain_epochs=7, train_config=common)
+    strategy = fedgroup(num_groups=2, cold_start_epochs=7, train_config=common)
     state, alone = started(strategy), started(strategy)
     deltas = DELTAS | {"new": [9, 1, 1]}
     state, orders = step(strategy, state, list(deltas), deltas, round=2)
@@ -330,7 +330,7 @@ def test_sampled_silos_are_cold_started_a_round_before_their_turn() -> None:
     names = [f"s{i:02}" for i in range(20)]
     rng = np.random.default_rng(1)
     deltas = {name: rng.normal([9, 0, 0]).tolist() for name in names}
-    strategy = fedgroup(num_groups=2, sample=5, pretrain_silos=4, seed=3)
+    strategy = fedgroup(num_groups=2, sample=5, cold_start_silos=4, seed=3)
     state = strategy.first({"w": W0})
     turns, pretrained = [], []
     for round in range(1, 31):
@@ -346,7 +346,7 @@ def test_sampled_silos_are_cold_started_a_round_before_their_turn() -> None:
 
 
 def test_only_the_drawn_silos_form_the_groups_and_the_others_are_placed_in_the_same_round() -> None:
-    strategy = fedgroup(num_groups=2, pretrain_silos=3, seed=1)
+    strategy = fedgroup(num_groups=2, cold_start_silos=3, seed=1)
     state = started(strategy)
     assert state.pretraining is not None and len(state.pretraining) == 3
     assert set(state.group_of) == set(DELTAS)
@@ -484,14 +484,17 @@ def test_badly_separated_groups_are_warned_about(caplog: pytest.LogCaptureFixtur
         ({"num_groups": 2.5}, r"num_groups must be .*, or 'auto'\. Got 2\.5\."),
         ({"num_groups": "many"}, "Got 'many'"),
         ({"measure": "cosine"}, "measure must be edc or madc. Got 'cosine'"),
-        ({"pretrain_epochs": -1}, "pretrain_epochs must be at least 0 and at most 10000. Got -1"),
         (
-            {"pretrain_epochs": 1, "pretrain_steps": 9},
-            "pretrain_epochs or pretrain_steps, not both: .* Got 1 and 9",
+            {"cold_start_epochs": -1},
+            "cold_start_epochs must be at least 0 and at most 10000. Got -1",
         ),
         (
-            {"pretrain_silos": 2},
-            "pretrain_silos must be 0, for all, or at least num_groups = 3. Got 2",
+            {"cold_start_epochs": 1, "cold_start_steps": 9},
+            "cold_start_epochs or cold_start_steps, not both: .* Got 1 and 9",
+        ),
+        (
+            {"cold_start_silos": 2},
+            "cold_start_silos must be 0, for all, or at least num_groups = 3. Got 2",
         ),
         ({"min_similarity": 1.5}, "min_similarity must be at least -1 and at most 1. Got 1.5"),
         (
@@ -523,7 +526,7 @@ def test_no_step_changes_the_state_it_is_given() -> None:
 def test_same_seed_same_models_and_another_draws_others() -> None:
     results = []
     for seed in (5, 5, 6):
-        strategy = FedGroup(num_groups=2, sample=3, pretrain_silos=4, seed=seed)
+        strategy = FedGroup(num_groups=2, sample=3, cold_start_silos=4, seed=seed)
         grid = InProcessGrid(plain_app(), plain_nodes(0, 0, 0, 0, 1, 1, 1))
         results.append(start(strategy, grid, rounds=4))
     one, same, other = (
@@ -550,7 +553,7 @@ def test_the_demos_hidden_groups_are_found_and_its_newcomer_placed(seed: int, me
     strategy = FedGroup(
         num_groups=3,
         measure=measure,
-        pretrain_epochs=25,
+        cold_start_epochs=25,
         seed=seed,
         roster=roster,
         train_config=train_config(config, run="test"),
@@ -577,8 +580,8 @@ def test_a_silo_that_no_group_has_at_the_end_keeps_the_global_model() -> None:
     result = start(strategy, grid)
     assert result.rounds[2].details["cold"] == ["node-5"]
     expected = global_model(result.state)
-    assert result.common is not None
-    assert_equal_models(result.common, expected)
+    assert result.global_model is not None
+    assert_equal_models(result.global_model, expected)
     evaluated = {
         m.metadata.dst_node_id: arrays_of(m.content["arrays"])
         for m in grid.sent
@@ -591,7 +594,7 @@ def test_a_silo_that_no_group_has_at_the_end_keeps_the_global_model() -> None:
 
 def test_there_is_no_global_model_before_there_are_groups() -> None:
     strategy = FedGroup(num_groups=2).algorithm
-    assert strategy.common(strategy.first({"w": W0})) is None
+    assert strategy.global_model(strategy.first({"w": W0})) is None
 
 
 def test_discrepancy_is_the_distance_to_the_groups_model_after_the_round() -> None:

@@ -99,7 +99,7 @@ def digits_run(
 
 def test_silos_that_described_themselves_go_on_with_the_round_from_their_groups_model() -> None:
     witness = Witness()
-    keys = {"num_groups": 2, "pretrain_epochs": 1}
+    keys = {"num_groups": 2, "cold_start_epochs": 1}
     result = digits_run(keys, witness, count=4, rounds=2)
     cold = (wire.COLD_START, 1, 0, 0.0, 0.05, COLD_START)
     for i in range(4):
@@ -116,7 +116,7 @@ def test_silos_that_described_themselves_go_on_with_the_round_from_their_groups_
 
 def test_a_rounds_training_starts_from_w0_plus_the_mean_update_and_ends_in_a_fedavg() -> None:
     witness = Witness()
-    result = digits_run({"num_groups": 2, "pretrain_epochs": 1}, witness, count=4, rounds=1)
+    result = digits_run({"num_groups": 2, "cold_start_epochs": 1}, witness, count=4, rounds=1)
     assert sorted(map(len, result.groups[1])) in ([1, 3], [2, 2])
     for group in result.groups[1]:
         cold, trained = (
@@ -134,7 +134,7 @@ def test_newcomers_take_part_in_the_round_of_their_arrival_and_one_may_be_lost(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     witness = Witness(fails=[(3, "s5")])
-    keys = {"num_groups": 2, "pretrain_epochs": 1}
+    keys = {"num_groups": 2, "cold_start_epochs": 1}
     result = digits_run(keys, witness, count=7, rounds=4, churn="s4+3,s5+3,s6+3", leaves=(3, 1))
     three, four = result.rounds[2], result.rounds[3]
     cold = (wire.COLD_START, 1, 0, 0.0, 0.05, COLD_START)
@@ -153,13 +153,13 @@ def test_newcomers_take_part_in_the_round_of_their_arrival_and_one_may_be_lost(
 def test_steps_are_taken_off_the_round_and_who_has_none_left_does_not_train_on() -> None:
     witness = Witness()
     result = digits_run(
-        {"num_groups": 1, "pretrain_steps": 6}, witness, count=3, rounds=1
+        {"num_groups": 1, "cold_start_steps": 6}, witness, count=3, rounds=1
     )  # 20 samples in batches of 8: nine steps in three epochs
     rest = (wire.TRAIN, 3, 3, 0.1, 0.05, None)
     cold = (wire.COLD_START, 3, 6, 0.0, 0.05, COLD_START)
     assert [witness.of(1, f"s{i}") for i in range(3)] == [[cold, rest]] * 3
     long = Witness()
-    result = digits_run({"num_groups": 1, "pretrain_steps": 9}, long, count=3, rounds=1)
+    result = digits_run({"num_groups": 1, "cold_start_steps": 9}, long, count=3, rounds=1)
     assert {entry[2] for entry in long.asked} == {wire.COLD_START}
     cold_models = [long.replies[1, f"s{i}", wire.COLD_START] for i in range(3)]
     for name, array in arrays_of(result.models["s1"]).items():
@@ -173,7 +173,7 @@ def test_where_rounds_count_steps_a_cold_start_in_epochs_is_taken_off_them(
 ) -> None:
     """20 samples in batches of 8 are three steps an epoch; a round has nine."""
     witness, training = Witness(), {**ROUND, "local-steps": 9}
-    keys = {"num_groups": 1, "pretrain_epochs": epochs}
+    keys = {"num_groups": 1, "cold_start_epochs": epochs}
     digits_run(keys, witness, count=3, rounds=2, training=training)
     if left:
         cold = [(wire.COLD_START, epochs, 0, 0.0, 0.05, COLD_START)]
@@ -187,7 +187,7 @@ def test_where_rounds_count_steps_a_cold_start_in_epochs_is_taken_off_them(
 
 def test_steps_of_a_cold_start_are_taken_off_the_steps_of_a_round() -> None:
     witness, training = Witness(), {**ROUND, "local-steps": 6}
-    keys = {"num_groups": 1, "pretrain_steps": 3}
+    keys = {"num_groups": 1, "cold_start_steps": 3}
     digits_run(keys, witness, count=2, rounds=1, training=training)
     assert [entry[1] for entry in witness.of(1, "s0")] == [3, 3]
     assert [entry[2] for entry in witness.of(1, "s0")] == [3, 3]
@@ -195,7 +195,7 @@ def test_steps_of_a_cold_start_are_taken_off_the_steps_of_a_round() -> None:
 
 def test_a_sampled_cold_silo_starts_and_trains_in_its_own_round() -> None:
     witness = Witness()
-    keys = {"num_groups": 2, "pretrain_epochs": 1, "pretrain_silos": 2, "sample": 2, "seed": 1}
+    keys = {"num_groups": 2, "cold_start_epochs": 1, "cold_start_silos": 2, "sample": 2, "seed": 1}
     result = digits_run(keys, witness, count=6, rounds=5)
     started = [entry[1] for entry in witness.asked if entry[2] == wire.COLD_START]
     assert len(started) == len(set(started))
@@ -211,7 +211,7 @@ def test_a_cold_start_as_long_as_a_round_is_the_round_and_a_newcomers_is_beside_
     epochs: int,
 ) -> None:
     witness = Witness()
-    keys = {"num_groups": 2, "pretrain_epochs": epochs}
+    keys = {"num_groups": 2, "cold_start_epochs": epochs}
     result = digits_run(keys, witness, count=3, rounds=2, churn="s2+2")
     length, steps = epochs or 3, 0 if epochs else None
     assert witness.of(1, "s0") == [(wire.TRAIN, length, steps, 0.0, 0.05, None)]
@@ -223,7 +223,7 @@ def test_a_cold_start_as_long_as_a_round_is_the_round_and_a_newcomers_is_beside_
 
 
 def test_too_few_answers_to_the_phase_end_the_run_and_as_many_as_groups_are_enough() -> None:
-    keys = {"num_groups": 3, "pretrain_epochs": 1}
+    keys = {"num_groups": 3, "cold_start_epochs": 1}
     result = digits_run(keys, Witness(fails=[(1, "s1")]), count=4, rounds=2)
     assert sum(len(group) for group in result.groups[1]) == 3
     assert result.rounds[0].details["cold"] == ["s1"]

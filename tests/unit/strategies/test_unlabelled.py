@@ -35,7 +35,7 @@ from tests.kit import ask, initial
 
 TRAINING = {"task": "digits", "local-epochs": 6, "batch-size": 16, "lr": 0.1, "run": "r", "seed": 0}
 UPRIGHT, TURNED = (0, 1, 2), (3, 4, 5)
-TWO = {"num_groups": 2, "pretrain_epochs": 20}
+TWO = {"num_groups": 2, "cold_start_epochs": 20}
 
 
 def silos() -> list[dict[str, Any]]:

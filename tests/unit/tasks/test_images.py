@@ -304,7 +304,7 @@ def test_data_loads_without_torch(tmp_path):
 
 def test_each_silo_loads_its_own_share_of_a_common_folder(tmp_path):
     task, options = load_task("mnist"), write_npz(tmp_path)
-    options |= {"split": "dirichlet", "silos": 4, "split-alpha": 0.5, "split-min": 10}
+    options |= {"split": "dirichlet", "silos": 4, "split-dirichlet-alpha": 0.5, "split-min": 10}
     options["split-min-samples"] = options.pop("split-min")
     silos = [task.load({**options, "silo": silo}) for silo in range(4)]
     numbers = np.concatenate([np.rint((d.x_train[:, 0, 0, 0] + 1) * 127.5) for d in silos])
@@ -398,14 +398,17 @@ def test_a_splits_shifts_reach_the_silo(tmp_path):
         ({"train": -1}, "train must be at least 0"),
         ({"rotation": "left"}, "'rotation' of task 'mnist' must be of type float"),
         ({"silo": 1}, "'silo' belongs to a split"),
-        ({"split-alpha": 1.0}, "'split-alpha' belongs to a split"),
+        ({"split-dirichlet-alpha": 1.0}, "'split-dirichlet-alpha' belongs to a split"),
         ({"test-share": 0.5}, "'test-share' belongs to a split"),
         ({"split": "fair", "silos": 2, "silo": 0}, "split must be none or one of iid"),
         ({"split": "by-domain", "silos": 2, "silo": 0}, "split must be none or one of iid"),
         ({"split": "iid", "silos": 2}, "option 'silo' must give the silo's number,"),
         ({"split": "iid", "silos": 2, "silo": 2}, r"silo must be in \[0, 1\]. Got 2"),
         ({"split": "iid", "silo": 0}, "needs silos"),
-        ({"split": "iid", "silos": 2, "silo": 0, "split-alpha": 1}, "has no key 'alpha'"),
+        (
+            {"split": "iid", "silos": 2, "silo": 0, "split-dirichlet-alpha": 1},
+            "has no key 'dirichlet-alpha'",
+        ),
         ({"split": "iid", "silos": 2, "silo": 0, "test-share": 1}, r"test-share must be in \[0, 1"),
         ({"split": "iid", "silos": 101, "silo": 0}, "without test samples"),
     ],

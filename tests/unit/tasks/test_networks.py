@@ -118,7 +118,7 @@ def silo_settings(config: Mapping[str, Any]) -> SiloSettings:
             for keys in (
                 {"strategy": "hcct", "layers": "fc."},
                 {"strategy": "hcct", "layers": "auto", "validation": 0.2},
-                {"strategy": "fedgroup", "num_groups": 2, "pretrain_steps": 4},
+                {"strategy": "fedgroup", "num_groups": 2, "cold_start_steps": 4},
                 {"strategy": "fedgenp", "generator_steps": 2},
                 {"strategy": "fedavg", "personalise": "ditto", "evaluate_trained": True},
             )

@@ -18,7 +18,7 @@ silos = 5
 seed = 4
 [split]
 kind = "dirichlet"
-alpha = 0.5
+dirichlet-alpha = 0.5
 test-share = 0.2
 permutations = 2
 [run]

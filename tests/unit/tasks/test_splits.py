@@ -48,7 +48,7 @@ CONFIGS = {
     "iid": {"silos": 5},
     "sizes": {"silos": 3, "sizes": "60,30x2"},
     "half-normal": {"silos": 5, "min-samples": 5},
-    "dirichlet": {"silos": 5, "alpha": 1.0, "min-samples": 10},
+    "dirichlet": {"silos": 5, "dirichlet-alpha": 1.0, "min-samples": 10},
     "classes-per-silo": {"silos": 5},
     "one-class-shards": {"silos": 5, "shards": 20},
     "power-law": {"silos": 10, "base": 4},
@@ -233,7 +233,7 @@ def test_every_kind_can_be_had_by_configuration(kind, with_test):
 
 def test_a_silo_is_tested_on_its_own_distribution():
     labels, tests = balanced(500), balanced(100, seed=1)
-    config = {"kind": "dirichlet", "silos": 5, "alpha": 0.3, "min-samples": 50}
+    config = {"kind": "dirichlet", "silos": 5, "dirichlet-alpha": 0.3, "min-samples": 50}
     for share in s.make_split(config, labels, test_labels=tests):
         train = np.bincount(labels[share.train], minlength=10) / 5
         test = np.bincount(tests[share.test], minlength=10)
@@ -296,8 +296,8 @@ def test_rotations_and_permutations_go_by_groups_of_silos():
             {"kind": "half-normal", "silos": 20, "min-samples": 6},
             r"min-samples must be in \[0, 5\]",
         ),
-        ({"kind": "dirichlet", "silos": 2, "alpha": 0}, "alpha must be"),
-        ({"kind": "dirichlet", "silos": 2, "alpha": float("nan")}, "alpha must be"),
+        ({"kind": "dirichlet", "silos": 2, "dirichlet-alpha": 0}, "alpha must be"),
+        ({"kind": "dirichlet", "silos": 2, "dirichlet-alpha": float("nan")}, "alpha must be"),
         ({"kind": "dirichlet", "silos": 10, "min-samples": 11}, "no Dirichlet split"),
         ({"kind": "classes-per-silo", "silos": 2, "classes": 11}, r"must be in \[1, 10\]. Got 11"),
         ({"kind": "one-class-shards", "silos": 2, "shards": 9}, "shards must be at least 10"),

@@ -20,7 +20,11 @@ OTHER: dict[str, Any] = {
     **{"schedule": "cosine", "balance": "weights"},
 }
 """Values that no rule gives."""
-KEYS = [wire.entries()[name.replace("_", "-")] for name in wire.SiloKeys.model_fields]
+KEYS = [
+    one
+    for one in wire.entries().values()
+    if one.key.replace("-", "_") in wire.SiloKeys.model_fields
+]
 
 
 def other(key: wire.Entry) -> Any:
@@ -34,7 +38,7 @@ def reading(**config: Any) -> Request:
 
 @pytest.mark.parametrize("key", KEYS, ids=lambda key: key.name)
 def test_a_key_goes_where_it_is_declared_to_go(key: wire.Entry) -> None:
-    config = RunConfig.read({**RUN, key.name: other(key)})
+    config = RunConfig.read({**RUN, key.key: other(key)})
     sent = train_config(config, run="r")
     assert sent[key.name] == other(key)
     assert (key.name in terms(config)) == key.at.term
@@ -43,7 +47,7 @@ def test_a_key_goes_where_it_is_declared_to_go(key: wire.Entry) -> None:
 
 @pytest.mark.parametrize("key", KEYS, ids=lambda key: key.name)
 def test_a_key_that_says_what_silos_take_for_granted_is_not_sent(key: wire.Entry) -> None:
-    keys = {key.name: key.at.default} if key.at.sent == "changed" else {}
+    keys = {key.key: key.at.default} if key.at.sent == "changed" else {}
     sent = train_config(RunConfig.read({"strategy": "fedavg", **keys}), run="r")
     assert (key.name in sent) == (key.at.sent == "always")
     assert reading().value(key.name) == key.at.default
