@@ -24,11 +24,12 @@ class Engine(Protocol):
         """Send messages to their destinations; return their ids, "" for one that is too large."""
 
     def pull(self, ids: Sequence[str], wait_s: float) -> list[Message]:
-        """Return the replies to these messages that are complete, each once.
+        """Return those replies to these messages that are complete.
 
-        It may wait for at most ``wait_s`` seconds, and chooses the pause between two looks itself.
-        A message that is not among ``ids`` is withdrawn: its reply is dropped. The engine answers
-        for a node that is gone, by an error reply.
+        ``ids`` are of messages whose reply has not come yet; a message that is not among them is
+        withdrawn, and its reply is dropped. The call may wait for at most ``wait_s`` seconds, and
+        chooses the pause between two looks itself. For a node that is gone, and for a reply that
+        cannot be read, the engine answers with an error reply, or this raises.
         """
 
     def close(self) -> None:
