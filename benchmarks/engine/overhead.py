@@ -180,10 +180,12 @@ def serve(app: ClientApp, address: str, name: str) -> None:
 
     from coterie.client.home.settings import SiloSettings
     from coterie.client.resident.host import Host
-    from coterie.engine.fast.silo.link import Connection
+    from coterie.engine.fast.silo.process import FastSilos
+    from coterie.engine.port import Connection
 
     torch.set_num_threads(1)
-    host = Host(app, [SiloSettings(name=name)], Connection(address))
+    way = Connection(address)
+    host = Host(app, [SiloSettings(name=name)], way, FastSilos(way, several=False))
     host.stop_on_signals()
     host.run()
 

@@ -56,7 +56,7 @@ class _Silo(Group):
 
         if isinstance(error, SettingsError | TaskError | EnrolmentError):
             return EXIT_CONFIG
-        from coterie.engine.fast.silo.lost import LinkError
+        from coterie.engine.port import LinkError
 
         return EXIT_LINK if isinstance(error, LinkError) else super().exit_status(error)
 
@@ -214,7 +214,7 @@ def serve(
         ),
     )
     from coterie.client.resident.virtual import settings_of
-    from coterie.engine.fast.silo.link import Connection
+    from coterie.engine.port import Connection
 
     connection = Connection(superlink, root_certificates, patience_s=patience)
     silos = (

@@ -38,17 +38,19 @@ from coterie.client.home.settings import SiloSettings
 from coterie.client.resident.activity import ActivityLog
 from coterie.client.resident.node import Node
 from coterie.client.resident.vital import Vitals, WatchedSchedule
-from coterie.engine.fast.silo.link import (
+from coterie.engine.port import (
     Connection,
-    FleetLink,
+    LinkError,
+    NotPassedError,
     Received,
+    RunEndedError,
     RunSettings,
+    SiloEngine,
+    SiloEngines,
     TooLargeError,
     UnreadableError,
+    Unsent,
 )
-from coterie.engine.fast.silo.lost import LinkError, NotPassedError, RunEndedError
-from coterie.engine.fast.silo.outbox import Outbox, Unsent
-from coterie.engine.fast.silo.sharing import ObjectCache
 from coterie.system.memory import keep_freed_memory
 
 log = logging.getLogger("coterie.silo")
@@ -100,6 +102,8 @@ class Host:
 
     Args:
         app: the ClientApp of all silos, or a function like one.
+        connection: the way to the SuperLink.
+        engines: what makes the connections.
         reads_runs: fetch the run's configuration for the app; coterie's own app gets everything
             from its messages.
         one_node: the silos share a node, which only coterie's own ServerApp understands.
@@ -110,6 +114,7 @@ class Host:
         app: Callable[[Message, Context], Message],
         silos: Sequence[SiloSettings],
         connection: Connection,
+        engines: SiloEngines,
         *,
         reads_runs: bool = False,
         one_node: bool = False,
@@ -117,11 +122,11 @@ class Host:
         if connection.keys is not None and len(silos) != 1:
             raise ValueError(f"a key belongs to one silo. Got {len(silos)} silos.")
         self.app = app
-        self.connection = connection
+        self.connection, self._engines = connection, engines
         if one_node and len(silos) > 1:
-            self._nodes = [Node(tuple(silos), Outbox(""))]
+            self._nodes = [Node(tuple(silos), engines.outbox(""))]
         else:
-            self._nodes = [Node((own,), Outbox(own.home)) for own in silos]
+            self._nodes = [Node((own,), engines.outbox(own.home)) for own in silos]
         self.num_threads = min(THREADS, len(self._nodes))
         self._num_silos = len(silos)
         self._reads_runs = reads_runs
@@ -130,8 +135,6 @@ class Host:
         self._signal = ""
         self.vitals = Vitals([own.home for own in silos])
         self._schedule = WatchedSchedule(self._nodes, self.vitals)
-        # Silos receive the same model in a round; one silo would fill the memory for nothing.
-        self._cache = ObjectCache() if len(silos) > 1 else None
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._stopping = self._working = False
         self._interruptible = False
@@ -256,7 +259,7 @@ class Host:
     def _dial(self, node: Node) -> None:
         address = self.connection.address
         try:
-            link = node.connect(self.connection, self._cache)
+            link = node.connect(self._engines)
         except LinkError as error:
             self._try_again_later(node, error, was_connected=False)
             return
@@ -270,7 +273,7 @@ class Host:
                 "%d silos, %s to %s, are connected to %s", self._num_silos, first, last, address
             )
 
-    def _look(self, node: Node, link: FleetLink) -> None:
+    def _look(self, node: Node, link: SiloEngine) -> None:
         """Send pending replies, or poll for a message and answer it."""
         started = time.monotonic()
         try:
@@ -310,7 +313,7 @@ class Host:
             return
         self._schedule.worked(node)
 
-    def _rest(self, node: Node, link: FleetLink) -> None:
+    def _rest(self, node: Node, link: SiloEngine) -> None:
         """Let the SuperLink announce messages, if it can, and poll rarely meanwhile.
 
         Not with several connections: each call would occupy one of the process's few threads.
@@ -323,7 +326,7 @@ class Host:
             # Nobody waits for this thread: the call hands out nothing, and may be left.
             Thread(target=self._wait, args=(node, link), daemon=True).start()
 
-    def _wait(self, node: Node, link: FleetLink) -> None:
+    def _wait(self, node: Node, link: SiloEngine) -> None:
         started, notified = time.monotonic(), False
         try:
             notified = link.wait()
@@ -334,7 +337,7 @@ class Host:
             early = time.monotonic() - started < wire.WAIT_S / 2
             self._schedule.word(notified=notified, early=early)
 
-    def _settle_approvals(self, node: Node, link: FleetLink) -> None:
+    def _settle_approvals(self, node: Node, link: SiloEngine) -> None:
         if time.monotonic() - node.settled < SETTLE_S:
             return
         node.settled = time.monotonic()
@@ -360,7 +363,7 @@ class Host:
             self._schedule.returned()
             log.info("%s: the SuperLink is back", node.name)
 
-    def _work(self, node: Node, received: Received, link: FleetLink) -> None:
+    def _work(self, node: Node, received: Received, link: SiloEngine) -> None:
         if received.to is None and len(node.silos) > 1:
             answers, seconds = [_not_by_itself(received, len(node.silos))], 0.0
         else:
@@ -370,7 +373,7 @@ class Host:
         )
 
     def _answers(
-        self, node: Node, received: Received, link: FleetLink
+        self, node: Node, received: Received, link: SiloEngine
     ) -> tuple[list[Message], float]:
         run = self._run_of(received.header, link) if self._reads_runs else RunSettings()
         replies, seconds, asked = [], 0.0, time.monotonic()
@@ -385,7 +388,7 @@ class Host:
             seconds += took
         return replies, seconds
 
-    def _answer_of(self, job: _Job, link: FleetLink) -> tuple[Message, float]:
+    def _answer_of(self, job: _Job, link: SiloEngine) -> tuple[Message, float]:
         """Wait for the app; stop its work if the run ends first or if it takes too long."""
         if not self._interruptible:
             return job.answer.get()
@@ -412,7 +415,7 @@ class Host:
                 self._useless = job, why
                 signal.pthread_kill(threading.main_thread().ident or 0, STOP_WORK)
 
-    def _deliver(self, node: Node, link: FleetLink) -> None:
+    def _deliver(self, node: Node, link: SiloEngine) -> None:
         """Send finished replies; keep them if the connection is cut, drop them if the run ended."""
         unsent = node.outbox.unsent
         if unsent is None:
@@ -430,7 +433,7 @@ class Host:
                 raise
             log.error("a reply was given up: %s", error)
             why = f"its reply could not be sent: {error}"
-            node.outbox.keep(unsent.replaced(why))
+            node.outbox.give_up(why)
             return
         except LinkError:
             node.outbox.keep(unsent)
@@ -440,7 +443,7 @@ class Host:
                 log.info("%s: the reply was sent", node.name)
         node.outbox.clear()
 
-    def _run_of(self, message: Message, link: FleetLink) -> RunSettings:
+    def _run_of(self, message: Message, link: SiloEngine) -> RunSettings:
         """Return a run's settings, fetched once: they do not change."""
         run_id = message.metadata.run_id
         if run_id not in self._runs:

@@ -8,10 +8,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 
 from coterie.client.home.settings import SiloSettings
-from coterie.engine.fast.silo.link import Connection, FleetLink, connect
-from coterie.engine.fast.silo.lost import LinkError
-from coterie.engine.fast.silo.outbox import Outbox
-from coterie.engine.fast.silo.sharing import ObjectCache
+from coterie.engine.port import Kept, LinkError, SiloEngine, SiloEngines
 
 log = logging.getLogger("coterie.silo")
 
@@ -25,16 +22,16 @@ class Node:
     """
 
     silos: tuple[SiloSettings, ...]
-    outbox: Outbox
-    link: FleetLink | None = None
+    outbox: Kept
+    link: SiloEngine | None = None
     away: bool = False
     settled: float = -math.inf
-    waits: FleetLink | None = None
+    waits: SiloEngine | None = None
     _opened: ExitStack = field(default_factory=ExitStack)
 
-    def connect(self, how: Connection, cache: ObjectCache | None) -> FleetLink:
+    def connect(self, engines: SiloEngines) -> SiloEngine:
         most = int(min(silo.policy.max_message_mb for silo in self.silos) * 1e6)
-        opening = connect(how, cache, max_bytes=most, silos=len(self.silos))
+        opening = engines.connect(max_bytes=most, silos=len(self.silos))
         self.link = self._opened.enter_context(opening)
         return self.link
 

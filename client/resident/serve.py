@@ -23,7 +23,8 @@ from coterie.client.home.folder import Home, locked_all
 from coterie.client.home.settings import Process, SettingsError, SiloSettings
 from coterie.client.resident.host import Host
 from coterie.client.resident.vital import collector
-from coterie.engine.fast.silo.link import Connection
+from coterie.engine.fast.silo.process import FastSilos
+from coterie.engine.port import Connection
 from coterie.system import keys, logs
 from coterie.system.exposition import Exposition, Sample
 from coterie.system.ports import listen_address
@@ -78,7 +79,8 @@ def serve(
     with locked_all([one.home for one in silos]):
         made = _own(silos) if app is None else _foreign(app, silos, mods)
         own = app is None
-        host = Host(made, silos, connection, reads_runs=not own, one_node=own)
+        engines = FastSilos(connection, several=len(silos) > 1)
+        host = Host(made, silos, connection, engines, reads_runs=not own, one_node=own)
         host.stop_on_signals()
         with _exposed(watched.metrics_address, collector(silos, host.vitals, host.activity.tally)):
             host.run()

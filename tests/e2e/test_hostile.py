@@ -25,9 +25,8 @@ from flwr.supercore.inflatable.inflatable_object import get_object_id
 from coterie import wire
 from coterie.client.app import app
 from coterie.engine.fast.silo import calls as fleet
-from coterie.engine.fast.silo.link import Connection, FleetLink, connect
-from coterie.engine.fast.silo.lost import LinkError, RunEndedError
-from coterie.engine.fast.silo.outbox import Unsent
+from coterie.engine.fast.silo.link import FleetLink, connect
+from coterie.engine.port import Connection, LinkError, RunEndedError, Unsent
 from coterie.system.calls import Retry, open_channel
 from coterie.wire.enrolment import public_pem
 from tests.e2e.runs import KEYS, NAMES, hashes_of, in_process, record_of, spec

@@ -35,6 +35,7 @@ KNOWS_ONLY = {
     "features": {"coterie.engine.port"},
     "server/runs": {"coterie.engine.port"},
     "server/report": set(),
+    "client/resident": {"coterie.engine.port", "coterie.engine.fast.silo.process"},  # of serve.py
     "client/work": set(),
     "client/home": set(),
 }

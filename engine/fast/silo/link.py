@@ -16,13 +16,10 @@ import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import grpc
-from cryptography.hazmat.primitives.asymmetric import ec
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.proto.message_pb2 import ObjectTree
 
@@ -35,13 +32,11 @@ from coterie.engine.fast.silo.calls import Announced, joined
 from coterie.engine.fast.silo.lost import (
     LOST,
     UNKNOWN_WAY,
-    LinkError,
     Way,
     distrusts,
     meaning_of,
     refusal_of,
 )
-from coterie.engine.fast.silo.outbox import Unsent
 from coterie.engine.flower import (
     ObjectPullError,
     ObjectPushError,
@@ -52,6 +47,15 @@ from coterie.engine.flower import (
     set_asked_id,
     set_message_id,
     user_config_from_proto,
+)
+from coterie.engine.port import (
+    Connection,
+    LinkError,
+    Received,
+    RunSettings,
+    TooLargeError,
+    UnreadableError,
+    Unsent,
 )
 from coterie.system.calls import Retry
 from coterie.wire import sentence
@@ -78,64 +82,6 @@ OBJECT_WAIT_S = 120.0
 
 OBJECT_PAUSE_S = 0.01
 """First pause before asking again for an announced object that has not arrived."""
-
-
-class UnreadableError(RuntimeError):
-    """A message that cannot be read; ``header`` is the part that can be answered."""
-
-    def __init__(self, text: str, header: Message) -> None:
-        super().__init__(text)
-        self.header = header
-
-
-class TooLargeError(UnreadableError):
-    """A message larger than this silo accepts."""
-
-
-@dataclass(frozen=True)
-class Connection:
-    """The way to a SuperLink, and how long to wait for it.
-
-    Attributes:
-        address: ``HOST:PORT`` of its Fleet API.
-        root_certificates: PEM file of the CA; None: plain text.
-        keys: registered key pair of a single silo; None: a new key and node id at every start.
-        patience_s: seconds without a connection before the process gives up; longer than the 60 s
-            for which Flower refuses a key that was not released.
-    """
-
-    address: str
-    root_certificates: Path | None = None
-    keys: tuple[ec.EllipticCurvePrivateKey, ec.EllipticCurvePublicKey] | None = None
-    patience_s: float = 600.0
-
-
-@dataclass(frozen=True)
-class RunSettings:
-    """A run's settings, as an app receives them.
-
-    ``series`` identifies runs that share the app's state in Flower; ``config`` is the
-    configuration of the run's FAB with the values that the run was started with.
-    """
-
-    series: int = 0
-    config: dict[str, str | int | float | bool] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Received:
-    """A message or bundle, with the header that the SuperLink delivered.
-
-    Attributes:
-        messages: one message, or those of a bundle.
-        to: number of each message's silo in this process; None: it came without a bundle.
-        bundled: whether the sender reads bundles.
-    """
-
-    header: Message
-    messages: tuple[Message, ...]
-    to: tuple[int, ...] | None = None
-    bundled: bool = False
 
 
 class FleetLink:

@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 
 import grpc
 
+from coterie.engine.port import LinkError, NotPassedError, RunEndedError
 from coterie.system.proxies import SIZE, answer_on_the_way, through
 from coterie.wire import sentence
 
@@ -25,26 +26,6 @@ TOO_LARGE = "larger than max"
 """Part of gRPC's error, at either end, for a message that is too large."""
 OF_TIME = ("expired", "not yet valid", "has_expired", "not_yet_valid")
 """Marks of a certificate outside its dates: a renewal helps, or setting the clock."""
-
-
-class LinkError(ConnectionError):
-    """No connection to the SuperLink.
-
-    ``retry``: whether trying again can help. ``holds``: whether the SuperLink probably still
-    knows this node, so that the same connection can be used again.
-    """
-
-    def __init__(self, text: str, *, retry: bool = True, holds: bool = False) -> None:
-        super().__init__(text)
-        self.retry, self.holds = retry, holds
-
-
-class RunEndedError(RuntimeError):
-    """The message belongs to a run that has ended."""
-
-
-class NotPassedError(LinkError):
-    """A message larger than the SuperLink, or a proxy on the way to it, ever accepts."""
 
 
 @dataclass(frozen=True)

@@ -8,44 +8,21 @@ from __future__ import annotations
 import json
 import logging
 import zipfile
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
-from flwr.app import Error, Message
+from flwr.app import Error
 
 from coterie import wire
 from coterie.engine.fast import bundles
 from coterie.engine.flower import message_from
+from coterie.engine.port import Unsent
 from coterie.system.files import make_folder, replacing
 
 log = logging.getLogger("coterie.silo")
 
 FILE = "unsent.zip"
 ABOUT = "about.json"
-
-
-@dataclass(frozen=True)
-class Unsent:
-    """The replies to one message or bundle, and what is sent with them.
-
-    Attributes:
-        to: number of each reply's silo; None: a single reply to a message without a bundle.
-        seconds: that the silos worked for them.
-        node_id: of the node that was asked: no other one may answer.
-        bundled: whether the other side reads bundles.
-    """
-
-    replies: tuple[Message, ...]
-    seconds: float
-    node_id: int
-    to: tuple[int, ...] | None = None
-    bundled: bool = False
-
-    def replaced(self, why: str) -> Unsent:
-        """Return error replies in place of those that cannot be sent."""
-        error = Error(wire.UNREADABLE, wire.plain_text(why))
-        errors = tuple(message_from(reply, error=error) for reply in self.replies)
-        return replace(self, replies=errors)
 
 
 class Outbox:
@@ -65,6 +42,13 @@ class Outbox:
                 _write(self._file, unsent)
             except OSError as error:
                 log.warning("the reply is kept only in memory: %s", error)
+
+    def give_up(self, why: str) -> None:
+        """Keep error replies in place of those that cannot be sent."""
+        assert self.unsent is not None
+        error = Error(wire.UNREADABLE, wire.plain_text(why))
+        errors = tuple(message_from(reply, error=error) for reply in self.unsent.replies)
+        self.keep(replace(self.unsent, replies=errors))
 
     def clear(self) -> None:
         """Drop the replies, which were sent or are not wanted any more."""

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from coterie.engine.fast.silo import link, lost
-from coterie.engine.fast.silo.link import Connection, connect
-from coterie.engine.fast.silo.lost import LinkError
+from coterie.engine.fast.silo.link import connect
+from coterie.engine.port import Connection, LinkError
 from coterie.server.site import certificates
 from tests.contract.hostile.proxy import Proxy
 

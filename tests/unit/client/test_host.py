@@ -22,17 +22,19 @@ from coterie.client.home import approvals
 from coterie.client.home.policy import Policy
 from coterie.client.home.settings import SiloSettings
 from coterie.client.ledger import outbound
-from coterie.client.resident import host, node, schedule
+from coterie.client.resident import host, schedule
 from coterie.client.resident.host import GaveUpError, Host
-from coterie.engine.fast.silo.link import (
+from coterie.engine.fast.silo.outbox import Outbox
+from coterie.engine.port import (
     Connection,
+    LinkError,
+    NotPassedError,
     Received,
+    RunEndedError,
     TooLargeError,
     UnreadableError,
+    Unsent,
 )
-from coterie.engine.fast.silo.lost import LinkError, NotPassedError, RunEndedError
-from coterie.engine.fast.silo.outbox import Outbox, Unsent
-from coterie.engine.fast.silo.sharing import ObjectCache
 from tests.kit import until
 
 
@@ -80,6 +82,9 @@ class FakeLink:
         self.world.sent += unsent.replies
 
 
+WAY = Connection("fl.example:9092", patience_s=30.0)
+
+
 class World:
     """Connections in order: each a script for its link, or an error instead of a connection.
 
@@ -93,7 +98,6 @@ class World:
         self.sent: list[Message] = []
         self.send_errors: list[Exception] = []
         self.opened = self.closed = 0
-        self.arguments: list[Any] = []
         self.contexts: list[Context] = []
         self.pauses: list[float] = []
         self.at_end: set[int] = set()
@@ -116,14 +120,14 @@ class World:
             return Message(RecordDict({"config": ConfigRecord({"text": text})}), reply_to=message)
 
         self.silos = [SiloSettings(name, options={"train": 5}) for name in silos]
-        self.host = Host(app, self.silos, Connection("fl.example:9092", patience_s=30.0))
+        self.host = Host(app, self.silos, WAY, self)
+
+    def outbox(self, home: str) -> Outbox:
+        return Outbox(home)
 
     @contextmanager
-    def connect(
-        self, how: Connection, cache: ObjectCache | None, *, max_bytes: int, silos: int
-    ) -> Iterator[FakeLink]:
+    def connect(self, *, max_bytes: int, silos: int) -> Iterator[FakeLink]:
         assert max_bytes == 2_000_000_000
-        self.arguments.append((how, cache))
         plan = self.connections.pop(0) if self.connections else []
         if isinstance(plan, Exception):
             raise plan
@@ -154,7 +158,6 @@ def world(silos: Sequence[str], monkeypatch: pytest.MonkeyPatch) -> World:
     made = World(silos)
     made.host._schedule._last_contact = 0.0
     monkeypatch.setattr(schedule.time, "monotonic", lambda: made.now)
-    monkeypatch.setattr(node, "connect", made.connect)
     return made
 
 
@@ -170,7 +173,6 @@ def test_messages_are_answered_in_order_until_it_is_told_to_stop(world: World) -
     world.host.run()
     assert texts(world) == ["1", "2"]
     assert (world.opened, world.closed) == (1, 1)
-    assert world.arguments == [(Connection("fl.example:9092", patience_s=30.0), None)]
 
 
 def test_the_app_is_called_with_the_silos_own_settings_and_nothing_of_the_servers(
@@ -375,7 +377,7 @@ def notifying(monkeypatch: pytest.MonkeyPatch) -> Iterator[Notifying]:
     """Of a host that serves, and has looked once in vain."""
     world = World()
     link = Notifying(world)
-    monkeypatch.setattr(node, "connect", lambda *_, **__: nullcontext(link))
+    monkeypatch.setattr(world, "connect", lambda **_: nullcontext(link))
     world.host._schedule._last_work -= 3600.0
     thread = threading.Thread(target=world.host.run)
     thread.start()
@@ -523,14 +525,6 @@ def test_each_of_several_silos_answers_its_own_messages_under_its_own_name(world
 
 
 @several
-def test_several_silos_share_one_cache_of_what_they_receive(world: World) -> None:
-    world.host.run()
-    caches = [cache for _, cache in world.arguments]
-    assert len(caches) == 3 and len({id(cache) for cache in caches}) == 1
-    assert isinstance(caches[0], ObjectCache)
-
-
-@several
 def test_one_of_several_that_is_lost_comes_back_and_the_others_go_on(world: World) -> None:
     world.connections = [
         [message(text="1"), LinkError("gone")], [message(text="2")], [message(text="3")],
@@ -561,7 +555,7 @@ def test_sigterm_in_the_middle_of_work_ends_all_silos_of_the_process(
 
 @several
 def test_silos_that_share_a_node_answer_a_bundle_together_each_as_itself(world: World) -> None:
-    world.host = Host(world.host.app, world.silos, world.host.connection, one_node=True)
+    world.host = Host(world.host.app, world.silos, WAY, world, one_node=True)
     orders = tuple(message(text=text) for text in ("for west", "raise", "for north"))
     world.connections = [[Received(orders[0], orders, (2, 1, 0), bundled=True)]]
     world.host.run()
@@ -576,7 +570,7 @@ def test_silos_that_share_a_node_answer_a_bundle_together_each_as_itself(world: 
 
 @several
 def test_silos_that_share_a_node_say_how_many_they_are_to_who_asks(world: World) -> None:
-    world.host = Host(world.host.app, world.silos, world.host.connection, one_node=True)
+    world.host = Host(world.host.app, world.silos, WAY, world, one_node=True)
     asked, plain = message(wire.DESCRIBE), message(text="to whom?")
     asked.content["config"] = ConfigRecord({wire.BUNDLES: True, wire.HOSTED: True})
     world.connections = [[asked, plain]]
@@ -591,4 +585,4 @@ def test_several_silos_cannot_have_one_key() -> None:
     keys: Any = ("private", "public")
     silos = [SiloSettings("a"), SiloSettings("b")]
     with pytest.raises(ValueError, match="a key belongs to one silo"):
-        Host(ClientApp(), silos, Connection("fl.example:9092", keys=keys))
+        Host(ClientApp(), silos, Connection("fl.example:9092", keys=keys), World())

@@ -18,8 +18,9 @@ from coterie.client.home.studies import study_of, tasks_of
 from coterie.client.ledger import read
 from coterie.client.resident.host import Host
 from coterie.client.resident.serve import serve
-from coterie.engine.fast.silo.link import Connection
+from coterie.engine.fast.silo.process import FastSilos
 from coterie.engine.inprocess import InProcessGrid
+from coterie.engine.port import Connection
 from tests.conftest import digits_config
 from tests.kit import ask, run
 
@@ -129,7 +130,8 @@ def test_a_message_that_names_no_task_is_refused_by_a_silo_of_several(study: Pat
 def test_a_run_of_another_study_is_no_error_and_no_news_in_the_silos_log(
     study: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    host = Host(app, [SiloSettings("a")], Connection("127.0.0.1:1"))
+    way = Connection("127.0.0.1:1")
+    host = Host(app, [SiloSettings("a")], way, FastSilos(way, several=False))
     config = ConfigRecord({"task": "mnist", "protocol": 1})
     message = Message(RecordDict({wire.CONFIG: config}), 1, wire.DESCRIBE, group_id="0")
     message.metadata.__dict__["_message_id"] = "id"

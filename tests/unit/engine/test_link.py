@@ -21,12 +21,12 @@ from flwr.supercore.inflatable.inflatable_utils import ObjectPushError, ObjectUn
 import coterie.engine.fast.silo.link
 from coterie.engine.fast import bundles, inline_objects
 from coterie.engine.fast.silo.calls import _Node
-from coterie.engine.fast.silo.link import FleetLink, UnreadableError, _retry
-from coterie.engine.fast.silo.lost import LinkError, NotPassedError, Way, meaning_of, refusal_of
-from coterie.engine.fast.silo.outbox import Unsent
+from coterie.engine.fast.silo.link import FleetLink, _retry
+from coterie.engine.fast.silo.lost import Way, meaning_of, refusal_of
 from coterie.engine.fast.silo.sharing import ObjectCache
 from coterie.engine.fast.superlink.fleet import with_the_time
 from coterie.engine.flower import message_to_proto
+from coterie.engine.port import LinkError, NotPassedError, UnreadableError, Unsent
 
 WAY = Way("fl.example.org:9092", tls=True)
 

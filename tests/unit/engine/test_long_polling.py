@@ -30,11 +30,11 @@ from flwr.supercore.object_store import ObjectStoreFactory
 from flwr.superlink.federation import NoOpFederationManager
 
 from coterie import wire
-from coterie.engine.fast.silo.link import Connection, FleetLink, connect
-from coterie.engine.fast.silo.lost import LinkError
+from coterie.engine.fast.silo.link import FleetLink, connect
 from coterie.engine.fast.superlink import long_polling
 from coterie.engine.fast.superlink.long_polling import FullError, Room
 from coterie.engine.flower import set_message_id, set_run, set_sender
+from coterie.engine.port import Connection, LinkError
 from tests.kit import until
 from tests.unit.server.superlinks import Served, serving
 

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 import coterie.client.resident.serve
 from coterie.client.home.settings import SiloSettings
 from coterie.client.resident.host import GaveUpError
-from coterie.engine.fast.silo.lost import LinkError
+from coterie.engine.port import LinkError
 from coterie.server.cli.main import app, main
 from coterie.server.runs.config import all_keys
 from coterie.system import terminal
