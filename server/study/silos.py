@@ -1,9 +1,11 @@
-"""The silos that a command plays itself, in its own process."""
+"""The silos that a command plays itself, in its own process.
+
+Only here does the server import code of silos, and no earlier than it plays them.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from importlib import import_module
 
 from flwr.clientapp import ClientApp
 
@@ -12,15 +14,11 @@ from coterie.strategies.errors import refused
 from coterie.tasks.base import Task
 from coterie.wire import Layers
 
-CLIENT_APP, PREPARE = "coterie.client.app", "coterie.client.prepare"
-GENERATORS, SESSION = "coterie.client.work.generators", "coterie.client.work.session"
-"""Modules of the ClientApp and of what opens its silos, loaded by name as Flower's engines do:
-the server imports no silo code except where it plays all silos itself."""
-
 
 def client_app() -> ClientApp:
     """Return coterie's ClientApp."""
-    app: ClientApp = import_module(CLIENT_APP).app
+    from coterie.client.app import app
+
     return app
 
 
@@ -34,8 +32,10 @@ def open_silos(node_configs: Sequence[NodeConfig], *, whose: str = "") -> None:
     Raises:
         FederationError: a task or settings are invalid.
     """
+    from coterie.client.prepare import prepare_nodes
+
     try:
-        import_module(PREPARE).prepare_nodes(node_configs)
+        prepare_nodes(node_configs)
     except ValueError as error:  # what tasks and settings raise are ValueErrors
         text = f"{whose}: {error}" if whose else str(error)
         raise refused(text) from None
@@ -43,7 +43,9 @@ def open_silos(node_configs: Sequence[NodeConfig], *, whose: str = "") -> None:
 
 def close_silos() -> None:
     """Release the data of all open silos; a message to a silo opens them again."""
-    import_module(SESSION).close_all()
+    from coterie.client.work.session import close_all
+
+    close_all()
 
 
 def describe_head(task: Task) -> Layers:
@@ -51,5 +53,6 @@ def describe_head(task: Task) -> Layers:
 
     Raises ``TaskError`` if the model cannot be made.
     """
-    layers: Layers = import_module(GENERATORS).describe_head(task, task.model())
-    return layers
+    from coterie.client.work import generators
+
+    return generators.describe_head(task, task.model())

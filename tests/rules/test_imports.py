@@ -18,8 +18,9 @@ OURS = {
     *("client", "engine", "features", "pictures", "server", "strategies", "system", "tasks"),
     "wire",
 }
-MOUNTS = {"server/cli/main.py: client"}
-"""The one import against the direction: there ``coterie`` takes in the commands of a silo."""
+MOUNTS = {"server/cli/main.py: client", "server/study/silos.py: client"}
+"""The imports against the direction: there ``coterie`` takes in the commands of a silo, and plays
+all silos in its own process."""
 
 
 def sources(package: str) -> list[Path]:
