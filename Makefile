@@ -91,7 +91,7 @@ images: ## Images of coordinator and silo, and in build/ what is in them; COTERI
 	done
 	@docker images --filter reference='coterie-*:$(VERSION)'
 
-pins: setup ## Which release of every package goes into the images: docker/requirements*.txt
+pins: setup ## Which release of every package goes into the images, with hashes: docker/requirements*.txt
 	@$(BIN)/python docker/pins.py
 
 e2e-docker: setup-dev ## The compose federation on a Docker engine; COTERIE_BASE=IMAGE names the base

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
 import tomllib
 from importlib.metadata import Distribution, distribution
 from pathlib import Path
@@ -33,7 +34,7 @@ pins, sbom = script("pins"), script("sbom")
 
 def pinned(file: str) -> dict[str, str]:
     lines = (ROOT / "docker" / file).read_text(encoding="utf-8").splitlines()
-    return dict(line.split("==") for line in lines if not line.startswith("#"))
+    return dict(line.split()[0].split("==") for line in lines if not line.startswith("#"))
 
 
 def objection(bill: dict[str, Any]) -> object:
@@ -56,6 +57,71 @@ def test_a_coordinator_has_no_pytorch_and_no_package_is_in_two_lists() -> None:
     assert {"torch", "torchvision", "opacus"} <= silo.keys()
     assert not any(name.startswith(pins.CUDA) for name in both | silo)
     assert len(both | silo | cuda) == len(both) + len(silo) + len(cuda)
+
+
+@pytest.mark.parametrize("file", [*LISTS, "requirements-build.txt"])
+def test_every_package_has_hashes_of_its_wheels(file: str) -> None:
+    lines = (ROOT / "docker" / file).read_text(encoding="utf-8").splitlines()
+    assert lines[0].startswith("#") and len(lines) > 1
+    for line in lines[1:]:
+        pin, *hashes = line.split()
+        assert "==" in pin and hashes and hashes == sorted(set(hashes)), line
+        assert all(re.fullmatch("--hash=sha256:[0-9a-f]{64}", one) for one in hashes), line
+
+
+def test_images_are_built_with_hashes_and_pinned_tools_only() -> None:
+    text = (ROOT / "docker" / "Dockerfile").read_text(encoding="utf-8").replace("\\\n", " ")
+    installs = re.findall(r"pip install [^&;\n]*", text)
+    free = [one for one in installs if "--require-hashes" not in one and "--no-index" not in one]
+    assert len(installs) == 5 and [one for one in free if "$TORCH_INDEX" not in one] == []
+    (wheel,) = re.findall(r"pip wheel [^&;\n]*", text)
+    assert "--no-build-isolation" in wheel and "--no-index" in wheel
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    built = pinned("requirements-build.txt")
+    for tool in map(Requirement, project["build-system"]["requires"]):
+        assert tool.specifier.contains(built[tool.name])
+
+
+def test_hashes_are_those_of_every_python_and_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    def report_of(*line: str) -> list[Any]:
+        tag = "none" if "pure==1" not in line else line[line.index("--python-version") + 1]
+        machine = next(one for one in line if one.startswith("--platform")).partition("_2_")[2]
+        found = {"pure": "aa", "built": f"{tag}-{machine[3:]}"}
+        return [
+            {
+                "metadata": {"name": name},
+                "download_info": {"archive_info": {"hashes": {"sha256": sha256}}},
+            }
+            for name, sha256 in found.items()
+        ]
+
+    monkeypatch.setattr(pins, "report_of", report_of)
+    found = pins.hashes_of({"pure": "1", "built": "2"})
+    assert found["pure"] == {"aa"}
+    assert found["built"] == {f"{p}-{m}" for p in pins.PYTHONS for m in pins.MACHINES}
+
+
+@pytest.mark.parametrize(
+    ("printed", "base"),
+    [
+        (f"sha256:{'ab' * 32}", f"python:3.12@sha256:{'ab' * 32}"),
+        ("no such manifest", "python:3.12@sha256:old"),
+    ],
+)
+def test_the_base_is_pinned_if_its_registry_answers(
+    printed: str, base: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    docker = tmp_path / "docker"
+    docker.write_text(f"#!/bin/sh\ntest $4 = python:3.12 && echo '{printed}'\n")
+    docker.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    file = tmp_path / "Dockerfile"
+    file.write_text("# base\nARG BASE=python:3.12@sha256:old\nFROM ${BASE}\n")
+    said = pins.pin_base(file)
+    assert file.read_text() == f"# base\nARG BASE={base}\nFROM ${{BASE}}\n"
+    assert ("could not be read" in said) == ("old" in base)
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert "could not be read" in pins.pin_base(file)
 
 
 def some_packages() -> list[Distribution]:

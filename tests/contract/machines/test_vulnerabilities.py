@@ -15,7 +15,7 @@ STATEMENT = ROOT / "docker" / "cryptography.openvex.json"
 
 def test_the_statement_is_of_the_pinned_release_and_on_the_page() -> None:
     pins = (ROOT / "docker" / "requirements.txt").read_text(encoding="utf-8").splitlines()
-    (pin,) = (line for line in pins if line.startswith("cryptography=="))
+    (pin,) = (line.split()[0] for line in pins if line.startswith("cryptography=="))
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     page = (ROOT / "docs" / "how-to" / "scanners.md").read_text(encoding="utf-8")
     for one in json.loads(STATEMENT.read_text(encoding="utf-8"))["statements"]:
