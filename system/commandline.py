@@ -121,7 +121,7 @@ class Group(TyperGroup):
             if status is None or isinstance(error, BrokenPipeError):  # typer ends quietly then
                 raise
             text = explained(error) if isinstance(error, OSError) else str(error)
-            print(f"{ctx.command_path}: {text}", file=sys.stderr)
+            print(f"coterie: {text}", file=sys.stderr)
             ctx.exit(status)
 
 
@@ -148,7 +148,10 @@ JsonOption = Annotated[
     bool, typer.Option("--json", help="Print one JSON document instead of text.")
 ]
 YesOption = Annotated[
-    bool, typer.Option("--yes", "-y", help="Do not ask for confirmation on a terminal.")
+    bool,
+    typer.Option(
+        "--yes", "-y", help="Do not ask for confirmation. Required where there is no terminal."
+    ),
 ]
 
 
@@ -171,9 +174,16 @@ def plain(value: Any) -> Any:
 
 
 def confirm(question: str, *, yes: bool) -> None:
-    """Ask anyone who types the command; a script, which has no terminal, is not asked."""
-    if not yes and sys.stdin is not None and sys.stdin.isatty():
-        typer.confirm(question, abort=True)
+    """Ask before something that cannot be undone.
+
+    Raises:
+        MisuseError: there is no terminal at which to ask, and ``yes`` is not given.
+    """
+    if yes:
+        return
+    if sys.stdin is None or not sys.stdin.isatty():
+        raise MisuseError(f"{question} There is no terminal at which to ask: add --yes.")
+    typer.confirm(question, abort=True)
 
 
 def address_option(text: str, port: int) -> Any:

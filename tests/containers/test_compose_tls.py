@@ -63,7 +63,7 @@ def test_a_restarted_silo_needs_nobody_to_let_it_in_again(federation: Federation
 
 
 def test_a_removed_silo_is_refused_and_says_so(federation: Federation) -> None:
-    operator(federation, "members", "remove", "silo-3")
+    operator(federation, "members", "remove", "silo-3", "--yes")
     until(
         lambda: "refuses this silo's key" in federation.log("silo-3"),
         "silo-3 to be refused",

@@ -45,7 +45,7 @@ def test_an_operator_without_the_role_is_refused_over_tls_and_starts_runs_with_i
     pair.command("operator", "roles", name, "--role", "run")
     started = coterie("run", *RUN, "--rounds", "2", "--detach", "--runs-dir", str(made.runs), *ada)
     assert started.returncode == 0, started.stderr
-    pair.command("operator", "remove", name)
+    pair.command("operator", "remove", name, "--yes")
     shut = coterie("status", *ada)
     assert shut.returncode != 0 and "no operator with that name and key is enrolled" in shut.stderr
     acts = audit.verify(made).acts
@@ -86,7 +86,7 @@ def test_a_silo_that_asks_its_people_joins_late_and_withdraws(
     rounds = read_run(folder).rounds
     assert "asked" not in rounds[0].silos
     assert "asked" in rounds[-1].silos
-    printed = pair.command("members", "erase", "asked")
+    printed = pair.command("members", "erase", "asked", "--yes")
     (file,) = (pair.coordinator / "withdrawals").glob("asked-*.json")
     done = verified(file.read_text(), pair.federation.ca.read_bytes())
     assert f"runs/{folder.name}/models/asked.safetensors" in {one.file for one in done.deleted}
@@ -104,7 +104,7 @@ def test_a_silo_withdraws_in_the_middle_of_a_run(pair: Organisations) -> None:
     three = ("fedavg", "--task", TASK, "--min-silos", "3", *SETTINGS, "--rounds", "8")
     folder = pair.submit(*three)
     pair.gate.hold(3, rounds=1)
-    printed = pair.command("members", "erase", "leaver")
+    printed = pair.command("members", "erase", "leaver", "--yes")
     pair.gate.open()
     assert f"Stopping run {folder.name}, which has models of leaver." in printed
     assert read_run(folder).status == "stopped"

@@ -338,7 +338,7 @@ def test_a_removed_silo_is_out_at_once_and_for_good(pair: Organisations) -> None
     folder = pair.submit("fedavg", *keys)
     until_happened(folder, "here", 1)
     pair.gate.hold(3, rounds=1)
-    assert "is removed" in pair.command("members", "remove", "gone")
+    assert "is removed" in pair.command("members", "remove", "gone", "--yes")
     pair.gate.open()
     finished(folder)
     assert set(record_of(folder)["final-evaluation"]) == {"a", "b"}
@@ -351,7 +351,7 @@ def test_a_removed_silo_is_out_at_once_and_for_good(pair: Organisations) -> None
     assert refused.returncode == 2 and "never accepted again" in refused.stderr
     done = pair.call("silo", "serve", "--home", home, "--retry-for", "2")
     assert done.returncode == 5 and "not enrolled" in done.stderr
-    anew = pair.done("silo", "init", "--name", "gone", "--home", home, "--new-key")
+    anew = pair.done("silo", "init", "--name", "gone", "--home", home, "--new-key", "--yes")
     pair.join("gone", pair.enrol(anew.strip()))
     pair.start_silo("gone")
     pair.wait_for(3)

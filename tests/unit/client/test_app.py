@@ -286,7 +286,7 @@ def test_a_silo_with_one_sample_for_batch_norm_says_so_before_it_joins(
         silo(["serve", "--name", "a", "--task", "normed", "--set", "train=1", "--set", "test=5"])
         == 2
     )
-    assert "coterie silo: a model with BatchNorm cannot be trained on one sample" in (
+    assert "coterie: a model with BatchNorm cannot be trained on one sample" in (
         capsys.readouterr().err
     )
 

@@ -278,7 +278,7 @@ def test_the_command_reads_the_folder_and_needs_no_coordinator(
     file.write_text(file.read_text().replace("train = 12", "train = 0"))
     assert silo(["check", "--home", str(tmp_path)]) == 2
     err = capsys.readouterr().err
-    assert err.startswith("coterie silo: ") and "train must be at least 1" in err
+    assert err.startswith("coterie: ") and "train must be at least 1" in err
 
 
 @pytest.mark.parametrize(("train", "said"), [(1, "1 sample,"), (2, "2 samples,"), (5, "")])

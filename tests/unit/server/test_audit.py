@@ -152,8 +152,8 @@ def test_the_operators_commands_are_in_the_log(tmp_path: Path) -> None:
     assert coterie("federation", "init", folder, "--address", "fl.example.org").returncode == 0
     request = coterie("silo", "init", "--name", "b", "--home", silo).stdout
     assert coterie("members", "enrol", request, "--federation", folder).returncode == 0
-    assert coterie("members", "remove", "b", "--federation", folder).returncode == 0
-    assert coterie("members", "remove", "c", "--federation", folder).returncode == 2
+    assert coterie("members", "remove", "b", "--yes", "--federation", folder).returncode == 0
+    assert coterie("members", "remove", "c", "--yes", "--federation", folder).returncode == 2
     assert coterie("federation", "init", folder, "--renew").returncode == 0
     acts = verify(load(Path(folder))).acts
     assert [act.act for act in acts] == [

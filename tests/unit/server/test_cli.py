@@ -220,26 +220,26 @@ def test_an_account_without_a_home_folder_is_told_what_to_set(
         ("run resume first hcct", "coterie: --resume continues first with"),
         (
             "runs stop x --federation a --superlink b",
-            "coterie runs: --federation and --superlink",
+            "coterie: --federation and --superlink",
         ),
         ("simulate x.toml --workdir y", "coterie: --workdir is the folder for the processes' logs"),
         (
             "federation init made",
-            "coterie federation: say where silos reach this",
+            "coterie: say where silos reach this",
         ),
         ("federation init made --renew --address x", "and leave out --address."),
-        ("members erase", "coterie members: name either a silo, or a statement with --verify."),
+        ("members erase", "coterie: name either a silo, or a statement with --verify."),
         (
             "superlink --metrics-address 127.0.0.1:1",
             "coterie: --metrics-address serves the numbers of a fed",
         ),
         (
             "runs --runs-dir x watch",
-            "coterie runs: --runs-dir stands before a command",
+            "coterie: --runs-dir stands before a command",
         ),
-        ("silo serve --threads 2", "coterie silo: --threads replaces a setting of a silo's folder"),
-        ("silo serve --mod x:y", "coterie silo: --mod requires --app."),
-        ("silo calibrate --sensitivity 2", "coterie silo: --sensitivity must be above 0 and at"),
+        ("silo serve --threads 2", "coterie: --threads replaces a setting of a silo's folder"),
+        ("silo serve --mod x:y", "coterie: --mod requires --app."),
+        ("silo calibrate --sensitivity 2", "coterie: --sensitivity must be above 0 and at"),
     ],
 )
 def test_what_cannot_be_done_as_it_was_typed_is_one_line_with_what_to_type(

@@ -192,9 +192,9 @@ def test_silos_are_enrolled_and_removed_from_elsewhere(
     assert sent.stdout.startswith("coterie-join."), sent.stderr
     assert "b is enrolled. Key fingerprint:" in sent.stderr
     # The SuperLink behind this gate knows no silos, so it replies that it cannot do it.
-    gone = coterie("members", "remove", "b", *there)
+    gone = coterie("members", "remove", "b", "--yes", *there)
     assert "b is removed" in gone.stdout + gone.stderr
-    withdrawn = coterie("members", "erase", "b", *there)
+    withdrawn = coterie("members", "erase", "b", "--yes", *there)
     assert "Silo b withdrew." in withdrawn.stdout and "by eve" in withdrawn.stdout
     refused = coterie("run", "hcct", "--detach", *there)
     assert refused.returncode != 0 and "the role 'run' is required" in refused.stderr
@@ -202,7 +202,7 @@ def test_silos_are_enrolled_and_removed_from_elsewhere(
     assert (
         coterie("operator", "roles", "eve", "--role", "x", "--federation", folder).returncode == 2
     )
-    coterie("operator", "remove", "eve", "--federation", folder)
+    coterie("operator", "remove", "eve", "--yes", "--federation", folder)
     acts = [(act.who, act.act) for act in audit.verify(made).acts]
     assert ("eve", "enrol") in acts and ("eve", "remove") in acts
     assert [a for _, a in acts if "operator" in a] == ["enrol operator", "remove operator"]

@@ -84,7 +84,7 @@ def test_a_silo_without_its_superlink_ends_with_5_and_one_line(
     monkeypatch.setattr(sys, "argv", ["coterie", "silo", "serve", "--name", "a"])
     with pytest.raises(SystemExit) as ended:
         main()
-    assert (ended.value.code, capsys.readouterr().err) == (5, f"coterie silo: {error}\n")
+    assert (ended.value.code, capsys.readouterr().err) == (5, f"coterie: {error}\n")
 
 
 def test_ctrl_c_ends_with_130_and_a_defect_of_ours_is_shown_in_full(

@@ -92,7 +92,7 @@ def test_a_statement_that_was_changed_or_is_another_federations_is_found(
     made: Federation, tmp_path: Path
 ) -> None:
     folder = str(made.folder)
-    printed = coterie("members", "erase", "c", "--federation", folder).stdout
+    printed = coterie("members", "erase", "c", "--yes", "--federation", folder).stdout
     assert "Deleted: 6 files with its models, updates or statistics" in printed
     assert "run fedavg-1, round 1 to 3: models of a, b, c" in printed
     assert "Run fedavg-2 can be resumed after round 2, before it came" in printed
@@ -283,6 +283,18 @@ def test_whoever_types_it_is_asked_first(
     done = coterie("members", command, "c", "--federation", str(made.folder), *options)
     assert (done.returncode == 0) is bool(gone) and len(asked) == (not options)
     assert sum(bool(entry.removed) for entry in enrolled.read(made.roster)) == gone
+
+
+@pytest.mark.parametrize("command", ["remove", "erase"])
+def test_a_script_has_to_say_yes(command: str, made: Federation) -> None:
+    line = ("members", command, "c", "--federation", str(made.folder))
+    refused = coterie(*line)
+    assert refused.returncode == 2
+    assert refused.stderr.startswith(f"coterie: {command.title()} c?")
+    assert refused.stderr.endswith("There is no terminal at which to ask: add --yes.\n")
+    assert not any(entry.removed for entry in enrolled.read(made.roster))
+    assert coterie(*line, "--yes").returncode == 0
+    assert sum(bool(entry.removed) for entry in enrolled.read(made.roster)) == 1
 
 
 def test_who_was_never_enrolled_cannot_withdraw(made: Federation) -> None:
