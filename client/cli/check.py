@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from math import isfinite
+from typing import Any
 
 import torch
 
@@ -43,16 +44,68 @@ def check_all(settings: SiloSettings) -> Iterator[str]:
         yield from check(one)
 
 
+def check_as_fields(settings: SiloSettings) -> list[dict[str, Any]]:
+    """Run ``check`` for each of the silo's tasks; return what it found, as JSON values."""
+    tasks_of(settings)
+    return [_fields(_opened(one)) for one in settings.studies()]
+
+
 def check(settings: SiloSettings) -> Iterator[str]:
     """Load the data, train one epoch, and report, line by line. Nothing is sent.
 
     Raises:
         TaskError, SettingsError: the silo cannot train with its present settings.
     """
+    yield from _lines(_opened(settings))
+
+
+def _opened(settings: SiloSettings) -> Session:
     session = open_session(settings)
     personal.check_policy(session)
     check_privacy(session)
-    if settings.unlabelled:
+    return session
+
+
+def _fields(session: Session) -> dict[str, Any]:
+    lines = list(_lines(session))
+    is_labelled = not session.settings.unlabelled
+    model, kept = read_weights(session.model), _kept(session)
+    shared = personal.without(model, kept) if is_labelled else {}
+    return {
+        "task": session.task.name,
+        "schema": session.schema,
+        "device": str(session.device),
+        "labelled": is_labelled,
+        "training-samples": len(session.data.train) if is_labelled else 0,
+        "test-samples": len(session.data.test) if is_labelled else 0,
+        "unlabelled-samples": 0 if is_labelled else len(session.data.train),
+        "model-bytes": sum(array.nbytes for array in shared.values()),
+        "arrays": list(shared),
+        "never-sent": list(kept),
+        "metrics": _metric_names(session) if is_labelled else [],
+        "warnings": [line[10:] for line in lines if line.startswith("warning ")],
+        "lines": lines,
+    }
+
+
+def _kept(session: Session) -> Sequence[str]:
+    """Return the names of the arrays that the policy keeps at the silo."""
+    return personal.personal_names(session, session.settings.policy.keep_layers)
+
+
+def _metric_names(session: Session) -> list[str]:
+    """Return the names of the metrics that may leave."""
+    policy = session.settings.policy
+    of_task = session.task.problem.metrics
+    usual = [name for name in (*METRICS, *of_task) if name not in REVEALING]
+    names = list(dict.fromkeys(usual)) if policy.share_metrics is None else policy.share_metrics
+    if session.settings.privacy is None:
+        return list(names)
+    return [name for name in names if not {*METRICS.get(name, (name,))} <= STAYING]
+
+
+def _lines(session: Session) -> Iterator[str]:
+    if session.settings.unlabelled:
         yield from _unlabelled_lines(session)
         return
     yield from _data_lines(session)
@@ -216,7 +269,7 @@ def _privacy_lines(session: Session) -> Iterator[str]:
 def _leaving_lines(session: Session) -> Iterator[str]:
     policy = session.settings.policy
     model = read_weights(session.model)
-    kept = personal.personal_names(session, policy.keep_layers)
+    kept = _kept(session)
     shared = personal.without(model, kept)
     size = sum(array.nbytes for array in shared.values())
     described = session.describe()
@@ -234,11 +287,7 @@ def _leaving_lines(session: Session) -> Iterator[str]:
     yield f"In every round, at most: {counted(len(shared), 'array')} of the model, {size:,} bytes:"
     for name, array in shared.items():
         yield f"  {name} {'×'.join(map(str, array.shape)) or 'one number'} {array.dtype}"
-    of_task = session.task.problem.metrics
-    usual = [name for name in (*METRICS, *of_task) if name not in REVEALING]
-    names = list(dict.fromkeys(usual)) if policy.share_metrics is None else policy.share_metrics
-    if session.settings.privacy is not None:
-        names = [name for name in names if not {*METRICS.get(name, (name,))} <= STAYING]
+    names = _metric_names(session)
     auxiliary = policy.auxiliary and session.settings.privacy is None
     if auxiliary and policy.min_group_size <= 2:  # they are averaged in pairs
         yield (

@@ -141,18 +141,21 @@ def check(
     if app:
         from coterie.client.cli.check_app import check_app
 
-        lines = check_app(settings, app, mod or [])
+        tasks, lines = [], check_app(settings, app, mod or [])
     elif mod:
         raise MisuseError("--mod requires --app.")
     else:
-        from coterie.client.cli.check import check_all
+        from coterie.client.cli.check import check_all, check_as_fields
 
-        lines = check_all(settings)
+        tasks = check_as_fields(settings) if as_json else []
+        lines = iter(line for one in tasks for line in one["lines"])
+        lines = lines if as_json else check_all(settings)
     noted = [f"warning   {text}"] if (text := remark(made.key_file)) else []
     if as_json:
         said = [*noted, *lines]
         warnings = [line[10:] for line in said if line.startswith("warning ")]
-        print_json({"silo": settings.name, "warnings": warnings, "lines": said})
+        document = {"silo": settings.name, "tasks": tasks, "warnings": warnings, "lines": said}
+        print_json(document)
         return
     for line in wrapped(chain(noted, lines), width_of(sys.stdout)):
         print(line)

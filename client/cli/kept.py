@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from coterie.client.cli.options import HomeOption, SetOption, option
-from coterie.system.commandline import MisuseError, Old
+from coterie.system.commandline import JsonOption, MisuseError, Old, print_json
 from coterie.system.logs import show_progress
 
 if TYPE_CHECKING:
@@ -62,9 +62,7 @@ def ledger(
     last: Annotated[
         int, option("N", "Also show the last N entries in full. 0: none.", least=0)
     ] = 0,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print the entries as JSON, one per line.")
-    ] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Show what left this silo, by run and type of message.
 
@@ -82,8 +80,7 @@ def ledger(
             "something first leaves the silo."
         )
     if as_json:
-        for entry in read(folder, run=run):
-            print(json.dumps(entry))
+        print_json(list(read(folder, run=run)))
         return
     _print_totals(totals(read(folder, run=run)), ledger_of(folder))
     if last:

@@ -153,8 +153,7 @@ def test_the_ledger_command_totals_what_left(
     assert f"{sum(e.get('bytes', 0) for e in read(home)):,} bytes" in said
     assert "train" in said and "query.describe" in said
     assert silo(["ledger", "--home", str(home), "--json", "--run", "run-1"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert [json.loads(line) for line in lines] == list(read(home, run="run-1"))
+    assert json.loads(capsys.readouterr().out) == list(read(home, run="run-1"))
     assert silo(["ledger", "--home", str(home / "nowhere")]) == 2
     assert "there is no ledger" in capsys.readouterr().err
 

@@ -24,6 +24,8 @@ from coterie.server.report.statistics import statistics_summary
 from coterie.server.runs.config import RunConfig
 from coterie.server.site.federation import create
 from coterie.server.site.queue import Entry, Queue
+from tests import kit
+from tests.conftest import digits_config
 from tests.rules.test_imports import ROOT
 
 PAGE = (ROOT / "docs" / "reference" / "json.md").read_text(encoding="utf-8")
@@ -47,7 +49,7 @@ def fields_of(document: Any, path: str = "") -> set[str]:
     return {path}
 
 
-BY_NAME = ("about", "terms", "unlabelled", "silos")
+BY_NAME = ("about", "terms", "unlabelled", "silos", "values")
 
 
 def printed(*line: str) -> Any:
@@ -89,6 +91,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     asked = CliRunner().invoke(app, ["operator", "init", "--name", "ada"]).stdout.strip()
     assert not CliRunner().invoke(app, ["operator", "enrol", asked, "--role", "run"]).exit_code
     (tmp_path / "silo.toml").write_text('name = "a"\ntask = "digits"\n', encoding="utf-8")
+    kit.train(kit.initial(), digits_config("a", home=str(tmp_path)))
     (tmp_path / "approvals").mkdir()
     one = approvals.Approval("hcct-7", {"rounds": 3}, asked="2026-01-01T00:00:00+00:00")
     (tmp_path / "approvals" / "one.json").write_text(json.dumps(asdict(one)), encoding="utf-8")
@@ -100,7 +103,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     [
         "status", "runs", "runs show RUN", "runs explain RUN", "run --detach", "members list",
         "operator list", "federation audit", "federation check", "federation upgrade-check",
-        "silo pending", "silo check",
+        "silo pending", "silo check", "silo ledger",
     ],
 )  # fmt: skip
 def test_the_fields_that_are_printed_are_those_of_the_page(
