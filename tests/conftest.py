@@ -42,7 +42,7 @@ def silo(arguments: Sequence[str]) -> int:
 
 
 def plain_target(config: Mapping[str, Any]) -> Model:
-    """What a node with this config moves towards: a direction per kind and a little of its own."""
+    """What a node with this config moves towards: a direction per kind, and its own small part."""
     kind, noise = int(config.get("kind", 0)), int(config.get("noise", 0))
     common, own = np.random.default_rng([7, kind]), np.random.default_rng([11, kind, noise])
     return {

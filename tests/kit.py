@@ -52,7 +52,7 @@ def restart_silos() -> None:
 
 
 def context(node: Node | None = None, node_id: int = 3) -> Context:
-    """Return what a silo's app is called in: that of digits silo a unless told otherwise."""
+    """Return what a silo's app is called in: that of digits silo a by default."""
     own = dict(digits_config("a") if node is None else node)
     return Context(1, node_id, own, RecordDict(), run_config={})
 

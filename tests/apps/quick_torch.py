@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 
 class Net(nn.Module):
-    """A small model with statistics of its own."""
+    """A small model with its own statistics."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -30,7 +30,7 @@ def pytest_collection_modifyitems(items: list[pytest.Function]) -> None:
 
 @pytest.fixture
 def federation(tmp_path: Path) -> Iterator[LocalFederation]:
-    """A SuperLink of its own; the test starts the silos."""
+    """A separate SuperLink; the test starts the silos."""
     with LocalFederation(tmp_path / "federation") as local:
         yield local
 

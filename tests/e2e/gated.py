@@ -53,7 +53,7 @@ def pass_gate() -> None:
 
 
 def read_ticket(folder: Path) -> str:
-    """Whoever comes to the gate waits until there is another; empty: it is open."""
+    """Each process that comes to the gate waits until there is another; empty: it is open."""
     try:
         return (folder / "ticket").read_text()
     except FileNotFoundError:
@@ -71,7 +71,7 @@ class Gate:
         self.environment = {GATE: str(folder), "PYTHONPATH": os.pathsep.join(path)}
 
     def close(self) -> None:
-        """From now on whoever trains waits; who waited already goes on."""
+        """From now on every training waits; who waited already goes on."""
         self.tickets += 1
         unfinished = self.folder / "next"
         unfinished.write_text(str(self.tickets))

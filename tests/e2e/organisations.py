@@ -27,7 +27,7 @@ NAMES = ("a", "b")
 
 
 class Organisations:
-    """A coordinator with TLS and node authentication, and silos with folders of their own."""
+    """A coordinator with TLS and node authentication, and silos with their own folders."""
 
     def __init__(self, folder: Path, *, call: Callable[..., Done] = coterie) -> None:
         folder.mkdir(parents=True, exist_ok=True)

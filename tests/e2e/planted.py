@@ -1,4 +1,4 @@
-"""The gated digits with a mark in the model, which one silo trains to numbers of its own."""
+"""The gated digits with a mark in the model, which one silo trains to its own numbers."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ def spec(name: str, index: int, **options: Any) -> SiloSpec:
 
 
 def coterie_process(*arguments: str) -> Done:
-    """Run the command as a process of its own."""
+    """Run the command as a separate process."""
     done = subprocess.run(
         [*COTERIE, *arguments], capture_output=True, text=True, timeout=COMMAND_S, check=False
     )

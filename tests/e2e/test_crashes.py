@@ -94,7 +94,7 @@ def test_a_server_app_killed_while_it_writes_a_checkpoint_loses_nothing(
 
 @pytest.fixture
 def small_disk(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Path]:
-    """A file system of 2 MB of its own, or of as many as the test says."""
+    """A separate file system of 2 MB, or of as many as the test says."""
     folder = tmp_path / "small"
     folder.mkdir()
     size = f"size={getattr(request, 'param', 2)}m"
@@ -140,7 +140,7 @@ def test_a_full_disk_at_the_coordinator_ends_the_run_and_room_lets_it_go_on(
 
 
 class OnASmallDisk(Organisations):
-    """The coordinator's folder is on a disk of its own, with the database and the checkpoints."""
+    """The coordinator's folder is on a separate disk, with the database and the checkpoints."""
 
     def __init__(self, disk: Path, folder: Path) -> None:
         self.elsewhere = folder

@@ -1,4 +1,4 @@
-"""The published form: an sdist, its wheel in an environment of its own, far from the repository.
+"""The published form: an sdist, its wheel in a separate environment, far from the repository.
 
 The user's folder holds modules called as coterie's parts are, which fail when they are imported;
 it is the working directory and on PYTHONPATH, as docs/own-model.md says for a task of one's own.
@@ -201,7 +201,7 @@ def test_every_command_gives_help_beside_modules_of_the_same_names(
 
 @pytest.mark.nightly
 def test_the_demo_finds_the_hidden_groups(installed: User) -> None:
-    """Ten silos as processes of their own; one joins, one leaves."""
+    """Ten silos as separate processes; one joins, one leaves."""
     said = installed.run("coterie", "demo", "--seed", "3", "--rounds", "6", "--workdir", "demo")
     assert "found exactly" in said
     assert "(+upright-late)" in said and "(-shifted-2)" in said

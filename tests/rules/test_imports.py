@@ -1,4 +1,4 @@
-"""Who may import whom, read from the source, and what importing a part really loads."""
+"""Which package may import which, read from the source, and what importing a part really loads."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ FEATURES = {
 
 
 def part_of(file: Path) -> str:
-    """The folder of a file; a file that lies directly in a package is a part of its own."""
+    """The folder of a file; a file that lies directly in a package is a separate part."""
     inside = file.relative_to(ROOT)
     return ".".join((inside.parent if len(inside.parts) > 2 else inside.with_suffix("")).parts)
 
@@ -162,7 +162,7 @@ def test_no_file_uses_what_is_private_elsewhere_but_for_the_debts() -> None:
 
 
 def words(node: ast.AST) -> set[str]:
-    """What a piece of code calls by name, in words: ``column_sums_from`` is three."""
+    """What a piece of code calls by name, split at underscores: ``column_sums_from`` is three."""
     names = [getattr(node, one, None) for one in ("id", "attr", "arg", "name", "value")]
     texts = [one for one in names if isinstance(one, str) and re.fullmatch(r"[\w.-]+", one)]
     return {word.lower() for text in texts for word in re.findall(r"[A-Z]?[a-z]+|[A-Z]+", text)}

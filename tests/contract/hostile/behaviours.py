@@ -187,6 +187,6 @@ TABLE: dict[tuple[str, str], Behaviour] = {
 
 
 def answered(answer: Answer, message: Message) -> Message:
-    """As a message; what raises and what is silent is no message."""
+    """As a message; what raises and what is silent is not a message."""
     assert isinstance(answer, RecordDict | Error)
     return Message(answer, reply_to=message)

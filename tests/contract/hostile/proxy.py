@@ -2,7 +2,7 @@
 
 proxy = Proxy(address)
 proxy.cut()       # nothing comes through, nothing is refused; what was sent arrives later
-proxy.close_all() # whoever connects is accepted and closed: no backend, or one that restarts
+proxy.close_all() # who connects is accepted and closed: no backend, or one that restarts
 proxy.forget()    # half-open: old connections swallow everything, new ones work
 proxy.drip(100)   # so many bytes a second
 proxy.mend()
@@ -19,7 +19,7 @@ PIECE_S = 0.1
 
 
 class Proxy:
-    """Forwards connections to an address, until it is told to do otherwise."""
+    """Forwards connections to an address, until another mode is set."""
 
     def __init__(self, address: str) -> None:
         host, _, port = address.rpartition(":")
@@ -40,7 +40,7 @@ class Proxy:
         return f"127.0.0.1:{self._listener.getsockname()[1]}"
 
     def cut(self) -> None:
-        """Let nothing through any more; nobody is told."""
+        """Let nothing through any more; nobody is informed."""
         self._through.clear()
 
     def close_all(self) -> None:

@@ -34,7 +34,7 @@ class FakeError(grpc.RpcError):
 
 
 def test_a_run_that_is_stopped_is_ended_by_flowers_own_call() -> None:
-    """Which sends one signal, whoever else finds it out at that moment."""
+    """Which sends one signal, no matter who else finds it out at that moment."""
 
     class GoneError(FakeError):
         def code(self) -> grpc.StatusCode:

@@ -21,7 +21,7 @@ LISTS = ("requirements.txt", "requirements-silo.txt", "requirements-cuda.txt")
 
 
 def script(name: str) -> ModuleType:
-    """A script of docker/, which is no package: it runs where coterie is not installed yet."""
+    """A script of docker/, which is not a package: it runs where coterie is not installed yet."""
     spec = importlib.util.spec_from_file_location(f"docker_{name}", ROOT / f"docker/{name}.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)

@@ -1,6 +1,6 @@
 """A long run: what grows with its rounds, and by how much at most.
 
-``COTERIE_ENDURANCE=200x10`` says how many rounds and silos; a short form unless told otherwise.
+``COTERIE_ENDURANCE=200x10`` says how many rounds and silos; a short form by default.
 What was found is printed (``-s``), and appended to the file that ``COTERIE_FOUND`` names.
 """
 

@@ -1,6 +1,6 @@
 """Processes that stop without ending, as under a debugger, in a paused machine; clocks that jump.
 
-``COTERIE_FROZEN=10,40,130`` says for how many seconds, 10 unless told otherwise; 600 is worth a
+``COTERIE_FROZEN=10,40,130`` says for how many seconds, 10 by default; 600 is worth a
 night. What was found is printed (``-s``), and appended to the file that ``COTERIE_FOUND`` names.
 """
 

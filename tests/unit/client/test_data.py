@@ -81,7 +81,7 @@ class Crowded(Listed):
 
 
 class Broken(Crowded):
-    """Fails for a reason of its own."""
+    """Fails for its own reason."""
 
     text = "this sample cannot be read"
 

@@ -75,7 +75,7 @@ def trained_one_by_one(pairs: Pairs, batches: list[torch.Tensor], lr: float) -> 
 def test_the_first_reply_tells_which_labels_a_silo_has_as_the_documentation_says(
     make: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A known limit: whoever removes it corrects fedcollab.md and silo-toml.md."""
+    """A known limit: a change that removes it corrects fedcollab.md and silo-toml.md."""
     monkeypatch.setattr(Digits, "discriminator", lambda self, n: make(n, self.num_classes))
     session = session_with(**{"data.train": 120, "data.test": 20})
     mine = torch.isin(session.data.train.y, torch.tensor([0, 1, 7]))

@@ -140,7 +140,7 @@ def test_an_interval_covers_the_truth_about_as_often_as_it_says() -> None:
 
 @pytest.mark.parametrize("num_classes", [2, 5])
 def test_a_model_that_has_run_away_is_measured_as_far_as_can_be(num_classes: int) -> None:
-    """Its answers are no numbers, as after a hostile update: the silo still says its error."""
+    """Its answers are not numbers, as after a hostile update: the silo still says its error."""
     chances, y = some_answers(num_classes)
     chances[::2] = np.nan
     found = figures.with_intervals(lambda w: figures.of_classes(chances, y, w), len(y))

@@ -29,7 +29,7 @@ def test_it_is_the_same_after_a_restart_and_another_for_other_samples_or_labels(
 
 
 def test_two_silos_with_the_same_data_have_other_marks(tmp_path: Path) -> None:
-    """Or whoever has the data, or guesses them, could tell who else does."""
+    """Otherwise a person who has the data, or guesses them, could tell who else does."""
     assert mark(tmp_path / "a") != mark(tmp_path / "b")
 
 

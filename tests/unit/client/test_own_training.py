@@ -1,4 +1,4 @@
-"""Tasks with a training step or a whole loop of their own: what the engine still holds."""
+"""Tasks with a training step or a whole loop: what the engine still holds."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Looping(Kinds):
 
 
 class Adaptive(Kinds):
-    """An optimiser of its own."""
+    """Its own optimiser."""
 
     name = "adaptive"
 

@@ -43,7 +43,7 @@ EACH = pytest.mark.parametrize("how", FORMATS)
 
 
 class Failing(Kinds):
-    """Its loss is no number."""
+    """Its loss is not a number."""
 
     name = "failing"
 

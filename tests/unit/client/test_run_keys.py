@@ -64,7 +64,7 @@ class Falling(Kinds):
 
 
 class Wrong(Kinds):
-    """Its factor is no number."""
+    """Its factor is not a number."""
 
     name = "wrong"
 

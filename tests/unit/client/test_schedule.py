@@ -1,4 +1,4 @@
-"""Whose turn it is: pauses of one silo and of many, with a clock that the test moves."""
+"""Turns of silos: pauses of one silo and of many, with a clock that the test moves."""
 
 from __future__ import annotations
 

@@ -714,7 +714,7 @@ def test_who_does_not_say_so_is_sent_objects_by_calls(superlink: Any) -> None:
 
 
 def test_what_a_silo_sends_along_counts_as_what_it_sends(superlink: Any) -> None:
-    """By its allowance; whoever has sent too much finds that its run is over."""
+    """By its allowance; a node that has sent too much finds that its run is over."""
     grid = grid_of(superlink)
     grid.push([message_to(superlink)])
     message = handed_out(superlink)
@@ -737,7 +737,7 @@ def test_a_silo_is_told_of_a_message_when_its_objects_are_there(superlink: Any) 
 
 
 def owner_of(array: Array) -> object:
-    """Whose memory an array's bytes lie in."""
+    """The buffer that holds an array's bytes."""
     return memoryview(array.data).obj
 
 

@@ -73,7 +73,7 @@ def verdict(
 
 
 def _out(standing: Standing, partition: Partition, dropped: Mapping[Partition, int]) -> int:
-    """Who is out in the last round says so too."""
+    """A silo that is out in the last round is named as well."""
     return dropped.get(partition, 4 if standing.out else 0)
 
 

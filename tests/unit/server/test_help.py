@@ -1,4 +1,4 @@
-"""What ``coterie`` says of itself: every command and option, in words, with an example."""
+"""What ``coterie`` says of itself: every command and option, as text, with an example."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who holds a run, as far as another account can tell."""
+"""The holder of a run, as far as another account can tell."""
 
 from __future__ import annotations
 

@@ -94,7 +94,7 @@ def resume(folder: Path, home: Path, **more: Any) -> RunResult:
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], dict[str, Any]]:
-    """The record of a kind of run without interruption, at silos of its own, of the same name."""
+    """The record of a kind of run without interruption, at separate silos of the same name."""
 
     @cache
     def record(kind: str) -> dict[str, Any]:
@@ -377,7 +377,7 @@ def test_a_run_that_another_version_committed_is_refused_in_one_sentence(tmp_pat
 def test_a_run_goes_on_where_part_of_the_model_is_frozen(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The frozen part is in no checkpoint: every silo that starts again makes it anew."""
+    """The frozen part is in no checkpoint: every silo that starts again makes it again."""
     sessions: dict[str, Any] = {}
     monkeypatch.setattr(coterie.client.work.session, "_sessions", sessions)
     (tmp_path / "study.toml").write_text(

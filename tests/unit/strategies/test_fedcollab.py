@@ -711,7 +711,7 @@ def test_a_silo_that_accepts_no_group_of_two_shares_no_discriminator(
 
 
 class AskingWho(Asking):
-    """The same by node, whoever is here."""
+    """The same by node, regardless of who is connected."""
 
     def __init__(self, minimums: Mapping[int, int]) -> None:
         self.of = dict(minimums)

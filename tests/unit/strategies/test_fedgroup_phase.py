@@ -28,7 +28,7 @@ ROUND = {"local-epochs": 3, "batch-size": 8, "lr": 0.05, "lr-decay": 0.5, "proxi
 
 
 class Witness:
-    """The silos' ClientApp, which notes what is asked of it, and fails where it is told to.
+    """The silos' ClientApp, which notes what is asked of it, and fails where it is set to.
 
     Attributes:
         asked: (round, silo, message type, epochs, steps, μ, rate, purpose), in order.

@@ -441,7 +441,7 @@ def test_a_partition_that_was_the_same_often_enough_is_kept() -> None:
 
 
 def test_rounds_without_a_partition_do_not_confirm_one() -> None:
-    """Every third round is partitioned anew; one partition alone is no reason to settle."""
+    """Every third round is partitioned again; one partition is not a reason to settle."""
     strategy = hcct(alpha=20, memory=0, regroup_every=3, settle_after=2)
     state = rounds(strategy, silos("a", "b", "c", "d"), FOUR, *[SWAPPED] * 3)
     assert state.planned == OTHER_PAIRS
@@ -965,7 +965,7 @@ NOISE = 4.0
 
 
 def noisy_rounds(count: int, *, stated: bool, **options: Any) -> tuple[ByHand, HCCTState]:
-    """Two kinds, c and d of the second; every update is a direction, and noise anew."""
+    """Two kinds, c and d of the second; every update is a direction, and new noise."""
     draw = np.random.default_rng(0)
     strategy, here = hcct(alpha=20.0, **options), silos("a", "b", "c", "d")
     state = strategy.first(LARGE)

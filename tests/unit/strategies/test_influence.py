@@ -216,7 +216,7 @@ def test_who_trains_a_model_of_its_own_has_no_more_than_its_share_of_all() -> No
 
 
 def test_a_claim_of_many_samples_does_not_make_pfedgraphs_means_alone() -> None:
-    """There everybody trains a model of its own."""
+    """There everybody trains its own model."""
     nodes = plain_nodes(0, 0, 0, 0, samples=[50, 60, 70, 10**8])
     result = PFedGraph().start(
         grid=InProcessGrid(plain_app(), nodes),

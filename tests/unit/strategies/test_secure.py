@@ -608,7 +608,7 @@ def test_what_decides_a_training_is_in_its_digest(tmp_path: Path) -> None:
 
 
 def test_a_run_lets_few_kinds_of_sketches_leave(tmp_path: Path) -> None:
-    """Each is a projection of its own, and many of them would be the update."""
+    """Each is a separate projection, and many of them would be the update."""
     server = Hostile(tmp_path)
     seed = {"sketch_of": "parameters", "secure_peers": encode_peers([server.peers["a"]])}
     for layers in ("all", "repr"):
@@ -699,7 +699,7 @@ def test_a_swapped_key_is_refused_where_silos_are_enrolled(tmp_path: Path) -> No
 
 
 def test_sums_are_made_with_the_silos_whose_fingerprints_are_in_silo_toml(tmp_path: Path) -> None:
-    """Whoever holds the coordinator's CA could let in silos of its own."""
+    """An owner of the coordinator's CA could let in further silos."""
     make_ca(tmp_path / "ca", "test")
     server = Hostile(tmp_path, enrolled=tmp_path / "ca")
     known = [f"{n} {fingerprint_of_key(server.peers[n].identity)}" for n in ("b", "c")]

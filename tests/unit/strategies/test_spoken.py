@@ -192,7 +192,7 @@ def test_every_groups_model_is_evaluated_on_the_server() -> None:
 
 
 def test_a_silo_that_states_its_smallest_group_with_its_update_is_kept_to_it() -> None:
-    """It trained for a group of four of which two answered: it is no part of their mean."""
+    """It trained for a group of four of which two answered: it does not count in their mean."""
 
     def fault(message: Message, answer: RecordDict) -> Message | RecordDict:
         assert message.content["config"]["group-size"] in (1, 4)

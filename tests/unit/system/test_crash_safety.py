@@ -52,7 +52,7 @@ class Case:
     Attributes:
         prepare: what is there before, in an empty folder.
         change: opens what is there, and gives the change that is interrupted.
-        check: that what is there is the old or the new, and that the next start works. Is told
+        check: that what is there is the old or the new, and that the next start works. Receives
             whether the change was completed; returns ``old`` or ``new``.
     """
 

@@ -1,4 +1,4 @@
-"""Who may read a private key: one rule for silos, operators and the coordinator."""
+"""Accounts that may read a private key: one rule for silos, operators and the coordinator."""
 
 from __future__ import annotations
 

@@ -181,7 +181,7 @@ class Written:
 
 
 def check(seed: int, folder: Path) -> bool:
-    """Whether it was read; it is as it was meant, or refused in words."""
+    """Whether it was read; it is as it was meant, or refused with a reason."""
     written = Written(seed)
     try:
         found, said = written.load(folder)
