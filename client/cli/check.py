@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from math import isfinite
 from typing import Any
@@ -88,7 +88,7 @@ def _fields(session: Session) -> dict[str, Any]:
     }
 
 
-def _kept(session: Session) -> Sequence[str]:
+def _kept(session: Session) -> tuple[str, ...]:
     """Return the names of the arrays that the policy keeps at the silo."""
     return personal.personal_names(session, session.settings.policy.keep_layers)
 

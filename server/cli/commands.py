@@ -73,7 +73,7 @@ def follow(
     with insistent_interrupts(), showing(console, progress, resumed_as=again) as show:
         last = follow_run(calls, run_id, folder, show, wait_s=config.wait_for_silos)
     if last.status != "completed":  # why, was shown
-        _print_error(console, last)
+        _print_error(console, folder.name, last)
         if progress.round:  # before the first there is nothing to go on from
             _print_resumption(console, folder.name, options)
         return EXIT_RUN
@@ -81,10 +81,10 @@ def follow(
     return 0
 
 
-def _print_error(console: Console, last: Event) -> None:
+def _print_error(console: Console, run: str, last: Event) -> None:
     """Print why a run failed, if its console is silent."""
     if console.quiet and last.status != "completed":
-        print(f"the run {last.status}: {last.error}", file=sys.stderr)
+        print(f"run {run} {last.status}: {last.error}", file=sys.stderr)
 
 
 def _await_beginning(console: Console, calls: Control, run_id: int, folder: Path) -> int:
@@ -103,13 +103,14 @@ def _await_beginning(console: Console, calls: Control, run_id: int, folder: Path
             own = own or event.run_id == str(run_id)  # not what a resumed run did before
             waits = event.text or waits if own else ""
             if own and event.kind == "end":
-                say(console, f"the run {event.status}: {event.error}", highlight=False)
-                _print_error(console, event)
+                say(console, f"run {folder.name} {event.status}: {event.error}", highlight=False)
+                _print_error(console, folder.name, event)
                 return 0 if event.status == "completed" else EXIT_RUN
             if own and event.kind in ("here", "ready"):
                 return 0
     except FederationError:
-        say(console, f"the run waits for silos{waits.removeprefix('waiting for silos')}.")
+        why = waits.removeprefix("waiting for silos")
+        say(console, f"run {folder.name} waits for silos{why}.")
     return 0
 
 
@@ -227,7 +228,7 @@ def watch_run(name: str | None, options: Given) -> int:
         for event in events(folder, start_deadline_s=60.0, ended=ended):
             show(event)
             last = event if event.status else last
-    _print_error(console, last)
+    _print_error(console, folder.name, last)
     return 0 if last.status == "completed" else EXIT_RUN
 
 

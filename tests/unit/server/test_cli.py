@@ -303,9 +303,9 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
     ("events", "status", "said"),
     [
         ([{"event": "end", "status": "failed", "error": "Did you mean --task heart?"}], 3,
-         "the run failed: Did you mean --task heart?"),
+         "run fedavg-8 failed: Did you mean --task heart?"),
         ([{"event": "look"}, {"event": "here", "silos": ["a"]}], 0, ""),
-        ([{"event": "look"}], 0, "the run waits for silos."),
+        ([{"event": "look"}], 0, "run fedavg-8 waits for silos."),
     ],
 )  # fmt: skip
 def test_a_run_that_is_not_followed_is_seen_to_begin(
