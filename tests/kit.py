@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ import coterie.client.home.rounds
 import coterie.client.work.session
 import coterie.features.privacy.budget
 import coterie.features.secure.secrets
+import coterie.features.statistics.memory
 from coterie import wire
 from coterie.client.app import app
 from coterie.engine.inprocess import InProcessGrid
@@ -49,6 +50,7 @@ def restart_silos() -> None:
     coterie.client.home.request_counts._memory.clear()
     coterie.features.privacy.budget.forget()
     coterie.features.secure.secrets.forget()
+    coterie.features.statistics.memory.forget()
 
 
 def context(node: Node | None = None, node_id: int = 3) -> Context:
@@ -113,6 +115,68 @@ def reason(reply: Message, code: int = wire.REFUSED) -> str:
     assert reply.has_error(), "it was not refused"
     assert reply.error.code == code
     return str(reply.error.reason)
+
+
+def varied_requests(
+    count: int, *, seed: int = 0
+) -> Iterator[tuple[str, dict[str, Any], dict[str, Any]]]:
+    """Yield pairs of training requests, with the one entry that differs, as little as it can.
+
+    Every declared entry is varied in turn, then those that describe the request, and unknown ones.
+    """
+    draw = np.random.default_rng(seed)
+    others = (wire.ROUND, wire.PURPOSE, wire.GROUP, wire.EVALUATE_RECEIVED, "not-yet-known")
+    names = [*(n for n in wire.entries() if n not in (wire.TASK, wire.STRATEGY)), *others]
+    for number in range(count):
+        name = names[number % len(names)]
+        config = dashed(TRAINING) | {"local-steps": 6, "rounds": 4}
+        config[wire.RUN] = f"run-{number % 80}"  # a silo answers one round only so often
+        for key in draw.choice(sorted(USUAL_VALUES), size=3, replace=False):
+            config[str(key)] = _drawn(draw, USUAL_VALUES[str(key)])
+        if name in USUAL_VALUES:
+            config[name] = _drawn(draw, USUAL_VALUES[name])
+        before = config.get(name, wire.entries()[name].at.default if name in wire.entries() else 1)
+        yield name, config, {**config, name: _varied(draw, name, before)}
+
+
+USUAL_VALUES: dict[str, tuple[Any, ...]] = {
+    "momentum": (0.0, 0.9),
+    "weight-decay": (0.0, 0.01),
+    "proximal-mu": (0.0, 0.5),
+    "optimiser": ("sgd", "adamw", "adagrad", "rmsprop"),
+    "schedule": ("constant", "cosine", "step"),
+    "lr-warm-up": (0.0, 0.001, 0.0625, 0.3),
+    "clip-norm": (0.0, 1.0),
+    "accumulate": (1, 2),
+    "personal": ("", "head"),
+    "personalise": ("finetune", "ditto"),
+    "validation": (0.0, 0.2),
+    "holdout": (0.0, 0.2),
+    "keep-optimiser": (False, True),
+    "wire-format": ("float32", "delta-fp16", "delta-int8"),
+    "cosine-lambda": (0.0, 0.1),
+    wire.ROUND: (1, 2, 3),
+}
+"""Entry → values that a silo accepts, for ``varied_requests``."""
+
+
+def _drawn(draw: np.random.Generator, values: Sequence[Any]) -> Any:
+    return values[int(draw.integers(len(values)))]
+
+
+def _varied(draw: np.random.Generator, name: str, value: Any) -> Any:
+    others = [one for one in USUAL_VALUES.get(name, ()) if one != value]
+    if name in wire.entries() and wire.entries()[name].choices:
+        others = [one for one in wire.entries()[name].choices if one != value]
+    if others and (isinstance(value, str | bool) or draw.random() < 0.5):
+        return _drawn(draw, others)
+    if isinstance(value, bool):
+        return not value
+    if isinstance(value, int):
+        return value + 1
+    if isinstance(value, float):
+        return value * (1 + 2.0 ** -int(draw.integers(4, 53))) if value else 0.125
+    return f"{value}x"
 
 
 # ---------------------------------------------------------------- a federation in this process

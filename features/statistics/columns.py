@@ -7,6 +7,7 @@ in every message, so that newcomers and restarted silos have it too.
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from threading import Lock
 
@@ -26,19 +27,35 @@ _loading = Lock()
 
 
 def column_sums(session: Session) -> RecordDict:
-    """Return count, mean and sum of squared deviations of each column.
+    """Return count, mean and sum of squared deviations of each column, in few digits.
 
     A column with too few numbers, or those of too few persons, gives zeros.
     """
     found = session.task.column_sums(session.settings.options)
     enough = _persons(session, found) >= session.settings.policy.column_sums_from
-    counts, means, squares = np.where(enough[:, None], found[:, :3], 0.0).T.tolist()
+    counts, means, squares = np.where(enough[:, None], in_few_digits(found[:, :3]), 0.0).T.tolist()
     metrics = {
         wire.COLUMN_COUNTS: [int(count) for count in counts],
         wire.COLUMN_MEANS: means,
         wire.COLUMN_SQUARES: squares,
     }
     return RecordDict({wire.METRICS: MetricRecord(metrics)})
+
+
+def in_few_digits(sums: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return counts, and means and squares (columns, 3) rounded to the deviations' third digit.
+
+    More digits would show single rows, and help nobody who scales. Relative to a mean's own size,
+    three would move columns whose values are far from 0 (years, say) by whole deviations.
+    """
+    found = sums.copy()
+    deviations = np.sqrt(sums[:, 2] / np.maximum(sums[:, 0], 1))
+    for row, deviation in zip(found, deviations, strict=True):
+        if deviation > 0:
+            places = 2 - math.floor(math.log10(deviation))
+            row[1] = round(float(row[1]), places)
+            row[2] = row[0] * float(f"{deviation:.3g}") ** 2
+    return found
 
 
 def _persons(session: Session, found: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -39,6 +39,8 @@ KEYS = {
     **{"task": "study", "rounds": 2, "local-epochs": 1, "batch-size": 8, "seed": 1},
     **{"wait-for-silos": 0.3, "round-timeout": 5.0},
 }
+FEW_DIGITS = 0.01
+"""Sums leave with the third digit of a deviation."""
 
 
 def rows(seed: int, count: int = 50) -> np.ndarray:
@@ -100,7 +102,7 @@ def test_all_silos_use_the_scale_of_those_that_tell_and_only_these_tell(
     for name in NAMES:
         (file,) = (tmp_path / name / "models").glob("*.safetensors")
         card = read_card(file)
-        np.testing.assert_allclose(card.scale, expected, rtol=1e-9)
+        np.testing.assert_allclose(card.scale, expected, rtol=FEW_DIGITS)
         assert card.scale_from == "federation"
         assert (
             "mean and deviation of the federation's numbers" in file.with_suffix(".md").read_text()
@@ -119,7 +121,9 @@ def test_all_silos_use_the_scale_of_those_that_tell_and_only_these_tell(
     card = load_kept(file)
     exported = export(card, tmp_path / "out" / "model.pt2", options={})
     made = json.loads(exported.files[1].read_text())
-    np.testing.assert_allclose(made["preparation"]["columns"][0]["mean"], expected[0, 0])
+    np.testing.assert_allclose(
+        made["preparation"]["columns"][0]["mean"], expected[0, 0], FEW_DIGITS
+    )
     assert made["preparation"]["mean and deviation"] == "one pair for all silos of the run"
     assert not exported.own, "whoever has no data can use it too"
 
@@ -133,8 +137,8 @@ def test_a_silo_with_few_numbers_tells_nothing_of_that_column(study: Path, tmp_p
     assert entry["values"]["metrics"]["column-means"][0] == 0
     (file,) = (tmp_path / "a" / "models").glob("*.safetensors")
     scale = np.array(read_card(file).scale)
-    np.testing.assert_allclose(scale[0], expected_of("b")[0])
-    np.testing.assert_allclose(scale[1], expected_of("ab")[1])
+    np.testing.assert_allclose(scale[0], expected_of("b")[0], rtol=FEW_DIGITS)
+    np.testing.assert_allclose(scale[1], expected_of("ab")[1], rtol=FEW_DIGITS)
 
 
 def test_where_nobody_tells_enough_the_run_does_not_begin(study: Path, tmp_path: Path) -> None:

@@ -27,8 +27,9 @@ from coterie.client.work.discriminators import open_pairs
 from coterie.client.work.figures import with_intervals
 from coterie.client.work.hold_out import held_out, leave_out_validation, split_validation
 from coterie.client.work.session import Session, hash_of, open_session
+from coterie.features.statistics.cells import intervals, suppress
 from coterie.features.statistics.columns import column_sums
-from coterie.features.statistics.silo import count, intervals, suppress
+from coterie.features.statistics.silo import count
 from coterie.tasks.base import Column, Option, SiloData
 from tests.kit import TRAINING, ask, initial, reason, run, train
 from tests.unit.client import asked
@@ -268,9 +269,9 @@ def test_of_few_persons_no_number_of_samples_is_told() -> None:
 def test_no_interval_ends_where_one_person_s_many_values_are() -> None:
     values = np.append(np.random.default_rng(0).normal(60, 5, 300), np.full(40, 200.0))
     persons = np.append(np.arange(300), np.full(40, 300))
-    first, step, cells = intervals(values, 10, persons)
+    first, step, cells = intervals(values, 10, persons, samples=340)
     assert first + len(cells) <= 90 / step, "200 is not to be seen"
-    first, step, cells = intervals(values, 10)
+    first, step, cells = intervals(values, 10, samples=340)
     assert (first + len(cells)) * step > 190
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +15,15 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 from coterie import wire
 from coterie.client.app import app
 from coterie.engine.inprocess import InProcessGrid
+from coterie.features.statistics.cells import intervals, suppress
+from coterie.features.statistics.columns import in_few_digits
 from coterie.features.statistics.counts import (
     ColumnCounts,
     Statistics,
     decode_statistics,
     encode_statistics,
 )
-from coterie.features.statistics.silo import count, intervals, suppress
+from coterie.features.statistics.silo import count
 from coterie.features.statistics.survey import Survey, read_survey
 from coterie.server.report.command import write_report
 from coterie.server.report.survey import differences, warnings
@@ -30,7 +32,7 @@ from coterie.server.runs.record import read_run
 from coterie.server.runs.run import execute
 from coterie.strategies.errors import FederationError
 from coterie.tasks.base import Column
-from tests.kit import run
+from tests.kit import restart_silos, run
 
 HEART = """
 kind = "table"
@@ -208,7 +210,9 @@ def test_no_hidden_cell_follows_from_the_others_the_sum_and_the_rule(
     """Every table of so many cells: to what leaves of it, others of the same sum fit as well."""
     alike: dict[tuple[int | None, ...], list[tuple[int, ...]]] = {}
     for table in itertools.product(range(most + 1), repeat=cells):
-        shown = (sum(table), *suppress(table, least))
+        hidden = suppress(table, least)
+        assert hidden is not None
+        shown = (sum(table), *hidden)
         assert all(c is None or c == 0 or c >= least for c in shown[1:])
         if shown[0] <= most:  # all others of this sum are tried
             alike.setdefault(shown, []).append(table)
@@ -218,20 +222,127 @@ def test_no_hidden_cell_follows_from_the_others_the_sum_and_the_rule(
             assert len({table[i] for table in tables}) > 1, (shown, tables)
 
 
+def histograms(samples: int, places: int) -> Iterator[tuple[int, ...]]:
+    for bars in itertools.combinations(range(samples + places - 1), places - 1):
+        edges = (-1, *bars, samples + places - 1)
+        yield tuple(b - a - 1 for a, b in itertools.pairwise(edges))
+
+
+@pytest.mark.parametrize(
+    ("samples", "least", "places"),
+    [(45, 10, 3), (21, 10, 3), (7, 3, 4), (9, 3, 4), (14, 3, 4), (16, 4, 4), (13, 3, 5)],
+)
+@pytest.mark.parametrize("kinds", [False, True], ids=["numbers", "categories"])
+def test_no_hidden_count_of_a_column_follows_from_the_published_rule(
+    samples: int, least: int, places: int, kinds: bool
+) -> None:
+    """Every histogram over few values and none: who inverts the whole rule finds no count.
+
+    The last place is of missing values. Intervals are chosen by the rule as well.
+    """
+    alike: dict[Any, list[tuple[int, ...]]] = {}
+    for table in histograms(samples, places):
+        *counts, missing = table
+        values = np.repeat(np.arange(places - 1, dtype=float), counts)
+        none = np.full(missing, -1.0 if kinds else np.nan)
+        names = tuple("abcd"[: places - 1]) if kinds else ()
+        found = count(Column("x", np.append(values, none), names), least)
+        size = len(found.cells)
+        at = values if kinds else np.floor(values / found.step) if found.step else values * 0
+        cells = np.bincount(np.clip(at - found.first, 0, size - 1).astype(int), minlength=size)
+        shown = (*found.cells, found.missing, found.odd, found.first, found.step)
+        alike.setdefault(shown, []).append((*cells.tolist(), missing))
+    assert any(None in shown for shown in alike)
+    for shown, tables in alike.items():
+        hidden = [i for i, cell in enumerate(shown[: len(tables[0])]) if cell is None]
+        for i in hidden:
+            assert len({table[i] for table in tables}) > 1, (shown, tables)
+
+
 def test_intervals_are_round_and_no_end_holds_few() -> None:
     values = np.random.default_rng(1).normal(60, 12, 500)
-    first, step, cells = intervals(values, 10)
+    first, step, cells = intervals(values, 10, samples=500)
     assert sum(cells) == 500 and cells[0] >= 10 and cells[-1] >= 10
     assert step == 5.0 and first * step <= 50
-    single = intervals(np.full(30, 5.0), 10)
+    single = intervals(np.full(30, 5.0), 10, samples=30)
     assert single[2] == [30]
-    assert intervals(np.append(values, 6300.0), 10)[:2] == (first, step), "one value moves nothing"
+    far = np.append(values, 6300.0)
+    assert intervals(far, 10, samples=501)[:2] == (first, step), "one value moves nothing"
 
 
 def test_a_column_with_few_values_tells_no_number() -> None:
     values = np.append(np.full(95, np.nan), [1.0, 2.0, 3.0, 4.0, 5.0])
     counts = count(Column("x", values), 10)
     assert counts.step == 0 and counts.cells == (None,) and counts.missing is None
+
+
+# ---------------------------------------------------------------- before and after one patient
+
+
+def change(file: Path, added: int, removed: int) -> None:
+    head, *rows = file.read_text().splitlines()
+    rows = rows[: len(rows) - removed]
+    file.write_text("\n".join([head, *rows, *(f"{20 + i},0.9,3,never,yes" for i in range(added))]))
+
+
+def tabular(folder: Path, **policy: Any) -> dict[str, Any]:
+    (silo, *_) = write_sites(folder)
+    test = folder / "test.csv"
+    head, *rows = (folder / "east.csv").read_text().splitlines()
+    test.write_text("\n".join([head, *rows[-40:]]))
+    (folder / "east.csv").write_text("\n".join([head, *rows[:-40]]))
+    text = (folder / "heart.toml").read_text()
+    scaled = text.replace("[bounds]", 'scale = "federation"\n[bounds]')
+    (folder / "heart.toml").write_text(scaled)
+    return {**silo, "data.test-data": str(test), "secure": "", "strategies": "", **policy}
+
+
+def told(silo: dict[str, Any], kind: str) -> RecordDict:
+    restart_silos()
+    grid = InProcessGrid(app, [silo])
+    config = {wire.TASK: "heart"}
+    config |= {wire.STRATEGY: wire.ONLY_STATISTICS} if kind == wire.STATISTICS else {}
+    content = RecordDict({wire.CONFIG: ConfigRecord(config)})
+    message = Message(content, dst_node_id=1, message_type=kind, group_id="0")
+    (reply,) = grid.send_and_receive([message])
+    assert not reply.has_error(), reply.error.reason
+    return reply.content
+
+
+@pytest.mark.parametrize("kind", [wire.STATISTICS, wire.COLUMN_SUMS])
+def test_who_asks_again_gets_the_last_answer_until_enough_rows_have_changed(
+    kind: str, tmp_path: Path
+) -> None:
+    """Else the difference is the new patient's row."""
+    silo = tabular(tmp_path, **{"column-sums": True, "column-sums-from": 10})
+    first = told(silo, kind)
+    for added, removed in ((1, 0), (8, 0), (0, 1), (1, 1)):
+        change(tmp_path / "east.csv", added, removed)
+        assert told(silo, kind) == first, "fewer than ten in all since the answer"
+    change(tmp_path / "east.csv", 2, 0)
+    second = told(silo, kind)
+    assert second != first
+    change(tmp_path / "east.csv", 1, 0)
+    assert told(silo, kind) == second
+
+
+def test_with_other_settings_and_few_changed_rows_nothing_is_told(tmp_path: Path) -> None:
+    silo = tabular(tmp_path)
+    told(silo, wire.STATISTICS)
+    change(tmp_path / "east.csv", 1, 0)
+    restart_silos()
+    asks = {wire.STRATEGY: wire.ONLY_STATISTICS}
+    reply = query({**silo, "statistics": "inputs"}, wire.STATISTICS, asks)
+    assert "again only after 10 rows of its data have changed" in reply
+
+
+def test_means_and_deviations_leave_in_few_digits() -> None:
+    sums = np.array([[100.0, 2015.123456, 900.0], [50.0, 0.00123456, 1e-9], [9.0, 4.5, 0.0]])
+    found = in_few_digits(sums)
+    np.testing.assert_allclose(found[0], [100, 2015.12, 900.0])
+    np.testing.assert_allclose(found[1, 1], 0.0012346, rtol=1e-4)
+    np.testing.assert_array_equal(found[2], sums[2])
+    np.testing.assert_allclose(np.sqrt(found[1, 2] / 50), 4.47e-6)
 
 
 # ---------------------------------------------------------------- what a silo may answer
