@@ -256,6 +256,11 @@ def _privacy_lines(session: Session) -> Iterator[str]:
         f"clip {terms.clip:g}. The next round of {USUAL.epochs} epochs with batches of "
         f"{USUAL.batch_size} costs ε {more:.3g}; {left} such rounds remain."
     )
+    if (tighter := budget.tighter()) is not None:
+        yield (
+            "          By the distribution of the privacy loss, ε "
+            f"{tighter:.3g} is spent; this tighter figure does not count the budget."
+        )
     if (persons := session.data.train.persons) is not None:
         most = most_of_one(persons)
         yield (

@@ -53,8 +53,8 @@ def _updates(policy: Policy, about: About) -> str:
     kept = f", less the layers {policy.keep_layers!r}" if policy.keep_layers else ""
     if about.epsilon:
         kept += (
-            f", with noise: of a single sample no more than ε = {about.epsilon:g} allows"
-            f"{about.of_a_person}, unless it lies (see {page('Differential privacy at a silo')})"
+            f", with noise: of one row, added or removed, no more than "
+            f"ε = {about.epsilon:g} allows{about.of_a_person}"
         )
     if policy.secure:
         return (
@@ -195,8 +195,8 @@ def _placing_leaves(policy: Policy, about: About) -> bool:
 def _made(policy: Policy, about: About) -> str:
     if about.epsilon:
         return (
-            "its recipients can tell whether a single sample was trained on, but no better "
-            f"than ε = {about.epsilon:g} allows{about.of_a_person}"
+            "its recipients can tell whether one row was added or removed, but no better than "
+            f"ε = {about.epsilon:g} allows{about.of_a_person}"
         )
     return (
         "its recipients may find out whether a sample that they have was trained on: no noise "

@@ -288,6 +288,10 @@ def read_card(file: Path) -> Card:
         if (own := values.get("calibration")) is not None:
             values["calibration"] = Calibration(**own | {"thresholds": tuple(own["thresholds"])})
         return Card(**values)
+    except RecursionError:
+        raise CardError(
+            f"{file} is not a model saved by a silo: its card is nested too deeply."
+        ) from None
     except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
         raise CardError(f"{file} is not a model saved by a silo: {error}") from None
 
@@ -371,8 +375,9 @@ def _privacy_rows(card: Card) -> dict[str, str]:
     if card.privacy:
         spent = card.privacy
         rows["Differential privacy of this silo's training samples"] = (
-            f"ε {spent['epsilon']:.3g} at δ {spent['delta']:.3g}, including all training on "
-            f"them so far (noise {spent['noise']:g}, clip {spent['clip']:g})"
+            f"ε {spent['epsilon']:.3g} at δ {spent['delta']:.3g}, if one row is added or "
+            "removed, including all training on them so far "
+            f"(noise {spent['noise']:g}, clip {spent['clip']:g})"
         )
         if card.num_persons:
             rows["Differential privacy of one person"] = (

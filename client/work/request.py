@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
-from functools import wraps
+from functools import partial, wraps
 from math import ceil
 from typing import Any
 
@@ -88,6 +88,12 @@ class Request:
     def joins(self) -> bool:
         """Whether the silo is asked to join a run."""
         return self.message.metadata.message_type == wire.DESCRIBE
+
+    @property
+    def trains_own(self) -> bool:
+        """Whether this is a training of the run's own rounds, whose state the silo may keep."""
+        kind = self.message.metadata.message_type
+        return not self.purpose and wire.kind_of(kind).secret
 
     def round_number(self, *, default: int | None = None) -> int:
         """Return the round's number."""
@@ -419,6 +425,10 @@ def answering(
 ) -> Callable[[Message, Context], Message]:
     """Return a Flower handler that checks the run, does the work and packs its outcome."""
 
+    answer = work
+    for stage in reversed(stages):
+        answer = partial(stage.answer, work=answer)
+
     @wraps(work)
     def handler(message: Message, context: Context) -> Message:
         config = wire.config_records(message.content).get(wire.CONFIG)
@@ -429,7 +439,7 @@ def answering(
             return Message(wire.encode_description(session.describe_elsewhere()), reply_to=message)
         try:
             request = request.checked()
-            return Message(work(request), reply_to=message)
+            return Message(answer(request), reply_to=message)
         except RefusedError as reason:
             return wire.refusal(str(reason), message, code=reason.code)
         except TooFewError as reason:

@@ -118,11 +118,11 @@ class Session:
             head=describe_head(self.task, self.model),
             private=self.settings.privacy is not None,
             unlabelled=bool(self.settings.unlabelled),
-            mark="" if self.settings.privacy else mark_of(self.settings.home, self._data_digest()),
+            mark="" if self.settings.privacy else mark_of(self.settings.home, self.data_digest()),
             tasks=tasks_of(self.settings) if self.settings.also else (self.task.name,),
         )
 
-    def _data_digest(self) -> str:
+    def data_digest(self) -> str:
         """Hash training samples and targets; skip masks that would have to be read."""
         train, known = self.data.train, hashlib.sha256(self.data_hash.encode())
         if not self.data_hash or (

@@ -7,8 +7,11 @@ and when the result leaves; an evaluation when the model is received, and before
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
+
+from flwr.app import RecordDict
 
 from coterie.client.work.weights import read_weights
 from coterie.wire import Model
@@ -91,6 +94,10 @@ class Stage:
         As a silo joins a run (``request.joins``), refuse also what later messages would ask.
         """
         return request
+
+    def answer(self, request: Request, work: Callable[[Request], RecordDict]) -> RecordDict:
+        """Return the reply to an admitted message; ``work`` makes it, with the later stages."""
+        return work(request)
 
     def receive(self, request: Request, model: Model | None) -> Model | None:
         """Return the model that a message means; ``model`` is None if the message has none."""

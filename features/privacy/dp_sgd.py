@@ -9,10 +9,10 @@ Later operations on g (momentum, Adam, a proximal term, a clipped norm) touch no
 loss is the task's loss of a batch of one, so any model and task works whose loss is a mean over
 samples. Gradients come from ``torch.func``, or from one sample at a time if it fails.
 
-Samples and noise are drawn from a ChaCha20 stream, keyed by the silo's secret and a digest of
-all inputs of the training. The same training gives the same outcome, and any other one has new
-noise: a server that sends a different model for the same round learns nothing by subtracting. It
-knows neither the samples drawn nor the noise.
+Samples and noise are drawn from a ChaCha20 stream whose key comes from the operating system, anew
+for every training: no two trainings have any noise in common, whatever was asked. A silo without a
+folder is simulated; its key derives from its name and the training's seed, so that the same seed
+gives the same result.
 """
 
 from __future__ import annotations
@@ -21,8 +21,7 @@ import hashlib
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import astuple, dataclass, replace
-from typing import Any
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -32,7 +31,7 @@ from torch import nn
 from torch.func import functional_call, grad_and_value, vmap
 
 from coterie.client.home.privacy import Privacy
-from coterie.client.work.data import Held, Part, map_nest
+from coterie.client.work.data import Part, map_nest
 from coterie.client.work.optimisers import Slots, optimiser_of
 from coterie.client.work.sgd import (
     TrainPlan,
@@ -44,18 +43,14 @@ from coterie.client.work.sgd import (
     steps_of_a_pass,
 )
 from coterie.client.work.weights import set_training
-from coterie.features.privacy.budget import Budget, Charge
+from coterie.features.privacy.budget import Budget, Charge, warn_of_a_simulation
 from coterie.tasks.base import Nest, Task, TaskError, has_own, leaves
 from coterie.wire import Model
 
 GRADIENT_BYTES = 1 << 28
 """Most bytes for the gradients of samples that are handled at once."""
 MOST_AT_ONCE = 256
-HASHES = 8
-"""Parts of data whose digests are cached."""
 
-_hashes: dict[int, tuple[Part, bytes]] = {}
-_of_this_process = os.urandom(16)
 Gradients = list[torch.Tensor]
 Objective = Callable[[dict[str, torch.Tensor], Nest, Nest], torch.Tensor]
 """(parameters, inputs, targets of one sample) → its loss."""
@@ -63,12 +58,19 @@ Objective = Callable[[dict[str, torch.Tensor], Nest, Nest], torch.Tensor]
 
 @dataclass(frozen=True)
 class Private:
-    """A training's differential privacy: the budget to charge, and its run, round and purpose."""
+    """A request's differential privacy: the budget to charge, and its run, round and purpose.
+
+    Attributes:
+        digest: of the request, as hexadecimal digits.
+        charged: the keys of its trainings so far.
+    """
 
     budget: Budget
     run: str = ""
     round: int = 0
     purpose: str = ""
+    digest: str = ""
+    charged: list[str] = field(default_factory=list)
 
     @property
     def terms(self) -> Privacy:
@@ -80,6 +82,20 @@ class Private:
         rate, steps = _sampling(model, part, plan)
         noise = self.terms.noise
         return Charge("", noise, rate, steps, self.run, self.round, self.purpose)
+
+    def charge(self, planned: Charge, *, seed: int) -> bytes:
+        """Charge the request's next training; return the key of its noise, 32 bytes.
+
+        ``seed`` is the training's, for a simulation. Raises as ``Budget.charge``.
+        """
+        one = f"{self.digest}/{len(self.charged)}"
+        self.budget.charge(replace(planned, key=one))
+        self.charged.append(one)
+        settings = self.budget.settings
+        if settings.home:
+            return os.urandom(32)
+        warn_of_a_simulation(settings.name)
+        return hashlib.sha256(f"simulation/{settings.name}/{seed}".encode()).digest()
 
 
 def require_private(task: Task, model: nn.Module) -> None:
@@ -125,17 +141,14 @@ def train_privately(
     Raises ``SpentError`` if the budget does not allow it, ``TaskError`` as ``require_private``.
     """
     require_private(task, model)
-    known = {} if slots is None else slots
-    digest = _digest(task, model, part, plan, private.terms, seed, towards, known)
-    planned = private.planned(model, part, plan)
-    private.budget.charge(replace(planned, key=private.budget.keyed(digest, "charge").hex()))
+    key = private.charge(private.planned(model, part, plan), seed=seed)
     return _train(
         task,
         model,
         part,
         plan,
         private.terms,
-        key=private.budget.keyed(digest, "noise"),
+        key=key,
         seed=seed,
         towards=towards,
         slots=slots,
@@ -326,59 +339,6 @@ class Stream:
         angle = 2 * np.pi * self.uniform(half)
         both = np.concatenate([radius * np.cos(angle), radius * np.sin(angle)])
         return np.asarray(both[:count])
-
-
-def _digest(
-    task: Task,
-    model: nn.Module,
-    part: Part,
-    plan: TrainPlan,
-    terms: Privacy,
-    seed: int,
-    towards: Model | None,
-    slots: Slots,
-) -> bytes:
-    digest = hashlib.sha256()
-    schedule = plan.schedule
-    rates = [plan.rate(at / 64) for at in range(65)]  # a schedule may be a function of the task's
-    plain = astuple(replace(plan, schedule=None)), schedule is not None, rates
-    said = [task.name, sorted(task.run_values.items()), plain, seed, torch.__version__]
-    said += [astuple(terms), str(part.device), sorted(task.says().items())]
-    digest.update(repr(said).encode())
-    digest.update(_hash_of(part))
-    for tensors in (model.state_dict(), slots):
-        _update(digest, tensors)
-    for name, array in sorted((towards or {}).items()):
-        digest.update(f"{name}|{array.dtype}|{array.shape}|".encode())
-        digest.update(np.ascontiguousarray(array).data)
-    return digest.digest()
-
-
-def _update(digest: Any, tensors: Mapping[str, torch.Tensor]) -> None:
-    for name, tensor in sorted(tensors.items()):
-        digest.update(f"{name}|{tensor.dtype}|{tuple(tensor.shape)}|".encode())
-        flat = tensor.detach().cpu().contiguous().reshape(-1)
-        digest.update(flat.view(torch.uint8).numpy().data)
-
-
-def _hash_of(part: Part) -> bytes:
-    """Hash samples and targets; a streamed dataset's hash is only valid in this process."""
-    known = _hashes.get(id(part))
-    if known is not None and known[0] is part:
-        return known[1]
-    digest = hashlib.sha256()
-    if isinstance(part, Held):
-        for side, nest in (("x", part.x), ("y", part.y)):
-            _update(digest, {f"{side}{i}": leaf for i, leaf in enumerate(leaves(nest))})
-    else:
-        digest.update(_of_this_process + repr((id(getattr(part, "dataset", part)),)).encode())
-        rows = getattr(part, "rows", None)
-        if rows is not None:
-            _update(digest, {"rows": rows})
-    for old in list(_hashes)[: -HASHES + 1]:
-        del _hashes[old]
-    _hashes[id(part)] = part, digest.digest()
-    return digest.digest()
 
 
 # ---------------------------------------------------------------- how much noise an update has

@@ -2,20 +2,22 @@
 
 Everything that is derived from training data and may leave uses clipped gradients with noise
 (``coterie.features.privacy.dp_sgd``) and is counted (``coterie.features.privacy.budget``). Anything
-else does not leave; this module alone defines what that is. Neighbours are data sets that differ by
-one training sample. The number of training samples is not protected, nor are test data: errors on
-them leave unchanged.
+else does not leave; this module alone defines what that is. Neighbours are data sets of which one
+has a training sample more. The number of training samples is not protected, nor are test data:
+errors on them leave unchanged. A request that was answered before gets the same reply
+(``coterie.features.privacy.replies``), also after the budget is spent. Seconds leave as whole ones.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from flwr.app import ConfigRecord
+from flwr.app import ConfigRecord, Message, RecordDict
 from torch import nn
 
 from coterie import wire
@@ -36,6 +38,7 @@ from coterie.features.privacy.dp_sgd import (
     require_private,
     train_privately,
 )
+from coterie.features.privacy.replies import Replies, request_digest
 from coterie.tasks.base import Task, TaskError
 
 log = logging.getLogger("coterie.silo")
@@ -149,7 +152,7 @@ class DifferentialPrivacy(Stage):
     name = "privacy"
 
     def admit(self, request: Request) -> Request:
-        """Refuse what cannot be private or exceeds the budget; let all else train with noise."""
+        """Refuse what cannot be private, and a run that would exceed the budget."""
         session = request.session
         if (private := private_of(session)) is None:
             return request
@@ -160,8 +163,27 @@ class DifferentialPrivacy(Stage):
             except TaskError as error:  # of a model that the run's own keys make
                 raise RefusedError(str(error)) from None
             _check_budget(request, private)
+        return request
+
+    def answer(self, request: Request, work: Callable[[Request], RecordDict]) -> RecordDict:
+        """Train with noise; return the stored reply instead if this request was answered before."""
+        if (private := private_of(request.session)) is None:
+            return work(request)
+        private = replace(private, digest=request_digest(request))
+        replies = Replies(private)
+        if (known := replies.get()) is not None:
+            return known
         loop = Loop(partial(_train, private), partial(_figures, private), STAYING)
-        return replace(request, session=replace(session, loop=loop))
+        content = work(replace(request, session=replace(request.session, loop=loop)))
+        for record in wire.metric_records(content).values():
+            seconds = record.get(wire.SECONDS)
+            if isinstance(seconds, float):  # a finer one tells how many samples were in the steps
+                record[wire.SECONDS] = float(math.ceil(seconds))
+        if private.charged:
+            if request.trains_own:
+                replies.remove_later()
+            replies.put(Message(content, reply_to=request.message))
+        return content
 
     def before(self, mine: None, work: Work) -> None:
         """Report the noise of the update; keep the received model if the budget is spent.
