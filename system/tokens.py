@@ -1,7 +1,7 @@
 """Local pages for one person: access requires a token that a command has printed.
 
-Other accounts of the machine can also reach loopback. A browser sends the token once, in the
-address, and keeps it in a cookie.
+Other accounts of the machine can also reach loopback. The token is the first part of every path. A
+cookie would not do: browsers send it to all servers of a host, also to another account's port.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import secrets
 import socket
 from hmac import compare_digest
 from http import HTTPStatus
-from http.cookies import CookieError, SimpleCookie
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Generic, TypeVar
 from urllib.parse import parse_qs
@@ -70,9 +69,9 @@ class LocalHandler(BaseHTTPRequestHandler):
     paths: tuple[str, ...] = ("/",)
 
     def do_GET(self) -> None:
-        path = self.path.partition("?")[0]
         if not self.let_in():
             return
+        path = self.path.partition("?")[0]
         if path in self.paths:
             self.show(path)
         else:
@@ -136,12 +135,10 @@ class TokenServer(LocalServer, Generic[Content]):
                 f"cannot listen on {join_address(*address)}: {error.strerror or error}. Another "
                 "--port may be free."
             ) from None
-        # Cookies are of a host, whatever the port.
-        self.cookie = f"coterie-{self.server_address[1]}"
 
     def run(self) -> None:
         """Print the address with the token, and serve until Ctrl-C."""
-        print(f"http://{self.address}/?token={self.token} (Ctrl-C ends it)", flush=True)
+        print(f"http://{self.address}/{self.token}/ (Ctrl-C ends it)", flush=True)
         try:
             self.serve_forever(poll_interval=0.5)
         except KeyboardInterrupt:
@@ -156,28 +153,16 @@ class TokenHandler(LocalHandler):
     def let_in(self) -> bool:
         if not super().let_in():
             return False
-        query = parse_qs(self.path.partition("?")[2])
-        if token := "".join(query.get("token", [])):
-            self._take(token)
-            return False
-        if not self._is_known():
+        given, slash, rest = self.path.removeprefix("/").partition("/")
+        if self._is_known(given) and slash:
+            self.path = f"/{rest}"
+            return True
+        typed = "".join(parse_qs(self.path.partition("?")[2]).get("token", []))
+        if self._is_known(typed):
+            self.answer(HTTPStatus.SEE_OTHER, "", TEXT, {"Location": f"/{self.server.token}/"})
+        else:
             self.answer(HTTPStatus.UNAUTHORIZED, self.server.asks, HTML)
-            return False
-        return True
+        return False
 
-    def _take(self, token: str) -> None:
-        """Move a valid token from the address into a cookie."""
-        if not compare_digest(token.encode(), self.server.token.encode()):
-            self.answer(HTTPStatus.UNAUTHORIZED, self.server.asks, HTML)
-            return
-        cookie = f"{self.server.cookie}={token}; HttpOnly; SameSite=Strict; Path=/"
-        headers = {"Set-Cookie": cookie, "Location": "/"}
-        self.answer(HTTPStatus.SEE_OTHER, "", TEXT, headers)
-
-    def _is_known(self) -> bool:
-        try:
-            kept = SimpleCookie(self.headers.get("Cookie", "")).get(self.server.cookie)
-        except CookieError:
-            return False
-        given = "" if kept is None else kept.value
-        return compare_digest(given.encode(), self.server.token.encode())
+    def _is_known(self, token: str) -> bool:
+        return compare_digest(token.encode(errors="replace"), self.server.token.encode())

@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coterie.tasks.errors import TaskError as TaskError
+from coterie.tasks.npy import read_npy
 
 if TYPE_CHECKING:
     import torch
@@ -470,7 +471,7 @@ def has_own(task: Task, hook: str) -> bool:
 def read_array(file: Path) -> NDArray[Any]:
     """Read an ``.npy`` file, or ``x`` of an ``.npz`` file; raise ``TaskError`` on failure."""
     try:
-        found = np.load(file, allow_pickle=False)
+        found = read_npy(file)
         array: NDArray[Any] = found if isinstance(found, np.ndarray) else found["x"]
         if array.dtype.kind not in "fiub":
             raise ValueError(f"it contains {array.dtype}, not numbers")

@@ -42,6 +42,8 @@ def table_of(text: str, source: str, refuse: Refuse) -> dict[str, Any]:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise refuse(f"{source} is not TOML: {error}.") from None
+    except RecursionError:
+        raise refuse(f"{source} has arrays or tables nested too deeply.") from None
 
 
 def checked(kind: type[Model], table: dict[str, Any], source: object, refuse: Refuse) -> Model:

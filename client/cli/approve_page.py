@@ -50,7 +50,7 @@ def page(home: Home, *, said: str = "") -> str:
     return (
         f"<!doctype html><html lang=en><meta charset=utf-8>"
         "<meta name=viewport content='width=device-width, initial-scale=1'>"
-        f"<meta http-equiv=refresh content='{AGAIN_S};url=/'>"
+        f"<meta http-equiv=refresh content='{AGAIN_S};url=./'>"
         f"<title>{escape(home.config.name)}: approvals</title>"
         f"<style>{STYLE}</style><h1>{escape(home.config.name)}: {count}</h1>{note}{empty}"
         f"{''.join(parts)}{'<h2>Decided</h2><ul>' + rest + '</ul>' if rest else ''}</html>"
@@ -63,7 +63,7 @@ def _form(one: Approval, home: Home) -> str:
     leaving = "".join(f"<li>{escape(line)}" for line in shown.leaving)
     return (
         f"<article><h2>{escape(shown.title)}</h2><dl>{facts}</dl>"
-        f"<h3>Would leave this silo</h3><ul>{leaving}</ul><form method=post action=/>"
+        f"<h3>Would leave this silo</h3><ul>{leaving}</ul><form method=post action=./>"
         f'<input type=hidden name=run value="{escape(one.run)}">'
         f'<input type=hidden name=code value="{escape(one.digest)}">'
         "<button name=state value=approved>Approve</button>"

@@ -200,7 +200,7 @@ class _Which:
 
 
 def _which(home: Path | None, model: str, task: str, options: list[str] | None) -> _Which:
-    from coterie.client.cli.predict import find_model
+    from coterie.client.cli.predict import find_model, require_built_in
     from coterie.client.home.files import folder_of
     from coterie.client.home.folder import Home
     from coterie.client.home.settings import options_of
@@ -213,6 +213,8 @@ def _which(home: Path | None, model: str, task: str, options: list[str] | None) 
         own = study_of(Home(folder).settings(), read_card(find_model(folder, model)).task)
         task, chosen, workers = task or own.task, {**own.options, **chosen}, own.workers
         unlabelled = Path(own.unlabelled) if own.unlabelled else None
+    elif not task:
+        require_built_in(read_card(find_model(folder, model)))
     return _Which(folder, find_model(folder, model), task, chosen, workers, unlabelled)
 
 

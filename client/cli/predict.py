@@ -27,7 +27,7 @@ from coterie.client.work.data import Held, Part, map_nest, to_device
 from coterie.client.work.measure import batch_size, figures_of, join
 from coterie.client.work.session import hash_of, model_of
 from coterie.client.work.weights import frozen_digest, load_weights, travelling
-from coterie.tasks import Task, load_task
+from coterie.tasks import BUILT_IN, Task, load_task
 from coterie.tasks.base import Nest, Option, Persons, Samples, TaskError, leaves
 from coterie.tasks.draws import num_persons, split_by_class
 from coterie.tasks.problems import Classes, Evidence, Labels, Masks, Problem
@@ -65,6 +65,19 @@ class Kept:
     card: Card
     task: Task
     model: torch.nn.Module
+
+
+def require_built_in(card: Card) -> None:
+    """Raise ``TaskError`` unless a model's card names a task of coterie's.
+
+    A model may be from anyone, and loading a task runs the code that it names.
+    """
+    if card.source.partition("/")[0] not in BUILT_IN:
+        raise TaskError(
+            f"the model's card names the task {card.source!r}, which is not coterie's own, and "
+            "there is no silo.toml here that names it. Loading it would run its code. If you know "
+            "it, name it: --task NAME."
+        )
 
 
 def load_kept(file: Path, *, source: str = "") -> Kept:

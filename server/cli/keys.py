@@ -93,7 +93,7 @@ def _value(text: str) -> Any:
     """Parse a value as Flower does: numbers and booleans in TOML, anything else is text."""
     try:
         return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+    except (tomllib.TOMLDecodeError, RecursionError):
         return text
 
 

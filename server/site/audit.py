@@ -2,9 +2,10 @@
 
 Each line has the SHA-256 of the line before it, so a changed, removed or moved line breaks the
 chain. ``audit.head``, signed by the federation's CA, has the number of lines and the hash of the
-last one, so truncation shows too. A line is on disk before its act; then the head is written. A
-kill in between leaves one line more than the head covers, or part of a line: both are reported,
-neither is an error.
+last one, so truncation shows too. Every federation's log begins when it is made, so an empty one
+was removed. A line is on disk before its act; then the head is written. A kill in between leaves
+part of a line, which is noted, or one line more than the head covers. Anyone could have added that
+line, so it is a finding until the next act, which signs it and names it.
 
 Not detectable here: another history written with the CA's key, or an older log restored together
 with its head. A head noted elsewhere helps against both (``coterie federation audit`` prints it,
@@ -145,17 +146,20 @@ def verify(made: Federation, *, head: str = "") -> Log:
     """
     log = _read(made)
     log.notes.extend(
-        f"line {a.adopted} was written, but a crash came before audit.head was updated."
+        f"line {a.adopted} was written, but audit.head was not updated until the next action: by a "
+        "crash, or because someone added the line by hand."
         for a in log.acts
         if a.adopted
     )
     findings = [*log.findings, *(f"line {a.number}: {a.mended}" for a in log.acts if a.mended)]
     if problem := _difference(made, log):
         findings.append(problem)
+    elif not log.acts:
+        findings.append("the log is empty: it was removed, since `init` writes its first line.")
     elif _num_signed(made) < len(log.acts):
-        log.notes.append(
-            "the last line is not in audit.head yet: a crash came between the two, or someone "
-            "added the line by hand."
+        findings.append(
+            f"line {len(log.acts)} is not in audit.head: a crash came between the two, or someone "
+            "added the line by hand. If nobody knows of this action, it did not happen."
         )
     if head and not _contains(log, head):
         findings.append(f"the history does not contain the noted head {head}.")

@@ -216,7 +216,7 @@ def print_verification(made: Federation, *, head: str, as_json: bool = False) ->
     for line in log.findings:
         console.print(f"WRONG: {line}")
     if log.findings:
-        console.print(f"{made.folder / audit.AUDIT} was altered.")
+        console.print(f"{made.folder / audit.AUDIT} is not intact.")
         return EXIT_TAMPERED
     console.print(
         f"{wire.counted(len(log.acts), 'action')}, each following from the one before; their end "

@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coterie.tasks.base import TaskError
+from coterie.tasks.npy import read_npy
 from coterie.tasks.options import place_of
 
 Pixels = NDArray[np.uint8]
@@ -114,13 +115,11 @@ def read_images(task: str, folder: str, files: ImageFiles, *, download: bool = F
 def read_npz(path: Path) -> RawImages:
     """Read an ``.npz`` with the arrays ``PARTS``, none pickled; otherwise raise ``TaskError``."""
     try:
-        with np.load(path, allow_pickle=False) as archive:
-            absent = [name for name in PARTS if name not in archive.files]
-            if absent:
-                raise TaskError(
-                    f"{path} must hold {', '.join(PARTS)}. Missing: {', '.join(absent)}."
-                )
-            arrays = {name: archive[name] for name in archive.files}
+        found = read_npy(path)
+        arrays = {} if isinstance(found, np.ndarray) else found
+        absent = [name for name in PARTS if name not in arrays]
+        if absent:
+            raise TaskError(f"{path} must hold {', '.join(PARTS)}. Missing: {', '.join(absent)}.")
     except Exception as error:  # of a damaged file numpy and zipfile raise all sorts of things
         raise _unreadable(path, error) from error
     train = Images(arrays.pop("x_train"), arrays.pop("y_train"))

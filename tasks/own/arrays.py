@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
 from coterie.tasks.base import ColumnScale, Option, Persons, Samples, TaskError, read_array
+from coterie.tasks.npy import read_npy
 from coterie.tasks.options import read_options
 from coterie.tasks.own.declared import Declaration, DeclaredTask, Size, in_nfc
 from coterie.tasks.own.scaling import scale_of, sums_of
@@ -77,11 +78,9 @@ class ArrayTask(DeclaredTask):
     def read(self, place: Path, options: Mapping[str, Any]) -> Arrays:
         """Read all arrays of the file."""
         try:
-            loaded = np.load(place, allow_pickle=False)
-            if isinstance(loaded, np.ndarray):
+            held = read_npy(place)
+            if isinstance(held, np.ndarray):
                 raise ValueError("it is an .npy file, with one array and no labels")
-            with loaded:
-                held = {name: loaded[name] for name in loaded.files}
         except Exception as error:  # of a damaged file numpy and zipfile raise all sorts of things
             raise TaskError(
                 f"{str(place)!r} cannot be read: {error}. Expected {self.expected()}."

@@ -154,7 +154,7 @@ def test_the_live_page_fills_while_the_run_goes_on(browser: Any, tmp_path: Path)
     thread.start()
     try:
         url = f"http://127.0.0.1:{bound.server_address[1]}/"
-        page, said, others = opened(browser, f"{url}?token=word", 1280, "light")
+        page, said, others = opened(browser, f"{url}word/", 1280, "light")
         assert page.inner_text("h1") == "coterie" and page.url == url
         write_run(tmp_path / "run", num_silos=4, num_rounds=3, status="running")
         page.wait_for_selector("#groups", timeout=60_000)

@@ -213,7 +213,9 @@ class Streaming(TwoLabels):
 
 
 def keep(home: Path, kind: type[Task], *, validation: float = 0.0, **options: Option) -> Path:
-    """Keep a task's model as a silo does at the end of a run; return its file."""
+    """Keep a task's model as a silo with a folder does at the end of a run; return its file."""
+    home.mkdir(parents=True, exist_ok=True)
+    (home / "silo.toml").write_text(f'name = "a"\ntask = "{__name__}:{kind.__name__}"\n')
     settings = SiloSettings("a", f"{__name__}:{kind.__name__}", options=options, home=str(home))
     session = open_session(settings)
     tested = evaluate_in_full(session.task, session.model, session.data)

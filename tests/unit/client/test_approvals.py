@@ -208,29 +208,30 @@ def test_a_person_decides_on_the_silos_own_page(silo: dict[str, Any]) -> None:
     thread = threading.Thread(target=bound.serve_forever, args=(0.02,))
     thread.start()
 
-    def asked(form: dict[str, str] | None = None, **headers: str) -> tuple[int, str]:
+    def asked(
+        form: dict[str, str] | None = None, path: str = "/word/", **headers: str
+    ) -> tuple[int, str]:
         connection = HTTPConnection("127.0.0.1", bound.server_address[1], timeout=10)
         body = None if form is None else urlencode(form)
-        connection.request("GET" if form is None else "POST", "/", body, headers)
+        connection.request("GET" if form is None else "POST", path, body, headers)
         answer = connection.getresponse()
         return answer.status, answer.read().decode()
 
     try:
-        known = {"Cookie": f"{bound.cookie}=word"}
-        status, text = asked(**known)
+        status, text = asked()
         assert status == 200 and "1 run waits for approval" in text and "&lt;script&gt;" in text
         found = find(home.folder, "hcct-7")
         assert found is not None and f"code {found.code}" in text
         decision = {"run": "hcct-7", "code": found.digest, "state": "approved"}
-        assert asked(decision)[0] == 401, "without the token"
-        assert asked(decision, **known, Host="evil.example")[0] == 421
-        assert asked({**decision, "state": "waits"}, **known)[0] == 400
-        assert asked({**decision, "code": ""}, **known)[0] == 400
+        assert asked(decision, "/")[0] == 401, "without the token"
+        assert asked(decision, Host="evil.example")[0] == 421
+        assert asked({**decision, "state": "waits"})[0] == 400
+        assert asked({**decision, "code": ""})[0] == 400
         ask(wire.DESCRIBE, silo, **{**TERMS, "local-epochs": 9})
-        assert "changed its settings since" in asked(decision, **known)[1]
+        assert "changed its settings since" in asked(decision)[1]
         again = find(home.folder, "hcct-7")
         assert again is not None and again.state == "waits"
-        done = asked({**decision, "code": again.digest}, **known)
+        done = asked({**decision, "code": again.digest})
         assert done[0] == 200 and "Run hcct-7 is approved." in done[1]
         assert not ask(wire.DESCRIBE, silo, **{**TERMS, "local-epochs": 9}).has_error()
         with pytest.raises(MisuseError, match="cannot listen on"):

@@ -112,8 +112,10 @@ def test_a_line_that_a_kill_cut_off_is_said_and_the_log_goes_on(
     put(made, [*lines, last[:left]])
     (made.folder / HEAD).write_bytes(head)  # it comes after the line
     torn = verify(made)
-    assert torn.findings == [] and len(torn.acts) == (6 if left == -1 else 5)
-    assert torn.notes
+    if left == -1:  # all but the end of the line
+        assert len(torn.acts) == 6 and "line 6 is not in audit.head" in torn.findings[0]
+    else:
+        assert torn.findings == [] and len(torn.acts) == 5 and torn.notes
     note(made, "enrol", silo="silo-9")
     mended = verify(made)
     assert mended.findings == []
@@ -121,14 +123,29 @@ def test_a_line_that_a_kill_cut_off_is_said_and_the_log_goes_on(
     assert left == -1 or "a crash truncated a line" in mended.notes[0]
 
 
-def test_a_kill_before_the_head_is_no_finding(made: Federation) -> None:
+def test_a_last_line_that_the_head_lacks_is_a_finding_until_the_next_act(made: Federation) -> None:
+    """By a kill, or by hand: anyone who can write the file can make the line that follows."""
     head = (made.folder / HEAD).read_bytes()
-    note(made, "remove", silo="silo-1")
-    (made.folder / HEAD).write_bytes(head)
-    assert verify(made).findings == [] and "not in audit.head yet" in verify(made).notes[0]
+    forged = json.loads(lines_of(made)[-1]) | {"number": 6, "act": "remove", "silo": "silo-1"}
+    del forged["silo"]
+    forged["before"] = verify(made).last
+    put(made, [*lines_of(made), json.dumps(forged).encode() + b"\n"])
+    (found,) = verify(made).findings
+    assert found.startswith("line 6 is not in audit.head: a crash came between the two, or someone")
+    command = coterie("federation", "audit", "--verify", "--federation", str(made.folder))
+    assert command.returncode == 1 and "line 6 is not in audit.head" in command.stdout
+    note(made, "enrol", silo="silo-9")
+    assert verify(made).findings == [] and "line 6 was written" in verify(made).notes[0]
     (made.folder / HEAD).write_bytes(head)
     put(made, lines_of(made) + rechained(lines_of(made))[-1:])
     assert verify(made).findings
+
+
+def test_a_log_that_was_removed_with_its_head_is_found(made: Federation) -> None:
+    for name in (AUDIT, HEAD):
+        (made.folder / name).unlink()
+    command = coterie("federation", "audit", "--verify", "--federation", str(made.folder))
+    assert command.returncode == 1 and "the log is empty: it was removed" in command.stdout
 
 
 def test_what_cannot_be_noted_is_not_done(
