@@ -6,7 +6,7 @@ is charged: a repeated request gets the stored reply instead (``coterie.features
     privacy/budget.json   the charges
 
 Opacus' accountant of Rényi differential privacy computes ε over all charges. Its sums hold even if
-whoever asks chooses each training by the outcomes of the earlier ones (Feldman, Zrnic: "Individual
+the coordinator chooses each training by the outcomes of earlier ones (Feldman, Zrnic: "Individual
 Privacy Accounting via a Rényi Filter", NeurIPS 2021, https://arxiv.org/abs/2008.11193). A silo
 without a folder is simulated: its budget is in memory and covers one run, and a training that the
 same request asks for again is not charged again.

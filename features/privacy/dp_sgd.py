@@ -9,9 +9,9 @@ Later operations on g (momentum, Adam, a proximal term, a clipped norm) touch no
 loss is the task's loss of a batch of one, so any model and task works whose loss is a mean over
 samples. Gradients come from ``torch.func``, or from one sample at a time if it fails.
 
-Samples and noise are drawn from a ChaCha20 stream whose key comes from the operating system, anew
-for every training: no two trainings have any noise in common, whatever was asked. A silo without a
-folder is simulated; its key derives from its name and the training's seed, so that the same seed
+Samples and noise are drawn from a ChaCha20 stream. Every training has a new key, which comes from
+the operating system: no two trainings have any noise in common, whatever was asked. A silo without
+a folder is simulated; its key derives from its name and the training's seed, so that the same seed
 gives the same result.
 """
 

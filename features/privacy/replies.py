@@ -1,8 +1,8 @@
 """The replies of a silo's private trainings: a repeated request gets the same bytes, for nothing.
 
 A coordinator that returns from a crash asks again for what it lost. Nothing is computed for that
-and nothing is charged, so the same request tells nothing that its reply has not told before. Any
-other request is trained anew, with new noise, and charged. Hence nothing depends on this digest
+and nothing is charged, so a repeated request reveals nothing that its reply has not revealed. Any
+other request is trained, with new noise, and charged. Hence nothing depends on this digest
 being complete: two requests with one digest have one reply.
 
     privacy/replies/RUN.ROUND.KIND.DIGEST    a reply, as Flower sends it

@@ -134,8 +134,8 @@ def keep_back(
         number=request.round_number(),
         purpose=request.purpose,
         # Of what is alone in this round, the next may go on from here, whatever happens till then.
-        # A repeated private training is answered from the disk, and its sum comes after that.
-        on_disk=request.value(wire.GROUP_SIZE) == 1 or settings.privacy is not None,
+        # A silo with a loop of its own answers a repeated request without training again.
+        on_disk=request.value(wire.GROUP_SIZE) == 1 or request.session.loop.train is not None,
     )
     sketches = _sketches(request, received)
     norm = measure(received, trained, sketches)

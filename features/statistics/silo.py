@@ -103,7 +103,7 @@ def report_statistics(request: Request) -> RecordDict:
 
 
 def _columns(session: Session) -> list[Column]:
-    """Return the columns of all inputs and targets; empty for what is no table."""
+    """Return the columns of all inputs and targets; empty without a table."""
     own = list(session.task.columns(session.settings.options))
     targets = list(_targets(session.task, session.data.train)) if own else []
     return [*own, *(one for one in targets if len(one.values) == len(own[0].values))]
