@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from coterie import wire
 from coterie.strategies.auto.candidates import AS_IT_IS, Candidate
-from coterie.strategies.auto.evidence import MEASURES
+from coterie.strategies.auto.evidence import HOLDOUT, MEASURES
 from coterie.strategies.auto.state import AutoState, group_of
 from coterie.strategies.rounds.algorithm import Round, Update, Updates, num_bytes
 from coterie.strategies.rounds.handles import Arrays
@@ -17,8 +17,6 @@ from coterie.strategies.rounds.roster import Silo
 
 log = logging.getLogger("coterie.run")
 
-HOLDOUT = 0.2
-"""Share of its training data that a silo holds out during look and race."""
 FEWEST = 5
 """Training samples below which a silo holds nothing out and does not judge."""
 EXTRA = 2

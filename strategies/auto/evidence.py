@@ -10,10 +10,11 @@ from coterie import wire
 from coterie.strategies.auto.candidates import Candidate
 from coterie.strategies.auto.state import AutoState, Entrant, Measured, Trial, group_of
 from coterie.strategies.partition.race import NEAR, Gain, Standing, shrunken_gains, standings
-from coterie.strategies.rounds.admission import MAX_EXAMPLES
 from coterie.strategies.rounds.algorithm import Update
 from coterie.strategies.rounds.reports import Group
 
+HOLDOUT = 0.2
+"""Share of its training data that a silo holds out during look and race."""
 MEASURES = 2
 """Number of a model's last measurements that are averaged."""
 LEARNED = 0.75
@@ -24,9 +25,9 @@ def measurement(update: Update) -> Measured | None:
     """Return a silo's measurement of the model it received, or None if missing or invalid."""
     metrics = update.metrics
     error = metrics.get(wire.HOLDOUT_ERROR, float("nan"))
-    count = metrics.get(wire.HOLDOUT_EXAMPLES, 0.0)
+    count = update.held_out(HOLDOUT)
     share = update.silo.metric == wire.ERROR
-    if not np.isfinite(error) or not 0 < count <= MAX_EXAMPLES or (share and not 0 <= error <= 1):
+    if not np.isfinite(error) or not count > 0 or (share and not 0 <= error <= 1):
         return None
     loss = metrics.get(wire.HOLDOUT_LOSS, float("nan"))
     return Measured(error, loss if np.isfinite(loss) else error, count, share)

@@ -193,7 +193,8 @@ def held_out(updates: Updates) -> dict[str, Found]:
     found = {}
     for update in updates:
         error = update.metrics.get(wire.HOLDOUT_ERROR, float("nan"))
-        count = update.metrics.get(wire.HOLDOUT_EXAMPLES, HOLDOUT * update.num_examples)
+        stated = wire.HOLDOUT_EXAMPLES in update.metrics
+        count = update.held_out(HOLDOUT) if stated else HOLDOUT * update.num_examples
         if isfinite(error) and isfinite(count):
             found[update.silo.name] = Found(error, max(1, round(count)))
     return found

@@ -156,6 +156,15 @@ class Update:
     figures: Mapping[str, wire.Value] = field(default_factory=dict)
     aggregate: Aggregate = "mean"
 
+    def held_out(self, share: float) -> float:
+        """Return the number of samples that the silo measured the received model on.
+
+        It counts up to the ``share`` that it was asked to hold out, of the training samples that it
+        stated when it joined (or with its first update); 0 if it states none.
+        """
+        most = ceil(share * (self.silo.num_examples or self.num_examples))
+        return min(self.metrics.get(wire.HOLDOUT_EXAMPLES, 0.0), most)
+
     def noise_in(self, compared: Arrays | None = None) -> float:
         """Return the expected squared norm of the noise in an update, as its silo states it, or 0.
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from flwr.app import Context, Message
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import norm
@@ -39,7 +40,14 @@ from coterie.strategies.rounds.members import Members
 from coterie.strategies.rounds.play import welcome
 from coterie.strategies.rounds.reports import Group, RoundReport
 from coterie.strategies.rounds.roster import DescribedRoster, Silo
-from tests.conftest import assert_equal_models, digits_config, plain_app, plain_initial, plain_nodes
+from tests.conftest import (
+    arrays_of,
+    assert_equal_models,
+    digits_config,
+    plain_app,
+    plain_initial,
+    plain_nodes,
+)
 from tests.kit import initial
 
 ROUNDS = 8
@@ -77,10 +85,11 @@ def start(
     churn: str = "",
     leaves: Mapping[int, int] | None = None,
     returns: Mapping[int, Mapping[str, Any]] | None = None,
+    says: Callable[[Message, Context], Message] = app,
     **more: Any,
 ) -> RunResult:
     """``leaves``: round → node that goes after it; ``returns``: round → what comes then."""
-    grid = InProcessGrid(app, silos)
+    grid = InProcessGrid(says, silos)
 
     def notify(report: RoundReport) -> None:
         if leaves and report.round in leaves and not report.final:
@@ -207,6 +216,29 @@ def test_where_all_are_alike_all_are_together() -> None:
 
 
 @pytest.mark.nightly
+def liars(count: int) -> Callable[[Message, Context], Message]:
+    """Silos of which the last two report an error of 0 alone, of 1 in a group, of ``count``."""
+
+    def says(message: Message, context: Context) -> Message:
+        reply = app(message, context)
+        metrics = reply.content.get(wire.METRICS, {}) if reply.has_content() else {}
+        if message.metadata.dst_node_id > 4 and wire.HOLDOUT_ERROR in metrics:
+            together = message.content[wire.CONFIG].get(wire.GROUP_SIZE, 1) > 1
+            metrics[wire.HOLDOUT_ERROR] = metrics[wire.HOLDOUT_LOSS] = float(together)
+            metrics[wire.HOLDOUT_EXAMPLES] = count or metrics[wire.HOLDOUT_EXAMPLES]
+        return reply
+
+    return says
+
+
+def test_two_silos_that_lie_do_so_with_as_many_samples_as_they_can_hold_out() -> None:
+    usual, many = (start(nodes([0] * 6), rounds=6, says=liars(n)) for n in (0, 10**6))
+    assert verdict_of(many) == verdict_of(usual)
+    assert many.rounds[-1].groups == usual.rounds[-1].groups
+    for name, model in usual.models.items():
+        assert_equal_models(arrays_of(many.models[name]), arrays_of(model))
+
+
 def test_a_run_that_stops_in_the_middle_goes_on_bit_for_bit(two_kinds: RunResult) -> None:
     kept: dict[int, Any] = {}
 
@@ -851,13 +883,18 @@ def test_candidates_that_the_budgets_do_not_allow_are_not_raced() -> None:
 def test_a_lie_beyond_what_an_error_can_be_is_no_measurement() -> None:
 
     own = {wire.HOLDOUT_ERROR: 0.5, wire.HOLDOUT_LOSS: 1.0, wire.HOLDOUT_EXAMPLES: 10.0}
-    update = Update(Silo("a", 1), {}, {}, 10.0, own)
+    update = Update(Silo("a", 1, num_examples=46), {}, {}, 37.0, own)
     assert evidence.measurement(update) == Measured(0.5, 1.0, 10.0)
+    for claim in (11.0, 1e6, 1e300):
+        claimed = replace(update, metrics={**own, wire.HOLDOUT_EXAMPLES: claim})
+        assert evidence.measurement(claimed) == Measured(0.5, 1.0, 10.0), "a fifth of 46"
+    undescribed = replace(update, silo=Silo("a", 1))
+    assert evidence.measurement(undescribed) == Measured(0.5, 1.0, 8.0), "a fifth of 37"
     for key, value in (
         (wire.HOLDOUT_ERROR, -1e6),
         (wire.HOLDOUT_ERROR, 1e300),
         (wire.HOLDOUT_ERROR, float("nan")),
         (wire.HOLDOUT_EXAMPLES, 0.0),
-        (wire.HOLDOUT_EXAMPLES, 1e300),
+        (wire.HOLDOUT_EXAMPLES, float("nan")),
     ):
         assert evidence.measurement(replace(update, metrics={**own, key: value})) is None

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from coterie.strategies import HCCT, FederationError
+from coterie.strategies.hcct import alpha as trials
 from coterie.strategies.hcct.algorithm import CATCH_UP
 from coterie.strategies.hcct.alpha import HOLDOUT as SHARE
 from coterie.strategies.hcct.alpha import Candidate, Landscape, alpha_of
@@ -487,6 +488,12 @@ def held_out(errors: Mapping[str, Mapping[Group, float]]) -> Any:
         return replace(update, metrics={HOLDOUT_ERROR: error, HOLDOUT_EXAMPLES: 20.0})
 
     return answer
+
+
+def test_held_out_samples_count_up_to_the_share_asked_for() -> None:
+    said = {HOLDOUT_ERROR: 0.5, HOLDOUT_EXAMPLES: 1e6}
+    update = Update(Silo("a", 1, num_examples=50), {}, {}, 40.0, said)
+    assert trials.held_out([update])["a"].num_examples == 10
 
 
 def tried(
