@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.engine.poison import BOUNDS, UNBOUNDED
+from benchmarks.engine.poison import BOUNDS, UNBOUNDED, measured_with
 from benchmarks.kit import Entry, Node, Store, page, read, select, spread, table, train
 from benchmarks.papers.fedcollab.experiments import EXPERIMENTS
 from benchmarks.papers.hcct.digits import node
@@ -91,6 +91,7 @@ def document(entries: Sequence[Entry]) -> str:
         "and in brackets the error with the defaults. No change to the last bit is `=`; – is not "
         f"measured. The demo has {ROUNDS[DEMO]} rounds, FedCollab's 20 silos of FashionMNIST "
         f"{ROUNDS[FASHION]}. **Bold** is more than {MUCH} points worse.",
+        measured_with(entries),
         table(
             ["strategy", *(f"{on} ({_seeds(entries, on)})" for on in SETS)],
             [

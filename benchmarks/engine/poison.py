@@ -25,6 +25,7 @@ from coterie.features.robust.bounds import (
     AGREEMENT,
     AWAY,
     ELSEWHERE,
+    FEWEST_VOTES,
     SHORT,
     SPREAD,
 )
@@ -41,6 +42,7 @@ BOUNDS = ", ".join(
         *Influence().model_dump().items(),
         *(("agreement", AGREEMENT), ("against", AGAINST), ("spread", SPREAD)),
         *(("short", SHORT), ("away", AWAY), ("most room", MOST_ROOM), ("elsewhere", ELSEWHERE)),
+        ("share of more than", FEWEST_VOTES),
     )
 )
 """All that the bounds depend on: a measurement holds for these."""
@@ -154,9 +156,16 @@ def document(entries: Sequence[Entry]) -> str:
         "honest silos, over the seeds measured; without the bounds (`max-share=1 clip-updates=0 "
         "quarantine-after=0`, one seed) → with the defaults. – is not measured yet. Claims are "
         "made on joining. **Bold** is more than a point above the run without an attack.",
+        measured_with(entries),
         *(block for kinds in KINDS for block in _table(select(entries, kinds=kinds), kinds)),
         _honest_text(select(entries, bounded=True)),
     )
+
+
+def measured_with(entries: Sequence[Entry]) -> str:
+    """Which bounds measurements hold for, in a sentence; empty if these are today's defaults."""
+    others = sorted({entry["bounds"] for entry in entries} - {"", BOUNDS})
+    return f"**Measured before today's defaults**, with {'; or '.join(others)}." if others else ""
 
 
 def above(entries: Sequence[Entry]) -> dict[tuple[str, str, str], tuple[float, float]]:

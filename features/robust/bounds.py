@@ -9,6 +9,7 @@ this and any ClientApp is covered:
   with, up to twice that if the silo has more samples than most (Sun, Kairouz, Suresh, McMahan: "Can
   You Really Backdoor Federated Learning?", 2019, https://arxiv.org/abs/1911.07963, with the median
   instead of a fixed bound).
+- *Zero*. An update of length 0 does not count if others are longer: its silo trained nothing.
 - *Directions*, of updates before clipping. If most members of a group agree, a silo whose updates
   keep away from the others' mean direction is quarantined: it trains alone, and returns on
   probation.
@@ -20,7 +21,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -28,11 +29,12 @@ import numpy as np
 
 from coterie import wire
 from coterie.features.robust.keys import Influence
+from coterie.features.robust.reputation import Quarantined, Reputation
 from coterie.strategies.partition._check import FloatArray
 from coterie.strategies.partition.gram import gram
 from coterie.strategies.rounds.algorithm import Update, Updates, num_bytes
 from coterie.strategies.rounds.handles import Masked, Model, arrays_of, is_seen
-from coterie.strategies.rounds.members import capped
+from coterie.strategies.rounds.members import capped, minimums_of, staying
 from coterie.strategies.rounds.models import difference, each, same_model
 from coterie.strategies.rounds.reports import Group
 from coterie.wire.updates import Limit, shortened
@@ -63,76 +65,16 @@ AWAY = 5
 
 
 @dataclass(frozen=True)
-class Quarantined:
-    """A quarantined silo: its own model, and the rounds in which it left and will return."""
-
-    model: Model
-    since: int
-    until: int
-    why: str
-
-
-@dataclass(frozen=True)
-class Reputation:
-    """The record of silos between two rounds.
-
-    Attributes:
-        counts: silo → training samples that it stated first, if it did not describe itself.
-        strikes: silo → consecutive rounds in which it was an outlier.
-        probation: silos that one such round is enough for: those that came later, or returned.
-        times, apart: silo → how often it was quarantined; the silos in quarantine now.
-    """
-
-    counts: Mapping[str, float] = field(default_factory=dict)
-    strikes: Mapping[str, int] = field(default_factory=dict)
-    probation: frozenset[str] = frozenset()
-    times: Mapping[str, int] = field(default_factory=dict)
-    apart: Mapping[str, Quarantined] = field(default_factory=dict)
-
-    @property
-    def models(self) -> dict[str, Model]:
-        """Silo → its own model, for silos that are quarantined."""
-        return {name: apart.model for name, apart in self.apart.items()}
-
-    def begin(self, number: int, new: Collection[str]) -> Reputation:
-        """Begin a round: end quarantines that are over; newcomers after round 1 go on probation."""
-        back = {name for name, apart in self.apart.items() if apart.until <= number}
-        later = frozenset(new) if number > 1 else frozenset()
-        return replace(
-            self,
-            apart={name: apart for name, apart in self.apart.items() if name not in back},
-            probation=self.probation | back | later,
-        )
-
-    def diverged(self, models: Mapping[str, Model], number: int) -> Reputation:
-        """Set apart silos whose training ended in NaN, with the models that they started from."""
-        why = (
-            f"its training of round {number} diverged: it trains alone until its training gives "
-            "finite numbers"
-        )
-        out = {name: Quarantined(model, number, number + 2, why) for name, model in models.items()}
-        return replace(self, apart={**self.apart, **out})
-
-    def trained_alone(self, updates: Updates) -> Reputation:
-        """Store the new own models of quarantined silos."""
-        own = {
-            u.silo.name: replace(self.apart[u.silo.name], model=u.model)
-            for u in updates
-            if u.silo.name in self.apart
-        }
-        return replace(self, apart={**self.apart, **own})
-
-
-@dataclass(frozen=True)
 class Bounded:
     """One exchange's updates as they count, in order; one within bounds is the same object.
 
-    ``moved_out``: silo → why it is quarantined in this round. ``details``: for the record, JSON.
+    ``left_out``: silo → why none of its updates counts in this round: it is quarantined, or it
+    trained nothing. ``details``: for the record, JSON.
     """
 
     updates: list[Update]
     reputation: Reputation
-    moved_out: Mapping[str, str] = field(default_factory=dict)
+    left_out: Mapping[str, str] = field(default_factory=dict)
     details: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -154,10 +96,12 @@ def bound(
     counted, reputation = _with_first_counts(updates, reputation)
     started = _Starts()
     voting = _voting(counted, groups, started)
-    clipped = _clipped(counted, influence.clip_updates, started, _norms(counted, voting))
+    norms = _norms(counted, voting)
+    clipped = _clipped(counted, influence.clip_updates, started, norms)
     found = _directions(voting)
     reputation, moved_out = _judged(found, reputation, influence.quarantine_after, number)
-    kept = [u for u in clipped.updates if u.silo.name not in moved_out]
+    out = {**_idle(counted, norms), **moved_out}
+    kept = [u for u in clipped.updates if u.silo.name not in out]
     kept = _capped_by_group(kept, influence.max_share, started)
     if crosses:
         kept = _capped(kept, influence.max_share, lambda u: u.purpose)
@@ -175,9 +119,7 @@ def bound(
         "norms": clipped.lengths,
         "apart": {name: apart.why for name, apart in sorted(reputation.apart.items())},
     }
-    return Bounded(
-        kept, reputation, moved_out, {key: value for key, value in details.items() if value}
-    )
+    return Bounded(kept, reputation, out, {key: value for key, value in details.items() if value})
 
 
 # ---------------------------------------------------------------- counts
@@ -227,6 +169,14 @@ def _sample(model: Model) -> bytes:
     return b"".join(flat[:: max(flat.size // 4, 1)].tobytes() for flat in arrays)
 
 
+def share_of(max_share: float, size: int) -> float:
+    """Return the largest share of one silo in a group; in one of more than four it is smaller.
+
+    ``max_share`` = 0.5 is twice an equal share there. 1: unlimited.
+    """
+    return max_share if max_share == 1 else max_share * min(1.0, FEWEST_VOTES / size)
+
+
 def _capped_by_group(updates: list[Update], max_share: float, started: _Starts) -> list[Update]:
     return _capped(updates, max_share, lambda u: (u.purpose, started(u.start)))
 
@@ -238,7 +188,8 @@ def _capped(
     most: dict[int, float] = {}
     for group in _alike(updates, key):
         counts = {str(i): updates[i].num_examples for i in group}
-        most |= {int(i): count for i, count in capped(counts, max_share).items()}
+        share = share_of(max_share, len(group))
+        most |= {int(i): count for i, count in capped(counts, share).items()}
     return [
         replace(u, num_examples=most[i]) if most.get(i, u.num_examples) < u.num_examples else u
         for i, u in enumerate(updates)
@@ -278,6 +229,15 @@ def _norms(updates: Updates, voting: Sequence[_Voting]) -> dict[int, float]:
     return norms | dict(zip(rest, found, strict=True))
 
 
+def _idle(updates: Updates, norms: Mapping[int, float]) -> dict[str, str]:
+    """Return silo → why its update of length 0 does not count, if others trained in the round."""
+    own = {updates[i].silo.name: norm for i, norm in norms.items() if not updates[i].purpose}
+    if not any(own.values()):
+        return {}
+    why = "it trained nothing: its update is zero, the model that it was sent."
+    return {name: why for name, norm in own.items() if norm == 0}
+
+
 def _clipped(
     updates: list[Update], most: float, started: _Starts, norms: Mapping[int, float]
 ) -> _Clipped:
@@ -286,9 +246,13 @@ def _clipped(
 
     def compare(key: Callable[[Update], object], *, times: float = 1.0) -> None:
         for group in _alike(updates, key):
-            if len(group) >= FEWEST:
-                median = float(np.median([norms[i] for i in group]))
-                usual = float(np.median([updates[i].num_examples for i in group]))
+            silos = [updates[i].silo for i in group]
+            # The limit shows nothing of a silo that accepts no group of this size.
+            stay = staying([silo.name for silo in silos], minimums_of(silos))
+            seen = [i for i in group if updates[i].silo.name in stay]
+            if len(seen) >= FEWEST:
+                median = float(np.median([norms[i] for i in seen]))
+                usual = float(np.median([updates[i].num_examples for i in seen]))
                 limit = Limit(most * times * median, usual)
                 for i in group:
                     medians.setdefault(i, median)

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from coterie import wire
-from coterie.features.robust.bounds import Bounded, Reputation, bound
+from coterie.features.robust.bounds import Bounded, bound
 from coterie.features.robust.keys import Influence
+from coterie.features.robust.reputation import Reputation
 from coterie.strategies.rounds.algorithm import Order, Updates
 from coterie.strategies.rounds.reports import Group
 from coterie.strategies.rounds.stage import Came, Room, Scene, Stage
@@ -56,7 +57,7 @@ class Robust(Stage):
             came,
             updates=counting,
             apart=now.models,
-            left_out={**came.left_out, **bounded.moved_out},
+            left_out={**came.left_out, **bounded.left_out},
             notes={
                 **came.notes,
                 **({"influence": dict(bounded.details)} if bounded.details else {}),

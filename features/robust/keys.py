@@ -15,11 +15,12 @@ class Influence(Options):
         0.5,
         gt=0,
         le=1,
-        description="Largest share of a group's weight that one silo can have, in groups of at "
-        "least three silos. 1: no limit.",
+        description="Largest share of a group's weight that one silo can have, in groups of three "
+        "or four silos; in a larger group of g silos 4/g of it, by default twice an equal share. "
+        "1: no limit.",
     )
     clip_updates: NotNegative = Field(
-        3.0,
+        1.5,
         le=1e9,
         description="Largest norm of an update, as a multiple of the median norm of the updates "
         "that it is compared with (at least three). Longer updates are scaled down to this norm; "

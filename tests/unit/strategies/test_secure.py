@@ -290,6 +290,20 @@ def lost(name: str, at: int) -> Callable[[str, Message], Message]:
     return change
 
 
+def test_a_silo_that_trained_nothing_is_named_and_in_no_sum(tmp_path: Path) -> None:
+    def change(silo: str, reply: Message) -> Message:
+        metrics = reply.content.get(wire.METRICS, {}) if reply.has_content() else {}
+        if silo == "c" and wire.UPDATE_NORM in metrics:
+            metrics[wire.UPDATE_NORM] = 0.0
+        return reply
+
+    grid = Tap(nodes(), change=change)
+    result = play(grid, tmp_path / "run", strategy="fedavg", rounds=2)
+    for report in result.rounds[:2]:
+        assert report.left_out.keys() == {"c"} and "its update is zero" in report.left_out["c"]
+    assert [set(asked.members) for asked in sums(grid)] == [set("abdef")] * 2
+
+
 def _error(reply: Message) -> Message:
     # Flower's class of replies cannot be made of a reply: its content goes, its header stays.
     broken = Message(RecordDict(), dst_node_id=1, message_type=reply.metadata.message_type)
