@@ -19,6 +19,7 @@ Without outliers the very same updates pass unchanged.
 
 from __future__ import annotations
 
+import logging
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -38,6 +39,8 @@ from coterie.strategies.rounds.members import capped, minimums_of, staying
 from coterie.strategies.rounds.models import difference, each, same_model
 from coterie.strategies.rounds.reports import Group
 from coterie.wire.updates import Limit, shortened
+
+log = logging.getLogger("coterie.run")
 
 FEWEST, FEWEST_VOTES = 3, 4
 """Fewest updates from which a median norm, and a common direction, are meaningful."""
@@ -105,6 +108,8 @@ def bound(
     kept = _capped_by_group(kept, influence.max_share, started)
     if crosses:
         kept = _capped(kept, influence.max_share, lambda u: u.purpose)
+    if number == 1:
+        _warn_of_caps(counted, kept)
     if influence.aggregate != "mean":
         kept = [replace(u, aggregate=influence.aggregate) for u in kept]
     more = {
@@ -194,6 +199,18 @@ def _capped(
         replace(u, num_examples=most[i]) if most.get(i, u.num_examples) < u.num_examples else u
         for i, u in enumerate(updates)
     ]
+
+
+def _warn_of_caps(stated: Updates, kept: Updates) -> None:
+    """Warn of silos that weigh less than by the samples that they stated."""
+    weighs = {u.silo.name: u.num_examples for u in kept if not u.purpose}
+    for u in stated:
+        if not u.purpose and weighs.get(u.silo.name, math.inf) < u.num_examples:
+            log.warning(
+                "silo %s states %s samples and weighs as much as %s, the most that max-share "
+                "allows: set max-share to 1 if you trust its number",
+                *(u.silo.name, wire.readable(u.num_examples), wire.readable(weighs[u.silo.name])),
+            )
 
 
 def _alike(updates: Updates, key: Callable[[Update], object]) -> list[list[int]]:

@@ -237,13 +237,15 @@ def test_no_weight_is_above_its_share_and_only_too_large_ones_change(
     ("size", "share"), [(3, 1 / 2), (4, 1 / 2), (5, 2 / 5), (9, 2 / 9), (20, 1 / 10)]
 )
 def test_a_claim_of_many_samples_weighs_twice_an_equal_share_at_most(
-    size: int, share: float
+    size: int, share: float, caplog: pytest.LogCaptureFixture
 ) -> None:
     counts = [100.0] * (size - 1)
     updates = updates_of([np.ones(4)] * size, [*counts, 1e8])
     bounded = bound(Influence(), Reputation(), updates, number=1)
     found = [u.num_examples for u in bounded.updates]
     assert found[:-1] == counts and found[-1] / sum(found) == pytest.approx(share)
+    (said,) = caplog.messages
+    assert f"silo s{size - 1} states 100,000,000 samples" in said and "max-share to 1" in said
     free = bound(Influence(max_share=1), Reputation(), updates, number=1)
     assert [u.num_examples for u in free.updates] == [*counts, 1e8]
 
