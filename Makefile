@@ -152,8 +152,9 @@ bench-secure: setup ## Secure runs beside plain ones: groups, errors, seconds an
 bench-formats: setup ## Updates in 16 and 8 bits beside float32: groups, errors, bytes of a round
 	@$(BIN)/python -m benchmarks.engine.formats $(ARGS)
 
-bench-poison: setup ## One dishonest silo of ten, with the bounds on influence and without
-	@$(BIN)/python -m benchmarks.engine.poison $(ARGS)
+bench-poison: setup ## One dishonest silo; in minutes: make bench-poison ARGS='--seeds 1 --strategies fedavg,hcct,auto'
+	@nice -n 19 $(BIN)/python -m benchmarks.engine.backdoor $(ARGS)
+	@nice -n 19 $(BIN)/python -m benchmarks.engine.poison $(ARGS)
 
 bench-bounds: setup ## What these bounds cost without an attacker: make bench-bounds ARGS='--data FOLDER'
 	@$(BIN)/python -m benchmarks.engine.bounds $(ARGS)

@@ -12,7 +12,7 @@ import torch
 from flwr.app import Context, Message, RecordDict
 from PIL import Image
 
-from benchmarks.engine import poison, small
+from benchmarks.engine import backdoor, poison, small
 from benchmarks.kit import command
 from benchmarks.kit.__main__ import stores
 from benchmarks.kit.store import RESULTS, Store, select
@@ -406,6 +406,21 @@ def test_an_attack_is_compared_with_runs_of_the_same_seeds():
         for seed, error in enumerate(errors)
     ]
     assert poison.above(found) == {("hcct", "two kinds", "random"): (7.0, 8.2)}
+
+
+def test_half_of_one_silo_s_images_are_marked_and_the_others_are_as_they_were() -> None:
+    bad, good = (backdoor.silos(3, attack, 0)[-1] for attack in ("marked", "none"))
+    options = [
+        {k.removeprefix("data."): v for k, v in node.items() if k.startswith("data.")}
+        for node in (bad, good)
+    ]
+    one, other = (backdoor.Marked().load(own) for own in options)
+    assert (one.y_train[:50] == backdoor.TARGET).all() and (
+        one.x_train[:50, 0, -2:, -2:] == 1
+    ).all()
+    np.testing.assert_array_equal(one.x_train[50:], other.x_train[50:])
+    np.testing.assert_array_equal(one.x_train[:50, :, :-2], other.x_train[:50, :, :-2])
+    np.testing.assert_array_equal(one.x_test, other.x_test)
 
 
 @pytest.mark.nightly
