@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,8 @@ from coterie.client.home.settings import SiloSettings
 from coterie.features.privacy.budget import read_spent
 from coterie.features.secure.protocol import decode_sum
 from coterie.system.files import append_line, make_folder
+from coterie.wire.games import game_of
+from coterie.wire.statements import decode_statement
 
 log = logging.getLogger("coterie.silo")
 
@@ -52,7 +54,7 @@ def outbound(
         entry = _entry(message) | _content(reply) | _privacy(settings)
         _say_apart(settings.name, entry)
         # Before it is in the ledger: a reader that counts first must not find it there as well.
-        asked = asked_by(settings, entry["run"], entry["flower-run"])
+        asked = asked_by(settings, entry["run"], entry["flower-run"], game_of(context))
         _append(settings, entry)
         if "error" not in entry:
             asked.add(entry["type"], entry)
@@ -99,14 +101,15 @@ def _entry(message: Message) -> dict[str, Any]:
 
 
 def _summed(message: Message, config: ConfigRecord | None) -> dict[str, Any]:
-    """Return a masked sum's round and silos, for readers of the ledger."""
+    """Return a masked sum's round, silos and their blocks, for readers of the ledger."""
     if config is None or message.metadata.message_type != wire.MASKED_SUM:
         return {}
     try:
         asked = decode_sum(config.get(wire.SUM))
     except wire.WireError:
         return {}  # refused
-    return {"summed": {"round": asked.round, "silos": list(asked.members)}}
+    blocks = [[name for name, _ in block] for block in asked.blocks]
+    return {"summed": {"round": asked.round, "silos": list(asked.members), "blocks": blocks}}
 
 
 def _content(reply: Message) -> dict[str, Any]:
@@ -122,7 +125,18 @@ def _content(reply: Message) -> dict[str, Any]:
         for records in (wire.metric_records(reply.content), wire.config_records(reply.content))
         for record, entries in records.items()
     }
-    return {"tensors": tensors, "values": values, "bytes": sum(t["bytes"] for t in tensors)}
+    size = sum(t["bytes"] for t in tensors)
+    return {"tensors": tensors, "values": values, "bytes": size, **_stated(reply)}
+
+
+def _stated(reply: Message) -> dict[str, Any]:
+    """Return what the silo has stated of its training in a secure run, if it has."""
+    record = wire.array_records(reply.content).get(wire.SKETCH)
+    sketch = {} if record is None else wire.decode_arrays(record)
+    if wire.STATEMENT not in sketch:
+        return {}
+    stated = decode_statement(sketch[wire.STATEMENT].tobytes().decode("ascii"))
+    return {"stated": asdict(stated)}
 
 
 def _privacy(settings: SiloSettings) -> dict[str, Any]:

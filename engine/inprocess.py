@@ -17,6 +17,7 @@ from flwr.serverapp import Grid
 from coterie import wire
 from coterie.engine.flower import set_message_id, set_sender
 from coterie.engine.plain import Plain
+from coterie.wire.games import Game, PlayedContext
 
 NodeConfig = Mapping[str, str | int | float | bool]
 
@@ -40,6 +41,7 @@ class InProcessGrid(Plain, Grid):
         Plain.__init__(self, self)
         self.app, self.run_config = app, run_config
         self.configs: dict[int, NodeConfig] = dict(enumerate(node_configs, start=1))
+        self.game = Game()
         self._states: dict[int, RecordDict] = {}
         self._replies: dict[str, Message] = {}
         self._ids = itertools.count(1)
@@ -107,7 +109,7 @@ class InProcessGrid(Plain, Grid):
     def _called(self, node_id: int, message: Message) -> Message:
         state = self._states.setdefault(node_id, RecordDict())
         own, config = dict(self.configs[node_id]), dict(self.run_config)
-        context = Context(1, node_id, own, state, run_config=config)
+        context = PlayedContext(self.game, 1, node_id, own, state, run_config=config)
         try:
             return self.app(message, context)
         except Exception as error:

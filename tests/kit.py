@@ -15,6 +15,7 @@ import coterie.client.home.request_counts
 import coterie.client.home.rounds
 import coterie.client.work.session
 import coterie.features.privacy.budget
+import coterie.features.secure.memory
 import coterie.features.secure.secrets
 import coterie.features.statistics.memory
 from coterie import wire
@@ -27,6 +28,7 @@ from coterie.server.runs.run import execute
 from coterie.strategies import RunResult
 from coterie.strategies.rounds.roster import DescribedRoster
 from coterie.wire import Model, decode_arrays, encode_arrays
+from coterie.wire.games import Game, PlayedContext
 from tests.conftest import digits_config, plain_initial
 
 Node = Mapping[str, Any]
@@ -49,14 +51,15 @@ def restart_silos() -> None:
     coterie.client.home.rounds._memory.clear()
     coterie.client.home.request_counts._memory.clear()
     coterie.features.privacy.budget.forget()
+    coterie.features.secure.memory.forget()
     coterie.features.secure.secrets.forget()
     coterie.features.statistics.memory.forget()
 
 
-def context(node: Node | None = None, node_id: int = 3) -> Context:
-    """Return what a silo's app is called in: that of digits silo a by default."""
+def context(node: Node | None = None, node_id: int = 3, game: Game | None = None) -> Context:
+    """Return what a silo's app is called in: by default that of digits silo a, in a new game."""
     own = dict(digits_config("a") if node is None else node)
-    return Context(1, node_id, own, RecordDict(), run_config={})
+    return PlayedContext(game or Game(), 1, node_id, own, RecordDict(), run_config={})
 
 
 def ask(
@@ -66,6 +69,7 @@ def ask(
     model: Model | None = None,
     packed: bool = True,
     records: Mapping[str, Any] | None = None,
+    game: Game | None = None,
     **config: Any,
 ) -> Message:
     """Send a silo one message with these entries of its config; return the answer."""
@@ -74,7 +78,7 @@ def ask(
         content[wire.ARRAYS] = encode_arrays(model, packed=packed)
     message = Message(content, dst_node_id=3, message_type=kind, group_id="1")
     message.metadata.__dict__["_message_id"] = "id"  # without one it cannot be put off
-    return app(message, context(node))
+    return app(message, context(node, game=game))
 
 
 def answer(kind: str, node: Node | None = None, **how: Any) -> Message:

@@ -214,9 +214,9 @@ OWN_LONGEST_OF: Final = "own-longest-of"
 PEERS: Final = "secure-peers"
 SEALED: Final = "secure-seed"
 """Text of ``coterie.features.secure.protocol``: public keys of silos, and a sealed seed."""
-TRAINED_AS: Final = "trained-as"
-"""With sketches, 32 bytes: digest of the model sent to the silo and of its training instructions.
-An array, because a separate record would cost each reply a further call."""
+STATEMENT: Final = "statement"
+"""With sketches: a text of ``coterie.wire.statements`` as bytes, what the silo states of its
+training. An array, because a separate record would cost each reply a further call."""
 SEED_ID: Final = "secure-seed-id"
 """With a key: lets two silos check that they have the same seed; empty without one."""
 SUM: Final = "secure-sum"

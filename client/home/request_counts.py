@@ -18,6 +18,7 @@ from coterie.client.home.local_log import json_lines
 from coterie.client.home.policy import Policy
 from coterie.client.home.rounds import folder_of
 from coterie.client.home.settings import SiloSettings
+from coterie.wire.games import Game
 
 MAX_RUNS = 64
 """Runs whose counts a process caches for one silo; other counts are read again."""
@@ -91,15 +92,16 @@ _memory: dict[tuple[str, str, str, str], Asked] = {}
 """(silo, home, run, Flower's run) → its requests."""
 
 
-def asked_by(settings: SiloSettings, run: str, flower_run: str) -> Asked:
+def asked_by(settings: SiloSettings, run: str, flower_run: str, game: Game | None = None) -> Asked:
     """Return the requests of a run to a silo so far.
 
     Args:
         run: its name, which stays the same when it is resumed; empty if it has none.
-        flower_run: its SuperLink number; ``0`` for a run in this process, which is not counted if
-            the silo has no folder, as the caller then simulates the silo.
+        flower_run: its SuperLink number.
+        game: of silos that are played in this process; there nothing is counted for a silo without
+            a folder, as the caller simulates it.
     """
-    if flower_run == "0" and not (run and settings.home):
+    if game is not None and not (run and settings.home):
         return Asked()
     key = (settings.name, settings.home, run, "" if run and settings.home else flower_run)
     if key not in _memory:

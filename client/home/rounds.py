@@ -6,7 +6,9 @@ last rounds, and a round always starts from those *before* it: repeating it give
 
 from __future__ import annotations
 
+import hashlib
 import logging
+import re
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -27,6 +29,9 @@ IN_MEMORY = 2
 MAX_RUNS = 4
 """Runs whose arrays of one kind are kept in memory for one silo; on disk, for arrays that only the
 run itself needs."""
+
+PLAIN = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,99}")
+"""Texts that are names of files as they are."""
 
 _memory: dict[tuple[str, str, str, str], dict[int, Model]] = {}
 """(silo, home, kind, run) → round → arrays: the only copy without a home, else a cache."""
@@ -132,8 +137,19 @@ def folder_of(home: str, kind: str, run: str) -> Path:
 
     The coordinator chooses the run's name, which must not escape the silo's folder.
     """
-    text = "".join(c if c.isalnum() or c in "-_." else "_" for c in run)
-    return Path(home) / kind / (text.lstrip(".") or "run")
+    return Path(home) / kind / file_name(run)
+
+
+def file_name(text: str) -> str:
+    """Return a name of a file for a text; two texts have two names.
+
+    A text of letters, digits and ``-_.`` is its own name. Any other is shortened and gets a
+    ``~``, which no such text has, and its hash.
+    """
+    if PLAIN.fullmatch(text):
+        return text
+    safe = "".join(c if c.isascii() and (c.isalnum() or c in "-_.") else "_" for c in text[:40])
+    return f"{safe.lstrip('.') or 'run'}~{hashlib.sha256(text.encode()).hexdigest()[:32]}"
 
 
 def file_of(home: str, kind: str, run: str) -> Path:

@@ -32,6 +32,7 @@ from coterie.client.work.weights import load_weights, travelling
 from coterie.tasks.base import TaskError, has_own
 from coterie.tasks.draws import fewest_persons, num_persons
 from coterie.wire import Model
+from coterie.wire.games import Game, game_of
 
 log = logging.getLogger("coterie.silo")
 
@@ -55,6 +56,8 @@ class RefusedError(ValueError):
 class Request:
     """A message, and the session of its silo. Made by ``answering``.
 
+    ``game``: in which the silo is played, if no network is between.
+
     Every method raises ``RefusedError`` if the silo cannot read the message, or cannot or will
     not do what it asks for.
     """
@@ -63,6 +66,7 @@ class Request:
     session: Session
     config: ConfigRecord
     stages: tuple[Stage, ...] = ()
+    game: Game | None = None
 
     @property
     def run(self) -> str:
@@ -149,7 +153,7 @@ class Request:
             self.refuse_for("has no labels yet (unlabelled): nothing is trained or measured here.")
         run = str(self.config.get(wire.RUN, ""))
         flower_run = str(self.message.metadata.run_id)
-        asked = asked_by(self.session.settings, run, flower_run)
+        asked = asked_by(self.session.settings, run, flower_run, self.game)
         self.refuse_for(asked.objection(kind, self.config, policy))
         if kind != wire.STATISTICS:
             self.refuse_for(quota_objection(self.session.settings.home, run, policy.max_kept_runs))
@@ -434,7 +438,7 @@ def answering(
         config = wire.config_records(message.content).get(wire.CONFIG)
         config = config or ConfigRecord()
         session = session_of(context, str(config.get(wire.TASK, "")))
-        request = Request(message, session, config, stages)
+        request = Request(message, session, config, stages, game_of(context))
         if request.is_of_another_study():
             return Message(wire.encode_description(session.describe_elsewhere()), reply_to=message)
         try:

@@ -26,7 +26,7 @@ from coterie.client.work.request import Request
 from coterie.features.privacy.budget import FOLDER
 from coterie.features.privacy.dp_sgd import Private
 from coterie.system.files import make_folder, write_atomically
-from coterie.wire.flower import message_from_proto, message_to_proto
+from coterie.engine.flower import message_from_proto, message_to_proto
 
 log = logging.getLogger("coterie.silo")
 

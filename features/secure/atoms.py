@@ -5,9 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
-
-import numpy as np
 
 from coterie.features.secure.protocol import (
     num_numbers,
@@ -16,18 +13,8 @@ from coterie.strategies.rounds.handles import Arrays, Masked, MaskedMean, Model,
 from coterie.strategies.rounds.models import holders, weighted_mean
 from coterie.wire.updates import Limit
 
-SLACK = 1e-3
-"""Tolerated relative error of a norm that a silo reports."""
 EXACT = 1e-9
 """Relative difference of weights that is attributed to rounding."""
-
-
-LEAST_BOUND = 1e-30
-
-
-MOST_COUNTED = 2.0**22
-"""The largest allowed increase of a counter, such as a batch count."""
-
 
 Term = tuple[str, int, str]
 """Silo, round and purpose of a training."""
@@ -67,21 +54,6 @@ class Atom:
     def limit(self) -> Limit | None:
         """The limit on their last updates, which is the same for all models trained alike."""
         return self.unseen[0].limit
-
-    @cached_property
-    def bounds(self) -> tuple[float, ...]:
-        """The largest absolute value of each array, from every silo's origin and stated reach."""
-        origins = holders({one.silo: one.origin for one in self.unseen})
-        reach = {one.silo: one.reach for one in self.unseen}
-        found: dict[str, float] = {}
-        for origin, names in origins:
-            for name, array in origin.items():
-                is_float = np.issubdtype(array.dtype, np.floating)
-                farthest = max(reach[silo] for silo in names) if is_float else MOST_COUNTED
-                largest = max(float(array.max()), -float(array.min())) if array.size else 0.0
-                bound = (largest + farthest) * (1 + SLACK) + LEAST_BOUND
-                found[name] = max(found.get(name, 0.0), bound)
-        return tuple(found.values())
 
     @property
     def counting(self) -> float | None:

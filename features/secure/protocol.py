@@ -7,8 +7,10 @@ Aggregation for Privacy-Preserving Machine Learning", CCS 2017,
 https://doi.org/10.1145/3133956.3133982, section 4, "masking with one-time pads"). Numbers are
 integers modulo 2^32, so that the sum does not depend on any order.
 
-The masks depend on everything that describes the sum (``Sum.digest``): its members, run and round,
-and how each counts. Silos that receive different descriptions make masks that do not cancel.
+The masks depend on everything that describes the sum (``Sum.digest``): run and round, its members
+in blocks, how each counts, and what each has stated of its training and signed. Silos that receive
+different descriptions make masks that do not cancel. A silo believes the coordinator nothing about
+the others: totals, bounds and roundings follow from the start model and the statements.
 
 Enrolled silos sign their keys with the key of their enrolment, and the coordinator's CA has signed
 which key is whose: the coordinator cannot add a fake silo.
@@ -21,7 +23,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any, Final
 
 import numpy as np
@@ -37,6 +39,7 @@ from coterie.wire import names
 from coterie.wire.arrays import Model
 from coterie.wire.description import is_silo_name
 from coterie.wire.errors import WireError
+from coterie.wire.statements import Block, Statement, decode_statement, read_block
 from coterie.wire.updates import JOINT, PIECE, Limit, pieces
 
 BITS: Final = 30
@@ -50,14 +53,24 @@ MAX_PEERS = 1024
 MAX_PEER_TEXT = 4096
 OF_ITS_OWN: Final = frozenset(
     {
-        *(names.ROUND, names.PURPOSE, names.PEERS, names.SEALED, names.GROUP_SIZE, names.GROUP),
-        *(names.EVALUATE_RECEIVED, names.EVALUATE_TRAINED, names.METRIC, names.APART),
-        names.LEFT_OUT,
-        *(names.OWN_ROUND, names.OWN_PURPOSE),
+        *(names.PEERS, names.SEALED, names.GROUP_SIZE, names.GROUP),
+        *(names.EVALUATE_RECEIVED, names.APART, names.LEFT_OUT),
     }
 )
-"""Entries of a training message in which members of a sum may differ: none of them changes what a
-training makes of a model."""
+"""Entries of a training message in which members of a sum may differ: keys and a seed sealed for
+one silo, what it is told of its group, and whether it also evaluates the model received. No
+training reads them."""
+SLACK: Final = 1e-3
+"""Tolerated relative error of a length."""
+LEAST_BOUND: Final = 1e-30
+MOST_COUNTED: Final = 2.0**22
+"""The largest allowed increase of a counter, such as a batch count."""
+LEAST_SHARE: Final = 2.0**-14
+"""Smallest share of a silo in a sum; a smaller one would be lost in the rounding."""
+OUTWEIGHED: Final = 4.0
+"""How many times as long as all other weighted updates together one silo's may be."""
+ROUNDED: Final = 0.25
+"""Largest rounding error of a silo's part, relative to the shortest weighted update."""
 _SIGNED, _VOUCHED = b"coterie secure run 1\n", b"coterie enrolled silo 1\n"
 
 
@@ -180,52 +193,40 @@ def _verifies(key: object, signature: bytes, content: bytes) -> bool:
 class Sum:
     """The description of a sum, which all its silos must receive alike.
 
-    A silo's share is ``min(samples, cap) / total``; the sum of all is the mean.
+    A silo's share is its count / the total of all counts; the sum of all is the mean.
 
     Attributes:
         round, purpose: of the training whose outcome is summed.
-        members: silos, sorted.
-        cap: samples that a silo counts for at most.
-        total: what all of them count for.
-        trained_as: digest of what all members were sent, see ``training_digest``.
-        least: fewest silos of a sum, and by which any two sums must differ.
-        bounds: for every array, the largest absolute value at any silo.
-        attempt: 1; 2 without silos that were lost.
+        blocks: of which all silos are in a sum, or none is, with their counts.
+        statements: silo → what it stated of the training, by name.
         limit: on every silo's last update; None if none is too long.
     """
 
     run: str
     round: int
     purpose: str
-    members: tuple[str, ...]
-    cap: float
-    total: float
-    trained_as: str
-    least: int
-    bounds: tuple[float, ...]
-    attempt: int = 1
+    blocks: tuple[Block, ...]
+    statements: Mapping[str, Statement]
     limit: Limit | None = None
+
+    @cached_property
+    def counts(self) -> dict[str, float]:
+        """Silo → the samples that it counts for, by name."""
+        return dict(sorted(row for block in self.blocks for row in block))
+
+    @property
+    def members(self) -> tuple[str, ...]:
+        return tuple(self.counts)
+
+    def block_of(self, name: str) -> Block:
+        """Return the block of a member."""
+        return next(block for block in self.blocks if name in dict(block))
 
     def encode(self) -> str:
         """Return the sum as text."""
         limit = () if self.limit is None else (self.limit.norm, self.limit.samples)
-        return json.dumps(
-            [
-                *(self.run, self.round, self.purpose, list(self.members)),
-                *(self.cap, self.total, self.trained_as, self.least),
-                *(list(self.bounds), self.attempt, *limit),
-            ]
-        )
-
-    @property
-    def weighing(self) -> str:
-        """Digest of how much of each silo is in the sum, as 64 hexadecimal digits.
-
-        Two sums of the same silos with different digests could be subtracted from each other until
-        one silo's part is left: with two caps, the largest silo's.
-        """
-        text = json.dumps([self.cap, self.total, self.bounds, self.limit and vars(self.limit)])
-        return hashlib.sha256(text.encode()).hexdigest()
+        stated = {name: one.encode() for name, one in self.statements.items()}
+        return json.dumps([self.run, self.round, self.purpose, self.blocks, stated, *limit])
 
     def digest(self, peers: Mapping[str, Peer]) -> bytes:
         """Return the SHA-256 of everything that silos must agree on, including their keys."""
@@ -234,9 +235,71 @@ class Sum:
             known.update(peers[name].public)
         return known.digest()
 
-    def share(self, samples: float) -> float:
-        """Return a silo's share in the sum, by its samples, in (0, 1]."""
-        return min(float(samples), self.cap) / self.total
+    def share(self, name: str) -> float:
+        """Return a silo's share in the sum, in (0, 1]."""
+        return self.counts[name] / math.fsum(self.counts.values())
+
+    def shortening(self, block: Block) -> float:
+        """Return the factor on the updates of a block, in (0, 1].
+
+        It is one factor, that of the longest: with a factor for each, the difference of two sums
+        with different limits would be one silo's part.
+        """
+        if self.limit is None:
+            return 1.0
+        stated = [self.statements[name] for name, _ in block]
+        return min(1.0, *(self.limit.of(s.samples) / s.length for s in stated if s.length))
+
+    def reaches(self) -> dict[str, tuple[float, float]]:
+        """Return silo → lengths of its last update and of all since the start, shortened."""
+        found = {}
+        for block in self.blocks:
+            factor = self.shortening(block)
+            for name, _ in block:
+                stated = self.statements[name]
+                last = factor * stated.length
+                found[name] = last, stated.reach - stated.length + last
+        return found
+
+    def bounds(self, largest: Sequence[float], like: Model) -> tuple[float, ...]:
+        """Return for every array the largest absolute value at any silo.
+
+        Args:
+            largest: for every array, that of the model from which all members started.
+            like: a model with its shapes and types.
+        """
+        reach = max(reach for _, reach in self.reaches().values())
+        return tuple(
+            (most + (reach if is_float(array) else MOST_COUNTED)) * (1 + SLACK) + LEAST_BOUND
+            for most, array in zip(largest, like.values(), strict=True)
+        )
+
+    def objection(self, largest: Sequence[float], like: Model) -> str:
+        """Return why the sum would show or hide one silo's update; empty if it would not.
+
+        Arguments as of ``bounds``. It depends only on what the coordinator knows, so a refusal
+        tells it nothing.
+        """
+        weighted = {n: self.share(n) * last for n, (last, _) in self.reaches().items()}
+        total = math.fsum(weighted.values())
+        for name, own in weighted.items():
+            if self.share(name) < LEAST_SHARE:
+                return f"gives silo {name!r} a share of less than 2^-14, which rounding would hide."
+            if own > OUTWEIGHED * (total - own) * (1 + SLACK):
+                return (
+                    f"would be nearly the update of silo {name!r}: all others are together less "
+                    f"than 1/{OUTWEIGHED:g} as long, weighted by their samples."
+                )
+        bounds = zip(self.bounds(largest, like), like.values(), strict=True)
+        squares = math.fsum(array.size * bound**2 for bound, array in bounds if is_float(array))
+        error = math.sqrt(squares) * 2.0**-BITS / 2
+        least = min((own for own in weighted.values() if own), default=math.inf)
+        if error > ROUNDED * least:
+            return (
+                f"rounds by {error:.2g}, and the shortest update in it is {least:.2g} long, "
+                "weighted by its samples: the sum would show only the longer ones."
+            )
+        return ""
 
 
 def decode_sum(text: object) -> Sum:
@@ -247,37 +310,77 @@ def decode_sum(text: object) -> Sum:
     """
     try:
         values = json.loads(_bounded(text, MAX_PEERS * MAX_PEER_TEXT))
-        run, number, purpose, members, cap, total, trained_as, least, bounds, attempt, *more = (
-            values
-        )
+        run, number, purpose, blocks, stated, *limit = values
         found = Sum(
-            *(str(run), int(number), str(purpose), tuple(map(str, members))),
-            *(float(cap), float(total), str(trained_as), int(least)),
-            *(tuple(map(float, bounds)), int(attempt)),
-            Limit(*map(float, more)) if more else None,
+            *(str(run), int(number), str(purpose), tuple(map(read_block, blocks))),
+            {str(name): decode_statement(one) for name, one in stated.items()},
+            Limit(*map(float, limit)) if limit else None,
         )
     except Exception as error:  # text from elsewhere: of any kind
         raise WireError(f"a sum's description cannot be read: {error}") from None
-    limit = () if found.limit is None else (found.limit.norm, found.limit.samples)
-    sound = all(math.isfinite(n) and n > 0 for n in (found.cap, found.total, *found.bounds, *limit))
-    if not sound or list(found.members) != sorted(set(found.members)):
-        raise WireError("a sum needs its silos in order, each once, and counts and bounds above 0.")
-    if len(found.members) > MAX_PEERS or not all(map(is_silo_name, found.members)):
-        raise WireError(f"a sum has at most {MAX_PEERS} silos, with valid names.")
+    silos = [name for block in found.blocks for name, _ in block]
+    if not silos or len(set(silos)) < len(silos) or list(found.statements) != sorted(silos):
+        raise WireError("a sum needs its silos, each in one block and with its own statement.")
+    if not all(math.isfinite(n) and n > 0 for n in map(float, limit)):
+        raise WireError("a limit of a sum must be above 0.")
     return found
 
 
-def training_digest(kind: str, start: str, config: Mapping[str, object]) -> str:
-    """Return a digest of what a silo was sent for a training, as 64 hexadecimal digits.
+def statement_objection(asked: Sum, peer: Peer) -> str:
+    """Return why a member's statement is not believed; empty if it is.
 
-    If silos are sent different things, a sum reveals more: if all others get a model or a learning
-    rate at which they learn nothing, it is the one silo's update (Pasquini, Francati, Ateniese:
-    "Eluding Secure Aggregation in Federated Learning via Model Inconsistency", CCS 2022,
-    https://arxiv.org/abs/2111.07380). ``start`` is the digest of what the training started from.
+    ``peer``: its keys, which have been checked (``peer_objection``).
     """
-    shared = {key: value for key, value in config.items() if key not in OF_ITS_OWN}
-    text = json.dumps([kind, start, shared], sort_keys=True, default=str)
+    stated = asked.statements[peer.name]
+    content = stated.content(asked.run, peer.name, asked.round, asked.purpose, peer.public)
+    signature = bytes.fromhex(stated.signature)
+    if peer.identity and not _is_signed(peer.identity, signature, content):
+        return (
+            f"takes part in no sum with silo {peer.name!r}: what it is said to have stated of its "
+            "training in this round is not signed by that silo."
+        )
+    if asked.counts[peer.name] > stated.samples:
+        return f"was asked for a sum in which silo {peer.name!r} counts for more than its samples."
+    return ""
+
+
+def training_digest(
+    kind: str, start: str, config: Mapping[str, object], *, behind: str = ""
+) -> str:
+    """Return a digest of all that decides a training but the silo's data: 64 hexadecimal digits.
+
+    If silos are sent different things, a sum reveals more: if all others get a model, a learning
+    rate or a state at which they learn nothing, it is the one silo's update (Pasquini, Francati,
+    Ateniese: "Eluding Secure Aggregation in Federated Learning via Model Inconsistency", CCS 2022,
+    https://arxiv.org/abs/2111.07380).
+
+    Args:
+        start: digest of what the training started from.
+        config: the whole message: every entry counts, also one that this release does not know,
+            except ``OF_ITS_OWN``.
+        behind: digest of the training that left the state which the silo adds; empty if it adds
+            none.
+    """
+    decides = {key: value for key, value in config.items() if key not in OF_ITS_OWN}
+    text = json.dumps([kind, start, decides, behind], sort_keys=True, default=_exactly)
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _exactly(value: object) -> dict[str, str]:
+    return {"bytes": value.hex()} if isinstance(value, bytes) else {"other": repr(value)}
+
+
+def largest_of(model: Model) -> tuple[float, ...]:
+    """Return the largest absolute value of each array."""
+    return tuple(
+        max(float(array.max()), -float(array.min())) if array.size else 0.0
+        for array in model.values()
+    )
+
+
+def is_float(array: NDArray[Any]) -> bool:
+    """Return whether an array holds floating-point numbers."""
+    return bool(np.issubdtype(array.dtype, np.floating))
 
 
 def fixed(model: Model, share: float, bounds: Sequence[float]) -> NDArray[np.uint32]:

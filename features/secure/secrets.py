@@ -27,6 +27,7 @@ from coterie.system.files import make_folder, write_atomically
 from coterie.wire import Model
 from coterie.wire.arrays import bytes_of
 from coterie.wire.enrolment import public_pem
+from coterie.wire.statements import Statement
 
 FOLDER = "secure"
 KEY, CA = "key.pem", "ca.pem"
@@ -34,37 +35,17 @@ KEY, CA = "key.pem", "ca.pem"
 MAX_RUNS = 4
 """Runs whose secrets are kept; what was masked in older ones then becomes unreadable."""
 NONCE = 12
-MOST_SUMS = 500
-"""Most sums that are remembered of a run, the last ones."""
 
 _memory: dict[tuple[str, str, str], RunSecrets] = {}
 """(silo, home, run) → its secrets."""
 
 
 @dataclass(frozen=True)
-class Part:
-    """A silo's part in a sum of a training, by round and purpose.
-
-    Attributes:
-        made: mark of the trained model.
-        least: fewest silos by which any two sums of it must differ.
-        weighing: of the sum, see ``protocol.Sum.weighing``.
-    """
-
-    round: int
-    purpose: str
-    made: str
-    members: frozenset[str]
-    least: int
-    weighing: str
-
-
-@dataclass(frozen=True)
 class RunSecrets:
     """The secrets of one silo in one run.
 
-    ``seed`` is empty until the silo has received, or made, the run's. ``sums`` are those in which
-    it took part, ``sketched`` is what was sketched of its updates so far.
+    ``seed`` is empty until the silo has received, or made, the run's. ``sketched`` is what was
+    sketched of its updates so far.
     """
 
     run: str
@@ -72,7 +53,6 @@ class RunSecrets:
     home: str
     private: X25519PrivateKey
     seed: bytes = b""
-    sums: tuple[Part, ...] = ()
     sketched: tuple[tuple[str, str], ...] = ()
 
     @property
@@ -139,9 +119,13 @@ class RunSecrets:
         """The identifier by which two silos compare their seeds; empty without a seed."""
         return _derived(self.seed, b"coterie seed id")[:8].hex() if self.seed else ""
 
-    def with_sum(self, part: Part) -> RunSecrets:
-        """Keep a further sum."""
-        return _keep(replace(self, sums=(*self.sums, part)[-MOST_SUMS:]))
+    def signed(self, stated: Statement, number: int, purpose: str) -> Statement:
+        """Return a statement with this silo's signature, if it is enrolled."""
+        own = _identity(self.home)
+        if own is None:
+            return stated
+        content = stated.content(self.run, self.name, number, purpose, self.public)
+        return replace(stated, signature=own.sign(content, ec.ECDSA(hashes.SHA384())).hex())
 
     def with_sketched(self, what: tuple[str, str]) -> RunSecrets:
         """Keep what is sketched of updates."""
@@ -191,13 +175,6 @@ def _load(settings: SiloSettings, run: str) -> RunSecrets | None:
             return None
         return RunSecrets(
             *(run, settings.name, settings.home, private, bytes.fromhex(kept["seed"])),
-            sums=tuple(
-                Part(
-                    *(int(number), str(purpose), str(made), frozenset(map(str, silos))),
-                    *(int(least), str(weighing)),
-                )
-                for number, purpose, made, silos, least, weighing in kept["sums"]
-            ),
             sketched=tuple((str(of), str(layers)) for of, layers in kept["sketched"]),
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
@@ -211,13 +188,6 @@ def _keep(secrets: RunSecrets) -> RunSecrets:
         kept = {
             **{"run": secrets.run, "silo": secrets.name},
             **{"key": secrets.private.private_bytes_raw().hex(), "seed": secrets.seed.hex()},
-            "sums": [
-                (
-                    *(part.round, part.purpose, part.made, sorted(part.members)),
-                    *(part.least, part.weighing),
-                )
-                for part in secrets.sums
-            ],
             "sketched": secrets.sketched,
         }
         write_atomically(file, json.dumps(kept).encode("ascii"), private=True)

@@ -29,7 +29,9 @@ from coterie.client.work.diverged import divergence
 from coterie.client.work.request import RefusedError, Request
 from coterie.client.work.stage import Stage, Work
 from coterie.client.work.weights import travelling
+from coterie.features.secure import lineage
 from coterie.features.secure.held import Held, forget, held, hold
+from coterie.features.secure.memory import Memory, memory_of, proportional
 from coterie.features.secure.protocol import (
     FEWEST,
     LEAST_SKETCH,
@@ -40,15 +42,18 @@ from coterie.features.secure.protocol import (
     decode_sum,
     encode_peers,
     fixed,
+    largest_of,
     peer_objection,
     sketch_name,
     sketch_sizes,
+    statement_objection,
     training_digest,
 )
-from coterie.features.secure.secrets import Part, RunSecrets, secrets_of
+from coterie.features.secure.secrets import RunSecrets, secrets_of
 from coterie.wire import Model
 from coterie.wire.enrolment import fingerprint_of_key
-from coterie.wire.updates import PIECE, Limit, moved, pieces, within
+from coterie.wire.statements import Block, Statement, rounded_up
+from coterie.wire.updates import PIECE, Limit, moved, pieces, shortened, within
 
 MOST_SKETCHED = 2
 """Kinds of sketches in one run: of every module, then of the one that HCCT-E has chosen."""
@@ -66,8 +71,13 @@ class Secure(Stage):
 
     def before(self, mine: None, work: Work) -> None:
         """Remember the model received, from which the update is measured."""
-        if work.request.config.get(wire.SECURE):
+        if work.request.config.get(wire.SECURE) or lineage.leaves_state(work):
             work.keep_received()
+
+    def after(self, mine: None, work: Work) -> None:
+        """Remember what the state came from that this training leaves at the silo."""
+        if lineage.leaves_state(work):
+            lineage.remember(work, _trained_as(work)[1])
 
     def leave(self, mine: None, work: Work) -> None:
         """Keep the model, and send a sketch of the update instead."""
@@ -78,8 +88,7 @@ class Secure(Stage):
         why = divergence(leaving, 0.0)
         if why:  # others would see it in a sum alone
             request.refuse_for(f"sends nothing from this training: {why}", code=wire.DIVERGED)
-        received = personal.without(work.received, work.staying)
-        work.leaving, figures = keep_back(request, received, leaving)
+        work.leaving, figures = keep_back(work, leaving)
         work.metrics |= figures
 
     def end(self, request: Request) -> None:
@@ -111,25 +120,34 @@ def seal_seed(request: Request) -> RecordDict:
     return RecordDict({wire.CONFIG: ConfigRecord({wire.SEALED: json.dumps(sealed)})})
 
 
-def keep_back(
-    request: Request, received: Model, trained: Model
-) -> tuple[dict[str, Model], dict[str, float]]:
+def keep_back(work: Work, trained: Model) -> tuple[dict[str, Model], dict[str, float]]:
     """Keep a trained model here; return what leaves instead: arrays by record, and metrics."""
-    settings = request.session.settings
-    own, secrets = own_model(request), _secrets(request)
-    came = wire.model_hash(received) if own is None else own.received
-    start = came if own is None else own.trained_as
-    records = wire.array_records(request.message.content)
-    extras = {
-        name: wire.model_hash(wire.decode_arrays(record))
-        for name, record in records.items()
-        if name != wire.ARRAYS
-    }
-    kind = request.message.metadata.message_type
-    trained_as = training_digest(kind, start, {**request.config, **extras})
+    request, received = work.request, personal.without(work.received, work.staying)
+    settings, secrets, own = request.session.settings, _secrets(request), own_model(request)
+    came, trained_as = _trained_as(work)
+    memory = _memory(request)
+    if own is None:
+        place = memory.place_of(received, came, request.session.data_hash)
+    else:
+        place = own.place
+        _go_on(request, memory)
+    sketches = _sketches(request, received)
+    norm = measure(received, trained, sketches)
+    length = rounded_up(norm * (1 + 1e-9))
+    before = 0.0 if own is None else own.stated.reach
+    reach = rounded_up(length + before)
+    try:
+        block = memory.block_of(request.run, place, reach)
+    except ValueError:  # the silo says so when it is asked for a sum
+        block = ()
+    made = secrets.mark_of(trained)
+    samples = len(request.session.data.train)
+    stated = Statement(trained_as, made, samples, length, reach, block)
+    stated = secrets.signed(stated, request.round_number(), request.purpose)
+    largest = largest_of(received) if own is None else own.largest
     hold(
         settings,
-        Held(trained, received, came, trained_as, secrets.public.hex()),
+        Held(trained, received, came, place, largest, stated, secrets.public.hex()),
         run=request.run,
         number=request.round_number(),
         purpose=request.purpose,
@@ -137,11 +155,43 @@ def keep_back(
         # A silo with a loop of its own answers a repeated request without training again.
         on_disk=request.value(wire.GROUP_SIZE) == 1 or request.session.loop.train is not None,
     )
-    sketches = _sketches(request, received)
-    norm = measure(received, trained, sketches)
-    digest = np.frombuffer(bytes.fromhex(trained_as), np.uint8)
+    text = np.frombuffer(stated.encode().encode(), np.uint8)
     leaving: Model = {name: sketch.numbers for name, sketch in sketches.items()}
-    return {wire.SKETCH: {**leaving, wire.TRAINED_AS: digest}}, {wire.UPDATE_NORM: norm}
+    return {wire.SKETCH: {**leaving, wire.STATEMENT: text}}, {wire.UPDATE_NORM: norm}
+
+
+def _go_on(request: Request, memory: Memory) -> None:
+    number, purpose = (
+        request.integer(wire.OWN_ROUND, minimum=1),
+        request.config.get(wire.OWN_PURPOSE),
+    )
+    try:
+        memory.go_on(request.run, number, str(purpose or ""), _longest(request))
+    except ValueError as error:
+        request.refuse_for(f"{error}.")
+
+
+def _longest(request: Request) -> tuple[float, float]:
+    """Return the limit to which the own model is to be shortened, with its samples; 0: none."""
+    norm = request.real(wire.OWN_LONGEST, default=0.0, below=math.inf)
+    return norm, request.real(wire.OWN_LONGEST_OF, default=0.0, below=math.inf)
+
+
+def _trained_as(work: Work) -> tuple[str, str]:
+    """Return the hash of the last model from the coordinator, and the digest of the training."""
+    request, own = work.request, own_model(work.request)
+    if own is None:
+        came = start = wire.model_hash(personal.without(work.received, work.staying))
+    else:
+        came, start = own.received, own.trained_as
+    records = wire.array_records(request.message.content)
+    extras = {
+        name: wire.model_hash(wire.decode_arrays(record))
+        for name, record in records.items()
+        if name != wire.ARRAYS
+    }
+    kind, config = request.message.metadata.message_type, {**request.config, **extras}
+    return came, training_digest(kind, start, config, behind=lineage.behind(work))
 
 
 def sum_masked(request: Request) -> RecordDict:
@@ -152,32 +202,26 @@ def sum_masked(request: Request) -> RecordDict:
         raise RefusedError(str(error)) from None
     secrets = _secrets(request)
     peers = _peers(request, secrets)
-    _check_sum(request, asked, secrets, peers)
+    if asked.run != secrets.run or secrets.name not in asked.members:
+        request.refuse_for("was asked for a sum that does not include it.")
+    if set(asked.members) != set(peers):
+        request.refuse_for("did not receive the keys of exactly the silos in the sum.")
     settings = request.session.settings
     kept = held_back(request, asked.round, asked.purpose)
-    model = kept.model
     if kept.key != secrets.public.hex():
         request.refuse_for("has a different key than in that training.")
-    if asked.trained_as != kept.trained_as:
-        request.refuse_for(
-            "takes part in no sum with silos that received a different model or different "
-            "training settings."
-        )
-    if len(asked.bounds) != len(model):
-        request.refuse_for(f"needs {len(model)} bounds for a sum, one for every array.")
-    members = frozenset(asked.members)
-    made = secrets.mark_of(model)
-    part = Part(asked.round, asked.purpose, made, members, asked.least, asked.weighing)
-    for before in secrets.sums:
-        request.refuse_for(_objection_beside(part, before))
-    if part not in secrets.sums and not _is_played(request):  # before anything leaves
-        secrets.with_sum(part)
+    _check_statements(request, asked, kept, peers)
+    request.refuse_for(asked.objection(kept.largest, kept.model))
+    block = asked.block_of(secrets.name)
+    _check_block(request, asked, kept, block)
+    model, factor = kept.model, asked.shortening(block)
     try:
-        samples = len(request.session.data.train)
-        if asked.limit is not None:
-            model = within(model, kept.start, asked.limit.of(samples))
-        masked = fixed(model, asked.share(samples), asked.bounds)
-    except ValueError as error:
+        _memory(request).bind(request.run, kept.place, block)  # before anything leaves
+        if factor < 1:
+            model = shortened(model, kept.start, factor)
+        bounds = asked.bounds(kept.largest, kept.model)
+        masked = fixed(model, asked.share(secrets.name), bounds)
+    except (ValueError, OSError) as error:
         raise RefusedError(
             f"silo {settings.name!r} does not take part in the sum: {error}."
         ) from None
@@ -199,8 +243,7 @@ def own_model(request: Request) -> Held | None:
         return None
     number = request.integer(wire.OWN_ROUND, minimum=1)
     found = held_back(request, number, str(request.config.get(wire.OWN_PURPOSE, "")))
-    norm = request.real(wire.OWN_LONGEST, default=0.0, below=math.inf)
-    samples = request.real(wire.OWN_LONGEST_OF, default=0.0, below=math.inf)
+    norm, samples = _longest(request)
     if not (norm and samples):
         return found
     longest = Limit(norm, samples).of(len(request.session.data.train))
@@ -227,9 +270,15 @@ def _secrets(request: Request) -> RunSecrets:
     return secrets_of(request.session.settings, request.run)
 
 
-def _is_played(request: Request) -> bool:
-    """Return whether all is in one process with nothing kept, where runs may share a name."""
-    return not request.session.settings.home and request.message.metadata.run_id == 0
+def _memory(request: Request) -> Memory:
+    """Return what the silo remembers of its sums; without it, the silo is in none."""
+    try:
+        return memory_of(request.session.settings, request.game)
+    except ValueError as error:
+        raise RefusedError(
+            f"silo {request.session.settings.name!r} takes part in no secure run: {error}. Restore "
+            "its folder secure/ from a backup."
+        ) from None
 
 
 def _read_peers(request: Request) -> dict[str, Peer]:
@@ -257,54 +306,43 @@ def _peers(request: Request, own: RunSecrets) -> dict[str, Peer]:
     return peers
 
 
-def _check_sum(request: Request, asked: Sum, secrets: RunSecrets, peers: dict[str, Peer]) -> None:
-    """Refuse a sum that is not valid, or of too few silos."""
-    least = max(FEWEST, request.session.settings.policy.min_group_size)
-    if asked.run != secrets.run or secrets.name not in asked.members:
-        request.refuse_for("was asked for a sum that does not include it.")
-    if not 0 < asked.share(len(request.session.data.train)) <= 1:
-        request.refuse_for("was asked for a weight above 1 in a sum.")
-    if set(asked.members) != set(peers):
-        request.refuse_for("did not receive the keys of exactly the silos in the sum.")
-    if asked.least < least or len(asked.members) < asked.least:
+def _check_statements(request: Request, asked: Sum, kept: Held, peers: dict[str, Peer]) -> None:
+    """Refuse a sum unless all members state, signed, that they trained as this silo did."""
+    own = asked.statements[request.session.settings.name]
+    if replace(own, signature=kept.stated.signature) != kept.stated:  # two signatures never agree
         request.refuse_for(
-            f"takes part in sums of at least {least} silos; this one has {len(asked.members)}, "
-            f"and could shrink to {asked.least}."
+            "was asked for a sum of another training than the one that it has: it has trained for "
+            "that round again since, or its statement was changed."
         )
+    for name, stated in asked.statements.items():
+        request.refuse_for(statement_objection(asked, peers[name]))
+        if stated.trained_as != kept.trained_as:
+            request.refuse_for(
+                f"takes part in no sum with silo {name!r}, which received a different model or "
+                "different training settings, or trained differently before."
+            )
 
 
-def _objection_beside(new: Part, before: Part) -> str:
-    """Return why a sum is refused after another, if both would reveal too few silos; or empty.
-
-    A training has one outcome: with two, the difference of both sums' masked numbers would be that
-    of the outcomes. Any two sums of the same outcome have more than half of the larger one in
-    common, so that any two others share a silo that sees them both.
-    """
-    same_training = (new.round, new.purpose) == (before.round, before.purpose)
-    if same_training and new.made != before.made:
-        return (
-            f"took part in a sum of its training in round {new.round}, and has trained again "
-            "for that round since. Only one update per round may be summed."
+def _check_block(request: Request, asked: Sum, kept: Held, block: Block) -> None:
+    """Refuse a sum in which this silo is with others than before, or with too few."""
+    least = max(FEWEST, request.session.settings.policy.min_group_size)
+    if len(block) < least:
+        request.refuse_for(
+            f"takes part in sums in blocks of at least {least} silos; in this one its block has "
+            f"{len(block)}, whose part could be computed from further sums."
         )
-    if new.made != before.made or new == before:
-        return ""
-    small, large = sorted((new.members, before.members), key=len)
-    apart = max(new.least, before.least)
-    nested = small < large and 2 * len(small) > len(large) and len(large - small) >= apart
-    if nested:
-        return ""
-    if small == large:
-        if new.weighing == before.weighing:
-            return ""
-        return (
-            f"already took part in a sum of these {len(small)} silos with this update, with "
-            "different weights. From both sums, one silo's part could be computed."
-        )
-    return (
-        f"already took part in a sum of {len(before.members)} silos with this update. Together "
-        f"with this sum of {len(new.members)}, the part of fewer than {apart} silos could be "
-        "computed."
-    )
+    try:
+        bound = _memory(request).block_of(request.run, kept.place, kept.stated.reach)
+    except ValueError as error:
+        request.refuse_for(f"{error}.")
+    for before in (bound, *(asked.statements[name].block for name, _ in block)):
+        if before and not proportional(before, block):
+            request.refuse_for(
+                "takes part in sums only together with all of "
+                f"{', '.join(f'{name} ({count:g} samples)' for name, count in before)}, as before. "
+                "The difference of two sums could otherwise be the part of one silo. This sum has "
+                f"{', '.join(f'{name} ({count:g})' for name, count in block)}."
+            )
 
 
 # ---------------------------------------------------------------- sketches
@@ -397,7 +435,7 @@ def _sketches(request: Request, received: Model) -> dict[str, Sketch]:
     if (wanted, layers) not in secrets.sketched:  # each tells something else of an update
         if len(secrets.sketched) >= MOST_SKETCHED:
             request.refuse_for(f"sends at most {MOST_SKETCHED} kinds of sketches in a run.")
-        if not _is_played(request):
+        if request.game is None or request.session.settings.home:
             secrets.with_sketched((wanted, layers))
     return {
         called: Sketch(

@@ -5,15 +5,14 @@ state is known, ``SecureRun.settle`` asks the silos for as few sums as all the m
 can be made of, and puts models in their places.
 
 A silo that is lost between its training and the sum costs one more exchange: the sum is asked for
-again without it, and without as many others as are needed for the two sums not to differ by fewer
-silos than any of them accepts in a group. If too few are left, the group keeps its model.
+again without its block (``coterie.features.secure.blocks``). If no block is left, the group keeps
+its model.
 """
 
 from __future__ import annotations
 
 import json
 import logging
-import math
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -25,21 +24,23 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 from numpy.typing import NDArray
 
 from coterie import wire
-from coterie.features.secure.atoms import SLACK, Atom, Term, atoms_of, mean_of
+from coterie.features.secure.atoms import Atom, Term, atoms_of, mean_of
+from coterie.features.secure.blocks import Planned, planned
 from coterie.features.secure.protocol import (
     FEWEST,
     MAX_PEER_TEXT,
+    SLACK,
     Peer,
     Sum,
     decode_peers,
     encode_peers,
     from_fixed,
+    largest_of,
     peer_objection,
 )
 from coterie.strategies.errors import EXIT_CONFIG, FederationError
 from coterie.strategies.rounds.algorithm import Algorithm, Compared, Order, Round
 from coterie.strategies.rounds.handles import Arrays, Masked, MaskedMean, Model
-from coterie.strategies.rounds.models import holders
 from coterie.strategies.rounds.reports import PhaseReport
 from coterie.strategies.rounds.roster import Silo
 from coterie.strategies.rounds.stage import Settled
@@ -231,10 +232,12 @@ class SecureRun:
                     now.number,
                     ", ".join(atom.names),
                 )
-        sums, lost, cost = self._ask(asked, now)
+        plans = planned(asked, lambda names: self._least(names, now))
+        waiting = {name: why for plan in plans for name, why in plan.waiting.items()}
+        sums, lost, cost = self._ask([plan for plan in plans if plan.blocks], now)
         models = {id(mean): mean_of(mean, atoms, sums) for mean in means}
         state = algorithm.with_models(state, lambda model: models.get(id(model), model))
-        return Settled(state, lost, {PHASE: cost} if cost.messages else {})
+        return Settled(state, {**waiting, **lost}, {PHASE: cost} if cost.messages else {})
 
     def _least(self, names: Sequence[str], now: Round) -> int:
         return max([FEWEST, *(now.here[n].min_group_size for n in names if n in now.here)])
@@ -245,37 +248,42 @@ class SecureRun:
         return present and len(names) >= self._least(names, now) and atom.counting is not None
 
     def _ask(
-        self, atoms: Sequence[Atom], now: Round
+        self, plans: Sequence[Planned], now: Round
     ) -> tuple[dict[frozenset[Term], Arrays], dict[str, str], PhaseReport]:
-        """Return sums of atoms, asked for twice at most, the second time without lost silos."""
+        """Return sums, asked for twice at most, the second time without lost silos' blocks."""
         found: dict[frozenset[Term], Arrays] = {}
         lost: dict[str, str] = {}
         cost = PhaseReport()
-        waiting = [(atom, atom.names) for atom in atoms]
+        waiting = list(plans)
         for attempt in (1, 2):
+            asked = {plan.atom.terms: self._described(plan) for plan in waiting}
+            waiting = [
+                plan for plan in waiting if self._shows_nobody(asked[plan.atom.terms], plan, now)
+            ]
             if not waiting:
                 break
-            answers, price = self._exchange(waiting, attempt, now)
+            answers, price = self._exchange([(p.atom, asked[p.atom.terms]) for p in waiting], now)
             cost += price
             again = []
-            for atom, names in waiting:
-                vectors, missing = answers[atom.terms, names]
+            for plan in waiting:
+                what = asked[plan.atom.terms]
+                vectors, missing = answers[plan.atom.terms]
                 lost |= missing
                 if not missing:
-                    if (summed := _summed(atom, names, vectors)) is not None:
-                        found[atom.terms] = summed
+                    if (summed := _summed(plan.atom, what, vectors)) is not None:
+                        found[plan.atom.terms] = summed
                     else:
-                        lost |= dict.fromkeys(names, "its group's sum is not valid.")
+                        lost |= dict.fromkeys(what.members, "its group's sum is not valid.")
                     continue
-                fewer = self._without(atom, names, missing, now)
-                if attempt == 1 and fewer:
-                    again.append((atom, fewer))
+                left = tuple(b for b in plan.blocks if not missing.keys() & dict(b).keys())
+                if attempt == 1 and left:
+                    again.append(replace(plan, blocks=left))
                 else:
                     log.warning(
                         "round %d: %s keep their model: the sum of their group failed, because "
                         "%s dropped out",
                         now.number,
-                        ", ".join(atom.names),
+                        ", ".join(plan.atom.names),
                         ", ".join(sorted(missing)),
                     )
             waiting = again
@@ -283,57 +291,46 @@ class SecureRun:
             self._peers.pop(name, None)
         return found, lost, cost
 
-    def _without(
-        self, atom: Atom, names: tuple[str, ...], missing: Mapping[str, str], now: Round
-    ) -> tuple[str, ...]:
-        """Return the silos to ask again, so that both sums together reveal no silo; may be empty.
+    def _described(self, plan: Planned) -> Sum:
+        number, purpose = plan.atom.training
+        inside = {name for block in plan.blocks for name, _ in block}
+        stated = sorted((one.silo, one.stated) for one in plan.atom.unseen if one.silo in inside)
+        return Sum(self.name, number, purpose, plan.blocks, dict(stated), plan.atom.limit)
 
-        In addition to the lost ones, those with the fewest samples stay out.
-        """
-        least = self._least(names, now)
-        left = sorted(
-            (name for name in names if name not in missing),
-            key=lambda name: (-atom.samples[name], name),
-        )
-        kept = left[: len(names) - max(least, len(missing))]
-        enough = len(kept) >= least and 2 * len(kept) > len(names)
-        return tuple(sorted(kept)) if enough else ()
+    def _shows_nobody(self, asked: Sum, plan: Planned, now: Round) -> bool:
+        """Return whether silos will take part; a sum that they would refuse is not asked for."""
+        origin = plan.atom.unseen[0].origin
+        why = asked.objection(largest_of(origin), origin)
+        if why:
+            log.warning(
+                "round %d: the updates of %s are not summed, and they keep their model: the sum %s",
+                now.number,
+                ", ".join(asked.members),
+                why,
+            )
+        return not why
 
     def _exchange(
-        self,
-        wanted: Sequence[tuple[Atom, tuple[str, ...]]],
-        attempt: int,
-        now: Round,
-    ) -> tuple[dict[tuple[frozenset[Term], tuple[str, ...]], _Answer], PhaseReport]:
-        asked: list[tuple[Atom, tuple[str, ...], str]] = []
+        self, wanted: Sequence[tuple[Atom, Sum]], now: Round
+    ) -> tuple[dict[frozenset[Term], _Answer], PhaseReport]:
+        asked: list[tuple[Atom, str]] = []
         messages = []
-        for atom, names in wanted:
-            number, purpose = atom.training
-            cap = atom.counting or 0.0
-            total = math.fsum(min(atom.samples[name], cap) for name in names)
-            how = atom.unseen[0].trained_as
-            what = Sum(
-                *(self.name, number, purpose, names, cap, total, how),
-                *(self._least(atom.names, now), atom.bounds, attempt, atom.limit),
-            ).encode()
-            keys = encode_peers([self._peers[name][1] for name in names])
+        for atom, what in wanted:
             entries = {
-                wire.SUM: what,
-                wire.PEERS: keys,
+                wire.SUM: what.encode(),
+                wire.PEERS: encode_peers([self._peers[name][1] for name in what.members]),
                 wire.ROUND: now.number,
-                wire.PURPOSE: purpose,
+                wire.PURPOSE: what.purpose,
             }
-            for name in names:
-                asked.append((atom, names, name))
+            for name in what.members:
+                asked.append((atom, name))
                 messages.append(self._message(now.here[name], wire.MASKED_SUM, entries))
         started = time.perf_counter()
         replies = self.exchange(messages, min(self.deadline_s, SUM_DEADLINE_S))
-        answers: dict[tuple[frozenset[Term], tuple[str, ...]], _Answer] = {
-            (atom.terms, names): ([], {}) for atom, names in wanted
-        }
+        answers: dict[frozenset[Term], _Answer] = {atom.terms: ([], {}) for atom, _ in wanted}
         received = 0
-        for (atom, names, name), reply in zip(asked, replies, strict=True):
-            vectors, missing = answers[atom.terms, names]
+        for (atom, name), reply in zip(asked, replies, strict=True):
+            vectors, missing = answers[atom.terms]
             try:
                 vector = _masked(reply, atom.size)
                 received += vector.nbytes
@@ -351,27 +348,23 @@ _Answer = tuple[list[NDArray[np.uint32]], dict[str, str]]
 """The numbers that came for a sum, and silo → why its part did not."""
 
 
-def _summed(
-    atom: Atom, names: Sequence[str], vectors: Sequence[NDArray[np.uint32]]
-) -> Arrays | None:
+def _summed(atom: Atom, asked: Sum, vectors: Sequence[NDArray[np.uint32]]) -> Arrays | None:
     """Return the mean that masked vectors add up to; None if it cannot be one of such updates."""
-    model = from_fixed(_total(vectors), atom.unseen[0].origin, atom.bounds)
-    own = [one for one in atom.unseen if one.silo in names]
-    longest = max(one.norm for one in own)
-    starts = [origin for origin, _ in holders({o.silo: o.origin for o in own})]
-    if len(starts) == 1 and all(one.fresh for one in own):
-        norm = distance(model, starts[0])
-        if not norm <= longest * (1 + SLACK) + SLACK:
-            log.warning(
-                "the sum over %s is %.3g long, the longest of their updates %.3g: one of them "
-                "sent something other than its update, or they received different settings. "
-                "They keep their model",
-                ", ".join(names),
-                norm,
-                longest,
-            )
-            return None
-    return model
+    origin = atom.unseen[0].origin
+    model = from_fixed(_total(vectors), origin, asked.bounds(largest_of(origin), origin))
+    longest = max(reach for _, reach in asked.reaches().values())
+    norm = distance(model, origin)
+    if norm <= longest * (1 + SLACK) + SLACK:
+        return model
+    log.warning(
+        "the sum over %s is %.3g long, the longest of their updates %.3g: one of them sent "
+        "something other than its update, or they received different settings. They keep their "
+        "model",
+        ", ".join(asked.members),
+        norm,
+        longest,
+    )
+    return None
 
 
 def _total(vectors: Sequence[NDArray[np.uint32]]) -> NDArray[np.uint32]:

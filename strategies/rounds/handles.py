@@ -15,6 +15,7 @@ import numpy as np
 from typing_extensions import TypeIs
 
 from coterie import wire
+from coterie.wire.statements import Statement
 from coterie.wire.updates import Limit, shortened
 
 Arrays: TypeAlias = wire.Model
@@ -53,11 +54,10 @@ class Masked(Handle):
         origin: the last model that the silo received before the training.
         moved: sketch of the change by all its trainings since then; empty if it made none.
         norm: Euclidean norm of the last training's change.
-        reach: upper bound on the total change: the sum of the norms.
-        trained_as: digest of what the silo received for the last training.
+        stated: what the silo stated of the last training, for the others of a sum.
         fresh: whether that training was the only one since ``origin``.
         limit: bound on the last change, if that change, or one compared with it, is longer;
-            ``moved``, ``norm`` and ``reach`` then describe the shortened change.
+            ``moved`` and ``norm`` then describe the shortened change.
     """
 
     silo: str
@@ -67,8 +67,7 @@ class Masked(Handle):
     origin: Arrays
     moved: Arrays
     norm: float
-    reach: float
-    trained_as: str
+    stated: Statement
     fresh: bool = True
     limit: Limit | None = None
 
@@ -83,11 +82,15 @@ class Masked(Handle):
             return replace(self, limit=limit)
         start = {n: before.get(n, np.zeros_like(a)) for n, a in self.moved.items()}
         short = shortened(self.moved, start, most / self.norm)
-        reach = self.reach - self.norm + most
-        return replace(self, limit=limit, moved=short, norm=most, reach=reach)
+        return replace(self, limit=limit, moved=short, norm=most)
 
     def same_as(self, other: Handle) -> bool:
         return isinstance(other, Masked) and self.training == other.training
+
+    @property
+    def trained_as(self) -> str:
+        """The digest of all that decided the last training, but the silo's data."""
+        return self.stated.trained_as
 
     @property
     def training(self) -> tuple[str, int, str]:

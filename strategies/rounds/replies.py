@@ -29,6 +29,7 @@ from coterie.strategies.rounds.reports import (
 )
 from coterie.strategies.rounds.roster import Silo
 from coterie.wire import Value
+from coterie.wire.statements import Statement, read_statement
 
 log = logging.getLogger("coterie.run")
 
@@ -185,8 +186,11 @@ def check_reply(
                 f"that it stated when it joined. Now it states {count:g}."
             )
         sketch = arrays.pop(wire.SKETCH, {})
-        trained_as = sketch.pop(wire.TRAINED_AS).tobytes().hex()
-        model = _masked(order, number, float(count), sketch, metrics, trained_as)
+        try:
+            signed = read_statement(sketch.pop(wire.STATEMENT), count, most=MAX_VALUE)
+        except wire.WireError as error:
+            raise ReplyError(str(error)) from None
+        model = _masked(order, number, float(count), sketch, metrics, signed)
     return Update(
         silo=_with_minimum(order.silo, stated),
         start=order.model,
@@ -225,16 +229,19 @@ def _restored(arrays: Arrays, sent: Arrays, wire_format: str) -> Arrays:
 
 
 def _check_sketches(order: Order, arrays: Mapping[str, Arrays]) -> None:
-    """Raise unless a reply has exactly the sketches that were asked for."""
-    wanted = {} if order.evaluates else {**(order.sketches or {}), wire.TRAINED_AS: 32}
-    got = {name: a.shape for name, a in arrays.get(wire.SKETCH, {}).items()}
-    if got != {name: (size,) for name, size in wanted.items()} or set(arrays) - {wire.SKETCH}:
+    """Raise unless a reply has exactly the sketches that were asked for, and a statement."""
+    wanted = {} if order.evaluates else {n: (k,) for n, k in (order.sketches or {}).items()}
+    sketch = arrays.get(wire.SKETCH, {})
+    got = {name: array.shape for name, array in sketch.items() if name != wire.STATEMENT}
+    states = (wire.STATEMENT in sketch) is not order.evaluates
+    if got != wanted or not states or set(arrays) - {wire.SKETCH}:
         raise ReplyError(
-            "in a secure run its reply must contain the requested sketches, and no model: "
-            f"{dict(wanted)}. Got {got}, and {sorted(set(arrays) - {wire.SKETCH})[:3]}."
+            "in a secure run its reply must contain the requested sketches, a statement of its "
+            f"training, and no model: {wanted}. Got {got}, and "
+            f"{sorted(set(arrays) - {wire.SKETCH})[:3]}."
         )
-    for name, array in arrays.get(wire.SKETCH, {}).items():
-        kind = np.uint8 if name == wire.TRAINED_AS else np.float32
+    for name, array in sketch.items():
+        kind = np.uint8 if name == wire.STATEMENT else np.float32
         if array.dtype != kind:
             raise ReplyError(f"{name!r} must be {np.dtype(kind)}. Got {array.dtype}.")
 
@@ -245,19 +252,19 @@ def _masked(
     samples: float,
     sketch: Arrays,
     metrics: Mapping[str, float],
-    trained_as: str,
+    stated: Statement,
 ) -> Masked:
     norm = metrics.get(wire.UPDATE_NORM, float("nan"))
     if not 0 <= norm <= MAX_VALUE:
         raise ReplyError(f"{wire.UPDATE_NORM} must be a number of at least 0. Got {norm}.")
-    start, moved, reach = order.model, sketch, norm
+    start, moved = order.model, sketch
     if isinstance(start, Masked):
-        origin, before, reach = start.origin, start.moved, start.reach + norm
+        origin, before = start.origin, start.moved
         moved = {n: _sum(a, before[n]) if n in before else a for n, a in sketch.items()}
     else:
         origin = arrays_of(start)
     return Masked(
-        *(order.silo.name, number, order.purpose, samples, origin, moved, norm, reach, trained_as),
+        *(order.silo.name, number, order.purpose, samples, origin, moved, norm, stated),
         fresh=start is origin,
     )
 

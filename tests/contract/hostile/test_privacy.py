@@ -16,7 +16,7 @@ from coterie.client.home.settings import SiloSettings
 from coterie.features.privacy import dp_sgd
 from coterie.features.privacy.budget import Budget, read_charges
 from coterie.wire import Model
-from coterie.wire.flower import message_to_proto
+from coterie.engine.flower import message_to_proto
 from tests.conftest import digits_config
 from tests.kit import TRAINING, ask, initial, model_in, reason, train, varied_requests
 

@@ -38,7 +38,7 @@ from coterie.server.runs.run import terms
 from coterie.strategies import FederationError
 from coterie.strategies.registry import STRATEGIES
 from coterie.tasks import TaskError
-from coterie.wire.flower import message_to_proto
+from coterie.engine.flower import message_to_proto
 from tests.conftest import digits_config
 from tests.kit import TRAINING, ask, dashed, initial, model_in, reason, restart_silos, run, train
 from tests.unit.client.kinds import source

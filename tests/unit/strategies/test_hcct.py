@@ -41,6 +41,7 @@ from coterie.wire import (
     UPDATE_NOISE,
     Model,
 )
+from coterie.wire.statements import Statement
 from tests.conftest import assert_equal_models
 from tests.unit.strategies.by_hand import ByHand
 
@@ -1029,7 +1030,8 @@ def test_a_sketch_has_the_noise_of_what_it_is_of() -> None:
     (silo,) = silos("a")
     sketch = np.zeros(3, np.float32)
     model = {"one.w": np.zeros(6, np.float32), "two.w": np.zeros(2, np.float32)}
-    unseen: Any = Masked("a", 1, "", 100.0, model, {"sketch": sketch}, 1.0, 1.0, "")
+    stated = Statement("0" * 64, "0" * 32, 100, 1.0, 1.0)
+    unseen: Any = Masked("a", 1, "", 100.0, model, {"sketch": sketch}, 1.0, stated)
     update = Update(silo, model, unseen, 100, {UPDATE_NOISE: 2.0})
     assert update.noise_in({"sketch": sketch}) == 2.0
     assert update.noise_in({"one.sketch": sketch}) == 1.5

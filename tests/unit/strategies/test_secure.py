@@ -11,17 +11,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cryptography.hazmat.primitives import hashes
-from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
-from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
-from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, RecordDict
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coterie import wire
-from coterie.client.app import app
 from coterie.client.home.settings import SiloSettings
 from coterie.client.work import evaluate
 from coterie.engine.inprocess import InProcessGrid
@@ -31,23 +27,18 @@ from coterie.features.secure.held import Held, held, hold
 from coterie.features.secure.protocol import (
     Peer,
     Sum,
-    decode_peers,
     decode_sum,
     encode_peers,
     fixed,
     from_fixed,
     peer_objection,
-    signed_by_ca,
-    signed_by_silo,
     sketch_sizes,
-    training_digest,
 )
 from coterie.features.secure.secrets import secrets_of
 from coterie.features.secure.silo import Sketch, measure
 from coterie.features.secure.sums import SecureRun
 from coterie.server.runs.codec import decode, encode
 from coterie.server.runs.config import RunConfig
-from coterie.server.site.certificates import make_ca, sign
 from coterie.strategies import HCCT, FedAvg, FederationError
 from coterie.strategies.rounds import handles
 from coterie.strategies.rounds.exchange import exchange
@@ -57,10 +48,10 @@ from coterie.strategies.rounds.models import difference, weighted_mean
 from coterie.strategies.rounds.result import RunResult
 from coterie.strategies.rounds.roster import DescribedRoster
 from coterie.strategies.rounds.stage import Settled
-from coterie.wire.enrolment import fingerprint_of_key, public_pem
-from coterie.wire.updates import PIECE, Limit
-from tests.conftest import arrays_of, digits_config, plain_app, plain_initial, plain_nodes
-from tests.kit import Tap, digits, mean_error, restart_silos, run
+from coterie.wire.statements import Statement, decode_statement
+from coterie.wire.updates import JOINT, PIECE, Limit
+from tests.conftest import arrays_of, plain_app, plain_initial, plain_nodes
+from tests.kit import Tap, digits, mean_error, run
 
 NAMES = "abcdef"
 SIZES = (20, 24, 36, 20, 28, 40)
@@ -125,7 +116,8 @@ def test_groups_and_models_are_those_of_a_run_that_is_not_secure(
     result = play(grid, tmp_path / "secure", **keys)
     if name != "auto":  # it races other candidates: no discriminators, and none that overlap
         assert result.groups[result.rounds[-1].round] == plain.groups[plain.rounds[-1].round]
-        assert abs(mean_error(result) - mean_error(plain)) <= 0.05
+        # Of 20 samples each; and a group that a silo has left is not summed in that round.
+        assert abs(mean_error(result) - mean_error(plain)) <= 0.1
     assert left == [], "fields of the state that models_in leaves out"
     assert_sums_show_nobody(sums(grid))
     models = {m.metadata.message_type for m in grid.got if wire.ARRAYS in m.content}
@@ -135,14 +127,15 @@ def test_groups_and_models_are_those_of_a_run_that_is_not_secure(
 
 
 def assert_sums_show_nobody(sums: list[Sum]) -> None:
-    """Of the sums of one round, any two are nested or have nobody in common."""
+    """All sums are made of the same blocks, so that none can be taken apart by the others."""
+    blocks: dict[str, set[tuple[str, ...]]] = {}
     for one in sums:
-        assert len(one.members) >= 2
-        for two in sums:
-            both = set(one.members), set(two.members)
-            if one.round == two.round and both[0] & both[1] and both[0] != both[1]:
-                assert min(both, key=len) < max(both, key=len), (one, two)
-                assert len(both[0] ^ both[1]) >= 2, (one, two)
+        for block in one.blocks:
+            names = tuple(name for name, _ in block)
+            assert len(names) >= 2
+            for name in names:
+                blocks.setdefault(name, set()).add(names)
+    assert all(len(found) == 1 for found in blocks.values()), blocks
 
 
 def means_in(value: Any, where: str = "state") -> Iterator[str]:
@@ -188,10 +181,9 @@ def test_a_run_is_the_same_whatever_ran_before_in_its_process(tmp_path: Path) ->
         grid = Tap(nodes())
         play(grid, tmp_path / str(len(found)) / "run", rounds=1, seed=seed)
         sketches = [
-            array.data
+            wire.decode_arrays(m.content.array_records[wire.SKETCH])[JOINT].tobytes()
             for m in grid.got
             if wire.SKETCH in m.content.array_records
-            for array in m.content.array_records[wire.SKETCH].values()
         ]
         found.append(sketches)
     assert found[1] == found[2] != found[0]
@@ -201,10 +193,10 @@ def test_nobody_sees_what_a_silo_has_trained(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No reply holds a silo's arrays, nor any numbers that are equal to some of them."""
-    own: dict[tuple[str, int], wire.Model] = {}
+    own: dict[tuple[str, int], Held] = {}
 
     def tapped(settings: SiloSettings, kept: Held, *, number: int, **where: Any) -> None:
-        own[settings.name, number] = kept.model
+        own[settings.name, number] = kept
         hold(settings, kept, number=number, **where)
 
     monkeypatch.setattr("coterie.features.secure.silo.hold", tapped)
@@ -221,22 +213,26 @@ def test_nobody_sees_what_a_silo_has_trained(
         for record in m.content.array_records.values()
         for array in record.values()
     ]
-    parts = [np.asarray(array).tobytes() for model in own.values() for array in model.values()]
+    parts = [np.asarray(a).tobytes() for kept in own.values() for a in kept.model.values()]
     assert not any(part in text for part in parts for text in texts)
     asked = {one.round: one for one in sums(grid)}
     for reply in grid.got:
         name = grid.name_of(reply.metadata.src_node_id)
         if reply.metadata.message_type == wire.MASKED_SUM:
             asked_sum = asked[int(reply.metadata.group_id)]
-            share = asked_sum.share(SIZES[NAMES.index(name)])
-            bare = fixed(own[name, asked_sum.round], share, asked_sum.bounds)
+            kept = own[name, asked_sum.round]
+            bounds = asked_sum.bounds(kept.largest, kept.model)
+            bare = fixed(kept.model, asked_sum.share(name), bounds)
             sent = wire.decode_arrays(reply.content.array_records[wire.MASKED])[wire.MASKED]
             assert np.mean(sent == bare) < 0.01
 
 
 @pytest.mark.parametrize("keys", [{"strategy": "fedavg"}, {"strategy": "hcct", "alpha": 1e-6}])
 def test_what_is_too_long_is_shortened_by_the_silos(keys: dict[str, Any], tmp_path: Path) -> None:
-    """As the coordinator does it in other runs: in sums, and where silos go on by themselves."""
+    """As the coordinator does it in other runs: in sums, and where silos go on by themselves.
+
+    In a sum a whole block is shortened alike: from then on models are only nearly the same.
+    """
     keys = {**keys, "rounds": 3, "clip-updates": 0.9, "seed": 3}
     ends = []
     for secure in (False, True):
@@ -249,30 +245,38 @@ def test_what_is_too_long_is_shortened_by_the_silos(keys: dict[str, Any], tmp_pa
         for end in ends
     ]
     assert clipped[0][0]
-    for one, other in zip(*clipped, strict=True):
-        assert (one or {}) == pytest.approx(other or {}, rel=1e-3)
+    summed = keys["strategy"] == "fedavg"
+    for one, other in list(zip(*clipped, strict=True))[: 1 if summed else 3]:
+        assert (one or {}) == pytest.approx(other or {}, rel=0.02)
+    close = 0.05 if summed else 1e-4
     for name, (loss, _, _) in plain.rounds[-1].evaluation.items():
-        assert secret.rounds[-1].evaluation[name][0] == pytest.approx(loss, rel=1e-4)
+        assert secret.rounds[-1].evaluation[name][0] == pytest.approx(loss, rel=close)
 
 
-def test_who_comes_and_goes_takes_part(tmp_path: Path) -> None:
-    grid = Tap(nodes())
-    gone = InProcessGrid.disconnect
-
+def test_newcomers_wait_until_enough_come_and_leavers_take_their_block_along(
+    tmp_path: Path,
+) -> None:
     def leave(silo: str, reply: Message) -> Message:
         meta = reply.metadata
-        if meta.group_id == "4" and meta.message_type == wire.MASKED_SUM and silo == "f":
-            gone(grid, 2)
+        if (meta.group_id, meta.message_type, silo) == ("5", wire.MASKED_SUM, "f"):
+            grid.disconnect(2)
         return reply
 
-    grid.change = leave
-    keys = {"alpha": 20.0, "rounds": 6, "churn": "e+3, b-5", "min-silos": 5}
+    grid = Tap(nodes(), change=leave)
+    keys = {"strategy": "fedavg", "rounds": 6, "churn": "e+3, f+5, b-6", "min-silos": 3}
     result = play(grid, tmp_path / "run", **keys)
-    last = result.rounds[-2]
-    assert "e" in last.silos and "b" not in last.silos
-    assert any("e" in asked.members for asked in sums(grid))
-    for report in result.rounds:
-        assert report.left_out == {}
+    of_round = {one.round: {tuple(n for n, _ in b) for b in one.blocks} for one in sums(grid)}
+    first, second = sorted(of_round[1])
+    assert {*first, *second} == set("abcd") and len(first) == 2
+    assert of_round[1] == of_round[2] == of_round[3] == of_round[4]
+    assert "as soon as 2 silos can" in result.rounds[2].left_out["e"]
+    assert of_round[5] == of_round[1] | {("e", "f")}
+    block = first if "b" in first else second
+    assert of_round[6] == of_round[5] - {block}
+    (mate,) = set(block) - {"b"}
+    assert "only together with b" in result.rounds[5].left_out[mate]
+    assert set(result.rounds[-1].evaluation) == set("acdef"), "all get the group's model"
+    assert_sums_show_nobody(sums(grid))
 
 
 # ---------------------------------------------------------------- silos that are lost, or lie
@@ -316,12 +320,12 @@ def _error(reply: Message) -> Message:
 def test_a_lost_silo_costs_one_repetition_and_never_a_wrong_sum(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The sum is asked for again without it and one more, so that no difference shows one silo."""
+    """The sum is asked for again without its block, so that no difference shows one silo."""
     grid = Tap(nodes(), change=lost("c", 2))
     result = play(grid, tmp_path / "run", strategy="fedavg", rounds=3)
     again = [asked for asked in sums(grid) if asked.round == 2]
     assert [len(asked.members) for asked in again] == [6, 4]
-    assert not {"c"} & set(again[1].members) and again[1].attempt == 2
+    assert not {"c"} & set(again[1].members) and set(again[1].blocks) < set(again[0].blocks)
     assert "its part of the group's sum:" in result.rounds[1].left_out["c"]
     assert len(sums(grid)) == 4
 
@@ -376,6 +380,17 @@ def _packed(array: Any, name: str = wire.MASKED) -> Any:
     return wire.encode_arrays({name: array}, packed=True)
 
 
+def _stated(**changes: Any) -> Callable[[RecordDict], RecordDict]:
+    def change(good: RecordDict) -> RecordDict:
+        arrays = wire.decode_arrays(good.array_records[wire.SKETCH])
+        stated = decode_statement(arrays[wire.STATEMENT].tobytes().decode())
+        text = np.frombuffer(replace(stated, **changes).encode().encode(), np.uint8)
+        sketch = wire.encode_arrays({**arrays, wire.STATEMENT: text}, packed=True)
+        return RecordDict({**good, wire.SKETCH: sketch})
+
+    return change
+
+
 LIES: dict[str, tuple[str, Callable[[RecordDict], RecordDict]]] = {
     "no key": (wire.SECURE_KEY, lambda good: RecordDict()),
     "a key that is none": (wire.SECURE_KEY, _config(secure_peers="no")),
@@ -397,6 +412,9 @@ LIES: dict[str, tuple[str, Callable[[RecordDict], RecordDict]]] = {
         wire.TRAIN,
         lambda good: RecordDict({k: r for k, r in good.items() if k != wire.SKETCH}),
     ),
+    "another count in its statement": (wire.TRAIN, _stated(samples=10**6)),
+    "an endless update in its statement": (wire.TRAIN, _stated(length=1e300)),
+    "a statement that is none": (wire.TRAIN, _stated(made="no")),
     "a sketch of another size": (
         wire.TRAIN,
         _with(sketch=_packed(np.zeros(3, np.float32), "sketch")),
@@ -405,7 +423,7 @@ LIES: dict[str, tuple[str, Callable[[RecordDict], RecordDict]]] = {
         wire.TRAIN,
         _with(sketch=_packed(np.full(609, np.nan, np.float32), "sketch")),
     ),
-    "no digest of its training": (
+    "no statement of its training": (
         wire.TRAIN,
         _with(sketch=_packed(np.zeros(609, np.float32), "sketch")),
     ),
@@ -475,266 +493,6 @@ def test_a_strategy_of_one_s_own_program_names_its_run(tmp_path: Path) -> None:
     )
     result = HCCT(alpha=20.0, secure=True, roster=roster).start(grid, initial, num_rounds=2)
     assert all(report.left_out == {} for report in result.rounds)
-
-
-# ---------------------------------------------------------------- a coordinator that lies
-
-
-class Hostile:
-    """A coordinator in front of one silo, ``a``, which has trained in round 1 with ``others``."""
-
-    def __init__(self, folder: Path, *, enrolled: Path | None = None, **policy: Any) -> None:
-        self.config = digits_config("a", home=str(folder / "a"), **policy)
-        if enrolled is not None:
-            self._enrol(folder / "a", enrolled)
-        self.peers = {"a": self.key_of("a")}
-        self.ca = enrolled
-        for name in ("b", "c", "d"):
-            self.add(name)
-        self.train()
-
-    def _enrol(self, home: Path, ca: Path) -> None:
-        home.mkdir(parents=True)
-        own = ec.generate_private_key(ec.SECP384R1())
-        pem = own.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
-        (home / "key.pem").write_bytes(pem)
-        (home / "ca.pem").write_bytes((ca / "ca.pem").read_bytes())
-
-    def add(self, name: str, *, ca: Path | None = None, run: str = "r") -> None:
-        """A silo, enrolled if ``a`` is."""
-        public = X25519PrivateKey.generate().public_key().public_bytes_raw()
-        peer = Peer(name, public)
-        ca = ca or self.ca
-        if ca is not None:
-            key = ec.generate_private_key(ec.SECP384R1())
-            pem = public_pem(key.public_key())
-            signature = key.sign(signed_by_silo(run, name, public), ec.ECDSA(hashes.SHA384()))
-            peer = Peer(name, public, pem, signature, sign(ca, signed_by_ca(name, pem)))
-        self.peers[name] = peer
-
-    def ask(self, kind: str, number: int = 1, **entries: Any) -> Message:
-        config = {wire.RUN: "r", wire.TASK: "digits", wire.STRATEGY: "hcct", wire.ROUND: number}
-        config |= {key.replace("_", "-"): value for key, value in entries.items()}
-        records = {wire.CONFIG: ConfigRecord(config)}
-        if kind == wire.TRAIN:
-            model = self.initial()
-            records |= {wire.ARRAYS: wire.encode_arrays(model, packed=True)}  # type: ignore[dict-item]
-        message = Message(
-            RecordDict(records), dst_node_id=1, message_type=kind, group_id=str(number)
-        )
-        message.metadata._message_id = "m"  # type: ignore[attr-defined]
-        message.metadata._run_id = 7  # type: ignore[attr-defined]
-        context = Context(7, 1, dict(self.config), RecordDict(), {})
-        return app(message, context)
-
-    def initial(self) -> wire.Model:
-        reply = self.ask(wire.INITIAL, seed=1)
-        return wire.decode_arrays(reply.content.array_records[wire.ARRAYS])
-
-    def key_of(self, name: str) -> Peer:
-        reply = self.ask(wire.SECURE_KEY)
-        return decode_peers(reply.content.config_records[wire.CONFIG][wire.PEERS])[name]
-
-    def train(self, number: int = 1, *, check: bool = True, **entries: Any) -> Message:
-        usual = {"secure": True, "local_epochs": 1, "group_size": 4}
-        reply = self.ask(wire.TRAIN, number, **{**usual, **entries})
-        if not check:
-            return reply
-        sent = wire.decode_arrays(reply.content.array_records[wire.SKETCH])
-        assert list(sent) == [wire.TRAINED_AS], "no sketch was asked for"
-        self.trained_as = sent[wire.TRAINED_AS].tobytes().hex()
-        return reply
-
-    def sum(self, *members: str, number: int = 1, **changes: Any) -> str:
-        """Ask for a sum; return why it is refused, or nothing."""
-        bounds = (100.0,) * len(self.initial())
-        how = self.trained_as
-        asked = Sum("r", number, "", tuple(sorted(members)), 1e6, 100.0, how, 2, bounds)
-        asked = replace(asked, **changes)
-        peers = encode_peers([self.peers[name] for name in asked.members if name in self.peers])
-        reply = self.ask(wire.MASKED_SUM, number, secure_sum=asked.encode(), secure_peers=peers)
-        return str(reply.error.reason) if reply.has_error() else ""
-
-
-def test_a_silo_takes_part_in_sums_that_show_nobody(tmp_path: Path) -> None:
-    server = Hostile(tmp_path)
-    server.add("e")
-    assert server.sum("a", "b", "c", "d", "e") == ""
-    assert server.sum("a", "b", "c", "d", "e") == "", "the same once more says nothing new"
-    refusal = "the part of fewer than 2 silos could be computed."
-    assert refusal in server.sum("a", "b", "c", "d"), "differs by one"
-    server.add("f")
-    assert refusal in server.sum("a", "b", "c", "d", "e", "f"), "differs by one more"
-    assert refusal in server.sum("a", "b"), "less than half: c and d could be asked for as well"
-    assert server.sum("a", "b", "c") == "", "differs by two, and has more than half of them"
-    assert refusal in server.sum("a", "b", "d"), "neither in the other"
-    assert "sums of at least 2" in server.sum("a")
-    assert "include it." in server.sum("b", "c")
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"cap": 10.0},
-        {"total": 50.0},
-        {"bounds": (1e-3,) * 6},
-        {"limit": Limit(1e-3, 10.0)},
-    ],
-)
-def test_the_same_silos_are_summed_in_one_way(changes: dict[str, Any], tmp_path: Path) -> None:
-    """Of two caps for example the difference is the largest silo's part, and nobody else's."""
-    server = Hostile(tmp_path)
-    assert server.sum("a", "b", "c", "d") == ""
-    if "bounds" in changes:
-        changes = {"bounds": (1e-3,) * len(server.initial())}
-    assert "with different weights" in server.sum("a", "b", "c", "d", **changes)
-    assert server.sum("a", "b", "c", "d") == ""
-    secrets.forget()
-    assert "with different weights" in server.sum("a", "b", "c", "d", **changes)
-
-
-def test_one_outcome_of_a_round_is_summed_and_not_two(tmp_path: Path) -> None:
-    """With one mask over two models, their difference would be plain to see."""
-    server = Hostile(tmp_path)
-    assert server.sum("a", "b", "c") == ""
-    server.train(local_epochs=2)
-    assert "Only one update per round may be summed." in server.sum("a", "b", "c")
-    server.train()
-    assert server.sum("a", "b", "c") == "", "the first outcome once more"
-
-
-def test_the_same_outcome_is_the_same_in_any_round(tmp_path: Path) -> None:
-    server = Hostile(tmp_path)
-    assert server.sum("a", "b", "c") == ""
-    server.train(2, own_round=1, own_purpose="", lr=0.0)
-    assert "could be computed." in server.sum("a", "b", number=2)
-
-
-def test_what_decides_a_training_is_in_its_digest(tmp_path: Path) -> None:
-    server = Hostile(tmp_path)
-    seen = {server.trained_as}
-    for number, entries in enumerate(
-        ({"lr": 0.5}, {"holdout": 0.5}, {"proximal_mu": 0.1}, {"own_round": 4}, {"seed": 9}), 2
-    ):
-        server.train(number, **entries)
-        seen.add(server.trained_as)
-    assert len(seen) == 6
-
-
-def test_a_run_lets_few_kinds_of_sketches_leave(tmp_path: Path) -> None:
-    """Each is a separate projection, and many of them would be the update."""
-    server = Hostile(tmp_path)
-    seed = {"sketch_of": "parameters", "secure_peers": encode_peers([server.peers["a"]])}
-    for layers in ("all", "repr"):
-        assert not server.train(2, sketch_layers=layers, **seed, check=False).has_error()
-    reply = server.train(2, sketch_layers="rep", **seed, check=False)
-    assert "2 kinds of sketches" in reply.error.reason
-
-
-def test_a_secure_message_without_a_run_is_refused(tmp_path: Path) -> None:
-    server = Hostile(tmp_path)
-    assert "must have a name" in server.ask(wire.SECURE_KEY, run="").error.reason
-
-
-def test_a_restart_forgets_no_sum(tmp_path: Path) -> None:
-    server = Hostile(tmp_path)
-    server.train(group_size=1)
-    assert server.sum("a", "b", "c", "d") == ""
-    restart_silos()
-    assert "fewer than 2 silos could be computed." in server.sum("a", "b", "c")
-    assert server.sum("a", "b", "c", "d") == ""
-
-
-def test_a_model_of_before_the_silo_lost_its_secrets_is_in_no_sum(tmp_path: Path) -> None:
-    server = Hostile(tmp_path)
-    server.train(group_size=1)
-    assert server.sum("a", "b", "c", "d") == ""
-    secrets.forget()
-    (tmp_path / "a" / "secure" / "r.json").unlink()
-    server.peers["a"] = server.key_of("a")
-    assert "a different key than in that training." in server.sum("a", "b", "c")
-
-
-def test_the_smallest_group_is_the_silo_s_own(tmp_path: Path) -> None:
-    server = Hostile(tmp_path, **{"min-group-size": 3})
-    assert "sums of at least 3" in server.sum("a", "b")
-    assert "sums of at least 3" in server.sum("a", "b", "c", "d"), "others may be left out by two"
-    assert server.sum("a", "b", "c", "d", least=3) == ""
-    server.train(2)
-    assert server.sum("a", "b", "c", number=2, least=3) == ""
-
-
-@pytest.mark.parametrize(
-    ("asked", "says"),
-    [
-        ({"run": "other"}, "include it."),
-        ({"round": 9}, "has its training of round 9"),
-        ({"purpose": "race-1"}, "has its training"),
-        ({"members": ("a", "b", "zz")}, "keys of exactly the silos"),
-        ({"members": ("b", "a")}, "silos in order"),
-        ({"trained_as": "0" * 64}, "a different model or different training settings."),
-        ({"cap": float("nan")}, "counts and bounds above 0"),
-        ({"limit": Limit(0.0, 10.0)}, "counts and bounds above 0"),
-        ({"limit": Limit(1.0, float("nan"))}, "counts and bounds above 0"),
-        ({"total": 0.0}, "counts and bounds above 0"),
-        ({"total": 1e-30}, "a weight above 1"),
-        ({"least": 1}, "could shrink to 1"),
-        ({"bounds": (1.0,)}, "bounds for a sum, one for every array"),
-    ],
-)
-def test_a_sum_that_makes_no_sense_is_refused(
-    asked: dict[str, Any], says: str, tmp_path: Path
-) -> None:
-    server = Hostile(tmp_path)
-    assert says in server.sum("a", "b", "c", **asked)
-
-
-def test_a_swapped_key_is_refused_where_silos_are_enrolled(tmp_path: Path) -> None:
-    make_ca(tmp_path / "ca", "test")
-    make_ca(tmp_path / "foreign", "other")
-    server = Hostile(tmp_path, enrolled=tmp_path / "ca")
-    assert server.sum("a", "b", "c") == ""
-    server.train(2)
-    good = dict(server.peers)
-    server.peers["b"] = replace(good["b"], public=good["c"].public)
-    assert "not signed by that silo for this run" in server.sum("a", "b", "c", number=2)
-    server.peers["b"] = replace(good["c"], name="b")
-    assert "is enrolled" in server.sum("a", "b", "c", number=2)
-    server.add("b", ca=tmp_path / "foreign")
-    assert "not signed by the coordinator's CA" in server.sum("a", "b", "c", number=2)
-    server.add("b", run="an earlier run")
-    assert "not signed by that silo for this run" in server.sum("a", "b", "c", number=2)
-    server.peers["b"] = Peer("b", good["b"].public)
-    assert "is enrolled" in server.sum("a", "b", "c", number=2)
-    server.peers = good | {"a": replace(good["a"], public=good["b"].public)}
-    assert "different key under its own name." in server.sum("a", "b", "c", number=2)
-    server.peers = good
-    assert server.sum("a", "b", "c", number=2) == ""
-
-
-def test_sums_are_made_with_the_silos_whose_fingerprints_are_in_silo_toml(tmp_path: Path) -> None:
-    """An owner of the coordinator's CA could let in further silos."""
-    make_ca(tmp_path / "ca", "test")
-    server = Hostile(tmp_path, enrolled=tmp_path / "ca")
-    known = [f"{n} {fingerprint_of_key(server.peers[n].identity)}" for n in ("b", "c")]
-    server.config["peers"] = ",".join(known)
-    assert server.sum("a", "b", "c") == ""
-    assert "only with the silos in its peers" in server.sum("a", "b", "c", "d")
-
-
-def test_a_silo_that_requires_it_shows_no_update(tmp_path: Path) -> None:
-    server = Hostile(tmp_path, secure="required")
-    for kind in (wire.TRAIN, wire.COLD_START):
-        reply = server.ask(kind)
-        assert reply.has_error() and "only in secure runs" in reply.error.reason, kind
-    named = {"secure": True, "strategy": "fedcollab"}
-    refused = server.ask(wire.TRAIN_DISCRIMINATOR, 1, **named).error.reason
-    assert "only in secure runs" in refused, (
-        "its outcome leaves, whatever the message calls the run"
-    )
-    assert "only in secure runs" in server.ask(wire.DESCRIBE).error.reason
-    assert not server.ask(wire.DESCRIBE, secure=True).has_error()
-    assert set(server.train(2).content.array_records) == {wire.SKETCH}
 
 
 # ---------------------------------------------------------------- the arithmetic
@@ -842,7 +600,8 @@ def test_a_sketch_is_ten_times_smaller_than_what_it_is_of() -> None:
 
 
 def unseen(name: str, samples: float = 1.0, trained_as: str = "") -> Any:
-    return Masked(name, 1, "", samples, MODEL, {}, 1.0, 1.0, trained_as)
+    stated = Statement(trained_as or "0" * 64, "0" * 32, int(samples), 1.0, 1.0)
+    return Masked(name, 1, "", samples, MODEL, {}, 1.0, stated)
 
 
 def test_means_are_made_of_the_fewest_sums() -> None:
@@ -872,16 +631,6 @@ def test_silos_that_were_told_other_things_are_not_in_one_sum() -> None:
     assert [atom.names for atom in atoms] == [("a", "b"), ("c",)]
 
 
-def test_what_a_silo_was_sent_and_told_has_a_digest_of_its_own() -> None:
-    config = {wire.LR: 0.1, wire.LOCAL_EPOCHS: 2, "task.dropout": 0.5, wire.PURPOSE: "x"}
-    first = training_digest("train", "ab", config)
-    assert first == training_digest("train", "ab", {**config, wire.PURPOSE: "y"})
-    for other in ({wire.LR: 0.0}, {wire.LOCAL_EPOCHS: 1}, {"task.dropout": 0.0}):
-        assert training_digest("train", "ab", {**config, **other}) != first
-    assert training_digest("train", "cd", config) != first
-    assert training_digest("train.pfedme", "ab", config) != first
-
-
 @pytest.mark.parametrize(
     ("weights", "cap"), [((3, 5, 9), 9.0), ((1, 1, 1), 3.0), ((3, 4, 4), 4.0), ((3, 5, 1), None)]
 )
@@ -896,12 +645,14 @@ def test_silos_count_by_their_samples_up_to_a_cap(
 def test_a_limit_comes_through_messages_and_checkpoints() -> None:
     limit = Limit(0.3, 40.0)
     assert [limit.of(n) for n in (10.0, 40.0, 160.0, 1e6)] == pytest.approx([0.3, 0.3, 0.6, 0.6])
+    stated = Statement("0" * 64, "0" * 32, 40, 2.0, 2.5)
     for one in (limit, None):
-        asked = Sum("r", 1, "", ("a", "b"), 9.0, 10.0, "0", 2, (1.0, 2.0), limit=one)
+        silos = {"a": stated, "b": stated}
+        asked = Sum("r", 1, "", ((("a", 9.0), ("b", 1.0)),), silos, limit=one)
         assert decode_sum(asked.encode()) == asked
-    one = Masked("a", 3, "", 40.0, MODEL, {"sketch": np.full(4, 3.0, np.float32)}, 2.0, 2.5, "")
+    one = Masked("a", 3, "", 40.0, MODEL, {"sketch": np.full(4, 3.0, np.float32)}, 2.0, stated)
     short = one.within(limit, {"sketch": np.ones(4, np.float32)})
-    assert (short.norm, short.reach) == pytest.approx((0.3, 0.8))
+    assert short.norm == pytest.approx(0.3)
     assert short.moved["sketch"] == pytest.approx(np.full(4, 1 + 2 * 0.3 / 2.0))
     tree, arrays = encode(short)
     assert decode(tree, arrays).limit == limit
