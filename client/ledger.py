@@ -115,7 +115,7 @@ def _summed(message: Message, config: ConfigRecord | None) -> dict[str, Any]:
 def _content(reply: Message) -> dict[str, Any]:
     if reply.has_error():
         return {"error": reply.error.reason}
-    tensors = [
+    tensors: list[dict[str, Any]] = [
         {"record": name, "name": t.name, "type": t.dtype, "shape": list(t.shape), "bytes": t.bytes}
         for name, record in wire.array_records(reply.content).items()
         for t in wire.tensors_of(record)

@@ -80,7 +80,7 @@ def held(settings: SiloSettings, *, run: str, number: int, purpose: str) -> Held
     text = digests.tobytes().hex()
     stated = decode_statement(arrays.pop(STATED).tobytes().decode())
     start = {n.removesuffix(START): arrays.pop(n) for n in list(arrays) if n.endswith(START)}
-    place = Place(text[128:144], text[144:], numbers)
+    place = Place(text[128:144], text[144:], numbers.astype(np.float32))
     return Held(
         *(arrays, start, text[:64], place, tuple(map(float, largest)), stated, text[64:128])
     )

@@ -14,6 +14,7 @@ from coterie import wire
 from coterie.client.home import rounds
 from coterie.client.work.diverged import odd_array
 from coterie.client.work.stage import Work
+from coterie.wire import Model
 
 KIND, NAME = "lineage", "trained-as"
 
@@ -43,9 +44,11 @@ def remember(work: Work, trained_as: str) -> None:
     request = work.request
     if odd_array(work.trained):  # then no state is kept either
         return
-    arrays = {NAME: np.frombuffer(bytes.fromhex(trained_as), np.uint8)}
+    arrays: Model = {NAME: np.frombuffer(bytes.fromhex(trained_as), np.uint8)}
     rounds.keep(
-        *(request.session.settings, KIND, arrays),
+        request.session.settings,
+        KIND,
+        arrays,
         run=request.run,
         number=request.round_number(),
         passing=not work.staying,  # as the state itself
