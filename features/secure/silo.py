@@ -211,7 +211,8 @@ def sum_masked(request: Request) -> RecordDict:
     if kept.key != secrets.public.hex():
         request.refuse_for("has a different key than in that training.")
     _check_statements(request, asked, kept, peers)
-    request.refuse_for(asked.objection(kept.largest, kept.model))
+    if why := asked.objection(kept.largest, kept.model):
+        request.refuse_for(f"takes part in no such sum: it {why}")
     block = asked.block_of(secrets.name)
     _check_block(request, asked, kept, block)
     model, factor = kept.model, asked.shortening(block)
