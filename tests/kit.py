@@ -17,6 +17,7 @@ import coterie.client.work.session
 import coterie.features.privacy.budget
 import coterie.features.secure.memory
 import coterie.features.secure.secrets
+import coterie.features.secure.sketches
 import coterie.features.statistics.memory
 from coterie import wire
 from coterie.client.app import app
@@ -54,6 +55,7 @@ def restart_silos() -> None:
     coterie.features.secure.memory.forget()
     coterie.features.secure.secrets.forget()
     coterie.features.statistics.memory.forget()
+    coterie.features.secure.sketches.forget()
 
 
 def context(node: Node | None = None, node_id: int = 3, game: Game | None = None) -> Context:

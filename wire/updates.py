@@ -16,6 +16,8 @@ PIECE: Final = 2**15
 """Numbers processed at a time."""
 JOINT: Final = "sketch"
 """Name of a sketch; the sketch of one module has the module's name and a dot before it."""
+SKETCH_NOISE: Final = 1.0
+"""Length of a sketch's noise, as a multiple of the sketch's own."""
 MOST_ROOM: Final = 2.0
 """A silo with more samples makes more steps: its limit grows with their square root, up to this."""
 
@@ -38,6 +40,12 @@ class Limit:
     def of(self, samples: float) -> float:
         """Return the limit for a silo with this number of samples."""
         return self.norm * min(max(math.sqrt(samples / self.samples), 1.0), MOST_ROOM)
+
+
+def sketch_noise(sketch: Model) -> float:
+    """Return the expected squared norm of the noise in a sketch: its share of the squared norm."""
+    share = SKETCH_NOISE**2 / (1 + SKETCH_NOISE**2)
+    return share * sum(float(np.square(part, dtype=np.float64).sum()) for part in sketch.values())
 
 
 def pieces(flat: NDArray[Any]) -> Iterator[NDArray[Any]]:

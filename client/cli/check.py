@@ -11,7 +11,7 @@ import torch
 
 from coterie.client.home.disclosure import About, learned_lines
 from coterie.client.home.hours import words
-from coterie.client.home.policy import METRICS, REVEALING, Policy
+from coterie.client.home.policy import METRICS, Policy
 from coterie.client.home.settings import SiloSettings
 from coterie.client.home.studies import tasks_of
 from coterie.client.work import personal
@@ -97,7 +97,7 @@ def _metric_names(session: Session) -> list[str]:
     """Return the names of the metrics that may leave."""
     policy = session.settings.policy
     of_task = session.task.problem.metrics
-    usual = [name for name in (*METRICS, *of_task) if name not in REVEALING]
+    usual = [name for name in (*METRICS, *of_task) if name not in policy.withheld]
     names = list(dict.fromkeys(usual)) if policy.share_metrics is None else policy.share_metrics
     if session.settings.privacy is None:
         return list(names)

@@ -28,6 +28,9 @@ METRICS = {
     "trivial": (wire.TRIVIAL,),
 }
 """Name in ``silo.toml`` → keys on the wire. Sample counts are the weights and are always sent."""
+TRAINING = "train-loss"
+"""Leaves a silo that requires secure runs only if ``silo.toml`` names it: label counts, even
+gradients, follow from it for whoever chooses the models."""
 REVEALING = frozenset(
     {"balanced-accuracy", "sensitivity", "specificity", "average-precision", "f1", "trivial"}
 )
@@ -92,7 +95,7 @@ class Policy:
             "Metrics that may leave: train-loss, loss, error (the primary metric), seconds, "
             "trivial (the error of the best constant answer), metrics of the task, and those of "
             "your own app. Without this line: all except those that reveal how frequent the "
-            "classes are. []: none.",
+            'classes are and, with secure = "required", train-loss. []: none.',
             example='["train-loss", "loss", "error", "seconds"]',
         ),
     ] = None
@@ -246,6 +249,11 @@ class Policy:
         ),
     ] = ""
 
+    @property
+    def withheld(self) -> frozenset[str]:
+        """Metrics that leave only if ``silo.toml`` names them."""
+        return REVEALING | {TRAINING} if self.secure else REVEALING
+
     def unknown_metrics(self) -> tuple[str, ...]:
         """Return metrics named in ``silo.toml`` that only another Flower app can have."""
         return tuple(name for name in self.share_metrics or () if name not in NAMES)
@@ -297,7 +305,14 @@ class Policy:
         named = config.get(wire.STRATEGY, wire.ONLY_STATISTICS)
         joins = kind == wire.DESCRIBE and named != wire.ONLY_STATISTICS
         hidden = config.get(wire.SECURE) is True and (joins or wire.kind_of(kind).secret)
-        if self.secure != "required" or not (trains or joins) or hidden:
+        if self.secure != "required":
+            return ""
+        if kind == wire.EVALUATE_TRAINING and TRAINING not in (self.metrics or ()):
+            return (
+                "does not measure models on its training data, as the answers would reveal these "
+                f'(secure = "required" and no "{TRAINING}" among the metrics in silo.toml).'
+            )
+        if not (trains or joins) or hidden:
             return ""
         return (
             'takes part only in secure runs (secure = "required" in silo.toml); in this one '
@@ -403,11 +418,8 @@ def permitted(
     metrics: Mapping[str, float | int], policy: Policy, *, staying: Collection[str] = ()
 ) -> MetricRecord:
     """Return the metrics that may leave; those in ``staying`` never do."""
-    wanted = (
-        [n for n in NAMES if n not in REVEALING]
-        if policy.share_metrics is None
-        else policy.share_metrics
-    )
+    usual = [name for name in NAMES if name not in policy.withheld]
+    wanted = usual if policy.share_metrics is None else policy.share_metrics
     allowed = {*ALWAYS, *(key for name in wanted for key in METRICS.get(name, (name,)))}
     leaving = allowed - {*staying}
     return MetricRecord({key: value for key, value in metrics.items() if _base(key) in leaving})

@@ -23,7 +23,7 @@ from flwr.clientapp import ClientApp
 from coterie import wire
 from coterie.client.home import approvals
 from coterie.client.home.hours import words
-from coterie.client.home.policy import ALWAYS, METRICS, REVEALING, Policy
+from coterie.client.home.policy import ALWAYS, METRICS, Policy
 from coterie.client.home.settings import SettingsError, SiloSettings
 from coterie.client.ledger import outbound
 from coterie.tasks.base import Option
@@ -243,7 +243,7 @@ def may_leave(key: str, policy: Policy) -> bool:
     if name in ALWAYS:
         return True
     if policy.share_metrics is None:
-        return name not in REVEALING
+        return name not in policy.withheld
     named = map(wire.spelled, policy.share_metrics)
     allowed = {key for wanted in named for key in METRICS.get(wanted, (wanted,))}
     return name in allowed or (name == wire.ACCURACY and wire.ERROR in allowed)
@@ -301,7 +301,7 @@ def conditions(silo: SiloSettings) -> Iterator[str]:
     if not policy.auxiliary:
         yield "A reply with models in addition to the one received does not leave."
     if policy.share_metrics is None:
-        yield f"Metrics leave as the app names them, except {', '.join(sorted(REVEALING))}."
+        yield f"Metrics leave as the app names them, except {', '.join(sorted(policy.withheld))}."
     else:
         allowed = ", ".join(["numbers of samples", *policy.share_metrics])
         yield f"Only these metrics leave: {allowed}. Configurations in replies do not leave."

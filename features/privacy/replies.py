@@ -23,10 +23,10 @@ from google.protobuf.message import EncodeError
 from coterie import wire
 from coterie.client.home import rounds
 from coterie.client.work.request import Request
+from coterie.engine.flower import message_from_proto, message_to_proto
 from coterie.features.privacy.budget import FOLDER
 from coterie.features.privacy.dp_sgd import Private
 from coterie.system.files import make_folder, write_atomically
-from coterie.engine.flower import message_from_proto, message_to_proto
 
 log = logging.getLogger("coterie.silo")
 

@@ -38,7 +38,7 @@ from coterie.strategies.rounds.handles import Masked, Model, arrays_of, is_seen
 from coterie.strategies.rounds.members import capped, minimums_of, staying
 from coterie.strategies.rounds.models import difference, each, same_model
 from coterie.strategies.rounds.reports import Group
-from coterie.wire.updates import Limit, shortened
+from coterie.wire.updates import Limit, shortened, sketch_noise
 
 log = logging.getLogger("coterie.run")
 
@@ -301,15 +301,14 @@ def _clipped(
     # What nobody sees the silos shorten themselves, all that were compared by the same limit.
     for i, common in limits.items():
         if any(common is one for one in reached):
-            shorter[i] = _within(updates[i], common)
+            shorter[i] = replace(updates[i], model=_masked(updates[i]).within(common))
     rounded = {name: float(f"{f:.4g}") for name, f in factors.items()}
     return _Clipped(shorter, rounded, lengths)
 
 
-def _within(update: Update, limit: Limit) -> Update:
+def _masked(update: Update) -> Masked:
     assert isinstance(update.model, Masked)
-    before = update.start.moved if isinstance(update.start, Masked) else {}
-    return replace(update, model=update.model.within(limit, before))
+    return update.model
 
 
 def update_norm(update: Update) -> float:
@@ -327,7 +326,8 @@ def _products(updates: Sequence[Update]) -> FloatArray:
     total = np.zeros((len(updates), len(updates)))
     trained = [u.model for u in updates if is_seen(u.model)]
     if len(trained) < len(updates):
-        return total + gram([difference(u.model, u.start) for u in updates])
+        sketches = [difference(u.model, u.start) for u in updates]
+        return total + gram(sketches, noise=[sketch_noise(one) for one in sketches])
     model, started = trained[0], arrays_of(updates[0].start)
     sizes = {n: a.size for n, a in model.items() if np.issubdtype(a.dtype, np.floating)}
 

@@ -44,8 +44,7 @@ _memory: dict[tuple[str, str, str], RunSecrets] = {}
 class RunSecrets:
     """The secrets of one silo in one run.
 
-    ``seed`` is empty until the silo has received, or made, the run's. ``sketched`` is what was
-    sketched of its updates so far.
+    ``seed`` is empty until the silo has received, or made, the run's.
     """
 
     run: str
@@ -53,7 +52,6 @@ class RunSecrets:
     home: str
     private: X25519PrivateKey
     seed: bytes = b""
-    sketched: tuple[tuple[str, str], ...] = ()
 
     @property
     def public(self) -> bytes:
@@ -83,14 +81,27 @@ class RunSecrets:
     def made_seed(self, run_seed: int) -> RunSecrets:
         """Return secrets with a seed of the projection.
 
-        An enrolled silo makes one that no other silo can, the same in every run of ``run_seed``;
-        others make one that any silo could.
+        An enrolled silo makes one that no other silo can, another one in every run; others make
+        one that any silo could, the same in every run of ``run_seed``.
         """
         own = _read(self.home, KEY)
         if own and self.seed:
             return self
         key = own or b"not enrolled"  # where runs of one process may have one name, but other seeds
-        return self.with_seed(_derived(key, f"coterie projection {run_seed}".encode()))
+        of = f"{run_seed} {self.run}" if own else str(run_seed)
+        return self.with_seed(_derived(key, f"coterie projection {of}".encode()))
+
+    def lasting(self, what: str) -> bytes:
+        """Return 32 bytes for one use that only this silo can make, if it is enrolled.
+
+        They are the same in every run.
+        """
+        key = _read(self.home, KEY) or b"not enrolled"
+        return _derived(key, f"coterie {what} {self.name}".encode())
+
+    def projection(self, name: str) -> bytes:
+        """Return the key of one of the run's projections, which all silos with the seed make."""
+        return _derived(self.seed, b"coterie projection " + name.encode())
 
     def with_seed(self, seed: bytes) -> RunSecrets:
         """Keep this seed."""
@@ -127,10 +138,6 @@ class RunSecrets:
         content = stated.content(self.run, self.name, number, purpose, self.public)
         return replace(stated, signature=own.sign(content, ec.ECDSA(hashes.SHA384())).hex())
 
-    def with_sketched(self, what: tuple[str, str]) -> RunSecrets:
-        """Keep what is sketched of updates."""
-        return _keep(replace(self, sketched=(*self.sketched, what)))
-
     def seal(self, peer: Peer) -> bytes:
         """Return the seed, encrypted for that silo."""
         nonce = os.urandom(NONCE)
@@ -149,7 +156,8 @@ class RunSecrets:
         except (InvalidTag, ValueError):
             raise ValueError(
                 f"the seed that silo {holder.name!r} sealed cannot be opened here: it was "
-                "sealed for another key of this silo, or was altered on the way"
+                "sealed for another key of this silo or by another release, or was altered on the "
+                "way"
             ) from None
         return self.with_seed(seed)
 
@@ -175,7 +183,6 @@ def _load(settings: SiloSettings, run: str) -> RunSecrets | None:
             return None
         return RunSecrets(
             *(run, settings.name, settings.home, private, bytes.fromhex(kept["seed"])),
-            sketched=tuple((str(of), str(layers)) for of, layers in kept["sketched"]),
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None  # lost: a new key is made, and the others get it
@@ -188,7 +195,6 @@ def _keep(secrets: RunSecrets) -> RunSecrets:
         kept = {
             **{"run": secrets.run, "silo": secrets.name},
             **{"key": secrets.private.private_bytes_raw().hex(), "seed": secrets.seed.hex()},
-            "sketched": secrets.sketched,
         }
         write_atomically(file, json.dumps(kept).encode("ascii"), private=True)
         files = sorted(file.parent.glob("*.json"), key=lambda one: one.stat().st_mtime)
@@ -229,7 +235,8 @@ def _read(home: str, name: str) -> bytes:
 
 
 def _sealing(run: str, holder: str, name: str) -> bytes:
-    return b"coterie seal " + json.dumps([run, holder, name]).encode()
+    # The number changes with the sketches: those of two releases cannot be compared.
+    return b"coterie seal 2 " + json.dumps([run, holder, name]).encode()
 
 
 def _derived(secret: bytes, what: bytes) -> bytes:

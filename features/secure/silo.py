@@ -1,27 +1,20 @@
 """A silo's part in a secure run: what it trains stays here, and leaves only in sums.
 
-After a training the silo keeps the model, and sends a sketch of the update: every parameter goes,
-with a random sign, into one of k sums (Charikar, Chen, Farach-Colton: "Finding Frequent Items in
-Data Streams", ICALP 2002, https://doi.org/10.1007/3-540-45465-9_59). Inner products of two sketches
-are those of the updates, with a standard error of at most √(2/k) times the two norms (Weinberger et
-al., ICML 2009, https://arxiv.org/abs/0902.2206, Lemma 2). The signs and places come from a seed
-that enrolled silos keep from the coordinator.
+After a training the silo keeps the model, and sends a sketch of the update
+(``coterie.features.secure.sketches``), by a seed that enrolled silos keep from the coordinator.
 
 Once the group is known, the model leaves, masked as in ``coterie.features.secure.protocol``.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
-from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from flwr.app import ConfigRecord, RecordDict
-from numpy.typing import NDArray
 
 from coterie import wire
 from coterie.client.work import personal
@@ -50,13 +43,21 @@ from coterie.features.secure.protocol import (
     training_digest,
 )
 from coterie.features.secure.secrets import RunSecrets, secrets_of
+from coterie.features.secure.sketches import (
+    Sketch,
+    Sketched,
+    Stream,
+    digest_of,
+    mark_of,
+    measure,
+    remember,
+    stated_norm,
+    too_few,
+)
 from coterie.wire import Model
 from coterie.wire.enrolment import fingerprint_of_key
 from coterie.wire.statements import Block, Statement, rounded_up
-from coterie.wire.updates import PIECE, Limit, moved, pieces, shortened, within
-
-MOST_SKETCHED = 2
-"""Kinds of sketches in one run: of every module, then of the one that HCCT-E has chosen."""
+from coterie.wire.updates import Limit, pieces, shortened, within
 
 
 class Secure(Stage):
@@ -132,8 +133,8 @@ def keep_back(work: Work, trained: Model) -> tuple[dict[str, Model], dict[str, f
         place = own.place
         _go_on(request, memory)
     sketches = _sketches(request, received)
-    norm = measure(received, trained, sketches)
-    length = rounded_up(norm * (1 + 1e-9))
+    norm = stated_norm(measure(received, trained, sketches), secrets.lasting("noise of a norm"))
+    length = rounded_up(norm)
     before = 0.0 if own is None else own.stated.reach
     reach = rounded_up(length + before)
     try:
@@ -156,7 +157,7 @@ def keep_back(work: Work, trained: Model) -> tuple[dict[str, Model], dict[str, f
         on_disk=request.value(wire.GROUP_SIZE) == 1 or request.session.loop.train is not None,
     )
     text = np.frombuffer(stated.encode().encode(), np.uint8)
-    leaving: Model = {name: sketch.numbers for name, sketch in sketches.items()}
+    leaving = _noisy(request, sketches) if sketches else {}
     return {wire.SKETCH: {**leaving, wire.STATEMENT: text}}, {wire.UPDATE_NORM: norm}
 
 
@@ -228,7 +229,7 @@ def sum_masked(request: Request) -> RecordDict:
         ) from None
     what = asked.digest(peers)
     masks = [
-        (np.add if secrets.name < name else np.subtract, _Stream(secrets.shared_with(peer, what)))
+        (np.add if secrets.name < name else np.subtract, Stream(secrets.shared_with(peer, what)))
         for name, peer in peers.items()
         if name != secrets.name
     ]
@@ -349,70 +350,6 @@ def _check_block(request: Request, asked: Sum, kept: Held, block: Block) -> None
 # ---------------------------------------------------------------- sketches
 
 
-class _Stream:
-    """Pseudorandom numbers: AES-256 in counter mode."""
-
-    _nothing = bytes(4 * PIECE)
-
-    def __init__(self, key: bytes) -> None:
-        self._encryptor = Cipher(algorithms.AES(key), modes.CTR(bytes(16))).encryptor()
-        self._room = bytearray(4 * PIECE + 15)  # the library asks for a block more, less a byte
-
-    def take(self, count: int) -> NDArray[np.uint32]:
-        """Return the next ``count`` ≤ ``PIECE`` of them, which the next call overwrites."""
-        self._encryptor.update_into(memoryview(self._nothing)[: 4 * count], self._room)
-        return np.frombuffer(self._room, np.uint32, count)
-
-
-class Sketch:
-    """The sums of a sketch of size k ≥ 1, as parameters come; ``key`` may be any bytes.
-
-    ``of`` names the arrays that belong to it; None takes any.
-    """
-
-    def __init__(self, key: bytes, size: int, of: Collection[str] | None = None) -> None:
-        self._stream, self._sums = _Stream(hashlib.sha256(key).digest()), np.zeros(size)
-        self._size, self.of = np.uint32(size), of
-        self._drawn = np.empty(PIECE, np.uint32)
-        self._places, self._signed = np.empty(PIECE, np.intp), np.empty(PIECE)
-
-    def add(self, step: NDArray[np.float64]) -> None:
-        """Add the next parameters, ``PIECE`` at most: 31 bits say where each goes, one its sign."""
-        count, size, rest = len(step), self._size, self._size - np.uint32(1)
-        drawn, place = self._stream.take(count), self._drawn[:count]
-        places, signed = self._places[:count], self._signed[:count]
-        if size & rest:
-            np.remainder(drawn, size, out=place)
-        else:  # the same of a power of two, and five times as fast
-            np.bitwise_and(drawn, rest, out=place)
-        places[:] = place
-        bits = signed.view(np.uint64)
-        np.bitwise_and(drawn, np.uint32(2**31), out=place)
-        np.left_shift(place, 32, out=bits, dtype=np.uint64)
-        np.bitwise_xor(step.view(np.uint64), bits, out=bits)
-        np.add.at(self._sums, places, signed)
-
-    @property
-    def numbers(self) -> NDArray[np.float32]:
-        """The sketch of what was added, shape (k,)."""
-        return self._sums.astype(np.float32)
-
-
-def measure(received: Model, trained: Model, sketches: Mapping[str, Sketch]) -> float:
-    """Sketch what training changed of floating-point arrays; return its Euclidean norm.
-
-    It works piece by piece, in float64, without arrays of the model's size.
-    """
-    squares = []
-    for name, step in moved(trained, received):
-        # Not by BLAS, whose threads would wait for each other and keep other silos from theirs.
-        squares.append(float(np.einsum("i,i", step, step)))
-        for sketch in sketches.values():
-            if sketch.of is None or name in sketch.of:
-                sketch.add(step)
-    return math.sqrt(math.fsum(squares))
-
-
 def _sketches(request: Request, received: Model) -> dict[str, Sketch]:
     wanted = str(request.config.get(wire.SKETCH_OF, ""))
     if not wanted:
@@ -431,30 +368,48 @@ def _sketches(request: Request, received: Model) -> dict[str, Sketch]:
             f"{LEAST_SKETCH} numbers is too inaccurate, and a larger one would reveal the "
             "update."
         )
-    seed = _seed(request)
-    secrets = _secrets(request)
-    if (wanted, layers) not in secrets.sketched:  # each tells something else of an update
-        if len(secrets.sketched) >= MOST_SKETCHED:
-            request.refuse_for(f"sends at most {MOST_SKETCHED} kinds of sketches in a run.")
-        if request.game is None or request.session.settings.home:
-            secrets.with_sketched((wanted, layers))
+    secrets, projection = _seeded(request), _projection(request)
     return {
         called: Sketch(
-            seed + called.encode(), size, {n for n in names if sketch_name(n, layers) == called}
+            secrets.projection(f"{projection} {called}"),
+            size,
+            {n for n in names if sketch_name(n, layers) == called},
         )
         for called, size in sizes.items()
     }
 
 
-def _seed(request: Request) -> bytes:
-    """Return the run's seed: the one sealed for this silo, or else its own."""
+def _projection(request: Request) -> str:
+    """Return the name of the projection: round and purpose of the training that it is for."""
+    own = f"{request.round_number()} {request.purpose}"
+    return str(request.config.get(wire.SKETCH_AS, own))
+
+
+def _noisy(request: Request, sketches: Mapping[str, Sketch]) -> Model:
+    """Return the sketches as they leave, once they are noted."""
+    request.refuse_for(too_few(sketches))
+    secrets = _secrets(request)
+    kind = f"{request.config[wire.SKETCH_OF]} {request.config.get(wire.SKETCH_LAYERS, 'all')}"
+    new = Sketched(
+        *(digest_of(request.run), secrets.seed_id),
+        *(digest_of(_projection(request)), digest_of(kind)),
+        mark_of(secrets.lasting("mark of a sketch"), sketches),
+    )
+    if request.game is None or request.session.settings.home:
+        request.refuse_for(remember(request.session.settings, new))
+    noise = secrets.lasting("noise of a sketch")
+    return {name: sketch.noisy(noise) for name, sketch in sketches.items()}
+
+
+def _seeded(request: Request) -> RunSecrets:
+    """Return the silo's secrets with the run's seed: the one sealed for this silo, or its own."""
     secrets = _secrets(request)
     peers = _peers(request, secrets)
     holder = next((peer for name, peer in peers.items() if name != secrets.name), None)
     sealed = str(request.config.get(wire.SEALED, ""))[:MAX_PEER_TEXT]
     if holder is None or not sealed:
-        return secrets.made_seed(request.run_seed).seed
+        return secrets.made_seed(request.run_seed)
     try:
-        return secrets.unseal(holder, bytes.fromhex(sealed)).seed
+        return secrets.unseal(holder, bytes.fromhex(sealed))
     except ValueError as error:
         raise RefusedError(f"silo {secrets.name!r}: {error}.") from None

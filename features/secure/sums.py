@@ -204,6 +204,8 @@ class SecureRun:
         if order.evaluates or compared is None:
             return config
         config |= {wire.SKETCH_OF: compared.of, wire.SKETCH_LAYERS: compared.layers}
+        if order.beside is not None:
+            config[wire.SKETCH_AS] = " ".join(map(str, order.beside))
         name = order.silo.name
         _, holder, sealed = self._sealed[name]
         peers = [self._peers[name][1]] + ([holder] if holder.name != name else [])

@@ -22,9 +22,9 @@ from numpy.typing import NDArray
 
 from coterie.client.work.request import Request
 from coterie.client.work.session import Session
+from coterie.engine.flower import message_from_proto, message_to_proto
 from coterie.system.files import make_folder, write_atomically
 from coterie.tasks.base import Column, leaves
-from coterie.engine.flower import message_from_proto, message_to_proto
 
 FOLDER = "answered"
 

@@ -81,11 +81,11 @@ from coterie.strategies.auto.state import (
     trained_together,
     without,
 )
-from coterie.strategies.auto.updates import with_alone, with_held
+from coterie.strategies.auto.updates import products_of_alone, with_alone, with_held
 from coterie.strategies.errors import EXIT_CONFIG, FederationError
 from coterie.strategies.fedcollab.algorithm import FedCollab, FedCollabState
 from coterie.strategies.fedcollab.discriminators import Discriminators
-from coterie.strategies.partition.gram import gram
+from coterie.strategies.partition.products import gram_of_rounds
 from coterie.strategies.rounds.algorithm import (
     Algorithm,
     Compared,
@@ -97,7 +97,7 @@ from coterie.strategies.rounds.algorithm import (
 )
 from coterie.strategies.rounds.handles import Model
 from coterie.strategies.rounds.members import Members, present_groups
-from coterie.strategies.rounds.models import comparable, difference, same_model, weighted_mean
+from coterie.strategies.rounds.models import same_model, weighted_mean
 from coterie.strategies.rounds.options import Config, Scalar, Seed
 from coterie.strategies.rounds.reports import Group
 from coterie.strategies.rounds.roster import Silo
@@ -198,7 +198,8 @@ class Auto(Algorithm[AutoState]):
     def _begun(self, state: AutoState, new: frozenset[str], now: Round) -> AutoState:
         begun = dict.fromkeys(sorted(new), state.members.initial)
         noise = {name: own for name, own in state.noise.items() if name not in begun}
-        state = replace(state, alone={**state.alone, **begun}, noise=noise)
+        products = state.products.without(begun)
+        state = replace(state, alone={**state.alone, **begun}, noise=noise, products=products)
         if state.held:
             state = replace(state, probation={**state.probation, **dict.fromkeys(sorted(new), 0)})
             state = self._again(state, now)
@@ -259,7 +260,7 @@ class Auto(Algorithm[AutoState]):
         else:
             work = self._held_orders(state, silo, now)
             if racing and len(group_of(state.held, name)) > 1 and name not in state.own:
-                work.append(replace(own, purpose=ALONE))
+                work.append(replace(own, purpose=ALONE, beside=(now.number, "")))
         if state.phase == "race":
             work += race_orders(state, silo, now)
         return work
@@ -281,7 +282,12 @@ class Auto(Algorithm[AutoState]):
             longer = catch_up(silo, now, most=MAX_LOOK) if new else {}
             return [
                 Order(silo, state.group_models[beside], config=config),
-                replace(alone, purpose=ALONE, config={**alone.config, **longer}),
+                replace(
+                    alone,
+                    purpose=ALONE,
+                    beside=(now.number, ""),
+                    config={**alone.config, **longer},
+                ),
             ]
         longer = self._limits.longer(state, name, now)
         alone = replace(alone, config={**alone.config, **longer})
@@ -299,7 +305,7 @@ class Auto(Algorithm[AutoState]):
 
     def absorb(self, state: AutoState, updates: Updates, now: Round) -> AutoState:
         state = self._limits.charged(replace(state, number=now.number), updates, now)
-        state = with_alone(state, updates)
+        state = with_alone(state, updates, unseen=now.unseen)
         state = with_held(state, updates)
         if state.phase == "race":
             state = with_raced(state, updates)
@@ -351,17 +357,10 @@ class Auto(Algorithm[AutoState]):
     def _suggested(
         self, state: AutoState, names: Sequence[str], now: Round
     ) -> tuple[Candidate, ...]:
-        buffers = {name for silo in now.silos for name in silo.buffers}
-        moved = [
-            comparable(
-                difference(state.alone[name], state.members.initial),
-                similarity="parameters",
-                buffers=sorted(buffers),
-            )
-            for name in names
-        ]
-        noise = [state.noise.get(name, 0.0) for name in names]
-        matrix = gram([list(one.values()) for one in moved], noise=noise)
+        if now.unseen:
+            matrix = gram_of_rounds(state.products, names)
+        else:
+            matrix = products_of_alone(state, names, now)
         sizes = np.array([max(state.members.sizes[name], 1.0) for name in names])
         rng = np.random.default_rng([self.seed, now.number])
         return between(names, matrix, sizes, state.members.minimums, rng)

@@ -8,6 +8,7 @@ from typing import Literal
 
 from coterie.strategies.auto.candidates import Candidate
 from coterie.strategies.fedcollab.algorithm import FedCollabState
+from coterie.strategies.partition.products import Products
 from coterie.strategies.partition.race import Gain, Standing
 from coterie.strategies.rounds.algorithm import Round
 from coterie.strategies.rounds.handles import Model
@@ -111,6 +112,7 @@ class AutoState:
         since: round after which ``phase`` began.
         alone: silo → model trained by itself from w⁰.
         noise: silo → expected squared norm of the noise in that, if it states one (privacy).
+        products: in a secure run, inner products of the trainings of ``alone``, over all rounds.
         candidates: during a look, its suggestions so far.
         models: group of several silos → its model in the race.
         measured: group → silo → the last measurements of the model received.
@@ -137,6 +139,7 @@ class AutoState:
     since: int = 0
     alone: Mapping[str, Model] = field(default_factory=dict)
     noise: Mapping[str, float] = field(default_factory=dict)
+    products: Products = field(default_factory=Products)
     candidates: tuple[Candidate, ...] = ()
     dropped: tuple[Entrant, ...] = ()
     models: Mapping[Group, Model] = field(default_factory=dict)

@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
 
 from coterie.strategies.auto.evidence import measurement, noted
 from coterie.strategies.auto.state import ALONE, GROUP, AutoState, group_of, share_of
-from coterie.strategies.rounds.algorithm import Update, Updates
+from coterie.strategies.partition.gram import gram
+from coterie.strategies.partition.products import Products, with_round
+from coterie.strategies.rounds.algorithm import Round, Update, Updates
 from coterie.strategies.rounds.handles import is_seen
 from coterie.strategies.rounds.minimum_sizes import average
+from coterie.strategies.rounds.models import comparable, difference
 
 
-def with_alone(state: AutoState, updates: Updates) -> AutoState:
-    for update in updates:
+def with_alone(state: AutoState, updates: Updates, *, unseen: bool) -> AutoState:
+    alone = [u for u in updates if _is_by_itself(state, u)]
+    if unseen and alone:
+        state = replace(state, products=_with_products(state.products, alone))
+    for update in alone:
         name = update.silo.name
-        by_itself = update.purpose == ALONE or (not update.purpose and _holds_own(state, name))
-        if not by_itself:
-            continue
         key = (ALONE, name) if name in state.probation else (name,)
         if (found := measurement(update)) and update.start is state.members.initial:
             state = replace(state, untrained={**state.untrained, name: found.error})
@@ -26,6 +33,38 @@ def with_alone(state: AutoState, updates: Updates) -> AutoState:
             before = state.noise.get(name, 0.0)
             state = replace(state, noise={**state.noise, name: before + own})
     return state
+
+
+def _is_by_itself(state: AutoState, update: Update) -> bool:
+    own = not update.purpose and _holds_own(state, update.silo.name)
+    return update.purpose == ALONE or own
+
+
+def _with_products(products: Products, updates: Updates) -> Products:
+    sketches = [difference(update.model, update.start) for update in updates]
+    return with_round(
+        products,
+        [update.silo.name for update in updates],
+        gram([list(sketch.values()) for sketch in sketches]),
+        [u.noise_in(sketch) for u, sketch in zip(updates, sketches, strict=True)],
+        num_parameters=sum(array.size for array in sketches[0].values()),
+        decay=1.0,
+    )
+
+
+def products_of_alone(state: AutoState, names: Sequence[str], now: Round) -> NDArray[np.float64]:
+    """Return the inner products of what silos' own trainings have changed since w⁰."""
+    buffers = sorted({name for silo in now.silos for name in silo.buffers})
+    moved = [
+        comparable(
+            difference(state.alone[name], state.members.initial),
+            similarity="parameters",
+            buffers=buffers,
+        )
+        for name in names
+    ]
+    noise = [state.noise.get(name, 0.0) for name in names]
+    return gram([list(one.values()) for one in moved], noise=noise)
 
 
 def with_held(state: AutoState, updates: Updates) -> AutoState:

@@ -277,7 +277,8 @@ class FedGroup(Algorithm[FedGroupState]):
         if now.config.get(wire.PROXIMAL_MU):
             config[wire.PROXIMAL_MU] = 0.0
         kind = wire.COLD_START if purpose and self._goes_on(silo, now) else wire.TRAIN
-        return Order(silo, state.members.initial, purpose=purpose, config=config, kind=kind)
+        initial, beside = state.members.initial, state.formed
+        return Order(silo, initial, purpose, config, kind, beside=beside)
 
     def _goes_on(self, silo: Silo, now: Round) -> bool:
         """Return whether the silo's cold start is the beginning of a round's training."""
@@ -358,6 +359,7 @@ class FedGroup(Algorithm[FedGroupState]):
             ),
             directions=tuple(plain_mean([deltas[i] for i in group]) for group in groups),
             norms=tuple(fedgroup.direction_norms(matrix, groups).tolist()),
+            formed=(now.number, updates[0].purpose),
             compared=tuple(update.silo.name for update in updates),
             cosines=cosine_matrix(matrix),
             lengths=tuple(np.sqrt(matrix.diagonal()).tolist()),

@@ -19,6 +19,7 @@ class FedGroupState:
         group_models: w^(g_j).
         directions: Δw₀^(g_j), frozen: mean pre-training updates (the compared arrays only).
         norms: the lengths of ``directions``.
+        formed: round and purpose of the trainings that formed the groups.
         pretraining: the silos whose updates form the groups; None before they are chosen.
         separation: silhouette of the groups formed, if there is one.
         here: silos of the last round, sorted.
@@ -34,6 +35,7 @@ class FedGroupState:
     group_models: tuple[Model, ...] = ()
     directions: tuple[Arrays, ...] = ()
     norms: tuple[float, ...] = ()
+    formed: tuple[int, str] | None = None
     pretraining: tuple[str, ...] | None = None
     separation: float | None = None
     here: tuple[str, ...] = ()

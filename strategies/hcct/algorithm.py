@@ -12,7 +12,8 @@ Differs from the paper:
 
 - *Memory* (``memory=1``, the default). The paper compares the updates of the last round. Small
   silos' updates turn to noise as training goes on, and their groups flip. Here the accumulated own
-  updates ``c_i ← memory · c_i + Δ_i`` are compared. ``memory=0`` is the paper.
+  updates ``c_i ← memory · c_i + Δ_i`` are compared. ``memory=0`` is the paper. In a secure run the
+  inner products of each round's updates are accumulated instead.
 - *Solver* (``solver="best"``, the default). The paper's greedy merging joins small silos first,
   regardless of their kind, and never separates them. The same utility is maximised exactly for up
   to 16 silos and by a better search above. ``solver="agglomerative"`` is the paper, except that a
@@ -48,9 +49,14 @@ from coterie.strategies.hcct.choosing_alpha import (
     nobody_judges,
     open_trial,
 )
+from coterie.strategies.hcct.memory import (
+    accumulated,
+    products_of,
+    remembered,
+    remembered_noise,
+)
 from coterie.strategies.hcct.starts import common_starts, group_starts
 from coterie.strategies.hcct.state import HCCTState
-from coterie.strategies.partition.gram import gram
 from coterie.strategies.partition.hcct import layer_choice, place
 from coterie.strategies.partition.objectives import HCCTUtility
 from coterie.strategies.partition.solvers import agglomerative, best_partition, with_groups
@@ -75,7 +81,6 @@ from coterie.strategies.rounds.members import (
 )
 from coterie.strategies.rounds.minimum_sizes import average_groups, form
 from coterie.strategies.rounds.models import (
-    accumulate,
     comparable,
     difference,
 )
@@ -205,6 +210,7 @@ class HCCT(Algorithm[HCCTState]):
         state = replace(
             state,
             memory={name: own for name, own in state.memory.items() if name not in changed},
+            products=state.products.without(changed),
             noise={name: own for name, own in state.noise.items() if name not in changed},
             untrained={name: own for name, own in state.untrained.items() if name not in changed},
         )
@@ -239,6 +245,8 @@ class HCCT(Algorithm[HCCTState]):
         if self._looks(state, now):
             hold_out = {wire.HOLDOUT: trials.HOLDOUT}
             own = [o if o.silo.name in state.alphas else replace(o, config=hold_out) for o in own]
+        if now.unseen:  # a sketch of that could only be compared with those of this round
+            return state, own
         missed = {s.name: catch_up(s, now, most=MAX_CATCH_UP) for s in new}
         return state, own + [
             Order(s, state.members.initial, CATCH_UP, missed[s.name], kind) for s in new
@@ -257,13 +265,12 @@ class HCCT(Algorithm[HCCTState]):
         probes = {u.silo.name: u for u in updates if u.purpose == CATCH_UP}
         deltas = {u.silo.name: self._compared(u, state.layer) for u in trained}
         noisy = {u.silo.name: u.noise_in(deltas[u.silo.name]) for u in trained}
+        state = self._remember(state, deltas, noisy, probes, now)
         state = replace(
             state,
             members=average_groups(
                 state.members, trained, combine=partial(self.within.inside.combine, now=now)
             ),
-            memory=self._remember(state, deltas, probes),
-            noise=self._noise(state, noisy, probes),
             verdict={},
         )
         here = state.members.here
@@ -307,34 +314,23 @@ class HCCT(Algorithm[HCCTState]):
         return kept
 
     def _remember(
-        self, state: HCCTState, deltas: Mapping[str, Arrays], probes: Mapping[str, Update]
-    ) -> dict[str, Arrays]:
-        memory = dict(state.memory)
-        for name, delta in deltas.items():
-            if name in state.newcomers:
-                probe = probes.get(name)
-                memory[name] = delta if probe is None else self._compared(probe, state.layer)
-            else:
-                memory[name] = accumulate(memory.get(name), delta, decay=self.memory)
-        return memory
-
-    def _noise(
         self,
         state: HCCTState,
+        deltas: Mapping[str, Arrays],
         noisy: Mapping[str, float],
         probes: Mapping[str, Update],
-    ) -> dict[str, float]:
-        """Accumulate the updates' noise like ``memory``: independent noise adds up in squares."""
-        noise = dict(state.noise)
-        for name, own in noisy.items():
-            probe = probes.get(name)
-            if name not in state.newcomers:
-                noise[name] = self.memory**2 * noise.get(name, 0.0) + own
-            elif probe is None:
-                noise[name] = own
-            else:
-                noise[name] = probe.noise_in(self._compared(probe, state.layer))
-        return {name: found for name, found in noise.items() if found}
+        now: Round,
+    ) -> HCCTState:
+        if now.unseen:
+            products = products_of(state.products, deltas, noisy, decay=self.memory)
+            return replace(state, products=products)
+        caught = {name: self._compared(probe, state.layer) for name, probe in probes.items()}
+        noise = {name: probes[name].noise_in(own) for name, own in caught.items()}
+        return replace(
+            state,
+            memory=remembered(state, deltas, caught, decay=self.memory),
+            noise=remembered_noise(state, noisy, noise, decay=self.memory),
+        )
 
     def _partition(
         self,
@@ -349,7 +345,8 @@ class HCCT(Algorithm[HCCTState]):
         If the groups are kept, a silo without a place (absent when they were formed) is placed like
         a newcomer, and an absent silo keeps its place.
         """
-        settled = sorted(n for n in here if n in state.memory and n not in state.newcomers)
+        known = state.products.names if now.unseen else state.memory
+        settled = sorted(n for n in here if n in known and n not in state.newcomers)
         new = sorted(n for n in state.newcomers if n in deltas)
         stand = self._groups_stand(state, set(here), now)
         if stand:
@@ -359,11 +356,7 @@ class HCCT(Algorithm[HCCTState]):
         compared = [*settled, *new]
         if not compared:
             return state
-        vectors = [state.memory[n] for n in settled]
-        vectors += [deltas[n] if n in state.newcomers else state.memory[n] for n in new]
-        noise = [state.noise.get(name, 0.0) for name in settled]
-        noise += [noisy[n] if n in state.newcomers else state.noise.get(n, 0.0) for n in new]
-        matrix = gram([list(vector.values()) for vector in vectors], noise=noise)
+        matrix = accumulated(state, settled, new, deltas, noisy)
         sizes = np.array([state.members.sizes[n] for n in compared])
         alphas = self._alphas_of(state, compared)
         n = len(settled)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from coterie.strategies.hcct.alpha import Found, Trial
+from coterie.strategies.partition.products import Products
 from coterie.strategies.rounds.handles import Arrays, Model
 from coterie.strategies.rounds.members import Members
 from coterie.strategies.rounds.reports import Group
@@ -18,6 +19,7 @@ class HCCTState:
 
     Attributes:
         memory: silo → c_i, its accumulated own updates (the compared arrays only).
+        products: in a secure run in place of ``memory`` and ``noise``.
         noise: silo → expected squared norm of the noise in that, if it states one (privacy).
         alphas: silo → its own α, if it stated one.
         planned: groups of the next round.
@@ -37,6 +39,7 @@ class HCCTState:
 
     members: Members
     memory: Mapping[str, Arrays] = field(default_factory=dict)
+    products: Products = field(default_factory=Products)
     noise: Mapping[str, float] = field(default_factory=dict)
     alphas: Mapping[str, float] = field(default_factory=dict)
     planned: tuple[Group, ...] = ()

@@ -33,8 +33,14 @@ import numpy as np
 from pydantic import Field
 
 from coterie.strategies.partition.cfl import bipartition, is_split_due, mean_norm
-from coterie.strategies.partition.gram import gram
-from coterie.strategies.plain.placing import compared, constant_lr, nearest, placing_order
+from coterie.strategies.plain.placing import (
+    Direction,
+    constant_lr,
+    direction_of,
+    gram_of,
+    nearest,
+    placing_order,
+)
 from coterie.strategies.rounds.algorithm import (
     Algorithm,
     Compared,
@@ -48,7 +54,6 @@ from coterie.strategies.rounds.algorithm import (
 from coterie.strategies.rounds.handles import Arrays, Model
 from coterie.strategies.rounds.members import Members, give_out
 from coterie.strategies.rounds.minimum_sizes import accepted, average_groups
-from coterie.strategies.rounds.models import plain_mean
 from coterie.strategies.rounds.options import Count, NotNegative, Positive
 from coterie.strategies.rounds.roster import Silo
 
@@ -62,13 +67,13 @@ class Split:
     Attributes:
         model: the group's model when it was split; its updates started from it.
         round: round of the split.
-        directions: mean updates of the two parts.
+        directions: of the two parts.
         parts: their group numbers.
     """
 
     model: Model
     round: int
-    directions: tuple[Arrays, Arrays]
+    directions: tuple[Direction, Direction]
     parts: tuple[int, int]
 
 
@@ -152,17 +157,10 @@ class CFL(Algorithm[CFLState]):
 
     def absorb(self, state: CFLState, updates: Updates, now: Round) -> CFLState:
         """Split the groups that are due, then run FedAvg in every group."""
-        deltas = {u.silo.name: compared(u) for u in updates}
         by_group: dict[int, list[Update]] = {}
         for update in updates:
             by_group.setdefault(state.group_of[update.silo.name], []).append(update)
-        grams = {
-            g: gram(
-                [list(deltas[u.silo.name].values()) for u in by_group[g]],
-                noise=[u.noise_in(deltas[u.silo.name]) for u in by_group[g]],
-            )
-            for g in by_group
-        }
+        grams = {number: gram_of(own) for number, own in by_group.items()}
         norms = {
             number: (
                 mean_norm(matrix, [u.num_examples for u in by_group[number]]),
@@ -180,7 +178,7 @@ class CFL(Algorithm[CFLState]):
                 max_mean_norm=self.eps_mean * largest,
                 min_largest_norm=self.eps_largest * largest,
             ):
-                state = _split(state, number, own, matrix, deltas, now)
+                state = _split(state, number, own, matrix, now)
         return _trained(state, updates)
 
     def details(self, state: CFLState) -> Mapping[str, Any]:
@@ -199,7 +197,8 @@ class CFL(Algorithm[CFLState]):
 
 def _placing(state: CFLState, silo: Silo, step: int, now: Round) -> Order:
     split = state.splits[state.group_of[silo.name]]
-    return placing_order(silo, split.model, constant_lr(now.config, split.round), step=step)
+    config = constant_lr(now.config, split.round)
+    return placing_order(silo, split.model, config, formed=split.round, step=step)
 
 
 def _part(state: CFLState, update: Update) -> int:
@@ -213,7 +212,6 @@ def _split(
     number: int,
     updates: Updates,
     matrix: np.ndarray,
-    deltas: Mapping[str, Arrays],
     now: Round,
 ) -> CFLState:
     """Replace a group by two; absent silos and those without an answer are placed later."""
@@ -221,7 +219,7 @@ def _split(
     names = [[updates[row].silo.name for row in half] for half in halves]
     first = 1 + max(state.group_models)
     parts = (first, first + 1)
-    one, other = (plain_mean([deltas[n] for n in half]) for half in names)
+    one, other = (direction_of([updates[row] for row in half]) for half in halves)
     log.info("round %d: group %d is split into %s and %s", now.number, number, *names)
     start = updates[0].start
     return replace(

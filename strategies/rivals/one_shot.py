@@ -30,8 +30,9 @@ from coterie import wire
 from coterie.strategies.partition._check import Groups
 from coterie.strategies.partition.clustering import Linkage, Metric, hierarchical, k_means
 from coterie.strategies.plain.placing import (
-    compared,
+    Direction,
     constant_lr,
+    direction_of,
     gram_of,
     nearest,
     placing_order,
@@ -45,10 +46,9 @@ from coterie.strategies.rounds.algorithm import (
     Updates,
     orders_from,
 )
-from coterie.strategies.rounds.handles import Arrays, Model
+from coterie.strategies.rounds.handles import Model
 from coterie.strategies.rounds.members import Members, by_number, give_out, global_model, together
 from coterie.strategies.rounds.minimum_sizes import accepted, average, average_groups
-from coterie.strategies.rounds.models import plain_mean
 from coterie.strategies.rounds.options import (
     Config,
     Count,
@@ -69,14 +69,16 @@ class OneShot:
     Attributes:
         origin: the model from which the clustered updates started; None before.
         group_of: silo → index of its group.
+        formed: round of the clustering.
         group_models, directions: per group, its model and its members' mean update.
     """
 
     members: Members
     origin: Model | None = None
+    formed: int = 0
     group_of: Mapping[str, int] = field(default_factory=dict)
     group_models: tuple[Model, ...] = ()
-    directions: tuple[Arrays, ...] = ()
+    directions: tuple[Direction, ...] = ()
 
 
 class _FormedOnce(Algorithm[OneShot]):
@@ -111,7 +113,9 @@ class _FormedOnce(Algorithm[OneShot]):
         if state.origin is None or not new:
             return state
         metric, config = self.placing(now)
-        answers = yield [placing_order(silo, state.origin, config) for silo in new]
+        answers = yield [
+            placing_order(silo, state.origin, config, formed=state.formed) for silo in new
+        ]
         found = {u.silo.name: nearest(u, state.directions, metric=metric) for u in answers}
         return replace(state, group_of={**state.group_of, **found})
 
@@ -131,7 +135,7 @@ class _FormedOnce(Algorithm[OneShot]):
         groups = self.clusters(updates, now) if updates else None
         if groups is None:
             return replace(state, members=average_groups(state.members, updates))
-        return _formed(state, updates, groups)
+        return _formed(replace(state, formed=now.number), updates, groups)
 
     def sharing(self, state: OneShot) -> Sequence[Group]:
         """Return the groups, including single silos: newcomers get the group's model."""
@@ -223,7 +227,7 @@ def _formed(state: OneShot, updates: Updates, groups: Sequence[Sequence[int]]) -
         origin=start,
         group_of={u.silo.name: number for number, own in enumerate(members) for u in own},
         group_models=tuple(start if mean is None else mean for mean in means),
-        directions=tuple(plain_mean([compared(u) for u in own]) for own in members),
+        directions=tuple(direction_of(own) for own in members),
     )
     return replace(formed, members=_handed_out(formed, state.members.here))
 

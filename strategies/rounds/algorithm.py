@@ -38,7 +38,7 @@ from coterie.strategies.rounds.models import Aggregate, is_statistic
 from coterie.strategies.rounds.options import Config, Options, Scalar
 from coterie.strategies.rounds.reports import Group
 from coterie.strategies.rounds.roster import Silo
-from coterie.wire.updates import JOINT
+from coterie.wire.updates import JOINT, sketch_noise
 
 State = TypeVar("State")
 
@@ -103,6 +103,8 @@ class Order:
         config: entries that replace the round's configuration.
         kind: message type: ``train``, or a phase, ``train.<phase>`` or ``evaluate.<phase>``.
         extras: further arrays that the work needs, by record name; never ``arrays``.
+        beside: in a secure run, round and purpose of an earlier training with whose update this
+            one is compared; None: with those of the same round and purpose.
         rounded, sketches: set by the engine: send the model as 16-bit numbers; sketch name →
             numbers of each sketch that the reply has instead of a model, or None.
     """
@@ -113,6 +115,7 @@ class Order:
     config: Config = field(default_factory=dict)
     kind: str = wire.TRAIN
     extras: Mapping[str, Arrays] = field(default_factory=dict)
+    beside: tuple[int, str] | None = None
     rounded: bool = False
     sketches: Mapping[str, int] | None = None
 
@@ -169,12 +172,14 @@ class Update:
         """Return the expected squared norm of the noise in an update, as its silo states it, or 0.
 
         Args:
-            compared: some of the update's arrays, or sketches of them; their share of the noise is
-                their share of the parameters. None: the whole update.
+            compared: some of the update's arrays; their share of the noise is their share of the
+                parameters. Or sketches of them, which contain noise as well. None: the whole
+                update.
         """
+        own = sketch_noise(compared) if compared and isinstance(self.model, Masked) else 0.0
         stated = self.metrics.get(wire.UPDATE_NOISE, 0.0)
         if not 0 < stated < inf:
-            return 0.0
+            return own
         if compared is None:
             return stated
         model = self.model.origin if isinstance(self.model, Masked) else arrays_of(self.model)
@@ -188,7 +193,7 @@ class Update:
             among = [size for name, size in sizes.items() if name.startswith(begins)]
         else:
             among = [sizes.get(name, 0) for name in compared]
-        return stated * sum(among) / max(sum(sizes.values()), 1)
+        return own + stated * sum(among) / max(sum(sizes.values()), 1)
 
 
 Updates = Sequence[Update]

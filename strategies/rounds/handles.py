@@ -32,7 +32,7 @@ class Handle:
         return self is other
 
     def minus(self, old: Model) -> Arrays:
-        """Return a sketch of the change since ``old``.
+        """Return a sketch of the training that made this model of ``old``.
 
         Raises:
             ValueError: there is no such sketch.
@@ -52,7 +52,8 @@ class Masked(Handle):
         silo, round, purpose: identify the training.
         samples: the silo's weight.
         origin: the last model that the silo received before the training.
-        moved: sketch of the change by all its trainings since then; empty if it made none.
+        moved: sketch of the last training's change; empty if it made none. Sketches of different
+            rounds have different projections and cannot be added.
         norm: Euclidean norm of the last training's change.
         stated: what the silo stated of the last training, for the others of a sum.
         fresh: whether that training was the only one since ``origin``.
@@ -71,17 +72,13 @@ class Masked(Handle):
     fresh: bool = True
     limit: Limit | None = None
 
-    def within(self, limit: Limit, before: Arrays) -> Masked:
-        """Return the handle with its last update shortened to a limit.
-
-        Args:
-            before: ``moved`` without that update; empty if it is the only one.
-        """
+    def within(self, limit: Limit) -> Masked:
+        """Return the handle with its last update shortened to a limit."""
         most = limit.of(self.samples)
         if self.norm <= most:
             return replace(self, limit=limit)
-        start = {n: before.get(n, np.zeros_like(a)) for n, a in self.moved.items()}
-        short = shortened(self.moved, start, most / self.norm)
+        zero = {n: np.zeros_like(a) for n, a in self.moved.items()}
+        short = shortened(self.moved, zero, most / self.norm)
         return replace(self, limit=limit, moved=short, norm=most)
 
     def same_as(self, other: Handle) -> bool:
@@ -99,12 +96,10 @@ class Masked(Handle):
 
     def minus(self, old: Model) -> Arrays:
         if isinstance(old, Masked):
-            if equal_arrays(old.origin, self.origin):
-                return {
-                    name: (array - old.moved[name]).astype(array.dtype)  # type: ignore[operator]
-                    for name, array in self.moved.items()
-                }
-        elif not isinstance(old, Handle) and equal_arrays(old, self.origin):
+            started = not self.fresh and old.silo == self.silo
+        else:
+            started = self.fresh and not isinstance(old, Handle) and equal_arrays(old, self.origin)
+        if started:
             return self.moved
         raise ValueError(f"silo {self.silo!r} sent no sketch from that model.")
 

@@ -9,7 +9,6 @@ from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import ceil
 from types import MappingProxyType
-from typing import Any
 
 import numpy as np
 from flwr.app import Message, MetricRecord, RecordDict
@@ -257,21 +256,12 @@ def _masked(
     norm = metrics.get(wire.UPDATE_NORM, float("nan"))
     if not 0 <= norm <= MAX_VALUE:
         raise ReplyError(f"{wire.UPDATE_NORM} must be a number of at least 0. Got {norm}.")
-    start, moved = order.model, sketch
-    if isinstance(start, Masked):
-        origin, before = start.origin, start.moved
-        moved = {n: _sum(a, before[n]) if n in before else a for n, a in sketch.items()}
-    else:
-        origin = arrays_of(start)
+    start = order.model
+    origin = start.origin if isinstance(start, Masked) else arrays_of(start)
     return Masked(
-        *(order.silo.name, number, order.purpose, samples, origin, moved, norm, stated),
+        *(order.silo.name, number, order.purpose, samples, origin, sketch, norm, stated),
         fresh=start is origin,
     )
-
-
-def _sum(one: NDArray[Any], other: NDArray[Any]) -> NDArray[Any]:
-    total: NDArray[Any] = one + other
-    return total
 
 
 def _with_minimum(silo: Silo, metrics: Mapping[str, float]) -> Silo:

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from coterie import wire
 from coterie.client.app import app
 from coterie.client.home.settings import SiloSettings
+from coterie.engine.flower import set_message_id, set_run
 from coterie.features.secure.held import Held, held
 from coterie.features.secure.protocol import (
     Peer,
@@ -28,7 +29,6 @@ from coterie.features.secure.protocol import (
 from coterie.server.site.certificates import make_ca, sign
 from coterie.wire import Model
 from coterie.wire.enrolment import fingerprint_of_key, public_pem
-from coterie.engine.flower import set_message_id, set_run
 from coterie.wire.statements import Statement, decode_statement
 from coterie.wire.updates import Limit
 from tests.conftest import digits_config

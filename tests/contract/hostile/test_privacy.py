@@ -13,10 +13,10 @@ from flwr.app import Message
 import coterie.client.home.rounds
 from coterie import wire
 from coterie.client.home.settings import SiloSettings
+from coterie.engine.flower import message_to_proto
 from coterie.features.privacy import dp_sgd
 from coterie.features.privacy.budget import Budget, read_charges
 from coterie.wire import Model
-from coterie.engine.flower import message_to_proto
 from tests.conftest import digits_config
 from tests.kit import TRAINING, ask, initial, model_in, reason, train, varied_requests
 

@@ -29,6 +29,7 @@ from coterie.client.ledger import read
 from coterie.client.prepare import prepare_nodes
 from coterie.client.resident.foreign import check_policy
 from coterie.client.work.card import read_card
+from coterie.engine.flower import message_to_proto
 from coterie.features.privacy import budget
 from coterie.features.privacy.budget import Budget, BudgetError, Charge, read_charges
 from coterie.features.privacy.silo import CANNOT_DO_WITHOUT, REFUSED, STAYING
@@ -38,7 +39,6 @@ from coterie.server.runs.run import terms
 from coterie.strategies import FederationError
 from coterie.strategies.registry import STRATEGIES
 from coterie.tasks import TaskError
-from coterie.engine.flower import message_to_proto
 from tests.conftest import digits_config
 from tests.kit import TRAINING, ask, dashed, initial, model_in, reason, restart_silos, run, train
 from tests.unit.client.kinds import source

@@ -1035,6 +1035,7 @@ def test_a_sketch_has_the_noise_of_what_it_is_of() -> None:
     update = Update(silo, model, unseen, 100, {UPDATE_NOISE: 2.0})
     assert update.noise_in({"sketch": sketch}) == 2.0
     assert update.noise_in({"one.sketch": sketch}) == 1.5
+    assert update.noise_in({"one.sketch": sketch + 2}) == 1.5 + 6, "and half of its own square"
 
 
 # ---------------------------------------------------------------- K groups
