@@ -94,10 +94,13 @@ def sketches_of(compared: Compared | None, model: Arrays) -> dict[str, int]:
     sizes = sketch_sizes(model, compared.layers)
     if not sizes:
         raise FederationError(
-            "a secure run of this strategy compares sketches of updates, with at least "
-            f"{LEAST_SKETCH} numbers and {SPARSE} times fewer than the updates. This model has "
-            f"{num_numbers(model):,}, so a sketch would reveal the update: use a larger model, "
-            "a strategy that compares nothing (fedavg), or leave secure out.",
+            "a secure run of this strategy forms groups by comparing silos, and this model of "
+            f"{num_numbers(model):,} parameters is too small for that: a sketch of its update "
+            f"needs {LEAST_SKETCH} numbers, {SPARSE} times fewer than the update has, or it is "
+            "inaccurate or the update itself. Scores of candidate models would reveal the update "
+            "as well, after as many scores as the model has parameters; and so would sums of "
+            "pairs. Use a strategy that compares nothing (fedavg), a larger model, or leave "
+            "secure out.",
             phase="secure",
             exit_code=EXIT_CONFIG,
         )
