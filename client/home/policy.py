@@ -30,7 +30,7 @@ METRICS = {
 """Name in ``silo.toml`` → keys on the wire. Sample counts are the weights and are always sent."""
 TRAINING = "train-loss"
 """Leaves a silo that requires secure runs only if ``silo.toml`` names it: label counts, even
-gradients, follow from it for whoever chooses the models."""
+gradients, follow from it for anyone who chooses the models."""
 REVEALING = frozenset(
     {"balanced-accuracy", "sensitivity", "specificity", "average-precision", "f1", "trivial"}
 )
