@@ -389,10 +389,10 @@ def _noisy(request: Request, sketches: Mapping[str, Sketch]) -> Model:
     """Return the sketches as they leave, once they are noted."""
     request.refuse_for(too_few(sketches))
     secrets = _secrets(request)
-    kind = f"{request.config[wire.SKETCH_OF]} {request.config.get(wire.SKETCH_LAYERS, 'all')}"
+    of, layers = (str(request.config.get(k, "")) for k in (wire.SKETCH_OF, wire.SKETCH_LAYERS))
     new = Sketched(
         *(digest_of(request.run), secrets.seed_id),
-        *(digest_of(_projection(request)), digest_of(kind)),
+        *(digest_of(_projection(request)), digest_of(f"{of} {layers}")),
         mark_of(secrets.lasting("mark of a sketch"), sketches),
     )
     if request.game is None or request.session.settings.home:
