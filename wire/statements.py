@@ -123,6 +123,15 @@ def read_block(rows: Sequence[Sequence[object]]) -> Block:
     return found
 
 
+def proportional(one: Block, other: Block) -> bool:
+    """Return whether two blocks have the same silos, which count in the same proportions."""
+    if [name for name, _ in one] != [name for name, _ in other]:
+        return False
+    pairs = [(a, b) for (_, a), (_, b) in zip(one, other, strict=True)]
+    first, second = pairs[0]
+    return all(math.isclose(a * second, b * first, rel_tol=1e-9) for a, b in pairs)
+
+
 def rounded_up(value: float) -> float:
     """Return a number of at least 0 in three significant digits, never below the number."""
     if not 0 < value < math.inf:

@@ -14,10 +14,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from coterie.features.secure.atoms import Atom
-from coterie.features.secure.memory import proportional
 from coterie.strategies.partition.gram import gram
 from coterie.strategies.rounds.handles import Masked
-from coterie.wire.statements import Block
+from coterie.wire.statements import Block, proportional
 
 Least = Callable[[Sequence[str]], int]
 """Silos → the fewest of them that may be a block."""

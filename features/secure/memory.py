@@ -15,7 +15,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-import math
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -214,15 +213,6 @@ def _read(home: str) -> Memory:
         except (ValueError, KeyError, TypeError) as error:
             raise MemoryLostError(f"line {number} of {file} is damaged: {error}") from None
     return found
-
-
-def proportional(one: Block, other: Block) -> bool:
-    """Return whether two blocks have the same silos, which count in the same proportions."""
-    if [name for name, _ in one] != [name for name, _ in other]:
-        return False
-    pairs = [(a, b) for (_, a), (_, b) in zip(one, other, strict=True)]
-    first, second = pairs[0]
-    return all(math.isclose(a * second, b * first, rel_tol=1e-9) for a, b in pairs)
 
 
 def _mark(text: str) -> str:

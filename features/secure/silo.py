@@ -24,7 +24,7 @@ from coterie.client.work.stage import Stage, Work
 from coterie.client.work.weights import travelling
 from coterie.features.secure import lineage
 from coterie.features.secure.held import Held, forget, held, hold
-from coterie.features.secure.memory import Memory, memory_of, proportional
+from coterie.features.secure.memory import Memory, memory_of
 from coterie.features.secure.protocol import (
     FEWEST,
     LEAST_SKETCH,
@@ -56,7 +56,7 @@ from coterie.features.secure.sketches import (
 )
 from coterie.wire import Model
 from coterie.wire.enrolment import fingerprint_of_key
-from coterie.wire.statements import Block, Statement, rounded_up
+from coterie.wire.statements import Block, Statement, proportional, rounded_up
 from coterie.wire.updates import Limit, pieces, shortened, within
 
 
