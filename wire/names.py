@@ -225,7 +225,7 @@ SEED_ID: Final = "secure-seed-id"
 SUM: Final = "secure-sum"
 """Text: the silos of the sum, and the weight of each."""
 
-BUNDLES: Final = "bundles"
+BUNDLES: Final = "bundles-and-contents"
 """Added to ``DESCRIBE`` in transit: messages may come as bundles (``engine.fast.bundles``)."""
 HOSTED: Final = "hosted"
 """Also added: a process may have several silos and one connection."""
@@ -313,9 +313,6 @@ MOST_PATIENCE_MS: Final = 1_000
 WAITING: Final = _sha256(b"coterie: nodes that wait").hexdigest()
 """Requested by a ServerApp like an object: JSON, the nodes that hold a call ``WAIT``; they read
 bundles."""
-
-IN_FILE: Final = "coterie-in-file"
-"""In a ServerApp's call for an object: "1" omits content that is in a file both can read."""
 
 ALONG: Final = "coterie-along"
 """In a call for messages: "1" allows small objects in the answer (``wire.inline_objects``)."""

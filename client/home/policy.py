@@ -307,7 +307,7 @@ class Policy:
         hidden = config.get(wire.SECURE) is True and (joins or wire.kind_of(kind).secret)
         if self.secure != "required":
             return ""
-        if kind == wire.EVALUATE_TRAINING and TRAINING not in (self.metrics or ()):
+        if kind == wire.EVALUATE_TRAINING and TRAINING not in (self.share_metrics or ()):
             return (
                 "does not measure models on its training data, as the answers would reveal these "
                 f'(secure = "required" and no "{TRAINING}" among the metrics in silo.toml).'

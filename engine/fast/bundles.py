@@ -1,32 +1,29 @@
-"""Messages in one object, with large or shared arrays in separate ones: fewer calls, fewer copies.
+"""Messages in one object, with large arrays in separate ones.
 
 Flower splits a message into an object for each record, array and piece of an array, and every
 object is a call on each leg of its way: six for a reply with one packed model. Between a resident
-silo and coterie's ServerApp a message is one object; arrays that are large or shared by several
-messages are separate objects, stored and fetched once. Messages to the silos of one process travel
-in one bundle. To the SuperLink, which passes on bytes under their SHA-256, all of these objects are
-pieces of an array.
+silo and coterie's ServerApp a message is one object, and a large array is a content of its own,
+which the channel (``coterie.engine.fast.channel``) stores once however many messages name it.
+Messages to the silos of one process travel in one bundle.
 
-An object is Flower's head, then: 8 bytes, the length of an index; the index, JSON; the messages as
-Flower's protobuf, their arrays empty; the small arrays.
+An object is Flower's head of a piece of an array, then: 8 bytes, the length of an index; the index,
+JSON; the messages as Flower's protobuf, their arrays empty; the small arrays.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Container, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 from flwr.app import Array, ArrayRecord, Message, RecordDict
 from flwr.proto.message_pb2 import Message as ProtoMessage
 from flwr.proto.message_pb2 import ObjectTree
 
-from coterie.engine.fast.pulled import Content, Piece, parts_of
 from coterie.engine.flower import (
+    inflatable_object,
     message_from,
     message_from_proto,
     message_to_proto,
@@ -36,84 +33,70 @@ from coterie.wire.errors import WireError
 from coterie.wire.limits import MAX_RECORDS
 from coterie.wire.names import PACKED_NAME
 
+Content = bytes | memoryview
+"""The content of an object."""
 KIND = b"ArrayChunk "
-"""The head of a bundle and of a piece. A message in Flower's own form begins with another word."""
+"""The head of a bundle. A message in Flower's own form begins with another word."""
 HEAD_BYTES = 64
 """The longest head: the kind and a length in decimals."""
-PIECE_BYTES = 2**23
-"""Size of the pieces of a large array; the last is the remainder. They are whole memory pages, so
-that files with pieces can be mapped contiguously."""
 INLINE_BYTES = 12_000_000
 """Most bytes of arrays in a bundle itself. It keeps a message far below ``MAX_OBJECT_BYTES``."""
-SHARED_BYTES = 16_000
-"""An array of at least this size that several silos receive is a separate object."""
+OWN_BYTES, SHARED_BYTES = 2**20, 2**16
+"""An array of more bytes is a content of its own: in a reply, and in a message to silos, of which
+several may receive it."""
 MAX_BUNDLED = 10_000
 """The most messages of one bundle."""
 
 
-@dataclass
-class Bundle:
-    """Messages as objects: id → content, the root last.
+@dataclass(frozen=True)
+class Blob:
+    """A content outside of the bundle: its name, and its size in bytes."""
 
-    The root is sent first, as it gives the order of the others.
+    name: str
+    size: int
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """Messages as an object.
+
+    Attributes:
+        content: of the object.
+        blobs: names of the contents that it names.
     """
 
-    root: str = ""
-    objects: dict[str, Content] = field(default_factory=dict)
+    content: bytes
+    blobs: tuple[str, ...] = ()
 
-    def sent(self, wanted: Container[str]) -> list[tuple[str, Any]]:
-        """Return the wanted objects, in the order in which they are sent."""
-        ids = dict.fromkeys((self.root, *self.objects))
-        return [(one, self.objects[one]) for one in ids if one in wanted]
-
-    @property
-    def tree(self) -> ObjectTree:
-        """The tree of objects that the SuperLink receives."""
-        pieces = [ObjectTree(object_id=one) for one in self.objects if one != self.root]
-        return ObjectTree(object_id=self.root, children=pieces)
-
-
-class Pieces:
-    """A cache of arrays in pieces: an array in several bundles is cut and hashed once."""
-
-    def __init__(self) -> None:
-        self._made: dict[int, tuple[Array, list[str], dict[str, Content]]] = {}
-
-    def of(self, array: Array) -> tuple[list[str], dict[str, Content]]:
-        """Return the ids of an array's pieces in order, and the contents, views of the array."""
-        if id(array) not in self._made:  # which keeps it, so that its id stays its own
-            data = memoryview(array.data)
-            parts = (data[i : i + PIECE_BYTES] for i in range(0, len(data), PIECE_BYTES))
-            contents = [piece_of(part) for part in parts]
-            ids = _ids_of(contents)
-            self._made[id(array)] = array, ids, dict(zip(ids, contents, strict=True))
-        return self._made[id(array)][1:]
+    def tree(self, root: str) -> ObjectTree:
+        """Return the tree of objects that the SuperLink receives, with this id of the object."""
+        pieces = [ObjectTree(object_id=one) for one in dict.fromkeys(self.blobs)]
+        return ObjectTree(object_id=root, children=pieces)
 
 
 def bundle(
     messages: Sequence[Message],
+    put: Callable[[Array], str],
     to: Sequence[int] | None = None,
     *,
-    inline: int = INLINE_BYTES,
-    pieces: Pieces | None = None,
+    inline: int = OWN_BYTES,
 ) -> Bundle:
     """Put messages into one object; an ``Array`` that several of them hold is stored once.
 
     Args:
+        put: stores the bytes of a large array, and returns their name.
         to: for each message the number of its silo in its process; None: the only silo.
         inline: the largest array, in bytes, that stays in the object.
-        pieces: of arrays that other bundles hold as well.
     """
-    made, table, pieces = Bundle(), _Arrays(inline), pieces or Pieces()
+    table, blobs = _Arrays(inline), list[str]()
     protos = [_without_arrays(message, table).SerializeToString() for message in messages]
-    places: list[int | list[str]] = []
+    places: list[int | list[Any]] = []
     for array, stays in table.placed():
         if stays:
             places.append(len(array.data))
             continue
-        ids, contents = pieces.of(array)
-        made.objects |= contents
-        places.append(ids)
+        blobs.append(put(array))
+        places.append([blobs[-1], len(array.data)])
     index: dict[str, Any] = {
         "messages": [len(proto) for proto in protos],
         "arrays": places,
@@ -131,83 +114,51 @@ def bundle(
         if (len(_head(8 + len(head) + len(blanks) + rest)) + 8 + len(head + blanks) + rest) % 8 == 0
     )
     content = _as_object(len(head).to_bytes(8, "little"), head, *protos, *small)
-    made.root = object_id(content)
-    made.objects[made.root] = content
-    return made
+    return Bundle(content, tuple(blobs))
 
 
 def is_bundle(content: Content) -> bool:
     """Return whether a message's root object is a bundle."""
-    return bytes(parts_of(content)[0][: len(KIND)]) == KIND
+    return bytes(content[: len(KIND)]) == KIND
 
 
 def object_id(content: Content) -> str:
     """Return an object's id: the SHA-256 of its content."""
-    digest = hashlib.sha256()
-    for part in parts_of(content):
-        digest.update(part)
-    return digest.hexdigest()
+    return hashlib.sha256(content).hexdigest()
 
 
-def _ids_of(contents: Sequence[Content]) -> list[str]:
-    """Return the ids; two threads help because hashlib releases the GIL."""
-    if len(contents) < 2:
-        return [object_id(content) for content in contents]
-    with ThreadPoolExecutor(2) as threads:
-        return list(threads.map(object_id, contents))
-
-
-def piece_of(body: memoryview) -> Piece:
-    """Return the object with this body."""
-    return Piece(_head(len(body)), body)
-
-
-def body_of(content: Content) -> memoryview:
-    """Return a bundle or a piece without its head.
-
-    Raises:
-        WireError: it is something else.
-    """
-    if isinstance(content, Piece):
-        return content.body
-    head = bytes(content[:HEAD_BYTES])
-    if not head.startswith(KIND) or b"\0" not in head:
-        raise WireError("a part of a bundle has the wrong type.")
-    return memoryview(content)[head.index(b"\0") + 1 :]
-
-
-def pieces_in(content: Content) -> list[str]:
-    """Return the ids of a bundle's pieces, in the order of its arrays; empty if it is not a bundle.
-
-    A SuperLink with a database lists a message's objects in another order.
-    """
+def blobs_of(content: Content) -> list[Blob]:
+    """Return the contents that a bundle names. Raises ``WireError`` if it cannot be read."""
     try:
-        body = body_of(content)
-        index = json.loads(bytes(body[8 : 8 + int.from_bytes(body[:8], "little")]))
-        named = [piece for place in index["arrays"] if isinstance(place, list) for piece in place]
-        return list(dict.fromkeys(piece for piece in named if isinstance(piece, str)))
-    except Exception:  # it is read again, by who says what is wrong
-        return []
+        _, index, _ = _opened(content)
+        named = [Blob(*place) for place in index["arrays"] if isinstance(place, list)]
+        if not all(_is_name(one.name) and type(one.size) is int and one.size > 0 for one in named):
+            raise WireError("a bundle names a content that cannot exist.")
+    except WireError:
+        raise
+    except Exception as error:
+        raise WireError(f"{type(error).__name__}: {error}") from None
+    return list(dict.fromkeys(named))
 
 
 def unbundle(
-    root: str, contents: Mapping[str, Content], *, max_bytes: int
+    root: str, content: Content, blobs: Mapping[str, memoryview], *, max_bytes: int
 ) -> tuple[list[Message], list[int] | None]:
     """Return the messages of a bundle, and the silos they are for: the inverse of ``bundle``.
 
-    A single message has the id of its object, one of several ``ID.NUMBER``. Bodies of pieces that
-    are contiguous in memory are not copied.
+    A single message has the id of its object, one of several ``ID.NUMBER``.
 
     Args:
-        root: the object that holds them.
-        contents: of all objects by id.
+        root: the id of its object.
+        content: of its object.
+        blobs: contents that it names.
         max_bytes: of a message's arrays, each counted as often as it is named; 0: no limit.
 
     Raises:
         WireError: it is not a bundle, cannot be read, or one of its messages would be too large.
     """
     try:
-        messages, to = _read(root, contents, max_bytes)
+        messages, to = _read(content, blobs, max_bytes)
     except WireError:
         raise
     except Exception as error:  # Flower, json and protobuf raise all sorts of things
@@ -274,29 +225,39 @@ def _padded(data: bytes) -> bytes:
 # ---------------------------------------------------------------- reading
 
 
-def _read(
-    root: str, contents: Mapping[str, Content], max_bytes: int
-) -> tuple[list[Message], list[int] | None]:
-    body = body_of(contents[root])
+def _opened(content: Content) -> tuple[memoryview, dict[str, Any], int]:
+    """Return a bundle without its head, its index, and where that ends."""
+    head = bytes(content[:HEAD_BYTES])
+    if not head.startswith(KIND) or b"\0" not in head:
+        raise WireError("it is not a bundle.")
+    body = memoryview(content)[head.index(b"\0") + 1 :]
     start = 8 + int.from_bytes(body[:8], "little")
-    index = json.loads(bytes(body[8:start]))
+    return body, json.loads(bytes(body[8:start])), start
+
+
+def _read(
+    content: Content, blobs: Mapping[str, memoryview], max_bytes: int
+) -> tuple[list[Message], list[int] | None]:
+    body, index, at = _opened(content)
     sizes, to = _whole_numbers(index["messages"]), index.get("to")
     if not 0 < len(sizes) <= (1 if to is None else MAX_BUNDLED):
         raise WireError(f"a bundle contains {len(sizes):,} messages.")
     if to is not None and len(_whole_numbers(to)) != len(sizes):
         raise WireError("a bundle does not name the silo of each message.")
-    at = start
     messages = []
     for size in sizes:
         messages.append(message_from_proto(ProtoMessage.FromString(bytes(body[at : at + size]))))
         at += size
-    arrays: list[list[memoryview]] = []
+    arrays: list[memoryview] = []
     for place in index["arrays"]:
         if isinstance(place, int):
-            arrays.append([body[at : at + _whole_numbers([place])[0]]])
+            arrays.append(body[at : at + _whole_numbers([place])[0]])
             at += place + -place % 8
-        else:
-            arrays.append([body_of(contents[piece]) for piece in place])
+            continue
+        name, size = place
+        arrays.append(blobs[name])
+        if len(arrays[-1]) != size:
+            raise WireError(f"a content has {len(arrays[-1]):,} bytes instead of {size:,}.")
     if at != len(body):
         raise WireError("the length of a bundle does not match its index.")
     _fill(messages, arrays, _whole_numbers(index["refs"]), max_bytes)
@@ -305,27 +266,22 @@ def _read(
 
 def _fill(
     messages: Sequence[Message],
-    arrays: Sequence[Sequence[memoryview]],
+    arrays: Sequence[memoryview],
     refs: Sequence[int],
     max_bytes: int,
 ) -> None:
     """Give the messages' arrays their values; shared arrays also share memory."""
-    whole: dict[int, memoryview | bytes] = {}
     left = iter(refs)
     for message in messages:
         num_bytes = 0
         for array in _arrays_of(message):
-            number = next(left)
-            pieces = arrays[number]
-            num_bytes += sum(map(len, pieces))
+            data = arrays[next(left)]
+            num_bytes += len(data)
             if max_bytes and num_bytes > max_bytes:
                 raise WireError(
                     f"its arrays have {num_bytes:,} bytes in total, more than {max_bytes:,}."
                 )
-            if number not in whole:
-                whole[number] = _joined(pieces)
             # Other apps' arrays are Flower's, whose bytes are bytes.
-            data = whole[number]
             array.data = data if array.stype == PACKED_NAME else bytes(data)  # type: ignore[assignment]
     if next(left, None) is not None:
         raise WireError("a bundle names more arrays than its messages contain.")
@@ -341,18 +297,8 @@ def _arrays_of(message: Message) -> Iterator[Array]:
             yield from record.values()
 
 
-def _joined(pieces: Sequence[memoryview]) -> memoryview | bytes:
-    """Join pieces: a view if they are contiguous in memory, else a copy."""
-    if len(pieces) == 1:
-        return pieces[0]
-    starts = [np.frombuffer(piece, np.uint8).ctypes.data for piece in pieces if len(piece)]
-    follow = all(a + len(p) == b for a, b, p in zip(starts, starts[1:], pieces, strict=False))
-    one = pieces[0].obj
-    if len(starts) < len(pieces) or not follow or any(piece.obj is not one for piece in pieces):
-        return b"".join(pieces)
-    held = memoryview(one)
-    begin = starts[0] - np.frombuffer(held, np.uint8).ctypes.data
-    return held[begin : begin + sum(map(len, pieces))].toreadonly()
+def _is_name(value: object) -> bool:
+    return isinstance(value, str) and inflatable_object.is_valid_sha256_hash(value)
 
 
 def _whole_numbers(values: object) -> list[int]:

@@ -13,32 +13,30 @@ from typing import Any
 
 from google.protobuf.unknown_fields import UnknownFieldSet
 
-from coterie.engine.fast.pulled import Content, as_varint, parts_of
+from coterie.engine.fast.channel import FROM_BYTES
 
 FIELD = 9000
 """Number of the field; far beyond those of Flower."""
-OBJECT_BYTES = 2**18
-"""An object must be smaller than this: a larger one may be in a file, and is worth a call."""
 ALONG_BYTES = 2**22
 """Most bytes of objects in one call."""
 _BYTES = 2
 """Wire type of the field: length-delimited."""
 
 
-def small(objects: Iterable[tuple[str, Content]], most: int = ALONG_BYTES) -> dict[str, bytes]:
+def small(objects: Iterable[tuple[str, bytes]], most: int = ALONG_BYTES) -> dict[str, bytes]:
     """Return the first of the objects that fit into one call, at most ``most`` bytes."""
     found, left = dict[str, bytes](), most
     for object_id, content in objects:
-        if 0 < len(content) < OBJECT_BYTES and len(content) <= left:
-            found[object_id] = b"".join(parts_of(content))
+        if 0 < len(content) < FROM_BYTES and len(content) <= left:
+            found[object_id] = content
             left -= len(content)
     return found
 
 
 def attach(message: Any, contents: Iterable[bytes]) -> None:
     """Add contents of objects to a request or an answer."""
-    head = as_varint(FIELD << 3 | _BYTES)
-    fields = [part for one in contents for part in (head, as_varint(len(one)), one)]
+    head = _varint(FIELD << 3 | _BYTES)
+    fields = [part for one in contents for part in (head, _varint(len(one)), one)]
     message.MergeFromString(b"".join(fields))
 
 
@@ -52,3 +50,13 @@ def attached(message: Any) -> dict[str, bytes]:
     if found:
         message.DiscardUnknownFields()
     return small((hashlib.sha256(one).hexdigest(), one) for one in found)
+
+
+def _varint(number: int) -> bytes:
+    """Return protobuf's form of a number: seven bits per byte, lowest first."""
+    made = bytearray()
+    while number > 127:
+        made.append(number & 127 | 128)
+        number >>= 7
+    made.append(number)
+    return bytes(made)

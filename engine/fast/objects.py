@@ -11,12 +11,11 @@ from collections.abc import Mapping
 
 from flwr.app import Array, Message
 
-from coterie.engine.fast.pulled import Content
 from coterie.engine.flower import inflatable_object, inflatable_utils
 from coterie.wire.errors import WireError
 
 
-def put_together(message_id: str, contents: Mapping[str, Content], *, max_bytes: int) -> Message:
+def put_together(message_id: str, contents: Mapping[str, bytes], *, max_bytes: int) -> Message:
     """Assemble a message, with the id ``message_id``, from the objects into which Flower split it.
 
     ``max_bytes`` limits its arrays, each piece counted as often as it is named; 0: no limit.
@@ -25,13 +24,12 @@ def put_together(message_id: str, contents: Mapping[str, Content], *, max_bytes:
         WireError: it is not a message, cannot be read, or would be too large.
     """
     try:
-        whole = {name: bytes(content) for name, content in contents.items()}
-        num_bytes = _expanded_bytes(whole) if max_bytes else 0
+        num_bytes = _expanded_bytes(contents) if max_bytes else 0
         if num_bytes > max_bytes:
             raise WireError(
                 f"its arrays have {num_bytes:,} bytes in total, more than {max_bytes:,}."
             )
-        message = inflatable_utils.inflate_object_from_contents(message_id, whole)
+        message = inflatable_utils.inflate_object_from_contents(message_id, dict(contents))
     except WireError:
         raise
     except Exception as error:  # Flower, json and protobuf raise all sorts of things

@@ -152,7 +152,7 @@ def test_a_reply_that_an_ingress_does_not_pass_costs_its_silo_the_round_alone(
     for entry in rest:
         assert set(entry["left-out"]) == {"b"} and entry["left-out"]["b"].startswith(why)
         assert set(entry["silos"]) == {"a"}
-    assert set(ingress.refused) == {"PushObject"}
+    assert set(ingress.refused) == {"Put"}
     assert "a reply was given up: a proxy on the way" in said and "client_max_body_size" in said
 
 

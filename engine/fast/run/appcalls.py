@@ -12,12 +12,16 @@ from types import SimpleNamespace
 from typing import Any
 
 import grpc
-from flwr.proto.message_pb2 import ConfirmMessageReceivedResponse, PushObjectResponse
+from flwr.proto.message_pb2 import (
+    ConfirmMessageReceivedResponse,
+    PullObjectResponse,
+    PushObjectResponse,
+)
 from flwr.proto.runtime_pb2 import PullAppMessagesResponse, PushAppMessagesResponse
 
 from coterie import wire
 from coterie.engine import flower
-from coterie.engine.fast import pulled
+from coterie.engine.fast.channel import GET, PUT
 from coterie.system.calls import Retry, calls_of, open_channel
 
 CALL_DEADLINE_S = 60.0
@@ -32,8 +36,10 @@ ANSWERS: dict[str, Callable[[bytes], Any]] = {
     "PushMessages": PushAppMessagesResponse.FromString,
     "PullMessages": PullAppMessagesResponse.FromString,
     "PushObject": PushObjectResponse.FromString,
-    "PullObject": pulled.read_pulled,
+    "PullObject": PullObjectResponse.FromString,
     "ConfirmMessageReceived": ConfirmMessageReceivedResponse.FromString,
+    PUT: bytes,
+    GET: bytes,
 }
 """Maps each call to the parser of its answer."""
 
@@ -57,7 +63,7 @@ def runtime_calls(grid: Any, max_bytes: int = 2**31 - 1) -> Any:
 
         return invoke
 
-    named = {name: calling(call) for name, call in calls.items()}
+    named = {name.rpartition("/")[2]: calling(call) for name, call in calls.items()}
     return SimpleNamespace(**named, close=channel.close)
 
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import grpc
-from flwr.app import Error, Message, RecordDict
+from flwr.app import Array, Error, Message, RecordDict
 from flwr.proto.message_pb2 import (
     ConfirmMessageReceivedRequest,
     ObjectTree,
@@ -40,9 +40,9 @@ from flwr.serverapp import Grid
 from coterie import wire
 from coterie.engine import flower
 from coterie.engine.fast import bundles, inline_objects, objects
-from coterie.engine.fast.bundles import SHARED_BYTES, Pieces
-from coterie.engine.fast.pulled import Content, Piece, Pushed
-from coterie.engine.fast.run.announced import Announced
+from coterie.engine.fast.bundles import SHARED_BYTES
+from coterie.engine.fast.channel import ChannelError, Part, get, new_upload, put
+from coterie.engine.fast.run.announced import Announced, gathered
 from coterie.engine.fast.run.appcalls import CALL_DEADLINE_S, runtime_calls, said
 from coterie.engine.fast.run.parcels import Nodes, Parcel
 from coterie.engine.fast.superlink import blob_store
@@ -67,10 +67,6 @@ GONE = (
     "the rest of it could not be found: the silo has given it up (see its log), or has sent "
     "nothing for minutes."
 )
-
-
-LARGE = 8
-"""Objects above which a bundle's 8 MB pieces go to a mapped file: they need not fit in memory."""
 
 
 def fast_engine(grid: Grid, *, hosts: bool = False, folder: Path | None = None) -> Engine:
@@ -101,10 +97,10 @@ class FastEngine:
         # A channel of its own for objects, so that gRPC refuses one that is too large, also one
         # that is small only while it is compressed, before it is in memory.
         self._objects = runtime_calls(inner, wire.MAX_OBJECT_BYTES)
-        self._shelf: blob_store.BlobStore | None = None
-        self._asked = False
-        self._along = False
-        """The SuperLink, coterie's, takes small objects along with messages."""
+        self._store: blob_store.BlobStore | None = None
+        """The SuperLink's folder, if it is on this machine."""
+        self._has_channel: bool | None = None
+        """Whether the SuperLink is coterie's; None: not asked yet."""
 
     def nodes(self) -> list[int]:
         """Return the node ids; silos that share a node replace it."""
@@ -130,82 +126,94 @@ class FastEngine:
         self._pauses.begin()
         return [ids.get(id(message), "") for message in messages]
 
+    def _known(self, name: str) -> bytes:
+        """Return what coterie's SuperLink knows by this name; nothing from another one."""
+        request = PullObjectRequest(
+            node=self.inner.node, run_id=self.inner.run.run_id, object_id=name
+        )
+        with suppress(grpc.RpcError):
+            return bytes(self._objects.PullObject(request, timeout=CALL_DEADLINE_S).object_content)
+        return b""
+
     def _waiting(self) -> set[int]:
         """Ask coterie's SuperLink for nodes that read bundles but have not announced it."""
-        request = PullObjectRequest(
-            node=self.inner.node, run_id=self.inner.run.run_id, object_id=wire.WAITING
-        )
-        with suppress(grpc.RpcError, ValueError, TypeError):
-            answer = self._objects.PullObject(request, timeout=CALL_DEADLINE_S)
-            waiting = set(json.loads(bytes(answer.object_content)))
-            self._along = True
-            return waiting
+        with suppress(ValueError, TypeError):
+            return set(json.loads(self._known(wire.WAITING)))
         return set()
 
     def _invite(self, message: Message) -> None:
         """Announce in ``query.describe`` that bundles are read here; other apps ignore it."""
-        if message.metadata.message_type == wire.DESCRIBE:
+        if message.metadata.message_type == wire.DESCRIBE and self._find_channel():
             config = wire.config_records(message.content)[wire.CONFIG]
             config[wire.BUNDLES], config[wire.HOSTED] = True, self._nodes.hosts
+
+    def _find_channel(self) -> bool:
+        """Return whether the SuperLink has the channel; find its folder if that is here."""
+        if self._store is not None and not self._store.folder.is_dir():  # another SuperLink
+            self._has_channel = None
+        if self._has_channel is None:
+            location = self._known(blob_store.WHERE)
+            self._has_channel, self._store = bool(location), blob_store.find(location)
+        return self._has_channel
 
     def _push_bundles(self, parcels: Sequence[Parcel]) -> list[str]:
         """Push each parcel as one message; return the ids, empty where one was not accepted."""
         if not parcels:
             return []
-        run_id, objects = self.inner.run.run_id, dict[str, Content]()
-        headers, trees, roots, pieces = [], [], list[str](), Pieces()
+        self._find_channel()
+        run_id, names = self.inner.run.run_id, dict[int, tuple[Array, str]]()
+        headers, trees, roots = [], [], dict[str, bytes]()
+
+        def put(array: Array) -> str:
+            if id(array) not in names:  # which keeps it, so that its id stays its own
+                names[id(array)] = array, self._put(array.data)
+            return names[id(array)][1]
+
         for parcel in parcels:
             for message in parcel.messages:
                 flower.set_run(message, run_id)
                 flower.set_sender(message, self.inner.node.node_id)
-            made = bundles.bundle(parcel.messages, parcel.to, inline=SHARED_BYTES, pieces=pieces)
+            made = bundles.bundle(parcel.messages, put, parcel.to, inline=SHARED_BYTES)
+            root = bundles.object_id(made.content)
+            roots[root] = made.content
             header = flower.message_to_proto(flower.message_from(parcel.messages[0], RecordDict()))
-            header.metadata.message_id = made.root
+            header.metadata.message_id = root
             headers.append(header)
-            trees.append(made.tree)
-            objects |= made.objects
-            roots.append(made.root)
-        ids_in_order = dict.fromkeys((*roots, *objects))
+            trees.append(made.tree(root))
+        along = inline_objects.small(roots.items())
+        for root in roots.keys() - along.keys():
+            self._put(roots[root])
         request = PushAppMessagesRequest(messages_list=headers, message_object_trees=trees)
-        if self._along:
-            along = inline_objects.small((name, objects[name]) for name in ids_in_order)
-            inline_objects.attach(request, along.values())
+        inline_objects.attach(request, along.values())
         answer = self._stub.PushMessages(request)
-        wanted = set(answer.objects_to_push)
-        self._find_shelf()
-        pushed: list[Any] = [(name, objects[name]) for name in ids_in_order if name in wanted]
-        push = partial(self._push, answer.session_id)
-        inflatable_utils.push_object_contents_from_iterable(pushed, push)
+        if answer.objects_to_push:
+            missing = answer.objects_to_push[0]
+            raise inflatable_utils.ObjectPushError(missing, run_id, answer.session_id)
+        for name in (*roots, *(name for _, name in names.values())):
+            self._withdraw(name)
         ids = list(answer.message_ids)
         return ids + [""] * (len(parcels) - len(ids))
 
-    def _find_shelf(self) -> None:
-        """Find the SuperLink's folder of large objects, if it is on this machine and ours."""
-        if self._shelf is not None and not self._shelf.folder.is_dir():  # another SuperLink
-            self._shelf, self._asked = None, False
-        if self._asked:
-            return
-        self._asked = True
-        request = PullObjectRequest(
-            node=self.inner.node, run_id=self.inner.run.run_id, object_id=blob_store.WHERE
-        )
-        with suppress(grpc.RpcError):
-            answer = self._objects.PullObject(request, timeout=CALL_DEADLINE_S)
-            self._shelf = blob_store.find(bytes(answer.object_content))
-
-    def _push(self, session: str, object_id: str, content: Content) -> None:
-        request = partial(Pushed, self.inner.node, self.inner.run.run_id, object_id, session)
-        if self._shelf is not None and isinstance(content, Piece):
+    def _put(self, content: bytes | memoryview) -> str:
+        """Give the SuperLink a content; return its name."""
+        held = memoryview(content)
+        if self._store is not None:
             try:
-                self._shelf.offer(object_id, content.body)
+                return self._store.offer(held, self.inner.run.run_id, self.inner.node.node_id)
             except OSError as error:
                 log.warning("large objects are sent in calls: %s", why_unwritten(error))
-                self._shelf = None
-            else:
-                if self._stub.PushObject(request(b"")).stored:
-                    return
-        if not self._stub.PushObject(request(content)).stored:
-            raise inflatable_utils.ObjectPushError(object_id, self.inner.run.run_id, session)
+                self._store = None
+        return put(self._call("Put"), self.inner.node, self.inner.run.run_id, held, new_upload())
+
+    def _withdraw(self, name: str) -> None:
+        """Delete a content that the SuperLink has had already."""
+        if self._store is not None:
+            run, node = self.inner.run.run_id, self.inner.node.node_id
+            self._store.offered(name, run, node).unlink(missing_ok=True)
+
+    def _call(self, name: str) -> Callable[[Part], bytes]:
+        call = getattr(self._objects, name)
+        return lambda part: bytes(call(part, more=part.head, timeout=CALL_DEADLINE_S))
 
     def pull(self, ids: Sequence[str], wait_s: float) -> list[Message]:
         """Return the complete or rejected replies to these messages; see ``Engine``.
@@ -228,8 +236,6 @@ class FastEngine:
                 self._let_go(reply)
                 whole += self._read(reply)
                 del self._sent[reply.message_id]  # what was sent is as large as the next
-        if not whole and self._announced and self._holds(len(asked)):
-            self._wait_for_more()
         self._pauses.looked(time.monotonic() - began, found=bool(whole))
         return [one for one in whole if one.metadata.reply_to_message_id in asked]
 
@@ -244,21 +250,9 @@ class FastEngine:
     def _holds(self, count: int) -> bool:
         """Return whether coterie's SuperLink holds a pull of ``count`` replies until more arrive.
 
-        If very many are pending, some are always there.
+        If very many are pending, some are always there; those of an incomplete reply are asked for.
         """
-        return self._shelf is not None and count <= FEW
-
-    def _wait_for_more(self) -> None:
-        """Let the SuperLink hold a call for the next object of an unfinished reply.
-
-        Replies take turns, so a stalled silo delays the others by at most ``PATIENCE_MS``.
-        """
-        message_id, reply = next(iter(self._announced.items()))
-        more = (wire.IN_FILE, "1"), (wire.PATIENCE, str(PATIENCE_MS))
-        unanswered = inflatable_utils.ObjectUnavailableError, inflatable_utils.ObjectPullError
-        with suppress(grpc.RpcError, *unanswered):  # what is wrong the next fetch finds out
-            self._pulled(reply.wanted[0], *more)
-        self._announced[message_id] = self._announced.pop(message_id)
+        return bool(self._has_channel) and count <= FEW and not self._announced
 
     def _ask(self, ids: Sequence[str]) -> Iterator[Announced]:
         """Yield the SuperLink's replies; a call that fails half-way loses its replies there."""
@@ -283,7 +277,7 @@ class FastEngine:
                 yield Announced(message_id, "", [], why=why)
 
     def _announcements(self, ids: Sequence[str]) -> list[Announced]:
-        waits = self._holds(len(ids)) and not self._announced
+        waits = self._holds(len(ids))
         patient = ((wire.PATIENCE, str(PATIENCE_MS)),) if waits else ()
         answer = self._stub.PullMessages(
             PullAppMessagesRequest(message_ids=ids),
@@ -294,7 +288,7 @@ class FastEngine:
         pairs = zip(answer.messages_list, answer.message_object_trees, strict=True)
         found = [self._announced_reply(header.metadata, tree) for header, tree in pairs]
         for reply in found:
-            reply.take_along(came, self._folder)
+            reply.take_along(came)
         return [reply for reply in found if reply.message_id in ids]
 
     def _announced_reply(self, metadata: Any, tree: ObjectTree) -> Announced:
@@ -302,7 +296,6 @@ class FastEngine:
         objects = inflatable_object.iterate_object_tree(tree)
         ids = [one.object_id for one in islice(objects, wire.MAX_OBJECTS + 1)]
         reply.wanted = list(dict.fromkeys((reply.object_id, *ids)))
-        reply.large = len(ids) > LARGE
         sent = self._sent.get(reply.message_id)
         if sent is not None:
             reply.most = sent.most_bytes
@@ -319,71 +312,58 @@ class FastEngine:
     def _fetch(self, reply: Announced) -> bool:
         """Fetch the available objects of a reply; return whether it is complete or rejected."""
 
-        def pulled(object_id: str) -> Content | None:
+        def pulled(object_id: str) -> bytes | None:
             try:
-                return (
-                    self._shown(reply, object_id)
-                    or (self._pulled(object_id, (wire.IN_FILE, "1")) if self._shelf else None)
-                    # It came while that was asked. Shown, it lies beside the others.
-                    or self._shown(reply, object_id)
-                    or self._pulled(object_id)
-                )
+                return self._pulled(object_id)
             except inflatable_utils.ObjectUnavailableError:
                 return None
 
         until = time.monotonic() + FETCH_S
         try:
-            while reply.wanted:
+            while reply.wanted and not bundles.is_bundle(reply.root):
                 if time.monotonic() > until:
                     return False
-                some, missing = self._next_of(reply), list[str]()
+                some = reply.wanted[: AT_ONCE if reply.root else 1]
+                missing = list[str]()
                 for object_id, content in zip(some, self._threads.map(pulled, some), strict=True):
                     if content is None:
                         missing.append(object_id)
                     else:
-                        reply.take(object_id, content, self._folder)
+                        reply.take(object_id, content)
                 reply.wanted = missing + [one for one in reply.wanted if one not in some]
-                if reply.num_bytes > reply.most + wire.MAX_OBJECT_BYTES:
-                    raise ValueError(f"it has more than {reply.most:,} bytes.")
+                _require_few(reply, reply.num_bytes)
                 if missing:
                     return False
+            if bundles.is_bundle(reply.root):
+                named = bundles.blobs_of(reply.root)
+                _require_few(reply, reply.num_bytes + sum(blob.size for blob in named))
+                reply.blobs = {blob.name: self._content(blob) for blob in named}
         except grpc.RpcError as error:
             reply.why = f"it cannot be fetched: {said(error)}"
+        except inflatable_utils.ObjectUnavailableError:  # the contents of a bundle
+            return False
         except inflatable_utils.ObjectPullError:
             reply.why = GONE
-        except ValueError as error:
+        except (ValueError, ChannelError) as error:
             reply.why = str(error)
         return True
 
-    def _pulled(self, object_id: str, *more: tuple[str, str]) -> Content:
-        """Fetch an object by a call; empty if it is in a file and ``more`` allows that."""
-        call = partial(self._objects.PullObject, timeout=CALL_DEADLINE_S, more=more)
+    def _pulled(self, object_id: str) -> bytes:
+        """Fetch an object by a call."""
+        call = partial(self._objects.PullObject, timeout=CALL_DEADLINE_S)
         pull = flower.make_pull_object_fn_protobuf(call, self.inner.node, self.inner.run.run_id)
-        content: Content = pull(object_id)
-        return content
+        return bytes(pull(object_id))
 
-    def _next_of(self, reply: Announced) -> list[str]:
-        """Return the objects to fetch next: those in files first, then one by a call.
-
-        Silos send in order, so if that one is missing, so is the rest.
-        """
-        some = reply.wanted[:AT_ONCE]
-        if self._shelf is None:
-            return some
-        if reply.object_id in some:
-            return [reply.object_id]
-        if reply.room is None:
-            reply.make_room()
-        return [one for one in some if self._shelf.has(one)] or some[:1]
-
-    def _shown(self, reply: Announced, object_id: str) -> Piece | None:
-        """Return an object from a file of this machine, or None if it has none."""
-        if self._shelf is None:
-            return None
-        place = reply.places.get(object_id)
-        with suppress(OSError):
-            return self._shelf.shown(object_id, None if place is None else reply.room, place or 0)
-        return None
+    def _content(self, blob: bundles.Blob) -> memoryview:
+        """Return a content of a reply, from a file of this machine if there is one."""
+        if self._store is not None:
+            with suppress(OSError, ValueError):
+                found = self._store.shown(blob.name)
+                if found is not None:
+                    return found
+        node, run_id = self.inner.node, self.inner.run.run_id
+        fetch = partial(get, self._call("Get"), node, run_id, blob.name, blob.size)
+        return gathered(fetch, blob.size, self._folder)
 
     def _let_go(self, reply: Announced) -> None:
         if not reply.object_id or reply.received:
@@ -432,7 +412,12 @@ class FastEngine:
     def _messages_of(self, reply: Announced) -> tuple[list[Message], list[int] | None]:
         most = reply.most + wire.MAX_OBJECT_BYTES
         if bundles.is_bundle(reply.root):
-            return bundles.unbundle(reply.object_id, reply.all_contents(), max_bytes=most)
+            return bundles.unbundle(reply.object_id, reply.root, reply.blobs, max_bytes=most)
         message = objects.put_together(reply.object_id, reply.contents, max_bytes=most)
         flower.set_message_id(message, reply.object_id)
         return [message], None
+
+
+def _require_few(reply: Announced, num_bytes: int) -> None:
+    if num_bytes > reply.most + wire.MAX_OBJECT_BYTES:
+        raise ValueError(f"it has more than {reply.most:,} bytes.")

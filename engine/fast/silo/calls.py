@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any, NamedTuple
 
 import grpc
@@ -34,6 +35,8 @@ from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest, SendNodeHeartbeat
 from flwr.proto.message_pb2 import (
     ConfirmMessageReceivedResponse,
     ObjectTree,
+    PullObjectResponse,
+    PushObjectRequest,
     PushObjectResponse,
 )
 from flwr.proto.node_pb2 import Node
@@ -41,8 +44,8 @@ from flwr.proto.run_pb2 import GetRunRequest, GetRunResponse
 
 from coterie import wire
 from coterie.engine import flower
-from coterie.engine.fast import inline_objects, pulled
-from coterie.engine.fast.pulled import Content, Pushed
+from coterie.engine.fast import inline_objects
+from coterie.engine.fast.channel import GET, PUT, Part, get, put
 from coterie.engine.fast.silo import sharing
 from coterie.system.calls import Retry, calls_of
 from coterie.wire.enrolment import public_pem
@@ -69,12 +72,17 @@ ANSWERS: dict[str, Callable[[bytes], Any]] = {
     "PushMessages": PushMessagesResponse.FromString,
     "GetRun": GetRunResponse.FromString,
     "GetFab": GetFabResponse.FromString,
-    "PullObject": pulled.read_pulled,
+    "PullObject": PullObjectResponse.FromString,
     "PushObject": PushObjectResponse.FromString,
     "ConfirmMessageReceived": ConfirmMessageReceivedResponse.FromString,
+    PUT: bytes,
+    GET: bytes,
 }
 """Call → parser of its answer."""
 
+
+MORE = {"PullMessages": ((wire.ALONG, "1"),)}
+"""Call → what is said with it: small objects may come with the message that has them."""
 
 Announced = tuple[Message, ObjectTree, Mapping[str, bytes]]
 
@@ -91,6 +99,8 @@ class Calls(NamedTuple):
         fab: digest, run → ``flwr.proto.fab_pb2.Fab``.
         pull_object: run, id → content.
         push_object: run, session from ``send``, id, content.
+        put: run, content, number of the upload → its name.
+        get: run, name, size → the parts of a content.
         confirm: run, message: it has arrived.
         wait: returns when this node has a message, or after ``wire.WAIT_S``.
     """
@@ -99,8 +109,10 @@ class Calls(NamedTuple):
     send: Callable[[Message, ObjectTree, float, Mapping[str, bytes]], tuple[set[str], str]]
     run: Callable[[int], Any]
     fab: Callable[[str, int], Any]
-    pull_object: Callable[[int, str], bytes | memoryview]
-    push_object: Callable[[int, str, str, Content], None]
+    pull_object: Callable[[int, str], bytes]
+    push_object: Callable[[int, str, str, bytes], None]
+    put: Callable[[int, memoryview, str], str]
+    get: Callable[[int, str, int], Iterator[bytes]]
     confirm: Callable[[int, str], None]
     wait: Callable[[], None]
 
@@ -112,9 +124,6 @@ def joined(
     keys: Keys | None,
     retry: Retry,
     failed: Callable[[grpc.RpcError, bool], None],
-    patience_ms: int = 0,
-    *,
-    along: bool = False,
 ) -> Iterator[tuple[int, Calls]]:
     """Join a SuperLink as a node with a heartbeat; sign off at the end.
 
@@ -127,13 +136,11 @@ def joined(
             checks a signature at every call, five times faster than with Flower's P-384.
         retry: for all calls but heartbeats.
         failed: called with every error, and whether nothing was answered in time.
-        patience_ms: how long the SuperLink may hold a call for an object in transit.
-        along: whether small objects may come in the call that announces their message.
     """
     own = keys is None
     private, public = keys or _fresh_keys()
     channel = sharing.shared_channel(address, certificates)
-    node = _Node(channel, private, public_pem(public), retry, failed, patience_ms, along)
+    node = _Node(channel, private, public_pem(public), retry, failed)
     try:
         if own:
             node.call("RegisterNode", RegisterNodeFleetRequest(public_key=node.pem))
@@ -168,25 +175,19 @@ class _Node:
         pem: bytes,
         retry: Retry,
         failed: Callable[[grpc.RpcError, bool], None],
-        patience_ms: int = 0,
-        along: bool = False,
     ) -> None:
         self.pem, self.retry, self.node = pem, retry, Node()
-        self._patience = ((wire.PATIENCE, str(patience_ms)),) if patience_ms else ()
-        self._along = ((wire.ALONG, "1"),) if along else ()
-        self._takes_along = False
-        """The SuperLink has shown that it knows of this."""
         self._calls, self._key, self._failed = calls_of(channel, "Fleet", ANSWERS), key, failed
 
     def call(self, name: str, request: Any) -> Any:
         return self.retry.invoke(self._once, name, request)
 
     def _once(self, name: str, request: Any, deadline_s: float = 0.0) -> Any:
-        usual = OBJECT_DEADLINE_S if "Object" in name else CALL_DEADLINE_S
+        usual = OBJECT_DEADLINE_S if "Object" in name or name in (PUT, GET) else CALL_DEADLINE_S
         usual = WAIT_DEADLINE_S if name == wire.WAIT else usual
         try:
             call, timeout = self._calls[name], deadline_s or usual
-            more = {"PullObject": self._patience, "PullMessages": self._along}.get(name, ())
+            more = request.head if isinstance(request, Part) else MORE.get(name, ())
             return call(request, timeout=timeout, metadata=self._signed() + more)
         except grpc.RpcError as error:
             late = error.code() == grpc.StatusCode.DEADLINE_EXCEEDED
@@ -228,6 +229,8 @@ class _Node:
             self._fab,
             self._pull_object,
             self._push_object,
+            partial(put, self._calling(PUT), self.node),
+            partial(get, self._calling(GET), self.node),
             self._confirm,
             self._wait,
         )
@@ -239,8 +242,7 @@ class _Node:
         answer = self.call("PullMessages", PullMessagesRequest(node=self.node))
         if not answer.messages_list:
             return None
-        came = inline_objects.attached(answer) if self._along else {}
-        self._takes_along |= bool(came)
+        came = inline_objects.attached(answer)
         return (
             flower.message_from_proto(answer.messages_list[0]),
             answer.message_object_trees[0],
@@ -258,8 +260,7 @@ class _Node:
             message_object_trees=[tree],
             clientapp_runtime_list=[seconds],
         )
-        if self._takes_along:
-            inline_objects.attach(request, along.values())
+        inline_objects.attach(request, along.values())
         answer = self.call("PushMessages", request)
         return set(answer.objects_to_push), answer.session_id
 
@@ -271,8 +272,14 @@ class _Node:
         pull = self._calling("PullObject")
         return flower.make_pull_object_fn_protobuf(pull, self.node, run_id)(object_id)
 
-    def _push_object(self, run_id: int, session: str, object_id: str, content: Content) -> None:
-        request = Pushed(self.node, run_id, object_id, session, content)
+    def _push_object(self, run_id: int, session: str, object_id: str, content: bytes) -> None:
+        request = PushObjectRequest(
+            node=self.node,
+            run_id=run_id,
+            object_id=object_id,
+            session_id=session,
+            object_content=content,
+        )
         if not self.call("PushObject", request).stored:
             raise flower.ObjectPushError(object_id, run_id, session)
 

@@ -14,6 +14,7 @@ import sys
 import tomllib
 import zipfile
 import zlib
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -24,9 +25,8 @@ from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.proto.message_pb2 import ObjectTree
 
 from coterie import wire
-from coterie.engine.fast import bundles, inline_objects, objects
-from coterie.engine.fast.landing import Landing
-from coterie.engine.fast.pulled import Content
+from coterie.engine.fast import bundles, objects
+from coterie.engine.fast.channel import FROM_BYTES, ChannelError, new_upload
 from coterie.engine.fast.silo import sharing
 from coterie.engine.fast.silo.calls import Announced, joined
 from coterie.engine.fast.silo.lost import (
@@ -59,6 +59,7 @@ from coterie.engine.port import (
 )
 from coterie.system.calls import Retry
 from coterie.wire import sentence
+from coterie.wire.buffers import block_of
 
 log = logging.getLogger("coterie.silo")
 
@@ -73,9 +74,6 @@ PASSING = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.INTERNAL)
 
 MANIFEST, MAX_MANIFEST = "pyproject.toml", 1_000_000
 """Name in a FAB, and the most bytes read of it: it is compressed and comes from a network."""
-
-PATIENCE_MS = 500
-"""Longest hold of a call for an object in transit, in ms; a process that stops waits for it."""
 
 OBJECT_WAIT_S = 120.0
 """Longest time for an announced object to arrive at the SuperLink."""
@@ -103,7 +101,11 @@ class FleetLink:
         self._silos = silos
         self._claimed: Announced | None = None
         self._receive, self._send, self._run, self._fab = calls[:4]
-        self._pull_object, self._push_object, self._confirm, self._wait = calls[4:]
+        self._pull_object, self._push_object, self._put, self._get = calls[4:8]
+        self._confirm, self._wait = calls[8:]
+        self._sending: Unsent | None = None
+        self._uploads: dict[int, str] = {}
+        """Numbers of the uploads for the replies that are being sent."""
         self.notifies = True
         """The SuperLink says when there is a message, as far as is known."""
 
@@ -151,14 +153,15 @@ class FleetLink:
 
     def _content_of(self, header: Message, tree: ObjectTree, came: Mapping[str, bytes]) -> Received:
         message_id = header.metadata.message_id
-        contents = self._objects_of(header, tree, came)
         try:
-            if not bundles.is_bundle(contents.get(message_id, b"")):
+            contents, blobs = self._objects_of(header, tree, came)
+            root = contents.get(message_id, b"")
+            if not bundles.is_bundle(root):
                 message = objects.put_together(message_id, contents, max_bytes=self._max_bytes)
                 set_message_id(message, message_id)
                 received = Received(header, (message,), bundled=_reads_bundles(message))
             else:
-                messages, to = bundles.unbundle(message_id, contents, max_bytes=self._max_bytes)
+                messages, to = bundles.unbundle(message_id, root, blobs, max_bytes=self._max_bytes)
                 whose = None if to is None else tuple(to)
                 received = Received(header, tuple(messages), whose, bundled=True)
         except wire.WireError as error:
@@ -172,41 +175,54 @@ class FleetLink:
 
     def _objects_of(
         self, header: Message, tree: ObjectTree, came: Mapping[str, bytes]
-    ) -> dict[str, Content]:
+    ) -> tuple[dict[str, bytes], dict[str, memoryview]]:
+        """Return the objects of a message and, if it is a bundle, the contents that it names."""
         run_id, message_id = header.metadata.run_id, header.metadata.message_id
         ids = [node.object_id for node in inflatable_object.iterate_object_tree(tree)]
-        most = self._max_bytes * self._silos
-        too_large = f"a message of more than {self._max_bytes / 1e6:,.0f} MB"
         if len(ids) > wire.MAX_OBJECTS:
             raise UnreadableError(f"more than {wire.MAX_OBJECTS:,} objects.", header)
         pulled = dict[str, int]()
-        landing = Landing((), 0)
 
-        def pull(object_id: str) -> Any:
+        def pull(object_id: str) -> bytes:
             content = came.get(object_id) or self._pulled(run_id, message_id, object_id)
             pulled[object_id] = len(content)
-            if most and sum(list(pulled.values())) > most:
-                raise TooLargeError(too_large, header)
-            return content if self._cache is not None else landing.lay(object_id, content)
+            self._require_few(sum(list(pulled.values())), header)
+            return content
 
-        def pulled_all(names: Iterable[str]) -> dict[str, Any]:
-            return inflatable_utils.pull_objects(
-                list(names),
-                pull,
-                initial_backoff=OBJECT_PAUSE_S,
-                backoff_cap=0.5,
-                max_time=OBJECT_WAIT_S,
-            )
-
-        contents = pulled_all({message_id} & set(ids))
-        landing = Landing(bundles.pieces_in(contents.get(message_id, b"")), most)
-        contents |= pulled_all(one for one in dict.fromkeys(ids) if one != message_id)
+        contents, blobs = _pulled_all({message_id} & set(ids), pull), dict[str, memoryview]()
+        root = contents.get(message_id, b"")
+        if bundles.is_bundle(root):
+            named = {blob.name: blob for blob in bundles.blobs_of(root)}
+            self._require_few(len(root) + sum(blob.size for blob in named.values()), header)
+            blobs = _pulled_all(named, lambda name: self._content(run_id, named[name]))
+        else:
+            contents |= _pulled_all(dict.fromkeys(ids).keys() - {message_id}, pull)
         if not came.keys() >= set(ids):  # otherwise the SuperLink knows
             self._confirm(run_id, message_id)
-        # An object that is named many times is unpacked as often.
-        if most and sum(len(contents[one]) for one in ids) > most:
-            raise TooLargeError(too_large, header)
-        return contents
+        if not blobs:  # an object that is named many times is unpacked as often
+            self._require_few(sum(len(contents.get(one, b"")) for one in ids), header)
+        return contents, blobs
+
+    def _require_few(self, num_bytes: int, header: Message) -> None:
+        if 0 < self._max_bytes * self._silos < num_bytes:
+            what = f"a message of more than {self._max_bytes / 1e6:,.0f} MB"
+            raise TooLargeError(what, header)
+
+    def _content(self, run_id: int, blob: bundles.Blob) -> memoryview:
+        """Fetch a content; connections of one process fetch it once."""
+        if self._cache is None:
+            return self._fetched(run_id, blob)
+        fetch = partial(self._fetched, run_id, blob)
+        return memoryview(self._cache.get(blob.name, fetch))
+
+    def _fetched(self, run_id: int, blob: bundles.Blob) -> memoryview:
+        block = block_of(blob.size)
+        held = memoryview(bytearray(blob.size)) if block is None else block.data[: blob.size]
+        at = 0
+        for part in self._get(run_id, blob.name, blob.size):
+            held[at : at + len(part)] = part
+            at += len(part)
+        return held.toreadonly()
 
     def _objection(self, message: Message) -> str:
         if not message.has_content():
@@ -231,7 +247,7 @@ class FleetLink:
         pull: Callable[[], bytes] = partial(self._pull_object, run_id, object_id)
         if self._cache is None or object_id == message_id:
             return pull()
-        return self._cache.get(object_id, pull)
+        return bytes(self._cache.get(object_id, pull))
 
     def send(self, unsent: Unsent) -> None:
         """Send the replies to a message or bundle; errors as ``receive`` and ``NotPassedError``."""
@@ -239,13 +255,25 @@ class FleetLink:
             if not unsent.bundled:
                 self._send_as_flower(unsent)
                 return
-            bundle = bundles.bundle(unsent.replies, unsent.to)
             header = _header_of(unsent.replies[0], several=unsent.to is not None)
-            set_message_id(header, bundle.root)
-            along = inline_objects.small(bundle.sent(bundle.objects))
-            wanted, session = self._send(header, bundle.tree, unsent.seconds, along)
-            push = partial(self._push_object, header.metadata.run_id, session)
-            inflatable_utils.push_object_contents_from_iterable(bundle.sent(wanted), push)
+            if self._sending is not unsent:
+                self._sending, self._uploads = unsent, defaultdict(new_upload)
+
+            def put(content: bytes | memoryview, key: int) -> str:
+                run_id = header.metadata.run_id
+                return str(self._put(run_id, memoryview(content), self._uploads[key]))
+
+            made = bundles.bundle(unsent.replies, lambda one: put(one.data, id(one)), unsent.to)
+            if len(made.content) < FROM_BYTES:
+                root = bundles.object_id(made.content)
+                along = {root: made.content}
+            else:
+                root, along = put(made.content, 0), {}
+            set_message_id(header, root)
+            left, _ = self._send(header, made.tree(root), unsent.seconds, along)
+            if left:
+                self._sending = None
+                raise ChannelError("the SuperLink does not have all of the reply any more.")
 
     def _send_as_flower(self, unsent: Unsent) -> None:
         (reply,) = unsent.replies
@@ -265,12 +293,23 @@ class FleetLink:
             raise meaning_of(error, self._way) from error
         except UnreadableError:
             raise
-        except (ObjectPullError, ObjectUnavailableError, ObjectPushError) as error:
+        except (ObjectPullError, ObjectUnavailableError, ObjectPushError, ChannelError) as error:
             # One that did not come, or that the SuperLink takes no more under this number: the
             # reply is announced again.
             raise LinkError(f"the SuperLink was lost: {sentence(error)}", holds=True) from error
         except RuntimeError as error:  # a node that is gone
             raise LinkError(f"the SuperLink was lost: {sentence(error)}") from error
+
+
+def _pulled_all(names: Iterable[str], pull: Callable[[str], Any]) -> dict[str, Any]:
+    """Return objects or contents by name; wait for those that are on their way."""
+    return inflatable_utils.pull_objects(
+        list(names),
+        pull,
+        initial_backoff=OBJECT_PAUSE_S,
+        backoff_cap=0.5,
+        max_time=OBJECT_WAIT_S,
+    )
 
 
 def _reads_bundles(message: Message) -> bool:
@@ -347,11 +386,7 @@ def connect(
     entered = False
     with ExitStack() as stack:
         try:
-            # Where other nodes of this process have their turns, none of them may wait for its own.
-            patience = PATIENCE_MS if cache is None else 0
-            opening = joined(
-                *(how.address, certificates, how.keys, retry, failed, patience), along=cache is None
-            )
+            opening = joined(how.address, certificates, how.keys, retry, failed)
             node_id, calls = stack.enter_context(opening)
         except grpc.RpcError as error:
             raise refusal_of(errors[-1] if errors else error, way) from error

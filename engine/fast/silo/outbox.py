@@ -11,7 +11,7 @@ import zipfile
 from dataclasses import replace
 from pathlib import Path
 
-from flwr.app import Error
+from flwr.app import Array, Error
 
 from coterie import wire
 from coterie.engine.fast import bundles
@@ -58,14 +58,23 @@ class Outbox:
 
 
 def _write(file: Path, unsent: Unsent) -> None:
-    packed_up = bundles.bundle(unsent.replies, unsent.to)
+    contents = dict[str, memoryview]()
+
+    def put(array: Array) -> str:
+        content = memoryview(array.data)
+        name = bundles.object_id(content)
+        contents[name] = content
+        return name
+
+    made = bundles.bundle(unsent.replies, put, unsent.to)
+    root = bundles.object_id(made.content)
     with (
         replacing(file, private=True) as unfinished,
         zipfile.ZipFile(unfinished, "w", zipfile.ZIP_STORED) as packed,
     ):
-        for name, content in packed_up.objects.items():
+        for name, content in (*contents.items(), (root, made.content)):
             packed.writestr(name, bytes(content))
-        about = {"root": packed_up.root, "seconds": unsent.seconds, "node": unsent.node_id}
+        about = {"root": root, "seconds": unsent.seconds, "node": unsent.node_id}
         packed.writestr(ABOUT, json.dumps({**about, "bundled": unsent.bundled}))
 
 
@@ -74,8 +83,10 @@ def _read(file: Path) -> Unsent | None:
     try:
         with zipfile.ZipFile(file) as packed:
             about = json.loads(packed.read(ABOUT))
-            contents = {name: packed.read(name) for name in packed.namelist() if name != ABOUT}
-        replies, to = bundles.unbundle(about["root"], contents, max_bytes=0)
+            names = set(packed.namelist()) - {ABOUT}
+            contents = {name: memoryview(packed.read(name)) for name in names}
+        root = about["root"]
+        replies, to = bundles.unbundle(root, contents[root], contents, max_bytes=0)
         whose = None if to is None else tuple(to)
         seconds, node_id = float(about["seconds"]), int(about["node"])
         return Unsent(tuple(replies), seconds, node_id, whose, bool(about["bundled"]))

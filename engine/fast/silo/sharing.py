@@ -183,6 +183,9 @@ _heart = _Heart()
 # ---------------------------------------------------------------- objects
 
 
+Content = bytes | memoryview
+
+
 class ObjectCache:
     """A cache of pulled objects by id, which is the SHA-256 of their content.
 
@@ -192,11 +195,11 @@ class ObjectCache:
 
     def __init__(self, num_bytes: int = 256_000_000) -> None:
         self.num_bytes = num_bytes
-        self._kept: OrderedDict[str, bytes] = OrderedDict()
+        self._kept: OrderedDict[str, Content] = OrderedDict()
         self._size = 0
         self._lock = Lock()
 
-    def get(self, object_id: str, pull: Callable[[], bytes]) -> bytes:
+    def get(self, object_id: str, pull: Callable[[], Content]) -> Content:
         """Return the object's content from the cache, or by ``pull``."""
         with self._lock:
             if object_id in self._kept:

@@ -1,16 +1,13 @@
-"""Large objects in files, which a SuperLink shares with the ServerApps of its machine.
+"""Large contents in files, which a SuperLink shares with the ServerApps of its machine.
 
-Flower passes every object between the two by a call, which copies it about ten times. Here the
-SuperLink keeps large objects in a private folder. A ServerApp that finds the folder maps them into
-its memory, and puts the objects that it sends there. A file is named by the SHA-256 of its object,
-is complete or absent, and is deleted with the object. A ServerApp on another machine uses calls.
-
-A file holds an object's body. Its head gives only the length of the body.
+The SuperLink keeps what arrives over the channel in a private folder. A ServerApp that finds the
+folder maps the contents into its memory, and puts those that it sends there. A file is named by the
+SHA-256 of its content, is complete or absent, and is deleted with the content. A ServerApp on
+another machine uses the channel.
 """
 
 from __future__ import annotations
 
-import ctypes
 import json
 import math
 import os
@@ -19,37 +16,31 @@ import shutil
 import time
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from fcntl import LOCK_EX, LOCK_NB, LOCK_SH, flock
 from hashlib import sha256
-from mmap import ACCESS_READ, MAP_ANONYMOUS, MAP_PRIVATE, MAP_SHARED, PROT_READ, PROT_WRITE, mmap
+from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from tempfile import mkdtemp
 from threading import Lock, Timer
 
-from coterie.engine.fast import bundles
-from coterie.engine.fast.bundles import PIECE_BYTES
-from coterie.engine.fast.pulled import Piece
 from coterie.system.files import held_by, locked, make_folder
 
 WHERE = sha256(b"coterie: the folder of large objects").hexdigest()
 """A request for this object id returns the location of the folder."""
-FROM_BYTES = 2**18
-"""Smallest size of an object that is worth a file."""
 HELD_S = 10.0
 """How long a process that is about to end may still hold the folder."""
 PREFIX, TOKEN, NEW, UNFINISHED, SPARE = "objects-", "token", ".new", ".part", "spare"
-LEFT_S = 600.0
-"""Age after which an unannounced file counts as left by a process that was killed."""
-MOST_SPARE, SPARE_S = 512, 60.0
-"""Most files kept for reuse, of at most ``PIECE_BYTES`` each, and seconds after the last deletion
-for which they are kept."""
+LEFT_S = 3600.0
+"""Age after which a content that no message names counts as left by a process that was killed."""
+SPARE_BYTES, SPARE_S = 2**32, 60.0
+"""Most bytes of files kept for reuse, and seconds after the last deletion for which they are
+kept."""
 SPARE_FREE_BYTES = 2**33
 """Free disk space below which no spare files are kept."""
 TRIES, LOOK_S = 8, 0.5
 """Spare files tried per write, and seconds between two searches for more."""
-MAP_FIXED, MAP_NORESERVE = 0x10, 0x4000
-"""Linux flags that Python does not name."""
 
 
 class BlobStore:
@@ -59,35 +50,37 @@ class BlobStore:
         self.folder = folder
         self._spare = _Spare(folder / SPARE)
 
-    def write(self, name: str, body: memoryview | bytes) -> Path:
-        """Write an object's body into a temporary file for ``adopt``. Raises ``OSError``."""
-        unfinished = self.folder / f"{name}.{secrets.token_hex(4)}{UNFINISHED}"
-        try:
-            descriptor = self._spare.taken(unfinished)
-            if descriptor is None:
-                descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    def begin(self, run: int, node: int) -> tuple[Path, int]:
+        """Return a new unfinished file, and its descriptor for writing. Raises ``OSError``."""
+        unfinished = self.folder / f"{secrets.token_hex(8)}.{run}.{node}{UNFINISHED}"
+        descriptor = self._spare.taken(unfinished)
+        if descriptor is None:
+            descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        return unfinished, descriptor
+
+    def offer(self, content: memoryview | bytes, run: int, node: int) -> str:
+        """Write a content where the SuperLink finds it; return its name. Raises ``OSError``."""
+        with ThreadPoolExecutor(1) as threads:  # hashing and writing both leave Python's lock
+            digest = threads.submit(sha256, content)
+            unfinished, descriptor = self.begin(run, node)
             try:
-                os.ftruncate(descriptor, len(body))
-                left = memoryview(body)
-                while left:
-                    left = left[os.write(descriptor, left) :]
+                write_at(descriptor, 0, content)
+                os.ftruncate(descriptor, len(content))
+                name = digest.result().hexdigest()
+                unfinished.rename(self.offered(name, run, node))
+            except OSError:
+                unfinished.unlink(missing_ok=True)
+                raise
             finally:
                 os.close(descriptor)
-        except OSError:
-            unfinished.unlink(missing_ok=True)
-            raise
-        return unfinished
+        return name
 
-    def offer(self, name: str, body: memoryview | bytes) -> None:
-        """Write an object's body where the SuperLink finds it. Raises ``OSError``."""
-        self.write(name, body).rename(self.offered(name))
-
-    def offered(self, name: str) -> Path:
-        """Return the path at which a ServerApp puts an object."""
-        return self.folder / (name + NEW)
+    def offered(self, name: str, run: int, node: int) -> Path:
+        """Return the path of a content that a node has sent, until a message of it has the name."""
+        return self.folder / f"{name}.{run}.{node}{NEW}"
 
     def adopt(self, name: str, file: Path) -> None:
-        """Move a written or offered file to its name. Raises ``OSError`` if it is missing."""
+        """Move an offered file to its name. Raises ``OSError`` if it is missing."""
         file.rename(self.folder / name)
 
     def drop(self, name: str) -> None:
@@ -95,22 +88,31 @@ class BlobStore:
         with suppress(OSError):
             self._spare.add(self.folder / name)
 
-    def shown(self, name: str, room: Room | None = None, place: int = 0) -> Piece | None:
-        """Map an object, in ``room`` if given; None if it has no file. Raises ``OSError``."""
-        try:
-            descriptor = os.open(self.folder / name, os.O_RDONLY | os.O_NOFOLLOW)
-        except FileNotFoundError:
-            return None
-        try:
-            if not _held(descriptor, self.folder / name):
+    def shown(self, name: str) -> memoryview | None:
+        """Map a content; None if it has no file. Raises ``OSError`` or ``ValueError``."""
+        with self._opened(name) as descriptor:
+            if descriptor is None:
                 return None
-            size = os.fstat(descriptor).st_size
-            held = room.show(descriptor, size, place) if room is not None else None
-            if held is None:
-                held = memoryview(mmap(descriptor, size, access=ACCESS_READ))
+            return memoryview(mmap(descriptor, 0, access=ACCESS_READ))
+
+    def part(self, name: str, at: int, size: int) -> bytes:
+        """Return bytes of a content, fewer at its end; none without a file. Raises ``OSError``."""
+        with self._opened(name) as descriptor:
+            return b"" if descriptor is None else os.pread(descriptor, size, at)
+
+    @contextmanager
+    def _opened(self, name: str) -> Iterator[int | None]:
+        """Open a content, locked against reuse of its file; a map of it keeps the lock."""
+        file = self.folder / name
+        try:
+            descriptor = os.open(file, os.O_RDONLY | os.O_NOFOLLOW)
+        except FileNotFoundError:
+            yield None
+            return
+        try:
+            yield descriptor if _held(descriptor, file) else None
         finally:
             os.close(descriptor)
-        return bundles.piece_of(held)
 
     def has(self, name: str) -> bool:
         """Return whether there is a file of this object."""
@@ -120,7 +122,7 @@ class BlobStore:
         """Return whether the file of an object has its content."""
         with suppress(OSError, ValueError):  # an empty one cannot be shown
             found = self.shown(name)
-            return found is not None and bundles.object_id(found) == name
+            return found is not None and sha256(found).hexdigest() == name
         return False
 
     @property
@@ -135,10 +137,18 @@ class BlobStore:
         for name in self.names.difference(names):
             (self.folder / name).unlink(missing_ok=True)
 
-    def erase(self, names: Iterable[str]) -> None:
-        """Delete objects and the bytes of those that were dropped before, beside a SuperLink."""
+    def erase(self, names: Iterable[str], runs: Iterable[int]) -> None:
+        """Delete contents, also those dropped before, beside a SuperLink.
+
+        Args:
+            names: of contents.
+            runs: that have ended: what was put for them and is in no message.
+        """
         for name in names:
             (self.folder / name).unlink(missing_ok=True)
+        for run in runs:
+            for file in self.folder.glob(f"*.{run}.*"):
+                file.unlink(missing_ok=True)
         shutil.rmtree(self.folder / SPARE, ignore_errors=True)
 
     def location(self) -> bytes:
@@ -169,8 +179,9 @@ class _Spare:
 
     def add(self, file: Path) -> None:
         """Keep the file of a deleted object, or delete it. Raises ``OSError``."""
+        size = file.stat().st_size
         with self._lock:
-            full = len(self._files) >= MOST_SPARE
+            full = size * (1 + len(self._files)) > SPARE_BYTES
         if full or shutil.disk_usage(file.parent).free < SPARE_FREE_BYTES:
             file.unlink()
             return
@@ -245,32 +256,12 @@ def _held(descriptor: int, file: Path) -> bool:
     return False
 
 
-class Room:
-    """Consecutive addresses for ``places`` pieces of a reply, ``PIECE_BYTES`` each.
-
-    Raises ``OSError`` if this machine provides no such addresses.
-    """
-
-    def __init__(self, places: int) -> None:
-        self._held = mmap(
-            *(-1, places * PIECE_BYTES),
-            flags=MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE,
-            prot=PROT_READ | PROT_WRITE,
-        )
-        self._map = ctypes.CDLL(None, use_errno=True).mmap
-        self._map.restype = ctypes.c_void_p
-        address, size, number = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
-        self._map.argtypes = [address, size, number, number, number, ctypes.c_long]
-
-    def show(self, descriptor: int, size: int, place: int) -> memoryview | None:
-        """Map a file at a place; None if it does not fit there."""
-        begin = place * PIECE_BYTES
-        if not 0 < size <= PIECE_BYTES or begin + PIECE_BYTES > len(self._held):
-            return None
-        at = ctypes.addressof(ctypes.c_char.from_buffer(self._held, begin))
-        if self._map(at, size, PROT_READ, MAP_SHARED | MAP_FIXED, descriptor, 0) != at:
-            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
-        return memoryview(self._held)[begin : begin + size].toreadonly()
+def write_at(descriptor: int, at: int, content: memoryview | bytes) -> None:
+    """Write bytes at a position. Raises ``OSError``."""
+    left = memoryview(content)
+    while left:
+        done = os.pwrite(descriptor, left, at)
+        left, at = left[done:], at + done
 
 
 def find(location: bytes) -> BlobStore | None:

@@ -1,15 +1,14 @@
-"""What silos and ServerApps send each other through a SuperLink, with few calls and few copies.
+"""What silos and ServerApps send each other through a SuperLink, with few calls.
 
-``Carrying`` is the first base class of either API's servicer. A call that asks for data which is
-not there yet may be held until it is, small objects travel with their messages, and ``FewCopies``
-reads and writes the calls that carry objects without protobuf's copies (``engine.fast.pulled``).
+``Carrying`` is the first base class of either API's servicer. A call that asks for a message which
+is not there yet may be held until it is, small objects travel with their messages, and contents
+that came over the channel are there as soon as a message names them. ``Channel`` is that channel.
 """
 
 from __future__ import annotations
 
 import logging
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
@@ -17,15 +16,20 @@ from threading import Condition
 from typing import Any
 
 import grpc
-from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest, ObjectTree, PullObjectRequest
+from flwr.proto.message_pb2 import (
+    ConfirmMessageReceivedRequest,
+    ObjectTree,
+    PullObjectRequest,
+    PushObjectRequest,
+)
 from flwr.proto.node_pb2 import Node
 
 from coterie import wire
-from coterie.engine.fast import inline_objects, pulled
+from coterie.engine.fast import inline_objects
+from coterie.engine.fast.channel import GET, HEAD, PUT, read_part
 from coterie.engine.fast.inline_objects import ALONG_BYTES
-from coterie.engine.fast.pulled import Pushed
-from coterie.engine.fast.superlink import blob_store
 from coterie.engine.fast.superlink.long_polling import Room
+from coterie.engine.fast.superlink.stores import Laid
 from coterie.engine.flower import inflatable_object
 
 log = logging.getLogger("flwr")
@@ -57,35 +61,25 @@ class Arrivals:
                 self._count += 1
                 self._changed.notify_all()
 
-    def held(
-        self,
-        ask: Callable[[], Any],
-        lacks: Callable[[Any], bool],
-        context: grpc.ServicerContext,
-        *,
-        again: bool,
-    ) -> Any:
-        """Ask, and hold the call while ``lacks(answer)``, as long as the caller wants to wait.
+    def held(self, ask: Callable[[], Any], context: grpc.ServicerContext) -> Any:
+        """Ask for messages; without any, hold the call until some may have come.
 
-        If ``again``, a held caller gets the latest answer. Otherwise it gets the first one and asks
-        again: a message is handed out once, and a held caller may be gone.
+        The caller then asks again: a message is handed out once, and a held caller may be gone.
         """
-        until = time.monotonic() + _patience(context)
-        while True:
-            seen = self._count
-            answer = ask()
-            left = until - time.monotonic()
-            if left <= 0 or not lacks(answer) or not self._wait(seen, left) or not again:
-                return answer
+        seen, answer = self._count, ask()
+        seconds = _patience(context)
+        if seconds and not answer.messages_list:
+            self._wait(seen, seconds)
+        return answer
 
-    def _wait(self, seen: int, seconds: float) -> bool:
-        """Wait until there is more than was seen; return whether there may be."""
+    def _wait(self, seen: int, seconds: float) -> None:
+        """Wait until there may be more than was seen."""
         with self._changed:
             if self._held >= MOST_HELD:
-                return False
+                return
             self._held += 1
             try:
-                return self._changed.wait_for(lambda: self._count != seen, seconds)
+                self._changed.wait_for(lambda: self._count != seen, seconds)
             finally:
                 self._held -= 1
 
@@ -95,7 +89,6 @@ class Exchange:
     """What the servicers of both APIs share: who waits for what."""
 
     messages: Arrivals = field(default_factory=Arrivals)
-    objects: Arrivals = field(default_factory=Arrivals)
     room: Room = field(default_factory=Room)
 
 
@@ -110,59 +103,56 @@ class Carrying(_Flowers):  # type: ignore[misc]
     objectstore_factory: Any
     """Of ``stores``; Flower's servicers have their own type for it."""
 
+    def state_now(self) -> Any:
+        """Return Flower's state."""
+        raise NotImplementedError
+
     def PushMessages(self, request: Any, context: grpc.ServicerContext) -> Any:
-        """Announce messages as in Flower, and store the objects that came with them."""
+        """Announce messages as in Flower, and store the contents that came before or with them."""
         with self.exchange.messages.coming():
             came = inline_objects.attached(request)
             answer = super().PushMessages(request, context)
-            if came and request.messages_list:
+            if request.messages_list:
                 about = request.messages_list[0].metadata
                 node = _node_of(request) or Node(node_id=about.src_node_id)
+                push = {"node": node, "run_id": about.run_id, "session_id": answer.session_id}
                 # Of nobody else: Flower has just said of these that it waits for them.
-                left = [
+                wanted = [
                     name
                     for name in answer.objects_to_push
-                    if name not in came
-                    or not self.PushObject(
-                        Pushed(node, about.run_id, name, answer.session_id, came[name]),
-                        context,
-                    ).stored
+                    if not self._has_come({**push, "object_id": name}, came, context)
                 ]
                 del answer.objects_to_push[:]
-                answer.objects_to_push.extend(left)
+                answer.objects_to_push.extend(wanted)
+                self.objectstore_factory.uploads.announced(about.run_id, node.node_id)
             return answer
+
+    def _has_come(
+        self, push: dict[str, Any], came: Mapping[str, bytes], context: grpc.ServicerContext
+    ) -> bool:
+        """Store an object that came with its message or before it; return whether it did."""
+        name = push["object_id"]
+        if name in came:
+            request = PushObjectRequest(**push, object_content=came[name])
+            return bool(self.PushObject(request, context).stored)
+        run, on = push["run_id"], self.objectstore_factory.store().shelf
+        offered = on.offered(name, run, push["node"].node_id)
+        if not offered.exists():
+            return False
+        return bool(self.state_now().store_object(run, push["session_id"], name, Laid(offered)))
 
     def PullMessages(self, request: Any, context: grpc.ServicerContext) -> Any:
         """Hand out messages as in Flower, with small objects for a caller who can read them."""
 
         def ask() -> Any:
             answer = super(Carrying, self).PullMessages(request, context)
-            filed = self.objectstore_factory.store().shelf
-            if answer.messages_list and filed is not None and metadatum(context, wire.ALONG):
-                self._give_along(answer, _node_of(request), filed, context)
+            if answer.messages_list and metadatum(context, wire.ALONG):
+                self._give_along(answer, _node_of(request), context)
             return answer
 
-        return self.exchange.messages.held(ask, _is_empty, context, again=False)
+        return self.exchange.messages.held(ask, context)
 
-    def PushObject(self, request: Any, context: grpc.ServicerContext) -> Any:
-        """Store an object as in Flower."""
-        with self.exchange.objects.coming():
-            return super().PushObject(request, context)
-
-    def PullObject(self, request: Any, context: grpc.ServicerContext) -> Any:
-        """Hand out an object as in Flower; one on its way is waited for."""
-        pull = super().PullObject
-        return self.exchange.objects.held(
-            lambda: pull(request, context), _is_on_its_way, context, again=True
-        )
-
-    def _give_along(
-        self,
-        answer: Any,
-        caller: Node | None,
-        filed: blob_store.BlobStore,
-        context: grpc.ServicerContext,
-    ) -> None:
+    def _give_along(self, answer: Any, caller: Node | None, context: grpc.ServicerContext) -> None:
         """Attach small available objects; a message that is complete then counts as confirmed."""
         left = ALONG_BYTES
         for header, tree in zip(answer.messages_list, answer.message_object_trees, strict=True):
@@ -171,7 +161,7 @@ class Carrying(_Flowers):  # type: ignore[misc]
             about = header.metadata
             whose = {"node": caller or Node(node_id=about.dst_node_id), "run_id": about.run_id}
             try:
-                own, whole = self._small_of(tree, whose, filed, left, context)
+                own, whole = self._small_of(tree, whose, left, context)
                 if whole:
                     request = ConfirmMessageReceivedRequest(
                         **whose, message_object_id=tree.object_id
@@ -187,7 +177,6 @@ class Carrying(_Flowers):  # type: ignore[misc]
         self,
         tree: ObjectTree,
         whose: dict[str, Any],
-        filed: blob_store.BlobStore,
         most: int,
         context: grpc.ServicerContext,
     ) -> tuple[list[bytes], bool]:
@@ -198,7 +187,7 @@ class Carrying(_Flowers):  # type: ignore[misc]
             return [], False
         found: dict[str, bytes] = {}
         for name in ids:
-            if filed.has(name):
+            if self.objectstore_factory.store().shelf.has(name):
                 continue
             pulled = super().PullObject(PullObjectRequest(**whose, object_id=name), context)
             if pulled.object_available:
@@ -207,24 +196,42 @@ class Carrying(_Flowers):  # type: ignore[misc]
         return list(fit.values()), len(fit) == len(ids)
 
 
-class FewCopies(grpc.ServerInterceptor):  # type: ignore[misc]
-    """Calls that carry objects, read and written without protobuf's copies.
+class Channel(grpc.ServerInterceptor):  # type: ignore[misc]
+    """The calls ``Put`` and ``Get`` in front of one of Flower's APIs, whose checks they pass.
 
-    It comes last, next to Flower's servicer: what it hands out is not Flower's type.
+    Args:
+        api: name of the API.
     """
+
+    def __init__(self, api: str) -> None:
+        self._calls = {
+            PUT: f"/flwr.proto.{api}/PushObject",
+            GET: f"/flwr.proto.{api}/PullObject",
+        }
 
     def intercept_service(
         self, continuation: Callable[..., Any], handler_call_details: grpc.HandlerCallDetails
     ) -> grpc.RpcMethodHandler | None:
-        handler, method = continuation(handler_call_details), handler_call_details.method
-        if handler is None or not method.endswith(("/PushObject", "/PullObject")):
-            return handler
-        read, write = handler.request_deserializer, handler.response_serializer
-        if method.endswith("/PushObject"):
-            read = pulled.read_push
-        else:
-            write = pulled.write_pulled
-        return grpc.unary_unary_rpc_method_handler(handler.unary_unary, read, write)
+        method = self._calls.get(handler_call_details.method)
+        if method is None:
+            return continuation(handler_call_details)
+        handler = continuation(handler_call_details._replace(method=method))
+        if handler is None:
+            return None
+
+        def call(body: bytes, context: grpc.ServicerContext) -> Any:
+            try:
+                part = read_part(metadatum(context, HEAD), body)
+                if bool(body) != (handler_call_details.method == PUT):
+                    raise ValueError("a part has bytes if it is put, and none if it is asked for")
+            except ValueError as error:
+                context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"{HEAD} is invalid: {error}")
+            answer = handler.unary_unary(part, context)
+            if answer is None:
+                context.abort(grpc.StatusCode.NOT_FOUND, "there is no such content.")
+            return answer
+
+        return grpc.unary_unary_rpc_method_handler(call)
 
 
 def metadatum(context: grpc.ServicerContext, name: str) -> str:
@@ -241,11 +248,3 @@ def _patience(context: grpc.ServicerContext) -> float:
 def _node_of(request: Any) -> Node | None:
     """Return the calling node, which Flower has checked; None for calls of a ServerApp."""
     return request.node if "node" in request.DESCRIPTOR.fields_by_name else None
-
-
-def _is_empty(answer: Any) -> bool:
-    return not answer.messages_list
-
-
-def _is_on_its_way(answer: Any) -> bool:
-    return bool(answer.object_found and not answer.object_available)

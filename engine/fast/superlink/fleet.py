@@ -27,6 +27,9 @@ class Fleet(Carrying, Limited):
         super().__init__(states, stores, enrolled)
         self.exchange = exchange
 
+    def state_now(self) -> Any:
+        return self.state_factory.state()
+
     def PullMessages(self, request: Any, context: grpc.ServicerContext) -> Any:
         """Hand out a message; a silo that finds none may wait for the next."""
         node = request.node.node_id

@@ -55,10 +55,11 @@ def _delete(database: Path) -> None:
     )
     # Only those: the SuperLink may be writing files that the database is to have in a moment.
     known = [] if files is None else [name for name in files.names if name in store]
-    for run in state.get_run_info(statuses=["finished"]):
-        state.cleanup_run(run.run_id)
+    ended = [run.run_id for run in state.get_run_info(statuses=["finished"])]
+    for run in ended:
+        state.cleanup_run(run)
     if files is not None:
-        files.erase(name for name in known if name not in store)
+        files.erase((name for name in known if name not in store), ended)
 
 
 def _write_anew(database: Path) -> None:

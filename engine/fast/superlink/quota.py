@@ -19,15 +19,15 @@ import grpc
 from flwr.app import Error
 from flwr.common.constant import Status
 from flwr.proto.fleet_pb2 import PushMessagesRequest
-from flwr.proto.message_pb2 import ObjectTree
+from flwr.proto.message_pb2 import ObjectTree, PushObjectRequest
 from flwr.server.superlink.fleet.grpc_rere.fleet_servicer import FleetServicer
 from flwr.server.superlink.linkstate import LinkStateFactory
 from flwr.server.superlink.utils import check_abort
 from flwr.supercore.error import ApiErrorCode, FlowerError
 
 from coterie import wire
-from coterie.engine.fast.pulled import Pulled, Pushed
-from coterie.engine.fast.superlink.stores import Stores, laid
+from coterie.engine.fast.channel import Part
+from coterie.engine.fast.superlink.stores import Stores
 from coterie.engine.flower import (
     inflatable_object,
     message_from,
@@ -52,6 +52,10 @@ accepts 2 GB from anybody."""
 HEARTBEAT_S = 60.0
 """Longest announced time to a silo's next heartbeat; it counts as present for twice as long.
 coterie's silos use 10 s, Flower's 30 s; Flower itself accepts half an hour."""
+
+
+NOT_RUNNING = [Status.PENDING, Status.STARTING, Status.FINISHED]
+"""States of a run whose silos may send nothing."""
 
 
 class _Announced(NamedTuple):
@@ -134,11 +138,12 @@ class Quotas:
         with self._lock:
             self._account(run, node).last = reply
 
-    def sends(self, run: int, node: int, num_bytes: int) -> str:
-        """Count sent bytes; return why they exceed the allowance, or an empty text."""
+    def sends(self, run: int, node: int, num_bytes: int, *, num_objects: int = 0) -> str:
+        """Count what was sent; return why it exceeds the allowance, or an empty text."""
         with self._lock:
             account = self._account(run, node, answers=True)
             account.num_bytes += num_bytes
+            account.num_objects += num_objects
             return account.problem
 
 
@@ -175,16 +180,15 @@ class Limited(FleetServicer):
         return answer
 
     def PullObject(self, request: Any, context: grpc.ServicerContext) -> Any:
-        """Hand out an object, which may lie in a file, while its run goes on, as Flower does."""
-        state, run = self.state_factory.state(), request.run_id
-        if check_abort(run, [Status.PENDING, Status.STARTING, Status.FINISHED], state):
-            return super().PullObject(request, context)  # which says why not
-        content = state.get_object(run, request.object_id)
-        size = len(content or b"")
-        if size:
-            state.store_traffic(run, bytes_sent=size, bytes_recv=0)
-        self.allowances.was_sent(run, request.node.node_id, size)
-        return Pulled(content is not None, size > 0, content or b"")
+        """Hand out an object as Flower does, or a part of a content."""
+        answer = super().PullObject(request, context)
+        counted = len(answer.object_content)
+        content, size = self.objectstore_factory.store().read(request, answer)
+        if size > counted:  # it lies in a file
+            state = self.state_factory.state()
+            state.store_traffic(request.run_id, bytes_sent=size - counted, bytes_recv=0)
+        self.allowances.was_sent(request.run_id, request.node.node_id, size)
+        return content
 
     def PushMessages(self, request: Any, context: grpc.ServicerContext) -> Any:
         """Store a reply as Flower does, or an error in its place if the silo has sent too much."""
@@ -202,7 +206,13 @@ class Limited(FleetServicer):
             context,
         )
         for name in answer.objects_to_push:
-            pushed: Any = Pushed(request.node, run, name, answer.session_id, objects[name])
+            pushed = PushObjectRequest(
+                node=request.node,
+                run_id=run,
+                object_id=name,
+                session_id=answer.session_id,
+                object_content=objects[name],
+            )
             super().PushObject(pushed, context)
         return type(answer)()  # it has nothing to send
 
@@ -222,13 +232,17 @@ class Limited(FleetServicer):
         return answer
 
     def PushObject(self, request: Any, context: grpc.ServicerContext) -> Any:
-        """Store an object as Flower does, unless the silo has sent too much."""
+        """Store an object as Flower does, or a part of a content, within the silo's limits."""
         run, node = request.run_id, request.node.node_id
-        why = self.allowances.sends(run, node, len(request.object_content))
+        is_new = isinstance(request, Part) and request.at == 0
+        why = self.allowances.sends(run, node, len(request.object_content), num_objects=is_new)
         if why:  # for the silo that is the end of this run
             raise _refused(why)
-        with laid(self.objectstore_factory.store(), request):
-            return super().PushObject(request, context)
+        state = self.state_factory.state()
+        if not isinstance(request, Part) or check_abort(run, NOT_RUNNING, state):
+            return super().PushObject(request, context)  # which says why not
+        state.store_traffic(run, bytes_sent=0, bytes_recv=len(request.object_content))
+        return self.objectstore_factory.uploads.take(request)
 
 
 def _require_frequent(heartbeat_s: float) -> None:

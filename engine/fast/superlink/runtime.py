@@ -7,46 +7,50 @@ from typing import Any
 
 import grpc
 from flwr.common.constant import SUPERLINK_NODE_ID
+from flwr.proto.message_pb2 import PullObjectResponse
 from flwr.server.superlink.linkstate import LinkStateFactory
 from flwr.supercore.constant import TaskType
 from flwr.supercore.interceptors import get_authenticated_task
 from flwr.superlink.servicer.runtime.runtime_servicer import SuperLinkRuntimeServicer
 
 from coterie import wire
-from coterie.engine.fast.pulled import Piece, Pulled
+from coterie.engine.fast.channel import Part
 from coterie.engine.fast.superlink import blob_store
-from coterie.engine.fast.superlink.carrying import Carrying, Exchange, metadatum
-from coterie.engine.fast.superlink.stores import Laid, Stores, laid
+from coterie.engine.fast.superlink.carrying import Carrying, Exchange
+from coterie.engine.fast.superlink.stores import Stores
 
 
-class _Sharing(SuperLinkRuntimeServicer):
-    """Flower's servicer, with large objects in files."""
+class _Parts(SuperLinkRuntimeServicer):
+    """Flower's servicer, with contents that travel in parts."""
 
     objectstore_factory: Stores
 
     def PushObject(self, request: Any, context: grpc.ServicerContext) -> Any:
-        """Store an object; one without content lies in the folder already."""
-        store = self.objectstore_factory.store()
-        if store.shelf is not None and not len(request.object_content):
-            request.object_content = Laid(store.shelf.offered(request.object_id))
-        with laid(store, request):
-            return super().PushObject(request, context)
+        """Store an object as Flower does, or a part of a content."""
+        if isinstance(request, Part) and _of_serverapp(request):
+            return self.objectstore_factory.uploads.take(request)
+        return super().PushObject(request, context)  # which says what is wrong with a part
 
     def PullObject(self, request: Any, context: grpc.ServicerContext) -> Any:
-        """Hand out an object of the ServerApp's run, as Flower does."""
-        task = get_authenticated_task()
-        if task.type != TaskType.SERVER_APP or request.node.node_id != SUPERLINK_NODE_ID:
-            return super().PullObject(request, context)  # which says what is wrong
-        content = self.state().get_object(task.run_id, request.object_id)
-        return Pulled(content is not None, bool(content), content or b"")
+        """Hand out an object as Flower does, or a part of a content."""
+        answer = super().PullObject(request, context)
+        return self.objectstore_factory.store().read(request, answer)[0]
 
 
-class Runtime(Carrying, _Sharing):
+def _of_serverapp(request: Part) -> bool:
+    is_run = get_authenticated_task().type == TaskType.SERVER_APP
+    return is_run and request.node.node_id == SUPERLINK_NODE_ID
+
+
+class Runtime(Carrying, _Parts):
     """The calls of ServerApps."""
 
     def __init__(self, exchange: Exchange, states: LinkStateFactory, stores: Stores) -> None:
         super().__init__(states, stores)
         self.exchange = exchange
+
+    def state_now(self) -> Any:
+        return self.state()
 
     def PushMessages(self, request: Any, context: grpc.ServicerContext) -> Any:
         """Announce messages; silos that wait learn of theirs when their objects are there."""
@@ -56,14 +60,12 @@ class Runtime(Carrying, _Sharing):
             self.exchange.room.came([one.metadata.dst_node_id for one in request.messages_list])
 
     def PullObject(self, request: Any, context: grpc.ServicerContext) -> Any:
-        """Hand out an object, but not one that its caller finds in the folder."""
-        on = self.objectstore_factory.store().shelf
-        if request.object_id == blob_store.WHERE and on is not None:
-            on.forget_unannounced()
-            return Pulled(True, True, on.location())
-        if request.object_id == wire.WAITING:
-            return Pulled(True, True, json.dumps(self.exchange.room.nodes()).encode())
-        answer = super().PullObject(request, context)
-        if isinstance(answer.object_content, Piece) and metadatum(context, wire.IN_FILE):
-            return Pulled(True, True)
-        return answer
+        """Hand out an object, or what is known here by the name of one."""
+        found = b""
+        if request.object_id == blob_store.WHERE:
+            found = self.objectstore_factory.store().shelf.location()
+        elif request.object_id == wire.WAITING:
+            found = json.dumps(self.exchange.room.nodes()).encode()
+        if not found:
+            return super().PullObject(request, context)
+        return PullObjectResponse(object_found=True, object_available=True, object_content=found)

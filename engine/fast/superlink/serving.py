@@ -36,7 +36,7 @@ from flwr.superlink.servicer.control.control_account_auth_interceptor import (
 )
 from flwr.superlink.servicer.control.control_servicer import ControlServicer
 
-from coterie.engine.fast.superlink.carrying import Exchange, FewCopies
+from coterie.engine.fast.superlink.carrying import Channel, Exchange
 from coterie.engine.fast.superlink.commands import flower_command, replace_in
 from coterie.engine.fast.superlink.fleet import Fleet, Signed
 from coterie.engine.fast.superlink.long_polling import GrpcWaiting
@@ -95,10 +95,10 @@ class Serving(SuperLinkLifespan):
             (self._fleet, add_FleetServicer_to_server),
             [
                 GrpcWaiting(self._room),
+                Channel("Fleet"),
                 interceptors.RpcErrorTranslationServerInterceptor(),
                 Signed(self.state_factory),
                 interceptors.create_fleet_runtime_version_server_interceptor(),
-                FewCopies(),
             ],
         )
 
@@ -120,10 +120,10 @@ class Serving(SuperLinkLifespan):
             ("Runtime API", address, config.runtime_certificates, most),
             (self._runtime, add_RuntimeServicer_to_server),
             [
+                Channel("Runtime"),
                 interceptors.RpcErrorTranslationServerInterceptor(),
                 *checks,
                 interceptors.create_superlink_runtime_version_server_interceptor(),
-                FewCopies(),
             ],
         )
 

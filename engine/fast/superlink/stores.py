@@ -1,20 +1,20 @@
-"""Flower's object stores, in memory and in a database, with large objects in files.
+"""Flower's object stores, in memory and in a database, with large contents in files.
 
 The files are in a folder that the SuperLink shares with the ServerApps of its machine
-(``engine.fast.superlink.blob_store``). An object is checked and written before Flower stores it,
-which it does one at a time: so objects of several silos are written in parallel.
+(``coterie.engine.fast.superlink.blob_store``). A content arrives there before a message announces
+it, hashed and written: what remains for Flower, which stores one object at a time, is a rename.
 """
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
 from typing import Any
 
+from flwr.proto.message_pb2 import PullObjectResponse
 from flwr.supercore.constant import FLWR_IN_MEMORY_DB_NAME
 from flwr.supercore.object_store import ObjectStoreFactory
 from flwr.supercore.object_store.in_memory_object_store import InMemoryObjectStore
@@ -23,91 +23,75 @@ from sqlalchemy import event, text
 
 from coterie import wire
 from coterie.engine.fast import bundles
-from coterie.engine.fast.pulled import Content, Piece
+from coterie.engine.fast.channel import PART_BYTES, Part
 from coterie.engine.fast.superlink import blob_store
+from coterie.engine.fast.superlink.uploads import Uploads
 from coterie.engine.flower import inflatable_utils
-from coterie.system.files import LockedError, why_unwritten
-
-log = logging.getLogger("flwr")
 
 FILED = b"filed"
-"""Stored in place of a content that is in a file. No object has this content."""
+"""Stored in place of a content that is in a file. No object of Flower's has this content."""
 
 
 @dataclass(frozen=True)
 class Laid:
-    """A stand-in for a checked content that lies in a file.
+    """A stand-in for a content that has arrived in a file of its own.
 
     Attributes:
         file: moved into the store's folder if Flower stores the object.
-        size: of the object; 0 if a ServerApp put the file there without a call.
     """
 
     file: Path
-    size: int = 0
-
-    def __len__(self) -> int:
-        return self.size
 
 
 class Filed:
-    """The base of both stores: large objects are in files of ``shelf``, if there is one."""
+    """The base of both stores: large contents are in files of ``shelf``."""
 
-    shelf: blob_store.BlobStore | None = None
+    shelf: blob_store.BlobStore
 
     def lacks(self, object_id: str) -> bool:
         """Return whether the store waits for this object."""
         raise NotImplementedError
 
-    def written(self, object_id: str, content: Content) -> Laid | None:
-        """Write an expected object to a file; None if it is small or does not match its name.
+    def read(self, asked: Any, answer: Any) -> tuple[Any, int]:
+        """Return what is handed out of an object, or of the part that is asked for, and its bytes.
 
-        Flower stores one object at a time, so the slow part is done first.
+        ``answer`` is Flower's, with a stand-in for a file. None: there is no such content.
         """
-        body = _body_of(content)
-        if self.shelf is None or body is None or not self.lacks(object_id):
-            return None
-        if object_id != bundles.object_id(content):
-            return None  # ``put`` reports that
-        try:
-            return Laid(self.shelf.write(object_id, body), len(content))
-        except OSError as error:
-            log.warning("an object is stored without a file: %s", why_unwritten(error))
-            return None
+        kept, is_part = answer.object_content, isinstance(asked, Part)
+        at, size = (asked.at, PART_BYTES) if is_part else (0, wire.MAX_OBJECT_BYTES)
+        content = kept[at : at + size]
+        if kept == FILED:
+            if not self.shelf.has(asked.object_id):  # a power cut has damaged it
+                return (None if is_part else PullObjectResponse()), 0
+            content = self.shelf.part(asked.object_id, at, size)
+        if is_part:
+            return (content if answer.object_found else None), len(content)
+        if content != kept:
+            answer.object_content = content
+        return answer, len(content)
 
-    def _stored(self, object_id: str, content: Content | Laid) -> bytes:
+    def _stored(self, object_id: str, content: bytes | Laid) -> bytes:
         """Return the content for Flower to keep; move a ``Laid`` file to its place if expected."""
         if isinstance(content, Laid):
-            if self.shelf is not None and self.lacks(object_id):
+            if self.lacks(object_id):
                 self.shelf.adopt(object_id, content.file)
             return FILED
-        whole = bytes(content)
-        if object_id != bundles.object_id(whole):
+        if object_id != bundles.object_id(content):
             raise ValueError(f"Object ID {object_id} does not match content hash")
-        inflatable_utils.validate_object_content(content=whole)
-        return whole
-
-    def _shown(self, object_id: str, content: bytes | None) -> Any:
-        """Return the object for a content that Flower kept; None if its file is gone."""
-        if content != FILED:
-            return content
-        return self.shelf.shown(object_id) if self.shelf is not None else None
+        inflatable_utils.validate_object_content(content=content)
+        return content
 
 
 class FiledStore(Filed, InMemoryObjectStore):
     """Flower's store in memory, with a folder that is open while this process lasts."""
 
-    def __init__(self, on: blob_store.BlobStore | None) -> None:
-        super().__init__(verify=False)  # done here: the contents may be no bytes
+    def __init__(self, on: blob_store.BlobStore) -> None:
+        super().__init__(verify=False)  # done here: the contents may be in files
         self.shelf = on
 
-    def put(self, object_id: str, object_content: Content | Laid) -> None:
+    def put(self, object_id: str, object_content: bytes | Laid) -> None:
         with self.lock_store:
             super().put(object_id, self._stored(object_id, object_content))
-
-    def get(self, object_id: str) -> Any:
-        with self.lock_store:
-            return self._shown(object_id, super().get(object_id))
 
     def delete(self, object_id: str) -> None:
         with self.lock_store:
@@ -123,7 +107,7 @@ class FiledStore(Filed, InMemoryObjectStore):
             super().clear()
 
     def _drop(self, object_id: str, content: bytes) -> None:
-        if content == FILED and self.shelf is not None:
+        if content == FILED:
             self.shelf.drop(object_id)
 
     def lacks(self, object_id: str) -> bool:
@@ -137,15 +121,13 @@ class SqlStore(Filed, SqlObjectStore):
 
     Args:
         database_path: as in Flower.
-        opened: enters a folder's context; returns None if that fails.
+        opened: enters a folder's context.
     """
 
     def __init__(
         self,
         database_path: str,
-        opened: Callable[
-            [AbstractContextManager[blob_store.BlobStore]], blob_store.BlobStore | None
-        ],
+        opened: Callable[[AbstractContextManager[blob_store.BlobStore]], blob_store.BlobStore],
     ) -> None:
         super().__init__(database_path, verify=False)
         self._opened, self._turn = opened, Lock()
@@ -165,24 +147,21 @@ class SqlStore(Filed, SqlObjectStore):
         )
         return {str(row["object_id"]) for row in found}
 
-    def put(self, object_id: str, object_content: Content | Laid) -> None:
+    def put(self, object_id: str, object_content: bytes | Laid) -> None:
         with self._turn:
             content = self._stored(object_id, object_content)
         super().put(object_id, content)
-
-    def get(self, object_id: str) -> Any:
-        return self._shown(object_id, super().get(object_id))
 
     def delete(self, object_id: str) -> None:
         """Delete an object as Flower does; its file is deleted after the commit."""
         with self.session() as session:
             super().delete(object_id)
-            if self.shelf is not None and self.shelf.has(object_id) and object_id not in self:
+            if self.shelf.has(object_id) and object_id not in self:
                 event.listen(session, "after_commit", lambda _: self._drop(object_id), once=True)
 
     def _drop(self, object_id: str) -> None:
         """Delete the file, unless the object was announced again meanwhile."""
-        assert self.shelf is not None and self._engine is not None
+        assert self._engine is not None
         there = text("SELECT 1 FROM objects WHERE object_id = :name")
         with self._turn, self._engine.connect() as opened:
             if opened.execute(there, {"name": object_id}).first() is None:
@@ -190,44 +169,11 @@ class SqlStore(Filed, SqlObjectStore):
 
     def clear(self) -> None:
         super().clear()
-        if self.shelf is not None:
-            self.shelf.keep(())
+        self.shelf.keep(())
 
     def lacks(self, object_id: str) -> bool:
         asked = "SELECT is_available FROM objects WHERE object_id = :name"
         return any(not row["is_available"] for row in self.query(asked, {"name": object_id}))
-
-
-def _body_of(content: Content) -> memoryview | None:
-    """Return the part of an object that goes to a file; None if it stays in memory."""
-    if len(content) < blob_store.FROM_BYTES or not bundles.is_bundle(content):
-        return None
-    try:
-        body = bundles.body_of(content)
-    except wire.WireError:
-        return None
-    own = bundles.piece_of(body)
-    return body if len(own) == len(content) and _begins(content, own.head) else None
-
-
-def _begins(content: Content, head: bytes) -> bool:
-    return not isinstance(content, Piece) and bytes(content[: len(head)]) == head
-
-
-@contextmanager
-def laid(store: object, request: Any) -> Iterator[None]:
-    """Replace a large content in a request to store it by a file, for the duration of the block."""
-    made = None
-    if isinstance(store, Filed):
-        made = store.written(request.object_id, request.object_content)
-    if made is None:
-        yield
-        return
-    request.object_content = made
-    try:
-        yield
-    finally:
-        made.file.unlink(missing_ok=True)  # it was not taken
 
 
 class Stores(ObjectStoreFactory):
@@ -242,21 +188,13 @@ class Stores(ObjectStoreFactory):
     def __init__(self, database: str, home: Path, folders: ExitStack) -> None:
         super().__init__(database)
 
-        def opened(
-            folder: AbstractContextManager[blob_store.BlobStore],
-        ) -> blob_store.BlobStore | None:
-            try:
-                return folders.enter_context(folder)
-            except (OSError, LockedError) as error:
-                log.warning("large objects are stored without files: %s", why_unwritten(error))
-                return None
-
         self._store: FiledStore | SqlStore
         if database == FLWR_IN_MEMORY_DB_NAME:
-            self._store = FiledStore(opened(blob_store.opened(home)))
+            self._store = FiledStore(folders.enter_context(blob_store.opened(home)))
         else:
-            self._store = SqlStore(database, opened)
+            self._store = SqlStore(database, folders.enter_context)
             self._store.initialize()
+        self.uploads = Uploads(self._store.shelf)
 
     def store(self) -> FiledStore | SqlStore:
         """Return the store."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import os
 from collections.abc import Callable, Sequence
 from mmap import mmap
 from pathlib import Path
@@ -13,6 +12,7 @@ import numpy as np
 import pytest
 from flwr.app import ConfigRecord, Error, Message, MetricRecord, RecordDict
 from flwr.proto.message_pb2 import Message as ProtoMessage
+from flwr.proto.message_pb2 import PullObjectResponse
 from flwr.proto.node_pb2 import Node
 from flwr.proto.runtime_pb2 import (
     GetNodesResponse,
@@ -22,15 +22,17 @@ from flwr.proto.runtime_pb2 import (
 from flwr.serverapp import Grid
 
 from coterie import wire
-from coterie.engine.fast import bundles
-from coterie.engine.fast.bundles import Bundle
-from coterie.engine.fast.run import announced, parcels, pulling
+from coterie.engine.fast import bundles, inline_objects
+from coterie.engine.fast.channel import Part
+from coterie.engine.fast.run import announced, parcels
+from coterie.engine.fast.superlink import blob_store
 from coterie.strategies.rounds.exchange import exchange
 from tests.contract.hostile.grids import grid_before
 from tests.contract.hostile.test_pulling import Store
+from tests.unit.engine.made import Made
 
-SILOS = 3
-Answer = Callable[[Sequence[Message], Sequence[int]], Bundle]
+SILOS, PART = 3, 1_000
+Answer = Callable[[Sequence[Message], Sequence[int]], Made]
 
 
 def trained(message: Message, number: int) -> Message:
@@ -41,8 +43,8 @@ def trained(message: Message, number: int) -> Message:
     return Message(content, reply_to=message)
 
 
-def honest(messages: Sequence[Message], to: Sequence[int]) -> Bundle:
-    return bundles.bundle([trained(m, n) for m, n in zip(messages, to, strict=True)], to)
+def honest(messages: Sequence[Message], to: Sequence[int]) -> Made:
+    return Made([trained(m, n) for m, n in zip(messages, to, strict=True)], to)
 
 
 class HostStore(Store):
@@ -53,6 +55,7 @@ class HostStore(Store):
         self.answer, self.said = answer, said
         self.pushed: list[tuple[int, str, list[int] | None]] = []
         self.kept: dict[str, bytes] = {}
+        self.parts: dict[str, bytes] = {}
 
     def GetNodes(self, request: Any, **_: Any) -> Any:
         return GetNodesResponse(nodes=[Node(node_id=5), Node(node_id=9)])
@@ -60,19 +63,38 @@ class HostStore(Store):
     def PushMessages(self, request: Any, **_: Any) -> Any:
         trees = list(request.message_object_trees)
         self.waiting = list(zip(request.messages_list, trees, strict=True))
-        wanted = [one.object_id for tree in trees for one in (tree, *tree.children)]
+        self.kept |= inline_objects.attached(request)
+        wanted = {one.object_id for tree in trees for one in (tree, *tree.children)}
         self.asked = [tree.object_id for tree in trees]
-        return PushAppMessagesResponse(message_ids=self.asked, objects_to_push=wanted)
+        missing = wanted - self.kept.keys()
+        return PushAppMessagesResponse(message_ids=self.asked, objects_to_push=missing)
 
     def PushObject(self, request: Any, **_: Any) -> Any:
         self.kept[request.object_id] = bytes(request.object_content)
         return type("Stored", (), {"stored": True})
 
+    def Put(self, part: Part, **_: Any) -> bytes:
+        so_far = self.parts.pop(part.object_id, b"") + part.object_content
+        if len(so_far) < part.size:
+            self.parts[part.object_id] = so_far
+            return str(len(so_far)).encode()
+        name = bundles.object_id(so_far)
+        self.kept[name] = so_far
+        return name.encode()
+
+    def Get(self, part: Part, **_: Any) -> bytes:
+        return self.objects[part.object_id][part.at : part.at + PART]
+
+    def PullObject(self, request: Any, **how: Any) -> Any:
+        if request.object_id == blob_store.WHERE:  # of another machine
+            return PullObjectResponse(object_content=b"{}")
+        return super().PullObject(request, **how)
+
     def PullMessages(self, request: Any, **_: Any) -> Any:
         answer = PullAppMessagesResponse()
         for header, tree in self.waiting:
             reply = self._reply_to(header, tree.object_id)
-            self.objects |= {name: bytes(content) for name, content in reply.objects.items()}
+            self.objects |= reply.contents
             proto = ProtoMessage()
             proto.metadata.message_id = reply.root
             proto.metadata.reply_to_message_id = tree.object_id
@@ -81,14 +103,15 @@ class HostStore(Store):
         self.waiting = []
         return answer
 
-    def _reply_to(self, header: Any, root: str) -> Bundle:
+    def _reply_to(self, header: Any, root: str) -> Made:
         node = header.metadata.dst_node_id
         if not bundles.is_bundle(self.kept[root]):
             asked = Message(RecordDict(), dst_node_id=node, message_type=wire.DESCRIBE)
             self.pushed.append((node, "flower", None))
             error = Error(wire.HOSTS, self.said) if node == 9 else Error(0, "no such message type")
-            return bundles.bundle([Message(error, reply_to=asked)])
-        messages, to = bundles.unbundle(root, self.kept, max_bytes=0)
+            return Made([Message(error, reply_to=asked)])
+        contents = {name: memoryview(one) for name, one in self.kept.items()}
+        messages, to = bundles.unbundle(root, self.kept[root], contents, max_bytes=0)
         self.pushed.append((node, messages[0].metadata.message_type, to))
         return self.answer(messages, to or [0])
 
@@ -168,9 +191,9 @@ def test_where_silos_are_enrolled_no_node_is_more_than_one() -> None:
 
 
 def answers(change: Callable[[list[Message], list[int]], tuple[Any, Any]]) -> Answer:
-    def made(messages: Sequence[Message], to: Sequence[int]) -> Bundle:
+    def made(messages: Sequence[Message], to: Sequence[int]) -> Made:
         replies = [trained(m, n) for m, n in zip(messages, to, strict=True)]
-        return bundles.bundle(*change(replies, list(to)))
+        return Made(*change(replies, list(to)))
 
     return made
 
@@ -197,8 +220,8 @@ def test_a_silo_that_its_process_does_not_answer_for_is_left_out_alone(what: str
 
 
 def test_one_answer_for_all_is_an_error_of_each() -> None:
-    def refused(messages: Sequence[Message], to: Sequence[int]) -> Bundle:
-        return bundles.bundle([Message(Error(wire.REFUSED, "out of memory"), reply_to=messages[0])])
+    def refused(messages: Sequence[Message], to: Sequence[int]) -> Made:
+        return Made([Message(Error(wire.REFUSED, "out of memory"), reply_to=messages[0])])
 
     replies, _ = ask(refused)
     assert len(replies) == SILOS and all("out of memory" in r.error.reason for r in replies)
@@ -207,8 +230,7 @@ def test_one_answer_for_all_is_an_error_of_each() -> None:
 def test_a_large_reply_waits_in_a_file_and_is_shown_in_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pulling, "LARGE", 1)
-    monkeypatch.setattr(bundles, "PIECE_BYTES", 1_000)
+    monkeypatch.setattr(announced, "LARGE_BYTES", 1)
     monkeypatch.setattr(bundles, "INLINE_BYTES", 100)
     replies, _ = ask(honest, megabytes=0.03, folder=tmp_path)
     for number, reply in enumerate(replies):
@@ -220,17 +242,22 @@ def test_a_large_reply_waits_in_a_file_and_is_shown_in_memory(
 
 
 def test_a_full_disk_costs_no_reply(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pulling, "LARGE", 1)
-    monkeypatch.setattr(bundles, "PIECE_BYTES", 1_000)
+    monkeypatch.setattr(announced, "LARGE_BYTES", 1)
     monkeypatch.setattr(bundles, "INLINE_BYTES", 100)
-    room, write = 20_000, os.pwrite
+    room, files = 20_000, announced.TemporaryFile
 
-    def until_full(file: int, data: memoryview, at: int) -> int:
-        if at + len(data) > room:
-            raise OSError(errno.ENOSPC, "No space left on device")
-        return write(file, data[:700], at)  # a write may be short
+    def small(**how: Any) -> Any:
+        file = files(**how)
 
-    monkeypatch.setattr(announced.os, "pwrite", until_full)
+        class Full(type(file)):  # type: ignore[misc]
+            def write(self, data: bytes) -> int:
+                if file.tell() + len(data) > room:
+                    raise OSError(errno.ENOSPC, "No space left on device")
+                return int(file.write(data[:700]))  # a write may be short
+
+        return Full(file.fileno(), "r+b", closefd=False)
+
+    monkeypatch.setattr(announced, "TemporaryFile", small)
     replies, _ = ask(honest, megabytes=0.03, folder=tmp_path)
     for number, reply in enumerate(replies):
         (array,) = wire.decode_arrays(reply.content.array_records["arrays"]).values()

@@ -18,6 +18,7 @@ from coterie import wire
 from coterie.engine.fast import bundles
 from coterie.wire import WireError
 from tests.conftest import assert_equal_models
+from tests.unit.engine.made import Made
 
 
 def order(record: ArrayRecord, text: str = "") -> Message:
@@ -38,11 +39,12 @@ def model(size: int) -> wire.Model:
 @pytest.mark.parametrize("size", [1, 3, 5000, 3_000_000], ids=lambda size: f"{size} numbers")
 def test_a_message_comes_back_as_it_was(size: int) -> None:
     sent = order(wire.encode_arrays(model(size), packed=True), "x" * (size % 7))
-    made = bundles.bundle([sent])
-    assert len(made.objects) == (1 if size < 3_000_000 else 3), "large arrays are beside it"
-    for content in made.objects.values():
-        validate_object_content(bytes(content))  # as the SuperLink does
-    (came,), to = bundles.unbundle(made.root, made.objects, max_bytes=20_000_000)
+    made = Made([sent])
+    assert len(made.blobs) == (size == 3_000_000), "a large array is beside it"
+    named = [(blob.name, blob.size) for blob in bundles.blobs_of(made.content)]
+    assert named == [(name, len(data)) for name, data in made.blobs.items()]
+    validate_object_content(made.content)  # as the SuperLink does
+    (came,), to = made.read(20_000_000)
     assert to is None and came.metadata.message_id == made.root
     assert dict(came.content["config"]) == dict(sent.content["config"])
     assert came.content["metrics"]["loss"] == 0.25 and came.metadata.group_id == "3"
@@ -51,26 +53,28 @@ def test_a_message_comes_back_as_it_was(size: int) -> None:
     assert all(array.flags.aligned for array in arrays.values())
 
 
-def test_pieces_that_are_alike_are_stored_once_and_count_as_often_as_they_occur() -> None:
-    record = ArrayRecord({"w": Array("uint8", (20,), "raw", bytes(2 * bundles.PIECE_BYTES + 5))})
-    made = bundles.bundle([order(record)], inline=1000)
-    assert len(made.objects) == 3
-    (came,), _ = bundles.unbundle(made.root, made.objects, max_bytes=0)
-    assert len(came.content.array_records["arrays"]["w"].data) == 2 * bundles.PIECE_BYTES + 5
+def test_arrays_that_are_alike_are_named_once_and_count_as_often_as_they_occur() -> None:
+    alike = {name: Array("uint8", (20,), "raw", bytes(2000)) for name in ("v", "w")}
+    made = Made([order(ArrayRecord(alike))], inline=1000)
+    assert len(made.blobs) == len(made.tree.children) == len(bundles.blobs_of(made.content)) == 1
+    (came,), _ = made.read(4000)
+    assert len(came.content.array_records["arrays"]["w"].data) == 2000
+    with pytest.raises(WireError, match="4,000 bytes in total"):
+        made.read(3999)
 
 
 def test_arrays_are_aligned_at_every_length_of_a_bundle() -> None:
     record = wire.encode_arrays(model(3), packed=True)
     for length in range(150):  # the head grows by a digit on the way
-        made = bundles.bundle([order(record, "x" * length)])
-        assert made.objects[made.root].index(bytes(record["safetensors"].data)) % 8 == 0
+        made = Made([order(record, "x" * length)])
+        assert made.content.index(bytes(record["safetensors"].data)) % 8 == 0
 
 
 def test_errors_and_arrays_of_flowers_own_form_travel_too() -> None:
     plain = order(ArrayRecord({"w": Array(np.arange(3.0))}))
     refused = Message(Error(wire.REFUSED, "no"), reply_to=plain)
-    made = bundles.bundle([plain, refused], [4, 0])
-    (came, error), to = bundles.unbundle(made.root, made.objects, max_bytes=0)
+    made = Made([plain, refused], [4, 0])
+    (came, error), to = made.read()
     assert to == [4, 0] and error.error.reason == "no"
     assert [m.metadata.message_id for m in (came, error)] == [f"{made.root}.0", f"{made.root}.1"]
     array = came.content.array_records["arrays"]["w"]
@@ -79,10 +83,10 @@ def test_errors_and_arrays_of_flowers_own_form_travel_too() -> None:
 
 def test_what_messages_share_is_stored_and_held_once() -> None:
     shared = wire.encode_arrays(model(10_000), packed=True)
-    made = bundles.bundle([order(shared, str(i)) for i in range(50)], range(50), inline=1000)
-    assert len(made.objects) == 2 and sum(map(len, made.objects.values())) < 70_000
-    assert [tree.object_id for tree in made.tree.children] == list(made.objects)[:1]
-    came, _ = bundles.unbundle(made.root, made.objects, max_bytes=50_000)
+    made = Made([order(shared, str(i)) for i in range(50)], range(50), inline=1000)
+    assert len(made.blobs) == 1 and len(made.content) < 30_000
+    assert [tree.object_id for tree in made.tree.children] == list(made.blobs)
+    came, _ = made.read(50_000)
     assert len({id(one.content.array_records["arrays"]["safetensors"].data) for one in came}) == 1
 
 
@@ -98,17 +102,15 @@ def test_a_packed_model_is_a_safetensors_file_behind_the_order_of_its_names() ->
 # ---------------------------------------------------------------- what is no bundle
 
 
-def rewritten(change: Callable[[dict[str, Any]], Any]) -> tuple[str, dict[str, bytes]]:
+def rewritten(change: Callable[[dict[str, Any]], Any]) -> Made:
     """A good bundle with another index."""
     record = wire.encode_arrays(model(3000), packed=True)
-    made = bundles.bundle([order(record), order(record)], [0, 1], inline=1000)
-    body = bytes(bundles.body_of(made.objects[made.root]))
-    start = 8 + int.from_bytes(body[:8], "little")
-    index = json.loads(body[8:start])
+    made = Made([order(record), order(record)], [0, 1], inline=1000)
+    body, index, start = bundles._opened(made.content)
     index = change(index) or index
     head = json.dumps(index).encode()
-    content = bundles._as_object(len(head).to_bytes(8, "little"), head, body[start:])
-    return made.root, made.objects | {made.root: content}
+    made.content = bundles._as_object(len(head).to_bytes(8, "little"), head, body[start:])
+    return made
 
 
 BAD: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
@@ -127,15 +129,22 @@ BAD: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
         lambda index: {**index, "arrays": [*index["arrays"], 8]},
         "does not match its index",
     ),
-    "a piece that is missing": (lambda index: {**index, "arrays": [["f" * 64]]}, "KeyError"),
+    "a content that is missing": (
+        lambda index: {**index, "arrays": [["f" * 64, 12_100]]},
+        "KeyError",
+    ),
+    "another size of a content": (
+        lambda index: {**index, "arrays": [[index["arrays"][0][0], 7]]},
+        "instead of 7",
+    ),
+    "a content without a size": (
+        lambda index: {**index, "arrays": [index["arrays"][0][:1]]},
+        "Error",
+    ),
     "a negative place": (lambda index: {**index, "arrays": [-8]}, "something other than numbers"),
     "a reference beyond": (lambda index: {**index, "refs": [0, 9]}, "IndexError"),
     "more references": (lambda index: {**index, "refs": [0, 0, 0]}, "more arrays"),
     "fewer references": (lambda index: {**index, "refs": [0]}, "StopIteration"),
-    "one piece a thousand times": (
-        lambda index: {**index, "arrays": [index["arrays"][0] * 1000]},
-        "its arrays have",
-    ),
     "no index": (lambda index: "text", "TypeError"),
 }
 
@@ -143,21 +152,30 @@ BAD: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
 @pytest.mark.parametrize("what", BAD)
 def test_a_bundle_that_is_not_what_it_says_is_refused_in_words(what: str) -> None:
     change, why = BAD[what]
-    root, objects = rewritten(change)
     with pytest.raises(WireError, match=why):
-        bundles.unbundle(root, objects, max_bytes=100_000)
+        rewritten(change).read(100_000)
+
+
+@pytest.mark.parametrize(
+    "place",
+    [["../etc", 5], ["f" * 63, 5], [5, 5], ["f" * 64, 0], ["f" * 64, -1], ["f" * 64, 1.5], ["f"]],
+)
+def test_a_content_that_cannot_exist_is_not_asked_for(place: list[Any]) -> None:
+    made = rewritten(lambda index: {**index, "arrays": [place]})
+    with pytest.raises(WireError):
+        bundles.blobs_of(made.content)
 
 
 @settings(max_examples=60, deadline=None)
 @given(at=st.integers(0, 700), flip=st.integers(1, 255), cut=st.integers(0, 40))
 def test_damaged_bytes_are_refused_or_read_and_nothing_else(at: int, flip: int, cut: int) -> None:
-    made = bundles.bundle([order(wire.encode_arrays(model(3), packed=True))])
-    content = bytearray(made.objects[made.root])
+    made = Made([order(wire.encode_arrays(model(3), packed=True))])
+    content = bytearray(made.content)
     content[at % len(content)] ^= flip
     try:
-        came, _ = bundles.unbundle(
-            made.root, {made.root: bytes(content[: len(content) - cut])}, max_bytes=100_000
-        )
+        made.content = bytes(content[: len(content) - cut])
+        bundles.blobs_of(made.content)
+        came, _ = made.read(100_000)
         for one in came:
             for record in one.content.array_records.values():
                 wire.decode_arrays(record)

@@ -9,8 +9,8 @@ from flwr.proto.message_pb2 import Message, Metadata, ObjectTree
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coterie.engine.fast import inline_objects, pulled
-from coterie.engine.fast.pulled import Piece
+from coterie.engine.fast import inline_objects
+from coterie.engine.fast.channel import FROM_BYTES
 
 
 def request() -> PushMessagesRequest:
@@ -37,28 +37,26 @@ def test_what_goes_along_comes_out_and_the_request_is_as_it_was(contents: list[b
 
 
 def test_only_what_is_small_goes_along_and_only_so_much_in_one_call() -> None:
-    large, small = bytes(inline_objects.OBJECT_BYTES), b"x" * (inline_objects.OBJECT_BYTES - 1)
+    large, small = bytes(FROM_BYTES), b"x" * (FROM_BYTES - 1)
     assert inline_objects.small([("large", large), ("none", b""), ("small", small)]) == {
         "small": small
     }
-    piece = Piece(b"head", memoryview(b"body"))
-    assert inline_objects.small([("piece", piece)]) == {"piece": b"headbody"}
     many = [(str(i), small) for i in range(20)]
     assert list(inline_objects.small(many)) == [str(i) for i in range(16)]
     assert list(inline_objects.small(many, 2 * len(small) + 5)) == ["0", "1"]
 
 
 def test_of_what_a_stranger_sends_no_more_is_looked_at() -> None:
-    contents = [bytes([i]) * (inline_objects.OBJECT_BYTES - 1) for i in range(20)]
+    contents = [bytes([i]) * (FROM_BYTES - 1) for i in range(20)]
     sent = request()
-    inline_objects.attach(sent, [b"", bytes(inline_objects.OBJECT_BYTES), *contents])
+    inline_objects.attach(sent, [b"", bytes(FROM_BYTES), *contents])
     assert inline_objects.attached(sent) == named(*contents[:16])
 
 
 def test_other_fields_that_flower_does_not_have_are_no_objects() -> None:
     sent = PullMessagesResponse()
-    other = pulled.as_varint(inline_objects.FIELD + 1 << 3 | 2) + b"\x01x"
-    number = pulled.as_varint(inline_objects.FIELD << 3) + b"\x05"
+    other = inline_objects._varint(inline_objects.FIELD + 1 << 3 | 2) + b"\x01x"
+    number = inline_objects._varint(inline_objects.FIELD << 3) + b"\x05"
     sent.MergeFromString(other + number)
     assert inline_objects.attached(sent) == {}
     inline_objects.attach(sent, [b"own"])

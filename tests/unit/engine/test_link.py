@@ -11,21 +11,16 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
-from cryptography.hazmat.primitives.asymmetric import ec
 from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
-from flwr.proto.fleet_pb2 import PullMessagesResponse, PushMessagesResponse
-from flwr.proto.message_pb2 import ObjectTree
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
 from flwr.supercore.inflatable.inflatable_utils import ObjectPushError, ObjectUnavailableError
 
 import coterie.engine.fast.silo.link
-from coterie.engine.fast import bundles, inline_objects
-from coterie.engine.fast.silo.calls import _Node
+from coterie.engine.fast import bundles
 from coterie.engine.fast.silo.link import FleetLink, _retry
 from coterie.engine.fast.silo.lost import Way, meaning_of, refusal_of
 from coterie.engine.fast.silo.sharing import ObjectCache
 from coterie.engine.fast.superlink.fleet import with_the_time
-from coterie.engine.flower import message_to_proto
 from coterie.engine.port import LinkError, NotPassedError, UnreadableError, Unsent
 
 WAY = Way("fl.example.org:9092", tls=True)
@@ -126,6 +121,8 @@ def test_a_message_is_fetched_and_its_reply_sent_object_by_object(cache: Any) ->
             None,  # of a run's code
             lambda run_id, object_id: contents[object_id],
             push,
+            None,  # of contents
+            None,
             lambda *which: confirmed.append(which),
             None,  # that waits
         ],
@@ -158,7 +155,7 @@ def test_objects_that_came_along_are_not_asked_for(all_of_it: bool) -> None:
         along.update(own)
         return set(), "session"
 
-    calls = [lambda: (asked, get_object_tree(asked), came), send, None, None, pull, lambda *_: None]
+    calls = [lambda: (asked, get_object_tree(asked), came), send, None, None, pull, *[None] * 3]
     link = FleetLink(1, [*calls, lambda run_id, name: confirmed.append(name), None])
     received = link.receive()
     assert received is not None and received.messages[0].content["config"]["n"] == 3
@@ -168,36 +165,6 @@ def test_objects_that_came_along_are_not_asked_for(all_of_it: bool) -> None:
     link.send(Unsent((reply,), 1.5, 1, bundled=True))
     (sent,) = along.values()
     assert bundles.is_bundle(sent)
-
-
-def test_nothing_goes_along_to_a_superlink_that_has_not_shown_that_it_takes_it() -> None:
-    requests = list[Any]()
-    answers = iter([PullMessagesResponse(), answer_with(b""), answer_with(b"small")])
-
-    def call(name: str, request: Any) -> Any:
-        requests.append(request)
-        return next(answers) if name == "PullMessages" else PushMessagesResponse()
-
-    channel = grpc.insecure_channel("localhost:1")
-    key = ec.generate_private_key(ec.SECP256R1())
-    node = _Node(channel, key, b"", _retry(), lambda *_: None, along=True)
-    node.call = call  # type: ignore[method-assign]
-    reply = Message(RecordDict(), 5, "train")
-    took = []
-    for _ in range(3):
-        node._receive()
-        node._send(reply, ObjectTree(), 0.0, {"id": b"own"})
-        took.append(list(inline_objects.attached(requests[-1]).values()))
-    assert took == [[], [], [b"own"]]
-
-
-def answer_with(content: bytes) -> PullMessagesResponse:
-    message = Message(RecordDict(), 5, "train")
-    header = message_to_proto(message)
-    answer = PullMessagesResponse(messages_list=[header], message_object_trees=[ObjectTree()])
-    if content:
-        inline_objects.attach(answer, [content])
-    return answer
 
 
 def objects_of(message: Message) -> dict[str, bytes]:
@@ -241,7 +208,7 @@ def test_a_message_that_cannot_be_read_is_no_loss_of_the_connection(
     assert contents != objects_of(asked)
     nothing = lambda *which: None  # noqa: E731
     calls = [lambda: (asked, get_object_tree(asked), {}), *[nothing] * 3]
-    calls += [lambda run_id, object_id: contents[object_id], *[nothing] * 3]
+    calls += [lambda run_id, object_id: contents[object_id], *[nothing] * 5]
     with pytest.raises(UnreadableError, match=said):
         FleetLink(1, calls, max_bytes=20_000).receive()
 
@@ -264,7 +231,7 @@ def test_objects_that_do_not_come_or_are_not_taken_end_no_silo(
 
     nothing = lambda *which: None  # noqa: E731
     calls = [lambda: (asked, get_object_tree(asked), {}), send, nothing, nothing]
-    link = FleetLink(1, [*calls, lacking, taken_by_another, nothing, nothing])
+    link = FleetLink(1, [*calls, lacking, taken_by_another, *[nothing] * 4])
     with pytest.raises(LinkError) as lost:
         link.receive()
     assert lost.value.retry and lost.value.holds

@@ -22,6 +22,7 @@ from flwr.supercore.constant import FLWR_IN_MEMORY_DB_NAME
 from flwr.supercore.object_store import ObjectStoreFactory
 from flwr.superlink.federation import NoOpFederationManager
 
+from coterie.engine.fast.channel import GET, PUT, Part
 from coterie.engine.fast.superlink.long_polling import Room
 from coterie.engine.fast.superlink.quota import Quotas
 from coterie.engine.fast.superlink.serving import Gate, Serving
@@ -124,4 +125,8 @@ def silo_of(superlink: Served, sign: Signature) -> Iterator[Any]:
     """The stub of a silo's calls, which are signed."""
     limits = [(f"grpc.max_{way}_message_length", -1) for way in ("send", "receive")]
     with grpc.insecure_channel(superlink.fleet_address, options=limits) as channel:
-        yield fleet_pb2_grpc.FleetStub(grpc.intercept_channel(channel, sign))
+        signed = grpc.intercept_channel(channel, sign)
+        stub: Any = fleet_pb2_grpc.FleetStub(signed)
+        body = Part.SerializeToString
+        stub.Put, stub.Get = (signed.unary_unary(name, body) for name in (PUT, GET))
+        yield stub

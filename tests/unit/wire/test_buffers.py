@@ -11,11 +11,10 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 
 from coterie import wire
 from coterie.engine.fast import bundles
-from coterie.engine.fast.bundles import PIECE_BYTES
-from coterie.engine.fast.landing import Landing
-from coterie.engine.fast.pulled import Piece
+from coterie.engine.fast.silo.link import FleetLink
 from coterie.wire import buffers
 from coterie.wire.buffers import Buffers
+from tests.unit.engine.made import Made
 
 MB = 2**20
 
@@ -80,6 +79,10 @@ def test_blocks_that_nobody_wants_any_more_go_back_to_the_kernel() -> None:
     assert made.take(2 * MB).size == 2 * MB and made._watched
 
 
+def named(made: Made) -> dict[str, bundles.Blob]:
+    return {blob.name: blob for blob in bundles.blobs_of(made.content)}
+
+
 def test_models_that_come_and_go_take_the_same_memory(own: Buffers) -> None:
     """Packing, landing and reading: after the second round no new block is needed."""
     model = {"w": np.arange(5 * MB, dtype=np.float32)}
@@ -88,16 +91,18 @@ def test_models_that_come_and_go_take_the_same_memory(own: Buffers) -> None:
         model = {"w": model["w"] + np.float32(1)}
         record = wire.encode_arrays(model, packed=True)
         places.add(address(np.frombuffer(record["safetensors"].data, np.uint8)))
-        made = bundles.bundle([Message(RecordDict({"arrays": record}), 1, "train")])
-        landing = Landing(list(made.objects), most=100 * MB)
-        landed = {n: landing.lay(n, memoryview(bytes(c))) for n, c in made.objects.items()}
-        (message,), _ = bundles.unbundle(made.root, landed, max_bytes=0)
+        made = Made([Message(RecordDict({"arrays": record}), 1, "train")])
+        (sent,) = made.blobs.values()
+        parts = [bytes(sent[i : i + 8 * MB]) for i in range(0, len(sent), 8 * MB)]
+        link = FleetLink(1, [*[None] * 7, lambda *_, parts=parts: iter(parts), None, None])
+        landed = {name: link._content(1, blob) for name, blob in named(made).items()}
+        (message,), _ = bundles.unbundle(made.root, made.content, landed, max_bytes=0)
         read = wire.decode_arrays(message.content["arrays"])
         np.testing.assert_array_equal(read["w"], model["w"])
         assert not read["w"].flags.writeable
-        places.add(address(read["w"]) // PIECE_BYTES * PIECE_BYTES)
-        assert landing._block is not None
-        assert np.shares_memory(read["w"], landing._block), "it was not copied once more"
+        (block,) = landed.values()
+        places.add(address(np.frombuffer(block, np.uint8)))
+        assert np.shares_memory(read["w"], np.frombuffer(block, np.uint8)), "it was not copied"
         if number == 1:
             known = len(places)
     assert len(places) == known
@@ -114,18 +119,6 @@ def test_a_packed_model_is_the_same_bytes_either_way(
     assert isinstance(made, bytes) is not reuses, "as bytes it may go to another process"
     with pytest.raises(TypeError):
         made[0] = 1  # type: ignore[index]
-
-
-def test_only_pieces_that_fit_land(own: Buffers) -> None:
-    names = ["a", "b", "c"]
-    landing = Landing(names, most=PIECE_BYTES)  # two places
-    large, small = (bundles.piece_of(memoryview(bytes(size))) for size in (PIECE_BYTES + 1, 10))
-    fits = bytes(bundles.piece_of(memoryview(b"\1" * PIECE_BYTES)))
-    for content in (bytes(large), bytes(small), b"Message 2\0" + bytes(2 * MB), b""):
-        assert landing.lay("a", content) is content
-    assert landing.lay("c", fits) is fits and landing.lay("d", fits) is fits
-    landed = landing.lay("b", fits)
-    assert isinstance(landed, Piece) and bytes(landed) == fits and landed.body.readonly
 
 
 def test_who_reads_a_message_with_ours_leaves_nothing_that_python_must_look_for() -> None:
