@@ -2,7 +2,7 @@
 
 Flower splits a message into an object for each record, array and piece of an array, and every
 object is a call on each leg of its way: six for a reply with one packed model. Between a resident
-silo and coterie's ServerApp a message is one object, and a large array is a content of its own,
+silo and coterie's ServerApp a message is one object, and a large array is a separate content,
 which the channel (``coterie.engine.fast.channel``) stores once however many messages name it.
 Messages to the silos of one process travel in one bundle.
 
@@ -42,7 +42,7 @@ HEAD_BYTES = 64
 INLINE_BYTES = 12_000_000
 """Most bytes of arrays in a bundle itself. It keeps a message far below ``MAX_OBJECT_BYTES``."""
 OWN_BYTES, SHARED_BYTES = 2**20, 2**16
-"""An array of more bytes is a content of its own: in a reply, and in a message to silos, of which
+"""An array of more bytes is a separate content: in a reply, and in a message to silos, of which
 several may receive it."""
 MAX_BUNDLED = 10_000
 """The most messages of one bundle."""

@@ -17,13 +17,11 @@ from pathlib import Path
 
 import torch
 from flwr.app import Array, Message, RecordDict
-from flwr.proto.message_pb2 import Message as ProtoMessage
-from google.protobuf.message import EncodeError
 
 from coterie import wire
 from coterie.client.home import rounds
 from coterie.client.work.request import Request
-from coterie.engine.flower import message_from_proto, message_to_proto
+from coterie.engine.saved import content_of, packed
 from coterie.features.privacy.budget import FOLDER
 from coterie.features.privacy.dp_sgd import Private
 from coterie.system.files import make_folder, write_atomically
@@ -81,11 +79,11 @@ class Replies:
             return None
         file = self._folder / f"{self._file}.{self._digest}"
         try:
-            return message_from_proto(ProtoMessage.FromString(file.read_bytes())).content
+            return content_of(file.read_bytes())
         except FileNotFoundError:
             return None
-        except Exception as error:  # whatever Flower and protobuf make of damage
-            log.warning("%s is damaged: %s", file, type(error).__name__)
+        except (OSError, ValueError) as error:
+            log.warning("%s is damaged: %s", file, error)
             return None
 
     def put(self, reply: Message) -> None:
@@ -93,11 +91,11 @@ class Replies:
         if self._folder is None:
             return
         try:
-            content = message_to_proto(reply).SerializeToString()
+            content = packed(reply)
             make_folder(self._folder, private=True)
             write_atomically(self._folder / f"{self._file}.{self._digest}", content, private=True)
             self._remove_old()
-        except (OSError, ValueError, EncodeError) as error:  # of 2 GiB or more, it has no form
+        except (OSError, ValueError) as error:
             log.warning("the reply is not kept, and a repetition will be charged: %s", error)
 
     def remove_later(self) -> None:

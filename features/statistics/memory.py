@@ -17,12 +17,11 @@ from pathlib import Path
 
 import numpy as np
 from flwr.app import Message, RecordDict
-from flwr.proto.message_pb2 import Message as ProtoMessage
 from numpy.typing import NDArray
 
 from coterie.client.work.request import Request
 from coterie.client.work.session import Session
-from coterie.engine.flower import message_from_proto, message_to_proto
+from coterie.engine.saved import content_of, packed
 from coterie.system.files import make_folder, write_atomically
 from coterie.tasks.base import Column, leaves
 
@@ -83,10 +82,9 @@ def answer_once(
                 f"answers {kind} again only after {least} rows of its data have changed: its "
                 "settings have changed since its last answer, and fewer rows."
             )
-        content = ProtoMessage.FromString(bytes.fromhex(before.reply))
-        return message_from_proto(content).content
+        return content_of(bytes.fromhex(before.reply))
     content = make()
-    reply = message_to_proto(Message(content, reply_to=request.message)).SerializeToString()
+    reply = packed(Message(content, reply_to=request.message))
     _write(session, name, Answered(now.asked_as, now.rows, now.persons, reply.hex()))
     return content
 

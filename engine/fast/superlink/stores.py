@@ -34,7 +34,7 @@ FILED = b"filed"
 
 @dataclass(frozen=True)
 class Laid:
-    """A stand-in for a content that has arrived in a file of its own.
+    """A stand-in for a content that has arrived in a file.
 
     Attributes:
         file: moved into the store's folder if Flower stores the object.

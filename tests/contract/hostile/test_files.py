@@ -92,7 +92,7 @@ def test_arrays_that_fit_are_read(tmp_path: Path) -> None:
     assert read_array(tmp_path / "x.npy").shape == (6,)
 
 
-def test_what_is_nested_too_deeply_is_refused_in_words(tmp_path: Path) -> None:
+def test_content_nested_too_deeply_is_refused_with_the_reason(tmp_path: Path) -> None:
     deep = "[" * 100_000 + "]" * 100_000
     file = tmp_path / "model.safetensors"
     with safe_open(foreign(tmp_path), framework="np") as opened:

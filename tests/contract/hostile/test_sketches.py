@@ -137,7 +137,7 @@ FEW = "too few parameters changed"
 
 
 def test_the_projection_does_not_follow_from_one_silo_s_answers(tmp_path: Path) -> None:
-    """Before, 160 messages named 95 % of all places, all of them rightly."""
+    """Before, 160 messages named 95% of all places, without a mistake."""
     liar = Liar(tmp_path)
     found, refused = learnt_places(liar, 8, live=150)
     assert not found.any() and len(refused) == 8 and all(FEW in why for why in refused)
@@ -163,7 +163,7 @@ def test_a_dense_update_of_one_s_own_making_tells_nothing_either(tmp_path: Path)
     assert abs(correlation(first, second)) < 0.2, "nearly the same update, by two projections"
 
 
-def test_whoever_knows_the_projection_gets_little_of_an_update(tmp_path: Path) -> None:
+def test_the_projection_reveals_little_of_an_update(tmp_path: Path) -> None:
     """A silo that colludes has the seed. Before, four channels gave the update to 10⁻⁷."""
     liar = Liar(tmp_path)
     few = liar.sketch(with_few_channels(liar.model), lr=0.05)

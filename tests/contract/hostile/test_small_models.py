@@ -82,7 +82,7 @@ def test_scores_of_as_many_models_as_parameters_are_the_update(
 
 
 def test_sketches_of_few_numbers_do_not_tell_alike_updates_from_others() -> None:
-    """With a tenth of 260 parameters, cosines of 0.6 and 0 are hardly told apart."""
+    """With a tenth of 260 parameters, cosines of 0.6 and 0 are hard to distinguish."""
     rng, size = np.random.default_rng(0), 260
     alike, others = [], []
     for number in range(200):

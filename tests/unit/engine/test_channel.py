@@ -443,7 +443,7 @@ def test_parts_that_do_not_fit_are_not_stored(superlink: Any) -> None:
 
     assert part(5, 9, b"xxxx") == channel.UNKNOWN, "without a beginning"
     assert part(0, 9, b"12345") == b"5"
-    assert part(0, 9, b"12") == b"5", "it has come already"
+    assert part(0, 9, b"12") == part(3, 9, b"xxxx") == b"5", "it has come already"
     for at, size, content in ((6, 9, b"xxx"), (5, 9, b"xxxxx"), (5, 8, b"xxx")):
         assert part(at, size, content) == channel.UNKNOWN
     with pytest.raises(grpc.RpcError, match="INVALID_ARGUMENT"):
@@ -536,7 +536,7 @@ def test_who_does_not_say_so_is_sent_objects_by_calls(superlink: Any) -> None:
 
 
 def test_what_a_silo_sends_along_counts_as_what_it_sends(superlink: Any) -> None:
-    """By its allowance; whoever has sent too much finds that its run is over."""
+    """By its allowance; a silo that has sent too much finds that its run is over."""
     grid = grid_of(superlink)
     grid.push([message_to(superlink)])
     message = handed_out(superlink)
@@ -558,7 +558,7 @@ def test_a_silo_is_told_of_a_message_when_its_objects_are_there(superlink: Any) 
 
 
 def owner_of(array: Array) -> object:
-    """Whose memory an array's bytes lie in."""
+    """Return the object that owns the memory of an array."""
     return memoryview(array.data).obj
 
 

@@ -136,7 +136,7 @@ def test_at_the_end_all_are_told_and_none_is_held(ends: Ends) -> None:
 
 
 def test_no_two_threads_send_to_one_node() -> None:
-    """A node that does not read keeps the one that sends to it."""
+    """A peer that does not read keeps the one that sends to it."""
     room = Room()
     with room.answering(1), room.answering(2):
         with pytest.raises(FullError, match="not answered yet"), room.answering(1):

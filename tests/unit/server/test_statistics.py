@@ -326,7 +326,7 @@ def test_who_asks_again_gets_the_last_answer_until_enough_rows_have_changed(
     assert told(silo, kind) == second
 
 
-def test_with_other_settings_and_few_changed_rows_nothing_is_told(tmp_path: Path) -> None:
+def test_with_other_settings_and_few_changed_rows_nothing_is_answered(tmp_path: Path) -> None:
     silo = tabular(tmp_path)
     told(silo, wire.STATISTICS)
     change(tmp_path / "east.csv", 1, 0)

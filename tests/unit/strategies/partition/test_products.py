@@ -76,7 +76,7 @@ def test_noise_is_taken_off() -> None:
 
 
 @given(st.integers(0, 2**16))
-def test_whoever_came_when_the_matrix_is_valid(seed: int) -> None:
+def test_the_matrix_is_valid_with_any_newcomers(seed: int) -> None:
     rng = np.random.default_rng(seed)
     rounds = [{name: rng.normal(size=3) for name in "abcd" if rng.random() < 0.6} for _ in range(5)]
     products = added([updates for updates in rounds if updates])
