@@ -11,7 +11,7 @@ SILENT_PIP = --quiet --disable-pip-version-check
 .DEFAULT_GOAL := help
 .PHONY: help setup setup-dev demo docs test check config e2e nightly mutations images pins e2e-docker chaos bench-overhead bench-partition bench-auto \
         bench-bounds bench-digits bench-hcct bench-fedgroup bench-fedcollab bench-baselines bench-durability \
-        bench-fedgenp bench-formats bench-large-tables bench-newcomers bench-poison bench-privacy bench-report bench-scale bench-secure bench-tables clean
+        bench-fedgenp bench-formats bench-large-tables bench-natural bench-newcomers bench-poison bench-privacy bench-report bench-scale bench-secure bench-tables clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -108,6 +108,9 @@ bench-auto: setup ## Auto beside every strategy, on other silos than these were 
 
 bench-newcomers: setup ## Silos without labels: make bench-newcomers ARGS='--data FOLDER'
 	@$(BIN)/python -m benchmarks.papers.newcomers $(ARGS)
+
+bench-natural: setup ## Strategies and regressions on real organisations' tables: make bench-natural ARGS='--data FOLDER'
+	@$(BIN)/python -m benchmarks.natural $(ARGS)
 
 bench-digits: setup ## HCCT's and FedGroup's options on the demo's silos, ten seeds
 	@$(BIN)/python -m benchmarks.papers.hcct.digits $(ARGS)

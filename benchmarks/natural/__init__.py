@@ -1,0 +1,1 @@
+"""Real organisations' data, with the silos that they came in."""

@@ -1,0 +1,53 @@
+"""The same sets in a federation: every strategy over the silos that the data came with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from benchmarks.kit import nodes, train
+from benchmarks.natural.data import fold, registered
+from benchmarks.natural.scores import secondary
+from coterie.tasks.base import Option
+
+RUN: Mapping[str, Any] = {"rounds": 20, "local-epochs": 3, "batch-size": 16, "lr": 0.05}
+"""Of every method: the defaults' optimiser with a learning rate that suits scaled columns."""
+METHODS: Mapping[str, Mapping[str, Any]] = {
+    "alone": {"strategy": "independent"},
+    "FedAvg": {"strategy": "fedavg"},
+    "FedAvg + own intercept": {"strategy": "fedavg", "personal": "head.bias"},
+    "FedAvg, fine-tuned": {"strategy": "fedavg", "personalise": "finetune"},
+    "Ditto": {"strategy": "fedavg", "personalise": "ditto"},
+    "APFL": {"strategy": "apfl"},
+    "pFedGraph": {"strategy": "pfedgraph"},
+    "HCCT": {"strategy": "hcct"},
+    "FedGroup auto": {"strategy": "fedgroup", "num-groups": "auto"},
+    "FedCollab auto": {"strategy": "fedcollab", "c": "auto"},
+    "auto": {"strategy": "auto"},
+}
+"""Name → keys of the run."""
+NETWORKS = ("linear", "mlp-64")
+
+
+def measured(
+    method: str, file: Path, network: str, number: int, seed: int
+) -> tuple[dict[str, dict[str, float]], dict[str, Any]]:
+    """Return silo → scores, and what is known of the run: its groups, its seconds."""
+    found = fold(file, number, seed)
+    names = list(found.silos)
+    data: dict[str, Option] = {"file": str(file), "fold": number, "seed": seed}
+    trained = train(
+        nodes(registered(file, network), names, data, auxiliary=True),
+        {**RUN, **METHODS[method], "seed": seed},
+    )
+    last = trained.result.rounds[-1]
+    scores = {
+        name: {
+            "loss": float(loss),
+            **secondary({k: float(v) for k, v in last.metrics.get(name, {}).items()}),  # type: ignore[arg-type]
+        }
+        for name, (loss, _, _) in last.evaluation.items()
+    }
+    groups = [list(g) for g in trained.result.rounds[-2 if last.final else -1].groups]
+    return scores, {"groups": groups, "seconds": round(trained.seconds, 1)}
