@@ -57,9 +57,9 @@ def _rounded(scores: Mapping[str, Mapping[str, float]]) -> dict[str, dict[str, f
 
 
 def losses(entries: Sequence[Entry]) -> dict[tuple[str, int, int], float]:
-    """Return the losses of one method on one set."""
+    """Return the losses of one method on one set; infinite where a training diverged."""
     return {
-        (silo, entry["fold"], entry["seed"]): scores["loss"]
+        (silo, entry["fold"], entry["seed"]): np.inf if np.isnan(scores["loss"]) else scores["loss"]
         for entry in entries
         for silo, scores in entry["scores"].items()
     }
@@ -82,7 +82,7 @@ def worse_than(found: Rates, reference: Rates) -> tuple[int, int]:
     for silo in silos:
         own = [found[k] - reference[k] for k in found if k[0] == silo and k in reference]
         worse += bool(own) and float(np.mean(own)) > 0
-        deviation = float(np.std(own, ddof=1)) if len(own) > 1 else 0.0
+        deviation = float(np.std(own, ddof=1)) if len(own) > 1 and np.isfinite(own).all() else 0.0
         if deviation > 0:
             statistic = float(np.mean(own)) / (deviation / np.sqrt(len(own)))
             chances.append(float(t.sf(statistic, len(own) - 1)))
@@ -146,7 +146,8 @@ def _title(method: str) -> str:
 def _cell(found: Mapping[str, Rates], method: str) -> str:
     if method not in found:
         return "–"
-    text = f"{mean_loss(found[method]):.3f}"
+    diverged = {silo for (silo, _, _), loss in found[method].items() if np.isinf(loss)}
+    text = f"{mean_loss(found[method]):.3f}" if not diverged else f"diverges at {len(diverged)}"
     best = min(mean_loss(of) for name, of in found.items() if not name.startswith("trees"))
     text = f"**{text}**" if mean_loss(found[method]) <= best else text
     if REFERENCE not in found or method == REFERENCE:
@@ -164,12 +165,13 @@ def _distances(found: Mapping[str, Mapping[str, Rates]]) -> str:
             continue
         best = min(others.values())
         width = others[REFERENCE] - best
-        shares.append((others["auto "] - best) / width if width > 0 else 0.0)
+        shares.append((others["auto "] - best) / width if width > 0 else np.inf)
     if not shares:
         return ""
+    each = ", ".join(f"{share:.2f}" for share in shares)
     return (
-        f"`auto`: mean over {len(shares)} sets of (loss − best) / (tuned alone − best): "
-        f"{np.mean(shares):.2f}. Trees are left out of this comparison."
+        f"`auto`, set by set: (loss − best) / (tuned alone − best) = {each}. 0 is as good as the "
+        "best method, 1 as good as tuned alone. Trees are left out of this comparison."
     )
 
 
