@@ -61,7 +61,9 @@ def test_a_run_waits_until_it_is_approved_and_then_works(silo: dict[str, Any]) -
     decide(home_of(silo), "hcct-7", "approved")
     assert not ask(wire.DESCRIBE, silo, **TERMS).has_error()
     assert not ask(wire.DESCRIBE, silo, **TERMS, **{wire.ASKED_BY: "bea"}).has_error(), "resumed"
-    assert not ask(wire.DESCRIBE, silo, **TERMS, bundles=True, hosted=False).has_error(), "travel"
+    assert not ask(
+        wire.DESCRIBE, silo, **TERMS, **{wire.BUNDLES: True}, hosted=False
+    ).has_error(), "travel"
     assert not train(initial(), silo, **WORK).has_error()
     decide(home_of(silo), "hcct-7", "refused")
     assert code_of(train(initial(), silo, **WORK)) == wire.REFUSED

@@ -297,7 +297,9 @@ def test_a_newcomer_is_compared_by_a_projection_that_the_others_used(
     grid = Tap(nodes())
     keys = {"strategy": name, **STRATEGIES[name], "rounds": 5, "churn": "e+3", "min-silos": 5}
     result = play(grid, tmp_path / "run", **keys)
-    assert all(report.left_out == {} for report in result.rounds)
+    left_out = {name: why for report in result.rounds for name, why in report.left_out.items()}
+    assert set(left_out) <= {"e"}
+    assert all("as soon as 2 silos can" in why for why in left_out.values())
     (group,) = [group for group in result.rounds[-2].groups if "e" in group]
     assert set(group) & set("bdf") == set(), "those with other data"
     assert {"a", "c"} & set(group), "those with alike data"

@@ -310,7 +310,8 @@ def check_record(root: Path, completed: bool) -> str:
 def check_audit(root: Path, completed: bool) -> str:
     made = federation.load(root / "study")
     log = audit.verify(made)
-    assert log.findings == []
+    unsigned = ["line 2 is not in audit.head" in finding for finding in log.findings]
+    assert all(unsigned) and not (completed and unsigned), "a crash looks like a line by hand"
     audit.note(made, "next")
     after = audit.verify(made)
     assert after.findings == [] and after.acts[-1].act == "next"
