@@ -16,7 +16,7 @@ def packed(reply: Message) -> bytes:
         ValueError: it has 2 GiB or more, for which protobuf has no form.
     """
     try:
-        return message_to_proto(reply).SerializeToString()
+        return bytes(message_to_proto(reply).SerializeToString())
     except EncodeError as error:
         raise ValueError(str(error)) from None
 

@@ -42,6 +42,7 @@ from coterie.strategies.plain.placing import (
     placing_order,
 )
 from coterie.strategies.rounds.algorithm import (
+    SUMS_BEFORE_GROUPS,
     Algorithm,
     Compared,
     Exchanges,
@@ -116,6 +117,10 @@ class CFL(Algorithm[CFLState]):
     hands_on = True
     works_unseen = True
     models_in = ("group_models",)
+
+    def insecure(self) -> str:
+        """Return why it is refused in a secure run: its first sums would bind the groups."""
+        return SUMS_BEFORE_GROUPS
 
     def compared(self, state: CFLState) -> Compared | None:
         return Compared()

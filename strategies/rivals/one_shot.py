@@ -38,6 +38,7 @@ from coterie.strategies.plain.placing import (
     placing_order,
 )
 from coterie.strategies.rounds.algorithm import (
+    SUMS_BEFORE_GROUPS,
     Algorithm,
     Compared,
     Exchanges,
@@ -87,6 +88,10 @@ class _FormedOnce(Algorithm[OneShot]):
     remembers = OneShot
     works_unseen = True
     models_in = ("group_models",)
+
+    def insecure(self) -> str:
+        """Return why it is refused in a secure run: its first sums would bind the groups."""
+        return SUMS_BEFORE_GROUPS
 
     def compared(self, state: OneShot) -> Compared | None:
         return Compared()

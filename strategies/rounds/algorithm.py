@@ -221,6 +221,13 @@ Exchanges = Generator[Sequence[Order], Answers, State]
 """Yields sets of orders, receives the silos' answers to each, and returns a state."""
 
 
+SUMS_BEFORE_GROUPS = (
+    "the strategy averages all silos before it forms groups, and in a secure run a silo stays in "
+    "the block of its first sum: use hcct, fedgroup or auto"
+)
+"""Why a strategy that starts with one group is refused in a secure run."""
+
+
 class Algorithm(Options, Generic[State]):
     """The base class of algorithms; see the module. Its fields are the algorithm's options."""
 

@@ -104,7 +104,7 @@ def test_a_secure_run_that_would_compare_small_updates_says_what_they_would_reve
     nodes: list[dict[str, Any]], tmp_path: Path
 ) -> None:
     keys = {"task": "study", "rounds": 6, "local-epochs": 1, "secure": True, "min-silos": 3}
-    for strategy in ("hcct", "fedgroup", "auto", "cfl"):
+    for strategy in ("hcct", "fedgroup", "auto"):
         with pytest.raises(FederationError, match="26 parameters is too small") as raised:
             run(tmp_path / strategy, nodes, strategy=strategy, **keys)
         assert "Scores of candidate models would reveal the update" in str(raised.value)

@@ -86,9 +86,6 @@ STRATEGIES: dict[str, dict[str, Any]] = {
     "hcct-e": {"strategy": "hcct", "alpha": 20.0, "layers": "auto"},
     "hcct-p": {"strategy": "hcct", "alpha": 20.0, "personal": "head"},
     "fedgroup": {"num-groups": 2},
-    "cfl": {},
-    "flhc": {"rounds-before": 1},
-    "kmeans": {"num-groups": 2},
     "auto": {"rounds": 8},
 }
 
@@ -282,14 +279,7 @@ def test_newcomers_wait_until_enough_come_and_leavers_take_their_block_along(
     assert_sums_show_nobody(sums(grid))
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "hcct",
-        "fedgroup",
-        *(pytest.param(name, marks=pytest.mark.nightly) for name in ("flhc", "kmeans", "cfl")),
-    ],
-)
+@pytest.mark.parametrize("name", ["hcct", "fedgroup"])
 def test_a_newcomer_is_compared_by_a_projection_that_the_others_used(
     name: str, tmp_path: Path
 ) -> None:
@@ -719,6 +709,7 @@ def test_who_looks_at_a_model_that_nobody_sees_is_told_so() -> None:
         ({"strategy": "hcct", "alpha": "auto"}, "use the strategy auto"),
         ({"strategy": "fedgroup", "inter-group-lr": 0.1}, "inter-group-lr"),
         ({"strategy": "fedavg", "aggregate": "median"}, "must be mean"),
+        *(({"strategy": name}, "block of its first sum") for name in ("cfl", "flhc", "kmeans")),
     ],
 )
 def test_what_cannot_be_done_is_refused_before_anything_starts(
