@@ -84,9 +84,3 @@ def distance(new: Model, old: Model) -> float:
     """Return the Euclidean distance, over floating-point arrays."""
     steps = (step for _, step in moved(new, old))
     return math.sqrt(math.fsum(float(np.einsum("i,i", step, step)) for step in steps))
-
-
-def within(new: Model, old: Model, longest: float) -> Model:
-    """Return ``new``, clipped to the distance ``longest`` from ``old``."""
-    norm = distance(new, old)
-    return new if norm <= longest else shortened(new, old, longest / norm)

@@ -222,6 +222,19 @@ class Sum:
         """Return the block of a member."""
         return next(block for block in self.blocks if name in dict(block))
 
+    def counts_by_samples(self, block: Block) -> bool:
+        """Return whether the silos of a block count by their samples, up to one largest count.
+
+        With other counts, a silo could be given four fifths of a sum of equal silos.
+        """
+        most = max(count for _, count in block)
+        samples = {name: self.statements[name].samples for name, _ in block}
+        each = max(count / samples[name] for name, count in block)
+        return all(
+            math.isclose(count, min(each * samples[name], most), rel_tol=1e-9)
+            for name, count in block
+        )
+
     def encode(self) -> str:
         """Return the sum as text."""
         limit = () if self.limit is None else (self.limit.norm, self.limit.samples)

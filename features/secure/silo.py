@@ -57,7 +57,7 @@ from coterie.features.secure.sketches import (
 from coterie.wire import Model
 from coterie.wire.enrolment import fingerprint_of_key
 from coterie.wire.statements import Block, Statement, proportional, rounded_up
-from coterie.wire.updates import Limit, pieces, shortened, within
+from coterie.wire.updates import Limit, pieces, shortened
 
 
 class Secure(Stage):
@@ -128,7 +128,7 @@ def keep_back(work: Work, trained: Model) -> tuple[dict[str, Model], dict[str, f
     came, trained_as = _trained_as(work)
     memory = _memory(request)
     if own is None:
-        place = memory.place_of(received, came, request.session.data_hash)
+        place = memory.place_of(received, came, request.session.own_hash)
     else:
         place = own.place
         _go_on(request, memory)
@@ -185,6 +185,8 @@ def _trained_as(work: Work) -> tuple[str, str]:
         came = start = wire.model_hash(personal.without(work.received, work.staying))
     else:
         came, start = own.received, own.trained_as
+        if (factor := _shortening(request, own)) < 1:
+            start = f"{start} {factor!r}"
     records = wire.array_records(request.message.content)
     extras = {
         name: wire.model_hash(wire.decode_arrays(record))
@@ -245,11 +247,23 @@ def own_model(request: Request) -> Held | None:
         return None
     number = request.integer(wire.OWN_ROUND, minimum=1)
     found = held_back(request, number, str(request.config.get(wire.OWN_PURPOSE, "")))
+    factor = _shortening(request, found)
+    return (
+        found if factor == 1 else replace(found, model=shortened(found.model, found.start, factor))
+    )
+
+
+def _shortening(request: Request, own: Held) -> float:
+    """Return the factor on the last update of an own model from which a training begins.
+
+    It decides the training, and is part of its digest: in the difference of two sums in which one
+    silo alone is shortened differently, only that silo's update would be left. It follows from the
+    length that the silo has stated, so the digest tells nothing about the length itself.
+    """
     norm, samples = _longest(request)
-    if not (norm and samples):
-        return found
-    longest = Limit(norm, samples).of(len(request.session.data.train))
-    return replace(found, model=within(found.model, found.start, longest))
+    if not (norm and samples and own.stated.length):
+        return 1.0
+    return min(1.0, Limit(norm, samples).of(own.stated.samples) / own.stated.length)
 
 
 def held_back(request: Request, number: int, purpose: str) -> Held:
@@ -337,6 +351,11 @@ def _check_block(request: Request, asked: Sum, kept: Held, block: Block) -> None
         bound = _memory(request).block_of(request.run, kept.place, kept.stated.reach)
     except ValueError as error:
         request.refuse_for(f"{error}.")
+    if not (bound or asked.counts_by_samples(block)):
+        request.refuse_for(
+            "takes part in sums in which all silos count by their samples, up to one largest "
+            f"count. This sum has {', '.join(f'{name} ({count:g})' for name, count in block)}."
+        )
     for before in (bound, *(asked.statements[name].block for name, _ in block)):
         if before and not proportional(before, block):
             request.refuse_for(

@@ -75,6 +75,9 @@ def test_the_rounding_of_a_sum_hides_nobody(tmp_path: Path) -> None:
         ({"a": 120.0, "b": 1e-3, "c": 70.0}, "a share of less than 2^-14"),
         ({"a": 120.0, "b": 3.0, "c": 3.0}, "would be nearly the update of silo 'a'"),
         ({"a": 120.0, "b": 87.0, "c": 71.0}, "counts for more than its samples"),
+        # Of 0.8 of the weight, the sum has a correlation of 0.98 with the update.
+        ({"a": 10.0, "b": 80.0, "c": 10.0}, "all silos count by their samples"),
+        ({"a": 80.0, "b": 87.0, "c": 70.0}, "all silos count by their samples"),
     ],
 )
 def test_counts_leave_no_silo_alone(counts: dict[str, float], says: str, tmp_path: Path) -> None:
@@ -82,6 +85,13 @@ def test_counts_leave_no_silo_alone(counts: dict[str, float], says: str, tmp_pat
     liar.train("abc")
     asked = replace(liar.describe("abc"), blocks=(tuple(sorted(counts.items())),))
     assert says in liar.refusal(asked)
+
+
+def test_counts_have_one_cap(tmp_path: Path) -> None:
+    liar = Liar(tmp_path, TRIO)
+    liar.train("abc")
+    capped = (("a", 80.0), ("b", 80.0), ("c", 70.0))
+    assert liar.refusal(replace(liar.describe("abc"), blocks=(capped,))) == ""
 
 
 def test_who_has_nearly_all_samples_is_in_no_sum(tmp_path: Path) -> None:
