@@ -110,20 +110,13 @@ class RunSecrets:
         return _keep(replace(self, seed=seed))
 
     def mark_of(self, model: Model) -> str:
-        """Return a mark by which only this silo recognises a model: a MAC with its own key.
-
-        It is twelve times as fast as a hash. Two models with the same mark cannot be made without
-        the key and the mark.
-        """
+        """Return a mark by which only this silo recognises a model: a MAC with its own key."""
         key = _derived(self.private.private_bytes_raw(), b"coterie mark of a model")
-        maker = Cipher(algorithms.AES(key), modes.GCM(bytes(NONCE))).encryptor()
-        for name, array in model.items():
-            maker.authenticate_additional_data(
-                json.dumps([name, str(array.dtype), array.shape]).encode()
-            )
-            maker.authenticate_additional_data(bytes_of(array))
-        maker.finalize()
-        return maker.tag.hex()
+        return _mac(key, model).hex()
+
+    def noise_for(self, model: Model) -> bytes:
+        """Return 32 bytes from which noise on a model is drawn: the same for it in every run."""
+        return _derived(self.lasting("noise of a sum"), _mac(self.lasting("model"), model))
 
     @property
     def seed_id(self) -> str:
@@ -232,6 +225,22 @@ def _read(home: str, name: str) -> bytes:
         return (Path(home) / name).read_bytes() if home else b""
     except OSError:
         return b""
+
+
+def _mac(key: bytes, model: Model) -> bytes:
+    """Return a MAC, 16 bytes.
+
+    It is twelve times as fast as a hash. Two models with the same one cannot be made without the
+    key.
+    """
+    maker = Cipher(algorithms.AES(key), modes.GCM(bytes(NONCE))).encryptor()
+    for name, array in model.items():
+        maker.authenticate_additional_data(
+            json.dumps([name, str(array.dtype), array.shape]).encode()
+        )
+        maker.authenticate_additional_data(bytes_of(array))
+    maker.finalize()
+    return maker.tag
 
 
 def _sealing(run: str, holder: str, name: str) -> bytes:

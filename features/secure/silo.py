@@ -23,6 +23,7 @@ from coterie.client.work.request import RefusedError, Request
 from coterie.client.work.stage import Stage, Work
 from coterie.client.work.weights import travelling
 from coterie.features.secure import lineage
+from coterie.features.secure.blur import blurred
 from coterie.features.secure.held import Held, forget, held, hold
 from coterie.features.secure.memory import Memory, memory_of
 from coterie.features.secure.protocol import (
@@ -218,10 +219,11 @@ def sum_masked(request: Request) -> RecordDict:
         request.refuse_for(f"takes part in no such sum: it {why}")
     block = asked.block_of(secrets.name)
     _check_block(request, asked, kept, block)
-    model, factor = kept.model, asked.shortening(block)
+    largest = [most + kept.stated.reach for most in kept.largest]
     try:
         _memory(request).bind(request.run, kept.place, block)  # before anything leaves
-        if factor < 1:
+        model = blurred(kept.model, largest, secrets.noise_for(kept.model))
+        if (factor := asked.shortening(block)) < 1:
             model = shortened(model, kept.start, factor)
         bounds = asked.bounds(kept.largest, kept.model)
         masked = fixed(model, asked.share(secrets.name), bounds)

@@ -7,6 +7,7 @@ update with a relative error of 8e-7 (optimiser), 9e-2 (personal layers) and 2e-
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Mapping
 from dataclasses import replace
@@ -18,7 +19,12 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from coterie import wire
-from coterie.features.secure.protocol import encode_peers, training_digest
+from coterie.features.secure.protocol import (
+    encode_peers,
+    from_fixed,
+    largest_of,
+    training_digest,
+)
 from coterie.wire.enrolment import fingerprint_of_key
 from coterie.wire.games import Game
 from coterie.wire.statements import Statement, decode_statement
@@ -41,7 +47,7 @@ def test_bounds_and_totals_are_nobody_s_to_choose(tmp_path: Path) -> None:
     asked = liar.describe("abc")
     mean = liar.mean(asked)
     weighted = sum(TRIO[n] * flat(liar.made(n).model) for n in "abc") / sum(TRIO.values())
-    np.testing.assert_allclose(mean, weighted, atol=1e-7)
+    np.testing.assert_allclose(mean, weighted, atol=1e-6)
     older = [*("r", 1, "", ["a", "b", "c"], 120.0, 277.0), asked.statements["a"].trained_as]
     older += [3, [1e-30] * 4, 1]
     keys = encode_peers(list(liar.peers("abc").values()))
@@ -56,7 +62,7 @@ def test_no_value_is_clipped_whatever_the_start_is(tmp_path: Path) -> None:
     liar.train("abc", start=start)
     mean = liar.mean(liar.describe("abc"), start)
     weighted = sum(TRIO[n] * flat(liar.made(n).model) for n in "abc") / sum(TRIO.values())
-    np.testing.assert_allclose(mean, weighted, atol=1e-7)
+    np.testing.assert_allclose(mean, weighted, atol=1e-6)
 
 
 def test_the_rounding_of_a_sum_hides_nobody(tmp_path: Path) -> None:
@@ -67,6 +73,28 @@ def test_the_rounding_of_a_sum_hides_nobody(tmp_path: Path) -> None:
     start["representation.3.weight"][-1, 0, 0, 0] = -1e8
     liar.train("abc", start=start)
     assert "the sum would show only the longer ones" in liar.refusal(liar.describe("abc"))
+
+
+def test_a_sum_is_not_solved_for_integers(tmp_path: Path) -> None:
+    """Numbers so large that every update is -1, 0 or 1 of their steps, in a sum of known weights.
+
+    Without noise 99% of the steps of each silo were found, with correlations of 0.89 to 0.96.
+    """
+    liar, steps = Liar(tmp_path, TRIO), np.array(list(itertools.product((-1, 0, 1), repeat=3)))
+    start = liar.initial | {"head.weight": liar.initial["head.weight"] + np.float32(1000)}
+    liar.train("abc", start=start, lr=3e-3)
+    step, asked = float(np.spacing(np.float32(1000))), liar.describe("abc")
+    wide = {name: array.astype(np.float64) for name, array in start.items()}
+    numbers, refused = liar.sum(asked)
+    assert numbers is not None, refused
+    found = from_fixed(numbers, wide, asked.bounds(largest_of(start), start))["head.weight"]
+    shares = [asked.share(name) for name in "abc"]
+    moved = (found - wide["head.weight"]).reshape(-1, 1) / step
+    guess = steps[np.abs(moved - steps @ shares).argmin(axis=1)]
+    for i, name in enumerate("abc"):
+        truth = (liar.made(name).model["head.weight"] - wide["head.weight"]) / step
+        assert np.count_nonzero(truth) > 5 and np.abs(truth).max() <= 3
+        assert abs(np.corrcoef(guess[:, i], truth.reshape(-1))[0, 1]) < 0.3
 
 
 @pytest.mark.parametrize(
@@ -218,7 +246,7 @@ def test_a_limit_shortens_a_whole_block(tmp_path: Path) -> None:
     longest = max(one.length for one in asked.statements.values())
     full = liar.mean(asked) - start
     half = liar.mean(replace(asked, limit=Limit(longest / 2, 1e9))) - start
-    np.testing.assert_allclose(half, full / 2, atol=1e-7)
+    np.testing.assert_allclose(half, full / 2, atol=1e-6)
 
 
 # ---------------------------------------------------------------- what decides a training

@@ -150,13 +150,13 @@ def means_in(value: Any, where: str = "state") -> Iterator[str]:
             yield from means_in(inner, where)
 
 
-def test_a_mean_is_the_plain_one_to_the_last_bits(tmp_path: Path) -> None:
+def test_a_mean_is_the_plain_one_but_for_a_little_noise(tmp_path: Path) -> None:
     keys = {"strategy": "fedavg", "rounds": 1, "local-epochs": 1}
     plain = play(nodes(), tmp_path / "plain", **keys, secure=False)
     result = play(nodes(), tmp_path / "secure", **keys)
     for name, array in arrays_of(plain.models["a"]).items():
         got = arrays_of(result.models["a"])[name]
-        assert np.abs(got - array).max() <= 2.0**-20 * np.abs(array).max(), name
+        assert np.abs(got - array).max() <= 2.0**-18 * np.abs(array).max(), name
 
 
 def test_a_run_is_the_same_again_whatever_keys_the_silos_draw(tmp_path: Path) -> None:
