@@ -102,7 +102,7 @@ class Replies:
         """Remove the replies that follow from an earlier training of this round, as of the state
         that the silo keeps (``rounds.keep``): they belong to a past that was rolled back."""
         for file in self._folder.iterdir() if self._folder and self._folder.exists() else ():
-            run, number, kind, _ = file.name.split(".")
+            run, number, kind, *_ = file.name.split(".")  # a killed process leaves a .tmp
             own = kind == OWN and int(number) == self._round
             if run == self._run and (int(number) > self._round or own):
                 file.unlink(missing_ok=True)

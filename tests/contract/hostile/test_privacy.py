@@ -111,6 +111,16 @@ def test_a_damaged_or_missing_reply_is_made_and_charged_again(tmp_path: Path) ->
     assert len(read_charges(str(tmp_path))) == 3
 
 
+def test_a_reply_that_was_cut_off_by_a_crash_stops_nothing(tmp_path: Path) -> None:
+    node, start = private(tmp_path), initial()
+    train(start, node)
+    (kept,) = (tmp_path / "privacy" / "replies").iterdir()
+    kept.rename(kept.with_name(kept.name + ".tmp"))
+    second = bytes_in(train(start, node))
+    assert bytes_in(train(start, node)) == second
+    assert len(read_charges(str(tmp_path))) == 2
+
+
 def test_only_the_latest_replies_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("coterie.features.privacy.replies.MOST", 2)
     node, start = private(tmp_path), initial()
