@@ -17,6 +17,9 @@ from coterie.engine.plain import Plain
 
 app, server = ClientApp(), ServerApp()
 
+DEADLINE_S = 120.0
+"""Of a call between the test and the ServerApp that lends its engine."""
+
 
 def question(node: int, arrays: ArrayRecord, **config: Any) -> Message:
     """A message to a node; ``config`` says what the app does with it."""
@@ -54,7 +57,7 @@ def lend(grid: Grid, context: Context) -> None:
     config = context.run_config
     engine = Plain(grid) if config["engine"] == "plain" else fast_engine(grid)
     with Listener(str(config["socket"])) as listener, listener.accept() as asked:
-        while True:
+        while asked.poll(DEADLINE_S):  # the test is gone if it asks for nothing
             name, arguments = asked.recv()
             asked.send(getattr(engine, name)(*arguments))
             if name == "close":
@@ -69,6 +72,7 @@ class Lent:
 
     def _call(self, name: str, *arguments: Any) -> Any:
         self._calls.send((name, arguments))
+        assert self._calls.poll(DEADLINE_S), f"no answer of the engine to {name}"
         return self._calls.recv()
 
     def nodes(self) -> list[int]:
