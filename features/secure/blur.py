@@ -11,34 +11,55 @@ itself, as if numbers had no steps.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from coterie.features.secure.protocol import is_float
 from coterie.features.secure.sketches import Stream
 from coterie.wire import Model
-from coterie.wire.updates import PIECE, pieces
+from coterie.wire.updates import PIECE
 
 BLUR: Final = 2.0**-20
 """Largest noise, relative to a bound on an array's values: 8 steps of float32 there, or more."""
 
 
-def blurred(model: Model, largest: Sequence[float], key: bytes) -> Model:
-    """Return a model in float64, with uniform noise on its floating-point numbers.
+class Blur:
+    """Adds uniform noise to a model's floating-point numbers, and then shortens its update.
+
+    Both are done piece by piece, in the model's order, so that no copy of the model is made.
 
     Args:
+        model: before the noise.
+        start: what its training began from.
+        factor: on the update, in (0, 1].
         largest: for every array, a bound on its values, of which the noise is ``BLUR``.
         key: 32 bytes that only this silo knows, and others for another model. Neither may depend
             on the sum: repetitions could be averaged, and the noise follow from a difference.
     """
-    stream, room, found = Stream(key), np.empty(PIECE), dict(model)
-    for (name, array), most in zip(model.items(), largest, strict=True):
-        if is_float(array):
-            found[name] = np.empty(array.shape)
-            both = zip(pieces(array.reshape(-1)), pieces(found[name].reshape(-1)), strict=True)
-            for piece, out in both:
-                noise = room[: piece.size]
-                np.multiply(stream.take(piece.size).view(np.int32), most * BLUR / 2**31, out=noise)
-                np.add(piece, noise, out=out)
-    return found
+
+    def __init__(
+        self, model: Model, start: Model, factor: float, largest: Sequence[float], key: bytes
+    ) -> None:
+        self._start, self._factor, self._stream = start, factor, Stream(key)
+        self._step = {n: most * BLUR / 2**31 for n, most in zip(model, largest, strict=True)}
+        self._room, self._before = np.empty(PIECE), np.empty(PIECE)
+
+    def __call__(self, name: str, begin: int, piece: NDArray[Any]) -> NDArray[Any]:
+        """Return what enters the sum in place of the numbers of an array from ``begin`` on.
+
+        The next call overwrites it.
+        """
+        if not is_float(piece):
+            return piece
+        out, count = self._room[: piece.size], piece.size
+        np.multiply(self._stream.take(count).view(np.int32), self._step[name], out=out)
+        out += piece
+        if self._factor < 1:
+            before = self._before[:count]
+            before[:] = self._start[name].reshape(-1)[begin : begin + count]
+            out -= before
+            out *= self._factor
+            out += before
+        return out

@@ -21,7 +21,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any, Final
@@ -396,12 +396,23 @@ def is_float(array: NDArray[Any]) -> bool:
     return bool(np.issubdtype(array.dtype, np.floating))
 
 
-def fixed(model: Model, share: float, bounds: Sequence[float]) -> NDArray[np.uint32]:
+Entering = Callable[[str, int, NDArray[Any]], NDArray[Any]]
+"""Array name, place of the first number and numbers of an array → those that enter a sum."""
+
+
+def _unchanged(name: str, begin: int, piece: NDArray[Any]) -> NDArray[Any]:
+    return piece
+
+
+def fixed(
+    model: Model, share: float, bounds: Sequence[float], entering: Entering = _unchanged
+) -> NDArray[np.uint32]:
     """Return a model's numbers times a share, as integers modulo 2^32, in the model's order.
 
     Args:
         share: in (0, 1].
         bounds: for every array, the largest absolute value; larger ones are clipped to it.
+        entering: called with the arrays' pieces in order.
 
     Raises:
         ValueError: names an array with a value that is not finite.
@@ -409,10 +420,12 @@ def fixed(model: Model, share: float, bounds: Sequence[float]) -> NDArray[np.uin
     numbers = np.empty(num_numbers(model), np.uint32)
     room, start, largest = np.empty(PIECE), 0, share * 2.0**BITS
     for (name, array), bound in zip(model.items(), bounds, strict=True):
+        first = start
         for piece in pieces(array.reshape(-1)):
             if not np.isfinite(piece).all():
                 raise ValueError(f"array {name!r} contains NaN or infinity")
-            scaled = np.multiply(piece, largest / bound, out=room[: piece.size], dtype=np.float64)
+            enters = entering(name, start - first, piece)
+            scaled = np.multiply(enters, largest / bound, out=room[: piece.size], dtype=np.float64)
             # To refuse would inform the one who chose the bound.
             np.clip(scaled, -largest, largest, out=scaled)
             numbers[start : start + piece.size].view(np.int32)[:] = np.rint(scaled, out=scaled)

@@ -23,7 +23,7 @@ from coterie.client.work.request import RefusedError, Request
 from coterie.client.work.stage import Stage, Work
 from coterie.client.work.weights import travelling
 from coterie.features.secure import lineage
-from coterie.features.secure.blur import blurred
+from coterie.features.secure.blur import Blur
 from coterie.features.secure.held import Held, forget, held, hold
 from coterie.features.secure.memory import Memory, memory_of
 from coterie.features.secure.protocol import (
@@ -222,11 +222,10 @@ def sum_masked(request: Request) -> RecordDict:
     largest = [most + kept.stated.reach for most in kept.largest]
     try:
         _memory(request).bind(request.run, kept.place, block)  # before anything leaves
-        model = blurred(kept.model, largest, secrets.noise_for(kept.model))
-        if (factor := asked.shortening(block)) < 1:
-            model = shortened(model, kept.start, factor)
+        noise = secrets.noise_for(kept.model)
+        blur = Blur(kept.model, kept.start, asked.shortening(block), largest, noise)
         bounds = asked.bounds(kept.largest, kept.model)
-        masked = fixed(model, asked.share(secrets.name), bounds)
+        masked = fixed(kept.model, asked.share(secrets.name), bounds, blur)
     except (ValueError, OSError) as error:
         raise RefusedError(
             f"silo {settings.name!r} does not take part in the sum: {error}."

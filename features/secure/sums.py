@@ -414,6 +414,8 @@ def insecure(
     wire_format: str = wire.FLOAT32,
 ) -> str:
     """Return why a strategy cannot run in a secure run; empty if it can."""
+    if why := algorithm.insecure():
+        return why
     if not algorithm.works_unseen:
         return (
             "secure = true needs a strategy that only averages models and compares updates; "
@@ -429,7 +431,7 @@ def insecure(
             f"wire-format = {wire_format} rounds updates, and in a secure run silos send exact "
             f"sums instead: it must be {wire.FLOAT32}"
         )
-    return algorithm.insecure()
+    return ""
 
 
 def _means(algorithm: Algorithm[Any], state: Any) -> list[MaskedMean]:

@@ -14,6 +14,8 @@ Differs from the paper:
   silos' updates turn to noise as training goes on, and their groups flip. Here the accumulated own
   updates ``c_i ← memory · c_i + Δ_i`` are compared. ``memory=0`` is the paper. In a secure run the
   inner products of each round's updates are accumulated instead.
+- *Secure runs* average silos that two partitions in a row have put together
+  (``coterie.strategies.hcct.twice``).
 - *Solver* (``solver="best"``, the default). The paper's greedy merging joins small silos first,
   regardless of their kind, and never separates them. The same utility is maximised exactly for up
   to 16 silos and by a better search above. ``solver="agglomerative"`` is the paper, except that a
@@ -57,6 +59,7 @@ from coterie.strategies.hcct.memory import (
 )
 from coterie.strategies.hcct.starts import common_starts, group_starts
 from coterie.strategies.hcct.state import HCCTState
+from coterie.strategies.hcct.twice import confirmed
 from coterie.strategies.partition.hcct import layer_choice, place
 from coterie.strategies.partition.objectives import HCCTUtility
 from coterie.strategies.partition.solvers import agglomerative, best_partition, with_groups
@@ -370,19 +373,25 @@ class HCCT(Algorithm[HCCTState]):
             found = self._solve_all(utility, now)
         formed = form([tuple(settled[i] for i in group) for group in found], state.members.minimums)
         # What everybody had before the first partition, alone, was none and confirms none.
-        again = bool(state.planned) and tuple(sorted(formed)) == before
+        last = state.proposed if now.unseen else state.planned
+        again = bool(last) and tuple(sorted(formed)) == present_groups(last, settled)
         unchanged = state.unchanged + 1 if again else 0
         placed = self._placed(matrix, sizes, alphas, found, range(n, len(compared)), now)
         planned = form(
             [tuple(sorted(compared[i] for i in group)) for group in placed],
             state.members.minimums,
         )
+        proposed, waits = tuple(sorted(planned)), 0
+        if now.unseen:
+            planned, waits = confirmed(state, proposed)
         starts = {**state.members.models, **group_starts(state.members, planned)}
         if stand:
             planned = with_absent(planned, state.planned, here)
         return replace(
             state,
             planned=tuple(sorted(planned)),
+            proposed=proposed,
+            waits=waits,
             starts=starts,
             unchanged=state.unchanged if stand else unchanged,
             held=() if not state.held else state.held if stand else tuple(sorted(here)),
@@ -395,7 +404,7 @@ class HCCT(Algorithm[HCCTState]):
 
     def _groups_stand(self, state: HCCTState, present: set[str], now: Round) -> bool:
         """Return whether the groups are kept: they have settled, or none are due in this round."""
-        due = (now.number - 1) % self.regroup_every == 0
+        due = (now.number - 1) % self.regroup_every == 0 or state.waits > 0
         settled_down = 0 < self.settle_after <= state.unchanged
         held = set(state.held)
         changed = len(held ^ present) > MAX_CHURN * len(held)

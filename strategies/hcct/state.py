@@ -23,6 +23,8 @@ class HCCTState:
         noise: silo → expected squared norm of the noise in that, if it states one (privacy).
         alphas: silo → its own α, if it stated one.
         planned: groups of the next round.
+        proposed: the last partition. ``planned`` differs in a secure run, and by absent silos.
+        waits: in a secure run, partitions in a row that have left silos waiting for the next.
         starts: silo → the model that its group of the next round starts from.
         newcomers: silos that have not been placed yet.
         layer: prefix of the array names that are compared (HCCT-E); empty compares all.
@@ -43,6 +45,8 @@ class HCCTState:
     noise: Mapping[str, float] = field(default_factory=dict)
     alphas: Mapping[str, float] = field(default_factory=dict)
     planned: tuple[Group, ...] = ()
+    proposed: tuple[Group, ...] = ()
+    waits: int = 0
     starts: Mapping[str, Model] = field(default_factory=dict)
     newcomers: frozenset[str] = frozenset()
     layer: str = ""

@@ -44,7 +44,6 @@ from coterie.strategies.plain.placing import (
 from coterie.strategies.rounds.algorithm import (
     SUMS_BEFORE_GROUPS,
     Algorithm,
-    Compared,
     Exchanges,
     Order,
     Round,
@@ -115,15 +114,11 @@ class CFL(Algorithm[CFLState]):
     )
     first_split: Count = Field(2, description="First round in which a group can be split.")
     hands_on = True
-    works_unseen = True
     models_in = ("group_models",)
 
     def insecure(self) -> str:
         """Return why it is refused in a secure run: its first sums would bind the groups."""
         return SUMS_BEFORE_GROUPS
-
-    def compared(self, state: CFLState) -> Compared | None:
-        return Compared()
 
     def first(self, initial: Arrays) -> CFLState:
         return CFLState(Members(initial), {0: initial})

@@ -40,7 +40,6 @@ from coterie.strategies.plain.placing import (
 from coterie.strategies.rounds.algorithm import (
     SUMS_BEFORE_GROUPS,
     Algorithm,
-    Compared,
     Exchanges,
     Order,
     Round,
@@ -86,15 +85,11 @@ class _FormedOnce(Algorithm[OneShot]):
     """The common part of both: all but when and how the groups are formed."""
 
     remembers = OneShot
-    works_unseen = True
     models_in = ("group_models",)
 
     def insecure(self) -> str:
         """Return why it is refused in a secure run: its first sums would bind the groups."""
         return SUMS_BEFORE_GROUPS
-
-    def compared(self, state: OneShot) -> Compared | None:
-        return Compared()
 
     def clusters(self, updates: Updates, now: Round) -> Groups | None:
         """Return the groups, as rows of these updates; None before they are due."""
