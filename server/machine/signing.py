@@ -112,8 +112,13 @@ class Verifier:
             )
         with self._lock:
             self._used = {key: at for key, at in self._used.items() if now - at <= 2 * SLACK_S}
-            if once in self._used or len(self._used) >= MAX_CALLS:
+            if once in self._used:
                 raise SigningError("request rejected as a replay: run the command again.")
+            if len(self._used) >= MAX_CALLS:
+                raise SigningError(
+                    f"more than {MAX_CALLS:,} requests in {2 * SLACK_S:.0f} s: wait, and run the "
+                    "command again."
+                )
             self._used[once] = now
 
 

@@ -323,3 +323,13 @@ def test_a_damaged_list_of_operators_lets_nobody_in(made: Federation) -> None:
     with pytest.raises(FederationError, match="Restore it from a backup"):
         operators.find(load(made.folder), "mallory")
     file.write_bytes(kept)
+
+
+def test_too_many_requests_are_not_called_replays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(signing, "MAX_CALLS", 2)
+    ada = Identity("ada", ec.generate_private_key(ec.SECP384R1()))
+    asked = verifier(ada.key)
+    for _ in range(2):
+        asked.caller(signing.metadata(ada, b"CA", "/x/Start", b""), "/x/Start", b"")
+    with pytest.raises(SigningError, match="more than 2 requests in 240 s"):
+        asked.caller(signing.metadata(ada, b"CA", "/x/Start", b""), "/x/Start", b"")
