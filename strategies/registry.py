@@ -71,6 +71,8 @@ ROWS = (
 )
 STRATEGIES = {row.name: row for row in ROWS}
 """Name → row."""
+DEFAULT = "auto"
+"""Name of the strategy of a run that names none."""
 PUBLIC = {row.public: row for row in ROWS}
 """Name of the class → row."""
 

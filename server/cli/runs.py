@@ -9,6 +9,7 @@ import typer
 
 from coterie.server.cli import options
 from coterie.server.cli.keys import KeysCommand, keys_given, keys_of, require_nothing_else, resumed
+from coterie.strategies.registry import DEFAULT
 from coterie.system.commandline import (
     Group,
     JsonOption,
@@ -117,7 +118,7 @@ def run(
         require_nothing_else(resume, strategy, keys)
         keys |= resumed(resume)
     elif strategy is not None or "strategy" not in keys:
-        keys |= {"strategy": strategy or "auto"}
+        keys |= {"strategy": strategy or DEFAULT}
     from coterie.server.cli.submitting import submit_and_follow
     from coterie.server.cli.waiting import Turn
 

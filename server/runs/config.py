@@ -21,7 +21,7 @@ from coterie import wire
 from coterie.features.robust.keys import Influence, aggregate_problem
 from coterie.features.secure.sums import insecure
 from coterie.strategies.errors import FederationError, refused
-from coterie.strategies.registry import STRATEGIES, Row
+from coterie.strategies.registry import DEFAULT, STRATEGIES, Row
 from coterie.strategies.rounds.algorithm import Algorithm
 from coterie.strategies.rounds.churn import Churn
 from coterie.strategies.rounds.options import Key, Options, Positive, Scalar, table_of
@@ -36,11 +36,7 @@ NO_STRATEGY = Row(wire.ONLY_STATISTICS, "Algorithm", "rounds.algorithm")
 class RunConfig(Options, wire.SiloKeys):
     """The configuration of one run, made by ``read``; keys are written with dashes."""
 
-    strategy: str = Field(
-        "hcct",
-        description="Strategy, which decides who trains with whom. This default applies to `flwr "
-        "run` and to simulation files; `coterie run` without a name uses `auto`.",
-    )
+    strategy: str = Field(DEFAULT, description="Strategy, which decides who trains with whom.")
     task: str = Field(
         "digits", min_length=1, description="Name of the task, which every silo must serve."
     )
@@ -166,7 +162,7 @@ class RunConfig(Options, wire.SiloKeys):
         values out of bounds, and keys that do not fit together.
         """
         values = _of_today(values)
-        row = _row(values.get("strategy", "hcct"))
+        row = _row(values.get("strategy", DEFAULT))
         around = values.get("generators", "off") != "off"
         shared = {key: value for key, value in values.items() if key in cls.own_keys()}
         of_task = {key: value for key, value in values.items() if key.startswith(wire.TASK_KEYS)}
@@ -203,7 +199,7 @@ class RunConfig(Options, wire.SiloKeys):
         values = _of_today(
             {k: v for k, v in values.items() if k not in former or v != usual[former[k]]}
         )
-        row = _row(values.get("strategy", "hcct"))
+        row = _row(values.get("strategy", DEFAULT))
         own = keys_of(row, around=values.get("generators", "off") != "off") | cls.own_keys()
         return cls.read({k: v for k, v in values.items() if k in own or v != usual.get(k)})
 
@@ -305,7 +301,7 @@ def tables() -> dict[str, str]:
 
 def foreign_keys(values: Mapping[str, Any]) -> dict[str, str]:
     """Return keys of other strategies → an explanation: "alpha belongs to hcct"."""
-    if (name := values.get("strategy", "hcct")) not in STRATEGIES:
+    if (name := values.get("strategy", DEFAULT)) not in STRATEGIES:
         return {}
     row = STRATEGIES[name]
     around = values.get("generators", "off") != "off"

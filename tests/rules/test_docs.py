@@ -135,7 +135,8 @@ def test_the_task_of_the_guide_learns(tmp_path: Path, monkeypatch: pytest.Monkey
         np.savez(tmp_path / f"{silo}.npz", x=x, y=y)
         data = {"data.data": str(tmp_path / f"{silo}.npz")}
         configs.append({"name": f"silo-{silo}", "task": "blobs:Blobs", "threads": 1, **data})
-    config = RunConfig.read({"task": "blobs:Blobs", "rounds": 3, "min-silos": 3})
+    keys = {"task": "blobs:Blobs", "strategy": "hcct", "rounds": 3, "min-silos": 3}
+    config = RunConfig.read(keys)
     result = execute(InProcessGrid(app, configs), config, run_id=1, folder=tmp_path / "run")
     errors = [error for _, error, _ in result.rounds[-1].evaluation.values()]
     assert max(errors) < 0.2

@@ -133,7 +133,7 @@ def test_a_text_stays_as_it_was_typed_and_numbers_are_numbers(
     assert CliRunner().invoke(app, [*start, "--set", setting]).exit_code == 0
     key = setting.partition("=")[0]
     assert submitted[-1][key] == value and type(submitted[-1][key]) is type(value)
-    RunConfig.read({key: submitted[-1][key]})
+    RunConfig.read({"strategy": "hcct", key: submitted[-1][key]})
 
 
 def refused_in_one_line(said: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -162,8 +162,18 @@ def test_of_flowers_full_list_a_changed_key_of_another_strategy_is_refused() -> 
             RunConfig.read_from_flower({**defaults(), "strategy": name, foreign: value})
 
 
+def test_a_run_that_names_no_strategy_has_the_same_default_everywhere() -> None:
+    read = (
+        RunConfig.read({}),
+        RunConfig.read_from_flower({}),
+        RunConfig.read_from_flower(defaults()),
+    )
+    assert {config.strategy for config in read} == {"auto"}
+    assert foreign_keys({"alpha": 5.0}) == {"alpha": "alpha belongs to hcct"}
+
+
 def test_a_configuration_cannot_be_changed() -> None:
-    config = RunConfig.read({})
+    config = RunConfig.read({"strategy": "hcct"})
     with pytest.raises(ValueError, match="frozen"):
         config.rounds = 3  # type: ignore[misc]
     with pytest.raises(ValueError, match="frozen"):
@@ -211,7 +221,7 @@ def test_a_configuration_cannot_be_changed() -> None:
 )
 def test_a_value_out_of_bounds_is_refused_by_name(key: str, value: Any) -> None:
     with pytest.raises(FederationError) as caught:
-        RunConfig.read({key: value})
+        RunConfig.read({"strategy": "hcct", key: value})
     assert f"wrong: {key}" in str(caught.value)
     assert f"Got {value!r}" in str(caught.value)
     assert (caught.value.exit_code, caught.value.phase) == (EXIT_CONFIG, "configuration")
@@ -461,8 +471,8 @@ def test_a_silo_is_told_all_that_it_may_refuse_before_it_joins() -> None:
         "strategy": "fedavg", "rounds": 7, "local-epochs": 3, "batch-size": 16,
         "momentum": 0.0, "weight-decay": 0.0, "proximal-mu": 0.0, "precision": "float32",
     }  # fmt: skip
-    keys = {"local-steps": 300, "personalise": "ditto", "personal-epochs": 4, "personal": "head"}
-    assert keys.items() - {("personalise", "ditto")} <= terms(RunConfig.read(keys)).items()
+    keys = {"strategy": "hcct", "local-steps": 300, "personal-epochs": 4, "personal": "head"}
+    assert keys.items() <= terms(RunConfig.read({**keys, "personalise": "ditto"})).items()
     steps = terms(RunConfig.read({"strategy": "pfedme", "inner-steps": 3}))
     assert (steps["inner-steps"], steps["adapt-steps"]) == (3, 20)
 

@@ -127,7 +127,7 @@ def test_a_silo_of_another_study_is_neither_an_error_nor_not_let_in_and_is_asked
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     grid, names, contacts = study(tmp_path)
-    config = RunConfig.read({"rounds": 1, "min-silos": 2, "local-epochs": 1})
+    config = RunConfig.read({"strategy": "hcct", "rounds": 1, "min-silos": 2, "local-epochs": 1})
     for number in (1, 2):
         folder = tmp_path / str(number)
         execute(grid, config, run_id=number, folder=folder, enrolled=lambda: names, known=contacts)

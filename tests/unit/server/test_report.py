@@ -611,7 +611,7 @@ def test_the_outlier_check_opens_if_something_happened_and_gives_reasons_for_bla
 
 def test_the_configuration_lists_what_differs_and_folds_the_rest(runs: Path) -> None:
     page = build_page(build_story(read_run(runs / "hcct-1")))
-    assert dict(page.tables["Configuration"].rows).keys() == {"rounds"}
+    assert dict(page.tables["Configuration"].rows).keys() == {"rounds", "strategy"}
     (record,) = [one for one in page.folds if one.key == "record"]
     assert "lr" in dict(record.tables["Keys at their defaults"].rows)
     assert dict(record.tables["Runs compared with"].rows)["local training"] == "independent-1"

@@ -20,6 +20,7 @@ names = ["a", "b", "c"]
 [split]
 kind = "iid"
 [run]
+strategy = "hcct"
 rounds = 4
 """
 
