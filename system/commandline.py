@@ -22,6 +22,7 @@ EXIT_CONFIG, EXIT_LINK = 2, 5
 EVERYWHERE = {"-q": "quiet", "--quiet": "quiet", "-v": "verbose", "--verbose": "verbose"}
 EVERYWHERE |= {"--no-progress": "still"}
 """Options of every command → the attribute of ``terminal.shown`` that they set."""
+COLOR, WHEN = "--color", ("auto", "always", "never")
 
 
 class MisuseError(Exception):
@@ -128,7 +129,7 @@ class Group(TyperGroup):
 def _options_of_today(
     command: click.Command, former: Mapping[str, str], arguments: Sequence[str]
 ) -> Iterator[str]:
-    """Yield arguments with today's names of options, and without ``EVERYWHERE``."""
+    """Yield arguments with today's names of options, without ``EVERYWHERE`` and ``COLOR``."""
     known = {name for one in command.params for name in one.opts}
     rest = iter(arguments)
     for argument in rest:
@@ -140,6 +141,13 @@ def _options_of_today(
             yield former[name] + equals + value
         elif argument in EVERYWHERE and argument not in known:
             setattr(terminal.shown, EVERYWHERE[argument], True)
+        elif name == COLOR:
+            when = value if equals else next(rest, "")
+            if when not in WHEN:
+                raise click.BadParameter(
+                    f"{when!r} is not one of {', '.join(WHEN)}.", None, None, COLOR
+                )
+            terminal.use_color(when)
         else:
             yield argument
 

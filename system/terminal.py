@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import io
+import os
 import re
 import shutil
 import sys
@@ -52,6 +53,18 @@ def show_everything() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors=LEGIBLE)
+
+
+def use_color(when: str) -> None:
+    """Colour output ``always``, as on a terminal, or ``never``; any other word changes nothing.
+
+    It sets the environment variables that every rich console and child process reads.
+    """
+    if when == "never":
+        os.environ["NO_COLOR"] = "1"
+    elif when == "always":
+        os.environ.pop("NO_COLOR", None)
+        os.environ["FORCE_COLOR"] = "1"
 
 
 def width_of(stream: TextIO) -> int:

@@ -11,11 +11,12 @@ import typer
 
 from coterie.client.cli.main import app as silo
 from coterie.server.cli import operator, people, runs, study
-from coterie.system.commandline import Group
-from coterie.system.terminal import shown
+from coterie.system.commandline import WHEN, Group
+from coterie.system.terminal import shown, use_color
 
 completion = typer.Typer()
 Shell = StrEnum("Shell", ["bash", "zsh", "fish"])
+When = StrEnum("When", WHEN)
 SECTIONS = {
     "Try and compare on this machine": {"": study.app},
     "Run a strategy": {"": runs.app, "runs": runs.recorded},
@@ -113,7 +114,12 @@ def _options(
     no_progress: Annotated[
         bool, typer.Option("--no-progress", help="Print lines instead of a display that moves.")
     ] = False,
+    color: Annotated[
+        When,
+        typer.Option(metavar="WHEN", help="Colour: always, never, or auto (terminals)."),
+    ] = When.auto,
 ) -> None:
+    use_color(color)
     shown.quiet, shown.verbose, shown.still = quiet, verbose, no_progress
 
 

@@ -9,9 +9,11 @@ from importlib.metadata import version
 import click
 import pytest
 import typer
+from rich.console import Console
 from typer.testing import CliRunner
 
 import coterie.client.resident.serve
+import coterie.server.cli.commands
 from coterie.client.home.settings import SiloSettings
 from coterie.client.resident.host import GaveUpError
 from coterie.engine.port import LinkError
@@ -173,6 +175,30 @@ def test_a_silo_still_serves_without_the_word(monkeypatch: pytest.MonkeyPatch) -
 def test_quiet_may_stand_before_or_after_a_command(line: list[str]) -> None:
     CliRunner().invoke(app, line)
     assert terminal.shown.quiet == (line[-1] != "-qx")
+
+
+@pytest.mark.parametrize(
+    ("options", "coloured"),
+    [("", True), ("--color always", True), ("--color=never", False), ("--color auto", True)],
+)
+@pytest.mark.parametrize("line", ["{} runs show x", "runs show x {}"])
+def test_color_may_stand_before_or_after_a_command(
+    line: str, options: str, coloured: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NO_COLOR", "")
+    monkeypatch.delenv("NO_COLOR")  # and back to what it was, after the test
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(
+        coterie.server.cli.commands, "print_run", lambda *_, **__: Console().print("[red]red")
+    )
+    assert ("\x1b[31m" in CliRunner().invoke(app, line.format(options).split()).stdout) == coloured
+
+
+def test_a_color_that_does_not_exist_is_refused() -> None:
+    for line in (["--color", "red", "runs"], ["demo", "--color", "red"], ["demo", "--color"]):
+        done = CliRunner().invoke(app, line)
+        assert done.exit_code == 2 and "never" in done.stderr
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
