@@ -157,7 +157,7 @@ class Auto(Algorithm[AutoState]):
         if 0 < rounds < LEAST_ROUNDS:
             yield (
                 "auto measures, races and then trains the winner: rounds must be at least "
-                f"{LEAST_ROUNDS}. Got {rounds}"
+                f"{LEAST_ROUNDS}. Got {rounds}. For fewer, name a strategy"
             )
         if training.get(wire.PERSONAL):
             yield (
