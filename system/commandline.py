@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
+from enum import StrEnum
 from typing import Annotated, Any, ClassVar
 
 import click
@@ -22,7 +23,8 @@ EXIT_CONFIG, EXIT_LINK = 2, 5
 EVERYWHERE = {"-q": "quiet", "--quiet": "quiet", "-v": "verbose", "--verbose": "verbose"}
 EVERYWHERE |= {"--no-progress": "still"}
 """Options of every command → the attribute of ``terminal.shown`` that they set."""
-COLOR, WHEN = "--color", ("auto", "always", "never")
+COLOR = "--color"
+When = StrEnum("When", ["auto", "always", "never"])
 
 
 class MisuseError(Exception):
@@ -143,9 +145,9 @@ def _options_of_today(
             setattr(terminal.shown, EVERYWHERE[argument], True)
         elif name == COLOR:
             when = value if equals else next(rest, "")
-            if when not in WHEN:
+            if when not in [*When]:
                 raise click.BadParameter(
-                    f"{when!r} is not one of {', '.join(WHEN)}.", None, None, COLOR
+                    f"{when!r} is not one of {', '.join(When)}.", None, None, COLOR
                 )
             terminal.use_color(when)
         else:

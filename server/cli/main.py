@@ -11,12 +11,11 @@ import typer
 
 from coterie.client.cli.main import app as silo
 from coterie.server.cli import operator, people, runs, study
-from coterie.system.commandline import WHEN, Group
+from coterie.system.commandline import Group, When
 from coterie.system.terminal import shown, use_color
 
 completion = typer.Typer()
 Shell = StrEnum("Shell", ["bash", "zsh", "fish"])
-When = StrEnum("When", WHEN)
 SECTIONS = {
     "Try and compare on this machine": {"": study.app},
     "Run a strategy": {"": runs.app, "runs": runs.recorded},

@@ -164,7 +164,7 @@ def test_the_keys_that_flower_gives_are_read_alike() -> None:
 def test_files_have_the_keys_as_a_table(tmp_path: Path) -> None:
     assert with_task_keys({"lr": 1, "task": {"a": 2}}) == {"lr": 1, "task.a": 2}
     file = tmp_path / "simulation.toml"
-    file.write_text("silos = 2\n[run]\nrounds = 3\n[run.task]\nhidden = 4\n", encoding="utf-8")
+    file.write_text("silos = 2\n[run]\nstrategy = 'hcct'\nrounds = 3\n[run.task]\nhidden = 4\n")
     simulation = Simulation.read(file)
     config = RunConfig.read(simulation.run_keys())
     assert (config.task, config.task_keys) == ("digits", {"task.hidden": 4})
@@ -182,7 +182,7 @@ def test_files_have_the_keys_as_a_table(tmp_path: Path) -> None:
 
 def test_a_command_line_has_the_keys_as_options(tmp_path: Path) -> None:
     file = tmp_path / "simulation.toml"
-    file.write_text("silos = 2\n[split]\nkind = 'iid'\n[run]\nrounds = 1\n")
+    file.write_text("silos = 2\n[split]\nkind = 'iid'\n[run]\nstrategy = 'fedavg'\nrounds = 1\n")
     for given in (["--task.hidden", "4"], ["--task.hidden=4"], ["--set", "task.hidden=4"]):
         done = coterie("simulate", str(file), *given, "--set", "wait-for-silos=0.05")
         assert done.returncode != 0

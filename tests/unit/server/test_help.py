@@ -178,16 +178,23 @@ def test_quiet_may_stand_before_or_after_a_command(line: list[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "coloured"),
-    [("", True), ("--color always", True), ("--color=never", False), ("--color auto", True)],
+    ("variable", "options", "coloured"),
+    [
+        ("FORCE_COLOR", "", True),
+        ("FORCE_COLOR", "--color=never", False),
+        ("FORCE_COLOR", "--color auto", True),
+        ("NO_COLOR", "--color auto", False),
+        ("NO_COLOR", "--color always", True),
+    ],
 )
 @pytest.mark.parametrize("line", ["{} runs show x", "runs show x {}"])
 def test_color_may_stand_before_or_after_a_command(
-    line: str, options: str, coloured: bool, monkeypatch: pytest.MonkeyPatch
+    line: str, variable: str, options: str, coloured: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("NO_COLOR", "")
-    monkeypatch.delenv("NO_COLOR")  # and back to what it was, after the test
-    monkeypatch.setenv("FORCE_COLOR", "1")
+    for name in ("NO_COLOR", "FORCE_COLOR"):
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)  # the test ends with what was there, whatever the command sets
+    monkeypatch.setenv(variable, "1")
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setattr(
         coterie.server.cli.commands, "print_run", lambda *_, **__: Console().print("[red]red")
