@@ -838,7 +838,7 @@ def test_one_silo_that_describes_another_head_ends_no_run(
             "at least 2. Got 1. Or take reversal = none",
         ),
         ({"strategy": "hcct", "generators": "groups", "generator-steps": 1}, "at least 2"),
-        ({"reversal": "none"}, "reversal belongs to .*, and the strategy is hcct"),
+        ({"reversal": "none"}, "reversal belongs to .*, and the strategy is auto"),
     ],
 )
 def test_configurations_that_do_not_fit_are_refused(keys: dict[str, Any], said: str) -> None:

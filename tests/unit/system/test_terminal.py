@@ -86,7 +86,8 @@ def test_commands_end_well_on_terminals_without_utf_8(more: dict[str, str], tmp_
     entry = {"run": "r", "type": "train", "round": 3, "bytes": 5, "values": {}}
     (tmp_path / "a" / LEDGER).write_text(json.dumps(entry) + "\n")
     write_run(tmp_path / "hcct-1", num_silos=3, num_rounds=2, strategy="hcct")
-    (tmp_path / "two.toml").write_text('silos = 2\n[split]\nkind = "iid"\n[run]\nrounds = 1\n')
+    keys = 'silos = 2\n[split]\nkind = "iid"\n[run]\nrounds = 1\nstrategy = "hcct"\n'
+    (tmp_path / "two.toml").write_text(keys)
     lines = [
         "silo check --home a",
         "silo ledger --home a",
