@@ -161,6 +161,7 @@ USUAL_VALUES: dict[str, tuple[Any, ...]] = {
     "keep-optimiser": (False, True),
     "wire-format": ("float32", "delta-fp16", "delta-int8"),
     "cosine-lambda": (0.0, 0.1),
+    "penalty": (0.0, 0.1),
     wire.ROUND: (1, 2, 3),
 }
 """Entry → values that a silo accepts, for ``varied_requests``."""

@@ -213,6 +213,7 @@ ASKED: Mapping[str, AtSilo] = {
         False, term=True, without=("train", "optimiser", "lr_factor"), idle=False
     ),
     names.COSINE_LAMBDA: _asked(0.0, without=LOOP, idle=0),
+    names.PENALTY: _asked(0.0, without=LOOP, idle=0),
     names.GENERATED_WEIGHT: _asked(1.0, without=("train", "training_step"), idle=0),
     names.DISTIL_WEIGHT: _asked(0.0),
     names.MIXTURE: _asked(0.5, without=("train", "training_step")),

@@ -272,6 +272,7 @@ class Request:
             lr=self.value(wire.LR),
             proximal_mu=self.value(wire.PROXIMAL_MU),
             cosine_lambda=self.value(wire.COSINE_LAMBDA),
+            penalty=self.value(wire.PENALTY),
             steps=self.value(wire.LOCAL_STEPS),
         )
         self._check_passes(plan, wire.LOCAL_STEPS if plan.steps else wire.INNER_STEPS)

@@ -23,6 +23,7 @@ from torch import nn
 
 from coterie.client.work.data import Batch, Part
 from coterie.client.work.optimisers import Schedule, Slots, optimiser_of
+from coterie.client.work.penalty import Penalty
 from coterie.client.work.weights import frozen_parts, set_training
 from coterie.tasks.base import Nest, Task, TaskError, has_own, leaves
 from coterie.tasks.problems import Classes
@@ -44,6 +45,7 @@ class TrainPlan:
         momentum, weight_decay: ≥ 0; momentum is only for SGD and RMSprop.
         proximal_mu: μ of FedProx's μ/2·|w − w_received|², ≥ 0.
         cosine_lambda: λ of pFedGraph's −λ·cos(w, w_received), ≥ 0.
+        penalty: λ ≥ 0 of λ/2·|w − centre|², without the last bias (``Penalty``).
         precision: ``float32``, or ``bfloat16`` or ``float16`` for autocast.
         steps: exact number of mini-batches, instead of ``epochs``; 0: whole epochs.
         optimiser: ``sgd``, or a name in ``torch.optim``.
@@ -60,6 +62,7 @@ class TrainPlan:
     weight_decay: float = 0.0
     proximal_mu: float = 0.0
     cosine_lambda: float = 0.0
+    penalty: float = 0.0
     precision: str = "float32"
     steps: int = 0
     optimiser: str = "sgd"
@@ -99,6 +102,7 @@ def train(
     *,
     seed: int,
     towards: Model | None = None,
+    centre: Model | None = None,
     added: Callable[[torch.Tensor, Nest], torch.Tensor] | None = None,
     slots: Slots | None = None,
     beside: Beside | None = None,
@@ -111,6 +115,7 @@ def train(
     Args:
         seed: of the shuffling and of the model's own randomness (dropout).
         towards: model that the plan's proximal and cosine terms pull to; None: the initial one.
+        centre: of the plan's penalty; None: 0.
         added: (outputs, targets) of a mini-batch → term added to its loss, but not to the result.
         slots: optimiser state to start from, updated at the end; None: start without one.
         beside: second model that learns from the same mini-batches.
@@ -125,6 +130,7 @@ def train(
     parameters = list(named.values())
     pulled = plan.proximal_mu > 0 or plan.cosine_lambda > 0
     anchor = anchor_of(named, towards) if pulled else []
+    penalty = Penalty(named, plan.penalty, centre)
     known = {} if slots is None else slots
     optimiser = optimiser_of(plan, task, model, named, known)
     step = _step_of(task, part, plan, added)
@@ -155,6 +161,7 @@ def train(
                 if beside is not None:
                     beside.step(rate)
                 optimiser.step(rate)
+                penalty.step(rate)
     if slots is not None:
         optimiser.remember(slots)
     return float(total) / seen

@@ -5,9 +5,9 @@ CCS 2016, https://arxiv.org/abs/1607.00133, Algorithm 1. A step with expected ba
 
     g ← (Σ_i ∇ℓ_i · min(1, C/‖∇ℓ_i‖) + N(0, σ²C²·1)) / B,   each sample in it with probability q
 
-Later operations on g (momentum, Adam, a proximal term, a clipped norm) touch no data. One sample's
-loss is the task's loss of a batch of one, so any model and task works whose loss is a mean over
-samples. Gradients come from ``torch.func``, or from one sample at a time if it fails.
+Later operations on g (momentum, Adam, a proximal term, a penalty, a clipped norm) touch no data.
+One sample's loss is the task's loss of a batch of one, so any model and task works whose loss is a
+mean over samples. Gradients come from ``torch.func``, or from one sample at a time if it fails.
 
 Samples and noise are drawn from a ChaCha20 stream. Every training has a new key, which comes from
 the operating system: no two trainings have any noise in common, whatever was asked. A silo without
@@ -33,6 +33,7 @@ from torch.func import functional_call, grad_and_value, vmap
 from coterie.client.home.privacy import Privacy
 from coterie.client.work.data import Part, map_nest
 from coterie.client.work.optimisers import Slots, optimiser_of
+from coterie.client.work.penalty import Penalty
 from coterie.client.work.sgd import (
     TrainPlan,
     add_cosine_gradient,
@@ -133,6 +134,7 @@ def train_privately(
     *,
     seed: int,
     towards: Model | None = None,
+    centre: Model | None = None,
     slots: Slots | None = None,
 ) -> float:
     """Train in place with DP-SGD, charging the budget first; arguments as ``sgd.train``.
@@ -151,6 +153,7 @@ def train_privately(
         key=key,
         seed=seed,
         towards=towards,
+        centre=centre,
         slots=slots,
     )
 
@@ -162,7 +165,16 @@ def rehearse(
     require_private(task, model)
     key = os.urandom(32)
     return _train(
-        task, model, part, plan, private.terms, key=key, seed=seed, towards=None, slots=None
+        task,
+        model,
+        part,
+        plan,
+        private.terms,
+        key=key,
+        seed=seed,
+        towards=None,
+        centre=None,
+        slots=None,
     )
 
 
@@ -176,6 +188,7 @@ def _train(
     key: bytes,
     seed: int,
     towards: Model | None,
+    centre: Model | None,
     slots: Slots | None,
 ) -> float:
     torch.manual_seed(seed)
@@ -185,6 +198,7 @@ def _train(
     parameters = list(named.values())
     pulled = plan.proximal_mu > 0 or plan.cosine_lambda > 0
     anchor = anchor_of(named, towards) if pulled else []
+    penalty = Penalty(named, plan.penalty, centre)
     optimiser = optimiser_of(plan, task, model, named, {} if slots is None else slots)
     stream = Stream(key)
     rate, steps = _sampling(model, part, plan)
@@ -207,7 +221,9 @@ def _train(
             add_proximal_gradient(parameters, anchor, plan.proximal_mu)
         if plan.cosine_lambda > 0:
             add_cosine_gradient(parameters, anchor, plan.cosine_lambda)
-        optimiser.step(plan.rate(done / steps))
+        rate_now = plan.rate(done / steps)
+        optimiser.step(rate_now)
+        penalty.step(rate_now)
     with torch.no_grad():
         for buffer, before in buffers:  # whatever a module noted of the data
             buffer.copy_(before)
@@ -355,8 +371,9 @@ def noise_per_number(
 
         V ← A V Aᵀ + s² b bᵀ,   A = [[1 − ηλ, −ηm], [λ, m]],   b = (−η, 1)
 
-    and its first entry is returned. Two effects are left out: the loss's curvature on earlier
-    noise, and momentum from earlier rounds. None: unknown, for any optimiser but SGD, and if the
+    and its first entry is returned; a penalty then divides the number by 1 + η·penalty. Left out
+    are the loss's curvature on earlier noise, momentum from earlier rounds, and that a penalty
+    spares the last bias. None: unknown, for any optimiser but SGD, and if the
     run clips the gradient's norm or has a cosine term.
     """
     plain = plan.optimiser == "sgd" and task.optimiser(model, plan.lr) is None
@@ -370,7 +387,8 @@ def noise_per_number(
         lr = plan.rate(done / steps)
         moves = np.array([[1 - lr * decay, -lr * momentum], [decay, momentum]])
         new = deviation * np.array([-lr, 1.0])
-        covariance = moves @ covariance @ moves.T + np.outer(new, new)
+        shrinks = np.diag([1 / (1 + lr * plan.penalty), 1.0])
+        covariance = shrinks @ (moves @ covariance @ moves.T + np.outer(new, new)) @ shrinks
     return float(covariance[0, 0])
 
 

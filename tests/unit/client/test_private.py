@@ -140,13 +140,14 @@ def test_one_sample_moves_the_sum_by_no_more_than_the_clip(far: float) -> None:
         replace(PLAN, momentum=0.9, weight_decay=0.2),
         replace(PLAN, proximal_mu=2.0, epochs=5),
         replace(PLAN, accumulate=2, steps=7),
+        replace(PLAN, momentum=0.5, penalty=3.0, epochs=5),
     ],
 )
 def test_the_noise_is_there_and_as_large_as_the_update_says(plan: TrainPlan) -> None:
     """Gradients are clipped to next to nothing, so that what moves is noise."""
     terms = Privacy(1000.0, noise=500.0, clip=1e-6)
     part = some_data().train
-    task, model = fresh(lambda: nn.Linear(4, 20_000))
+    task, model = fresh(lambda: nn.Linear(4, 20_000, bias=not plan.penalty))
     with torch.no_grad():
         for p in model.parameters():
             p.zero_()
@@ -155,7 +156,6 @@ def test_the_noise_is_there_and_as_large_as_the_update_says(plan: TrainPlan) -> 
     train_privately(task, model, part, plan, at(terms=terms), seed=0)
     squares = [float(p.detach().square().sum()) for p in model.parameters()]
     assert sum(squares) == pytest.approx(said * num_trained(model), rel=0.03)
-    assert num_trained(model) == 100_000 and num_trained(model, ["bias"]) == 80_000
 
 
 def test_how_much_noise_there_is_is_not_said_where_it_is_not_known() -> None:
@@ -198,7 +198,7 @@ def test_a_silo_without_a_folder_repeats_itself_by_the_seed() -> None:
 
 
 def test_without_privacy_a_silo_trains_as_ever() -> None:
-    plan = replace(PLAN, momentum=0.9, proximal_mu=0.1)
+    plan = replace(PLAN, momentum=0.9, proximal_mu=0.1, penalty=0.2)
     settings = SiloSettings("a", options={"train": 30, "test": 10}, device="cpu")
     session = open_session(settings)
     start = read_weights(session.model)

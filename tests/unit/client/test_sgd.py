@@ -89,6 +89,34 @@ def test_training_equals_torch_optim_sgd_on_the_explicit_objective(
     assert not changes or any(not np.allclose(plain[k], ours[k], atol=1e-4) for k in plain)
 
 
+@pytest.mark.parametrize("around_zero", [True, False])
+def test_a_penalty_pulls_all_but_the_last_bias_to_its_centre(around_zero: bool) -> None:
+    """At the end the loss's gradient is −λ(w − c), and 0 at the last bias."""
+    task, model = fresh(lambda: nn.Sequential(nn.Linear(4, 3)))
+    data = some_data(10)
+    centre = None if around_zero else read_weights(model)
+    plan = TrainPlan(epochs=500, batch_size=10, lr=0.5, penalty=0.3)
+    train(task, model, data.train, plan, seed=1, centre=centre)
+    model.zero_grad()
+    nn.functional.cross_entropy(model(data.train.x), data.train.y).backward()
+    weight, bias = model[0].weight, model[0].bias
+    away = weight.detach() - (0 if centre is None else torch.from_numpy(centre["0.weight"]))
+    assert away.norm() > 0.1
+    torch.testing.assert_close(weight.grad, -0.3 * away, rtol=0, atol=1e-5)
+    torch.testing.assert_close(bias.grad, torch.zeros(3), rtol=0, atol=1e-5)
+
+
+def test_no_penalty_is_too_large() -> None:
+    """A gradient step of λ = 10⁶ would diverge at any usual learning rate."""
+    task, model = fresh(with_batch_norm)
+    plan = TrainPlan(epochs=2, batch_size=4, lr=0.1, penalty=1e6)
+    train(task, model, some_data(10).train, plan, seed=1)
+    kept = {name: p.detach() for name, p in model.named_parameters()}
+    free = kept.pop("3.bias")
+    assert max(float(p.abs().max()) for p in kept.values()) < 1e-4
+    assert float(free.abs().max()) > 1e-2
+
+
 def test_steps_are_mini_batches_however_many_epochs_that_takes() -> None:
     """Ten samples in batches of four: three steps an epoch."""
     two = TrainPlan(epochs=2, batch_size=4, lr=0.1)
