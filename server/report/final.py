@@ -11,6 +11,7 @@ from rich.text import Text
 
 from coterie import wire
 from coterie.server.report.letters import letters_of
+from coterie.server.report.race import thin_evidence
 from coterie.server.report.view import collaboration_text
 from coterie.server.runs.record import Evaluations, Run, SiloFacts, read_whole
 from coterie.system.terminal import say
@@ -32,6 +33,8 @@ def print_final(console: Console, folder: Path, *, as_json: bool = False) -> Non
         say(console, f"ended early, after round {len(run.rounds)}: {run.ended_early}")
     if run.collaboration:
         console.print(collaboration_text(run.collaboration, run.lead), soft_wrap=True)
+    if thin := thin_evidence(run):
+        say(console, f"warning: {thin}", highlight=False)
     since = f" since it was resumed {run.resumed[-1].when}" if run.resumed else ""
     say(console, f"{run.seconds:.1f} s{since}; models and record: {folder}")
     _write_report(console, folder)

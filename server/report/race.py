@@ -40,6 +40,36 @@ class Explanation:
     verdict: Verdict | None = None
 
 
+def thin_evidence(run: Run) -> str:
+    """Say that the last race could not tell the result from the alternative; empty if it could.
+
+    The alternative to groups is everybody alone, and that to everybody alone is any other partition
+    that was in the race to its end.
+    """
+    rounds = [*run.rounds, *([run.final] if run.final else [])]
+    verdict = next((v for one in reversed(rounds) if (v := one.grouping.verdict)), None)
+    if run.strategy != "auto" or verdict is None:
+        return ""
+    if not verdict.judges:
+        return "no silo sent errors on held-out data: the groups rest on no evidence."
+    alone = verdict.winner == verdict.alone
+    rivals = [
+        name
+        for number, (name, e) in enumerate(
+            zip(titles(verdict.entrants), verdict.entrants, strict=True)
+        )
+        if not e.out and number != verdict.winner and (alone or number == verdict.alone)
+    ]
+    if not rivals:
+        return ""
+    result = "training alone" if alone else "the groups"
+    return (
+        f"the evidence for {result} is thin: by {_count(verdict.judges, 'silo')} it may be chance "
+        f"that {titles(verdict.entrants)[verdict.winner]} is not worse than {listed(rivals)}. "
+        f"`coterie runs explain {run.name}` shows the figures."
+    )
+
+
 def explain_race(run: Run, *, number: int | None = None) -> Explanation:
     """Explain the groups after a round, by default the last.
 
@@ -189,8 +219,8 @@ class _Chosen:
         if chosen.supported:
             return (
                 f"It had {measured}, {_behind(self.lead, chosen)} {self.lead.points} behind the "
-                f"best ({where}), which is not beyond chance; the silos' discriminators, which "
-                "have seen their data and not their updates, propose it too."
+                f"best ({where}), which a few samples cannot tell apart; the silos' "
+                "discriminators, which have compared their data, propose it too."
             )
         return (
             f"It had {measured}, {_behind(self.lead, chosen)} {self.lead.points} behind the best "

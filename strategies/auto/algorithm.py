@@ -85,6 +85,7 @@ from coterie.strategies.auto.updates import products_of_alone, with_alone, with_
 from coterie.strategies.errors import EXIT_CONFIG, FederationError
 from coterie.strategies.fedcollab.algorithm import FedCollab, FedCollabState
 from coterie.strategies.fedcollab.discriminators import Discriminators
+from coterie.strategies.partition.distance import any_apart
 from coterie.strategies.partition.products import gram_of_rounds
 from coterie.strategies.rounds.algorithm import (
     Algorithm,
@@ -336,7 +337,9 @@ class Auto(Algorithm[AutoState]):
                 names,
                 state.pairs.planned,
                 "FedCollab, c auto",
-                whole=not structure.alone and set(names) <= set(structure.silos),
+                supports=not structure.alone
+                and set(names) <= set(structure.silos)
+                and any_apart(state.pairs.distances.values()),
             )
         candidates = self._limits.affordable(state, candidates, now)
         groups = {group for c in candidates for group in c.groups if len(group) > 1}

@@ -118,17 +118,17 @@ def with_proposal(
     groups: Sequence[Group],
     source: str,
     *,
-    whole: bool,
+    supports: bool,
 ) -> tuple[Candidate, ...]:
     """Return the candidates with a proposal from ``source`` that does not compare updates.
 
     Args:
         groups: proposed groups; may contain silos outside ``names``.
-        whole: the proposal covers all silos, so it counts as supported.
+        supports: the proposal covers all silos and its source tells some of them apart.
     """
     proposal = Candidate(present_groups(groups, names), source)
     return tuple(
-        replace(candidate, supported=whole and candidate.groups == proposal.groups)
+        replace(candidate, supported=supports and candidate.groups == proposal.groups)
         for candidate in _distinct([*found, proposal])
     )
 

@@ -107,15 +107,17 @@ def by_preference(
 ) -> list[int]:
     """Return the indices of candidates that may be held, most wanted first.
 
-    A supported candidate comes first, unless it is out; then, of those as good as the best, the
-    ones with most data. Prior knowledge decides what a few samples cannot: discriminators have
-    compared the silos' data, and models of more data have more to learn and vary less.
+    These are the ones as good as the best. Among them, what the measurements cannot tell apart is
+    decided by prior knowledge: a supported candidate comes first, as discriminators have compared
+    the silos' data; then those with most data, as their models have more to learn and vary less.
     """
-    both = list(enumerate(zip(candidates, found, strict=True)))
-    supported = [n for n, (candidate, s) in both if candidate.supported and not s.out]
-    near = [n for n, (_, s) in both if not s.out and s.behind <= NEAR * s.standard_error]
-    near.sort(key=lambda n: (-samples_behind(candidates[n], sizes), found[n].behind))
-    return [*supported, *(n for n in near if n not in supported)]
+    near = [n for n, s in enumerate(found) if not s.out and s.behind <= NEAR * s.standard_error]
+
+    def rank(number: int) -> tuple[bool, float, float]:
+        one = candidates[number]
+        return not one.supported, -samples_behind(one, sizes), found[number].behind
+
+    return sorted(near, key=rank)
 
 
 def behind_alone(state: AutoState, groups: Sequence[Group]) -> bool:

@@ -15,7 +15,7 @@ samples, scores it on the other, and averages both ways.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
@@ -94,6 +94,17 @@ def _error(hits: FloatArray, counts: FloatArray) -> float:
 def null_error(counts: ArrayLike) -> float:
     """Return the standard error of a distance of true value 0; ``counts`` (2,) is per silo."""
     return float(np.sqrt((0.25 / np.asarray(counts, dtype=np.float64)).sum()))
+
+
+def any_apart(found: Collection[Distance]) -> bool:
+    """Return whether any of these distances is above 0 beyond chance.
+
+    One-sided, 97.5% for all of them together (Bonferroni), by their standard errors.
+    """
+    from scipy.stats import norm
+
+    least = float(norm.isf(0.025 / max(len(found), 1)))
+    return any(one.value > least * one.error for one in found)
 
 
 def has_converged(values: Sequence[float], *, floor: int, patience: int, tolerance: float) -> bool:

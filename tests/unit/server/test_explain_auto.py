@@ -14,7 +14,7 @@ import pytest
 
 from coterie.server.report.command import build_story, write_report
 from coterie.server.report.page import make_pictures
-from coterie.server.report.race import Explanation, explain_race, titles
+from coterie.server.report.race import Explanation, explain_race, thin_evidence, titles
 from coterie.server.report.view import line_of
 from coterie.server.runs.record import EVENTS, Run, event_of, read_run, run_of
 from coterie.server.runs.record.follow import Progress
@@ -203,6 +203,24 @@ def test_a_record_of_a_race_that_went_by_another_rule_is_told_as_it_was() -> Non
     assert "behind the best (everybody alone), which a few samples" in " ".join(found.race)
 
 
+def test_thin_evidence_is_what_does_not_tell_the_result_from_training_alone() -> None:
+    close: Errors = {
+        ALONE: (0.30, 0.30, 0.30, 0.30),
+        PAIRS: (0.35, 0.20, 0.325, 0.325),
+        ALL: [1] * 4,
+    }
+    grouped = thin_evidence(run_with(verdict(close, winner=PAIRS, dropped={ALL: 3})))
+    assert grouped.startswith(
+        "the evidence for the groups is thin: by 4 silos it may be chance that 2 groups is not "
+        "worse than everybody alone."
+    )
+    alone = thin_evidence(run_with(verdict(close, winner=ALONE, dropped={ALL: 3})))
+    assert "for training alone is thin" in alone and "is not worse than 2 groups." in alone
+    clear: Errors = {ALONE: [0.9] * 4, PAIRS: [0.1] * 4, ALL: [0.12] * 4}
+    assert thin_evidence(run_with(verdict(clear, winner=PAIRS))) == ""
+    assert thin_evidence(run_with(None)) == ""
+
+
 def test_a_silo_that_keeps_its_own_model_is_told_why() -> None:
     one: Errors = {
         ALONE: (0.05, 0.60, 0.60, 0.60),
@@ -260,6 +278,7 @@ def test_a_race_without_judges_and_one_that_was_cut_off_say_so() -> None:
     found = explain_race(run_with(decided))
     assert any("nobody could judge the race" in sentence for sentence in found.race)
     assert found.silos["a"].startswith("trains alone. It did not measure the models")
+    assert "the groups rest on no evidence" in thin_evidence(run_with(decided))
 
 
 def test_newcomers_are_told_of_what_they_measured_or_that_they_are_on_probation() -> None:

@@ -25,6 +25,7 @@ from coterie.strategies.auto.budget import Budget
 from coterie.strategies.auto.candidates import Candidate, between, nested, trivial
 from coterie.strategies.auto.race import decided
 from coterie.strategies.auto.state import AutoState, Entrant, Measured, Verdict, group_of
+from coterie.strategies.partition.distance import Distance, any_apart
 from coterie.strategies.partition.gram import gram
 from coterie.strategies.partition.race import (
     Gain,
@@ -478,9 +479,33 @@ def test_of_candidates_that_cannot_be_told_apart_the_one_with_most_data_is_held(
     out = [Standing(0.2, 0.0, 0.0, False), Standing(0.22, 0.02, 0.03, True)]
     wanted = [evidence.by_preference((alone, together), one, sizes) for one in (close, far, out)]
     assert wanted == [[1, 0], [0], [0]]
-    supported = replace(together, supported=True)
-    assert evidence.by_preference((alone, supported), far, sizes) == [1, 0]
-    assert evidence.by_preference((alone, supported), out, sizes) == [0]
+
+
+def test_discriminators_break_ties_within_a_standard_error_and_no_more() -> None:
+    """The proposal of few samples comes before one of many, but not before what is better."""
+    alone, together = trivial(["a", "b", "c"], {})
+    sizes = {"a": 10.0, "b": 10.0, "c": 10.0}
+    proposed = replace(alone, supported=True)
+    for behind, wanted in ((0.02, [0, 1]), (0.06, [1])):
+        found = [Standing(0.2 + behind, behind, 0.03, False), Standing(0.2, 0.0, 0.0, False)]
+        assert evidence.by_preference((proposed, together), found, sizes) == wanted
+        assert evidence.by_preference((alone, together), found, sizes) == wanted[::-1]
+
+
+@pytest.mark.parametrize(
+    ("distances", "apart"),
+    [
+        ([], False),
+        ([(0.2, 0.1)] * 6, False),  # two standard errors, in one of six comparisons
+        ([(0.2, 0.1)] * 5 + [(0.28, 0.1)], True),
+        ([(0.2, 0.1)], True),
+        ([(-0.5, 0.1)], False),
+    ],
+)
+def test_discriminators_at_chance_for_every_pair_tell_nobody_apart(
+    distances: list[tuple[float, float]], apart: bool
+) -> None:
+    assert any_apart([Distance(value, error, 5) for value, error in distances]) is apart
 
 
 def _decided(worse: Mapping[str, float]) -> tuple[Any, AutoState, Round]:
