@@ -12,7 +12,7 @@ from coterie import wire
 from coterie.client.home import best
 from coterie.client.home.best import Best
 from coterie.client.work.hold_out import split_validation
-from coterie.client.work.measure import evaluate
+from coterie.client.work.measure import evaluate, held_out_metrics
 from coterie.client.work.request import Request
 from coterie.client.work.stage import Holding, Stage, Work
 from coterie.client.work.weights import load_weights, read_weights, travelling
@@ -37,11 +37,7 @@ class Validation(Stage):
             return
         work.data = split_validation(session, share, run_seed=request.run_seed)
         found = evaluate(session.task, session.model, work.data.test, metric=work.metric)
-        work.metrics |= {
-            wire.HOLDOUT_ERROR: found.error,
-            wire.HOLDOUT_EXAMPLES: found.num_examples,
-            wire.HOLDOUT_LOSS: found.loss,
-        }
+        work.metrics |= held_out_metrics(session.task, session.model, found, work.data.test)
 
     def held(self, mine: None, holding: Holding) -> None:
         """Evaluate the model on validation data; at the run's end, load the best one instead."""
