@@ -18,7 +18,7 @@ from coterie.client.work import discriminate, evaluate, meta_sgd, personal, trai
 from coterie.client.work.request import Request, answering
 from coterie.client.work.weights import read_weights
 from coterie.features.compression.silo import Compression
-from coterie.features.personal.silo import Personal, train_model_apfl
+from coterie.features.personal.silo import Personal, evaluate_own, train_model_apfl
 from coterie.features.privacy.silo import DifferentialPrivacy
 from coterie.features.secure import silo as secure
 from coterie.features.statistics import silo as statistics
@@ -61,6 +61,7 @@ ANSWERS = {
     wire.TRAIN_DISCRIMINATOR: discriminate.train_discriminators,
     wire.EVALUATE: evaluate.evaluate_model,
     wire.EVALUATE_TRAINING: evaluate.evaluate_model_on_training_data,
+    wire.EVALUATE_OWN: evaluate_own,
     wire.ENSEMBLE: evaluate.evaluate_ensemble,
     wire.LABEL_COUNTS: evaluate.count_labels,
     wire.EVALUATE_DISCRIMINATOR: discriminate.evaluate_discriminators,

@@ -26,6 +26,7 @@ from coterie import wire
 from coterie.engine.plain import engine_of
 from coterie.engine.port import Engine
 from coterie.features.compression.coordinator import Compression
+from coterie.features.personal.coordinator import Pooling
 from coterie.features.rejections.coordinator import Rejections
 from coterie.features.robust.coordinator import Robust
 from coterie.features.robust.keys import Influence, aggregate_problem
@@ -259,6 +260,7 @@ class GroupStrategy(Strategy):
             SmallestGroups(),
             Compression(),
             Stopping(self.patience, self.evaluate_every),
+            Pooling(config),
             *(() if self.secure else (Rejections(),)),  # a sum needs equal entries
             Unlabelled(),
         )

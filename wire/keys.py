@@ -173,17 +173,26 @@ class SiloKeys(BaseModel):
         "Empty: none.",
     )
     personalise: Annotated[
-        Literal["none", "finetune", "ditto"], AtSilo("none", evaluates="own")
+        Literal["none", "partial", "finetune", "ditto"], AtSilo("none", evaluates="own")
     ] = Field(
         "none",
-        description="How each silo personalises its group's model: `none`; `finetune` trains that "
-        "model on the silo's own data; `ditto` trains a separate model that is pulled towards it.",
+        description="How each silo personalises its group's model: `none`; `partial` (partial "
+        "pooling) trains that model on the silo's own data with a penalty for leaving it, and with "
+        "an own intercept; `finetune` trains it without a penalty; `ditto` trains a separate "
+        "model from round to round that is pulled towards it.",
+    )
+    own_penalty: Annotated[NotNegative, AtSilo(0.0, sent="personalise", evaluates="own")] = Field(
+        0.0,
+        le=1e9,
+        description="λ of partial pooling: the penalty is λ/2·‖w − group's‖², beside the sum of a "
+        "silo's losses. 0: half of the run finds it, by losses on samples that silos hold out.",
     )
     personal_epochs: Annotated[int, AtSilo(1, sent="personalise", evaluates="own")] = Field(
         1,
         ge=1,
         le=10_000,
-        description="Epochs of fine-tuning, or epochs of Ditto's separate model per round.",
+        description="Epochs of partial pooling or fine-tuning, or of Ditto's separate model per "
+        "round.",
     )
     personal_lr: Annotated[
         NotNegative, AtSilo(0.01, sent="personalise", evaluates="own", term=False)

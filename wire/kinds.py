@@ -44,6 +44,7 @@ KINDS: Mapping[str, Kind] = {
     names.TRAIN_PLACING: Kind(without_labels=True),
     names.EVALUATE: Kind(without_labels=True),
     names.EVALUATE_TRAINING: Kind(("ifca", "flsc", "maxfl", "fedfa")),
+    names.EVALUATE_OWN: Kind(),
     names.EVALUATE_DISCRIMINATOR: Kind(("fedcollab", "auto")),
     names.EVALUATE_PLACING: Kind(without_labels=True),
     names.LABEL_COUNTS: Kind(("fedgen",)),

@@ -27,5 +27,11 @@ def leave_out_validation(session: Session, share: float, *, run_seed: int) -> Se
     return replace(session, data=replace(session.data, train=spared.train))
 
 
+def held_apart(session: Session, share: float, *, run_seed: int) -> tuple[Session, Part]:
+    """Return the session without what one training of the run holds out, and that part."""
+    data = split_validation(session, share, run_seed=run_seed)
+    return replace(session, data=replace(session.data, train=data.train)), data.test
+
+
 def _split(data: Data, share: float, *, silo: str, run_seed: int) -> Data:
     return data.hold_out(share, seed=seed_of(run_seed, silo, 0, "holdout"))

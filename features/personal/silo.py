@@ -1,7 +1,11 @@
 """Personalisation: what a silo makes of its group's model before it evaluates or keeps it.
 
-*Fine-tuning*: the silo's own model is the one received, trained for some more epochs on its own
-data. It is made again whenever it is needed, and never sent. The steps that Per-FedAvg and pFedMe
+*Partial pooling* and *fine-tuning*: the silo's own model is the one received, trained for some more
+epochs on its own data. It is made again whenever it is needed, and never sent. In partial pooling
+the training has a penalty λ/(2n)·|w − w_received|² beside the mean loss of the silo's n samples, so
+that more samples leave the common model further behind; it leaves out the last bias, so that a silo
+keeps its own base rate (Gelman and Hill: Data Analysis Using Regression and Multilevel/Hierarchical
+Models, 2007, chapter 12). The steps that Per-FedAvg and pFedMe
 take before a test belong here too, along the gradient of all training data.
 
 *Ditto* (Li, Hu, Beirami, Smith: "Ditto: Fair and Robust Federated Learning Through
@@ -26,9 +30,11 @@ from flwr.app import RecordDict
 from coterie import wire
 from coterie.client.home import rounds
 from coterie.client.work.data import Part
+from coterie.client.work.hold_out import held_apart
+from coterie.client.work.measure import evaluate, held_out_metrics
 from coterie.client.work.request import RefusedError, Request
 from coterie.client.work.session import Session
-from coterie.client.work.sgd import TrainPlan
+from coterie.client.work.sgd import Stopwatch, TrainPlan
 from coterie.client.work.stage import Stage, Work
 from coterie.client.work.train import train_and_reply
 from coterie.client.work.weights import load_weights, read_weights, travelling
@@ -42,9 +48,10 @@ class Personal(Stage):
     name = "personal"
 
     def admit(self, request: Request) -> Request:
-        """Refuse Ditto for a task with its own training loop, which has no proximal term."""
-        if request.config.get(wire.PERSONALISE) == wire.DITTO:
-            request.refuse_with(wire.DITTO_LAMBDA, wire.LOOP, idle=0)
+        """Refuse a pull for a task with its own training loop, which has none."""
+        pulls = {wire.DITTO: wire.DITTO_LAMBDA, wire.PARTIAL: wire.OWN_PENALTY}
+        if (key := pulls.get(str(request.config.get(wire.PERSONALISE)))) is not None:
+            request.refuse_with(key, wire.LOOP, idle=0)
         return request
 
     def begin(self, request: Request, *, before: int, packed: bool) -> Personalisation | None:
@@ -74,6 +81,26 @@ def train_model_apfl(request: Request) -> RecordDict:
     return train_and_reply(
         request, partial(train_mixed, request.session, own, keep=not request.purpose)
     )
+
+
+def evaluate_own(request: Request) -> RecordDict:
+    """Make the silo's own of the model received, and evaluate it on samples held out of that."""
+    share = request.held_out_share(wire.HOLDOUT)
+    if not share:
+        request.refuse_for(f"was asked for its own model's errors without {wire.HOLDOUT}.")
+    request.receive(request.personal(), before=request.round_number())
+    how = _personalisation(request, before=request.round_number())
+    session, part = held_apart(request.spared(), share, run_seed=request.run_seed)
+    with Stopwatch() as watch:
+        if how is not None:
+            personalise(session, how)
+        found = evaluate(session.task, session.model, part, metric=request.metric())
+    metrics = {
+        wire.NUM_EXAMPLES: len(request.session.data.train),
+        wire.SECONDS: watch.seconds,
+        **held_out_metrics(session.task, session.model, found, part),
+    }
+    return RecordDict({wire.METRICS: request.session.permitted(metrics)})
 
 
 @dataclass(frozen=True)
@@ -114,12 +141,16 @@ class Personalisation:
     plan: TrainPlan
     seed: int
     own: Own | None = None
+    strength: float = 0.0
+    """λ of partial pooling, beside the sum of the losses; 0: no penalty."""
 
 
 def personalise(session: Session, how: Personalisation) -> None:
     """Turn the model received, in ``session.model``, into the silo's own, in place."""
     if how.own is None:
-        session.train(session.data.train, how.plan, seed=how.seed)
+        plan = replace(how.plan, penalty=how.strength / len(session.data.train))
+        centre = read_weights(session.model) if how.strength else None
+        session.train(session.data.train, plan, seed=how.seed, centre=centre)
         return
     kept = how.own.kept(session)
     if kept is None:
@@ -181,16 +212,20 @@ def _personalisation(request: Request, *, before: int) -> Personalisation | None
     kind = request.config.get(wire.PERSONALISE)
     if kind is None:
         return steps
-    if kind not in (wire.FINETUNE, wire.DITTO, wire.APFL):
-        known = f"{wire.FINETUNE}, {wire.DITTO} or {wire.APFL}"
+    if kind not in (wire.PARTIAL, wire.FINETUNE, wire.DITTO, wire.APFL):
+        known = f"{wire.PARTIAL}, {wire.FINETUNE}, {wire.DITTO} or {wire.APFL}"
         raise RefusedError(f"{wire.PERSONALISE} must be {known}. Got {kind!r}.")
+    strength = request.value(wire.OWN_PENALTY) if kind == wire.PARTIAL else 0.0
+    if kind == wire.PARTIAL and not strength:
+        return steps  # λ is not known yet, or the group's model is best as it is
     plan = replace(
         request.way(),
         epochs=request.value(wire.PERSONAL_EPOCHS),
         lr=request.value(wire.PERSONAL_LR),
     )
-    own = _own(request, kind, before=before) if kind != wire.FINETUNE else None
-    return Personalisation(plan, request.seed_for(str(kind)), own)
+    kept = kind in (wire.DITTO, wire.APFL)
+    own = _own(request, kind, before=before) if kept else None
+    return Personalisation(plan, request.seed_for(str(kind)), own, strength)
 
 
 def _own(request: Request, kind: str, *, before: int) -> Own:

@@ -48,6 +48,7 @@ REFUSED = {
     wire.COLUMN_SUMS: "sums of columns",
     wire.STATISTICS: "exact statistics of data",
     wire.EVALUATE_TRAINING: "errors on training data",
+    wire.EVALUATE_OWN: "errors of own models on held-out training data, which choose own-penalty",
     wire.TRAIN_DISCRIMINATOR: "discriminators",
     wire.EVALUATE_DISCRIMINATOR: "discriminators",
     wire.TRAIN_PLACING: "discriminators",

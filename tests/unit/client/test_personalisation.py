@@ -12,6 +12,7 @@ from safetensors.numpy import load_file
 
 import coterie.client.home.rounds
 from coterie import wire
+from coterie.client.work.hold_out import split_validation
 from coterie.client.work.measure import evaluate
 from coterie.client.work.session import Session, session_of
 from coterie.client.work.sgd import TrainPlan, seed_of, train
@@ -114,4 +115,49 @@ def test_ditto_s_own_model_survives_a_restart_and_belongs_to_its_run(tmp_path: P
 
 def test_another_word_is_refused() -> None:
     reply = kit.ask(wire.EVALUATE, model=start(), server_round=1, personalise="magic")
-    assert reply.has_error() and "personalise must be finetune, ditto or apfl" in reply.error.reason
+    assert (
+        reply.has_error()
+        and "personalise must be partial, finetune, ditto or apfl" in reply.error.reason
+    )
+
+
+PARTIAL: dict[str, Any] = {"personalise": "partial", "own_penalty": 30.0}
+
+
+def test_partial_pooling_pulls_to_the_model_received_but_for_the_last_bias() -> None:
+    """The more samples a silo has, the less: λ stands beside the sum of its losses."""
+    model, own = start(), session()
+    reply = ask(wire.EVALUATE, model, server_round=3, **PARTIAL)
+    load_weights(own.model, model)
+    plan = TrainPlan(epochs=2, batch_size=8, lr=0.05, penalty=30.0 / len(own.data.train))
+    seed = seed_of(4, "a", 3, "partial")
+    train(own.task, own.model, own.data.train, plan, seed=seed, centre=model)
+    expected = error_of(read_weights(own.model))
+    assert wire.read_metrics(reply.content)[wire.ERROR] == pytest.approx(expected)
+    load_weights(own.model, model)
+    plan = TrainPlan(epochs=2, batch_size=8, lr=0.05, penalty=1e9)
+    train(own.task, own.model, own.data.train, plan, seed=seed, centre=model)
+    kept = {n: float(np.abs(a - model[n]).max()) for n, a in read_weights(own.model).items()}
+    last = list(model)[-1]
+    assert kept.pop(last) > 1e-3 and max(kept.values()) < 1e-6
+
+
+def test_without_a_strength_the_model_received_stays_as_it_is() -> None:
+    model = start()
+    reply = ask(wire.EVALUATE, model, server_round=3, personalise="partial")
+    assert wire.read_metrics(reply.content)[wire.ERROR] == pytest.approx(error_of(model))
+
+
+def test_a_silo_s_own_model_is_measured_on_samples_that_it_was_not_made_of() -> None:
+    model, own = start(), session()
+    reply = ask(wire.EVALUATE_OWN, model, server_round=3, holdout=0.2, **PARTIAL)
+    found = wire.read_metrics(reply.content)
+    parts = split_validation(own, 0.2, run_seed=4)
+    load_weights(own.model, model)
+    plan = TrainPlan(epochs=2, batch_size=8, lr=0.05, penalty=30.0 / len(parts.train))
+    seed = seed_of(4, "a", 3, "partial")
+    train(own.task, own.model, parts.train, plan, seed=seed, centre=model)
+    expected = evaluate(own.task, own.model, parts.test)
+    assert found[wire.HOLDOUT_LOSS] == pytest.approx(expected.loss)
+    assert found[wire.HOLDOUT_EXAMPLES] == len(parts.test) and found[wire.HOLDOUT_LOSS_ERROR] > 0
+    assert "without holdout" in kit.reason(kit.ask(wire.EVALUATE_OWN, model=model, server_round=3))

@@ -1,0 +1,141 @@
+"""The coordinator's part of partial pooling: choose λ, and tell it to the silos.
+
+Until half of the run, silos of groups hold a share of their samples out of training. Then each
+makes its own model of its group's at every λ of a grid, and says how good these are on the samples
+that no model has seen (``coterie.strategies.plain.pooling``). From then on silos train on all their
+samples, and make their own models with the λ whose losses have the smallest sum over silos.
+``auto`` chooses λ itself, in its race.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import ClassVar
+
+from coterie import wire
+from coterie.strategies.plain import pooling
+from coterie.strategies.rounds.algorithm import Exchanges, Order
+from coterie.strategies.rounds.options import Config
+from coterie.strategies.rounds.roster import Silo
+from coterie.strategies.rounds.stage import Held, Outcome, Played, Scene, Stage
+
+log = logging.getLogger("coterie.run")
+
+HOLDOUT, FEWEST = 0.2, 5
+"""Share of a silo's samples that choose λ, and the fewest samples of a silo that holds some out."""
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """The λ that was chosen before the training of ``round``; 0: the group's model is not changed.
+
+    ``losses``: λ → mean held-out loss over samples.
+    """
+
+    round: int = 0
+    penalty: float = 0.0
+    losses: Mapping[str, float] = field(default_factory=dict)
+
+
+class Pooling(Stage):
+    """The stage for partial pooling.
+
+    Args:
+        config: entries of the run's training messages.
+    """
+
+    name = "personal"
+    first: ClassVar[Chosen] = Chosen()
+
+    def __init__(self, config: Config) -> None:
+        partial = config.get(wire.PERSONALISE) == wire.PARTIAL
+        self.chooses = partial and not config.get(wire.OWN_PENALTY)
+        self.rounds = int(config.get(wire.ROUNDS, 0))
+
+    def _waits(self, scene: Scene) -> bool:
+        return 2 * scene.now.number <= self.rounds
+
+    def ask(self, mine: Chosen, scene: Scene) -> Exchanges[Chosen]:
+        """Let silos of groups try every λ, once, after half of the run."""
+        algorithm, state = scene.algorithm, scene.state
+        decided = algorithm.own_penalties(state) is not None
+        if not self.chooses or decided or mine.round or self._waits(scene):
+            return mine
+        models = algorithm.models(state)
+        grouped = {n for g in algorithm.groups(state) if len(g) > 1 for n in g}
+        silos = [s for s in scene.now.silos if s.name in grouped & models.keys() and _holds_out(s)]
+        wanted = [(s, models[s.name], penalty) for s in silos for penalty in pooling.TRIED]
+        found = yield from pooling.ask({"all": wanted}, holdout=HOLDOUT)
+        losses = {
+            penalty: {
+                name: (u.metrics[wire.HOLDOUT_LOSS], u.held_out(HOLDOUT))
+                for name, u in found.get(("all", penalty), {}).items()
+                if wire.HOLDOUT_LOSS in u.metrics
+            }
+            for penalty in pooling.TRIED
+        }
+        if not any(losses.values()):
+            log.warning(
+                "partial pooling: no silo sent its loss on held-out data, so its strength cannot "
+                "be chosen, and silos keep their group's model. Name own-penalty, or let losses "
+                "leave (share_metrics in silo.toml)"
+            )
+        chosen = Chosen(scene.now.number, pooling.best_penalty(losses), _means(losses))
+        log.info("partial pooling: own-penalty %g", chosen.penalty)
+        return chosen
+
+    def outgoing(self, mine: Chosen, scene: Scene, orders: Sequence[Order]) -> list[Order]:
+        """Hold samples out until λ is chosen; afterwards tell it to the silos of groups."""
+        if not scene.training:
+            return list(orders)
+        penalties = self._penalties(mine, scene)
+        early = self.chooses and scene.algorithm.own_penalties(scene.state) is None
+        early = early and self._waits(scene)
+        changed = []
+        for order in orders:
+            config = dict(order.config)
+            if early and not order.purpose and _holds_out(order.silo):
+                config = {wire.HOLDOUT: HOLDOUT, **config}
+            if not order.purpose and order.silo.name in penalties:
+                config[wire.OWN_PENALTY] = penalties[order.silo.name]
+            changed.append(order if config == order.config else replace(order, config=config))
+        return changed
+
+    def held(self, mine: Chosen, scene: Scene, held: Held) -> Held:
+        """Tell silos of groups the λ with which they make their own of the model that they get."""
+        entries = {
+            name: {**held.entries.get(name, {}), wire.OWN_PENALTY: penalty}
+            for name, penalty in self._penalties(mine, scene).items()
+        }
+        return replace(held, entries={**held.entries, **entries})
+
+    def after(self, mine: Chosen, played: Played) -> tuple[Chosen, Outcome]:
+        """Record the choice."""
+        if mine.round != played.now.number or not mine.losses:
+            return mine, Outcome()
+        entry = {"penalty": mine.penalty, "losses": dict(mine.losses)}
+        return mine, Outcome(notes={"own-penalty": entry})
+
+    def _penalties(self, mine: Chosen, scene: Scene) -> Mapping[str, float]:
+        decided = scene.algorithm.own_penalties(scene.state)
+        if decided is not None:
+            return decided if self.chooses else {}
+        if not mine.penalty:
+            return {}
+        groups = scene.algorithm.groups(scene.state)
+        return {name: mine.penalty for group in groups if len(group) > 1 for name in group}
+
+
+def _holds_out(silo: Silo) -> bool:
+    return silo.described and silo.num_examples >= FEWEST
+
+
+def _means(losses: Mapping[float, Mapping[str, tuple[float, float]]]) -> dict[str, float]:
+    found = {}
+    for penalty, own in losses.items():
+        count = sum(n for _, n in own.values())
+        if count:
+            found[f"{penalty:g}"] = round(sum(loss * n for loss, n in own.values()) / count, 6)
+    return found

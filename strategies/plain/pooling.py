@@ -1,0 +1,69 @@
+"""Partial pooling: how strongly silos' own models are shrunk to their group's model.
+
+A silo's own model is its group's, trained on with a penalty λ/2·|w − w_group|² beside the sum of
+its samples' losses; the last bias has no penalty (``coterie.features.personal``). λ is the same for
+all silos of a partition. Every silo trains at each λ of a grid and measures the result on held-out
+samples; the sum of the losses over silos decides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from coterie import wire
+from coterie.strategies.rounds.algorithm import Exchanges, Order, Update
+from coterie.strategies.rounds.handles import Model
+from coterie.strategies.rounds.options import Scalar
+from coterie.strategies.rounds.roster import Silo
+
+OWN_INTERCEPT = 1e6
+"""λ that leaves a silo only its last bias."""
+GRID = (3.0, 30.0, 300.0, OWN_INTERCEPT)
+"""λ that are tried, beside none: the group's model as it is."""
+TRIED = (0.0, *GRID)
+"""The same; 0 stands for the group's model as it is."""
+
+Wanted = Mapping[str, Sequence[tuple[Silo, Model, float]]]
+"""Name of a question → silos, the model that each receives, and λ."""
+Answers = Mapping[tuple[str, float], Mapping[str, Update]]
+"""(Question, λ) → silo → its measurements."""
+
+
+def ask(wanted: Wanted, *, holdout: float) -> Exchanges[dict[tuple[str, float], dict[str, Update]]]:
+    """Let silos make their own models, and measure them on held-out samples, in one exchange."""
+    purposes: dict[str, tuple[str, float]] = {}
+    orders = []
+    for question, each in wanted.items():
+        for silo, model, penalty in each:
+            purpose = f"own-{question}-{GRID.index(penalty) + 1 if penalty else 0}"
+            purposes[purpose] = question, penalty
+            config: dict[str, Scalar] = {wire.HOLDOUT: holdout, wire.OWN_PENALTY: penalty}
+            orders.append(
+                Order(silo, model, purpose=purpose, kind=wire.EVALUATE_OWN, config=config)
+            )
+    found: dict[tuple[str, float], dict[str, Update]] = {}
+    if orders:
+        answers = yield orders
+        for update in answers:
+            found.setdefault(purposes[update.purpose], {})[update.silo.name] = update
+    return found
+
+
+def best_penalty(losses: Mapping[float, Mapping[str, tuple[float, float]]]) -> float:
+    """Return the λ with the smallest sum of losses; the strongest of equal ones, 0 counting most.
+
+    Args:
+        losses: λ → silo → mean loss, and the number of samples behind it. Silos count that measured
+            every λ; without any it is 0.
+    """
+    judges = sorted(frozenset.intersection(*(frozenset(own) for own in losses.values())))
+    totals = {
+        penalty: float(np.sum([own[name][0] * own[name][1] for name in judges]))
+        for penalty, own in losses.items()
+    }
+    known = {penalty: total for penalty, total in totals.items() if np.isfinite(total)}
+    if not judges or not known:
+        return 0.0
+    return min(known, key=lambda penalty: (known[penalty], -penalty if penalty else -np.inf))
