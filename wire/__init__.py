@@ -54,6 +54,8 @@ from coterie.wire.keys import (
     evaluation_entries,
     key_of,
     loop_entries,
+    opens_penalty,
+    pooling_entries,
     sent_as,
     terms,
     training_entries,

@@ -50,8 +50,7 @@ class Pooling(Stage):
     first: ClassVar[Chosen] = Chosen()
 
     def __init__(self, config: Config) -> None:
-        partial = config.get(wire.PERSONALISE) == wire.PARTIAL
-        self.chooses = partial and not config.get(wire.OWN_PENALTY)
+        self.chooses = wire.opens_penalty(config)
         self.rounds = int(config.get(wire.ROUNDS, 0))
 
     def _waits(self, scene: Scene) -> bool:
