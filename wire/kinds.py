@@ -43,7 +43,7 @@ KINDS: Mapping[str, Kind] = {
     names.TRAIN_DISCRIMINATOR: Kind(("fedcollab", "auto")),
     names.TRAIN_PLACING: Kind(without_labels=True),
     names.EVALUATE: Kind(without_labels=True),
-    names.EVALUATE_TRAINING: Kind(("ifca", "flsc", "maxfl", "fedfa")),
+    names.EVALUATE_TRAINING: Kind(("ifca", "flsc", "maxfl", "fedfa", "auto")),
     names.EVALUATE_OWN: Kind(),
     names.EVALUATE_DISCRIMINATOR: Kind(("fedcollab", "auto")),
     names.EVALUATE_PLACING: Kind(without_labels=True),

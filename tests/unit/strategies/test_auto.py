@@ -51,7 +51,7 @@ from tests.conftest import (
     plain_initial,
     plain_nodes,
 )
-from tests.kit import initial
+from tests.kit import ask, initial
 
 ROUNDS = 8
 TRAINING = {
@@ -932,6 +932,12 @@ def test_a_loss_of_one_silo_counts_up_to_a_multiple_of_the_median() -> None:
     perfect = [Measured(0.0, 0.0, 20, 0.1) for _ in range(5)]
     (row,) = evidence.scored([[*perfect, Measured(0.5, 0.5, 20, 0.1)]])
     assert row[5].loss == 0.5, "a median of 0 bounds nothing"
+
+
+@pytest.mark.parametrize("kind", [wire.EVALUATE_TRAINING, wire.EVALUATE_OWN, wire.TRAIN])
+def test_silos_answer_what_auto_asks_of_newcomers_and_others(kind: str) -> None:
+    entries = {"server_round": 1, "strategy": "auto", "task": "digits", "holdout": 0.2}
+    assert not ask(kind, model=initial(), **entries).has_error()
 
 
 def test_candidates_that_the_budgets_do_not_allow_are_not_raced() -> None:
