@@ -47,7 +47,8 @@ def decision(state: AutoState, *, unseen: bool) -> Decision:
 
     Both the candidate as raced and what would be held of it must pass.
     """
-    wanted = by_preference(state.candidates, standings_of(state), state.members.sizes)
+    standings, sizes = standings_of(state), state.members.sizes
+    wanted = by_preference(state.candidates, standings, sizes, pooled=state.phase == "pool")
     for number in wanted:
         candidate = state.candidates[number]
         found = _settled(state, candidate, unseen=unseen)
