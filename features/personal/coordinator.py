@@ -31,12 +31,14 @@ HOLDOUT, FEWEST = 0.2, 5
 class Chosen:
     """The λ that was chosen before the training of ``round``; 0: the group's model is not changed.
 
-    ``losses``: λ → mean held-out loss over samples.
+    ``losses``: λ → mean held-out loss over samples; ``before``: silo → held-out loss of the model
+    that it received last, while samples are held out.
     """
 
     round: int = 0
     penalty: float = 0.0
     losses: Mapping[str, float] = field(default_factory=dict)
+    before: Mapping[str, float] = field(default_factory=dict)
 
 
 class Pooling(Stage):
@@ -81,7 +83,7 @@ class Pooling(Stage):
                 "be chosen, and silos keep their group's model. Name own-penalty, or let losses "
                 "leave (share_metrics in silo.toml)"
             )
-        chosen = Chosen(scene.now.number, pooling.best_penalty(losses), _means(losses))
+        chosen = Chosen(scene.now.number, pooling.best_penalty(losses, mine.before), _means(losses))
         log.info("partial pooling: own-penalty %g", chosen.penalty)
         return chosen
 
@@ -111,7 +113,14 @@ class Pooling(Stage):
         return replace(held, entries={**held.entries, **entries})
 
     def after(self, mine: Chosen, played: Played) -> tuple[Chosen, Outcome]:
-        """Record the choice."""
+        """Record the choice; before that, note the losses of the models that silos received."""
+        if self.chooses and not mine.round:
+            received = {
+                u.silo.name: u.metrics[wire.HOLDOUT_LOSS]
+                for u in played.came.trained
+                if wire.HOLDOUT_LOSS in u.metrics
+            }
+            return replace(mine, before=received), Outcome()
         if mine.round != played.now.number or not mine.losses:
             return mine, Outcome()
         entry = {"penalty": mine.penalty, "losses": dict(mine.losses)}

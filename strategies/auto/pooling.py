@@ -102,7 +102,7 @@ def _measured(
     chosen = []
     for candidate in best:
         own = [tried[g] for g in candidate.groups if g in tried]
-        penalty = best_penalty(_losses(own))
+        penalty = best_penalty(*_losses(state, candidate, own))
         chosen.append(replace(candidate, penalty=penalty))
         for group in candidate.groups:
             if group in tried:
@@ -123,19 +123,23 @@ def _measured(
     )
 
 
-def _losses(tried: Sequence[Tried]) -> dict[float, dict[str, tuple[float, float]]]:
-    """Return λ → silo → its score and the number of samples behind it."""
-    rows = [[own[p] for own in tried] for p in TRIED]
-    names = [sorted(set.intersection(*(set(own[p]) for p in TRIED))) for own in tried]
-    table = [
-        [own[name] for own, inside in zip(row, names, strict=True) for name in inside]
-        for row in rows
+def _losses(
+    state: AutoState, candidate: Candidate, tried: Sequence[Tried]
+) -> tuple[dict[float, dict[str, tuple[float, float]]], dict[str, float]]:
+    """Return λ → silo → its score and samples, and silo → its score one round earlier."""
+    groups = {name: group for group in candidate.groups for name in group}
+    every = [
+        (name, [own[p][name] for p in TRIED], state.measured.get(groups[name], {}).get(name, ()))
+        for own in tried
+        for name in sorted(set.intersection(*(set(own[p]) for p in TRIED)))
     ]
-    every = [name for inside in names for name in inside]
-    return {
-        penalty: {n: (m.loss, m.count) for n, m in zip(every, row, strict=True)}
-        for penalty, row in zip(TRIED, scored(table), strict=True)
+    known = [(name, now, before[-1]) for name, now, before in every if before]
+    table = scored([[*now, before] for _, now, before in known])
+    losses = {
+        penalty: {n: (m[k].loss, m[k].count) for (n, _, _), m in zip(known, table, strict=True)}
+        for k, penalty in enumerate(TRIED)
     }
+    return losses, {n: m[-1].loss for (n, _, _), m in zip(known, table, strict=True)}
 
 
 def _affordable(

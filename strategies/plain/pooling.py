@@ -51,13 +51,24 @@ def ask(wanted: Wanted, *, holdout: float) -> Exchanges[dict[tuple[str, float], 
     return found
 
 
-def best_penalty(losses: Mapping[float, Mapping[str, tuple[float, float]]]) -> float:
+def best_penalty(
+    losses: Mapping[float, Mapping[str, tuple[float, float]]], before: Mapping[str, float]
+) -> float:
     """Return the λ with the smallest sum of losses; the strongest of equal ones, 0 counting most.
+
+    A group's model that still learns would gain by training of any kind. So it is credited with the
+    loss that its last round of training took away, on average over silos.
 
     Args:
         losses: λ → silo → mean loss, and the number of samples behind it. Silos count that measured
             every λ; without any it is 0.
+        before: silo → its loss of the group's model one round earlier.
     """
+    as_it_is = {name: loss for name, (loss, _) in losses.get(0.0, {}).items()}
+    lost = [before[name] - as_it_is[name] for name in sorted(before.keys() & as_it_is.keys())]
+    credit = max(float(np.mean(lost)), 0.0) if lost and np.isfinite(lost).all() else 0.0
+    credited = {n: (loss - credit, count) for n, (loss, count) in losses.get(0.0, {}).items()}
+    losses = {**losses, 0.0: credited}
     judges = sorted(frozenset.intersection(*(frozenset(own) for own in losses.values())))
     totals = {
         penalty: float(np.sum([own[name][0] * own[name][1] for name in judges]))
