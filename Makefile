@@ -114,6 +114,7 @@ bench-natural: setup ## Strategies and regressions on real organisations' tables
 
 bench-digits: setup ## HCCT's and FedGroup's options on the demo's silos, ten seeds
 	@$(BIN)/python -m benchmarks.papers.hcct.digits $(ARGS)
+	@$(BIN)/python -m benchmarks.papers.hcct.scaled
 	@$(BIN)/python -m benchmarks.papers.fedgroup.digits $(ARGS)
 
 bench-scale: setup ## 100, 300, 1,000 virtual silos over gRPC: make bench-scale ARGS='--data FOLDER'

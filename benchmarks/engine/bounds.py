@@ -31,7 +31,7 @@ ROUNDS = {DEMO: 20, FASHION: 10}
 SEEDS = {**dict.fromkeys(SHIFTS, 3), FASHION: 1}
 """Most of a set; of the demo, and of HCCT on the shifts, as many as asked for."""
 STRATEGIES: Mapping[str, Mapping[str, Any]] = {
-    "hcct": {},
+    "hcct": {"alpha": 50.0},
     "fedavg": {},
     "fedgroup": {"cold-start-epochs": 10},
     "auto": {},

@@ -49,7 +49,8 @@ BOUNDS = ", ".join(
 MUCH = 1.0
 """Points above the run without an attack that are listed."""
 STRATEGIES: Mapping[str, Mapping[str, Any]] = {
-    **{name: {} for name in ("hcct", "fedcollab", "auto")},
+    "hcct": {"alpha": 50.0},
+    **{name: {} for name in ("fedcollab", "auto")},
     "fedgroup": {"num-groups": 3, "cold-start-epochs": 10},
     **{name: {"num-groups": 3} for name in ("ifca", "flsc", "fesem", "kmeans")},
     **{name: {} for name in ("cfl", "flhc", "maxfl")},

@@ -38,8 +38,8 @@ PLAIN = "HCCT, known noise left in"
 ROWS: dict[str, Mapping[str, Any]] = {
     "alone": {"strategy": "independent"},
     "FedAvg": {"strategy": "fedavg"},
-    "HCCT": {"strategy": "hcct"},
-    PLAIN: {"strategy": "hcct"},
+    "HCCT": {"strategy": "hcct", "alpha": 50.0},
+    PLAIN: {"strategy": "hcct", "alpha": 50.0},
 }
 TRAINING: dict[str, dict[str, Any]] = {
     "digits": {"rounds": 20, "local-epochs": 1, "batch-size": 40, "lr": 0.5},

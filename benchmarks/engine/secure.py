@@ -33,7 +33,7 @@ from coterie.tasks import Task
 from coterie.tasks.base import Option, SiloData
 
 STRATEGIES: dict[str, dict[str, Any]] = {
-    "hcct": {},
+    "hcct": {"alpha": 50.0},
     "fedgroup": {"cold-start-epochs": 25},
     "auto": {},
     "fedavg": {},

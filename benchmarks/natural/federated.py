@@ -26,7 +26,7 @@ METHODS: Mapping[str, Mapping[str, Any]] = {
     "Ditto": {"strategy": "fedavg", "personalise": "ditto"},
     "APFL": {"strategy": "apfl"},
     "pFedGraph": {"strategy": "pfedgraph"},
-    "HCCT": {"strategy": "hcct"},
+    "HCCT": {"strategy": "hcct", "alpha": 50.0},
     "FedGroup auto": {"strategy": "fedgroup", "num-groups": "auto"},
     "FedCollab auto": {"strategy": "fedcollab", "c": "auto"},
     "auto": {"strategy": "auto"},

@@ -61,7 +61,7 @@ SETTINGS: dict[str, Mapping[str, Any]] = {
     "**auto**": {"strategy": "auto"},
     "auto, a third of the silos tell no errors": {"strategy": "auto"},
     "FedAvg": {"strategy": "fedavg"},
-    "HCCT, α 50": {"strategy": "hcct"},
+    "HCCT, α 50": {"strategy": "hcct", "alpha": 50.0},
     "HCCT, α auto": {"strategy": "hcct", "alpha": "auto"},
     "FedCollab": {"strategy": "fedcollab"},
     "FedCollab, c auto": {"strategy": "fedcollab", "c": "auto"},

@@ -49,7 +49,7 @@ SETTINGS: Mapping[str, Mapping[str, Any]] = {
     "FedAvg": {"strategy": "fedavg"},
     "auto": {"strategy": "auto"},
     "FedCollab, c auto": {"strategy": "fedcollab", "c": "auto"},
-    "HCCT": {"strategy": "hcct"},
+    "HCCT": {"strategy": "hcct", "alpha": 50.0},
     "FedGroup, 4 groups": {"strategy": "fedgroup", "num-groups": 4},
 }
 FLUX = {"FedAvg": 79.4, "FLUX": 92.3}

@@ -71,7 +71,7 @@ def keys_of(
 
     def is_text(name: str) -> bool:
         key = key_named(name, strategy or "")
-        return key is not None and isinstance(key.default, str)
+        return key is not None and isinstance(key.default, str) and not key.takes_numbers
 
     given = {dashed(name): value for name, value in (options or {}).items() if value is not None}
     keys = {

@@ -54,7 +54,7 @@ def run(
         ),
     ] = None,
     rounds: int | None = None,
-    alpha: Annotated[str | None, typer.Option(metavar="NUMBER|auto")] = None,
+    alpha: Annotated[str | None, typer.Option(metavar="NUMBER|scaled|auto")] = None,
     num_groups: Annotated[str | None, typer.Option("--groups", metavar="NUMBER|auto")] = None,
     c: Annotated[
         str | None, typer.Option("--size-weight", Old("-c"), metavar="NUMBER|auto")

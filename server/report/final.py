@@ -31,6 +31,8 @@ def print_final(console: Console, folder: Path, *, as_json: bool = False) -> Non
     console.print(_silo_table(run) if len(_last(run)) <= MAX_SILOS_LISTED else _group_table(run))
     if run.ended_early:
         say(console, f"ended early, after round {len(run.rounds)}: {run.ended_early}")
+    if run.final and (choice := run.final.grouping.by_choice):
+        say(console, f"{choice}.")
     if run.collaboration:
         console.print(collaboration_text(run.collaboration, run.lead), soft_wrap=True)
     if thin := thin_evidence(run):

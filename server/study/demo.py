@@ -28,6 +28,7 @@ from rich.text import Text
 
 from coterie.server.machine.local import LocalFederation, SiloSpec
 from coterie.server.machine.superlink import Ports
+from coterie.server.report.explain import alpha_of
 from coterie.server.report.letters import letters_of
 from coterie.server.report.race import explain_race
 from coterie.server.report.view import collaboration_text
@@ -336,7 +337,7 @@ def _table(outcome: Outcome, run: Run) -> Table:
 
 
 def _alpha_text(run: Run) -> str:
-    alpha = run.config["alpha"]
+    alpha = alpha_of(run, run.rounds[-1])
     last = run.rounds[-1].grouping
     assert last.similarity is not None, "HCCT compares updates in every round"
     cosines, norms = last.similarity.values, last.norms

@@ -279,6 +279,19 @@ class FedCollab(Algorithm[FedCollabState]):
         members = average_groups(state.members, updates, combine=combine)
         return replace(state, members=members, trained=state.trained | moved)
 
+    def by_choice(self, state: FedCollabState) -> str:
+        found = None if state.structure is None else state.structure
+        report = None if found is None else found.report
+        if found is None or report is None or found.alone or found.aside or self.c == "auto":
+            return ""
+        if len(report.groups) == len(found.silos) and np.isfinite(report.c_high):
+            text = f"every silo trains alone at c = {found.c:.3g}. Some would train together from"
+            return f"{text} c = {report.c_high:.3g}"
+        if len(report.groups) == 1 and report.c_low > 0:
+            text = f"all silos train together at c = {found.c:.3g}. One would leave below"
+            return f"{text} c = {report.c_low:.3g}"
+        return ""
+
     def details(self, state: FedCollabState) -> Mapping[str, Any]:
         found: dict[str, Any] = {}
         if state.measured is not None:

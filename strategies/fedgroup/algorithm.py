@@ -58,7 +58,6 @@ from coterie.strategies.rounds.algorithm import (
     Round,
     Update,
     Updates,
-    drawn,
     num_batches,
 )
 from coterie.strategies.rounds.handles import Model, is_seen
@@ -81,6 +80,7 @@ from coterie.strategies.rounds.options import (
     TimesOrNone,
 )
 from coterie.strategies.rounds.roster import Silo
+from coterie.strategies.rounds.sampling import drawn
 
 log = logging.getLogger("coterie.run")
 

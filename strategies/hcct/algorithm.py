@@ -20,7 +20,8 @@ Differs from the paper:
   regardless of their kind, and never separates them. The same utility is maximised exactly for up
   to 16 silos and by a better search above. ``solver="agglomerative"`` is the paper, except that a
   merge needs a positive benefit (Algorithm 2 merges before it tests).
-- α may be one number or stated by each silo.
+- α may be one number or stated by each silo. Its default, ``scaled``, is proportional to the silos'
+  samples: eq. 9 compares ``α / D`` with a cosine, so one α in samples fits one size of silos only.
 - *K* (``fixed_groups``, the paper's Figs. 5 and 6): merging continues to, or stops at, K groups;
   with ``solver="best"`` single silos then move while that gains. Newcomers that fit no group form
   additional groups until the next partition.
@@ -45,8 +46,11 @@ from pydantic import Field
 from coterie import wire
 from coterie.strategies.errors import refused
 from coterie.strategies.hcct import alpha as trials
+from coterie.strategies.hcct.by_choice import by_choice
 from coterie.strategies.hcct.choosing_alpha import (
+    alpha_of_run,
     continue_trial,
+    found_alpha,
     goes_by_stated,
     nobody_judges,
     open_trial,
@@ -102,11 +106,12 @@ MAX_CHURN = 1 / 3
 class HCCT(Algorithm[HCCTState]):
     """Groups that maximise the silos' utility ``−α/D + cos(own update, group's update)``."""
 
-    alpha: NotNegative | Literal["auto"] = Field(
-        50.0,
-        description="α, preference for more data. 0: every silo trains alone; small values keep "
-        "silos apart, large values put all together. `auto`: found in a short trial. A silo's own "
-        "α takes precedence.",
+    alpha: NotNegative | Literal["scaled", "auto"] = Field(
+        "scaled",
+        description="α, preference for more data. `scaled`: two thirds of the median silo's "
+        "training samples. `auto`: found in a short trial. A number is in samples, as in the "
+        "paper: 0 lets every silo train alone, small values keep silos apart, large values put "
+        "all together. A silo's own α takes precedence.",
     )
     memory: NotNegative = Field(
         1.0,
@@ -414,9 +419,7 @@ class HCCT(Algorithm[HCCTState]):
         return bool(state.planned) and (settled_down or not due or keeps)
 
     def _alphas_of(self, state: HCCTState, names: Sequence[str]) -> NDArray[np.float64]:
-        run = state.alpha if self.alpha == "auto" else self.alpha
-        if run is None:  # one silo among some with their own α: their mean
-            run = float(np.mean(sorted(state.alphas.values())))
+        run = alpha_of_run(self.alpha, state, names)
         return np.array([state.alphas.get(n, run) for n in names])
 
     def _placed(
@@ -485,10 +488,14 @@ class HCCT(Algorithm[HCCTState]):
         """Return whether all silos train alone, with a fold held out, for a coming trial."""
         return state.trial is None and self.comparing(state, now)
 
+    def by_choice(self, state: HCCTState) -> str:
+        given = self.alpha != "auto" and not self.fixed_groups
+        return by_choice(state, self.solver) if given else ""
+
     def details(self, state: HCCTState) -> Mapping[str, Any]:
         details: dict[str, Any] = {"planned": [list(group) for group in state.planned]}
-        if self.alpha == "auto":
-            details["alpha"] = state.alpha
+        if isinstance(self.alpha, str):
+            details["alpha"] = found_alpha(self.alpha, state)
             details |= {"trial": dict(state.verdict)} if state.verdict else {}
         if state.layer:
             details["layer"] = state.layer

@@ -1,4 +1,4 @@
-"""The choice of α in a run: when its trial opens, and what the verdict does to the groups.
+"""The choice of α in a run: its scale; when its trial opens, and what follows from the verdict.
 
 The trial itself is ``coterie.strategies.hcct.alpha``.
 """
@@ -23,14 +23,43 @@ from coterie.strategies.rounds.members import mean_of_all, present_groups
 
 log = logging.getLogger("coterie.run")
 
+SCALE = 2 / 3
+"""α of ``scaled``, as a multiple of the median silo's samples.
+
+Eq. 9 weighs ``α / D`` against cosines, which have no unit: of N silos with D samples each, K groups
+of equal updates beat all-alone and all-together for the same α / D whatever D is. The factor is
+within the right range in all cases of ``benchmarks/papers/hcct/scaled.py``."""
 MAX_WAIT = 4
 """Round at whose end ``auto`` stops waiting for silos that have never answered."""
-PATH_RESTARTS, PATH_EXACT = 2, 12
+PATH_SEARCH = {"num_restarts": 2, "exact": 12}
 """Restarts of the search at each α of a path, and the most silos for an exact search; a path has a
 hundred values of α."""
 
 Solve: TypeAlias = Callable[..., list[list[int]]]
 """The run's own search: utility and options → groups."""
+
+
+def alpha_of_run(alpha: float | str, state: HCCTState, names: Sequence[str]) -> float:
+    """Return the run's α in samples, for silos that do not state one.
+
+    Args:
+        alpha: the option's value.
+        names: the silos that are compared, whose samples set the scale.
+    """
+    if alpha == "scaled":
+        return SCALE * float(np.median([state.members.sizes[name] for name in names]))
+    if alpha != "auto":
+        return float(alpha)
+    if state.alpha is None:  # one silo among some with their own α: their mean
+        return float(np.mean(sorted(state.alphas.values())))
+    return state.alpha
+
+
+def found_alpha(alpha: str, state: HCCTState) -> float | None:
+    """Return the α that ``scaled`` or ``auto`` has found; None if it has not yet."""
+    if alpha == "auto":
+        return state.alpha
+    return alpha_of_run(alpha, state, state.compared) if state.compared else None
 
 
 def goes_by_stated(state: HCCTState, here: Sequence[str]) -> bool:
@@ -116,7 +145,7 @@ def _landscape(state: HCCTState, names: Sequence[str], solve: Solve) -> Landscap
         ),
         sizes=np.array([state.members.sizes[name] for name in names]),
         minimums=state.members.minimums,
-        solve=partial(solve, num_restarts=PATH_RESTARTS, exact=PATH_EXACT),
+        solve=partial(solve, **PATH_SEARCH),
     )
 
 

@@ -20,13 +20,13 @@ from coterie.strategies.rounds.algorithm import (
     Round,
     State,
     Updates,
-    drawn_silos,
     orders_from,
 )
 from coterie.strategies.rounds.handles import Model
 from coterie.strategies.rounds.members import Plain, global_model, together
 from coterie.strategies.rounds.minimum_sizes import average_groups
 from coterie.strategies.rounds.options import Sample, Seed
+from coterie.strategies.rounds.sampling import drawn_silos
 
 
 class Independent(Algorithm[Plain]):

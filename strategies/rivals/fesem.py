@@ -35,7 +35,6 @@ from coterie.strategies.rounds.algorithm import (
     Round,
     Update,
     Updates,
-    drawn_silos,
     orders_from,
 )
 from coterie.strategies.rounds.handles import Arrays, Model
@@ -43,6 +42,7 @@ from coterie.strategies.rounds.members import Members, give_out
 from coterie.strategies.rounds.minimum_sizes import average
 from coterie.strategies.rounds.models import comparable, difference, plain_mean
 from coterie.strategies.rounds.options import Count, Sample, Seed
+from coterie.strategies.rounds.sampling import drawn_silos
 
 
 @dataclass(frozen=True)

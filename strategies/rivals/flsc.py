@@ -38,7 +38,6 @@ from coterie.strategies.rounds.algorithm import (
     Order,
     Round,
     Updates,
-    drawn_silos,
     orders_from,
 )
 from coterie.strategies.rounds.handles import Arrays, Model
@@ -47,6 +46,7 @@ from coterie.strategies.rounds.minimum_sizes import average
 from coterie.strategies.rounds.models import plain_mean, same_model
 from coterie.strategies.rounds.options import Config, Count, Sample, Seed
 from coterie.strategies.rounds.reports import Group
+from coterie.strategies.rounds.sampling import drawn_silos
 
 log = logging.getLogger("coterie.run")
 

@@ -20,7 +20,6 @@ from functools import cached_property
 from math import ceil, inf
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Generic, TypeVar, cast
 
-import numpy as np
 from pydantic import BeforeValidator, InstanceOf
 
 from coterie import wire
@@ -369,6 +368,10 @@ class Algorithm(Options, Generic[State]):
         """Return what a round's record holds in addition to the groups; JSON values."""
         return {}
 
+    def by_choice(self, state: State) -> str:
+        """Return a sentence if a key's value leaves every silo alone, or puts all together."""
+        return ""
+
     # ---------------------------------------------------------------- what silos are sent
 
     def entries(self, training: Config) -> Config:
@@ -454,25 +457,15 @@ class Around(Algorithm[State]):
     def sharing(self, state: Any) -> Sequence[Group]:
         return self.base.sharing(state.base)
 
+    def by_choice(self, state: Any) -> str:
+        return self.base.by_choice(state.base)
+
 
 def orders_from(
     models: Mapping[str, Model], silos: Iterable[Silo], kind: str = wire.TRAIN
 ) -> list[Order]:
     """Return orders for every silo to train the model that it holds."""
     return [Order(silo, models[silo.name], kind=kind) for silo in silos]
-
-
-def drawn(names: Sequence[str], count: int, rng: np.random.Generator) -> frozenset[str]:
-    """Return ``count`` of these silos at random; all if there are no more or ``count`` is 0."""
-    if not count or count >= len(names):
-        return frozenset(names)
-    return frozenset(rng.choice(list(names), size=count, replace=False).tolist())
-
-
-def drawn_silos(now: Round, count: int, *, seed: int) -> list[Silo]:
-    """Return the silos drawn for a round, by seed and round number."""
-    turn = drawn(sorted(now.names), count, np.random.default_rng([seed, now.number]))
-    return [silo for silo in now.silos if silo.name in turn]
 
 
 def num_batches(silo: Silo, config: Config) -> int:

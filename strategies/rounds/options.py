@@ -67,6 +67,13 @@ class Key:
     field: FieldInfo = dataclasses.field(repr=False, compare=False)
 
     @property
+    def takes_numbers(self) -> bool:
+        """Whether a number is allowed, be it beside texts."""
+        schema = schema_of(self.field)
+        kinds = {part.get("type") for part in (schema, *schema.get("anyOf", ()))}
+        return bool(kinds & {"number", "integer"})
+
+    @property
     def bounds(self) -> str:
         """The allowed values in signs; computed on access, because that is slow."""
         return _signs(schema_of(self.field))

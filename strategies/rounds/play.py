@@ -143,6 +143,8 @@ def finish(
         early = bool(standing.ended_early)
         evaluation, metrics = talk.hand_over(state, held, room.labelled, ended_early=early)
     clock.lap("evaluate")
+    if choice := algorithm.by_choice(state):
+        log.warning("%s", choice)
     report = RoundReport(
         round=standing.round,
         groups=talk.groups(state, room.labelled),
@@ -151,7 +153,11 @@ def finish(
         metrics=metrics,
         seconds=clock.seconds,
         phases=talk.costs,
-        details={**algorithm.details(state), **held.notes},
+        details={
+            **algorithm.details(state),
+            **held.notes,
+            **({"by-choice": choice} if choice else {}),
+        },
         final=True,
     )
     return replace(standing, state=state, silos=room.here, kept=stages.kept), report

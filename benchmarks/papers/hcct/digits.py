@@ -25,16 +25,20 @@ SETTLED = 7
 SETTINGS: dict[str, Mapping[str, Any]] = {
     "alone": {"strategy": "independent"},
     "global (FedAvg)": {"strategy": "fedavg"},
-    "HCCT, the paper: last update, greedy, α = 50": {"memory": 0.0, "solver": "agglomerative"},
-    "last update, best partition, α = 50": {"memory": 0.0},
-    "memory 1, greedy, α = 50": {"solver": "agglomerative"},
+    "HCCT, the paper: last update, greedy, α = 50": {
+        "memory": 0.0,
+        "solver": "agglomerative",
+        "alpha": 50.0,
+    },
+    "last update, best partition, α = 50": {"memory": 0.0, "alpha": 50.0},
+    "memory 1, greedy, α = 50": {"solver": "agglomerative", "alpha": 50.0},
     "memory 1, greedy, α = 100": {"solver": "agglomerative", "alpha": 100.0},
     "memory 1, best partition, α = 25": {"alpha": 25.0},
-    "**memory 1, best partition, α = 50** (default)": {},
+    "**memory 1, best partition, α = 50** (default)": {"alpha": 50.0},
     "memory 1, best partition, α = 100": {"alpha": 100.0},
     "memory 1, best partition, α = auto": {"alpha": "auto"},
-    "HCCT-E (one layer), α = 50": {"layers": "auto"},
-    "HCCT-P (personal head), α = 50": {"personal": "head"},
+    "HCCT-E (one layer), α = 50": {"layers": "auto", "alpha": 50.0},
+    "HCCT-P (personal head), α = 50": {"personal": "head", "alpha": 50.0},
 }
 HEADS = ("mean error", "best–worst seed", "hidden groups at the end", f"in rounds ≥ {SETTLED}")
 

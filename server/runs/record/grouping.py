@@ -128,8 +128,13 @@ class Grouping:
 
     @property
     def alpha(self) -> float:
-        """The result of ``alpha = auto``; NaN if there is none yet, or if α was given."""
+        """The run's α if it was found; NaN if there is none yet, or if it was given."""
         return self._whole("alpha", Fields.number)
+
+    @property
+    def by_choice(self) -> str:
+        """Which key's value left every silo alone, or put all together, or empty."""
+        return self._whole("by-choice", Fields.text)
 
     @property
     def own_alpha(self) -> frozenset[str]:

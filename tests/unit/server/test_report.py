@@ -89,6 +89,7 @@ def test_the_last_table_has_it_too(
         "silos": {name: {"num-examples": 10} for name in "ab"},
         "final-evaluation": {name: {"error": 0.25} for name in "ab"},
         "final-groups": [["a", "b"]],
+        "final-details": {"by-choice": "every silo trains alone at alpha = 0"},
         "rounds": [{"round": 1, **({"personalised": own} if asked else {})}, {"round": 2}],
         "seconds": 1.0,
     }
@@ -96,7 +97,7 @@ def test_the_last_table_has_it_too(
     console = Console(file=StringIO(), width=120)
     print_final(console, tmp_path)
     text = console.file.getvalue()  # type: ignore[attr-defined]
-    assert "25.0%" in text
+    assert "25.0%" in text and "every silo trains alone at alpha = 0." in text
     assert ("Per" in text, "12.5%" in text) == (asked, asked)
 
 
@@ -453,9 +454,10 @@ def test_a_run_that_is_named_is_of_its_strategy_complete_and_of_the_task(
 
 def test_the_command_repeats_what_is_not_a_default(runs: Path) -> None:
     run = read_run(runs / "hcct-1")
-    assert repeat_command(run) == "coterie run hcct --set rounds=9"
+    assert repeat_command(run) == "coterie run hcct --set rounds=9 --set alpha=50.0"
     odd = replace(run, config={**run.config, "label": "a b", "lr": 0.5})
-    assert repeat_command(odd) == "coterie run hcct --set rounds=9 --set lr=0.5 --set 'label=a b'"
+    own = "--set alpha=50.0 --set lr=0.5 --set 'label=a b'"
+    assert repeat_command(odd) == f"coterie run hcct --set rounds=9 {own}"
     page = build_page(build_story(odd))
     assert page.title.startswith("a b on ") and page.subtitle.startswith(f"run {run.name} · ")
 
@@ -611,7 +613,7 @@ def test_the_outlier_check_opens_if_something_happened_and_gives_reasons_for_bla
 
 def test_the_configuration_lists_what_differs_and_folds_the_rest(runs: Path) -> None:
     page = build_page(build_story(read_run(runs / "hcct-1")))
-    assert dict(page.tables["Configuration"].rows).keys() == {"rounds", "strategy"}
+    assert dict(page.tables["Configuration"].rows).keys() == {"alpha", "rounds", "strategy"}
     (record,) = [one for one in page.folds if one.key == "record"]
     assert "lr" in dict(record.tables["Keys at their defaults"].rows)
     assert dict(record.tables["Runs compared with"].rows)["local training"] == "independent-1"

@@ -283,6 +283,16 @@ def test_c_is_the_hunger_for_data(c: float | str, groups: int) -> None:
         assert result.rounds[0].details["structure"]["c"] == pytest.approx(3.82, abs=0.01)
 
 
+@pytest.mark.parametrize(("c", "said"), [(0.01, "alone"), (1e4, "together"), (10.0, "")])
+def test_a_run_that_c_alone_decides_says_so_at_its_end(c: float, said: str) -> None:
+    nodes = plain_nodes(0, 1, 0, 1)
+    judged = by_kind(nodes) if c == 10 else Judged(lambda kind, label: 0.75)
+    result = run(judged, nodes, rounds=1, c=c)
+    assert len(result.rounds[-1].groups) == {"alone": 4, "together": 1}.get(said, 2)
+    choice = result.rounds[-1].details.get("by-choice", "")
+    assert said in choice and bool(said) is bool(choice)
+
+
 @pytest.mark.parametrize(("count", "recorded"), [(32, [1, 1, 1]), (34, [1, 0, 1])])
 def test_distances_of_many_silos_are_recorded_in_the_rounds_that_found_a_structure(
     count: int, recorded: list[int]

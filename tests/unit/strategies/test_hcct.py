@@ -186,6 +186,55 @@ def test_a_silos_own_alpha_goes_before_the_runs() -> None:
     assert rounds(hcct(alpha=1e9), content, moves).planned == (("a",), ("b",))
 
 
+@pytest.mark.parametrize("size", [5, 100, 40_000])
+def test_the_usual_alpha_grows_with_the_silos(size: int) -> None:
+    """Eq. 9 compares α / D with a cosine: the same updates give the same groups for any D."""
+    strategy, here = hcct(), silos("a", "b", "c", "d")
+    sizes = dict.fromkeys("abcd", size)
+    state = play(strategy, strategy.first(INITIAL), here, FOUR, round=1, sizes=sizes)
+    assert state.planned == PAIRS
+    assert strategy.details(state)["alpha"] == pytest.approx(2 / 3 * size)
+    if size == 40_000:
+        state = play(hcct(alpha=50), strategy.first(INITIAL), here, FOUR, round=1, sizes=sizes)
+        assert len(state.planned) == 4, "the paper's form"
+
+
+def test_a_silo_that_states_many_samples_does_not_move_the_usual_alpha() -> None:
+    strategy, here = hcct(), silos("a", "b", "c", "d")
+    sizes = dict.fromkeys("abc", 100.0) | {"d": 1e6}
+    state = play(strategy, strategy.first(INITIAL), here, FOUR, round=1, sizes=sizes)
+    assert strategy.details(state)["alpha"] == pytest.approx(2 / 3 * 100)
+    assert ("a", "b") in state.planned
+
+
+@pytest.mark.parametrize("alpha", [0.0, 1e6])
+def test_a_run_that_alpha_alone_decides_says_from_where_on_it_would_not(alpha: float) -> None:
+    here = silos("a", "b", "c", "d")
+    strategy = hcct(alpha=alpha)
+    state = rounds(strategy, here, FOUR)
+    text = strategy.by_choice(state)
+    assert ("alone" if alpha == 0 else "together") in text.split(".")[0]
+    border = float(text.rpartition(" = ")[2])
+    groups = {f: len(rounds(hcct(alpha=f * border), here, FOUR).planned) for f in (0.98, 1.02)}
+    assert groups == ({0.98: 4, 1.02: 2} if alpha == 0 else {0.98: 2, 1.02: 1}), text
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"alpha": 0.0, "fixed_groups": 4}, {"alpha": 50.0}, {"alpha": "auto"}]
+)
+def test_nothing_is_said_of_alpha_where_it_is_not_the_reason(options: dict[str, Any]) -> None:
+    strategy = hcct(**options)
+    assert strategy.by_choice(rounds(strategy, silos("a", "b", "c", "d"), FOUR)) == ""
+    assert strategy.by_choice(rounds(strategy, silos("a"), {"a": EAST})) == ""
+
+
+def test_silos_that_their_own_conditions_keep_alone_are_not_put_down_to_alpha() -> None:
+    strategy = hcct()
+    here = [replace(silo, min_group_size=5) for silo in silos("a", "b", "c", "d")]
+    state = rounds(strategy, here, FOUR)
+    assert len(state.planned) == 4 and strategy.by_choice(state) == ""
+
+
 # ---------------------------------------------------------------- memory
 
 
