@@ -32,6 +32,11 @@ from coterie.features.robust.coordinator import Robust
 from coterie.features.robust.keys import Influence, aggregate_problem
 from coterie.features.secure.coordinator import Secure
 from coterie.features.secure.sums import Enrolled, SecureRun, insecure
+from coterie.features.server_optimiser.coordinator import ServerOptimisation
+from coterie.features.server_optimiser.keys import (
+    ServerOptimiser,
+    server_optimiser_problem,
+)
 from coterie.features.smallest_groups.coordinator import SmallestGroups
 from coterie.features.stopping.coordinator import Stopping
 from coterie.features.stragglers.coordinator import Stragglers
@@ -87,6 +92,8 @@ class GroupStrategy(Strategy):
             ends; 0 plays all rounds. Silos hold validation data out of training if ``train_config``
             has ``validation``.
         influence: bounds on one silo's influence; see ``coterie.strategies.Influence``.
+        server_optimiser: ``fedavgm``, ``fedadam`` or ``fedyogi``, or a ``ServerOptimiser`` with its
+            settings: moves each group's model by a step instead of to its silos' mean.
         secure: secure aggregation: only a silo itself sees its updates; the coordinator compares
             sketches of them and adds up masked ones. Needs coterie's own silos.
         enrolled: with ``secure``: vouches for the keys of enrolled silos.
@@ -116,6 +123,7 @@ class GroupStrategy(Strategy):
         evaluate_every: int = 1,
         patience: int = 0,
         influence: Influence | None = None,
+        server_optimiser: ServerOptimiser | str = "none",
         metric_names: Mapping[str, str] | None = None,
         secure: bool = False,
         enrolled: Enrolled | None = None,
@@ -139,6 +147,11 @@ class GroupStrategy(Strategy):
         averages = algorithm.averages
         if why := aggregate_problem(self.influence, averages=averages, strategy=name):
             raise wrong_options([why])
+        if isinstance(server_optimiser, str):
+            server_optimiser = ServerOptimiser.build({"server-optimiser": server_optimiser})
+        if why := server_optimiser_problem(server_optimiser, algorithm, name):
+            raise wrong_options([why])
+        self.server_optimiser = server_optimiser
         how = str(training.get(wire.WIRE_FORMAT, wire.FLOAT32))
         aggregate = self.influence.aggregate
         why = insecure(algorithm, aggregate=aggregate, name=name, wire_format=how) if secure else ""
@@ -257,6 +270,7 @@ class GroupStrategy(Strategy):
             Stragglers(),
             Robust(self.influence),
             *secure,
+            *self._optimisation(),
             SmallestGroups(),
             Compression(),
             Stopping(self.patience, self.evaluate_every),
@@ -264,6 +278,10 @@ class GroupStrategy(Strategy):
             *(() if self.secure else (Rejections(),)),  # a sum needs equal entries
             Unlabelled(),
         )
+
+    def _optimisation(self) -> tuple[Stage, ...]:
+        chosen = self.server_optimiser
+        return () if chosen.name == "none" else (ServerOptimisation(chosen),)
 
     def _run(
         self,

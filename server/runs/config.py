@@ -20,6 +20,7 @@ from pydantic import Field, InstanceOf, field_validator
 from coterie import wire
 from coterie.features.robust.keys import Influence, aggregate_problem
 from coterie.features.secure.sums import insecure
+from coterie.features.server_optimiser.keys import ServerOptimiser, server_optimiser_problem
 from coterie.strategies.errors import FederationError, refused
 from coterie.strategies.registry import DEFAULT, STRATEGIES, Row
 from coterie.strategies.rounds.algorithm import Algorithm
@@ -129,6 +130,7 @@ class RunConfig(Options, wire.SiloKeys):
         "start a new run.",
     )
     influence: Influence = Field(default_factory=Influence)
+    server_optimiser: ServerOptimiser = Field(default_factory=ServerOptimiser)
     algorithm: InstanceOf[Algorithm[Any]]
     task_keys: dict[str, Any] = Field(default_factory=dict)
     """``task.<name>`` → value; only the task at the silos knows which values are valid."""
@@ -181,6 +183,8 @@ class RunConfig(Options, wire.SiloKeys):
             problems += _validation_problems(config)
             averages, name = config.algorithm.averages, config.strategy
             why = aggregate_problem(config.influence, averages=averages, strategy=name)
+            problems += [why] if why else []
+            why = server_optimiser_problem(config.server_optimiser, config.algorithm, name)
             problems += [why] if why else []
             how = {"aggregate": config.influence.aggregate, "wire_format": config.wire_format}
             why = insecure(config.algorithm, name=name, **how) if config.secure else ""

@@ -119,6 +119,7 @@ def build_strategy(
         patience=config.patience,
         name_members=config.name_members,
         influence=config.influence,
+        server_optimiser=config.server_optimiser,
         secure=config.secure,
         enrolled=vouching,
     )

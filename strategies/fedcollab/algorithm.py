@@ -151,6 +151,7 @@ class FedCollab(Algorithm[FedCollabState]):
     within: WithinField = Within()
     seed: Seed = 0
     remembers = FedCollabState
+    takes_steps = True
 
     @property
     def averages(self) -> bool:

@@ -149,6 +149,7 @@ class FedGroup(Algorithm[FedGroupState]):
     remembers = FedGroupState
     hands_on = True
     works_unseen = True
+    takes_steps = True
     models_in = ("group_models",)
 
     @property

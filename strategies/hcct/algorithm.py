@@ -146,6 +146,7 @@ class HCCT(Algorithm[HCCTState]):
     seed: Seed = 0
     remembers = HCCTState
     works_unseen = True
+    takes_steps = True
     models_in = ("starts",)
 
     @property

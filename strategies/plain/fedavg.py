@@ -70,6 +70,7 @@ class FedAvg(OneModel[Plain]):
     sample: Sample = 0
     seed: Seed = 0
     works_unseen = True
+    takes_steps = True
 
     def orders(self, state: Plain, now: Round) -> tuple[Plain, list[Order]]:
         """Let the drawn silos train the global model."""

@@ -247,6 +247,10 @@ class Algorithm(Options, Generic[State]):
     """Whether it works without seeing silos' models: it only takes means of them, weighted by
     samples or equally, and compares their updates with ``models.difference``."""
 
+    takes_steps: ClassVar[bool] = False
+    """Whether a server optimiser may move its groups' models: each is a mean of what silos made of
+    one model, and the next round starts from it, or from means of such."""
+
     models_in: ClassVar[tuple[str, ...]] = ()
     """Fields of its state, in addition to its members, that are mappings or tuples of models."""
 

@@ -99,11 +99,15 @@ class Came:
 
 @dataclass(frozen=True)
 class Settled:
-    """A state after a stage's last exchanges for it; ``costs`` are by kind of work."""
+    """A state after a stage's last exchanges for it; ``costs`` are by kind of work.
+
+    ``mine`` is what the stage remembers from now on, if that changed.
+    """
 
     state: Any
     left_out: Mapping[str, str] = field(default_factory=dict)
     costs: Mapping[str, PhaseReport] = field(default_factory=dict)
+    mine: Any = None
 
 
 @dataclass(frozen=True)
@@ -225,6 +229,8 @@ class Stages:
         done = Settled(scene.state)
         for stage in self.all:
             more = stage.settle(self.kept[stage.name], scene, done.state)
+            if more.mine is not None:
+                self.kept[stage.name] = more.mine
             left_out = {**done.left_out, **more.left_out}
             done = Settled(more.state, left_out, add_costs(done.costs, more.costs))
         return done
