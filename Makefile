@@ -10,7 +10,7 @@ SILENT_PIP = --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
 .PHONY: help setup setup-dev demo docs test check config e2e nightly mutations images pins e2e-docker chaos bench-overhead bench-partition bench-auto \
-        bench-bounds bench-digits bench-hcct bench-fedgroup bench-fedcollab bench-baselines bench-durability \
+        bench-bounds bench-trees bench-digits bench-hcct bench-fedgroup bench-fedcollab bench-baselines bench-durability \
         bench-fedgenp bench-formats bench-large-tables bench-natural bench-newcomers bench-poison bench-privacy bench-report bench-scale bench-secure bench-tables clean
 
 help: ## Show this list
@@ -116,6 +116,9 @@ bench-digits: setup ## HCCT's and FedGroup's options on the demo's silos, ten se
 	@$(BIN)/python -m benchmarks.papers.hcct.digits $(ARGS)
 	@$(BIN)/python -m benchmarks.papers.hcct.scaled
 	@$(BIN)/python -m benchmarks.papers.fedgroup.digits $(ARGS)
+
+bench-trees: setup ## Boosted trees in groups: beside all rows together, alone, and over all silos
+	@$(BIN)/python -m benchmarks.engine.trees $(ARGS)
 
 bench-scale: setup ## 100, 300, 1,000 virtual silos over gRPC: make bench-scale ARGS='--data FOLDER'
 	@$(BIN)/python -m benchmarks.engine.scale $(ARGS)

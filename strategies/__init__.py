@@ -10,6 +10,7 @@ first use, so that ``coterie.strategies.partition``, the pure numerics, needs on
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from coterie.strategies.errors import FederationError
@@ -17,6 +18,8 @@ from coterie.strategies.registry import PUBLIC, strategy_class
 
 if TYPE_CHECKING:
     from coterie.features.robust.keys import Influence
+    from coterie.features.server_optimiser.keys import ServerOptimiser
+    from coterie.strategies.per_group.strategy import FirstStage, PerGroup
     from coterie.strategies.rounds.result import RunResult
     from coterie.strategies.strategy import GroupStrategy
 
@@ -42,18 +45,30 @@ if TYPE_CHECKING:
     PFedGraph: type[GroupStrategy]
     PFedMe: type[GroupStrategy]
 
-__all__ = ["FederationError", "GroupStrategy", "Influence", "RunResult", *PUBLIC]
+OTHERS = {
+    "FirstStage": "coterie.strategies.per_group.strategy",
+    "GroupStrategy": "coterie.strategies.strategy",
+    "Influence": "coterie.features.robust.keys",
+    "PerGroup": "coterie.strategies.per_group.strategy",
+    "RunResult": "coterie.strategies.rounds.result",
+    "ServerOptimiser": "coterie.features.server_optimiser.keys",
+}
+"""Name → module, of what the registry does not list."""
+__all__ = [
+    "FederationError",
+    "FirstStage",
+    "GroupStrategy",
+    "Influence",
+    "PerGroup",
+    "RunResult",
+    "ServerOptimiser",
+    *PUBLIC,
+]
 
 
 def __getattr__(name: str) -> Any:
     if name in PUBLIC:
         return strategy_class(name)
-    if name in ("GroupStrategy", "RunResult"):
-        from coterie.strategies import strategy
-
-        return getattr(strategy, name)
-    if name == "Influence":
-        from coterie.features.robust.keys import Influence
-
-        return Influence
+    if name in OTHERS:
+        return getattr(import_module(OTHERS[name]), name)
     raise AttributeError(f"module 'coterie.strategies' has no attribute {name!r}")

@@ -107,6 +107,8 @@ class GroupStrategy(Strategy):
     """
 
     kind: ClassVar[Callable[..., Algorithm[Any]] | None] = None
+    action: str = ""
+    """Of the ClientApp's functions that train and evaluate: ``@app.train("<action>")``."""
 
     def __init__(
         self,
@@ -142,6 +144,9 @@ class GroupStrategy(Strategy):
         training = {wire.sent_as(key): value for key, value in (train_config or {}).items()}
         algorithm.require_consistency(training, spell=underscored)
         self.algorithm, self._asked = algorithm, training
+        if algorithm.whole and influence is not None:
+            why = "influence: replies go whole to other strategies, so it cannot be bounded"
+            raise wrong_options([f"{why}. Use a robust strategy inside, such as FedMedian"])
         self.influence = influence or Influence()
         name = type(self if self.kind is not None else algorithm).__name__
         averages = algorithm.averages
@@ -251,6 +256,7 @@ class GroupStrategy(Strategy):
             evaluate_every=self.evaluate_every,
             keep_every=self.keep_every,
             name_members=self.name_members,
+            action=self.action,
         )
         on_round = self.on_round or partial(spoken.say, rounds=num_rounds)
         with spoken.heard() if self.on_round is None else nullcontext():

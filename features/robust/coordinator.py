@@ -71,8 +71,8 @@ class Robust(Stage):
         updates: Updates,
         groups: Sequence[Group],
     ) -> Bounded:
-        """Return what counts: everything, if silos learn nothing from others."""
-        if scene.algorithm.alone:
+        """Return what counts: everything, if silos learn nothing from others, or not here."""
+        if scene.algorithm.alone or scene.algorithm.whole:
             return Bounded(list(updates), mine)
         return bound(
             self.influence,

@@ -88,6 +88,8 @@ class _Writer:
     def _node(self, value: Any, path: str) -> list[Any]:
         if isinstance(value, Enum):
             return ["enum", _class_name(value, path), self.put(value.value, path)]
+        if isinstance(value, bytes):
+            return ["bytes", self._array(np.frombuffer(value, np.uint8), path)[1]]
         if isinstance(value, np.ndarray | np.generic):
             return self._array(value, path)
         if dataclasses.is_dataclass(value) and not isinstance(value, type):
@@ -105,7 +107,7 @@ class _Writer:
                 return [kind, self._items(ordered, path)]
         raise CodecError(
             f"{path} is of type {type(value).__name__}, which cannot be stored. A state may "
-            "contain dataclasses, tuples, lists, sets, mappings, arrays, numbers and texts."
+            "contain dataclasses, tuples, lists, sets, mappings, arrays, numbers, texts and bytes."
         )
 
     def _items(self, values: Any, path: str) -> list[Any]:
@@ -136,6 +138,8 @@ def _read(node: list[Any], values: list[Any], arrays: Mapping[str, NDArray[Any]]
         return arrays[node[1]].T
     if kind == "scalar":
         return arrays[node[1]][()]
+    if kind == "bytes":
+        return arrays[node[1]].tobytes()
     if kind == "text":
         return np.str_(node[1])
     if kind == "enum":

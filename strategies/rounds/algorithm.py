@@ -20,6 +20,7 @@ from functools import cached_property
 from math import ceil, inf
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Generic, TypeVar, cast
 
+from flwr.app import RecordDict
 from pydantic import BeforeValidator, InstanceOf
 
 from coterie import wire
@@ -104,6 +105,7 @@ class Order:
         extras: further arrays that the work needs, by record name; never ``arrays``.
         beside: in a secure run, round and purpose of an earlier training with whose update this
             one is compared; None: with those of the same round and purpose.
+        content: the message, as a strategy of someone else's made it; its reply stays whole.
         rounded, sketches: set by the engine: send the model as 16-bit numbers; sketch name →
             numbers of each sketch that the reply has instead of a model, or None.
     """
@@ -115,6 +117,7 @@ class Order:
     kind: str = wire.TRAIN
     extras: Mapping[str, Arrays] = field(default_factory=dict)
     beside: tuple[int, str] | None = None
+    content: RecordDict | None = None
     rounded: bool = False
     sketches: Mapping[str, int] | None = None
 
@@ -143,6 +146,7 @@ class Update:
         figures: the app's own metrics, beyond those that the strategies use.
         extras: further arrays by record name, all finite; the algorithm checks names and shapes.
         bytes_sent, bytes_received: of arrays.
+        reply: to an order with ``content``; its ``model`` is ``start``.
     """
 
     silo: Silo
@@ -157,6 +161,7 @@ class Update:
     bytes_received: int = 0
     figures: Mapping[str, wire.Value] = field(default_factory=dict)
     aggregate: Aggregate = "mean"
+    reply: RecordDict | None = None
 
     def held_out(self, share: float) -> float:
         """Return the number of samples that the silo measured the received model on.
@@ -234,6 +239,8 @@ class Algorithm(Options, Generic[State]):
 
     remembers: ClassVar[type[Any]] = Plain
     """Type of the first state, made from members only; the default remembers nothing else."""
+    whole: ClassVar[bool] = False
+    """Whether replies go whole to strategies of someone else's: no influence can be bounded."""
     alone: ClassVar[bool] = False
     """Whether no silo ever gets anything from another, so that no influence needs bounds."""
     hands_on: ClassVar[bool] = False

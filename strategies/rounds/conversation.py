@@ -88,6 +88,8 @@ class Run:
         max_share: largest share of a group's weight that one silo has.
         keep_every: rounds after which silos keep their model each time; 0 = only after the last.
         name_members: silos receive the names of their group's members.
+        action: ``train.<action>`` and ``evaluate.<action>`` take the places of ``train`` and
+            ``evaluate``.
     """
 
     line: Line
@@ -105,6 +107,7 @@ class Run:
     evaluate_every: int = 1
     keep_every: int = 0
     name_members: bool = False
+    action: str = ""
 
     @property
     def wire_format(self) -> str:
@@ -216,6 +219,7 @@ class Conversation:
             config=run.config,
             groups=run.algorithm.groups(state) if training else (),
             evaluate=training and run.evaluate and (self.number - 1) % run.evaluate_every == 0,
+            action=run.action,
         )
         if training:
             self.clock.lap("prepare")
@@ -300,6 +304,7 @@ class Conversation:
             config=run.config,
             more={**run.evaluate_config, **(more or {})},
             own=own,
+            action=run.action,
         )
         replies = run.line.exchange(messages)
         said, train = [], {silo.name for silo in self.room.labelled}

@@ -63,16 +63,22 @@ def training_messages(
     config: Config,
     groups: Sequence[Group],
     evaluate: bool,
+    action: str = "",
 ) -> list[Message]:
     """Return one message per order of an exchange.
 
-    ``groups`` train together; ``evaluate`` makes silos also evaluate the model received.
+    ``groups`` train together; ``evaluate`` makes silos also evaluate the model received; for
+    ``action`` see ``Run``.
     """
     encoder = Encoder()
     sizes = {name: len(group) for group in groups for name in group}
     messages = []
     for order in orders:
         size = 1 if order.purpose else sizes.get(order.silo.name, 1)
+        if order.content is not None:
+            content = _of_another(order.content, size)
+            messages.append(_message(content, order.silo, order.kind, number))
+            continue
         entries = _entries(order, number, config, size, evaluate=evaluate)
         entries |= own_entries(order.model)
         content = RecordDict({wire.CONFIG: ConfigRecord(entries)})
@@ -80,8 +86,20 @@ def training_messages(
             content[wire.ARRAYS] = encoder.encode_order(order, order.model)
         for name, part in order.extras.items():
             content[name] = encoder.encode(part, packed=order.silo.described)
-        messages.append(_message(content, order.silo, order.kind, number))
+        messages.append(_message(content, order.silo, _acting(order.kind, action), number))
     return messages
+
+
+def _acting(kind: str, action: str) -> str:
+    return f"{kind}.{action}" if action and kind in (wire.TRAIN, wire.EVALUATE) else kind
+
+
+def _of_another(content: RecordDict, group_size: int) -> RecordDict:
+    """Return a message of another strategy, which also states the size of the silo's group."""
+    key = next(iter(content.config_records), wire.CONFIG)
+    entries = dict(content.config_records.get(key, ConfigRecord()))
+    entries.setdefault(wire.GROUP_SIZE, group_size)
+    return RecordDict({**content, key: ConfigRecord(entries)})
 
 
 def _entries(
@@ -117,6 +135,7 @@ def evaluation_messages(
     config: Config,
     more: Mapping[str, Any],
     own: Mapping[str, Mapping[str, Any]] | None = None,
+    action: str = "",
 ) -> list[Message]:
     """Return messages that send every silo its own model to evaluate.
 
@@ -124,6 +143,7 @@ def evaluation_messages(
         config: of the training; evaluations get a part of it.
         more: entries of all these messages.
         own: silo → further entries of its message.
+        action: see ``Run``.
     """
     encoder = Encoder()
     keys = {*wire.evaluation_entries(trains=wire.PERSONALISE in config), *ABOUT}
@@ -138,7 +158,7 @@ def evaluation_messages(
         content = RecordDict({wire.CONFIG: ConfigRecord({**entries, **mine})})
         if is_seen(model):
             content[wire.ARRAYS] = encoder.encode(model, packed=silo.described)
-        messages.append(_message(content, silo, wire.EVALUATE, number))
+        messages.append(_message(content, silo, _acting(wire.EVALUATE, action), number))
     return messages
 
 

@@ -210,7 +210,8 @@ def _silo_reports(
     held = algorithm.models(state)
     together = {name for group in groups if len(group) > 1 for name in group}
     reports = {u.silo.name: silo_report(u) for u in trained}
-    shared = [u for u in trained if u.silo.name in together and u.silo.name in held]
+    seen = [u for u in trained if u.reply is None]  # others' models may have another shape
+    shared = [u for u in seen if u.silo.name in together and u.silo.name in held]
     apart = each(
         lambda u: distance(u.model, held[u.silo.name], u.silo.buffers),
         shared,

@@ -45,8 +45,12 @@ class RunResult(Result):
     def arrays(self) -> ArrayRecord:
         """The size-weighted mean of all silos' models, computed on access.
 
-        Silos that were moved out of their groups are left out.
+        Silos that were moved out of their groups are left out. With ``PerGroup``, whose models may
+        have any shape, it is the model of the group with the most samples.
         """
+        if self._algorithm is not None and self._algorithm.whole and self.members is not None:
+            largest = largest_model(self._shared, self.members.sizes)
+            return self.initial if largest is None else wire.encode_arrays(largest, packed=False)
         shared = {n: model for n, model in self._shared.items() if n not in self._apart}
         mean = None if self.members is None else mean_model(shared, self.members.sizes)
         return self.initial if mean is None else wire.encode_arrays(mean, packed=False)
@@ -101,6 +105,16 @@ class RunResult(Result):
         self._algorithm = algorithm
         with suppress(AttributeError):  # they are computed when they are asked for
             del self.models
+
+
+def largest_model(models: Mapping[str, Model], sizes: Mapping[str, float]) -> Arrays | None:
+    """Return the model that silos with the most samples hold; None while no size is known."""
+    sized = {name: model for name, model in models.items() if sizes.get(name, 0) > 0}
+    held = holders(sized)
+    if not held:
+        return None
+    model, _ = max(held, key=lambda one: sum(sizes[name] for name in one[1]))
+    return arrays_of(model)
 
 
 def mean_model(models: Mapping[str, Model], sizes: Mapping[str, float]) -> Arrays | None:

@@ -1,0 +1,1 @@
+"""A Flower strategy of any kind inside each group, on the group's nodes only."""
