@@ -1,7 +1,8 @@
 """Every strategy by name, one row each; its behaviour and options are in its own module.
 
 A new strategy is an algorithm in its own module and a row here; its keys in files and on the
-command line, their bounds, help and documentation come from its class.
+command line, their bounds, help and documentation come from its class. One outside the project is
+named ``module:Class``, or by an entry point of the group ``coterie.strategies``.
 """
 
 from __future__ import annotations
@@ -10,7 +11,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import import_module
+from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any
+
+from coterie.strategies.errors import refused
 
 if TYPE_CHECKING:
     from coterie.strategies.rounds.algorithm import Algorithm
@@ -23,7 +27,7 @@ class Row:
 
     Attributes:
         public: ``from coterie.strategies import <public>``.
-        module: of its algorithm, below ``coterie.strategies``.
+        module: of its algorithm, below ``coterie.strategies`` unless it is ``elsewhere``.
         algorithm: name of the algorithm's class; empty if it is ``public``.
         fixed: options that cannot be set in this strategy.
         base: name of the strategy that it wraps, whose keys it also has.
@@ -37,12 +41,37 @@ class Row:
     fixed: Mapping[str, Any] = field(default_factory=dict, compare=False)
     base: str = ""
     takes_generators: bool = False
+    elsewhere: bool = False
 
     def load(self) -> type[Algorithm[Any]]:
-        """Return the algorithm's class."""
+        """Return the algorithm's class.
+
+        Raises:
+            FederationError: one from elsewhere cannot be imported, or is of another type.
+        """
+        if self.elsewhere:
+            return _from_elsewhere(self)
         module = import_module(f"coterie.strategies.{self.module}")
         algorithm: type[Algorithm[Any]] = getattr(module, self.algorithm or self.public)
         return algorithm
+
+
+def _from_elsewhere(row: Row) -> type[Algorithm[Any]]:
+    from coterie.strategies.rounds.algorithm import Algorithm
+
+    try:
+        found = getattr(import_module(row.module), row.public, None)
+    except Exception as error:  # of somebody else's code
+        raise refused(
+            f"strategy {row.name!r} cannot be imported: {type(error).__name__}: {error}. It must "
+            "be installed, or in a folder of PYTHONPATH, where the coordinator runs."
+        ) from None
+    if not (isinstance(found, type) and issubclass(found, Algorithm)):
+        raise refused(
+            f"strategy {row.name!r} must be a class derived from coterie.strategies.own.Algorithm. "
+            f"Got {found!r}."
+        )
+    return found
 
 
 ROWS = (
@@ -69,12 +98,24 @@ ROWS = (
     Row("fedgen", "FedGen", "fedgenp.fedgen", base="fedavg"),
     Row("fedensemble", "FedEnsemble", "rivals.fedensemble", base="fedavg"),
 )
+ENTRY_POINTS = "coterie.strategies"
+"""Group of the entry points by which other packages name their strategies."""
 STRATEGIES = {row.name: row for row in ROWS}
 """Name → row."""
 DEFAULT = "auto"
 """Name of the strategy of a run that names none."""
 PUBLIC = {row.public: row for row in ROWS}
 """Name of the class → row."""
+
+
+@cache
+def row_of(name: str) -> Row | None:
+    """Return the row of a built-in strategy, of ``module:Class``, or of an entry point; or None."""
+    if name in STRATEGIES:
+        return STRATEGIES[name]
+    found = [point.value for point in entry_points(group=ENTRY_POINTS) if point.name == name]
+    module, colon, public = (found[0] if found else name).partition(":")
+    return Row(name, public, module, elsewhere=True) if module and colon and public else None
 
 
 @cache

@@ -42,7 +42,8 @@ def run(
     strategy: Annotated[
         str | None,
         typer.Argument(
-            help="Name of the strategy, for example hcct or fedavg. [default: auto, which tries "
+            help="Name of the strategy, for example hcct or fedavg, or module:Class of your own. "
+            "[default: auto, which tries "
             "the groups that other strategies would form and keeps the best]",
         ),
     ] = None,

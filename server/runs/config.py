@@ -22,7 +22,7 @@ from coterie.features.robust.keys import Influence, aggregate_problem
 from coterie.features.secure.sums import insecure
 from coterie.features.server_optimiser.keys import ServerOptimiser, server_optimiser_problem
 from coterie.strategies.errors import FederationError, refused
-from coterie.strategies.registry import DEFAULT, STRATEGIES, Row
+from coterie.strategies.registry import DEFAULT, STRATEGIES, Row, row_of
 from coterie.strategies.rounds.algorithm import Algorithm
 from coterie.strategies.rounds.churn import Churn
 from coterie.strategies.rounds.options import Key, Options, Positive, Scalar, table_of
@@ -283,7 +283,7 @@ def all_keys() -> dict[str, Key]:
 
 def key_named(name: str, strategy: str) -> Key | None:
     """Return a key by its name; looks at other strategies only if necessary."""
-    row = STRATEGIES.get(strategy)
+    row = row_of(strategy)
     near = RunConfig.own_keys() | ({} if row is None else keys_of(row))
     return near.get(name) or all_keys().get(name)
 
@@ -305,9 +305,9 @@ def tables() -> dict[str, str]:
 
 def foreign_keys(values: Mapping[str, Any]) -> dict[str, str]:
     """Return keys of other strategies → an explanation: "alpha belongs to hcct"."""
-    if (name := values.get("strategy", DEFAULT)) not in STRATEGIES:
+    row = row_of(str(values.get("strategy", DEFAULT)))
+    if row is None:
         return {}
-    row = STRATEGIES[name]
     around = values.get("generators", "off") != "off"
     own = keys_of(row, around=around) | RunConfig.own_keys()
     return {key: _belongs(key) for key in values if key not in own and key in owners()}
@@ -323,12 +323,13 @@ def _belongs(key: str) -> str:
 def _row(name: Any) -> Row:
     if name == wire.ONLY_STATISTICS:
         return NO_STRATEGY
-    if name not in STRATEGIES:
+    row = row_of(str(name))
+    if row is None:
         raise refused(
             "the run's configuration is wrong: strategy must be one of "
-            f"{', '.join(STRATEGIES)}. Got {name!r}."
+            f"{', '.join(STRATEGIES)}, or module:Class. Got {name!r}."
         )
-    return STRATEGIES[name]
+    return row
 
 
 def _fixed(row: Row) -> set[str]:

@@ -120,7 +120,7 @@ def test_python_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.chdir(tmp_path)
     space = given_by_the_reader()
     for block in blocks(page, "python"):
-        exec(compile(block.text, str(block), "exec"), space)
+        exec(compile(block.text, str(block), "exec", dont_inherit=True), space)
 
 
 def test_the_task_of_the_guide_learns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
