@@ -48,7 +48,7 @@ from coterie.strategies.errors import refused
 from coterie.strategies.hcct import alpha as trials
 from coterie.strategies.hcct.by_choice import by_choice
 from coterie.strategies.hcct.choosing_alpha import (
-    alpha_of_run,
+    alphas_of,
     continue_trial,
     found_alpha,
     goes_by_stated,
@@ -367,7 +367,7 @@ class HCCT(Algorithm[HCCTState]):
             return state
         matrix = accumulated(state, settled, new, deltas, noisy)
         sizes = np.array([state.members.sizes[n] for n in compared])
-        alphas = self._alphas_of(state, compared)
+        alphas = alphas_of(self.alpha, state, compared)
         n = len(settled)
         before = present_groups(state.planned, settled)
         found: list[list[int]] = []
@@ -378,7 +378,7 @@ class HCCT(Algorithm[HCCTState]):
             utility = HCCTUtility.from_gram(matrix[:n, :n], sizes[:n], alpha=alphas[:n])
             found = self._solve_all(utility, now)
         formed = form([tuple(settled[i] for i in group) for group in found], state.members.minimums)
-        # What everybody had before the first partition, alone, was none and confirms none.
+        # Before the first partition everybody was alone; that confirms nothing.
         last = state.proposed if now.unseen else state.planned
         again = bool(last) and tuple(sorted(formed)) == present_groups(last, settled)
         unchanged = state.unchanged + 1 if again else 0
@@ -418,10 +418,6 @@ class HCCT(Algorithm[HCCTState]):
             log.info("HCCT: %d silos joined or left: forming new groups", len(held ^ present))
         keeps = bool(held) and not changed
         return bool(state.planned) and (settled_down or not due or keeps)
-
-    def _alphas_of(self, state: HCCTState, names: Sequence[str]) -> NDArray[np.float64]:
-        run = alpha_of_run(self.alpha, state, names)
-        return np.array([state.alphas.get(n, run) for n in names])
 
     def _placed(
         self,
@@ -490,16 +486,13 @@ class HCCT(Algorithm[HCCTState]):
         return state.trial is None and self.comparing(state, now)
 
     def by_choice(self, state: HCCTState) -> str:
-        given = self.alpha != "auto" and not self.fixed_groups
-        return by_choice(state, self.solver) if given else ""
+        by_alpha = self.alpha != "auto" and not self.fixed_groups
+        return by_choice(state, self.solver) if by_alpha else ""
 
     def details(self, state: HCCTState) -> Mapping[str, Any]:
-        details: dict[str, Any] = {"planned": [list(group) for group in state.planned]}
-        if isinstance(self.alpha, str):
-            details["alpha"] = found_alpha(self.alpha, state)
-            details |= {"trial": dict(state.verdict)} if state.verdict else {}
-        if state.layer:
-            details["layer"] = state.layer
+        details: dict[str, Any] = {"planned": list(map(list, state.planned))}
+        details |= found_alpha(self.alpha, state)
+        details |= {"layer": state.layer} if state.layer else {}
         if state.compared:
             details["alphas"] = list(state.alphas_used)
             details["sizes"] = list(state.sizes_used)

@@ -9,9 +9,10 @@ import logging
 from collections.abc import Callable, Sequence, Set
 from dataclasses import replace
 from functools import partial
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from coterie.strategies.errors import EXIT_CONFIG, FederationError
 from coterie.strategies.hcct import alpha as trials
@@ -39,13 +40,18 @@ Solve: TypeAlias = Callable[..., list[list[int]]]
 """The run's own search: utility and options → groups."""
 
 
-def alpha_of_run(alpha: float | str, state: HCCTState, names: Sequence[str]) -> float:
-    """Return the run's α in samples, for silos that do not state one.
+def alphas_of(alpha: float | str, state: HCCTState, names: Sequence[str]) -> NDArray[np.float64]:
+    """Return the α of silos that are compared, in samples: their own, or the run's.
 
     Args:
         alpha: the option's value.
-        names: the silos that are compared, whose samples set the scale.
+        names: the silos; their samples set the scale.
     """
+    run = _alpha_of_run(alpha, state, names)
+    return np.array([state.alphas.get(name, run) for name in names])
+
+
+def _alpha_of_run(alpha: float | str, state: HCCTState, names: Sequence[str]) -> float:
     if alpha == "scaled":
         return SCALE * float(np.median([state.members.sizes[name] for name in names]))
     if alpha != "auto":
@@ -55,11 +61,13 @@ def alpha_of_run(alpha: float | str, state: HCCTState, names: Sequence[str]) -> 
     return state.alpha
 
 
-def found_alpha(alpha: str, state: HCCTState) -> float | None:
-    """Return the α that ``scaled`` or ``auto`` has found; None if it has not yet."""
-    if alpha == "auto":
-        return state.alpha
-    return alpha_of_run(alpha, state, state.compared) if state.compared else None
+def found_alpha(alpha: float | str, state: HCCTState) -> dict[str, Any]:
+    """Return entries of the record: the α that ``scaled`` or ``auto`` has found, and its trial."""
+    if not isinstance(alpha, str):
+        return {}
+    known = state.alpha is not None if alpha == "auto" else bool(state.compared)
+    found: dict[str, Any] = {"trial": dict(state.verdict)} if state.verdict else {}
+    return {"alpha": _alpha_of_run(alpha, state, state.compared) if known else None, **found}
 
 
 def goes_by_stated(state: HCCTState, here: Sequence[str]) -> bool:
