@@ -33,9 +33,10 @@ $(VENV)/.installed-dev: pyproject.toml | $(BIN)/python
 	@touch $@ $(VENV)/.installed
 
 # mypy reads a package from a folder of its name.
-.links/coterie:
-	@mkdir -p $@
-	@for part in client engine features pictures server strategies system tasks wire; do ln -sfn ../../$$part $@/$$part; done
+.links/coterie/__init__.py:
+	@mkdir -p $(@D)
+	@for part in client engine features pictures server strategies system tasks wire; do ln -sfn ../../$$part $(@D)/$$part; done
+	@ln -sfn ../../api/__init__.py $@
 
 setup: $(VENV)/.installed ## Make the virtual environment and install
 
@@ -47,11 +48,11 @@ demo: setup ## Ten silos on this machine find out who should train with whom
 test: setup-dev ## Fast tests
 	@$(BIN)/python -m pytest -q $(WORKERS) -m "not e2e and not nightly" $(ARGS)
 
-docs: setup-dev .links/coterie ## The documentation as a site in site/
+docs: setup-dev .links/coterie/__init__.py ## The documentation as a site in site/
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict
 	@echo "Open site/index.html, or with its search: $(BIN)/python -m http.server --directory site"
 
-check: setup-dev .links/coterie ## Linter, types and words
+check: setup-dev .links/coterie/__init__.py ## Linter, types and words
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
@@ -63,7 +64,7 @@ config: setup ## Write what is made from the options: defaults in pyproject.toml
 e2e: setup-dev ## Tests with real processes and real gRPC
 	@$(BIN)/python -m pytest -q $(WORKERS) -m "e2e and not nightly" $(ARGS)
 
-nightly: setup-dev .links/coterie ## The long forms of the tests: every baseline and demo, 60 kills, 5,000 fuzz cases …
+nightly: setup-dev .links/coterie/__init__.py ## The long forms of the tests: every baseline and demo, 60 kills, 5,000 fuzz cases …
 	@$(BIN)/python -m pip install $(SILENT_PIP) --editable '.[dev,deploy]'
 	@$(BIN)/python -m pytest -q $(WORKERS) -m nightly $(ARGS)
 	@$(BIN)/python -m tests.mutations

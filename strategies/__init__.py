@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from coterie.strategies.strategy import GroupStrategy
 
     APFL: type[GroupStrategy]
+    Auto: type[GroupStrategy]
     CFL: type[GroupStrategy]
     FLHC: type[GroupStrategy]
     FLSC: type[GroupStrategy]

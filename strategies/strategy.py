@@ -46,6 +46,7 @@ from coterie.strategies.rounds import spoken
 from coterie.strategies.rounds.algorithm import Algorithm, Update, Updates
 from coterie.strategies.rounds.checkpoint import Checkpoint
 from coterie.strategies.rounds.conversation import AllSpentError, Line, NobodyAnsweredError, Run
+from coterie.strategies.rounds.nodes import NodeRoster
 from coterie.strategies.rounds.options import Config, underscored, wrong_options
 from coterie.strategies.rounds.play import finish, play
 from coterie.strategies.rounds.replies import (
@@ -56,7 +57,7 @@ from coterie.strategies.rounds.replies import (
 )
 from coterie.strategies.rounds.reports import Group, RoundReport
 from coterie.strategies.rounds.result import RunResult
-from coterie.strategies.rounds.roster import NodeRoster, Roster
+from coterie.strategies.rounds.roster import Roster
 from coterie.strategies.rounds.stage import Stage
 
 log = logging.getLogger("coterie.run")
@@ -80,7 +81,10 @@ class GroupStrategy(Strategy):
             key ``lr-decay`` is applied here: silos get ``lr · lr-decay^(round−1)``.
         evaluate: whether silos evaluate their models.
         evaluate_every: rounds between two evaluations; the last round is always evaluated.
-        roster: which silos take part; by default every connected node.
+        min_silos: nodes that round 1 waits for.
+        ask_names: ask every node what it is called (``query.name``). Otherwise, and if it does not
+            answer, nodes are called ``silo-0``, ``silo-1``, ….
+        roster: which silos take part, in place of every connected node.
         on_round: called with every report at once. Without it, every round and its groups are
             logged through Flower's logger, ``flwr``.
         on_event: called with what cannot wait for the round's report: a kind, and JSON values.
@@ -117,6 +121,8 @@ class GroupStrategy(Strategy):
         round_timeout: float = 600.0,
         train_config: Config | None = None,
         evaluate: bool = True,
+        min_silos: int = 2,
+        ask_names: bool = False,
         roster: Roster | None = None,
         on_round: Callable[[RoundReport], None] | None = None,
         on_event: Callable[[str, Mapping[str, Any]], None] | None = None,
@@ -168,7 +174,9 @@ class GroupStrategy(Strategy):
         if secure and wire.RUN not in self.train_config:  # silos keep what is of it apart by that
             self.train_config = {**self.train_config, wire.RUN: f"run-{uuid4().hex[:12]}"}
         self.evaluate = evaluate
-        self.roster: Roster = roster if roster is not None else NodeRoster()
+        if min_silos < 1:
+            raise wrong_options([f"min_silos must be at least 1. Got {min_silos}"])
+        self.roster: Roster = roster or NodeRoster(min_silos=min_silos, ask=ask_names)
         self.on_round = on_round
         self.on_event = on_event or (lambda kind, fields: None)
         self.keep_every, self.name_members = keep_every, name_members
@@ -242,7 +250,7 @@ class GroupStrategy(Strategy):
         line = Line(engine_of(grid), self.round_timeout if timeout is None else timeout)
         run = Run(
             line,
-            self.roster,
+            roster_of_run(self.roster, self.algorithm, resume),
             self.algorithm,
             self._stages(line, config),
             num_rounds,
@@ -375,6 +383,18 @@ class GroupStrategy(Strategy):
 
     configure_train = aggregate_train = _has_no_hooks
     configure_evaluate = aggregate_evaluate = _has_no_hooks
+
+
+def roster_of_run(
+    roster: Roster, algorithm: Algorithm[Any], resume: Checkpoint[Any] | None = None
+) -> Roster:
+    """Return the roster for one run; nodes keep the names that they had in a run that goes on."""
+    if not isinstance(roster, NodeRoster):
+        return roster
+    own = roster.for_a_run()
+    if resume is not None:
+        own.recall(resume.silos, algorithm.members(resume.state).sizes)
+    return own
 
 
 def _ended_by(spent: AllSpentError, standing: Checkpoint[Any]) -> Checkpoint[Any]:

@@ -206,6 +206,7 @@ def copy_of(root: Path, into: Path) -> Path:
     links.mkdir(parents=True)
     for part in PARTS:
         (links / part).symlink_to(copy / part)
+    (links / "__init__.py").symlink_to(copy / "api" / "__init__.py")
     (links.parent / "sitecustomize.py").write_text(NOT_EDITABLE)
     return copy
 

@@ -12,6 +12,8 @@ OLDEST_PROTOCOL: Final[int] = 1
 
 # Message types. A phase of an algorithm is a type of its own, never a flag in a config.
 DESCRIBE: Final = "query.describe"
+NAME: Final = "query.name"
+"""The name of a node that runs an app of somebody's own, in the entry ``SILO`` of its config."""
 INITIAL: Final = "query.initial"
 LABEL_COUNTS: Final = "evaluate.label_counts"
 """Training samples per label (FedGen). Only a silo that consents answers."""
@@ -240,6 +242,9 @@ WAIT: Final = "/coterie.Silos/Wait"
 """A silo's call, with Flower's heartbeat, that ends when a message arrives for it."""
 WAIT_S: Final = 20.0
 """It also ends after this many seconds, before a proxy may consider the connection dead."""
+
+SILO: Final = "name"
+"""In the answer to ``NAME``: what the node is called."""
 
 # Keys of metrics, silo to server.
 NUM_EXAMPLES: Final = "num-examples"

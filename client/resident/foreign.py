@@ -122,6 +122,9 @@ class ForeignApp:
     def _within_policy(self, message: Message, context: Context, call_next: Answering) -> Message:
         """Apply the policy as a mod: refuse, or call the app and send what may leave."""
         silo = SiloSettings.from_node_config(context.node_config, node_id=context.node_id)
+        if message.metadata.message_type == wire.NAME:
+            stated = ConfigRecord({wire.SILO: silo.name})
+            return Message(RecordDict({wire.CONFIG: stated}), reply_to=message)
         objection = objection_to(message, context.run_config, silo.policy)
         if objection:
             return wire.refusal(f"silo {silo.name!r} {objection}", message)

@@ -10,6 +10,7 @@ import typer
 from coterie.server.cli.keys import KeysCommand, keys_of
 from coterie.server.cli.options import RunsOption, SetOption, file_argument, folder_option
 from coterie.system.commandline import JsonOption, MisuseError, Old
+from coterie.system.terminal import aside
 
 WORKDIR = ("--workdir", Old("--dir"))
 app = typer.Typer()
@@ -79,18 +80,21 @@ def simulate(
         )
     from rich.console import Console
 
+    from coterie.server.report.final import print_final
     from coterie.server.study.simulate import simulate as run_simulation
 
-    record = run_simulation(
-        Console(quiet=as_json),
+    console = Console(quiet=as_json)
+    result = run_simulation(
         file,
-        changes=keys_of(settings),
         processes=processes,
         runs_dir=runs_dir,
         folder=folder,
+        progress=aside(console),
+        **keys_of(settings),
     )
+    print_final(console, result.folder)
     if as_json:
-        print((record / "run.json").read_text(encoding="utf-8"))
+        print((result.folder / "run.json").read_text(encoding="utf-8"))
 
 
 @app.command(
@@ -122,5 +126,16 @@ def compare(
     from rich.console import Console
 
     from coterie.server.study.compare import compare as run_compare
+    from coterie.server.study.compare import print_comparison
+    from coterie.strategies.errors import EXIT_RUN, FederationError
 
-    run_compare(Console(), file, data=data, folder=folder, federation=processes)
+    console = Console()
+    result = run_compare(file, data=data, folder=folder, processes=processes, progress=console)
+    print_comparison(console, result)
+    if result.failed:
+        raise FederationError(
+            f"{len(result.failed)} of {len(result.rows) + len(result.failed)} strategies could "
+            f"not be run: {', '.join(result.failed)}. The table in {result.folder} shows the "
+            "others.",
+            exit_code=EXIT_RUN,
+        )

@@ -163,11 +163,17 @@ def _utility(objective: HCCTUtility, members: list[int], silo: int) -> float:
 
 
 def print_explanation(
-    name: str, *, silo: str | None, number: int | None, root: Path | None, as_json: bool = False
+    name: str,
+    *,
+    silo: str | None,
+    number: int | None,
+    root: Path | None,
+    as_json: bool = False,
+    console: Console | None = None,
 ) -> None:
     """Print the reasons: a table for HCCT, sentences for ``auto``."""
     folder = find_run(name, root)
-    run, console = read_run(folder), wide(Console())
+    run, console = read_run(folder), wide(console or Console())
     unlabelled = unlabelled_in(run, number)
     if as_json:
         print_json(_document(run, silo, number, unlabelled))

@@ -24,7 +24,7 @@ from coterie.server.runs.answers import Announcing
 from coterie.server.runs.checkpoint import Checkpoints
 from coterie.server.runs.config import GONE, RunConfig, foreign_keys, train_config
 from coterie.server.runs.initial import initial_arrays
-from coterie.server.runs.record import Recorder, Run, reading
+from coterie.server.runs.record import OWN_APP, Recorder, Run, reading
 from coterie.server.runs.record.metrics import Lead
 from coterie.server.runs.roster import EnrolledRoster, Known
 from coterie.server.runs.tracking import Tracking
@@ -66,8 +66,12 @@ def run_folder(config: RunConfig, *, run_id: int) -> Path:
     root = place(config.runs_dir) if config.runs_dir else default_runs_dir()
     if config.resume:
         return root / config.resume
-    label = re.sub(r"[^A-Za-z0-9._-]+", "-", config.label or config.strategy)
-    return root / f"{label}-{run_id}"
+    return root / folder_name(config.label or config.strategy, run_id)
+
+
+def folder_name(label: str, run_id: int) -> str:
+    """Return the name of a run's folder."""
+    return f"{re.sub(r'[^A-Za-z0-9._-]+', '-', label)}-{run_id}"
 
 
 @contextmanager
@@ -125,7 +129,7 @@ def build_strategy(
     )
 
 
-class _RecordingRoster:
+class RecordingRoster:
     """A roster that records when it looks for silos and which it finds."""
 
     def __init__(self, inner: Roster, record: Recorder) -> None:
@@ -231,7 +235,15 @@ def recorded_config(run: Run) -> RunConfig:
     """Return the configuration of a record; earlier releases wrote keys of every strategy.
 
     Removed keys are dropped, with a warning in the log where they had an effect.
+
+    Raises:
+        FederationError: the run is of an own Flower app, which only the app can continue.
     """
+    if run.config.get(OWN_APP):
+        raise refused(
+            f"{run.name} was started by a Flower app. To continue it, start that app with "
+            f"coterie.recorded(strategy, resume={run.name!r})."
+        )
     foreign = foreign_keys(run.config) | GONE
     for key in GONE.keys() & run.config.keys():
         if run.config[key]:
@@ -271,7 +283,7 @@ def _ask(
 ) -> RunResult:
     """Run for statistics: ask the silos that are here once, and train nothing."""
     roster = _roster(config, record, enrolled, None, known, more_terms)
-    recording = _RecordingRoster(roster, record)
+    recording = RecordingRoster(roster, record)
     recording.present(engine, number=1)
     record.ready(recording.silos)
     stated = {wire.PROTOCOL_KEY: wire.PROTOCOL, wire.TASK: config.task, **terms(config)}
@@ -323,7 +335,7 @@ def _execute(
 ) -> RunResult:
     resume = None if standing is None else standing.checkpoint
     roster = _roster(config, record, enrolled, standing, known, more_terms)
-    recording = _RecordingRoster(roster, record)
+    recording = RecordingRoster(roster, record)
 
     def on_round(report: RoundReport) -> None:
         record.round(report, recording.silos, roster.refused)

@@ -16,63 +16,182 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
-from contextlib import ExitStack
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from pathlib import Path
+from typing import Any
 
+from flwr.app import ArrayRecord
+from flwr.clientapp import ClientApp
 from rich.console import Console, JustifyMethod
 from rich.table import Table
 from rich.text import Text
 
 from coterie import wire
-from coterie.server.machine.local import LocalFederation
+from coterie.server.paths import place
 from coterie.server.runs.config import RunConfig
 from coterie.server.runs.record import RECORD, read_whole
 from coterie.server.runs.record.metrics import Lead
 from coterie.server.study import comparison as figures
+from coterie.server.study.apps import AppComparison, is_app
 from coterie.server.study.comparison import Advice, Measure, Repeat, Row, measure
 from coterie.server.study.comparison_file import (
     Comparison,
     check_model,
     is_declared,
+    made,
     read,
     slug,
     target_of,
     wrong,
 )
-from coterie.server.study.playing import in_this_process, on_processes
-from coterie.server.study.silos import close_silos, open_silos
-from coterie.strategies.errors import EXIT_RUN, FederationError
+from coterie.server.study.comparison_legend import legend
+from coterie.server.study.given import NETWORK, Given, of_arrays
+from coterie.server.study.playing import called, started
+from coterie.server.study.result import COMPARISON, ComparisonResult
+from coterie.strategies.errors import FederationError, refused
+from coterie.strategies.rounds.options import dashed
+from coterie.strategies.strategy import GroupStrategy
 from coterie.system.files import write_atomically
 from coterie.system.terminal import aside, wide
-from coterie.tasks.base import TaskError
+from coterie.tasks.base import Option, TaskError
 from coterie.tasks.simulation import PLACES
+
+HERE = Path("compare")
+"""Name of a comparison from Python in errors; paths in it are relative to the working directory."""
+Node = Mapping[str, str | int | float | bool]
+Chosen = str | Mapping[str, Any] | GroupStrategy
 
 # --- running --------------------------------------------------------------------------------------
 
 
 def compare(
-    console: Console,
-    file: Path,
+    what: str | Path | Mapping[str, Any] | ClientApp,
+    strategies: Sequence[Chosen] = (),
+    silos: int | Mapping[str, Node] | Sequence[Node] | None = None,
     *,
-    data: Path | None = None,
-    folder: Path | None = None,
-    federation: bool = False,
-) -> list[Row]:
-    """Run what is missing, print the table and return its rows.
+    seeds: Sequence[int] = (0,),
+    folds: int | None = None,
+    target: float | None = None,
+    split: Mapping[str, Option] | None = None,
+    options: Mapping[str, Option] | None = None,
+    network: str = NETWORK,
+    initial_arrays: ArrayRecord | wire.Model | None = None,
+    run_config: Node | None = None,
+    train_config: Node | None = None,
+    processes: bool = False,
+    data: str | Path | None = None,
+    folder: str | Path | None = None,
+    title: str = "",
+    progress: bool | Console = True,
+    **keys: Any,
+) -> ComparisonResult:
+    """Run strategies over the same silos and seeds, rank them, and return the result.
+
+    Local training is added if it is not among them, because gains are measured against it. What a
+    folder has already is not run again.
 
     Args:
+        what: silo → its arrays, a task or a ClientApp, as in ``coterie.simulate``; or a
+            comparison's file, which has everything but ``data``.
+        strategies: names; mappings with ``strategy``, its options, and ``name`` for the table; for
+            a ClientApp also strategies of ``coterie.strategies``.
+        silos, split, options, network, initial_arrays, run_config, train_config: as in
+            ``coterie.simulate``. A ClientApp finds the seed of a run as ``seed`` in its config.
+        seeds: of splits and runs. Arrays and tasks have other test samples with each.
+        folds: of arrays or a declared task: cross-validation, so many runs for every seed.
+        target: of the primary metric; the table shows how many rounds each strategy takes to it.
+        processes: run each silo in a separate process, connected by gRPC.
         data: data folder, in place of the file's.
         folder: for all records, ``comparison.json`` and ``.md``; an existing one is continued. By
             default a new one under ``runs/``.
-        federation: use real processes and gRPC, in place of calls in this process.
+        progress: whether to print a line for each run on standard error, or the console for them.
+        keys: of every run, such as ``rounds``, with underscores for dashes.
 
     Raises:
-        FederationError: the file is wrong, or a run failed.
+        FederationError: something is wrong with what was given, or local training failed. Another
+            strategy that fails is in ``failed`` of the result.
     """
-    comparison = read(file, data=data)
+    console = (
+        progress if isinstance(progress, Console) else Console(stderr=True, quiet=not progress)
+    )
+    content = {
+        "strategies": [_entry(one) for one in strategies],
+        "seeds": list(seeds),
+        "title": title or "comparison",
+        **({"folds": folds} if folds else {}),
+        **({"target": target} if target is not None else {}),
+    }
+    with ExitStack() as stack:
+        if is_app(what):
+            if processes or split or options or folds:
+                raise refused(
+                    "a ClientApp is called in this process, with its own data: leave processes, "
+                    "split, options and folds out."
+                )
+            file = HERE
+            plan: Comparison = AppComparison.of(
+                *(content, what, silos, strategies),
+                initial_arrays=initial_arrays,
+                run_config=run_config or {},
+                train_config=train_config or {},
+                **keys,
+            )
+        elif initial_arrays is not None or run_config or train_config:
+            raise refused("initial_arrays, run_config and train_config are for a ClientApp.")
+        elif isinstance(what, Path) or (isinstance(what, str) and not strategies):
+            file = Path(what)
+            if silos or keys or split or options:
+                raise refused(f"{file} has everything: change the file instead.")
+            plan = read(file, data=None if data is None else place(data))
+        else:
+            file, digest = HERE, ""
+            content["run"] = {dashed(key): value for key, value in keys.items()}
+            if isinstance(what, str):
+                content |= _silos(what, silos, split, options)
+            elif not isinstance(what, Mapping):
+                raise refused(f"expected a task, arrays, a ClientApp or a file. Got {what!r}.")
+            else:
+                temporary = stack.enter_context(_temporary())
+                found = of_arrays(what, temporary, network=network)
+                own = {spec.name: dict(spec.options) for spec in found.specs}
+                content |= _silos(found.specs[0].task, own, split, options)
+                digest = found.digest
+            plan = made(content, file, digest=digest)
+        return _compared(plan, file, place(folder) if folder else None, console, processes)
+
+
+def _entry(chosen: Chosen) -> dict[str, Any]:
+    if isinstance(chosen, GroupStrategy):
+        return {"strategy": type(chosen).__name__}
+    own = {"strategy": chosen} if isinstance(chosen, str) else dict(chosen)
+    return {dashed(key): value for key, value in own.items()}
+
+
+def _silos(
+    task: str, silos: Any, split: Mapping[str, Option] | None, options: Mapping[str, Option] | None
+) -> dict[str, Any]:
+    """Return the part of a comparison's content that describes its silos."""
+    found: dict[str, Any] = {"task": task, "options": dict(options or {})}
+    found |= {"split": dict(split)} if split else {}
+    if isinstance(silos, Mapping):
+        silos = [{"name": name, "options": dict(own)} for name, own in silos.items()]
+    if not silos:
+        raise refused(
+            "a task needs silos: a number of them, with split={'kind': …}; or a mapping of each "
+            f"silo's name to the task's options there. Got {silos!r}."
+        )
+    return {**found, "silos": silos}
+
+
+def _compared(
+    comparison: Comparison, file: Path, folder: Path | None, console: Console, processes: bool
+) -> ComparisonResult:
     check_model(comparison, file)
     drawn = _drawn(comparison, file)
     folder = folder or Path("runs") / datetime.now().strftime(f"{slug(file.stem)}-%Y%m%d-%H%M%S")
@@ -80,7 +199,7 @@ def compare(
     _keep_file(comparison, folder, file)
     title = comparison.file.title or file.stem
     count = len(comparison.silos(comparison.repeats[0]))
-    where = "in separate processes" if federation else "in this process"
+    where = "in separate processes" if processes else "in this process"
     folds = f", {comparison.file.folds} folds each" if comparison.file.folds else ""
     summary = (
         f": {len(comparison.runs)} strategies, {count} silos {where}, seeds "
@@ -92,17 +211,30 @@ def compare(
         progress.print(f"  {key} goes to {', '.join(names)} only", markup=False, soft_wrap=True)
     failed: dict[str, str] = {}
     for repeat in comparison.repeats:
-        _run_repeat(progress, comparison, repeat, folder, failed, federation=federation)
-    result = _result(comparison, folder, file, drawn, failed)
+        _run_repeat(progress, comparison, repeat, folder, failed, processes=processes)
+    result = _figures(comparison, folder, file, drawn, failed)
     _keep(result, comparison, folder, title)
-    _print(console, result)
-    if failed:
-        raise FederationError(
-            f"{len(failed)} of {len(comparison.runs)} strategies could not be run: "
-            f"{', '.join(failed)}. The table in {folder} shows the others.",
-            exit_code=EXIT_RUN,
-        )
-    return result.table
+    return ComparisonResult(folder)
+
+
+@contextmanager
+def _temporary() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="coterie-") as folder:
+        yield Path(folder)
+
+
+def print_comparison(console: Console, result: ComparisonResult) -> None:
+    """Print a comparison's table, legend and advice."""
+    lead, shown = result.lead, Table(box=None, padding=(0, 1))
+    for number, column in enumerate(figures.columns(lead)):
+        justify: JustifyMethod = "right" if number else "left"
+        shown.add_column(column, justify=justify, no_wrap=True)
+    for row in figures.by_error(result.rows):
+        shown.add_row(*(Text(cell) for cell in figures.cells(row, lead)))
+    wide(console, on_terminals=True).print(shown)
+    for line in [*failures(result.failed), result.legend]:
+        console.print(line, soft_wrap=True, markup=False, highlight=False)
+    console.print(Text(result.advice, style="bold"), soft_wrap=True)
 
 
 def _drawn(comparison: Comparison, file: Path) -> set[str]:
@@ -124,10 +256,12 @@ def _keep_file(comparison: Comparison, folder: Path, file: Path) -> None:
     others = {"title", "seeds", "folds", "target", "strategies", "run"}
     others |= {"label_counts", "column_sums"}
     silos = comparison.file.model_dump(exclude=others)
+    if comparison.digest:  # data that were given in Python, wherever they lie now
+        silos = {"digest": comparison.digest}
     if is_declared(comparison.file.task):  # its records did not always have a split for each seed
         silos["test-parts"] = comparison.file.folds or "by seed"
     silos |= {"fingerprint": comparison.fingerprint} if comparison.fingerprint else {}
-    data = _data_files(comparison)
+    data = [] if comparison.digest else _data_files(comparison)
     silos |= {"files": data} if data else {}
     digest = hashlib.sha256(json.dumps(silos, sort_keys=True).encode()).hexdigest()[:16]
     note = folder / "silos.txt"
@@ -149,8 +283,8 @@ def _data_files(comparison: Comparison) -> list[tuple[str, int, int]]:
         str(own[k]) for own in options if not own.get("download") for k in PLACES if own.get(k)
     }
     files: list[tuple[str, int, int]] = []
-    for place in map(Path, sorted(places)):
-        for file in sorted(place.rglob("*")) if place.is_dir() else [place]:
+    for one in map(Path, sorted(places)):
+        for file in sorted(one.rglob("*")) if one.is_dir() else [one]:
             if file.is_file():
                 facts = file.stat()
                 files.append((str(file), facts.st_size, facts.st_mtime_ns))
@@ -164,7 +298,7 @@ def _run_repeat(
     folder: Path,
     failed: dict[str, str],
     *,
-    federation: bool,
+    processes: bool,
 ) -> None:
     """Run what is missing of a repeat; add strategies that fail, and why, to ``failed``."""
     alone = comparison.alone
@@ -176,35 +310,11 @@ def _run_repeat(
     ]
     if not missing:
         return
-    silos = comparison.silos(repeat)
-    with ExitStack() as stack:
-        local = None
-        if federation:
-            home = folder / f"federation-{repeat.suffix}"
-            local = stack.enter_context(LocalFederation(home))
-            for spec in silos:
-                local.start_silo(spec)
-            local.wait_for_silos(len(silos))
-        else:
-            stack.callback(close_silos)  # the next repeat has other data
-            if isinstance(comparison.file.silos, int):  # one split, whose data is read once
-                open_silos([silo.node_config() for silo in silos], whose="the silos")
-            else:
-                for silo in silos:
-                    open_silos([silo.node_config()], whose=f"silo {silo.name!r}")
+    with _playing(comparison, repeat, folder, processes=processes) as play:
         for name in missing:
             target = _record_of(comparison, name, repeat, folder)
-            keys = comparison.keys(name, repeat)
-            if name != alone:
-                keys["baseline-run"] = str(_record_of(comparison, alone, repeat, folder).resolve())
             try:
-                if local is None:  # there is nothing to wait for
-                    config = RunConfig.read({**keys, "wait-for-silos": 1.0})
-                    in_this_process([silo.node_config() for silo in silos], config, target)
-                else:
-                    _, record = on_processes(local, keys, title=keys["label"])
-                    target.mkdir(parents=True, exist_ok=True)
-                    write_atomically(target / RECORD, (record / RECORD).read_bytes())
+                play(name, target)
             except FederationError as error:
                 if name == alone:
                     raise  # all others are measured against it
@@ -213,6 +323,33 @@ def _run_repeat(
             else:
                 text = f"  {repeat}, {name}: {_outcome(measure(read_whole(target)))}"
             console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+@contextmanager
+def _playing(
+    comparison: Comparison, repeat: Repeat, folder: Path, *, processes: bool
+) -> Iterator[Callable[[str, Path], None]]:
+    """Provide what plays a strategy over the silos of a repeat and keeps its record in a folder."""
+    if isinstance(comparison, AppComparison):
+        yield partial(comparison.play, repeat)
+        return
+    cut = isinstance(comparison.file.silos, int)
+    silos = Given(tuple(comparison.silos(repeat)), {}, cut=cut, whose="the silos")
+    home = folder / f"federation-{repeat.suffix}"
+    with started(silos, home, len(silos.specs)) if processes else called(silos) as player:
+
+        def play(name: str, target: Path) -> None:
+            keys = comparison.keys(name, repeat)
+            if name != comparison.alone:
+                alone = _record_of(comparison, comparison.alone, repeat, folder)
+                keys["baseline-run"] = str(alone.resolve())
+            config = RunConfig.read(keys)
+            record = player.play(config, title=keys["label"], folder=target)
+            if record != target:  # the SuperLink's executor has chosen it
+                ignored = shutil.ignore_patterns("checkpoints", "lock")
+                shutil.copytree(record, target, ignore=ignored, dirs_exist_ok=True)
+
+        yield play
 
 
 def _outcome(found: Measure) -> str:
@@ -239,7 +376,7 @@ def _stored(comparison: Comparison, name: str, repeat: Repeat, folder: Path) -> 
 
 
 @dataclass(frozen=True)
-class Result:
+class Figures:
     """The figures and the advice of a comparison.
 
     ``measures`` and ``table`` have the strategies that were run; ``failed`` maps the others to
@@ -254,9 +391,9 @@ class Result:
     failed: Mapping[str, str]
 
 
-def _result(
+def _figures(
     comparison: Comparison, folder: Path, file: Path, drawn: set[str], failed: Mapping[str, str]
-) -> Result:
+) -> Figures:
     measures: dict[str, dict[Repeat, Measure]] = {}
     for name in comparison.runs:
         if name in failed:
@@ -271,10 +408,10 @@ def _result(
     table = figures.rows(measures, alone=alone, target=target, drawn=drawn)
     over = figures.difference(measures[alone], measures[figures.best_of(measures)], drawn=drawn)
     advice = figures.advise(table, alone=alone, over_alone=over, lead=lead)
-    return Result(measures, table, lead, advice, legend(comparison, lead, drawn), failed)
+    return Figures(measures, table, lead, advice, legend(comparison, lead, drawn), failed)
 
 
-def _keep(result: Result, comparison: Comparison, folder: Path, title: str) -> None:
+def _keep(result: Figures, comparison: Comparison, folder: Path, title: str) -> None:
     content = {
         "title": title,
         "file": comparison.file.model_dump(exclude={"data"}),
@@ -286,98 +423,25 @@ def _keep(result: Result, comparison: Comparison, folder: Path, title: str) -> N
             "apart": result.advice.apart,
             "text": result.advice.text,
         },
+        "legend": result.legend,
         "failed": dict(result.failed),
         "runs": [
             {"name": name, "seed": repeat.seed}
             | ({"fold": repeat.fold} if repeat.fold else {})
             | {"errors": dict(own.errors), "curve": own.curve, "groups": own.groups}
+            | {"record": str(_record_of(comparison, name, repeat, folder).relative_to(folder))}
             for name, by_repeat in result.measures.items()
             for repeat, own in by_repeat.items()
         ],
     }
     text = json.dumps(content, indent=1, ensure_ascii=False)
-    write_atomically(folder / "comparison.json", text.encode())
-    notes = "".join(f"{line}\n\n" for line in _failures(result))
+    write_atomically(folder / COMPARISON, text.encode())
+    notes = "".join(f"{line}\n\n" for line in failures(result.failed))
     page = f"# {title}\n\n{figures.markdown(result.table, result.lead)}\n{notes}"
     page += f"{result.advice.text}\n\n{result.legend}\n"
     write_atomically(folder / "comparison.md", page.encode())
 
 
-def _failures(result: Result) -> list[str]:
-    return [f"{name} could not be run: {why}" for name, why in result.failed.items()]
-
-
-def legend(comparison: Comparison, lead: Lead, drawn: set[str]) -> str:
-    """Return an explanation of the columns, in a paragraph."""
-    file = comparison.file
-    reach = "no target was set"
-    if file.target is not None:
-        value = lead.text(lead.error_of(file.target))
-        reach = f"the first with a mean {lead.title} of {value} or better"
-    return (
-        f"{lead.head}: {lead.direction}; on each silo's own test data, mean over silos. "
-        f"{_spread_text(comparison, drawn)} Over silos: standard deviation. Better than alone: "
-        "silos whose mean over all runs is better than training alone. Gain: over alone, with its "
-        f"standard deviation over silos. Rounds to target: {reach}. MB: arrays sent both ways. s: "
-        "wall clock of the rounds; silo s: the silos' own training, added up. p: of the difference "
-        f"to the first row, {_test_text(comparison, drawn)}"
-    )
-
-
-def _spread_text(comparison: Comparison, drawn: set[str]) -> str:
-    file = comparison.file
-    fixed = [
-        silo.name for silo in comparison.silos(comparison.repeats[0]) if silo.name not in drawn
-    ]
-    count = len(comparison.repeats)
-    if count == 1:
-        return "There was one run of each strategy, so the effect of chance is unknown."
-    if not drawn:
-        return (
-            f"±: standard deviation over {count} seeds, which change the initial model and the "
-            "order of training. The test samples were the same in all, so it does not cover "
-            "the choice of test samples."
-        )
-    others = (
-        f" The test samples of {', '.join(fixed[:4])}{' …' * (len(fixed) > 4)} stay the same."
-        if fixed
-        else ""
-    )
-    if file.folds:
-        seeds = f" for each of {len(file.seeds)} seeds" if len(file.seeds) > 1 else ""
-        return (
-            f"±: standard deviation over {count} runs: {file.folds} folds{seeds}, so that every "
-            f"sample is tested once{' a seed' if seeds else ''}.{others}"
-        )
-    return (
-        f"±: standard deviation over {count} seeds, each with different test samples, a "
-        f"different initial model and a different order of training.{others}"
-    )
-
-
-def _test_text(comparison: Comparison, drawn: set[str]) -> str:
-    times = "corrected for the number of strategies (Bonferroni)."
-    if not drawn:
-        return (
-            "by Wilcoxon's signed-rank test over the silos' means, because the test samples were "
-            f"the same in all runs (with fewer than six silos it cannot be small); {times}"
-        )
-    if len(comparison.repeats) == 1:
-        return "which needs more than one run."
-    return (
-        "by Nadeau and Bengio's corrected resampled t-test, which allows for runs that share "
-        f"training samples, paired over silos and runs; {times}"
-    )
-
-
-def _print(console: Console, result: Result) -> None:
-    shown = Table(box=None, padding=(0, 1))
-    for number, column in enumerate(figures.columns(result.lead)):
-        justify: JustifyMethod = "right" if number else "left"
-        shown.add_column(column, justify=justify, no_wrap=True)
-    for row in figures.by_error(result.table):
-        shown.add_row(*(Text(cell) for cell in figures.cells(row, result.lead)))
-    wide(console, on_terminals=True).print(shown)
-    for line in [*_failures(result), result.legend]:
-        console.print(line, soft_wrap=True, markup=False, highlight=False)
-    console.print(Text(result.advice.text, style="bold"), soft_wrap=True)
+def failures(failed: Mapping[str, str]) -> list[str]:
+    """Return a sentence for each strategy that could not be run."""
+    return [f"{name} could not be run: {why}" for name, why in failed.items()]

@@ -143,12 +143,14 @@ class Comparison:
         runs: name → keys of a run, without seed.
         task: the silos' name for the task.
         fingerprint: of the task's declaration; empty if no file declares it.
+        digest: of the silos' data, if they were given as arrays or the task is an app.
     """
 
     file: CompareFile
     runs: Mapping[str, Mapping[str, Any]]
     task: str
     fingerprint: str = ""
+    digest: str = ""
 
     @property
     def partly_shared(self) -> dict[str, list[str]]:
@@ -231,12 +233,22 @@ def read(file: Path, *, data: Path | None = None) -> Comparison:
     Raises:
         FederationError: it cannot be read, or a key is unknown, missing or out of bounds.
     """
-    options = checked(CompareFile, read_table(file, wrong), file, wrong)
+    return made(read_table(file, wrong), file, data=data)
+
+
+def made(
+    content: Mapping[str, Any], file: Path, *, data: Path | None = None, digest: str = ""
+) -> Comparison:
+    """Check a comparison's content; ``file`` names it in errors, and paths are relative to it.
+
+    ``digest`` is that of the silos' data, if their files are only temporary. Raises as ``read``.
+    """
+    options = checked(CompareFile, dict(content), file, wrong)
     try:
         options, task, fingerprint = _with_task(_with_data(options, file, data), file)
     except TaskError as error:
         raise wrong(f"{file}: {error}") from None
-    comparison = Comparison(options, _runs(options, file), task, fingerprint)
+    comparison = Comparison(options, _runs(options, file), task, fingerprint, digest)
     for name in comparison.runs:
         _check(comparison, name, file)
     _check_metric(comparison, file)

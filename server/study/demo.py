@@ -31,10 +31,11 @@ from coterie.server.machine.superlink import Ports
 from coterie.server.report.explain import alpha_of
 from coterie.server.report.letters import letters_of
 from coterie.server.report.race import explain_race
+from coterie.server.report.shown import shown_for
 from coterie.server.report.view import collaboration_text
 from coterie.server.runs.config import RunConfig
 from coterie.server.runs.record import Event, Run, read_whole
-from coterie.server.study.playing import on_processes
+from coterie.server.study.playing import OnProcesses
 from coterie.strategies.errors import refused
 from coterie.strategies.partition.hcct import alpha_path
 from coterie.system.terminal import aside
@@ -169,11 +170,9 @@ def demo(
         progress.print(f"{len(specs)} silos are connected after {since:.1f} s.")
 
         def play(title: str, on_event: Callable[[Event], None] = lambda _: None, **own: Any) -> Run:
-            keys = {**common, **own, "label": title}
-            _, folder = on_processes(
-                federation, keys, title=title, console=progress, on_event=on_event
-            )
-            return read_whole(folder)
+            config = RunConfig.read({**common, **own, "label": title})
+            silos_here = OnProcesses(federation, on_event)
+            return read_whole(silos_here.play(config, title=title, shown=shown_for(progress)))
 
         alone = play("alone", strategy="independent")
         common["baseline-run"] = alone.run_id

@@ -1,8 +1,8 @@
 """Rosters: which silos are connected, are new, or have left.
 
-Flower knows nodes; a federation knows silos by name. ``NodeRoster`` serves any ClientApp: a node is
-a silo. ``DescribedRoster`` asks every new node for its description (``query.describe``), binds
-names to nodes, and refuses silos that cannot take part, with the reason.
+Flower knows nodes; a federation knows silos by name. ``DescribedRoster`` asks every new node for
+its description (``query.describe``), binds names to nodes, and refuses silos that cannot take part,
+with the reason. ``nodes.NodeRoster`` serves any ClientApp.
 """
 
 from __future__ import annotations
@@ -107,38 +107,6 @@ class Roster(Protocol):
             FederationError: too few came within the deadline.
         """
         ...
-
-
-@dataclass
-class NodeRoster:
-    """A roster on which every connected node is a silo called ``node-<id>``.
-
-    Attributes:
-        min_silos: silos that round 1 waits for.
-        deadline_s: seconds to wait for them.
-    """
-
-    min_silos: int = 1
-    deadline_s: float = 300.0
-
-    def present(self, engine: Engine, *, number: int) -> list[Silo]:
-        enough = self.min_silos if number <= 1 else 1
-        deadline, said = time.monotonic() + self.deadline_s, 0.0
-        while len(nodes := sorted(engine.nodes())) < enough:
-            now = time.monotonic()
-            if now >= deadline:
-                raise FederationError(
-                    f"timed out after {self.deadline_s:.0f} s: {len(nodes)} of at least "
-                    f"{enough} nodes are connected.",
-                    round_number=number,
-                    phase="roster",
-                    exit_code=EXIT_NO_SILOS,
-                )
-            if now - said >= SAY_AGAIN_S:
-                said = now
-                log.info("waiting for nodes: %d of at least %d connected", len(nodes), enough)
-            time.sleep(POLL_S)
-        return [Silo(name=f"node-{node}", node_id=node) for node in nodes]
 
 
 @dataclass

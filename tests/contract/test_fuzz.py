@@ -146,7 +146,7 @@ def check_reply_is_harmless(hostile: Any) -> None:
     for kind in STRATEGIES:
         expected = without(kind)
         got, left_out = outcome(kind(), lambda _, answer: answered(answer, hostile))
-        assert list(left_out) == [f"node-{BAD}"] and left_out[f"node-{BAD}"]
+        assert list(left_out) == [f"silo-{BAD - 1}"] and left_out[f"silo-{BAD - 1}"]
         for name, model in expected.items():
             assert_equal_models(got[name], model)
 
@@ -216,7 +216,7 @@ def measured_with(hostile: tuple[int, str, Any]) -> tuple[Any, Any]:
         num_rounds=1,
         timeout=5,
     )
-    return result.state.members.groups, result.state.distances[("node-1", "node-3")]
+    return result.state.members.groups, result.state.distances[("silo-0", "silo-2")]
 
 
 @pytest.mark.nightly
@@ -226,7 +226,7 @@ def test_whatever_discriminators_a_silo_sends_the_others_are_measured_as_without
     hostile: tuple[int, str, Any],
 ) -> None:
     groups, distance = measured_with(hostile)
-    assert any({"node-1", "node-3"} <= set(group) for group in groups)
+    assert any({"silo-0", "silo-2"} <= set(group) for group in groups)
     assert distance == measured_with((1000, "hits", None))[1]
 
 
@@ -273,4 +273,4 @@ def test_a_description_of_any_content_is_read_or_refused_and_troubles_nobody(
 def test_texts_for_numbers_lose_their_silo_and_not_the_run(record: str, dtype: str) -> None:
     hostile = (1, record, ArrayRecord({"d": Array(np.zeros(2, dtype))}))
     groups, _ = measured_with(hostile)
-    assert groups == (("node-1", "node-3"), ("node-2",))
+    assert groups == (("silo-0", "silo-2"), ("silo-1",))

@@ -187,18 +187,18 @@ def test_a_run_leaves_nothing_on_its_strategy_nor_on_its_algorithm(name: str) ->
 
 @EVERY
 def test_one_silo_is_enough_and_trains_as_if_alone(name: str) -> None:
-    result = run(name, FIVE[:1], rounds=4)
+    result = run(name, FIVE[:1], rounds=4, min_silos=1)
     model = plain_model()
     for _ in range(4):
         model = plain_trained(model, FIVE[0])
-    assert_equal_models(models(result)["node-1"], model)
-    assert result.groups == {i: [["node-1"]] for i in range(1, 5)}
+    assert_equal_models(models(result)["silo-0"], model)
+    assert result.groups == {i: [["silo-0"]] for i in range(1, 5)}
 
 
 @EVERY
 def test_groups_of_every_round_are_a_partition_of_who_is_here(name: str) -> None:
     result = run(name, FIVE)
-    everybody = [f"node-{i}" for i in range(1, 6)]
+    everybody = [f"silo-{i - 1}" for i in range(1, 6)]
     for groups in result.groups.values():
         assert sorted(n for group in groups for n in group) == everybody
         assert all(list(group) == sorted(group) for group in groups)
@@ -222,12 +222,12 @@ def test_who_comes_takes_part_who_leaves_keeps_its_model_and_who_comes_back_has_
 
     strategy = TABLE[name](on_round=churn)
     result = strategy.start(grid=grid, initial_arrays=plain_initial(), num_rounds=4, timeout=5)
-    everybody = [f"node-{i}" for i in range(1, 6)]
+    everybody = [f"silo-{i - 1}" for i in range(1, 6)]
     assert [(report.joined, report.left) for report in result.rounds[:4]] == [
         (tuple(everybody[:4]), ()),
-        (("node-5",), ()),
-        ((), ("node-1", "node-2")),
-        (("node-2",), ()),
+        (("silo-4",), ()),
+        ((), ("silo-0", "silo-1")),
+        (("silo-1",), ()),
     ]
     present = [sorted(n for group in report.groups for n in group) for report in result.rounds[:4]]
     assert present == [everybody[:4], everybody, everybody[2:], everybody[1:]]
@@ -249,7 +249,7 @@ def test_silos_with_the_same_data_and_size_end_with_models_as_good(name: str) ->
     """Nobody is favoured for its name: two copies of one node hold equal models."""
     twin = {"kind": 0, "noise": 0, "samples": 50}
     result = run(name, [twin, {"kind": 1, "noise": 3, "samples": 80}, dict(twin)])
-    one, other = models(result)["node-1"], models(result)["node-3"]
+    one, other = models(result)["silo-0"], models(result)["silo-2"]
     for array in one:
         np.testing.assert_allclose(one[array], other[array], atol=1e-6)
 
@@ -283,9 +283,9 @@ def test_any_federation_with_any_bad_reply_comes_to_its_end(
     result = run(name, nodes, fault=at(*bad, error_reply))
     left_out = [sorted(report.left_out) for report in result.rounds[:3]]
     expected = [
-        [f"node-{bad[0]}"] if r == bad[1] and bad[0] <= len(kinds) else [] for r in (1, 2, 3)
+        [f"silo-{bad[0] - 1}"] if r == bad[1] and bad[0] <= len(kinds) else [] for r in (1, 2, 3)
     ]
     assert left_out == expected
-    assert set(result.models) == {f"node-{i}" for i in range(1, len(kinds) + 1)}
+    assert set(result.models) == {f"silo-{i - 1}" for i in range(1, len(kinds) + 1)}
     for model in models(result).values():
         assert all(np.isfinite(array).all() for array in model.values())

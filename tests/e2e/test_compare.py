@@ -50,8 +50,9 @@ def test_a_federation_of_processes_gives_the_models_and_errors_of_one_process(
     chosen = [f'[[strategies]]\nstrategy = "{name}"\n{keys}\n' for name, keys in KEYS.items()]
     file.write_text(FILE + "".join(chosen), encoding="utf-8")
     out = io.StringIO()
-    here = compare(Console(file=out, width=200), file, folder=tmp_path / "here")
-    there = compare(Console(file=out, width=200), file, folder=tmp_path / "there", federation=True)
+    shown = Console(file=out, width=200)
+    here = compare(file, folder=tmp_path / "here", progress=shown).rows
+    there = compare(file, folder=tmp_path / "there", progress=shown, processes=True).rows
     assert "in separate processes" in out.getvalue()
     assert len(here) == len(KEYS) + 1, "and alone"
     assert [(r.name, r.error, r.worst) for r in here] == [(r.name, r.error, r.worst) for r in there]
@@ -91,12 +92,7 @@ def test_silos_that_share_a_scale_get_the_same_models_in_one_process_and_in_seve
         encoding="utf-8",
     )
     for where in ("here", "there"):
-        compare(
-            Console(file=io.StringIO(), width=200),
-            file,
-            folder=tmp_path / where,
-            federation=where == "there",
-        )
+        compare(file, folder=tmp_path / where, progress=False, processes=where == "there")
     records = sorted((tmp_path / "here" / "records").iterdir())
     assert len(records) == 2
     for record in records:

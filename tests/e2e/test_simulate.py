@@ -9,7 +9,8 @@ import pytest
 
 from coterie.server.machine.link import control
 from coterie.server.machine.local import LocalFederation
-from coterie.server.study.simulate import read
+from coterie.server.study.given import of_file
+from coterie.server.study.simulate import configured
 from tests.commands import coterie
 from tests.e2e.runs import coterie_process, record_of, until, until_happened
 
@@ -75,12 +76,13 @@ def test_silos_of_processes_come_back_answer_for_all_when_one_is_told_to_end_and
         federation.superlink.start()
         federation.wait_for_silos(12)
 
-        _, config = read(file, tmp_path / "runs", {"rounds": 2})
+        config = configured(of_file(file), {"rounds": 2}, runs_dir=tmp_path / "runs")
         folder, last = federation.run(**config.plain())
         assert last.status == "completed"
         assert all(not entry["left-out"] for entry in record_of(folder)["rounds"])
 
-        _, config = read(file, tmp_path / "runs", {"local-epochs": 15, "rounds": 3})
+        keys = {"local-epochs": 15, "rounds": 3}
+        config = configured(of_file(file), keys, runs_dir=tmp_path / "runs")
         run_id, folder = federation.submit(**config.plain())
         until_happened(folder, "round", 1)
         first.send_signal(signal.SIGTERM)

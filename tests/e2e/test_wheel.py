@@ -173,6 +173,7 @@ def test_the_wheel_holds_one_package_with_its_types_and_says_what_it_is(wheel: P
         text = archive.read(metadata).decode()
     assert {name.split("/")[0] for name in names} == {"coterie", metadata.split("/")[0]}
     assert {f"coterie/{part}/py.typed" for part in PARTS} <= names
+    assert {"coterie/__init__.py", "coterie/py.typed"} <= names
     sources = {str(p.relative_to(ROOT)) for part in PARTS for p in (ROOT / part).rglob("*.py")}
     assert {f"coterie/{source}" for source in sources} <= names, "every folder is a package"
     for field in ("License-Expression: ", "Requires-Python: ", "Project-URL: Documentation"):

@@ -118,6 +118,7 @@ AWAY = {"use-elsewhere.md"}
 )
 def test_python_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COTERIE_RUNS", str(tmp_path / "runs"))
     space = given_by_the_reader()
     for block in blocks(page, "python"):
         exec(compile(block.text, str(block), "exec", dont_inherit=True), space)

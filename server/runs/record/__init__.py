@@ -5,6 +5,7 @@ Only this folder knows the keys of ``run.json`` and ``events.jsonl``.
 
 from coterie.server.runs.record.contents import (
     ENDS,
+    OWN_APP,
     Budget,
     Evaluations,
     Event,

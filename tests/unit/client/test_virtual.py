@@ -13,8 +13,7 @@ from coterie.client.home.settings import SiloSettings
 from coterie.client.resident.virtual import settings_of
 from coterie.client.work.session import open_session, open_sessions, session_of
 from coterie.engine.inprocess import InProcessGrid
-from coterie.server.study.simulate import node_configs
-from coterie.tasks.simulation import Simulation
+from coterie.server.study.given import of_file
 from tests.conftest import silo
 
 
@@ -85,7 +84,7 @@ def test_silos_of_a_simulation_share_label_counts_only_by_its_file_or_the_comman
         ((common(label_counts=True), "", file), True),
     ):
         assert {silo.policy.label_counts for silo in settings_of(*asked)} == {expected}
-    (own, _) = node_configs(Simulation.read(file))
+    own = of_file(file).specs[0].node_config()
     assert SiloSettings.from_node_config(own, node_id=0).policy.label_counts is shares
 
 

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from io import BytesIO
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from zipfile import ZipFile
 
@@ -19,6 +20,7 @@ from typer.testing import CliRunner
 import coterie.server.cli.commands
 import coterie.server.cli.submitting
 import coterie.server.machine.link
+import coterie.server.report.final
 import coterie.server.site.coordinator
 import coterie.server.study.simulate
 from benchmarks.engine.synthetic import write_run
@@ -40,12 +42,13 @@ def submitted(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
         seen.append(keys)
         return 0
 
-    def simulate(console: Any, file: Path, *, changes: dict[str, Any], **_: Any) -> Path:
+    def simulate(file: Path, *, progress: Any, **changes: Any) -> Any:
         seen.append(changes)
-        return file
+        return SimpleNamespace(folder=file)
 
     monkeypatch.setattr(coterie.server.cli.submitting, "submit_and_follow", submit)
     monkeypatch.setattr(coterie.server.study.simulate, "simulate", simulate)
+    monkeypatch.setattr(coterie.server.report.final, "print_final", lambda *_: None)
     return seen
 
 

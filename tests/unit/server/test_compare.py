@@ -18,7 +18,7 @@ from scipy.stats import ttest_rel, wilcoxon
 from coterie.server.runs.record import read_whole, run_of
 from coterie.server.runs.record.metrics import Lead
 from coterie.server.study import playing
-from coterie.server.study.compare import compare, read
+from coterie.server.study.compare import compare, print_comparison, read
 from coterie.server.study.comparison import (
     Advice,
     Measure,
@@ -36,6 +36,7 @@ from coterie.server.study.comparison import (
 )
 from coterie.strategies.errors import EXIT_CONFIG, EXIT_RUN, FederationError
 from coterie.tasks.own.declared import load_declared
+from tests.commands import coterie
 
 
 def made(
@@ -445,8 +446,10 @@ def test_a_file_that_is_not_there_and_data_for_a_file_without(tmp_path: Path) ->
 
 def go(file: Path, folder: Path, **more: Any) -> tuple[str, list[Any]]:
     out = io.StringIO()
-    table = compare(Console(file=out, width=200), file, folder=folder, **more)
-    return out.getvalue(), table
+    console = Console(file=out, width=200)
+    result = compare(file, folder=folder, progress=console, **more)
+    print_comparison(console, result)
+    return out.getvalue(), result.rows
 
 
 def test_from_file_to_table_and_only_what_is_missing_the_second_time(tmp_path: Path) -> None:
@@ -684,11 +687,10 @@ def test_a_strategy_that_fails_is_named_and_the_others_go_on(
         return real(grid, config, **more)
 
     monkeypatch.setattr(playing, "execute", execute)
-    file, out = written(tmp_path, WHOLE), io.StringIO()
-    with pytest.raises(FederationError, match="1 of 3 strategies could not") as end:
-        compare(Console(file=out, width=200), file, folder=tmp_path / "out")
-    assert end.value.exit_code == EXIT_RUN
-    assert out.getvalue().count("fedavg: could not be run: silo a has no such layer") == 1
+    file = written(tmp_path, WHOLE)
+    done = coterie("compare", str(file), "--workdir", str(tmp_path / "out"))
+    assert done.returncode == EXIT_RUN and "1 of 3 strategies could not" in done.stderr
+    assert done.stdout.count("fedavg: could not be run: silo a has no such layer") == 1
     page = (tmp_path / "out" / "comparison.md").read_text(encoding="utf-8")
     assert "| IFCA, K 2 |" in page and "fedavg could not be run: silo a has no such" in page
     monkeypatch.setattr(playing, "execute", real)

@@ -28,8 +28,8 @@ from coterie.server.runs.run import build_strategy, run_folder, terms
 from coterie.strategies import FederationError
 from coterie.strategies.errors import EXIT_CONFIG
 from coterie.strategies.registry import STRATEGIES
+from coterie.strategies.rounds.nodes import NodeRoster
 from coterie.strategies.rounds.options import Options, schema_of
-from coterie.strategies.rounds.roster import NodeRoster
 
 ROOT = Path(__file__).parents[3]
 

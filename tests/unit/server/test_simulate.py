@@ -6,11 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
 
 from coterie.server.report.command import build_story
+from coterie.server.runs.config import RunConfig
 from coterie.server.runs.record import read_run
-from coterie.server.study.simulate import read, simulate
+from coterie.server.study.given import Given, of_file
+from coterie.server.study.simulate import configured, simulate
 from coterie.strategies import FederationError
 from coterie.strategies.errors import EXIT_CONFIG
 
@@ -33,6 +34,11 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
+def read(file: Path, changes: dict[str, Any]) -> tuple[Given, RunConfig]:
+    """The silos of a file, and the configuration of a run over them."""
+    return (found := of_file(file)), configured(found, changes)
+
+
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
@@ -47,26 +53,26 @@ def file(tmp_path: Path) -> Path:
 )
 def test_what_cannot_be_run_is_refused(changes: dict[str, Any], said: str, file: Path) -> None:
     with pytest.raises(FederationError, match=said) as caught:
-        read(file, None, changes)
+        read(file, changes)
     assert caught.value.exit_code == EXIT_CONFIG
 
 
 def test_a_newcomer_and_consent_to_label_counts_are_taken(file: Path) -> None:
-    _, config = read(file, None, {"churn": "c+2", "min-silos": 2})
+    _, config = read(file, {"churn": "c+2", "min-silos": 2})
     assert (config.min_silos, config.rounds) == (2, 4)
     file.write_text("label-counts = true" + TEXT, encoding="utf-8")
-    simulation, config = read(file, None, {"strategy": "fedgen"})
+    simulation, config = read(file, {"strategy": "fedgen"})
     assert simulation.label_counts and config.strategy == "fedgen"
 
 
 def test_runs_of_other_silos_are_not_compared_though_they_have_the_same_names(
     file: Path, tmp_path: Path
 ) -> None:
-    quiet, runs = Console(quiet=True), tmp_path / "runs"
-    once = {"rounds": 1, "local-epochs": 1}
-    simulate(quiet, file, changes={**once, "strategy": "independent"}, runs_dir=runs)
-    alike = simulate(quiet, file, changes={**once, "strategy": "fedavg"}, runs_dir=runs)
+    how: dict[str, Any] = {"rounds": 1, "local_epochs": 1, "progress": False}
+    how |= {"runs_dir": tmp_path / "runs"}
+    simulate(file, strategy="independent", **how)
+    alike = simulate(file, strategy="fedavg", **how)
     file.write_text("seed = 5" + TEXT + "seed = 0\n", encoding="utf-8")  # of the split alone
-    other = simulate(quiet, file, changes={**once, "strategy": "fedavg"}, runs_dir=runs)
-    assert build_story(read_run(alike)).gains.alone_run
-    assert not build_story(read_run(other)).gains.alone_run
+    other = simulate(file, strategy="fedavg", **how)
+    assert build_story(read_run(alike.folder)).gains.alone_run
+    assert not build_story(read_run(other.folder)).gains.alone_run

@@ -59,9 +59,9 @@ from tests.conftest import (
 )
 
 NODES = plain_nodes(0, 1, 0, 2, 1, samples=[40, 70, 60, 50, 85])
-NAMES = [f"node-{i}" for i in range(1, 6)]
+NAMES = [f"silo-{i - 1}" for i in range(1, 6)]
 SIZES = np.array([40, 70, 60, 50, 85])
-KINDS = [["node-1", "node-3"], ["node-2", "node-5"], ["node-4"]]
+KINDS = [["silo-0", "silo-2"], ["silo-1", "silo-4"], ["silo-3"]]
 
 
 def w0() -> Model:
@@ -201,9 +201,9 @@ def test_equal_initial_models_are_warned_about_and_all_choose_the_first(
 def test_a_newcomer_of_ifca_chooses_before_it_trains() -> None:
     grid = Joining(NODES, {3: lambda g: g.connect(LATE)})
     result = run(IFCA(num_groups=3, seed=3), grid=grid)
-    assert result.rounds[2].joined == ("node-6",)
-    losses = result.rounds[2].details["losses"]["node-6"]
-    assert result.rounds[2].details["chosen"]["node-6"] == [int(np.argmin(losses))]
+    assert result.rounds[2].joined == ("silo-5",)
+    losses = result.rounds[2].details["losses"]["silo-5"]
+    assert result.rounds[2].details["chosen"]["silo-5"] == [int(np.argmin(losses))]
 
 
 def test_a_silo_that_answers_no_loss_keeps_its_choice_and_a_new_one_takes_the_usual() -> None:
@@ -222,10 +222,10 @@ def test_a_silo_that_answers_no_loss_keeps_its_choice_and_a_new_one_takes_the_us
 
     result = run(IFCA(num_groups=3, seed=3), grid=InProcessGrid(silent, NODES), rounds=2)
     details = result.rounds[0].details
-    assert "node-5" not in details["losses"]
+    assert "silo-4" not in details["losses"]
     others = [tuple(details["chosen"][n]) for n in NAMES[:4]]
-    assert tuple(details["chosen"]["node-5"]) == max(sorted(others), key=sorted(others).count)
-    assert "node-5" in result.models
+    assert tuple(details["chosen"]["silo-4"]) == max(sorted(others), key=sorted(others).count)
+    assert "silo-4" in result.models
 
 
 class Judging:
@@ -245,7 +245,7 @@ class Judging:
 
 
 def judged(strategy: GroupStrategy, stated: Mapping[int, float]) -> list[Any]:
-    """Details of two rounds; in the second node-1 states these losses."""
+    """Details of two rounds; in the second silo-0 states these losses."""
     app: Any = Judging(1, after=1, stated=stated)
     result = run(strategy, grid=InProcessGrid(app, NODES), rounds=2)
     return [report.details for report in result.rounds[:2]]
@@ -255,21 +255,21 @@ def judged(strategy: GroupStrategy, stated: Mapping[int, float]) -> list[Any]:
 def test_a_model_without_a_loss_is_the_worst_one_and_no_reason_to_keep_a_choice(
     loss: float,
 ) -> None:
-    before = judged(IFCA(num_groups=3, seed=3), {})[1]["losses"]["node-1"]
+    before = judged(IFCA(num_groups=3, seed=3), {})[1]["losses"]["silo-0"]
     ranked = np.argsort(before).tolist()
     one, two = judged(IFCA(num_groups=3, seed=3), {ranked[0]: loss})
-    assert one["chosen"]["node-1"] == [ranked[0]]
-    assert two["chosen"]["node-1"] == [ranked[1]]
-    assert two["losses"]["node-1"][ranked[0]] is None
+    assert one["chosen"]["silo-0"] == [ranked[0]]
+    assert two["chosen"]["silo-0"] == [ranked[1]]
+    assert two["losses"]["silo-0"][ranked[0]] is None
     json.dumps(two, allow_nan=False)
 
 
 def test_a_silo_with_a_loss_of_no_model_keeps_its_choice_and_flsc_takes_none_without() -> None:
     everywhere = dict.fromkeys(range(3), math.nan)
     one, two = judged(IFCA(num_groups=3, seed=3), everywhere)
-    assert two["chosen"]["node-1"] == one["chosen"]["node-1"] and "node-1" not in two["losses"]
+    assert two["chosen"]["silo-0"] == one["chosen"]["silo-0"] and "silo-0" not in two["losses"]
     _, two = judged(FLSC(num_groups=3, soft_groups=2, seed=3), {0: math.nan, 2: math.nan})
-    assert two["chosen"]["node-1"] == [1]
+    assert two["chosen"]["silo-0"] == [1]
 
 
 # ---------------------------------------------------------------- FedFA
@@ -328,8 +328,8 @@ def test_fednova_takes_the_steps_that_a_silo_states() -> None:
 
     grid = InProcessGrid(plain_app(stated), NODES)
     result, fedavg = run(FedNova(), grid=grid), run(FedAvg())
-    for key, array in arrays_of(fedavg.models["node-1"]).items():
-        np.testing.assert_allclose(arrays_of(result.models["node-1"])[key], array, atol=1e-6)
+    for key, array in arrays_of(fedavg.models["silo-0"]).items():
+        np.testing.assert_allclose(arrays_of(result.models["silo-0"])[key], array, atol=1e-6)
 
 
 def test_fednova_counts_the_steps_that_it_asked_for() -> None:
@@ -342,8 +342,8 @@ def test_fednova_counts_the_steps_that_it_asked_for() -> None:
     assert [num_steps(update, strategy.train_config) for update in updates] == [20, 20]
     nodes = plain_nodes(0, 1, samples=[1000, 100])
     result, fedavg = run(strategy, nodes), run(FedAvg(), nodes)
-    for key, array in arrays_of(fedavg.models["node-1"]).items():
-        np.testing.assert_allclose(arrays_of(result.models["node-1"])[key], array, atol=1e-6)
+    for key, array in arrays_of(fedavg.models["silo-0"]).items():
+        np.testing.assert_allclose(arrays_of(result.models["silo-0"])[key], array, atol=1e-6)
 
 
 # ---------------------------------------------------------------- FeSEM
@@ -372,7 +372,7 @@ def test_fesem_finds_the_kinds_and_places_a_newcomer() -> None:
     grid = Joining(NODES, {3: lambda g: g.connect(LATE)})
     result = run(FeSEM(num_groups=3), grid=grid)
     assert partition(result, 2) == KINDS
-    assert partition(result, 4) == [KINDS[0], ["node-2", "node-5", "node-6"], ["node-4"]]
+    assert partition(result, 4) == [KINDS[0], ["silo-1", "silo-4", "silo-5"], ["silo-3"]]
 
 
 def test_fesem_with_more_centres_than_silos_leaves_everybody_alone() -> None:
@@ -442,8 +442,8 @@ def test_the_requirement_of_maxfl_is_a_model_trained_alone_for_as_long_as_the_gl
 def test_a_newcomer_of_maxfl_trains_its_own_model_first() -> None:
     grid = Joining(NODES, {3: lambda g: g.connect(LATE)})
     result = run(MAXFL(threshold=-1e6, warm_up=0), grid=grid)
-    assert ["node-6"] in partition(result, 3)
-    assert partition(result, 4) == [[*NAMES, "node-6"]]
+    assert ["silo-5"] in partition(result, 3)
+    assert partition(result, 4) == [[*NAMES, "silo-5"]]
 
 
 # ---------------------------------------------------------------- CFL
@@ -472,7 +472,7 @@ def test_cfl_is_fedavg_until_it_splits_and_fedavg_in_every_part_after() -> None:
 def test_a_newcomer_walks_down_the_tree_of_cfl() -> None:
     grid = Joining(NODES, {12: lambda g: g.connect(LATE)})
     result = run(CFL(eps_mean=0.3, eps_largest=0.35, first_split=1), grid=grid, rounds=12)
-    assert partition(result, 12) == [KINDS[0], ["node-2", "node-5", "node-6"], ["node-4"]]
+    assert partition(result, 12) == [KINDS[0], ["silo-1", "silo-4", "silo-5"], ["silo-3"]]
     placing = result.rounds[11].phases["train"]
     assert placing.exchanges == placing.messages <= 2
 
@@ -513,9 +513,9 @@ def test_groups_that_are_formed_once(strategy: GroupStrategy, formed: int) -> No
             held |= dict.fromkeys(group, mean([trained[n] for n in group], SIZES[rows]))
     four = run(strategy, rounds=4)
     assert_models(four, [held[n] for n in NAMES])
-    assert partition(result, 5) == [KINDS[0], ["node-2", "node-5", "node-6"], ["node-4"]]
-    assert partition(result, 6) == [KINDS[0], ["node-2", "node-5", "node-6"]]
-    assert [] in result.rounds[5].details["members"]  # node-4's group stays, with nobody here
+    assert partition(result, 5) == [KINDS[0], ["silo-1", "silo-4", "silo-5"], ["silo-3"]]
+    assert partition(result, 6) == [KINDS[0], ["silo-1", "silo-4", "silo-5"]]
+    assert [] in result.rounds[5].details["members"]  # silo-3's group stays, with nobody here
 
 
 def test_a_silo_lost_in_the_clustering_is_placed_in_the_next_round() -> None:
@@ -690,7 +690,7 @@ def test_a_silo_that_comes_late_to_its_turn_starts_fesem_from_the_mean_of_the_ce
     trained = plain_trained(centres[own], NODES[fellow])
     expected = mean([trained, late], [NODES[fellow]["samples"], LATE["samples"]])
     for key, array in expected.items():
-        np.testing.assert_allclose(arrays_of(result.models["node-3"])[key], array, atol=2e-6)
+        np.testing.assert_allclose(arrays_of(result.models["silo-2"])[key], array, atol=2e-6)
 
 
 # ---------------------------------------------------------------- the silos' smallest groups
@@ -698,15 +698,15 @@ def test_a_silo_that_comes_late_to_its_turn_starts_fesem_from_the_mean_of_the_ce
 
 @pytest.mark.parametrize("name", BASELINE_NAMES)
 def test_an_update_of_a_silo_that_accepts_no_such_group_reaches_nobody(name: str) -> None:
-    """Whatever node-1 learns, all that the others are sent is the same to the bit.
+    """Whatever silo-0 learns, all that the others are sent is the same to the bit.
 
-    That goes for the newcomer too, which is of node-1's kind and joins its group.
+    That goes for the newcomer too, which is of silo-0's kind and joins its group.
     """
 
     class Asking:
         def present(self, grid: Any, *, number: int) -> list[Silo]:
             return [
-                Silo(f"node-{i}", i, num_examples=100, min_group_size=minimum if i == 1 else 1)
+                Silo(f"silo-{i - 1}", i, num_examples=100, min_group_size=minimum if i == 1 else 1)
                 for i in sorted(grid.get_node_ids())
             ]
 
@@ -740,14 +740,16 @@ def test_an_update_of_a_silo_that_accepts_no_such_group_reaches_nobody(name: str
 def test_a_part_of_cfl_that_is_too_small_for_its_silo_keeps_the_model_that_was_split() -> None:
     class Asking:
         def present(self, grid: Any, *, number: int) -> list[Silo]:
-            return [Silo(f"node-{i}", i, 100, min_group_size=2 if i == 1 else 1) for i in (1, 2)]
+            return [
+                Silo(f"silo-{i - 1}", i, 100, min_group_size=2 if i == 1 else 1) for i in (1, 2)
+            ]
 
     strategy = CFL(eps_mean=2.0, eps_largest=0.0, first_split=2, roster=Asking())
     result = run(strategy, NODES[:2], rounds=4)
-    assert partition(result, 1) == [["node-1", "node-2"]]
-    assert partition(result, 4) == [["node-1"], ["node-2"]]
+    assert partition(result, 1) == [["silo-0", "silo-1"]]
+    assert partition(result, 4) == [["silo-0"], ["silo-1"]]
     state = result.state
-    assert_equal_models(state.group_models[state.group_of["node-1"]], state.splits[0].model)
+    assert_equal_models(state.group_models[state.group_of["silo-0"]], state.splits[0].model)
     assert not np.array_equal(
-        state.group_models[state.group_of["node-2"]]["w"], state.splits[0].model["w"]
+        state.group_models[state.group_of["silo-1"]]["w"], state.splits[0].model["w"]
     )

@@ -203,7 +203,7 @@ def test_silos_with_equal_models_share_a_generator_also_where_each_has_its_own_c
         def orders(self, state: Plain, now: Round) -> tuple[Plain, list[Order]]:
             state, orders = super().orders(state, now)
             shared = {k: a + np.float32(now.number) for k, a in orders[0].model.items()}
-            models = [shared if o.silo.name != "node-3" else o.model for o in orders]
+            models = [shared if o.silo.name != "silo-2" else o.model for o in orders]
             return state, [
                 Order(o.silo, copied(model)) for o, model in zip(orders, models, strict=True)
             ]
@@ -213,7 +213,7 @@ def test_silos_with_equal_models_share_a_generator_also_where_each_has_its_own_c
     )
     result = strategy.start(InProcessGrid(plain_app(), NODES), plain_initial(), num_rounds=2)
     receivers = result.rounds[1].details["generators"]["receivers"]
-    assert sorted(receivers) == ["node-1+node-2", "node-3"]
+    assert sorted(receivers) == ["silo-0+silo-1", "silo-2"]
 
 
 def test_an_algorithm_that_hands_out_copies_gets_the_same_run() -> None:

@@ -148,7 +148,7 @@ def test_a_pair_is_the_mean_of_its_two_silos_and_is_sent_again() -> None:
     judged = Judged(lambda kind, label: 0.5)
     run(judged, plain_nodes(0, 0, 0), rounds=1)
     first, second, third = messages(judged, wire.TRAIN_DISCRIMINATOR, node=2)[:3]
-    assert first == ("01", None), "before node-3 in its pair, after node-1; no arrays at first"
+    assert first == ("01", None), "before silo-2 in its pair, after silo-0; no arrays at first"
     assert second[1] is not None and third[1] is not None
     np.testing.assert_array_equal(second[1]["d"][:, 0], [(1 + 2) / 2, (2 + 3) / 2])
     np.testing.assert_array_equal(third[1]["d"][:, 0], [2 * (1 + 2) / 2, 2 * (2 + 3) / 2])
@@ -248,7 +248,7 @@ def test_the_budget_of_bytes_is_kept(budget: int, rounds: int) -> None:
     assert weights <= budget
     assert bool(result.state.distances) is (rounds > 0)
     if not rounds:
-        assert result.rounds[0].groups == (("node-1",), ("node-2",))
+        assert result.rounds[0].groups == (("silo-0",), ("silo-1",))
 
 
 # ---------------------------------------------------------------- the structure
@@ -257,9 +257,9 @@ def test_the_budget_of_bytes_is_kept(budget: int, rounds: int) -> None:
 def test_silos_of_one_kind_train_together_and_the_record_says_why() -> None:
     nodes = plain_nodes(0, 1, 0, 1)
     result = run(by_kind(nodes), nodes, rounds=2)
-    assert result.groups[1] == [["node-1", "node-3"], ["node-2", "node-4"]]
+    assert result.groups[1] == [["silo-0", "silo-2"], ["silo-1", "silo-3"]]
     found = result.rounds[0].details["structure"]
-    assert found["compared"] == ["node-1", "node-2", "node-3", "node-4"]
+    assert found["compared"] == ["silo-0", "silo-1", "silo-2", "silo-3"]
     assert found["distances"][0] == [0.0, 1.0, 0.0, 1.0]
     bound = found["bound"]
     assert bound["chosen"] < bound["second-best"] <= min(bound["alone"], bound["together"])
@@ -271,7 +271,7 @@ def test_silos_of_one_kind_train_together_and_the_record_says_why() -> None:
     for _ in range(2):
         parts = [plain_trained(model, nodes[i]) for i in (0, 2)]
         model = {k: (0.5 * parts[0][k] + 0.5 * parts[1][k]).astype(np.float32) for k in model}
-    np.testing.assert_allclose(arrays_of(result.models["node-1"])["w"], model["w"], atol=1e-6)
+    np.testing.assert_allclose(arrays_of(result.models["silo-0"])["w"], model["w"], atol=1e-6)
 
 
 @pytest.mark.parametrize(("c", "groups"), [(0.01, 2), (1e4, 1), ("auto", 2)])
@@ -367,8 +367,8 @@ def test_a_newcomer_costs_its_own_pairs_alone_and_starts_from_its_coalition_s_mo
             judged.active |= {n: [5] for n in (1, 2, 3, 4)} | {5: [1, 2, 3, 4]}  # type: ignore[attr-defined]
 
     result = started(grid, 3, newcomers=newcomers, on_round=note)
-    assert result.groups[2] == [["node-1", "node-3"], ["node-2", "node-4"]]
-    assert result.groups[3] == [["node-1", "node-3", "node-5"], ["node-2", "node-4"]]
+    assert result.groups[2] == [["silo-0", "silo-2"], ["silo-1", "silo-3"]]
+    assert result.groups[3] == [["silo-0", "silo-2", "silo-4"], ["silo-1", "silo-3"]]
     assert result.rounds[2].details["discriminators"]["pairs"] == 4
     later = judged.seen[seen_before[0] :]
     assert {len(labels) for node, _, labels, _ in later if node != 5 and labels} == {1}
@@ -379,7 +379,7 @@ def test_a_newcomer_costs_its_own_pairs_alone_and_starts_from_its_coalition_s_mo
         model = {k: 0.5 * parts[0][k] + 0.5 * parts[1][k] for k in model}
     parts = [plain_trained(model, nodes[i]) for i in (0, 2, 4)]
     expected = sum(part["w"] for part in parts) / 3
-    np.testing.assert_allclose(arrays_of(result.models["node-5"])["w"], expected, atol=1e-5)
+    np.testing.assert_allclose(arrays_of(result.models["silo-4"])["w"], expected, atol=1e-5)
 
 
 @pytest.mark.parametrize("newcomers", ["keep", "resolve"])
@@ -406,11 +406,11 @@ def test_a_kept_structure_that_another_would_beat_says_so_and_has_no_interval(
     found = entry.rounds[-1].grouping.structure
     assert found is not None
     if newcomers == "resolve":
-        assert result.groups[2] == [["node-1", "node-3"], ["node-2", "node-4"]]
+        assert result.groups[2] == [["silo-0", "silo-2"], ["silo-1", "silo-3"]]
         assert "kept" not in after and after["c-interval"][0] < 9.0
         assert "The answer stays the same for c from" in interval_text(found)
         return
-    assert ["node-1", "node-2"] in [group[:2] for group in result.groups[2]]
+    assert ["silo-0", "silo-1"] in [group[:2] for group in result.groups[2]]
     assert after["kept"] is True and "c-interval" not in after
     assert after["bound"]["second-best"] < after["bound"]["chosen"]
     for text in (interval_text(found), caplog.text):
@@ -424,11 +424,11 @@ def test_a_leaver_s_row_and_column_go_and_come_back_with_it() -> None:
     judged = by_kind(nodes)
     grid = Changing(judged, nodes, goes={1: 2})
     result = started(grid, 3)
-    assert result.groups[1] == [["node-1", "node-3"], ["node-2"]]
-    assert result.groups[2] == [["node-2"], ["node-3"]]
-    assert result.rounds[1].details["structure"]["compared"] == ["node-2", "node-3"]
+    assert result.groups[1] == [["silo-0", "silo-2"], ["silo-1"]]
+    assert result.groups[2] == [["silo-1"], ["silo-2"]]
+    assert result.rounds[1].details["structure"]["compared"] == ["silo-1", "silo-2"]
     assert "discriminators" not in result.rounds[1].details
-    assert "node-1" in result.models, "who left keeps the last model that it had"
+    assert "silo-0" in result.models, "who left keeps the last model that it had"
     assert len(result.state.distances) == 3
 
 
@@ -441,11 +441,11 @@ def test_a_silo_with_too_few_samples_to_hold_any_out_is_named_and_alone(
     nodes = plain_nodes(0, 0, 0, samples=[100, 1, 100])
     nodes[1]["held-out"] = 0
     result = run(Judged(lambda kind, label: 0.5), nodes, rounds=2)
-    assert result.groups[2] == [["node-1", "node-3"], ["node-2"]]
-    assert "silo node-2 is not measured: it has too few samples to hold any out: 1" in caplog.text
+    assert result.groups[2] == [["silo-0", "silo-2"], ["silo-1"]]
+    assert "silo silo-1 is not measured: it has too few samples to hold any out: 1" in caplog.text
     details = result.rounds[0].details
-    assert "too few samples" in details["discriminators"]["missing"]["node-2"]
-    assert details["structure"]["alone"] == ["node-2"]
+    assert "too few samples" in details["discriminators"]["missing"]["silo-1"]
+    assert details["structure"]["alone"] == ["silo-1"]
     assert "discriminators" not in result.rounds[1].details, "it is not asked again"
 
 
@@ -454,7 +454,7 @@ def test_unknown_distances_may_count_as_the_mean() -> None:
     nodes[1]["held-out"] = 0
     result = run(Judged(lambda kind, label: 0.5), nodes, rounds=1, unmeasured="unknown")
     found = result.rounds[0].details["structure"]
-    assert found["alone"] == [] and result.groups[1] == [["node-1", "node-2", "node-3"]]
+    assert found["alone"] == [] and result.groups[1] == [["silo-0", "silo-1", "silo-2"]]
     assert found["standard-errors"][0][1] is None
     assert found["distances"][0][1] == found["distances"][0][2]
 
@@ -467,15 +467,15 @@ def test_where_no_distance_is_known_everybody_is_alone_and_nothing_looks_measure
     result = run(
         Judged(), plain_nodes(0, 0, 0), rounds=2, unmeasured=unmeasured, discriminators=budget
     )
-    names = ["node-1", "node-2", "node-3"]
+    names = ["silo-0", "silo-1", "silo-2"]
     assert result.groups[1] == result.groups[2] == [[name] for name in names]
     assert result.rounds[0].details["structure"] == {"compared": [], "alone": names, "c": None}
     assert "every silo trains alone: no distance between silos is known" in caplog.text
 
 
 def test_a_single_silo_has_no_bound_and_no_interval() -> None:
-    result = run(Judged(), plain_nodes(0), rounds=1)
-    expected = {"compared": ["node-1"], "alone": [], "c": None}
+    result = run(Judged(), plain_nodes(0), rounds=1, min_silos=1)
+    expected = {"compared": ["silo-0"], "alone": [], "c": None}
     assert result.rounds[0].details["structure"] == expected
 
 
@@ -501,10 +501,10 @@ def test_a_silo_lost_in_the_middle_keeps_what_was_measured_and_is_tried_again(
     lost_after(judged, 2, 3, for_good=False)
     result = run(judged, plain_nodes(0, 0, 0), rounds=2)
     first, second = (report.details["discriminators"] for report in result.rounds[:2])
-    assert first["unfinished"] == [["node-1", "node-2"], ["node-2", "node-3"]]
+    assert first["unfinished"] == [["silo-0", "silo-1"], ["silo-1", "silo-2"]]
     reason = "during its discriminators: the power is gone"
-    assert first["missing"] == {"node-2": reason}
-    assert f"silo node-2 is lost: {reason}" in caplog.text
+    assert first["missing"] == {"silo-1": reason}
+    assert f"silo silo-1 is lost: {reason}" in caplog.text
     assert (first["pairs"], second["pairs"], second["unfinished"]) == (3, 2, [])
     assert {d.rounds for d in result.state.distances.values()} == {5}
 
@@ -513,7 +513,7 @@ def test_a_silo_lost_before_anything_was_measured_trains_alone_and_is_tried_once
     judged = Judged(lambda kind, label: 0.5)
     lost_after(judged, 2, 0, for_good=True)
     result = run(judged, plain_nodes(0, 0, 0), rounds=4)
-    assert all(result.groups[t] == [["node-1", "node-3"], ["node-2"]] for t in (1, 2, 3, 4))
+    assert all(result.groups[t] == [["silo-0", "silo-2"], ["silo-1"]] for t in (1, 2, 3, 4))
     tried = ["discriminators" in report.details for report in result.rounds[:4]]
     assert tried == [True, True, False, False]
 
@@ -525,8 +525,8 @@ def test_a_silo_that_was_alone_until_its_second_attempt_takes_its_place_then(
     judged = Judged(lambda kind, label: 0.5)
     lost_after(judged, 2, 0, for_good=False)
     result = run(judged, plain_nodes(0, 0, 0), rounds=3, newcomers=newcomers)
-    assert result.groups[1] == [["node-1", "node-3"], ["node-2"]]
-    assert result.groups[2] == result.groups[3] == [["node-1", "node-2", "node-3"]]
+    assert result.groups[1] == [["silo-0", "silo-2"], ["silo-1"]]
+    assert result.groups[2] == result.groups[3] == [["silo-0", "silo-1", "silo-2"]]
     assert result.rounds[1].details["structure"]["alone"] == []
 
 
@@ -534,8 +534,8 @@ def test_a_silo_placed_by_a_mean_of_distances_moves_when_its_own_are_known() -> 
     judged = Judged(lambda kind, label: 1.0 if kind else 0.5)
     lost_after(judged, 2, 0, for_good=False)
     result = run(judged, plain_nodes(0, 1, 0), rounds=3, c=2.0, unmeasured="unknown")
-    assert result.groups[1] == [["node-1", "node-2", "node-3"]]
-    assert result.groups[2] == result.groups[3] == [["node-1", "node-3"], ["node-2"]]
+    assert result.groups[1] == [["silo-0", "silo-1", "silo-2"]]
+    assert result.groups[2] == result.groups[3] == [["silo-0", "silo-2"], ["silo-1"]]
 
 
 def test_a_silo_placed_by_an_unfinished_distance_moves_when_it_is_finished() -> None:
@@ -550,8 +550,8 @@ def test_a_silo_placed_by_an_unfinished_distance_moves_when_it_is_finished() -> 
         on_round=lambda report: shown.update(rate=0.5),
     )
     assert result.rounds[0].details["structure"]["alone"] == [], "it was measured, a little"
-    assert result.groups[1] == [["node-1", "node-3"], ["node-2"]]
-    assert result.groups[2] == result.groups[3] == [["node-1", "node-2", "node-3"]]
+    assert result.groups[1] == [["silo-0", "silo-2"], ["silo-1"]]
+    assert result.groups[2] == result.groups[3] == [["silo-0", "silo-1", "silo-2"]]
 
 
 @pytest.mark.parametrize(("second", "rounds"), [(2, 4), (6, 5)])
@@ -579,7 +579,7 @@ def test_of_two_broken_attempts_the_distance_of_more_rounds_counts(
     assert found.rounds == rounds
     first, last = (result.rounds[t].details["structure"]["distances"] for t in (0, 1))
     assert (last == first) is (rounds == 4)
-    assert result.groups[1] == result.groups[3] == [["node-1"], ["node-2"]]
+    assert result.groups[1] == result.groups[3] == [["silo-0"], ["silo-1"]]
 
 
 def test_where_nobody_was_measured_at_first_the_second_attempt_decides_for_all() -> None:
@@ -594,8 +594,8 @@ def test_where_nobody_was_measured_at_first_the_second_attempt_decides_for_all()
 
     judged.fault = fault
     result = run(judged, nodes, rounds=3)
-    assert result.groups[1] == [["node-1"], ["node-2"], ["node-3"], ["node-4"]]
-    assert result.groups[2] == result.groups[3] == [["node-1", "node-3"], ["node-2", "node-4"]]
+    assert result.groups[1] == [["silo-0"], ["silo-1"], ["silo-2"], ["silo-3"]]
+    assert result.groups[2] == result.groups[3] == [["silo-0", "silo-2"], ["silo-1", "silo-3"]]
 
 
 @pytest.mark.parametrize(
@@ -622,8 +622,8 @@ def test_what_a_silo_does_not_say_is_not_taken_for_nothing(
 
     judged.fault = fault
     result = run(judged, plain_nodes(0, 0, 0), rounds=1)
-    assert result.rounds[0].details["discriminators"]["missing"] == {"node-2": reason}
-    assert result.groups[1] == [["node-1", "node-3"], ["node-2"]]
+    assert result.rounds[0].details["discriminators"]["missing"] == {"silo-1": reason}
+    assert result.groups[1] == [["silo-0", "silo-2"], ["silo-1"]]
 
 
 def test_silos_that_let_few_metrics_leave_are_measured_like_others(tmp_path: Path) -> None:
@@ -671,7 +671,7 @@ def test_a_refusal_in_the_middle_is_final_and_one_that_comes_back_is_asked_again
     assert [found is not None for found in tried] == [True, False, False, True, False]
     assert tried[0] is not None
     reason = "during its discriminators: not with my data"
-    assert tried[0]["missing"] == {"node-2": reason}
+    assert tried[0]["missing"] == {"silo-1": reason}
 
 
 def test_samples_kept_for_validation_are_not_called_too_few_to_begin_with(tmp_path: Path) -> None:
@@ -695,7 +695,7 @@ class Asking:
     def present(self, grid: Any, *, number: int) -> list[Silo]:
         nodes = sorted(grid.get_node_ids())
         return [
-            Silo(f"node-{node}", node, num_examples=100, min_group_size=minimum)
+            Silo(f"silo-{node - 1}", node, num_examples=100, min_group_size=minimum)
             for node, minimum in zip(nodes, self.minimums, strict=True)
         ]
 
@@ -714,9 +714,9 @@ def test_a_silo_that_accepts_no_group_of_two_shares_no_discriminator(
     result = run(judged, plain_nodes(0, 0, 0), rounds=3, roster=Asking(3, 2, 1))
     assert {node for node, *_ in judged.seen} == {2, 3} and stated == {2}
     reason = "it accepts groups of at least 3 silos; a discriminator is the mean of two."
-    assert result.rounds[0].details["discriminators"]["missing"] == {"node-1": reason}
-    assert caplog.text.count(f"silo node-1 is not measured: {reason}") == 1
-    assert result.groups[3] == [["node-1"], ["node-2", "node-3"]]
+    assert result.rounds[0].details["discriminators"]["missing"] == {"silo-0": reason}
+    assert caplog.text.count(f"silo silo-0 is not measured: {reason}") == 1
+    assert result.groups[3] == [["silo-0"], ["silo-1", "silo-2"]]
     assert "discriminators" not in result.rounds[1].details, "nobody is asked again"
 
 
@@ -728,7 +728,7 @@ class AskingWho(Asking):
 
     def present(self, grid: Any, *, number: int) -> list[Silo]:
         return [
-            Silo(f"node-{node}", node, num_examples=100, min_group_size=self.of.get(node, 1))
+            Silo(f"silo-{node - 1}", node, num_examples=100, min_group_size=self.of.get(node, 1))
             for node in sorted(grid.get_node_ids())
         ]
 
@@ -743,21 +743,21 @@ def test_a_silo_whose_coalition_becomes_too_small_trains_alone_until_it_is_not(
 
     grid = Back(Judged(lambda kind, label: 0.5), plain_nodes(0, 0, 0, 0))
     result = started(grid, 4, roster=AskingWho({1: 4}), unmeasured="unknown", newcomers=newcomers)
-    assert result.groups[2] == result.groups[3] == [["node-1"], ["node-2", "node-4"]]
+    assert result.groups[2] == result.groups[3] == [["silo-0"], ["silo-1", "silo-3"]]
     assert result.groups[1] == result.groups[4]
-    assert result.groups[4] == [["node-1", "node-2", "node-3", "node-4"]]
+    assert result.groups[4] == [["silo-0", "silo-1", "silo-2", "silo-3"]]
     assert all(not report.left_out for report in result.rounds)
     found = [report.details["structure"].get("aside") for report in result.rounds[:4]]
-    assert found == [None, ["node-1"], ["node-1"], None]
-    assert "node-1 trains alone: it accepts groups of at least 4 silos" in caplog.text
+    assert found == [None, ["silo-0"], ["silo-0"], None]
+    assert "silo-0 trains alone: it accepts groups of at least 4 silos" in caplog.text
 
 
 def test_where_nobody_accepts_a_group_of_two_nothing_is_asked() -> None:
     judged = Judged()
     result = run(judged, plain_nodes(0, 0), rounds=2, roster=Asking(3, 3))
     assert judged.seen == [] and result.rounds[0].phases == {}
-    assert set(result.rounds[0].details["discriminators"]["missing"]) == {"node-1", "node-2"}
-    assert result.groups[2] == [["node-1"], ["node-2"]]
+    assert set(result.rounds[0].details["discriminators"]["missing"]) == {"silo-0", "silo-1"}
+    assert result.groups[2] == [["silo-0"], ["silo-1"]]
 
 
 def changed(reply: Message, key: str, change: Callable[[np.ndarray], np.ndarray]) -> Message:
@@ -790,7 +790,7 @@ def test_a_bad_reply_loses_its_silo_and_nobody_else(
         changed(reply, key, change) if message.metadata.dst_node_id == 1 else reply
     )
     result = run(judged, plain_nodes(0, 0, 0), rounds=1)
-    assert result.groups[1] == [["node-1"], ["node-2", "node-3"]]
+    assert result.groups[1] == [["silo-0"], ["silo-1", "silo-2"]]
 
 
 @pytest.mark.parametrize("odd", [1, 2, 3])
@@ -811,8 +811,8 @@ def test_other_arrays_of_the_same_size_lose_the_silo_that_sent_them(odd: int, sh
     judged = Judged(lambda kind, label: 0.5)
     judged.fault = fault
     result = run(judged, plain_nodes(0, 0, 0), rounds=1)
-    assert set(result.rounds[0].details["discriminators"]["missing"]) == {f"node-{odd}"}
-    assert [f"node-{odd}"] in result.groups[1] and len(result.groups[1]) == 2
+    assert set(result.rounds[0].details["discriminators"]["missing"]) == {f"silo-{odd - 1}"}
+    assert [f"silo-{odd - 1}"] in result.groups[1] and len(result.groups[1]) == 2
 
 
 def test_of_two_that_differ_the_first_silo_s_arrays_count() -> None:
@@ -825,7 +825,7 @@ def test_of_two_that_differ_the_first_silo_s_arrays_count() -> None:
     judged = Judged(lambda kind, label: 0.5)
     judged.fault = fault
     result = run(judged, plain_nodes(0, 0), rounds=1)
-    assert set(result.rounds[0].details["discriminators"]["missing"]) == {"node-2"}
+    assert set(result.rounds[0].details["discriminators"]["missing"]) == {"silo-1"}
 
 
 # ---------------------------------------------------------------- pieces

@@ -219,7 +219,7 @@ class TwoGroups(IndependentAlgorithm):
         state, orders = super().orders(state, now)
         shared = {name: array + np.float32(now.number) for name, array in orders[0].model.items()}
         return state, [
-            Order(o.silo, shared if o.silo.name != "node-3" else o.model) for o in orders
+            Order(o.silo, shared if o.silo.name != "silo-2" else o.model) for o in orders
         ]
 
 
@@ -237,7 +237,7 @@ def test_silos_that_start_from_one_model_share_a_generator() -> None:
     )
     grid = InProcessGrid(plain_app(), plain_nodes(0, 1, 0))
     result = GroupStrategy(algorithm).start(grid=grid, initial_arrays=plain_initial(), num_rounds=2)
-    assert [sorted(entry) for entry in receivers(result)] == [[], ["node-1+node-2", "node-3"]]
+    assert [sorted(entry) for entry in receivers(result)] == [[], ["silo-0+silo-1", "silo-2"]]
     (_, a), (_, b), (_, c) = sent[-3:]
     assert a[wire.GENERATOR] is b[wire.GENERATOR]
     assert not np.array_equal(a[wire.GENERATOR]["mean.weight"], c[wire.GENERATOR]["mean.weight"])
@@ -282,12 +282,12 @@ def test_groups_keep_learning_while_only_some_of_their_silos_are_drawn() -> None
     )
     grid = InProcessGrid(plain_app(), plain_nodes(0, 1, 0, 1))
     result = GroupStrategy(algorithm).start(grid=grid, initial_arrays=plain_initial(), num_rounds=8)
-    assert steps[1:] == [{"node-1+node-3": 2 * n, "node-2+node-4": 2 * n} for n in range(1, 8)]
+    assert steps[1:] == [{"silo-0+silo-2": 2 * n, "silo-1+silo-3": 2 * n} for n in range(1, 8)]
     assert all(len(ordered) == 1 and got == ordered for ordered, got in sent[1:])
     for entry in receivers(result)[1:]:
         assert [one["silos"] for one in entry.values()] == [
-            ["node-1", "node-3"],
-            ["node-2", "node-4"],
+            ["silo-0", "silo-2"],
+            ["silo-1", "silo-3"],
         ]
 
 
@@ -805,7 +805,7 @@ def test_a_silo_that_wants_company_is_not_one_of_fedgens_teachers() -> None:
 
 def test_silos_that_describe_no_head_are_refused_with_what_to_do() -> None:
     grid = InProcessGrid(plain_app(), plain_nodes(0, 1))
-    with pytest.raises(FederationError, match=r"node-1 reports no latent split.*SplitModel"):
+    with pytest.raises(FederationError, match=r"silo-0 reports no latent split.*SplitModel"):
         FedGenP().start(grid=grid, initial_arrays=plain_initial(), num_rounds=1)
 
 

@@ -578,7 +578,7 @@ def test_a_silo_that_no_group_has_at_the_end_keeps_the_global_model() -> None:
         on_round=lambda report: grid.connect(come.pop(2)) if report.round in come else None,
     )
     result = start(strategy, grid)
-    assert result.rounds[2].details["cold"] == ["node-5"]
+    assert result.rounds[2].details["cold"] == ["silo-4"]
     expected = global_model(result.state)
     assert result.global_model is not None
     assert_equal_models(result.global_model, expected)
@@ -588,8 +588,8 @@ def test_a_silo_that_no_group_has_at_the_end_keeps_the_global_model() -> None:
         if m.metadata.message_type == wire.EVALUATE
     }
     assert_equal_models(evaluated[5], expected)
-    assert_equal_models(evaluated[1], arrays_of(result.models["node-1"]))
-    assert "node-5" not in result.models and "node-5" in result.rounds[-1].evaluation
+    assert_equal_models(evaluated[1], arrays_of(result.models["silo-0"]))
+    assert "silo-4" not in result.models and "silo-4" in result.rounds[-1].evaluation
 
 
 def test_there_is_no_global_model_before_there_are_groups() -> None:
@@ -606,13 +606,13 @@ def test_discrepancy_is_the_distance_to_the_groups_model_after_the_round() -> No
         k: (plain_trained(first, nodes[0])[k] + plain_trained(first, nodes[2])[k]) / 2
         for k in first
     }
-    trained = {f"node-{i}": plain_trained(mean, nodes[i - 1]) for i in (1, 3)}
-    group = {k: (trained["node-1"][k] * 50 + trained["node-3"][k] * 150) / 200 for k in mean}
+    trained = {f"silo-{i - 1}": plain_trained(mean, nodes[i - 1]) for i in (1, 3)}
+    group = {k: (trained["silo-0"][k] * 50 + trained["silo-2"][k] * 150) / 200 for k in mean}
     distances = {name: own.discrepancy for name, own in result.rounds[1].silos.items()}
     for name, model in trained.items():
         expected = np.sqrt(sum(float(((model[k] - group[k]) ** 2).sum()) for k in group))
         assert distances[name] == pytest.approx(expected, rel=1e-4)
-    assert np.isnan(distances["node-2"])
-    assert distances["node-1"] == pytest.approx(3 * distances["node-3"], rel=1e-4), (
+    assert np.isnan(distances["silo-1"])
+    assert distances["silo-0"] == pytest.approx(3 * distances["silo-2"], rel=1e-4), (
         "by their samples"
     )

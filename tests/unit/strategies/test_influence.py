@@ -94,7 +94,7 @@ def distance(result: RunResult) -> float:
         for _ in range(60):
             made = plain_trained(made, node)
         target = {k: target[k] + made[k] / HONEST for k in target}
-    got = arrays_of(result.models["node-1"])
+    got = arrays_of(result.models["silo-0"])
     return float(np.sqrt(sum(np.square(got[k] - target[k]).sum() for k in target)))
 
 
@@ -134,16 +134,16 @@ def test_a_silo_that_points_away_is_moved_out_told_so_and_comes_back_on_probatio
         return ATTACKS["sign flipped"](message, answer)
 
     result = run(listening, rounds=7)
-    out = [r for r in result.rounds if (f"node-{BAD}",) in r.groups and not r.final]
+    out = [r for r in result.rounds if (f"silo-{BAD - 1}",) in r.groups and not r.final]
     assert [r.round for r in out] == [3, 4, 5, 6, 7], "out at once when it came back"
-    assert "pointed away from its group's 3 rounds in a row" in result.rounds[2].left_out["node-8"]
-    assert "on probation" in result.rounds[4].left_out["node-8"]
-    assert "node-8" in result.rounds[2].details["influence"]["apart"]
-    together = tuple(f"node-{i}" for i in range(1, BAD))
+    assert "pointed away from its group's 3 rounds in a row" in result.rounds[2].left_out["silo-7"]
+    assert "on probation" in result.rounds[4].left_out["silo-7"]
+    assert "silo-7" in result.rounds[2].details["influence"]["apart"]
+    together = tuple(f"silo-{i - 1}" for i in range(1, BAD))
     assert together in result.rounds[5].groups
-    assert set(result.models) == {*together, "node-8"}
-    assert "node-8" in result.rounds[5].silos, "it trains on, alone"
-    assert reasons[4] == result.rounds[2].left_out["node-8"], "with the reason"
+    assert set(result.models) == {*together, "silo-7"}
+    assert "silo-7" in result.rounds[5].silos, "it trains on, alone"
+    assert reasons[4] == result.rounds[2].left_out["silo-7"], "with the reason"
 
 
 def test_what_is_remembered_survives_a_checkpoint() -> None:
@@ -163,9 +163,9 @@ def test_a_silo_weighs_by_what_it_stated_first() -> None:
         return answer
 
     result = run(later, rounds=3)
-    assert result.rounds[1].details["influence"]["claimed"] == {"node-8": 700}
+    assert result.rounds[1].details["influence"]["claimed"] == {"silo-7": 700}
     free = run(rounds=3)
-    assert_equal_models(arrays_of(result.models["node-1"]), arrays_of(free.models["node-1"]))
+    assert_equal_models(arrays_of(result.models["silo-0"]), arrays_of(free.models["silo-0"]))
 
 
 def test_honest_silos_notice_nothing() -> None:
@@ -181,11 +181,11 @@ def test_a_silo_that_sends_back_what_it_got_is_named_and_does_not_count(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     result = run(dishonest(times(0)), rounds=3)
-    together = tuple(f"node-{i}" for i in range(1, BAD + 1))
+    together = tuple(f"silo-{i - 1}" for i in range(1, BAD + 1))
     for report in result.rounds[:3]:
         assert report.groups == (together,)
-        assert report.left_out == {"node-8": IDLE}
-    assert f"node-8 is left out: {IDLE}" in caplog.text
+        assert report.left_out == {"silo-7": IDLE}
+    assert f"silo-7 is left out: {IDLE}" in caplog.text
     grid = InProcessGrid(plain_app(), plain_nodes(*[0] * HONEST))
     without = start(FedAvg(), grid, 3, timeout=5.0)
     for name in together[:-1]:
@@ -199,7 +199,7 @@ def test_where_nobody_moves_nobody_is_named() -> None:
 
     result = run(idle, rounds=2)
     assert [report.left_out for report in result.rounds] == [{}] * 3
-    assert_equal_models(arrays_of(result.models["node-1"]), plain_model())
+    assert_equal_models(arrays_of(result.models["silo-0"]), plain_model())
 
 
 # ---------------------------------------------------------------- the arithmetic
@@ -269,8 +269,8 @@ def test_a_claim_of_many_samples_does_not_make_pfedgraphs_means_alone() -> None:
         timeout=5.0,
     )
     weights = result.rounds[1].details["weights"]
-    for name in ("node-1", "node-2", "node-3"):
-        assert weights[name]["node-4"] < 0.75, "nearly 1 without the cap"
+    for name in ("silo-0", "silo-1", "silo-2"):
+        assert weights[name]["silo-3"] < 0.75, "nearly 1 without the cap"
 
 
 @given(st.integers(3, 9), st.integers(0, 2**31))
@@ -344,8 +344,8 @@ def test_a_newcomer_is_moved_out_at_its_first_update_against_the_group() -> None
     result = FedAvg().start(
         grid=grid, initial_arrays=plain_initial(), num_rounds=4, timeout=5.0, commit=joins
     )
-    assert "on probation" in result.rounds[2].left_out["node-8"]
-    assert ("node-8",) in result.rounds[3].groups
+    assert "on probation" in result.rounds[2].left_out["silo-7"]
+    assert ("silo-7",) in result.rounds[3].groups
 
 
 def test_models_of_equal_values_are_one_start_whatever_object_holds_them() -> None:

@@ -38,10 +38,11 @@ from coterie.strategies.rounds.churn import Churn
 from coterie.strategies.rounds.exchange import exchange
 from coterie.strategies.rounds.messages import training_messages
 from coterie.strategies.rounds.models import weighted_mean
+from coterie.strategies.rounds.nodes import NodeRoster
 from coterie.strategies.rounds.reasons import sentences
 from coterie.strategies.rounds.replies import check_replies
 from coterie.strategies.rounds.reports import RoundReport
-from coterie.strategies.rounds.roster import DescribedRoster, NodeRoster, Silo
+from coterie.strategies.rounds.roster import DescribedRoster, Silo
 from coterie.strategies.strategy import GroupStrategy
 from coterie.wire import Model
 from tests.conftest import (
@@ -103,7 +104,7 @@ def test_start_as_in_flowers_examples_returns_flowers_result_with_more(make: Any
     assert set(result.train_metrics_clientapp) == {1, 2, 3}
     assert result.train_metrics_clientapp[1]["train-loss"] == 0.5
     assert set(result.evaluate_metrics_clientapp) == {1, 2, 3}
-    assert set(result.models) == {"node-1", "node-2", "node-3"}
+    assert set(result.models) == {"silo-0", "silo-1", "silo-2"}
     assert set(result.groups) == {1, 2, 3}
     assert [report.round for report in result.rounds] == [1, 2, 3, 3]
     assert [report.final for report in result.rounds] == [False, False, False, True]
@@ -113,10 +114,10 @@ def test_fedavg_equals_the_literal_weighted_mean() -> None:
     nodes = plain_nodes(0, 1, 2, samples=[10, 70, 75])
     result = start(FedAvg(), InProcessGrid(plain_app(), nodes), rounds=4)
     expected = fedavg_by_hand(nodes, 4)
-    for name in ("node-1", "node-2", "node-3"):
+    for name in ("silo-0", "silo-1", "silo-2"):
         assert_equal_models(arrays_of(result.models[name]), expected)
     np.testing.assert_allclose(arrays_of(result.arrays)["w"], expected["w"], rtol=1e-6)
-    assert result.groups[4] == [["node-1", "node-2", "node-3"]]
+    assert result.groups[4] == [["silo-0", "silo-1", "silo-2"]]
 
 
 def test_independent_silos_train_alone_and_the_mean_is_of_all() -> None:
@@ -127,10 +128,10 @@ def test_independent_silos_train_alone_and_the_mean_is_of_all() -> None:
         model = plain_model()
         for _ in range(3):
             model = plain_trained(model, node)
-        assert_equal_models(arrays_of(result.models[f"node-{i}"]), model)
+        assert_equal_models(arrays_of(result.models[f"silo-{i - 1}"]), model)
         own.append(model)
     assert_equal_models(arrays_of(result.arrays), weighted_mean(own, [10, 30]))
-    assert result.groups[3] == [["node-1"], ["node-2"]]
+    assert result.groups[3] == [["silo-0"], ["silo-1"]]
 
 
 def test_arrays_in_another_order_are_put_back_into_the_models() -> None:
@@ -139,7 +140,7 @@ def test_arrays_in_another_order_are_put_back_into_the_models() -> None:
         return answer
 
     result = start(FedAvg(), InProcessGrid(plain_app(turned), plain_nodes(0, 1)), rounds=2)
-    assert_equal_models(arrays_of(result.models["node-1"]), fedavg_by_hand(plain_nodes(0, 1), 2))
+    assert_equal_models(arrays_of(result.models["silo-0"]), fedavg_by_hand(plain_nodes(0, 1), 2))
 
 
 def test_configurations_reach_the_silos() -> None:
@@ -149,7 +150,8 @@ def test_configurations_reach_the_silos() -> None:
         seen.append(dict(message.content["config"]))
         return answer
 
-    strategy = FedAvg(train_config={"lr": 0.4, "lr-decay": 0.5, "local-epochs": 2})
+    own = {"lr": 0.4, "lr-decay": 0.5, "local-epochs": 2}
+    strategy = FedAvg(train_config=own, min_silos=1)
     config = ConfigRecord({"local-epochs": 3, "mine": "x"})
     start(strategy, InProcessGrid(plain_app(note), plain_nodes(0)), rounds=3, train_config=config)
     assert [entry["lr"] for entry in seen] == [0.4, 0.2, 0.1]
@@ -277,15 +279,15 @@ def test_a_reply_that_is_bad_is_left_out_and_the_others_mean_is_without_it(
 
     reports = result.rounds
     assert reports[0].left_out == {}
-    assert list(reports[1].left_out) == ["node-2"]
-    assert re.search(reason, reports[1].left_out["node-2"])
-    assert "round 2: node-2 is left out" in caplog.text
-    assert set(reports[1].silos) == {"node-1", "node-3"}
+    assert list(reports[1].left_out) == ["silo-1"]
+    assert re.search(reason, reports[1].left_out["silo-1"])
+    assert "round 2: silo-1 is left out" in caplog.text
+    assert set(reports[1].silos) == {"silo-0", "silo-2"}
 
     after_one = fedavg_by_hand(nodes, 1)
     others = [nodes[0], nodes[2]]
     expected = weighted_mean([plain_trained(after_one, node) for node in others], [10, 75])
-    for name in ("node-1", "node-2", "node-3"):
+    for name in ("silo-0", "silo-1", "silo-2"):
         assert_equal_models(arrays_of(result.models[name]), expected)
 
 
@@ -293,7 +295,7 @@ def test_a_reply_that_is_bad_is_left_out_and_the_others_mean_is_without_it(
 def test_every_strategy_goes_on_without_a_bad_reply(make: Any) -> None:
     grid = InProcessGrid(plain_app(at(2, 1, BAD["nan"][0])), plain_nodes(0, 0, 1))
     result = start(make(), grid)
-    assert [sorted(report.left_out) for report in result.rounds] == [["node-2"], [], [], []]
+    assert [sorted(report.left_out) for report in result.rounds] == [["silo-1"], [], [], []]
     assert all(np.isfinite(a).all() for r in result.models.values() for a in arrays_of(r).values())
 
 
@@ -325,7 +327,7 @@ def test_a_round_in_which_nobody_answers_does_not_count_and_is_played_again(
 def test_a_round_is_not_played_for_ever_without_answers(at_once: None) -> None:
     grid = InProcessGrid(plain_app(error_reply), plain_nodes(0, 1))
     with pytest.raises(
-        FederationError, match=r"in 3 tries of round 1: node-1, node-2: the disk is full"
+        FederationError, match=r"in 3 tries of round 1: silo-0, silo-1: the disk is full"
     ):
         start(FedAvg(), grid)
 
@@ -333,13 +335,13 @@ def test_a_round_is_not_played_for_ever_without_answers(at_once: None) -> None:
 def test_a_silo_that_keeps_the_others_waiting_is_not_asked_for_some_rounds() -> None:
     grid = LossyGrid(plain_app(), plain_nodes(0, 0, 1), lost=[(3, n) for n in (1, 2, 5)])
     result = start(FedAvg(), grid, rounds=10)
-    reasons = [r.left_out.get("node-3", "") for r in result.rounds[:-1]]
+    reasons = [r.left_out.get("silo-2", "") for r in result.rounds[:-1]]
     silent = [number for number, why in enumerate(reasons, 1) if why.endswith("in time.")]
     assert silent == [1, 2, 5], "then not before 10"
     assert reasons[2] == ("it did not answer in 2 rounds in a row; it is asked again in round 5.")
-    trained = [r.round for r in result.rounds[:-1] if "node-3" in r.silos]
+    trained = [r.round for r in result.rounds[:-1] if "silo-2" in r.silos]
     assert trained == [10] and not any(r.joined or r.left for r in result.rounds[1:])
-    assert "node-3" in result.rounds[-1].evaluation, "it is given its model"
+    assert "silo-2" in result.rounds[-1].evaluation, "it is given its model"
 
 
 def test_who_rests_is_the_same_in_a_run_that_is_resumed() -> None:
@@ -362,7 +364,7 @@ def test_who_rests_is_the_same_in_a_run_that_is_resumed() -> None:
 def test_a_silo_that_answers_after_its_rest_is_asked_as_before() -> None:
     grid = LossyGrid(plain_app(), plain_nodes(0, 0, 1), lost=[(3, n) for n in (1, 2, 6)])
     result = start(FedAvg(), grid, rounds=7)
-    trained = [r.round for r in result.rounds[:-1] if "node-3" in r.silos]
+    trained = [r.round for r in result.rounds[:-1] if "silo-2" in r.silos]
     assert trained == [5, 7], "one miss is no reason to rest"
 
 
@@ -434,7 +436,7 @@ def test_who_is_asked_less_often_for_its_slowness_is_told_so(
     monkeypatch.setattr(exchanging, "time", grid)
     monkeypatch.setattr(pauses, "time", grid)
     result = FedAvg(round_timeout=600.0).start(grid, plain_initial(), 7)
-    reasons = [r.left_out.get("node-3", "") for r in result.rounds[:-1]]
+    reasons = [r.left_out.get("silo-2", "") for r in result.rounds[:-1]]
     assert reasons[:3] == [""] * 3 and len(set(reasons[3:])) == 1
     assert re.fullmatch(
         r"in this run all other silos waited 15\d\d s only for it, more than 2 times "
@@ -458,7 +460,7 @@ def test_a_reply_that_does_not_come_is_left_out_after_the_deadline(make: Any) ->
     result = start(make(), grid)
     assert 0.05 <= time.monotonic() - started < 5
     assert [dict(r.left_out) for r in result.rounds] == [
-        {}, {"node-3": "it did not answer in time."}, {}, {},
+        {}, {"silo-2": "it did not answer in time."}, {}, {},
     ]  # fmt: skip
 
 
@@ -476,9 +478,9 @@ def test_a_late_reply_counts_in_no_round() -> None:
     lost = LossyGrid(plain_app(), nodes, lost=[(2, 1)])
     with_late, with_lost = start(FedAvg(), late), start(FedAvg(), lost)
     assert late.delayed == []  # it did come
-    assert [sorted(r.left_out) for r in with_late.rounds] == [["node-2"], [], [], []]
+    assert [sorted(r.left_out) for r in with_late.rounds] == [["silo-1"], [], [], []]
     assert_equal_models(
-        arrays_of(with_late.models["node-1"]), arrays_of(with_lost.models["node-1"])
+        arrays_of(with_late.models["silo-0"]), arrays_of(with_lost.models["silo-0"])
     )
 
 
@@ -500,12 +502,12 @@ def test_a_reply_to_nothing_that_was_asked_is_ignored() -> None:
     result = start(FedAvg(), grid, rounds=3)
     assert len(grid.given) > 6, "replies of every round came again in the later ones"
     assert all(report.left_out == {} for report in result.rounds)
-    assert_equal_models(arrays_of(result.models["node-1"]), fedavg_by_hand(plain_nodes(0, 1), 3))
+    assert_equal_models(arrays_of(result.models["silo-0"]), fedavg_by_hand(plain_nodes(0, 1), 3))
 
 
 def test_an_exchange_has_one_reply_to_each_of_its_own_messages_in_their_order() -> None:
     """Node 2's reply to the first exchange comes in the second, everything twice."""
-    nodes, silos = plain_nodes(0, 1), [Silo(f"node-{i}", i) for i in (2, 1)]
+    nodes, silos = plain_nodes(0, 1), [Silo(f"silo-{i - 1}", i) for i in (2, 1)]
 
     class Late(LossyGrid):
         def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
@@ -524,11 +526,11 @@ def test_an_exchange_has_one_reply_to_each_of_its_own_messages_in_their_order() 
         checked = check_replies(orders, replies)
         left_out.append(checked.left_out)
         for update in checked.updates:
-            own = nodes[int(update.silo.name[-1]) - 1]
+            own = nodes[int(update.silo.name[-1])]
             assert_equal_models(update.model, plain_trained(model, own))
         model = {name: array + np.float32(1) for name, array in model.items()}
     assert grid.delayed == [], "it did come"
-    assert left_out == [{"node-2": "it did not answer in time."}, {}]
+    assert left_out == [{"silo-1": "it did not answer in time."}, {}]
 
 
 @pytest.mark.parametrize(
@@ -560,7 +562,7 @@ def test_an_evaluation_with_a_bad_count_is_left_out_and_the_run_goes_on(value: f
 
     inner.app = fault  # type: ignore[assignment]
     result = start(FedAvg(), inner)
-    assert list(result.rounds[-1].evaluation) == ["node-1"]
+    assert list(result.rounds[-1].evaluation) == ["silo-0"]
 
 
 # ---------------------------------------------------------------- evaluation
@@ -582,8 +584,8 @@ def test_plain_silos_are_asked_after_every_round_for_the_model_of_that_round() -
 
 
 def test_an_accuracy_is_read_as_an_error() -> None:
-    report = start(FedAvg(), plain_grid(0)).rounds[-1]
-    loss, error, count = report.evaluation["node-1"]
+    report = start(FedAvg(min_silos=1), plain_grid(0)).rounds[-1]
+    loss, error, count = report.evaluation["silo-0"]
     assert error == pytest.approx(loss / (1 + loss))
     assert count == 10
 
@@ -614,8 +616,8 @@ def test_a_silo_that_cannot_evaluate_is_named_and_the_others_count(
 
     grid = InProcessGrid(fault, plain_nodes(0, 1))  # type: ignore[arg-type]
     result = start(FedAvg(), grid)
-    assert list(result.rounds[-1].evaluation) == ["node-1"]
-    assert "node-2 was not evaluated: no test data" in caplog.text
+    assert list(result.rounds[-1].evaluation) == ["silo-0"]
+    assert "silo-1 was not evaluated: no test data" in caplog.text
 
 
 @ONE_MODEL_OR_TWO
@@ -625,7 +627,7 @@ def test_reports_are_published_as_they_become_known(make: Any) -> None:
     assert seen == result.rounds
     assert set(seen[0].seconds) == {"prepare", "train", "aggregate", "evaluate"}
     assert all(seconds >= 0 for report in seen for seconds in report.seconds.values())
-    assert seen[0].silos["node-1"].bytes_sent == seen[0].silos["node-1"].bytes_received == 4 * 35
+    assert seen[0].silos["silo-0"].bytes_sent == seen[0].silos["silo-0"].bytes_received == 4 * 35
 
 
 # ---------------------------------------------------------------- who is here
@@ -637,6 +639,43 @@ def test_no_silo_at_all_ends_the_run_after_its_deadline_with_its_exit_code() -> 
         start(strategy, plain_grid(0))
     assert caught.value.exit_code == EXIT_NO_SILOS != 0
     assert (caught.value.phase, caught.value.round) == ("roster", 1)
+    assert FedAvg().roster == NodeRoster(min_silos=2), "as many as Flower waits for"
+    with pytest.raises(FederationError, match="min_silos must be at least 1"):
+        FedAvg(min_silos=0)
+
+
+def test_nodes_are_numbered_as_they_come_and_keep_their_names_in_a_run_that_goes_on() -> None:
+    grid, roster = plain_grid(0, 0), NodeRoster()
+    assert [s.name for s in roster.present(grid, number=1)] == ["silo-0", "silo-1"]
+    grid.disconnect(1)
+    late = grid.connect(plain_nodes(1)[0])
+    assert [(s.name, s.node_id) for s in roster.present(grid, number=2)] == [
+        ("silo-1", 2),
+        ("silo-2", late),
+    ]
+    again = NodeRoster()
+    again.recall([Silo("silo-1", 2)], ["silo-0", "silo-1", "silo-2"])
+    assert [s.name for s in again.present(grid, number=3)] == ["silo-1", "silo-3"]
+
+
+def test_nodes_that_are_asked_have_the_names_that_they_state(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    app, stated = plain_app(), {0: "north", 1: "north", 2: "not a name", 3: 7}
+
+    @app.query("name")
+    def name(message: Message, context: Context) -> Message:
+        own = stated[int(context.node_config["noise"])]
+        content = RecordDict({"config": ConfigRecord({"name": own})})  # type: ignore[dict-item]
+        return Message(content, reply_to=message)
+
+    result = start(FedAvg(ask_names=True), InProcessGrid(app, plain_nodes(0, 0, 0, 0)), rounds=1)
+    assert result.groups[1] == [["north", "silo-0", "silo-1", "silo-2"]]
+    assert "node 2 says that it is called north, as another node is" in caplog.text
+    assert "node 3 states an invalid name: 'not a name'" in caplog.text
+    caplog.clear()
+    result = start(FedAvg(ask_names=True), plain_grid(0, 0), rounds=1)
+    assert result.groups[1] == [["silo-0", "silo-1"]] and "node 1 states no name" in caplog.text
 
 
 def described_app(
@@ -735,7 +774,7 @@ def test_described_and_plain_silos_get_the_same_models() -> None:
         FedAvg(roster=roster()), InProcessGrid(described_app(), [named("a"), named("b", 1)])
     )
     plain = start(FedAvg(), InProcessGrid(plain_app(), [named("a"), named("b", 1)]))
-    assert_equal_models(arrays_of(described.models["a"]), arrays_of(plain.models["node-1"]))
+    assert_equal_models(arrays_of(described.models["a"]), arrays_of(plain.models["silo-0"]))
 
 
 @pytest.mark.parametrize("count", [0, *NOT_FINITE])
@@ -997,7 +1036,7 @@ def test_fedavg_can_sample_silos_by_seed_and_everybody_gets_the_mean() -> None:
     model, turns = plain_model(), [list(report.silos) for report in result.rounds[:-1]]
     assert all(len(turn) == 1 for turn in turns) and len({turn[0] for turn in turns}) > 1
     for (name,) in turns:
-        model = plain_trained(model, nodes[int(name.removeprefix("node-")) - 1])
+        model = plain_trained(model, nodes[int(name.removeprefix("silo-"))])
     for record in result.models.values():
         assert_equal_models(arrays_of(record), model)
     again = start(FedAvg(sample=1, seed=3), InProcessGrid(plain_app(), nodes), rounds=8)

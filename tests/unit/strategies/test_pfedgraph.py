@@ -84,7 +84,7 @@ class Minimums:
     def present(self, grid: Any, *, number: int) -> list[Silo]:
         nodes = sorted(grid.get_node_ids())
         return [
-            Silo(f"node-{i}", node, num_examples=100, min_group_size=minimum)
+            Silo(f"silo-{i - 1}", node, num_examples=100, min_group_size=minimum)
             for i, (node, minimum) in enumerate(zip(nodes, self.minimums, strict=True), start=1)
         ]
 
@@ -96,17 +96,17 @@ def test_an_update_is_in_no_mean_of_fewer_silos_than_it_accepts() -> None:
     for report in result.rounds[:4]:
         weights = report.details["weights"]
         assert {name: set(row) for name, row in weights.items()} == {
-            "node-1": {"node-1"},
-            "node-2": {"node-2", "node-5"},
-            "node-3": {"node-3"},
-            "node-4": {"node-4"},
-            "node-5": {"node-2", "node-5"},
+            "silo-0": {"silo-0"},
+            "silo-1": {"silo-1", "silo-4"},
+            "silo-2": {"silo-2"},
+            "silo-3": {"silo-3"},
+            "silo-4": {"silo-1", "silo-4"},
         }
         assert report.left_out == {}
     alone = w0()
     for _ in range(4):
         alone = plain_trained(alone, NODES[2])
-    assert_equal_models(arrays_of(result.models["node-3"]), alone)
+    assert_equal_models(arrays_of(result.models["silo-2"]), alone)
 
 
 @pytest.mark.parametrize("alpha", [0.05, 0.3, 1.0, 1e6])
@@ -126,11 +126,11 @@ def test_who_does_not_answer_keeps_its_model_and_is_in_no_mean() -> None:
     result = PFedGraph().start(grid, record(w0()), num_rounds=2, timeout=0.3)
     first = [plain_trained(w0(), node) for node in plain_nodes(0, 0, 0)]
     rows = rows_of(first, [100] * 3, 0.8)
-    assert set(result.rounds[1].details["weights"]) == {"node-1", "node-2"}
+    assert set(result.rounds[1].details["weights"]) == {"silo-0", "silo-1"}
     samples = [node["samples"] for node in plain_nodes(0, 0, 0)]
     assert len(set(samples)) == 1
     for key, array in mean(first, rows[2]).items():
-        np.testing.assert_allclose(arrays_of(result.models["node-3"])[key], array, atol=1e-6)
+        np.testing.assert_allclose(arrays_of(result.models["silo-2"])[key], array, atol=1e-6)
 
 
 @pytest.mark.parametrize("strategy", ["pfedgraph", pytest.param("apfl", marks=pytest.mark.nightly)])

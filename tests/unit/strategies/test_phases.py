@@ -85,7 +85,7 @@ def test_each_set_of_orders_is_one_exchange_and_its_checked_replies_come_back() 
     algorithm = Probing()
     result = play(probing_app(), algorithm)
     trained, scored = algorithm.heard
-    assert [u.silo.name for u in trained] == ["node-1", "node-2"]
+    assert [u.silo.name for u in trained] == ["silo-0", "silo-1"]
     np.testing.assert_array_equal(trained[0].model["b"], 2 * plain_model()["b"])
     np.testing.assert_array_equal(trained[0].extras["hint"]["hint"], HINT["hint"])
     assert trained[0].num_examples == 7
@@ -114,7 +114,7 @@ def test_the_report_says_what_each_phase_cost() -> None:
     assert replace(phases["evaluate.probe"], seconds=0) == PhaseReport(
         exchanges=1, messages=2, bytes_sent=2 * model, bytes_received=0
     )
-    assert result.rounds[1].silos["node-1"].bytes_sent == model
+    assert result.rounds[1].silos["silo-0"].bytes_sent == model
 
 
 class Beside(FedAvgAlgorithm):
@@ -160,8 +160,8 @@ def test_a_bad_extra_array_leaves_the_reply_out_and_the_round_goes_on(
     algorithm = Probing()
     result = play(probing_app(hint_sent_back=float("nan")), algorithm)
     assert algorithm.heard == [[], []]
-    assert "node-1: its probe is left out: array 'hint' contains NaN" in caplog.text
-    assert sorted(result.models) == ["node-1", "node-2"]
+    assert "silo-0: its probe is left out: array 'hint' contains NaN" in caplog.text
+    assert sorted(result.models) == ["silo-0", "silo-1"]
 
 
 def test_apps_that_know_nothing_of_a_phase_end_the_run_with_the_reason() -> None:
@@ -186,6 +186,6 @@ def test_a_silo_without_the_phase_is_left_out_of_it_alone(
     result = GroupStrategy(algorithm).start(
         grid=grid, initial_arrays=plain_initial(), num_rounds=3, timeout=0.05
     )
-    assert [[u.silo.name for u in answers] for answers in algorithm.heard] == [["node-1"]] * 2
-    assert "node-2: its probe is left out" in caplog.text
-    assert set(result.models) == {"node-1", "node-2"}
+    assert [[u.silo.name for u in answers] for answers in algorithm.heard] == [["silo-0"]] * 2
+    assert "silo-1: its probe is left out" in caplog.text
+    assert set(result.models) == {"silo-0", "silo-1"}

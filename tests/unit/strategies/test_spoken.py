@@ -67,7 +67,7 @@ def test_without_on_round_every_round_and_its_groups_are_logged_by_flower(
     assert [line.split("]")[0] for line in said if line.startswith("[")] == [
         "[ROUND 1/2", "[ROUND 2/2", "[AFTER ROUND 2"
     ]  # fmt: skip
-    assert sum("groups: node-1, node-2 | node-3, node-4" in line for line in said) == 2
+    assert sum("groups: silo-0, silo-1 | silo-2, silo-3" in line for line in said) == 2
     assert any("training: 4 answered; train-loss 0.5" in line for line in said)
     assert any("evaluation: 4 answered; accuracy 0." in line and "loss" in line for line in said)
 
@@ -150,11 +150,11 @@ def test_metrics_keep_the_apps_own_names_beside_ours() -> None:
 def test_other_names_are_given_to_the_strategy() -> None:
     app = renamed({"train-loss": "objective"}, {"loss": "badness", "accuracy": "top1"})
     unknown = start(FedAvg(), app)
-    assert np.isnan(unknown.rounds[0].silos["node-1"].train_loss)
+    assert np.isnan(unknown.rounds[0].silos["silo-0"].train_loss)
     names = {"objective": "train-loss", "badness": "loss", "top1": "accuracy"}
     known = start(FedAvg(metric_names=names), app)
     assert known.rounds[-1].evaluation == start(FedAvg()).rounds[-1].evaluation
-    assert known.rounds[0].silos["node-1"].train_loss == 0.5
+    assert known.rounds[0].silos["silo-0"].train_loss == 0.5
 
 
 def test_a_metric_cannot_be_called_what_nobody_knows() -> None:
@@ -178,8 +178,8 @@ def test_every_groups_model_is_evaluated_on_the_server() -> None:
         return MetricRecord({"norm": float(np.abs(model["w"].numpy()).sum())})
 
     result = start(HCCT(alpha=50.0), rounds=2, evaluate_group_fn=judge)
-    pairs = {("node-1", "node-2"), ("node-3", "node-4")}
-    alone = {(f"node-{i}",) for i in range(1, 5)}
+    pairs = {("silo-0", "silo-1"), ("silo-2", "silo-3")}
+    alone = {(f"silo-{i - 1}",) for i in range(1, 5)}
     assert {(number, group) for number, group, _ in seen} == {
         *((1, group) for group in alone),
         *((2, group) for group in pairs),
@@ -206,10 +206,10 @@ def test_a_silo_that_states_its_smallest_group_with_its_update_is_kept_to_it() -
         return answer
 
     result = start(FedAvg(), plain_app(fault), 0, 1, 2, 3, rounds=1)
-    why = result.rounds[0].left_out["node-1"]
+    why = result.rounds[0].left_out["silo-0"]
     assert "it accepts groups of at least 3 silos, but only 2 of its group answered" in why
     alone = plain_trained(arrays_of(plain_initial()), plain_nodes(0, 1, 2, 3)[1])
-    assert_equal_models(arrays_of(result.models["node-2"]), alone)
+    assert_equal_models(arrays_of(result.models["silo-1"]), alone)
 
 
 def test_every_clientapp_is_told_what_a_silos_policy_asks_for() -> None:

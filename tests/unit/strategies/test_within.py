@@ -65,7 +65,7 @@ def test_one_group_is_the_strategy_of_one_model_from_where_its_silos_came_togeth
         "fedgroup": lambda: FedGroup(num_groups=1, within=within, train_config=TRAINING),
     }
     first = run(make[grouping](), rounds=1)
-    together = first.arrays if grouping == "hcct" else first.models["node-1"]
+    together = first.arrays if grouping == "hcct" else first.models["silo-0"]
     result = run(make[grouping](), rounds=4)
     expected = alone(train_config=TRAINING, **options).start(
         InProcessGrid(plain_app(), NODES), together, num_rounds=3
@@ -149,7 +149,7 @@ def test_a_silo_alone_in_its_group_follows_at_the_servers_rate_too() -> None:
         InProcessGrid(plain_app(), nodes), record(start), num_rounds=1
     )
     full = HCCT(alpha=0).start(InProcessGrid(plain_app(), nodes), record(start), num_rounds=1)
-    for name in ("node-1", "node-2"):
+    for name in ("silo-0", "silo-1"):
         half = {k: (a + start[k]) / 2 for k, a in arrays_of(full.models[name]).items()}
         for array, value in half.items():
             np.testing.assert_allclose(arrays_of(result.models[name])[array], value, atol=1e-6)
