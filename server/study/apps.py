@@ -173,7 +173,8 @@ class AppComparison(Comparison):
         if options:
             raise refused(
                 f"{sorted(options)[0]} does not belong to a ClientApp's runs. Give a strategy's "
-                'options with it, as in {"strategy": "hcct", "alpha": 50}, and the app\'s as train_config.'
+                'options with it, as in {"strategy": "hcct", "alpha": 50}, and the app\'s as '
+                "train_config."
             )
         nodes, initial = Nodes(what, silos), arrays_of(initial_arrays)
         names = [{"name": name} for name in nodes.names.values()]

@@ -86,7 +86,6 @@ from coterie.strategies.auto.state import (
     without,
 )
 from coterie.strategies.auto.updates import products_of_alone, with_alone, with_held
-from coterie.strategies.errors import EXIT_CONFIG, FederationError
 from coterie.strategies.fedcollab.algorithm import FedCollab, FedCollabState
 from coterie.strategies.fedcollab.discriminators import Discriminators
 from coterie.strategies.partition.distance import any_apart
@@ -184,15 +183,15 @@ class Auto(Algorithm[AutoState]):
     # ---------------------------------------------------------------- before a round
 
     def welcome(self, state: AutoState, new: frozenset[str], now: Round) -> AutoState:
-        """Start new silos alone from w⁰; raise FederationError if none measures held-out data."""
-        if now.silos and not any(silo.described for silo in now.silos):
-            raise FederationError(
-                "auto needs silos that measure models on data they hold out, as coterie's own do "
-                "(`coterie silo`). The ClientApps here do not: name a strategy, such as hcct "
-                f"(see {wire.page('Choose a strategy')}).",
-                round_number=now.number,
-                phase="auto",
-                exit_code=EXIT_CONFIG,
+        """Start new silos alone from w⁰; say what ClientApps of others must measure."""
+        if now.number == 1 and not all(silo.described for silo in now.silos):
+            log.info(
+                "auto compares models by what silos measure on training data that they hold out. "
+                "A ClientApp does that if it answers the entry holdout of a training message with "
+                "holdout-error (see %s). Without that no group can be shown to be better than "
+                "training alone, and every silo keeps its own model; hcct and fedgroup need no "
+                "such measurement.",
+                wire.page("Use the strategies in your own Flower app"),
             )
         return self._begun(state, new, now)
 
@@ -238,6 +237,7 @@ class Auto(Algorithm[AutoState]):
     def prepare(self, state: AutoState, now: Round) -> Exchanges[AutoState]:
         """Compare pairs of silos; let newcomers measure every group's model on their own data."""
         asks = self.discriminators and not now.unseen  # they are models of a silo's data
+        asks = asks and all(silo.described for silo in now.silos)
         if state.phase == "look" and asks and 2 < len(now.silos) <= MAX_PAIRED:
             before = state.pairs or FedCollabState(state.members)
             before = replace(before, members=state.members)

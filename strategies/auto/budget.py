@@ -117,8 +117,12 @@ class Budget:
 
 
 def holdout(silo: Silo) -> dict[str, Scalar]:
-    """Return the entry that holds samples out; empty for a silo with too few."""
-    return {wire.HOLDOUT: HOLDOUT} if silo.num_examples >= FEWEST else {}
+    """Return the entry that holds samples out; empty for a silo that states too few.
+
+    ClientApps that are not coterie's state none in advance: they hold out what they can.
+    """
+    enough = silo.num_examples >= FEWEST or not silo.described
+    return {wire.HOLDOUT: HOLDOUT} if enough else {}
 
 
 def pass_of(silo: Silo) -> float:

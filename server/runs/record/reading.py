@@ -31,7 +31,7 @@ MORE_ROUNDS = (
 
 
 def find_run(name: str, root: Path | None) -> Path:
-    """Return a run's folder by path, by name, or by the end of its name (the run's id).
+    """Return a run's folder by path, by name, by the end of its name (the run's id), or by label.
 
     Raises:
         FederationError: no run matches, or several do.
@@ -42,7 +42,9 @@ def find_run(name: str, root: Path | None) -> Path:
         return own
     folder = root or default_runs_dir()
     runs = {path.parent for file in files for path in folder.glob(f"*/{file}")}
-    found = sorted(run for run in runs if run.name.endswith(name))
+    found = sorted(run for run in runs if run.name.endswith(name)) or sorted(
+        run for run in runs if run.name.rpartition("-")[0] == name
+    )
     if len(found) != 1:
         names = ", ".join(run.name for run in found[:3]) + (", …" if len(found) > 3 else "")
         raise refused(

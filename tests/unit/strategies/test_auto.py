@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import Context, Message
+from flwr.app import Context, Message, MetricRecord, RecordDict
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import norm
@@ -413,14 +413,43 @@ def test_a_group_that_loses_a_silo_to_other_data_keeps_its_model() -> None:
     assert ("b", "c") not in state.group_models
 
 
-def test_silos_that_hold_nothing_out_are_refused_with_what_to_do() -> None:
-    strategy = Auto()
-    with pytest.raises(FederationError, match=r"(?s)auto needs silos that measure.*hcct"):
-        strategy.start(
-            grid=InProcessGrid(plain_app(), plain_nodes(1, 1, 1)),
-            initial_arrays=plain_initial(),
-            num_rounds=6,
-        )
+KINDS = (0, 0, 0, 1, 1, 1)
+
+
+def measures_what_it_holds_out(message: Message, answer: RecordDict) -> RecordDict:
+    """The plain app, with the received model's distance from what all of its kind look for."""
+    if message.content["config"].get("holdout"):
+        kind = KINDS[message.metadata.dst_node_id - 1]
+        wanted = np.random.default_rng([7, kind]).normal(size=(6, 5))
+        loss = float(np.mean((message.content["arrays"]["w"].numpy() - wanted) ** 2))
+        held = {"holdout-error": loss / (1 + loss), "holdout-num-examples": 20}
+        answer["metrics"] = MetricRecord({**answer["metrics"], **held})
+    return answer
+
+
+def of_plain_app(fault: Any) -> RunResult:
+    return Auto().start(
+        grid=InProcessGrid(plain_app(fault), plain_nodes(*KINDS)),
+        initial_arrays=plain_initial(),
+        num_rounds=9,
+    )
+
+
+def test_any_client_app_that_measures_what_it_holds_out_is_grouped() -> None:
+    result = of_plain_app(measures_what_it_holds_out)
+    hidden = [["silo-0", "silo-1", "silo-2"], ["silo-3", "silo-4", "silo-5"]]
+    assert sorted(result.groups[9]) == hidden
+    assert result.state.verdict is not None and len(result.state.verdict.judges) == 6
+
+
+def test_an_app_that_measures_nothing_stays_alone_and_the_log_says_why(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with caplog.at_level("INFO", "coterie.run"):
+        result = of_plain_app(None)
+    assert result.groups[9] == [[f"silo-{i}"] for i in range(6)]
+    assert "answers the entry holdout of a training message with holdout-error" in caplog.text
+    assert "the race cannot be decided" in caplog.text
 
 
 @pytest.mark.parametrize(
