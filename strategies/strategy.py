@@ -51,6 +51,7 @@ from coterie.strategies.rounds.options import Config, underscored, wrong_options
 from coterie.strategies.rounds.play import finish, play
 from coterie.strategies.rounds.replies import (
     MAPPED,
+    check_averageable,
     check_finite,
     evaluation_record,
     training_record,
@@ -198,7 +199,7 @@ class GroupStrategy(Strategy):
     def summary(self) -> None:
         """Log the configuration."""
         name = type(self.algorithm).__name__
-        settings = dict(self.train_config) or "the silos' own settings"
+        settings = dict(self.train_config) or "each ClientApp trains by its own settings"
         log.info("%s: %s", name, settings)
 
     # ---------------------------------------------------------------- the run
@@ -312,6 +313,8 @@ class GroupStrategy(Strategy):
         if resume is None:
             initial = wire.decode_arrays(initial_arrays)
             check_finite(initial)
+            if not self.algorithm.alone:
+                check_averageable(initial)
             standing = Checkpoint(0, self.algorithm.first(initial), ())
         else:
             standing = resume

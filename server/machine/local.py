@@ -47,6 +47,10 @@ ENDING_DEADLINE_S = 60.0
 """Time for the process of a run that the SuperLink has ended to record that."""
 SUPERLINK_AWAY_S = 300.0
 """How long a SuperLink may be unreachable before following a run fails."""
+AWAY_SAID_S = 5.0
+"""Seconds after which the one who follows is told that it does not answer."""
+DEAD_S = 20.0
+"""The same if the run's process has ended as well."""
 
 
 @dataclass(frozen=True)
@@ -268,18 +272,28 @@ def follow_run(
     """
     start, begun, seen = Start(run_id, wait_s), False, time.monotonic()
     over: float | None = None
+    due = AWAY_SAID_S
 
     def ended() -> str | None:
-        nonlocal seen, over
+        nonlocal seen, over, due
         if not begun and (news := start.news()):
             take(Event("waits", text=news))
         try:
             found = calls.runs(run_id)
-        except FederationError:
-            if time.monotonic() - seen > SUPERLINK_AWAY_S:
-                raise
+        except FederationError as error:
+            away = time.monotonic() - seen
+            again = f"start it, and continue with `coterie run resume {folder.name}`"
+            if begun and away > DEAD_S and held_by(folder) is None:
+                return f"the SuperLink does not answer, and the run's process has ended: {again}"
+            if away > SUPERLINK_AWAY_S:
+                text = f"the SuperLink has not answered for {away:.0f} s ({error}): {again}."
+                raise FederationError(text) from None
+            if away > due:
+                due = away + LATE_AGAIN_S
+                text = f"the SuperLink has not answered for {away:.0f} s; waiting for it"
+                take(Event("waits", text=text))
             return None
-        seen = time.monotonic()
+        seen, due = time.monotonic(), AWAY_SAID_S
         if not found or not found[0].ended:
             return None
         over = over or seen

@@ -29,6 +29,8 @@ def print_final(console: Console, folder: Path, *, as_json: bool = False) -> Non
         _print_statistics(console, folder, as_json=as_json)
         return
     console.print(_silo_table(run) if len(_last(run)) <= MAX_SILOS_LISTED else _group_table(run))
+    if useless := no_better_than_constant(run):
+        say(console, f"no better than the best constant answer: {', '.join(useless)}")
     if run.ended_early:
         say(console, f"ended early, after round {len(run.rounds)}: {run.ended_early}")
     if run.final and (choice := run.final.grouping.by_choice):
@@ -40,6 +42,22 @@ def print_final(console: Console, folder: Path, *, as_json: bool = False) -> Non
     since = f" since it was resumed {run.resumed[-1].when}" if run.resumed else ""
     say(console, f"{run.seconds:.1f} s{since}; models and record: {folder}")
     _write_report(console, folder)
+
+
+def no_better_than_constant(run: Run) -> list[str]:
+    """Return the silos whose final model learned nothing, as far as the coordinator can see.
+
+    It does not beat the best constant answer (``trivial``, if the silo reports it), R² ≤ 0, or
+    AUROC ≤ 0.5.
+    """
+    errors, metrics = run.final_errors, run.final.metrics if run.final else {}
+    found = []
+    for name, own in sorted(metrics.items()):
+        known = {key: value for key, value in own.items() if isinstance(value, int | float)}
+        constant = known.get(wire.TRIVIAL, math.inf) <= errors.get(name, -math.inf)
+        if constant or known.get("r2", 1.0) <= 0 or known.get("auroc", 1.0) <= 0.5:
+            found.append(name)
+    return found
 
 
 def _print_statistics(console: Console, folder: Path, *, as_json: bool) -> None:

@@ -326,6 +326,7 @@ def summary(story: Story) -> dict[str, Any]:
         "missing": list(run.missing),
         "strategy": run.strategy,
         "rounds": len(run.rounds),
+        "metric": run.metric,
         "ended-early": run.ended_early or None,
         "seconds": finite(run.seconds),
         "ipr": finite(gains.ipr),
@@ -340,6 +341,7 @@ def summary(story: Story) -> dict[str, Any]:
                     "num-examples": finite(facts.num_examples),
                     "group": (now[name][0] or "alone") if name in now else None,
                     "since": since.get(name),
+                    "value": _value(run, gains.together.get(name)),
                     "error": finite(gains.together.get(name)),
                     "error-local": finite(gains.alone.get(name)),
                     "error-global": finite(gains.common.get(name)),
@@ -362,3 +364,8 @@ def summary(story: Story) -> dict[str, Any]:
         "command": repeat_command(run),
     }
     return former_names.with_former(figures, former_names.REPORT)
+
+
+def _value(run: Run, error: float | None) -> float | None:
+    """Return the primary metric's value for an error."""
+    return None if finite(error) is None or error is None else run.lead.value(error)

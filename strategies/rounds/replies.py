@@ -15,7 +15,7 @@ from flwr.app import Message, MetricRecord, RecordDict
 from numpy.typing import NDArray
 
 from coterie import wire
-from coterie.strategies.errors import FederationError
+from coterie.strategies.errors import EXIT_CONFIG, FederationError
 from coterie.strategies.rounds.admission import MAX_EXAMPLES
 from coterie.strategies.rounds.algorithm import Answers, Order, Update, Updates, num_bytes
 from coterie.strategies.rounds.handles import Arrays, Masked, Model, arrays_of
@@ -289,6 +289,23 @@ def check_finite(model: Arrays) -> None:
     for name, array in model.items():
         if np.issubdtype(array.dtype, np.floating) and not np.isfinite(array).all():
             raise FederationError(f"the initial model's array {name!r} contains NaN or infinity.")
+
+
+def check_averageable(model: Arrays) -> None:
+    """Check that no array is bytes: a mean of the bytes of a serialised model is none.
+
+    Raises:
+        FederationError: names the first array that is.
+    """
+    for name, array in model.items():
+        if array.dtype == np.uint8:
+            raise FederationError(
+                f"the initial model's array {name!r} is uint8. Bytes of a serialised model, such "
+                "as boosted trees, cannot be averaged: send the model's parameters as numbers, or "
+                "train trees by a strategy that does not average.",
+                phase="configuration",
+                exit_code=EXIT_CONFIG,
+            )
 
 
 def _check_like(model: Arrays, sent: Arrays) -> None:

@@ -42,6 +42,8 @@ MOST_LATER_S = 30.0
 """Longest such pause for a silo that replies that it cannot take part yet."""
 SHORT_DEADLINE_S = 5.0
 """Seconds for silos that do not fit to note the difference, and for nodes that are asked again."""
+REFUSED_S = 10.0
+"""Seconds after which a run ends that every silo here has refused, if they were enough for it."""
 POLL_S = 0.05
 SAY_AGAIN_S = 10.0
 
@@ -173,7 +175,7 @@ class DescribedRoster:
         gone = {name for name, at in self.churn.leaves.items() if at <= number}
         due -= gone
 
-        started, most, known = time.monotonic(), 0, ""
+        started, most, known, refused_at = time.monotonic(), 0, "", 0.0
         deadline = started + self.deadline_s
         patience_s = max(self.deadline_s, self.patience_s if self.awaited else 0.0)
         while True:
@@ -202,10 +204,16 @@ class DescribedRoster:
             text = waiting_text(training, self.min_silos, missing + away, lingering, number)
             reasons = self._reasons()
             text += reasons
-            if reasons != known or time.monotonic() - self._said >= SAY_AGAIN_S:
-                self._said, known = time.monotonic(), reasons
-                log.info("%s", text + self._hint())
-                self.on_wait(text + self._hint())
+            news = reasons + self._refusals()
+            if news != known or time.monotonic() - self._said >= SAY_AGAIN_S:
+                self._said, known = time.monotonic(), news
+                said = text + self._refusals() + self._hint()
+                log.info("%s", said)
+                self.on_wait(said)
+            refused_at = (refused_at or now) if number <= 1 and self._all_refuse(here) else 0.0
+            if refused_at and now - refused_at >= REFUSED_S:
+                why = f"every silo that is connected refuses the run{self._refusals()}. Change"
+                raise _ended(f"{why} what they refuse, and start another run.", number)
             if now >= started + patience_s:
                 later = self._later.values()  # reported already
                 unreported = {who: why for who, why in self.refused.items() if why not in later}
@@ -213,13 +221,8 @@ class DescribedRoster:
                     f" {listed(names)} {'was' if len(names) == 1 else 'were'} refused: {why}"
                     for why, names in by_reason(unreported).items()
                 )
-                raise FederationError(
-                    f"timed out after {patience_s:.0f} s while {text}.{refused} "
-                    f"{self._after_waiting()}",
-                    round_number=number,
-                    phase="roster",
-                    exit_code=EXIT_NO_SILOS,
-                )
+                why = f"timed out after {patience_s:.0f} s while {text}.{refused}"
+                raise _ended(f"{why} {self._after_waiting()}", number)
             time.sleep(POLL_S)
 
     def _reasons(self) -> str:
@@ -228,6 +231,25 @@ class DescribedRoster:
         return "".join(f"; {reason.rstrip('.')}" for reason in found[:MOST_REASONS]) + (
             f"; and {more} more" if more > 0 else ""
         )
+
+    def _refusals(self) -> str:
+        """Return why silos have refused the run for good."""
+        later = self._later.values()
+        unreported = {who: why for who, why in self.refused.items() if why not in later}
+        said = sentences(unreported)
+        more = len(said) - MOST_REASONS
+        return "".join(f"; {reason.rstrip('.')}" for reason in said[:MOST_REASONS]) + (
+            f"; and {more} more" if more > 0 else ""
+        )
+
+    def _all_refuse(self, here: Sequence[Silo]) -> bool:
+        """Return whether enough silos for the run are connected, and all have refused it for good.
+
+        Where silos are enrolled, others may still come.
+        """
+        undecided = here or self._silent or self._later or self._doubles or self.elsewhere
+        enough = len(self._refused_nodes) >= self.min_silos
+        return self.enrolled is None and not self.awaited and not undecided and enough
 
     def _hint(self) -> str:
         """Return what to add to the message while too few silos are connected."""
@@ -450,6 +472,11 @@ class DescribedRoster:
             return
         self.refused[who] = reason
         log.error("silo %s does not take part: %s", who, reason)
+
+
+def _ended(text: str, number: int) -> FederationError:
+    """Return the error of a run that has too few silos."""
+    return FederationError(text, round_number=number, phase="roster", exit_code=EXIT_NO_SILOS)
 
 
 def _describe(node: int, config: Mapping[str, Any]) -> Message:

@@ -189,7 +189,8 @@ def _plain(run: Run) -> dict[str, Any]:
         "error": run.error or None,
         "seconds": known(run.seconds),
         "model-hashes": dict(run.model_hashes) if completed else None,
-        "mean-accuracy": mean_accuracy(errors) if errors and not run.unit else None,
+        "mean-accuracy": mean_accuracy(errors) if errors and run.metric == wire.ERROR else None,
+        "mean-metric": run.lead.value(1 - mean_accuracy(errors)) if errors else None,
         "collaboration": plain(run.collaboration),
     }
     return always | {key: value for key, value in where_known.items() if value is not None}

@@ -278,7 +278,7 @@ def _drop_torn_line(file: Path) -> None:
 
 def _versions() -> dict[str, str]:
     found = {"python": platform.python_version()}
-    for package in ("coterie", "flwr", "numpy"):
+    for package in ("coterie", "flwr", "numpy", "torch"):
         try:
             found[package] = version(package)
         except PackageNotFoundError:

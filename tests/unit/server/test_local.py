@@ -9,11 +9,14 @@ import threading
 import time
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from coterie.server.machine.local import LocalFederation
+from coterie.server.machine.local import LocalFederation, follow_run
 from coterie.server.machine.superlink import SuperLink
+from coterie.server.runs.record import Event
+from coterie.strategies.errors import FederationError
 from coterie.system.processes import Program
 
 STUBBORN = (
@@ -29,6 +32,24 @@ def stubborn(folder: Path, name: str) -> Program:
     made.start()
     made.wait_until(lambda: "up" in made.last_lines(), deadline_s=30)
     return made
+
+
+def test_who_follows_a_run_hears_that_the_superlink_is_away_and_how_to_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Gone:
+        def runs(self, run_id: int) -> list[Any]:
+            raise FederationError("UNAVAILABLE")
+
+    folder, heard = tmp_path / "mine-7", list[Event]()
+    folder.mkdir()  # of a run whose process was killed
+    (folder / "events.jsonl").write_text('{"event": "start", "run_id": "7"}\n')
+    monkeypatch.setattr("coterie.server.machine.local.AWAY_SAID_S", 0.0)
+    monkeypatch.setattr("coterie.server.machine.local.DEAD_S", 0.2)
+    monkeypatch.setattr("coterie.server.runs.record.follow.CHECK_S", 0.0)
+    with pytest.raises(FederationError, match="continue with `coterie run resume mine-7`"):
+        follow_run(Gone(), 7, folder, heard.append)  # type: ignore[arg-type]
+    assert any("the SuperLink has not answered for" in event.text for event in heard)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])

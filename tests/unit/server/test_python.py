@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -13,6 +14,8 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
 import coterie
+from coterie.server.report.command import write_report
+from coterie.server.report.final import no_better_than_constant
 from coterie.server.report.shown import NOTHING, bar, in_notebook, is_notebook, shown_for
 from coterie.server.runs.record import read_run
 from coterie.server.runs.record.follow import Progress
@@ -228,3 +231,27 @@ def test_a_notebook_shows_a_bar_and_other_places_show_lines(
     coterie.simulate("digits", silos, strategy="fedavg", rounds=1, local_epochs=1)
     assert "round 1/1" in capsys.readouterr().err
     assert "&lt;b&gt;" in bar(Progress("<b>"), "")
+
+
+def test_figures_are_the_metric_s_values_under_its_name(tmp_path: Path) -> None:
+    keys = {"strategy": "fedavg", "primary_metric": "auroc"}
+    result = coterie.simulate(four(), rounds=2, local_epochs=1, progress=False, **keys)
+    stored = json.loads((result.folder / "run.json").read_text())
+    values = [row["auroc"] for row in result.metrics()]
+    assert "mean-accuracy" not in stored and stored["metric"] == "auroc"
+    assert stored["mean-metric"] == pytest.approx(np.mean(values))
+    (file,) = write_report(str(result.folder), kind="json")
+    report = json.loads(file.read_text())
+    assert report["metric"] == "auroc"
+    for row in result.metrics():
+        shown = report["silos"][row["silo"]]
+        assert shown["value"] == pytest.approx(row["auroc"]) == pytest.approx(1 - shown["error"])
+
+
+def test_a_run_s_end_names_silos_whose_models_learned_nothing() -> None:
+    draw = np.random.default_rng(0)
+    silos = {name: (draw.normal(size=(60, 3)), draw.normal(size=60)) for name in ("a", "b")}
+    silos["c"] = (silos["a"][0], silos["a"][0].sum(axis=1))
+    how: dict[str, Any] = {"strategy": "independent", "progress": False, "batch_size": 8}
+    result = coterie.simulate(silos, rounds=10, lr=0.01, local_epochs=4, **how)
+    assert no_better_than_constant(result.run) == ["a", "b"], result.metrics()

@@ -130,7 +130,7 @@ def test_a_finished_run_says_what_it_was(finished: tuple[Path, RunResult]) -> No
     data = record_of(finished[0])
     assert (data["status"], data["run-id"], data["format"]) == ("completed", "42", 1)
     assert data["config"] == RunConfig.read(SHORT).plain()
-    assert set(data["versions"]) == {"python", "coterie", "flwr", "numpy"}
+    assert set(data["versions"]) == {"python", "coterie", "flwr", "numpy", "torch"}
     assert data["seconds"] >= data["seconds-to-first-training"] >= 0
     facts = {"num-examples": 20, "alpha": None, "node-id": "1", "release": version("coterie")}
     assert data["silos"]["a"] == facts

@@ -849,6 +849,31 @@ def test_a_silo_that_refuses_the_run_is_named_with_its_reason() -> None:
     assert who.refused == {"node 2": "not with these people."}
 
 
+def test_a_run_that_all_silos_here_refuse_ends_without_waiting_for_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def app(message: Message, context: Context) -> Message:
+        return wire.refusal("not with this task.", message)
+
+    monkeypatch.setattr("coterie.strategies.rounds.roster.REFUSED_S", 0.0)
+    said: list[str] = []
+    grid = InProcessGrid(app, [named("a"), named("b")])  # type: ignore[arg-type]
+    who = DescribedRoster("t", min_silos=2, deadline_s=100.0, on_wait=said.append)
+    with pytest.raises(FederationError, match="every silo that is connected refuses") as caught:
+        who.present(grid, number=1)
+    assert "not with this task" in str(caught.value) and caught.value.exit_code == EXIT_NO_SILOS
+    assert "node 1, node 2: not with this task" in said[0], "at once, and not only at the end"
+    waits = DescribedRoster("t", min_silos=3, deadline_s=0.2)
+    with pytest.raises(FederationError, match="timed out"):
+        waits.present(grid, number=1)
+
+
+def test_bytes_are_not_averaged() -> None:
+    trees = ArrayRecord({"0": Array(np.zeros(0, np.uint8))})
+    with pytest.raises(FederationError, match="Bytes of a serialised model"):
+        FedAvg().start(grid=plain_grid(0, 0), initial_arrays=trees, num_rounds=1)
+
+
 def test_described_silos_that_do_not_come_end_the_run_with_the_reason() -> None:
     grid = InProcessGrid(described_app(), [named("a"), named("b", task="other")])
     with pytest.raises(FederationError, match="1 of at least 2 connected") as caught:
