@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import re
+import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -51,8 +52,7 @@ def keep(
 
     Later rounds belong to a past that was rolled back. Without ``on_disk`` the arrays are kept in
     memory only, even if the silo has a folder. ``passing`` arrays are needed only by the run
-    itself: ``forget`` removes them at its end; of runs that never ended, those of the last
-    ``MAX_RUNS`` remain.
+    itself: those of the last ``MAX_RUNS`` runs remain, of an ended run the last round's.
     """
     key = (settings.name, settings.home, kind, run)
     rounds = {r: kept for r, kept in _memory.pop(key, {}).items() if r < number}
@@ -83,6 +83,12 @@ def forget(settings: SiloSettings, kind: str, *, run: str, but: int | None = Non
         _memory[key] = kept
     if settings.home:
         _remove(folder_of(settings.home, kind, run), but=but)
+
+
+def keep_newest(settings: SiloSettings, kind: str, *, run: str) -> None:
+    """Remove a run's arrays except those of its last round: more rounds may be added to it."""
+    found = newest(settings, kind, run=run, before=sys.maxsize)
+    forget(settings, kind, run=run, but=None if found is None else found[0])
 
 
 def kinds(settings: SiloSettings, run: str) -> set[str]:

@@ -100,7 +100,7 @@ def _is_final(request: Request) -> bool:
 
 
 def _end_run(request: Request) -> None:
-    rounds.forget(request.session.settings, OPTIMISER, run=request.run)
+    rounds.keep_newest(request.session.settings, OPTIMISER, run=request.run)
     for stage in request.stages:
         stage.end(request)
 

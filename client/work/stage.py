@@ -128,7 +128,7 @@ class Stage:
         """Change what leaves, in ``work.leaving`` and ``work.metrics``."""
 
     def end(self, request: Request) -> None:
-        """Remove what only further rounds of the run would need."""
+        """Remove what further rounds of the run would not need."""
 
 
 class Begun:

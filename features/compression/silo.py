@@ -46,8 +46,8 @@ class Compression(Stage):
         work.metrics |= figures
 
     def end(self, request: Request) -> None:
-        """Forget the rounding error."""
-        rounds.forget(request.session.settings, KIND, run=request.run)
+        """Keep only the last rounding error."""
+        rounds.keep_newest(request.session.settings, KIND, run=request.run)
 
 
 def _format(request: Request) -> str:

@@ -6,9 +6,9 @@ import re
 import shlex
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rich.console import Console
@@ -24,6 +24,7 @@ from coterie.server.paths import default_runs_dir
 from coterie.server.report.final import print_final
 from coterie.server.report.view import local_time, showing
 from coterie.server.runs.config import RunConfig
+from coterie.server.runs.going_on import earlier_run, going_on, parent_of
 from coterie.server.runs.record import EVENTS, RECORD, Event, Run, reading
 from coterie.server.runs.record.follow import Progress, events
 from coterie.server.runs.run import run_folder
@@ -183,7 +184,7 @@ def resumable(calls: Control, config: RunConfig) -> RunConfig:
     Raises ``FederationError`` if there is no such run, it is complete, or it is still running.
     """
     folder = reading.find_run(config.resume, Path(config.runs_dir))
-    run = reading.read_unfinished(folder)
+    run, _ = earlier_run(config, folder)
     before = [info for info in calls.runs() if str(info.run_id) == run.run_id]
     if any(not info.ended for info in before):
         holder = held_by(folder)
@@ -195,7 +196,7 @@ def resumable(calls: Control, config: RunConfig) -> RunConfig:
         if holder is not None:
             raise refused(f"the run in {folder} is still running.")
         calls.stop(int(run.run_id))  # its process was killed and Flower has not noticed yet
-    return RunConfig.read({"resume": folder.name, "runs-dir": str(folder.resolve().parent)})
+    return going_on(config, folder)
 
 
 def watch_run(name: str | None, options: Given) -> int:
@@ -277,8 +278,13 @@ def print_status(options: Given, *, as_json: bool = False) -> None:
     print_queue(queue)
 
 
-def print_runs(folder: Path | None, queue: Sequence[Entry] = (), *, as_json: bool = False) -> None:
-    """Print recorded runs, newest last, and those that wait."""
+def print_runs(
+    folder: Path | None, queue: Sequence[Entry] = (), *, tree: bool = False, as_json: bool = False
+) -> None:
+    """Print recorded runs, newest last, and those that wait.
+
+    With ``tree``, each run stands below the one that it began from.
+    """
     console = Console()
     root = folder or default_runs_dir()
     records = sorted(root.glob(f"*/{RECORD}"), key=lambda path: path.stat().st_mtime)
@@ -286,6 +292,8 @@ def print_runs(folder: Path | None, queue: Sequence[Entry] = (), *, as_json: boo
     if as_json:
         print_json({"runs": rows, "queue": waiting_rows(queue)})
         return
+    if tree:
+        rows = list(_as_tree(rows))
     if rows:
         table = Table(box=None, padding=(0, 1))
         table.add_column("run", overflow="fold")  # a name to be typed, so never cut
@@ -299,6 +307,19 @@ def print_runs(folder: Path | None, queue: Sequence[Entry] = (), *, as_json: boo
     print_queue(queue)
 
 
+def _as_tree(rows: Sequence[_Row]) -> Iterator[_Row]:
+    """Yield rows with each run below its parent, and indented."""
+    known = {row.run for row in rows}
+
+    def below(parent: str, indent: str) -> Iterator[_Row]:
+        for row in rows:
+            if (row.parent if row.parent in known else "") == parent:
+                yield replace(row, run=indent + row.run)
+                yield from below(row.run, indent.replace("└ ", "  ") + "└ ")
+
+    yield from below("", "")
+
+
 def print_run(name: str, root: Path | None, *, as_json: bool = False) -> None:
     """Print the facts of one recorded run."""
     folder = reading.find_run(name, root)
@@ -306,7 +327,8 @@ def print_run(name: str, root: Path | None, *, as_json: bool = False) -> None:
     if as_json:
         print_json({**plain(row), "record": folder})
         return
-    for what, cell in {**row.cells(), "record": str(folder)}.items():
+    more = {"begun from": row.parent} if row.parent else {}
+    for what, cell in {**row.cells(), **more, "record": str(folder)}.items():
         say(Console(), f"{what:16} {cell}", highlight=False)
 
 
@@ -322,7 +344,10 @@ def _status(run: Run) -> str:
 
 @dataclass(frozen=True)
 class _Row:
-    """The facts of a recorded run; ``mean`` is the text of ``mean_error`` in the run's metric."""
+    """The facts of a recorded run; ``mean`` is the text of ``mean_error`` in the run's metric.
+
+    ``parent`` is the run that it began from, or empty.
+    """
 
     run: str
     strategy: str
@@ -333,6 +358,7 @@ class _Row:
     silos: int
     mean: str
     mean_error: float | None
+    parent: str
 
     def cells(self) -> dict[str, str]:
         """Return the facts for people, by the columns of their table."""
@@ -363,4 +389,5 @@ def _summary(folder: Path) -> _Row:
         len(run.silos),
         f"{run.lead.title} {run.lead.text(run.mean_error)}" if known else "–",
         run.mean_error,
+        parent_of(run),
     )

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import click
@@ -110,23 +111,35 @@ def _with_folder(keys: dict[str, Any]) -> dict[str, Any]:
     return keys
 
 
-def require_nothing_else(run: str, strategy: str | None, keys: Collection[str]) -> None:
-    """Check that a resumed run has neither a strategy nor keys.
+def keys_to_go_on(
+    resume: str | None, more: str | None, strategy: str | None, keys: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the keys that resume one run, or add rounds to another, complete one.
 
-    Raises ``MisuseError`` if it has some.
+    Raises ``MisuseError`` if no run is named or two are, if ``more`` lacks the number of rounds, or
+    if there is a strategy or another key.
     """
-    given = [*filter(None, [strategy]), *sorted(set(keys) - {"runs-dir"})]
+    option, run = ("--resume", resume) if more is None else ("--continue", more)
+    if more is not None and resume is not None:
+        raise MisuseError("--resume is for an interrupted run, --continue for a complete one.")
+    own = {"runs-dir"} if more is None else {"runs-dir", "rounds"}
+    given = [*filter(None, [strategy]), *sorted(set(keys) - own)]
     if given:
         from coterie.server.runs.record.reading import MORE_ROUNDS
 
         raise MisuseError(
-            f"--resume continues {run} with the strategy and the keys that it had: leave out "
+            f"{option} continues {run} with the strategy and the keys that it had: leave out "
             f"{', '.join(given)}. {MORE_ROUNDS}"
         )
+    if more is not None and "rounds" not in keys:
+        raise MisuseError("--continue adds rounds to a complete run: give --rounds.")
+    added = {} if more is None else {"more-rounds": keys["rounds"]}
+    kept = {key: value for key, value in keys.items() if key != "rounds"}
+    return {**kept, **added, **_named(str(run), option)}
 
 
-def resumed(run: str) -> dict[str, Any]:
-    """Return the keys that resume a run: by its folder if it is here, else by its name.
+def _named(run: str, option: str) -> dict[str, Any]:
+    """Return the keys that name a run: by its folder if it is here, else by its name.
 
     Raises ``MisuseError`` if it does not name a run.
     """
@@ -138,7 +151,38 @@ def resumed(run: str) -> dict[str, Any]:
         return {"resume": folder.name, "runs-dir": str(folder.parent)}
     if not folder.name:
         raise MisuseError(
-            f"--resume takes the folder, the name or the id of a run. Got {run!r}, where no run is "
+            f"{option} takes the folder, the name or the id of a run. Got {run!r}, where no run is "
             "recorded. `coterie runs` lists the recorded runs."
         )
     return {"resume": folder.name}
+
+
+OF_ONE_RUN = ("parent", "resume", "more-rounds", "rounds", "label", "runs-dir")
+"""Keys that a run from another does not inherit."""
+
+
+def keys_from(parent: str, root: Path | None) -> dict[str, Any]:
+    """Return the keys that a run from another inherits.
+
+    Empty if it is from a file, or if that run is recorded at the coordinator alone.
+    """
+    from coterie.server.runs.going_on import recorded_config
+    from coterie.server.runs.record import reading
+    from coterie.strategies.errors import FederationError
+
+    if parent.endswith(".safetensors"):
+        return {}
+    try:
+        run = reading.read_whole(reading.find_run(parent, root))
+    except FederationError:
+        return {}
+    plain = recorded_config(run).plain()
+    return {key: value for key, value in plain.items() if key not in OF_ONE_RUN}
+
+
+def named_parent(parent: str) -> str:
+    """Return what names a run or file for the coordinator: a path that exists here, in full."""
+    from coterie.server.paths import place
+
+    path = place(parent)
+    return str(path.resolve()) if path.is_file() or (path / "run.json").exists() else parent

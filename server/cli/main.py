@@ -51,6 +51,7 @@ class _Coterie(Group):
     spelled: ClassVar[Mapping[str, str]] = {
         "enroll": "members enrol",
         "run resume": "run --resume",
+        "run continue": "run --continue",
     }
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

@@ -8,7 +8,14 @@ from typing import Annotated
 import typer
 
 from coterie.server.cli import options
-from coterie.server.cli.keys import KeysCommand, keys_given, keys_of, require_nothing_else, resumed
+from coterie.server.cli.keys import (
+    KeysCommand,
+    keys_from,
+    keys_given,
+    keys_of,
+    keys_to_go_on,
+    named_parent,
+)
 from coterie.strategies.registry import DEFAULT
 from coterie.system.commandline import (
     Group,
@@ -35,7 +42,8 @@ recorded = typer.Typer(
     "\b\n"
     "  coterie run --rounds 20 --min-silos 9\n"
     "  coterie run hcct --alpha 50 --rounds 20 --min-silos 9 --set lr=0.1\n"
-    "  coterie run resume hcct-1234",
+    "  coterie run resume hcct-1234\n"
+    "  coterie run continue hcct-1234 --rounds 10",
 )
 def run(
     context: typer.Context,
@@ -52,6 +60,24 @@ def run(
         typer.Option(
             metavar="RUN",
             help="Continue a run after its last saved round; the same as `coterie run resume RUN`.",
+        ),
+    ] = None,
+    more: Annotated[
+        str | None,
+        typer.Option(
+            "--continue",
+            metavar="RUN",
+            help="Add --rounds to a complete run, with its groups and its memory; the same as "
+            "`coterie run continue RUN`.",
+        ),
+    ] = None,
+    parent: Annotated[
+        str | None,
+        typer.Option(
+            "--from",
+            metavar="RUN|FILE",
+            help="Begin from the groups and models of a complete run, with the silos of today and "
+            "with its keys where no others are given; or from the model in a .safetensors file.",
         ),
     ] = None,
     rounds: int | None = None,
@@ -115,11 +141,14 @@ def run(
     root = options.Given(federation, superlink, root_certificates, runs_dir).place().runs_dir
     folder = None if root is None else str(root.resolve())
     keys = keys_of(settings, keys_given(context) | {"runs_dir": folder}, strategy)
-    if resume is not None:
-        require_nothing_else(resume, strategy, keys)
-        keys |= resumed(resume)
+    if resume is not None or more is not None:
+        keys = keys_to_go_on(resume, more, strategy, keys)
+    elif parent is not None and (inherited := keys_from(parent, root)):
+        keys = inherited | keys | ({} if strategy is None else {"strategy": strategy})
     elif strategy is not None or "strategy" not in keys:
         keys |= {"strategy": strategy or DEFAULT}
+    if parent is not None:
+        keys |= {"parent": named_parent(parent)}
     from coterie.server.cli.submitting import submit_and_follow
     from coterie.server.cli.waiting import Turn
 
@@ -184,6 +213,9 @@ def status(
 @recorded.callback(epilog="Example:  coterie runs --runs-dir ./runs")
 def runs(
     context: typer.Context,
+    tree: Annotated[
+        bool, typer.Option("--tree", help="Show each run below the one that it began from.")
+    ] = False,
     runs_dir: options.RunsOption = None,
     federation: options.FederationOption = None,
     as_json: JsonOption = False,
@@ -201,7 +233,7 @@ def runs(
     given = options.Given(federation, runs_dir=runs_dir)
     made = given.made()
     queue = [] if made is None else Queue(made.folder).entries()
-    print_runs(given.place().runs_dir, queue, as_json=as_json)
+    print_runs(given.place().runs_dir, queue, tree=tree, as_json=as_json)
 
 
 @recorded.command(epilog="Example:  coterie runs show hcct-1234")

@@ -39,7 +39,7 @@ def print_final(console: Console, folder: Path, *, as_json: bool = False) -> Non
         console.print(collaboration_text(run.collaboration, run.lead), soft_wrap=True)
     if thin := thin_evidence(run):
         say(console, f"warning: {thin}", highlight=False)
-    since = f" since it was resumed {run.resumed[-1].when}" if run.resumed else ""
+    since = f" since it was {run.resumed[-1].words}" if run.resumed else ""
     say(console, f"{run.seconds:.1f} s{since}; models and record: {folder}")
     _write_report(console, folder)
 

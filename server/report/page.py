@@ -85,7 +85,7 @@ def _subtitle(run: Run) -> str:
         f"{private} with differential privacy" if private else "",
         f"ended early: {run.ended_early}" if run.ended_early else "",
         f"started {minute(run.started)}" if run.started else "",
-        *(f"resumed {one.when}" for one in run.resumed),
+        *(one.words for one in run.resumed),
         f"{duration(run.seconds)} {since}" if math.isfinite(run.seconds) else "",
     ]
     return " · ".join(part for part in parts if part)

@@ -129,6 +129,21 @@ class RunConfig(Options, wire.SiloKeys):
         "checkpoint, with its original keys. `coterie run resume RUN` sets this key. Empty: "
         "start a new run.",
     )
+    more_rounds: int = Field(
+        0,
+        ge=0,
+        le=100_000,
+        description="With `resume`: number of rounds that a complete run gets in addition. "
+        "`coterie run continue RUN --rounds N` sets this key. 0: the run is interrupted, and "
+        "plays its remaining rounds.",
+    )
+    parent: str = Field(
+        "",
+        description="Run from which this one begins, with its groups, models and memory: name, id "
+        "or folder of a complete run of the same strategy and task; `rounds` are then played in "
+        "addition. Or the `.safetensors` file of a model that replaces the random initial one. "
+        "`coterie run --from` sets this key. Empty: a random initial model.",
+    )
     influence: Influence = Field(default_factory=Influence)
     server_optimiser: ServerOptimiser = Field(default_factory=ServerOptimiser)
     algorithm: InstanceOf[Algorithm[Any]]
@@ -206,6 +221,17 @@ class RunConfig(Options, wire.SiloKeys):
         row = _row(values.get("strategy", DEFAULT))
         own = keys_of(row, around=values.get("generators", "off") != "off") | cls.own_keys()
         return cls.read({k: v for k, v in values.items() if k in own or v != usual.get(k)})
+
+    def kept_by_silos(self) -> Iterator[str]:
+        """Yield the keys with which silos hold models for this run alone."""
+        if self.secure:
+            yield "secure"
+        if self.personal:
+            yield "personal"
+        if self.personalise == wire.DITTO:
+            yield f"personalise = {wire.DITTO}"
+        if self.strategy == wire.APFL:
+            yield f"strategy = {wire.APFL}"
 
     def plain(self) -> dict[str, Any]:
         """Return all keys of this run and their values as written."""

@@ -1,16 +1,19 @@
 """w⁰: the initial model of a run, which its silos derive from the run's seed.
 
 Every silo makes the same model, so the server needs neither the task nor torch. It need not trust
-one silo either: models of different silos are compared.
+one silo either: models of different silos are compared. A run may begin from a file instead.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
+from safetensors import SafetensorError
+from safetensors.numpy import load_file
 
 from coterie import wire
 from coterie.engine.port import Engine
@@ -26,6 +29,8 @@ PAIR_DEADLINE_S, DEADLINE_S = 20.0, 60.0
 """Seconds for two silos to send w⁰ before two others are asked, and for all in total."""
 SILENT = "it did not answer in time."
 MOST_PAIRS = 3
+MOST_NAMED = 5
+"""Most arrays that an error names."""
 MAX_VALUE = 1e6
 """Largest absolute value in an initial model; training could not start from larger ones."""
 
@@ -96,6 +101,52 @@ def _question(silo: Silo, config: RunConfig) -> Message:
     return Message(RecordDict({wire.CONFIG: asked}), silo.node_id, wire.INITIAL, group_id="0")
 
 
+def started_from(file: Path, initial: ArrayRecord) -> ArrayRecord:
+    """Return the model in a safetensors file, in place of the ``initial`` one of these silos.
+
+    Raises:
+        FederationError: it cannot be read, has other arrays than silos, or unusable values.
+    """
+    try:
+        given = dict(load_file(file))
+    except (OSError, SafetensorError) as error:
+        raise FederationError(
+            f"the model {file} cannot be read: {error}. --from takes a run, or a .safetensors file "
+            "at the coordinator, such as one in a run's folder models/.",
+            phase="initial",
+        ) from None
+    own = wire.decode_arrays(initial)
+    odd = {**_unlike(given, own), **dict.fromkeys(own.keys() - given, "is not in the file")}
+    if odd:
+        listed = "; ".join(f"{name!r} {odd[name]}" for name in sorted(odd)[:MOST_NAMED])
+        more = f"; and {len(odd) - MOST_NAMED} more" if len(odd) > MOST_NAMED else ""
+        raise FederationError(
+            f"the model {file} is not one of this task: array {listed}{more}. Name a model of "
+            "the same declaration.",
+            phase="initial",
+        )
+    model = {name: given[name] for name in own}
+    try:
+        _check_values(model)
+    except wire.WireError as error:
+        raise FederationError(
+            f"the model {file} cannot be used: {error}", phase="initial"
+        ) from None
+    return wire.encode_arrays(model, packed=False)
+
+
+def _unlike(given: Model, own: Model) -> dict[str, str]:
+    """Return array → how it differs from the silos' array of that name."""
+    found = {}
+    for name, array in given.items():
+        if name not in own:
+            found[name] = "is not the silos'"
+        elif (array.shape, array.dtype) != (own[name].shape, own[name].dtype):
+            theirs = f"{own[name].dtype} of shape {list(own[name].shape)}"
+            found[name] = f"is {array.dtype} of shape {list(array.shape)}, the silos' {theirs}"
+    return found
+
+
 def _read(reply: Message | None) -> Model:
     """Return the model in an answer. Raises ``WireError`` if there is none, or it is unusable."""
     if reply is None:
@@ -107,6 +158,12 @@ def _read(reply: Message | None) -> Model:
     model = wire.decode_arrays(wire.array_records(reply.content)[wire.ARRAYS])
     if not model:
         raise wire.WireError("its model has no arrays.")
+    _check_values(model)
+    return model
+
+
+def _check_values(model: Model) -> None:
+    """Raise ``WireError`` if training cannot start from these values."""
     for name, array in model.items():
         if array.dtype.kind not in "biuf":
             raise wire.WireError(f"array {name!r} must contain numbers. Got {array.dtype}.")
@@ -114,4 +171,3 @@ def _read(reply: Message | None) -> Model:
             raise wire.WireError(f"array {name!r} contains NaN or infinity.")
         if array.size and max(float(array.max()), -float(array.min())) > MAX_VALUE:
             raise wire.WireError(f"array {name!r} contains values beyond ±{MAX_VALUE:g}.")
-    return model

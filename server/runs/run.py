@@ -22,9 +22,10 @@ from coterie.features.statistics.survey import ask_for_statistics, require_answe
 from coterie.server.paths import default_runs_dir, place
 from coterie.server.runs.answers import Announcing
 from coterie.server.runs.checkpoint import Checkpoints
-from coterie.server.runs.config import GONE, RunConfig, foreign_keys, train_config
-from coterie.server.runs.initial import initial_arrays
-from coterie.server.runs.record import OWN_APP, Recorder, Run, reading
+from coterie.server.runs.config import RunConfig, train_config
+from coterie.server.runs.going_on import CHECKPOINTS, Beginning, begin, earlier_run, model_file
+from coterie.server.runs.initial import initial_arrays, started_from
+from coterie.server.runs.record import Recorder, Run, reading
 from coterie.server.runs.record.metrics import Lead
 from coterie.server.runs.roster import EnrolledRoster, Known
 from coterie.server.runs.tracking import Tracking
@@ -45,8 +46,6 @@ LOCK_DEADLINE_S = 60.0
 RESUME_PATIENCE = 5
 """Times ``wait-for-silos`` that a resumed run waits for enough silos: by default ten minutes, as
 long as silos try to come back. A key that was not signed off is refused for one of them."""
-CHECKPOINTS = "checkpoints"
-"""Name of the checkpoint folder within the run's folder."""
 
 
 @dataclass(frozen=True)
@@ -166,7 +165,7 @@ def execute(
     """Run the federation that ``config`` describes and keep its record in ``folder``.
 
     With ``config.resume`` the run recorded there continues after its last good checkpoint, or from
-    the beginning if no round was committed.
+    the beginning if no round was committed; with ``config.more_rounds`` it is a complete one.
 
     Args:
         enrolled: see ``DescribedRoster``.
@@ -179,23 +178,27 @@ def execute(
             run is not resumed, and nothing is written.
     """
     if config.resume:
-        reading.read_unfinished(folder)  # before anything is written where no run can go on
+        earlier_run(config, folder)  # before anything is written where no run can go on
     else:
         make_folder(folder)
     with locked_run(folder):
         checkpoints = Checkpoints(folder / CHECKPOINTS)
-        after, standing, earlier = 0, None, None
-        if config.resume:
-            earlier = reading.read_unfinished(folder)
-            config = recorded_config(earlier)
-            after, standing = checkpoints.load() or (0, None)
+        beginning = begin(config, folder, checkpoints)
+        config, earlier, after = beginning.config, beginning.earlier, beginning.after
         alone = _alone(config, folder)
-        record = Recorder(folder, config.plain(), run_id=run_id, earlier=earlier, after=after)
+        record = Recorder(
+            folder,
+            config.plain(),
+            run_id=run_id,
+            earlier=earlier,
+            after=after,
+            added=beginning.added,
+        )
         log.info("run %s: %s, record in %s", run_id, config.strategy, folder)
         if earlier is not None:
             for damage in checkpoints.damaged:
                 log.warning("%s. The previous one is used.", damage)
-            log.info("resumed after round %d of %d", after, config.rounds)
+            log.info("%s of %d", record.run.resumed[-1].words, config.rounds)
         if alone is not None and alone.config.get("seed") != config.seed:
             log.warning(
                 "baseline-run: run %s has seed %s, this one %d: silos may have different data and "
@@ -210,7 +213,7 @@ def execute(
                 return _ask(engine, config, record, enrolled, known, more_terms)
             with Tracking(config.tracking, folder, config.plain()) as tracking:
                 result = _execute(
-                    *(engine, config, record, tracking, checkpoints, standing),
+                    *(engine, config, record, tracking, checkpoints, beginning),
                     *(enrolled, vouching, known, more_terms),
                 )
             errors = None if alone is None else alone.final_errors
@@ -229,26 +232,6 @@ def execute(
             raise
     log.info("run %s is complete: %s", run_id, folder)
     return result
-
-
-def recorded_config(run: Run) -> RunConfig:
-    """Return the configuration of a record; earlier releases wrote keys of every strategy.
-
-    Removed keys are dropped, with a warning in the log where they had an effect.
-
-    Raises:
-        FederationError: the run is of an own Flower app, which only the app can continue.
-    """
-    if run.config.get(OWN_APP):
-        raise refused(
-            f"{run.name} was started by a Flower app. To continue it, start that app with "
-            f"coterie.recorded(strategy, resume={run.name!r})."
-        )
-    foreign = foreign_keys(run.config) | GONE
-    for key in GONE.keys() & run.config.keys():
-        if run.config[key]:
-            log.warning("%s = %s of the record is left out: %s", key, run.config[key], GONE[key])
-    return RunConfig.read({key: v for key, v in run.config.items() if key not in foreign})
 
 
 def _alone(config: RunConfig, folder: Path) -> Run | None:
@@ -282,7 +265,7 @@ def _ask(
     more_terms: Mapping[str, Scalar],
 ) -> RunResult:
     """Run for statistics: ask the silos that are here once, and train nothing."""
-    roster = _roster(config, record, enrolled, None, known, more_terms)
+    roster = _roster(config, record, enrolled, Beginning(config), known, more_terms)
     recording = RecordingRoster(roster, record)
     recording.present(engine, number=1)
     record.ready(recording.silos)
@@ -301,11 +284,12 @@ def _roster(
     config: RunConfig,
     record: Recorder,
     enrolled: Callable[[], Mapping[int, str]] | None,
-    standing: Standing | None,
+    beginning: Beginning,
     known: Known | None,
     more_terms: Mapping[str, Scalar],
 ) -> EnrolledRoster:
-    resume = None if standing is None else standing.checkpoint
+    standing: Standing | None = beginning.standing
+    resume = standing.checkpoint if standing is not None and beginning.returns else None
     return EnrolledRoster(
         task=config.task,
         min_silos=config.min_silos,
@@ -327,14 +311,15 @@ def _execute(
     record: Recorder,
     tracking: Tracking,
     checkpoints: Checkpoints,
-    standing: Standing | None,
+    beginning: Beginning,
     enrolled: Callable[[], Mapping[int, str]] | None,
     vouching: Enrolled | None,
     known: Known | None,
     more_terms: Mapping[str, Scalar],
 ) -> RunResult:
+    standing: Standing | None = beginning.standing
     resume = None if standing is None else standing.checkpoint
-    roster = _roster(config, record, enrolled, standing, known, more_terms)
+    roster = _roster(config, record, enrolled, beginning, known, more_terms)
     recording = RecordingRoster(roster, record)
 
     def on_round(report: RoundReport) -> None:
@@ -361,8 +346,11 @@ def _execute(
     engine = Announcing(engine, recording.answered, roster.later)
     done = 0 if resume is None else resume.round
     ended = resume is not None and resume.ended_early
-    here = recording.present(engine, number=done if ended else min(done + 1, config.rounds))
+    first = min(done + 1, config.rounds) if beginning.returns else 1  # enough silos, as before it
+    here = recording.present(engine, number=done if ended else first)
     initial = initial_arrays(engine, here, config) if resume is None else ArrayRecord()
+    if resume is None and (file := model_file(config)) is not None:
+        initial = started_from(file, initial)
     training = train_config(config, run=record.folder.name)
     scale = (
         ask_for_scale(engine, here, training, deadline_s=config.round_timeout)

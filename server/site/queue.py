@@ -20,6 +20,7 @@ from typing import Any
 from coterie.engine.control import RunInfo, digest_of
 from coterie.server.machine.link import Control, bundle_of
 from coterie.server.runs.config import RunConfig
+from coterie.server.runs.going_on import going_on
 from coterie.server.runs.record import reading
 from coterie.server.site import audit
 from coterie.server.site.contacts import Contacts
@@ -211,9 +212,7 @@ def enqueue(
     """
     config = RunConfig.read(keys)
     if config.resume:  # before anybody waits for a run that cannot go on
-        found = reading.find_run(config.resume, Path(config.runs_dir))
-        reading.read_unfinished(found)
-        config = RunConfig.read({"resume": found.name, "runs-dir": str(found.resolve().parent)})
+        config = going_on(config, reading.find_run(config.resume, Path(config.runs_dir)))
     plain = config.plain()
     about = {key: plain[key] for key in ("strategy", "task", "resume") if plain.get(key)}
     with audit.acting(made, "queue", who=who, priority=priority, **about):

@@ -326,7 +326,7 @@ def problem_of(line: str, tree: click.Command) -> str:
             command, path = below[word], f"{path} {word}"
         elif below:
             return f"{path} has no command {word}"
-        elif path == "coterie run" and word == "resume":
+        elif path == "coterie run" and word in ("resume", "continue"):
             words = words[1:]
         elif path == "coterie run":
             keys["strategy"] = word

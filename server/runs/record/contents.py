@@ -120,16 +120,22 @@ class SiloFacts:
 
 @dataclass(frozen=True)
 class Resumption:
-    """A continuation of a run after a round, as a new Flower run."""
+    """A continuation of a run after a round, as a new Flower run.
+
+    ``added``: rounds that a complete run got in addition; 0 if it was interrupted.
+    """
 
     after_round: int
     at: str
     previous_run_id: str
+    added: int = 0
 
     @property
-    def when(self) -> str:
-        """The point of the resumption, as text."""
-        return f"after round {self.after_round}" if self.after_round else "before round 1"
+    def words(self) -> str:
+        """What happened, as text."""
+        when = f"after round {self.after_round}" if self.after_round else "before round 1"
+        more = wire.counted(self.added, "more round") if self.added else ""
+        return f"continued {when} for {more}" if self.added else f"resumed {when}"
 
 
 @dataclass(frozen=True)
@@ -254,8 +260,11 @@ class Run:
         evaluations += [self.final.evaluation] if self.final else []
         return {n: count for evaluation in evaluations for n, (_, _, count) in evaluation.items()}
 
-    def until(self, after: int, now: str) -> Run:
-        """Return the run as it was after a round, to resume there: later rounds are repeated."""
+    def until(self, after: int, now: str, *, added: int = 0) -> Run:
+        """Return the run as it was after a round, to go on there: later rounds are repeated.
+
+        ``added``: see ``Resumption``.
+        """
         return replace(
             self,
             error="",
@@ -263,7 +272,7 @@ class Run:
             rounds=tuple(one for one in self.rounds if one.round <= after),
             final=None,
             model_hashes={},
-            resumed=(*self.resumed, Resumption(after, now, self.run_id)),
+            resumed=(*self.resumed, Resumption(after, now, self.run_id, added)),
         )
 
     def rounds_to_end(self) -> tuple[Round, ...]:

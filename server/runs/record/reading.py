@@ -24,8 +24,9 @@ log = logging.getLogger("coterie.run")
 
 RECORD, EVENTS = "run.json", "events.jsonl"
 MORE_ROUNDS = (
-    "To train for more rounds or with other keys, start a new run, optionally from the models of "
-    f"this one: see {wire.page('Stop and resume a run')}."
+    "To add rounds to a complete run, use `coterie run continue RUN --rounds N`; to change its "
+    "keys, start a new run from its models: see "
+    f"{wire.page('Stop and resume a run')}."
 )
 """Advice for a run that cannot be resumed as requested."""
 

@@ -55,7 +55,8 @@ class Recorder:
         config: of the run, as plain values.
         run_id: Flower's id; every resumption has a new one.
         earlier: continue this record; None starts a new one.
-        after: with ``earlier``: the round to continue after.
+        after, added: with ``earlier``: the round to continue after, and the rounds that a complete
+            run gets in addition.
 
     Attributes:
         run: the record so far.
@@ -69,6 +70,7 @@ class Recorder:
         run_id: int,
         earlier: Run | None = None,
         after: int = 0,
+        added: int = 0,
     ) -> None:
         self.folder = folder
         (folder / "models").mkdir(parents=True, exist_ok=True)
@@ -81,7 +83,8 @@ class Recorder:
         self._lines: dict[int, tuple[Round, str]] = {}
         self._due = 0.0
         now = datetime.now(UTC).isoformat(timespec="seconds")
-        begun = earlier.until(after, now) if earlier else Run(started=now, config=dict(config))
+        begun = Run(started=now, config=dict(config))
+        begun = earlier.until(after, now, added=added) if earlier else begun
         self.run = replace(begun, run_id=str(run_id), status="starting", versions=_versions())
         self._commit()
         self.event(

@@ -19,9 +19,9 @@ import pytest
 from coterie.server.report.command import build_story
 from coterie.server.report.explain import explain
 from coterie.server.report.page import build_page, summary
+from coterie.server.runs.going_on import recorded_config
 from coterie.server.runs.record import Recorder, event_of, read_run, read_whole, run_of
 from coterie.server.runs.record.format import json_of, line_of, plain_round
-from coterie.server.runs.run import recorded_config
 from coterie.strategies.errors import FederationError
 from coterie.system import former_names
 
