@@ -22,6 +22,7 @@ from coterie.features.personal.silo import Personal, evaluate_own, train_model_a
 from coterie.features.privacy.silo import DifferentialPrivacy
 from coterie.features.secure import silo as secure
 from coterie.features.statistics import silo as statistics
+from coterie.features.unlabelled.silo import Testing, measure_group
 from coterie.features.validation.silo import Validation
 
 
@@ -39,7 +40,7 @@ def initialise(request: Request) -> RecordDict:
 
 
 STAGES = (
-    *(Validation(), DifferentialPrivacy(), statistics.Scaled()),
+    *(Testing(), Validation(), DifferentialPrivacy(), statistics.Scaled()),
     *(secure.Secure(), Personal(), Compression()),
 )
 """The stages, in the order in which they are called."""
@@ -60,6 +61,7 @@ ANSWERS = {
     wire.MASKED_SUM: secure.sum_masked,
     wire.TRAIN_DISCRIMINATOR: discriminate.train_discriminators,
     wire.EVALUATE: evaluate.evaluate_model,
+    wire.EVALUATE_GROUP: measure_group,
     wire.EVALUATE_TRAINING: evaluate.evaluate_model_on_training_data,
     wire.EVALUATE_OWN: evaluate_own,
     wire.ENSEMBLE: evaluate.evaluate_ensemble,

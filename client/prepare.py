@@ -28,7 +28,7 @@ def prepare(silos: Sequence[SiloSettings]) -> list[Session]:
         check_policy(session)
         check_privacy(session)
     # The largest: a simulation may go on without silos that are too small to train.
-    training = [session for session in sessions if not session.settings.unlabelled]
+    training = [session for session in sessions if session.settings.trains]
     if training:
         largest = max(training, key=lambda session: len(session.data.train))
         warm_up(largest.task, largest.model, largest.data)

@@ -40,7 +40,7 @@ from coterie.features.server_optimiser.keys import (
 from coterie.features.smallest_groups.coordinator import SmallestGroups
 from coterie.features.stopping.coordinator import Stopping
 from coterie.features.stragglers.coordinator import Stragglers
-from coterie.features.unlabelled.coordinator import Unlabelled
+from coterie.features.unlabelled.coordinator import Testing, Unlabelled
 from coterie.strategies.errors import FederationError
 from coterie.strategies.rounds import spoken
 from coterie.strategies.rounds.algorithm import Algorithm, Update, Updates
@@ -292,6 +292,7 @@ class GroupStrategy(Strategy):
             Pooling(config),
             *(() if self.secure else (Rejections(),)),  # a sum needs equal entries
             Unlabelled(),
+            Testing(),
         )
 
     def _optimisation(self) -> tuple[Stage, ...]:

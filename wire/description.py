@@ -51,7 +51,8 @@ class Description:
 
     Attributes:
         name: the silo's name, unique in a federation.
-        num_examples: number of training samples, > 0; without labels, if the silo has only such.
+        num_examples: number of training samples, > 0; without labels, if the silo has only such; of
+            test samples, if it only tests.
         schema: fingerprint of the model's arrays and of the task's classes.
         parts: the parts of the schema, to show people how two of them differ.
         alpha: the silo's own preference for more data (HCCT), or None to take the run's.
@@ -65,6 +66,7 @@ class Description:
         head: the layers of the model's predictor, or empty if it has no latent split.
         private: whether it trains with differential privacy.
         unlabelled: its samples have no labels yet: it receives a model, and trains none.
+        tests: it measures a model on its data, and trains none.
         tasks: all tasks of the silo, ``task`` among them; empty if it states only ``task``.
         mark: fingerprint of its training data, 16 hexadecimal digits, that reveals only whether
             they have changed; empty if the silo gives none.
@@ -87,6 +89,7 @@ class Description:
     head: Layers = ()
     private: bool = False
     unlabelled: bool = False
+    tests: bool = False
     tasks: tuple[str, ...] = ()
     protocol: int = PROTOCOL
     mark: str = ""
@@ -95,6 +98,13 @@ class Description:
     def common(self) -> tuple[object, ...]:
         """The values that depend only on the task, and so are equal at all silos of a run."""
         return self.schema, self.buffers, self.pooled_columns, self.metric
+
+    @property
+    def counted(self) -> str:
+        """What ``num_examples`` counts, for people."""
+        if self.unlabelled:
+            return "samples without labels"
+        return "test samples; it only tests" if self.tests else "training samples"
 
 
 def is_silo_name(name: str) -> bool:
@@ -122,6 +132,7 @@ def encode_description(description: Description) -> RecordDict:
             "head": json.dumps(description.head),
             **({"private": True} if description.private else {}),
             **({"unlabelled": True} if description.unlabelled else {}),
+            **({"tests": True} if description.tests else {}),
             **({"tasks": json.dumps(description.tasks)} if description.tasks else {}),
             **({"data-mark": description.mark} if description.mark else {}),
             PROTOCOL_KEY: description.protocol,
@@ -161,6 +172,7 @@ def decode_description(content: RecordDict) -> Description:
             head=_layers(json.loads(_text(config.get("head", "[]")))),
             private=config.get("private") is True,
             unlabelled=config.get("unlabelled") is True,
+            tests=config.get("tests") is True,
             tasks=_tasks(json.loads(_text(config.get("tasks", "[]")))),
             protocol=int(_number(config[PROTOCOL_KEY])),
             mark=_mark(config.get("data-mark", "")),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from coterie.wire import names
 
@@ -19,19 +20,23 @@ class Kind:
         strategies: only runs of these strategies send it; empty: any run may.
         secret: whether the outcome stays at the silo in a secure run.
         before_scale: whether a silo answers it before the run has a column scale.
+        without_labels, testing: whether a silo without labels, or one that only tests, answers it.
     """
 
     strategies: tuple[str, ...] = ()
     secret: bool = False
     before_scale: bool = False
     without_labels: bool = False
+    testing: bool = False
 
+
+EVERYBODY: Any = {"without_labels": True, "testing": True}
 
 KINDS: Mapping[str, Kind] = {
-    names.DESCRIBE: Kind(before_scale=True, without_labels=True),
-    names.INITIAL: Kind(before_scale=True, without_labels=True),
+    names.DESCRIBE: Kind(before_scale=True, **EVERYBODY),
+    names.INITIAL: Kind(before_scale=True, **EVERYBODY),
     names.COLUMN_SUMS: Kind(before_scale=True),
-    names.STATISTICS: Kind(before_scale=True),
+    names.STATISTICS: Kind(before_scale=True, testing=True),
     names.SECURE_KEY: Kind(before_scale=True),
     names.SECURE_SEED: Kind(before_scale=True),
     names.MASKED_SUM: Kind(before_scale=True),
@@ -41,12 +46,13 @@ KINDS: Mapping[str, Kind] = {
     names.TRAIN_PFEDME: Kind(("pfedme", *GROUPING), secret=True),
     names.TRAIN_APFL: Kind(("apfl",), secret=True),
     names.TRAIN_DISCRIMINATOR: Kind(("fedcollab", "auto")),
-    names.TRAIN_PLACING: Kind(without_labels=True),
-    names.EVALUATE: Kind(without_labels=True),
+    names.TRAIN_PLACING: Kind(**EVERYBODY),
+    names.EVALUATE: Kind(**EVERYBODY),
+    names.EVALUATE_GROUP: Kind(testing=True),
     names.EVALUATE_TRAINING: Kind(("ifca", "flsc", "maxfl", "fedfa", "auto")),
     names.EVALUATE_OWN: Kind(),
     names.EVALUATE_DISCRIMINATOR: Kind(("fedcollab", "auto")),
-    names.EVALUATE_PLACING: Kind(without_labels=True),
+    names.EVALUATE_PLACING: Kind(**EVERYBODY),
     names.LABEL_COUNTS: Kind(("fedgen",)),
     names.ENSEMBLE: Kind(("fedensemble",)),
 }

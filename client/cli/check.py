@@ -109,6 +109,9 @@ def _lines(session: Session) -> Iterator[str]:
         yield from _unlabelled_lines(session)
         return
     yield from _data_lines(session)
+    if session.settings.tests:
+        yield from _testing_lines(session)
+        return
     yield from _step_lines(session)
     yield from _privacy_lines(session)
     yield from _leaving_lines(session)
@@ -188,6 +191,22 @@ def _unlabelled_lines(session: Session) -> Iterator[str]:
         f"to 12 silos, and how often they are right; nothing else.{refused if refuses else ''}"
     )
     yield f"Runs on {described.device}. Then: coterie silo predict"
+
+
+def _testing_lines(session: Session) -> Iterator[str]:
+    """Measure the untrained model, and yield what would leave a silo that only tests."""
+    lead, part = leading(session.task), session.data.test
+    found = evaluate(session.task, session.model, part)
+    unit = getattr(session.task.problem, "unit", "")
+    text = lead.text(lead.shortfall(found.error), unit)
+    names = ", ".join(["numbers of samples", *_metric_names(session)])
+    yield f"role      it only tests; {lead.title} of an untrained model {text}"
+    yield ""
+    yield (
+        "When the silo joins, its name, task, schema and the number of test samples leave it. At "
+        f"the end of a run: {names}. No update ever leaves it. The training samples above only "
+        "choose the group whose model it tests."
+    )
 
 
 def _kind(task: Task) -> str:

@@ -19,7 +19,7 @@ import resource
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -62,6 +62,10 @@ task = {task}
 # it. The silo then gets a model to predict with, of the group whose data its own look like most,
 # and trains nothing until this line is gone.
 # unlabelled = "new-patients.csv"
+
+# A silo that only tests: it gets the model of the group whose model suits its data, measures it on
+# its test samples, and sends no update.
+# role = "evaluate"
 
 [data]
 # Options of the task, mostly where the data is; paths are meant from this folder. Of a table also
@@ -114,6 +118,7 @@ _File: Any = create_model(
     __base__=_Study,
     name=(str, ...),
     unlabelled=(str, ""),
+    role=(Literal["train", "evaluate"], "train"),
     also=(Annotated[tuple[_Study, ...], Field(max_length=MAX_ALSO)], ()),
     **_FIELDS,
 )
@@ -148,6 +153,7 @@ class Home:
             privacy=None if config.privacy is None else privacy_of(self._values(Privacy)),
             also=tuple(map(self._study, config.also)),
             unlabelled=self._path(config.unlabelled) if config.unlabelled else "",
+            role=config.role,
             **self._values(SiloSettings),
         )
 

@@ -92,6 +92,7 @@ class SiloSettings:
         privacy: the terms of differential privacy; None disables it.
         also: further tasks, under the same policy.
         unlabelled: file or folder of samples, as for predictions, if they have no labels yet.
+        role: ``evaluate`` for a silo that measures a model and trains none.
     """
 
     name: Annotated[str, In("", "")]
@@ -138,6 +139,7 @@ class SiloSettings:
     privacy: Privacy | None = None
     also: tuple[Study, ...] = ()
     unlabelled: Annotated[str, In("", "")] = ""
+    role: Annotated[Literal["train", "evaluate"], In("", "")] = "train"
 
     def __post_init__(self) -> None:
         check_name(self.name)
@@ -158,11 +160,26 @@ class SiloSettings:
                 "[privacy] needs a silo with one task: a budget counts what is revealed about "
                 "one data set. Give each task its own silo, or leave [privacy] out."
             )
+        if self.tests and (self.unlabelled or self.privacy is not None):
+            key = "unlabelled" if self.unlabelled else "[privacy]"
+            raise SettingsError(
+                f'role = "evaluate" measures a model on labels and trains none: leave out {key}.'
+            )
         if self.also and self.unlabelled:
             raise SettingsError(
                 "unlabelled needs a silo with one task, because it names that task's samples. "
                 "Give each task its own silo."
             )
+
+    @property
+    def tests(self) -> bool:
+        """Whether the silo only tests."""
+        return self.role == "evaluate"
+
+    @property
+    def trains(self) -> bool:
+        """Whether the silo trains."""
+        return not (self.unlabelled or self.tests)
 
     def studies(self) -> list[SiloSettings]:
         """Return these settings once for each task: as ``task``, with the others in ``also``."""

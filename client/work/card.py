@@ -218,7 +218,7 @@ def card_of(
         best_of=0 if best is None else _whole(config, wire.ROUND),
         validation_examples=0 if best is None else best.samples,
         privacy=session.loop.figures(),
-        placed=_placed(config) if session.settings.unlabelled else "",
+        placed="" if session.settings.trains else _placed(config),
         counted="; ".join(getattr(session.task, "counted", list)()),
         num_persons=_persons_of(session.data.train),
         test_persons=_persons_of(session.data.test),

@@ -38,7 +38,7 @@ def evaluate_model(request: Request) -> RecordDict:
         return _keep_unmeasured(request)
     stages = Begun(request, before=before, packed=packed)
     keep, metric = request.config.get(wire.KEEP), request.metric()
-    final = _is_final(request)
+    final = is_final(request)
     with Stopwatch() as watch:
         spared = request.spared()
         holding = Holding(
@@ -61,11 +61,17 @@ def evaluate_model(request: Request) -> RecordDict:
         keep_model(session.settings.home, card, model, final=final)
     if keep and final:
         _end_run(request)
+    return reply_of(request, result, watch.seconds)
+
+
+def reply_of(request: Request, result: Evaluation, seconds: float) -> RecordDict:
+    """Write a result in the silo's journal, and return the reply with what may leave."""
+    session, metric = request.session, request.metric()
     figures = {
         wire.NUM_EXAMPLES: result.num_examples,
         wire.ERROR: result.error,
         wire.LOSS: result.loss,
-        wire.SECONDS: watch.seconds,
+        wire.SECONDS: seconds,
         **_trivial(request, result),
     }
     if leading(session.task, metric).name == wire.ERROR and isfinite(result.error):
@@ -78,7 +84,7 @@ def evaluate_model(request: Request) -> RecordDict:
         figures,
         lead=request.lead(),
     )
-    return _evaluation(request, result, watch.seconds)
+    return _evaluation(request, result, seconds)
 
 
 def _keep_unmeasured(request: Request) -> RecordDict:
@@ -88,12 +94,13 @@ def _keep_unmeasured(request: Request) -> RecordDict:
     if session.settings.home:
         model = read_weights(session.model)
         card = card_of(session, request.config, model, UNMEASURED)
-        keep_model(session.settings.home, card, model, final=_is_final(request))
+        keep_model(session.settings.home, card, model, final=is_final(request))
     note(session.settings.home, wire.EVALUATE, request.run, request.config, {})
     return RecordDict({wire.METRICS: MetricRecord({wire.NUM_EXAMPLES: 0})})
 
 
-def _is_final(request: Request) -> bool:
+def is_final(request: Request) -> bool:
+    """Return whether the run ends with this evaluation."""
     planned = request.value(wire.ROUNDS)
     ended_early = bool(request.config.get(wire.ENDED_EARLY))
     return ended_early or request.round_number(default=LAST_ROUND) >= planned

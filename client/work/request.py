@@ -172,6 +172,8 @@ class Request:
         if self.config.get(wire.STRATEGY) == wire.ONLY_STATISTICS:
             return  # nothing is trained
         staying = self.personal()
+        if self.session.settings.tests:
+            return  # nothing is trained here
         if self.session.settings.unlabelled:
             self._check_use_without_labels(staying)
         plan = self.plan()

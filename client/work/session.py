@@ -45,6 +45,8 @@ _opening = Lock()
 _of_runs: dict[tuple[int, str], tuple[Task, Task, nn.Module, str]] = {}
 """(id of a task, a run's keys) → that task, the run's task, its model, its ``frozen_digest``."""
 MAX_OF_RUNS = 4
+TESTED = 0.5
+"""Share of its data on which a silo that only tests measures; on the rest its group is chosen."""
 
 
 @dataclass(frozen=True)
@@ -104,7 +106,7 @@ class Session:
         parameters = {name for name, _ in self.model.named_parameters()}
         return Description(
             name=self.settings.name,
-            num_examples=len(self.data.train),
+            num_examples=len(self.data.test if self.settings.tests else self.data.train),
             task=self.task.name,
             schema=self.schema,
             parts=self.parts,
@@ -120,6 +122,7 @@ class Session:
             head=describe_head(self.task, self.model),
             private=self.settings.privacy is not None,
             unlabelled=bool(self.settings.unlabelled),
+            tests=self.settings.tests,
             mark="" if self.settings.privacy else mark_of(self.settings.home, self.data_digest()),
             tasks=tasks_of(self.settings) if self.settings.also else (self.task.name,),
         )
@@ -227,6 +230,7 @@ def open_sessions(settings: Sequence[SiloSettings]) -> list[Session]:
         torch.set_num_threads(common.threads)
     device = _device(common.device)
     task = load_task(common.task)
+    settings = [_parted(task, own) for own in settings]
     loaded = _load(task, settings)
     model = _model_on(task, device)
     frozen = frozen_digest(model)
@@ -258,6 +262,14 @@ def open_sessions(settings: Sequence[SiloSettings]) -> list[Session]:
             )
         )
     return sessions
+
+
+def _parted(task: Task, own: SiloSettings) -> SiloSettings:
+    """Let a silo that only tests choose its group on half of its data, unless it says otherwise."""
+    said = {"test-share", "test-data", "fold"} & own.options.keys()
+    if not own.tests or said or "test-share" not in getattr(task, "options", ()):
+        return own
+    return replace(own, options={**own.options, "test-share": TESTED})
 
 
 def _load(task: Task, settings: Sequence[SiloSettings]) -> list[SiloData | StreamedData | Samples]:

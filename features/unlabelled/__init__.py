@@ -1,1 +1,1 @@
-"""Silos without labels: they train nothing, and get the model of the group most like them."""
+"""Silos that train nothing, because they have no labels or only test; they get a group's model."""

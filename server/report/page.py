@@ -107,6 +107,7 @@ def _tables(story: Story) -> dict[str, Table]:
                 for name, one in unlabelled_in(run).items()
             ],
         ),
+        "Sites that only test": _testing_table(run),
         "Left out": Table(
             ("round", "silo", f"why{cut}"),
             [(str(number), name, why) for number, name, why in shown],
@@ -117,6 +118,23 @@ def _tables(story: Story) -> dict[str, Table]:
             [(k, str(v)) for k, v in sorted(run.config.items()) if usual.get(k) != v],
         ),
     }
+
+
+def _testing_table(run: Run) -> Table:
+    """Return the sites that measured a group's model without training."""
+    if run.final is None:
+        return Table(("silo",), [])
+    figures, lead = run.final.grouping.tested, run.lead
+    rows = []
+    for name, one in run.final.grouping.testing.items():
+        own = figures.get(name, {})
+        metric = wire.KNOWN_METRICS[run.metric]
+        value = metric.shortfall(own.get(wire.ERROR, math.nan))
+        shown = _figure(metric, {metric.name: value, **own})
+        count = decimals(own.get(wire.NUM_EXAMPLES, math.nan), 0)
+        rows.append((name, ", ".join(one.group) or NO_NUMBER, shown, count, one.why))
+    header = ("silo", "has the model of", f"{lead.title}, with 95% interval", "test samples", "why")
+    return Table(header, rows, cards=True)
 
 
 def _folds(story: Story, pictures: Sequence[Picture]) -> list[Fold]:
@@ -175,12 +193,14 @@ def _silo_table(story: Story) -> Table:
     left = {n: one.round for one in run.rounds for n in one.left}
     own, tested = run.last_personal_errors(), run.test_counts()
     figures, unlabelled = _final_figures(run), unlabelled_in(run)
+    testing = run.final.grouping.testing if run.final else {}
     rows = []
     for name in story.history.order(run.silos):
-        gone = NO_NUMBER if name in unlabelled else "left"
+        gone = NO_NUMBER if name in unlabelled or name in testing else "left"
         remark = [f"joined in round {joined[name]}"] if joined.get(name, 1) > 1 else []
         remark += [f"left before round {left[name]}"] if name in left and name not in now else []
         remark += ["its samples have no labels yet"] * (name in unlabelled)
+        remark += ["only tests"] * (name in testing)
         error, count, ends = gains.together.get(name), tested.get(name, 0), interval_of(run, name)
         counted = run.metric == wire.ERROR and error is not None
         wrong = f", {round((error or 0) * count)} wrong" if counted else ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -138,6 +139,7 @@ class Conversation:
         costs: kind of work, in addition to the training → its cost.
         left_out: silo → why its training does not count after all, found when sums were made.
         asked: updates that answered the algorithm's questions.
+        tested: silo that only tests → what it measured of the model that it was given.
     """
 
     def __init__(self, run: Run, stages: Stages, room: Room, clock: Clock) -> None:
@@ -148,6 +150,7 @@ class Conversation:
         self.costs: dict[str, PhaseReport] = {}
         self.left_out: dict[str, str] = {}
         self.asked: list[Update] = []
+        self.tested: dict[str, Mapping[str, Any]] = {}
 
     def _round(self, without: Sequence[str] = ()) -> Round:
         away = {*self.apart, *without}
@@ -313,10 +316,36 @@ class Conversation:
                 said.append((silo, reply))
             elif reply is None or reply.has_error():
                 why = "it did not answer in time" if reply is None else reply.error.reason
-                log.warning("silo %s, without labels, did not take its model: %s", silo.name, why)
-        asked, answers = [silo for silo, _ in said], [reply for _, reply in said]
-        evaluation = read_evaluations(asked, answers, run.names)
-        return evaluation, read_own_metrics(asked, answers, evaluation)
+                log.warning(
+                    "silo %s, which does not train, did not take its model: %s", silo.name, why
+                )
+            elif silo.tests:
+                self.tested |= _figures(*self._read([silo], [reply]))
+        return self._read([silo for silo, _ in said], [reply for _, reply in said])
+
+    def _read(
+        self, silos: Sequence[Silo], replies: Sequence[Message | None]
+    ) -> tuple[dict[str, Evaluation], dict[str, Figures]]:
+        evaluation = read_evaluations(silos, replies, self.run.names)
+        return evaluation, read_own_metrics(silos, replies, evaluation)
+
+
+def _figures(
+    evaluation: Mapping[str, Evaluation], metrics: Mapping[str, Figures]
+) -> dict[str, Mapping[str, Any]]:
+    """Return silo → its figures as JSON values; those that it keeps back are missing."""
+    return {
+        name: {
+            wire.NUM_EXAMPLES: count,
+            **{
+                key: value
+                for key, value in ((wire.LOSS, loss), (wire.ERROR, error))
+                if math.isfinite(value)
+            },
+            **metrics.get(name, {}),
+        }
+        for name, (loss, error, count) in evaluation.items()
+    }
 
 
 def _without(algorithm: Algorithm[Any], state: Any, gone: Mapping[str, Any]) -> Any:

@@ -157,6 +157,7 @@ def finish(
             **algorithm.details(state),
             **held.notes,
             **({"by-choice": choice} if choice else {}),
+            **({"tested": talk.tested} if talk.tested else {}),
         },
         final=True,
     )

@@ -66,6 +66,7 @@ class Silo:
         metric, unit: the task's primary metric, and the unit of real targets.
         private: it states that it trains with differential privacy.
         unlabelled: its samples have no labels yet: it gets a model and trains none.
+        tests: it measures a model on its data, and trains none.
         protocol, release: the protocol version used with it, and its coterie version, if stated.
         mark: of its training data, see ``wire.Description``; empty if it gives none.
     """
@@ -84,6 +85,7 @@ class Silo:
     unit: str = ""
     private: bool = False
     unlabelled: bool = False
+    tests: bool = False
     protocol: int = wire.PROTOCOL
     release: str = ""
     mark: str = ""
@@ -95,8 +97,8 @@ class Silo:
 
     @property
     def trains(self) -> bool:
-        """Whether its samples have labels."""
-        return not self.unlabelled
+        """Whether its samples have labels, and it does not only test."""
+        return not (self.unlabelled or self.tests)
 
 
 class Roster(Protocol):
@@ -187,7 +189,7 @@ class DescribedRoster:
             missing, lingering = sorted(due - names), sorted(gone & names)
             away = sorted(self.awaited - names - gone - due)
             now = time.monotonic()
-            training = sum(not silo.unlabelled for silo in here)
+            training = sum(silo.trains for silo in here)
             if self.awaited and len(here) > most:  # they are coming back: the others may as well
                 most = len(here)
                 deadline = max(deadline, min(now + self.deadline_s, started + patience_s))
@@ -440,6 +442,7 @@ class DescribedRoster:
             unit=described.unit,
             private=described.private,
             unlabelled=described.unlabelled,
+            tests=described.tests,
             protocol=described.protocol,
             release=release_of(described),
             mark=described.mark,
@@ -448,7 +451,7 @@ class DescribedRoster:
             "silo %s joined: %d %s, %s%s",
             described.name,
             described.num_examples,
-            "samples without labels" if described.unlabelled else "training samples",
+            described.counted,
             described.device,
             _other_release(release_of(described)),
         )

@@ -38,7 +38,7 @@ LONG: dict[str, int] = {}
 
 FEATURES = {
     "secure": (14, "features/secure"),
-    "unlabelled": (20, "features/unlabelled"),
+    "unlabelled": (18, "features/unlabelled"),
     "influence": (6, "features/robust"),
     "personalise": (9, "features/personal"),
     "statistics": (20, "features/statistics"),

@@ -216,6 +216,17 @@ class Grouping:
         """Silos whose samples have no labels yet."""
         return self._whole("unlabelled", lambda fields, key: fields.named(key, Unlabelled))
 
+    @property
+    def testing(self) -> Mapping[str, Unlabelled]:
+        """Silos that only test, with the group whose model they measured."""
+        return self._whole("testing", lambda fields, key: fields.named(key, Unlabelled))
+
+    @property
+    def tested(self) -> Mapping[str, Mapping[str, float]]:
+        """Silo that only tests → its figures of that model."""
+        fields = self._whole("tested", Fields.inside)
+        return {name: fields.numbers(name) for name in fields.values}
+
     def without_matrices(self) -> dict[str, Any]:
         """Return the details, and the structure in them, without matrices."""
         kept = {key: value for key, value in self.details.items() if key not in MATRICES}
