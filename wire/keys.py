@@ -216,6 +216,7 @@ ASKED: Mapping[str, AtSilo] = {
     names.TASK: _asked("", evaluates="always"),
     names.STRATEGY: _asked("", evaluates="always", term=True),
     names.RUN: _asked("", evaluates="always"),
+    names.PARENT: _asked("", evaluates="always", term=True),
     names.SCALE: _asked("", evaluates="always"),
     names.KEEP_BEST: _asked(False, evaluates="always"),
     names.PLAIN_STEPS: _asked(

@@ -29,7 +29,7 @@ ModelOption = Annotated[
     option(
         "RUN|FILE",
         "Model to use: RUN for the model kept after that run, personalised/RUN for the silo's "
-        "personalised one, or a file. [default: the newest model]",
+        "personalised one, or a file. [default: the model in use, else the newest]",
     ),
 ]
 TaskOption = Annotated[

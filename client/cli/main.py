@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 import click
 import typer
 
-from coterie.client.cli import approve, folder, kept
+from coterie.client.cli import approve, folder, kept, versions
 from coterie.client.cli.options import (
     PATIENCE_S,
     AppOption,
@@ -260,5 +260,5 @@ def _check_together(
         )
 
 
-for _part in (folder.app, serving, approve.app, kept.app):
+for _part in (folder.app, serving, approve.app, kept.app, versions.app):
     app.add_typer(_part)

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from safetensors.numpy import load_file
 
 from coterie.client.cli.answers import Answers, Array
+from coterie.client.home.in_use import file_in_use
 from coterie.client.work.card import (
     PERSONALISED,
     Card,
@@ -35,7 +36,7 @@ from coterie.wire import Model, model_hash
 
 
 def find_model(home: Path, run: str) -> Path:
-    """Return a saved model by its file or its run's name, or the silo's newest.
+    """Return a saved model by its file or its run's name, else the one in use, or the newest.
 
     The model as the silo itself last trained it in a run is called ``personalised/RUN``.
 
@@ -52,6 +53,8 @@ def find_model(home: Path, run: str) -> Path:
     called |= {f"{PERSONALISED}/{file.stem}": file for file in by_age[PERSONALISED]}
     if run.removesuffix(".safetensors") in called:
         return called[run.removesuffix(".safetensors")]
+    if not run and (chosen := file_in_use(home)) is not None:
+        return chosen
     if by_age["models"] and not run:
         return by_age["models"][-1]
     which = f"model {run!r}" if run else "model of a run"

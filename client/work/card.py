@@ -112,8 +112,10 @@ class Card:
         privacy: with differential privacy: ``epsilon``, spent over all runs when the model was
             saved, ``delta``, ``noise`` and ``clip``; else empty.
         scale, scale_from: a table's column scale, and its origin: ``silo`` or ``federation``.
-        placed: for a silo without labels, a text on how the coordinator chose this model.
-            ``num_examples`` then counts unlabelled samples, and nothing was measured.
+        placed: for a silo that trains nothing, a text on how the coordinator chose this model.
+            ``num_examples`` then counts its test samples, or, without labels, its samples, and
+            nothing was measured.
+        parent: the run or the file from which the run began; empty if it began from neither.
         counted: a text on how many of the silo's data files were used and how many left out.
     """
 
@@ -156,6 +158,7 @@ class Card:
     counted: str = ""
     num_persons: int = 0
     test_persons: int = 0
+    parent: str = ""
 
     @property
     def alone(self) -> bool:
@@ -222,6 +225,7 @@ def card_of(
         counted="; ".join(getattr(session.task, "counted", list)()),
         num_persons=_persons_of(session.data.train),
         test_persons=_persons_of(session.data.test),
+        parent=wire.plain_text(str(config.get(wire.PARENT, ""))),
     )
 
 
@@ -298,7 +302,8 @@ def read_card(file: Path) -> Card:
 
 def _how_trained(card: Card) -> str:
     if card.placed:
-        return "by its group; this silo's samples have no labels yet"
+        only = "only tests" if card.test_examples else "has samples without labels"
+        return f"by its group; this silo {only}"
     if card.trained == HERE:
         return "as this silo trained it last, before it was averaged"
     if card.trained == "alone":
@@ -341,17 +346,20 @@ def _origin_rows(card: Card) -> dict[str, str]:
         if card.group
         else size,
         "Trained": _how_trained(card),
+        **({"Begun from": card.parent} if card.parent else {}),
     }
 
 
 def _sample_rows(card: Card) -> dict[str, str]:
     rows = {}
     if card.placed:
-        rows["Samples of this silo, without labels"] = str(card.num_examples)
         rows["How it was chosen"] = card.placed
+    if card.placed and not card.test_examples:
+        rows["Samples of this silo, without labels"] = str(card.num_examples)
         rows[f"{_title(card)} on this silo's data"] = "not known without labels"
     else:
-        rows["Training samples of this silo"] = f"{card.num_examples}{_of(card.num_persons)}"
+        if not card.placed:
+            rows["Training samples of this silo"] = f"{card.num_examples}{_of(card.num_persons)}"
         rows[f"{_title(card)} on this silo's test data"] = (
             f"{value_text(card, card.test_error)} of {wire.counted(card.test_examples, 'sample')}"
             f"{_of(card.test_persons)} (loss {wire.readable(card.test_loss, figures=4)})"

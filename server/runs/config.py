@@ -13,6 +13,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from functools import cache
+from pathlib import Path
 from typing import Any, Literal, Self
 
 from pydantic import Field, InstanceOf, field_validator
@@ -248,6 +249,7 @@ def train_config(config: RunConfig, *, run: str) -> dict[str, Scalar]:
     """Return the entries that every training message carries."""
     keys = {**Options.plain(config), wire.PERSONAL_LR: config.personal_lr or config.lr}
     sent = wire.training_entries(keys) | ({wire.KEEP_BEST: True} if config.keep == "best" else {})
+    sent |= {wire.PARENT: Path(config.parent).name} if config.parent else {}
     sent |= {wire.TASK: config.task, wire.STRATEGY: config.strategy, wire.RUN: run}
     return sent | config.task_keys
 
