@@ -13,10 +13,23 @@ from coterie.client.home.settings import SettingsError, SiloSettings
 from coterie.client.ledger import read
 from coterie.client.work.card import read_card
 from coterie.features.unlabelled.testing import Fit, words
+from coterie.server.machine.local import SiloSpec
 from coterie.server.report.command import write_report
+from coterie.server.study import demo
 from coterie.wire import model_hash
 from tests.commands import coterie
-from tests.kit import CutGrid, Node, ask, digits, initial, reason, record_of, restart_silos
+from tests.kit import (
+    CutGrid,
+    Node,
+    ask,
+    digits,
+    initial,
+    nodes_of,
+    reason,
+    record_of,
+    restart_silos,
+    run,
+)
 from tests.unit.server.test_resume import go, interrupted, timeless
 
 UPRIGHT = ("a", "b", "c")
@@ -190,3 +203,20 @@ def test_how_sure_a_place_is_is_in_words() -> None:
     assert "may be chance" in words([best, Fit(("a",), 0.12, 1.0, 100)])
     assert "its loss is lower" in words([best, Fit(("a",), 0.1, 1.0, 100)])
     assert "loss is least" in words([Fit(("d",), loss=0.1), Fit(("a",), loss=0.2)])
+
+
+@pytest.mark.parametrize(
+    "seed", [0, *(pytest.param(seed, marks=pytest.mark.nightly) for seed in range(1, 10))]
+)
+def test_on_the_demo_one_of_each_kind_is_placed_right(seed: int, tmp_path: Path) -> None:
+    """By thirty samples, also where only the labels differ."""
+    nodes = nodes_of(demo.silos(seed))
+    for number, (kind, options) in enumerate(demo.KINDS.items()):
+        cut = {"train": 30, "test": 70, "skip": 1320 + 100 * number, "split-seed": seed}
+        spec = SiloSpec(f"test-{kind}", options={**cut, **options})
+        nodes += [{**one, "role": "evaluate"} for one in nodes_of([spec])]
+    result = run(tmp_path / "hcct", nodes, strategy="hcct", rounds=4, seed=seed, alpha=50.0)
+    details = result.rounds[-1].details
+    groups = {name: own["group"] for name, own in details["testing"].items()}
+    assert groups == {f"test-{kind}": [f"{kind}-{i}" for i in (1, 2, 3)] for kind in demo.KINDS}
+    assert all(own["error"] < 0.4 for own in details["tested"].values())
