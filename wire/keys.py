@@ -42,6 +42,8 @@ class AtSilo:
         without: methods of a task that replace ours and make the entry ineffective or wrong.
         idle: the value at which it has no effect in such a task.
         sent_as: its name in messages, if that differs from the key's.
+        keeps: the value with which a silo keeps models or layers for the run alone; ``any`` value
+            but the default.
     """
 
     default: Scalar
@@ -52,6 +54,7 @@ class AtSilo:
     without: tuple[str, ...] = ()
     idle: Scalar | None = None
     sent_as: str = ""
+    keeps: str = ""
 
 
 class SiloKeys(BaseModel):
@@ -167,13 +170,14 @@ class SiloKeys(BaseModel):
         "themselves. With the strategies `fedgenp` and `fedgen`, and with `generators`, they "
         "always do.",
     )
-    personal: Annotated[str, AtSilo("", evaluates="always")] = Field(
+    personal: Annotated[str, AtSilo("", evaluates="always", keeps="any")] = Field(
         "",
         description="Layers that never leave a silo: `head` (HCCT-P), or a prefix of array names. "
         "Empty: none.",
     )
     personalise: Annotated[
-        Literal["none", "partial", "finetune", "ditto"], AtSilo("none", evaluates="own")
+        Literal["none", "partial", "finetune", "ditto"],
+        AtSilo("none", evaluates="own", keeps="ditto"),
     ] = Field(
         "none",
         description="How each silo personalises its group's model: `none`; `partial` (partial "

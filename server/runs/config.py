@@ -227,10 +227,10 @@ class RunConfig(Options, wire.SiloKeys):
         """Yield the keys with which silos hold models for this run alone."""
         if self.secure:
             yield "secure"
-        if self.personal:
-            yield "personal"
-        if self.personalise == wire.DITTO:
-            yield f"personalise = {wire.DITTO}"
+        for key, at in ((one.key, one.at) for one in wire.entries().values() if one.at.keeps):
+            value = getattr(self, key)
+            if value != at.default and at.keeps in ("any", value):
+                yield f"{key} = {value}"
         if self.strategy == wire.APFL:
             yield f"strategy = {wire.APFL}"
 

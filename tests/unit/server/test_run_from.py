@@ -94,7 +94,7 @@ def test_a_run_from_another_that_is_killed_is_resumed(tmp_path: Path) -> None:
     [
         ({"strategy": "fedgroup"}, "strategy must be the same, hcct. Got fedgroup"),
         ({"secure": True}, r"for that run alone \(secure\)"),
-        ({"personal": "head"}, r"for that run alone \(personal\)"),
+        ({"personal": "head"}, r"for that run alone \(personal = head\)"),
         ({"schedule": "step"}, "follows the planned number of rounds"),
         ({"parent": "run-2"}, "there is no run 'run-2'"),
     ],

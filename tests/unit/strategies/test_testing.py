@@ -178,7 +178,7 @@ def test_a_role_that_does_not_fit_is_refused() -> None:
         SiloSettings.from_node_config({"name": "t", "role": "watch"}, node_id=1)
 
 
-def test_own_data_need_no_training_part_of_their_own(tmp_path: Path) -> None:
+def test_a_table_needs_no_training_file(tmp_path: Path) -> None:
     (tmp_path / "t.toml").write_text(
         'kind = "table"\nname = "t"\ntarget = "y"\nclasses = ["0", "1"]\nnumeric = ["x"]\n'
         'network = "mlp-16"\n'
@@ -197,7 +197,7 @@ def test_own_data_need_no_training_part_of_their_own(tmp_path: Path) -> None:
     assert "20 samples" in said.stdout
 
 
-def test_how_sure_a_place_is_is_in_words() -> None:
+def test_the_reason_says_how_sure_a_place_is() -> None:
     best = Fit(("d",), 0.1, 0.4, 100)
     assert "is beyond chance" in words([best, Fit(("a",), 0.5, 1.0, 100)])
     assert "may be chance" in words([best, Fit(("a",), 0.12, 1.0, 100)])
@@ -215,7 +215,8 @@ def test_on_the_demo_one_of_each_kind_is_placed_right(seed: int, tmp_path: Path)
         cut = {"train": 30, "test": 70, "skip": 1320 + 100 * number, "split-seed": seed}
         spec = SiloSpec(f"test-{kind}", options={**cut, **options})
         nodes += [{**one, "role": "evaluate"} for one in nodes_of([spec])]
-    result = run(tmp_path / "hcct", nodes, strategy="hcct", rounds=4, seed=seed, alpha=50.0)
+    keys = {"strategy": "hcct", "rounds": 4, "seed": seed, "alpha": 50.0, "min-silos": 9}
+    result = run(tmp_path / "hcct", nodes, **keys)
     details = result.rounds[-1].details
     groups = {name: own["group"] for name, own in details["testing"].items()}
     assert groups == {f"test-{kind}": [f"{kind}-{i}" for i in (1, 2, 3)] for kind in demo.KINDS}
