@@ -70,7 +70,7 @@ def follow(
     if not here:
         return _follow_log(console, calls, run_id, Start(run_id, config.wait_for_silos))
     progress = Progress(config.resume or config.strategy)
-    again = run_id if config.resume else None
+    again = run_id if config.resume or config.parent else None
     with insistent_interrupts(), showing(console, progress, resumed_as=again) as show:
         last = follow_run(calls, run_id, folder, show, wait_s=config.wait_for_silos)
     if last.status != "completed":  # why, was shown

@@ -181,7 +181,7 @@ def test_a_role_that_does_not_fit_is_refused() -> None:
 def test_a_table_needs_no_training_file(tmp_path: Path) -> None:
     (tmp_path / "t.toml").write_text(
         'kind = "table"\nname = "t"\ntarget = "y"\nclasses = ["0", "1"]\nnumeric = ["x"]\n'
-        'network = "mlp-16"\n'
+        'network = "mclr"\n'
     )
     rows = "".join(f"{i % 7},{i % 2}\n" for i in range(40))
     (tmp_path / "t.csv").write_text("x,y\n" + rows)
