@@ -23,11 +23,11 @@ DIGITS = 12
 
 @app.command(epilog="Example:  coterie silo models --home hospital-b")
 def models(home: HomeOption = None, as_json: JsonOption = False) -> None:
-    """List the models that this silo kept, the newest last, and which is in use since when.
+    """List the models that this silo kept, and the one in use.
 
-    For each model: its run and the run that this began from, round, size of the silo's group, the
-    primary metric on the silo's test data with its 95% interval, and the fingerprint of the
-    training data.
+    The newest is last. For each model: its run and the run that this began from, round, size of
+    the silo's group, the primary metric on the silo's test data with its 95% interval, and the
+    fingerprint of the training data.
     """
     from rich.console import Console
     from rich.table import Table
@@ -61,9 +61,10 @@ def use(
     ],
     home: HomeOption = None,
 ) -> None:
-    """Choose the model that predict, calibrate and export take if they are given no other.
+    """Choose the model that is in use.
 
-    The silo keeps a copy of it in its folder, in-use/, which no later round or run overwrites.
+    predict, calibrate and export take it if they are given no other. The silo keeps a copy of it in
+    its folder, in-use/, which no later round or run overwrites.
     """
     from rich.console import Console
 
@@ -82,7 +83,7 @@ def use(
 
 @app.command(epilog="Example:  coterie silo back --home hospital-b")
 def back(home: HomeOption = None) -> None:
-    """Use the model again that was in use before the present one."""
+    """Use the previous model again."""
     from rich.console import Console
 
     from coterie.client.home import in_use

@@ -24,6 +24,7 @@ from coterie.server.report.story import (
     signed_points,
 )
 from coterie.server.runs.config import defaults, foreign_keys
+from coterie.server.runs.going_on import parent_of
 from coterie.server.runs.record import Run
 from coterie.system import former_names
 
@@ -290,7 +291,13 @@ def repeat_command(run: Run, *, strategy: str = "") -> str:
     wanted = strategy or run.strategy or str(usual["strategy"])
     line = ["coterie", "run", wanted]
     others = foreign_keys({**run.config, "strategy": wanted})
-    for key, value in run.config.items():
+    keys = dict(run.config)
+    if parent_of(run) and not str(keys["parent"]).endswith(".safetensors"):
+        if strategy:  # another strategy cannot begin there
+            keys["parent"] = ""
+        elif run.resumed:
+            keys["rounds"] = run.planned_rounds - run.resumed[0].after_round
+    for key, value in keys.items():
         skipped = key in ("strategy", "runs-dir") or (strategy and key in ("label", "churn"))
         if not skipped and key not in others and usual.get(key) != value:
             text = str(value).lower() if isinstance(value, bool) else str(value)

@@ -184,7 +184,13 @@ def _from_run(config: RunConfig, folder: Path, checkpoints: Checkpoints) -> Begi
     standing = replace(standing, checkpoint=_of_today(keys.algorithm, standing.checkpoint))
     checkpoints.save(after, standing)  # the record comes after it: then a crash is resumed
     earlier = replace(
-        parent, folder=folder, config=keys.plain(), started="", refused={}, collaboration=None
+        parent,
+        folder=folder,
+        config=keys.plain(),
+        started="",
+        refused={},
+        collaboration=None,
+        resumed=(),
     )
     return Beginning(keys, earlier, after, config.rounds, standing)
 

@@ -38,7 +38,7 @@ NEEDED = {
 }
 """Method → role; empty: only the coordinator's own commands, which maintain the roster. Flower's
 other methods are closed to everybody."""
-SAID_OF_A_RUN = ("strategy", "task", "rounds", "label", "resume")
+SAID_OF_A_RUN = ("strategy", "task", "rounds", "label", "resume", "more-rounds", "parent")
 """Keys of a run that its line in the log includes."""
 
 Answer = Callable[[Any, grpc.ServicerContext], Any]

@@ -85,7 +85,8 @@ class Recorder:
         now = datetime.now(UTC).isoformat(timespec="seconds")
         begun = Run(started=now, config=dict(config))
         begun = earlier.until(after, now, added=added) if earlier else begun
-        self.run = replace(begun, run_id=str(run_id), status="starting", versions=_versions())
+        about: dict[str, Any] = {"started": begun.started or now, "versions": _versions()}
+        self.run = replace(begun, run_id=str(run_id), status="starting", **about)
         self._commit()
         self.event(
             "start" if earlier is None else "resume",

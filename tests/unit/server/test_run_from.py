@@ -10,6 +10,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from coterie import wire
+from coterie.server.report.page import repeat_command
 from coterie.server.runs.going_on import parent_of
 from coterie.server.runs.record import reading
 from coterie.strategies import FederationError
@@ -71,7 +72,11 @@ def test_silos_of_today_go_on_in_their_groups_and_newcomers_are_placed(
     assert all(received[n]["error"] < untrained[n]["error"] - 0.1 for n in "abc")
     if kind != "fedavg":
         assert sorted(record["final-groups"]) == [["a", "c"], ["b", "e"]]
-    assert parent_of(reading.read_run(own)) == "run-1"
+    run = reading.read_run(own)
+    assert parent_of(run) == "run-1" and run.started
+    repeated = repeat_command(run)
+    assert "--set parent=run-1" in repeated and "--set rounds=4" in repeated
+    assert "parent" not in repeat_command(run, strategy="independent")
     assert reading.read_run(own).resumed[-1].words == "continued after round 3 for 4 more rounds"
 
 
