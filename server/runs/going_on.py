@@ -13,7 +13,7 @@ from coterie.features.stopping.coordinator import Stopping
 from coterie.server.paths import place
 from coterie.server.runs.checkpoint import Checkpoints
 from coterie.server.runs.config import GONE, RunConfig, foreign_keys
-from coterie.server.runs.record import EVENTS, Run, reading
+from coterie.server.runs.record import EVENTS, OWN_APP, Run, reading
 from coterie.strategies.errors import FederationError, refused
 from coterie.strategies.rounds.algorithm import Algorithm
 from coterie.strategies.rounds.checkpoint import Checkpoint
@@ -70,7 +70,15 @@ def recorded_config(run: Run) -> RunConfig:
     """Return the configuration of a record; earlier releases wrote keys of every strategy.
 
     Removed keys are dropped, with a warning in the log where they had an effect.
+
+    Raises:
+        FederationError: the run is of an own Flower app, which only the app can continue.
     """
+    if run.config.get(OWN_APP):
+        raise refused(
+            f"{run.name} was started by a Flower app. To continue it, start that app with "
+            f"coterie.recorded(strategy, resume={run.name!r})."
+        )
     foreign = foreign_keys(run.config) | GONE
     for key in GONE.keys() & run.config.keys():
         if run.config[key]:

@@ -27,8 +27,9 @@ from coterie.engine.plain import engine_of
 from coterie.engine.port import Engine
 from coterie.server.paths import default_runs_dir, place
 from coterie.server.runs.checkpoint import Checkpoints
+from coterie.server.runs.going_on import CHECKPOINTS
 from coterie.server.runs.record import OWN_APP, Recorder, Run, reading
-from coterie.server.runs.run import CHECKPOINTS, RecordingRoster, folder_name, locked_run
+from coterie.server.runs.run import RecordingRoster, folder_name, locked_run
 from coterie.strategies.registry import PUBLIC
 from coterie.strategies.rounds import spoken
 from coterie.strategies.rounds.checkpoint import Checkpoint

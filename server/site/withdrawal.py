@@ -22,9 +22,9 @@ from coterie.engine.fast.superlink.leftovers import BusyError, forget_ended_runs
 from coterie.features.statistics.survey import FILE as STATISTICS
 from coterie.server.machine.link import control
 from coterie.server.runs.checkpoint import others_of
+from coterie.server.runs.going_on import CHECKPOINTS
 from coterie.server.runs.record import EVENTS, Round, Run, read_run
 from coterie.server.runs.record.format import event_of
-from coterie.server.runs.run import CHECKPOINTS
 from coterie.server.site import audit, enrolled, operators
 from coterie.server.site.coordinator import answers, sync_superlink
 from coterie.server.site.federation import Federation
