@@ -108,6 +108,10 @@ class _Study(_Section):
     data: dict[str, Annotated[str | int | float | bool, BeforeValidator(as_option)]] = {}
 
 
+class _Own(_Study):
+    role: Literal["train", "evaluate"] = "train"
+
+
 _MODELS = {name: section_model(name, kinds, _Section) for name, kinds in SECTIONS.items()}
 _FIELDS: Any = {
     name: (model | None, None) if name == OPTIONAL else (model, Field(default_factory=model))
@@ -115,10 +119,9 @@ _FIELDS: Any = {
 }
 _File: Any = create_model(
     "_File",
-    __base__=_Study,
+    __base__=_Own,
     name=(str, ...),
     unlabelled=(str, ""),
-    role=(Literal["train", "evaluate"], "train"),
     also=(Annotated[tuple[_Study, ...], Field(max_length=MAX_ALSO)], ()),
     **_FIELDS,
 )

@@ -125,7 +125,7 @@ def _given(held: Held, chosen: Mapping[str, tuple[Group, str]], scene: Scene) ->
 def _models(scene: Scene, groups: list[Group]) -> dict[Group, Model]:
     """Return the groups' models that the coordinator sees."""
     models, sizes = scene.algorithm.models(scene.state), scene.algorithm.members(scene.state).sizes
-    found = {}
+    found: dict[Group, Model] = {}
     for group in groups:
         mean = mean_model({n: models[n] for n in group if n in models}, sizes)
         if mean is not None and is_seen(mean):
