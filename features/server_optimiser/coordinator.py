@@ -56,8 +56,8 @@ class ServerOptimisation(Stage):
         if not scene.training:
             return mine, came
         groups = scene.algorithm.groups(came.state)
-        together = {name for group in groups if len(group) > 1 for name in group}
-        counting = [u for u in came.updates if not u.purpose and u.silo.name in together]
+        grouped = {name for group in groups for name in group}  # nobody while groups are formed
+        counting = [u for u in came.updates if not u.purpose and u.silo.name in grouped]
         starts = {u.silo.name: u.start for u in counting if is_seen(u.start)}
         return replace(mine, starts=starts), came
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 from flwr.serverapp import strategy as flower
@@ -106,7 +106,7 @@ def play(
 
 
 def test_models_that_grow_stay_within_their_groups() -> None:
-    grid = Tap(plain_nodes(1, 2, 1, 2), trees_app())
+    grid = Tap(plain_nodes(1, 2, 1, 2, samples=[100, 200, 100, 200]), trees_app())
     result = play(grid)
     assert grown(result) == {f"node-{n}": [2 - n % 2] * 6 for n in (1, 2, 3, 4)}
     assert result.groups[1] == GROUPS
@@ -120,7 +120,7 @@ def test_models_that_grow_stay_within_their_groups() -> None:
     sent = [m for m in grid.sent if m.metadata.message_type == "train"]
     assert all(m.content["config"]["group-size"] == 2 for m in sent)
     assert all(m.content["config"]["strategy"] == "pergroup" for m in sent)
-    assert arrays_of(result.arrays)["0"].tolist() == [1] * 6, "the largest group's, not a mean"
+    assert arrays_of(result.arrays)["0"].tolist() == [2] * 6, "the largest group's, not a mean"
 
 
 @pytest.mark.parametrize(
@@ -262,6 +262,22 @@ def test_a_strategy_that_fails_on_every_reply_keeps_its_model_and_says_so() -> N
         f"node-{n}": [2 - n % 2] * (4 + 2 * (n % 2 == 0)) for n in (1, 2, 3, 4)
     }
     assert "KeyError" in result.rounds[1].details["failed"]["0"]
+
+
+def test_a_model_that_is_not_finite_does_not_replace_the_last_one() -> None:
+    class Diverging(flower.FedAvg):
+        def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> Any:
+            model, metrics = super().aggregate_train(server_round, replies)
+            grown = {
+                k: a * (np.inf if server_round == 2 else 1) for k, a in arrays_of(model).items()
+            }
+            return ArrayRecord(dict(zip(grown, map(Array, grown.values()), strict=True))), metrics
+
+    result = start(
+        PerGroup(GROUPS, lambda group: Diverging()), Tap(plain_nodes(0, 1, 0, 1), plain_app())
+    )
+    assert "NaN or infinity" in result.rounds[1].details["failed"]["1"]
+    assert all(np.isfinite(arrays_of(model)["w"]).all() for model in result.models.values())
 
 
 class Stray(Bagging):

@@ -64,6 +64,18 @@ def test_a_silo_alone_is_not_moved_and_a_group_is() -> None:
     )
 
 
+def test_groups_that_form_begin_from_their_mean() -> None:
+    """The trainings that form FedGroup's groups are each silo's; its steps begin a round later."""
+    nodes, chosen = plain_nodes(0, 1, 0, 1), ServerOptimiser(name="fedadam", lr=0.3)
+    for rounds, same in ((1, True), (2, False)):
+        own, usual = (
+            start(FedGroup(num_groups=2, **more), Tap(nodes, plain_app()), rounds)
+            for more in ({"server_optimiser": chosen}, {})
+        )
+        one, other = (arrays_of(result.models["node-1"])["w"] for result in (own, usual))
+        assert np.array_equal(one, other) is same
+
+
 # ---------------------------------------------------------------- groups that change
 
 
