@@ -26,6 +26,9 @@ LEVELS = (2.5, 97.5)
 """Percentiles of the bootstrap: a 95% interval."""
 BINS = 15
 """Bins of the expected calibration error (Naeini et al. 2015; 15 as in Guo et al. 2017)."""
+BIASED = ("calibration-error",)
+"""Metrics that resampling raises: repeated samples make a bin's accuracy differ more from its
+confidence. Their resampled values are moved by the difference of their median to the value."""
 MAX_PAIRED = 2000
 """Most test samples for which a concordance index has an interval: it compares all pairs."""
 
@@ -63,6 +66,8 @@ def with_intervals(
     for name, value in values.items():
         found = again[name][np.isfinite(again[name])]
         if np.isfinite(value) and len(found) >= RESAMPLES // 2:
+            if name in BIASED:
+                found = np.maximum(found - np.median(found) + value, 0.0)
             low, high = np.percentile(found, LEVELS)
             figures[name] = Figure(value, float(low), float(high))
         else:

@@ -138,6 +138,19 @@ def test_an_interval_covers_the_truth_about_as_often_as_it_says() -> None:
     assert 0.9 <= inside / 200 <= 0.99
 
 
+def test_a_calibration_error_lies_in_its_own_interval() -> None:
+    """Resamples of a calibrated model have a larger error: every repeated sample shifts its bin."""
+    draw = np.random.default_rng(3)
+    for trial in range(20):
+        chance = draw.uniform(0.5, 1.0, 120)
+        chances = np.stack([chance, 1 - chance], axis=1)
+        y = (draw.random(120) > chance).astype(np.int64)
+        own = figures.with_intervals(
+            lambda w, c=chances, y=y: figures.of_classes(c, y, w), 120, seed=trial
+        )["calibration-error"]
+        assert 0 <= own.low <= own.value <= own.high
+
+
 @pytest.mark.parametrize("num_classes", [2, 5])
 def test_a_model_that_has_run_away_is_measured_as_far_as_can_be(num_classes: int) -> None:
     """Its answers are not numbers, as after a hostile update: the silo still says its error."""
