@@ -385,11 +385,11 @@ def explain(
     federation: options.FederationOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Explain why each silo is in its group, for `auto` and `hcct`.
+    """Explain why each silo is in its group.
 
     For the `auto` strategy: the groups that were tried, each silo's measurements and their
     uncertainty. For the `hcct` strategy: utilities, cosines, and the range of α in which the silo
-    stays in its group.
+    stays in its group. For `fedcollab`: error bounds and distances. For `fedgroup`: cosines.
     """
     from coterie.server.report.explain import print_explanation
 

@@ -39,7 +39,8 @@ from coterie.system.terminal import wide
 
 Said = TypeVar("Said")
 
-EXPLAINED = ("auto", "hcct")
+IN_SENTENCES = ("fedcollab", "fedgroup")
+EXPLAINED = ("auto", "hcct", *IN_SENTENCES)
 """Strategies whose records contain the reasons for the groups."""
 COLUMNS = (
     *("silo", "group", "cosine", "alone", "in group", "best other", "total if moved"),
@@ -116,7 +117,7 @@ def explain(run: Run, *, number: int | None = None) -> tuple[int, list[Reason]]:
 
 def _compared(run: Run, number: int | None) -> tuple[Round, Square]:
     if run.strategy != "hcct":
-        raise _wrong(f"explain is for auto and hcct; this run is {run.strategy}.")
+        raise _wrong(f"explain is for {', '.join(EXPLAINED)}; this run is {run.strategy}.")
     found = [one for one in run.rounds if number in (None, one.round)]
     if not found:
         raise _wrong(f"round must be in [1, {len(run.rounds)}]. Got {number}.")
@@ -171,7 +172,7 @@ def print_explanation(
     as_json: bool = False,
     console: Console | None = None,
 ) -> None:
-    """Print the reasons: a table for HCCT, sentences for ``auto``."""
+    """Print the reasons: a table for HCCT, sentences for the others."""
     folder = find_run(name, root)
     run, console = read_run(folder), wide(console or Console())
     unlabelled = unlabelled_in(run, number)
@@ -186,6 +187,9 @@ def print_explanation(
         return
     if run.strategy == "auto":
         _print_race(console, run, silo=silo, number=number)
+        return
+    if run.strategy in IN_SENTENCES:
+        _print_sentences(console, run, silo=silo, number=number)
         return
     at, reasons = explain(run, number=number)
     shown = _only(silo, at, {reason.silo: reason for reason in reasons}).values()
@@ -231,6 +235,17 @@ def _print_unlabelled(console: Console, unlabelled: Mapping[str, Unlabelled]) ->
         console.print(Text.assemble((name, "bold"), text), soft_wrap=True)
 
 
+def _print_sentences(console: Console, run: Run, *, silo: str | None, number: int | None) -> None:
+    from coterie.server.report.explain_groups import explain_groups  # draws: loaded late
+
+    found = explain_groups(run, number=number)
+    shown = _only(silo, found.round, found.silos)
+    for sentence in (f"{run.name}, groups of round {found.round}:", *found.whole):
+        console.print(sentence, markup=False, highlight=False, soft_wrap=True)
+    for name, text in shown.items():
+        console.print(Text.assemble((name, "bold"), f": {text}"), soft_wrap=True)
+
+
 def _print_race(console: Console, run: Run, *, silo: str | None, number: int | None) -> None:
     found = race.explain_race(run, number=number)
     shown = _only(silo, found.round, found.silos)
@@ -255,7 +270,7 @@ def _only(silo: str | None, number: int, known: Mapping[str, Said]) -> Mapping[s
 def _document(
     run: Run, silo: str | None, number: int | None, unlabelled: Mapping[str, Unlabelled]
 ) -> Mapping[str, object]:
-    """Return the reasons as an object: by silo an object for HCCT, a sentence for ``auto``."""
+    """Return the reasons as an object: by silo an object for HCCT, a sentence for the others."""
     apart = {name: one.why for name, one in unlabelled.items() if silo in (None, name)}
     document = {"run": run.name, "strategy": run.strategy, "unlabelled": apart}
     if silo in unlabelled or (unlabelled and run.strategy not in EXPLAINED):
@@ -264,6 +279,12 @@ def _document(
         found = race.explain_race(run, number=number)
         own = _only(silo, found.round, found.silos)
         return document | {"round": found.round, "silos": own, "race": found.race}
+    if run.strategy in IN_SENTENCES:
+        from coterie.server.report.explain_groups import explain_groups  # draws: loaded late
+
+        said = explain_groups(run, number=number)
+        sentences = _only(silo, said.round, said.silos)
+        return document | {"round": said.round, "silos": sentences, "race": said.whole}
     at, reasons = explain(run, number=number)
     chosen = _only(silo, at, {reason.silo: reason for reason in reasons})
     return document | {"round": at, "silos": chosen, "race": []}

@@ -81,7 +81,10 @@ def test_the_alpha_that_auto_found_is_used() -> None:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"config": {"strategy": "fedavg"}}, "explain is for auto and hcct; this run is fedavg"),
+        (
+            {"config": {"strategy": "fedavg"}},
+            "explain is for auto, hcct, fedcollab, fedgroup; this run is fedavg",
+        ),
         ({"rounds": []}, "round must be in"),
     ],
 )
