@@ -8,6 +8,7 @@ import logging
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from flwr.app import (
     RecordDict,
 )
 from flwr.clientapp import ClientApp
+from flwr.serverapp.strategy import FedMedian
 
 from coterie import wire
 from coterie.client.cli.check_app import check_app
@@ -41,7 +43,7 @@ from coterie.client.resident.foreign import (
 from coterie.client.resident.virtual import settings_of
 from coterie.engine.fast.silo import link
 from coterie.engine.inprocess import InProcessGrid
-from coterie.strategies import HCCT, FedAvg
+from coterie.strategies import HCCT, FedAvg, PerGroup
 from tests.apps import quick_numpy, quick_torch
 from tests.commands import coterie
 from tests.conftest import arrays_of, assert_equal_models, silo
@@ -79,7 +81,10 @@ def supernode(app: ClientApp, run_config: Mapping[str, Any]) -> Callable[..., Me
 NODES = [{"partition-id": i, "num-partitions": 4} for i in range(4)]
 
 
-@pytest.mark.parametrize("strategy", [FedAvg, HCCT])
+MEDIANS = partial(PerGroup, [["node-1", "node-3"], ["node-2", "node-4"]], lambda group: FedMedian())
+
+
+@pytest.mark.parametrize("strategy", [FedAvg, HCCT, pytest.param(MEDIANS, id="PerGroup")])
 @pytest.mark.parametrize(
     ("module", "run_config"),
     [(quick_numpy, {"step": 0.5}), (quick_torch, TORCH_CONFIG)],
