@@ -14,8 +14,7 @@ Differs from the paper:
   silos' updates turn to noise as training goes on, and their groups flip. Here the accumulated own
   updates ``c_i ← memory · c_i + Δ_i`` are compared. ``memory=0`` is the paper. In a secure run the
   inner products of each round's updates are accumulated instead.
-- *Secure runs* average silos that two partitions in a row have put together
-  (``coterie.strategies.hcct.twice``).
+- *Secure runs* average silos that were twice put together (``coterie.strategies.hcct.twice``).
 - *Solver* (``solver="best"``, the default). The paper's greedy merging joins small silos first,
   regardless of their kind, and never separates them. The same utility is maximised exactly for up
   to 16 silos and by a better search above. ``solver="agglomerative"`` is the paper, except that a

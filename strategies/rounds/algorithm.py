@@ -361,9 +361,8 @@ class Algorithm(Options, Generic[State]):
     def sharing(self, state: State) -> Sequence[Group]:
         """Return the groups of silos whose updates made one model in the last round.
 
-        A silo's update does not count, and the report says so, if all of its groups are smaller
-        than it accepts. By default these are the groups of several silos: a silo alone trains its
-        own model, unless others may get it later (``hands_on``).
+        An update does not count, and the report says so, if its silo accepts none of its groups'
+        sizes. By default a silo alone is in none, unless others may get its model (``hands_on``).
         """
         return [group for group in self.groups(state) if len(group) > 1 or self.hands_on]
 
@@ -390,10 +389,7 @@ class Algorithm(Options, Generic[State]):
         return {}
 
     def demands(self) -> Config:
-        """Return what a run may require of a silo beyond its training messages, by wire key.
-
-        It is sent before silos join, so that one that would refuse it later refuses at once.
-        """
+        """Return what a run may require of a silo later, by wire key: one may refuse at once."""
         return {}
 
 
