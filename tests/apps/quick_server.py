@@ -31,9 +31,7 @@ def run(grid: Grid, config: dict[str, Any]) -> dict[str, Any]:
         names = ("min_train_nodes", "min_evaluate_nodes", "min_available_nodes")
         strategy = kind(**dict.fromkeys(names, NODES))
     else:
-        from coterie.strategies.rounds.nodes import NodeRoster
-
-        strategy = kind(roster=NodeRoster(min_silos=NODES))
+        strategy = kind(min_silos=NODES)
     result = strategy.start(
         grid=grid,
         initial_arrays=import_module(config["client"]).initial(),

@@ -181,6 +181,12 @@ def test_the_app_sees_its_node_config_its_run_config_and_its_state_as_under_a_su
     assert ["kept" in context.state for context in seen] == [True, True, False, False]
 
 
+def test_a_resident_silo_states_its_name_for_an_app_that_has_no_function_for_that() -> None:
+    app, seen = echo()
+    reply = asked(ForeignApp(app), replace(settings(), name="south"), kind=wire.NAME)
+    assert dict(reply.content["config"]) == {"name": "south"} and not seen
+
+
 def test_states_of_old_runs_are_forgotten() -> None:
     app, seen = echo()
     foreign = ForeignApp(app)
