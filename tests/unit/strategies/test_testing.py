@@ -220,4 +220,5 @@ def test_on_the_demo_one_of_each_kind_is_placed_right(seed: int, tmp_path: Path)
     details = result.rounds[-1].details
     groups = {name: own["group"] for name, own in details["testing"].items()}
     assert groups == {f"test-{kind}": [f"{kind}-{i}" for i in (1, 2, 3)] for kind in demo.KINDS}
-    assert all(own["error"] < 0.4 for own in details["tested"].values())
+    for name, own in details["testing"].items():
+        assert details["tested"][name]["error"] < own["groups"][1]["error"], "on other samples"
