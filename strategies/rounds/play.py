@@ -144,7 +144,7 @@ def finish(
         evaluation, metrics = talk.hand_over(state, held, room.labelled, ended_early=early)
     clock.lap("evaluate")
     if choice := algorithm.by_choice(state):
-        log.warning("%s", choice)
+        log.info("%s", choice)
     report = RoundReport(
         round=standing.round,
         groups=talk.groups(state, room.labelled),
