@@ -17,9 +17,10 @@ from coterie.strategies.partition._check import FloatArray
 
 NEAR = 1.0
 """Number of standard errors within which a partition is as good as the best."""
-SURE_OF_OWN = 1.645
-"""Standard errors by which a silo must expect its group's model to be worse, to keep its own: 95%,
-one-sided. Its own model is trained further when the two are measured, so chance is not all."""
+SURE_OF_OWN = 1.0
+"""Standard errors by which a silo must expect its group's model to be worse, to keep its own.
+
+Its own model is trained further when the two are measured."""
 SURE = 0.975
 """One-sided probability at which a partition is out of the race."""
 LEAST_DOUBT = 0.05
