@@ -47,8 +47,7 @@ def decision(state: AutoState, *, unseen: bool) -> Decision:
 
     Both the candidate as raced and what would be held of it must pass.
     """
-    standings, sizes = standings_of(state), state.members.sizes
-    wanted = by_preference(state.candidates, standings, sizes, pooled=state.phase == "pool")
+    wanted = by_preference(state.candidates, standings_of(state), state.members.sizes)
     for number in wanted:
         candidate = state.candidates[number]
         found = _settled(state, candidate, unseen=unseen)

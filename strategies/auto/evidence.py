@@ -140,26 +140,19 @@ def standings_of(state: AutoState, last: int = MEASURES) -> list[Standing]:
 
 
 def by_preference(
-    candidates: Sequence[Candidate],
-    found: Sequence[Standing],
-    sizes: Mapping[str, float],
-    *,
-    pooled: bool = False,
+    candidates: Sequence[Candidate], found: Sequence[Standing], sizes: Mapping[str, float]
 ) -> list[int]:
     """Return the indices of candidates that may be held, most wanted first.
 
     These are the ones as good as the best. Among them, what the measurements cannot tell apart is
     decided by prior knowledge: a supported candidate comes first, as discriminators have compared
     the silos' data; then those with most data, as their models have more to learn and vary less.
-    If ``pooled``, the best comes before those: λ has taken from much data what it is worth to each
-    silo.
     """
     near = [n for n, s in enumerate(found) if not s.out and s.behind <= NEAR * s.standard_error]
 
     def rank(number: int) -> tuple[bool, float, float]:
         one = candidates[number]
-        both = -samples_behind(one, sizes), round(found[number].behind, 9)
-        return not one.supported, *(both[::-1] if pooled else both)
+        return not one.supported, -samples_behind(one, sizes), found[number].behind
 
     return sorted(near, key=rank)
 

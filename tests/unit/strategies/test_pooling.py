@@ -317,15 +317,6 @@ def test_what_own_models_do_not_better_stays_as_it_is() -> None:
     assert held.held == THREES and own_penalties(held) == {}
 
 
-def test_of_partitions_with_own_models_the_best_is_held_and_not_the_one_with_most_data() -> None:
-    loss = {("0", 30.0): 0.40, ("1", 30.0): 0.40, ("2", 3.0): 0.405}
-    state = pooled_with(lambda question, penalty: loss.get((question, penalty), 0.5))
-    _, now, _ = raced()
-    held = decided(state, now, complete=True)
-    assert held.held == THREES and held.penalty == 30.0
-    assert decided(replace(state, phase="race"), now, complete=True).held == (NAMES,)
-
-
 def test_own_models_are_charged_and_a_budget_that_is_spent_leaves_them_out() -> None:
     state, now, _ = raced()
     both = pooled_with(lambda question, penalty: 0.5)
