@@ -54,8 +54,6 @@ from coterie.wire.keys import (
     evaluation_entries,
     key_of,
     loop_entries,
-    opens_penalty,
-    pooling_entries,
     sent_as,
     terms,
     training_entries,

@@ -335,16 +335,3 @@ def evaluation_entries(*, trains: bool) -> frozenset[str]:
 def loop_entries() -> tuple[str, ...]:
     """Return the names of entries that only the common training loop supports."""
     return tuple(name for name, entry in entries().items() if entry.at.loop)
-
-
-def opens_penalty(config: Mapping[str, object]) -> bool:
-    """Return whether a run has partial pooling, and leaves its λ to be chosen."""
-    return config.get(names.PERSONALISE) == names.PARTIAL and not config.get(names.OWN_PENALTY)
-
-
-def pooling_entries(config: Mapping[str, Scalar], *, epochs: int) -> dict[str, Scalar]:
-    """Return entries for partial pooling with an open λ; none for a run that personalises."""
-    if config.get(names.PERSONALISE):
-        return {}
-    lr = {names.PERSONAL_LR: config[names.LR]} if names.LR in config else {}
-    return {names.PERSONALISE: names.PARTIAL, names.PERSONAL_EPOCHS: epochs, **lr}

@@ -52,7 +52,8 @@ class Pooling(Stage):
     first: ClassVar[Chosen] = Chosen()
 
     def __init__(self, config: Config) -> None:
-        self.chooses = wire.opens_penalty(config)
+        partial = config.get(wire.PERSONALISE) == wire.PARTIAL
+        self.chooses = partial and not config.get(wire.OWN_PENALTY)
         self.rounds = int(config.get(wire.ROUNDS, 0))
 
     def _waits(self, scene: Scene) -> bool:

@@ -14,15 +14,8 @@ from coterie import wire
 from coterie.server.runs.record import Entrant, Placement, Round, Run, Verdict
 from coterie.server.runs.record.metrics import Lead
 from coterie.strategies.errors import EXIT_CONFIG, FederationError
-from coterie.strategies.plain.pooling import OWN_INTERCEPT
 
 MOST_NAMED = 6
-SHARES = {
-    **{0.1: "a tenth", 0.25: "a quarter", 1 / 3: "a third", 0.5: "half"},
-    **{2 / 3: "two thirds", 0.75: "three quarters", 0.9: "nine tenths"},
-}
-"""The group's share λ/(λ + n) in a silo's weights, of columns scaled to a deviation of 1; for
-classes it is larger, as their losses curve less."""
 COLUMNS = (
     "partition",
     "held-out",
@@ -327,15 +320,12 @@ class _Chosen:
         kept = (
             ", but keeps the model that it trained alone" if gain.own else ", and holds its model"
         )
-        chosen = self.verdict.chosen
         if gain.share > 0:
             part = round(100 * gain.share)
             kept = (
                 f", and ends with a mean of two models: {100 - part}% that of its group, {part}% "
                 "what its last training made of it (as likely as that it is better off alone)"
             )
-        elif chosen.penalty and not gain.own:
-            kept = f": {self._pooled(name, chosen.penalty)}"
         better = "better" if gain.expected >= 0 else "worse"
         return (
             f"{place}{'' if left else kept}. On {count} that no model had seen "
@@ -344,15 +334,6 @@ class _Chosen:
             f"{self.by.gain(abs(gain.expected), sign='')} ± "
             f"{self.by.gain(gain.standard_error, sign='')} {self.by.points} {better} for it."
         )
-
-    def _pooled(self, name: str, penalty: float) -> str:
-        base = "and keeps its own base rate (the last bias)"
-        if penalty >= OWN_INTERCEPT:
-            return f"it takes all other weights from its group {base}"
-        samples = self.run.silos[name].num_examples if name in self.run.silos else math.nan
-        share = penalty / (penalty + samples)
-        words = min(SHARES, key=lambda known: abs(known - share)) if share > 0 else 0.5
-        return f"it takes its weights about {SHARES[words]} from its group {base}"
 
     def _two(self, name: str, one: int, other: int) -> str:
         errors = self.verdict.trials[name].errors
@@ -416,7 +397,7 @@ def titles(entrants: Sequence[Entrant], *, short: bool = False) -> list[str]:
 
     ``short`` omits the sources of the partitions.
     """
-    plain = [_shape(one) + _own_text(one) if short else _title(one) for one in entrants]
+    plain = [_shape(one) if short else _title(one) for one in entrants]
     seen: Counter[str] = Counter()
     found = []
     for title in plain:
@@ -434,14 +415,7 @@ def _title(one: Entrant) -> str:
             by.append(f"by HCCT, α = {part.removeprefix('HCCT, α ')}")
         elif part == "as it is":
             by.append("held until then")
-    return _shape(one) + _own_text(one) + (f" ({'; '.join(by)})" if by else "")
-
-
-def _own_text(one: Entrant) -> str:
-    if not one.penalty:
-        return ""
-    own = "own intercepts" if one.penalty >= OWN_INTERCEPT else f"own models, λ = {one.penalty:g}"
-    return f" with {own}"
+    return _shape(one) + (f" ({'; '.join(by)})" if by else "")
 
 
 def _shape(one: Entrant) -> str:

@@ -33,15 +33,15 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from math import ceil
 from typing import Any
 
 import numpy as np
 from pydantic import Field
 
 from coterie import wire
-from coterie.strategies.auto.budget import EPOCHS_OWN, Budget, holdout, pass_of
+from coterie.strategies.auto.budget import Budget, holdout, pass_of
 from coterie.strategies.auto.candidates import (
+    AS_IT_IS,
     Candidate,
     between,
     nested,
@@ -62,12 +62,9 @@ from coterie.strategies.auto.evidence import (
     standings_of,
 )
 from coterie.strategies.auto.newcomers import after_probation, nearest
-from coterie.strategies.auto.pooling import chooses, pooled, reserve
 from coterie.strategies.auto.race import (
-    also_held,
     decided,
     fell_behind,
-    mean_alone,
     race_orders,
     reduced,
     with_raced,
@@ -81,7 +78,6 @@ from coterie.strategies.auto.state import (
     group_of,
     handed_out,
     holding,
-    own_penalties,
     trained_together,
     without,
 )
@@ -99,8 +95,9 @@ from coterie.strategies.rounds.algorithm import (
     Updates,
     catch_up,
 )
-from coterie.strategies.rounds.members import Members
-from coterie.strategies.rounds.models import same_model
+from coterie.strategies.rounds.handles import Model
+from coterie.strategies.rounds.members import Members, present_groups
+from coterie.strategies.rounds.models import same_model, weighted_mean
 from coterie.strategies.rounds.options import Config, Scalar, Seed
 from coterie.strategies.rounds.reports import Group
 from coterie.strategies.rounds.roster import Silo
@@ -167,11 +164,6 @@ class Auto(Algorithm[AutoState]):
                 "auto trains several models side by side, but a silo has only one version of "
                 "its personal layers. Leave personal empty, or name a strategy"
             )
-
-    def entries(self, training: Config) -> Config:
-        """Return what lets silos make their own models once λ is known (partial pooling)."""
-        epochs = ceil(EPOCHS_OWN * int(training.get(wire.LOCAL_EPOCHS, 1)))
-        return wire.pooling_entries(training, epochs=epochs)
 
     def compared(self, state: AutoState) -> Compared | None:
         return Compared()
@@ -247,8 +239,6 @@ class Auto(Algorithm[AutoState]):
                 fedcollab = FedCollab(c="auto", seed=self.seed, discriminators=limit)
                 compared = yield from fedcollab.prepare(before, now)
                 state = _with_pairs(state, compared, now)
-        if state.phase == "pool":
-            state = decided((yield from pooled(state, now, self._limits)), now, complete=True)
         return (yield from nearest(state, now))
 
     # ---------------------------------------------------------------- a round
@@ -338,7 +328,7 @@ class Auto(Algorithm[AutoState]):
             return replace(state, candidates=found)
         if now.rounds - now.number < 2:
             return state  # no time is left to train anything else
-        candidates = also_held(state, (*trivial(names, state.members.minimums), *found), names)
+        candidates = _distinct_held(state, (*trivial(names, state.members.minimums), *found), names)
         if now.unseen:
             candidates = nested(candidates, state.members.minimums)
         if state.pairs is not None and (structure := state.pairs.structure) is not None:
@@ -353,7 +343,7 @@ class Auto(Algorithm[AutoState]):
             )
         candidates = self._limits.affordable(state, candidates, now)
         groups = {group for c in candidates for group in c.groups if len(group) > 1}
-        models = {group: mean_alone(state, group) for group in sorted(groups)}
+        models = {group: _mean_alone(state, group) for group in sorted(groups)}
         log.info("auto races %s", "; ".join(c.source for c in candidates))
         return replace(
             state,
@@ -392,8 +382,6 @@ class Auto(Algorithm[AutoState]):
         undecided = len(kept) > 1 or (now.unseen and would_leave(state, kept[0]))
         if undecided and self._goes_on(state, kept, raced, now):
             return reduced(state, now)
-        if chooses(now) and judges_of(state):
-            return replace(state, phase="pool")
         return decided(state, now, complete=True)
 
     def _goes_on(self, state: AutoState, kept: Sequence[Candidate], raced: int, now: Round) -> bool:
@@ -407,13 +395,11 @@ class Auto(Algorithm[AutoState]):
             return False
         if raced > MEASURES and not judges_of(state):
             return False
-        own = reserve(left) if chooses(now) else 0.0
-        trained = [*kept, *(c for c in state.candidates if own and c.is_together)]
-        groups = {group for c in trained for group in c.groups if len(group) > 1}
+        groups = {group for c in kept for group in c.groups if len(group) > 1}
         all_arms = 0
         for name in now.names:
             arms = 1 + sum(name in group for group in groups)
-            cost, all_arms = arms * pass_of(now.here[name]) + left - 1 + own, all_arms + arms
+            cost, all_arms = arms * pass_of(now.here[name]) + left - 1, all_arms + arms
             if state.trainings.get(name, 0.0) + cost > self.budget * now.rounds:
                 return False
         return self._limits.allows_bytes(state, now, all_arms + (left - 1) * len(now.names))
@@ -422,32 +408,24 @@ class Auto(Algorithm[AutoState]):
         """End an open race with the best so far; mix their own model in for silos in doubt."""
         if state.phase == "hold" or (state.held and not fell_behind(state)):
             return replace(state, members=state.members.holding(ending(state)))
-        if state.phase in ("race", "pool") and judges_of(state):
-            complete = state.phase == "pool"
-            if chooses(now):
-                state = yield from pooled(state, now, self._limits)
-            state = handed_out(decided(state, now, complete=complete), now)
-            if complete:
-                return state
+        if state.phase == "race" and judges_of(state):
+            state = handed_out(decided(state, now, complete=False), now)
         log.warning(
             "auto: the run ended before its %s. %s",
             "race" if state.models or state.held else "look",
             "It keeps the best so far" if state.held else "Every silo keeps its own model",
         )
         return state
+        yield
 
     # ---------------------------------------------------------------- views
-
-    def own_penalties(self, state: AutoState) -> Mapping[str, float]:
-        return own_penalties(state)
 
     def comparing(self, state: AutoState, now: Round) -> bool:
         return state.phase != "hold"
 
     def details(self, state: AutoState) -> Mapping[str, Any]:
-        racing = state.phase in ("race", "pool")
         details: dict[str, Any] = {
-            "phase": "race" if racing else state.phase,
+            "phase": state.phase,
             "trainings": {name: round(n, 1) for name, n in sorted(state.trainings.items())},
             "bytes": {
                 "moved": state.moved,
@@ -458,7 +436,7 @@ class Auto(Algorithm[AutoState]):
         }
         if state.pairs is not None and state.paired_in == state.number:
             details |= FedCollab().details(replace(state.pairs, structure=None))
-        if racing:
+        if state.phase == "race":
             details["began"] = state.since
             details["candidates"] = [entrant_entry(one) for one in entrants_of(state)]
             details["judges"] = sorted(judges_of(state))
@@ -493,3 +471,18 @@ def _has_begun(state: AutoState, name: str) -> bool:
     return state.alone[name] is not state.members.initial and not same_model(
         state.alone[name], state.members.initial
     )
+
+
+def _mean_alone(state: AutoState, group: Group) -> Model:
+    sizes = [max(state.members.sizes[name], 1.0) for name in group]
+    return weighted_mean([state.alone[name] for name in group], sizes)
+
+
+def _distinct_held(
+    state: AutoState, found: Sequence[Candidate], names: Sequence[str]
+) -> tuple[Candidate, ...]:
+    if state.held:
+        now = present_groups(state.held, names)
+        if now not in {c.groups for c in found}:
+            found = (*found, Candidate(now, AS_IT_IS))
+    return tuple(found)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from coterie import wire
 from coterie.strategies.auto.candidates import AS_IT_IS, Candidate
 from coterie.strategies.auto.evidence import HOLDOUT, MEASURES
-from coterie.strategies.auto.state import AutoState, group_of, own_penalties
+from coterie.strategies.auto.state import AutoState, group_of
 from coterie.strategies.rounds.algorithm import Round, Update, Updates, num_bytes
 from coterie.strategies.rounds.handles import Arrays
 from coterie.strategies.rounds.options import Scalar
@@ -19,8 +19,6 @@ log = logging.getLogger("coterie.run")
 
 FEWEST = 5
 """Training samples below which a silo holds nothing out and does not judge."""
-EPOCHS_OWN = 0.5
-"""Epochs of the training of a silo's own model, as a share of a round's."""
 EXTRA = 2
 """Rounds' worth of epochs in one round of the winner, while the budget allows."""
 
@@ -53,7 +51,6 @@ class Budget:
             name = update.silo.name
             comparing = state.phase != "hold" or name in state.probation
             times = pass_of(update.silo) if comparing else float(self.times(state, name, now))
-            times += EPOCHS_OWN if not comparing and name in own_penalties(state) else 0.0
             done[name] = done.get(name, 0.0) + times
             moved += bytes_of(update)
             if not update.purpose:
@@ -82,13 +79,11 @@ class Budget:
             return 1
         group = [n for n in group_of(state.held, name) if n in now.here]
         epochs, left = int(now.config.get(wire.LOCAL_EPOCHS, 1)), now.rounds - now.number + 1
-        each = 1 + (EPOCHS_OWN if name in own_penalties(state) else 0)
         for member in group:
             most = now.here[member].max_local_epochs
             if most and (most < EXTRA * epochs or now.config.get(wire.LOCAL_STEPS)):
                 return 1
-            ahead = EXTRA - 1 + each * left
-            if state.trainings.get(member, 0.0) + ahead > self.trainings * now.rounds:
+            if state.trainings.get(member, 0.0) + EXTRA + left - 1 > self.trainings * now.rounds:
                 return 1
         return EXTRA
 

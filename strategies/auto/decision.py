@@ -61,8 +61,7 @@ def _settled(state: AutoState, winner: Candidate, *, unseen: bool) -> Decision:
     gains = gains_of(state, winner)
     # What a silo makes of its group's model gets no share where nobody sees it, and none where it
     # has noise that only the mean of many takes away (privacy).
-    # A silo's own model of its group's is in the place of that share.
-    blind = gains if unseen or winner.penalty else gains.keys() & state.noise.keys()
+    blind = gains if unseen else gains.keys() & state.noise.keys()
     gains |= {name: replace(gains[name], doubt=0.0) for name in blind}
     own = {name for name, gain in gains.items() if gain.own}
     several = [group for group in winner.groups if len(group) > 1]

@@ -35,7 +35,6 @@ def entrant_entry(one: Entrant) -> dict[str, Any]:
         "groups": [list(group) for group in one.candidate.groups],
         "samples": plain(one.samples),
         **({"supported": True} if one.candidate.supported else {}),
-        **({"penalty": one.candidate.penalty} if one.candidate.penalty else {}),
         **_standing_entry(one.standing),
         "out": one.standing.out,
         "latest": _standing_entry(one.latest),

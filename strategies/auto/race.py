@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from coterie import wire
 from coterie.strategies.auto.budget import holdout
-from coterie.strategies.auto.candidates import AS_IT_IS, Candidate
+from coterie.strategies.auto.candidates import Candidate
 from coterie.strategies.auto.decision import decision
 from coterie.strategies.auto.entries import verdict_text
 from coterie.strategies.auto.evidence import (
@@ -20,7 +20,6 @@ from coterie.strategies.auto.evidence import (
     score_of,
     trials_of,
 )
-from coterie.strategies.auto.pooling import chooses
 from coterie.strategies.auto.state import AutoState, Entrant, Verdict, holding
 from coterie.strategies.rounds.algorithm import Order, Round, Updates
 from coterie.strategies.rounds.handles import Model
@@ -57,14 +56,8 @@ def with_raced(state: AutoState, updates: Updates) -> AutoState:
 
 
 def reduced(state: AutoState, now: Round) -> AutoState:
-    """Continue the race without the candidates that drop out, and their models.
-
-    All together stays if λ is open: with silos' own intercepts or slopes it may still win.
-    """
-    entrants = tuple(
-        replace(e, dropped=0) if chooses(now) and e.candidate.is_together else e
-        for e in _with_dropped(entrants_of(state), now)
-    )
+    """Continue the race without the candidates that drop out, and their models."""
+    entrants = _with_dropped(entrants_of(state), now)
     kept = tuple(one.candidate for one in entrants if not one.dropped)
     groups = {group for candidate in kept for group in candidate.groups}
     return replace(
@@ -113,7 +106,6 @@ def decided(state: AutoState, now: Round, *, complete: bool) -> AutoState:
         held=tuple(sorted((*found.groups, *((name,) for name in single)))),
         group_models=models,
         own=found.own,
-        penalty=found.winner.penalty,
         models={},
         measured={},
         candidates=(),
@@ -145,18 +137,3 @@ def fell_behind(state: AutoState) -> bool:
     raced = (*state.candidates, *(one.candidate for one in state.dropped))
     measured = bool(judges_of(state)) and groups in {candidate.groups for candidate in raced}
     return measured and behind_alone(state, groups)
-
-
-def mean_alone(state: AutoState, group: Group) -> Model:
-    sizes = [max(state.members.sizes[name], 1.0) for name in group]
-    return weighted_mean([state.alone[name] for name in group], sizes)
-
-
-def also_held(
-    state: AutoState, found: Sequence[Candidate], names: Sequence[str]
-) -> tuple[Candidate, ...]:
-    if state.held:
-        now = present_groups(state.held, names)
-        if now not in {c.groups for c in found}:
-            found = (*found, Candidate(now, AS_IT_IS))
-    return tuple(found)

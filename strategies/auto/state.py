@@ -156,12 +156,11 @@ class AutoState:
         beside: newcomer → the group that it is compared with.
         raced: silos of the last race.
         drifted: silos that returned with different data since the race.
-        penalty: λ of the own models of silos in held groups; 0: they hold their group's.
     """
 
     members: Members
     number: int = 0
-    phase: Literal["look", "race", "pool", "hold"] = "look"
+    phase: Literal["look", "race", "hold"] = "look"
     since: int = 0
     alone: Mapping[str, Model] = field(default_factory=dict)
     noise: Mapping[str, float] = field(default_factory=dict)
@@ -187,7 +186,6 @@ class AutoState:
     placed: Mapping[str, Placement] = field(default_factory=dict)
     raced: frozenset[str] = frozenset()
     drifted: frozenset[str] = frozenset()
-    penalty: float = 0.0
     verdict: Verdict | None = None
 
 
@@ -242,13 +240,6 @@ def trained_together(state: AutoState, here: Iterable[str]) -> tuple[Group, ...]
         groups += [present] if present else []
     placed = {name for group in groups for name in group}
     return tuple(sorted([*groups, *((name,) for name in names - placed)]))
-
-
-def own_penalties(state: AutoState) -> dict[str, float]:
-    """Return silo → λ for its own model, for silos that hold the model of a group of several."""
-    groups = [group for group in state.held if len(group) > 1] if state.penalty else []
-    apart = state.own | set(state.probation)
-    return {name: state.penalty for group in groups for name in group if name not in apart}
 
 
 def share_of(state: AutoState, name: str) -> float:

@@ -28,7 +28,6 @@ class Entrant:
         groups: of all silos of the race.
         samples: number behind a silo's model, mean over silos.
         supported: the silos' discriminators propose it.
-        penalty: λ of silos' own models; 0: they hold their group's.
         error, behind, standard_error: decide the race; see ``Standing``.
         out: it was worse beyond chance.
         dropped: the round after which it was dropped; 0 if it was in the race to the end.
@@ -39,7 +38,6 @@ class Entrant:
     groups: Groups = ()
     samples: float = math.nan
     supported: bool = False
-    penalty: float = 0.0
     error: float = math.nan
     behind: float = math.nan
     standard_error: float = math.nan

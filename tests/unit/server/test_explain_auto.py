@@ -282,21 +282,6 @@ def test_a_race_that_went_by_a_proper_score_says_so_beside_the_metric() -> None:
     assert "lower in its group than alone (error 10.0% against 40.0%)" in found.silos["a"]
 
 
-def test_a_silo_learns_how_much_it_takes_from_its_group() -> None:
-    for penalty, words in (
-        (1e6, "it takes all other weights from its group and keeps its own base rate"),
-        (200.0, "it takes its weights about two thirds from its group and keeps its own base rate"),
-        (10.0, "it takes its weights about a tenth from"),
-    ):
-        decided = verdict(CLEAR, winner=PAIRS)
-        decided["candidates"][1]["penalty"] = penalty
-        facts = {name: {"num-examples": 100} for name in NAMES}
-        found = explain_race(run_with(decided, silos=facts))
-        assert words in found.silos["a"], found.silos["a"]
-        how = "own intercepts" if penalty == 1e6 else f"own models, λ = {penalty:g}"
-        assert f"Chosen: 2 groups with {how}: {{a, b}} {{c, d}}" in " ".join(found.race)
-
-
 def test_who_did_not_judge_is_placed_by_the_others() -> None:
     found = explain_race(run_with(verdict(CLEAR, winner=PAIRS, judges=["a", "b", "c"])))
     assert "It did not measure the two models, so it is placed by what" in found.silos["d"]

@@ -32,8 +32,6 @@ KEYS = {
 GENERATORS = {"generator-steps": 4, "generator-hidden": 8}
 KINDS = {
     "fedavg": {"strategy": "fedavg"},
-    "fedavg-partial": {"strategy": "fedavg", "personalise": "partial"},
-    "fedavg-secure-partial": {"strategy": "fedavg", "personalise": "partial", "secure": True},
     "independent": {"strategy": "independent"},
     "hcct": {"strategy": "hcct", "alpha": 10.0},
     "hcct-personal": {"strategy": "hcct", "alpha": 10.0, "personal": "head"},

@@ -1,9 +1,8 @@
-"""Partial pooling: λ is found by held-out losses, for any strategy with groups, and by ``auto``."""
+"""Partial pooling: λ is found by held-out losses, for any strategy with groups."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,19 +14,8 @@ from torch import nn
 from coterie import wire
 from coterie.client.app import app
 from coterie.engine.inprocess import InProcessGrid
-from coterie.strategies.auto.budget import EPOCHS_OWN, Budget
-from coterie.strategies.auto.candidates import Candidate, trivial
-from coterie.strategies.auto.evidence import MEASURES
-from coterie.strategies.auto.pooling import pooled
-from coterie.strategies.auto.race import decided
-from coterie.strategies.auto.state import AutoState, Measured, own_penalties
 from coterie.strategies.plain.pooling import GRID, OWN_INTERCEPT, best_penalty
-from coterie.strategies.rounds.algorithm import Answers, Order, Round, Update
-from coterie.strategies.rounds.members import Members
-from coterie.strategies.rounds.options import Scalar
-from coterie.strategies.rounds.reports import Group
 from coterie.strategies.rounds.result import RunResult
-from coterie.strategies.rounds.roster import Silo
 from coterie.tasks import SiloData, Task
 from coterie.tasks.base import Option
 from coterie.tasks.problems import Numbers, Problem
@@ -214,125 +202,3 @@ def test_silos_with_differential_privacy_say_why_they_measure_no_own_models(
     with caplog.at_level("WARNING"):
         run(tmp_path / "run", nodes, **TRAINING, personalise="partial")
     assert "no silo sent its loss on held-out data" in caplog.text
-
-
-def test_auto_finds_who_and_how_much(tmp_path: Path) -> None:
-    """Other levels make the common model the worst; with own intercepts it is the best."""
-    levels = [-3.0, -1.0, 1.0, 3.0, 0.0, 2.0]
-    keys = {**TRAINING, "rounds": 14, "local-epochs": 20}
-    alone = run(tmp_path / "1", silos(levels), **keys, strategy="independent")
-    auto = run(tmp_path / "2", silos(levels), **keys, strategy="auto")
-    (verdict,) = [r.details["verdict"] for r in auto.rounds if "verdict" in r.details]
-    winner = verdict["candidates"][verdict["winner"]]
-    assert winner["penalty"] >= 10 and any(len(group) > 2 for group in winner["groups"])
-    assert losses(auto) < losses(alone)
-
-
-# ---------------------------------------------------------------- auto's last step, by hand
-
-NAMES = tuple("abcdef")
-THREES = (("a", "b", "c"), ("d", "e", "f"))
-
-
-def raced(budget: float = 2.0) -> tuple[AutoState, Round, Budget]:
-    """A race that is over: alone 0.5, two groups 0.45, all together the worst."""
-    alone, together = trivial(NAMES, {})
-    partitions = {alone: 0.5, Candidate(THREES, "x"): 0.45, together: 0.9}
-    measured: dict[Group, dict[str, tuple[Measured, ...]]] = {}
-    for candidate, loss in partitions.items():
-        for group in candidate.groups:
-            measured[group] = {n: (Measured(0.3, loss, 10, 0.02),) * MEASURES for n in group}
-    groups = {g for c in partitions for g in c.groups if len(g) > 1}
-    state = AutoState(
-        members=Members({"w": np.zeros(2, np.float32)}, sizes=dict.fromkeys(NAMES, 50.0)),
-        phase="pool",
-        since=3,
-        alone={name: {"w": np.zeros(2, np.float32)} for name in NAMES},
-        candidates=tuple(partitions),
-        models={group: {"w": np.ones(2, np.float32)} for group in groups},
-        measured=measured,
-        raced=frozenset(NAMES),
-        trainings=dict.fromkeys(NAMES, 5.0),
-        usual=60,
-        moved=80,
-        each=1.0,
-        number=6,
-    )
-    silos = tuple(Silo(n, i + 1, 50, described=True) for i, n in enumerate(NAMES))
-    config: dict[str, Scalar] = {"rounds": 20, "personalise": "partial"}
-    return state, Round(7, silos, config), Budget(budget, 3.0)
-
-
-def answered(order: Order, loss: float) -> Update:
-    metrics = {
-        wire.HOLDOUT_ERROR: 0.3,
-        wire.HOLDOUT_LOSS: loss,
-        wire.HOLDOUT_LOSS_ERROR: 0.02,
-        wire.HOLDOUT_EXAMPLES: 10.0,
-    }
-    return Update(
-        order.silo, order.model, order.model, 50.0, metrics, order.purpose, wire.EVALUATE_OWN
-    )
-
-
-def pooled_with(loss_of: Callable[[str, float], float], budget: float = 2.0) -> AutoState:
-    """``loss_of``: question and λ → what every silo measures."""
-    state, now, limits = raced(budget)
-    steps = pooled(state, now, limits)
-    try:
-        orders = list(next(steps))
-        answers = []
-        for order in orders:
-            question, penalty = order.purpose.split("-")[1], float(order.config[wire.OWN_PENALTY])
-            same = question == "2" and not penalty  # all together as it is, as in the race
-            answers.append(answered(order, 0.9 if same else loss_of(question, penalty)))
-        steps.send(Answers(answers))
-    except StopIteration as end:
-        found: AutoState = end.value
-        return found
-    raise AssertionError("it asked twice")
-
-
-def test_a_partition_that_was_out_as_it_is_wins_with_own_models() -> None:
-    """Question 2 is all together, which everybody finds the best with λ = 30."""
-    state = pooled_with(
-        lambda question, penalty: 0.2 if (question, penalty) == ("2", 30.0) else 0.5
-    )
-    penalties = {c.groups: c.penalty for c in state.candidates}
-    assert penalties[(NAMES,)] == 30.0
-    _, now, _ = raced()
-    held = decided(state, now, complete=True)
-    assert held.held == (NAMES,) and held.penalty == 30.0
-    assert own_penalties(held) == dict.fromkeys(NAMES, 30.0)
-    assert all(gain.share == 0 for gain in held.verdict.gains.values())  # type: ignore[union-attr]
-    apart = replace(held, own=frozenset("a"), probation={"b": 0})
-    assert own_penalties(apart) == dict.fromkeys("cdef", 30.0)
-
-
-def test_what_own_models_do_not_better_stays_as_it_is() -> None:
-    state = pooled_with(lambda question, penalty: 0.95 if penalty else 0.4)
-    assert {c.penalty for c in state.candidates} == {0.0}
-    _, now, _ = raced()
-    held = decided(state, now, complete=True)
-    assert held.held == THREES and own_penalties(held) == {}
-
-
-def test_own_models_are_charged_and_a_budget_that_is_spent_leaves_them_out() -> None:
-    state, now, _ = raced()
-    both = pooled_with(lambda question, penalty: 0.5)
-    cost = EPOCHS_OWN * 2 * len(GRID) * 0.8
-    assert both.trainings == dict.fromkeys(NAMES, pytest.approx(5 + cost))
-    one = pooled_with(lambda question, penalty: 0.5, budget=(5 + cost + 14 * 1.5) / 20 - 1e-6)
-    assert one.trainings == dict.fromkeys(NAMES, pytest.approx(5 + cost / 2))
-    with pytest.raises(StopIteration) as end:
-        next(pooled(state, now, Budget(1.0, 3.0)))
-    assert end.value.value == state
-
-
-def test_silos_that_do_not_answer_leave_the_race_as_it_was() -> None:
-    state, now, limits = raced()
-    steps = pooled(state, now, limits)
-    next(steps)
-    with pytest.raises(StopIteration) as end:
-        steps.send(Answers([]))
-    assert end.value.value.candidates == state.candidates
