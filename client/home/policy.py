@@ -19,10 +19,7 @@ from coterie.client.home.schema import In
 
 METRICS = {
     "train-loss": (wire.TRAIN_LOSS,),
-    "loss": (
-        *(wire.LOSS, wire.RECEIVED_LOSS, wire.TRAINED_LOSS, wire.HOLDOUT_LOSS),
-        wire.HOLDOUT_LOSS_ERROR,
-    ),
+    "loss": (wire.LOSS, wire.RECEIVED_LOSS, wire.TRAINED_LOSS, wire.HOLDOUT_LOSS),
     "error": (
         *(wire.ERROR, wire.RECEIVED_ERROR, wire.TRAINED_ERROR, wire.HOLDOUT_ERROR),
         wire.RECEIVED_VALIDATION_ERROR,

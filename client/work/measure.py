@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from math import isfinite, nan, sqrt
 
 import numpy as np
 import torch
@@ -114,40 +113,12 @@ def _evaluate(
     return Evaluation(loss, lead.shortfall(float(found[0])), n), evidence
 
 
-BLOCKS = 50
-"""Most blocks of samples by whose means the error of a mean loss is estimated."""
-
-
-@torch.no_grad()
-def loss_error(task: Task, model: nn.Module, part: Part) -> float:
-    """Return the standard error of the mean loss, from the losses of blocks of samples.
-
-    NaN if it is not defined: one sample, or a loss of all samples at once (survival).
-    """
-    count = min(len(part), BLOCKS)
-    if count < 2 or task.problem.whole:
-        return nan
-    model.eval()
-    losses, sizes = [], []
-    for rows in torch.arange(len(part)).tensor_split(count):
-        x, y = part.at(rows)
-        losses.append(float(task.loss(model(x), y)))
-        sizes.append(len(rows))
-    mean = np.average(losses, weights=sizes)
-    variance = float(np.dot(sizes, (np.array(losses) - mean) ** 2)) / (count - 1)  # of one sample
-    return sqrt(variance / len(part))
-
-
-def held_out_metrics(
-    task: Task, model: nn.Module, found: Evaluation, part: Part
-) -> dict[str, float | int]:
-    """Return what a silo says of a model on samples that it held out; ``found`` is of these."""
-    error = loss_error(task, model, part)
+def held_out_metrics(found: Evaluation) -> dict[str, float | int]:
+    """Return what a silo says of a model that it has evaluated on samples that it held out."""
     return {
         wire.HOLDOUT_ERROR: found.error,
         wire.HOLDOUT_EXAMPLES: found.num_examples,
         wire.HOLDOUT_LOSS: found.loss,
-        **({wire.HOLDOUT_LOSS_ERROR: error} if isfinite(error) else {}),
     }
 
 

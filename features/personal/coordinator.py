@@ -4,7 +4,6 @@ Until half of the run, silos of groups hold a share of their samples out of trai
 makes its own model of its group's at every λ of a grid, and says how good these are on the samples
 that no model has seen (``coterie.strategies.plain.pooling``). From then on silos train on all their
 samples, and make their own models with the λ whose losses have the smallest sum over silos.
-``auto`` chooses λ itself, in its race.
 """
 
 from __future__ import annotations
@@ -62,8 +61,7 @@ class Pooling(Stage):
     def ask(self, mine: Chosen, scene: Scene) -> Exchanges[Chosen]:
         """Let silos of groups try every λ, once, after half of the run."""
         algorithm, state = scene.algorithm, scene.state
-        decided = algorithm.own_penalties(state) is not None
-        if not self.chooses or decided or mine.round or self._waits(scene):
+        if not self.chooses or mine.round or self._waits(scene):
             return mine
         models = algorithm.models(state)
         grouped = {n for g in algorithm.groups(state) if len(g) > 1 for n in g}
@@ -93,8 +91,7 @@ class Pooling(Stage):
         if not scene.training:
             return list(orders)
         penalties = self._penalties(mine, scene)
-        early = self.chooses and scene.algorithm.own_penalties(scene.state) is None
-        early = early and self._waits(scene)
+        early = self.chooses and self._waits(scene)
         changed = []
         for order in orders:
             config = dict(order.config)
@@ -128,9 +125,6 @@ class Pooling(Stage):
         return mine, Outcome(notes={"own-penalty": entry})
 
     def _penalties(self, mine: Chosen, scene: Scene) -> Mapping[str, float]:
-        decided = scene.algorithm.own_penalties(scene.state)
-        if decided is not None:
-            return decided if self.chooses else {}
         if not mine.penalty:
             return {}
         groups = scene.algorithm.groups(scene.state)

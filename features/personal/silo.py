@@ -98,7 +98,7 @@ def evaluate_own(request: Request) -> RecordDict:
     metrics = {
         wire.NUM_EXAMPLES: len(request.session.data.train),
         wire.SECONDS: watch.seconds,
-        **held_out_metrics(session.task, session.model, found, part),
+        **held_out_metrics(found),
     }
     return RecordDict({wire.METRICS: request.session.permitted(metrics)})
 

@@ -81,7 +81,7 @@ REFUSED_VALUES = {
 STAYING = frozenset(
     {
         *(wire.TRIVIAL, wire.TRAIN_LOSS, wire.HOLDOUT_ERROR, wire.HOLDOUT_LOSS),
-        *(wire.RECEIVED_VALIDATION_ERROR, wire.HOLDOUT_LOSS_ERROR),
+        wire.RECEIVED_VALIDATION_ERROR,
     }
 )
 """Metrics that depend on training data, and do not leave."""

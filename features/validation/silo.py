@@ -37,7 +37,7 @@ class Validation(Stage):
             return
         work.data = split_validation(session, share, run_seed=request.run_seed)
         found = evaluate(session.task, session.model, work.data.test, metric=work.metric)
-        work.metrics |= held_out_metrics(session.task, session.model, found, work.data.test)
+        work.metrics |= held_out_metrics(found)
 
     def held(self, mine: None, holding: Holding) -> None:
         """Evaluate the model on validation data; at the run's end, load the best one instead."""

@@ -41,7 +41,8 @@ def race_picture(story: Story) -> Picture | str | None:
     title = "Which groups were tried, and which won"
     caption = (
         f"{' '.join(found.race)} Lines are means over silos of what they measured in each round of "
-        "the race, on the models that they received in it. A cross ends a partition that was out."
+        "the race, on the models that they received in it. A band is one standard error of the "
+        "distance to the best partition; a cross ends a partition that was out."
     )
     draw = partial(charts.curves, lines, title=title, unit=f"held-out {story.run.lead.label}")
     return Picture("race", title, caption, draw, Table(COLUMNS, found.rows))
@@ -56,7 +57,12 @@ def _lines(verdict: Verdict, rounds: Iterable[Round], lead: Lead) -> Iterable[ch
         colour = LIGHT["alone"] if alone else next(colours)
         points = [(at, e.latest) for at, e in places[entrant.groups]]
         points = [(at, one) for at, one in points if math.isfinite(one.error)]
+        spread = [_or_zero(one.standard_error) for _, one in points]
         means = [lead.scale * one.error for _, one in points]
+        band = (
+            [m - lead.scale * s for m, s in zip(means, spread, strict=True)],
+            [m + lead.scale * s for m, s in zip(means, spread, strict=True)],
+        )
         won = number == verdict.winner
         yield charts.Curve(
             [at for at, _ in points],
@@ -65,6 +71,7 @@ def _lines(verdict: Verdict, rounds: Iterable[Round], lead: Lead) -> Iterable[ch
             f"{name}, chosen" if won else name,
             tip=f"{name}: {lead.text(entrant.error)}",
             dashed=alone,
+            band=band if any(spread) else None,
             stops=bool(entrant.dropped),
         )
 
@@ -82,6 +89,10 @@ def _places(verdict: Verdict, rounds: Iterable[Round]) -> dict[Groups, list[tupl
             if not known or known[-1][0] < verdict.round:
                 known.append((verdict.round, entrant))
     return found
+
+
+def _or_zero(value: float) -> float:
+    return value if math.isfinite(value) else 0.0
 
 
 def utilities(story: Story) -> tuple[str, dict[str, Table]]:

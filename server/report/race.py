@@ -14,6 +14,7 @@ from coterie import wire
 from coterie.server.runs.record import Entrant, Placement, Round, Run, Verdict
 from coterie.server.runs.record.metrics import Lead
 from coterie.strategies.errors import EXIT_CONFIG, FederationError
+from coterie.strategies.partition.race import standard_error
 
 MOST_NAMED = 6
 COLUMNS = (
@@ -120,7 +121,7 @@ def _during_race(run: Run, last: Round) -> Explanation:
     else:
         text += " No silo had measured all of them yet."
     rows = tuple(
-        (name, run.lead.text(e.error), "", _samples(e.samples))
+        (name, run.lead.text(e.error), _behind(run.lead, e), _samples(e.samples))
         for name, e in zip(names, entrants, strict=True)
         if judges
     )
@@ -146,11 +147,6 @@ class _Chosen:
     @property
     def lead(self) -> Lead:
         return self.run.lead
-
-    @property
-    def by(self) -> Lead:
-        """What decided: a proper score of the same samples, or the metric where it is missing."""
-        return Lead(self.verdict.score) if self.verdict.score else self.run.lead
 
     @property
     def names(self) -> list[str]:
@@ -198,8 +194,8 @@ class _Chosen:
             each = f"{low:.0f}" if low == high else f"{low:.0f} to {high:.0f}"
             text += (
                 f", judged by {_count(verdict.judges, 'silo')} on {each} samples each that no "
-                f"model had been trained with, by their {self.by.title} ({self.by.direction}; ± "
-                "is one standard error)"
+                f"model had been trained with ({self.lead.title}: {self.lead.direction}; ± is one "
+                "standard error)"
             )
         if not verdict.complete:
             text += ". The run ended before the race did, so it took the best so far"
@@ -213,7 +209,7 @@ class _Chosen:
         if not others and not chosen.out:
             return f"It had {measured}; all others were out, as worse beyond chance."
         if best is chosen:
-            return f"It had the best held-out {self.by.title}; {self.lead.title} {measured}."
+            return f"It had the best held-out {self.lead.title}, {measured}."
         where = self.names[self.verdict.entrants.index(best)]
         if self.verdict.alone == self.verdict.winner:
             return (
@@ -222,12 +218,12 @@ class _Chosen:
             )
         if chosen.supported:
             return (
-                f"It had {measured}, and a {self.by.title} {_behind(self.by, chosen)} behind the "
+                f"It had {measured}, {_behind(self.lead, chosen)} {self.lead.points} behind the "
                 f"best ({where}), which a few samples cannot tell apart; the silos' "
                 "discriminators, which have compared their data, propose it too."
             )
         return (
-            f"It had {measured}, and a {self.by.title} {_behind(self.by, chosen)} behind the best "
+            f"It had {measured}, {_behind(self.lead, chosen)} {self.lead.points} behind the best "
             f"({where}), which a few samples cannot tell apart; of equally good partitions the one "
             f"whose models have most data behind them is taken ({_samples(chosen.samples)} samples "
             f"against {_samples(best.samples)})."
@@ -265,7 +261,7 @@ class _Chosen:
             yield (
                 f"{self.names[number]}{' – chosen' if chosen else ''}",
                 self.lead.text(entrant.error),
-                _behind(self.by, entrant),
+                _behind(self.lead, entrant),
                 _samples(entrant.samples),
             )
 
@@ -329,16 +325,15 @@ class _Chosen:
         better = "better" if gain.expected >= 0 else "worse"
         return (
             f"{place}{'' if left else kept}. On {count} that no model had seen "
-            f"{self.by.compared(gain.measured, gain.noise)} in its group than alone{own}. With "
+            f"{self.lead.compared(gain.measured, gain.noise)} in its group than alone{own}. With "
             f"what the other silos measured, its group is expected to be "
-            f"{self.by.gain(abs(gain.expected), sign='')} ± "
-            f"{self.by.gain(gain.standard_error, sign='')} {self.by.points} {better} for it."
+            f"{self.lead.gain(abs(gain.expected), sign='')} ± "
+            f"{self.lead.gain(gain.standard_error, sign='')} {self.lead.points} {better} for it."
         )
 
     def _two(self, name: str, one: int, other: int) -> str:
         errors = self.verdict.trials[name].errors
-        two = f"{self.lead.text(errors[one])} against {self.lead.text(errors[other])}"
-        return two if self.by == self.lead else f"{self.lead.title} {two}"
+        return f"{self.lead.text(errors[one])} against {self.lead.text(errors[other])}"
 
     def _lone(self, name: str) -> Iterable[str]:
         verdict, trial = self.verdict, self.verdict.trials.get(name)
@@ -347,22 +342,22 @@ class _Chosen:
             yield "It did not measure the models of the race: it is placed by what the others did."
             return
         offered = [
-            (score, number)
-            for number, score in enumerate(trial.scores)
-            if math.isfinite(score) and len(_group(verdict.entrants[number], name)) > 1
+            (error, number)
+            for number, error in enumerate(trial.errors)
+            if math.isfinite(error) and len(_group(verdict.entrants[number], name)) > 1
         ]
         if not offered:
             yield "No other group was tried for it."
             return
-        score, number = min(offered)
-        entrant, own = verdict.entrants[number], trial.scores[alone]
+        error, number = min(offered)
+        entrant, own = verdict.entrants[number], trial.errors[alone]
         others = [n for n in _group(entrant, name) if n != name]
-        noise = math.sqrt((trial.noise[number] ** 2 + trial.noise[alone] ** 2) / 2)
+        _, noise = _difference([error], [own], [trial.count], shares=verdict.shares)
         dropped = f", which was out after round {entrant.dropped}" if entrant.dropped else ""
         yield (
             f"The best group that was tried for it was with {listed(others)} "
             f"({self.names[number]}{dropped}): on {trial.count:.0f} samples that no model had seen "
-            f"{self.by.compared(own - score, noise)} there than alone "
+            f"{self.lead.compared(own - error, noise)} there than alone "
             f"({self._two(name, number, alone)})."
         )
 
@@ -376,13 +371,29 @@ class _Chosen:
                 "say what it measured of the two models."
             )
         errors = f"{self.lead.text(one.grouped)} against {self.lead.text(one.alone)}"
-        what = self.lead.compared(one.alone - one.grouped)
+        _, noise = _difference([one.grouped], [one.alone], [one.count], shares=self.verdict.shares)
+        what = self.lead.compared(one.alone - one.grouped, noise)
         joined = "so it joined" if one.joins else "so it trains alone"
         return (
             f"a newcomer, measured beside {listed(one.group)} until round {number}: on "
             f"{one.count:.0f} samples that neither model had seen {what} in the group than alone "
             f"({errors}), {joined}."
         )
+
+
+def _difference(
+    one: Sequence[float], other: Sequence[float], counts: Sequence[float], *, shares: bool
+) -> tuple[float, float]:
+    """Return the mean of paired differences of errors and its standard error."""
+    from numpy import asarray
+
+    from coterie.strategies.partition.race import sampling_variances
+
+    first, second, number = (asarray(v, dtype=float) for v in (one, other, counts))
+    noise = sampling_variances(first, second, number) if shares else None
+    if noise is None and len(first) < 2:
+        return float((first - second).mean()), math.nan
+    return float((first - second).mean()), standard_error(first - second, noise)
 
 
 def _group(entrant: Entrant, name: str) -> tuple[str, ...]:

@@ -13,7 +13,12 @@ from coterie.strategies.partition.race import Standing
 
 def verdict_text(verdict: Verdict, own: frozenset[str]) -> str:
     parts = [
-        f"{one.candidate.source}: " + (wire.readable(one.standing.error))
+        f"{one.candidate.source}: "
+        + (
+            f"{100 * one.standing.error:.1f}%"
+            if verdict.shares
+            else wire.readable(one.standing.error)
+        )
         for one in verdict.entrants
         if np.isfinite(one.standing.error)
     ]
@@ -55,7 +60,7 @@ def verdict_entry(verdict: Verdict) -> dict[str, Any]:
         "began": verdict.began,
         "round": verdict.round,
         "complete": verdict.complete,
-        **({"score": verdict.score} if verdict.score else {}),
+        "shares": verdict.shares,
         "judges": list(verdict.judges),
         **({"left": list(verdict.left)} if verdict.left else {}),
         "winner": verdict.winner,
@@ -72,12 +77,7 @@ def verdict_entry(verdict: Verdict) -> dict[str, Any]:
             for name, gain in sorted(verdict.gains.items())
         },
         "trials": {
-            name: {
-                "count": plain(trial.count),
-                "errors": [plain(e) for e in trial.errors],
-                "scores": [plain(e) for e in trial.scores],
-                "noise": [plain(e) for e in trial.noise],
-            }
+            name: {"count": plain(trial.count), "errors": [plain(e) for e in trial.errors]}
             for name, trial in sorted(verdict.trials.items())
         },
     }
@@ -94,4 +94,4 @@ def placement_entry(one: Placement) -> dict[str, Any]:
 
 
 def plain(value: float) -> float | None:
-    return round(float(value), 6) if np.isfinite(value) else None
+    return round(value, 6) if np.isfinite(value) else None

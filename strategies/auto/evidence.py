@@ -3,21 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 
 import numpy as np
 
 from coterie import wire
 from coterie.strategies.auto.candidates import Candidate
 from coterie.strategies.auto.state import AutoState, Entrant, Measured, Trial, group_of
-from coterie.strategies.partition.race import (
-    NEAR,
-    Gain,
-    Standing,
-    paired_variances,
-    shrunken_gains,
-    standings,
-)
+from coterie.strategies.partition.race import NEAR, Gain, Standing, shrunken_gains, standings
 from coterie.strategies.rounds.algorithm import Update
 from coterie.strategies.rounds.reports import Group
 
@@ -25,8 +17,6 @@ HOLDOUT = 0.2
 """Share of its training data that a silo holds out during look and race."""
 MEASURES = 2
 """Number of a model's last measurements that are averaged."""
-MOST_LOSS = 4.0
-"""Largest loss that counts, as a multiple of the median of those that it is compared with."""
 LEARNED = 0.75
 """Error relative to w⁰'s that may end a look early; before, updates and errors mean little."""
 
@@ -40,10 +30,7 @@ def measurement(update: Update) -> Measured | None:
     if not np.isfinite(error) or not count > 0 or (share and not 0 <= error <= 1):
         return None
     loss = metrics.get(wire.HOLDOUT_LOSS, float("nan"))
-    noise = metrics.get(wire.HOLDOUT_LOSS_ERROR, float("nan"))
-    if not np.isfinite(loss):
-        loss = float("nan")
-    return Measured(error, loss, count, noise if 0 < noise < np.inf else float("nan"), share)
+    return Measured(error, loss if np.isfinite(loss) else error, count, share)
 
 
 def noted(
@@ -87,38 +74,13 @@ def judges_of(state: AutoState, last: int = MEASURES) -> frozenset[str]:
 
 
 def mean_of(found: Sequence[Measured]) -> Measured:
-    """Return the mean of measurements on the same samples, whose noise it therefore keeps."""
+    """Return the mean of these measurements."""
     return Measured(
         float(np.mean([m.error for m in found])),
         float(np.mean([m.loss for m in found])),
         found[-1].count,
-        float(np.mean([m.noise for m in found])),
         found[-1].share,
     )
-
-
-Table = Sequence[Sequence[Measured]]
-
-
-def scored(table: Table) -> Table:
-    """Return measurements by the same score: by the loss, or by errors if a loss is missing.
-
-    A loss has no upper bound, so that one silo could decide alone: it counts up to ``MOST_LOSS``
-    times the median.
-    """
-    if score_of(table) != wire.LOSS:
-        return [[m.of_error for m in row] for row in table]
-    median = float(np.median([abs(m.loss) for row in table for m in row] or [0.0]))
-    most = MOST_LOSS * median if median > 0 else float("inf")
-    return [
-        [replace(m, loss=max(min(m.loss, most), -most), noise=min(m.noise, most)) for m in row]
-        for row in table
-    ]
-
-
-def score_of(table: Table) -> str:
-    """Return the metric by which ``scored`` compares; empty: the user's."""
-    return wire.LOSS if all(np.isfinite(m.loss) for row in table for m in row) else ""
 
 
 def standings_of(state: AutoState, last: int = MEASURES) -> list[Standing]:
@@ -127,15 +89,16 @@ def standings_of(state: AutoState, last: int = MEASURES) -> list[Standing]:
     if not judges:
         nothing = Standing(float("nan"), 0.0, float("nan"), False)
         return [nothing] * len(state.candidates)
-    table: Table = [
+    table = [
         [mean_of(state.measured[group_of(c.groups, name)][name][-last:]) for name in judges]
         for c in state.candidates
     ]
-    table = scored(table)
+    errors = np.array([[m.error for m in row] for row in table])
     return standings(
+        errors,
+        np.array([m.count for m in table[0]]),
         np.array([[m.loss for m in row] for row in table]),
-        np.array([[m.noise for m in row] for row in table]),
-        np.array([[m.error for m in row] for row in table]),
+        shares=all(m.share for m in table[0]),
     )
 
 
@@ -158,22 +121,22 @@ def by_preference(
 
 
 def behind_alone(state: AutoState, groups: Sequence[Group]) -> bool:
-    """Return whether a partition's mean score over the judges exceeds that of all silos alone.
+    """Return whether a partition's mean error over the judges exceeds that of all silos alone.
 
-    Chance is not considered; scores equal to nine digits, as in the race, are not behind. Local
+    Chance is not considered; errors equal to nine digits, as in the race, are not behind. Local
     training is measured to the end of a race, even after it dropped out. A partition without a silo
     that measured both counts as behind.
     """
-    pairs = []
+    own, alone = [], []
     for name in sorted(judges_of(state)):
         both = [
             state.measured.get(group, {}).get(name, ())
             for group in (group_of(groups, name), (name,))
         ]
         if min(map(len, both)) >= MEASURES:
-            pairs.append([mean_of(found) for found in both])
-    own, alone = np.array([[m.loss for m in pair] for pair in scored(pairs)]).reshape(-1, 2).T
-    return not pairs or round(float(own.mean()), 9) > round(float(alone.mean()), 9)
+            own.append(mean_of(both[0]).error)
+            alone.append(mean_of(both[1]).error)
+    return not own or round(float(np.mean(own)), 9) > round(float(np.mean(alone)), 9)
 
 
 def samples_behind(candidate: Candidate, sizes: Mapping[str, float]) -> float:
@@ -192,22 +155,15 @@ def entrants_of(state: AutoState) -> tuple[Entrant, ...]:
     )
 
 
-def trials_of(state: AutoState, raced: Sequence[Candidate], *, by_error: bool) -> dict[str, Trial]:
+def trials_of(state: AutoState, raced: Sequence[Candidate]) -> dict[str, Trial]:
     """Return what every silo measured of the models that these candidates offered it."""
     found = {}
     for name in sorted(state.raced):
         own = [state.measured.get(group_of(c.groups, name), {}).get(name, ()) for c in raced]
         if any(own):
             means = [mean_of(m) if m else None for m in own]
-            if by_error:
-                means = [m.of_error if m else None for m in means]
             count = next(m.count for m in means if m)
-            found[name] = Trial(
-                count,
-                tuple(m.error if m else float("nan") for m in means),
-                tuple(m.loss if m else float("nan") for m in means),
-                tuple(m.noise if m else float("nan") for m in means),
-            )
+            found[name] = Trial(count, tuple(m.error if m else float("nan") for m in means))
     return found
 
 
@@ -222,9 +178,12 @@ def gains_of(state: AutoState, winner: Candidate) -> dict[str, Gain]:
                 found[name] = (mean_of(alone), mean_of(together))
     if not found:
         return {}
-    table = np.array([[(m.loss, m.noise) for m in pair] for pair in scored(list(found.values()))])
-    (alone, grouped), (first, second) = table.transpose(2, 1, 0)
-    gains = shrunken_gains(alone, grouped, paired_variances(first, second))
+    gains = shrunken_gains(
+        [a.error for a, _ in found.values()],
+        [t.error for _, t in found.values()],
+        [t.count for _, t in found.values()],
+        shares=all(t.share for _, t in found.values()),
+    )
     return dict(zip(found, gains, strict=True))
 
 
@@ -232,5 +191,4 @@ def fits(alone: Sequence[Measured], grouped: Sequence[Measured]) -> bool:
     """Return whether the group is no worse than alone by a newcomer's last measurement of both."""
     if not alone or not grouped:
         return bool(grouped) or not alone
-    ((own, shared),) = scored([[alone[-1], grouped[-1]]])
-    return (shared.loss, shared.error) <= (own.loss, own.error)
+    return (grouped[-1].error, grouped[-1].loss) <= (alone[-1].error, alone[-1].loss)

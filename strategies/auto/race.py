@@ -17,7 +17,6 @@ from coterie.strategies.auto.evidence import (
     gains_of,
     judges_of,
     noted,
-    score_of,
     trials_of,
 )
 from coterie.strategies.auto.state import AutoState, Entrant, Verdict, holding
@@ -81,7 +80,6 @@ def decided(state: AutoState, now: Round, *, complete: bool) -> AutoState:
     """End the race: hold the groups of its decision, and note the verdict."""
     found = decision(state, unseen=now.unseen)
     raced = (*_with_dropped(entrants_of(state), now), *state.dropped)
-    score = score_of([m for own in state.measured.values() for m in own.values()])
     verdict = Verdict(
         state.since,
         now.number,
@@ -89,8 +87,8 @@ def decided(state: AutoState, now: Round, *, complete: bool) -> AutoState:
         tuple(sorted(judges_of(state))),
         next(n for n, one in enumerate(raced) if one.candidate.groups == found.winner.groups),
         found.gains,
-        trials=trials_of(state, [one.candidate for one in raced], by_error=not score),
-        score=score,
+        trials=trials_of(state, [entrant.candidate for entrant in raced]),
+        shares=all(m.share for of in state.measured.values() for n in of for m in of[n]),
         complete=complete,
         left=found.left,
     )

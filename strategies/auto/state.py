@@ -6,12 +6,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-import numpy as np
-
 from coterie.strategies.auto.candidates import Candidate
 from coterie.strategies.fedcollab.algorithm import FedCollabState
 from coterie.strategies.partition.products import Products
-from coterie.strategies.partition.race import Gain, Standing, noise_of_shares
+from coterie.strategies.partition.race import Gain, Standing
 from coterie.strategies.rounds.algorithm import Round
 from coterie.strategies.rounds.handles import Model
 from coterie.strategies.rounds.members import Members
@@ -24,28 +22,12 @@ ALONE, GROUP = "alone", "group"
 
 @dataclass(frozen=True)
 class Measured:
-    """A measurement on held-out samples.
-
-    Attributes:
-        error: of the user's metric.
-        loss: a proper score, which decides; NaN if the silo does not tell it.
-        count: samples.
-        noise: standard error of ``loss``; NaN if unknown.
-        share: the error is a share of wrong answers, whose noise follows from it.
-    """
+    """A measurement on held-out samples; ``share``: a share of wrong answers, of known noise."""
 
     error: float
     loss: float
     count: float
-    noise: float = float("nan")
     share: bool = True
-
-    @property
-    def of_error(self) -> Measured:
-        """The measurement with the error in the place of a loss that not all silos tell."""
-        known = self.share and self.count > 0
-        noise = noise_of_shares(np.array(self.error), np.array(self.count)) if known else np.nan
-        return replace(self, loss=self.error, noise=float(noise))
 
 
 @dataclass(frozen=True)
@@ -68,17 +50,10 @@ class Entrant:
 
 @dataclass(frozen=True)
 class Trial:
-    """One silo's measurements on ``count`` held-out samples; NaN for an entrant that it lacks.
-
-    Attributes:
-        errors: of the user's metric.
-        scores, noise: what decides, and its standard errors.
-    """
+    """One silo's measurements: ``count`` held-out samples, and one error or NaN per entrant."""
 
     count: float
     errors: tuple[float, ...]
-    scores: tuple[float, ...]
-    noise: tuple[float, ...]
 
 
 @dataclass(frozen=True)
@@ -92,7 +67,7 @@ class Verdict:
         winner: index of the winning entrant.
         gains: silo → its gain by the group over local training, where it measured both.
         trials: silo → its measurements, where there are any.
-        score: the metric that decides: the loss, or the user's if not all silos tell the loss.
+        shares: errors are shares of samples.
         complete: False if the run ended during the race.
         left: silos that are alone because most of their group keep their own models.
     """
@@ -104,7 +79,7 @@ class Verdict:
     winner: int
     gains: Mapping[str, Gain] = field(default_factory=dict)
     trials: Mapping[str, Trial] = field(default_factory=dict)
-    score: str = "loss"
+    shares: bool = True
     complete: bool = True
     left: tuple[str, ...] = ()
 

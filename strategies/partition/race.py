@@ -1,4 +1,4 @@
-"""A race of partitions: which is best for the silos, by a score of samples unseen in training.
+"""A race of partitions: which is best for the silos, by errors on samples unseen in training.
 
 Every silo measures every partition, so that partitions are compared by differences within silos,
 whose spread is much smaller than that of errors between silos.
@@ -32,8 +32,8 @@ class Standing:
     """One partition's standing relative to the best.
 
     Attributes:
-        error: mean over silos of the user's metric, which decides nothing.
-        behind: mean over silos of its score minus the best's; 0 for the best itself.
+        error: mean over silos.
+        behind: mean over silos of its error minus the best's; 0 for the best itself.
         standard_error: of ``behind``; NaN if unknown.
         out: it is worse beyond chance.
     """
@@ -44,62 +44,54 @@ class Standing:
     out: bool
 
 
-def standings(scores: FloatArray, noise: FloatArray, errors: FloatArray) -> list[Standing]:
+def standings(
+    errors: FloatArray, counts: FloatArray, losses: FloatArray, *, shares: bool
+) -> list[Standing]:
     """Compare partitions over the silos that have measured all of them.
 
     Args:
-        scores: (C, N) mean scores of C partitions at N silos, lower is better: of a proper score,
-            every sample says how good the model is, and not only on which side of a threshold.
-        noise: (C, N) their standard errors; NaN if unknown.
-        errors: (C, N) the user's metric, which decides between equal scores.
+        errors: (C, N) of C partitions at N silos.
+        counts: (N,) samples behind them, > 0.
+        losses: (C, N) mean losses, which decide between equal errors.
+        shares: errors are shares of samples, so the sampling noise is known: two models that differ
+            at no silo may still differ.
 
     A difference is beyond chance by Student's t over silos (one-sided, 97.5%). The spread over
     silos is replaced by the sampling noise where that is larger.
     """
-    mean, error = scores.mean(axis=1), errors.mean(axis=1)
-    best = min(range(len(mean)), key=lambda c: (round(float(mean[c]), 9), float(error[c])))
-    return [
-        _standing(scores[c], scores[best], paired_variances(noise[c], noise[best]), error[c])
-        for c in range(len(scores))
-    ]
+    mean, loss = errors.mean(axis=1), losses.mean(axis=1)
+    best = min(range(len(mean)), key=lambda c: (round(float(mean[c]), 9), float(loss[c])))
+    return [_standing(errors[c], errors[best], counts, shares=shares) for c in range(len(errors))]
 
 
-def _standing(own: FloatArray, best: FloatArray, sampling: FloatArray, error: float) -> Standing:
+def _standing(own: FloatArray, best: FloatArray, counts: FloatArray, *, shares: bool) -> Standing:
     differences = own - best
     behind = float(differences.mean())
     if own is best or not differences.any():
-        return Standing(float(error), 0.0, 0.0, False)
-    spread = standard_error(differences, sampling)
+        return Standing(float(own.mean()), 0.0, 0.0, False)
+    spread = standard_error(differences, sampling_variances(own, best, counts) if shares else None)
     out = bool(np.isfinite(spread)) and behind > quantile(len(own)) * spread
-    return Standing(float(error), behind, spread, out)
+    return Standing(float(own.mean()), behind, spread, out)
 
 
-def paired_variances(one: FloatArray, other: FloatArray) -> FloatArray:
-    """Return (N,) variances of differences of two means over the same samples.
+def sampling_variances(one: FloatArray, other: FloatArray, counts: FloatArray) -> FloatArray:
+    """Return (N,) variances of differences of two error shares on the same samples.
 
-    Args:
-        one, other: (N,) their standard errors; NaN if unknown.
-
-    Assumes a correlation of one half: less than models that share much, more than unrelated ones.
+    Assumes errors at one in two of the same places: more than models that share much, less than
+    unrelated ones.
     """
-    return np.asarray((one**2 + other**2) / 2)
-
-
-def noise_of_shares(shares: FloatArray, counts: FloatArray) -> FloatArray:
-    """Return the standard errors of shares of wrong answers among ``counts`` samples each."""
+    discordant = 0.5 * (one * (1 - other) + other * (1 - one))
     # A share of 0 of n says that it is not above about 1/(n + 2).
-    return np.asarray(np.sqrt(np.maximum(shares * (1 - shares), 1 / (counts + 2)) / counts))
+    return np.asarray(np.maximum(discordant, 1 / (counts + 2)) / counts)
 
 
-def standard_error(differences: FloatArray, sampling: FloatArray) -> float:
-    """Return the standard error of the mean of N paired differences; NaN if unknown.
-
-    ``sampling`` (N,) are their variances from few samples, NaN if unknown.
-    """
+def standard_error(differences: FloatArray, sampling: FloatArray | None) -> float:
+    """Return the standard error of the mean of N paired differences; NaN if unknown for N = 1."""
     number = len(differences)
-    known = [float(differences.var(ddof=1))] if number > 1 else []
-    known += [float(sampling.mean())] if np.isfinite(sampling).all() else []
-    return sqrt(max(known) / number) if known else float("nan")
+    seen = float(differences.var(ddof=1)) if number > 1 else float("nan")
+    if sampling is None:
+        return float(np.sqrt(seen / number))
+    return float(np.sqrt(np.nanmax([seen, float(sampling.mean())]) / number))
 
 
 @cache
@@ -115,7 +107,7 @@ class Gain:
     """A silo's gain by its group.
 
     Attributes:
-        measured: its score alone minus that in its group.
+        measured: its error alone minus that in its group.
         noise: standard error of ``measured``; NaN if unknown.
         expected: ``measured`` shrunk towards the mean over silos according to its noise.
         standard_error: of ``expected``.
@@ -141,7 +133,7 @@ class Gain:
 
 
 def shrunken_gains(
-    alone: Sequence[float], grouped: Sequence[float], noise: FloatArray
+    alone: Sequence[float], grouped: Sequence[float], counts: Sequence[float], *, shares: bool
 ) -> list[Gain]:
     """Return every silo's gain by empirical Bayes: fewer samples shrink it more to the mean.
 
@@ -149,9 +141,10 @@ def shrunken_gains(
     than training alone, and only a silo's own evidence can contradict that.
 
     Args:
-        alone, grouped: (N,) scores of the two models.
-        noise: (N,) variances of their differences from few samples. NaN if unknown; then all
-            differences between silos are taken for noise.
+        alone, grouped: (N,) errors of the two models.
+        counts: (N,) samples behind them.
+        shares: errors are shares of samples. Otherwise the noise is unknown, and all differences
+            between silos are taken for noise.
 
     The variance between silos is the part of the differences' variance that sampling does not
     explain; the mean weighs every silo by its precision (DerSimonian and Laird, 1986), so that a
@@ -160,8 +153,8 @@ def shrunken_gains(
     one, other = np.array(alone), np.array(grouped)
     differences = one - other
     seen = float(differences.var(ddof=1)) if len(differences) > 1 else 0.0
-    known = bool(np.isfinite(noise).all() and (noise > 0).all())
-    if known:
+    if shares:
+        noise = sampling_variances(one, other, np.array(counts, dtype=np.float64))
         between, between_error = _between(differences, noise)
         weights = 1 / (between + noise)
         mean_variance = 1 / float(weights.sum())
@@ -173,7 +166,7 @@ def shrunken_gains(
     belief = between / (between + noise) if between > 0 else np.zeros_like(noise)
     expected = mean + belief * (differences - mean)
     errors = np.sqrt(belief * noise + (1 - belief) ** 2 * mean_variance)
-    own = np.sqrt(noise) if known or len(differences) > 1 else np.full(1, np.nan)
+    own = np.sqrt(noise) if shares or len(differences) > 1 else np.full(1, np.nan)
     return [
         Gain(float(d), float(n), float(e), float(s), _below_zero(float(e), s**2 + between_error))
         for d, n, e, s in zip(differences, own, expected, errors, strict=True)

@@ -370,10 +370,6 @@ class Algorithm(Options, Generic[State]):
         """Return whether partitions are or will be compared, so that all silos must train alike."""
         return False
 
-    def own_penalties(self, state: State) -> Mapping[str, float] | None:
-        """Return silo → λ with which it makes its own model; None: this is not decided here."""
-        return None
-
     def details(self, state: State) -> Mapping[str, Any]:
         """Return what a round's record holds in addition to the groups; JSON values."""
         return {}

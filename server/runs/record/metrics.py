@@ -157,8 +157,7 @@ class Lead:
         if self.metric == wire.ERROR:
             return f"it erred {size} points {'less' if gain >= 0 else 'more'} often"
         higher = self._known.higher == (gain >= 0)
-        size += f" {self.points}" if self.points != self.title else ""
-        return f"its {self.title} was {size} {'higher' if higher else 'lower'}"
+        return f"its {self.title} was {size} {self.points} {'higher' if higher else 'lower'}"
 
     def error_of(self, value: float) -> float:
         """Return the error for a value of the metric.

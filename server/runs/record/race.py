@@ -12,7 +12,7 @@ from coterie.server.runs.record.values import Fields, Groups
 
 @dataclass(frozen=True)
 class Standing:
-    """A mean held-out error over silos; how far its score is from the best; the standard error."""
+    """A mean held-out error over silos, its distance from the best, and the standard error."""
 
     error: float = math.nan
     behind: float = math.nan
@@ -63,35 +63,29 @@ class Gain:
 
 @dataclass(frozen=True)
 class Trial:
-    """A silo's measurements of every entrant's model: the user's metric, and what decides.
-
-    ``count`` samples; ``noise`` are the scores' standard errors.
-    """
+    """A silo's measurements: the number of samples, and the error of every entrant's model."""
 
     count: float
     errors: tuple[float, ...]
-    scores: tuple[float, ...]
-    noise: tuple[float, ...]
 
 
 @dataclass(frozen=True)
 class Verdict:
     """The result of a race, which opened after round ``began``.
 
-    ``score`` is the metric that decided; empty: the run's primary one. ``left`` are silos that are
-    alone because most of their group keep their own models.
+    ``left`` are silos that are alone because most of their group keep their own models.
     """
 
     began: int
     round: int
     complete: bool
+    shares: bool
     judges: tuple[str, ...]
     winner: int
     entrants: tuple[Entrant, ...]
     gains: Mapping[str, Gain]
     trials: Mapping[str, Trial]
     left: tuple[str, ...] = ()
-    score: str = ""
 
     @property
     def chosen(self) -> Entrant:
@@ -141,13 +135,9 @@ def verdict_of(fields: Fields, key: str) -> Verdict | None:
 
 
 def _trial(fields: Fields, number: int) -> Trial:
-    errors, scores, noise = (_numbers(fields, key, number) for key in ("errors", "scores", "noise"))
-    return Trial(fields.amount("count"), errors, scores, noise)
-
-
-def _numbers(fields: Fields, key: str, number: int) -> tuple[float, ...]:
-    values: list[Any] = fields.of(key, list)
-    if len(values) != number:
-        fields.lose(key)
-        values = [None] * number
-    return tuple(Fields({key: v}, fields.place, fields.lost).number(key) for v in values)
+    errors: list[Any] = fields.of("errors", list)
+    if len(errors) != number:
+        fields.lose("errors")
+        errors = [None] * number
+    each = (Fields({"error": error}, fields.place, fields.lost).number("error") for error in errors)
+    return Trial(fields.amount("count"), tuple(each))

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from coterie.client.work.data import Data, Held
-from coterie.client.work.measure import evaluate, evaluate_in_full, leading, loss_error
+from coterie.client.work.measure import evaluate, evaluate_in_full, leading
 from coterie.client.work.sgd import TrainPlan, train
 from coterie.tasks.base import Task, TaskError
 from coterie.tasks.problems import Classes, Labels, Masks, Numbers, Problem, Survival
@@ -192,18 +192,3 @@ def test_balancing_needs_classes() -> None:
     task, part = samples("number")
     with pytest.raises(TaskError, match="which has no classes"):
         train(task, task.model(), part, TrainPlan(1, 16, 0.1, balance="weights"), seed=0)
-
-
-def test_the_error_of_a_mean_loss_is_that_of_its_samples() -> None:
-    """On few samples each is a block; on many their means spread as a part of them would."""
-    task, part = samples("class")
-    model = task.model()
-    with torch.no_grad():
-        each = nn.functional.cross_entropy(model(part.x), part.y, reduction="none")
-    few = part.take(torch.arange(40))
-    expected = float(each[:40].std()) / 40**0.5
-    assert loss_error(task, model, few) == pytest.approx(expected, rel=1e-4)
-    assert loss_error(task, model, part) == pytest.approx(float(each.std()) / 80**0.5, rel=0.3)
-    assert np.isnan(loss_error(task, model, part.take(torch.arange(1))))
-    survival, people = samples("survival")
-    assert np.isnan(loss_error(survival, survival.model(), people))

@@ -25,13 +25,7 @@ from coterie.strategies.auto.entries import entrant_entry, placement_entry, verd
 from coterie.strategies.auto.evidence import by_preference
 from coterie.strategies.auto.state import Entrant, Placement, Trial, Verdict
 from coterie.strategies.errors import FederationError
-from coterie.strategies.partition.race import (
-    Standing,
-    noise_of_shares,
-    paired_variances,
-    shrunken_gains,
-    standings,
-)
+from coterie.strategies.partition.race import Standing, shrunken_gains, standings
 from coterie.strategies.rounds.reports import Group
 from tests.commands import coterie
 from tests.conftest import digits_config
@@ -53,31 +47,23 @@ def verdict(
     winner: Partition,
     judges: Sequence[str] = NAMES,
     dropped: Mapping[Partition, int] | None = None,
-    shares: bool = True,
     **more: Any,
 ) -> dict[str, Any]:
-    """What the record has of a race by errors: of partition → one for each silo."""
+    """What the record has of a race: errors of partition → one for each silo."""
     rows = [NAMES.index(name) for name in judges]
+    shares = bool(more.get("shares", True))
     table, counts = np.array([errors[p] for p in errors])[:, rows], np.array(COUNTS)[rows]
-    noise = noise_of_shares(table, counts) if shares else np.full_like(table, np.nan)
     if rows:
-        found = standings(table, noise, table)
+        found = standings(table, counts, table, shares=shares)
     entrants = tuple(
         Entrant(Candidate(p, "x"), found[i], found[i], SAMPLES[p], _out(found[i], p, dropped or {}))
         for i, p in enumerate(errors)
     )
     grouped = errors[winner]
-    place = list(errors)
     gains = shrunken_gains(
-        [errors[ALONE][i] for i in rows],
-        [grouped[i] for i in rows],
-        paired_variances(noise[place.index(ALONE)], noise[place.index(winner)]),
+        [errors[ALONE][i] for i in rows], [grouped[i] for i in rows], counts, shares=shares
     )
-    trials = {
-        NAMES[i]: Trial(COUNTS[i], *(tuple(each[:, k]) for each in (table, table, noise)))
-        for k, i in enumerate(rows)
-    }
-    more = {"score": "", **more}
+    trials = {NAMES[i]: Trial(COUNTS[i], tuple(own[i] for own in errors.values())) for i in rows}
     return verdict_entry(
         Verdict(
             2, 4, entrants, tuple(judges), list(errors).index(winner),
@@ -192,7 +178,7 @@ def test_as_good_as_the_best_with_more_data_is_said_and_is_what_the_rule_does() 
         ALL: (0.35, 0.25, 0.325, 0.325),
     }
     rows = np.array(list(close.values()))
-    standing = standings(rows, noise_of_shares(rows, np.array(COUNTS)), rows)
+    standing = standings(rows, np.array(COUNTS), rows, shares=True)
     sizes = dict.fromkeys(NAMES, 100.0)
     assert by_preference([Candidate(p, "x") for p in close], standing, sizes) == [2, 1]
     found = explain_race(run_with(verdict(close, winner=ALL)))
@@ -268,18 +254,10 @@ def test_the_metric_that_leads_has_its_name_unit_and_direction() -> None:
     decided = verdict(days, winner=PAIRS, shares=False)
     found = explain_race(run_with(decided, metric="mae", unit="days"))
     assert "its MAE was 3 ± " in found.silos["a"] and "days lower in its group" in found.silos["a"]
-    assert "by their MAE (lower is better" in found.race[0]
+    assert "MAE: lower is better" in found.race[0]
     found = explain_race(run_with(verdict(CLEAR, winner=PAIRS), metric="auroc"))
     assert "its AUROC was 30.0 ± " in found.silos["a"] and "points higher" in found.silos["a"]
-    assert "by their AUROC (higher is better" in found.race[0]
-
-
-def test_a_race_that_went_by_a_proper_score_says_so_beside_the_metric() -> None:
-    decided = verdict(CLEAR, winner=PAIRS, score="loss")
-    found = explain_race(run_with(decided))
-    assert "by their loss (lower is better" in found.race[0]
-    assert "its loss was 0.3 ± " in found.silos["a"]
-    assert "lower in its group than alone (error 10.0% against 40.0%)" in found.silos["a"]
+    assert "AUROC: higher is better" in found.race[0]
 
 
 def test_who_did_not_judge_is_placed_by_the_others() -> None:
@@ -310,7 +288,7 @@ def test_newcomers_are_told_of_what_they_measured_or_that_they_are_on_probation(
     later[5]["groups"] = [["a", "b", "n1"], ["c", "d"], ["n2"], ["n3"]]  # type: ignore[assignment]
     found = explain_race(run_with(verdict(CLEAR, winner=PAIRS), rounds=later))
     assert "measured beside a and b until round 5: on 8 samples" in found.silos["n1"]
-    assert "it erred 25.0 points less" in found.silos["n1"] and "so it joined" in found.silos["n1"]
+    assert "it erred 25.0 ± " in found.silos["n1"] and "so it joined" in found.silos["n1"]
     assert "more often" in found.silos["n2"] and "so it trains alone" in found.silos["n2"]
     assert "on probation: it trains beside c and d and alone" in found.silos["n3"]
     assert "Newcomers on probation: n3." in found.race
@@ -337,7 +315,7 @@ def test_partitions_that_would_be_called_the_same_are_told_apart() -> None:
     assert names == ["2 groups (by clustering) no. 1", "2 groups (by clustering) no. 2"]
 
 
-STILL = standings(*[np.zeros((1, 1))] * 3)[0]
+STILL = standings(np.zeros((1, 1)), np.ones(1), np.zeros((1, 1)), shares=True)[0]
 
 
 def test_a_damaged_verdict_is_named() -> None:

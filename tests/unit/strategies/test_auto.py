@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -31,8 +30,7 @@ from coterie.strategies.partition.gram import gram
 from coterie.strategies.partition.race import (
     Gain,
     Standing,
-    noise_of_shares,
-    paired_variances,
+    sampling_variances,
     shrunken_gains,
     standings,
 )
@@ -167,16 +165,11 @@ def test_the_record_has_the_evidence_of_every_silo_once(two_kinds: RunResult) ->
         for number, one in enumerate(verdict["candidates"])
         if all(len(group) == 1 for group in one["groups"])
     )
-    pairs = [
-        (t["scores"][alone], t["scores"][verdict["winner"]]) for t in verdict["trials"].values()
-    ]
-    most = evidence.MOST_LOSS * np.median(pairs)
     for name, trial in verdict["trials"].items():
         assert trial["count"] == 12, "a fifth of sixty"
         assert len(trial["errors"]) == len(verdict["candidates"])
-        gain, own = verdict["gains"][name], trial["scores"]
-        both = min(own[alone], most) - min(own[verdict["winner"]], most)
-        assert gain["measured"] == pytest.approx(both, abs=1e-5)
+        gain, own = verdict["gains"][name], trial["errors"]
+        assert gain["measured"] == pytest.approx(own[alone] - own[verdict["winner"]], abs=1e-5)
         assert gain["noise"] > 0
     for number, one in enumerate(verdict["candidates"]):
         measured = [trial["errors"][number] for trial in verdict["trials"].values()]
@@ -463,25 +456,12 @@ def test_what_does_not_go_with_a_race_is_refused(training: dict[str, Any], why: 
 # ---------------------------------------------------------------- the numbers
 
 
-def raced(*errors: np.ndarray, counts: float) -> list[Standing]:
-    """Standings by shares of wrong answers among so many samples at each silo."""
-    table = np.stack(errors)
-    return standings(table, noise_of_shares(table, np.array(counts)), table)
-
-
-def gains(
-    alone: Sequence[float], grouped: Sequence[float], counts: Sequence[float], *, known: bool = True
-) -> list[Gain]:
-    """Gains by shares of wrong answers, of which the noise may be unknown."""
-    both = [noise_of_shares(np.array(e), np.array(counts, float)) for e in (alone, grouped)]
-    noise = paired_variances(*both)
-    return shrunken_gains(alone, grouped, noise if known else np.full_like(noise, np.nan))
-
-
 def test_a_difference_at_every_silo_is_beyond_chance_and_one_of_noise_is_not() -> None:
     alone, worse = np.full(9, 0.2), np.full(9, 0.6)
     noise = np.array([0.1, 0.3, 0.1, 0.3, 0.2, 0.2, 0.3, 0.1, 0.25])
-    found = raced(alone, worse, noise, counts=20)
+    found = standings(
+        np.stack([alone, worse, noise]), np.full(9, 20.0), np.zeros((3, 9)), shares=True
+    )
     assert [s.out for s in found] == [False, True, False]
     assert found[0].behind == 0 and found[1].behind == pytest.approx(0.4)
 
@@ -489,20 +469,21 @@ def test_a_difference_at_every_silo_is_beyond_chance_and_one_of_noise_is_not() -
 def test_the_spread_over_silos_is_not_believed_below_what_sampling_makes() -> None:
     """Two models that differ by one sample of four at every silo may differ by nothing."""
     one, other = np.full(3, 0.25), np.full(3, 0.5)
-    (_, few), (_, many) = raced(one, other, counts=4), raced(one, other, counts=4e4)
+    (_, few) = standings(np.stack([one, other]), np.full(3, 4.0), np.zeros((2, 3)), shares=True)
+    (_, many) = standings(np.stack([one, other]), np.full(3, 4e4), np.zeros((2, 3)), shares=True)
     assert not few.out and many.out
-    expected = np.sqrt((0.25 * 0.75 + 0.5 * 0.5) / 4 / 2 / 3)
+    expected = np.sqrt(sampling_variances(other, one, np.full(3, 4.0)).mean() / 3)
     assert few.standard_error == pytest.approx(expected)
 
 
 def test_gains_are_drawn_towards_the_mean_the_more_the_fewer_samples_there_are() -> None:
     alone, grouped = [0.5, 0.5, 0.1, 0.5], [0.1, 0.1, 0.5, 0.1]
-    few = gains(alone, grouped, [4, 4, 4, 4])
-    many = gains(alone, grouped, [4000] * 4)
+    few = shrunken_gains(alone, grouped, [4, 4, 4, 4], shares=True)
+    many = shrunken_gains(alone, grouped, [4000] * 4, shares=True)
     assert many[2].expected < 0, "it has good reason to go by itself"
     assert few[2].expected > many[2].expected
     assert few[0].measured == pytest.approx(0.4)
-    unknown = gains(alone, grouped, [4000] * 4, known=False)
+    unknown = shrunken_gains(alone, grouped, [4000] * 4, shares=False)
     assert {round(g.expected, 9) for g in unknown} == {0.2}
 
 
@@ -516,7 +497,7 @@ def test_what_the_race_decided_is_not_decided_again_by_a_few_samples() -> None:
     counts = [18.0] * 6 + [5.0, 6.0, 6.0, 6.0]
     grouped = [0.2] * 9 + [0.4]
     alone = [g + m for g, m in zip(grouped, measured, strict=True)]
-    assert not any(gain.own for gain in gains(alone, grouped, counts))
+    assert not any(gain.own for gain in shrunken_gains(alone, grouped, counts, shares=True))
 
 
 def test_of_candidates_that_cannot_be_told_apart_the_one_with_most_data_is_held() -> None:
@@ -562,7 +543,7 @@ def _decided(worse: Mapping[str, float]) -> tuple[Any, AutoState, Round]:
     alone, together = trivial(names, {})
 
     def times(error: float) -> tuple[Measured, ...]:
-        return (Measured(error, 2 * error, 4000, 0.016),) * evidence.MEASURES
+        return (Measured(error, 2 * error, 4000),) * evidence.MEASURES
 
     measured = {(name,): {name: times(0.5)} for name in names}
     measured[names] = {name: times(worse.get(name, 0.1)) for name in names}
@@ -630,8 +611,7 @@ def _race(
         for name, error in zip(NAMES, own, strict=True):
             if groups != SINGLES and group_of(groups, name) == (name,):
                 continue  # alone is one model, in whichever partition
-            one = Measured(error or 0.0, math.nan, count)
-            found = () if error is None else (one,) * evidence.MEASURES
+            found = () if error is None else (Measured(error, error, count),) * evidence.MEASURES
             measured.setdefault(group_of(groups, name), {})[name] = found
     entrants = [Candidate(p, str(n), supported=p == supported) for n, p in enumerate(errors)]
     out = Standing(0.5, 0.3, 0.1, True)
@@ -794,7 +774,7 @@ def test_a_secure_race_goes_on_while_a_silo_would_leave_its_group(
     alone, together = trivial(names, {})
 
     def times(error: float) -> tuple[Measured, ...]:
-        return (Measured(error, 2 * error, 4000, 0.016),) * evidence.MEASURES
+        return (Measured(error, 2 * error, 4000),) * evidence.MEASURES
 
     measured = {(name,): {name: times(0.5)} for name in names}
     measured[names] = {**{name: times(0.1) for name in names}, "f": times(group_error)}
@@ -894,7 +874,7 @@ def test_what_nobody_sees_or_has_noise_gets_no_share(secure: bool) -> None:
     names = ("a", "b", "c", "d")
     alone, together = trivial(names, {})
     measured = {
-        group: {name: (Measured(0.3, 0.6, 20, 0.1),) * evidence.MEASURES for name in group}
+        group: {name: (Measured(0.3, 0.6, 20),) * evidence.MEASURES for name in group}
         for candidate in (alone, together)
         for group in candidate.groups
     }
@@ -920,46 +900,17 @@ def test_what_nobody_sees_or_has_noise_gets_no_share(secure: bool) -> None:
 
 def test_doubt_is_half_without_evidence_and_nobody_is_sure_how_much_silos_differ() -> None:
     counts = [20.0] * 10
-    same = gains([0.3] * 10, [0.3] * 10, counts)
+    same = shrunken_gains([0.3] * 10, [0.3] * 10, counts, shares=True)
     assert all(gain.doubt == pytest.approx(0.5) for gain in same)
-    better = gains([0.3] * 10, [0.2] * 10, counts)
-    much = gains([0.6] * 10, [0.1] * 10, counts)
-    sure = gains([0.3] * 10, [0.2] * 10, [200.0] * 10)
+    better = shrunken_gains([0.3] * 10, [0.2] * 10, counts, shares=True)
+    much = shrunken_gains([0.6] * 10, [0.1] * 10, counts, shares=True)
+    sure = shrunken_gains([0.3] * 10, [0.2] * 10, [200.0] * 10, shares=True)
     assert 0.5 > better[0].share > 0.05 and much[0].share == 0 == sure[0].share
     assert better[0].doubt > norm.sf(better[0].expected / better[0].standard_error)
-    (single,) = gains([0.5], [0.4], [20.0])
+    (single,) = shrunken_gains([0.5], [0.4], [20.0], shares=True)
     assert 0 < single.doubt < 0.5
-    worse = gains([0.1] * 3 + [0.1], [0.1] * 3 + [0.9], [400.0] * 4)[3]
+    worse = shrunken_gains([0.1] * 3 + [0.1], [0.1] * 3 + [0.9], [400.0] * 4, shares=True)[3]
     assert worse.own and worse.share == 0, "it keeps its own model, and no mean"
-
-
-def test_a_proper_score_decides_and_the_metric_does_not() -> None:
-    """Equal errors on 20 samples, but the group's answers are surer at every silo."""
-    race = _race({SINGLES: [0.3] * 6, TOGETHER: [0.35] * 6})
-    measured = {
-        group: {
-            name: tuple(replace(m, loss=0.4 if len(group) > 1 else 0.6, noise=0.05) for m in found)
-            for name, found in own.items()
-        }
-        for group, own in race.measured.items()
-    }
-    state = _after(replace(race, measured=measured))
-    assert state.held == TOGETHER and state.verdict is not None and state.verdict.score == "loss"
-    alone = state.verdict.entrants[0]
-    assert alone.standing.behind == pytest.approx(0.2) and alone.standing.out
-    missing = {**measured, NAMES: {n: (Measured(0.35, math.nan, 20),) * 2 for n in NAMES}}
-    by_error = _after(replace(race, measured=missing))
-    assert by_error.held == SINGLES and by_error.verdict is not None
-    assert by_error.verdict.score == ""
-
-
-def test_a_loss_of_one_silo_counts_up_to_a_multiple_of_the_median() -> None:
-    honest = [Measured(0.1, 0.5, 20, 0.1) for _ in range(5)]
-    (row,) = evidence.scored([[*honest, Measured(0.1, 1e300, 20, 1e300)]])
-    assert row[:5] == honest and (row[5].loss, row[5].noise) == (2.0, 2.0)
-    perfect = [Measured(0.0, 0.0, 20, 0.1) for _ in range(5)]
-    (row,) = evidence.scored([[*perfect, Measured(0.5, 0.5, 20, 0.1)]])
-    assert row[5].loss == 0.5, "a median of 0 bounds nothing"
 
 
 @pytest.mark.parametrize("kind", [wire.EVALUATE_TRAINING, wire.EVALUATE_OWN, wire.TRAIN])
@@ -990,19 +941,15 @@ def test_candidates_that_the_budgets_do_not_allow_are_not_raced() -> None:
 
 
 def test_a_lie_beyond_what_an_error_can_be_is_no_measurement() -> None:
-    own = {
-        wire.HOLDOUT_ERROR: 0.5,
-        wire.HOLDOUT_LOSS: 1.0,
-        wire.HOLDOUT_EXAMPLES: 10.0,
-        wire.HOLDOUT_LOSS_ERROR: 0.1,
-    }
+
+    own = {wire.HOLDOUT_ERROR: 0.5, wire.HOLDOUT_LOSS: 1.0, wire.HOLDOUT_EXAMPLES: 10.0}
     update = Update(Silo("a", 1, num_examples=46), {}, {}, 37.0, own)
-    assert evidence.measurement(update) == Measured(0.5, 1.0, 10.0, 0.1)
+    assert evidence.measurement(update) == Measured(0.5, 1.0, 10.0)
     for claim in (11.0, 1e6, 1e300):
         claimed = replace(update, metrics={**own, wire.HOLDOUT_EXAMPLES: claim})
-        assert evidence.measurement(claimed) == Measured(0.5, 1.0, 10.0, 0.1), "a fifth of 46"
+        assert evidence.measurement(claimed) == Measured(0.5, 1.0, 10.0), "a fifth of 46"
     undescribed = replace(update, silo=Silo("a", 1))
-    assert evidence.measurement(undescribed) == Measured(0.5, 1.0, 8.0, 0.1), "a fifth of 37"
+    assert evidence.measurement(undescribed) == Measured(0.5, 1.0, 8.0), "a fifth of 37"
     for key, value in (
         (wire.HOLDOUT_ERROR, -1e6),
         (wire.HOLDOUT_ERROR, 1e300),
