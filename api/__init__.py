@@ -15,8 +15,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from coterie.server.runs.own_app import recorded as recorded
     from coterie.server.study.compare import compare as compare
+    from coterie.server.study.recorded import recorded as recorded
     from coterie.server.study.result import ComparisonResult as ComparisonResult
     from coterie.server.study.result import Report as Report
     from coterie.server.study.result import Result as Result
@@ -27,7 +27,7 @@ MODULES = {
     "simulate": "coterie.server.study.simulate",
     "compare": "coterie.server.study.compare",
     "load": "coterie.server.study.result",
-    "recorded": "coterie.server.runs.own_app",
+    "recorded": "coterie.server.study.recorded",
     "Result": "coterie.server.study.result",
     "ComparisonResult": "coterie.server.study.result",
     "Report": "coterie.server.study.result",

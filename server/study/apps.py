@@ -17,13 +17,13 @@ from coterie import wire
 from coterie.engine.inprocess import InProcessGrid, NodeConfig
 from coterie.server.paths import default_runs_dir, place
 from coterie.server.report.shown import NOTHING, Shown
-from coterie.server.runs.own_app import Recorded, strategy_name
 from coterie.server.runs.record import OWN_APP
 from coterie.server.runs.run import folder_name
 from coterie.server.study.comparison import Repeat
 from coterie.server.study.comparison_file import CompareFile, Comparison, slug
 from coterie.server.study.given import require_names
 from coterie.server.study.playing import shown_here
+from coterie.server.study.recorded import Recorded, strategy_name
 from coterie.server.study.result import Result
 from coterie.strategies.errors import refused
 from coterie.strategies.registry import STRATEGIES, strategy_class

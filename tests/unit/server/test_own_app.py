@@ -11,9 +11,9 @@ from flwr.app import Message, RecordDict
 import coterie
 from coterie.engine.inprocess import InProcessGrid
 from coterie.server.runs.config import RunConfig
-from coterie.server.runs.own_app import Recorded
 from coterie.server.runs.record import find_run, read_run
 from coterie.server.runs.run import execute
+from coterie.server.study.recorded import Recorded
 from coterie.strategies import HCCT, FederationError
 from coterie.strategies.strategy import GroupStrategy
 from tests.commands import coterie as command
