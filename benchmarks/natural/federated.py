@@ -17,6 +17,11 @@ METHODS: Mapping[str, Mapping[str, Any]] = {
     "alone": {"strategy": "independent"},
     "FedAvg": {"strategy": "fedavg"},
     "FedAvg + own intercept": {"strategy": "fedavg", "personal": "head.bias"},
+    "FedAvg, partial pooling": {
+        "strategy": "fedavg",
+        "personalise": "partial",
+        "personal-epochs": RUN["local-epochs"],
+    },
     "FedAvg, fine-tuned": {"strategy": "fedavg", "personalise": "finetune"},
     "Ditto": {"strategy": "fedavg", "personalise": "ditto"},
     "APFL": {"strategy": "apfl"},

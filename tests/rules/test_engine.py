@@ -34,7 +34,7 @@ INSIDE = Counter(
 KNOWS_ONLY = {
     "strategies": {"coterie.engine.port", "coterie.engine.plain"},
     "features": {"coterie.engine.port", "coterie.engine.saved"},
-    "server/runs": {"coterie.engine.port", "coterie.engine.plain"},  # of own Flower apps
+    "server/runs": {"coterie.engine.port"},
     "server/report": set(),
     "client/resident": {"coterie.engine.port", "coterie.engine.fast.silo.process"},  # of serve.py
     "client/work": set(),
