@@ -314,7 +314,7 @@ class GroupStrategy(Strategy):
         if resume is None:
             initial = wire.decode_arrays(initial_arrays)
             check_finite(initial)
-            if not self.algorithm.alone:
+            if not (self.algorithm.alone or self.algorithm.whole):
                 check_averageable(initial)
             standing = Checkpoint(0, self.algorithm.first(initial), ())
         else:

@@ -81,7 +81,7 @@ def supernode(app: ClientApp, run_config: Mapping[str, Any]) -> Callable[..., Me
 NODES = [{"partition-id": i, "num-partitions": 4} for i in range(4)]
 
 
-MEDIANS = partial(PerGroup, [["node-1", "node-3"], ["node-2", "node-4"]], lambda group: FedMedian())
+MEDIANS = partial(PerGroup, [["silo-0", "silo-2"], ["silo-1", "silo-3"]], lambda group: FedMedian())
 
 
 @pytest.mark.parametrize("strategy", [FedAvg, HCCT, pytest.param(MEDIANS, id="PerGroup")])

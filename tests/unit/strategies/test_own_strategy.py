@@ -14,7 +14,7 @@ import pytest
 from rich.console import Console
 
 from coterie.server.runs.config import RunConfig
-from coterie.server.study.compare import compare
+from coterie.server.study.compare import compare, print_comparison
 from coterie.strategies import FederationError, registry
 from tests.conftest import digits_config
 from tests.kit import CutGrid, Node, PowerCutError, digits, mean_error, record_of, run
@@ -75,7 +75,8 @@ def test_it_is_compared_like_any_other(medians: str, tmp_path: Path) -> None:
     strategy = f"[[strategies]]\nname = 'per group'\nstrategy = '{medians}'\nmax-distance = 0.9\n"
     file.write_text(f"seeds = [0]\n{silos}[run]\nrounds = 2\nlocal-epochs = 1\n{strategy}")
     out = io.StringIO()
-    _ = compare(Console(file=out, width=200), file, folder=tmp_path / "out")
+    console = Console(file=out, width=200)
+    print_comparison(console, compare(file, folder=tmp_path / "out"))
     assert "per group" in out.getvalue() and "alone" in out.getvalue()
 
 

@@ -23,7 +23,7 @@ from coterie.strategies.rounds.reports import RoundReport
 from tests.conftest import arrays_of, digits_config, plain_app, plain_initial, plain_nodes
 from tests.kit import Tap, start
 
-GROUPS = [["node-1", "node-3"], ["node-2", "node-4"]]
+GROUPS = [["silo-0", "silo-2"], ["silo-1", "silo-3"]]
 NO_TREES = ArrayRecord([np.array([], np.uint8)])
 
 
@@ -108,14 +108,14 @@ def play(
 def test_models_that_grow_stay_within_their_groups() -> None:
     grid = Tap(plain_nodes(1, 2, 1, 2, samples=[100, 200, 100, 200]), trees_app())
     result = play(grid)
-    assert grown(result) == {f"node-{n}": [2 - n % 2] * 6 for n in (1, 2, 3, 4)}
+    assert grown(result) == {f"silo-{n - 1}": [2 - n % 2] * 6 for n in (1, 2, 3, 4)}
     assert result.groups[1] == GROUPS
-    assert [report.metrics["node-1"]["trees"] for report in result.rounds if report.metrics] == [
+    assert [report.metrics["silo-0"]["trees"] for report in result.rounds if report.metrics] == [
         2,
         4,
         6,
     ], "every silo evaluates its group's model after every round"
-    assert result.rounds[-1].evaluation["node-2"][0] == 0.0
+    assert result.rounds[-1].evaluation["silo-1"][0] == 0.0
     assert result.rounds[0].details["inner"] == {"0": {"trees": 2.0}, "1": {"trees": 2.0}}
     sent = [m for m in grid.sent if m.metadata.message_type == "train"]
     assert all(m.content["config"]["group-size"] == 2 for m in sent)
@@ -140,10 +140,10 @@ def test_one_group_equals_flowers_own_run(inner: Callable[[], Strategy]) -> None
     alone = inner().start(
         grid=Tap(nodes, plain_app()), initial_arrays=plain_initial(), num_rounds=4
     )
-    everybody = [[f"node-{n}" for n in (1, 2, 3, 4)]]
+    everybody = [[f"silo-{n - 1}" for n in (1, 2, 3, 4)]]
     result = start(PerGroup(everybody, lambda group: inner()), Tap(nodes, plain_app()), 4)
     expected = arrays_of(alone.arrays)
-    for key, array in arrays_of(result.models["node-3"]).items():
+    for key, array in arrays_of(result.models["silo-2"]).items():
         np.testing.assert_allclose(array, expected[key], rtol=1e-5, atol=1e-7)
 
 
@@ -163,7 +163,7 @@ def test_groups_come_from_a_first_stage_on_another_model() -> None:
     first = FirstStage(HCCT(), plain_initial(), num_rounds=3, action="linear")
     grid = Tap(plain_nodes(1, 2, 1, 2), both)
     result = play(grid, groups=first)
-    assert result.groups[3] == GROUPS and grown(result)["node-4"] == [2] * 6
+    assert result.groups[3] == GROUPS and grown(result)["silo-3"] == [2] * 6
 
 
 # ---------------------------------------------------------------- who comes and goes
@@ -191,29 +191,29 @@ def test_a_silo_of_no_group_joins_the_one_whose_model_suits_it() -> None:
     (newcomer,) = plain_nodes(2)
     result = play(changing({3: newcomer}, {}), rounds=4)
     assert result.groups[2] == GROUPS
-    assert result.groups[3] == [["node-1", "node-3"], ["node-2", "node-4", "node-5"]]
-    assert result.rounds[2].details["placed"] == {"node-5": {"0": 1.0, "1": 0.0}}
-    assert grown(result)["node-5"] == [2] * 10
+    assert result.groups[3] == [["silo-0", "silo-2"], ["silo-1", "silo-3", "silo-4"]]
+    assert result.rounds[2].details["placed"] == {"silo-4": {"0": 1.0, "1": 0.0}}
+    assert grown(result)["silo-4"] == [2] * 10
 
 
 def test_a_silo_whose_app_states_no_loss_opens_a_new_group() -> None:
     (newcomer,) = plain_nodes(2)
     result = play(changing({3: newcomer}, {}, states_loss=False), rounds=4)
-    assert result.groups[3] == [*GROUPS, ["node-5"]]
-    assert grown(result)["node-5"] == [2, 2], "two rounds, the first of which is its first"
+    assert result.groups[3] == [*GROUPS, ["silo-4"]]
+    assert grown(result)["silo-4"] == [2, 2], "two rounds, the first of which is its first"
 
 
 def test_a_silo_that_was_expected_takes_its_place_when_it_comes() -> None:
     (late,) = plain_nodes(1)
-    result = play(changing({2: late}, {}), groups=[["node-1", "node-3", "node-5"], GROUPS[1]])
+    result = play(changing({2: late}, {}), groups=[["silo-0", "silo-2", "silo-4"], GROUPS[1]])
     assert result.groups[1] == GROUPS and len(result.groups[2][0]) == 3
-    assert grown(result)["node-5"] == [1] * (2 + 3 + 3)
+    assert grown(result)["silo-4"] == [1] * (2 + 3 + 3)
 
 
 def test_who_leaves_is_missed_by_its_group_only() -> None:
     result = play(changing({}, {2: 2}))
-    assert result.groups[3] == [["node-1", "node-3"], ["node-4"]]
-    assert grown(result)["node-4"] == [2] * 4 and grown(result)["node-1"] == [1] * 6
+    assert result.groups[3] == [["silo-0", "silo-2"], ["silo-3"]]
+    assert grown(result)["silo-3"] == [2] * 4 and grown(result)["silo-0"] == [1] * 6
 
 
 def test_a_group_waits_until_it_has_the_silos_that_its_strategy_needs() -> None:
@@ -221,10 +221,10 @@ def test_a_group_waits_until_it_has_the_silos_that_its_strategy_needs() -> None:
         return Bagging()  # which, like Flower's, waits for two
 
     result = play(changing({}, {2: 2}), inner=two)
-    assert result.groups[3] == [["node-1", "node-3"]]
-    assert grown(result)["node-4"] == [2] * 2, "the model of round 1"
-    with pytest.raises(FederationError, match=r"node-1 \(2 silos\).*min_available_nodes"):
-        play(Tap(plain_nodes(1), trees_app()), groups=[["node-1"]], inner=two)
+    assert result.groups[3] == [["silo-0", "silo-2"]]
+    assert grown(result)["silo-3"] == [2] * 2, "the model of round 1"
+    with pytest.raises(FederationError, match=r"silo-0 \(2 silos\).*min_available_nodes"):
+        play(Tap(plain_nodes(1), trees_app()), groups=[["silo-0"]], inner=two, min_silos=1)
 
 
 # ---------------------------------------------------------------- wrong replies, wrong strategies
@@ -244,7 +244,7 @@ def test_one_silos_wrong_reply_costs_no_other_its_round(spoilt: str) -> None:
             trees_app(lambda node, number: OF_NO_USE[spoilt] if node == 1 else None),
         )
     )
-    assert grown(result)["node-3"] == [1] * 3 and grown(result)["node-2"] == [2] * 6
+    assert grown(result)["silo-2"] == [1] * 3 and grown(result)["silo-1"] == [2] * 6
 
 
 def test_a_strategy_that_fails_on_every_reply_keeps_its_model_and_says_so() -> None:
@@ -255,11 +255,11 @@ def test_a_strategy_that_fails_on_every_reply_keeps_its_model_and_says_so() -> N
             return super().aggregate_train(server_round, replies)
 
     def inner(group: tuple[str, ...]) -> Strategy:
-        return Failing() if "node-1" in group else Bagging()
+        return Failing() if "silo-0" in group else Bagging()
 
     result = play(Tap(plain_nodes(1, 2, 1, 2), trees_app()), inner=inner)
     assert grown(result) == {
-        f"node-{n}": [2 - n % 2] * (4 + 2 * (n % 2 == 0)) for n in (1, 2, 3, 4)
+        f"silo-{n - 1}": [2 - n % 2] * (4 + 2 * (n % 2 == 0)) for n in (1, 2, 3, 4)
     }
     assert "KeyError" in result.rounds[1].details["failed"]["0"]
 
@@ -358,7 +358,7 @@ def test_a_run_resumed_from_its_checkpoint_equals_one_that_never_stopped(tmp_pat
         for key, array in arrays_of(model).items():
             np.testing.assert_array_equal(array, arrays_of(again.models[name])[key])
     assert not np.array_equal(
-        arrays_of(whole.models["node-1"])["w"], arrays_of(other.models["node-1"])["w"]
+        arrays_of(whole.models["silo-0"])["w"], arrays_of(other.models["silo-0"])["w"]
     ), "the noise is drawn by the seed"
 
 
@@ -411,4 +411,4 @@ def test_rounds_are_reported_like_any_strategys() -> None:
     reports: list[RoundReport] = []
     play(Tap(plain_nodes(1, 2, 1, 2), trees_app()), on_round=reports.append)
     assert [report.round for report in reports] == [1, 2, 3, 3] and reports[-1].final
-    assert reports[0].silos["node-1"].num_examples == 100
+    assert reports[0].silos["silo-0"].num_examples == 100

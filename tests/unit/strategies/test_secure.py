@@ -725,7 +725,7 @@ def test_what_cannot_be_done_is_refused_before_anything_starts(
 def test_other_client_apps_are_refused_with_the_reason() -> None:
     grid = InProcessGrid(plain_app(), plain_nodes(3))
     with pytest.raises(FederationError, match="needs coterie's own silos"):
-        HCCT(secure=True).start(grid, plain_initial(), num_rounds=1)
+        HCCT(secure=True, min_silos=1).start(grid, plain_initial(), num_rounds=1)
 
 
 def test_keys_are_checked_by_name_and_curve() -> None:

@@ -46,7 +46,7 @@ def test_one_group_takes_flowers_steps(name: str) -> None:
     plain = start(FedAvg(influence=UNBOUND), Tap(nodes, plain_app()), 4)
     expected = {key: array.numpy() for key, array in theirs.arrays.items()}
     assert not np.allclose(arrays_of(plain.arrays)["w"], expected["w"], rtol=1e-3)
-    for key, array in arrays_of(ours.models["node-2"]).items():
+    for key, array in arrays_of(ours.models["silo-1"]).items():
         np.testing.assert_allclose(array, expected[key], rtol=1e-5, atol=1e-6)
 
 
@@ -60,7 +60,7 @@ def test_a_silo_alone_is_not_moved_and_a_group_is() -> None:
     together = start(HCCT(alpha=1e9, server_optimiser=chosen), Tap(nodes, plain_app()))
     meant = start(HCCT(alpha=1e9), Tap(nodes, plain_app()))
     assert not np.allclose(
-        arrays_of(together.models["node-1"])["w"], arrays_of(meant.models["node-1"])["w"]
+        arrays_of(together.models["silo-0"])["w"], arrays_of(meant.models["silo-0"])["w"]
     )
 
 
@@ -72,7 +72,7 @@ def test_groups_that_form_begin_from_their_mean() -> None:
             start(FedGroup(num_groups=2, **more), Tap(nodes, plain_app()), rounds)
             for more in ({"server_optimiser": chosen}, {})
         )
-        one, other = (arrays_of(result.models["node-1"])["w"] for result in (own, usual))
+        one, other = (arrays_of(result.models["silo-0"])["w"] for result in (own, usual))
         assert np.array_equal(one, other) is same
 
 
@@ -194,8 +194,8 @@ def test_settings_without_an_optimiser_are_refused() -> None:
     with pytest.raises(
         FederationError, match="server-tau has no effect with server-optimiser = fe"
     ):
-        RunConfig.read({"server-optimiser": "fedavgm", "server-tau": 0.1})
+        RunConfig.read({"strategy": "hcct", "server-optimiser": "fedavgm", "server-tau": 0.1})
     with pytest.raises(FederationError, match="server-optimiser-lr has no effect"):
-        RunConfig.read({"server-optimiser-lr": 0.1})
+        RunConfig.read({"strategy": "hcct", "server-optimiser-lr": 0.1})
     with pytest.raises(FederationError, match=r"fedadam or fedyogi\. Got 'adam'"):
         FedGroup(num_groups=2, server_optimiser="adam")

@@ -15,7 +15,7 @@ from benchmarks.engine import trees
 from coterie.strategies import PerGroup
 from tests.kit import Tap
 
-KINDS = [["node-1", "node-3", "node-5"], ["node-2", "node-4", "node-6"]]
+KINDS = [["silo-0", "silo-2", "silo-4"], ["silo-1", "silo-3", "silo-5"]]
 EVERYBODY = [name for kind in KINDS for name in kind]
 
 
