@@ -159,5 +159,5 @@ def test_a_silo_s_own_model_is_measured_on_samples_that_it_was_not_made_of() -> 
     train(own.task, own.model, parts.train, plan, seed=seed, centre=model)
     expected = evaluate(own.task, own.model, parts.test)
     assert found[wire.HOLDOUT_LOSS] == pytest.approx(expected.loss)
-    assert found[wire.HOLDOUT_EXAMPLES] == len(parts.test) and found[wire.HOLDOUT_LOSS_ERROR] > 0
+    assert found[wire.HOLDOUT_EXAMPLES] == len(parts.test)
     assert "without holdout" in kit.reason(kit.ask(wire.EVALUATE_OWN, model=model, server_round=3))
