@@ -63,8 +63,8 @@ __all__ = [
     "PerGroup",
     "RunResult",
     "ServerOptimiser",
-    *PUBLIC,
 ]
+__all__.extend(PUBLIC)
 
 
 def __getattr__(name: str) -> Any:
