@@ -7,7 +7,7 @@
     result.groups, result.metrics()
 
 ``simulate`` plays one run and ``compare`` several, on this machine. ``recorded`` keeps the record
-of a run in a Flower app of one's own. Names are imported on first use: ``import coterie`` alone
+of a run in a Flower app of your own. Names are imported on first use: ``import coterie`` alone
 loads nothing.
 """
 

@@ -3,7 +3,7 @@
     python -m benchmarks.natural --data FOLDER [--folds 3] [--seeds 1] [--networks linear]
 
 FOLDER holds the sets as ``NAME.npz``. Each measurement is stored when it is done, and a benchmark
-that was interrupted goes on where it stood.
+that was interrupted continues where it stopped.
 """
 
 from __future__ import annotations

@@ -66,15 +66,15 @@ class Pooling(Stage):
         models = algorithm.models(state)
         grouped = {n for g in algorithm.groups(state) if len(g) > 1 for n in g}
         silos = [s for s in scene.now.silos if s.name in grouped & models.keys() and _holds_out(s)]
-        wanted = [(s, models[s.name], penalty) for s in silos for penalty in pooling.TRIED]
-        found = yield from pooling.ask({"all": wanted}, holdout=HOLDOUT)
+        wanted = [(silo, models[silo.name]) for silo in silos]
+        found = yield from pooling.ask(wanted, holdout=HOLDOUT)
         losses = {
             penalty: {
                 name: (u.metrics[wire.HOLDOUT_LOSS], u.held_out(HOLDOUT))
-                for name, u in found.get(("all", penalty), {}).items()
+                for name, u in own.items()
                 if wire.HOLDOUT_LOSS in u.metrics
             }
-            for penalty in pooling.TRIED
+            for penalty, own in found.items()
         }
         if not any(losses.values()):
             log.warning(

@@ -163,19 +163,7 @@ def rehearse(
 ) -> float:
     """Train as ``train_privately``, with fresh noise and no charge: nothing of it may leave."""
     require_private(task, model)
-    key = os.urandom(32)
-    return _train(
-        task,
-        model,
-        part,
-        plan,
-        private.terms,
-        key=key,
-        seed=seed,
-        towards=None,
-        centre=None,
-        slots=None,
-    )
+    return _train(task, model, part, plan, private.terms, key=os.urandom(32), seed=seed)
 
 
 def _train(
@@ -187,9 +175,9 @@ def _train(
     *,
     key: bytes,
     seed: int,
-    towards: Model | None,
-    centre: Model | None,
-    slots: Slots | None,
+    towards: Model | None = None,
+    centre: Model | None = None,
+    slots: Slots | None = None,
 ) -> float:
     torch.manual_seed(seed)
     set_training(model)

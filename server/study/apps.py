@@ -1,4 +1,4 @@
-"""Simulate a Flower ClientApp of one's own in this process, and keep the run's record."""
+"""Simulate a Flower ClientApp of your own in this process, and keep the run's record."""
 
 from __future__ import annotations
 

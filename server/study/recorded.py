@@ -1,4 +1,4 @@
-"""The record of a run in a Flower app of one's own, as coterie's own runs have it.
+"""The record of a run in a Flower app of your own, as coterie's own runs have it.
 
 In a ServerApp, one line more::
 

@@ -25,29 +25,27 @@ GRID = (3.0, 30.0, 300.0, OWN_INTERCEPT)
 TRIED = (0.0, *GRID)
 """The same; 0 stands for the group's model as it is."""
 
-Wanted = Mapping[str, Sequence[tuple[Silo, Model, float]]]
-"""Name of a question → silos, the model that each receives, and λ."""
-Answers = Mapping[tuple[str, float], Mapping[str, Update]]
-"""(Question, λ) → silo → its measurements."""
 
+def ask(
+    wanted: Sequence[tuple[Silo, Model]], *, holdout: float
+) -> Exchanges[dict[float, dict[str, Update]]]:
+    """Let silos make their own models of those they receive, and measure them, in one exchange.
 
-def ask(wanted: Wanted, *, holdout: float) -> Exchanges[dict[tuple[str, float], dict[str, Update]]]:
-    """Let silos make their own models, and measure them on held-out samples, in one exchange."""
-    purposes: dict[str, tuple[str, float]] = {}
+    Return λ → silo → its measurements on held-out samples, for every λ of ``TRIED``.
+    """
+    purposes = {f"own-{number}": penalty for number, penalty in enumerate(TRIED)}
     orders = []
-    for question, each in wanted.items():
-        for silo, model, penalty in each:
-            purpose = f"own-{question}-{GRID.index(penalty) + 1 if penalty else 0}"
-            purposes[purpose] = question, penalty
+    for silo, model in wanted:
+        for purpose, penalty in purposes.items():
             config: dict[str, Scalar] = {wire.HOLDOUT: holdout, wire.OWN_PENALTY: penalty}
             orders.append(
                 Order(silo, model, purpose=purpose, kind=wire.EVALUATE_OWN, config=config)
             )
-    found: dict[tuple[str, float], dict[str, Update]] = {}
+    found: dict[float, dict[str, Update]] = {penalty: {} for penalty in TRIED}
     if orders:
         answers = yield orders
         for update in answers:
-            found.setdefault(purposes[update.purpose], {})[update.silo.name] = update
+            found[purposes[update.purpose]][update.silo.name] = update
     return found
 
 

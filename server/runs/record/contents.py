@@ -20,7 +20,7 @@ from coterie.strategies.rounds.reports import Evaluation, PhaseReport, RoundRepo
 from coterie.system import former_names
 
 OWN_APP = "own-app"
-"""Key of the configuration of a run that a Flower app of one's own has started."""
+"""Key of the configuration of a run that a Flower app of your own has started."""
 ENDS = ("completed", "failed", "stopped")
 """Final states of a run; ``stopped`` means by a person, and keeps the rounds so far."""
 Evaluations = Mapping[str, Evaluation]

@@ -1,4 +1,4 @@
-"""``coterie.recorded``: the record of a run in a Flower app of one's own, and its continuation."""
+"""``coterie.recorded``: the record of a run in a Flower app of your own, and its continuation."""
 
 from __future__ import annotations
 
