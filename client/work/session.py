@@ -30,6 +30,7 @@ from coterie.client.work.generators import describe_head
 from coterie.client.work.measure import leading
 from coterie.client.work.sgd import TrainPlan
 from coterie.client.work.weights import frozen_digest, travelling
+from coterie.system.device import device_of
 from coterie.tasks import Task, load_task
 from coterie.tasks.base import ColumnScale, Samples, SiloData, StreamedData, TaskError, leaves
 from coterie.tasks.options import place_of
@@ -228,7 +229,10 @@ def open_sessions(settings: Sequence[SiloSettings]) -> list[Session]:
         _check_metrics(own)
     if common.threads:
         torch.set_num_threads(common.threads)
-    device = _device(common.device)
+    try:
+        device = device_of(common.device)
+    except ValueError as error:
+        raise SettingsError(str(error)) from None
     task = load_task(common.task)
     settings = [_parted(task, own) for own in settings]
     loaded = _load(task, settings)
@@ -398,43 +402,6 @@ def _check_targets(task: Task, data: Data) -> None:
             continue  # to read every mask of a dataset would take as long as training
         for leaf in leaves(part.targets()):
             task.problem.check(leaf.cpu().numpy(), name)
-
-
-def _device(wanted: str) -> torch.device:
-    """Return the wanted device, tested with a small computation.
-
-    Raises ``SettingsError`` if a named device cannot be used; ``auto`` falls back to the CPU.
-    """
-    if wanted == "auto" and not torch.cuda.is_available():
-        return torch.device("cpu")
-    device = torch.device("cuda" if wanted == "auto" else wanted)
-    why = _unusable(device)
-    if not why:
-        return device
-    if wanted == "auto":
-        log.warning(
-            "the GPU cannot be used, so the CPU is used: %s. Install a PyTorch that supports "
-            'this GPU and its driver, or set device = "cpu" under [compute].',
-            why,
-        )
-        return torch.device("cpu")
-    raise SettingsError(f"device {wanted!r} cannot be used: {why}. Use auto or cpu.")
-
-
-def _unusable(device: torch.device) -> str:
-    """Return why a device cannot add two numbers; empty if it can."""
-    if device.type == "cpu":
-        return ""
-    if not torch.cuda.is_available():
-        return "PyTorch finds no CUDA device"
-    count = torch.cuda.device_count()
-    if device.index is not None and device.index >= count:
-        return f"PyTorch finds {count} CUDA device{'s' * (count != 1)}, and cuda:0 is the first"
-    try:
-        (torch.zeros(1, device=device) + 1).item()
-    except (RuntimeError, AssertionError) as error:  # AssertionError: a PyTorch without CUDA
-        return next(iter(str(error).strip().splitlines()), type(error).__name__).rstrip(".")
-    return ""
 
 
 def _schema(task: Task, model: nn.Module, shapes: Sequence[Sequence[int]], frozen: str) -> str:

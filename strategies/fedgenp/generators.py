@@ -19,7 +19,6 @@ Adam trains, not SGD.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -32,9 +31,10 @@ from torch.nn.functional import cross_entropy, one_hot, softplus
 
 from coterie import wire
 from coterie.strategies.fedgenp.latent import Generator, GeneratorPlan, Reversal
+from coterie.system.device import device_of
 from coterie.wire import Layers, Model
 
-log = logging.getLogger("coterie.run")
+_device = cache(device_of)  # what cannot be used is said once
 
 BETAS, EPSILON = (0.9, 0.999), 1e-8
 """Parameters of Adam."""
@@ -382,20 +382,6 @@ def _stack(models: Sequence[Model], device: torch.device) -> Weights:
 def _unstack(weights: Weights, count: int) -> list[Model]:
     arrays = {name: tensor.detach().cpu().numpy() for name, tensor in weights.items()}
     return [{name: array[i].copy() for name, array in arrays.items()} for i in range(count)]
-
-
-@cache  # what cannot be used is said once
-def _device(wanted: str) -> torch.device:
-    if wanted != "auto":
-        return torch.device(wanted)
-    if not torch.cuda.is_available():
-        return torch.device("cpu")
-    try:
-        (torch.zeros(1, device="cuda") + 1).item()
-    except RuntimeError as error:  # a GPU that this PyTorch has no kernels for, or that is full
-        log.warning("the GPU cannot be used, so the CPU trains the generators: %s", error)
-        return torch.device("cpu")
-    return torch.device("cuda")
 
 
 @contextmanager

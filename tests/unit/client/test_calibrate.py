@@ -157,7 +157,7 @@ def test_with_validation_data_it_is_fitted_on_what_no_training_saw(
     task = f"{asked.__name__}:TwoClasses"
     session = open_session(SiloSettings("a", task, options={"rows": 3000}))
     part = split_validation(session, 0.25, run_seed=3).test
-    x, y = part.at(torch.arange(750))
+    x, y = (leaf.cpu() for leaf in part.at(torch.arange(750)))
     outputs = x.numpy() @ asked.WEIGHT.T
     chances = 1 / (1 + np.exp((outputs[:, 0] - outputs[:, 1]) / found.temperature))
     best = max(sum(rates(y.numpy() == 1, chances > level)) for level in np.unique(chances))

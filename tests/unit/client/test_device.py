@@ -6,13 +6,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
+import coterie
 from coterie.client.home.folder import create
-from coterie.client.home.settings import SettingsError
-from coterie.client.work.session import _device
 from coterie.strategies.fedgenp import generators
+from coterie.system.device import device_of
 from tests.conftest import silo
 
 NO_KERNEL = "CUDA error: no kernel image is available for execution on the device\nCompile with …"
@@ -36,7 +37,7 @@ def unsupported(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_auto_takes_the_cpu_in_place_of_a_gpu_that_cannot_compute_and_says_why(
     unsupported: None, caplog: pytest.LogCaptureFixture
 ) -> None:
-    assert _device("auto").type == "cpu"
+    assert device_of("auto").type == "cpu"
     (said,) = [r.getMessage() for r in caplog.records]
     assert "the GPU cannot be used" in said and "no kernel image is available" in said
 
@@ -60,8 +61,8 @@ def test_a_check_on_such_a_machine_ends_well(
 def test_a_device_that_is_named_and_cannot_be_used_is_refused_in_a_sentence(
     device: str, why: str, unsupported: None
 ) -> None:
-    with pytest.raises(SettingsError, match=f"^device '{device}' cannot be used: .*{why}"):
-        _device(device)
+    with pytest.raises(ValueError, match=f"^device '{device}' cannot be used: .*{why}"):
+        device_of(device)
 
 
 @pytest.mark.parametrize("device", ["mps", "gpu", "cuda:x"])
@@ -83,3 +84,20 @@ def test_generators_are_trained_on_the_cpu_where_the_gpu_cannot_compute(
     assert {generators._device("auto").type for _ in range(3)} == {"cpu"}
     generators._device.cache_clear()
     assert caplog.text.count("the GPU cannot be used") == 1
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+@pytest.mark.parametrize("network", ["cnn-fedbn", "torchvision/resnet18"])
+def test_convolutions_on_a_gpu_give_the_same_bits_again(network: str) -> None:
+    draw = np.random.default_rng(0)
+    silos = {
+        f"silo-{n}": (draw.normal(size=(128, 3, 32, 32)).astype("f4"), draw.integers(0, 10, 128))
+        for n in range(2)
+    }
+    first, second = (
+        coterie.simulate(silos, network=network, strategy="fedavg", rounds=2, progress=False)
+        for _ in range(2)
+    )
+    for silo_id, model in first.models.items():
+        for name, array in model.items():
+            assert array.tobytes() == second.models[silo_id][name].tobytes(), name

@@ -33,7 +33,7 @@ def test_silos_with_the_benchmarks_loop_train_the_same_models(tmp_path: Path, mu
         home = create(
             tmp_path / name, name, task=str(tmp_path / "study.toml"), data=tmp_path / f"{name}.npz"
         )
-        nodes.append(home.settings().to_node_config() | {"home": ""})
+        nodes.append(home.settings().to_node_config() | {"home": "", "device": "cpu"})
 
     def model(folder: Path) -> Model:
         run(folder, nodes, task="study", rounds=2, proximal_mu=mu)

@@ -419,9 +419,9 @@ def test_validation_data_are_in_no_training(tmp_path: Path) -> None:
 
     session = open_session(SiloSettings("a", options={"train": 20, "test": 20}))
     kept = split_validation(session, 0.25, run_seed=0)
-    everything = {row.numpy().tobytes() for row in session.data.train.x}
+    everything = {row.cpu().numpy().tobytes() for row in session.data.train.x}
     train, validation = (
-        {row.numpy().tobytes() for row in part} for part in (kept.train.x, kept.test.x)
+        {row.cpu().numpy().tobytes() for row in part} for part in (kept.train.x, kept.test.x)
     )
     assert (len(train), len(validation)) == (15, 5)
     assert not train & validation and train | validation == everything
