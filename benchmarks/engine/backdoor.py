@@ -20,8 +20,9 @@ import torch
 from flwr.app import Context, Message
 from numpy.typing import NDArray
 
-from benchmarks.engine.poison import BOUNDS, UNBOUNDED
-from benchmarks.kit import App, Entry, Store, Trained, page, read, select, spread, table, train
+from benchmarks.engine.poison import BOUNDS, UNBOUNDED, claim, fill
+from benchmarks.engine.poison import STRATEGIES as KEYS
+from benchmarks.kit import App, Entry, Store, Trained, page, select, spread, table, train
 from coterie import wire
 from coterie.client.app import app as coterie_app
 from coterie.client.work.weights import load_weights
@@ -85,7 +86,7 @@ def dishonest(attack: str) -> App:
         if context.node_config["name"] != ATTACKER or reply.has_error() or attack == "none":
             return reply
         if attack == CLAIMS:
-            _claim(message, reply)
+            claim(message, reply, CLAIM)
         if wire.ARRAYS not in reply.content.array_records or attack == "marked":
             return reply
         sent, back = (_model(m) for m in (message, reply))
@@ -104,16 +105,6 @@ def dishonest(attack: str) -> App:
 
 def _model(message: Message) -> Model:
     return wire.decode_arrays(message.content.array_records[wire.ARRAYS])
-
-
-def _claim(message: Message, reply: Message) -> None:
-    """State so many samples, on joining and with every training."""
-    described = reply.content.config_records.get(wire.CONFIG)
-    if described is not None and wire.NUM_EXAMPLES in described:
-        described[wire.NUM_EXAMPLES] = CLAIM
-    metrics = reply.content.metric_records.get(wire.METRICS)
-    if metrics is not None and message.metadata.message_type.split(".")[0] == wire.TRAIN:
-        metrics[wire.NUM_EXAMPLES] = CLAIM
 
 
 def answered(done: Trained, nodes: Sequence[Mapping[str, Any]]) -> dict[str, float]:
@@ -136,7 +127,7 @@ def measure(strategy: str, attack: str, bounded: bool, seed: int) -> Entry:
     logging.getLogger("coterie").setLevel(logging.ERROR)  # in a worker's process
     nodes = silos(STRATEGIES[strategy], attack, seed)
     keys = {"strategy": strategy, "rounds": ROUNDS, "local-epochs": 3, "seed": seed}
-    keys |= {"evaluate-every": ROUNDS, **({} if bounded else UNBOUNDED)}
+    keys |= {"evaluate-every": ROUNDS, **KEYS[strategy], **({} if bounded else UNBOUNDED)}
     done = train(nodes, keys, app=dishonest(attack))
     success = answered(done, nodes)
     (group,) = (group for group in done.result.rounds[-1].groups if ATTACKER in group)
@@ -194,24 +185,7 @@ STORE = Store("backdoor", document, keys=("strategy", "attack", "bounded", "seed
 
 def main() -> None:
     """Measure, store, print."""
-    given = read(
-        STORE,
-        __doc__,
-        rows=ATTACKS,
-        seeds=3,
-        strategies={"default": ",".join(STRATEGIES)},
-        workers={"type": int, "default": 2},
-    )
-    given.store.keep(lambda entry: entry.get("bounds") == (BOUNDS if entry["bounded"] else ""))
-    cells = [
-        {"strategy": strategy, "attack": attack, "bounded": bounded, "seed": seed}
-        for seed in range(given.seeds)
-        for bounded in (True, False)
-        for strategy in given.strategies.split(",")
-        for attack in given.only
-    ]
-    given.store.fill(cells, measure, workers=given.workers)
-    print(given.store.text())
+    fill(STORE, __doc__, measure, rows=ATTACKS, strategies=STRATEGIES)
 
 
 if __name__ == "__main__":

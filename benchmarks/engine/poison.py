@@ -11,7 +11,8 @@ measured with other bounds is forgotten.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -93,7 +94,7 @@ def dishonest(attack: str) -> App:
         if context.node_config["name"] != ATTACKER or reply.has_error():
             return reply
         if attack in CLAIMS:
-            _claim(message, reply, CLAIMS[attack])
+            claim(message, reply, CLAIMS[attack])
         if attack in FACTORS and wire.ARRAYS in reply.content.array_records:
             sent, back = (
                 wire.decode_arrays(m.content.array_records[wire.ARRAYS]) for m in (message, reply)
@@ -106,7 +107,7 @@ def dishonest(attack: str) -> App:
     return answer
 
 
-def _claim(message: Message, reply: Message, count: int) -> None:
+def claim(message: Message, reply: Message, count: int) -> None:
     """State so many samples, on joining and with every training."""
     described = reply.content.config_records.get(wire.CONFIG)
     if described is not None and wire.NUM_EXAMPLES in described:
@@ -221,27 +222,44 @@ def _honest_text(bounded: Sequence[Entry]) -> str:
 STORE = Store("poison", document, keys=("strategy", "kinds", "attack", "bounded", "seed"))
 
 
-def main() -> None:
-    """Measure, store, print."""
+def fill(
+    store: Store,
+    text: str,
+    measure_one: Callable[..., Entry],
+    *,
+    rows: Sequence[str],
+    strategies: Iterable[str],
+    **more: Sequence[Any],
+) -> None:
+    """Read the command line of ``text``, measure what is missing in ``store``, print it.
+
+    Runs without the bounds have one seed. ``more`` are further arguments and all their values.
+    """
     given = read(
-        STORE,
-        __doc__,
-        rows=ATTACKS,
+        store,
+        text,
+        rows=rows,
         seeds=3,
-        strategies={"default": ",".join(STRATEGIES)},
+        strategies={"default": ",".join(strategies)},
         workers={"type": int, "default": 2},
     )
     given.store.keep(lambda entry: entry.get("bounds") == (BOUNDS if entry["bounded"] else ""))
     cells = [
-        {"strategy": s, "kinds": kinds, "attack": attack, "bounded": bounded, "seed": seed}
+        {"strategy": s, "attack": attack, "bounded": bounded, "seed": seed}
+        | dict(zip(more, values, strict=True))
         for bounded in (True, False)
         for seed in range(given.seeds if bounded else 1)
         for attack in given.only
         for s in given.strategies.split(",")
-        for kinds in KINDS
+        for values in product(*more.values())
     ]
-    given.store.fill(cells, measure, workers=given.workers)
+    given.store.fill(cells, measure_one, workers=given.workers)
     print(given.store.text())
+
+
+def main() -> None:
+    """Measure, store, print."""
+    fill(STORE, __doc__, measure, rows=ATTACKS, strategies=STRATEGIES, kinds=list(KINDS))
 
 
 if __name__ == "__main__":

@@ -85,6 +85,8 @@ def train_model_apfl(request: Request) -> RecordDict:
 
 def evaluate_own(request: Request) -> RecordDict:
     """Make the silo's own of the model received, and evaluate it on samples held out of that."""
+    if request.config.get(wire.PERSONALISE) != wire.PARTIAL:
+        request.refuse_for(f"makes no own models in this run: {wire.PERSONALISE} is not partial.")
     share = request.held_out_share(wire.HOLDOUT)
     if not share:
         request.refuse_for(f"was asked for its own model's errors without {wire.HOLDOUT}.")

@@ -160,4 +160,6 @@ def test_a_silo_s_own_model_is_measured_on_samples_that_it_was_not_made_of() -> 
     expected = evaluate(own.task, own.model, parts.test)
     assert found[wire.HOLDOUT_LOSS] == pytest.approx(expected.loss)
     assert found[wire.HOLDOUT_EXAMPLES] == len(parts.test)
-    assert "without holdout" in kit.reason(kit.ask(wire.EVALUATE_OWN, model=model, server_round=3))
+    for entries, why in ((PARTIAL, "without holdout"), ({"holdout": 0.2}, "is not partial")):
+        reply = kit.ask(wire.EVALUATE_OWN, model=model, server_round=3, **entries)
+        assert why in kit.reason(reply)
