@@ -43,3 +43,11 @@ class Plain:
 def engine_of(grid: Grid | Engine) -> Engine:
     """Return an engine for a strategy that is started as Flower's are: with a Grid."""
     return grid if isinstance(grid, Engine) else Plain(grid)
+
+
+def run_of(grid: Grid | Engine) -> int | None:
+    """Return Flower's id of the run; None if no SuperLink started it."""
+    try:
+        return int(grid.run.run_id)  # type: ignore[union-attr]
+    except (AttributeError, NotImplementedError):
+        return None

@@ -23,7 +23,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
 from coterie import wire
-from coterie.engine.plain import engine_of
+from coterie.engine.plain import engine_of, run_of
 from coterie.engine.port import Engine
 from coterie.features.compression.coordinator import Compression
 from coterie.features.personal.coordinator import Pooling
@@ -105,6 +105,8 @@ class GroupStrategy(Strategy):
         metric_names: the ClientApp's name of a metric → ``num-examples``, ``train-loss``, ``loss``,
             ``error`` or ``accuracy``, for names that are not understood directly, unlike those of
             Flower's examples.
+        record: whether a run that ``flwr run`` starts has a record, which ``coterie runs`` reads;
+            see ``coterie.recorded``.
         options: of the algorithm, in a subclass.
 
     Raises:
@@ -136,6 +138,7 @@ class GroupStrategy(Strategy):
         metric_names: Mapping[str, str] | None = None,
         secure: bool = False,
         enrolled: Enrolled | None = None,
+        record: bool = True,
         **options: Any,
     ) -> None:
         if self.kind is not None and algorithm is not None:
@@ -169,7 +172,7 @@ class GroupStrategy(Strategy):
         why = insecure(algorithm, aggregate=aggregate, name=name, wire_format=how) if secure else ""
         if why:
             raise wrong_options([why])
-        self.secure, self.enrolled = secure, enrolled
+        self.secure, self.enrolled, self.record = secure, enrolled, record
         self.round_timeout = round_timeout
         self.train_config: Config = {**training, **algorithm.entries(training)}
         if secure and wire.RUN not in self.train_config:  # silos keep what is of it apart by that
@@ -242,6 +245,12 @@ class GroupStrategy(Strategy):
         """
         if num_rounds < 1:
             raise FederationError(f"num_rounds must be at least 1. Got {num_rounds}.")
+        if commit is None and resume is None and (kept := self._kept(grid)) is not None:
+            given = (grid, initial_arrays, num_rounds, timeout, train_config, evaluate_config)
+            found: RunResult = kept.start(
+                *given, evaluate_fn=evaluate_fn, evaluate_group_fn=evaluate_group_fn
+            )
+            return found
         # Classes are called like strategies in files, but for capitals.
         name = type(self).__name__.lower() if self.kind is not None else ""
         about: dict[str, Any] = {wire.ROUNDS: num_rounds, **({wire.STRATEGY: name} if name else {})}
@@ -272,6 +281,18 @@ class GroupStrategy(Strategy):
             return self._run(
                 run, initial_arrays, on_round, evaluate_fn, evaluate_group_fn, commit, resume
             )
+
+    def _kept(self, grid: Grid | Engine) -> Any:
+        """Return this strategy with a record, for a run that ``flwr run`` started."""
+        if not self.record or run_of(grid) is None:
+            return None
+        from coterie import recorded
+
+        try:
+            return recorded(self)
+        except (FederationError, OSError) as error:
+            log.warning("this run has no record: %s. COTERIE_RUNS can name another folder.", error)
+            return None
 
     def _stages(self, line: Line, config: Mapping[str, Any]) -> tuple[Stage, ...]:
         """Return the run's stages in the order in which they are called."""

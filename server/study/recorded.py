@@ -1,6 +1,7 @@
 """The record of a run in a Flower app of your own, as coterie's own runs have it.
 
-In a ServerApp, one line more::
+A run that ``flwr run`` starts has one, unless its strategy has ``record=False``. To choose its
+place, to go on after an interruption, or without a SuperLink::
 
     strategy = coterie.recorded(HCCT(alpha=50.0), label="cnn")
     result = strategy.start(grid=grid, initial_arrays=arrays, num_rounds=20)
@@ -23,7 +24,7 @@ from typing import Any
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
 from flwr.serverapp import Grid
 
-from coterie.engine.plain import engine_of
+from coterie.engine.plain import engine_of, run_of
 from coterie.engine.port import Engine
 from coterie.server.paths import default_runs_dir, place
 from coterie.server.runs.checkpoint import Checkpoints
@@ -56,8 +57,10 @@ def recorded(
 
     Raises:
         FederationError: there is no such run, or it is complete.
+        OSError: the folder cannot be made.
     """
     root = place(runs_dir) if runs_dir else default_runs_dir()
+    make_folder(root)
     return Recorded(strategy, root, label=label, resume=resume)
 
 
@@ -102,7 +105,7 @@ class Recorded:
             FederationError: as ``GroupStrategy.start``; the record has the reason.
         """
         name = strategy_name(self.strategy)
-        run_id = _run_id(grid)
+        run_id = run_of(grid) or time.time_ns() // 1000
         folder = self.folder or self._root / folder_name(self.label or name, run_id)
         self.folder = folder
         make_folder(folder)
@@ -183,15 +186,8 @@ class Recorded:
 
 
 def strategy_name(strategy: GroupStrategy) -> str:
-    """Return a strategy's name in files, or its algorithm's class in lower case."""
+    """Return a strategy's name in files, or its class in lower case."""
     names = [cls.__name__ for cls in type(strategy).__mro__]
     row = next((PUBLIC[name] for name in names if name in PUBLIC), None)
-    return row.name if row else type(strategy.algorithm).__name__.lower()
-
-
-def _run_id(grid: Grid | Engine) -> int:
-    """Return Flower's id of the run; without a SuperLink the time in microseconds."""
-    try:
-        return int(grid.run.run_id)  # type: ignore[union-attr]
-    except (AttributeError, NotImplementedError):
-        return time.time_ns() // 1000
+    own = strategy if strategy.kind is not None else strategy.algorithm
+    return row.name if row else type(own).__name__.lower()

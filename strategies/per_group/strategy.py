@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from copy import copy
+from dataclasses import dataclass, replace
 from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord
-from flwr.serverapp import Grid
 
 from coterie.strategies.per_group.algorithm import InGroups, groups_of
 from coterie.strategies.per_group.inner import Factory
+from coterie.strategies.rounds.conversation import Run
+from coterie.strategies.rounds.nodes import NodeRoster
 from coterie.strategies.rounds.result import RunResult
 from coterie.strategies.strategy import GroupStrategy
 
@@ -34,14 +36,16 @@ class FirstStage:
     action: str = ""
     train_config: ConfigRecord | None = None
 
-    def run(self, grid: Grid, timeout: float | None) -> RunResult:
-        """Return the result of the stage."""
-        self.strategy.action = self.action
-        return self.strategy.start(
-            grid=grid,
+    def run(self, of: Run) -> RunResult:
+        """Return the result of the stage, with the silos of a run and their names."""
+        own = copy(self.strategy)
+        own.action, own.record = self.action, False
+        if isinstance(own.roster, NodeRoster):
+            own.roster = of.roster
+        return own.start(
+            grid=of.line.engine,
             initial_arrays=self.initial_arrays,
             num_rounds=self.num_rounds,
-            timeout=timeout,
             train_config=self.train_config,
         )
 
@@ -55,8 +59,9 @@ class PerGroup(GroupStrategy):
         inner: makes a group's strategy; called with the names of the group's silos. It is called
             for every step, and the strategy gets the attributes that the earlier one had.
         seed: of the strategies' random draws.
-        engine: see ``GroupStrategy``. Bounds on what a silo can do and secure aggregation need to
-            know what an update is, so they are refused.
+        engine: see ``GroupStrategy``; ``min_silos`` and ``ask_names`` are by default those of the
+            first stage, which sees the same silos under the same names. Bounds on what a silo can
+            do and secure aggregation need to know what an update is, so they are refused.
 
     Raises:
         FederationError: a group is empty, a silo is in two, or an argument is refused.
@@ -74,16 +79,15 @@ class PerGroup(GroupStrategy):
     ) -> None:
         self.first_stage = groups if isinstance(groups, FirstStage) else None
         given = () if isinstance(groups, FirstStage) else groups_of(groups)
+        if self.first_stage and isinstance(first := self.first_stage.strategy.roster, NodeRoster):
+            engine = {"min_silos": first.min_silos, "ask_names": first.ask, **engine}
         super().__init__(groups_given=given, inner=inner, seed=seed, **engine)
 
-    def start(self, grid: Any, *arguments: Any, **more: Any) -> RunResult:
-        """Find the groups if a first stage does that, then run the strategies inside them.
-
-        Arguments and result are as in ``GroupStrategy.start``; ``num_rounds`` are those after the
-        first stage.
-        """
-        if self.first_stage is not None and more.get("resume") is None:
-            found = self.first_stage.run(grid, more.get("timeout"))
-            groups = groups_of(found.rounds[-1].groups)
+    def _run(self, run: Run, *arguments: Any) -> RunResult:
+        """Find the groups if a first stage does that, then run the strategies inside them."""
+        resume = arguments[-1]
+        if self.first_stage is not None and resume is None:
+            groups = groups_of(self.first_stage.run(run).rounds[-1].groups)
             self.algorithm = self.algorithm.model_copy(update={"groups_given": groups})
-        return super().start(grid, *arguments, **more)
+            run = replace(run, algorithm=self.algorithm)
+        return super()._run(run, *arguments)

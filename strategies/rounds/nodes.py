@@ -41,10 +41,13 @@ class NodeRoster:
     names: dict[int, str] = field(default_factory=dict)
     ask: bool = False
     _taken: set[str] = field(default_factory=set)
+    _of_run: bool = False
 
     def for_a_run(self) -> NodeRoster:
-        """Return a roster that knows the same names and learns others."""
-        return replace(self, names=dict(self.names), _taken=set(self._taken))
+        """Return a roster that knows the same names and learns others; itself if made for a run."""
+        if self._of_run:
+            return self
+        return replace(self, names=dict(self.names), _taken=set(self._taken), _of_run=True)
 
     def recall(self, silos: Sequence[Silo], names: Iterable[str]) -> None:
         """Use the names of a run that goes on.

@@ -18,9 +18,12 @@ OURS = {
     *("api", "client", "engine", "features", "pictures", "server", "strategies", "system", "tasks"),
     "wire",
 }
-MOUNTS = {"server/cli/main.py: client", "server/study/silos.py: client"}
-"""The imports against the direction: there ``coterie`` takes in the commands of a silo, and plays
-all silos in its own process."""
+MOUNTS = {
+    *("server/cli/main.py: client", "server/study/silos.py: client"),
+    "strategies/strategy.py: recorded",
+}
+"""The imports against the direction: ``coterie`` takes in the commands of a silo, and plays all
+silos in its own process; a strategy of ``flwr run`` keeps a record by ``coterie.recorded``."""
 
 
 def sources(package: str) -> list[Path]:

@@ -1,12 +1,15 @@
-"""``coterie.recorded``: the record of a run in a Flower app of your own, and its continuation."""
+"""The record of a run in a Flower app of your own, by itself or ``recorded``; its continuation."""
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from flwr.app import Message, RecordDict
+from flwr.serverapp.strategy import FedMedian
 
 import coterie
 from coterie.engine.inprocess import InProcessGrid
@@ -14,7 +17,7 @@ from coterie.server.runs.config import RunConfig
 from coterie.server.runs.record import find_run, read_run
 from coterie.server.runs.run import execute
 from coterie.server.study.recorded import Recorded
-from coterie.strategies import HCCT, FederationError
+from coterie.strategies import HCCT, FederationError, FirstStage, PerGroup
 from coterie.strategies.strategy import GroupStrategy
 from tests.commands import coterie as command
 from tests.conftest import assert_equal_models, plain_app, plain_initial, plain_nodes
@@ -25,6 +28,46 @@ NODES = plain_nodes(0, 0, 1, 1)
 def start(strategy: GroupStrategy | Recorded, fault: Any = None, rounds: int = 4) -> Any:
     grid = InProcessGrid(plain_app(fault), NODES)
     return strategy.start(grid=grid, initial_arrays=plain_initial(), num_rounds=rounds)
+
+
+class FlowersRun(InProcessGrid):
+    """A grid of ``flwr run``, which has started run 7."""
+
+    run = SimpleNamespace(run_id=7)  # type: ignore[assignment]
+
+
+def per_group() -> PerGroup:
+    """With a first stage of two rounds."""
+    stage = FirstStage(HCCT(alpha=20.0), plain_initial(), num_rounds=2)
+    return PerGroup(stage, lambda group: FedMedian(min_available_nodes=1, min_train_nodes=1))
+
+
+@pytest.mark.parametrize(("made", "name"), [(HCCT, "hcct-7"), (per_group, "pergroup-7")])
+def test_a_run_of_flower_leaves_one_record_by_itself(
+    made: Any, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COTERIE_RUNS", str(tmp_path / "runs"))
+    grid = FlowersRun(plain_app(), NODES)
+    result = made().start(grid, plain_initial(), 3)
+    (folder,) = (tmp_path / "runs").iterdir()
+    run = read_run(folder)
+    assert (folder.name, run.status, len(run.rounds)) == (name, "completed", 3)
+    assert run.final_groups == tuple(map(tuple, result.groups[3]))
+    for silo, model in start(made(), rounds=3).held.items():
+        assert_equal_models(result.held[silo], model)
+
+
+def test_a_run_that_cannot_or_shall_not_have_a_record_is_played_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("COTERIE_RUNS", str(tmp_path / "file" / "runs"))
+    with caplog.at_level(logging.WARNING):
+        HCCT().start(FlowersRun(plain_app(), NODES), plain_initial(), 1)
+    assert "this run has no record" in caplog.text
+    monkeypatch.setenv("COTERIE_RUNS", str(tmp_path / "runs"))
+    HCCT(record=False).start(FlowersRun(plain_app(), NODES), plain_initial(), 1)
+    assert not (tmp_path / "runs").exists()
 
 
 class Killed(BaseException):
