@@ -18,6 +18,7 @@ from coterie.client.work import discriminate, evaluate, meta_sgd, personal, trai
 from coterie.client.work.request import Request, answering
 from coterie.client.work.weights import read_weights
 from coterie.features.compression.silo import Compression
+from coterie.features.evaluation.silo import evaluate_given
 from coterie.features.personal.silo import Personal, evaluate_own, train_model_apfl
 from coterie.features.privacy.silo import DifferentialPrivacy
 from coterie.features.secure import silo as secure
@@ -62,6 +63,7 @@ ANSWERS = {
     wire.TRAIN_DISCRIMINATOR: discriminate.train_discriminators,
     wire.EVALUATE: evaluate.evaluate_model,
     wire.EVALUATE_GROUP: measure_group,
+    wire.EVALUATE_GIVEN: evaluate_given,
     wire.EVALUATE_TRAINING: evaluate.evaluate_model_on_training_data,
     wire.EVALUATE_OWN: evaluate_own,
     wire.ENSEMBLE: evaluate.evaluate_ensemble,

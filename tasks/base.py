@@ -383,6 +383,10 @@ class Task(ABC):
         """
         return ()
 
+    def test_columns(self, options: Mapping[str, Option]) -> Sequence[Column]:
+        """Return the test samples as ``columns`` those for training; by default empty."""
+        return ()
+
     def says(self) -> Mapping[str, Any]:
         """Return what all silos must have in common, by display name, as JSON values.
 

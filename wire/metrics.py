@@ -73,6 +73,10 @@ KNOWN_METRICS: Final[Mapping[str, Metric]] = MappingProxyType(
 )
 """Every metric that silos of this version know, by name."""
 
+CALIBRATION: Final = ("calibration-intercept", "calibration-slope")
+"""How given models are calibrated at a site (``coterie.features.evaluation.calibration``): neither
+lower nor higher is better."""
+
 LOW: Final = "-low"
 HIGH: Final = "-high"
 """Suffixes of a metric's name: the ends of its 95% interval."""

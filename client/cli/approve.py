@@ -168,7 +168,7 @@ def announced(one: Approval, home: Home) -> Announced:
     who = one.terms.get(wire.ASKED_BY)
     by = f"{_shown(who)}, says {coordinator}" if who else coordinator
     facts = [("asked", f"{_minute(one.asked)} by {by}")]
-    trains = one.terms.get(wire.STRATEGY) != wire.ONLY_STATISTICS
+    trains = one.terms.get(wire.STRATEGY) not in wire.UNTRAINED
     for name in (wire.STRATEGY, wire.TASK, *([wire.ROUNDS] if trains else [])):
         facts.append((name, _shown(one.terms.get(name, "not stated"))))
     rest = {key: value for key, value in one.terms.items() if key not in SHOWN_APART}

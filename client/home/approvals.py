@@ -356,6 +356,21 @@ def leaving(terms: Mapping[str, Value], policy: Policy) -> Iterator[str]:
         )
         yield itself
         return
+    metrics = (
+        "all that the run needs"
+        if policy.share_metrics is None
+        else ", ".join(policy.share_metrics) or "none"
+    )
+    if terms.get(wire.STRATEGY) == wire.ONLY_EVALUATION:
+        of = f"the models of {terms[wire.PARENT]}" if wire.PARENT in terms else "given models"
+        yield f"how many test samples it has, and metrics of {of} on them: {metrics}"
+        if policy.subgroups:
+            yield (
+                f"the same by {', '.join(policy.subgroups)}, of no fewer than "
+                f"{policy.statistics_from} samples"
+            )
+        yield itself
+        return
     kept = str(terms.get(wire.PERSONAL, ""))
     less = f", less the layers {kept!r}" if kept else ""
     if terms.get(wire.SECURE):
@@ -371,10 +386,5 @@ def leaving(terms: Mapping[str, Value], policy: Policy) -> Iterator[str]:
             "count, mean and deviation of numeric columns and real targets, if its task scales by "
             "the federation"
         )
-    metrics = (
-        "all that the run needs"
-        if policy.share_metrics is None
-        else ", ".join(policy.share_metrics)
-    )
-    yield f"how many samples it has, and metrics: {metrics or 'none'}"
+    yield f"how many samples it has, and metrics: {metrics}"
     yield itself

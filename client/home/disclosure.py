@@ -125,7 +125,13 @@ def _samples(policy: Policy, about: About) -> str:
 def _metrics(policy: Policy, about: About) -> str:
     if not about.metrics:
         return "the coordinator learns none"
-    return f"the coordinator learns: {', '.join(about.metrics)}"
+    found = f"the coordinator learns: {', '.join(about.metrics)}"
+    if policy.subgroups:
+        found += (
+            f"; of models that it only evaluates also by {', '.join(policy.subgroups)}, for no "
+            f"fewer than {policy.statistics_from} {'persons' if about.persons else 'samples'}"
+        )
+    return found
 
 
 def _labels(policy: Policy, about: About) -> str:

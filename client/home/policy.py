@@ -16,6 +16,7 @@ from pydantic import AfterValidator, Field
 from coterie import wire
 from coterie.client.home.hours import read_days, read_hours
 from coterie.client.home.schema import In
+from coterie.client.home.subgroups import readable_subgroup
 
 METRICS = {
     "train-loss": (wire.TRAIN_LOSS,),
@@ -26,6 +27,7 @@ METRICS = {
     ),
     "seconds": (wire.SECONDS,),
     "trivial": (wire.TRIVIAL,),
+    "calibration": wire.CALIBRATION,
 }
 """Name in ``silo.toml`` → keys on the wire. Sample counts are the weights and are always sent."""
 TRAINING = "train-loss"
@@ -93,9 +95,10 @@ class Policy:
         In(
             "policy",
             "Metrics that may leave: train-loss, loss, error (the primary metric), seconds, "
-            "trivial (the error of the best constant answer), metrics of the task, and those of "
-            "your own app. Without this line: all except those that reveal how frequent the "
-            'classes are and, with secure = "required", train-loss. []: none.',
+            "trivial (the error of the best constant answer), calibration (intercept and slope, "
+            "in runs that evaluate given models), metrics of the task, and those of your own app. "
+            "Without this line: all except those that reveal how frequent the classes are "
+            'and, with secure = "required", train-loss. []: none.',
             example='["train-loss", "loss", "error", "seconds"]',
         ),
     ] = None
@@ -152,6 +155,17 @@ class Policy:
             f"others, so that it cannot be computed. At least {LEAST_CELL}.",
         ),
     ] = 10
+    subgroups: Annotated[
+        tuple[Annotated[str, AfterValidator(readable_subgroup)], ...],
+        In(
+            "policy",
+            "Columns by which a given model may be measured in parts of the test data, when a run "
+            'evaluates models and trains nothing (coterie evaluate): "sex" for each category, '
+            '"age < 50 < 70" for numbers below, between and above these limits. Parts of fewer '
+            "samples than statistics_from, and others by which they could be computed, are hidden.",
+            example='["sex", "age < 50 < 70"]',
+        ),
+    ] = ()
     min_samples: Annotated[
         int,
         Field(ge=1),
@@ -287,11 +301,11 @@ class Policy:
         A silo that takes part only in some strategies refuses a run that names no strategy.
         """
         strategies, named = wire.kind_of(kind).strategies, config.get(wire.STRATEGY)
-        asks = named == wire.ONLY_STATISTICS
-        if asks and kind not in (wire.DESCRIBE, wire.STATISTICS):
-            return f"answers no {kind} message in a run of statistics alone."
-        if kind == wire.STATISTICS and not asks:
-            return "shares statistics only in a run that asks for nothing else."
+        only = wire.UNTRAINED.get(str(named))
+        if only and kind not in (wire.DESCRIBE, only):
+            return f"answers no {kind} message in a run of {named} alone."
+        if kind in wire.UNTRAINED.values() and kind != only:
+            return f"answers a {kind} message only in a run that asks for nothing else."
         if not strategies or named is None or named in strategies:
             return ""
         return (
@@ -303,7 +317,7 @@ class Policy:
         """Return why a message that would reveal an update is refused; empty if it is accepted."""
         trains = kind.startswith(wire.TRAIN) and kind != wire.MASKED_SUM
         named = config.get(wire.STRATEGY, wire.ONLY_STATISTICS)
-        joins = kind == wire.DESCRIBE and named != wire.ONLY_STATISTICS
+        joins = kind == wire.DESCRIBE and named not in wire.UNTRAINED
         hidden = config.get(wire.SECURE) is True and (joins or wire.kind_of(kind).secret)
         if self.secure != "required":
             return ""

@@ -129,7 +129,7 @@ def evaluate_ensemble(request: Request) -> RecordDict:
     """Evaluate the mean of the received models' logits on this silo's test data (FedEnsemble)."""
     session = request.session
     try:
-        members = _members(request)
+        members = members_of(request)
         for member in members:
             load_weights(session.model, member)
     except (wire.WireError, ValueError) as error:
@@ -159,11 +159,13 @@ def count_labels(request: Request) -> RecordDict:
     )
 
 
-def _members(request: Request) -> list[Model]:
+def members_of(request: Request) -> list[Model]:
+    """Return the models of a message of several; ``RefusedError`` if there is none."""
     records = wire.array_records(request.message.content)
     names = sorted((n for n in records if n.startswith(wire.MEMBER)), key=lambda n: (len(n), n))
     if not names:
-        raise RefusedError(f"an ensemble needs records {wire.MEMBER}0, {wire.MEMBER}1, ….")
+        kind = request.message.metadata.message_type
+        raise RefusedError(f"a {kind} message needs records {wire.MEMBER}0, {wire.MEMBER}1, ….")
     return [wire.decode_arrays(records[name]) for name in names]
 
 

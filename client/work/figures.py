@@ -55,13 +55,7 @@ def with_intervals(
     because several samples of one person are not independent.
     """
     values = {name: float(found[0]) for name, found in metrics(np.ones((1, num_samples))).items()}
-    draw = np.random.default_rng(seed)
-    units = num_samples if persons is None else num_persons(persons)
-    even = np.full(units, 1 / units)
-    drawn = draw.multinomial(units, even, size=RESAMPLES).astype(np.float64)
-    if persons is not None:
-        drawn = drawn[:, np.unique(persons, return_inverse=True)[1]]
-    again = metrics(drawn)
+    again = metrics(resampled(num_samples, seed=seed, persons=persons))
     figures = {}
     for name, value in values.items():
         found = again[name][np.isfinite(again[name])]
@@ -73,6 +67,15 @@ def with_intervals(
         else:
             figures[name] = Figure(value)
     return figures
+
+
+def resampled(num_samples: int, *, seed: int = 0, persons: Persons | None = None) -> Array:
+    """Return how often each sample is drawn in each replicate, (``RESAMPLES``, n)."""
+    draw = np.random.default_rng(seed)
+    units = num_samples if persons is None else num_persons(persons)
+    even = np.full(units, 1 / units)
+    drawn = draw.multinomial(units, even, size=RESAMPLES).astype(np.float64)
+    return drawn if persons is None else drawn[:, np.unique(persons, return_inverse=True)[1]]
 
 
 def of_classes(

@@ -109,7 +109,7 @@ def _evaluate(
         return Evaluation(loss, float(wrong) / n, n), evidence
     if lead.name == "loss":
         return Evaluation(loss, loss, n), evidence
-    found = _metrics(problem, join(evidence))(np.ones((1, n)))[lead.name]
+    found = metrics_of(problem, join(evidence))(np.ones((1, n)))[lead.name]
     return Evaluation(loss, lead.shortfall(float(found[0])), n), evidence
 
 
@@ -123,6 +123,14 @@ def held_out_metrics(found: Evaluation) -> dict[str, float | int]:
 
 
 @torch.no_grad()
+def evaluate_with_evidence(
+    task: Task, model: nn.Module, part: Part, *, metric: str = ""
+) -> tuple[Evaluation, Evidence]:
+    """Evaluate as ``evaluate``, and return also what all metrics are computed from."""
+    found, parts = _evaluate(task, model, part, metric=metric, in_full=True)
+    return found, join(parts)
+
+
 def evaluate_in_full(
     task: Task, model: nn.Module, data: Data, *, metric: str = "", seed: int = 0
 ) -> Evaluation:
@@ -131,13 +139,12 @@ def evaluate_in_full(
     The constant answer comes from the training targets; ``seed`` is that of the bootstrap.
     """
     part, problem = data.test, task.problem
-    plain, parts = _evaluate(task, model, part, metric=metric, in_full=True)
-    evidence = join(parts)
+    plain, evidence = evaluate_with_evidence(task, model, part, metric=metric)
     figured = figures_of(problem, evidence, seed=seed, persons=part.persons)
     training, trivial = _array(data.train.targets()), {}
     for name in figured:
         if (same := problem.trivial(training, evidence, name)) is not None:
-            found = _metrics(problem, same)(np.ones((1, len(part))))
+            found = metrics_of(problem, same)(np.ones((1, len(part))))
             trivial[name] = float(found[name][0])
     return replace(plain, figures=figured, trivial=trivial)
 
@@ -155,7 +162,7 @@ def figures_of(
     ``thresholds`` replace the usual ones of answers, see ``figures.of_classes``; ``persons``
     (n,) is each sample's person, where one may have several.
     """
-    metrics = _metrics(problem, evidence, thresholds=thresholds)
+    metrics = metrics_of(problem, evidence, thresholds=thresholds)
     found = figures.with_intervals(metrics, len(evidence[0]), seed=seed, persons=persons)
     return {n: f for n, f in found.items() if np.isfinite(f.value) and n in problem.metrics}
 
@@ -196,7 +203,7 @@ def _array(targets: Nest) -> Array:
     return found
 
 
-def _metrics(
+def metrics_of(
     problem: Problem, evidence: Evidence, *, thresholds: Sequence[float] = ()
 ) -> Callable[[Array], Mapping[str, Array]]:
     """Return the function from weights (b, n) to every metric (b,)."""

@@ -155,7 +155,7 @@ class Request:
         flower_run = str(self.message.metadata.run_id)
         asked = asked_by(self.session.settings, run, flower_run, self.game)
         self.refuse_for(asked.objection(kind, self.config, policy))
-        if kind != wire.STATISTICS:
+        if self.config.get(wire.STRATEGY) not in wire.UNTRAINED:
             self.refuse_for(quota_objection(self.session.settings.home, run, policy.max_kept_runs))
         if kind != wire.DESCRIBE:
             self._check_now()
@@ -169,7 +169,7 @@ class Request:
     def _check_terms(self) -> None:
         """Refuse now what the silo would refuse in a later message of this run."""
         self._check_schema()
-        if self.config.get(wire.STRATEGY) == wire.ONLY_STATISTICS:
+        if self.config.get(wire.STRATEGY) in wire.UNTRAINED:
             return  # nothing is trained
         staying = self.personal()
         if self.session.settings.tests:

@@ -27,14 +27,13 @@ from coterie.client.work.data import Part
 from coterie.client.work.measure import batch_size
 from coterie.client.work.request import RefusedError, Request
 from coterie.client.work.session import Session
+from coterie.client.work.small_cells import persons_by_cell, suppress
 from coterie.client.work.stage import Stage
 from coterie.features.statistics.cells import (
     ends,
     intervals,
     number_of,
-    persons_by_cell,
     places_of,
-    suppress,
 )
 from coterie.features.statistics.columns import column_sums, in_scale
 from coterie.features.statistics.counts import (

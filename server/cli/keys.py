@@ -180,6 +180,24 @@ def keys_from(parent: str, root: Path | None) -> dict[str, Any]:
     return {key: value for key, value in plain.items() if key not in OF_ONE_RUN}
 
 
+def keys_to_evaluate(models: str, task: str | None, root: Path | None) -> dict[str, Any]:
+    """Return the keys of a run that evaluates a run's models, or those of a file.
+
+    Raises ``MisuseError`` if the task is neither given nor known from the run.
+    """
+    inherited = {
+        key: value
+        for key, value in keys_from(models, root).items()
+        if key in ("task", "primary-metric") or key.startswith("task.")
+    }
+    keys = inherited | ({} if task is None else {"task": task})
+    if "task" not in keys:
+        raise MisuseError(
+            f"--task is missing: {models!r} does not name a complete run that is recorded here."
+        )
+    return {"strategy": "evaluation", "parent": named_parent(models), **keys}
+
+
 def named_parent(parent: str) -> str:
     """Return what names a run or file for the coordinator: a path that exists here, in full."""
     from coterie.server.paths import place

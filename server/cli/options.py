@@ -73,6 +73,15 @@ RunsOption = Annotated[
         "$COTERIE_RUNS or ~/.coterie/runs]"
     ),
 ]
+MinSilosOption = Annotated[
+    int,
+    typer.Option(
+        min=1, max=100_000, help="Number of silos that must be connected before they are asked."
+    ),
+]
+WaitOption = Annotated[
+    float, typer.Option(min=1, max=86_400, help="Time to wait for the silos, in seconds.")
+]
 RunArgument = Annotated[str, typer.Argument(help="Folder, name or id of the run.")]
 SetOption = Annotated[
     list[str] | None,

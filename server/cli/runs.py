@@ -13,6 +13,7 @@ from coterie.server.cli.keys import (
     keys_from,
     keys_given,
     keys_of,
+    keys_to_evaluate,
     keys_to_go_on,
     named_parent,
 )
@@ -168,15 +169,8 @@ def run(
 @app.command(epilog="Example:  coterie stats --task heart --min-silos 4")
 def stats(
     task: Annotated[str, typer.Option(help="Task whose silos are asked for their data summary.")],
-    min_silos: Annotated[
-        int,
-        typer.Option(
-            min=1, max=100_000, help="Number of silos that must be connected before they are asked."
-        ),
-    ] = 2,
-    wait: Annotated[
-        float, typer.Option(min=1, max=86_400, help="Time to wait for the silos, in seconds.")
-    ] = 120.0,
+    min_silos: options.MinSilosOption = 2,
+    wait: options.WaitOption = 120.0,
     federation: options.FederationOption = None,
     superlink: options.SuperLinkOption = None,
     root_certificates: options.CertificateOption = None,
@@ -194,6 +188,43 @@ def stats(
 
     given = options.Given(federation, superlink, root_certificates, runs_dir)
     keys = {"strategy": "statistics", "task": task, "min-silos": min_silos, "wait-for-silos": wait}
+    raise typer.Exit(submit_and_follow(keys, given, Turn(given), detach=False, as_json=as_json))
+
+
+@app.command(epilog="Example:  coterie evaluate hcct-1234 --min-silos 4")
+def evaluate(
+    models: Annotated[
+        str,
+        typer.Argument(
+            metavar="RUN|FILE",
+            help="A complete run, all of whose groups' models are evaluated, or a model in a "
+            ".safetensors file at the coordinator.",
+        ),
+    ],
+    task: Annotated[
+        str | None,
+        typer.Option(help="Task of the models. [default: the run's]", show_default=False),
+    ] = None,
+    min_silos: options.MinSilosOption = 2,
+    wait: options.WaitOption = 120.0,
+    federation: options.FederationOption = None,
+    superlink: options.SuperLinkOption = None,
+    root_certificates: options.CertificateOption = None,
+    runs_dir: options.RunsOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Evaluate given models at every silo; nothing is trained.
+
+    Every silo measures every model on its test data and reports what its silo.toml allows. The
+    command writes a page with all figures, intervals, tests, calibration and allowed subgroups, and
+    the reason for every figure that is missing.
+    """
+    from coterie.server.cli.submitting import submit_and_follow
+    from coterie.server.cli.waiting import Turn
+
+    given = options.Given(federation, superlink, root_certificates, runs_dir)
+    keys = keys_to_evaluate(models, task, given.place().runs_dir)
+    keys |= {"min-silos": min_silos, "wait-for-silos": wait}
     raise typer.Exit(submit_and_follow(keys, given, Turn(given), detach=False, as_json=as_json))
 
 

@@ -8,8 +8,12 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
-from coterie.features.statistics.survey import FILE, read_survey
-from coterie.pictures.page import Picture, render, save
+from coterie.features.evaluation.coordinator import FILE as EVALUATION
+from coterie.features.evaluation.coordinator import read_judgement
+from coterie.features.statistics.survey import FILE as STATISTICS
+from coterie.features.statistics.survey import read_survey
+from coterie.pictures.page import Page, Picture, render, save
+from coterie.server.report.evaluation import build_evaluation_page, evaluation_summary
 from coterie.server.report.gains import compare, find_comparison
 from coterie.server.report.history import follow_groups
 from coterie.server.report.page import build_page, make_pictures, summary
@@ -76,8 +80,8 @@ def write_report(
     if out is not None and out.exists():
         _check_kind_of(out, kind)
     folder = find_run(name, root)
-    if (folder / FILE).exists():
-        return _write_statistics(folder, kind, out)
+    if (made := _untrained(folder)) is not None:
+        return _write_untrained(folder, *made, kind, out)
     if kind in TRACKERS:
         return export(kind, read_run(folder), out)
     run = read_run(folder)
@@ -107,15 +111,26 @@ def _write(target: Path, text: str) -> Path:
     return target
 
 
-def _write_statistics(folder: Path, kind: str, out: Path | None) -> list[Path]:
-    survey = read_survey(folder)
-    page = build_statistics_page(survey, folder.name)
+def _untrained(folder: Path) -> tuple[Page, str] | None:
+    """Return page and JSON text of a run that trained nothing; None of any other run."""
+    if (folder / STATISTICS).exists():
+        survey = read_survey(folder)
+        return build_statistics_page(survey, folder.name), statistics_summary(survey)
+    if (folder / EVALUATION).exists():
+        judgement, lead = read_judgement(folder), read_run(folder, brief=True).lead
+        page = build_evaluation_page(judgement, lead, folder.name)
+        return page, evaluation_summary(judgement, lead)
+    return None
+
+
+def _write_untrained(
+    folder: Path, page: Page, text: str, kind: str, out: Path | None
+) -> list[Path]:
     if kind in ("png", "svg"):
         return _write_pictures(page.pictures, kind, out or folder / "report")
     if kind not in ("html", "json"):
         raise _wrong(f"{folder.name} trained nothing, so that {kind} has nothing of it.")
-    text = render(page) if kind == "html" else statistics_summary(survey)
-    return [_write(out or folder / f"report.{kind}", text)]
+    return [_write(out or folder / f"report.{kind}", render(page) if kind == "html" else text)]
 
 
 def _named(run: Run, option: str, name: str | None, root: Path | None, strategy: str) -> Run | None:

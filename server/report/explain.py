@@ -20,7 +20,7 @@ from rich.table import Table
 from rich.text import Text
 
 from coterie.server.report import race
-from coterie.server.report.letters import letters_of
+from coterie.server.runs.letters import letters_of
 from coterie.server.runs.record import (
     FloatArray,
     Round,

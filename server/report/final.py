@@ -10,9 +10,9 @@ from rich.table import Table
 from rich.text import Text
 
 from coterie import wire
-from coterie.server.report.letters import letters_of
 from coterie.server.report.race import thin_evidence
 from coterie.server.report.view import collaboration_text
+from coterie.server.runs.letters import letters_of
 from coterie.server.runs.record import Evaluations, Run, SiloFacts, read_whole
 from coterie.system.terminal import say
 
@@ -22,11 +22,15 @@ MAX_SILOS_LISTED = 60
 def print_final(console: Console, folder: Path, *, as_json: bool = False) -> None:
     """Print the result of a recorded run by silo, or by group if there are many silos.
 
-    ``as_json`` is for a run that only asked for statistics.
+    ``as_json`` is for a run that trained nothing.
     """
     run = read_whole(folder)
-    if run.strategy == wire.ONLY_STATISTICS:
-        _print_statistics(console, folder, as_json=as_json)
+    if run.strategy in wire.UNTRAINED:
+        shown = {
+            wire.ONLY_STATISTICS: _print_statistics,
+            wire.ONLY_EVALUATION: _print_evaluation,
+        }[run.strategy]
+        shown(console, folder, as_json=as_json)
         return
     console.print(_silo_table(run) if len(_last(run)) <= MAX_SILOS_LISTED else _group_table(run))
     if useless := no_better_than_constant(run):
@@ -79,6 +83,28 @@ def _print_statistics(console: Console, folder: Path, *, as_json: bool) -> None:
         say(console, f"{name} shares nothing: {why}", highlight=False)
     for line in warnings(survey):
         say(console, f"warning: {line}", highlight=False)
+    _write_report(console, folder)
+
+
+def _print_evaluation(console: Console, folder: Path, *, as_json: bool) -> None:
+    """Print every model's figure at every silo, and why one is missing."""
+    from coterie.features.evaluation.coordinator import read_judgement
+    from coterie.server.report import evaluation
+
+    judgement, lead = read_judgement(folder), read_whole(folder).lead
+    if as_json:
+        print(evaluation.evaluation_summary(judgement, lead), end="")
+        return
+    page = evaluation.build_evaluation_page(judgement, lead, folder.name)
+    matrix = next(iter(page.tables.values()))
+    table = Table(*matrix.header)
+    for row in matrix.rows:
+        table.add_row(*map(Text, row))
+    console.print(table)
+    say(console, f"{lead.title} with its 95% interval; * the model of the silo's own group")
+    for silo, why in sorted(judgement.silent.items()):
+        say(console, f"{silo} evaluates nothing: {why}", highlight=False)
+    say(console, page.lead)
     _write_report(console, folder)
 
 

@@ -12,7 +12,7 @@ from scipy.optimize import linear_sum_assignment
 
 from coterie.pictures.flow import Block, Column
 from coterie.pictures.style import GROUPS, LIGHT
-from coterie.server.report.letters import alphabet
+from coterie.server.runs.letters import alphabet
 from coterie.server.runs.record import Groups, Round
 
 

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from coterie import wire
 from coterie.server.report import race_news
-from coterie.server.report.letters import letters_of
+from coterie.server.runs.letters import letters_of
 from coterie.server.runs.record import ENDS, Budget, Event, Round
 from coterie.server.runs.record.follow import Progress
 from coterie.server.runs.record.metrics import Collaboration, Lead
@@ -155,7 +155,7 @@ def _headline(progress: Progress) -> RenderableType:
 
 
 def _rounds(progress: Progress) -> list[RenderableType]:
-    if progress.config.get("strategy") == wire.ONLY_STATISTICS:
+    if progress.config.get("strategy") in wire.UNTRAINED:
         return []
     bar = ProgressBar(total=max(progress.rounds, 1), completed=progress.round, width=24)
     return [Text(f"round {progress.round}/{progress.rounds or '?'}"), bar]

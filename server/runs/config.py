@@ -31,8 +31,8 @@ from coterie.system import former_names
 
 GENERATORS = STRATEGIES["fedgenp"]
 """The strategy whose options accompany ``generators``."""
-NO_STRATEGY = Row(wire.ONLY_STATISTICS, "Algorithm", "rounds.algorithm")
-"""Stands for a run that asks for statistics and trains nothing; it has no options."""
+NO_STRATEGY = {name: Row(name, "Algorithm", "rounds.algorithm") for name in wire.UNTRAINED}
+"""Stand for runs that train nothing; they have no options."""
 
 
 class RunConfig(Options, wire.SiloKeys):
@@ -143,7 +143,8 @@ class RunConfig(Options, wire.SiloKeys):
         description="Run from which this one begins, with its groups, models and memory: name, id "
         "or folder of a complete run of the same strategy and task; `rounds` are then played in "
         "addition. Or the `.safetensors` file of a model that replaces the random initial one. "
-        "`coterie run --from` sets this key. Empty: a random initial model.",
+        "`coterie run --from` sets this key, and `coterie evaluate` for what it evaluates. Empty: "
+        "a random initial model.",
     )
     influence: Influence = Field(default_factory=Influence)
     server_optimiser: ServerOptimiser = Field(default_factory=ServerOptimiser)
@@ -349,8 +350,8 @@ def _belongs(key: str) -> str:
 
 
 def _row(name: Any) -> Row:
-    if name == wire.ONLY_STATISTICS:
-        return NO_STRATEGY
+    if name in wire.UNTRAINED:
+        return NO_STRATEGY[name]
     row = row_of(str(name))
     if row is None:
         raise refused(

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from coterie import wire
 from coterie.features.stopping.coordinator import Stopping
 from coterie.server.paths import place
 from coterie.server.runs.checkpoint import Checkpoints
@@ -61,7 +62,7 @@ def begin(config: RunConfig, folder: Path, checkpoints: Checkpoints) -> Beginnin
         if standing is None and config.more_rounds:
             raise _no_checkpoint(folder)
         return Beginning(keys, earlier, after, config.more_rounds, standing, returns=True)
-    if config.parent and model_file(config) is None:
+    if config.parent and model_file(config) is None and config.strategy not in wire.UNTRAINED:
         return _from_run(config, folder, checkpoints)
     return Beginning(config)
 
@@ -102,7 +103,7 @@ def earlier_run(config: RunConfig, folder: Path) -> tuple[Run, RunConfig]:
     if not config.more_rounds:
         run = reading.read_unfinished(folder)
         return run, recorded_config(run)
-    run = _complete(folder)
+    run = complete(folder)
     before = recorded_config(run)
     for why in _why_closed(run, before):
         raise refused(
@@ -123,7 +124,8 @@ def going_on(config: RunConfig, folder: Path) -> RunConfig:
     return RunConfig.read({"resume": folder.name, "runs-dir": str(folder.resolve().parent), **more})
 
 
-def _complete(folder: Path) -> Run:
+def complete(folder: Path) -> Run:
+    """Return the record of a run; ``FederationError`` if it is not complete."""
     run = reading.read_whole(folder)
     if run.status != "completed":
         raise refused(
@@ -179,7 +181,7 @@ def _from_run(config: RunConfig, folder: Path, checkpoints: Checkpoints) -> Begi
     place, whatever its data are now; any other is a newcomer.
     """
     source = reading.find_run(config.parent, folder.parent)
-    parent = _complete(source)
+    parent = complete(source)
     if why := "; ".join(_why_not_from(parent, recorded_config(parent), config)):
         raise refused(f"no run can begin from the one in {source}: {why}. {_new_run(source)}")
     found: tuple[int, Any] | None = Checkpoints(source / CHECKPOINTS).load()

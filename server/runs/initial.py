@@ -107,14 +107,7 @@ def started_from(file: Path, initial: ArrayRecord) -> ArrayRecord:
     Raises:
         FederationError: it cannot be read, has other arrays than silos, or unusable values.
     """
-    try:
-        given = dict(load_file(file))
-    except (OSError, SafetensorError) as error:
-        raise FederationError(
-            f"the model {file} cannot be read: {error}. --from takes a run, or a .safetensors file "
-            "at the coordinator, such as one in a run's folder models/.",
-            phase="initial",
-        ) from None
+    given = read_model(file)
     own = wire.decode_arrays(initial)
     odd = {**_unlike(given, own), **dict.fromkeys(own.keys() - given, "is not in the file")}
     if odd:
@@ -133,6 +126,18 @@ def started_from(file: Path, initial: ArrayRecord) -> ArrayRecord:
             f"the model {file} cannot be used: {error}", phase="initial"
         ) from None
     return wire.encode_arrays(model, packed=False)
+
+
+def read_model(file: Path) -> Model:
+    """Return the arrays of a safetensors file; ``FederationError`` if it cannot be read."""
+    try:
+        return dict(load_file(file))
+    except (OSError, SafetensorError) as error:
+        raise FederationError(
+            f"the model {file} cannot be read: {error}. Name a run, or a .safetensors file at the "
+            "coordinator, such as one in a run's folder models/.",
+            phase="initial",
+        ) from None
 
 
 def _unlike(given: Model, own: Model) -> dict[str, str]:

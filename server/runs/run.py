@@ -16,6 +16,8 @@ from flwr.app import ArrayRecord, ConfigRecord
 
 from coterie import wire
 from coterie.engine.port import Engine
+from coterie.features.evaluation.coordinator import ask_for_evaluations, write_judgement
+from coterie.features.evaluation.coordinator import require_answers as require_evaluations
 from coterie.features.secure.sums import Enrolled
 from coterie.features.statistics.scale import ask_for_scale
 from coterie.features.statistics.survey import ask_for_statistics, require_answers, write_survey
@@ -25,6 +27,7 @@ from coterie.server.runs.checkpoint import Checkpoints
 from coterie.server.runs.config import RunConfig, train_config
 from coterie.server.runs.going_on import CHECKPOINTS, Beginning, begin, earlier_run, model_file
 from coterie.server.runs.initial import initial_arrays, started_from
+from coterie.server.runs.judged import judged
 from coterie.server.runs.record import Recorder, Run, reading
 from coterie.server.runs.record.metrics import Lead
 from coterie.server.runs.roster import EnrolledRoster, Known
@@ -90,8 +93,10 @@ def locked_run(folder: Path) -> Iterator[None]:
 
 def terms(config: RunConfig) -> dict[str, Scalar]:
     """Return the terms of the run, which a silo can reject before it joins."""
-    if config.strategy == wire.ONLY_STATISTICS:
-        return {wire.STRATEGY: config.strategy, **config.task_keys}
+    if config.strategy in wire.UNTRAINED:
+        parent = {wire.PARENT: Path(config.parent).name} if config.parent else {}
+        metric = {wire.METRIC: config.primary_metric} if config.primary_metric else {}
+        return {wire.STRATEGY: config.strategy, **parent, **metric, **config.task_keys}
     training = train_config(config, run="")
     training |= config.algorithm.entries(training)
     entries = {key: value for key, value in training.items() if key in wire.terms()}
@@ -209,7 +214,7 @@ def execute(
             )
         more_terms: dict[str, Scalar] = {wire.ASKED_BY: asked_by} if asked_by else {}
         try:
-            if config.strategy == wire.ONLY_STATISTICS:
+            if config.strategy in wire.UNTRAINED:
                 return _ask(engine, config, record, enrolled, known, more_terms)
             with Tracking(config.tracking, folder, config.plain()) as tracking:
                 result = _execute(
@@ -264,18 +269,34 @@ def _ask(
     known: Known | None,
     more_terms: Mapping[str, Scalar],
 ) -> RunResult:
-    """Run for statistics: ask the silos that are here once, and train nothing."""
-    roster = _roster(config, record, enrolled, Beginning(config), known, more_terms)
+    """Run without training: ask the silos that are here once, for statistics or evaluations."""
+    evaluates = config.strategy == wire.ONLY_EVALUATION
+    given = judged(config, record.folder) if evaluates else None
+    beginning = Beginning(config, standing=None if given is None else given.standing)
+    roster = _roster(config, record, enrolled, beginning, known, more_terms)
+    if given is not None:
+        write_judgement(record.folder, given.judgement)
     recording = RecordingRoster(roster, record)
     recording.present(engine, number=1)
     record.ready(recording.silos)
     stated = {wire.PROTOCOL_KEY: wire.PROTOCOL, wire.TASK: config.task, **terms(config)}
     stated |= {wire.RUN: record.folder.name}
-    found = ask_for_statistics(engine, recording.silos, stated, deadline_s=config.round_timeout)
-    silent = {**roster.refused, **roster.elsewhere, **found.silent}
-    survey = replace(found, silent=silent)
-    write_survey(record.folder, survey)
-    require_answers(survey)
+    deadline_s = config.round_timeout
+    absent = {**roster.refused, **roster.elsewhere}
+    if given is not None:
+        judgement = ask_for_evaluations(
+            *(engine, recording.silos, given.judgement, given.models, stated),
+            scale=() if given.standing is None else given.standing.scale,
+            deadline_s=deadline_s,
+        )
+        judgement = replace(judgement, silent={**absent, **judgement.silent})
+        write_judgement(record.folder, judgement)
+        require_evaluations(judgement)
+    else:
+        found = ask_for_statistics(engine, recording.silos, stated, deadline_s=deadline_s)
+        survey = replace(found, silent={**absent, **found.silent})
+        write_survey(record.folder, survey)
+        require_answers(survey)
     record.finish({})
     return RunResult(ArrayRecord())
 

@@ -29,11 +29,11 @@ from rich.text import Text
 from coterie.server.machine.local import LocalFederation, SiloSpec
 from coterie.server.machine.superlink import Ports
 from coterie.server.report.explain import alpha_of
-from coterie.server.report.letters import letters_of
 from coterie.server.report.race import explain_race
 from coterie.server.report.shown import shown_for
 from coterie.server.report.view import collaboration_text
 from coterie.server.runs.config import RunConfig
+from coterie.server.runs.letters import letters_of
 from coterie.server.runs.record import Event, Run, read_whole
 from coterie.server.study.playing import OnProcesses
 from coterie.strategies.errors import refused

@@ -21,7 +21,7 @@ from rich.console import Console
 from safetensors.numpy import load_file
 
 from coterie.server.paths import place
-from coterie.server.report.letters import letters_of
+from coterie.server.runs.letters import letters_of
 from coterie.server.runs.record import Evaluations, Run, SiloFacts, find_run, read_run
 from coterie.server.runs.record.metrics import Lead
 from coterie.server.study.comparison import Row, by_error

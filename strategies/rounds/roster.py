@@ -189,7 +189,8 @@ class DescribedRoster:
             missing, lingering = sorted(due - names), sorted(gone & names)
             away = sorted(self.awaited - names - gone - due)
             now = time.monotonic()
-            training = sum(silo.trains for silo in here)
+            untrained = self.terms.get(wire.STRATEGY) in wire.UNTRAINED
+            training = sum(silo.trains or (untrained and silo.tests) for silo in here)
             if self.awaited and len(here) > most:  # they are coming back: the others may as well
                 most = len(here)
                 deadline = max(deadline, min(now + self.deadline_s, started + patience_s))

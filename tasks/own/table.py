@@ -164,13 +164,18 @@ class Table(DeclaredTask):
         return sums_of(train.persons, train.numbers, *([train.y] if self.scaled_targets else []))
 
     def columns(self, options: Mapping[str, Option]) -> Sequence[Column]:
-        train, _ = self.read_both(read_options(self.name, options, self.options))
-        odd = iter(train.odd.T)
+        return self._as_columns(self.read_both(read_options(self.name, options, self.options))[0])
+
+    def test_columns(self, options: Mapping[str, Option]) -> Sequence[Column]:
+        return self._as_columns(self.read_both(read_options(self.name, options, self.options))[1])
+
+    def _as_columns(self, rows: Rows) -> list[Column]:
+        odd = iter(rows.odd.T)
         found = [
             Column(name, values, odd=next(odd))
-            for name, values in zip(self.declaration.numeric, train.numbers.T, strict=True)
+            for name, values in zip(self.declaration.numeric, rows.numbers.T, strict=True)
         ]
-        for name, (values, block) in self._blocks(train.categories).items():
+        for name, (values, block) in self._blocks(rows.categories).items():
             place = np.where(block.any(axis=1), block.argmax(axis=1), -1).astype(np.float64)
             found.append(Column(name, place, values, odd=next(odd)))
         return found

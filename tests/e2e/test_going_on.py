@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 from tests.e2e.runs import HCCT, hashes_of, record_of
 from tests.e2e.trio import Trio
 
@@ -23,5 +25,9 @@ def test_more_rounds_and_a_run_from_a_run_as_a_person_types_it(trio: Trio) -> No
     record = record_of(own)
     assert len(record["rounds"]) == HCCT["rounds"] + 2 and record["config"]["lr"] == 0.05
     assert record["config"]["alpha"] == HCCT["alpha"]
+    done = trio.operator("evaluate", folder.name, "--min-silos", "3", "--json")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert {one["silo"] for one in found["cells"] if one["figures"]} == {"a", "b", "c"}
     tree = trio.records("runs", "--tree").stdout
     assert f"└ {own.name}" in tree

@@ -41,7 +41,7 @@ FEATURES = {
     "unlabelled": (18, "features/unlabelled"),
     "influence": (6, "features/robust"),
     "personalise": (9, "features/personal"),
-    "statistics": (20, "features/statistics"),
+    "statistics": (16, "features/statistics"),
     "privacy": (11, "features/privacy"),
     "validation": (19, "features/validation"),
 }

@@ -206,7 +206,7 @@ class Run:
     @property
     def planned_rounds(self) -> int:
         """The configured number of rounds; 0 if unknown, or if the run trains nothing."""
-        if self.strategy == wire.ONLY_STATISTICS:
+        if self.strategy in wire.UNTRAINED:
             return 0
         rounds = self.config.get("rounds", 0)
         return rounds if isinstance(rounds, int) and not isinstance(rounds, bool) else 0

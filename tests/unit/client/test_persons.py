@@ -27,7 +27,8 @@ from coterie.client.work.discriminators import open_pairs
 from coterie.client.work.figures import with_intervals
 from coterie.client.work.hold_out import held_out, leave_out_validation, split_validation
 from coterie.client.work.session import Session, hash_of, open_session
-from coterie.features.statistics.cells import intervals, suppress
+from coterie.client.work.small_cells import suppress
+from coterie.features.statistics.cells import intervals
 from coterie.features.statistics.columns import column_sums
 from coterie.features.statistics.silo import count
 from coterie.tasks.base import Column, Option, SiloData

@@ -14,8 +14,9 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 
 from coterie import wire
 from coterie.client.app import app
+from coterie.client.work.small_cells import suppress
 from coterie.engine.inprocess import InProcessGrid
-from coterie.features.statistics.cells import intervals, suppress
+from coterie.features.statistics.cells import intervals
 from coterie.features.statistics.columns import in_few_digits
 from coterie.features.statistics.counts import (
     ColumnCounts,

@@ -1,0 +1,186 @@
+"""The evaluation of given models at every silo, requested once in a run without training.
+
+A silo that refuses, serves another task, or does not answer is listed with the reason; so is a
+model that a silo is not sent.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import field, replace
+from pathlib import Path
+from typing import Any
+
+from flwr.app import ConfigRecord, Message, RecordDict
+from pydantic import TypeAdapter
+from pydantic.dataclasses import dataclass
+
+from coterie import wire
+from coterie.engine.port import Engine
+from coterie.features.evaluation.answers import MOST_MODELS, Answer, decode_answer
+from coterie.strategies.errors import FederationError, refused
+from coterie.strategies.rounds.exchange import exchange
+from coterie.strategies.rounds.roster import Silo
+from coterie.system.files import write_atomically
+
+log = logging.getLogger("coterie.run")
+
+FILE = "evaluation.json"
+"""File name in the run's folder."""
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Given:
+    """A model that is evaluated.
+
+    Attributes:
+        name: unique: the letter of a group, the name of a silo that is alone, or that of a file.
+        group: the silos that trained it; empty: unknown.
+        sha256: of its arrays.
+        only: whether only its group's silos are sent it, because it is of fewer silos than their
+            policies or two.
+    """
+
+    name: str
+    group: tuple[str, ...] = ()
+    sha256: str = ""
+    only: bool = False
+
+    def may_go_to(self, silo: str) -> bool:
+        """Return whether this silo is sent the model."""
+        return not self.only or silo in self.group
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """What the silos say of given models.
+
+    Attributes:
+        parent: the run, or the file, that the models are of.
+        answers: silo → its answer.
+        silent: silo → why it gives no figures at all, including silos that were not admitted.
+    """
+
+    task: str
+    parent: str
+    models: tuple[Given, ...]
+    answers: Mapping[str, Answer] = field(default_factory=dict)
+    silent: Mapping[str, str] = field(default_factory=dict)
+
+    def why_empty(self, silo: str, model: Given, metric: str = wire.ERROR) -> str:
+        """Return why a silo has no such figure of a model; empty if it has one."""
+        if silo in self.silent:
+            return self.silent[silo]
+        if not model.may_go_to(silo):
+            return "not sent: the model of too few silos to be shown to others"
+        answer = self.answers[silo]
+        if metric in answer.models.get(model.name, {}):
+            return ""
+        return (
+            "kept back by the silo (share_metrics)"
+            if metric in answer.kept_back
+            else "not defined on its test data"
+        )
+
+
+_JUDGEMENT = TypeAdapter(Judgement)
+
+
+def ask_for_evaluations(
+    engine: Engine,
+    silos: Mapping[str, Silo],
+    judgement: Judgement,
+    models: Mapping[str, wire.Model],
+    terms: Mapping[str, wire.Scalar],
+    *,
+    scale: Sequence[float] = (),
+    deadline_s: float,
+) -> Judgement:
+    """Send every silo that is here the models that it may have, and return what they say.
+
+    Args:
+        models: by name.
+        terms: describe the run to a silo.
+        scale: of the run that the models are of, if its silos share one.
+    """
+    sent = {
+        name: [one for one in judgement.models if one.may_go_to(name)] for name in sorted(silos)
+    }
+    sent = {name: own for name, own in sent.items() if own}
+    config = {**terms, **({wire.SCALE: list(scale)} if scale else {})}
+    encoded = {name: wire.encode_arrays(model, packed=True) for name, model in models.items()}
+    messages = [_message(silos[name], own, encoded, config) for name, own in sent.items()]
+    answers: dict[str, Answer] = {}
+    silent = dict.fromkeys(silos.keys() - sent.keys(), "there is no model that it may be sent.")
+    replies = exchange(engine, messages, deadline_s=deadline_s)
+    for (name, own), reply in zip(sent.items(), replies, strict=True):
+        try:
+            answers[name] = _read(reply, [one.name for one in own])
+            log.info("silo %s has evaluated %s", name, wire.counted(len(own), "model"))
+        except wire.WireError as error:
+            silent[name] = str(error)
+            log.info("silo %s evaluates nothing: %s", name, error)
+    return replace(judgement, answers=answers, silent=silent)
+
+
+def _message(
+    silo: Silo,
+    models: Sequence[Given],
+    encoded: Mapping[str, Any],
+    terms: Mapping[str, Any],
+) -> Message:
+    config = ConfigRecord({**terms, wire.GIVEN: [one.name for one in models]})
+    content = RecordDict({wire.CONFIG: config})
+    for number, one in enumerate(models):
+        content[f"{wire.MEMBER}{number}"] = encoded[one.name]
+    return Message(content, silo.node_id, wire.EVALUATE_GIVEN, group_id="0")
+
+
+def _read(reply: Message | None, names: Sequence[str]) -> Answer:
+    if reply is None:
+        raise wire.WireError("it did not answer in time.")
+    if reply.has_error():
+        raise wire.WireError(str(reply.error.reason))
+    return decode_answer(reply.content, names)
+
+
+def require_models(models: Sequence[Given], of: str) -> None:
+    """Raise ``FederationError`` if there is no model, or too many for one message."""
+    if not models:
+        raise refused(f"{of} has no model that can be evaluated.")
+    if len(models) > MOST_MODELS:
+        raise refused(
+            f"{of} has {len(models)} models; at most {MOST_MODELS} are evaluated at once. Name one "
+            "of the files in its folder models/."
+        )
+
+
+def require_answers(judgement: Judgement) -> None:
+    """Raise ``FederationError``, with the reasons, if no silo gave figures."""
+    if not judgement.answers:
+        raise FederationError(
+            f"no silo evaluated the models. {wire.reasons(judgement.silent)}", phase="evaluation"
+        )
+
+
+def write_judgement(folder: Path, judgement: Judgement) -> None:
+    """Write a judgement into the run's folder, atomically."""
+    plain = {"format": FORMAT, **_JUDGEMENT.dump_python(judgement, mode="json")}
+    write_atomically(folder / FILE, json.dumps(plain, ensure_ascii=False, indent=1).encode())
+
+
+def read_judgement(folder: Path) -> Judgement:
+    """Read a written judgement; ``FederationError`` if there is none, or it is damaged."""
+    file = folder / FILE
+    try:
+        plain = json.loads(file.read_text(encoding="utf-8"))
+        return _JUDGEMENT.validate_python({k: v for k, v in plain.items() if k != "format"})
+    except OSError as error:
+        raise refused(f"{file} cannot be read: {error.strerror}.") from None
+    except (ValueError, AttributeError) as error:
+        raise refused(
+            f"{file} is damaged: {wire.plain_text(error, 200)}. Run `coterie evaluate` again."
+        ) from None
