@@ -25,6 +25,7 @@ from coterie.features.secure import silo as secure
 from coterie.features.statistics import silo as statistics
 from coterie.features.unlabelled.silo import Testing, measure_group
 from coterie.features.validation.silo import Validation
+from coterie.features.watching.silo import Watching
 
 
 def describe(request: Request) -> RecordDict:
@@ -42,7 +43,7 @@ def initialise(request: Request) -> RecordDict:
 
 STAGES = (
     *(Testing(), Validation(), DifferentialPrivacy(), statistics.Scaled()),
-    *(secure.Secure(), Personal(), Compression()),
+    *(secure.Secure(), Personal(), Compression(), Watching()),
 )
 """The stages, in the order in which they are called."""
 

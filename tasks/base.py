@@ -376,10 +376,11 @@ class Task(ABC):
         """
         raise NotImplementedError
 
-    def columns(self, options: Mapping[str, Option]) -> Sequence[Column]:
+    def columns(self, options: Mapping[str, Option], file: Path | None = None) -> Sequence[Column]:
         """Return the training samples column by column, before scaling; raises as ``load``.
 
-        By default empty: statistics then describe the arrays as the model sees them.
+        With ``file``, return those samples instead, which need no labels. By default empty:
+        statistics then describe the arrays as the model sees them.
         """
         return ()
 

@@ -20,12 +20,14 @@ class Kind:
         strategies: only runs of these strategies send it; empty: any run may.
         secret: whether the outcome stays at the silo in a secure run.
         before_scale: whether a silo answers it before the run has a column scale.
+        with_model: whether the answer has what a silo reports about its model in use.
         without_labels, testing: whether a silo without labels, or one that only tests, answers it.
     """
 
     strategies: tuple[str, ...] = ()
     secret: bool = False
     before_scale: bool = False
+    with_model: bool = False
     without_labels: bool = False
     testing: bool = False
 
@@ -36,7 +38,7 @@ KINDS: Mapping[str, Kind] = {
     names.DESCRIBE: Kind(before_scale=True, **EVERYBODY),
     names.INITIAL: Kind(before_scale=True, **EVERYBODY),
     names.COLUMN_SUMS: Kind(before_scale=True),
-    names.STATISTICS: Kind(before_scale=True, testing=True),
+    names.STATISTICS: Kind(before_scale=True, with_model=True, testing=True),
     names.SECURE_KEY: Kind(before_scale=True),
     names.SECURE_SEED: Kind(before_scale=True),
     names.MASKED_SUM: Kind(before_scale=True),

@@ -163,7 +163,7 @@ def predict(
     from coterie.wire import counted
 
     show_progress()
-    asked = _which(home, model, task, options)
+    asked = which(home, model, task, options)
     kept = load_kept(asked.file, source=asked.task)
     masks = isinstance(kept.task.problem, Masks)
     if masks and output is None:
@@ -171,7 +171,7 @@ def predict(
             f"task {kept.task.name!r} answers with masks, one file per sample. Name a folder "
             "with --output."
         )
-    samples = samples or asked.unlabelled  # it has no test data of its own
+    samples = samples or asked.samples  # it has no test data of its own
     answers = answer(kept, samples, options=asked.options, workers=asked.workers)
     if output is None:
         write_csv(answers, sys.stdout)
@@ -190,16 +190,19 @@ def predict(
 
 
 @dataclass(frozen=True)
-class _Which:
+class Which:
+    """A saved model, and how to load it; ``samples``: the silo's, if they have no labels."""
+
     folder: Path
     file: Path
     task: str
     options: Mapping[str, Option]
     workers: int
-    unlabelled: Path | None = None
+    samples: Path | None = None
 
 
-def _which(home: Path | None, model: str, task: str, options: list[str] | None) -> _Which:
+def which(home: Path | None, model: str, task: str, options: list[str] | None) -> Which:
+    """Return a saved model, and its task and options as the silo's settings have them now."""
     from coterie.client.cli.predict import find_model, require_built_in
     from coterie.client.home.files import folder_of
     from coterie.client.home.folder import Home
@@ -215,7 +218,7 @@ def _which(home: Path | None, model: str, task: str, options: list[str] | None) 
         unlabelled = Path(own.unlabelled) if own.unlabelled else None
     elif not task:
         require_built_in(read_card(find_model(folder, model)))
-    return _Which(folder, find_model(folder, model), task, chosen, workers, unlabelled)
+    return Which(folder, find_model(folder, model), task, chosen, workers, unlabelled)
 
 
 @app.command(epilog="Example:  coterie silo calibrate --home north --sensitivity 0.9")
@@ -239,7 +242,7 @@ def calibrate(
 
     if sensitivity is not None and not 0 < sensitivity <= 1:
         raise MisuseError(f"--sensitivity must be above 0 and at most 1. Got {sensitivity:g}.")
-    asked = _which(home, model, task, options)
+    asked = which(home, model, task, options)
     kept = load_kept(asked.file, source=asked.task)
     found = calibrate(kept, options=asked.options, sensitivity=sensitivity, workers=asked.workers)
     keep_calibration(asked.file, kept.card, found.calibration)
@@ -273,7 +276,7 @@ def export(
     from coterie.client.cli.predict import load_kept
     from coterie.wire import counted
 
-    asked = _which(home, model, task, options)
+    asked = which(home, model, task, options)
     kept = load_kept(asked.file, source=asked.task)
     written = export(kept, to, options=asked.options)
     print(*written.files, sep="\n")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 import click
 import typer
 
-from coterie.client.cli import approve, folder, kept, versions
+from coterie.client.cli import approve, folder, kept, versions, watch
 from coterie.client.cli.options import (
     PATIENCE_S,
     AppOption,
@@ -210,7 +210,7 @@ def serve(
         policy=Policy(
             label_counts=share_label_counts,
             column_sums=share_column_sums,
-            statistics=STATISTICS if share_statistics else (),
+            statistics=STATISTICS[:2] if share_statistics else (),
         ),
     )
     from coterie.client.resident.virtual import settings_of
@@ -260,5 +260,5 @@ def _check_together(
         )
 
 
-for _part in (folder.app, serving, approve.app, kept.app, versions.app):
+for _part in (folder.app, serving, approve.app, kept.app, versions.app, watch.app):
     app.add_typer(_part)

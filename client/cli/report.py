@@ -19,6 +19,7 @@ from coterie.client.home.local_log import JOURNAL, WRONG, json_lines
 from coterie.client.home.policy import number
 from coterie.client.home.rounds import file_of
 from coterie.client.home.settings import SettingsError
+from coterie.client.home.watching import Look, last_look
 from coterie.client.ledger import Total, ledger_of, totals
 from coterie.features.privacy.budget import BudgetError, read_charges, read_spent
 
@@ -171,7 +172,7 @@ def build_page(run: SiloRun, home: Path) -> Any:
     """Return a ``coterie.pictures.page.Page``; drawing is imported only here."""
     from coterie.pictures.page import Page, Table
 
-    missing = list(run.missing)
+    missing, look = list(run.missing), last_look(home)
     if run.outbound is None:
         missing.append(f"what left the silo: it has no {LEDGER}")
     if not run.errors:
@@ -185,6 +186,8 @@ def build_page(run: SiloRun, home: Path) -> Any:
     ]
     arrays = [(kind, *array) for kind, one in outbound.items() for array in one.tensors.items()]
     tables = {
+        "The model in use, on new samples": _metric_table(look),
+        "Inputs of new samples": _input_table(look),
         "What left the silo": Table(("message", "times", "bytes of arrays", "other numbers"), sent),
         "Arrays that left the silo": Table(("message", "array", "shape"), arrays),
     }
@@ -199,6 +202,7 @@ def build_page(run: SiloRun, home: Path) -> Any:
         subtitle=" · ".join(filter(None, ("this silo's own data", samples, written))),
         lead=_lead(run),
         figures=_figures(run),
+        warnings=() if look is None else look.warnings,
         missing=missing,
         pictures=_pictures(run),
         tables={name: table for name, table in tables.items() if table.rows},
@@ -206,6 +210,33 @@ def build_page(run: SiloRun, home: Path) -> Any:
             "The silo's model, if the run has ended": str(file_of(str(home), "models", run.name))
         },
     )
+
+
+def _metric_table(look: Look | None) -> Any:
+    from coterie.pictures.page import Table
+
+    rows = []
+    for name, now in ((look and look.figures) or {}).items():
+        metric = wire.KNOWN_METRICS[name]
+        before = ((look and look.before) or {}).get(name, (math.nan,) * 3)
+        value, low, high = map(metric.text, now)
+        rows.append((metric.title, value, f"{low} to {high}", metric.text(before[0])))
+    at = "" if look is None else look.at[:10]
+    return Table(("metric", at, "95% interval", "when taken into use"), rows)
+
+
+def _input_table(look: Look | None) -> Any:
+    from coterie.pictures.page import Table
+
+    columns = sorted(() if look is None else look.columns, key=lambda one: -one["psi"])
+    rows = [
+        (one["name"], f"{one['psi']:.2f}", f"{one['by_chance']:.2f}", f"{one['p']:.2g}",
+         f"{one['samples']:,}", f"{one['needed']:,}" if one["needed"] else "–",
+         "drifted" if one["drifted"] else "")
+        for one in columns
+    ]  # fmt: skip
+    header = ("column", "PSI", "by chance", "p", "new samples", "samples needed", "verdict")
+    return Table(header, rows)
 
 
 def _lead(run: SiloRun) -> str:

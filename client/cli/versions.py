@@ -64,7 +64,8 @@ def use(
     """Choose the model that is in use.
 
     predict, calibrate and export take it if they are given no other. The silo keeps a copy of it in
-    its folder, in-use/, which no later round or run overwrites.
+    its folder, in-use/, which no later round or run overwrites, and counts of the training samples,
+    with which watch-model compares new ones.
     """
     from rich.console import Console
 
@@ -79,6 +80,24 @@ def use(
     name = file.stem if Path(model).is_file() else model.removesuffix(".safetensors")
     chosen = in_use.use(folder, name, file.read_bytes(), card.sha256)
     say(Console(), f"in use: {_named(chosen.model, card)}", highlight=False)
+    if (folder / "silo.toml").exists():
+        say(Console(), _to_watch(folder, folder / in_use.FOLDER / chosen.file), highlight=False)
+
+
+def _to_watch(folder: Path, file: Path) -> str:
+    """Keep what watch-model needs; return a sentence about it."""
+    from coterie.client.cli.kept import which
+    from coterie.client.cli.predict import load_kept
+    from coterie.client.cli.watch import keep_reference
+    from coterie.client.home.settings import SettingsError
+    from coterie.tasks.base import TaskError
+
+    try:
+        asked = which(folder, str(file), "", None)
+        kept = load_kept(file, source=asked.task)
+        return keep_reference(kept, file, asked.options, str(asked.samples or ""))
+    except (SettingsError, TaskError) as error:
+        return f"watch-model cannot compare the inputs of new samples: {error}"
 
 
 @app.command(epilog="Example:  coterie silo back --home hospital-b")

@@ -347,13 +347,15 @@ def leaving(terms: Mapping[str, Value], policy: Policy) -> Iterator[str]:
     """Yield what a run with these terms would take from this silo, one line each."""
     itself = "the silo's name and description: `coterie silo check` lists them"
     if terms.get(wire.STRATEGY) == wire.ONLY_STATISTICS:
-        columns = " and ".join(policy.statistics)
+        columns = " and ".join(one for one in policy.statistics if one != "model")
         yield (
             f"how many training samples are in each interval or category of {columns}, no "
             f"number below {policy.statistics_from}"
             if columns
-            else "nothing of its data: silo.toml allows no statistics"
+            else "no counts of its data: silo.toml allows none"
         )
+        if policy.of_model:
+            yield "what `coterie silo watch-model` last found about the model in use"
         yield itself
         return
     metrics = (

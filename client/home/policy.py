@@ -46,7 +46,7 @@ METRIC_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._:/-]{0,63}$"
 PEER_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63} [0-9a-f]{4}(-[0-9a-f]{4}){7}$"
 """A silo's name and the fingerprint of its key."""
 
-STATISTICS: tuple[Literal["inputs", "targets"], ...] = ("inputs", "targets")
+STATISTICS: tuple[Literal["inputs", "targets", "model"], ...] = ("inputs", "targets", "model")
 LEAST_CELL = 3
 """Lower bound of ``statistics_from``: in a cell of two, each person knows the other."""
 
@@ -138,12 +138,13 @@ class Policy:
         In("policy", "Fewest numbers in a column for its count, mean and deviation to leave."),
     ] = 20
     statistics: Annotated[
-        tuple[Literal["inputs", "targets"], ...],
+        tuple[Literal["inputs", "targets", "model"], ...],
         In(
             "policy",
             "What the coordinator may learn when a run asks for statistics and trains nothing "
             '(coterie stats): how many training samples of "inputs" and "targets" lie in each '
-            "interval or category, and how many have no value. Empty: nothing.",
+            'interval or category, and how many have no value; of the "model" in use, what '
+            "coterie silo watch-model last found. Empty: nothing.",
         ),
     ] = ()
     statistics_from: Annotated[
@@ -267,6 +268,11 @@ class Policy:
     def withheld(self) -> frozenset[str]:
         """Metrics that leave only if ``silo.toml`` names them."""
         return REVEALING | {TRAINING} if self.secure else REVEALING
+
+    @property
+    def of_model(self) -> int:
+        """Fewest samples of which a figure of the model in use may leave; 0: none leaves."""
+        return self.statistics_from if "model" in self.statistics else 0
 
     def unknown_metrics(self) -> tuple[str, ...]:
         """Return metrics named in ``silo.toml`` that only another Flower app can have."""

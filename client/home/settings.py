@@ -74,6 +74,22 @@ class Process:
             "HOST:PORT. Empty: metrics are not served.",
         ),
     ] = ""
+    watch_labelled: Annotated[
+        str,
+        In(
+            "monitoring",
+            "New samples with labels, on which `coterie silo watch-model` measures the model in "
+            "use: a file or folder like data. Empty: none.",
+        ),
+    ] = ""
+    watch_inputs: Annotated[
+        str,
+        In(
+            "monitoring",
+            "New samples without labels, whose inputs `coterie silo watch-model` compares with "
+            "earlier ones. Empty: those with labels.",
+        ),
+    ] = ""
     log_format: Annotated[
         Literal["text", "json"],
         In("monitoring", 'Log format: "text", or "json" (one object per line).'),

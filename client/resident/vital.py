@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import datetime
 from importlib.metadata import version
 from pathlib import Path
 
@@ -19,7 +20,8 @@ import psutil
 from coterie import wire
 from coterie.client.home.files import CONTACT, LEDGER
 from coterie.client.home.local_log import json_object
-from coterie.client.home.settings import SiloSettings
+from coterie.client.home.settings import SettingsError, SiloSettings
+from coterie.client.home.watching import last_look
 from coterie.client.resident.activity import Tally
 from coterie.client.resident.schedule import Schedule, Silo
 from coterie.system.exposition import Metric, Sample
@@ -49,8 +51,15 @@ REPLIES = Metric(
 )
 MEMORY = Metric("coterie_silo_memory_bytes", "gauge", "Memory of the silo's process.")
 DISK = Metric("coterie_silo_disk_free_bytes", "gauge", "Free disk bytes in the silo's folder.")
+MODEL_WARNINGS = Metric(
+    "coterie_silo_model_warnings", "gauge", "Warnings when the model in use was last looked at."
+)
+MODEL_SEEN = Metric(
+    "coterie_silo_model_look_timestamp_seconds", "gauge", "When that was; without a look: nothing."
+)
 METRICS = (
     *(BUILD, CONNECTED, RUNS, ROUNDS, WORK, ERRORS, LINK_ERRORS, BYTES_OUT, REPLIES, MEMORY, DISK),
+    *(MODEL_WARNINGS, MODEL_SEEN),
 )
 
 
@@ -139,6 +148,11 @@ def collector(
             yield Sample(BYTES_OUT, meter.bytes, {"silo": name})
             yield Sample(REPLIES, meter.entries, {"silo": name})
             yield Sample(DISK, shutil.disk_usage(folders[name]).free, {"silo": name})
+            with suppress(SettingsError):  # damaged: as if nobody had looked
+                if (look := last_look(folders[name])) is not None:
+                    yield Sample(MODEL_WARNINGS, len(look.warnings), {"silo": name})
+                    seen = datetime.fromisoformat(look.at).timestamp()
+                    yield Sample(MODEL_SEEN, seen, {"silo": name})
         yield Sample(MEMORY, psutil.Process().memory_info().rss)
 
     return collect

@@ -12,19 +12,16 @@ single patient. The same question gets the same answer until enough rows have ch
 from __future__ import annotations
 
 import logging
-import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
-import torch
 from flwr.app import RecordDict
 from numpy.typing import NDArray
 
 from coterie import wire
 from coterie.client.home.policy import STATISTICS
-from coterie.client.work.data import Part
-from coterie.client.work.measure import batch_size
+from coterie.client.work.columns import inputs_of, targets_of
 from coterie.client.work.request import RefusedError, Request
 from coterie.client.work.session import Session
 from coterie.client.work.small_cells import persons_by_cell, suppress
@@ -44,16 +41,12 @@ from coterie.features.statistics.counts import (
     encode_statistics,
 )
 from coterie.features.statistics.memory import answer_once
-from coterie.tasks.base import Column, Persons, Task, TaskError, leaves
-from coterie.tasks.problems import Labels, Masks, Numbers, Survival
+from coterie.tasks.base import Column, Persons, TaskError
 from coterie.wire.limits import MAX_NAME, MAX_WORD
 
 log = logging.getLogger("coterie.silo")
 
-MOST_FEATURES = 64
-"""Largest sample with a column per number; larger ones and images give statistics per channel."""
-INPUTS, TARGETS = STATISTICS
-YES_NO = ("no", "yes")
+INPUTS, TARGETS, _ = STATISTICS
 
 
 class Scaled(Stage):
@@ -104,7 +97,7 @@ def report_statistics(request: Request) -> RecordDict:
 def _columns(session: Session) -> list[Column]:
     """Return the columns of all inputs and targets; empty without a table."""
     own = list(session.task.columns(session.settings.options))
-    targets = list(_targets(session.task, session.data.train)) if own else []
+    targets = list(targets_of(session.task, session.data.train)) if own else []
     return [*own, *(one for one in targets if len(one.values) == len(own[0].values))]
 
 
@@ -115,8 +108,9 @@ def _statistics(request: Request) -> RecordDict:
     """
     session = request.session
     policy, data = session.settings.policy, session.data
-    inputs = list(_inputs(session)) if INPUTS in policy.statistics else []
-    targets = list(_targets(session.task, data.train)) if TARGETS in policy.statistics else []
+    own = inputs_of(session.task, session.settings.options, data.train)
+    inputs = list(own) if INPUTS in policy.statistics else []
+    targets = list(targets_of(session.task, data.train)) if TARGETS in policy.statistics else []
     if any(len(column.values) != len(data.train) for column in (*inputs, *targets)):
         raise TaskError("the data changed after the silo started. Restart it.")
     least, persons = policy.statistics_from, data.train.persons
@@ -187,66 +181,3 @@ def count(column: Column, least: int, persons: Persons | None = None) -> ColumnC
 def _present(column: Column) -> NDArray[np.bool_]:
     there = column.values >= 0 if column.categories else np.isfinite(column.values)
     return there if column.odd is None else there & ~column.odd
-
-
-# ---------------------------------------------------------------- columns of what is no table
-
-
-def _inputs(session: Session) -> Iterator[Column]:
-    own = session.task.columns(session.settings.options)
-    if own:
-        yield from own
-        return
-    parts = [leaves(x) for x, _ in session.data.train.batches(None, batch_size(session.data.train))]
-    for number, batches in enumerate(zip(*parts, strict=True), start=1):
-        of = f" of input {number}" if len(parts[0]) > 1 else ""
-        yield from _columns_of([batch.cpu() for batch in batches], of)
-
-
-def _columns_of(batches: Sequence[torch.Tensor], of: str) -> Iterator[Column]:
-    shape = batches[0].shape[1:]
-    if len(shape) <= 1 and math.prod(shape) <= MOST_FEATURES:
-        table = torch.cat([batch.reshape(len(batch), -1).double() for batch in batches]).numpy()
-        for i, values in enumerate(table.T, start=1):
-            yield Column(f"number {i}{of}" if table.shape[1] > 1 else f"number{of}", values)
-        return
-    channels = shape[0] if len(shape) > 1 else 1
-    if channels > MOST_FEATURES:
-        channels = 1
-    flat = [batch.reshape(len(batch), channels, -1).double() for batch in batches]
-    means = torch.cat([batch.mean(dim=2) for batch in flat]).numpy()
-    spreads = torch.cat([batch.std(dim=2, correction=0) for batch in flat]).numpy()
-    for i in range(channels):
-        which = f" of channel {i + 1}" if channels > 1 else ""
-        yield Column(f"mean of a sample{which}{of}", means[:, i])
-        yield Column(f"deviation within a sample{which}{of}", spreads[:, i])
-
-
-def _targets(task: Task, part: Part) -> Iterator[Column]:
-    problem, names = task.problem, [str(name) for name in task.classes]
-    if isinstance(problem, Masks):
-        yield from _masks(names or list(map(str, range(problem.num_classes))), part)
-        return
-    y = part.targets()
-    if not isinstance(y, torch.Tensor):
-        return
-    found = y.cpu().double().numpy().reshape(len(part), -1)
-    if isinstance(problem, Survival):
-        yield Column("time", found[:, 0])
-        yield Column("event", found[:, 1], YES_NO)
-    elif isinstance(problem, Labels | Numbers):
-        kinds = YES_NO if isinstance(problem, Labels) else ()
-        for i, values in enumerate(found.T):
-            yield Column(names[i] if i < len(names) else f"target {i + 1}", values, kinds)
-    else:
-        yield Column("class", found[:, 0], names or list(map(str, range(task.num_classes))))
-
-
-def _masks(names: Sequence[str], part: Part) -> Iterator[Column]:
-    """Yield, for each class, whether it is in a sample's mask."""
-    found = [
-        torch.stack([(y == i).flatten(1).any(dim=1) for i in range(len(names))], dim=1).cpu()
-        for _, y in part.batches(None, batch_size(part))
-    ]
-    for name, values in zip(names, torch.cat(found).numpy().T, strict=True):
-        yield Column(f"{name} in a mask", values.astype(np.float64), YES_NO)

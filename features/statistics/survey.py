@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from flwr.app import ConfigRecord, Message, RecordDict
 
@@ -42,12 +43,14 @@ class Survey:
         reported: silo → its statistics.
         silent: silo → why it shares none, including silos that were not admitted.
         samples: silo → number of training samples that it stated when it joined.
+        models: silo → what it reports about its model in use, as JSON values.
     """
 
     task: str
     reported: Mapping[str, Statistics]
     silent: Mapping[str, str] = field(default_factory=dict)
     samples: Mapping[str, int] = field(default_factory=dict)
+    models: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
 
 def ask_for_statistics(
@@ -56,8 +59,14 @@ def ask_for_statistics(
     terms: Mapping[str, wire.Scalar],
     *,
     deadline_s: float,
+    read_model: Callable[[RecordDict], Mapping[str, Any] | None],
 ) -> Survey:
-    """Ask every silo that is here once; ``terms`` describe the run to it."""
+    """Ask every silo that is here once.
+
+    Args:
+        terms: describe the run to the silos.
+        read_model: reads and checks, in an answer, what it says of the silo's model in use.
+    """
     names = sorted(silos)
     messages = [
         Message(
@@ -68,24 +77,29 @@ def ask_for_statistics(
         )
         for name in names
     ]
-    answers, silent = {}, {}
+    answers, silent, models = {}, {}, {}
     replies = exchange(engine, messages, deadline_s=deadline_s)
     for name, reply in zip(names, replies, strict=True):
         try:
-            answers[name] = _read(reply, silos[name].num_examples)
+            content = _content(reply)
+            found = decode_statistics(content, samples=silos[name].num_examples)
+            if (model := read_model(content)) is not None:
+                models[name] = model
+            answers[name] = found
             log.info("silo %s has shared its statistics", name)
         except wire.WireError as error:
             silent[name] = str(error)
             log.info("silo %s shares no statistics: %s", name, error)
-    return Survey(str(terms[wire.TASK]), answers, silent, {n: silos[n].num_examples for n in names})
+    stated = {name: silos[name].num_examples for name in names}
+    return Survey(str(terms[wire.TASK]), answers, silent, stated, models)
 
 
-def _read(reply: Message | None, samples: int) -> Statistics:
+def _content(reply: Message | None) -> RecordDict:
     if reply is None:
         raise wire.WireError("it did not answer in time.")
     if reply.has_error():
         raise wire.WireError(str(reply.error.reason))
-    return decode_statistics(reply.content, samples=samples)
+    return reply.content
 
 
 def write_survey(folder: Path, survey: Survey) -> None:
@@ -97,6 +111,7 @@ def write_survey(folder: Path, survey: Survey) -> None:
         "told": reported,
         "silent": dict(survey.silent),
         "samples": dict(survey.samples),
+        "models": dict(survey.models),
     }
     write_atomically(folder / FILE, json.dumps(plain, ensure_ascii=False, indent=1).encode())
 
@@ -114,6 +129,7 @@ def read_survey(folder: Path) -> Survey:
             {str(name): statistics_of(one) for name, one in plain["told"].items()},
             {str(name): str(why) for name, why in plain["silent"].items()},
             {str(name): int(count) for name, count in plain["samples"].items()},
+            plain.get("models", {}),
         )
     except OSError as error:
         raise refused(f"{file} cannot be read: {error.strerror}.") from None

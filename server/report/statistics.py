@@ -19,6 +19,8 @@ from coterie.server.report.survey import (
     Difference,
     differences,
     kinds_of,
+    model_text,
+    models_of,
     quantiles,
     shares,
     warnings,
@@ -58,6 +60,7 @@ def statistics_summary(survey: Survey) -> str:
         },
         "silos": {name: plain_statistics(one) for name, one in survey.reported.items()},
         "silent": dict(survey.silent),
+        "models in use": dict(survey.models),
     }
     return json.dumps(found, indent=1, ensure_ascii=False) + "\n"
 
@@ -161,6 +164,17 @@ def _tables(survey: Survey, found: list[Difference]) -> Mapping[str, Table]:
                     kinds_of(one), str(one.least),
                 )
                 for name, one in sorted(survey.reported.items())
+            ],
+        ),
+        "Models in use": Table(
+            ("silo", "looked at", "new samples", "drifted", "largest PSI", "metric"),
+            [
+                (
+                    name, model.at[:10], f"{model.samples:,}" if model.samples else "too few",
+                    ", ".join(model.drifted), f"{max(model.psi.values(), default=0):.2f}",
+                    model_text(model) if model.metric else "",
+                )
+                for name, model in sorted(models_of(survey).items())
             ],
         ),
         "Silos that shared nothing": Table(

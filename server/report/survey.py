@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from coterie import wire
 from coterie.features.statistics.counts import ColumnCounts, Statistics
 from coterie.features.statistics.survey import Survey
+from coterie.features.watching.answer import Watched, watched_of
 
 FEW = 20
 """Number of training samples below which hardly anything can be concluded."""
@@ -158,13 +159,35 @@ def _numbers_apart(silo: str, own: Mapping[str, ColumnCounts], seen: Mapping[str
 
 def warnings(survey: Survey) -> list[str]:
     """Return what to check before training, one sentence each."""
-    found = list(_few(survey))
+    found = [*_models(survey), *_few(survey)]
     for target in (True, False):
         for name, own in columns_of(survey, target=target).items():
             found += _absent(name, own, survey)
             found += _classes(name, own, survey) if target else []
             found += _of_column(name, own, survey)
     return found
+
+
+def _models(survey: Survey) -> Iterator[str]:
+    """Warn about models in use that the silos warn about."""
+    for silo, model in sorted(models_of(survey).items()):
+        if model.drifted:
+            named = [f"{name} (PSI {model.psi[name]:.2f})" for name in model.drifted]
+            yield f"{silo}: inputs of its model in use have drifted: {_list(named)}."
+        if model.worse:
+            figures = f": {model_text(model)}" if model.metric else ""
+            yield f"{silo}: its model in use has become worse{figures}."
+
+
+def models_of(survey: Survey) -> dict[str, Watched]:
+    """Return silo → what it reports about its model in use."""
+    return {silo: watched_of(plain) for silo, plain in survey.models.items()}
+
+
+def model_text(model: Watched) -> str:
+    """Return the deciding metric of a model in use, now and before."""
+    metric = wire.KNOWN_METRICS[model.metric]
+    return f"{metric.title} {metric.text(model.value)}, {metric.text(model.before)} before"
 
 
 def _few(survey: Survey) -> Iterator[str]:

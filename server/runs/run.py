@@ -21,6 +21,7 @@ from coterie.features.evaluation.coordinator import require_answers as require_e
 from coterie.features.secure.sums import Enrolled
 from coterie.features.statistics.scale import ask_for_scale
 from coterie.features.statistics.survey import ask_for_statistics, require_answers, write_survey
+from coterie.features.watching.answer import decode_watched
 from coterie.server.paths import default_runs_dir, place
 from coterie.server.runs.answers import Announcing
 from coterie.server.runs.checkpoint import Checkpoints
@@ -293,7 +294,9 @@ def _ask(
         write_judgement(record.folder, judgement)
         require_evaluations(judgement)
     else:
-        found = ask_for_statistics(engine, recording.silos, stated, deadline_s=deadline_s)
+        found = ask_for_statistics(
+            *(engine, recording.silos, stated), deadline_s=deadline_s, read_model=decode_watched
+        )
         survey = replace(found, silent={**absent, **found.silent})
         write_survey(record.folder, survey)
         require_answers(survey)

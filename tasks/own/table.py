@@ -163,8 +163,10 @@ class Table(DeclaredTask):
         train, _ = self.read_both(read_options(self.name, options, self.options))
         return sums_of(train.persons, train.numbers, *([train.y] if self.scaled_targets else []))
 
-    def columns(self, options: Mapping[str, Option]) -> Sequence[Column]:
-        return self._as_columns(self.read_both(read_options(self.name, options, self.options))[0])
+    def columns(self, options: Mapping[str, Option], file: Path | None = None) -> Sequence[Column]:
+        chosen = read_options(self.name, options, self.options)
+        rows = self.read_both(chosen)[0] if file is None else self._without_targets(file, chosen)
+        return self._as_columns(rows)
 
     def test_columns(self, options: Mapping[str, Option]) -> Sequence[Column]:
         return self._as_columns(self.read_both(read_options(self.name, options, self.options))[1])
@@ -202,15 +204,19 @@ class Table(DeclaredTask):
         scale = self.scale
         if scale is None and chosen["data"]:
             scale = self.scale_of(self.read_both(chosen)[0])
+        rows = self._without_targets(file, chosen)
+        notes = (*self._notes, *self._warnings)
+        passed = self._passed(file, self._dialect(chosen), rows)
+        scale = scale_of(rows.numbers) if scale is None else scale
+        return Samples(_scaled(rows, scale), notes=notes, passed=passed, scale=scale)
+
+    def _without_targets(self, file: Path, chosen: Mapping[str, Any]) -> Rows:
+        """Read the rows of a table without its targets."""
         self._notes, self._warnings = [], []
         written = self._dialect(chosen)
         table = self._contents(file, self._inputs, written)
         columns = self._columns(table, file, written, strict=False)
-        rows = Rows(*columns, np.zeros(len(table), np.int64), np.arange(len(table)))
-        notes = (*self._notes, *self._warnings)
-        passed = self._passed(file, written, rows)
-        scale = scale_of(rows.numbers) if scale is None else scale
-        return Samples(_scaled(rows, scale), notes=notes, passed=passed, scale=scale)
+        return Rows(*columns, np.zeros(len(table), np.int64), np.arange(len(table)))
 
     def passed_through(self, options: Mapping[str, Option]) -> Mapping[str, Sequence[str]]:
         chosen = read_options(self.name, options, self.options)

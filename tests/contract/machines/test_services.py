@@ -24,11 +24,12 @@ def service_of(name: str) -> dict[str, str]:
     return dict(re.findall(r"^([A-Z]\w+)=(.*)$", text, flags=re.MULTILINE))
 
 
-@pytest.mark.parametrize("name", ["coterie", "coterie-silo"])
-def test_a_unit_keeps_its_process_in_its_folder_and_so_does_the_look_at_its_health(
-    name: str,
-) -> None:
-    own, look = service_of(f"{name}@.service"), service_of(f"{name}-health@.service")
+@pytest.mark.parametrize(
+    ("name", "what"),
+    [("coterie", "health"), ("coterie-silo", "health"), ("coterie-silo", "watch")],
+)
+def test_a_unit_keeps_its_process_in_its_folder_and_so_does_a_timers(name: str, what: str) -> None:
+    own, look = service_of(f"{name}@.service"), service_of(f"{name}-{what}@.service")
     assert own["ReadWritePaths"] == own["WorkingDirectory"] == "%f"
     assert own["User"] == "coterie" and own["Restart"] == "on-failure"
     assert float(own["TimeoutStopSec"]) > 2 * 10, "two programs are given 10 s each"

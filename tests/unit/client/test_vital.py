@@ -14,6 +14,7 @@ from coterie.client.home.files import CONTACT, LEDGER
 from coterie.client.home.folder import create
 from coterie.client.home.health import findings
 from coterie.client.home.settings import SettingsError, SiloSettings
+from coterie.client.home.watching import Look, keep
 from coterie.client.resident import vital
 from coterie.client.resident.activity import Tally
 from coterie.client.resident.serve import _exposed, _log, _monitoring
@@ -62,6 +63,7 @@ def test_the_ledger_is_counted_once_and_from_its_beginning(tmp_path: Path) -> No
 
 def test_a_silos_numbers_are_all_there(tmp_path: Path) -> None:
     append_line(tmp_path / LEDGER, b'{"bytes": 7}', synced=False)
+    keep(tmp_path, Look("2026-01-01T00:00:00+00:00", "run-1", "", 0, 0))
     vitals, tally = Vitals([]), Tally(runs=2, rounds=5, seconds=1.5, errors=1)
     text = render(collector([SiloSettings("a", home=str(tmp_path))], vitals, tally)())
     for line in ('coterie_silo_bytes_out_total{silo="a"} 7.0', "coterie_silo_rounds_total 5.0"):

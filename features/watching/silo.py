@@ -1,0 +1,68 @@
+"""The silo's side: add the last look at the model in use to its statistics, if the policy allows.
+
+Nothing is computed for the coordinator: what leaves, the silo's people have seen before.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+from flwr.app import RecordDict
+
+from coterie import wire
+from coterie.client.home.policy import Policy, permitted
+from coterie.client.home.settings import SettingsError
+from coterie.client.home.watching import Look, look_to_send
+from coterie.client.work.request import Request
+from coterie.client.work.stage import Stage
+from coterie.features.watching.answer import MOST_COLUMNS, Watched, add_watched
+
+log = logging.getLogger("coterie.silo")
+
+DIGITS = 12
+"""Digits of the model's hash that leave."""
+
+
+class Watching(Stage):
+    """The stage that adds the last look to the answer to ``query.statistics``."""
+
+    name = "watching"
+
+    def answer(self, request: Request, work: Callable[[Request], RecordDict]) -> RecordDict:
+        content, settings = work(request), request.session.settings
+        kind, least = wire.kind_of(request.message.metadata.message_type), settings.policy.of_model
+        if not (kind.with_model and least and settings.home):
+            return content
+        try:
+            look = look_to_send(Path(settings.home), least)
+        except SettingsError as error:
+            log.error("the last look at the model in use is not reported: %s", error)
+            look = None
+        if look is not None:
+            add_watched(content, leaving(look, settings.policy))
+        return content
+
+
+def leaving(look: Look, policy: Policy) -> Watched:
+    """Return what leaves of a look: no figure of fewer than ``of_model`` samples."""
+    least = policy.of_model
+    found = Watched(look.at, look.sha256[:DIGITS])
+    if look.samples >= least:
+        columns = look.columns[:MOST_COLUMNS]
+        psi = {wire.plain_text(one["name"]): round(float(one["psi"]), 2) for one in columns}
+        drifted = tuple(wire.plain_text(one["name"]) for one in columns if one["drifted"])
+        found = Watched(look.at, found.model, samples=look.samples, psi=psi, drifted=drifted)
+    if look.labelled < least:
+        return found
+    name, value, before = "", math.nan, math.nan
+    if look.metric and permitted({look.metric: 0.0}, policy):
+        name = look.metric
+        value = float((look.figures or {})[name][0])
+        before = float((look.before or {}).get(name, (math.nan,))[0])
+    return Watched(
+        *(found.at, found.model, found.samples, look.labelled, found.psi, found.drifted),
+        *(name, value, before, look.worse),
+    )
