@@ -6,6 +6,7 @@ own target, so that every expected model can be written down in a line of numpy.
 
 from __future__ import annotations
 
+import gc
 import os
 
 os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
@@ -26,6 +27,8 @@ from coterie.engine.inprocess import InProcessGrid
 from coterie.wire import Model
 
 torch.set_num_threads(1)
+gc.freeze()  # what the imports made is there until the end, and need not be looked through
+os.fsync = lambda descriptor: None  # tests of power cuts watch the call; no test cuts the power
 settings.register_profile("coterie", deadline=None, derandomize=True, database=None)
 settings.load_profile("coterie")
 

@@ -327,7 +327,7 @@ def test_what_passes_as_a_configuration_is_what_its_strategy_takes(name: str, ar
     if around:
         values["generators"] = st.sampled_from(["silos", "groups"])
 
-    @settings(max_examples=150)
+    @settings(max_examples=30)
     @given(st.fixed_dictionaries({}, optional=values))
     def build(keys: dict[str, Any]) -> None:
         nonlocal built
@@ -341,7 +341,7 @@ def test_what_passes_as_a_configuration_is_what_its_strategy_takes(name: str, ar
         built += 1
 
     build()
-    assert built > 10
+    assert built > 2
 
 
 @pytest.mark.parametrize("name", NAMES)

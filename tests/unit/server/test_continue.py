@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -13,19 +14,20 @@ from coterie.server.runs.record import reading
 from coterie.strategies import FederationError
 from tests.commands import coterie
 from tests.kit import CutGrid, record_of, restart_silos
-from tests.unit.server.test_resume import go, interrupted, nodes, timeless
+from tests.unit.server.test_resume import Whole, go, interrupted, nodes, timeless
 
 KINDS: dict[str, dict[str, Any]] = {
-    "fedavg": {"strategy": "fedavg"},
-    "hcct": {"strategy": "hcct", "alpha": 10.0, "personal": "head"},
+    "hcct": {
+        **{"strategy": "hcct", "alpha": 10.0, "personal": "head", "wire-format": "delta-int8"},
+        **{"optimiser": "adamw", "lr": 0.01, "keep-optimiser": True, "validation": 0.2},
+    },
     "fedgroup": {"strategy": "fedgroup", "num-groups": 2},
     "ditto": {"strategy": "hcct", "alpha": 10.0, "personalise": "ditto"},
-    "optimiser": {"strategy": "fedavg", "optimiser": "adamw", "lr": 0.01, "keep-optimiser": True},
-    "int8": {"strategy": "hcct", "alpha": 10.0, "wire-format": "delta-int8"},
     "best": {"strategy": "fedavg", "validation": 0.2, "keep": "best"},
     "secure": {"strategy": "hcct", "alpha": 10.0, "secure": True},
 }
-FIRST, ALL = 3, 5
+SHORT = ("hcct", "secure")
+FIRST, ALL = 2, 4
 
 
 def more(folder: Path, home: Path, added: int = ALL - FIRST) -> None:
@@ -34,17 +36,32 @@ def more(folder: Path, home: Path, added: int = ALL - FIRST) -> None:
 
 
 def first(folder: Path, home: Path, **keys: Any) -> None:
-    go(folder, nodes(home), **{**keys, "rounds": FIRST})
+    go(folder, nodes(home), **{"rounds": FIRST, **keys})
     restart_silos()
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_continued_run_equals_one_played_in_one_go(kind: str, tmp_path: Path) -> None:
-    keys = {**KINDS[kind], "rounds": ALL}
-    go(tmp_path / "whole" / "run-1", nodes(tmp_path / "whole-homes"), **keys)
-    restart_silos()
-    expected, folder = record_of(tmp_path / "whole" / "run-1"), tmp_path / "runs" / "run-1"
-    first(folder, tmp_path / "homes", **keys)
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Whole:
+    """The record of a kind of run that was played in one go, at separate silos."""
+
+    @cache
+    def record(kind: str) -> dict[str, Any]:
+        folder = tmp_path_factory.mktemp("whole")
+        go(folder / "run-1", nodes(folder / "homes"), **{**KINDS[kind], "rounds": ALL})
+        restart_silos()
+        return record_of(folder / "run-1")
+
+    return record
+
+
+@pytest.mark.parametrize(
+    "kind", [k if k in SHORT else pytest.param(k, marks=pytest.mark.nightly) for k in KINDS]
+)
+def test_a_continued_run_equals_one_played_in_one_go(
+    kind: str, whole: Whole, tmp_path: Path
+) -> None:
+    expected, folder = whole(kind), tmp_path / "runs" / "run-1"
+    first(folder, tmp_path / "homes", **KINDS[kind])
     assert record_of(folder)["model-hashes"] != expected["model-hashes"]
     more(folder, tmp_path / "homes")
     record = record_of(folder)
@@ -54,6 +71,10 @@ def test_a_continued_run_equals_one_played_in_one_go(kind: str, tmp_path: Path) 
     assert timeless(record) == timeless(expected)
     (entry,) = record["resumed"]
     assert (entry["after-round"], entry["added"]) == (FIRST, ALL - FIRST)
+    events = [json.loads(line) for line in (folder / "events.jsonl").open()]
+    (again,) = [event for event in events if event["event"] == "resume"]
+    assert again["config"]["rounds"] == ALL and again["config"]["more-rounds"] == 0
+    assert reading.read_run(folder).missing == ()
 
 
 def test_auto_keeps_what_it_knows_and_plans_by_all_rounds(tmp_path: Path) -> None:
@@ -71,26 +92,30 @@ def test_auto_keeps_what_it_knows_and_plans_by_all_rounds(tmp_path: Path) -> Non
     assert done[7] < done[8] <= done[11]
 
 
-@pytest.mark.parametrize(("number", "answered"), [(FIRST + 1, 0), (FIRST + 1, 2), (ALL, 4)])
+@pytest.mark.parametrize(
+    ("number", "answered"),
+    [
+        pytest.param(FIRST + 1, 0, marks=pytest.mark.nightly),
+        (FIRST + 1, 2),
+        pytest.param(ALL, 4, marks=pytest.mark.nightly),
+    ],
+)
 def test_a_continuation_that_was_killed_is_resumed(
-    number: int, answered: int, tmp_path: Path
+    number: int, answered: int, whole: Whole, tmp_path: Path
 ) -> None:
-    keys, home = KINDS["optimiser"], tmp_path / "homes"
-    go(tmp_path / "whole" / "run-1", nodes(tmp_path / "whole-homes"), **keys)
-    restart_silos()
-    folder = tmp_path / "runs" / "run-1"
-    first(folder, home, **keys)
+    folder, home = tmp_path / "runs" / "run-1", tmp_path / "homes"
+    first(folder, home, **KINDS["hcct"])
     cut = CutGrid(nodes(home), at=(wire.TRAIN, number), answered=answered)
     interrupted(folder, cut, resume=folder.name, **{"more-rounds": ALL - FIRST})
     with pytest.raises(FederationError, match=r"Finish it first: `coterie run resume run-1`"):
         more(folder, home)
     go(folder, nodes(home), run_id=3, resume=folder.name)
-    record, expected = record_of(folder), record_of(tmp_path / "whole" / "run-1")
+    record, expected = record_of(folder), whole("hcct")
     assert record["model-hashes"] == expected["model-hashes"]
     assert timeless(record) == timeless(expected)
     assert [entry["added"] for entry in record["resumed"]] == [ALL - FIRST, 0]
     words = [one.words for one in reading.read_run(folder).resumed]
-    assert words[0] == "continued after round 3 for 2 more rounds"
+    assert words[0] == "continued after round 2 for 2 more rounds"
     assert words[1] == f"resumed after round {number - 1}"
 
 
@@ -99,7 +124,10 @@ def test_a_continuation_that_was_killed_is_resumed(
     [
         ({"schedule": "cosine"}, r"schedule = cosine"),
         ({"lr-warm-up": 0.2}, r"lr-warm-up"),
-        ({"patience": 1, "validation": 0.2, "lr": 1e-9}, r"it ended early, and would again"),
+        (
+            {"patience": 1, "validation": 0.2, "lr": 1e-9, "rounds": 3},
+            r"it ended early, and would again",
+        ),
     ],
 )
 def test_a_run_whose_end_was_planned_gets_no_more_rounds(
@@ -136,13 +164,3 @@ def test_without_a_checkpoint_nothing_is_lost(tmp_path: Path) -> None:
 def test_a_continuation_takes_only_a_number_of_rounds(words: list[str], why: str) -> None:
     said = coterie("run", *words)
     assert said.returncode == 2 and why in said.stderr
-
-
-def test_the_record_stays_readable_for_json(tmp_path: Path) -> None:
-    folder, home = tmp_path / "runs" / "run-1", tmp_path / "homes"
-    first(folder, home, strategy="fedavg")
-    more(folder, home)
-    events = [json.loads(line) for line in (folder / "events.jsonl").open()]
-    (again,) = [event for event in events if event["event"] == "resume"]
-    assert again["config"]["rounds"] == ALL and again["config"]["more-rounds"] == 0
-    assert reading.read_run(folder).missing == ()

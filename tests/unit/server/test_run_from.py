@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +21,7 @@ from tests.commands import coterie
 from tests.kit import CutGrid, Node, digits, record_of, restart_silos
 from tests.unit.server.test_resume import OWN, go, interrupted, nodes, timeless
 
+First = Callable[[str], Path]
 TURNED = ("b", "d", "e")
 KINDS: dict[str, dict[str, Any]] = {
     "fedavg": {"strategy": "fedavg"},
@@ -39,9 +43,25 @@ def today(home: Path) -> list[Node]:
     return silos_of("abce", home, skip=800)
 
 
-def first(folder: Path, home: Path, **keys: Any) -> None:
-    go(folder, silos_of("abcd", home, skip=0), **{"local-epochs": 8, **keys, "rounds": 3})
-    restart_silos()
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """A complete run of a kind, which nothing may change."""
+
+    @cache
+    def played(kind: str) -> Path:
+        root = tmp_path_factory.mktemp(kind)
+        silos = silos_of("abcd", root / "homes", skip=0)
+        go(root / "run-1", silos, **{"local-epochs": 8, **KINDS[kind], "rounds": 3})
+        restart_silos()
+        return root / "run-1"
+
+    return played
+
+
+@pytest.fixture
+def first(runs: Callable[[str], Path], tmp_path: Path) -> First:
+    """The same in the test's own folder."""
+    return lambda kind: Path(shutil.copytree(runs(kind), tmp_path / "runs" / "run-1"))
 
 
 def branch(folder: Path, silos: Any, run_id: int = 7, **keys: Any) -> Path:
@@ -52,10 +72,9 @@ def branch(folder: Path, silos: Any, run_id: int = 7, **keys: Any) -> Path:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_silos_of_today_go_on_in_their_groups_and_newcomers_are_placed(
-    kind: str, tmp_path: Path
+    kind: str, first: First, tmp_path: Path
 ) -> None:
-    keys, folder = KINDS[kind], tmp_path / "runs" / "run-1"
-    first(folder, tmp_path / "homes", **keys)
+    keys, folder = KINDS[kind], first(kind)
     before = {file: file.read_bytes() for file in folder.rglob("*") if file.is_file()}
     own = branch(folder, today(tmp_path / "new"), **keys, rounds=4, lr=0.05)
     assert {file: file.read_bytes() for file in folder.rglob("*") if file.is_file()} == before
@@ -80,9 +99,8 @@ def test_silos_of_today_go_on_in_their_groups_and_newcomers_are_placed(
     assert reading.read_run(own).resumed[-1].words == "continued after round 3 for 4 more rounds"
 
 
-def test_a_run_from_another_that_is_killed_is_resumed(tmp_path: Path) -> None:
-    keys, folder = KINDS["hcct"], tmp_path / "runs" / "run-1"
-    first(folder, tmp_path / "homes", **keys)
+def test_a_run_from_another_that_is_killed_is_resumed(first: First, tmp_path: Path) -> None:
+    keys, folder = KINDS["hcct"], first("hcct")
     whole = branch(folder, today(tmp_path / "1"), **keys, rounds=2)
     for number, at in enumerate([(wire.DESCRIBE, 0), (wire.TRAIN, 4), (wire.TRAIN, 5)], 8):
         restart_silos()
@@ -105,27 +123,26 @@ def test_a_run_from_another_that_is_killed_is_resumed(tmp_path: Path) -> None:
     ],
 )
 def test_what_cannot_begin_from_another_run_is_refused(
-    keys: dict[str, Any], why: str, tmp_path: Path
+    keys: dict[str, Any], why: str, first: First, tmp_path: Path
 ) -> None:
-    folder = tmp_path / "runs" / "run-1"
-    first(folder, tmp_path / "homes", strategy="hcct")
+    folder = first("hcct")
     with pytest.raises(FederationError, match=why):
         go(folder.parent / "run-9", nodes(tmp_path / "new"), **{"parent": "run-1", **keys})
     assert not (folder.parent / "run-9" / "run.json").exists()
 
 
-def test_silos_of_another_schema_are_refused_by_name(tmp_path: Path) -> None:
-    folder = tmp_path / "runs" / "run-1"
-    first(folder, tmp_path / "homes", strategy="fedavg")
+def test_silos_of_another_schema_are_refused_by_name(first: First, tmp_path: Path) -> None:
+    folder = first("fedavg")
     odd = [{**one, "task": "mnist"} if one["name"] == "e" else one for one in today(tmp_path / "n")]
     own = folder.parent / "run-7"
     go(own, odd, run_id=7, parent="run-1", strategy="fedavg", rounds=1, **{"min-silos": 3})
     assert record_of(own)["rounds"][-1]["groups"] == [["a", "b", "c"]]
 
 
-def test_a_model_file_replaces_the_initial_model_of_any_strategy(tmp_path: Path) -> None:
-    folder = tmp_path / "runs" / "run-1"
-    first(folder, tmp_path / "homes", strategy="fedavg")
+def test_a_model_file_replaces_the_initial_model_of_any_strategy(
+    first: First, tmp_path: Path
+) -> None:
+    folder = first("fedavg")
     file = folder / "models" / "a.safetensors"
     own = folder.parent / "run-2"
     go(own, silos_of("abcd", tmp_path / "new", skip=0), parent=str(file), **KINDS["fedgroup"])
@@ -136,9 +153,8 @@ def test_a_model_file_replaces_the_initial_model_of_any_strategy(tmp_path: Path)
     assert parent_of(reading.read_run(own)) == "run-1"
 
 
-def test_a_secure_run_begins_from_a_file_too(tmp_path: Path) -> None:
-    folder = tmp_path / "runs" / "run-1"
-    first(folder, tmp_path / "homes", strategy="fedavg")
+def test_a_secure_run_begins_from_a_file_too(first: First, tmp_path: Path) -> None:
+    folder = first("fedavg")
     own, file = folder.parent / "run-2", folder / "models" / "a.safetensors"
     keys = {"strategy": "hcct", "alpha": 10.0, "secure": True, "rounds": 2, "parent": str(file)}
     go(own, nodes(tmp_path / "new"), **keys)
@@ -147,10 +163,9 @@ def test_a_secure_run_begins_from_a_file_too(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("damage", ["shape", "name", "nan", "torn", "gone"])
 def test_a_file_that_does_not_fit_is_refused_by_the_names_of_its_arrays(
-    damage: str, tmp_path: Path
+    damage: str, first: First, tmp_path: Path
 ) -> None:
-    folder = tmp_path / "runs" / "run-1"
-    first(folder, tmp_path / "homes", strategy="fedavg")
+    folder = first("fedavg")
     arrays = dict(load_file(folder / "models" / "a.safetensors"))
     name, file = min(arrays), tmp_path / "old.safetensors"
     why = {"shape": f"'{name}' is float32 of shape", "name": "'extra' is not the silos'"}
@@ -169,9 +184,8 @@ def test_a_file_that_does_not_fit_is_refused_by_the_names_of_its_arrays(
         go(folder.parent / "run-2", nodes(tmp_path / "new"), strategy="hcct", parent=str(file))
 
 
-def test_the_list_of_runs_shows_which_began_from_which(tmp_path: Path) -> None:
-    folder = tmp_path / "runs" / "run-1"
-    first(folder, tmp_path / "homes", strategy="fedavg")
+def test_the_list_of_runs_shows_which_began_from_which(first: First, tmp_path: Path) -> None:
+    folder = first("fedavg")
     for run_id, parent in ((3, "run-1"), (2, "run-3"), (4, "run-1")):
         restart_silos()
         own = folder.parent / f"run-{run_id}"
