@@ -47,6 +47,7 @@ def test_a_silo_told_to_end_while_it_trains_says_so_and_ends_at_once(trio: Trio)
     assert "stopping: leaving run" in trio.log_of("b").read_text()
 
 
+@pytest.mark.nightly
 def test_silos_come_back_by_themselves_after_the_superlink_was_restarted(trio: Trio) -> None:
     trio.superlink.stop()
     trio.superlink.start()

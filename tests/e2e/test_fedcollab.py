@@ -62,6 +62,7 @@ def test_the_federation_and_the_in_process_grid_agree_bit_for_bit_with_ditto_too
     trio: Trio, tmp_path: Path
 ) -> None:
     own = {"strategy": "fedcollab", "rounds": 2, "personalise": "ditto", "c": 4.0}
+    own |= {"discriminator-rounds": 1}
     record = record_of(trio.run(**{**KEYS, **own})[0])
     assert record["status"] == "completed"
     same = in_process(tmp_path / "in-process", **{**KEYS, **own})

@@ -118,6 +118,7 @@ def test_a_coordinator_that_lost_its_database_resumes_with_a_new_certificate(
     assert all(pair.processes[name].poll() is None for name in NAMES)
 
 
+@pytest.mark.nightly
 def test_silos_tell_what_their_data_look_like_over_tls(pair: Organisations) -> None:
     """One that consents, two that do not; a slip in the task's name ends at once."""
     pair.add("open", 5, extra='[policy]\nstatistics = ["targets"]')

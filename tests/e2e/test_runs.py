@@ -48,8 +48,8 @@ SHORT: dict[str, dict[str, Any]] = {
     "fedgenp": {"generator-steps": 6, "generator-hidden": 16},
 }
 """Keys with which a strategy is quick."""
-REPRESENTATIVE = ("ifca", "fedgenp")
-"""Models of groups; generators, and message types of its own. The others: make nightly."""
+REPRESENTATIVE = ("fedgenp",)
+"""Generators, and message types of its own. The others: make nightly."""
 CONSENT = {"fedgen"}
 """Needs silos that share their label counts; it is asked for and refused in a test of its own."""
 

@@ -12,7 +12,8 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -52,6 +53,15 @@ def twice(self, unsent):
     once(self, unsent)
     once(self, unsent)
 link.FleetLink.send = twice
+runpy.run_module("coterie.client", run_name="__main__")
+"""
+
+SKEWED = """
+import runpy
+from datetime import timedelta
+import coterie.engine.fast.silo.calls as inside
+right = inside.now
+inside.now = lambda: right() + timedelta(seconds=60)
 runpy.run_module("coterie.client", run_name="__main__")
 """
 
@@ -113,23 +123,19 @@ class Attacked:
         assert not happened(self.folder, "end"), "the run was over before the attack"
         self.organisations.gate.hold(len(NAMES), rounds=1)
 
-    def during(self, *attack: str) -> Done:
-        """Run a program while the run goes on; rounds pass before and after its end."""
-        process = subprocess.Popen(
-            attack, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        )
-        try:
+    def during(self, attacks: Mapping[str, Sequence[str]]) -> dict[str, Done]:
+        """Run programs while the run goes on; rounds pass before and after their ends."""
+        with ExitStack() as ending:
+            processes = {}
+            for name, line in attacks.items():
+                processes[name] = subprocess.Popen(
+                    line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+                )
+                ending.callback(processes[name].kill)
             self.go_on()
-            out, err = process.communicate(timeout=COMMAND_S)
-        finally:
-            process.kill()
+            said = {name: one.communicate(timeout=COMMAND_S) for name, one in processes.items()}
         self.go_on()
-        return Done(process.returncode, out, err)
-
-    def start(self, home: Path, *, patience: float = 2.0) -> Done:
-        """``coterie silo serve`` that is expected to end by itself."""
-        own = ("--home", str(home), "--retry-for", str(patience))
-        return self.during(*COTERIE, "silo", "serve", *own)
+        return {name: Done(processes[name].returncode, *said[name]) for name in said}
 
 
 @pytest.fixture(scope="module")
@@ -175,32 +181,61 @@ def stranger(made: Organisations, name: str) -> Path:
     return made.home_of(name)
 
 
-def test_an_unknown_key_is_refused(attacked: Attacked) -> None:
-    done = attacked.start(stranger(attacked.organisations, "stranger"))
-    assert done.returncode == 5
-    assert "refuses this silo's key" in done.stderr and "not enrolled" in done.stderr
-
-
-def test_a_server_whose_certificate_is_of_another_ca_is_not_trusted(
-    attacked: Attacked, tmp_path: Path
-) -> None:
-    home = stranger(attacked.organisations, "careful")
-    with Organisations(tmp_path / "other") as other:
-        joined = json.loads((home / "coordinator.json").read_text())
+@pytest.fixture(scope="module")
+def done(attacked: Attacked, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Done]:
+    """What silos say that must not get in; all try at the same time."""
+    made, folder = attacked.organisations, tmp_path_factory.mktemp("attacks")
+    careful = stranger(made, "careful")
+    joined = json.loads((careful / "coordinator.json").read_text())
+    with Organisations(folder / "other") as other:
         joined["ca"] = other.federation.ca.read_text()
-        (home / "coordinator.json").write_text(json.dumps(joined))
-    done = attacked.start(home, patience=60)
-    assert done.returncode == 5
-    assert "presents a certificate that this silo does not trust" in done.stderr
-    assert "CERTIFICATE_VERIFY_FAILED" in done.stderr
+    (careful / "coordinator.json").write_text(json.dumps(joined))
+    shutil.copytree(made.home_of("a"), folder / "copy")
+
+    def serve(*words: object, patience: float = 2.0) -> list[str]:
+        return [*COTERIE, "silo", "serve", *map(str, words), "--retry-for", str(patience)]
+
+    away = ("start", "--home", str(made.home_of("away")), "--retry-for", "2")
+    return attacked.during(
+        {
+            "stranger": serve("--home", stranger(made, "stranger")),
+            "careful": serve("--home", careful, patience=60),
+            "plain": serve("--name", "a", "--superlink", f"127.0.0.1:{made.ports.fleet}"),
+            "late": (sys.executable, "-c", SKEWED, *away),
+            "copy": serve("--home", folder / "copy"),
+            "same": serve("--home", made.home_of("a")),
+        }
+    )
 
 
-def test_plain_text_against_tls_is_refused(attacked: Attacked) -> None:
-    address = f"127.0.0.1:{attacked.organisations.ports.fleet}"
-    plain = ("silo", "serve", "--name", "a", "--superlink", address, "--retry-for", "2")
-    done = attacked.during(*COTERIE, *plain)
-    assert done.returncode == 5
-    assert "without TLS" in done.stderr
+def test_an_unknown_key_is_refused(done: dict[str, Done]) -> None:
+    assert done["stranger"].returncode == 5
+    said = done["stranger"].stderr
+    assert "refuses this silo's key" in said and "not enrolled" in said
+
+
+def test_a_server_whose_certificate_is_of_another_ca_is_not_trusted(done: dict[str, Done]) -> None:
+    assert done["careful"].returncode == 5
+    assert "presents a certificate that this silo does not trust" in done["careful"].stderr
+    assert "CERTIFICATE_VERIFY_FAILED" in done["careful"].stderr
+
+
+def test_plain_text_against_tls_is_refused(done: dict[str, Done]) -> None:
+    assert done["plain"].returncode == 5
+    assert "without TLS" in done["plain"].stderr
+
+
+def test_a_clock_that_is_wrong_is_named(done: dict[str, Done]) -> None:
+    """Of a silo that is enrolled and was connected."""
+    assert done["late"].returncode == 5
+    assert "the clock of this machine" in done["late"].stderr and "UTC" in done["late"].stderr
+
+
+def test_a_second_process_with_the_same_key_is_refused(done: dict[str, Done]) -> None:
+    assert done["copy"].returncode == 5
+    assert "another process uses it" in done["copy"].stderr
+    assert done["same"].returncode == 2
+    assert "already running from" in done["same"].stderr
 
 
 def test_operators_without_tls_are_refused_and_the_api_is_not_open_to_other_machines(
@@ -281,38 +316,6 @@ def test_recorded_headers_are_refused_when_they_are_old_or_for_another_node(
                 )
             assert caught.value.code() == grpc.StatusCode.UNAUTHENTICATED, caught.value.details()
             assert said in caught.value.details().lower()
-
-
-SKEWED = """
-import runpy
-from datetime import timedelta
-import coterie.engine.fast.silo.calls as inside
-right = inside.now
-inside.now = lambda: right() + timedelta(seconds={seconds})
-runpy.run_module("coterie.client", run_name="__main__")
-"""
-
-
-@pytest.mark.parametrize("seconds", [60, pytest.param(-400, marks=pytest.mark.nightly)])
-def test_a_clock_that_is_wrong_is_named(attacked: Attacked, seconds: int) -> None:
-    """Of a silo that is enrolled and was connected."""
-    away = attacked.organisations.home_of("away")
-    code = SKEWED.format(seconds=seconds)
-    own = ("start", "--home", str(away), "--retry-for", "2")
-    done = attacked.during(sys.executable, "-c", code, *own)
-    assert done.returncode == 5
-    assert "the clock of this machine" in done.stderr and "UTC" in done.stderr
-
-
-def test_a_second_process_with_the_same_key_is_refused(attacked: Attacked, tmp_path: Path) -> None:
-    copied = tmp_path / "copy"
-    shutil.copytree(attacked.organisations.home_of("a"), copied)
-    elsewhere = attacked.start(copied)
-    assert elsewhere.returncode == 5
-    assert "another process uses it" in elsewhere.stderr
-    same = attacked.start(attacked.organisations.home_of("a"))
-    assert same.returncode == 2
-    assert "already running from" in same.stderr
 
 
 def test_the_run_that_was_attacked_gives_the_models_of_one_that_nobody_disturbed(
