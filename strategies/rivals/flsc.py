@@ -15,7 +15,7 @@ all silos, so an update counts only if enough others count with it for its silo'
 Differs from the papers in:
 
 - Models are averaged size-weighted (IFCA's silos have equally many samples).
-- The K initial models are w⁰ and permutations of it.
+- The K initial models are w⁰ and permutations of it, or w⁰ with noise if it is constant.
 - One restart. IFCA's paper takes the best of several by a validation set.
 
 Every silo receives K more models a round, and runs its data through a model K times.
@@ -23,12 +23,12 @@ Every silo receives K more models a round, and runs its data through a model K t
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from pydantic import Field
 
 from coterie.strategies.plain.probes import losses
@@ -43,14 +43,14 @@ from coterie.strategies.rounds.algorithm import (
 from coterie.strategies.rounds.handles import Arrays, Model
 from coterie.strategies.rounds.members import Members
 from coterie.strategies.rounds.minimum_sizes import average
-from coterie.strategies.rounds.models import plain_mean, same_model
+from coterie.strategies.rounds.models import plain_mean
 from coterie.strategies.rounds.options import Config, Count, Sample, Seed
 from coterie.strategies.rounds.reports import Group
 from coterie.strategies.rounds.sampling import drawn_silos
 
-log = logging.getLogger("coterie.run")
-
 Choice = tuple[int, ...]
+NOISE = 0.01
+"""Standard deviation of what distinguishes the initial models of which every array is constant."""
 
 
 @dataclass(frozen=True)
@@ -167,16 +167,24 @@ def first_choices(initial: Arrays, num_models: int, seed: int) -> Choices:
 
     Layers are initialised with independent values of one distribution, so a permutation is as good
     as another draw, and the server needs neither the task nor torch. Constant arrays (BatchNorm's)
-    stay as they are.
+    stay as they are. If all are constant, as a linear model's that starts at 0, the copies get
+    noise: otherwise no silo could prefer one of them.
     """
     rng = np.random.default_rng([seed, num_models])
-    models = [initial] + [
-        {name: rng.permutation(a.ravel()).reshape(a.shape) for name, a in initial.items()}
-        for _ in range(num_models - 1)
-    ]
-    if num_models > 1 and all(same_model(model, initial) for model in models):
-        log.warning("every array of w⁰ is constant: the %d models start out equal", num_models)
-    return Choices(Members(initial), tuple(models))
+    constant = all(np.ptp(array) == 0 for array in initial.values() if array.size)
+    vary = _noisy if constant else _permuted
+    copies = [{n: vary(a, rng) for n, a in initial.items()} for _ in range(num_models - 1)]
+    return Choices(Members(initial), (initial, *copies))
+
+
+def _permuted(array: NDArray[Any], rng: np.random.Generator) -> NDArray[Any]:
+    return rng.permutation(array.ravel()).reshape(array.shape)
+
+
+def _noisy(array: NDArray[Any], rng: np.random.Generator) -> NDArray[Any]:
+    if array.dtype.kind != "f":
+        return array
+    return rng.normal(array, NOISE).astype(array.dtype)
 
 
 def _best(row: Sequence[float], count: int) -> Choice:

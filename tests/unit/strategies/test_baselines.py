@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -186,16 +185,14 @@ def test_permuted_initial_models_hold_the_values_of_w0_and_differ() -> None:
     assert_equal_models(models[2], again[2])
 
 
-def test_equal_initial_models_are_warned_about_and_all_choose_the_first(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_models_of_a_constant_start_differ_so_that_ifca_finds_the_kinds() -> None:
+    """As a linear model's that starts at 0; whole numbers, such as counters, stay."""
     zero = {k: np.zeros_like(a) for k, a in w0().items()}
-    with caplog.at_level(logging.WARNING, "coterie.run"):
-        result = IFCA(num_groups=3).start(
-            InProcessGrid(plain_app(), NODES), record(zero), num_rounds=2
-        )
-    assert "the 3 models start out equal" in caplog.text
-    assert result.groups[1] == [NAMES]
+    counted = first_choices({**zero, "count": np.array(3)}, 2, 0).models
+    assert counted[1]["count"] == 3 and 0 < np.ptp(counted[1]["w"]) < 0.1
+    grid = InProcessGrid(plain_app(), plain_nodes(0, 1, 0, 1))
+    result = IFCA(num_groups=2, seed=3).start(grid, record(zero), num_rounds=2)
+    assert result.groups[2] == [["silo-0", "silo-2"], ["silo-1", "silo-3"]]
 
 
 def test_a_newcomer_of_ifca_chooses_before_it_trains() -> None:
