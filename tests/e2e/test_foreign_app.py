@@ -41,11 +41,7 @@ ENVIRONMENT = {
 
 
 def submit(calls: Control, client: str, config: dict[str, Any]) -> int:
-    """Start a run of a quickstart, app and all, as ``flwr run`` does; return its id."""
-    from flwr.cli.build import build_fab_from_files
-    from flwr.common.serde import fab_to_proto
-    from flwr.supercore.fab import Fab
-
+    """Start a run of a quickstart; return its id."""
     components = {"serverapp": "quick_server:server", "clientapp": f"{client}:app"}
     manifest = {
         "project": {
@@ -56,7 +52,15 @@ def submit(calls: Control, client: str, config: dict[str, Any]) -> int:
             "publisher": "tests", "components": components, "config": config,
         }}},
     }  # fmt: skip
-    files = {name: (APPS / name).read_bytes() for name in FILES}
+    return start_app(calls, manifest, {name: (APPS / name).read_bytes() for name in FILES})
+
+
+def start_app(calls: Control, manifest: dict[str, Any], files: dict[str, bytes]) -> int:
+    """Start a run of an app, code and all, as ``flwr run`` does; return its id."""
+    from flwr.cli.build import build_fab_from_files
+    from flwr.common.serde import fab_to_proto
+    from flwr.supercore.fab import Fab
+
     content, _ = build_fab_from_files({"pyproject.toml": tomli_w.dumps(manifest).encode(), **files})
     made = Fab(hashlib.sha256(content).hexdigest(), content, {})
     return int(calls._call("StartRun", fab=fab_to_proto(made)).run_id)
@@ -91,12 +95,12 @@ def in_process(client: str, strategies: str, strategy: str) -> Any:
 
 
 @contextmanager
-def programs(*lines: list[str]) -> Iterator[list[subprocess.Popen[bytes]]]:
+def programs(
+    *lines: list[str], env: dict[str, str] = ENVIRONMENT
+) -> Iterator[list[subprocess.Popen[bytes]]]:
     """Run programs until the block ends."""
     running = [
-        subprocess.Popen(
-            line, env=ENVIRONMENT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-        )
+        subprocess.Popen(line, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         for line in lines
     ]
     try:
