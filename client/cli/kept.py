@@ -305,11 +305,19 @@ def report(
             Old("--out"),
         ),
     ] = None,
+    dossier: Annotated[
+        bool,
+        typer.Option(
+            "--dossier",
+            help="Write this site's part of an impact assessment instead, dossier.md: its "
+            "facts, and blanks.",
+        ),
+    ] = False,
 ) -> None:
     """Report on this silo's own runs.
 
     The page shows the silo's error, the size of its group and what left the silo. It only uses
-    files in the silo's folder.
+    files in the silo's folder. The dossier is of all runs, unless --run names one.
     """
     from coterie.client.cli.report import build_page, read_silo
     from coterie.client.home.files import folder_of
@@ -318,6 +326,13 @@ def report(
     from coterie.system.terminal import LEGIBLE
 
     folder = folder_of(home)
+    if dossier:
+        from coterie.client.cli.dossier import build_dossier
+
+        target = out or folder / "dossier.md"
+        write_named(target, build_dossier(folder, run or "").encode(errors=LEGIBLE))
+        print(target)
+        return
     target, page = out or folder / "report.html", build_page(read_silo(folder, run), folder)
     print(f"Drawing the report of {folder} …", file=sys.stderr, flush=True)
     write_named(target, render(page).encode(errors=LEGIBLE))

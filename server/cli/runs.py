@@ -390,6 +390,14 @@ def report(
             callback=options.expand,
         ),
     ] = None,
+    dossier: Annotated[
+        bool,
+        typer.Option(
+            "--dossier",
+            help="Write technical documentation instead: the facts under the headings of the AI "
+            "Act and of an impact assessment, and blanks.",
+        ),
+    ] = False,
     runs_dir: options.RunsOption = None,
     federation: options.FederationOption = None,
 ) -> None:
@@ -398,9 +406,14 @@ def report(
     Runs to compare with are found automatically if they are recorded in the same folder and have
     the same settings.
     """
-    from coterie.server.report.command import print_report
+    from coterie.server.report.command import print_report, write_dossier
 
     root = options.Given(federation, runs_dir=runs_dir).place().runs_dir
+    if dossier:
+        if kind != "html" or alone or common:
+            raise MisuseError("--dossier goes with no --format and no baseline.")
+        print(write_dossier(run, root=root, out=out))
+        return
     print_report(run, kind=kind, root=root, alone=alone, common=common, out=out)
 
 

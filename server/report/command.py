@@ -13,6 +13,7 @@ from coterie.features.evaluation.coordinator import read_judgement
 from coterie.features.statistics.survey import FILE as STATISTICS
 from coterie.features.statistics.survey import read_survey
 from coterie.pictures.page import Page, Picture, render, save
+from coterie.server.report.dossier import build_dossier
 from coterie.server.report.evaluation import build_evaluation_page, evaluation_summary
 from coterie.server.report.gains import compare, find_comparison
 from coterie.server.report.history import follow_groups
@@ -25,6 +26,8 @@ from coterie.strategies.errors import EXIT_CONFIG, FederationError
 from coterie.system.files import write_atomically, write_named
 from coterie.system.terminal import LEGIBLE
 
+DOSSIER = "dossier.md"
+"""File name in the run's folder."""
 FORMATS = ("html", "json", "png", "svg", *TRACKERS)
 
 
@@ -169,6 +172,17 @@ def print_report(
     files = write_report(name, kind=kind, root=root, alone=alone, common=common, out=out, say=say)
     for file in files:
         print(file)
+
+
+def write_dossier(name: str, *, root: Path | None, out: Path | None) -> Path:
+    """Write the technical documentation that a run's record allows; return the file.
+
+    Raises ``FederationError`` as ``write_report``, and for a run that trained nothing.
+    """
+    folder = find_run(name, root)
+    if any((folder / one).exists() for one in (EVALUATION, STATISTICS)):
+        raise _wrong(f"{folder.name} trained nothing, so that there is no model to document.")
+    return _write(out or folder / DOSSIER, build_dossier(build_story(read_run(folder))))
 
 
 def _check_kind_of(out: Path, kind: str) -> None:

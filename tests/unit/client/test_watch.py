@@ -14,13 +14,14 @@ from flwr.app import ConfigRecord, RecordDict
 
 from coterie import wire
 from coterie.client.cli.watch import is_worse
-from coterie.client.home import watching
+from coterie.client.home import in_use, watching
 from coterie.client.home.folder import create
 from coterie.client.home.policy import Policy
 from coterie.client.home.settings import SiloSettings
 from coterie.client.home.watching import Look, last_look, look_to_send
 from coterie.client.resident.activity import Tally
 from coterie.client.resident.vital import Vitals, collector
+from coterie.client.work.card import read_card
 from coterie.features.statistics.survey import read_survey
 from coterie.features.watching.answer import decode_watched, watched_of
 from coterie.features.watching.drift import Reference, counts, reference_of, shifts, stability
@@ -127,6 +128,16 @@ def test_few_samples_give_no_verdict_but_the_number_that_is_needed(
 ) -> None:
     said = watch(site, "--inputs", write_table(tmp_path / "new.csv", 20, 4, labels=False))
     assert said.returncode == 0 and "too few samples to find a large drift" in said.stdout
+
+
+def test_a_sites_dossier_has_its_ledger_policy_models_and_who_chose_them(site: Path) -> None:
+    said = coterie("silo", "report", "--dossier", "--home", str(site / "a"))
+    assert said.returncode == 0, said.stderr
+    text = Path(said.stdout.strip()).read_text()
+    card = read_card(site / "a" / "models" / "run-1.safetensors")
+    assert card.sha256[:16] in text and "| run-1 | train | 5 |" in text
+    assert f"| run-1 | {in_use.history(site / 'a')[-1].since} | " in text
+    assert r"| min\_group\_size | 1 |" in text and "No differential privacy" in text
 
 
 # ---------------------------------------------------------------- the numbers
