@@ -6,6 +6,8 @@ BIN     = $(VENV)/bin
 WORKERS = -n 2 --dist loadgroup
 VERSION  := $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 REVISION := $(shell git describe --always --dirty --abbrev=40 2>/dev/null || echo unknown)
+# Tests start hundreds of processes, each of which would compile every module.
+unexport PYTHONDONTWRITEBYTECODE
 SILENT_PIP = --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help

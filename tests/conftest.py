@@ -27,10 +27,25 @@ from coterie.engine.inprocess import InProcessGrid
 from coterie.wire import Model
 
 torch.set_num_threads(1)
-gc.freeze()  # what the imports made is there until the end, and need not be looked through
 os.fsync = lambda descriptor: None  # tests of power cuts watch the call; no test cuts the power
 settings.register_profile("coterie", deadline=None, derandomize=True, database=None)
 settings.load_profile("coterie")
+
+
+def pytest_collection_finish() -> None:
+    """What imports and tests are made of is there until the end: no collection looks through it."""
+    gc.freeze()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Function]) -> None:
+    """What tests of a module share is made in one worker."""
+    for item in items:
+        fixtures = (one for made in item._fixtureinfo.name2fixturedefs.values() for one in made)
+        shared = any(one.scope == "module" for one in fixtures)
+        if shared and item.get_closest_marker("xdist_group") is None:
+            item.add_marker(pytest.mark.xdist_group(item.path.stem))
+
 
 Fault = Callable[[Message, RecordDict], Message | RecordDict]
 """Takes the message and the plain app's good answer; gives another answer."""

@@ -21,8 +21,9 @@ from tests.e2e.trio import Trio
 
 def pytest_collection_modifyitems(items: list[pytest.Function]) -> None:
     """Everything in this folder is an e2e test; tests of one federation go to one worker."""
+    here = str(Path(__file__).parent)
     for item in items:
-        if Path(__file__).parent in item.path.parents:
+        if str(item.path).startswith(here):
             item.add_marker(pytest.mark.e2e)
             for shared in {"resident_trio", "resident_pair"} & set(item.fixturenames):
                 item.add_marker(pytest.mark.xdist_group(shared))

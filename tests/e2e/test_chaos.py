@@ -19,7 +19,7 @@ import pytest
 
 from coterie.system.files import held_by
 from tests.e2e.crashes import KEYS, assert_same_outcome, kill_server_app, restart_superlink
-from tests.e2e.runs import NAMES, found, record_of, until
+from tests.e2e.runs import NAMES, found, in_process, record_of, until
 from tests.e2e.trio import Trio
 
 MANY = int(os.environ.get("COTERIE_CHAOS", "60"))
@@ -60,28 +60,29 @@ def is_noted(**campaign: int) -> bool:
     return any(campaign.items() <= json.loads(line).items() for line in lines)
 
 
-def test_a_kill_changes_nothing_of_the_outcome(trio: Trio) -> None:
-    strike_often(trio, 1, random.Random(SEED))
+def test_a_kill_changes_nothing_of_the_outcome(trio: Trio, tmp_path: Path) -> None:
+    strike_often(trio, 1, random.Random(SEED), tmp_path / "run")
 
 
 @pytest.mark.nightly
 @pytest.mark.timeout(120 + 45 * PORTION)
 @pytest.mark.parametrize(("first", "kills"), PORTIONS)
-def test_no_kill_of_many_changes_the_outcome(trio: Trio, first: int, kills: int) -> None:
+def test_no_kill_of_many_changes_the_outcome(
+    trio: Trio, first: int, kills: int, tmp_path: Path
+) -> None:
     campaign = {"first": first, "kills": kills, "seed": SEED}
     if is_noted(**campaign):
         pytest.skip("it is noted that this part is over")
     began = time.monotonic()
-    struck = strike_often(trio, kills, random.Random(SEED + first))
+    struck = strike_often(trio, kills, random.Random(SEED + first), tmp_path / "run")
     found(**campaign, struck=struck, seconds=round(time.monotonic() - began))
 
 
-def strike_often(trio: Trio, kills: int, dice: random.Random) -> dict[str, int]:
-    """A run that is struck so often, beside one that is not; how often by what."""
+def strike_often(trio: Trio, kills: int, dice: random.Random, undisturbed: Path) -> dict[str, int]:
+    """A run that is struck so often, beside one in this process; how often by what."""
     rounds = 4 * kills
     keys = {**KEYS, "rounds": rounds, "local-epochs": 5}
-    undisturbed, last = trio.run(**keys)
-    assert last.status == "completed"
+    in_process(undisturbed, **keys)
     _, folder = trio.submit(**keys)
     struck: dict[str, int] = {}
     kept = 0

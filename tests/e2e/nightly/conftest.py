@@ -9,6 +9,7 @@ import pytest
 
 def pytest_collection_modifyitems(items: list[pytest.Function]) -> None:
     """Mark every test in this folder as nightly."""
+    here = str(Path(__file__).parent)
     for item in items:
-        if Path(__file__).parent in item.path.parents:
+        if str(item.path).startswith(here):
             item.add_marker(pytest.mark.nightly)

@@ -143,10 +143,8 @@ class Large(Dataset):
         return torch.full((3, 512, 512), float(row)), torch.tensor(row)
 
 
-@pytest.mark.parametrize(
-    "option",
-    ["size=4m", *(pytest.param(o, marks=pytest.mark.nightly) for o in ("ro", "nr_inodes=1"))],
-)
+@pytest.mark.nightly
+@pytest.mark.parametrize("option", ["size=4m", "ro", "nr_inodes=1"])
 def test_workers_with_little_room_in_dev_shm_cost_time_alone(option: str, tmp_path: Path) -> None:
     mounting = ["unshare", "--mount", "sh", "-c"]
     small = f"mount -t tmpfs -o {option} none /dev/shm"

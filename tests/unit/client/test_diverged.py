@@ -97,7 +97,10 @@ def test_who_trained_beside_a_sick_silo_goes_on_from_what_it_trained(
     assert losses == sorted(losses, reverse=True)
 
 
-@pytest.mark.parametrize("strategy", ["fedavg", "fedgroup", "auto"])
+@pytest.mark.parametrize(
+    "strategy",
+    ["fedavg", *(pytest.param(one, marks=pytest.mark.nightly) for one in ("fedgroup", "auto"))],
+)
 def test_every_secure_strategy_goes_on_without_it(
     strategy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

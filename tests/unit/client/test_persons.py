@@ -379,7 +379,7 @@ def test_epsilon_is_said_to_be_of_one_sample(tmp_path: Path) -> None:
     "keys",
     [
         {"strategy": "hcct", "validation": 0.2, "alpha": "auto"},
-        {"strategy": "auto", "validation": 0.2},
+        pytest.param({"strategy": "auto", "validation": 0.2}, marks=pytest.mark.nightly),
         {"strategy": "fedcollab"},
     ],
 )

@@ -583,7 +583,7 @@ def counts_of(folder: Path, name: str = "fedavg") -> dict[str, list[int]]:
 
 def test_folds_test_every_sample_of_a_declared_task_once(tmp_path: Path) -> None:
     declared(tmp_path)
-    file = written(tmp_path, "folds = 7\n" + DECLARED + RUN + FEDAVG)
+    file = written(tmp_path, "folds = 4\n" + DECLARED + RUN + FEDAVG)
     task = load_declared(tmp_path / "study.toml")
     for number in (0, 1):
         held = [
@@ -596,13 +596,13 @@ def test_folds_test_every_sample_of_a_declared_task_once(tmp_path: Path) -> None
             assert not set(map(tuple, data.x_train)) & set(map(tuple, data.x_test))
             assert abs(data.y_test.mean() - np.concatenate([d.y_test for d in held]).mean()) < 0.2
     said, table = go(file, tmp_path / "out")
-    assert table[0].seeds == 7 and "seed 0, fold 7, fedavg: mean error" in said
+    assert table[0].seeds == 4 and "seed 0, fold 4, fedavg: mean error" in said
     assert {len(counts) for counts in counts_of(tmp_path / "out").values()} == {2}
     assert sum(map(sum, counts_of(tmp_path / "out").values())) == 120
-    assert "7 folds, so that every sample is tested once" in said
+    assert "4 folds, so that every sample is tested once" in said
     assert "corrected resampled t-test" in said
     content = json.loads((tmp_path / "out" / "comparison.json").read_text(encoding="utf-8"))
-    assert [run["fold"] for run in content["runs"] if run["name"] == "fedavg"] == list(range(1, 8))
+    assert [run["fold"] for run in content["runs"] if run["name"] == "fedavg"] == list(range(1, 5))
     assert content["advice"]["text"] in said
 
 
@@ -687,7 +687,7 @@ def test_a_strategy_that_fails_is_named_and_the_others_go_on(
         return real(grid, config, **more)
 
     monkeypatch.setattr(playing, "execute", execute)
-    file = written(tmp_path, WHOLE)
+    file = written(tmp_path, WHOLE.replace("[0, 3]", "[0]"))
     done = coterie("compare", str(file), "--workdir", str(tmp_path / "out"))
     assert done.returncode == EXIT_RUN and "1 of 3 strategies could not" in done.stderr
     assert done.stdout.count("fedavg: could not be run: silo a has no such layer") == 1
@@ -696,7 +696,7 @@ def test_a_strategy_that_fails_is_named_and_the_others_go_on(
     monkeypatch.setattr(playing, "execute", real)
     said, table = go(file, tmp_path / "out")
     assert {row.name for row in table} == {"alone", "fedavg", "IFCA, K 2"}
-    assert said.count("  seed ") == 2, "only what was missing"
+    assert said.count("  seed ") == 1, "only what was missing"
 
 
 @pytest.mark.parametrize("place", ['data = "~typo/d"', 'task = "~typo/study.toml"'])
@@ -705,8 +705,8 @@ def test_a_place_in_a_home_that_nobody_has_is_named(place: str, tmp_path: Path) 
         read(written(tmp_path, f"{place}\n{WHOLE}"))
 
 
-@pytest.mark.parametrize("title", ["x [/docs] y", "Our [b] study"])
-def test_a_title_and_a_folder_are_text_whatever_is_in_them(title: str, tmp_path: Path) -> None:
+def test_a_title_and_a_folder_are_text_whatever_is_in_them(tmp_path: Path) -> None:
+    title = "Our [b] x [/docs] y"
     file = written(tmp_path, WHOLE.replace("A try", title).replace("[0, 3]", "[0]"))
     said, _ = go(file, tmp_path / "out [test]")
     assert said.startswith(f"{title}: 3 strategies") and "out [test]/" in said

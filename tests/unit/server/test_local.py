@@ -52,7 +52,13 @@ def test_who_follows_a_run_hears_that_the_superlink_is_away_and_how_to_go_on(
     assert any("the SuperLink has not answered for" in event.text for event in heard)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize(
+    "number",
+    [
+        signal.SIGINT,
+        *(pytest.param(n, marks=pytest.mark.nightly) for n in (signal.SIGTERM, signal.SIGHUP)),
+    ],
+)
 def test_a_second_interrupt_leaves_nothing_running(
     number: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

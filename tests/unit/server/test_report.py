@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
 from io import StringIO
-from os import environ
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +26,7 @@ from coterie.server.report.page import build_page, make_pictures, repeat_command
 from coterie.server.runs.record import Round, read_run
 from coterie.server.site.federation import create
 from coterie.strategies.errors import FederationError
+from tests.commands import coterie
 
 EVERY_PICTURE = [
     "groups", "outcomes", "curves", "matrix", "loss", "seconds", "silo-seconds", "bytes",
@@ -629,14 +627,11 @@ def test_other_formats(runs: Path, tmp_path: Path) -> None:
 
 
 def test_the_command_line_writes_and_says_where(runs: Path, tmp_path: Path) -> None:
-    done = subprocess.run(
-        [
-            *(sys.executable, "-m", "coterie.server.cli", "runs", "report", "hcct-1"),
-            *("--runs-dir", str(runs), "--format", "json", "--output", str(tmp_path / "x.json")),
-            *("--baseline-local", "independent-1", "--baseline-global", "fedavg-1"),
-        ],
-        capture_output=True, text=True, timeout=60, check=False,
-    )  # fmt: skip
+    done = coterie(
+        *("runs", "report", "hcct-1", "--runs-dir", str(runs)),
+        *("--format", "json", "--output", str(tmp_path / "x.json")),
+        *("--baseline-local", "independent-1", "--baseline-global", "fedavg-1"),
+    )
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == str(tmp_path / "x.json")
 
@@ -654,16 +649,15 @@ def test_the_command_says_what_it_does_before_it_draws(
 
 
 @pytest.mark.parametrize("command", ["report", "watch", "explain"])
-def test_commands_find_the_federations_runs(command: str, tmp_path: Path) -> None:
+def test_commands_find_the_federations_runs(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COTERIE_FEDERATION", "")
     study = create(tmp_path / "study", ["fl.example.org"])
     write_run(study.runs / "hcct-1", num_silos=4, num_rounds=3, strategy="hcct")
     for options, folder in ((["--federation", str(study.folder)], tmp_path), ([], study.folder)):
-        done = subprocess.run(
-            [sys.executable, "-m", "coterie.server.cli", command, "hcct-1", *options],
-            cwd=folder,
-            env={**environ, "PYTHONPATH": str(Path.cwd()), "COTERIE_FEDERATION": ""},
-            capture_output=True, text=True, timeout=60, check=False,
-        )  # fmt: skip
+        monkeypatch.chdir(folder)
+        done = coterie(command, "hcct-1", *options)
         assert done.returncode == 0, done.stderr
         assert "hcct" in done.stdout
 

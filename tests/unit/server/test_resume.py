@@ -122,7 +122,7 @@ def timeless(record: dict[str, Any]) -> list[dict[str, Any]]:
     return list(rounds)
 
 
-SHORT = ("fedavg", "hcct", "hcct-auto", "hcct-int8", "fedcollab", "fedgroup-secure", "auto-secure")
+SHORT = ("hcct-int8", "fedcollab", "fedgroup-secure", "auto-secure")
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -32,10 +33,10 @@ from tests.unit.system.disk import Killed
 KEYS: dict[str, Any] = {"min-silos": 2, "wait-for-silos": 5}
 
 
-@pytest.fixture
-def made(tmp_path: Path) -> Federation:
+@pytest.fixture(scope="module")
+def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A federation of a, b and c, with a run of all, one that c joined late, and one without c."""
-    federation = create(tmp_path / "study", ["localhost"])
+    federation = create(tmp_path_factory.mktemp("made") / "study", ["localhost"])
     for name in ("a", "b", "c"):
         asked = request(name)[0]
         assert (
@@ -46,7 +47,13 @@ def made(tmp_path: Path) -> Federation:
         nodes = [digits_config(name, "abc".index(name)) for name in who]
         folder = federation.runs / f"fedavg-{number}"
         run(folder, nodes, run_id=number, churn=churn, **KEYS)
-    return load(federation.folder)
+    return federation.folder
+
+
+@pytest.fixture
+def made(study: Path, tmp_path: Path) -> Federation:
+    """The same in the test's own folder."""
+    return load(Path(shutil.copytree(study, tmp_path / "study")))
 
 
 @pytest.fixture(autouse=True)

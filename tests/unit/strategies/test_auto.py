@@ -119,8 +119,17 @@ def verdict_of(result: RunResult) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def two_kinds() -> RunResult:
-    return start(nodes([0, 0, 0, 5, 5, 5]))
+def committed() -> dict[int, Any]:
+    """Round → what is kept of the run of two kinds."""
+    return {}
+
+
+@pytest.fixture(scope="module")
+def two_kinds(committed: dict[int, Any]) -> RunResult:
+    def commit(checkpoint: Checkpoint[AutoState]) -> None:
+        committed[checkpoint.round] = encode(checkpoint)
+
+    return start(nodes([0, 0, 0, 5, 5, 5]), commit=commit)
 
 
 def test_the_kinds_of_silos_are_found_without_being_told(two_kinds: RunResult) -> None:
@@ -216,7 +225,6 @@ def test_where_all_are_alike_all_are_together() -> None:
     assert [len(group) for group in result.rounds[-1].groups] == [4]
 
 
-@pytest.mark.nightly
 def liars(count: int) -> Callable[[Message, Context], Message]:
     """Silos of which the last two report an error of 0 alone, of 1 in a group, of ``count``."""
 
@@ -232,6 +240,7 @@ def liars(count: int) -> Callable[[Message, Context], Message]:
     return says
 
 
+@pytest.mark.nightly
 def test_two_silos_that_lie_do_so_with_as_many_samples_as_they_can_hold_out() -> None:
     usual, many = (start(nodes([0] * 6), rounds=6, says=liars(n)) for n in (0, 10**6))
     assert verdict_of(many) == verdict_of(usual)
@@ -240,21 +249,14 @@ def test_two_silos_that_lie_do_so_with_as_many_samples_as_they_can_hold_out() ->
         assert_equal_models(arrays_of(many.models[name]), arrays_of(model))
 
 
-def test_a_run_that_stops_in_the_middle_goes_on_bit_for_bit(two_kinds: RunResult) -> None:
-    kept: dict[int, Any] = {}
-
-    def commit(checkpoint: Checkpoint[AutoState]) -> None:
-        kept[checkpoint.round] = encode(checkpoint)
-
-    silos = nodes([0, 0, 0, 5, 5, 5])
-    start(silos, commit=commit)
-    racing = next(
-        number for number, stored in kept.items() if decode(*stored).state.phase == "race"
-    )
-    for number in (1, racing):
-        again = start(silos, resume=decode(*kept[number]))
-        for name, model in two_kinds.models.items():
-            assert_equal_models(model, again.models[name])
+def test_a_run_that_stops_in_the_middle_goes_on_bit_for_bit(
+    two_kinds: RunResult, committed: dict[int, Any]
+) -> None:
+    kept = [decode(*stored) for stored in committed.values()]
+    racing = next(standing for standing in kept if standing.state.phase == "race")
+    again = start(nodes([0, 0, 0, 5, 5, 5]), resume=racing)
+    for name, model in two_kinds.models.items():
+        assert_equal_models(model, again.models[name])
 
 
 @pytest.mark.nightly

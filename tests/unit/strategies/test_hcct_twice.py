@@ -52,7 +52,7 @@ def test_two_partitions_must_agree(
     assert sorted(found) == sorted(groups(expected))
 
 
-@pytest.mark.parametrize("every", [1, 3])
+@pytest.mark.parametrize("every", [pytest.param(1, marks=pytest.mark.nightly), 3])
 def test_no_sum_is_asked_for_after_the_first_partition(every: int, tmp_path: Path) -> None:
     nodes = [
         {**node, "data.train": 30, "data.skip": 60 * i, "data.rotation": 90 * (i % 2)}

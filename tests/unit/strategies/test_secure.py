@@ -90,7 +90,7 @@ STRATEGIES: dict[str, dict[str, Any]] = {
 }
 
 
-SHORT = ("hcct", "fedgroup", "fedavg")
+SHORT = ("hcct", "fedgroup")
 
 
 @pytest.mark.parametrize(
@@ -224,7 +224,13 @@ def test_nobody_sees_what_a_silo_has_trained(
             assert np.mean(sent == bare) < 0.01
 
 
-@pytest.mark.parametrize("keys", [{"strategy": "fedavg"}, {"strategy": "hcct", "alpha": 1e-6}])
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"strategy": "fedavg"},
+        pytest.param({"strategy": "hcct", "alpha": 1e-6}, marks=pytest.mark.nightly),
+    ],
+)
 def test_what_is_too_long_is_shortened_by_the_silos(
     keys: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -279,7 +285,7 @@ def test_newcomers_wait_until_enough_come_and_leavers_take_their_block_along(
     assert_sums_show_nobody(sums(grid))
 
 
-@pytest.mark.parametrize("name", ["hcct", "fedgroup"])
+@pytest.mark.parametrize("name", [pytest.param("hcct", marks=pytest.mark.nightly), "fedgroup"])
 def test_a_newcomer_is_compared_by_a_projection_that_the_others_used(
     name: str, tmp_path: Path
 ) -> None:

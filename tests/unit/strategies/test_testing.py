@@ -91,11 +91,6 @@ def test_it_is_in_no_mean_and_sends_no_update(tested: tuple[dict[str, Any], Path
     assert kinds <= {wire.DESCRIBE, wire.INITIAL, wire.EVALUATE_GROUP, wire.EVALUATE}
 
 
-def test_upright_it_is_placed_with_the_upright(tmp_path: Path) -> None:
-    record = played(tmp_path / "run-1", tmp_path / "homes", rotation=0)
-    assert record["final-details"]["testing"]["t"]["group"] == ["a", "b", "c"]
-
-
 @pytest.mark.parametrize(
     "keys", [{"strategy": "hcct", "alpha": 10.0, "rounds": 4}, {"secure": True}]
 )

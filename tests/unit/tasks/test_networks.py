@@ -241,6 +241,7 @@ def test_layers_that_are_not_trained_cannot_be_personal(study: Path, tmp_path: P
         assert said in str(error.value)
 
 
+@pytest.mark.nightly
 def test_the_head_of_a_library_s_network_can_be_personal(study: Path, tmp_path: Path) -> None:
     text = STUDY.format(network="shufflenet_v2_x0_5") + 'freeze = ["conv1.", "stage2."]'
     (tmp_path / "study.toml").write_text(text)

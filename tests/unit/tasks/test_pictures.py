@@ -86,7 +86,7 @@ MODES: dict[str, tuple[str, Callable[[], Image.Image]]] = {
 }
 
 
-@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("channels", [pytest.param(1, marks=pytest.mark.nightly), 3])
 def test_a_mixed_folder_is_the_same_held_streamed_by_workers_and_to_predict_from(
     channels: int, tmp_path: Path
 ) -> None:
