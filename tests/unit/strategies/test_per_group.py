@@ -19,6 +19,7 @@ from coterie.server.runs.checkpoint import Checkpoints
 from coterie.strategies import HCCT, FederationError, FirstStage, Influence, PerGroup, RunResult
 from coterie.strategies.per_group.inner import memory_of, seeded, with_memory
 from coterie.strategies.rounds.checkpoint import Checkpoint
+from coterie.strategies.rounds.nodes import NodeRoster
 from coterie.strategies.rounds.reports import RoundReport
 from tests.conftest import arrays_of, digits_config, plain_app, plain_initial, plain_nodes
 from tests.kit import Tap, start
@@ -164,6 +165,17 @@ def test_groups_come_from_a_first_stage_on_another_model() -> None:
     grid = Tap(plain_nodes(1, 2, 1, 2), both)
     result = play(grid, groups=first)
     assert result.groups[3] == GROUPS and grown(result)["silo-3"] == [2] * 6
+
+
+def test_a_first_stage_sees_the_runs_silos_under_their_names() -> None:
+    roster = NodeRoster(min_silos=4, names={n: f"site-{n}" for n in (1, 2, 3, 4)})
+    stage = FirstStage(HCCT(alpha=20.0, min_silos=3), plain_initial(), num_rounds=2)
+    nodes = plain_nodes(0, 1, 0, 1)
+    strategy = PerGroup(stage, lambda group: flower.FedAvg(), roster=roster)
+    result = start(strategy, Tap(nodes, plain_app()), 2)
+    assert result.groups[2] == [["site-1", "site-3"], ["site-2", "site-4"]]
+    own = PerGroup(stage, lambda group: flower.FedAvg(), ask_names=True).roster
+    assert isinstance(own, NodeRoster) and (own.min_silos, own.ask) == (3, True)
 
 
 # ---------------------------------------------------------------- who comes and goes
