@@ -5,7 +5,18 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from tests.e2e.runs import HCCT, hashes_of, in_process, record_of
+from tests.e2e.gated import ONE_BATCH, TASK
+from tests.e2e.organisations import NAMES, SETTINGS, Organisations
+from tests.e2e.runs import (
+    HCCT,
+    finished,
+    happened,
+    hashes_of,
+    in_process,
+    record_of,
+    until,
+    until_happened,
+)
 from tests.e2e.trio import Trio
 
 
@@ -31,3 +42,48 @@ def test_more_rounds_and_a_run_from_a_run_as_a_person_types_it(trio: Trio, tmp_p
     assert {one["silo"] for one in found["cells"] if one["figures"]} == {"a", "b", "c"}
     tree = trio.records("runs", "--tree").stdout
     assert f"└ {own.name}" in tree
+
+
+def test_a_tester_and_more_rounds_over_tls_wait_for_approval(
+    pair: Organisations, tmp_path: Path
+) -> None:
+    home = str(pair.home_of("tester"))
+    request = pair.make("tester", {"train": 40, "test": 30, "skip": 280})
+    settings = pair.home_of("tester") / "silo.toml"
+    own = 'role = "evaluate"\n[policy]\napprove = "ask"\n[data]'
+    settings.write_text(settings.read_text().replace("[data]", own))
+    pair.join("tester", pair.enrol(request))
+    pair.start_silo("tester")
+    pair.wait_for(3)
+
+    def approved(folder: Path, end: int) -> None:
+        def asked() -> bool:
+            return folder.name in pair.done("silo", "approve", "--home", home)
+
+        until(asked, "the question to the tester's approver", deadline_s=90, every_s=1.0)
+        assert not happened(folder, "commit", end), "it waits for the tester"
+        pair.done("silo", "approve", folder.name, "--home", home)
+        until_happened(folder, "commit", end)
+
+    keys = {"task": TASK, "min-silos": 2, "seed": 7, "strategy": "fedavg", **ONE_BATCH}
+    waiting = ("--set", "churn=tester+1", "--set", "wait-for-silos=300")
+    folder = pair.submit(
+        "fedavg", "--rounds", "2", "--min-silos", "2", "--seed", "7", "--task", TASK,
+        *SETTINGS, *waiting,
+    )  # fmt: skip
+    approved(folder, 2)
+    finished(folder)
+    again = ("run", "continue", folder.name, "--rounds", "1", "--detach")
+    pair.command(*again)
+    approved(folder, 3)
+
+    def over() -> bool:
+        record = record_of(folder)
+        return len(record["rounds"]) == 3 and record["status"] not in ("starting", "running")
+
+    until(over, "the end of the third round", deadline_s=90)
+    alone = in_process(tmp_path / "run", *NAMES, **keys, rounds=3)
+    assert hashes_of(folder) == alone["model-hashes"]
+    testing = record_of(folder)["final-details"]["testing"]
+    assert list(testing) == ["tester"] and testing["tester"]["group"] == ["a", "b"]
+    pair.end("tester")
