@@ -21,6 +21,7 @@ from coterie.server.runs.record import Event
 from coterie.strategies.registry import STRATEGIES
 from tests.e2e.gated import TASK
 from tests.e2e.runs import (
+    COMMAND_S,
     COTERIE,
     HCCT,
     KEYS,
@@ -203,7 +204,7 @@ def test_a_run_goes_on_after_ctrl_c_is_stopped_by_command_and_resumed(trio: Trio
         if "round 2/" in text:
             follower.send_signal(signal.SIGINT)
             break
-    said += follower.communicate(timeout=30)[0]
+    said += follower.communicate(timeout=COMMAND_S)[0]
     assert follower.returncode == 130
     (folder,) = (f for f in trio.runs_dir.glob("fedavg-*") if f.name in said)
     look = f"`coterie runs watch {folder.name} --runs-dir .`"

@@ -38,13 +38,16 @@ def bytes_in(reply: Message) -> bytes:
     return message_to_proto(reply).content.SerializeToString(deterministic=True)
 
 
+LONG = pytest.mark.nightly
+
+
 @pytest.mark.parametrize(
     ("one", "other"),
     [
-        ({"lr_warm_up": 2.2 / STEPS}, {"lr_warm_up": 2.8 / STEPS}),
+        pytest.param({"lr_warm_up": 2.2 / STEPS}, {"lr_warm_up": 2.8 / STEPS}, marks=LONG),
         ({"lr": 0.05}, {"lr": 0.05000001}),
-        ({"purpose": "a"}, {"purpose": "b"}),
-        ({"lr_decay": 0.99}, {"lr_decay": 0.98}),
+        pytest.param({"purpose": "a"}, {"purpose": "b"}, marks=LONG),
+        pytest.param({"lr_decay": 0.99}, {"lr_decay": 0.98}, marks=LONG),
         ({}, {"an_entry_of_tomorrow": 1}),
     ],
     ids=["warm-up", "rate", "purpose", "no effect", "unknown"],

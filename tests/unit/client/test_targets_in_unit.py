@@ -133,7 +133,9 @@ def settings(node: dict[str, Any]) -> SiloSettings:
     return SiloSettings.from_node_config(node, node_id=1)
 
 
-@pytest.mark.parametrize(("declared", "suffix"), [(TABLE, "pt2"), (ARRAYS, "pt2"), (TABLE, "onnx")])
+@pytest.mark.parametrize(("declared", "suffix"), [
+    (TABLE, "pt2"), pytest.param(ARRAYS, "pt2", marks=pytest.mark.nightly), (TABLE, "onnx"),
+])  # fmt: skip
 def test_an_exported_file_answers_in_the_unit_and_its_card_says_how(
     declared: str, suffix: str, tmp_path: Path
 ) -> None:

@@ -22,6 +22,7 @@ from coterie.server.runs.checkpoint import CheckpointError, Checkpoints
 from coterie.server.runs.config import RunConfig
 from coterie.server.runs.record.follow import Progress, events
 from coterie.strategies import FederationError
+from coterie.strategies.rounds import roster as rosters
 from coterie.strategies.rounds.result import RunResult
 from tests.kit import CutGrid, Node, PowerCutError, digits, record_of, restart_silos, run
 
@@ -90,6 +91,11 @@ def interrupted(folder: Path, grid: InProcessGrid, **keys: Any) -> None:
 def resume(folder: Path, home: Path, **more: Any) -> RunResult:
     # Nodes connect in another order and with other ids than before.
     return go(folder, nodes(home)[::-1], run_id=2, resume=folder.name, **more)
+
+
+@pytest.fixture(autouse=True)
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rosters, "POLL_S", 0.001)
 
 
 @pytest.fixture(scope="module")
@@ -214,7 +220,13 @@ def test_the_last_three_checkpoints_are_kept_and_what_they_name(tmp_path: Path) 
     assert names == [f"round-{r:06d}.safetensors" for r in (1, 3, 4, 5)]
 
 
-@pytest.mark.parametrize("damage", ["flipped", "truncated", "empty", "json", "two"])
+@pytest.mark.parametrize(
+    "damage",
+    [
+        *(pytest.param(one, marks=pytest.mark.nightly) for one in ("truncated", "empty", "json")),
+        *("flipped", "two"),
+    ],
+)
 def test_a_damaged_checkpoint_is_noticed_and_the_one_before_is_used(
     damage: str, whole: Whole, tmp_path: Path
 ) -> None:

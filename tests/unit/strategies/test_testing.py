@@ -132,13 +132,13 @@ def test_a_run_with_it_that_is_killed_at_the_end_is_resumed(
     tested: tuple[dict[str, Any], Path], tmp_path: Path
 ) -> None:
     record, _ = tested
-    for kind in (wire.EVALUATE_GROUP, wire.EVALUATE):
-        restart_silos()
-        folder, home = tmp_path / kind / "run-1", tmp_path / kind / "homes"
-        interrupted(folder, CutGrid(silos(home), at=(kind, 2), answered=1), **KEYS)
-        go(folder, silos(home), run_id=2, resume=folder.name)
-        assert record_of(folder)["final-details"] == record["final-details"]
-        assert timeless(record_of(folder)) == timeless(record)
+    restart_silos()
+    folder, home = tmp_path / "run-1", tmp_path / "homes"
+    cut = CutGrid(silos(home), at=(wire.EVALUATE_GROUP, 2), answered=1)
+    interrupted(folder, cut, **KEYS)
+    go(folder, silos(home), run_id=2, resume=folder.name)
+    assert record_of(folder)["final-details"] == record["final-details"]
+    assert timeless(record_of(folder)) == timeless(record)
 
 
 def test_the_report_lists_it(tested: tuple[dict[str, Any], Path]) -> None:

@@ -260,7 +260,9 @@ def test_a_run_that_stops_goes_on_with_the_same_places(tmp_path: Path) -> None:
     [
         ({"auxiliary": False}, "sends no model except the task's"),
         ({"min-group-size": 3}, "it accepts groups of at least 3"),
-        ({"privacy-epsilon": 8.0}, "trains with differential privacy"),
+        pytest.param(
+            {"privacy-epsilon": 8.0}, "trains with differential privacy", marks=pytest.mark.nightly
+        ),
     ],
 )
 def test_a_silo_whose_policy_refuses_is_not_compared_and_the_record_says_why(

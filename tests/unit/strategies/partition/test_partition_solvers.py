@@ -70,11 +70,11 @@ def test_values_beside_a_group_are_those_of_a_member(seed):
 # --- values ---------------------------------------------------------------------------------------
 
 
-def test_hcct_equals_the_paper_on_1000_cases():
+def test_hcct_equals_the_paper_on_250_cases():
     """Eqs. 8-17: the utility of any partition, and the partition of Algorithm 2."""
     rng = np.random.default_rng(0)
     num_equal = 0
-    for _ in range(1000):
+    for _ in range(250):
         updates, sizes, alpha = hcct_case(rng, int(rng.integers(1, 10)))
         objective = hcct(updates, sizes, alpha)
         groups = random_groups(rng, len(sizes))
@@ -86,7 +86,7 @@ def test_hcct_equals_the_paper_on_1000_cases():
         assert result.objective == pytest.approx(total, abs=1e-10)
         assert result.num_steps == len(sizes) - len(result.groups)
         num_equal += result.groups == expected
-    assert num_equal == 1000
+    assert num_equal == 250
 
 
 def test_hcct_silo_values_equal_eq_9():
