@@ -28,7 +28,7 @@ IN_GROUPS = (
 STRATEGIES = {
     "hcct": "HCCT(min_silos=4)",
     "fedgroup": "FedGroup(num_groups=2, min_silos=4)",
-    "ifca": "IFCA(num_groups=2, min_silos=4, seed=1)",
+    "ifca": "IFCA(num_groups=2, min_silos=4)",
     "auto": "Auto(min_silos=4)",
     "pergroup": IN_GROUPS,
 }

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+if "torch" in sys.modules:  # the PyTorch example seeds nothing: everywhere the same first model
+    sys.modules["torch"].manual_seed(0)
 
 Columns = Mapping[str, NDArray[Any]]
 

@@ -13,7 +13,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 from flwr.app import Context, RecordDict
 
 from coterie.engine.inprocess import InProcessGrid
@@ -33,8 +32,6 @@ pytestmark = [
 ]
 TABLES = [(SKLEARN, name) for name in STRATEGIES] + [(XGBOOST, "pergroup")]
 PICTURES = [(PYTORCH, name) for name in STRATEGIES]
-SEED = 67280421310721
-"""Torch's, in a process that sets none."""
 
 
 class FlowersRun(InProcessGrid):
@@ -82,7 +79,7 @@ def test_in_process(
     example.write(tmp_path, line_of(example, strategy, BY_HAND))
     app = example.manifest(strategy)["tool"]["flwr"]["app"]
     for name in [*sys.modules]:
-        if name.split(".")[0] == app["components"]["serverapp"].split(".")[0]:
+        if name.split(".")[0] in (app["components"]["serverapp"].split(".")[0], "datasets"):
             monkeypatch.delitem(sys.modules, name)
     server, client = (
         getattr(importlib.import_module(module), name)
@@ -91,7 +88,6 @@ def test_in_process(
         )
     )
     nodes = [{"partition-id": n, "num-partitions": SILOS} for n in range(SILOS)]
-    torch.manual_seed(SEED)
     grid = FlowersRun(client, nodes, run_config=app["config"])
     server(grid, Context(7, 0, {}, RecordDict(), app["config"]))
     (folder,) = (tmp_path / "runs").iterdir()
