@@ -51,7 +51,7 @@ KINDS: Mapping[str, Kind] = {
     names.TRAIN_PLACING: Kind(**EVERYBODY),
     names.EVALUATE: Kind(**EVERYBODY),
     names.EVALUATE_GROUP: Kind(testing=True),
-    names.EVALUATE_GIVEN: Kind(testing=True),
+    names.EVALUATE_GIVEN: Kind((names.ONLY_EVALUATION, names.CONTRIBUTION), testing=True),
     names.EVALUATE_TRAINING: Kind(("ifca", "flsc", "maxfl", "fedfa", "auto")),
     names.EVALUATE_OWN: Kind(),
     names.EVALUATE_DISCRIMINATOR: Kind(("fedcollab", "auto")),

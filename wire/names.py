@@ -193,6 +193,9 @@ ONLY_EVALUATION: Final = "evaluation"
 """The same of a run that only asks how good given models are."""
 UNTRAINED: Final = {ONLY_STATISTICS: STATISTICS, ONLY_EVALUATION: EVALUATE_GIVEN}
 """Names in place of a strategy's, and the type of message that such a run asks for."""
+CONTRIBUTION: Final = "contribution"
+"""In place of a strategy's name: groups are trained again, without each silo in turn, and the
+models are then evaluated as given ones."""
 GIVEN: Final = "given"
 """With ``EVALUATE_GIVEN``: the names of the models, in order."""
 ROUNDS: Final = "rounds"

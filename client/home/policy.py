@@ -284,6 +284,11 @@ class Policy:
         if self.strategies and named not in (*self.strategies, wire.ONLY_STATISTICS):
             said = named or "one that the run does not name"
             return f"takes part in {', '.join(self.strategies)}; this run's strategy is {said}."
+        if named == wire.CONTRIBUTION and self.min_group_size > 2:
+            return (
+                f"needs groups of at least {self.min_group_size} silos; in a run of {named} every "
+                "silo of its group can compute its updates."
+            )
         epochs = "epochs a round"
         for key, most, what in (
             (wire.LOCAL_EPOCHS, self.max_local_epochs, epochs),
@@ -310,8 +315,8 @@ class Policy:
         only = wire.UNTRAINED.get(str(named))
         if only and kind not in (wire.DESCRIBE, only):
             return f"answers no {kind} message in a run of {named} alone."
-        if kind in wire.UNTRAINED.values() and kind != only:
-            return f"answers a {kind} message only in a run that asks for nothing else."
+        if kind == wire.STATISTICS and not only:
+            return "shares statistics only in a run that asks for nothing else."
         if not strategies or named is None or named in strategies:
             return ""
         return (

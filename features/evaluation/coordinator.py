@@ -166,15 +166,14 @@ def require_answers(judgement: Judgement) -> None:
         )
 
 
-def write_judgement(folder: Path, judgement: Judgement) -> None:
-    """Write a judgement into the run's folder, atomically."""
+def write_judgement(file: Path, judgement: Judgement) -> None:
+    """Write a judgement, atomically."""
     plain = {"format": FORMAT, **_JUDGEMENT.dump_python(judgement, mode="json")}
-    write_atomically(folder / FILE, json.dumps(plain, ensure_ascii=False, indent=1).encode())
+    write_atomically(file, json.dumps(plain, ensure_ascii=False, indent=1).encode())
 
 
-def read_judgement(folder: Path) -> Judgement:
+def read_judgement(file: Path) -> Judgement:
     """Read a written judgement; ``FederationError`` if there is none, or it is damaged."""
-    file = folder / FILE
     try:
         plain = json.loads(file.read_text(encoding="utf-8"))
         return _JUDGEMENT.validate_python({k: v for k, v in plain.items() if k != "format"})

@@ -78,7 +78,9 @@ def evaluate_given(request: Request) -> RecordDict:
     except (wire.WireError, ValueError) as error:
         request.refuse_for(f"cannot evaluate these models: {error}")
     everyone = np.arange(len(session.data.test))
-    parts, left_out = _subgroups(session, measured, lead)
+    parts, left_out = list[Part](), dict[str, str]()
+    if request.config.get(wire.STRATEGY) == wire.ONLY_EVALUATION:
+        parts, left_out = _subgroups(session, measured, lead)
     answer = Answer(
         samples=len(everyone),
         models={n: _permitted(session, _figures(session, m, lead)) for n, m in measured.items()},

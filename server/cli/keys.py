@@ -181,7 +181,7 @@ def keys_from(parent: str, root: Path | None) -> dict[str, Any]:
 
 
 def keys_to_evaluate(models: str, task: str | None, root: Path | None) -> dict[str, Any]:
-    """Return the keys of a run that evaluates a run's models, or those of a file.
+    """Return the keys of a run that evaluates the models of a run or a file.
 
     Raises ``MisuseError`` if the task is neither given nor known from the run.
     """

@@ -228,6 +228,37 @@ def evaluate(
     raise typer.Exit(submit_and_follow(keys, given, Turn(given), detach=False, as_json=as_json))
 
 
+@app.command(epilog="Example:  coterie contribution hcct-1234 --rounds 10")
+def contribution(
+    run: options.RunArgument,
+    rounds: Annotated[
+        int,
+        typer.Option(min=1, max=10_000, help="Rounds for which each group is trained again."),
+    ] = 10,
+    min_silos: options.MinSilosOption = 2,
+    wait: options.WaitOption = 120.0,
+    federation: options.FederationOption = None,
+    superlink: options.SuperLinkOption = None,
+    root_certificates: options.CertificateOption = None,
+    runs_dir: options.RunsOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Measure what each silo brings to its group in a complete run.
+
+    Every group is trained again from the start, as a whole and without each of its silos, and the
+    models are compared on the other silos' test data. A silo of a group of m trains m + 1 models in
+    every round.
+    """
+    from coterie.server.cli.submitting import submit_and_follow
+    from coterie.server.cli.waiting import Turn
+
+    given = options.Given(federation, superlink, root_certificates, runs_dir)
+    keys = keys_to_evaluate(run, None, given.place().runs_dir)
+    keys |= {"strategy": "contribution", "rounds": rounds}
+    keys |= {"min-silos": min_silos, "wait-for-silos": wait}
+    raise typer.Exit(submit_and_follow(keys, given, Turn(given), detach=False, as_json=as_json))
+
+
 @app.command(epilog="Example:  coterie status --superlink 127.0.0.1:9093")
 def status(
     federation: options.FederationOption = None,

@@ -13,6 +13,7 @@ from coterie.features.evaluation.coordinator import read_judgement
 from coterie.features.statistics.survey import FILE as STATISTICS
 from coterie.features.statistics.survey import read_survey
 from coterie.pictures.page import Page, Picture, render, save
+from coterie.server.report.contribution import build_contribution_page, contribution_summary
 from coterie.server.report.dossier import build_dossier
 from coterie.server.report.evaluation import build_evaluation_page, evaluation_summary
 from coterie.server.report.gains import compare, find_comparison
@@ -20,6 +21,7 @@ from coterie.server.report.history import follow_groups
 from coterie.server.report.page import build_page, make_pictures, summary
 from coterie.server.report.statistics import build_statistics_page, statistics_summary
 from coterie.server.report.story import Story
+from coterie.server.runs.contribution import FILE as CONTRIBUTION
 from coterie.server.runs.record import Run, find_run, read_run
 from coterie.server.runs.tracking import TRACKERS, export
 from coterie.strategies.errors import EXIT_CONFIG, FederationError
@@ -83,8 +85,8 @@ def write_report(
     if out is not None and out.exists():
         _check_kind_of(out, kind)
     folder = find_run(name, root)
-    if (made := _untrained(folder)) is not None:
-        return _write_untrained(folder, *made, kind, out)
+    if (made := _of_command(folder)) is not None:
+        return _write_of_command(folder, *made, kind, out)
     if kind in TRACKERS:
         return export(kind, read_run(folder), out)
     run = read_run(folder)
@@ -114,25 +116,28 @@ def _write(target: Path, text: str) -> Path:
     return target
 
 
-def _untrained(folder: Path) -> tuple[Page, str] | None:
-    """Return page and JSON text of a run that trained nothing; None of any other run."""
+def _of_command(folder: Path) -> tuple[Page, str] | None:
+    """Return page and JSON text of a run that a command other than `run` started; else None."""
     if (folder / STATISTICS).exists():
         survey = read_survey(folder)
         return build_statistics_page(survey, folder.name), statistics_summary(survey)
     if (folder / EVALUATION).exists():
-        judgement, lead = read_judgement(folder), read_run(folder, brief=True).lead
+        judgement, lead = read_judgement(folder / EVALUATION), read_run(folder, brief=True).lead
         page = build_evaluation_page(judgement, lead, folder.name)
         return page, evaluation_summary(judgement, lead)
+    if (folder / CONTRIBUTION).exists():
+        judgement, run = read_judgement(folder / CONTRIBUTION), read_run(folder, brief=True)
+        return build_contribution_page(judgement, run), contribution_summary(judgement, run)
     return None
 
 
-def _write_untrained(
+def _write_of_command(
     folder: Path, page: Page, text: str, kind: str, out: Path | None
 ) -> list[Path]:
     if kind in ("png", "svg"):
         return _write_pictures(page.pictures, kind, out or folder / "report")
     if kind not in ("html", "json"):
-        raise _wrong(f"{folder.name} trained nothing, so that {kind} has nothing of it.")
+        raise _wrong(f"{folder.name} trained no models to keep, so that {kind} has nothing of it.")
     return [_write(out or folder / f"report.{kind}", render(page) if kind == "html" else text)]
 
 

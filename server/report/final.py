@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.table import Table
@@ -16,19 +17,23 @@ from coterie.server.runs.letters import letters_of
 from coterie.server.runs.record import Evaluations, Run, SiloFacts, read_whole
 from coterie.system.terminal import say
 
+if TYPE_CHECKING:
+    from coterie.pictures.page import Page
+
 MAX_SILOS_LISTED = 60
 
 
 def print_final(console: Console, folder: Path, *, as_json: bool = False) -> None:
     """Print the result of a recorded run by silo, or by group if there are many silos.
 
-    ``as_json`` is for a run that trained nothing.
+    ``as_json`` is for a run of a command that prints a document.
     """
     run = read_whole(folder)
-    if run.strategy in wire.UNTRAINED:
+    if run.strategy in (*wire.UNTRAINED, wire.CONTRIBUTION):
         shown = {
             wire.ONLY_STATISTICS: _print_statistics,
             wire.ONLY_EVALUATION: _print_evaluation,
+            wire.CONTRIBUTION: _print_contribution,
         }[run.strategy]
         shown(console, folder, as_json=as_json)
         return
@@ -88,24 +93,44 @@ def _print_statistics(console: Console, folder: Path, *, as_json: bool) -> None:
 
 def _print_evaluation(console: Console, folder: Path, *, as_json: bool) -> None:
     """Print every model's figure at every silo, and why one is missing."""
-    from coterie.features.evaluation.coordinator import read_judgement
+    from coterie.features.evaluation.coordinator import FILE, read_judgement
     from coterie.server.report import evaluation
 
-    judgement, lead = read_judgement(folder), read_whole(folder).lead
+    judgement, lead = read_judgement(folder / FILE), read_whole(folder).lead
     if as_json:
         print(evaluation.evaluation_summary(judgement, lead), end="")
         return
     page = evaluation.build_evaluation_page(judgement, lead, folder.name)
-    matrix = next(iter(page.tables.values()))
-    table = Table(*matrix.header)
-    for row in matrix.rows:
-        table.add_row(*map(Text, row))
-    console.print(table)
+    console.print(_first_table(page))
     say(console, f"{lead.title} with its 95% interval; * the model of the silo's own group")
     for silo, why in sorted(judgement.silent.items()):
         say(console, f"{silo} evaluates nothing: {why}", highlight=False)
     say(console, page.lead)
     _write_report(console, folder)
+
+
+def _print_contribution(console: Console, folder: Path, *, as_json: bool) -> None:
+    """Print what each group lost without each silo."""
+    from coterie.features.evaluation.coordinator import read_judgement
+    from coterie.server.report import contribution
+    from coterie.server.runs.contribution import FILE
+
+    judgement, run = read_judgement(folder / FILE), read_whole(folder)
+    if as_json:
+        print(contribution.contribution_summary(judgement, run), end="")
+        return
+    page = contribution.build_contribution_page(judgement, run)
+    console.print(_first_table(page))
+    say(console, f"{page.lead} {page.detail}")
+    _write_report(console, folder)
+
+
+def _first_table(page: Page) -> Table:
+    shown = next(iter(page.tables.values()))
+    table = Table(*shown.header)
+    for row in shown.rows:
+        table.add_row(*map(Text, row))
+    return table
 
 
 def _write_report(console: Console, folder: Path) -> None:

@@ -26,13 +26,15 @@ from coterie.strategies.errors import FederationError, refused
 from coterie.strategies.registry import DEFAULT, STRATEGIES, Row, row_of
 from coterie.strategies.rounds.algorithm import Algorithm
 from coterie.strategies.rounds.churn import Churn
-from coterie.strategies.rounds.options import Key, Options, Positive, Scalar, table_of
+from coterie.strategies.rounds.options import Key, Options, Positive, Scalar, dashed, table_of
 from coterie.system import former_names
 
 GENERATORS = STRATEGIES["fedgenp"]
 """The strategy whose options accompany ``generators``."""
-NO_STRATEGY = {name: Row(name, "Algorithm", "rounds.algorithm") for name in wire.UNTRAINED}
-"""Stand for runs that train nothing; they have no options."""
+COMMANDS = {name: Row(name, "Algorithm", "rounds.algorithm") for name in wire.UNTRAINED}
+COMMANDS[wire.CONTRIBUTION] = Row(wire.CONTRIBUTION, "LeaveOneOut", "plain.leave_one_out")
+"""Rows of the runs that commands start in place of a strategy; those that train nothing have no
+options."""
 
 
 class RunConfig(Options, wire.SiloKeys):
@@ -235,6 +237,17 @@ class RunConfig(Options, wire.SiloKeys):
         if self.strategy == wire.APFL:
             yield f"strategy = {wire.APFL}"
 
+    def of_training(self) -> dict[str, Any]:
+        """Return task, local training and bounds on silos, for a run of several models in a round.
+
+        Keys by which silos hold something of one model from round to round are left out.
+        """
+        one_model = {one.key for one in wire.entries().values() if one.at.keeps}
+        one_model |= {"evaluate-trained", "keep-optimiser", "wire-format"}
+        shared = {dashed(name) for name in wire.SiloKeys.model_fields} - one_model
+        shared |= {*Influence.own_keys(), "task", "round-timeout", *self.task_keys}
+        return {key: value for key, value in self.plain().items() if key in shared}
+
     def plain(self) -> dict[str, Any]:
         """Return all keys of this run and their values as written."""
         algorithm, row = self.algorithm, _row(self.strategy)
@@ -350,8 +363,8 @@ def _belongs(key: str) -> str:
 
 
 def _row(name: Any) -> Row:
-    if name in wire.UNTRAINED:
-        return NO_STRATEGY[name]
+    if name in COMMANDS:
+        return COMMANDS[name]
     row = row_of(str(name))
     if row is None:
         raise refused(

@@ -9,11 +9,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from coterie import wire
 from coterie.features.stopping.coordinator import Stopping
 from coterie.server.paths import place
 from coterie.server.runs.checkpoint import Checkpoints
-from coterie.server.runs.config import GONE, RunConfig, foreign_keys
+from coterie.server.runs.config import COMMANDS, GONE, RunConfig, foreign_keys
 from coterie.server.runs.record import EVENTS, OWN_APP, Run, reading
 from coterie.strategies.errors import FederationError, refused
 from coterie.strategies.rounds.algorithm import Algorithm
@@ -62,7 +61,7 @@ def begin(config: RunConfig, folder: Path, checkpoints: Checkpoints) -> Beginnin
         if standing is None and config.more_rounds:
             raise _no_checkpoint(folder)
         return Beginning(keys, earlier, after, config.more_rounds, standing, returns=True)
-    if config.parent and model_file(config) is None and config.strategy not in wire.UNTRAINED:
+    if config.parent and model_file(config) is None and config.strategy not in COMMANDS:
         return _from_run(config, folder, checkpoints)
     return Beginning(config)
 

@@ -50,7 +50,7 @@ def judged(config: RunConfig, folder: Path) -> Judged:
     file = model_file(config)
     found = _of_file(file, config) if file is not None else _of_run(config, folder.parent)
     require_models(found.judgement.models, config.parent)
-    if (folder / FILE).exists() and read_judgement(folder).models != found.judgement.models:
+    if (folder / FILE).exists() and read_judgement(folder / FILE).models != found.judgement.models:
         raise refused(
             f"the models of {config.parent} have changed since this run began. Start a new one: "
             f"`coterie evaluate {config.parent}`."

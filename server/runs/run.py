@@ -16,6 +16,7 @@ from flwr.app import ArrayRecord, ConfigRecord
 
 from coterie import wire
 from coterie.engine.port import Engine
+from coterie.features.evaluation.coordinator import FILE as EVALUATION
 from coterie.features.evaluation.coordinator import ask_for_evaluations, write_judgement
 from coterie.features.evaluation.coordinator import require_answers as require_evaluations
 from coterie.features.secure.sums import Enrolled
@@ -23,6 +24,7 @@ from coterie.features.statistics.scale import ask_for_scale
 from coterie.features.statistics.survey import ask_for_statistics, require_answers, write_survey
 from coterie.features.watching.answer import decode_watched
 from coterie.server.paths import default_runs_dir, place
+from coterie.server.runs import contribution
 from coterie.server.runs.answers import Announcing
 from coterie.server.runs.checkpoint import Checkpoints
 from coterie.server.runs.config import RunConfig, train_config
@@ -124,6 +126,7 @@ def build_strategy(
         on_round=on_round,
         on_event=on_event,
         keep_every=config.keep_every,
+        evaluate=config.strategy != wire.CONTRIBUTION,  # silos keep none of its models
         evaluate_every=config.evaluate_every,
         patience=config.patience,
         name_members=config.name_members,
@@ -186,6 +189,8 @@ def execute(
     if config.resume:
         earlier_run(config, folder)  # before anything is written where no run can go on
     else:
+        if config.strategy == wire.CONTRIBUTION:
+            config = contribution.with_groups(config, folder.parent)
         make_folder(folder)
     with locked_run(folder):
         checkpoints = Checkpoints(folder / CHECKPOINTS)
@@ -276,7 +281,7 @@ def _ask(
     beginning = Beginning(config, standing=None if given is None else given.standing)
     roster = _roster(config, record, enrolled, beginning, known, more_terms)
     if given is not None:
-        write_judgement(record.folder, given.judgement)
+        write_judgement(record.folder / EVALUATION, given.judgement)
     recording = RecordingRoster(roster, record)
     recording.present(engine, number=1)
     record.ready(recording.silos)
@@ -291,7 +296,7 @@ def _ask(
             deadline_s=deadline_s,
         )
         judgement = replace(judgement, silent={**absent, **judgement.silent})
-        write_judgement(record.folder, judgement)
+        write_judgement(record.folder / EVALUATION, judgement)
         require_evaluations(judgement)
     else:
         found = ask_for_statistics(
@@ -382,7 +387,7 @@ def _execute(
         else list(standing.scale)
     )
     record.ready(recording.silos)
-    return strategy.start(
+    result = strategy.start(
         grid=engine,
         initial_arrays=initial,
         num_rounds=config.rounds,
@@ -390,6 +395,31 @@ def _execute(
         commit=commit,
         resume=resume,
     )
+    if config.strategy == wire.CONTRIBUTION:
+        _evaluate_trained(engine, config, record, recording, checkpoints)
+    return result
+
+
+def _evaluate_trained(
+    engine: Engine,
+    config: RunConfig,
+    record: Recorder,
+    roster: RecordingRoster,
+    checkpoints: Checkpoints,
+) -> None:
+    """Let the silos of every group evaluate what it trained, after the last round."""
+    loaded = checkpoints.load()
+    assert loaded is not None, "the last round is committed"
+    standing: Standing = loaded[1]
+    judgement, models = contribution.judgement_of(config, standing.checkpoint.state)
+    stated = {wire.PROTOCOL_KEY: wire.PROTOCOL, wire.TASK: config.task, **terms(config)}
+    judgement = ask_for_evaluations(
+        *(engine, roster.silos, judgement, models, {**stated, wire.RUN: record.folder.name}),
+        scale=standing.scale,
+        deadline_s=config.round_timeout,
+    )
+    write_judgement(record.folder / contribution.FILE, judgement)
+    require_evaluations(judgement)
 
 
 def _line(report: RoundReport, rounds: int, lead: Lead) -> str:

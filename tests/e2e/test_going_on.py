@@ -87,3 +87,13 @@ def test_a_tester_and_more_rounds_over_tls_wait_for_approval(
     testing = record_of(folder)["final-details"]["testing"]
     assert list(testing) == ["tester"] and testing["tester"]["group"] == ["a", "b"]
     pair.end("tester")
+
+
+def test_what_each_silo_brings_as_a_person_types_it(trio: Trio) -> None:
+    folder, _ = trio.run(strategy="fedavg", rounds=1)
+    done = trio.operator("contribution", folder.name, "--rounds", "1", "--min-silos", "3", "--json")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)["contributions"]
+    assert [(one["silo"], one["why"], len(one["measured-by"])) for one in found] == [
+        (name, "", 2) for name in "abc"
+    ]

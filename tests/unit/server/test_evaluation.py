@@ -28,7 +28,7 @@ from coterie.server.report.evaluation import between, lead_sentence, paired, poo
 from coterie.server.runs.record import read_run
 from coterie.strategies.errors import FederationError
 from tests.commands import coterie
-from tests.kit import CutGrid, Node, PowerCutError, restart_silos, run
+from tests.kit import CutGrid, Node, PowerCutError, ask, digits, reason, restart_silos, run
 from tests.unit.server.test_json import documented, fields_of
 
 TABLE = """
@@ -56,11 +56,12 @@ KEYS: dict[str, Any] = {
 }  # fmt: skip
 
 
-def sites(folder: Path, **more: Node) -> list[Node]:
+def sites(folder: Path, which: Mapping[str, tuple[int, Node]] = SITES, **more: Node) -> list[Node]:
+    """Write the silos' tables, and return their nodes; ``more`` are settings of a silo."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "heart.toml").write_text(TABLE)
     nodes: list[Node] = []
-    for number, (name, (sign, own)) in enumerate(SITES.items()):
+    for number, (name, (sign, own)) in enumerate(which.items()):
         rng, lines = np.random.default_rng(number), ["age,dose,sex,ill"]
         for row in range(240):
             dose = rng.normal()
@@ -84,7 +85,7 @@ def sites(folder: Path, **more: Node) -> list[Node]:
 def judge(folder: Path, who: InProcessGrid | list[Node], name: str = "judged", **keys: Any) -> Path:
     usual = {"strategy": "evaluation", "task": "heart", "parent": "trained", "min-silos": 5}
     run(folder / name, who, **{**usual, "wait-for-silos": 0.5, **keys})
-    return folder / name
+    return folder / name / FILE
 
 
 @pytest.fixture(scope="module")
@@ -104,7 +105,7 @@ def judged(trained: Path) -> Path:
 def test_every_silo_measures_every_groups_model_and_nothing_is_trained(judged: Path) -> None:
     found = read_judgement(judged)
     a, b = found.models
-    errors = read_run(judged.parent / "trained").final_errors
+    errors = read_run(judged.parents[1] / "trained").final_errors
     assert {"a1", "b1"} <= errors.keys()
     assert (a.name, a.group, b.group) == ("A", ("a1", "a2"), ("b1", "b2", "shut"))
     for silo, own, other in (("a1", "A", "B"), ("b1", "B", "A"), ("lab", "A", "B")):
@@ -119,12 +120,15 @@ def test_every_silo_measures_every_groups_model_and_nothing_is_trained(judged: P
             answer.models["B"]["error"].value - answer.models["A"]["error"].value
         )
         assert one.p is not None and one.p < 1e-4
-    assert read_run(judged).status == "completed" and read_run(judged).planned_rounds == 0
-    entries = [one for one in read(judged.parent / "sites" / "a1") if one["run"] == "judged"]
+    assert (
+        read_run(judged.parent).status == "completed"
+        and read_run(judged.parent).planned_rounds == 0
+    )
+    entries = [one for one in read(judged.parents[1] / "sites" / "a1") if one["run"] == "judged"]
     assert [one["type"] for one in entries] == [wire.EVALUATE_GIVEN]
     assert not entries[0]["tensors"]
     assert "error" in entries[0]["values"]["config"]["evaluation"]
-    assert not (judged.parent / "sites" / "a1" / "models" / "judged.safetensors").exists()
+    assert not (judged.parents[1] / "sites" / "a1" / "models" / "judged.safetensors").exists()
 
 
 def test_what_a_silo_keeps_back_or_refuses_is_named_in_every_cell(judged: Path) -> None:
@@ -137,11 +141,11 @@ def test_what_a_silo_keeps_back_or_refuses_is_named_in_every_cell(judged: Path) 
     assert {"sensitivity", "f1"} <= {*found.answers["b1"].kept_back}, "they reveal frequencies"
     (why,) = found.silent.values()
     assert "silo 'shut' takes part in fedgroup" in why
-    (page,) = write_report(str(judged))
+    (page,) = write_report(str(judged.parent))
     text = page.read_text(encoding="utf-8")
     assert "kept back by the silo" in text and "takes part in fedgroup" in text
     assert "nothing was trained" in text and "Calibration" in text and "Subgroups" in text
-    (summary,) = write_report(str(judged), kind="json")
+    (summary,) = write_report(str(judged.parent), kind="json")
     plain = json.loads(summary.read_text())
     assert fields_of(plain) == documented("evaluate RUN --json")
     assert len(plain["cells"]) == 12
@@ -180,7 +184,7 @@ def test_the_tests_are_adjusted_for_their_number(judged: Path) -> None:
 def test_the_same_question_has_the_same_answer_also_after_a_crash(
     judged: Path, tmp_path: Path
 ) -> None:
-    folder = judged.parent
+    folder = judged.parents[1]
     restart_silos()
     with pytest.raises(PowerCutError):
         nodes = sites(folder / "sites")
@@ -188,7 +192,7 @@ def test_the_same_question_has_the_same_answer_also_after_a_crash(
     restart_silos()
     run(folder / "cut", sites(folder / "sites"), run_id=2, strategy="evaluation", resume="cut",
         runs_dir=str(folder))  # fmt: skip
-    assert (folder / "cut" / FILE).read_bytes() == (judged / FILE).read_bytes()
+    assert (folder / "cut" / FILE).read_bytes() == judged.read_bytes()
 
 
 def test_a_file_is_sent_to_all_and_a_foreign_one_refused_by_name(trained: Path) -> None:
@@ -198,6 +202,20 @@ def test_a_file_is_sent_to_all_and_a_foreign_one_refused_by_name(trained: Path) 
     assert set(found.answers) == {"a1", "a2", "b1", "b2", "lab"}
     with pytest.raises(FederationError, match=r"is a run of task heart .*, not of digits"):
         judge(trained, sites(trained / "sites"), "other", task="digits")
+
+
+@pytest.mark.parametrize(
+    ("kind", "strategy", "why"),
+    [
+        (wire.EVALUATE_GIVEN, "hcct", "only in runs with strategy evaluation, contribution"),
+        (wire.TRAIN, wire.ONLY_EVALUATION, "in a run of evaluation alone"),
+        (wire.STATISTICS, wire.ONLY_EVALUATION, "in a run of evaluation alone"),
+    ],
+)
+def test_such_a_run_gets_nothing_else_and_no_other_run_gets_it(
+    kind: str, strategy: str, why: str
+) -> None:
+    assert why in reason(ask(kind, digits("a")[0], strategy=strategy))
 
 
 def test_a_silos_own_model_goes_to_nobody_else(trained: Path) -> None:

@@ -49,7 +49,7 @@ def fields_of(document: Any, path: str = "") -> set[str]:
     return {path}
 
 
-BY_NAME = ("about", "terms", "unlabelled", "silos", "values", "figures", "left-out")
+BY_NAME = ("about", "terms", "unlabelled", "silos", "values", "figures", "left-out", "silent")
 
 
 def printed(*line: str) -> Any:

@@ -139,7 +139,7 @@ def test_the_page_warns_of_what_is_probably_wrong(asked: Path) -> None:
     assert len(write_report(str(asked), kind="svg")) == 5
     (summary,) = write_report(str(asked), kind="json")
     assert set(json.loads(summary.read_text())["silos"]) == set(SITES)
-    with pytest.raises(FederationError, match="trained nothing"):
+    with pytest.raises(FederationError, match="trained no models to keep"):
         write_report(str(asked), kind="tensorboard")
 
 

@@ -1,0 +1,100 @@
+"""Groups trained again, each as a whole and without each of its silos, to see what a silo brings.
+
+Every group of two or more silos is trained by FedAvg from w⁰ for the run's rounds: with all its
+silos, with all of them a second time (other random draws, so that chance in training shows), and
+without each silo in turn. The models are compared afterwards on the remaining silos' test data
+(``coterie.server.runs.contribution``). This is the leave-one-out value of a silo for its group
+(see Ghorbani, Zou: "Data Shapley", ICML 2019, section 2), by retraining within a budget of rounds.
+
+A silo of a group of m trains m + 1 models in a round. Every silo of a group can compute the updates
+of the others from the models that it receives, so silos that accept no group of two refuse.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+
+from pydantic import Field
+
+from coterie import wire
+from coterie.strategies.rounds.algorithm import Algorithm, Order, Round, Updates, orders_from
+from coterie.strategies.rounds.handles import Model
+from coterie.strategies.rounds.members import Members, present_groups
+from coterie.strategies.rounds.minimum_sizes import average, average_groups
+from coterie.strategies.rounds.reports import Group
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A further training of a group, by some of its silos.
+
+    ``left_out`` is the missing silo; empty: none, the group trains a second time.
+    """
+
+    purpose: str
+    silos: Group
+    left_out: str = ""
+
+
+@dataclass(frozen=True)
+class State:
+    """The members, whose models are those of whole groups, and variants' models by purpose."""
+
+    members: Members
+    variants: Mapping[str, Model] = field(default_factory=dict)
+
+
+class LeaveOneOut(Algorithm[State]):
+    """FedAvg in given groups, and the same without each silo."""
+
+    remembers = State
+    models_in = ("variants",)
+
+    given_groups: str = Field(
+        "", description="Groups: silos with commas between them, groups with semicolons."
+    )
+
+    @property
+    def given(self) -> tuple[Group, ...]:
+        """The groups of several silos."""
+        groups = (text.split(",") for text in self.given_groups.split(";"))
+        return tuple(tuple(sorted(group)) for group in groups if len(group) > 1)
+
+    def variants(self) -> Iterator[Variant]:
+        """Yield every further training."""
+        number = 0
+        for place, group in enumerate(self.given):
+            yield Variant(f"again-{place}", group)
+            for name in group:
+                yield Variant(f"without-{number}", tuple(n for n in group if n != name), name)
+                number += 1
+
+    def orders(self, state: State, now: Round) -> tuple[State, list[Order]]:
+        """Let every silo train its group's model, and each variant that it is in."""
+        known = {name for group in self.given for name in group}
+        here = [silo for silo in now.silos if silo.name in known]
+        groups = present_groups(self.given, [silo.name for silo in here])
+        state = replace(state, members=state.members.grouped(groups))
+        orders = orders_from(state.members.models, here)
+        for one in self.variants():
+            training = [silo for silo in here if silo.name in one.silos]
+            model = state.variants.get(one.purpose, state.members.initial)
+            config = {wire.GROUP_SIZE: len(training)}
+            orders += [Order(s, model, purpose=one.purpose, config=config) for s in training]
+        return state, orders
+
+    def absorb(self, state: State, updates: Updates, now: Round) -> State:
+        """Average every group, and every variant; one that nobody trained keeps its model."""
+        members = average_groups(state.members, [u for u in updates if not u.purpose])
+        found = dict(state.variants)
+        for one in self.variants():
+            mean = average([u for u in updates if u.purpose == one.purpose])
+            if mean is not None:
+                found[one.purpose] = mean
+        return State(members, found)
+
+
+def as_text(groups: Iterator[Group] | tuple[Group, ...]) -> str:
+    """Return groups as ``given_groups`` has them."""
+    return ";".join(",".join(group) for group in groups)
