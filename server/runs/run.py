@@ -227,8 +227,9 @@ def execute(
                     *(engine, config, record, tracking, checkpoints, beginning),
                     *(enrolled, vouching, known, more_terms),
                 )
-            errors = None if alone is None else alone.final_errors
-            record.finish(result.held, global_model=result.global_model, alone=errors)
+                errors = None if alone is None else alone.final_errors
+                record.finish(result.held, global_model=result.global_model, alone=errors)
+                tracking.register(record.run)
         except OSError as error:
             failure = FederationError(
                 f"the record in {folder} cannot be written: {why_unwritten(error)}. Committed "

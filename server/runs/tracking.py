@@ -1,4 +1,4 @@
-"""A run's figures in TensorBoard, MLflow and Weights & Biases.
+"""A run's figures in TensorBoard, MLflow and Weights & Biases, its models in MLflow's registry.
 
 All are optional: ``pip install 'coterie[tensorboard]'`` (tensorboardX, which needs no TensorFlow),
 ``pip install mlflow``, ``pip install wandb``. The key ``tracking`` writes figures during a run;
@@ -11,16 +11,20 @@ import importlib
 import json
 import logging
 import math
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
-from coterie.server.runs.record import Round, Run
+from coterie.server.runs.record import MODELS, Round, Run
 from coterie.strategies.errors import refused
 from coterie.strategies.rounds.reports import RoundReport
 
 log = logging.getLogger("coterie.run")
+
+MOST_TAG = 5000
+"""Most characters of a tag in MLflow's registry."""
 
 
 class Tracker(Protocol):
@@ -34,6 +38,10 @@ class Tracker(Protocol):
 
     def log(self, figures: Mapping[str, float], step: int) -> None:
         """Write the figures of a round."""
+
+    def register(self, run: Run) -> None:
+        """Register the models of a completed run; most destinations have no registry."""
+        return
 
     def close(self, status: str) -> None:
         """Close it after the run."""
@@ -83,14 +91,21 @@ class Tracking:
         for one in rounds[-2:]:
             figures = scalars(one)
             if one.round == report.evaluated_round and report.evaluation:
-                self._each(_part(figures, errors=True), one.round)
+                self._log(_part(figures, errors=True), one.round)
             if one.round == report.round and not report.final:
-                self._each(_part(figures, errors=False), one.round)
+                self._log(_part(figures, errors=False), one.round)
 
-    def _each(self, figures: Mapping[str, float], step: int) -> None:
+    def _log(self, figures: Mapping[str, float], step: int) -> None:
+        self._each(lambda tracker: tracker.log(figures, step))
+
+    def register(self, run: Run) -> None:
+        """Register the models of the run, which has completed."""
+        self._each(lambda tracker: tracker.register(run))
+
+    def _each(self, work: Callable[[Tracker], None]) -> None:
         for tracker in list(self._open):
             try:
-                tracker.log(figures, step)
+                work(tracker)
             except Exception as error:  # of any tracker's own kinds
                 log.warning("%s has stopped: %s", type(tracker).__name__.strip("_"), error)
                 self._open.remove(tracker)
@@ -139,6 +154,8 @@ def export(kind: str, run: Run, out: Path | None) -> list[Path]:
     (tracker,) = open_trackers(kind, folder=folder, config=run.config, run_name=run.name)
     for one in run.rounds_to_end():
         tracker.log(scalars(one), one.round)
+    if run.status == "completed":
+        tracker.register(run)
     tracker.close(run.status)
     return [folder] if kind == "tensorboard" else []
 
@@ -193,6 +210,34 @@ class _MLflow(Tracker):
     def log(self, figures: Mapping[str, float], step: int) -> None:
         for name, value in figures.items():
             self._client.log_metric(self._id, name, value, step=step)
+
+    def register(self, run: Run) -> None:
+        """Register each model of the last round once, as a version of ``coterie-TASK``."""
+        task = str(run.config.get("task", ""))
+        name = re.sub(r"[^A-Za-z0-9._-]+", "-", f"coterie-{task}")
+        if not self._client.search_registered_models(filter_string=f"name = '{name}'"):
+            self._client.create_registered_model(name)
+        members: dict[str, list[str]] = {}
+        for silo, digest in sorted(run.model_hashes.items()):
+            members.setdefault(digest, []).append(silo)
+        for digest, silos in members.items():
+            file = run.folder / MODELS / f"{silos[0]}.safetensors"
+            folder = f"{MODELS}/{file.stem}"  # the source of a version is a folder
+            self._client.log_artifact(self._id, str(file), folder)
+            self._client.create_model_version(
+                name,
+                source=f"runs:/{self._id}/{folder}",
+                run_id=self._id,
+                tags={
+                    "run": run.name,
+                    "strategy": run.strategy,
+                    "silos": ", ".join(silos)[:MOST_TAG],
+                    "sha256": digest,
+                    "error": json.dumps(
+                        {silo: run.final_errors[silo] for silo in silos if silo in run.final_errors}
+                    )[:MOST_TAG],
+                },
+            )
 
     def close(self, status: str) -> None:
         ended = {"completed": "FINISHED", "failed": "FAILED"}.get(status, "KILLED")

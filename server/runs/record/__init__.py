@@ -32,5 +32,5 @@ from coterie.server.runs.record.reading import (
     read_unfinished,
     read_whole,
 )
-from coterie.server.runs.record.recorder import Recorder
+from coterie.server.runs.record.recorder import MODELS, Recorder
 from coterie.server.runs.record.values import Groups

@@ -40,7 +40,7 @@ from coterie.system import logs
 from coterie.system.files import replacing, write_atomically
 from coterie.wire import Model, model_hash
 
-GLOBAL = "global.safetensors"
+GLOBAL, MODELS = "global.safetensors", "models"
 LARGE_BYTES, WRITING_SHARE = 4_000_000, 0.05
 """Size beyond which ``run.json`` is not rewritten after every round, and the largest share of the
 time spent rewriting it. What it lacks is in ``events.jsonl``."""
@@ -73,7 +73,7 @@ class Recorder:
         added: int = 0,
     ) -> None:
         self.folder = folder
-        (folder / "models").mkdir(parents=True, exist_ok=True)
+        (folder / MODELS).mkdir(parents=True, exist_ok=True)
         self._began = time.time()
         _drop_torn_line(folder / EVENTS)
         self._events = (folder / EVENTS).open("a", encoding="utf-8")
@@ -152,7 +152,7 @@ class Recorder:
         """
         hashes = {}
         for name, model in sorted(models.items()):
-            _write_model(self.folder / "models" / f"{name}.safetensors", model)
+            _write_model(self.folder / MODELS / f"{name}.safetensors", model)
             hashes[name] = model_hash(model)
         if global_model is not None:
             _write_model(self.folder / GLOBAL, global_model)

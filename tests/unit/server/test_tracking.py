@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import struct
 import sys
 import types
@@ -146,15 +147,73 @@ def test_a_run_that_fails_is_failed_there_too(
     assert wandb.summary == {"status": "failed"} and wandb.exit_code == 1
 
 
-def test_mlflow_gets_the_figures_where_it_is_installed(
+def with_models(folder: Path) -> Path:
+    """Give a written run final models: silos 0 and 2 have one, silo 1 has another."""
+    record = json.loads((folder / "run.json").read_text())
+    record["model-hashes"] = {f"site-00{i}": "aba"[i] * 64 for i in range(3)}
+    (folder / "run.json").write_text(json.dumps(record))
+    (folder / "models").mkdir()
+    for i in range(3):
+        (folder / "models" / f"site-00{i}.safetensors").write_bytes(b"aba"[i : i + 1])
+    return folder
+
+
+class FakeMLflow(types.ModuleType):
+    """MLflow's client, as far as models are registered."""
+
+    def __init__(self) -> None:
+        super().__init__("mlflow")
+        self.MlflowClient = lambda: self
+        self.info, self.run_id, self.experiment_id = self, "r1", "0"
+        self.done: list[tuple[Any, ...]] = []
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+
+        def call(*words: Any, **named: Any) -> Any:
+            self.done.append((name, *words, named))
+            return [] if name.startswith("search") else self
+
+        return call
+
+
+def test_each_model_is_registered_once_with_its_silos(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mlflow = FakeMLflow()
+    monkeypatch.setitem(sys.modules, "mlflow", mlflow)
+    run = read_run(with_models(write_run(tmp_path / "run", num_silos=3, num_rounds=2)))
+    export("mlflow", run, None)
+    made = [one for one in mlflow.done if one[0] == "create_model_version"]
+    assert [(one[1], one[2]["source"]) for one in made] == [
+        ("coterie-digits", "runs:/r1/models/site-000"),
+        ("coterie-digits", "runs:/r1/models/site-001"),
+    ]
+    assert made[0][2]["tags"]["silos"] == "site-000, site-002"
+    assert made[0][2]["tags"]["sha256"] == "a" * 64
+    mlflow.done.clear()
+    export("mlflow", replace(run, status="stopped"), None)
+    assert "create_model_version" not in [one[0] for one in mlflow.done]
+
+
+def test_mlflow_gets_figures_and_models_where_it_is_installed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mlflow = pytest.importorskip("mlflow", reason="mlflow is not installed")
     monkeypatch.chdir(tmp_path)
     mlflow.set_tracking_uri(f"sqlite:///{tmp_path}/mlflow.db")
-    export("mlflow", read_run(write_run(tmp_path / "run", num_silos=3, num_rounds=2)), None)
+    run = read_run(with_models(write_run(tmp_path / "run", num_silos=3, num_rounds=2)))
+    for _ in range(2):  # the second makes further versions
+        export("mlflow", run, None)
     client = mlflow.MlflowClient()
     experiment = client.get_experiment_by_name("coterie").experiment_id
-    (kept,) = client.search_runs([experiment])
+    kept, _ = client.search_runs([experiment])
     assert kept.data.metrics["groups/alone"] >= 0 and kept.data.params["strategy"] == "hcct"
     assert kept.info.status == "FINISHED"
+    versions = client.search_model_versions("name = 'coterie-digits'")
+    assert {int(one.version): one.tags["silos"] for one in versions} == {
+        1: "site-000, site-002", 2: "site-001", 3: "site-000, site-002", 4: "site-001",
+    }  # fmt: skip
+    own = mlflow.artifacts.download_artifacts("models:/coterie-digits/2", dst_path=str(tmp_path))
+    assert (Path(own) / "site-001.safetensors").read_bytes() == b"b"
