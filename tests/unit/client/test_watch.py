@@ -199,7 +199,7 @@ def test_the_index_is_siddiqis_and_cells_count_every_sample_once() -> None:
     [
         ("error", (0.10, 0.05, 0.15, 100), (0.30, 0.24, 0.36, 200), True),
         ("error", (0.10, 0.05, 0.15, 100), (0.14, 0.09, 0.19, 200), False),
-        ("error", (0.0, 0.0, 0.0, 30), (0.05, 0.0, 0.12, 40), False),  # a bootstrap of no errors
+        ("error", (0.0, 0.0, 0.0, 30), (0.05, 0.01, 0.12, 40), False),  # a bootstrap of no errors
         ("auroc", (0.90, 0.87, 0.93, 100), (0.75, 0.68, 0.82, 200), True),
         ("auroc", (0.75, 0.68, 0.82, 100), (0.90, 0.87, 0.93, 200), False),
         ("auroc", (0.90, np.nan, np.nan, 100), (0.75, 0.68, 0.82, 200), None),
@@ -280,6 +280,9 @@ def test_the_coordinator_learns_of_the_model_only_where_the_policy_allows_it(
     own = {**create(site / "a", "a").settings().to_node_config(), "home": str(site / "a")}
     silos = [{**own, "statistics": "model"}]
     silos.append({**own, "statistics": "inputs", "name": "b", "home": str(tmp_path / "b")})
+    look = last_look(site / "a")
+    assert look is not None
+    watching.keep(tmp_path / "b", look)
     restart_silos()
     run(tmp_path / "run", silos, strategy="statistics", task="study", wait_for_silos=0.5)
     survey = read_survey(tmp_path / "run")
