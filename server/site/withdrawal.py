@@ -19,9 +19,11 @@ from pathlib import Path
 from safetensors import SafetensorError, safe_open
 
 from coterie.engine.fast.superlink.leftovers import BusyError, forget_ended_runs
+from coterie.features.evaluation.coordinator import FILE as EVALUATION
 from coterie.features.statistics.survey import FILE as STATISTICS
 from coterie.server.machine.link import control
 from coterie.server.runs.checkpoint import others_of
+from coterie.server.runs.contribution import FILE as CONTRIBUTION
 from coterie.server.runs.going_on import CHECKPOINTS
 from coterie.server.runs.record import EVENTS, Round, Run, read_run
 from coterie.server.runs.record.format import event_of
@@ -44,6 +46,8 @@ from coterie.wire import counted, is_silo_name
 
 FOLDER, LOCK = "withdrawals", "lock"
 REPORT = "report.html"
+ANSWERS = (STATISTICS, EVALUATION, CONTRIBUTION)
+"""Files of what silos answered in a run, which no checkpoint holds."""
 LOCK_DEADLINE_S = 60.0
 STOP_DEADLINE_S = 60.0
 """Time for stopped runs to end."""
@@ -272,12 +276,13 @@ def _was_here(folder: Path, name: str) -> bool:
 
 
 def _files(folder: Path, name: str) -> Iterator[Path]:
-    """Yield a run's files with a silo's model, update or statistics, alone or with others'."""
+    """Yield a run's files with a silo's model, update or answers, alone or with others'."""
     own = folder / "models" / f"{name}.safetensors"
     if own.exists():
         yield own
-    if (folder / STATISTICS).exists() and _was_here(folder, name):
-        yield from (file for file in (folder / STATISTICS, folder / REPORT) if file.exists())
+    answers = [folder / one for one in ANSWERS if (folder / one).exists()]
+    if answers and _was_here(folder, name):
+        yield from (file for file in (*answers, folder / REPORT) if file.exists())
     first = min((one.round for one in _rounds(folder) if _was_in(name)(one)), default=None)
     found = sorted((folder / CHECKPOINTS).glob("*"))
     staying: list[Path] = []

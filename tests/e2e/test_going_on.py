@@ -9,6 +9,7 @@ from tests.e2e.gated import ONE_BATCH, TASK
 from tests.e2e.organisations import NAMES, SETTINGS, Organisations
 from tests.e2e.runs import (
     HCCT,
+    KEYS,
     finished,
     happened,
     hashes_of,
@@ -90,7 +91,7 @@ def test_a_tester_and_more_rounds_over_tls_wait_for_approval(
 
 
 def test_what_each_silo_brings_as_a_person_types_it(trio: Trio) -> None:
-    folder, _ = trio.run(strategy="fedavg", rounds=1)
+    folder, _ = trio.run(**{**KEYS, "strategy": "fedavg", "rounds": 1})
     done = trio.operator("contribution", folder.name, "--rounds", "1", "--min-silos", "3", "--json")
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)["contributions"]

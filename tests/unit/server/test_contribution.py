@@ -10,6 +10,7 @@ import pytest
 
 from coterie import wire
 from coterie.client.app import app
+from coterie.client.ledger import read
 from coterie.engine.inprocess import InProcessGrid
 from coterie.features.evaluation.answers import Answer, Difference
 from coterie.features.evaluation.coordinator import Given, Judgement, read_judgement
@@ -79,6 +80,15 @@ def test_a_duplicate_brings_nothing_beyond_chance(asked: Path) -> None:
     names = [one.name for one in judged.models]
     assert names[:3] == ["A", "B", "A again"] and "A without c" in names and len(names) == 9
     assert all(one.samples == 48 for one in judged.answers.values())
+
+
+def test_the_silo_that_is_left_out_neither_trains_nor_sees_the_others_model(asked: Path) -> None:
+    judged = read_judgement(asked / FILE)
+    (one,) = [one for one in judged.models if one.name == "A without c"]
+    assert one.group == ("a", "b") and one.name not in judged.answers["c"].models
+    ledger = [e for e in read(asked.parent / "homes" / "c") if e["run"] == "brought"]
+    trained = [entry["purpose"] for entry in ledger if entry["type"] == wire.TRAIN]
+    assert sorted(trained) == sorted(["", "again-0", "without-0", "without-1"] * 3)
 
 
 def test_silos_keep_none_of_its_models_and_the_record_names_its_groups(asked: Path) -> None:
@@ -170,7 +180,5 @@ def test_on_the_demo_a_duplicate_brings_nothing_beyond_chance(tmp_path: Path) ->
     own = {"min_silos": len(nodes), "rounds": 20, "local_epochs": 5, "lr": 0.1}
     run(tmp_path / "trained", nodes, strategy="hcct", **own)
     found = by_silo(ask(tmp_path, nodes, "brought", min_silos=len(nodes), rounds=20))
-    for name, one in found.items():
-        print(name, one)
     for twin in ("twin", str(nodes[0]["name"])):
         assert found[twin].low <= 0 <= found[twin].high
