@@ -18,6 +18,7 @@ from coterie.client.work import discriminate, evaluate, meta_sgd, personal, trai
 from coterie.client.work.request import Request, answering
 from coterie.client.work.weights import read_weights
 from coterie.features.compression.silo import Compression
+from coterie.features.consensus.silo import Consensus
 from coterie.features.evaluation.silo import evaluate_given
 from coterie.features.personal.silo import Personal, evaluate_own, train_model_apfl
 from coterie.features.privacy.silo import DifferentialPrivacy
@@ -43,7 +44,7 @@ def initialise(request: Request) -> RecordDict:
 
 STAGES = (
     *(Testing(), Validation(), DifferentialPrivacy(), statistics.Scaled()),
-    *(secure.Secure(), Personal(), Compression(), Watching()),
+    *(secure.Secure(), Personal(), Consensus(), Compression(), Watching()),
 )
 """The stages, in the order in which they are called."""
 

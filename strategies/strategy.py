@@ -26,6 +26,7 @@ from coterie import wire
 from coterie.engine.plain import engine_of, run_of
 from coterie.engine.port import Engine
 from coterie.features.compression.coordinator import Compression
+from coterie.features.consensus.coordinator import Consensus
 from coterie.features.personal.coordinator import Pooling
 from coterie.features.rejections.coordinator import Rejections
 from coterie.features.robust.coordinator import Robust
@@ -309,12 +310,19 @@ class GroupStrategy(Strategy):
             *self._optimisation(),
             SmallestGroups(),
             Compression(),
+            *self._consensus(),
             Stopping(self.patience, self.evaluate_every),
             Pooling(config),
             *(() if self.secure else (Rejections(),)),  # a sum needs equal entries
             Unlabelled(),
             Testing(),
         )
+
+    def _consensus(self) -> tuple[Stage, ...]:
+        """Return the stage where a group's model is the mean of what its silos send."""
+        means = self.algorithm.averages and not self.algorithm.crosses and not self.secure
+        plain = self.influence.aggregate == "mean" and self.server_optimiser.name == "none"
+        return (Consensus(),) if means and plain else ()
 
     def _optimisation(self) -> tuple[Stage, ...]:
         chosen = self.server_optimiser

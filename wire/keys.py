@@ -114,12 +114,13 @@ class SiloKeys(BaseModel):
         "sent to silos in 16 bits. Secure runs allow only `float32`.",
     )
     optimiser: Annotated[
-        str, AtSilo("sgd", evaluates="own", loop=True, without=LOOP, idle="sgd")
+        str, AtSilo("auto", evaluates="own", loop=True, without=LOOP, idle="auto")
     ] = Field(
-        "sgd",
+        "auto",
         min_length=1,
         description="Optimiser of local training: `sgd`, `adamw`, or the name of another one in "
-        "`torch.optim`.",
+        "`torch.optim`. `auto` is `sgd`, except for a linear model on a table: silos then minimise "
+        "exactly, without a learning rate, and averages reach the minimum over all rows.",
     )
     keep_optimiser: Annotated[bool, AtSilo(False, loop=True, without=LOOP, idle=False)] = Field(
         False,
@@ -240,6 +241,7 @@ ASKED: Mapping[str, AtSilo] = {
     names.ADAPT_LR: _asked(0.0, evaluates="always"),
     names.ADAPT_MU: _asked(0.0, evaluates="always"),
     names.HOLDOUT: _asked(0.0),
+    names.CONSENSUS: _asked(0.0),
     names.SAMPLES: _asked(500),
     names.MOST_BYTES: _asked(0),
     names.GROUP_SIZE: _asked(1),

@@ -142,6 +142,9 @@ EVALUATE_RECEIVED: Final = "evaluate-received"
 """Request that the reply to a train message also has the error of the received model."""
 HOLDOUT: Final = "holdout"
 """Share of the training data held out of this training, to evaluate the received model on."""
+CONSENSUS: Final = "consensus"
+"""Request that averaged linear models reach the minimum over all rows (``features.consensus``): a
+factor on the length of the silos' steps; 0: no request."""
 EVALUATE_TRAINED: Final = "evaluate-trained"
 """The model as this silo trained it is useful by itself: the silo evaluates and saves it."""
 GENERATED_WEIGHT: Final = "generated-weight"
@@ -285,6 +288,8 @@ UPDATE_NORM: Final = "update-norm"
 """Euclidean norm of the update in a smaller format; in a secure run with noise, never too short."""
 UPDATE_LOST: Final = "update-lost"
 """Rounding loss of an update in a smaller format, as a share of its norm."""
+CONSENSUS_BALANCE: Final = "consensus-balance"
+"""Dual residual over primal residual of a silo's training by consensus."""
 TRIVIAL: Final = "trivial"
 """The primary metric's shortfall for the best constant answer."""
 MIN_GROUP_SIZE: Final = "min-group-size"
@@ -304,6 +309,7 @@ OWN_METRICS: Final = frozenset(
         *(HOLDOUT_ERROR, HOLDOUT_LOSS, HOLDOUT_EXAMPLES, RECEIVED_LOSS, RECEIVED_ERROR),
         *(RECEIVED_EXAMPLES, RECEIVED_VALIDATION_ERROR, TRAINED_LOSS, TRAINED_ERROR),
         *(MIN_GROUP_SIZE, UPDATE_NORM, UPDATE_NOISE, UPDATE_LOST),
+        CONSENSUS_BALANCE,
     }
 )
 """The metrics above; any other key of a reply is a metric of the silo's app."""

@@ -53,10 +53,11 @@ LEAST_CELL = 3
 ALWAYS = (
     *(wire.NUM_EXAMPLES, wire.RECEIVED_EXAMPLES, wire.HOLDOUT_EXAMPLES, wire.HELD_OUT),
     *(wire.DISCRIMINATOR_BYTES, wire.UPDATE_NORM, wire.UPDATE_NOISE, wire.UPDATE_LOST),
+    wire.CONSENSUS_BALANCE,
 )
 """Metrics without which a silo cannot take part: counts of samples and of a discriminator's bytes,
 the norm of an update that stays at the silo, and the noise in an update. The norm of an update that
-is sent, and its rounding loss, reveal nothing that the update itself does not."""
+is sent, its rounding loss and the residuals of consensus reveal nothing that updates do not."""
 
 
 @dataclass(frozen=True)

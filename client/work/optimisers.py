@@ -20,6 +20,11 @@ if TYPE_CHECKING:
 Slots = dict[str, torch.Tensor]
 """An optimiser's state: ``<parameter>/<entry>`` → tensor."""
 
+AUTO = "auto"
+"""An exact step for a linear model on a table (``linear``); otherwise SGD."""
+PLAIN = (AUTO, "sgd")
+"""Optimisers that take gradient steps as SGD, if they take any."""
+
 DROPS = ((0.5, 0.1), (0.75, 0.1))
 """``step``: (share of the run, further factor on the learning rate from then on)."""
 
@@ -183,12 +188,13 @@ def optimiser_of(
     own = task.optimiser(model, plan.lr)
     if own is not None:
         return _FromTorch(plan, own, named, slots)
-    if plan.optimiser == "sgd" and plan.precision != "float16":
+    if plan.optimiser in PLAIN and plan.precision != "float16":
         return _PlainSGD(plan, named, slots)
     how: dict[str, Any] = {"lr": plan.lr, "weight_decay": plan.weight_decay}
-    if plan.optimiser in ("sgd", "rmsprop"):
+    name = "sgd" if plan.optimiser == AUTO else plan.optimiser
+    if name in ("sgd", "rmsprop"):
         how["momentum"] = plan.momentum
-    return _FromTorch(plan, class_of(plan.optimiser)(list(named.values()), **how), named, slots)
+    return _FromTorch(plan, class_of(name)(list(named.values()), **how), named, slots)
 
 
 def class_of(name: str) -> type[torch.optim.Optimizer]:

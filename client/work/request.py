@@ -18,7 +18,7 @@ from coterie.client.work import personal
 from coterie.client.work.data import Data
 from coterie.client.work.hold_out import leave_out_validation
 from coterie.client.work.measure import leading
-from coterie.client.work.optimisers import Schedule, class_of
+from coterie.client.work.optimisers import AUTO, PLAIN, Schedule, class_of
 from coterie.client.work.session import Session, of_run, session_of
 from coterie.client.work.sgd import (
     TooFewError,
@@ -300,12 +300,14 @@ class Request:
     def way(self) -> TrainPlan:
         """Return the settings that all trainings of this round share."""
         asked = {name: self.value(name.replace("_", "-")) for name in COMMON}
+        if self.value(wire.PLAIN_STEPS) and asked["optimiser"] == AUTO:
+            asked["optimiser"] = "sgd"
         plan = TrainPlan(epochs=1, lr=0.01, schedule=self._schedule(), **asked)
         if plan.batch_size == 1 and has_batch_norm(self.session.model):
             raise RefusedError("a model with BatchNorm cannot be trained with batch-size 1.")
         try:
             require_balance(self.session.task, plan.balance)
-            if plan.optimiser != "sgd":
+            if plan.optimiser not in PLAIN:
                 class_of(plan.optimiser)
         except TaskError as error:
             raise RefusedError(str(error)) from None

@@ -22,6 +22,7 @@ import torch
 from torch import nn
 
 from coterie.client.work.data import Batch, Part
+from coterie.client.work.linear import linear_layer, train_linear
 from coterie.client.work.optimisers import Schedule, Slots, optimiser_of
 from coterie.client.work.penalty import Penalty
 from coterie.client.work.weights import frozen_parts, set_training
@@ -48,7 +49,8 @@ class TrainPlan:
         penalty: λ ≥ 0 of λ/2·|w − centre|², without the last bias (``Penalty``).
         precision: ``float32``, or ``bfloat16`` or ``float16`` for autocast.
         steps: exact number of mini-batches, instead of ``epochs``; 0: whole epochs.
-        optimiser: ``sgd``, or a name in ``torch.optim``.
+        optimiser: ``auto`` (``linear_layer``), ``sgd``, or a name in ``torch.optim``.
+        length: of an exact step (``linear``); 0: learning rate times mini-batches.
         schedule: learning rate over the run; None: constant.
         clip_norm: largest gradient norm; 0: no limit.
         accumulate: mini-batches per optimiser step.
@@ -66,6 +68,7 @@ class TrainPlan:
     precision: str = "float32"
     steps: int = 0
     optimiser: str = "sgd"
+    length: float = 0.0
     schedule: Schedule | None = None
     clip_norm: float = 0.0
     accumulate: int = 1
@@ -106,6 +109,7 @@ def train(
     added: Callable[[torch.Tensor, Nest], torch.Tensor] | None = None,
     slots: Slots | None = None,
     beside: Beside | None = None,
+    own: Sequence[str] = (),
 ) -> float:
     """Train in place; return the mean loss over the last epoch's samples.
 
@@ -119,6 +123,7 @@ def train(
         added: (outputs, targets) of a mini-batch → term added to its loss, but not to the result.
         slots: optimiser state to start from, updated at the end; None: start without one.
         beside: second model that learns from the same mini-batches.
+        own: names of arrays that an exact step does not hold near their start.
     """
     require_enough(model, part)
     torch.manual_seed(seed)
@@ -126,6 +131,12 @@ def train(
     set_training(model)
     if has_own(task, "train"):
         return _train_by_task(task, model, passes)
+    layer = linear_layer(task, model, part, plan) if added is None and beside is None else None
+    if layer is not None:
+        length = plan.length or plan.lr * passes.planned
+        return train_linear(
+            task, model, part, plan, length=length, own=own, towards=towards, centre=centre
+        )
     named = {name: p for name, p in model.named_parameters() if p.requires_grad}
     parameters = list(named.values())
     pulled = plan.proximal_mu > 0 or plan.cosine_lambda > 0

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 class Training(Protocol):
     """A function that trains the session's model in place on some data, and returns the loss."""
 
-    def __call__(self, part: Part, plan: TrainPlan, *, seed: int) -> float:
+    def __call__(self, part: Part, plan: TrainPlan, *, seed: int, **how: Any) -> float:
         """Train on ``part`` by ``plan``; return the loss as ``sgd.train``."""
         ...
 

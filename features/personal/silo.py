@@ -22,6 +22,7 @@ sent.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -150,7 +151,10 @@ class Personalisation:
 def personalise(session: Session, how: Personalisation) -> None:
     """Turn the model received, in ``session.model``, into the silo's own, in place."""
     if how.own is None:
-        plan = replace(how.plan, penalty=how.strength / len(session.data.train))
+        # The penalty alone says how far a linear model may go.
+        length = math.inf if how.strength else 0.0
+        strength = how.strength / len(session.data.train)
+        plan = replace(how.plan, penalty=strength, length=length)
         centre = read_weights(session.model) if how.strength else None
         session.train(session.data.train, plan, seed=how.seed, centre=centre)
         return

@@ -32,7 +32,7 @@ from torch.func import functional_call, grad_and_value, vmap
 
 from coterie.client.home.privacy import Privacy
 from coterie.client.work.data import Part, map_nest
-from coterie.client.work.optimisers import Slots, optimiser_of
+from coterie.client.work.optimisers import PLAIN, Slots, optimiser_of
 from coterie.client.work.penalty import Penalty
 from coterie.client.work.sgd import (
     TrainPlan,
@@ -364,7 +364,7 @@ def noise_per_number(
     spares the last bias. None: unknown, for any optimiser but SGD, and if the
     run clips the gradient's norm or has a cosine term.
     """
-    plain = plan.optimiser == "sgd" and task.optimiser(model, plan.lr) is None
+    plain = plan.optimiser in PLAIN and task.optimiser(model, plan.lr) is None
     if not plain or plan.clip_norm or plan.cosine_lambda:
         return None
     rate, steps = _sampling(model, part, plan)

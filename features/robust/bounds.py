@@ -9,7 +9,8 @@ this and any ClientApp is covered:
   with, up to twice that if the silo has more samples than most (Sun, Kairouz, Suresh, McMahan: "Can
   You Really Backdoor Federated Learning?", 2019, https://arxiv.org/abs/1911.07963, with the median
   instead of a fixed bound).
-- *Zero*. An update of length 0 does not count if others are longer: its silo trained nothing.
+- *Zero*. In a group an update of length 0 does not count if others are longer: its silo trained
+  nothing.
 - *Directions*, of updates before clipping. If most members of a group agree, a silo whose updates
   keep away from the others' mean direction is quarantined: it trains alone, and returns on
   probation.
@@ -103,7 +104,7 @@ def bound(
     clipped = _clipped(counted, influence.clip_updates, started, norms)
     found = _directions(voting)
     reputation, moved_out = _judged(found, reputation, influence.quarantine_after, number)
-    out = {**_idle(counted, norms), **moved_out}
+    out = {**_idle(counted, norms, groups), **moved_out}
     kept = [u for u in clipped.updates if u.silo.name not in out]
     kept = _capped_by_group(kept, influence.max_share, started)
     if crosses:
@@ -246,9 +247,14 @@ def _norms(updates: Updates, voting: Sequence[_Voting]) -> dict[int, float]:
     return norms | dict(zip(rest, found, strict=True))
 
 
-def _idle(updates: Updates, norms: Mapping[int, float]) -> dict[str, str]:
-    """Return silo → why its update of length 0 does not count, if others trained in the round."""
+def _idle(updates: Updates, norms: Mapping[int, float], groups: Sequence[Group]) -> dict[str, str]:
+    """Return silo → why its update of length 0 does not count, if others trained in the round.
+
+    Only of silos in groups: a silo alone may have arrived at its minimum.
+    """
+    together = {name for group in groups if len(group) > 1 for name in group}
     own = {updates[i].silo.name: norm for i, norm in norms.items() if not updates[i].purpose}
+    own = {name: norm for name, norm in own.items() if name in together}
     if not any(own.values()):
         return {}
     why = "it trained nothing: its update is zero, the model that it was sent."

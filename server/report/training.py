@@ -87,6 +87,10 @@ def outcomes_picture(story: Story) -> Picture | str | None:
     caption = "Error on each site's own test data after its last round; smaller is better."
     if gains.gain:
         caption += f" The line is the gain over local training, in {lead.points}; dashed is a loss."
+        caption += (
+            " Local training had the run's settings, which nobody chose for a site by itself; only "
+            "linear models of tables have a penalty that suits each site."
+        )
     which = "sites that gain least" if gains.gain else "sites with the largest error"
     shown, note = top_rows(rows, lambda row: _or_last(row.gain, -row.together), which)
     draw = partial(charts.outcomes, shown, title=title, label=lead.label, scale=lead.scale)

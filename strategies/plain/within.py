@@ -366,5 +366,6 @@ STEPS_OF_ITS_OWN = "sets its own steps"
 def sgd_only(training: Config, name: str, why: str) -> Iterator[str]:
     """Yield an error for every key of local training that an algorithm does not support."""
     for key in wire.loop_entries():
-        if training.get(key):  # only sent where it is not what silos take for granted
+        # Only sent where it is not what silos take for granted.
+        if training.get(key) and training[key] != "sgd":
             yield f"{name} {why}: {key} = {training[key]} cannot be combined with it"

@@ -1,0 +1,1 @@
+"""Consensus: linear models of a group reach the minimum over all its rows."""
