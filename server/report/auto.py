@@ -13,7 +13,13 @@ from coterie.pictures.page import Picture, Table
 from coterie.pictures.style import GROUPS, LIGHT
 from coterie.server.report.explain import COLUMNS as HCCT_COLUMNS
 from coterie.server.report.explain import end_text, explain, rows
-from coterie.server.report.race import COLUMNS, Explanation, explain_race, titles
+from coterie.server.report.race import (
+    COLUMNS,
+    Explanation,
+    explain_race,
+    lead_of_race,
+    titles,
+)
 from coterie.server.report.similarity import last_similarity
 from coterie.server.report.story import Story
 from coterie.server.runs.record import Entrant, Groups, Round, Verdict
@@ -37,14 +43,15 @@ def race_picture(story: Story) -> Picture | str | None:
     if not found.verdict.judges:
         return f"no picture of the race: {found.race[1]}"
     rounds = [*story.run.rounds, *([story.run.final] if story.run.final else [])]
-    lines = list(_lines(found.verdict, rounds, story.run.lead))
+    lead = lead_of_race(story.run.lead, story.run.rounds[-1])
+    lines = list(_lines(found.verdict, rounds, lead))
     title = "Which groups were tried, and which won"
     caption = (
         f"{' '.join(found.race)} Lines are means over silos of what they measured in each round of "
         "the race, on the models that they received in it. A band is one standard error of the "
         "distance to the best partition; a cross ends a partition that was out."
     )
-    draw = partial(charts.curves, lines, title=title, unit=f"held-out {story.run.lead.label}")
+    draw = partial(charts.curves, lines, title=title, unit=f"held-out {lead.label}")
     return Picture("race", title, caption, draw, Table(COLUMNS, found.rows))
 
 

@@ -109,8 +109,14 @@ def _before_race(last: Round) -> Explanation:
     return Explanation(last.round, (text,), (), dict.fromkeys(_here(last), "trained alone so far."))
 
 
+def lead_of_race(lead: Lead, of: Round) -> Lead:
+    """Return the metric that a race compares by: the run's, or the one that the round names."""
+    return Lead(of.grouping.score) if of.grouping.score else lead
+
+
 def _during_race(run: Run, last: Round) -> Explanation:
     entrants, judges = last.grouping.entrants, last.grouping.judges
+    lead = lead_of_race(run.lead, last)
     names = titles(entrants)
     text = (
         f"After round {last.round} a race between {len(entrants)} partitions was going on: "
@@ -121,7 +127,7 @@ def _during_race(run: Run, last: Round) -> Explanation:
     else:
         text += " No silo had measured all of them yet."
     rows = tuple(
-        (name, run.lead.text(e.error), _behind(run.lead, e), _samples(e.samples))
+        (name, lead.text(e.error), _behind(lead, e), _samples(e.samples))
         for name, e in zip(names, entrants, strict=True)
         if judges
     )
@@ -146,7 +152,7 @@ class _Chosen:
 
     @property
     def lead(self) -> Lead:
-        return self.run.lead
+        return lead_of_race(self.run.lead, self._last)
 
     @property
     def names(self) -> list[str]:

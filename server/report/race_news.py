@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from coterie.server.report.race import groups_text, listed, titles
+from coterie.server.report.race import groups_text, lead_of_race, listed, titles
 from coterie.server.runs.record import Entrant, Round, Verdict
 from coterie.server.runs.record.metrics import Lead
 
@@ -22,7 +22,7 @@ def news(one: Round, before: str, lead: Lead) -> list[str]:
 
     ``one`` may be the report that follows the last round; ``before`` is the previous phase.
     """
-    grouping, lines = one.grouping, []
+    grouping, lines, lead = one.grouping, [], lead_of_race(lead, one)
     if grouping.phase == "race" and before != "race":
         names = ", ".join(titles(grouping.entrants))
         lines.append(f"a race opens between {len(grouping.entrants)} partitions: {names}")

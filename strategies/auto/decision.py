@@ -10,7 +10,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from coterie.strategies.auto.candidates import Candidate, everybody_alone
-from coterie.strategies.auto.evidence import behind_alone, by_preference, gains_of, standings_of
+from coterie.strategies.auto.evidence import (
+    behind_alone,
+    by_loss,
+    by_preference,
+    gains_of,
+    standings_of,
+)
 from coterie.strategies.auto.state import AutoState
 from coterie.strategies.partition.race import Gain
 from coterie.strategies.rounds.reports import Group
@@ -60,8 +66,9 @@ def _settled(state: AutoState, winner: Candidate, *, unseen: bool) -> Decision:
     """Return what would be held of a partition, without groups that most of their silos leave."""
     gains = gains_of(state, winner)
     # What a silo makes of its group's model gets no share where nobody sees it, and none where it
-    # has noise that only the mean of many takes away (privacy).
-    blind = gains if unseen else gains.keys() & state.noise.keys()
+    # has noise that only the mean of many takes away (privacy). What is sent of a linear model also
+    # has the silo's pull on its group (``coterie.features.consensus``).
+    blind = gains if unseen or by_loss(state) else gains.keys() & state.noise.keys()
     gains |= {name: replace(gains[name], doubt=0.0) for name in blind}
     own = {name for name, gain in gains.items() if gain.own}
     several = [group for group in winner.groups if len(group) > 1]

@@ -22,13 +22,14 @@ def verdict_text(verdict: Verdict, own: frozenset[str]) -> str:
         for one in verdict.entrants
         if np.isfinite(one.standing.error)
     ]
+    what = "errors" if verdict.shares else "scores"
     winner = verdict.entrants[verdict.winner].candidate
     groups = "; ".join(", ".join(group) for group in winner.groups)
     keeping = f". They keep their own models: {', '.join(sorted(own))}" if own else ""
     if verdict.left:
         keeping += f", as do silos whose groups these leave: {', '.join(verdict.left)}"
     return (
-        f"{wire.counted(len(winner.groups), 'group')}: {groups}. Held-out errors of "
+        f"{wire.counted(len(winner.groups), 'group')}: {groups}. Held-out {what} of "
         f"{wire.counted(len(verdict.judges), 'silo')}: {', '.join(parts) or 'none'}{keeping}"
     )
 

@@ -11,6 +11,7 @@ from coterie.strategies.auto.candidates import Candidate
 from coterie.strategies.auto.state import AutoState, Entrant, Measured, Trial, group_of
 from coterie.strategies.partition.race import NEAR, Gain, Standing, shrunken_gains, standings
 from coterie.strategies.rounds.algorithm import Update
+from coterie.strategies.rounds.models import is_linear
 from coterie.strategies.rounds.reports import Group
 
 HOLDOUT = 0.2
@@ -21,8 +22,21 @@ LEARNED = 0.75
 """Error relative to w⁰'s that may end a look early; before, updates and errors mean little."""
 
 
-def measurement(update: Update) -> Measured | None:
-    """Return a silo's measurement of the model it received, or None if missing or invalid."""
+def by_loss(state: AutoState) -> bool:
+    """Return whether losses decide instead of errors.
+
+    A loss says more per sample than an error: it is a proper score. That of a network, however,
+    says more about how sure it is than about who should train with whom, so only linear models are
+    compared by it.
+    """
+    return is_linear(state.members.initial)
+
+
+def measurement(update: Update, *, loss_decides: bool = False) -> Measured | None:
+    """Return a silo's measurement of the model it received, or None if missing or invalid.
+
+    With ``loss_decides`` the loss takes the place of the error.
+    """
     metrics = update.metrics
     error = metrics.get(wire.HOLDOUT_ERROR, float("nan"))
     count = update.held_out(HOLDOUT)
@@ -30,6 +44,8 @@ def measurement(update: Update) -> Measured | None:
     if not np.isfinite(error) or not count > 0 or (share and not 0 <= error <= 1):
         return None
     loss = metrics.get(wire.HOLDOUT_LOSS, float("nan"))
+    if loss_decides and update.silo.described:  # other apps may measure errors only
+        return Measured(loss, loss, count, share=False) if np.isfinite(loss) else None
     return Measured(error, loss if np.isfinite(loss) else error, count, share)
 
 
@@ -39,7 +55,7 @@ def noted(
     """Return the measurements with these added; a silo without a new one keeps the earlier ones."""
     before = dict(state.measured.get(key, {}))
     for update in updates:
-        if (found := measurement(update)) is not None:
+        if (found := measurement(update, loss_decides=by_loss(state))) is not None:
             before[update.silo.name] = (*before.get(update.silo.name, ()), found)[-MEASURES:]
     return {**state.measured, key: before}
 

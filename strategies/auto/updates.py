@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from coterie.strategies.auto.evidence import measurement, noted
+from coterie.strategies.auto.evidence import by_loss, measurement, noted
 from coterie.strategies.auto.state import ALONE, GROUP, AutoState, group_of, share_of
 from coterie.strategies.partition.gram import gram
 from coterie.strategies.partition.products import Products, with_round
@@ -25,7 +25,9 @@ def with_alone(state: AutoState, updates: Updates, *, unseen: bool) -> AutoState
     for update in alone:
         name = update.silo.name
         key = (ALONE, name) if name in state.probation else (name,)
-        if (found := measurement(update)) and update.start is state.members.initial:
+        if (
+            found := measurement(update, loss_decides=by_loss(state))
+        ) and update.start is state.members.initial:
             state = replace(state, untrained={**state.untrained, name: found.error})
         measured = noted(state, key, [update])
         state = replace(state, alone={**state.alone, name: update.model}, measured=measured)

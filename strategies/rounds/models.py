@@ -165,6 +165,11 @@ def each(work: Callable[[_T], _S], items: Sequence[_T], *, num_bytes: int) -> li
         return list(threads.map(work, items))
 
 
+def is_linear(model: Arrays) -> bool:
+    """Return whether a model is one layer: a matrix, with or without a bias."""
+    return sorted(np.ndim(array) for array in model.values()) in ([2], [1, 2])
+
+
 def same_model(one: Model, other: Model) -> bool:
     """Return whether two models hold the same values, or two handles refer to the same model."""
     if one is other:

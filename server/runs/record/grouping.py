@@ -171,6 +171,11 @@ class Grouping:
         return self._whole("phase", Fields.text)
 
     @property
+    def score(self) -> str:
+        """The metric that ``auto`` compares by; empty: the run's primary metric."""
+        return self._whole("score", Fields.text)
+
+    @property
     def entrants(self) -> tuple[Entrant, ...]:
         """The partitions raced in the next round."""
         return self._whole("candidates", lambda fields, key: fields.listed(key, Entrant))

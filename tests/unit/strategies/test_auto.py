@@ -960,3 +960,21 @@ def test_a_lie_beyond_what_an_error_can_be_is_no_measurement() -> None:
         (wire.HOLDOUT_EXAMPLES, float("nan")),
     ):
         assert evidence.measurement(replace(update, metrics={**own, key: value})) is None
+
+
+@pytest.mark.parametrize(
+    ("shapes", "decides"),
+    [({"w": (3, 4), "b": (3,)}, 2.0), ({"w": (3, 4)}, 2.0), ({"w": (3, 4), "v": (3, 3)}, 0.5)],
+)
+def test_losses_decide_for_linear_models_and_errors_for_networks(
+    shapes: dict[str, tuple[int, ...]], decides: float
+) -> None:
+    model = {name: np.zeros(shape, np.float32) for name, shape in shapes.items()}
+    own = {wire.HOLDOUT_ERROR: 0.5, wire.HOLDOUT_LOSS: 2.0, wire.HOLDOUT_EXAMPLES: 9.0}
+    update = Update(Silo("a", 1, num_examples=46, described=True), {}, {}, 37.0, own)
+    state = AutoState(Members(model))
+    (found,) = evidence.noted(state, ("a",), [update])["a",]["a"]
+    assert found.error == decides
+    silent = replace(update, metrics={**own, wire.HOLDOUT_LOSS: float("nan")})
+    kept = evidence.noted(state, ("a",), [silent])["a",]
+    assert bool(kept) == (decides == 0.5)
