@@ -120,7 +120,7 @@ def test_silos_with_own_levels_keep_these_and_the_common_slopes(tmp_path: Path) 
         tmp_path / "3", silos(levels), **TRAINING, personalise="partial", personal_epochs=20
     )
     found = choice(pooled)
-    assert found["penalty"] >= 100, "the slopes are common"
+    assert found["penalty"] >= 30, "the slopes are common"
     assert set(found["losses"]) == {"0", *(f"{penalty:g}" for penalty in GRID)}
     assert losses(pooled) < losses(alone) < losses(plain)
     assert losses(pooled) < 1.1, "the noise has a variance of 1"
