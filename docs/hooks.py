@@ -253,6 +253,8 @@ def on_files(files: Any, config: Any) -> Any:
         made[f"notebooks/{notebook.stem}.md"] = page
         made |= {f"notebooks/{name}": picture for name, picture in pictures.items()}
     for place, content in made.items():
+        if (stub := files.get_file_from_path(place)) is not None:  # for readers of the repository
+            files.remove(stub)
         files.append(File.generated(config, place, content=content))
     return files
 
