@@ -7,6 +7,7 @@ named ``module:Class``, or by an entry point of the group ``coterie.strategies``
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
@@ -121,7 +122,43 @@ def row_of(name: str) -> Row | None:
 @cache
 def strategy_class(public: str) -> type[GroupStrategy]:
     """Return the Flower strategy ``public``, as ``coterie.strategies`` exports it."""
-    from coterie.strategies.strategy import strategy_of
-
     row = PUBLIC[public]
-    return strategy_of(row.load(), name=public, fixed=row.fixed)
+    return _strategy_of(row.load(), name=public, fixed=row.fixed)
+
+
+def _strategy_of(
+    algorithm: type[Algorithm[Any]], *, name: str, fixed: Mapping[str, Any]
+) -> type[GroupStrategy]:
+    """Return the Flower strategy class of an algorithm: ``HCCT(alpha=50, round_timeout=60)``.
+
+    Args:
+        algorithm: its fields become the strategy's arguments.
+        fixed: fields that cannot be set.
+    """
+
+    from coterie.strategies.rounds.options import wrong_options
+    from coterie.strategies.strategy import GroupStrategy
+
+    def make(**options: Any) -> Algorithm[Any]:
+        if stray := sorted(fixed.keys() & options.keys()):
+            raise wrong_options([f"unknown key {key!r}: {name} sets it" for key in stray])
+        return algorithm(**fixed, **options)
+
+    made = type(
+        name,
+        (GroupStrategy,),
+        {
+            "kind": staticmethod(make),
+            "__doc__": algorithm.__doc__,
+            "__module__": "coterie.strategies",
+        },
+    )
+    engine = inspect.signature(GroupStrategy.__init__).parameters.values()
+    own = [
+        inspect.Parameter(field, inspect.Parameter.KEYWORD_ONLY, default=info.default)
+        for field, info in algorithm.model_fields.items()
+        if field not in fixed
+    ]
+    loop = [p for p in engine if p.kind is p.KEYWORD_ONLY]
+    made.__signature__ = inspect.Signature([*own, *loop])  # type: ignore[attr-defined]
+    return made

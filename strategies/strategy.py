@@ -8,7 +8,6 @@ any arithmetic, and reports. Everything else is a stage, in a folder of ``featur
 
 from __future__ import annotations
 
-import inspect
 import logging
 import time
 from collections.abc import Callable, Mapping
@@ -437,41 +436,6 @@ def _ended_by(spent: AllSpentError, standing: Checkpoint[Any]) -> Checkpoint[Any
         raise FederationError(why, round_number=1, phase="train")
     log.warning("the run stops after round %d: %s", standing.round, why)
     return replace(standing, ended_early=why)
-
-
-def strategy_of(
-    algorithm: type[Algorithm[Any]], *, name: str, fixed: Mapping[str, Any]
-) -> type[GroupStrategy]:
-    """Return the Flower strategy class of an algorithm: ``HCCT(alpha=50, round_timeout=60)``.
-
-    Args:
-        algorithm: its fields become the strategy's arguments.
-        fixed: fields that cannot be set.
-    """
-
-    def make(**options: Any) -> Algorithm[Any]:
-        if stray := sorted(fixed.keys() & options.keys()):
-            raise wrong_options([f"unknown key {key!r}: {name} sets it" for key in stray])
-        return algorithm(**fixed, **options)
-
-    made = type(
-        name,
-        (GroupStrategy,),
-        {
-            "kind": staticmethod(make),
-            "__doc__": algorithm.__doc__,
-            "__module__": "coterie.strategies",
-        },
-    )
-    engine = inspect.signature(GroupStrategy.__init__).parameters.values()
-    own = [
-        inspect.Parameter(field, inspect.Parameter.KEYWORD_ONLY, default=info.default)
-        for field, info in algorithm.model_fields.items()
-        if field not in fixed
-    ]
-    loop = [p for p in engine if p.kind is p.KEYWORD_ONLY]
-    made.__signature__ = inspect.Signature([*own, *loop])  # type: ignore[attr-defined]
-    return made
 
 
 def _note(result: RunResult, report: RoundReport, trained: Updates) -> None:

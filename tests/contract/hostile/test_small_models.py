@@ -69,7 +69,9 @@ def test_scores_of_as_many_models_as_parameters_are_the_update(
         scores.append(float(f"{wire.read_metrics(reply.content)[wire.LOSS]:.{digits}g}"))
     up, down = np.split(np.array(scores), 2)
     gradient = (up - down) / (2 * step)
-    reply = train(model, node, **asked_about(local_steps=1, batch_size=ROWS, lr=0.1))
+    reply = train(
+        model, node, **asked_about(local_steps=1, batch_size=ROWS, lr=0.1, optimiser="sgd")
+    )
     update = flat_of(model_in(reply)) - flat
     assert correlation(-gradient, update) > least
     error = np.linalg.norm(-0.1 * gradient - update) / np.linalg.norm(update)

@@ -36,7 +36,7 @@ def test_silos_with_the_benchmarks_loop_train_the_same_models(tmp_path: Path, mu
         nodes.append(home.settings().to_node_config() | {"home": "", "device": "cpu"})
 
     def model(folder: Path) -> Model:
-        run(folder, nodes, task="study", rounds=2, proximal_mu=mu)
+        run(folder, nodes, task="study", rounds=2, proximal_mu=mu, optimiser="sgd")
         return load_file(folder / "models" / "a.safetensors")
 
     own = model(tmp_path / "own")

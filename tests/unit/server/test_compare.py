@@ -650,7 +650,7 @@ def test_a_target_is_a_value_of_the_metric_that_leads(tmp_path: Path) -> None:
     file = written(tmp_path, "target = 0.55\n" + DECLARED + RUN + FEDAVG)
     said, table = go(file, tmp_path / "out")
     assert "the first with a mean AUROC of 0.550 or better" in said
-    assert "AUROC: higher is better" in said and "seed 0, fedavg: mean AUROC 0." in said
+    assert "AUROC: higher is better" in said and "seed 0, fedavg: mean AUROC 1.000" in said
     heads = (tmp_path / "out" / "comparison.md").read_text(encoding="utf-8").splitlines()[2]
     assert heads.startswith("| strategy | AUROC |") and "error" not in heads
     (fedavg,) = [row for row in table if row.name == "fedavg"]

@@ -915,7 +915,7 @@ def test_doubt_is_half_without_evidence_and_nobody_is_sure_how_much_silos_differ
     assert worse.own and worse.share == 0, "it keeps its own model, and no mean"
 
 
-@pytest.mark.parametrize("kind", [wire.EVALUATE_TRAINING, wire.EVALUATE_OWN, wire.TRAIN])
+@pytest.mark.parametrize("kind", [wire.EVALUATE_TRAINING, wire.TRAIN])
 def test_silos_answer_what_auto_asks_of_newcomers_and_others(kind: str) -> None:
     entries = {"server_round": 1, "strategy": "auto", "task": "digits", "holdout": 0.2}
     assert not ask(kind, model=initial(), **entries).has_error()
