@@ -31,8 +31,6 @@ if TYPE_CHECKING:
 app = typer.Typer()
 SHOWN = 10
 """Most columns that a line names."""
-NORMAL = 1.96
-"""Standard deviations of a 95% interval."""
 DIGITS = 16
 """Digits of a row's hash."""
 
@@ -305,10 +303,9 @@ def is_worse(
 
 
 def _wilson(share: float, samples: int) -> list[float]:
-    spread = NORMAL**2 / samples
-    middle = (share + spread / 2) / (1 + spread)
-    half = NORMAL / (1 + spread) * sqrt(share * (1 - share) / samples + spread / (4 * samples))
-    return [middle - half, middle + half]
+    from scipy.stats import binomtest
+
+    return list(binomtest(round(share * samples), samples).proportion_ci(method="wilson"))
 
 
 # ---------------------------------------------------------------- texts

@@ -16,13 +16,12 @@ from typing import ClassVar
 import numpy as np
 
 from coterie import wire
+from coterie.features.consensus import MOST_FACTOR
 from coterie.strategies.rounds.algorithm import Order
 from coterie.strategies.rounds.stage import Came, Scene, Stage
 
 MOST = 2.0
 """Largest change of the factor in a round."""
-BOUND = 1e4
-"""Largest factor, and one over the smallest."""
 
 
 class Consensus(Stage):
@@ -48,5 +47,5 @@ class Consensus(Stage):
         ratios = [ratio for ratio in found if isfinite(ratio) and ratio > 0]
         if ratios:
             change = min(max(sqrt(float(np.median(ratios))), 1 / MOST), MOST)
-            mine = min(max(mine * change, 1 / BOUND), BOUND)
+            mine = min(max(mine * change, 1 / MOST_FACTOR), MOST_FACTOR)
         return mine, came

@@ -16,10 +16,9 @@ s is one over the loss's curvature along one scaled column, times the factor of 
 which balances primal against dual residuals (``coterie.features.consensus.coordinator``). If the
 factor changes, u changes by the same factor.
 
-A silo that trains alone goes to its own minimum, with a penalty chosen by cross-validation of its
-own rows, in its second round: its first update is compared
-with others' by strategies that look for groups, and a bounded step tells more of what it shares
-with them than a minimum, which follows its noise.
+A silo that trains alone goes to its minimum in its second round, with a penalty chosen by
+cross-validation of its rows. Its first step is bounded: strategies that look for groups compare it
+with others', and it tells more of what they share than a minimum, which follows noise.
 """
 
 from __future__ import annotations
@@ -43,6 +42,7 @@ from coterie.client.work.request import Request
 from coterie.client.work.sgd import TrainPlan
 from coterie.client.work.stage import Stage, Training, Work
 from coterie.client.work.weights import load_weights, read_weights
+from coterie.features.consensus import MOST_FACTOR
 from coterie.tasks.problems import Classes, Labels, Numbers, Problem
 from coterie.wire import Model
 
@@ -97,7 +97,7 @@ class Consensus(Stage):
             return
         received = read_weights(work.session.model)
         mine.received = without(received, work.staying)
-        mine.length = usual * min(max(factor, 1e-4), 1e4)
+        mine.length = usual * min(max(factor, 1 / MOST_FACTOR), MOST_FACTOR)
         _read(mine, request)
         work.plan = replace(work.plan, length=mine.length)
         start = {**received, **_sum((1.0, mine.received), (-1.0, mine.u))}

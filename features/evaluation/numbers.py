@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import erfc, isfinite, sqrt
+from math import erfc, isfinite, nan, sqrt
 
 import numpy as np
 from numpy.typing import NDArray
@@ -88,6 +88,11 @@ def _solved(curve: Array, slope: Array) -> Array:
     adjugate = np.stack([d * slope[:, 0] - b * slope[:, 1], a * slope[:, 1] - b * slope[:, 0]])
     solved: Array = adjugate.T / det
     return solved
+
+
+def standard_error(low: float | None, high: float | None) -> float:
+    """Return about the standard error behind a 95% interval; NaN without one."""
+    return nan if low is None or high is None else (high - low) / (2 * HALF_WIDTH)
 
 
 def discordant_p(only_first: int, only_second: int) -> float:

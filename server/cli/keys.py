@@ -180,8 +180,10 @@ def keys_from(parent: str, root: Path | None) -> dict[str, Any]:
     return {key: value for key, value in plain.items() if key not in OF_ONE_RUN}
 
 
-def keys_to_evaluate(models: str, task: str | None, root: Path | None) -> dict[str, Any]:
-    """Return the keys of a run that evaluates the models of a run or a file.
+def keys_to_evaluate(
+    models: str, task: str | None, root: Path | None, *, strategy: str = "evaluation"
+) -> dict[str, Any]:
+    """Return the keys of a run about the models of a run or a file.
 
     Raises ``MisuseError`` if the task is neither given nor known from the run.
     """
@@ -192,10 +194,9 @@ def keys_to_evaluate(models: str, task: str | None, root: Path | None) -> dict[s
     }
     keys = inherited | ({} if task is None else {"task": task})
     if "task" not in keys:
-        raise MisuseError(
-            f"--task is missing: {models!r} does not name a complete run that is recorded here."
-        )
-    return {"strategy": "evaluation", "parent": named_parent(models), **keys}
+        lacks = "--task is missing: " if strategy == "evaluation" else ""
+        raise MisuseError(f"{lacks}{models!r} does not name a complete run that is recorded here.")
+    return {"strategy": strategy, "parent": named_parent(models), **keys}
 
 
 def named_parent(parent: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -183,11 +183,18 @@ def stats(
     each interval or category, and of each class. Small counts are hidden at the silo. The command
     writes a page that shows where silos differ, and warns of probable mistakes.
     """
+    given = options.Given(federation, superlink, root_certificates, runs_dir)
+    _ask({"strategy": "statistics", "task": task}, given, min_silos, wait, as_json)
+
+
+def _ask(
+    keys: dict[str, Any], given: options.Given, min_silos: int, wait: float, as_json: bool
+) -> None:
+    """Submit a run that asks the silos something, follow it, and exit with its status."""
     from coterie.server.cli.submitting import submit_and_follow
     from coterie.server.cli.waiting import Turn
 
-    given = options.Given(federation, superlink, root_certificates, runs_dir)
-    keys = {"strategy": "statistics", "task": task, "min-silos": min_silos, "wait-for-silos": wait}
+    keys = {**keys, "min-silos": min_silos, "wait-for-silos": wait}
     raise typer.Exit(submit_and_follow(keys, given, Turn(given), detach=False, as_json=as_json))
 
 
@@ -219,13 +226,9 @@ def evaluate(
     command writes a page with all figures, intervals, tests, calibration and allowed subgroups, and
     the reason for every figure that is missing.
     """
-    from coterie.server.cli.submitting import submit_and_follow
-    from coterie.server.cli.waiting import Turn
-
     given = options.Given(federation, superlink, root_certificates, runs_dir)
     keys = keys_to_evaluate(models, task, given.place().runs_dir)
-    keys |= {"min-silos": min_silos, "wait-for-silos": wait}
-    raise typer.Exit(submit_and_follow(keys, given, Turn(given), detach=False, as_json=as_json))
+    _ask(keys, given, min_silos, wait, as_json)
 
 
 @app.command(epilog="Example:  coterie contribution hcct-1234 --rounds 10")
@@ -249,14 +252,9 @@ def contribution(
     models are compared on the other silos' test data. A silo of a group of m trains m + 1 models in
     every round.
     """
-    from coterie.server.cli.submitting import submit_and_follow
-    from coterie.server.cli.waiting import Turn
-
     given = options.Given(federation, superlink, root_certificates, runs_dir)
-    keys = keys_to_evaluate(run, None, given.place().runs_dir)
-    keys |= {"strategy": "contribution", "rounds": rounds}
-    keys |= {"min-silos": min_silos, "wait-for-silos": wait}
-    raise typer.Exit(submit_and_follow(keys, given, Turn(given), detach=False, as_json=as_json))
+    keys = keys_to_evaluate(run, None, given.place().runs_dir, strategy="contribution")
+    _ask(keys | {"rounds": rounds}, given, min_silos, wait, as_json)
 
 
 @app.command(epilog="Example:  coterie status --superlink 127.0.0.1:9093")

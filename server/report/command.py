@@ -21,6 +21,7 @@ from coterie.server.report.history import follow_groups
 from coterie.server.report.page import build_page, make_pictures, summary
 from coterie.server.report.statistics import build_statistics_page, statistics_summary
 from coterie.server.report.story import Story
+from coterie.server.runs.contribution import ANSWERS
 from coterie.server.runs.contribution import FILE as CONTRIBUTION
 from coterie.server.runs.record import Run, find_run, read_run
 from coterie.server.runs.tracking import TRACKERS, export
@@ -182,11 +183,11 @@ def print_report(
 def write_dossier(name: str, *, root: Path | None, out: Path | None) -> Path:
     """Write the technical documentation that a run's record allows; return the file.
 
-    Raises ``FederationError`` as ``write_report``, and for a run that trained nothing.
+    Raises ``FederationError`` as ``write_report``, and for a run that keeps no model.
     """
     folder = find_run(name, root)
-    if any((folder / one).exists() for one in (EVALUATION, STATISTICS)):
-        raise _wrong(f"{folder.name} trained nothing, so that there is no model to document.")
+    if any((folder / one).exists() for one in ANSWERS):
+        raise _wrong(f"{folder.name} keeps no model, so that there is none to document.")
     return _write(out or folder / DOSSIER, build_dossier(build_story(read_run(folder))))
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from coterie import wire
 from coterie.features.evaluation.answers import Difference
 from coterie.features.evaluation.coordinator import Judgement
-from coterie.features.evaluation.numbers import HALF_WIDTH
+from coterie.features.evaluation.numbers import HALF_WIDTH, standard_error
 from coterie.pictures.page import Page, Table
 from coterie.server.report.story import NO_NUMBER
 from coterie.server.runs.contribution import AGAIN
@@ -67,7 +67,7 @@ def training_noise(judgement: Judgement, group: str) -> float:
     square over silos; NaN if no silo measured both.
     """
     squares = [
-        max(0.0, one.value**2 - _deviation(one) ** 2)
+        max(0.0, one.value**2 - standard_error(one.low, one.high) ** 2)
         for _, one in _differences(judgement, group, f"{group} {AGAIN}")
     ]
     return math.sqrt(sum(squares) / len(squares)) if squares else math.nan
@@ -84,7 +84,7 @@ def _contribution(judgement: Judgement, group: str, silo: str, noise: float) -> 
         why = wire.reasons(silent) or "no other silo of the group shares its error (share_metrics)"
         return Contribution(group, silo, why=why)
     lost = sum(one.value for _, one in own) / len(own)
-    rows = math.sqrt(sum(_deviation(one) ** 2 for _, one in own)) / len(own)
+    rows = math.sqrt(sum(standard_error(one.low, one.high) ** 2 for _, one in own)) / len(own)
     half = HALF_WIDTH * math.hypot(rows, noise)
     names = tuple(name for name, _ in own)
     return Contribution(group, silo, lost, lost - half, lost + half, names)
@@ -97,12 +97,6 @@ def _differences(judgement: Judgement, first: str, second: str) -> Iterator[tupl
             known = one.low is not None and one.high is not None
             if known and (one.first, one.second) == (first, second):
                 yield silo, one
-
-
-def _deviation(one: Difference) -> float:
-    assert one.low is not None
-    assert one.high is not None
-    return (one.high - one.low) / (2 * HALF_WIDTH)
 
 
 def contribution_summary(judgement: Judgement, run: Run) -> str:

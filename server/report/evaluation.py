@@ -12,7 +12,7 @@ from typing import Any
 from coterie import wire
 from coterie.features.evaluation.answers import Difference, Part, Value
 from coterie.features.evaluation.coordinator import Given, Judgement
-from coterie.features.evaluation.numbers import HALF_WIDTH, holm, normal_p
+from coterie.features.evaluation.numbers import HALF_WIDTH, holm, normal_p, standard_error
 from coterie.pictures.page import Page, Table
 from coterie.server.report.story import NO_NUMBER
 from coterie.server.runs.record.metrics import Lead
@@ -71,7 +71,7 @@ def pooled(judgement: Judgement) -> list[Test]:
     found = []
     for (first, second), own in sorted(by_pair.items()):
         mean = sum(one.value for one in own) / len(own)
-        deviation = math.sqrt(sum(_deviation(one) ** 2 for one in own)) / len(own)
+        deviation = math.sqrt(sum(standard_error(one.low, one.high) ** 2 for one in own)) / len(own)
         p = normal_p(mean, deviation)
         if p is not None:
             ends = mean - HALF_WIDTH * deviation, mean + HALF_WIDTH * deviation
@@ -90,20 +90,15 @@ def between(judgement: Judgement) -> dict[str, list[Test]]:
         }
         tests = []
         for (one, here), (other, there) in combinations(at.items(), 2):
-            deviation = math.hypot(_deviation(here), _deviation(there))
+            deviation = math.hypot(
+                standard_error(here.low, here.high), standard_error(there.low, there.high)
+            )
             value = there.value - here.value
             if (p := normal_p(value, deviation)) is not None:
                 ends = value - HALF_WIDTH * deviation, value + HALF_WIDTH * deviation
                 tests.append(Test(model.name, one, other, value, *ends, p))
         found[model.name] = _adjusted(tests)
     return found
-
-
-def _deviation(one: Difference | Value) -> float:
-    """Return about the standard error behind a 95% interval; NaN without one."""
-    if one.low is None or one.high is None:
-        return math.nan
-    return (one.high - one.low) / (2 * HALF_WIDTH)
 
 
 def _adjusted(tests: Iterator[Test] | Sequence[Test]) -> list[Test]:

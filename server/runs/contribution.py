@@ -8,7 +8,9 @@ from typing import Any
 
 from coterie import wire
 from coterie.features.evaluation.answers import MOST_MODELS
+from coterie.features.evaluation.coordinator import FILE as EVALUATION
 from coterie.features.evaluation.coordinator import Given, Judgement
+from coterie.features.statistics.survey import FILE as STATISTICS
 from coterie.server.runs.config import RunConfig
 from coterie.server.runs.going_on import complete, recorded_config
 from coterie.server.runs.letters import letters_of
@@ -20,6 +22,8 @@ from coterie.wire import model_hash
 
 FILE = "contribution.json"
 """File name of the evaluation in the run's folder."""
+ANSWERS = (STATISTICS, EVALUATION, FILE)
+"""Files of what silos answered in a run that leaves no models."""
 AGAIN = "again"
 OWN = frozenset({"rounds", "min-silos", "wait-for-silos", "runs-dir", "parent", "label"})
 """Keys that such a run has by itself; how silos train is that of its parent."""

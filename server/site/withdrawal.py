@@ -19,11 +19,9 @@ from pathlib import Path
 from safetensors import SafetensorError, safe_open
 
 from coterie.engine.fast.superlink.leftovers import BusyError, forget_ended_runs
-from coterie.features.evaluation.coordinator import FILE as EVALUATION
-from coterie.features.statistics.survey import FILE as STATISTICS
 from coterie.server.machine.link import control
 from coterie.server.runs.checkpoint import others_of
-from coterie.server.runs.contribution import FILE as CONTRIBUTION
+from coterie.server.runs.contribution import ANSWERS
 from coterie.server.runs.going_on import CHECKPOINTS
 from coterie.server.runs.record import EVENTS, Round, Run, read_run
 from coterie.server.runs.record.format import event_of
@@ -46,8 +44,6 @@ from coterie.wire import counted, is_silo_name
 
 FOLDER, LOCK = "withdrawals", "lock"
 REPORT = "report.html"
-ANSWERS = (STATISTICS, EVALUATION, CONTRIBUTION)
-"""Files of what silos answered in a run, which no checkpoint holds."""
 LOCK_DEADLINE_S = 60.0
 STOP_DEADLINE_S = 60.0
 """Time for stopped runs to end."""

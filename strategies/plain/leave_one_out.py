@@ -12,7 +12,7 @@ of the others from the models that it receives, so silos that accept no group of
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from pydantic import Field
@@ -95,6 +95,6 @@ class LeaveOneOut(Algorithm[State]):
         return State(members, found)
 
 
-def as_text(groups: Iterator[Group] | tuple[Group, ...]) -> str:
+def as_text(groups: Iterable[Group]) -> str:
     """Return groups as ``given_groups`` has them."""
     return ";".join(",".join(group) for group in groups)
