@@ -34,6 +34,8 @@ MORE_ROUNDS = (
 def find_run(name: str, root: Path | None) -> Path:
     """Return a run's folder by path, by name, by the end of its name (the run's id), or by label.
 
+    A whole name goes before the end of another.
+
     Raises:
         FederationError: no run matches, or several do.
     """
@@ -43,8 +45,10 @@ def find_run(name: str, root: Path | None) -> Path:
         return own
     folder = root or default_runs_dir()
     runs = {path.parent for file in files for path in folder.glob(f"*/{file}")}
-    found = sorted(run for run in runs if run.name.endswith(name)) or sorted(
-        run for run in runs if run.name.rpartition("-")[0] == name
+    found = (
+        [run for run in runs if run.name == name]
+        or sorted(run for run in runs if run.name.endswith(name))
+        or sorted(run for run in runs if run.name.rpartition("-")[0] == name)
     )
     if len(found) != 1:
         names = ", ".join(run.name for run in found[:3]) + (", …" if len(found) > 3 else "")

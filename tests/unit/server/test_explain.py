@@ -121,6 +121,12 @@ def test_runs_are_found_by_folder_name_or_id(
     assert find_run(str(folder), None) == find_run("123", tmp_path) == folder
     with pytest.raises(FederationError, match="there is no run"):
         find_run("999", tmp_path)
+    (longer := tmp_path / "of-hcct-123").mkdir()
+    (longer / "run.json").write_text(json.dumps(record()))
+    assert find_run("hcct-123", tmp_path) == folder, "a whole name goes first"
+    with pytest.raises(FederationError, match="'123' is ambiguous"):
+        find_run("123", tmp_path)
+    (longer / "run.json").unlink()
     print_explanation("123", silo="a", number=1, root=tmp_path)
     assert "group A: a, b" in capsys.readouterr().out
     (folder / "events.jsonl").write_text("")
