@@ -24,6 +24,8 @@ from coterie.features.personal.silo import Personal, evaluate_own, train_model_a
 from coterie.features.privacy.silo import DifferentialPrivacy
 from coterie.features.secure import silo as secure
 from coterie.features.statistics import silo as statistics
+from coterie.features.sums.regression.silo import Regressing
+from coterie.features.sums.silo import answer_sums
 from coterie.features.unlabelled.silo import Testing, measure_group
 from coterie.features.validation.silo import Validation
 from coterie.features.watching.silo import Watching
@@ -62,6 +64,7 @@ ANSWERS = {
     # w⁰ trained on this silo's data: the update tells the server which group is this silo's.
     wire.COLD_START: train.train_model,
     wire.MASKED_SUM: secure.sum_masked,
+    wire.TRAIN_SUMS: answer_sums({wire.REGRESSION: Regressing()}),
     wire.TRAIN_DISCRIMINATOR: discriminate.train_discriminators,
     wire.EVALUATE: evaluate.evaluate_model,
     wire.EVALUATE_GROUP: measure_group,

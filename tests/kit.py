@@ -19,6 +19,7 @@ import coterie.features.secure.memory
 import coterie.features.secure.secrets
 import coterie.features.secure.sketches
 import coterie.features.statistics.memory
+import coterie.features.sums.memory
 from coterie import wire
 from coterie.client.app import app
 from coterie.engine.inprocess import InProcessGrid
@@ -56,6 +57,7 @@ def restart_silos() -> None:
     coterie.features.secure.secrets.forget()
     coterie.features.statistics.memory.forget()
     coterie.features.secure.sketches.forget()
+    coterie.features.sums.memory.forget()
 
 
 def context(node: Node | None = None, node_id: int = 3, game: Game | None = None) -> Context:

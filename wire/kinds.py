@@ -44,6 +44,7 @@ KINDS: Mapping[str, Kind] = {
     names.MASKED_SUM: Kind(before_scale=True),
     names.TRAIN: Kind(secret=True),
     names.COLD_START: Kind(secret=True),
+    names.TRAIN_SUMS: Kind(names.BY_SUMS, before_scale=True),
     names.TRAIN_PER_FEDAVG: Kind(("perfedavg", *GROUPING), secret=True),
     names.TRAIN_PFEDME: Kind(("pfedme", *GROUPING), secret=True),
     names.TRAIN_APFL: Kind(("apfl",), secret=True),

@@ -44,6 +44,9 @@ TRAIN_PFEDME: Final = "train.pfedme"
 TRAIN_APFL: Final = "train.apfl"
 TRAIN_DISCRIMINATOR: Final = "train.discriminator"
 EVALUATE_DISCRIMINATOR: Final = "evaluate.discriminator"
+TRAIN_SUMS: Final = "train.sums"
+"""Sums over the silo's rows, by which a model is fitted (``coterie.features.sums.contract``). Only
+a silo that consents answers."""
 TRAIN_PLACING: Final = "train.placing"
 EVALUATE_PLACING: Final = "evaluate.placing"
 """Discriminators of features alone, which place silos without labels, in a run of any strategy.
@@ -194,7 +197,16 @@ ONLY_STATISTICS: Final = "statistics"
 """In place of a strategy's name: the run trains nothing, and only asks for statistics."""
 ONLY_EVALUATION: Final = "evaluation"
 """The same of a run that only asks how good given models are."""
-UNTRAINED: Final = {ONLY_STATISTICS: STATISTICS, ONLY_EVALUATION: EVALUATE_GIVEN}
+REGRESSION: Final = "regression"
+"""In place of a strategy's name: a regression, fitted by sums over silos."""
+BY_SUMS: Final = (REGRESSION,)
+"""Families of models that are fitted by sums, named in place of a strategy."""
+SUMS_OF: Final = "sums-of"
+"""The settings of a fit by sums, as JSON."""
+UNTRAINED: Final = {
+    **{ONLY_STATISTICS: STATISTICS, ONLY_EVALUATION: EVALUATE_GIVEN},
+    **dict.fromkeys(BY_SUMS, TRAIN_SUMS),
+}
 """Names in place of a strategy's, and the type of message that such a run asks for."""
 CONTRIBUTION: Final = "contribution"
 """In place of a strategy's name: groups are trained again, without each silo in turn, and the

@@ -363,6 +363,15 @@ def leaving(terms: Mapping[str, Value], policy: Policy) -> Iterator[str]:
         if policy.share_metrics is None
         else ", ".join(policy.share_metrics) or "none"
     )
+    if (family := terms.get(wire.STRATEGY)) in wire.BY_SUMS:
+        of = f"{family} {terms.get(wire.SUMS_OF, '')}"
+        yield (
+            f"sums over all its rows, which the coordinator sees, for this model: {of}"
+            if family in policy.sums
+            else f"no sums for a {family}: silo.toml allows none"
+        )
+        yield itself
+        return
     if terms.get(wire.STRATEGY) == wire.ONLY_EVALUATION:
         of = f"the models of {terms[wire.PARENT]}" if wire.PARENT in terms else "given models"
         yield f"how many test samples it has, and metrics of {of} on them: {metrics}"

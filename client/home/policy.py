@@ -154,9 +154,19 @@ class Policy:
         In(
             "policy",
             "Smallest count above 0 that statistics show. A smaller one is hidden, together with "
-            f"others, so that it cannot be computed. At least {LEAST_CELL}.",
+            f"others, so that it cannot be computed. At least {LEAST_CELL}. Sums by which models "
+            "are fitted show no smaller one either: such a fit is refused.",
         ),
     ] = 10
+    sums: Annotated[
+        tuple[Literal["regression", "alone"], ...],
+        In(
+            "policy",
+            "Models that may be fitted by exact sums over all rows of this silo, which the "
+            'coordinator sees: "regression" (coterie regress). "alone": also a model of this silo '
+            "alone, to compare silos. Empty: none.",
+        ),
+    ] = ()
     subgroups: Annotated[
         tuple[Annotated[str, AfterValidator(readable_subgroup)], ...],
         In(
@@ -269,6 +279,11 @@ class Policy:
     def withheld(self) -> frozenset[str]:
         """Metrics that leave only if ``silo.toml`` names them."""
         return REVEALING | {TRAINING} if self.secure else REVEALING
+
+    @property
+    def smallest_count(self) -> int:
+        """Fewest rows, or persons, that sums over rows may show."""
+        return self.statistics_from
 
     @property
     def of_model(self) -> int:
@@ -407,6 +422,20 @@ class Policy:
             'does not share statistics of its data. At the silo, `statistics = ["inputs", '
             '"targets"]` in silo.toml or `--share-statistics` allows it.'
         )
+
+    def sums_objection(self, family: str, silos: int) -> str:
+        """Return why sums for a model of this family and ``silos`` silos are refused; or empty."""
+        if family not in self.sums:
+            return (
+                f'answers no sums for a {family}. At the silo, `sums = ["{family}"]` in silo.toml '
+                "allows it."
+            )
+        if silos == 1 and "alone" not in self.sums:
+            return (
+                'answers no sums for a model of this silo alone. At the silo, `"alone"` in the '
+                "list sums of silo.toml allows it."
+            )
+        return ""
 
     def auxiliary_objection(self) -> str:
         """Return why a run that trains discriminators is refused; empty if it is accepted."""

@@ -32,8 +32,11 @@ from coterie.system import former_names
 GENERATORS = STRATEGIES["fedgenp"]
 """The strategy whose options accompany ``generators``."""
 COMMANDS = {name: Row(name, "Algorithm", "rounds.algorithm") for name in wire.UNTRAINED}
+COMMANDS[wire.REGRESSION] = Row(
+    wire.REGRESSION, "RegressionKeys", "coterie.features.sums.regression.keys", elsewhere=True
+)
 COMMANDS[wire.CONTRIBUTION] = Row(wire.CONTRIBUTION, "LeaveOneOut", "plain.leave_one_out")
-"""Rows of the runs that commands start in place of a strategy; those that train nothing have no
+"""Rows of the runs that commands start in place of a strategy; those that only ask once have no
 options."""
 
 

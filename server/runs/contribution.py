@@ -22,7 +22,9 @@ from coterie.wire import model_hash
 
 FILE = "contribution.json"
 """File name of the evaluation in the run's folder."""
-ANSWERS = (STATISTICS, EVALUATION, FILE)
+SUMS = "sums.json"
+"""File name of models that are fitted by sums."""
+ANSWERS = (STATISTICS, EVALUATION, FILE, SUMS)
 """Files of what silos answered in a run that leaves no models."""
 AGAIN = "again"
 OWN = frozenset({"rounds", "min-silos", "wait-for-silos", "runs-dir", "parent", "label"})

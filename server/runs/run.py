@@ -28,6 +28,7 @@ from coterie.server.runs import contribution
 from coterie.server.runs.answers import Announcing
 from coterie.server.runs.checkpoint import Checkpoints
 from coterie.server.runs.config import RunConfig, train_config
+from coterie.server.runs.fitted import fit_by_sums, terms_of
 from coterie.server.runs.going_on import CHECKPOINTS, Beginning, begin, earlier_run, model_file
 from coterie.server.runs.initial import initial_arrays, started_from
 from coterie.server.runs.judged import judged
@@ -99,7 +100,8 @@ def terms(config: RunConfig) -> dict[str, Scalar]:
     if config.strategy in wire.UNTRAINED:
         parent = {wire.PARENT: Path(config.parent).name} if config.parent else {}
         metric = {wire.METRIC: config.primary_metric} if config.primary_metric else {}
-        return {wire.STRATEGY: config.strategy, **parent, **metric, **config.task_keys}
+        sums = terms_of(config) if config.strategy in wire.BY_SUMS else {}
+        return {wire.STRATEGY: config.strategy, **parent, **metric, **sums, **config.task_keys}
     training = train_config(config, run="")
     training |= config.algorithm.entries(training)
     entries = {key: value for key, value in training.items() if key in wire.terms()}
@@ -276,7 +278,7 @@ def _ask(
     known: Known | None,
     more_terms: Mapping[str, Scalar],
 ) -> RunResult:
-    """Run without training: ask the silos that are here once, for statistics or evaluations."""
+    """Run without rounds: ask the silos that are here for statistics, evaluations or sums."""
     evaluates = config.strategy == wire.ONLY_EVALUATION
     given = judged(config, record.folder) if evaluates else None
     beginning = Beginning(config, standing=None if given is None else given.standing)
@@ -299,6 +301,8 @@ def _ask(
         judgement = replace(judgement, silent={**absent, **judgement.silent})
         write_judgement(record.folder / EVALUATION, judgement)
         require_evaluations(judgement)
+    elif config.strategy in wire.BY_SUMS:
+        fit_by_sums(engine, config, record.folder, recording.silos, absent, stated)
     else:
         found = ask_for_statistics(
             *(engine, recording.silos, stated), deadline_s=deadline_s, read_model=decode_watched

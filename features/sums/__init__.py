@@ -1,0 +1,1 @@
+"""Models trained by sums over silos: the contract, and its families."""

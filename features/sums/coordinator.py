@@ -1,0 +1,202 @@
+"""Fits of models by sums over silos, several at a time: one for each group of silos.
+
+A silo that does not answer, or answers wrongly, is left out of the whole fit, by name and with the
+reason; all others are then asked again, so that a sum is always of the fit's silos and of no other.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from flwr.app import ConfigRecord, Message
+
+from coterie import wire
+from coterie.engine.port import Engine
+from coterie.features.sums.contract import (
+    Answer,
+    Family,
+    FitError,
+    Question,
+    State,
+    added,
+    decode_answer,
+    encode_question,
+)
+from coterie.strategies.rounds.exchange import exchange
+from coterie.strategies.rounds.members import minimums_of, staying
+from coterie.strategies.rounds.roster import Silo
+
+log = logging.getLogger("coterie.run")
+
+MOST_EXCHANGES = 100_000
+
+
+@dataclass(frozen=True)
+class Fit:
+    """A model of some silos, so far.
+
+    Attributes:
+        name: unique in the run: a group's letter, or the name of a silo that is alone.
+        members: the silos whose answers are added up.
+        left_out: silo → why it is not, or no longer, among them.
+        failed: why there is no result; empty unless the fit has failed.
+    """
+
+    name: str
+    members: tuple[str, ...]
+    state: State = field(default_factory=State)
+    left_out: Mapping[str, str] = field(default_factory=dict)
+    failed: str = ""
+
+    @property
+    def done(self) -> bool:
+        """Whether nothing more is asked for this fit."""
+        return bool(self.failed) or self.state.done
+
+
+@dataclass(frozen=True)
+class Fits:
+    """All fits of a run after a number of exchanges, as they are saved."""
+
+    fits: tuple[Fit, ...]
+    exchanges: int = 0
+
+
+@dataclass(frozen=True)
+class Asking:
+    """What all fits of a run have in common.
+
+    Attributes:
+        settings: of the family, as JSON values; the terms have them too.
+        terms: describe the run to the silos.
+        deadline_s: seconds for the answers of one exchange.
+    """
+
+    engine: Engine
+    family: Family
+    settings: Mapping[str, Any]
+    silos: Mapping[str, Silo]
+    terms: Mapping[str, wire.Scalar]
+    deadline_s: float
+
+
+def fit_all(asking: Asking, fits: Fits, save: Callable[[Fits], None]) -> Fits:
+    """Ask and add up until every fit has its result or has failed; ``save`` after every exchange.
+
+    A fit that began in an earlier process goes on with its members; one that is not here any more
+    is left out.
+    """
+    fits = replace(fits, fits=tuple(_with_enough(asking, fit, {}) for fit in fits.fits))
+    while (waiting := [fit for fit in fits.fits if not fit.done]) and (
+        fits.exchanges < MOST_EXCHANGES
+    ):
+        number = fits.exchanges + 1
+        new = {one.name: one for one in _exchange(asking, waiting, number)}
+        fits = Fits(tuple(new.get(fit.name, fit) for fit in fits.fits), number)
+        save(fits)
+    return fits
+
+
+def _exchange(asking: Asking, fits: Sequence[Fit], number: int) -> list[Fit]:
+    """Return the fits after one exchange with the silos of all of them."""
+    asked = [
+        (fit, question, name)
+        for fit in fits
+        for question in [_question(asking, fit)]
+        for name in fit.members
+    ]
+    messages = [_message(asking, fit, question, name, number) for fit, question, name in asked]
+    replies = exchange(asking.engine, messages, deadline_s=asking.deadline_s)
+    answers: dict[str, dict[str, Answer]] = {fit.name: {} for fit in fits}
+    lost: dict[str, dict[str, str]] = {fit.name: {} for fit in fits}
+    for (fit, question, name), reply in zip(asked, replies, strict=True):
+        try:
+            samples = asking.silos[name].num_examples
+            answers[fit.name][name] = _read(asking.family, question, reply, samples)
+        except wire.WireError as error:
+            lost[fit.name][name] = str(error)
+    return [_after(asking, fit, answers[fit.name], lost[fit.name]) for fit in fits]
+
+
+def _question(asking: Asking, fit: Fit) -> Question:
+    arrays = asking.family.asked(asking.settings, fit.state)
+    return Question(asking.family.name, asking.settings, arrays)
+
+
+def _message(asking: Asking, fit: Fit, question: Question, name: str, number: int) -> Message:
+    silo = asking.silos[name]
+    config: dict[str, Any] = {
+        **asking.terms,
+        wire.PROTOCOL_KEY: silo.protocol,
+        wire.ROUND: number,
+        wire.PURPOSE: fit.name,
+        wire.GROUP_SIZE: len(fit.members),
+    }
+    content = encode_question(question)
+    content[wire.CONFIG] = ConfigRecord(config)
+    return Message(content, silo.node_id, wire.TRAIN_SUMS, group_id=str(number))
+
+
+def _read(family: Family, question: Question, reply: Message | None, samples: int) -> Answer:
+    if reply is None:
+        raise wire.WireError("it did not answer in time.")
+    if reply.has_error():
+        raise wire.WireError(str(reply.error.reason))
+    return decode_answer(family, question, reply.content, samples)
+
+
+def _after(asking: Asking, fit: Fit, answers: Mapping[str, Answer], lost: Mapping[str, str]) -> Fit:
+    """Return a fit after its silos' answers: one step further, or without those that it lost."""
+    lost = {**lost, **_of_others(fit, answers)}
+    if lost:
+        return _with_enough(asking, fit, lost)
+    words = answers[fit.members[0]].words
+    state = replace(fit.state, words=words, step=fit.state.step + 1)
+    try:
+        state = asking.family.next(asking.settings, state, added(answers))
+    except FitError as error:
+        log.warning("%s: %s", fit.name, error)
+        return replace(fit, failed=str(error))
+    return replace(fit, state=state)
+
+
+def _of_others(fit: Fit, answers: Mapping[str, Answer]) -> dict[str, str]:
+    """Return silo → why its numbers do not belong to what those of the others belong to."""
+    counts = Counter(answers[name].words for name in sorted(answers))
+    if not counts:
+        return {}
+    usual = fit.state.words or counts.most_common(1)[0][0]
+    return {
+        name: "its columns are not those of the other silos."
+        for name, one in answers.items()
+        if one.words != usual
+    }
+
+
+def _with_enough(asking: Asking, fit: Fit, lost: Mapping[str, str]) -> Fit:
+    """Return a fit without lost silos, and without those that then have too few others."""
+    if fit.done:
+        return fit
+    away = {n: "it is not connected." for n in fit.members if n not in asking.silos}
+    lost = {**away, **lost}
+    here = tuple(sorted(name for name in fit.members if name not in lost))
+    alone = len(fit.members) == 1  # a silo's policy names it separately
+    stay = here if alone else staying(here, minimums_of(asking.silos[name] for name in here))
+    few = dict.fromkeys(set(here) - set(stay), "its group is smaller than its min_group_size.")
+    if not (lost or few):
+        return replace(fit, members=here)
+    for name, why in sorted({**lost, **few}.items()):
+        log.warning("%s goes on without silo %s: %s", fit.name, name, why)
+    left_out = {**fit.left_out, **lost, **few}
+    if not stay:
+        return replace(fit, members=(), left_out=left_out, failed=_why(left_out))
+    state = asking.family.without(asking.settings, fit.state)
+    return replace(fit, members=stay, left_out=left_out, state=state)
+
+
+def _why(left_out: Mapping[str, str]) -> str:
+    return f"no silo takes part. {wire.reasons(dict(left_out))}"

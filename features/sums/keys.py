@@ -1,0 +1,27 @@
+"""The keys of a run that fits models by sums."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import Field
+
+from coterie.features.sums.contract import Family
+from coterie.strategies.rounds.algorithm import Algorithm
+
+
+class BySums(Algorithm[Any]):
+    """The base class of such runs; a family's own keys are fields of its class."""
+
+    each_alone: bool = Field(
+        False, description="Whether a model is also fitted at each silo alone, to compare silos."
+    )
+
+    def family(self) -> Family:
+        """Return the coordinator's side of the family."""
+        raise NotImplementedError
+
+    def settings(self) -> Mapping[str, Any]:
+        """Return the settings of every fit, as JSON values."""
+        raise NotImplementedError

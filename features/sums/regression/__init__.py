@@ -1,0 +1,1 @@
+"""Linear, logistic and Poisson regression with standard errors, by sums over silos."""

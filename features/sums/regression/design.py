@@ -1,0 +1,171 @@
+"""A silo's rows as the design matrix of a regression, and the sums over them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from coterie import wire
+from coterie.features.sums.contract import Array, FitError
+from coterie.features.sums.regression.newton import (
+    BETA,
+    CENTRES,
+    COUNT,
+    GRADIENT,
+    HESSIAN,
+    INTERCEPT,
+    LOSS,
+    SQUARES,
+    SUMS,
+    WIDTHS,
+    packed,
+)
+from coterie.features.sums.rows import Rows, missing
+from coterie.tasks.base import Column, Persons
+
+ROWS_PER_COEFFICIENT: Final = 2
+"""Fewest rows for each coefficient: the sums of fewer would determine the rows."""
+HIGHEST: Final = 100.0
+"""Largest exponent of a Poisson mean; a step that leads beyond it is halved."""
+
+
+@dataclass(frozen=True)
+class Design:
+    """The rows with a value in all columns of a regression.
+
+    Attributes:
+        words: names of the coefficients, the intercept first, and of the target.
+        x: (n, columns) without the intercept. y: (n,).
+        used: (all rows,) which rows these are.
+    """
+
+    words: tuple[str, ...]
+    x: Array
+    y: Array
+    used: NDArray[np.bool_]
+
+
+def design_of(rows: Rows, settings: Mapping[str, Any], least: int) -> Design:
+    """Return the design of a regression.
+
+    Raises:
+        FitError: a column is missing or unfit, or fewer than ``least`` rows (persons, if they have
+            several) would be recognisable in sums.
+    """
+    target = _chosen(rows.targets, [settings["target"]] if settings["target"] else [], "target")
+    if len(target) != 1:
+        names = ", ".join(one.name for one in target)
+        raise FitError(f"the task has several targets: name one of {names}")
+    inputs = _chosen(rows.inputs, settings["columns"], "column")
+    used = ~np.any([missing(one) for one in (*inputs, *target)], axis=0)
+    y = _outcome(target[0], settings["model"], used)
+    labels, blocks = [INTERCEPT], list[Array]()
+    for column in inputs:
+        values, label = column.values[used], wire.plain_text(column.name, wire.MAX_WORD)
+        if not column.categories:
+            labels.append(label)
+            blocks.append(values[:, None])
+        for number, category in list(enumerate(column.categories))[1:]:
+            labels.append(wire.plain_text(f"{label} = {category}", wire.MAX_WORD))
+            blocks.append((values == number)[:, None].astype(np.float64))
+    x = np.concatenate(blocks, axis=1, dtype=np.float64)
+    persons = None if rows.persons is None else rows.persons[used]
+    _require_enough(x, y, labels, persons, least)
+    label = wire.plain_text(target[0].name, wire.MAX_WORD)
+    if settings["model"] == "logistic" and target[0].categories:
+        label = wire.plain_text(f"{label} = {target[0].categories[1]}", wire.MAX_WORD)
+    return Design((*labels, label), x, y, used)
+
+
+def _chosen(columns: Sequence[Column], names: Sequence[str], what: str) -> list[Column]:
+    by_name = {column.name: column for column in columns}
+    if unknown := [name for name in names if name not in by_name]:
+        raise FitError(f"there is no {what} {unknown[0]!r}: there are {', '.join(by_name)}")
+    return [by_name[name] for name in names] if names else list(columns)
+
+
+def _outcome(target: Column, model: str, used: NDArray[np.bool_]) -> Array:
+    """Return the outcome (n,) of the used rows; raise ``FitError`` if the model has another."""
+    y = np.asarray(target.values[used], np.float64)
+    kinds = len(target.categories)
+    if model == "logistic":
+        if kinds != 2 and (kinds or not np.isin(y, (0, 1)).all()):
+            raise FitError(f"a logistic regression needs two classes: {target.name} has others")
+    elif kinds:
+        raise FitError(f"a {model} regression needs numbers: {target.name} has classes")
+    elif model == "poisson" and not ((y >= 0) & (y == np.rint(y))).all():
+        raise FitError(f"a Poisson regression needs counts: {target.name} has other numbers")
+    return y
+
+
+def _require_enough(
+    x: Array, y: Array, names: Sequence[str], persons: Persons | None, least: int
+) -> None:
+    """Raise ``FitError`` where few rows would be recognisable in sums over all of them."""
+    everyone = _number(np.ones(len(y), np.bool_), persons)
+    needed = max(least, ROWS_PER_COEFFICIENT * len(names))
+    if everyone < needed:
+        raise FitError(
+            f"too few rows have a value in all columns: {needed} are needed for {len(names)} "
+            "coefficients (statistics_from, or two for each). Name fewer columns"
+        )
+    for name, values in zip((*names[1:], "the target"), (*x.T, y), strict=True):
+        kinds, places, counts = np.unique(values, return_inverse=True, return_counts=True)
+        others = places != int(np.argmax(counts))
+        if len(kinds) > 1 and _number(others, persons) < least:
+            raise FitError(
+                f"all but few rows have the same value of {name}, so that sums would show these "
+                "few (statistics_from). Name the columns without it"
+            )
+
+
+def _number(rows: NDArray[np.bool_], persons: Persons | None) -> int:
+    return int(rows.sum()) if persons is None else len(np.unique(persons[rows]))
+
+
+def sums_of(design: Design, model: str, asked: Mapping[str, Array], least: int) -> dict[str, Array]:
+    """Return the sums that a question asks for.
+
+    Raises:
+        FitError: the coefficients give nearly all weight to fewer than ``least`` rows, so that the
+            sums would show these.
+    """
+    count = {COUNT: np.array([float(len(design.y))])}
+    if not asked:
+        return {**count, SUMS: np.append(design.x.sum(axis=0), design.y.sum())}
+    centred = design.x - asked[CENTRES]
+    if WIDTHS not in asked:
+        return {**count, SQUARES: (centred**2).sum(axis=0)}
+    widths = asked[WIDTHS]
+    z = np.divide(centred, widths, out=np.zeros_like(centred), where=widths > 0)
+    z = np.concatenate([np.ones((len(z), 1)), z], axis=1)
+    loss, slope, curve = _by_row(model, z @ asked[BETA], design.y)
+    if model != "linear" and min(map(_effective, (slope, curve))) < least:
+        raise FitError(
+            "with these coefficients few rows would outweigh all others in the sums, and be shown "
+            "by them (statistics_from)"
+        )
+    found = {LOSS: np.array([loss.sum()]), GRADIENT: z.T @ slope}
+    return {**count, **found, HESSIAN: packed(z.T @ (z * curve[:, None]))}
+
+
+def _by_row(model: str, eta: Array, y: Array) -> tuple[Array, Array, Array]:
+    """Return each row's loss and its first and second derivatives by the linear predictor (n,)."""
+    if model == "linear":
+        return (y - eta) ** 2 / 2, eta - y, np.ones_like(y)
+    if model == "poisson":
+        mean = np.exp(np.minimum(eta, HIGHEST))
+        return mean - y * eta, mean - y, mean
+    chance = np.exp(-np.logaddexp(0.0, -eta))
+    return np.logaddexp(0.0, eta) - y * eta, chance - y, chance * np.exp(-np.logaddexp(0.0, eta))
+
+
+def _effective(weights: Array) -> float:
+    """Return how many equal weights have the same spread (Kish: "Survey Sampling", 1965, 11.7)."""
+    largest = np.abs(weights).max()
+    shares = np.abs(weights) / largest if largest > 0 else weights
+    return float(shares.sum() ** 2 / max((shares**2).sum(), 1e-300))

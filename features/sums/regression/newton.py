@@ -1,0 +1,223 @@
+"""Linear, logistic and Poisson regression by Newton steps on sums over silos.
+
+The loss is the negative log-likelihood of the canonical model, up to a constant; its gradient and
+Hessian are sums over rows (McCullagh, Nelder: "Generalized Linear Models", 1989, section 2.5), so
+the sums of all silos give the same steps as all rows together. The first two exchanges ask for
+means and deviations of the columns; steps are then taken in columns scaled by them, so that units
+change nothing. A step that raises the loss is halved.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, ClassVar, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from coterie.features.sums.contract import Array, Arrays, FitError, Layout, Question, State
+
+MODELS: Final = ("linear", "logistic", "poisson")
+CONVERGED: Final = 1e-7
+"""Length of the last step, in standard errors; the error after it is about its square."""
+MOST_STEPS: Final = 25
+"""Where a coefficient has no finite value, a step shortens by a factor of e^½ only: after so many
+steps it is still longer than ``CONVERGED``."""
+CONSTANT: Final = 1e-9
+"""Ratio of a column's deviation to its mean below which it counts as constant."""
+SINGULAR: Final = 1e-10
+"""Smallest eigenvalue of the scaled Hessian; below, columns depend on each other."""
+INTERCEPT: Final = "(intercept)"
+
+SUMS, SQUARES, CENTRES, WIDTHS, BETA = "sums", "squares", "centres", "widths", "beta"
+COUNT, LOSS, GRADIENT, HESSIAN = "count", "loss", "gradient", "hessian"
+
+
+def num_coefficients(words: Sequence[str]) -> int:
+    """Return the number of coefficients: ``words`` are their names, and the target's at the end."""
+    if len(words) < 2 or words[0] != INTERCEPT:
+        raise ValueError("it must name the intercept, the coefficients and the target")
+    return len(words) - 1
+
+
+def packed(hessian: Array) -> Array:
+    """Return the p(p + 1)/2 numbers on and above the diagonal of a matrix (p, p)."""
+    return np.asarray(hessian[np.triu_indices(len(hessian))])
+
+
+def unpacked(numbers: Array, size: int) -> Array:
+    """Return the symmetric matrix (p, p) of ``packed`` numbers."""
+    found = np.zeros((size, size))
+    found[np.triu_indices(size)] = numbers
+    return found + np.triu(found, 1).T
+
+
+class Regression:
+    """The family of regressions. Settings: ``model``, ``columns`` and ``target``."""
+
+    name: ClassVar[str] = "regression"
+
+    def layout(self, question: Question, words: Sequence[str]) -> Layout:
+        """Return the shapes of an answer about the question's columns."""
+        size = num_coefficients(words)
+        asked = question.arrays
+        if not asked:
+            return {COUNT: (1,), SUMS: (size,)}
+        if {name: array.shape for name, array in asked.items()} == {CENTRES: (size - 1,)}:
+            return {COUNT: (1,), SQUARES: (size - 1,)}
+        shapes = {CENTRES: (size - 1,), WIDTHS: (size - 1,), BETA: (size,)}
+        if {name: array.shape for name, array in asked.items()} != shapes:
+            raise ValueError("a regression asks for other arrays, of as many columns")
+        half = size * (size + 1) // 2
+        return {COUNT: (1,), LOSS: (1,), GRADIENT: (size,), HESSIAN: (half,)}
+
+    def objection(self, question: Question, arrays: Arrays, samples: int) -> str:
+        """Return why these sums belong to no rows."""
+        count = float(arrays[COUNT][0])
+        if not (1 <= count <= max(samples, 1) and count == int(count)):
+            return f"its number of rows must be from 1 to {samples}. Got {count:g}"
+        if SQUARES in arrays and (arrays[SQUARES] < 0).any():
+            return "a sum of squares is negative"
+        if HESSIAN in arrays:
+            hessian = unpacked(arrays[HESSIAN], len(arrays[GRADIENT]))
+            least, *_ = np.linalg.eigvalsh(hessian)
+            if least < -1e-8 * np.trace(hessian):
+                return "its Hessian is not positive semidefinite"
+        return ""
+
+    def asked(self, settings: Mapping[str, Any], state: State) -> Arrays:
+        """Return centres, then widths and coefficients of the scaled columns."""
+        return {n: state.arrays[n] for n in (CENTRES, WIDTHS, BETA) if n in state.arrays}
+
+    def without(self, settings: Mapping[str, Any], state: State) -> State:
+        """Return the beginning: the scale, and which categories occur, are of the silos left."""
+        return State(words=state.words, step=state.step)
+
+    def next(self, settings: Mapping[str, Any], state: State, total: Arrays) -> State:
+        """Return the state after the means, the deviations, or one more Newton step."""
+        count = float(total[COUNT][0])
+        names = state.words[:-1]
+        if count <= len(names):
+            raise FitError(
+                f"{count:.0f} rows are too few for {len(names)} coefficients: name fewer columns"
+            )
+        if SUMS in total:
+            return replace(state, arrays=_started(settings, state.words, total))
+        if SQUARES in total:
+            return replace(state, arrays=_scaled(state, total))
+        return _stepped(settings, state, total)
+
+
+def _started(
+    settings: Mapping[str, Any], words: Sequence[str], total: Arrays
+) -> dict[str, NDArray[Any]]:
+    """Return the means, and the intercept of a model without columns."""
+    count, sums = float(total[COUNT][0]), total[SUMS]
+    mean = float(sums[-1]) / count
+    model, target = settings["model"], words[-1]
+    if model == "logistic" and not 0 < mean < 1:
+        raise FitError(f"all rows have the same {target}: there is nothing to explain")
+    if model == "poisson" and not mean > 0:
+        raise FitError(f"all counts of {target} are 0: there is nothing to explain")
+    links = {"logistic": lambda: math.log(mean / (1 - mean)), "poisson": lambda: math.log(mean)}
+    return {CENTRES: sums[:-1] / count, "first": np.array([links.get(model, lambda: mean)()])}
+
+
+def _scaled(state: State, total: Arrays) -> dict[str, NDArray[Any]]:
+    """Return the deviations; that of a category which no row, or every row, has is 0."""
+    centres = state.arrays[CENTRES]
+    widths = np.sqrt(np.asarray(total[SQUARES]) / float(total[COUNT][0]))
+    constant = widths <= CONSTANT * np.abs(centres)
+    names = np.array(state.words[1:-1])
+    if bad := [name for name in names[constant] if " = " not in name]:
+        raise FitError(f"{', '.join(bad)} is constant: name the columns without it")
+    widths[constant] = 0.0
+    beta = np.zeros(len(names) + 1)
+    beta[0] = state.arrays["first"][0]
+    return {CENTRES: centres, WIDTHS: widths, BETA: beta}
+
+
+def _stepped(settings: Mapping[str, Any], state: State, total: Arrays) -> State:
+    """Return the state with one more step, a halved one, or the result."""
+    arrays = dict(state.arrays)
+    loss, beta = float(total[LOSS][0]), arrays[BETA]
+    steps = int(arrays.get("steps", np.zeros(1))[0])
+    if "before" in arrays:
+        last, was = float(arrays["lowest"][0]), arrays["before"]
+        if loss > last + 1e-10 * abs(last):
+            if steps >= MOST_STEPS:
+                raise FitError(_endless(settings, state, beta - was))
+            halved = {BETA: was + (beta - was) / 2, "steps": np.array([steps + 1])}
+            return replace(state, arrays={**arrays, **halved})
+    used = np.concatenate(([True], arrays[WIDTHS] > 0))
+    size = len(beta)
+    hessian = unpacked(total[HESSIAN], size)[np.ix_(used, used)]
+    inverse = _inverse(hessian, state, used, first=steps == 0, settings=settings)
+    step = np.zeros(size)
+    step[used] = -inverse @ np.asarray(total[GRADIENT])[used]
+    gain = float(-step @ total[GRADIENT])  # twice what a quadratic loss would fall
+    count = float(total[COUNT][0])
+    dispersion = 1.0
+    if settings["model"] == "linear":
+        dispersion = max(2 * loss - gain, 0.0) / (count - used.sum())
+        if dispersion <= 1e-18 * max(2 * loss, abs(beta[0]) ** 2):
+            raise FitError(f"the columns determine {state.words[-1]} exactly: there is no error")
+    if gain > dispersion * CONVERGED**2:
+        if steps >= MOST_STEPS:
+            raise FitError(_endless(settings, state, step))
+        more = {BETA: beta + step, "before": beta, "lowest": np.array([loss])}
+        return replace(state, arrays={**arrays, **more, "steps": np.array([steps + 1])})
+    result = _in_units(arrays, beta + step, inverse * dispersion, used)
+    own = {"count": total[COUNT], "loss": np.array([loss - gain / 2]), "used": used}
+    return replace(state, arrays={**result, **own}, done=True)
+
+
+def _inverse(
+    hessian: Array, state: State, used: NDArray[np.bool_], *, first: bool, settings: Any
+) -> Array:
+    """Return the inverse of a Hessian; raise ``FitError``, naming columns, if there is none."""
+    diagonal = np.sqrt(np.diag(hessian))
+    names = np.array(state.words[:-1])[used]
+    if not (diagonal > 0).all():
+        raise FitError(_unbounded(settings, names[int(np.argmin(diagonal))], state.words[-1]))
+    scaled = hessian / np.outer(diagonal, diagonal)
+    values, vectors = np.linalg.eigh(scaled)
+    if values[0] < SINGULAR:
+        which = names[np.abs(vectors[:, 0]) > 0.1]
+        if not first:
+            raise FitError(_unbounded(settings, ", ".join(which), state.words[-1]))
+        raise FitError(
+            f"{', '.join(which)} depend on each other, so that their coefficients cannot be "
+            "separated: name the columns without one of them"
+        )
+    inverse = (vectors / values) @ vectors.T
+    return np.asarray(inverse / np.outer(diagonal, diagonal))
+
+
+def _endless(settings: Mapping[str, Any], state: State, step: Array) -> str:
+    largest = state.words[int(np.argmax(np.abs(step)))]
+    return _unbounded(settings, largest, state.words[-1])
+
+
+def _unbounded(settings: Mapping[str, Any], name: str, target: str) -> str:
+    if settings["model"] == "linear":
+        return f"the steps do not converge along {name}: its values may be too far apart"
+    return (
+        f"the coefficients of {name} have no finite value: along it, {target} is the same in all "
+        "rows (separation). Name the columns without it"
+    )
+
+
+def _in_units(
+    arrays: Mapping[str, NDArray[Any]], beta: Array, covariance: Array, used: NDArray[np.bool_]
+) -> dict[str, NDArray[Any]]:
+    """Return coefficients (p,) and covariance (p, p) in the units of the columns; 0 if unused."""
+    widths = np.where(arrays[WIDTHS] > 0, arrays[WIDTHS], 1.0)
+    change = np.diag(np.concatenate(([1.0], 1 / widths)))
+    change[0, 1:] = -arrays[CENTRES] / widths
+    whole = np.zeros((len(beta), len(beta)))
+    whole[np.ix_(used, used)] = covariance
+    change[0, ~used] = 0.0
+    return {"coefficients": change @ beta, "covariance": change @ whole @ change.T}

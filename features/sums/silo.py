@@ -1,0 +1,87 @@
+"""A silo's answers to models that are trained by sums: what leaves is a sum over its rows.
+
+Every answer is checked as the coordinator checks it. No two answers may be of nearly the same rows:
+their difference would describe the few rows between them (``coterie.features.sums.memory``).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+import numpy as np
+from flwr.app import RecordDict
+from numpy.typing import NDArray
+
+from coterie import wire
+from coterie.client.work.request import RefusedError, Request
+from coterie.features.sums.contract import (
+    Answer,
+    Family,
+    FitError,
+    Question,
+    check_answer,
+    decode_question,
+    encode_answer,
+)
+from coterie.features.sums.memory import differs_little
+from coterie.features.sums.rows import Rows, rows_of
+from coterie.tasks.base import TaskError
+
+log = logging.getLogger("coterie.silo")
+
+
+class Side(Protocol):
+    """The silo's side of a family."""
+
+    def family(self) -> Family:
+        """Return the coordinator's side, which knows the layout of answers."""
+
+    def answer(
+        self, question: Question, rows: Rows, least: int
+    ) -> tuple[Answer, NDArray[np.bool_]]:
+        """Return the answer, and which rows (n,) are in it.
+
+        ``least`` is the silo's smallest count: fewer rows (persons, if they have several rows) must
+        not be recognisable.
+
+        Raises:
+            FitError: the question cannot be answered with these rows; the text goes to the
+                coordinator.
+        """
+
+
+def answer_sums(sides: Mapping[str, Side]) -> Callable[[Request], RecordDict]:
+    """Return the handler of questions to these families, by name."""
+
+    def work(request: Request) -> RecordDict:
+        session, policy = request.session, request.session.settings.policy
+        try:
+            question = decode_question(request.message.content, request.config)
+        except wire.WireError as error:
+            raise RefusedError(str(error)) from None
+        side = sides.get(question.family)
+        if side is None:
+            raise RefusedError(f"there is no family of models {question.family[:40]!r}.")
+        size = request.integer(wire.GROUP_SIZE, minimum=1)
+        request.refuse_for(policy.sums_objection(question.family, size))
+        request.refuse_for(policy.group_objection(request.config))
+        least = policy.smallest_count
+        try:
+            rows = rows_of(session)
+            with np.errstate(over="ignore", invalid="ignore"):  # the check names what is too large
+                answer, used = side.answer(question, rows, least)
+            request.refuse_for(differs_little(session, rows, used, least))
+            check_answer(side.family(), question, answer, len(rows))
+        except FitError as error:
+            request.refuse_for(f"cannot take part: {error}")
+        except wire.WireError as error:
+            request.refuse_for(f"cannot take part, because of {error}")
+        except TaskError as error:  # its text may name a file, or quote what stands in it
+            log.error("the rows cannot be read: %s", error)
+            request.refuse_for("can no longer read its data; see the silo's log.")
+        return encode_answer(answer)
+
+    work.__name__ = work.__qualname__ = "answer_sums"
+    return work

@@ -1,0 +1,209 @@
+"""A run that fits models by sums: its groups, and its file, from which it goes on after a crash."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from coterie import wire
+from coterie.engine.port import Engine
+from coterie.features.sums.contract import State, settings_text
+from coterie.features.sums.coordinator import Asking, Fit, Fits, fit_all
+from coterie.features.sums.keys import BySums
+from coterie.server.runs.config import RunConfig
+from coterie.server.runs.contribution import SUMS as FILE
+from coterie.server.runs.going_on import complete
+from coterie.server.runs.letters import letters_of
+from coterie.server.runs.record import reading
+from coterie.strategies.errors import FederationError, refused
+from coterie.strategies.rounds.roster import Silo
+from coterie.system.files import write_atomically
+
+FORMAT = 1
+ALL, ALONE = "all", "alone "
+"""Name of a fit of all silos, and the beginning of that of one silo."""
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """The fits of a run.
+
+    Attributes:
+        family, settings: what was fitted.
+        parent: the run whose groups these are; empty: all silos together.
+        silent: silo → why it is in no fit.
+    """
+
+    task: str
+    family: str
+    settings: Mapping[str, Any]
+    parent: str
+    fits: Fits
+    silent: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def groups(self) -> tuple[Fit, ...]:
+        """The fits of groups."""
+        return tuple(fit for fit in self.fits.fits if not fit.name.startswith(ALONE))
+
+    @property
+    def alone(self) -> dict[str, Fit]:
+        """Silo → its fit alone."""
+        fits = (fit for fit in self.fits.fits if fit.name.startswith(ALONE))
+        return {fit.name.removeprefix(ALONE): fit for fit in fits}
+
+
+def algorithm_of(config: RunConfig) -> BySums:
+    """Return the keys of a run of a family."""
+    assert isinstance(config.algorithm, BySums), "its row names such a class"
+    return config.algorithm
+
+
+def terms_of(config: RunConfig) -> dict[str, wire.Scalar]:
+    """Return what silos learn of the fit, before they join and with every question."""
+    return {wire.SUMS_OF: settings_text(algorithm_of(config).settings())}
+
+
+def fit_by_sums(
+    engine: Engine,
+    config: RunConfig,
+    folder: Path,
+    silos: Mapping[str, Silo],
+    absent: Mapping[str, str],
+    terms: Mapping[str, wire.Scalar],
+) -> Fitted:
+    """Fit all models of a run, or go on with those that its file has.
+
+    Args:
+        absent: silo → why it did not join.
+
+    Raises:
+        FederationError: the groups cannot be read, or no model could be fitted.
+    """
+    algorithm = algorithm_of(config)
+    training = {name: silo for name, silo in silos.items() if silo.trains}
+    file = folder / FILE
+    fitted = read_fitted(file) if file.exists() else _begun(config, folder, training)
+    idle = dict.fromkeys(silos.keys() - training.keys(), "it trains nothing.")
+    in_fits = {name for fit in fitted.fits.fits for name in (*fit.members, *fit.left_out)}
+    others = dict.fromkeys(training.keys() - in_fits, f"it is in no group of {config.parent}.")
+    fitted = replace(fitted, silent={**absent, **idle, **others})
+
+    def save(fits: Fits) -> None:
+        write_fitted(file, replace(fitted, fits=fits))
+
+    save(fitted.fits)
+    asking = Asking(
+        *(engine, algorithm.family(), algorithm.settings()),
+        *(training, terms, config.round_timeout),
+    )
+    fitted = replace(fitted, fits=fit_all(asking, fitted.fits, save))
+    save(fitted.fits)
+    if not any(fit.state.done for fit in fitted.fits.fits):
+        reasons = {fit.name: fit.failed for fit in fitted.fits.fits}
+        raise FederationError(
+            f"no {fitted.family} was fitted. {wire.reasons({**reasons, **fitted.silent})}",
+            phase=fitted.family,
+        )
+    return fitted
+
+
+def _begun(config: RunConfig, folder: Path, silos: Mapping[str, Silo]) -> Fitted:
+    parent, single = "", set[str]()
+    groups = {ALL: tuple(sorted(silos))}
+    if config.parent:
+        source = reading.find_run(config.parent, folder.parent)
+        run = complete(source)
+        if run.config.get("task") != config.task:
+            raise refused(f"{source.name} is a run of task {run.config.get('task')}: leave out it.")
+        parent = source.name
+        letters = letters_of(run.final_groups)
+        groups = {letters[group[0]]: tuple(group) for group in run.final_groups if len(group) > 1}
+        single = {name for group in run.final_groups if len(group) == 1 for name in group}
+    algorithm = algorithm_of(config)
+    fits = [Fit(name, tuple(sorted(members))) for name, members in sorted(groups.items())]
+    if algorithm.each_alone:
+        single |= {name for members in groups.values() for name in members}
+    fits += [Fit(f"{ALONE}{name}", (name,)) for name in sorted(single & silos.keys())]
+    settings = algorithm.settings()
+    return Fitted(config.task, config.strategy, settings, parent, Fits(tuple(fits)))
+
+
+# ---------------------------------------------------------------- the file
+
+
+def write_fitted(file: Path, fitted: Fitted) -> None:
+    """Write the fits, atomically."""
+    fits = [
+        {
+            "name": fit.name,
+            "members": fit.members,
+            "without": dict(fit.left_out),
+            "failed": fit.failed,
+            "words": fit.state.words,
+            "step": fit.state.step,
+            "done": fit.state.done,
+            "arrays": {name: _plain(array) for name, array in fit.state.arrays.items()},
+        }
+        for fit in fitted.fits.fits
+    ]
+    plain = {
+        "format": FORMAT,
+        "task": fitted.task,
+        "family": fitted.family,
+        "settings": dict(fitted.settings),
+        "parent": fitted.parent,
+        "silent": dict(fitted.silent),
+        "exchanges": fitted.fits.exchanges,
+        "fits": fits,
+    }
+    write_atomically(file, json.dumps(plain, ensure_ascii=False).encode())
+
+
+def read_fitted(file: Path) -> Fitted:
+    """Read what ``write_fitted`` wrote; ``FederationError`` if there is none, or it is damaged."""
+    try:
+        plain = json.loads(file.read_text(encoding="utf-8"))
+        fits = tuple(
+            Fit(
+                str(one["name"]),
+                tuple(map(str, one["members"])),
+                State(
+                    {str(name): _array(array) for name, array in one["arrays"].items()},
+                    tuple(map(str, one["words"])),
+                    int(one["step"]),
+                    bool(one["done"]),
+                ),
+                {str(name): str(why) for name, why in one["without"].items()},
+                str(one["failed"]),
+            )
+            for one in plain["fits"]
+        )
+        return Fitted(
+            *(str(plain["task"]), str(plain["family"]), dict(plain["settings"])),
+            *(str(plain["parent"]), Fits(fits, int(plain["exchanges"]))),
+            {str(name): str(why) for name, why in plain["silent"].items()},
+        )
+    except OSError as error:
+        raise refused(f"{file} cannot be read: {error.strerror}.") from None
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise refused(
+            f"{file} is damaged: {wire.plain_text(error, 200)}. Start a new run."
+        ) from None
+
+
+def _plain(array: NDArray[Any]) -> dict[str, Any]:
+    text = base64.b64encode(np.ascontiguousarray(array).tobytes()).decode()
+    return {"type": array.dtype.str, "shape": array.shape, "base64": text}
+
+
+def _array(plain: Mapping[str, Any]) -> NDArray[Any]:
+    numbers = np.frombuffer(base64.b64decode(plain["base64"]), np.dtype(plain["type"]))
+    return numbers.reshape(plain["shape"]).copy()

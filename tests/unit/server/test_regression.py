@@ -1,0 +1,350 @@
+"""Regression by sums: equal to all rows together, what a silo refuses, who is left out, a crash."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import Message, RecordDict
+from numpy.typing import NDArray
+from scipy.optimize import root
+
+from coterie import wire
+from coterie.client.ledger import read
+from coterie.features.sums.contract import (
+    FitError,
+    Question,
+    State,
+    added,
+    check_answer,
+    decode_answer,
+    encode_answer,
+)
+from coterie.features.sums.regression.design import design_of
+from coterie.features.sums.regression.newton import Regression, unpacked
+from coterie.features.sums.regression.silo import Regressing
+from coterie.features.sums.rows import Rows
+from coterie.server.runs.fitted import FILE, Fitted, read_fitted
+from coterie.strategies.errors import FederationError
+from coterie.tasks.base import Column
+from tests.contract.hostile.behaviours import ANYWHERE, filled, typed, with_arrays, with_config
+from tests.kit import CutGrid, Node, PowerCutError, Tap, ask, reason, restart_silos, run
+
+Arrays = Mapping[str, NDArray[Any]]
+MEANS = {
+    "linear": lambda eta: eta,
+    "logistic": lambda eta: 1 / (1 + np.exp(-eta)),
+    "poisson": np.exp,
+}
+
+
+def rows_of(seed: int, model: str, *, count: int = 300, unit: float = 1.0, **more: Any) -> Rows:
+    """Rows of a silo: a number far from 0, one that is missing in 20 rows, a category."""
+    rng = np.random.default_rng(seed)
+    year, dose = rng.normal(2000 + seed, 4, count), rng.normal(0, 1 + seed, count)
+    sex = rng.integers(0, 3, count).astype(np.float64)
+    eta = 0.1 * (year - 2000) + 0.3 * dose - 0.5 * (sex == 1) + 0.2 * seed
+    draw = {
+        "linear": lambda: eta + rng.normal(0, 2, count),
+        "logistic": lambda: (rng.random(count) < MEANS["logistic"](eta)).astype(np.float64),
+        "poisson": lambda: rng.poisson(np.exp(eta)).astype(np.float64),
+    }
+    dose[:20] = np.nan
+    inputs = [
+        Column("year", year),
+        Column("dose", dose * unit),
+        Column("sex", sex, ("f", "m", "x")),
+    ]
+    columns = {one.name: one for one in inputs} | {k: Column(k, v) for k, v in more.items()}
+    return Rows(list(columns.values()), [Column("outcome", draw[model]())])
+
+
+def fit(silos: Mapping[str, Rows], model: str, *, least: int = 10, columns: Any = ()) -> State:
+    family, side = Regression(), Regressing()
+    settings = {"model": model, "columns": list(columns), "target": ""}
+    state = State()
+    while not state.done:
+        question = Question("regression", settings, family.asked(settings, state))
+        answers = {name: side.answer(question, rows, least)[0] for name, rows in silos.items()}
+        for name, one in answers.items():
+            check_answer(family, question, one, len(silos[name]))
+        words = answers[min(answers)].words
+        state = replace(state, words=words, step=state.step + 1)
+        state = family.next(settings, state, added(answers))
+    return state
+
+
+def pooled(silos: Mapping[str, Rows], model: str) -> tuple[Any, Any]:
+    """Coefficients and covariance by a solver of equations on all rows together."""
+    settings = {"model": model, "columns": [], "target": ""}
+    designs = [design_of(rows, settings, 1) for rows in silos.values()]
+    x, y = (np.concatenate([getattr(one, part) for one in designs]) for part in "xy")
+    centre, width = x.mean(axis=0), x.std(axis=0)
+    z = np.column_stack([np.ones(len(y)), (x - centre) / width])
+    start = np.zeros(z.shape[1])
+    found = root(lambda b: z.T @ (MEANS[model](z @ b) - y) / len(y), start, tol=1e-13)
+    mean = MEANS[model](z @ found.x)
+    weights = {"linear": np.ones_like(y), "logistic": mean * (1 - mean), "poisson": mean}[model]
+    spread = ((y - mean) ** 2).sum() / (len(y) - z.shape[1]) if model == "linear" else 1.0
+    own = np.column_stack([np.ones(len(y)), x])
+    back = np.linalg.lstsq(own, z @ found.x, rcond=None)[0]
+    inside = np.linalg.inv(z.T @ (z * weights[:, None])) * spread
+    change = np.linalg.lstsq(own, z, rcond=None)[0]
+    return back, change @ inside @ change.T
+
+
+@pytest.mark.parametrize("unit", [1.0, 1e-7])
+@pytest.mark.parametrize("model", MEANS)
+def test_sums_give_what_all_rows_together_give_in_any_unit(model: str, unit: float) -> None:
+    silos = {f"s{seed}": rows_of(seed, model, unit=unit) for seed in range(3)}
+    state = fit(silos, model)
+    beta, covariance = pooled(silos, model)
+    assert state.words == ("(intercept)", "year", "dose", "sex = m", "sex = x", "outcome")
+    assert state.step <= 10 and state.arrays["count"] == 3 * 280
+    errors = np.sqrt(np.diag(covariance))
+    assert state.arrays["coefficients"] == pytest.approx(beta, rel=1e-6)
+    assert np.sqrt(np.diag(state.arrays["covariance"])) == pytest.approx(errors, rel=1e-6)
+    assert fit({"all": _together(silos)}, model).arrays["coefficients"] == pytest.approx(beta, 1e-6)
+
+
+def _together(silos: Mapping[str, Rows]) -> Rows:
+    first = next(iter(silos.values()))
+    whole = {}
+    for part in ("inputs", "targets"):
+        columns = zip(*(getattr(rows, part) for rows in silos.values()), strict=True)
+        whole[part] = [
+            replace(own[0], values=np.concatenate([one.values for one in own])) for own in columns
+        ]
+    return replace(first, **whole, kept={})
+
+
+RNG = np.random.default_rng(5)
+WRONG: dict[str, tuple[str, dict[str, Any], str]] = {
+    "a constant": ("linear", {"ward": np.full(300, 7.0)}, "ward is constant"),
+    "twice the same": ("linear", {"again": rows_of(0, "linear").inputs[0].values}, "again depend"),
+    "a few others": ("linear", {"rare": (np.arange(300) > 295) * 1.0}, "same value of rare"),
+    "separation": ("logistic", {}, "coefficients of .*sign.* have no finite value"),
+    "no classes": ("logistic", {"outcome": RNG.normal(0, 1, 300)}, "needs two classes"),
+    "no counts": ("poisson", {"outcome": RNG.normal(0, 1, 300)}, "needs counts"),
+    "one class": ("logistic", {"outcome": np.ones(300)}, "all rows have the same outcome"),
+    "exact": ("linear", {"outcome": np.arange(300.0), "time": np.arange(300.0)}, "exactly"),
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_what_has_no_result_is_named_and_no_number_comes(what: str) -> None:
+    model, more, why = WRONG[what]
+    rows = rows_of(0, model, **{k: v for k, v in more.items() if k != "outcome"})
+    outcome = more.get("outcome", rows.targets[0].values)
+    if what == "separation":
+        rows = rows_of(0, model, sign=outcome * 2 + RNG.random(300) * 0.5)
+        rows = replace(rows, inputs=[one for one in rows.inputs if one.name != "sex"])
+    rows = replace(rows, targets=[Column("outcome", np.asarray(outcome, np.float64))], kept={})
+    with pytest.raises(FitError, match=why):
+        fit({"a": rows}, model)
+
+
+def test_few_rows_are_never_shown_by_the_coefficients_that_a_coordinator_chooses() -> None:
+    rows, family = rows_of(0, "logistic"), Regression()
+    settings = {"model": "logistic", "columns": ["dose"], "target": ""}
+    values = np.sort(rows.inputs[1].values[20:])
+    narrow = {  # all weight on the rows beside one value
+        "centres": np.array([values[100]]),
+        "widths": np.array([1e-4]),
+        "beta": np.array([0.0, 1.0]),
+    }
+    with pytest.raises(FitError, match="few rows would outweigh"):
+        Regressing().answer(Question(family.name, settings, narrow), rows, 10)
+    with pytest.raises(FitError, match="too few rows"):
+        Regressing().answer(Question(family.name, settings), rows, 281)
+
+
+# ---------------------------------------------------------------- runs
+
+TABLE = """
+kind = "table"
+name = "heart"
+target = "ill"
+classes = ["no", "yes"]
+numeric = ["age", "dose"]
+network = "mclr"
+[categorical]
+sex = ["f", "m"]
+"""
+NAMES = ("a", "b", "c", "d")
+
+
+def sites(folder: Path, **more: Node) -> list[Node]:
+    """Write the tables of four silos, and return their nodes; ``more`` are settings of a silo."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "heart.toml").write_text(TABLE)
+    nodes: list[Node] = []
+    for number, name in enumerate(NAMES):
+        rng, lines = np.random.default_rng(number), ["age,dose,sex,ill"]
+        for row in range(150):
+            dose = "" if row < 15 else f"{rng.normal():.3f}"
+            ill = "yes" if float(dose or 0) * (1 if number < 2 else -1) + rng.normal() > 0 else "no"
+            lines.append(f"{rng.normal(60, 12):.0f},{dose},{'fm'[row % 2]},{ill}")
+        (folder / f"{name}.csv").write_text("\n".join(lines))
+        node = {"task": str(folder / "heart.toml"), "data.data": str(folder / f"{name}.csv")}
+        own = {"name": name, "home": str(folder / name), "sums": "regression,alone"}
+        nodes.append({**node, **own, **more.get(name, {})})
+    return nodes
+
+
+def regress(folder: Path, who: Any, **keys: Any) -> Fitted:
+    usual = {"strategy": "regression", "task": "heart", "min-silos": 2, "wait-for-silos": 0.2}
+    run(folder, who, **{**usual, **keys})
+    return read_fitted(folder / FILE)
+
+
+@pytest.fixture
+def nodes(tmp_path: Path) -> list[Node]:
+    restart_silos()
+    return sites(tmp_path / "sites")
+
+
+def test_groups_and_silos_alone_are_fitted_side_by_side_and_a_crash_changes_nothing(
+    nodes: list[Node], tmp_path: Path
+) -> None:
+    whole = regress(tmp_path / "whole", nodes, each_alone=True)
+    assert [fit.name for fit in whole.fits.fits] == ["all", *(f"alone {name}" for name in NAMES)]
+    assert all(fit.state.done and not fit.left_out for fit in whole.fits.fits)
+    alone = [whole.alone[name].state.arrays["coefficients"][2] for name in NAMES]
+    assert min(alone[:2]) > 0.8 and max(alone[2:]) < -0.8
+    leaving = [one for one in read(tmp_path / "sites" / "a") if one["type"] == wire.TRAIN_SUMS]
+    assert leaving[-1]["purpose"] and {t["shape"][0] for t in leaving[-1]["tensors"]} <= {1, 4, 10}
+    restart_silos()
+    with pytest.raises(PowerCutError):
+        regress(tmp_path / "cut", CutGrid(nodes, at=(wire.TRAIN_SUMS, 4), answered=3), each_alone=1)
+    restart_silos()
+    again = regress(tmp_path / "cut", nodes, resume="cut", runs_dir=str(tmp_path), run_id=2)
+    assert (tmp_path / "cut" / FILE).read_bytes() == (tmp_path / "whole" / FILE).read_bytes()
+    assert again.fits.exchanges == whole.fits.exchanges <= 10
+
+
+def test_the_groups_of_a_run_are_fitted_each_for_itself(nodes: list[Node], tmp_path: Path) -> None:
+    run(tmp_path / "trained", nodes, strategy="fedgroup", num_groups=2, task="heart", rounds=1,
+        lr=0.5)  # fmt: skip
+    found = regress(tmp_path / "r", nodes, parent="trained")
+    assert {fit.name: fit.members for fit in found.groups} == {"A": ("a", "b"), "B": ("c", "d")}
+    assert [np.sign(fit.state.arrays["coefficients"][2]) for fit in found.groups] == [1, -1]
+
+
+def beside(**arrays: Any) -> Any:
+    return with_arrays(lambda model: {**model, **{k: np.asarray(v) for k, v in arrays.items()}})
+
+
+LIES = {
+    "nothing in it": lambda good: RecordDict(),
+    "NaN": filled(np.nan),
+    "infinity": filled(np.inf),
+    "complex numbers": typed("c16"),
+    "single precision": typed("f4"),
+    "no arrays": with_arrays(lambda model: {}),
+    "other names": with_arrays(lambda model: {f"{k}x": a for k, a in model.items()}),
+    "other shapes": with_arrays(lambda model: {k: a[:, None] for k, a in model.items()}),
+    "more rows than it has": beside(count=[1e6]),
+    "half a row": beside(count=[99.5]),
+    "an impossible Hessian": beside(hessian=-np.ones(10)),
+    "no words": with_config(words="[]"),
+    "words that are no JSON": with_config(words="{"),
+    "a word that clears the screen": with_config(words='["(intercept)", "\\u001b[2J", "x", "y"]'),
+    "more columns": with_config(words='["(intercept)", "u", "v", "w", "y", "class = yes"]'),
+}
+
+
+@pytest.mark.parametrize("what", [*LIES, ""])
+def test_a_wrong_answer_is_seen_and_a_right_one_accepted(what: str) -> None:
+    family, rows = Regression(), rows_of(0, "linear")
+    settings = {"model": "linear", "columns": ["year", "sex"], "target": ""}
+    scale = {"centres": np.zeros(3), "widths": np.ones(3), "beta": np.zeros(4)}
+    question = Question(family.name, settings, scale)
+    good = encode_answer(Regressing().answer(question, rows, 10)[0])
+    assert decode_answer(family, question, good, 300).arrays["count"] == 300
+    if what:
+        with pytest.raises(wire.WireError) as error:
+            decode_answer(family, question, LIES[what](good), 300)
+        assert "\x1b" not in str(error.value)
+
+
+UNFIT = {
+    "silence": ANYWHERE["silence"],
+    "an error with a forged line": ANYWHERE["an error with a forged line"],
+    "infinity": filled(np.inf),
+    "other columns": with_config(words='["(intercept)", "u", "v", "w", "class = yes"]'),
+}
+
+
+@pytest.mark.parametrize("what", UNFIT)
+def test_a_silent_or_wrong_silo_is_left_out_of_the_whole_fit_by_name(
+    what: str, nodes: list[Node], tmp_path: Path
+) -> None:
+    """In the middle of the fit: what is left equals a fit that the silo was never in."""
+    asked = {"count": 0}
+
+    def change(silo: str, reply: Message) -> Message | None:
+        if silo != "d" or "words" not in str(reply.content.get("config")):
+            return reply
+        asked["count"] += 1
+        found: Any = UNFIT[what](reply.content) if asked["count"] > 3 else reply.content
+        return None if found is None else Message(found, reply_to=reply)
+
+    found = regress(tmp_path / "r", Tap(nodes, change=change), round_timeout=0.3).groups[0]
+    assert (found.members, set(found.left_out), found.state.done) == (("a", "b", "c"), {"d"}, True)
+    assert "\x1b" not in found.left_out["d"]
+    honest = regress(tmp_path / "honest", nodes[:3]).groups[0]
+    assert np.array_equal(found.state.arrays["coefficients"], honest.state.arrays["coefficients"])
+
+
+@pytest.mark.parametrize(
+    ("own", "why"),
+    [
+        ({"sums": ""}, "answers no sums for a regression"),
+        ({"sums": "regression", "min-group-size": 5}, "smaller than its min_group_size"),
+        ({"secure": "required"}, "only in secure runs"),
+        ({"statistics-from": 76}, "same value of"),
+    ],
+)
+def test_a_silos_policy_keeps_it_out_and_the_others_go_on(
+    own: Node, why: str, tmp_path: Path
+) -> None:
+    restart_silos()
+    found = regress(tmp_path / "r", sites(tmp_path / "sites", d=own))
+    assert why in {**found.silent, **found.groups[0].left_out}["d"]
+    assert found.groups[0].members == ("a", "b", "c") and found.groups[0].state.done
+
+
+def test_a_silo_that_allows_no_model_alone_is_in_its_groups_alone(tmp_path: Path) -> None:
+    restart_silos()
+    nodes = sites(tmp_path / "sites", d={"sums": "regression"})
+    found = regress(tmp_path / "r", nodes, each_alone=True)
+    assert "of this silo alone" in found.alone["d"].failed and found.groups[0].members == NAMES
+
+
+def test_two_sets_of_rows_that_differ_by_few_never_both_leave(
+    nodes: list[Node], tmp_path: Path
+) -> None:
+    file = Path(str(nodes[0]["data.data"]))
+    nodes[0]["data.test-data"] = str(nodes[1]["data.data"])
+    lines = file.read_text().splitlines()
+    regress(tmp_path / "first", nodes)
+    for gone, why in ((1, "fewer than 10"), (9, "fewer than 10"), (40, "")):
+        restart_silos()
+        file.write_text("\n".join(lines[:-gone]))
+        found = regress(tmp_path / f"without {gone}", nodes).groups[0].left_out.get("a", "")
+        assert why in found and bool(why) == bool(found), gone
+
+
+def test_without_any_result_the_run_fails_with_the_reasons(tmp_path: Path) -> None:
+    restart_silos()
+    nodes = sites(tmp_path / "sites", **{name: {"sums": ""} for name in NAMES})
+    with pytest.raises(FederationError, match=r"no regression was fitted.*answers no sums"):
+        regress(tmp_path / "r", nodes)
+    why = reason(ask(wire.TRAIN_SUMS, nodes[0], strategy="hcct", task="heart"))
+    assert "only in runs with strategy regression" in why
+    assert unpacked(np.arange(6.0), 3).tolist() == [[0, 1, 2], [1, 3, 4], [2, 4, 5]]
