@@ -323,12 +323,12 @@ def terms() -> frozenset[str]:
     return frozenset(name for name, entry in entries().items() if entry.at.term)
 
 
-@cache
-def evaluation_entries(*, trains: bool) -> frozenset[str]:
+def evaluation_entries(*messages: Mapping[str, object]) -> frozenset[str]:
     """Return the names of training entries that evaluation messages carry as well.
 
-    ``trains`` says whether silos train their own model before they evaluate.
+    They are more if one of ``messages``, by its entries, lets a silo train an own model first.
     """
+    trains = any(names.PERSONALISE in entries for entries in messages)
     wanted = ("always", "own") if trains else ("always",)
     return frozenset(name for name, entry in entries().items() if entry.at.evaluates in wanted)
 

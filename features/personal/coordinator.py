@@ -16,7 +16,7 @@ from typing import ClassVar
 from coterie import wire
 from coterie.strategies.plain import pooling
 from coterie.strategies.rounds.algorithm import Exchanges, Order
-from coterie.strategies.rounds.options import Config
+from coterie.strategies.rounds.options import Config, Scalar
 from coterie.strategies.rounds.roster import Silo
 from coterie.strategies.rounds.stage import Held, Outcome, Played, Scene, Stage
 
@@ -87,9 +87,9 @@ class Pooling(Stage):
         return chosen
 
     def outgoing(self, mine: Chosen, scene: Scene, orders: Sequence[Order]) -> list[Order]:
-        """Hold samples out until λ is chosen; afterwards tell it to the silos of groups."""
+        """Hold samples out until λ is chosen; then tell it to the silos that have own models."""
         if not scene.training:
-            return list(orders)
+            return [_told(order) if wire.OWN_PENALTY in order.config else order for order in orders]
         penalties = self._penalties(mine, scene)
         early = self.chooses and self._waits(scene)
         changed = []
@@ -98,14 +98,14 @@ class Pooling(Stage):
             if early and not order.purpose and _holds_out(order.silo):
                 config = {wire.HOLDOUT: HOLDOUT, **config}
             if not order.purpose and order.silo.name in penalties:
-                config[wire.OWN_PENALTY] = penalties[order.silo.name]
+                config |= _entries(penalties[order.silo.name])
             changed.append(order if config == order.config else replace(order, config=config))
         return changed
 
     def held(self, mine: Chosen, scene: Scene, held: Held) -> Held:
         """Tell silos of groups the λ with which they make their own of the model that they get."""
         entries = {
-            name: {**held.entries.get(name, {}), wire.OWN_PENALTY: penalty}
+            name: {**held.entries.get(name, {}), **_entries(penalty)}
             for name, penalty in self._penalties(mine, scene).items()
         }
         return replace(held, entries={**held.entries, **entries})
@@ -125,10 +125,20 @@ class Pooling(Stage):
         return mine, Outcome(notes={"own-penalty": entry})
 
     def _penalties(self, mine: Chosen, scene: Scene) -> Mapping[str, float]:
+        chosen: Mapping[str, float] = scene.algorithm.own_penalties(scene.state)
         if not mine.penalty:
-            return {}
+            return chosen
         groups = scene.algorithm.groups(scene.state)
         return {name: mine.penalty for group in groups if len(group) > 1 for name in group}
+
+
+def _entries(penalty: float) -> dict[str, Scalar]:
+    return {wire.PERSONALISE: wire.PARTIAL, wire.OWN_PENALTY: penalty}
+
+
+def _told(order: Order) -> Order:
+    """Return a question about own models as silos understand it in any run."""
+    return replace(order, config={wire.PERSONALISE: wire.PARTIAL, **order.config})
 
 
 def _holds_out(silo: Silo) -> bool:

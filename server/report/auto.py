@@ -13,13 +13,8 @@ from coterie.pictures.page import Picture, Table
 from coterie.pictures.style import GROUPS, LIGHT
 from coterie.server.report.explain import COLUMNS as HCCT_COLUMNS
 from coterie.server.report.explain import end_text, explain, rows
-from coterie.server.report.race import (
-    COLUMNS,
-    Explanation,
-    explain_race,
-    lead_of_race,
-    titles,
-)
+from coterie.server.report.race import COLUMNS, Explanation, explain_race, lead_of_race
+from coterie.server.report.race_words import titles
 from coterie.server.report.similarity import last_similarity
 from coterie.server.report.story import Story
 from coterie.server.runs.record import Entrant, Groups, Round, Verdict
@@ -62,7 +57,7 @@ def _lines(verdict: Verdict, rounds: Iterable[Round], lead: Lead) -> Iterable[ch
     for number, (entrant, name) in enumerate(zip(verdict.entrants, names, strict=True)):
         alone = number == verdict.alone
         colour = LIGHT["alone"] if alone else next(colours)
-        points = [(at, e.latest) for at, e in places[entrant.groups]]
+        points = [(at, e.latest) for at, e in places[_key(entrant)]]
         points = [(at, one) for at, one in points if math.isfinite(one.error)]
         spread = [_or_zero(one.standard_error) for _, one in points]
         means = [lead.scale * one.error for _, one in points]
@@ -83,16 +78,23 @@ def _lines(verdict: Verdict, rounds: Iterable[Round], lead: Lead) -> Iterable[ch
         )
 
 
-def _places(verdict: Verdict, rounds: Iterable[Round]) -> dict[Groups, list[tuple[int, Entrant]]]:
-    """Return partition → its standing after each round in which it was measured."""
-    found: dict[Groups, list[tuple[int, Entrant]]] = {e.groups: [] for e in verdict.entrants}
+def _key(entrant: Entrant) -> tuple[Groups, float]:
+    return entrant.groups, entrant.own_penalty
+
+
+def _places(
+    verdict: Verdict, rounds: Iterable[Round]
+) -> dict[tuple[Groups, float], list[tuple[int, Entrant]]]:
+    """Return partition and λ → its standing after each round in which it was measured."""
+    found: dict[tuple[Groups, float], list[tuple[int, Entrant]]]
+    found = {_key(e): [] for e in verdict.entrants}
     for one in rounds:
         if verdict.began < one.round < verdict.round and not one.final:
             for entrant in (*one.grouping.entrants, *one.grouping.dropped):
-                found.get(entrant.groups, []).append((one.round, entrant))
+                found.get(_key(entrant), []).append((one.round, entrant))
     for entrant in verdict.entrants:
         if entrant.dropped in (0, verdict.round):
-            known = found[entrant.groups]
+            known = found[_key(entrant)]
             if not known or known[-1][0] < verdict.round:
                 known.append((verdict.round, entrant))
     return found

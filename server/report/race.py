@@ -11,12 +11,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from coterie import wire
+from coterie.server.report.race_words import groups_text, listed, taking, titles
 from coterie.server.runs.record import Entrant, Placement, Round, Run, Verdict
 from coterie.server.runs.record.metrics import Lead
 from coterie.strategies.errors import EXIT_CONFIG, FederationError
 from coterie.strategies.partition.race import standard_error
 
-MOST_NAMED = 6
 COLUMNS = (
     "partition",
     "held-out",
@@ -171,6 +171,11 @@ class _Chosen:
             )
         else:
             yield f"Chosen: {self.names[verdict.winner]}: {groups_text(verdict)}. {self._why()}"
+            if penalty := verdict.chosen.own_penalty:
+                yield (
+                    "Every silo makes its own model of its group's: its own intercept, and slopes "
+                    f"that are shrunk to the group's (λ = {penalty:g})."
+                )
         silent = [name for name in verdict.silos if name not in verdict.judges]
         if silent and verdict.judges:
             yield (
@@ -328,6 +333,10 @@ class _Chosen:
                 f", and ends with a mean of two models: {100 - part}% that of its group, {part}% "
                 "what its last training made of it (as likely as that it is better off alone)"
             )
+        if self.verdict.chosen.own_penalty and not left:
+            last = next((r.silos[name] for r in reversed(self.rounds) if name in r.silos), None)
+            rows = math.nan if last is None else last.num_examples
+            place, kept = taking(self.verdict, others, rows, self.run.lead), ""
         better = "better" if gain.expected >= 0 else "worse"
         return (
             f"{place}{'' if left else kept}. On {count} that no model had seen "
@@ -407,60 +416,6 @@ def _group(entrant: Entrant, name: str) -> tuple[str, ...]:
 
 
 # ---------------------------------------------------------------- words
-
-
-def titles(entrants: Sequence[Entrant], *, short: bool = False) -> list[str]:
-    """Return a distinct title for each partition of a race.
-
-    ``short`` omits the sources of the partitions.
-    """
-    plain = [_shape(one) if short else _title(one) for one in entrants]
-    seen: Counter[str] = Counter()
-    found = []
-    for title in plain:
-        seen[title] += 1
-        found.append(title if plain.count(title) == 1 else f"{title} no. {seen[title]}")
-    return found
-
-
-def _title(one: Entrant) -> str:
-    by = []
-    for part in one.source.split("; "):
-        if part.startswith("clusters"):
-            by.append("by clustering")
-        elif part.startswith("HCCT, α "):
-            by.append(f"by HCCT, α = {part.removeprefix('HCCT, α ')}")
-        elif part == "as it is":
-            by.append("held until then")
-    return _shape(one) + (f" ({'; '.join(by)})" if by else "")
-
-
-def _shape(one: Entrant) -> str:
-    several = [group for group in one.groups if len(group) > 1]
-    alone = len(one.groups) - len(several)
-    if not several:
-        return "everybody alone"
-    if len(several) == 1 and not alone:
-        return "all together"
-    text = wire.counted(len(several), "group")
-    return text + (f" and {alone} alone" if alone else "")
-
-
-def groups_text(verdict: Verdict) -> str:
-    several = [group for group in verdict.chosen.groups if len(group) > 1]
-    alone = [group[0] for group in verdict.chosen.groups if len(group) == 1]
-    parts = ["{" + listed(group, "") + "}" for group in several]
-    parts += [f"alone {listed(alone)}"] if alone else []
-    return " ".join(parts)
-
-
-def listed(names: Sequence[str], last: str = " and ") -> str:
-    """Join names for a sentence; shorten long lists."""
-    if len(names) > MOST_NAMED:
-        return f"{', '.join(names[: MOST_NAMED - 1])} and {len(names) - MOST_NAMED + 1} more"
-    if len(names) < 2 or not last:
-        return ", ".join(names)
-    return f"{', '.join(names[:-1])}{last}{names[-1]}"
 
 
 def _count(names: Sequence[str], what: str) -> str:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from coterie.server.report.race import groups_text, lead_of_race, listed, titles
+from coterie.server.report.race import lead_of_race
+from coterie.server.report.race_words import groups_text, listed, titles
 from coterie.server.runs.record import Entrant, Round, Verdict
 from coterie.server.runs.record.metrics import Lead
 

@@ -39,7 +39,8 @@ import numpy as np
 from pydantic import Field
 
 from coterie import wire
-from coterie.strategies.auto.budget import Budget, holdout, pass_of
+from coterie.strategies.auto import own_models
+from coterie.strategies.auto.budget import Budget, holdout
 from coterie.strategies.auto.candidates import (
     AS_IT_IS,
     Candidate,
@@ -66,6 +67,7 @@ from coterie.strategies.auto.newcomers import after_probation, nearest
 from coterie.strategies.auto.race import (
     decided,
     fell_behind,
+    goes_on,
     race_orders,
     reduced,
     with_raced,
@@ -107,12 +109,6 @@ log = logging.getLogger("coterie.run")
 
 LOOK_SHARE, MAX_LOOK = 1 / 3, 6
 """Most rounds of a look: as a share of the run's rounds, and in number."""
-MAX_RACE = 4
-"""Maximum rounds of a race; relevant differences show in fewer."""
-UNDECIDED = 0.5
-"""Share of the run up to which a race continues while all-alone is still in it."""
-HOLD_SHARE = 0.2
-"""Minimum share of the run's rounds left for the winner, which trains on all data."""
 LEAST_ROUNDS = 6
 """Minimum rounds of a run, for look, race and hold."""
 PAIRED_SHARE = 1 / 6
@@ -228,7 +224,10 @@ class Auto(Algorithm[AutoState]):
         )
 
     def prepare(self, state: AutoState, now: Round) -> Exchanges[AutoState]:
-        """Compare pairs of silos; let newcomers measure every group's model on their own data."""
+        """Compare pairs of silos; end a race by own models; let newcomers measure groups' models.
+
+        Newcomers measure every group's model on their own data.
+        """
         asks = self.discriminators and not now.unseen  # they are models of a silo's data
         asks = asks and all(silo.described for silo in now.silos)
         if state.phase == "look" and asks and 2 < len(now.silos) <= MAX_PAIRED:
@@ -240,7 +239,11 @@ class Auto(Algorithm[AutoState]):
                 fedcollab = FedCollab(c="auto", seed=self.seed, discriminators=limit)
                 compared = yield from fedcollab.prepare(before, now)
                 state = _with_pairs(state, compared, now)
-        return (yield from nearest(state, now))
+        if state.measures_own:
+            state = yield from own_models.measured(state, self._limits, now)
+            state = handed_out(decided(state, now, complete=True), now)
+        state = yield from nearest(state, now)
+        return (yield from own_models.of_newcomers(state, now))
 
     # ---------------------------------------------------------------- a round
 
@@ -379,34 +382,20 @@ class Auto(Algorithm[AutoState]):
                 "Policies may forbid it (share_metrics in silo.toml)"
             )
         found = standings_of(state)
-        kept = [c for c, s in zip(state.candidates, found, strict=True) if not s.out]
+        spared = own_models.tried(state, now)
+        kept = [c for c, s in zip(state.candidates, found, strict=True) if not s.out or c in spared]
         undecided = len(kept) > 1 or (now.unseen and would_leave(state, kept[0]))
-        if undecided and self._goes_on(state, kept, raced, now):
-            return reduced(state, now)
+        ahead = own_models.cost(spared, now)
+        if undecided and goes_on(state, kept, self._limits, now, ahead):
+            return reduced(state, now, spared)
+        if spared and now.number < now.rounds:
+            return replace(state, measures_own=True)
         return decided(state, now, complete=True)
-
-    def _goes_on(self, state: AutoState, kept: Sequence[Candidate], raced: int, now: Round) -> bool:
-        left = now.rounds - now.number
-        if left <= max(1, round(HOLD_SHARE * now.rounds)):
-            return False
-        # Groups are still learning when a silo by itself has learned what it can: whether they are
-        # better than alone takes longer to see than which of them is.
-        alone = kept[0].groups == trivial(now.names, {})[0].groups
-        if raced >= MAX_RACE and not (alone and now.number < UNDECIDED * now.rounds):
-            return False
-        if raced > MEASURES and not judges_of(state):
-            return False
-        groups = {group for c in kept for group in c.groups if len(group) > 1}
-        all_arms = 0
-        for name in now.names:
-            arms = 1 + sum(name in group for group in groups)
-            cost, all_arms = arms * pass_of(now.here[name]) + left - 1, all_arms + arms
-            if state.trainings.get(name, 0.0) + cost > self.budget * now.rounds:
-                return False
-        return self._limits.allows_bytes(state, now, all_arms + (left - 1) * len(now.names))
 
     def finish(self, state: AutoState, now: Round) -> Exchanges[AutoState]:
         """End an open race with the best so far; mix their own model in for silos in doubt."""
+        if state.phase == "race" and judges_of(state):
+            state = yield from own_models.measured(state, self._limits, now)
         if state.phase == "hold" or (state.held and not fell_behind(state)):
             return replace(state, members=state.members.holding(ending(state)))
         if state.phase == "race" and judges_of(state):
@@ -417,9 +406,16 @@ class Auto(Algorithm[AutoState]):
             "It keeps the best so far" if state.held else "Every silo keeps its own model",
         )
         return state
-        yield
 
     # ---------------------------------------------------------------- views
+
+    def own_penalties(self, state: AutoState) -> Mapping[str, float]:
+        """Return silo → λ, for silos that hold a group's model."""
+        if not state.penalty:
+            return {}
+        grouped = {n for group in state.held if len(group) > 1 for n in group}
+        grouped |= {name for name in state.probation if name in state.beside}
+        return dict.fromkeys(sorted(grouped - state.own - state.noise.keys()), state.penalty)
 
     def comparing(self, state: AutoState, now: Round) -> bool:
         return state.phase != "hold"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from coterie import wire
@@ -43,6 +43,15 @@ class Budget:
 
     def allows_bytes(self, state: AutoState, now: Round, exchanges: float) -> bool:
         return state.moved + exchanges * state.each <= self.most_bytes(state, now)
+
+    def allows(
+        self, state: AutoState, passes: Mapping[str, float], exchanges: float, now: Round
+    ) -> bool:
+        """Return whether these passes of each silo, and exchanges of models, are within both."""
+        return self.allows_bytes(state, now, exchanges) and all(
+            state.trainings.get(name, 0.0) + more <= self.trainings * now.rounds
+            for name, more in passes.items()
+        )
 
     def charged(self, state: AutoState, updates: Updates, now: Round) -> AutoState:
         """Add the round's trainings, in passes over a silo's samples, and its bytes."""

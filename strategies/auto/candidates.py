@@ -48,18 +48,25 @@ class Candidate:
 
     ``strength`` orders candidates of one kind: the stretch of α in which it lasts (α_high / α_low),
     or its silhouette. ``supported``: the silos' discriminators, which have seen data and not
-    updates, propose it for all silos.
+    updates, propose it for all silos. ``penalty``: λ with which silos make their own models of
+    their group's (``own_models``); 0: they use the group's.
     """
 
     groups: tuple[Group, ...]
     source: str
     strength: float = 0.0
     supported: bool = False
+    penalty: float = 0.0
 
     @property
     def is_trivial(self) -> bool:
         """Whether it is all silos alone, or all together as far as silos accept that."""
         return bool({ALONE, TOGETHER} & set(self._sources))
+
+    @property
+    def is_together(self) -> bool:
+        """Whether it is all together, as far as silos accept that."""
+        return TOGETHER in self._sources
 
     @property
     def is_agreed(self) -> bool:

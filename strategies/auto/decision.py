@@ -53,12 +53,14 @@ def decision(state: AutoState, *, unseen: bool) -> Decision:
 
     Both the candidate as raced and what would be held of it must pass.
     """
-    wanted = by_preference(state.candidates, standings_of(state), state.members.sizes)
+    found, sizes = standings_of(state), state.members.sizes
+    wanted = by_preference(state.candidates, found, sizes, converged=by_loss(state))
     for number in wanted:
         candidate = state.candidates[number]
-        found = _settled(state, candidate, unseen=unseen)
-        if not any(behind_alone(state, groups) for groups in (candidate.groups, found.groups)):
-            return found
+        settled = _settled(state, candidate, unseen=unseen)
+        left = replace(candidate, groups=settled.groups)
+        if not any(behind_alone(state, one) for one in (candidate, left)):
+            return settled
     return Decision(everybody_alone(state.raced), {}, (), ())
 
 

@@ -13,7 +13,7 @@ from coterie.strategies.partition.race import Standing
 
 def verdict_text(verdict: Verdict, own: frozenset[str]) -> str:
     parts = [
-        f"{one.candidate.source}: "
+        f"{one.candidate.source}{', own models' if one.candidate.penalty else ''}: "
         + (
             f"{100 * one.standing.error:.1f}%"
             if verdict.shares
@@ -41,6 +41,7 @@ def entrant_entry(one: Entrant) -> dict[str, Any]:
         "groups": [list(group) for group in one.candidate.groups],
         "samples": plain(one.samples),
         **({"supported": True} if one.candidate.supported else {}),
+        **({"own-penalty": one.candidate.penalty} if one.candidate.penalty else {}),
         **_standing_entry(one.standing),
         "out": one.standing.out,
         "latest": _standing_entry(one.latest),

@@ -8,7 +8,7 @@ import numpy as np
 
 from coterie import wire
 from coterie.strategies.auto.candidates import Candidate
-from coterie.strategies.auto.state import AutoState, Entrant, Measured, Trial, group_of
+from coterie.strategies.auto.state import AutoState, Entrant, Measured, Trial, key_of
 from coterie.strategies.partition.race import NEAR, Gain, Standing, shrunken_gains, standings
 from coterie.strategies.rounds.algorithm import Update
 from coterie.strategies.rounds.models import is_linear
@@ -81,7 +81,7 @@ def judges_of(state: AutoState, last: int = MEASURES) -> frozenset[str]:
             frozenset(
                 name
                 for group in c.groups
-                for name, found in state.measured.get(group, {}).items()
+                for name, found in state.measured.get(key_of(c, group[0]), {}).items()
                 if len(found) >= last
             )
             for c in state.candidates
@@ -106,7 +106,7 @@ def standings_of(state: AutoState, last: int = MEASURES) -> list[Standing]:
         nothing = Standing(float("nan"), 0.0, float("nan"), False)
         return [nothing] * len(state.candidates)
     table = [
-        [mean_of(state.measured[group_of(c.groups, name)][name][-last:]) for name in judges]
+        [mean_of(state.measured[key_of(c, name)][name][-last:]) for name in judges]
         for c in state.candidates
     ]
     errors = np.array([[m.error for m in row] for row in table])
@@ -119,24 +119,30 @@ def standings_of(state: AutoState, last: int = MEASURES) -> list[Standing]:
 
 
 def by_preference(
-    candidates: Sequence[Candidate], found: Sequence[Standing], sizes: Mapping[str, float]
+    candidates: Sequence[Candidate],
+    found: Sequence[Standing],
+    sizes: Mapping[str, float],
+    *,
+    converged: bool = False,
 ) -> list[int]:
     """Return the indices of candidates that may be held, most wanted first.
 
     These are the ones as good as the best. Among them, what the measurements cannot tell apart is
     decided by prior knowledge: a supported candidate comes first, as discriminators have compared
     the silos' data; then those with most data, as their models have more to learn and vary less.
+    Models that have ``converged`` have no more to learn: all together, then the smallest loss.
     """
     near = [n for n, s in enumerate(found) if not s.out and s.behind <= NEAR * s.standard_error]
 
     def rank(number: int) -> tuple[bool, float, float]:
         one = candidates[number]
-        return not one.supported, -samples_behind(one, sizes), found[number].behind
+        data = float(one.is_together) if converged else samples_behind(one, sizes)
+        return not one.supported, -data, found[number].behind
 
     return sorted(near, key=rank)
 
 
-def behind_alone(state: AutoState, groups: Sequence[Group]) -> bool:
+def behind_alone(state: AutoState, candidate: Candidate) -> bool:
     """Return whether a partition's mean error over the judges exceeds that of all silos alone.
 
     Chance is not considered; errors equal to nine digits, as in the race, are not behind. Local
@@ -146,8 +152,7 @@ def behind_alone(state: AutoState, groups: Sequence[Group]) -> bool:
     own, alone = [], []
     for name in sorted(judges_of(state)):
         both = [
-            state.measured.get(group, {}).get(name, ())
-            for group in (group_of(groups, name), (name,))
+            state.measured.get(key, {}).get(name, ()) for key in (key_of(candidate, name), (name,))
         ]
         if min(map(len, both)) >= MEASURES:
             own.append(mean_of(both[0]).error)
@@ -175,7 +180,7 @@ def trials_of(state: AutoState, raced: Sequence[Candidate]) -> dict[str, Trial]:
     """Return what every silo measured of the models that these candidates offered it."""
     found = {}
     for name in sorted(state.raced):
-        own = [state.measured.get(group_of(c.groups, name), {}).get(name, ()) for c in raced]
+        own = [state.measured.get(key_of(c, name), {}).get(name, ()) for c in raced]
         if any(own):
             means = [mean_of(m) if m else None for m in own]
             count = next(m.count for m in means if m)
@@ -189,7 +194,7 @@ def gains_of(state: AutoState, winner: Candidate) -> dict[str, Gain]:
     for group in winner.groups:
         for name in group if len(group) > 1 else ():
             alone = state.measured.get((name,), {}).get(name)
-            together = state.measured.get(group, {}).get(name)
+            together = state.measured.get(key_of(winner, name), {}).get(name)
             if alone and together:
                 found[name] = (mean_of(alone), mean_of(together))
     if not found:

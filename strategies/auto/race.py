@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from coterie import wire
-from coterie.strategies.auto.budget import holdout
-from coterie.strategies.auto.candidates import Candidate
+from coterie.strategies.auto.budget import Budget, holdout, pass_of
+from coterie.strategies.auto.candidates import AS_IT_IS, Candidate, trivial
 from coterie.strategies.auto.decision import decision
 from coterie.strategies.auto.entries import verdict_text
 from coterie.strategies.auto.evidence import (
+    MEASURES,
     behind_alone,
     entrants_of,
     gains_of,
@@ -19,7 +20,7 @@ from coterie.strategies.auto.evidence import (
     noted,
     trials_of,
 )
-from coterie.strategies.auto.state import AutoState, Entrant, Verdict, holding
+from coterie.strategies.auto.state import AutoState, Entrant, Verdict, holding, key_of
 from coterie.strategies.rounds.algorithm import Order, Round, Updates
 from coterie.strategies.rounds.handles import Model
 from coterie.strategies.rounds.members import minimums_of, present_groups, staying
@@ -30,6 +31,13 @@ from coterie.strategies.rounds.reports import Group
 from coterie.strategies.rounds.roster import Silo
 
 log = logging.getLogger("coterie.run")
+
+MAX_RACE = 4
+"""Maximum rounds of a race; relevant differences show in fewer."""
+UNDECIDED = 0.5
+"""Share of the run up to which a race continues while all-alone is still in it."""
+HOLD_SHARE = 0.2
+"""Minimum share of the run's rounds left for the winner, which trains on all data."""
 
 
 def race_orders(state: AutoState, silo: Silo, now: Round) -> list[Order]:
@@ -54,9 +62,39 @@ def with_raced(state: AutoState, updates: Updates) -> AutoState:
     return replace(state, models=models, measured=measured)
 
 
-def reduced(state: AutoState, now: Round) -> AutoState:
+def goes_on(
+    state: AutoState,
+    kept: Sequence[Candidate],
+    limits: Budget,
+    now: Round,
+    ahead: tuple[Mapping[str, float], float],
+) -> bool:
+    """Return whether a race between these goes on for another round.
+
+    Args:
+        ahead: what measuring own models will cost: silo → passes, and exchanges of models.
+    """
+    raced, left = now.number - state.since, now.rounds - now.number
+    if left <= max(1, round(HOLD_SHARE * now.rounds)):
+        return False
+    # Groups are still learning when a silo by itself has learned what it can: whether they are
+    # better than alone takes longer to see than which of them is.
+    alone = kept[0].groups == trivial(now.names, {})[0].groups
+    if raced >= MAX_RACE and not (alone and now.number < UNDECIDED * now.rounds):
+        return False
+    if raced > MEASURES and not judges_of(state):
+        return False
+    groups = {group for c in kept for group in c.groups if len(group) > 1}
+    arms = {name: 1 + sum(name in group for group in groups) for name in now.names}
+    later, exchanges = ahead
+    passes = {n: k * pass_of(now.here[n]) + left - 1 + later.get(n, 0.0) for n, k in arms.items()}
+    exchanges += sum(arms.values()) + (left - 1) * len(arms)
+    return limits.allows(state, passes, exchanges, now)
+
+
+def reduced(state: AutoState, now: Round, kept: Sequence[Candidate]) -> AutoState:
     """Continue the race without the candidates that drop out, and their models."""
-    entrants = _with_dropped(entrants_of(state), now)
+    entrants = _with_dropped(entrants_of(state), now, kept)
     kept = tuple(one.candidate for one in entrants if not one.dropped)
     groups = {group for candidate in kept for group in candidate.groups}
     return replace(
@@ -85,7 +123,7 @@ def decided(state: AutoState, now: Round, *, complete: bool) -> AutoState:
         now.number,
         raced,
         tuple(sorted(judges_of(state))),
-        next(n for n, one in enumerate(raced) if one.candidate.groups == found.winner.groups),
+        next(n for n, one in enumerate(raced) if _same(one.candidate, found.winner)),
         found.gains,
         trials=trials_of(state, [entrant.candidate for entrant in raced]),
         shares=all(m.share for of in state.measured.values() for n in of for m in of[n]),
@@ -104,6 +142,8 @@ def decided(state: AutoState, now: Round, *, complete: bool) -> AutoState:
         held=tuple(sorted((*found.groups, *((name,) for name in single)))),
         group_models=models,
         own=found.own,
+        penalty=found.winner.penalty,
+        measures_own=False,
         models={},
         measured={},
         candidates=(),
@@ -125,13 +165,24 @@ def _model_to_hold(state: AutoState, group: Group) -> Model:
     )
 
 
-def _with_dropped(entrants: Sequence[Entrant], now: Round) -> tuple[Entrant, ...]:
-    return tuple(replace(e, dropped=now.number) if e.standing.out else e for e in entrants)
+def _same(one: Candidate, other: Candidate) -> bool:
+    return (one.groups, one.penalty) == (other.groups, other.penalty)
+
+
+def _with_dropped(
+    entrants: Sequence[Entrant], now: Round, kept: Sequence[Candidate] = ()
+) -> tuple[Entrant, ...]:
+    return tuple(
+        replace(e, dropped=now.number) if e.standing.out and e.candidate not in kept else e
+        for e in entrants
+    )
 
 
 def fell_behind(state: AutoState) -> bool:
     """Return whether the held groups are behind all-alone in a repeated race."""
     groups = present_groups(state.held, sorted(state.raced))
     raced = (*state.candidates, *(one.candidate for one in state.dropped))
-    measured = bool(judges_of(state)) and groups in {candidate.groups for candidate in raced}
-    return measured and behind_alone(state, groups)
+    held = Candidate(groups, AS_IT_IS, penalty=state.penalty)
+    measured = bool(judges_of(state)) and groups in {one.groups for one in raced}
+    measured = measured and any(key_of(held, name) in state.measured for name in state.raced)
+    return measured and behind_alone(state, held)

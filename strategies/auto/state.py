@@ -16,8 +16,9 @@ from coterie.strategies.rounds.members import Members
 from coterie.strategies.rounds.models import weighted_mean
 from coterie.strategies.rounds.reports import Group
 
-ALONE, GROUP = "alone", "group"
-"""Purposes of a silo's trainings in addition to that of the model that it holds."""
+ALONE, GROUP, OWN = "alone", "group", "own"
+"""Purposes of a silo's trainings in addition to that of the model that it holds, and of own models
+that it makes of that."""
 
 
 @dataclass(frozen=True)
@@ -127,6 +128,8 @@ class AutoState:
         group_models: group of ``held`` with several members → its model.
         latest: silo → its last update of the group's model, if its final model has a share of that.
         own: silos that keep their own model although they have a group.
+        penalty: λ with which silos make their own models of their group's; 0: they use the group's.
+        measures_own: the race is over but for measuring own models.
         probation: newcomer → its rounds since there are groups.
         beside: newcomer → the group that it is compared with.
         raced: silos of the last race.
@@ -156,6 +159,8 @@ class AutoState:
     group_models: Mapping[Group, Model] = field(default_factory=dict)
     latest: Mapping[str, Model] = field(default_factory=dict)
     own: frozenset[str] = frozenset()
+    penalty: float = 0.0
+    measures_own: bool = False
     probation: Mapping[str, int] = field(default_factory=dict)
     beside: Mapping[str, Group] = field(default_factory=dict)
     placed: Mapping[str, Placement] = field(default_factory=dict)
@@ -167,6 +172,12 @@ class AutoState:
 def group_of(held: Iterable[Group], name: str) -> Group:
     """Return the group that a silo is in, or the silo alone."""
     return next((group for group in held if name in group), (name,))
+
+
+def key_of(candidate: Candidate, name: str) -> Group:
+    """Return the key in ``measured`` of the model that a candidate offers a silo."""
+    group = group_of(candidate.groups, name)
+    return (f"{OWN} {candidate.penalty:g}", *group) if candidate.penalty and group[1:] else group
 
 
 def without(state: AutoState, name: str) -> AutoState:

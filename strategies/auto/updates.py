@@ -86,7 +86,8 @@ def with_held(state: AutoState, updates: Updates) -> AutoState:
     state = replace(state, group_models=models, latest=latest)
     for update in updates:
         name = update.silo.name
-        if name in state.probation and name in state.beside and not update.purpose:
+        new = name in state.probation and name in state.beside and not update.purpose
+        if new and not state.penalty:  # then its own model of the group's counts
             state = replace(state, measured=noted(state, (GROUP, name), [update]))
     return state
 

@@ -27,13 +27,13 @@ TRIED = (0.0, *GRID)
 
 
 def ask(
-    wanted: Sequence[tuple[Silo, Model]], *, holdout: float
+    wanted: Sequence[tuple[Silo, Model]], *, holdout: float, penalties: Sequence[float] = TRIED
 ) -> Exchanges[dict[float, dict[str, Update]]]:
     """Let silos make their own models of those they receive, and measure them, in one exchange.
 
-    Return λ → silo → its measurements on held-out samples, for every λ of ``TRIED``.
+    Return λ → silo → its measurements on held-out samples, for every λ of ``penalties``.
     """
-    purposes = {f"own-{number}": penalty for number, penalty in enumerate(TRIED)}
+    purposes = {f"own-{number}": penalty for number, penalty in enumerate(penalties)}
     orders = []
     for silo, model in wanted:
         for purpose, penalty in purposes.items():
@@ -41,7 +41,7 @@ def ask(
             orders.append(
                 Order(silo, model, purpose=purpose, kind=wire.EVALUATE_OWN, config=config)
             )
-    found: dict[float, dict[str, Update]] = {penalty: {} for penalty in TRIED}
+    found: dict[float, dict[str, Update]] = {penalty: {} for penalty in penalties}
     if orders:
         answers = yield orders
         for update in answers:

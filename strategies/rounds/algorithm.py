@@ -366,6 +366,10 @@ class Algorithm(Options, Generic[State]):
         """
         return [group for group in self.groups(state) if len(group) > 1 or self.hands_on]
 
+    def own_penalties(self, state: State) -> Mapping[str, float]:
+        """Return silo → λ with which it makes its own model of the one that it holds."""
+        return {}
+
     def comparing(self, state: State, now: Round) -> bool:
         """Return whether partitions are or will be compared, so that all silos must train alike."""
         return False

@@ -146,7 +146,7 @@ def evaluation_messages(
         action: see ``Run``.
     """
     encoder = Encoder()
-    keys = {*wire.evaluation_entries(trains=wire.PERSONALISE in config), *ABOUT}
+    keys = {*wire.evaluation_entries(config, *(own or {}).values()), *ABOUT}
     of_training = {
         key: value for key, value in config.items() if key in keys or key.startswith(wire.TASK_KEYS)
     }

@@ -28,6 +28,7 @@ class Entrant:
         groups: of all silos of the race.
         samples: number behind a silo's model, mean over silos.
         supported: the silos' discriminators propose it.
+        own_penalty: λ with which silos make their own models of their group's; 0: they do not.
         error, behind, standard_error: decide the race; see ``Standing``.
         out: it was worse beyond chance.
         dropped: the round after which it was dropped; 0 if it was in the race to the end.
@@ -38,6 +39,7 @@ class Entrant:
     groups: Groups = ()
     samples: float = math.nan
     supported: bool = False
+    own_penalty: float = 0.0
     error: float = math.nan
     behind: float = math.nan
     standard_error: float = math.nan

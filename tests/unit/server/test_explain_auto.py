@@ -14,7 +14,8 @@ import pytest
 
 from coterie.server.report.command import build_story, write_report
 from coterie.server.report.page import make_pictures
-from coterie.server.report.race import Explanation, explain_race, thin_evidence, titles
+from coterie.server.report.race import Explanation, explain_race, thin_evidence
+from coterie.server.report.race_words import titles
 from coterie.server.report.view import line_of
 from coterie.server.runs.record import EVENTS, Run, event_of, read_run, run_of
 from coterie.server.runs.record.follow import Progress
