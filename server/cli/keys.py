@@ -194,9 +194,21 @@ def keys_to_evaluate(
     }
     keys = inherited | ({} if task is None else {"task": task})
     if "task" not in keys:
-        lacks = "--task is missing: " if strategy == "evaluation" else ""
+        lacks = "" if strategy == "contribution" else "--task is missing: "
         raise MisuseError(f"{lacks}{models!r} does not name a complete run that is recorded here.")
     return {"strategy": strategy, "parent": named_parent(models), **keys}
+
+
+def keys_to_regress(groups: str | None, task: str | None, root: Path | None) -> dict[str, Any]:
+    """Return the keys of a regression in the groups of a run, or of all silos of a task.
+
+    Raises ``MisuseError`` if the task is neither given nor known from the run.
+    """
+    if groups is not None:
+        return keys_to_evaluate(groups, task, root, strategy="regression")
+    if task is None:
+        raise MisuseError("--task is missing: name the silos' task, or a run with --groups.")
+    return {"strategy": "regression", "task": task}
 
 
 def named_parent(parent: str) -> str:

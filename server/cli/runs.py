@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from coterie.server.cli import options
+from coterie.server.cli import asking, options
 from coterie.server.cli.keys import (
     KeysCommand,
     keys_from,
     keys_given,
     keys_of,
-    keys_to_evaluate,
     keys_to_go_on,
     named_parent,
 )
@@ -166,95 +165,7 @@ def run(
     )
 
 
-@app.command(epilog="Example:  coterie stats --task heart --min-silos 4")
-def stats(
-    task: Annotated[str, typer.Option(help="Task whose silos are asked for their data summary.")],
-    min_silos: options.MinSilosOption = 2,
-    wait: options.WaitOption = 120.0,
-    federation: options.FederationOption = None,
-    superlink: options.SuperLinkOption = None,
-    root_certificates: options.CertificateOption = None,
-    runs_dir: options.RunsOption = None,
-    as_json: JsonOption = False,
-) -> None:
-    """Summarise the silos' data before training.
-
-    Each silo reports what its silo.toml allows: the number of training samples without a value, in
-    each interval or category, and of each class. Small counts are hidden at the silo. The command
-    writes a page that shows where silos differ, and warns of probable mistakes.
-    """
-    given = options.Given(federation, superlink, root_certificates, runs_dir)
-    _ask({"strategy": "statistics", "task": task}, given, min_silos, wait, as_json)
-
-
-def _ask(
-    keys: dict[str, Any], given: options.Given, min_silos: int, wait: float, as_json: bool
-) -> None:
-    """Submit a run that asks the silos something, follow it, and exit with its status."""
-    from coterie.server.cli.submitting import submit_and_follow
-    from coterie.server.cli.waiting import Turn
-
-    keys = {**keys, "min-silos": min_silos, "wait-for-silos": wait}
-    raise typer.Exit(submit_and_follow(keys, given, Turn(given), detach=False, as_json=as_json))
-
-
-@app.command(epilog="Example:  coterie evaluate hcct-1234 --min-silos 4")
-def evaluate(
-    models: Annotated[
-        str,
-        typer.Argument(
-            metavar="RUN|FILE",
-            help="A complete run, all of whose groups' models are evaluated, or a model in a "
-            ".safetensors file at the coordinator.",
-        ),
-    ],
-    task: Annotated[
-        str | None,
-        typer.Option(help="Task of the models. [default: the run's]", show_default=False),
-    ] = None,
-    min_silos: options.MinSilosOption = 2,
-    wait: options.WaitOption = 120.0,
-    federation: options.FederationOption = None,
-    superlink: options.SuperLinkOption = None,
-    root_certificates: options.CertificateOption = None,
-    runs_dir: options.RunsOption = None,
-    as_json: JsonOption = False,
-) -> None:
-    """Evaluate given models at every silo; nothing is trained.
-
-    Every silo measures every model on its test data and reports what its silo.toml allows. The
-    command writes a page with all figures, intervals, tests, calibration and allowed subgroups, and
-    the reason for every figure that is missing.
-    """
-    given = options.Given(federation, superlink, root_certificates, runs_dir)
-    keys = keys_to_evaluate(models, task, given.place().runs_dir)
-    _ask(keys, given, min_silos, wait, as_json)
-
-
-@app.command(epilog="Example:  coterie contribution hcct-1234 --rounds 10")
-def contribution(
-    run: options.RunArgument,
-    rounds: Annotated[
-        int,
-        typer.Option(min=1, max=10_000, help="Rounds for which each group is trained again."),
-    ] = 10,
-    min_silos: options.MinSilosOption = 2,
-    wait: options.WaitOption = 120.0,
-    federation: options.FederationOption = None,
-    superlink: options.SuperLinkOption = None,
-    root_certificates: options.CertificateOption = None,
-    runs_dir: options.RunsOption = None,
-    as_json: JsonOption = False,
-) -> None:
-    """Measure what each silo brings to its group in a complete run.
-
-    Every group is trained again from the start, as a whole and without each of its silos, and the
-    models are compared on the other silos' test data. A silo of a group of m trains m + 1 models in
-    every round.
-    """
-    given = options.Given(federation, superlink, root_certificates, runs_dir)
-    keys = keys_to_evaluate(run, None, given.place().runs_dir, strategy="contribution")
-    _ask(keys | {"rounds": rounds}, given, min_silos, wait, as_json)
+app.add_typer(asking.app)
 
 
 @app.command(epilog="Example:  coterie status --superlink 127.0.0.1:9093")

@@ -19,10 +19,13 @@ from coterie.server.report.evaluation import build_evaluation_page, evaluation_s
 from coterie.server.report.gains import compare, find_comparison
 from coterie.server.report.history import follow_groups
 from coterie.server.report.page import build_page, make_pictures, summary
+from coterie.server.report.regression import build_regression_page, regression_summary
 from coterie.server.report.statistics import build_statistics_page, statistics_summary
 from coterie.server.report.story import Story
 from coterie.server.runs.contribution import ANSWERS
 from coterie.server.runs.contribution import FILE as CONTRIBUTION
+from coterie.server.runs.fitted import FILE as SUMS
+from coterie.server.runs.fitted import read_fitted
 from coterie.server.runs.record import Run, find_run, read_run
 from coterie.server.runs.tracking import TRACKERS, export
 from coterie.strategies.errors import EXIT_CONFIG, FederationError
@@ -129,6 +132,9 @@ def _of_command(folder: Path) -> tuple[Page, str] | None:
     if (folder / CONTRIBUTION).exists():
         judgement, run = read_judgement(folder / CONTRIBUTION), read_run(folder, brief=True)
         return build_contribution_page(judgement, run), contribution_summary(judgement, run)
+    if (folder / SUMS).exists():
+        fitted = read_fitted(folder / SUMS)
+        return build_regression_page(fitted, folder.name), regression_summary(fitted)
     return None
 
 

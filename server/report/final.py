@@ -19,6 +19,7 @@ from coterie.system.terminal import say
 
 if TYPE_CHECKING:
     from coterie.pictures.page import Page
+    from coterie.pictures.page import Table as Rows
 
 MAX_SILOS_LISTED = 60
 
@@ -34,6 +35,7 @@ def print_final(console: Console, folder: Path, *, as_json: bool = False) -> Non
             wire.ONLY_STATISTICS: _print_statistics,
             wire.ONLY_EVALUATION: _print_evaluation,
             wire.CONTRIBUTION: _print_contribution,
+            wire.REGRESSION: _print_regression,
         }[run.strategy]
         shown(console, folder, as_json=as_json)
         return
@@ -125,8 +127,29 @@ def _print_contribution(console: Console, folder: Path, *, as_json: bool) -> Non
     _write_report(console, folder)
 
 
+def _print_regression(console: Console, folder: Path, *, as_json: bool) -> None:
+    """Print the coefficients of every group, and who was left out."""
+    from coterie.server.report import regression
+    from coterie.server.runs.fitted import FILE, read_fitted
+
+    fitted = read_fitted(folder / FILE)
+    if as_json:
+        print(regression.regression_summary(fitted), end="")
+        return
+    page = regression.build_regression_page(fitted, folder.name)
+    for title, shown in page.tables.items():
+        say(console, f"\n{title}", highlight=False)
+        console.print(_as_table(shown))
+    for text in page.warnings:
+        say(console, f"warning: {text}", highlight=False)
+    _write_report(console, folder)
+
+
 def _first_table(page: Page) -> Table:
-    shown = next(iter(page.tables.values()))
+    return _as_table(next(iter(page.tables.values())))
+
+
+def _as_table(shown: Rows) -> Table:
     table = Table(*shown.header)
     for row in shown.rows:
         table.add_row(*map(Text, row))

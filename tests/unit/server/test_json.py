@@ -49,7 +49,10 @@ def fields_of(document: Any, path: str = "") -> set[str]:
     return {path}
 
 
-BY_NAME = ("about", "terms", "unlabelled", "silos", "values", "figures", "left-out", "silent")
+BY_NAME = (
+    *("about", "terms", "unlabelled", "silos", "values", "figures", "left-out", "silent", "failed"),
+    *("estimate", "alone", "between-silos"),
+)
 
 
 def printed(*line: str) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -26,13 +27,17 @@ from coterie.features.sums.contract import (
 )
 from coterie.features.sums.regression.design import design_of
 from coterie.features.sums.regression.newton import Regression, unpacked
+from coterie.features.sums.regression.numbers import estimate, spread
 from coterie.features.sums.regression.silo import Regressing
 from coterie.features.sums.rows import Rows
+from coterie.server.report.command import write_report
 from coterie.server.runs.fitted import FILE, Fitted, read_fitted
 from coterie.strategies.errors import FederationError
 from coterie.tasks.base import Column
+from tests.commands import coterie
 from tests.contract.hostile.behaviours import ANYWHERE, filled, typed, with_arrays, with_config
 from tests.kit import CutGrid, Node, PowerCutError, Tap, ask, reason, restart_silos, run
+from tests.unit.server.test_json import documented, fields_of
 
 Arrays = Mapping[str, NDArray[Any]]
 MEANS = {
@@ -225,6 +230,45 @@ def test_groups_and_silos_alone_are_fitted_side_by_side_and_a_crash_changes_noth
     again = regress(tmp_path / "cut", nodes, resume="cut", runs_dir=str(tmp_path), run_id=2)
     assert (tmp_path / "cut" / FILE).read_bytes() == (tmp_path / "whole" / FILE).read_bytes()
     assert again.fits.exchanges == whole.fits.exchanges <= 10
+    _check_page(tmp_path / "whole")
+
+
+def _check_page(folder: Path) -> None:
+    (file,) = write_report(str(folder), kind="json")
+    found = json.loads(file.read_text())
+    assert fields_of(found) <= documented("regress --json")
+    (group,) = found["groups"]
+    dose = group["coefficients"][2]
+    assert (group["rows"], group["target"], dose["name"]) == (433, "class = yes", "dose")
+    assert dose["between-silos"]["p"] < 1e-6 and dose["between-silos"]["i2"] > 0.9
+    assert set(dose["alone"]) == set(NAMES) and dose["estimate"]["p"] > 0.001
+    (page,) = write_report(str(folder))
+    text = page.read_text()
+    assert "odds ratio" in text and "Coefficient of dose" in text and "random effects" in text
+
+
+def test_inference_is_that_of_the_textbook() -> None:
+    found = spread([0.0, 2.0], [1.0, 1.0])
+    assert found is not None and spread([1.0], [1.0]) is None
+    assert (found.q, found.i2, found.tau2, found.fixed.value) == pytest.approx((2, 0.5, 1, 1))
+    assert found.p == pytest.approx(0.157299, abs=1e-6)
+    assert (found.fixed.error, found.random.error) == pytest.approx((0.5**0.5, 1))
+    one = estimate(2.0, 1.0, freedom=10)
+    assert (one.high, one.p) == pytest.approx((2 + 2.228139, 0.073388), abs=1e-6)
+    assert estimate(1.959964, 1.0).p == pytest.approx(0.05, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        (("logistic",), "--task is missing"),
+        (("logistic", "--groups", "hcct-1"), "--task is missing: 'hcct-1'"),
+        (("probit", "--task", "heart"), "model"),
+    ],
+)
+def test_the_command_says_what_is_missing(line: tuple[str, ...], why: str, tmp_path: Path) -> None:
+    done = coterie("regress", *line, "--runs-dir", str(tmp_path))
+    assert done.returncode == 2 and why in done.stderr
 
 
 def test_the_groups_of_a_run_are_fitted_each_for_itself(nodes: list[Node], tmp_path: Path) -> None:

@@ -1,0 +1,272 @@
+"""The page of a regression: coefficients of every group, and how far its silos differ."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import Any
+
+from coterie import wire
+from coterie.features.sums.coordinator import Fit
+from coterie.features.sums.regression.newton import INTERCEPT
+from coterie.features.sums.regression.numbers import Estimate, Spread, estimate, spread
+from coterie.pictures import charts
+from coterie.pictures.page import Page, Picture, Table
+from coterie.pictures.style import ALONE, GROUPS, INK, LIGHT
+from coterie.server.report.story import NO_NUMBER
+from coterie.server.runs.fitted import Fitted
+
+MOST_DRAWN = 12
+"""Most coefficients that are drawn; the tables show all."""
+RATIOS = {"logistic": "odds ratio", "poisson": "rate ratio"}
+"""What exp(coefficient) is."""
+HEAD = ("coefficient", "value", "standard error", "95%", "p")
+
+
+@dataclass(frozen=True)
+class Group:
+    """The regression of a group of silos.
+
+    Attributes:
+        coefficients: name → estimate; None where the column has one value only in these rows.
+        alone: coefficient → silo → its estimate alone.
+    """
+
+    fit: Fit
+    rows: int
+    coefficients: Mapping[str, Estimate | None]
+    alone: Mapping[str, Mapping[str, Estimate]]
+
+    def spread_of(self, name: str) -> Spread | None:
+        """Return how the silos' own coefficients differ; None of fewer than two silos."""
+        found = self.alone.get(name, {}).values()
+        return spread([one.value for one in found], [one.error for one in found])
+
+
+def groups_of(fitted: Fitted) -> list[Group]:
+    """Return the groups whose fit has a result, and silos alone that are in no group."""
+    model = fitted.settings["model"]
+    alone = {name: _estimates(fit, model) for name, fit in fitted.alone.items() if fit.state.done}
+    grouped = {name for fit in fitted.groups for name in (*fit.members, *fit.left_out)}
+    single = [fit for name, fit in fitted.alone.items() if name not in grouped]
+    return [
+        Group(
+            fit,
+            int(fit.state.arrays["count"][0]),
+            (own := _estimates(fit, model)),
+            {
+                name: {
+                    silo: one
+                    for silo in fit.members
+                    if (one := alone.get(silo, {}).get(name)) is not None
+                }
+                for name in own
+            },
+        )
+        for fit in (*fitted.groups, *single)
+        if fit.state.done
+    ]
+
+
+def _estimates(fit: Fit, model: str) -> dict[str, Estimate | None]:
+    arrays = fit.state.arrays
+    used = arrays["used"]
+    freedom = float(arrays["count"][0] - used.sum()) if model == "linear" else math.inf
+    return {
+        name: estimate(
+            float(arrays["coefficients"][i]),
+            math.sqrt(float(arrays["covariance"][i, i])),
+            freedom=freedom,
+        )
+        if used[i]
+        else None
+        for i, name in enumerate(fit.state.words[:-1])
+    }
+
+
+def regression_summary(fitted: Fitted) -> str:
+    """Return the figures as JSON text."""
+    found = {
+        "task": fitted.task,
+        "parent": fitted.parent,
+        **{key: fitted.settings[key] for key in ("model", "columns")},
+        "exchanges": fitted.fits.exchanges,
+        "groups": [_plain_group(one) for one in groups_of(fitted)],
+        "failed": {fit.name: fit.failed for fit in fitted.fits.fits if fit.failed},
+        "left-out": {fit.name: dict(fit.left_out) for fit in fitted.fits.fits if fit.left_out},
+        "silent": dict(fitted.silent),
+    }
+    return json.dumps(found, indent=1, ensure_ascii=False) + "\n"
+
+
+def _plain_group(group: Group) -> dict[str, Any]:
+    coefficients = []
+    for name, one in group.coefficients.items():
+        differ = group.spread_of(name)
+        coefficients.append(
+            {
+                "name": name,
+                "estimate": None if one is None else asdict(one),
+                "alone": {silo: asdict(own) for silo, own in group.alone[name].items()},
+                "between-silos": None if differ is None else asdict(differ),
+            }
+        )
+    return {
+        "group": group.fit.name,
+        "members": list(group.fit.members),
+        "rows": group.rows,
+        "target": group.fit.state.words[-1],
+        "loss": float(group.fit.state.arrays["loss"][0]),
+        "coefficients": coefficients,
+        "covariance": group.fit.state.arrays["covariance"].tolist(),
+    }
+
+
+def build_regression_page(fitted: Fitted, name: str) -> Page:
+    """Return the complete page, ready to be rendered."""
+    groups, model = groups_of(fitted), fitted.settings["model"]
+    why = {fit.name: fit.failed for fit in fitted.fits.fits if fit.failed}
+    left = [
+        (silo, fit.name, why)
+        for fit in fitted.fits.fits
+        for silo, why in sorted(fit.left_out.items())
+    ]
+    left += [(silo, NO_NUMBER, why) for silo, why in sorted(fitted.silent.items())]
+    target = groups[0].fit.state.words[-1] if groups else ""
+    again = f"coterie regress {model} --task {fitted.task}"
+    return Page(
+        title=f"{model.capitalize()} regression of {target}",
+        subtitle=f"run {name} · task {fitted.task} · sums over silos, in "
+        f"{fitted.fits.exchanges} exchanges",
+        lead=_lead(groups),
+        figures={
+            "silos": str(len({name for one in groups for name in one.fit.members})),
+            "rows": f"{sum(one.rows for one in groups):,}",
+            "groups": str(len(groups)),
+        },
+        warnings=[f"{of}: no result. {text}" for of, text in why.items()],
+        pictures=list(_pictures(groups)),
+        tables={
+            **{_title(one): _coefficients(one, model) for one in groups},
+            **{title: table for title, table in _between(groups).items() if table.rows},
+            **({"Silos left out": Table(("silo", "fit", "why"), left)} if left else {}),
+        },
+        commands={"Fit again": again},
+        notes=[
+            "The coefficients are those of one regression on all rows of the group together. "
+            "Intervals and p-values assume that rows are independent and that all silos of the "
+            "group have the same coefficients; the tables of differences between silos test the "
+            "latter. p-values are not adjusted for the number of coefficients.",
+        ],
+    )
+
+
+def _lead(groups: Sequence[Group]) -> str:
+    parts = []
+    for group in groups:
+        sure = [
+            name
+            for name, one in group.coefficients.items()
+            if one is not None and name != INTERCEPT and (one.low > 0 or one.high < 0)
+        ]
+        which = ", ".join(sure[:6]) + (" and more" if len(sure) > 6 else "")
+        parts.append(f"{_title(group)}: {which or 'no column'} beyond chance")
+    return "; ".join(parts) + "."
+
+
+def _title(group: Group) -> str:
+    members = wire.counted(len(group.fit.members), "silo")
+    name = group.fit.name
+    of = "All silos" if name == "all" else f"Silo {name}" if " " in name else f"Group {name}"
+    return f"{of.replace('Silo alone ', 'Silo ')} ({members}, {group.rows:,} rows)"
+
+
+def _coefficients(group: Group, model: str) -> Table:
+    ratio = RATIOS.get(model)
+    rows = []
+    for name, one in group.coefficients.items():
+        if one is None:
+            rows.append((name, *[NO_NUMBER] * (4 + bool(ratio))))
+            continue
+        ends = one.low, one.high
+        own = [wire.readable(one.value), wire.readable(one.error), _interval(*ends), _p(one.p)]
+        if ratio:
+            low, middle, high = (_exp(x) for x in (one.low, one.value, one.high))
+            own.append(f"{wire.readable(middle)} ({_interval(low, high)})")
+        rows.append((name, *own))
+    return Table((*HEAD, *([ratio] if ratio else [])), rows, cards=True)
+
+
+def _between(groups: Sequence[Group]) -> dict[str, Table]:
+    head = ("coefficient", "silos", "Q", "p", "I²", "τ²", "fixed effect", "random effects")
+    return {
+        f"Differences between the silos of {_title(group)}": Table(
+            head,
+            [
+                (
+                    *(name, str(one.silos), wire.readable(one.q), _p(one.p)),
+                    *(f"{100 * one.i2:.0f}%", wire.readable(one.tau2)),
+                    *(_with_interval(one.fixed), _with_interval(one.random)),
+                )
+                for name in group.coefficients
+                if (one := group.spread_of(name)) is not None
+            ],
+            cards=True,
+        )
+        for group in groups
+    }
+
+
+def _pictures(groups: Sequence[Group]) -> Iterator[Picture]:
+    """Yield a forest plot for each coefficient but the intercept: silos, and means of groups."""
+    names = list(dict.fromkeys(name for one in groups for name in one.coefficients))
+    for number, name in enumerate([one for one in names if one != INTERCEPT][:MOST_DRAWN]):
+        rows = []
+        for group, colour in zip(groups, _colours(len(groups)), strict=True):
+            for silo, one in sorted(group.alone.get(name, {}).items()):
+                if silo != group.fit.name:
+                    rows.append(charts.Range(silo, one.value, one.low, one.high, ALONE))
+            if (own := group.coefficients.get(name)) is not None:
+                label = _title(group).partition(" (")[0]
+                rows.append(charts.Range(label, own.value, own.low, own.high, colour, whole=True))
+            if (differ := group.spread_of(name)) is not None:
+                mean = differ.random
+                rows.append(
+                    charts.Range("random effects", mean.value, mean.low, mean.high, INK, whole=True)
+                )
+        if rows:
+            title = f"Coefficient of {name}"
+            draw = partial(charts.ranges, rows, title=title, unit="value with its 95% interval")
+            caption = "Squares: silos alone. Diamonds: all rows of the group, and the mean over "
+            caption += "silos by random effects."
+            table = Table(
+                ("of", "value", "95%"),
+                [
+                    (one.label, wire.readable(one.value), _interval(one.low, one.high))
+                    for one in rows
+                ],
+            )
+            yield Picture(f"coefficient-{number}", title, caption, draw, table)
+
+
+def _colours(count: int) -> list[str]:
+    return [LIGHT[GROUPS[i % len(GROUPS)]] for i in range(count)]
+
+
+def _with_interval(one: Estimate) -> str:
+    return f"{wire.readable(one.value)} ({_interval(one.low, one.high)})"
+
+
+def _interval(low: float, high: float) -> str:
+    return f"{wire.readable(low)} to {wire.readable(high)}"
+
+
+def _exp(value: float) -> float:
+    return math.exp(value) if value < 700 else math.inf
+
+
+def _p(value: float) -> str:
+    return "< 0.001" if value < 0.001 else f"{value:.3f}"
