@@ -26,6 +26,7 @@ from coterie.client.work.data import Held, Part, draw
 from coterie.client.work.measure import batch_size
 from coterie.client.work.session import Session
 from coterie.client.work.sgd import seed_of
+from coterie.system.device import seed_torch
 from coterie.tasks.base import Nest, Task, leaves
 from coterie.tasks.draws import split_by_class
 from coterie.tasks.models import Discriminator
@@ -127,7 +128,7 @@ def open_pairs(
     """
     drawn = seed_of(seed, session.settings.name, 0, PHASE)
     pool = _pool(session, samples=samples, seed=drawn, labelled=labelled)
-    torch.manual_seed(seed_of(seed, "", 0, PHASE))
+    seed_torch(seed_of(seed, "", 0, PHASE))
     module, num_features, short = _fitting(session.task, pool.x.shape[1], most_bytes)
     module = module.to(session.device)
     pool = _projected(pool, num_features, seed=seed_of(seed, "", 0, PROJECTION))
@@ -251,7 +252,7 @@ def _stack(module: nn.Module, received: Model | None, num_pairs: int, *, short: 
 
 def train_stack(pairs: Pairs, plan: DiscriminatorPlan, *, seed: int) -> None:
     """Train in place with SGD on binary cross-entropy; ``seed``: of batches and modules."""
-    torch.manual_seed(seed)
+    seed_torch(seed)
     module, stack, pool, labels = pairs.module, pairs.stack, pairs.pool, pairs.labels
     module.train()
     wide = _Wide(module, stack, plan.lr) if type(module) is Discriminator else None

@@ -20,6 +20,7 @@ from coterie.client.work.request import Request
 from coterie.client.work.sgd import TrainPlan, autocast, has_batch_norm, require_enough
 from coterie.client.work.train import train_and_reply
 from coterie.client.work.weights import set_training
+from coterie.system.device import seed_torch
 from coterie.tasks.base import Task
 
 
@@ -102,7 +103,7 @@ def train_pfedme(
 
 def _start(model: nn.Module, part: Part, seed: int) -> list[nn.Parameter]:
     require_enough(model, part)
-    torch.manual_seed(seed)
+    seed_torch(seed)
     set_training(model)
     return [p for p in model.parameters() if p.requires_grad]
 

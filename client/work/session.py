@@ -30,7 +30,7 @@ from coterie.client.work.generators import describe_head
 from coterie.client.work.measure import leading
 from coterie.client.work.sgd import TrainPlan
 from coterie.client.work.weights import frozen_digest, travelling
-from coterie.system.device import device_of
+from coterie.system.device import device_of, seed_torch
 from coterie.tasks import Task, load_task
 from coterie.tasks.base import ColumnScale, Samples, SiloData, StreamedData, TaskError, leaves
 from coterie.tasks.options import place_of
@@ -152,7 +152,7 @@ class Session:
 
     def fresh_model(self, seed: int) -> nn.Module:
         """Return a newly initialised model; the same seed gives the same model on every silo."""
-        torch.manual_seed(seed)
+        seed_torch(seed)
         return self.task.model().to(self.device)
 
 
@@ -320,7 +320,7 @@ def model_of(task: Task) -> nn.Module:
     Arrays from a file are loaded from it; arrays that the task draws at random use a fixed seed.
     """
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
+        seed_torch(0)
         return task.model()
 
 

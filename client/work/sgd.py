@@ -26,6 +26,7 @@ from coterie.client.work.linear import linear_layer, train_linear
 from coterie.client.work.optimisers import Schedule, Slots, optimiser_of
 from coterie.client.work.penalty import Penalty
 from coterie.client.work.weights import frozen_parts, set_training
+from coterie.system.device import seed_torch
 from coterie.tasks.base import Nest, Task, TaskError, has_own, leaves
 from coterie.tasks.problems import Classes
 from coterie.wire import Model
@@ -126,7 +127,7 @@ def train(
         own: names of arrays that an exact step does not hold near their start.
     """
     require_enough(model, part)
-    torch.manual_seed(seed)
+    seed_torch(seed)
     passes = _Passes(model, part, plan, seed)
     set_training(model)
     if has_own(task, "train"):

@@ -45,6 +45,7 @@ from coterie.client.work.sgd import (
 )
 from coterie.client.work.weights import set_training
 from coterie.features.privacy.budget import Budget, Charge, warn_of_a_simulation
+from coterie.system.device import seed_torch
 from coterie.tasks.base import Nest, Task, TaskError, has_own, leaves
 from coterie.wire import Model
 
@@ -179,7 +180,7 @@ def _train(
     centre: Model | None = None,
     slots: Slots | None = None,
 ) -> float:
-    torch.manual_seed(seed)
+    seed_torch(seed)
     set_training(model)
     buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
     named = {name: p for name, p in model.named_parameters() if p.requires_grad}
