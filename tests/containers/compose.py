@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).parents[2]
-ROUNDS, JOINS = 10, 5
+STRATEGY, ROUNDS, JOINS = "hcct", 10, 5
 BUILD_DEADLINE_S, RUN_DEADLINE_S = 3600.0, 900.0
 
 
@@ -35,6 +35,7 @@ class Federation:
         self.records = records.split(":")
         self.environment = {
             **os.environ,
+            "COTERIE_STRATEGY": STRATEGY,
             "COTERIE_ROUNDS": str(ROUNDS),
             "COTERIE_CONTROL_PORT": "0",
         }
@@ -159,7 +160,8 @@ def newcomer_joins_and_models_are_the_simulations(federation: Federation, folder
         ["docker", "run", "--rm", "--volume", f"{ROOT}/docker/federation.toml:/federation.toml:ro",
          docker("inspect", "--format", "{{.Image}}", federation.container("silo-1")).strip(),
          "simulate", "/federation.toml", "--runs-dir", "/tmp/runs",
-         "--set", f"churn=silo-7+{JOINS}", "--set", f"rounds={ROUNDS}", "--json"],
+         "--set", f"churn=silo-7+{JOINS}", "--set", f"rounds={ROUNDS}",
+         "--set", f"strategy={STRATEGY}", "--json"],
         capture_output=True, text=True, timeout=RUN_DEADLINE_S, check=False,
     )  # fmt: skip
     assert simulated.returncode == 0, simulated.stderr
