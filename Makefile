@@ -2,8 +2,9 @@
 PYTHON ?= python3
 VENV   ?= .venv
 BIN     = $(VENV)/bin
-# Tests of one group (pytest.mark.xdist_group) share a federation, so they run in one worker.
-WORKERS = -n 2 --dist loadgroup
+# Tests of one group (pytest.mark.xdist_group) share a federation, so they run in one worker. There
+# is a worker more than cores, because tests with real processes wait for these half of the time.
+WORKERS = -n 3 --dist loadgroup --no-loadscope-reorder
 VERSION  := $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 REVISION := $(shell git describe --always --dirty --abbrev=40 2>/dev/null || echo unknown)
 # Tests start hundreds of processes, each of which would compile every module.
@@ -11,7 +12,7 @@ unexport PYTHONDONTWRITEBYTECODE
 SILENT_PIP = --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev demo docs test check config e2e nightly mutations images pins e2e-docker chaos bench-overhead bench-partition bench-auto \
+.PHONY: help setup setup-dev demo docs test check config e2e all nightly mutations images pins e2e-docker chaos bench-overhead bench-partition bench-auto \
         bench-bounds bench-trees bench-digits bench-hcct bench-fedgroup bench-fedcollab bench-baselines bench-durability \
         bench-fedgenp bench-formats bench-large-tables bench-natural bench-newcomers bench-poison bench-privacy bench-report bench-scale bench-secure bench-tables clean
 
@@ -65,6 +66,9 @@ config: setup ## Write what is made from the options: defaults in pyproject.toml
 
 e2e: setup-dev ## Tests with real processes and real gRPC
 	@$(BIN)/python -m pytest -q $(WORKERS) -m "e2e and not nightly" $(ARGS)
+
+all: setup-dev ## Both of these side by side
+	@$(BIN)/python -m pytest -q $(WORKERS) -m "not nightly" $(ARGS)
 
 nightly: setup-dev .links/coterie/__init__.py ## The long forms of the tests: every baseline and demo, 60 kills, 5,000 fuzz cases …
 	@$(BIN)/python -m pip install $(SILENT_PIP) --editable '.[dev,deploy]'

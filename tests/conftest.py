@@ -6,6 +6,7 @@ own target, so that every expected model can be written down in a line of numpy.
 
 from __future__ import annotations
 
+import functools
 import gc
 import os
 
@@ -17,6 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import typer.main
 from flwr.app import Array, ArrayRecord, Context, Error, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from hypothesis import settings
@@ -28,8 +30,17 @@ from coterie.wire import Model
 
 torch.set_num_threads(1)
 os.fsync = lambda descriptor: None  # tests of power cuts watch the call; no test cuts the power
+# typer makes the tree of all commands anew for each that runs: 0.1 s.
+_tree = functools.cache(typer.main.get_command)
+typer.Typer.__call__ = lambda self, *line, **how: _tree(self)(*line, **how)  # type: ignore[method-assign]
+gc.set_threshold(100_000)  # a twentieth of the tests' time
 settings.register_profile("coterie", deadline=None, derandomize=True, database=None)
 settings.load_profile("coterie")
+
+
+def pytest_make_parametrize_id(val: object) -> str | None:
+    """A case is named after the beginning of a long text: workers send each other the names."""
+    return f"{val[:40]}…" if isinstance(val, str) and len(val) > 60 else None
 
 
 def pytest_collection_finish() -> None:
@@ -42,9 +53,10 @@ def pytest_unconfigure() -> None:
     gc.unfreeze()
 
 
-@pytest.hookimpl(trylast=True)
+@pytest.hookimpl(tryfirst=True)  # before pytest-xdist puts the groups into the names
 def pytest_collection_modifyitems(items: list[pytest.Function]) -> None:
-    """What tests of a module share is made in one worker."""
+    """What tests of a module share is made in one worker. Tests that wait for processes begin."""
+    items.sort(key=lambda item: item.get_closest_marker("e2e") is None)
     for item in items:
         fixtures = (one for made in item._fixtureinfo.name2fixturedefs.values() for one in made)
         shared = any(one.scope == "module" for one in fixtures)

@@ -19,6 +19,7 @@ from tests.e2e.runs import coterie_process
 from tests.e2e.trio import Trio
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Function]) -> None:
     """Everything in this folder is an e2e test; tests of one federation go to one worker."""
     here = str(Path(__file__).parent)
