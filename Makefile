@@ -55,11 +55,10 @@ docs: setup-dev .links/coterie/__init__.py ## The documentation as a site in sit
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict
 	@echo "Open site/index.html, or with its search: $(BIN)/python -m http.server --directory site"
 
-check: setup-dev .links/coterie/__init__.py ## Linter, types and words
+check: setup-dev .links/coterie/__init__.py ## Linter and types
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
-	@$(BIN)/python -m pytest -q --no-header tests/rules/test_words.py
 
 config: setup ## Write what is made from the options: defaults in pyproject.toml, tables of keys
 	@$(BIN)/python docs/generate.py
