@@ -254,9 +254,10 @@ class _Chosen:
             )
         traffic = self._last.grouping.traffic
         if traffic is not None and traffic.usual:
+            least = f", or {traffic.least / 1e6:g} MB" if traffic.least else ""
             yield (
                 f"Bytes so far: {traffic.moved / 1e6:.3g} MB, {traffic.moved / traffic.usual:.1f} "
-                f"times those of FedAvg (budget for the whole run: {traffic.budget:g}); "
+                f"times those of FedAvg (budget for the whole run: {traffic.budget:g}{least}); "
                 f"{traffic.discriminators / 1e6:.3g} MB of them for discriminators."
             )
         for one in self.rounds:

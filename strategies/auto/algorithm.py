@@ -40,7 +40,7 @@ from pydantic import Field
 
 from coterie import wire
 from coterie.strategies.auto import own_models
-from coterie.strategies.auto.budget import Budget, holdout
+from coterie.strategies.auto.budget import Budget, holdout, least_bytes
 from coterie.strategies.auto.candidates import (
     AS_IT_IS,
     Candidate,
@@ -136,7 +136,7 @@ class Auto(Algorithm[AutoState]):
         ge=1.5,
         le=1e6,
         description="Largest total traffic of models and discriminators, as a multiple of "
-        "FedAvg's bytes in the same number of rounds.",
+        "FedAvg's bytes in the same number of rounds. Linear models: at least 1 MB per silo.",
     )
     discriminators: bool = Field(
         True,
@@ -430,6 +430,7 @@ class Auto(Algorithm[AutoState]):
                 "usual": state.usual,
                 "discriminators": state.paired,
                 "budget": self.byte_budget,
+                **({"least": least} if (least := least_bytes(state, len(state.trainings))) else {}),
             },
         }
         if state.pairs is not None and state.paired_in == state.number:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from coterie import wire
 from coterie.strategies.auto.candidates import AS_IT_IS, Candidate
-from coterie.strategies.auto.evidence import HOLDOUT, MEASURES
+from coterie.strategies.auto.evidence import HOLDOUT, MEASURES, by_loss
 from coterie.strategies.auto.state import AutoState, group_of
 from coterie.strategies.rounds.algorithm import Round, Update, Updates, num_bytes
 from coterie.strategies.rounds.handles import Arrays
@@ -19,6 +19,9 @@ log = logging.getLogger("coterie.run")
 
 FEWEST = 5
 """Training samples below which a silo holds nothing out and does not judge."""
+LEAST_BYTES = 1_000_000
+"""Bytes of a run and silo that are never too many, whatever its model's size: a linear model may
+have a few dozen numbers, and no discriminator is as small."""
 EXTRA = 2
 """Rounds' worth of epochs in one round of the winner, while the budget allows."""
 
@@ -36,10 +39,13 @@ class Budget:
     bytes: float
 
     def most_bytes(self, state: AutoState, now: Round) -> float:
-        """Return the byte limit: ``bytes`` times FedAvg's bytes, past and still to come."""
+        """Return the byte limit: ``bytes`` times FedAvg's bytes, past and still to come.
+
+        For linear models it is at least ``LEAST_BYTES`` for each silo.
+        """
         each = state.each or _bytes_each(state.members.initial, now)
         ahead = (now.rounds - state.number) * len(now.silos) * each
-        return self.bytes * (state.usual + ahead)
+        return max(self.bytes * (state.usual + ahead), least_bytes(state, len(now.silos)))
 
     def allows_bytes(self, state: AutoState, now: Round, exchanges: float) -> bool:
         return state.moved + exchanges * state.each <= self.most_bytes(state, now)
@@ -118,6 +124,11 @@ class Budget:
             weakest = min(spare, key=lambda c: (c.supported, c.num_sources, -kept.index(c)))
             kept.remove(weakest)
             log.info("auto does not race %s: the budget is too small", weakest.source)
+
+
+def least_bytes(state: AutoState, silos: int) -> int:
+    """Return the least byte limit of a run; 0 without one."""
+    return LEAST_BYTES * silos if by_loss(state) else 0
 
 
 def holdout(silo: Silo) -> dict[str, Scalar]:

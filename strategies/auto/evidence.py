@@ -130,14 +130,16 @@ def by_preference(
     These are the ones as good as the best. Among them, what the measurements cannot tell apart is
     decided by prior knowledge: a supported candidate comes first, as discriminators have compared
     the silos' data; then those with most data, as their models have more to learn and vary less.
-    Models that have ``converged`` have no more to learn: all together, then the smallest loss.
+    Models that have ``converged`` have no more to learn: all together comes first, then a supported
+    candidate, then the smallest loss.
     """
     near = [n for n, s in enumerate(found) if not s.out and s.behind <= NEAR * s.standard_error]
 
-    def rank(number: int) -> tuple[bool, float, float]:
+    def rank(number: int) -> tuple[bool, bool, float, float]:
         one = candidates[number]
-        data = float(one.is_together) if converged else samples_behind(one, sizes)
-        return not one.supported, -data, found[number].behind
+        data = 0.0 if converged else samples_behind(one, sizes)
+        first = converged and one.is_together
+        return not first, not one.supported, -data, found[number].behind
 
     return sorted(near, key=rank)
 

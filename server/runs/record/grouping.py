@@ -81,13 +81,15 @@ class DiscriminatorWork:
 class Traffic:
     """Bytes of ``auto`` so far: in total, FedAvg's for comparison, and the discriminators' part.
 
-    ``budget`` is the maximum for the whole run, as a multiple of FedAvg's.
+    ``budget`` is the maximum for the whole run, as a multiple of FedAvg's; ``least``: bytes that it
+    is never below.
     """
 
     moved: int
     usual: int
     discriminators: int
     budget: float
+    least: int = 0
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,16 @@ from coterie.client.app import app
 from coterie.engine.inprocess import InProcessGrid
 from coterie.server.report.race import explain_race
 from coterie.server.runs.record import read_run
-from coterie.strategies.auto import own_models
+from coterie.strategies.auto import evidence, own_models
+from coterie.strategies.auto.budget import LEAST_BYTES, Budget
+from coterie.strategies.auto.candidates import Candidate, everybody_alone
 from coterie.strategies.auto.state import AutoState
+from coterie.strategies.partition.race import Standing
 from coterie.strategies.plain.pooling import TRIED
 from coterie.strategies.rounds.algorithm import Round
 from coterie.strategies.rounds.members import Members
 from coterie.strategies.rounds.result import RunResult
+from coterie.strategies.rounds.roster import Silo
 from tests.conftest import assert_equal_models
 from tests.kit import CutGrid, PowerCutError, record_of, restart_silos, run
 from tests.unit.strategies.test_pooling import TASK, losses, silos
@@ -97,13 +102,14 @@ def test_own_models_are_asked_for_once_and_then_held(levels: RunResult, asked: A
 def test_it_is_within_the_budgets(levels: RunResult) -> None:
     details = levels.rounds[-2].details
     assert max(details["trainings"].values()) <= 2 * ROUNDS
-    assert details["bytes"]["moved"] <= 3 * details["bytes"]["usual"]
+    assert details["bytes"]["moved"] <= details["bytes"]["least"] == len(LEVELS) * LEAST_BYTES
 
 
 def test_it_is_explained(levels: RunResult, folder: Path) -> None:
     penalty = chosen(levels)[1]
     text = explain_race(read_run(folder / "auto-1"))
     assert f"(λ = {penalty:g})" in " ".join(text.race)
+    assert "(budget for the whole run: 3, or 4 MB)" in " ".join(text.race)
     assert text.rows[0][0] == "all together with own models – chosen"
     assert text.silos["s1"].startswith("takes its slopes ")
     assert (
@@ -190,3 +196,40 @@ def test_only_linear_models_that_are_trained_exactly_have_own_models(
     model = {str(n): np.zeros(shape, np.float32) for n, shape in enumerate(shapes)}
     now = Round(5, (), config, unseen=secure)
     assert own_models.offers(AutoState(Members(model)), now) == offered
+
+
+@pytest.mark.parametrize(
+    ("behind", "wanted"),
+    [
+        ((0.0, 0.01, 0.02, 0.03), "TPAO"),
+        ((0.0, 0.01, 0.2, 0.03), "PAO"),
+        ((0.0, 0.2, 0.02, 0.03), "TAO"),
+        ((0.02, 0.2, 0.2, 0.0), "OA"),
+    ],
+)
+def test_converged_models_are_held_by_their_losses_but_for_two_ties(
+    behind: tuple[float, ...], wanted: str
+) -> None:
+    """Alone, Proposed by discriminators, all Together, and Other groups; 0.1 is one error."""
+    raced = (
+        everybody_alone("abc"),
+        Candidate((("a", "b"), ("c",)), "P", supported=True),
+        Candidate((("a", "b", "c"),), "all together"),
+        Candidate((("a",), ("b", "c")), "O"),
+    )
+    found = [Standing(0.5 + b, b, 0.1, False) for b in behind]
+    order = evidence.by_preference(raced, found, {}, converged=True)
+    assert "".join("APTO"[number] for number in order) == wanted
+
+
+@pytest.mark.parametrize(("shapes", "least"), [(((1, 3), (1,)), True), (((4, 3), (1, 4)), False)])
+def test_bytes_have_a_floor_for_linear_models(
+    shapes: tuple[tuple[int, ...], ...], least: bool
+) -> None:
+    model = {str(n): np.zeros(shape, np.float32) for n, shape in enumerate(shapes)}
+    state, limits = AutoState(Members(model)), Budget(2.0, 3.0)
+    now = Round(1, (Silo("a", 1), Silo("b", 2)), {wire.ROUNDS: 10})
+    own = 3 * 10 * 2 * 2 * 4 * sum(array.size for array in model.values())
+    assert limits.most_bytes(state, now) == (2 * LEAST_BYTES if least else own)
+    large = replace(state, usual=10**7)
+    assert limits.most_bytes(large, now) == 3 * 10**7 + own
