@@ -41,7 +41,7 @@ OUTSIDE_TERMS = (
     *(wire.PROTOCOL_KEY, wire.NEWEST_PROTOCOL, wire.BUNDLES, wire.HOSTED),
 )
 """Entries outside a run's terms: its name, entries for misfit silos, and how messages travel."""
-KEPT = (wire.TASK, wire.STRATEGY, wire.ROUNDS, wire.PERSONAL)
+KEPT = (wire.TASK, wire.STRATEGY, wire.ROUNDS, wire.PERSONAL, wire.SUMS_OF)
 """Entries that every training of a run must have as announced; so must the task's keys. Values that
 vary within a run, such as its steps, are bounded by [limits]."""
 

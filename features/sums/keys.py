@@ -18,6 +18,13 @@ class BySums(Algorithm[Any]):
         False, description="Whether a model is also fitted at each silo alone, to compare silos."
     )
 
+    def insecure(self) -> str:
+        """Return why such a run is not secure."""
+        return (
+            "secure = true masks updates within bounds that silos agree on; sums for a model have "
+            "none yet, so that the coordinator sees those of every silo: leave secure out"
+        )
+
     def family(self) -> Family:
         """Return the coordinator's side of the family."""
         raise NotImplementedError

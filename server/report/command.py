@@ -22,9 +22,8 @@ from coterie.server.report.page import build_page, make_pictures, summary
 from coterie.server.report.regression import build_regression_page, regression_summary
 from coterie.server.report.statistics import build_statistics_page, statistics_summary
 from coterie.server.report.story import Story
-from coterie.server.runs.contribution import ANSWERS
+from coterie.server.runs.contribution import ANSWERS, SUMS
 from coterie.server.runs.contribution import FILE as CONTRIBUTION
-from coterie.server.runs.fitted import FILE as SUMS
 from coterie.server.runs.fitted import read_fitted
 from coterie.server.runs.record import Run, find_run, read_run
 from coterie.server.runs.tracking import TRACKERS, export

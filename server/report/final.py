@@ -130,9 +130,10 @@ def _print_contribution(console: Console, folder: Path, *, as_json: bool) -> Non
 def _print_regression(console: Console, folder: Path, *, as_json: bool) -> None:
     """Print the coefficients of every group, and who was left out."""
     from coterie.server.report import regression
-    from coterie.server.runs.fitted import FILE, read_fitted
+    from coterie.server.runs.contribution import SUMS
+    from coterie.server.runs.fitted import read_fitted
 
-    fitted = read_fitted(folder / FILE)
+    fitted = read_fitted(folder / SUMS)
     if as_json:
         print(regression.regression_summary(fitted), end="")
         return

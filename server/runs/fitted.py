@@ -18,7 +18,7 @@ from coterie.features.sums.contract import State, settings_text
 from coterie.features.sums.coordinator import Asking, Fit, Fits, fit_all
 from coterie.features.sums.keys import BySums
 from coterie.server.runs.config import RunConfig
-from coterie.server.runs.contribution import SUMS as FILE
+from coterie.server.runs.contribution import SUMS
 from coterie.server.runs.going_on import complete
 from coterie.server.runs.letters import letters_of
 from coterie.server.runs.record import reading
@@ -89,7 +89,7 @@ def fit_by_sums(
     """
     algorithm = algorithm_of(config)
     training = {name: silo for name, silo in silos.items() if silo.trains}
-    file = folder / FILE
+    file = folder / SUMS
     fitted = read_fitted(file) if file.exists() else _begun(config, folder, training)
     idle = dict.fromkeys(silos.keys() - training.keys(), "it trains nothing.")
     in_fits = {name for fit in fitted.fits.fits for name in (*fit.members, *fit.left_out)}

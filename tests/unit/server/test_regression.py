@@ -15,6 +15,8 @@ from numpy.typing import NDArray
 from scipy.optimize import root
 
 from coterie import wire
+from coterie.client.home.approvals import decide, leaving
+from coterie.client.home.policy import Policy
 from coterie.client.ledger import read
 from coterie.features.sums.contract import (
     FitError,
@@ -24,6 +26,7 @@ from coterie.features.sums.contract import (
     check_answer,
     decode_answer,
     encode_answer,
+    settings_text,
 )
 from coterie.features.sums.regression.design import design_of
 from coterie.features.sums.regression.newton import Regression, unpacked
@@ -31,7 +34,8 @@ from coterie.features.sums.regression.numbers import estimate, spread
 from coterie.features.sums.regression.silo import Regressing
 from coterie.features.sums.rows import Rows
 from coterie.server.report.command import write_report
-from coterie.server.runs.fitted import FILE, Fitted, read_fitted
+from coterie.server.runs.contribution import SUMS
+from coterie.server.runs.fitted import Fitted, read_fitted
 from coterie.strategies.errors import FederationError
 from coterie.tasks.base import Column
 from tests.commands import coterie
@@ -204,7 +208,7 @@ def sites(folder: Path, **more: Node) -> list[Node]:
 def regress(folder: Path, who: Any, **keys: Any) -> Fitted:
     usual = {"strategy": "regression", "task": "heart", "min-silos": 2, "wait-for-silos": 0.2}
     run(folder, who, **{**usual, **keys})
-    return read_fitted(folder / FILE)
+    return read_fitted(folder / SUMS)
 
 
 @pytest.fixture
@@ -228,7 +232,7 @@ def test_groups_and_silos_alone_are_fitted_side_by_side_and_a_crash_changes_noth
         regress(tmp_path / "cut", CutGrid(nodes, at=(wire.TRAIN_SUMS, 4), answered=3), each_alone=1)
     restart_silos()
     again = regress(tmp_path / "cut", nodes, resume="cut", runs_dir=str(tmp_path), run_id=2)
-    assert (tmp_path / "cut" / FILE).read_bytes() == (tmp_path / "whole" / FILE).read_bytes()
+    assert (tmp_path / "cut" / SUMS).read_bytes() == (tmp_path / "whole" / SUMS).read_bytes()
     assert again.fits.exchanges == whole.fits.exchanges <= 10
     _check_page(tmp_path / "whole")
 
@@ -392,3 +396,20 @@ def test_without_any_result_the_run_fails_with_the_reasons(tmp_path: Path) -> No
     why = reason(ask(wire.TRAIN_SUMS, nodes[0], strategy="hcct", task="heart"))
     assert "only in runs with strategy regression" in why
     assert unpacked(np.arange(6.0), 3).tolist() == [[0, 1, 2], [1, 3, 4], [2, 4, 5]]
+
+
+def test_a_person_approves_one_model_and_no_other_is_answered(tmp_path: Path) -> None:
+    restart_silos()
+    node = sites(tmp_path / "sites", a={"approve": "ask"})[0]
+    home = Path(str(node["home"]))
+    settings = {"model": "logistic", "columns": ["age"], "target": ""}
+    terms = {"strategy": "regression", "task": "heart", "run": "r-1", "of-run": "r-1"}
+    terms[wire.SUMS_OF] = settings_text(settings)
+    ask(wire.DESCRIBE, node, **terms)
+    decide(home, "r-1", "approved")
+    asked = {**terms, "group-size": 2, "purpose": "all", "server-round": 9}
+    assert not ask(wire.TRAIN_SUMS, node, **asked).has_error()
+    asked[wire.SUMS_OF] = settings_text({**settings, "columns": ["age", "dose"]})
+    assert "approved this run with sums-of" in reason(ask(wire.TRAIN_SUMS, node, **asked))
+    lines = [*leaving(terms, Policy(sums=("regression",))), *leaving(terms, Policy())]
+    assert '"columns": ["age"]' in lines[0] and "silo.toml allows none" in lines[2]
