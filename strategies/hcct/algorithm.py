@@ -315,10 +315,6 @@ class HCCT(Algorithm[HCCTState]):
                 f"layers = {layer!r} names no array that can be compared. The update has: "
                 f"{', '.join(list(delta)[:6])}."
             )
-        if not any(array.any() for array in kept.values()):
-            log.warning(
-                "silo %s sent an all-zero update, so it resembles no other silo", update.silo.name
-            )
         return kept
 
     def _remember(
@@ -329,6 +325,10 @@ class HCCT(Algorithm[HCCTState]):
         probes: Mapping[str, Update],
         now: Round,
     ) -> HCCTState:
+        known = state.products.names if now.unseen else state.memory
+        for name in sorted(deltas.keys() - set(known)):  # later it may be at its minimum
+            if not any(array.any() for array in deltas[name].values()):
+                log.warning("silo %s sent an all-zero update, so it resembles no other silo", name)
         if now.unseen:
             products = products_of(state.products, deltas, noisy, decay=self.memory)
             return replace(state, products=products)
