@@ -26,6 +26,7 @@ from coterie.features.secure import silo as secure
 from coterie.features.statistics import silo as statistics
 from coterie.features.sums.regression.silo import Regressing
 from coterie.features.sums.silo import answer_sums
+from coterie.features.trees.silo import Growing, answer_histograms
 from coterie.features.unlabelled.silo import Testing, measure_group
 from coterie.features.validation.silo import Validation
 from coterie.features.watching.silo import Watching
@@ -46,7 +47,7 @@ def initialise(request: Request) -> RecordDict:
 
 STAGES = (
     *(Testing(), Validation(), DifferentialPrivacy(), statistics.Scaled()),
-    *(secure.Secure(), Personal(), Consensus(), Compression(), Watching()),
+    *(secure.Secure(), Personal(), Consensus(), Compression(), Watching(), Growing()),
 )
 """The stages, in the order in which they are called."""
 
@@ -71,6 +72,7 @@ ANSWERS = {
     wire.EVALUATE_GIVEN: evaluate_given,
     wire.EVALUATE_TRAINING: evaluate.evaluate_model_on_training_data,
     wire.EVALUATE_OWN: evaluate_own,
+    wire.EVALUATE_HISTOGRAMS: answer_histograms,
     wire.ENSEMBLE: evaluate.evaluate_ensemble,
     wire.LABEL_COUNTS: evaluate.count_labels,
     wire.EVALUATE_DISCRIMINATOR: discriminate.evaluate_discriminators,

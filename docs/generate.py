@@ -18,10 +18,10 @@ from coterie.client.home.schema import table
 from coterie.client.resident.vital import METRICS as metrics_of_silo
 from coterie.server.runs.config import defaults, tables
 from coterie.server.site.metrics import METRICS as metrics_of_coordinator
-from coterie.strategies.registry import STRATEGIES
+from coterie.strategies.registry import EVERY
 
 ROOT = Path(__file__).parents[1]
-TITLES = {"run": "Every run", **{name: f"`{name}`" for name in STRATEGIES}}
+TITLES = {"run": "Every run", **{name: f"`{name}`" for name in EVERY}}
 
 
 def with_defaults(text: str) -> str:

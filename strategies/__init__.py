@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     PerFedAvg: type[GroupStrategy]
     PFedGraph: type[GroupStrategy]
     PFedMe: type[GroupStrategy]
+    Trees: type[GroupStrategy]
 
 OTHERS = {
     "FirstStage": "coterie.strategies.per_group.strategy",

@@ -99,21 +99,25 @@ ROWS = (
     Row("fedgen", "FedGen", "fedgenp.fedgen", base="fedavg"),
     Row("fedensemble", "FedEnsemble", "rivals.fedensemble", base="fedavg"),
 )
+TREES = Row("trees", "Trees", "coterie.features.trees.coordinator", elsewhere=True)
+"""The strategy for networks of trees, which no other trains."""
 ENTRY_POINTS = "coterie.strategies"
 """Group of the entry points by which other packages name their strategies."""
 STRATEGIES = {row.name: row for row in ROWS}
-"""Name → row."""
+"""Name → row, of strategies that train any network."""
+EVERY = {**STRATEGIES, TREES.name: TREES}
+"""Name → row, of all strategies."""
 DEFAULT = "auto"
 """Name of the strategy of a run that names none."""
-PUBLIC = {row.public: row for row in ROWS}
+PUBLIC = {row.public: row for row in EVERY.values()}
 """Name of the class → row."""
 
 
 @cache
 def row_of(name: str) -> Row | None:
     """Return the row of a built-in strategy, of ``module:Class``, or of an entry point; or None."""
-    if name in STRATEGIES:
-        return STRATEGIES[name]
+    if name in EVERY:
+        return EVERY[name]
     found = [point.value for point in entry_points(group=ENTRY_POINTS) if point.name == name]
     module, colon, public = (found[0] if found else name).partition(":")
     return Row(name, public, module, elsewhere=True) if module and colon and public else None

@@ -55,6 +55,7 @@ class SiloData:
             training samples.
         persons: person numbers of the training and test samples; whole persons are then held out.
             None: every sample is a different person.
+        missing: NaN among inputs is a missing value.
     """
 
     x_train: Nest
@@ -66,8 +67,10 @@ class SiloData:
     x_val: Nest | None = None
     y_val: Nest | None = None
     persons: tuple[Persons, Persons] | None = None
+    missing: bool = False
 
     def __post_init__(self) -> None:
+        finite = (lambda leaf: ~np.isinf(leaf)) if self.missing else np.isfinite
         parts = [
             ("training", self.x_train, self.y_train),
             ("test", self.x_test, self.y_test),
@@ -96,7 +99,7 @@ class SiloData:
                     f"{part} labels must be in [0, {self.num_classes - 1}]. "
                     f"Got labels from {y.min()} to {y.max()}."
                 )
-            if not all(np.isfinite(leaf).all() for leaf in leaves(x)):
+            if not all(finite(leaf).all() for leaf in leaves(x)):
                 raise TaskError(f"{part} data contains NaN or infinite values. Clean it first.")
         shapes = [[leaf.shape[1:] for leaf in leaves(x)] for _, x, _ in parts]
         if other := [i for i, shape in enumerate(shapes) if shape != shapes[0]]:

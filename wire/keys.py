@@ -245,6 +245,7 @@ ASKED: Mapping[str, AtSilo] = {
     names.SAMPLES: _asked(500),
     names.MOST_BYTES: _asked(0),
     names.GROUP_SIZE: _asked(1),
+    names.GROWING: _asked("", evaluates="always"),
     "cold-start-epochs": _asked(0, sent_as=names.COLD_START_EPOCHS),
     "cold-start-steps": _asked(0, sent_as=names.COLD_START_STEPS),
 }

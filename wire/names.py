@@ -39,6 +39,9 @@ EVALUATE_GIVEN: Final = "evaluate.given"
 EVALUATE_GROUP: Final = "evaluate.group"
 """Loss and error of a group's model at a silo that only tests, on the part of its data by which its
 group is chosen."""
+EVALUATE_HISTOGRAMS: Final = "evaluate.histograms"
+"""Sums over the silo's rows in bins of its columns, from which a group's trees grow
+(``coterie.features.trees.questions``). ``ARRAYS`` has the question, ``sums`` the answer."""
 TRAIN_PER_FEDAVG: Final = "train.per_fedavg"
 TRAIN_PFEDME: Final = "train.pfedme"
 TRAIN_APFL: Final = "train.apfl"
@@ -211,6 +214,8 @@ UNTRAINED: Final = {
 CONTRIBUTION: Final = "contribution"
 """In place of a strategy's name: groups are trained again, without each silo in turn, and the
 models are then evaluated as given ones."""
+GROWING: Final = "growing"
+"""How trees grow, as JSON, so that a silo can grow its own to compare."""
 GIVEN: Final = "given"
 """With ``EVALUATE_GIVEN``: the names of the models, in order."""
 ROUNDS: Final = "rounds"

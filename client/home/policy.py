@@ -167,6 +167,15 @@ class Policy:
             "alone, to compare silos. Empty: none.",
         ),
     ] = ()
+    histograms: Annotated[
+        bool,
+        In(
+            "policy",
+            "Whether the coordinator may learn, in runs of strategy trees, sums over this silo's "
+            "training rows in bins of every column: rows, and derivatives of the loss, from which "
+            "labels follow. No sum is over fewer than statistics_from rows.",
+        ),
+    ] = False
     subgroups: Annotated[
         tuple[Annotated[str, AfterValidator(readable_subgroup)], ...],
         In(
@@ -436,6 +445,20 @@ class Policy:
                 "list sums of silo.toml allows it."
             )
         return ""
+
+    def histograms_objection(self) -> str:
+        """Return why a run that grows trees is refused; empty if it is accepted."""
+        if self.secure == "required":
+            return (
+                'takes part only in secure runs (secure = "required" in silo.toml), and histograms '
+                "for trees cannot be masked yet."
+            )
+        if self.histograms:
+            return ""
+        return (
+            "sends no histograms of its rows, from which trees grow. At the silo, `histograms = "
+            "true` in silo.toml allows it."
+        )
 
     def auxiliary_objection(self) -> str:
         """Return why a run that trains discriminators is refused; empty if it is accepted."""

@@ -53,6 +53,7 @@ REFUSED = {
     wire.EVALUATE_DISCRIMINATOR: "discriminators",
     wire.TRAIN_PLACING: "discriminators",
     wire.EVALUATE_PLACING: "discriminators",
+    wire.EVALUATE_HISTOGRAMS: "histograms for trees",
     wire.TRAIN_PER_FEDAVG: "Per-FedAvg's training",
     wire.TRAIN_PFEDME: "pFedMe's training",
     wire.TRAIN_APFL: "APFL's training",
@@ -62,7 +63,7 @@ CANNOT_DO_WITHOUT = {
     **{"maxfl": wire.EVALUATE_TRAINING, "fedfa": wire.EVALUATE_TRAINING},
     **{"ifca": wire.EVALUATE_TRAINING, "flsc": wire.EVALUATE_TRAINING},
     **{"perfedavg": wire.TRAIN_PER_FEDAVG, "pfedme": wire.TRAIN_PFEDME, "apfl": wire.TRAIN_APFL},
-    **{"fedgen": wire.LABEL_COUNTS},
+    **{"fedgen": wire.LABEL_COUNTS, "trees": wire.EVALUATE_HISTOGRAMS},
 }
 """Strategy → the message type without which it cannot use a silo: refused at the join."""
 REFUSED_KEYS = {

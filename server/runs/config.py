@@ -23,7 +23,7 @@ from coterie.features.robust.keys import Influence, aggregate_problem
 from coterie.features.secure.sums import insecure
 from coterie.features.server_optimiser.keys import ServerOptimiser, server_optimiser_problem
 from coterie.strategies.errors import FederationError, refused
-from coterie.strategies.registry import DEFAULT, STRATEGIES, Row, row_of
+from coterie.strategies.registry import DEFAULT, EVERY, STRATEGIES, Row, row_of
 from coterie.strategies.rounds.algorithm import Algorithm
 from coterie.strategies.rounds.churn import Churn
 from coterie.strategies.rounds.options import Key, Options, Positive, Scalar, dashed, table_of
@@ -313,7 +313,7 @@ def keys_of(row: Row, *, around: bool = False) -> dict[str, Key]:
 def owners() -> dict[str, list[str]]:
     """Return key → strategies that have it."""
     found: dict[str, list[str]] = {}
-    for row in STRATEGIES.values():
+    for row in EVERY.values():
         for key in keys_of(row):
             found.setdefault(key, []).append(row.name)
     return found
@@ -322,7 +322,7 @@ def owners() -> dict[str, list[str]]:
 @cache
 def all_keys() -> dict[str, Key]:
     """Return every key; one shared by several strategies as the first of them has it."""
-    own = [key for row in STRATEGIES.values() for key in keys_of(row).values()]
+    own = [key for row in EVERY.values() for key in keys_of(row).values()]
     return {key.name: key for key in [*reversed(own), *RunConfig.own_keys().values()]}
 
 
@@ -342,7 +342,7 @@ def defaults() -> dict[str, Scalar]:
 def tables() -> dict[str, str]:
     """Return Markdown tables of keys: the common ones under ``run``, others by strategy."""
     found = {"run": table_of(RunConfig.own_keys())}
-    for row in STRATEGIES.values():
+    for row in EVERY.values():
         keys = keys_of(row)
         found[row.name] = table_of(keys) if keys else ""
     return found
@@ -372,7 +372,7 @@ def _row(name: Any) -> Row:
     if row is None:
         raise refused(
             "the run's configuration is wrong: strategy must be one of "
-            f"{', '.join(STRATEGIES)}, or module:Class. Got {name!r}."
+            f"{', '.join(EVERY)}, or module:Class. Got {name!r}."
         )
     return row
 

@@ -15,6 +15,7 @@ from coterie.server.runs.checkpoint import Checkpoints
 from coterie.server.runs.config import COMMANDS, GONE, RunConfig, foreign_keys
 from coterie.server.runs.record import EVENTS, OWN_APP, Run, reading
 from coterie.strategies.errors import FederationError, refused
+from coterie.strategies.plain.leave_one_out import as_text
 from coterie.strategies.rounds.algorithm import Algorithm
 from coterie.strategies.rounds.checkpoint import Checkpoint
 
@@ -64,6 +65,19 @@ def begin(config: RunConfig, folder: Path, checkpoints: Checkpoints) -> Beginnin
     if config.parent and model_file(config) is None and config.strategy not in COMMANDS:
         return _from_run(config, folder, checkpoints)
     return Beginning(config)
+
+
+def with_groups_of(config: RunConfig, root: Path) -> RunConfig:
+    """Return the keys with the last groups of the run ``groups-of``, if they name one.
+
+    Raises:
+        FederationError: it is not a complete run.
+    """
+    keys = config.plain()
+    if not (named := str(keys.get("groups-of", ""))):
+        return config
+    groups = complete(reading.find_run(named, root)).final_groups
+    return RunConfig.read({**keys, "given-groups": as_text(groups)})
 
 
 def recorded_config(run: Run) -> RunConfig:

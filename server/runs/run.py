@@ -29,7 +29,14 @@ from coterie.server.runs.answers import Announcing
 from coterie.server.runs.checkpoint import Checkpoints
 from coterie.server.runs.config import RunConfig, train_config
 from coterie.server.runs.fitted import fit_by_sums, terms_of
-from coterie.server.runs.going_on import CHECKPOINTS, Beginning, begin, earlier_run, model_file
+from coterie.server.runs.going_on import (
+    CHECKPOINTS,
+    Beginning,
+    begin,
+    earlier_run,
+    model_file,
+    with_groups_of,
+)
 from coterie.server.runs.initial import initial_arrays, started_from
 from coterie.server.runs.judged import judged
 from coterie.server.runs.record import Recorder, Run, reading
@@ -193,6 +200,7 @@ def execute(
     else:
         if config.strategy == wire.CONTRIBUTION:
             config = contribution.with_groups(config, folder.parent)
+        config = with_groups_of(config, folder.parent)
         make_folder(folder)
     with locked_run(folder):
         checkpoints = Checkpoints(folder / CHECKPOINTS)

@@ -42,6 +42,9 @@ OPTIONS: dict[str, Option] = {
     "group": "",
 }
 
+TREES = "trees"
+"""Beginning of the names of networks that are boosted trees."""
+
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
 Size = Annotated[int, Field(ge=1, le=1_000_000)]
 
@@ -153,9 +156,16 @@ class DeclaredTask(Task):
         return self.declaration.problem() if self.answering is None else self.answering
 
     @property
+    def boosted(self) -> bool:
+        """Whether the network is trees: they need no scale, and take missing values."""
+        return self.declaration.network.partition("-")[0] == TREES
+
+    @property
     def scaled_targets(self) -> int:  # type: ignore[override]
         problem = self.problem
-        return problem.num_targets if isinstance(problem, Numbers) else 0
+        if not isinstance(problem, Numbers) or self.boosted:
+            return 0
+        return problem.num_targets
 
     def of_scale(self, scale: ColumnScale | None) -> Self:
         """Return the task for this scale. Models kept by earlier versions have no target scale."""
@@ -197,9 +207,12 @@ class DeclaredTask(Task):
 
     def model(self) -> torch.nn.Module:
         """Return the declared network with its file's weights, frozen as declared."""
-        from coterie.tasks import networks
+        from coterie.tasks import networks, trees
 
         says = self.declaration
+        if self.boosted:
+            self.head = "leaf"
+            return trees.named(says.network, shape=self.shape, problem=self.problem)
         model, self.head = networks.make(
             says.network, shape=self.shape, num_classes=self._outputs()
         )
@@ -272,7 +285,11 @@ class DeclaredTask(Task):
         x_train, x_test = self.samples(train, test)
         classes = self.num_classes if isinstance(self.problem, Classes) else None
         scale, persons = self.scale_of(train), persons_of(train, test)
-        return SiloData(x_train, train.y, x_test, test.y, classes, scale, persons=persons)
+        return SiloData(
+            *(x_train, train.y, x_test, test.y, classes, scale),
+            persons=persons,
+            missing=self.boosted,
+        )
 
     def read_both(self, chosen: Mapping[str, Any]) -> tuple[Any, Any]:
         """Return the training and test parts as ``read`` gives them."""

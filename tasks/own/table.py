@@ -139,7 +139,10 @@ class Table(DeclaredTask):
         """Standardise by the training rows; a missing number becomes their mean."""
         self._look_at(train)
         scale = self.scale_of(train)
-        return _scaled(train, scale), _scaled(test, scale)
+        return self._scaled(train, scale), self._scaled(test, scale)
+
+    def _scaled(self, rows: Rows, scale: ColumnScale) -> NDArray[np.float32]:
+        return _scaled(rows, scale, missing=np.nan if self.boosted else 0.0)
 
     def scale_of(self, train: Rows) -> ColumnScale:
         """Return mean and deviation of the numbers, then of real targets.
@@ -148,6 +151,8 @@ class Table(DeclaredTask):
         """
         if self.scale is not None:
             return self.scale
+        if self.boosted:
+            return [(0.0, 1.0)] * self.scaled_inputs
         return [*scale_of(train.numbers), *(scale_of(train.y) if self.scaled_targets else ())]
 
     @property
@@ -156,7 +161,7 @@ class Table(DeclaredTask):
 
     @property
     def pooled_columns(self) -> int:  # type: ignore[override]
-        pooled = self.declaration.scale == "federation"
+        pooled = self.declaration.scale == "federation" and not self.boosted
         return self.scaled_inputs + self.scaled_targets if pooled else 0
 
     def column_sums(self, options: Mapping[str, Option]) -> NDArray[np.float64]:
@@ -207,8 +212,9 @@ class Table(DeclaredTask):
         rows = self._without_targets(file, chosen)
         notes = (*self._notes, *self._warnings)
         passed = self._passed(file, self._dialect(chosen), rows)
-        scale = scale_of(rows.numbers) if scale is None else scale
-        return Samples(_scaled(rows, scale), notes=notes, passed=passed, scale=scale)
+        if scale is None:
+            scale = self.scale_of(rows) if self.boosted else scale_of(rows.numbers)
+        return Samples(self._scaled(rows, scale), notes=notes, passed=passed, scale=scale)
 
     def _without_targets(self, file: Path, chosen: Mapping[str, Any]) -> Rows:
         """Read the rows of a table without its targets."""
@@ -248,7 +254,8 @@ class Table(DeclaredTask):
         assert len(columns) == self.shape[0], "every input must be stated"
         pooled = self.pooled_columns
         return {
-            "numbers": "(value − mean) / deviation; 0 where the value is missing or out of bounds",
+            "numbers": "(value − mean) / deviation; "
+            f"{'NaN' if self.boosted else 0} where the value is missing or out of bounds",
             "categories": "1 if the column has this category, else 0",
             "missing": "1 if the value is missing or out of bounds, else 0",
             "bounds": {name: list(ends) for name, ends in self.declaration.bounds.items()},
@@ -371,7 +378,8 @@ class Table(DeclaredTask):
             values = np.where(beyond, np.nan, values)
         missing = len(values) - present
         if missing:
-            self._notes.append(f"{column}: {missing} missing in {place.name}, replaced by the mean")
+            what = "which trees take as they are" if self.boosted else "replaced by the mean"
+            self._notes.append(f"{column}: {missing} missing in {place.name}, {what}")
         return values, beyond
 
     def _places(
@@ -423,8 +431,8 @@ def _no_target(column: str, missing: NDArray[np.bool_], place: Path, written: Di
     )
 
 
-def _scaled(rows: Rows, scale: ColumnScale) -> NDArray[np.float32]:
-    """Standardise; what is missing becomes the mean."""
+def _scaled(rows: Rows, scale: ColumnScale, *, missing: float) -> NDArray[np.float32]:
+    """Standardise; a number that is missing becomes ``missing``."""
     own = scale[: rows.numbers.shape[1]]  # behind them come real targets
     mean, width = np.array(own).reshape(-1, 2).T
     ends = np.cumsum([len(mean), rows.categories.shape[1], rows.missing.shape[1]])
@@ -432,7 +440,7 @@ def _scaled(rows: Rows, scale: ColumnScale) -> NDArray[np.float32]:
     for start in range(0, len(found), BLOCK):
         some = slice(start, start + BLOCK)
         standard = (rows.numbers[some] - mean) / width
-        found[some, : ends[0]] = np.nan_to_num(standard, nan=0.0)
+        found[some, : ends[0]] = np.where(np.isnan(standard), missing, standard)
     found[:, ends[0] : ends[1]] = rows.categories
     found[:, ends[1] :] = rows.missing
     return found

@@ -27,20 +27,20 @@ from coterie.server.runs.config import (
 from coterie.server.runs.run import build_strategy, run_folder, terms
 from coterie.strategies import FederationError
 from coterie.strategies.errors import EXIT_CONFIG
-from coterie.strategies.registry import STRATEGIES
+from coterie.strategies.registry import EVERY
 from coterie.strategies.rounds.nodes import NodeRoster
 from coterie.strategies.rounds.options import Options, schema_of
 
 ROOT = Path(__file__).parents[3]
 
 
-NAMES, RUN = tuple(STRATEGIES), RunConfig.own_keys()
-TAKERS = tuple(name for name, row in STRATEGIES.items() if row.takes_generators)
+NAMES, RUN = tuple(EVERY), RunConfig.own_keys()
+TAKERS = tuple(name for name, row in EVERY.items() if row.takes_generators)
 
 
 @pytest.mark.parametrize("name", ["run", *NAMES])
 def test_every_key_has_help_and_bounds_and_is_in_its_table(name: str) -> None:
-    keys = RUN if name == "run" else keys_of(STRATEGIES[name])
+    keys = RUN if name == "run" else keys_of(EVERY[name])
     lines = tables()[name].splitlines()[2:]
     assert len(lines) == len(keys)
     for line, key in zip(lines, keys.values(), strict=True):
@@ -54,9 +54,9 @@ def test_no_key_has_two_meanings() -> None:
     """A key of a strategy is none of every run's, and one that several have says one thing."""
     assert not set(owners()) & set(RUN)
     for key, names in owners().items():
-        defaults_of = {repr(keys_of(STRATEGIES[name])[key].default) for name in names}
+        defaults_of = {repr(keys_of(EVERY[name])[key].default) for name in names}
         assert defaults_of == {repr(defaults()[key])}, key
-    everything = {key for row in STRATEGIES.values() for key in keys_of(row)}
+    everything = {key for row in EVERY.values() for key in keys_of(row)}
     assert set(defaults()) == everything | set(RUN)
 
 
@@ -78,7 +78,7 @@ def test_a_configuration_comes_back_from_its_plain_form(name: str) -> None:
     config = RunConfig.read({"strategy": name, "local-epochs": 3, "churn": "a+2"})
     assert RunConfig.read(config.plain()) == config
     assert config.local_epochs == 3 and config.plain()["churn"] == "a+2"
-    assert set(config.plain()) == set(keys_of(STRATEGIES[name])) | set(RUN)
+    assert set(config.plain()) == set(keys_of(EVERY[name])) | set(RUN)
 
 
 @pytest.mark.parametrize("name", TAKERS)
@@ -86,7 +86,7 @@ def test_with_generators_the_plain_form_has_their_keys_too(name: str) -> None:
     config = RunConfig.read({"strategy": name, "generators": "silos", "generator-steps": 9})
     assert config.plain()["generator-steps"] == 9
     assert RunConfig.read(config.plain()) == config
-    own = keys_of(STRATEGIES[name], around=True)
+    own = keys_of(EVERY[name], around=True)
     assert set(config.plain()) == set(own) | set(RUN)
 
 
@@ -95,7 +95,7 @@ def test_with_generators_the_plain_form_has_their_keys_too(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_keys_of_other_strategies_are_refused_with_whose_they_are(name: str) -> None:
-    foreign = {k: defaults()[k] for k in owners() if k not in keys_of(STRATEGIES[name])}
+    foreign = {k: defaults()[k] for k in owners() if k not in keys_of(EVERY[name])}
     assert foreign
     with pytest.raises(FederationError) as caught:
         RunConfig.read({"strategy": name, **foreign})
@@ -155,7 +155,7 @@ def test_of_flowers_full_list_every_strategy_takes_its_own_keys(name: str) -> No
 
 def test_of_flowers_full_list_a_changed_key_of_another_strategy_is_refused() -> None:
     for name in NAMES:
-        foreign = next(key for key in owners() if key not in keys_of(STRATEGIES[name]))
+        foreign = next(key for key in owners() if key not in keys_of(EVERY[name]))
         (owner, *_) = owners()[foreign]
         value = _another(foreign, schemas(owner)[foreign])
         with pytest.raises(FederationError, match=f"{foreign} belongs to .*strategy is {name}"):
@@ -256,17 +256,17 @@ def test_every_problem_is_named_at_once() -> None:
 def test_every_strategy_can_be_built(name: str) -> None:
     config = RunConfig.read({"strategy": name, "round-timeout": 7})
     built = build_strategy(config, run="r", roster=NodeRoster(), on_round=lambda report: None)
-    assert type(built.algorithm) is STRATEGIES[name].load()
+    assert type(built.algorithm) is EVERY[name].load()
     assert built.round_timeout == 7
-    in_python = getattr(coterie.strategies, STRATEGIES[name].public)()
+    in_python = getattr(coterie.strategies, EVERY[name].public)()
     assert built.algorithm == in_python.algorithm, "the same defaults in Python"
 
 
 def schemas(name: str, *, around: bool = False) -> dict[str, Mapping[str, Any]]:
     """What each key that a run with this strategy has may be, as a JSON schema."""
-    row = STRATEGIES[name]
+    row = EVERY[name]
     kinds: list[type[Options]] = [RunConfig, row.load()]
-    kinds += [STRATEGIES[row.base].load()] if row.base else []
+    kinds += [EVERY[row.base].load()] if row.base else []
     kinds += [GENERATORS.load()] if around else []
     own = {**RUN, **keys_of(row, around=around)}
     return {
@@ -322,7 +322,7 @@ def test_what_passes_as_a_configuration_is_what_its_strategy_takes(name: str, ar
     """Whatever legal values meet: nothing is left for the ServerApp to refuse."""
     built = 0
     found = schemas(name, around=around)
-    assert {*keys_of(STRATEGIES[name]), *RUN} <= set(found)
+    assert {*keys_of(EVERY[name]), *RUN} <= set(found)
     values = {k: st.sampled_from(extremes(entry)) for k, entry in found.items() if k not in FREE}
     if around:
         values["generators"] = st.sampled_from(["silos", "groups"])

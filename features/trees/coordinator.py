@@ -1,0 +1,319 @@
+"""The strategy ``trees``: every group grows its own boosted trees, by sums over its silos.
+
+Groups are given: all silos together, or the groups of an earlier run, for example of ``auto`` with
+a linear model of the same rows. A round grows the same number of trees in every group, and the last
+round the rest. A level of a tree is one exchange with the silos of all groups.
+
+A sum is always of the same silos: if one of a group does not answer, or wrongly, it is left out of
+the round, and the group asks the others again for the tree that was growing.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Generator, Iterator, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import Annotated, Any
+
+import numpy as np
+from pydantic import Field
+
+from coterie import wire
+from coterie.features.trees import questions
+from coterie.features.trees.bins import Columns, agreed
+from coterie.features.trees.ensemble import Ensemble, Floats
+from coterie.features.trees.growth import Settings, boosted, constant
+from coterie.features.trees.questions import AnswerError, Question
+from coterie.strategies.errors import EXIT_CONFIG, FederationError
+from coterie.strategies.rounds.algorithm import (
+    Algorithm,
+    Exchanges,
+    Order,
+    Round,
+    Update,
+    Updates,
+)
+from coterie.strategies.rounds.handles import Arrays
+from coterie.strategies.rounds.members import Members, present_groups, staying
+from coterie.strategies.rounds.options import Config
+from coterie.strategies.rounds.reports import Group
+
+log = logging.getLogger("coterie.run")
+
+MOST_EXCHANGES = 180
+"""Most exchanges of a round: silos answer no more than 200 times."""
+FIRST = 12
+"""Exchanges before the first tree, at most."""
+
+Asking = Generator[Question, Floats, None]
+"""Yields questions to a group; receives the sum of its silos' answers."""
+
+
+@dataclass(frozen=True)
+class Grown:
+    """A group's trees so far.
+
+    Attributes:
+        trees: the model, with ``done`` trees per output.
+        edges: of each column's bins; empty before the first tree.
+    """
+
+    trees: Arrays
+    done: int = 0
+    edges: Columns = ()
+
+
+@dataclass(frozen=True)
+class TreesState:
+    """The state between rounds.
+
+    Attributes:
+        grown: a group, by the names of its silos with commas between them → its trees.
+        lost: silo → why it is left out of this round.
+    """
+
+    members: Members
+    grown: Mapping[str, Grown] = field(default_factory=dict)
+    lost: Mapping[str, str] = field(default_factory=dict)
+
+
+class Trees(Algorithm[TreesState]):
+    """Boosted trees by summed histograms, in every group its own."""
+
+    remembers = TreesState
+
+    tree_rate: Annotated[float, Field(gt=0, le=1)] = Field(
+        0.1, description="Learning rate of the trees: the factor on every leaf."
+    )
+    leaf_penalty: Annotated[float, Field(ge=0, le=1e6)] = Field(
+        1.0, description="Penalty on squared leaves (λ)."
+    )
+    leaf_rows: Annotated[int, Field(ge=1, le=1_000_000)] = Field(
+        20, description="Fewest rows of a leaf, over all silos of its group."
+    )
+    column_bins: Annotated[int, Field(ge=2, le=1024)] = Field(
+        64, description="Most bins of a column, beside that of missing values."
+    )
+    given_groups: str = Field(
+        "",
+        description="Groups: silos with commas between them, groups with semicolons. A silo in "
+        "none is alone. Empty: all silos together.",
+    )
+    groups_of: str = Field(
+        "", description="A complete run whose last groups are these groups: its name or folder."
+    )
+
+    def problems(self, training: Config) -> Iterator[str]:
+        names = [name for group in self.given for name in group]
+        if double := sorted({name for name in names if names.count(name) > 1}):
+            yield f"given-groups: every silo is in one group. {double[0]} is in several"
+
+    @property
+    def averages(self) -> bool:
+        return False
+
+    def entries(self, training: Config) -> Config:
+        """Silos grow trees alone by the same settings, and compare."""
+        return {wire.GROWING: json.dumps(asdict(self.settings) | {"bins": self.column_bins})}
+
+    @property
+    def settings(self) -> Settings:
+        """How trees grow."""
+        return Settings(self.tree_rate, self.leaf_penalty, self.leaf_rows)
+
+    @property
+    def given(self) -> tuple[Group, ...]:
+        """The groups that are given."""
+        groups = (text.split(",") for text in self.given_groups.split(";") if text)
+        return tuple(tuple(sorted(group)) for group in groups)
+
+    def first(self, initial: Arrays) -> TreesState:
+        """Return the state before round 1; the model must be trees."""
+        try:
+            Ensemble.of(initial)
+        except (KeyError, ValueError):
+            raise FederationError(
+                "strategy trees grows boosted trees, and the task's network is another. Its file "
+                'must have network = "trees".',
+                exit_code=EXIT_CONFIG,
+            ) from None
+        return TreesState(Members(initial))
+
+    # ---------------------------------------------------------------- a round
+
+    def prepare(self, state: TreesState, now: Round) -> Exchanges[TreesState]:
+        """Grow the round's trees in all groups, level by level."""
+        growing = {}
+        for group in present_groups(self.given or (now.names,), now.names):
+            own = self._of(state, group)
+            stay = staying(group, state.members.minimums)
+            growing[self._key(group)] = _Growth(self, stay, own, self._until(own, now))
+        while asking := [one for one in growing.values() if one.here and not one.over]:
+            answers = yield [
+                Order(
+                    now.here[name],
+                    one.question.arrays,
+                    purpose=f"{one.question.kind}-{one.number}",
+                    config={wire.GROUP_SIZE: len(one.here)},
+                    kind=wire.EVALUATE_HISTOGRAMS,
+                )
+                for one in asking
+                for name in one.here
+            ]
+            by_name = {update.silo.name: update for update in answers}
+            for one in asking:
+                one.receive(by_name, answers.missing, state.members.minimums)
+        lost = {name: why for one in growing.values() for name, why in one.lost.items()}
+        for name, why in sorted(lost.items()):
+            log.warning("round %d: trees grow without silo %s: %s", now.number, name, why)
+        new = {key: one.grown for key, one in growing.items()}
+        return replace(state, grown={**state.grown, **new}, lost=lost)
+
+    def orders(self, state: TreesState, now: Round) -> tuple[TreesState, list[Order]]:
+        """Let every silo measure the trees that it held before the round."""
+        groups = present_groups(self.given or (now.names,), now.names)
+        members = state.members.grouped(groups)
+        orders = [Order(s, members.models[s.name]) for s in now.silos if s.name not in state.lost]
+        return replace(state, members=members), orders
+
+    def absorb(self, state: TreesState, updates: Updates, now: Round) -> TreesState:
+        """Give every silo its group's trees; what it sent back is not used."""
+        held = {
+            name: self._of(state, group).trees for group in state.members.groups for name in group
+        }
+        return replace(state, members=state.members.holding(held))
+
+    def details(self, state: TreesState) -> Mapping[str, Any]:
+        """Return the number of trees of each group, and which silos were left out."""
+        counts = {key: own.done for key, own in state.grown.items()}
+        return {"trees": counts} | ({"not-summed": dict(state.lost)} if state.lost else {})
+
+    def _key(self, group: Group) -> str:
+        """Return the name of a group: its given silos, or ``*`` for all."""
+        if not self.given:
+            return "*"
+        own = next((given for given in self.given if set(group) <= set(given)), group)
+        return ",".join(own)
+
+    def _of(self, state: TreesState, group: Group) -> Grown:
+        return state.grown.get(self._key(group), Grown(state.members.initial))
+
+    def _until(self, own: Grown, now: Round) -> int:
+        """Return the number of trees that a group has after this round.
+
+        Raises:
+            FederationError: they need more exchanges than silos answer in a round.
+        """
+        trees, _, leaves = map(int, own.trees["leaf"].shape)
+        depth, rounds = leaves.bit_length() - 1, max(now.rounds, 1)
+        most = -(-trees // rounds)
+        if most * depth + FIRST > MOST_EXCHANGES:
+            least = -(-trees // ((MOST_EXCHANGES - FIRST) // depth))
+            raise FederationError(
+                f"{trees} trees of depth {depth} in {wire.counted(rounds, 'round')} need more than "
+                f"{MOST_EXCHANGES} exchanges a round, which silos refuse. Set rounds to at least "
+                f"{least}.",
+                exit_code=EXIT_CONFIG,
+            )
+        return min(trees * min(now.number, rounds) // rounds, own.done + most)
+
+
+class _Growth:
+    """The trees of one group in one round.
+
+    Attributes:
+        here: silos whose answers are added up.
+        grown: the trees that are complete.
+        lost: silo → why it is not among them any more.
+        question, number: the present one, and how many there were.
+        over: nothing more is asked.
+    """
+
+    def __init__(self, kind: Trees, here: Group, own: Grown, until: int) -> None:
+        self.kind, self.here, self.grown, self.until = kind, here, own, until
+        self.lost: dict[str, str] = {}
+        self.question, self.number, self.over = Question(), 0, False
+        self._asking = self._course()
+        self._step(None)
+
+    def receive(
+        self,
+        updates: Mapping[str, Update],
+        missing: Mapping[str, str],
+        minimums: Mapping[str, int],
+    ) -> None:
+        """Add the answers up and go on; without a silo that gave none, ask the others again."""
+        parts, lost = [], {}
+        for name in self.here:
+            try:
+                if name not in updates:
+                    raise AnswerError(missing.get(name, "it did not answer."))
+                update = updates[name]
+                arrays = update.extras.get(questions.RECORD, {})
+                parts.append(questions.read_answer(self.question, arrays, int(update.num_examples)))
+            except AnswerError as error:
+                lost[name] = str(error)
+        if not lost:
+            self._step(np.sum(parts, axis=0))
+            return
+        here = tuple(name for name in self.here if name not in lost)
+        stay = staying(here, minimums)
+        lost |= dict.fromkeys(set(here) - set(stay), "its group is smaller than it accepts.")
+        self.lost |= lost
+        self.here = stay
+        self._asking = self._course()
+        self._step(None)
+
+    def _step(self, total: Floats | None) -> None:
+        self.number += 1
+        try:
+            self.question = next(self._asking) if total is None else self._asking.send(total)
+        except StopIteration:
+            self.over = True
+        except ValueError as error:  # of sums over too few rows
+            self.over = True
+            self.lost |= dict.fromkeys(self.here, f"{error}.")
+
+    def _course(self) -> Asking:
+        """Yield the questions for the trees that this round still lacks."""
+        if self.grown.done < self.until and not self.grown.edges:
+            yield from self._begin()
+        while self.grown.done < self.until:
+            own = self.grown
+            growing = boosted(Ensemble.of(own.trees), own.done, own.edges, self.kind.settings)
+            at = next(growing)
+            while True:
+                sums = yield questions.level(at, own.edges)
+                try:
+                    at = growing.send(sums)
+                except StopIteration as end:
+                    self.grown = self._with(end.value.arrays(), own.done + 1, own.edges)
+                    break
+
+    def _begin(self) -> Asking:
+        """Find the constant answer and the bins."""
+        arrays = self.grown.trees
+        looking = constant(len(arrays["base"]))
+        answers = next(looking)
+        while True:
+            sums = yield questions.base(answers)
+            try:
+                answers = looking.send(sums)
+            except StopIteration as end:
+                arrays = {**arrays, "base": end.value}
+                break
+        dividing = agreed(len(arrays["gain"]), self.kind.column_bins)
+        cells = next(dividing)
+        while True:
+            counts = yield questions.cells(cells)
+            ends = np.cumsum([len(own) for own in cells])[:-1]
+            try:
+                cells = dividing.send([own.astype(np.int64) for own in np.split(counts, ends)])
+            except StopIteration as end:
+                self.grown = self._with(arrays, 0, end.value)
+                break
+
+    def _with(self, arrays: Arrays, done: int, edges: Columns) -> Grown:
+        """Return what has grown, with the arrays in the model's order."""
+        return Grown({name: arrays[name] for name in self.grown.trees}, done, edges)

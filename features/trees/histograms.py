@@ -1,0 +1,193 @@
+"""A silo's rows, and the sums over them that grow trees.
+
+A sum over fewer rows than the silo's smallest count does not leave. A bin with fewer rows is added
+to the next one of its column, so that the sums of all bins stay; the last rows of a column are
+added to the last bin that is sent. A node with fewer rows is empty.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from coterie.features.trees import bins
+from coterie.features.trees.ensemble import Ensemble, Floats
+
+SUMS = 3
+"""Sums of a bin: gradients, second derivatives, rows."""
+
+Derivatives = Callable[[Floats, Floats], tuple[Floats, Floats]]
+"""Answers and targets (n, K) → first and second derivative of each row's loss by each answer."""
+
+
+def of_numbers(answers: Floats, targets: Floats) -> tuple[Floats, Floats]:
+    """Return the derivatives of half the squared error."""
+    return answers - targets, np.ones_like(answers)
+
+
+def of_labels(answers: Floats, targets: Floats) -> tuple[Floats, Floats]:
+    """Return the derivatives of the log loss of each of K labels; one label is two classes."""
+    chance = 1 / (1 + np.exp(-answers))
+    return chance - targets, chance * (1 - chance)
+
+
+def of_classes(answers: Floats, targets: Floats) -> tuple[Floats, Floats]:
+    """Return the derivatives of the log loss of one of K classes; targets are one-hot."""
+    shares = np.exp(answers - answers.max(axis=1, keepdims=True))
+    shares /= shares.sum(axis=1, keepdims=True)
+    return shares - targets, shares * (1 - shares)
+
+
+@dataclass
+class Rows:
+    """A silo's training rows, with what is remembered between two questions.
+
+    Attributes:
+        x: (n, columns), NaN where a value is missing.
+        targets: (n, K).
+        derivatives: of the task's loss.
+        least: smallest number of rows whose sum may leave.
+    """
+
+    x: NDArray[np.float32]
+    targets: Floats
+    derivatives: Derivatives
+    least: int = 1
+    _edges: Sequence[NDArray[np.float32]] = ()
+    _codes: NDArray[np.int32] = field(default_factory=lambda: np.empty((0, 0), np.int32))
+    _known: Mapping[str, NDArray[Any]] = field(default_factory=dict)
+    _answers: Floats = field(default_factory=lambda: np.empty((0, 0)))
+
+    def counts(self, cells: Sequence[bins.Ints]) -> list[bins.Ints]:
+        """Return the rows in each column's cells."""
+        found = []
+        for column, own in zip(self.x.T, cells, strict=True):
+            sums = bins.counted(column, own).astype(np.float64)[None, :, None]
+            found.append(_merged(sums, self.least)[0, :, 0].astype(np.int64))
+        return found
+
+    def totals(self, base: NDArray[np.float32]) -> Floats:
+        """Return the sums over all rows where every answer is ``base``, shape (K, ``SUMS``)."""
+        rows, found = len(self.x), np.zeros((len(base), SUMS))
+        if rows >= self.least:
+            answers = np.tile(base.astype(np.float64), (rows, 1))
+            first, second = self.derivatives(answers, self.targets)
+            found[:] = np.stack(
+                [first.sum(axis=0), second.sum(axis=0), np.full(len(base), rows)], 1
+            )
+        return found
+
+    def histograms(
+        self,
+        trees: Ensemble,
+        done: int,
+        level: int,
+        nodes: NDArray[np.int64],
+        edges: Sequence[NDArray[np.float32]],
+    ) -> Floats:
+        """Return the sums of each bin in some nodes of the trees that grow.
+
+        Args:
+            trees: the trees number ``done`` grow; those before are complete.
+            level: of the nodes, from 0.
+            nodes: (m, 2), output and node.
+            edges: of each column's bins.
+
+        Returns:
+            Shape (m, bins of all columns, ``SUMS``). A column's last bin has its missing values.
+        """
+        self._refresh(trees, done, edges)
+        first, second = self.derivatives(self._answers, self.targets)
+        size = sum(len(own) + 2 for own in edges)
+        found = np.zeros((len(nodes), size, SUMS))
+        for output in range(len(trees.base)):
+            wanted = np.flatnonzero(nodes[:, 0] == output)
+            if not len(wanted):
+                continue
+            reached = trees.nodes(self.x, done, output, level)
+            slot = np.full(2 ** (level + 1), -1)
+            slot[nodes[wanted, 1]] = np.arange(len(wanted))
+            slot = slot[reached]
+            own = np.flatnonzero(slot >= 0)
+            at, g, h = slot[own], first[own, output], second[own, output]
+            # Bins of all columns side by side, those of missing values last.
+            wide = max(len(cuts) for cuts in edges) + 2
+            whole = np.zeros((len(wanted), len(edges), wide, SUMS))
+            for column, cuts in enumerate(edges):
+                width = len(cuts) + 2
+                place = at * width + self._codes[own, column]
+                for i, weight in enumerate((g, h, None)):
+                    sums = np.bincount(place, weight, minlength=len(wanted) * width)
+                    part = sums.reshape(len(wanted), width)
+                    whole[:, column, : width - 1, i] = part[:, :-1]
+                    whole[:, column, -1, i] = part[:, -1]
+            told = floored(whole.reshape(-1, wide, SUMS), self.least).reshape(whole.shape)
+            found[wanted] = told[:, _there(edges, wide)]
+        return found
+
+    def _refresh(self, trees: Ensemble, done: int, edges: Sequence[NDArray[np.float32]]) -> None:
+        """Bring the codes up to date with the edges, and the answers with the complete trees."""
+        if len(edges) != len(self._edges) or not all(map(np.array_equal, edges, self._edges)):
+            self._codes, self._edges = bins.codes(self.x, edges), tuple(edges)
+        own = {name: a for name, a in trees.arrays(done).items() if name != "gain"}
+        known = self._known
+        before = len(known["leaf"]) if known else done + 1
+        first = {name: a if a.ndim == 1 else a[:before] for name, a in own.items()}
+        if before > done or not all(np.array_equal(known[n], a) for n, a in first.items()):
+            self._answers = np.tile(trees.base.astype(np.float64), (len(self.x), 1))
+            before = 0
+        trees.added(self.x, self._answers, before, done)
+        self._known = {name: array.copy() for name, array in own.items()}
+
+
+def _there(edges: Sequence[NDArray[np.float32]], wide: int) -> NDArray[np.bool_]:
+    """Return which of (columns, ``wide``) bins the columns have; the last has missing values."""
+    there = np.arange(wide) <= np.array([[len(cuts)] for cuts in edges])
+    there[:, -1] = True
+    return there
+
+
+def floored(sums: Floats, least: int) -> Floats:
+    """Return a column's sums (m, bins, ``SUMS``) without bins of fewer than ``least`` rows.
+
+    The last bin has the missing values; it is only added to others, or gets the others, if one of
+    the two has too few rows.
+    """
+    if least < 2:
+        return sums
+    found = np.zeros_like(sums)
+    present, missing = sums[:, :-1].sum(axis=1), sums[:, -1]
+    few = present[:, -1] < least
+    lone = missing[:, -1] < least
+    found[:, :-1] = np.where(few[:, None, None], 0, _merged(sums[:, :-1], least))
+    found[:, -1] = np.where((few & ~lone)[:, None], present + missing, missing)
+    found[lone, -1] = 0
+    both = present + missing
+    whole = lone & few & (both[:, -1] >= least)
+    found[whole, 0] = both[whole]
+    joined = np.flatnonzero(lone & ~few & (missing[:, -1] > 0))
+    if len(joined):
+        last = found.shape[1] - 2 - np.argmax(found[joined, -2::-1, -1] > 0, axis=1)
+        found[joined, last] += missing[joined]
+    return found
+
+
+def _merged(sums: Floats, least: int) -> Floats:
+    """Return sums (m, bins, k), whose last counts rows, with small bins added to the next."""
+    if least < 2:
+        return sums
+    found, held = np.zeros_like(sums), np.zeros_like(sums[:, 0])
+    last = np.full(len(sums), -1)
+    for i in np.flatnonzero((sums[:, :, -1] > 0).any(axis=0)):
+        held += sums[:, i]
+        enough = held[:, -1] >= least
+        found[enough, i] = held[enough]
+        held[enough] = 0
+        last[enough] = i
+    some = np.flatnonzero(last >= 0)
+    found[some, last[some]] += held[some]
+    return found

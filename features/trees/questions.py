@@ -1,0 +1,176 @@
+"""Questions and answers as arrays, and the checks of both sides.
+
+Three kinds: the sums of derivatives for a constant answer (``base``), the rows in cells of each
+column (``cells``), and the histograms of nodes of the trees that grow (``level``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from coterie.features.trees.bins import LOWEST, Ints
+from coterie.features.trees.ensemble import Ensemble, Floats
+from coterie.features.trees.growth import Level
+from coterie.features.trees.histograms import SUMS, Rows
+
+Arrays = dict[str, NDArray[Any]]
+RECORD = "sums"
+"""Name of the record of an answer, and of its array."""
+MOST = 16_000_000
+"""Most numbers of an answer."""
+MOST_CUTS = 20_000
+"""Most cells, or edges between bins, of a column."""
+LARGEST = 1e15
+"""Largest absolute value of a sum."""
+CLOSE = 1e-6
+"""Relative difference of sums over the same rows, by rounding."""
+
+
+class AnswerError(ValueError):
+    """A question or an answer is impossible; the text says why."""
+
+
+@dataclass(frozen=True)
+class Question:
+    """A question: its kind, its arrays, and the shape of an answer to it."""
+
+    kind: str = ""
+    arrays: Arrays = field(default_factory=dict)
+    shape: tuple[int, ...] = ()
+
+
+def base(answers: NDArray[np.float32]) -> Question:
+    """Ask for the sums of derivatives where every answer is ``answers`` (K,)."""
+    return Question("base", {"base": answers}, (len(answers), SUMS))
+
+
+def cells(columns: Sequence[Ints]) -> Question:
+    """Ask for the rows in each column's cells."""
+    return Question("cells", _joined("cells", columns), (sum(map(len, columns)),))
+
+
+def level(at: Level, edges: Sequence[NDArray[np.float32]]) -> Question:
+    """Ask for the histograms of some nodes."""
+    arrays = {
+        **at.trees.arrays(at.done + 1),
+        **_joined("edges", edges),
+        "nodes": at.nodes,
+        "at": np.array([at.done, at.level]),
+    }
+    return Question("level", arrays, (len(at.nodes), _width(edges), SUMS))
+
+
+def answer(arrays: Arrays, rows: Rows) -> Floats:
+    """Return a silo's answer to a question that was received.
+
+    Raises:
+        AnswerError: it is not a question, or does not fit the rows.
+    """
+    try:
+        columns, outputs = rows.x.shape[1], rows.targets.shape[1]
+        if "nodes" in arrays:
+            trees = Ensemble.of({name: arrays[name] for name in Ensemble.names()})
+            at, edges = arrays["at"], _parted("edges", arrays, columns)
+            done, number = (int(value) for value in at)
+            nodes = arrays["nodes"]
+            _require(len(trees.gain) == columns and len(trees.base) == outputs, "other rows")
+            _require(len(trees.leaf) == done + 1 and 0 <= number < trees.depth, "other trees")
+            _check_nodes(nodes, outputs, number)
+            _require(len(nodes) * _width(edges) * SUMS <= MOST, "smaller histograms")
+            return rows.histograms(trees, done, number, nodes, edges)
+        if "cells" in arrays:
+            own = _parted("cells", arrays, columns)
+            _require(all(len(one) and one[0] == LOWEST for one in own), "cells from the lowest on")
+            return np.concatenate(rows.counts(own)).astype(np.float64)
+        constant = arrays["base"]
+        fits = constant.shape == (outputs,) and constant.dtype == np.float32
+        _require(fits and bool(np.isfinite(constant).all()), "one finite answer per output")
+        return rows.totals(constant)
+    except KeyError as missing:
+        raise AnswerError(f"a question about trees needs {missing}") from None
+    except (ValueError, TypeError) as error:
+        raise AnswerError(f"a question about trees must fit the rows: {error}") from None
+
+
+def _width(edges: Sequence[NDArray[np.float32]]) -> int:
+    """Return the bins of all columns, with those of missing values."""
+    return sum(len(own) + 2 for own in edges)
+
+
+def read_answer(question: Question, arrays: Arrays, samples: int) -> Floats:
+    """Return the checked answer of a silo with this number of samples.
+
+    Raises:
+        AnswerError: it is not a possible answer to the question.
+    """
+    found = arrays.get(RECORD)
+    if found is None or found.shape != question.shape or found.dtype != np.float64:
+        got = None if found is None else (str(found.dtype), found.shape)
+        raise AnswerError(f"it must answer with float64 of shape {question.shape}. Got {got}.")
+    if not np.abs(found).max(initial=0) <= LARGEST:
+        raise AnswerError("its sums are not finite, or impossibly large.")
+    counts = found if question.kind == "cells" else found[..., 2]
+    if (counts < 0).any() or (counts != np.round(counts)).any():
+        raise AnswerError("its numbers of rows must be whole, and at least 0.")
+    if question.kind == "cells":
+        _check_total(counts, question.arrays["sizes"], samples)
+    elif (found[..., 1] < 0).any() or (found[counts == 0] != 0).any():
+        raise AnswerError("its sums over no row must be 0, and second derivatives at least 0.")
+    elif question.kind == "level":
+        _check_columns(found, question.arrays["sizes"], samples)
+    elif (counts > samples).any():
+        raise AnswerError(f"it counts more rows than the {samples} that it has.")
+    return found
+
+
+def _check_total(counts: Floats, sizes: Ints, samples: int) -> None:
+    if (np.add.reduceat(counts, np.cumsum(sizes) - sizes) > samples).any():
+        raise AnswerError(f"it counts more rows of a column than the {samples} that it has.")
+
+
+def _check_columns(sums: Floats, sizes: Ints, samples: int) -> None:
+    """Check that all columns of a node add up to the same: they are sums over the same rows."""
+    widths = sizes + 2
+    whole = np.add.reduceat(sums, np.cumsum(widths) - widths, axis=1)
+    apart = np.abs(whole - whole[:, :1])
+    scale = np.abs(sums).sum(axis=1, keepdims=True) + 1
+    if (apart > CLOSE * scale).any():
+        raise AnswerError("the columns of a node do not add up to the same sums.")
+    by_output = whole[:, 0, 2]
+    if (by_output > samples).any():
+        raise AnswerError(f"it counts more rows in a node than the {samples} that it has.")
+
+
+def _check_nodes(nodes: NDArray[Any], outputs: int, number: int) -> None:
+    first = 2**number - 1
+    fits = nodes.ndim == 2 and nodes.shape[1] == 2 and nodes.dtype == np.int64 and len(nodes)
+    _require(bool(fits), "nodes as pairs of output and node")
+    inside = (nodes[:, 0] >= 0) & (nodes[:, 0] < outputs)
+    inside &= (nodes[:, 1] >= first) & (nodes[:, 1] < 2 * first + 1)
+    _require(bool(inside.all()) and len(np.unique(nodes, axis=0)) == len(nodes), "nodes of a level")
+
+
+def _joined(name: str, columns: Sequence[NDArray[Any]]) -> dict[str, NDArray[Any]]:
+    return {name: np.concatenate(columns), "sizes": np.array([len(one) for one in columns])}
+
+
+def _parted(name: str, arrays: Arrays, columns: int) -> list[NDArray[Any]]:
+    whole, sizes = arrays[name], arrays["sizes"]
+    kind = np.float32 if name == "edges" else np.int64
+    fits = whole.ndim == 1 and whole.dtype == kind and bool(np.isfinite(whole).all())
+    fits &= sizes.shape == (columns,) and sizes.dtype == np.int64
+    _require(fits and bool(((sizes >= 0) & (sizes <= MOST_CUTS)).all()), f"{name} of each column")
+    _require(int(sizes.sum()) == len(whole), f"{name} of each column")
+    parts = np.split(whole, np.cumsum(sizes)[:-1])
+    _require(all((np.diff(own) > 0).all() for own in parts), f"ascending {name}")
+    return parts
+
+
+def _require(fits: bool, what: str) -> None:
+    if not fits:
+        raise ValueError(f"it must have {what}")

@@ -1,0 +1,190 @@
+"""A silo's part of growing trees: sums over its rows, and a comparison with trees of it alone.
+
+A silo sends no tree and no row. The trees of its group come with the questions, complete up to the
+ones that grow. Their arrays are a network of the task (``coterie.tasks.trees``), so they are
+measured, kept and used like any model.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import sqrt
+from typing import Any
+
+import numpy as np
+import torch
+from flwr.app import MetricRecord, RecordDict
+from numpy.typing import NDArray
+
+from coterie import wire
+from coterie.client.work.data import Data, Held, Part
+from coterie.client.work.measure import batch_size, evaluate
+from coterie.client.work.request import RefusedError, Request
+from coterie.client.work.session import Session
+from coterie.client.work.sgd import TrainPlan
+from coterie.client.work.stage import Holding, Stage, Work
+from coterie.client.work.weights import load_weights, read_weights, travelling
+from coterie.features.trees import questions
+from coterie.features.trees.ensemble import Ensemble
+from coterie.features.trees.growth import Settings
+from coterie.features.trees.histograms import Rows, of_classes, of_labels, of_numbers
+from coterie.features.trees.questions import AnswerError
+from coterie.features.trees.together import grown
+from coterie.tasks.problems import Classes, Numbers
+from coterie.tasks.trees import Trees
+
+log = logging.getLogger("coterie.silo")
+
+NAME = "trees"
+CHANCE = 2.0
+"""Standard errors beyond which a difference is not chance."""
+
+_rows: dict[tuple[str, str, str], tuple[Data, str, Rows]] = {}
+"""(silo, home, task) → its data, a run, and the rows that this run trains on."""
+
+
+class Growing(Stage):
+    """The stage for silos whose network is trees."""
+
+    name = NAME
+
+    def admit(self, request: Request) -> Request:
+        """Refuse trees in runs of other strategies, and other networks in runs of this one."""
+        named, session = request.config.get(wire.STRATEGY), request.session
+        if not request.joins or named in wire.UNTRAINED or named is None:
+            return request
+        boosted = isinstance(session.model, Trees)
+        if boosted and named != NAME:
+            request.refuse_for(f"has a network of trees, which only strategy {NAME} grows.")
+        if named == NAME:
+            if not boosted:
+                request.refuse_for('does not have network = "trees" in its task, which this needs.')
+            request.refuse_for(session.settings.policy.histograms_objection())
+        return request
+
+    def before(self, mine: None, work: Work) -> None:
+        """Leave the trees as they are: they grow by sums, and training only measures them."""
+        if isinstance(work.session.model, Trees):
+            work.training = _measured(work.session, work.metric)
+
+    def held(self, mine: None, holding: Holding) -> None:
+        """Compare the trees with trees of this silo alone, and log which are better here."""
+        session, settings = holding.session, holding.request.config.get(wire.GROWING)
+        if holding.ends and isinstance(session.model, Trees) and isinstance(settings, str):
+            try:
+                log.info("%s", _beside_alone(session, _read_settings(settings)))
+            except (ValueError, TypeError, AttributeError) as error:
+                log.warning("no trees could be grown from this silo's rows alone: %s", error)
+
+
+def answer_histograms(request: Request) -> RecordDict:
+    """Answer a question about this silo's rows with sums over them, if its policy allows it."""
+    session, policy = request.session, request.session.settings.policy
+    request.refuse_for(policy.histograms_objection())
+    request.refuse_for(policy.group_objection(request.config))
+    if not isinstance(session.model, Trees):
+        request.refuse_for('does not have network = "trees" in its task.')
+    record = wire.array_records(request.message.content).get(wire.ARRAYS)
+    try:
+        if record is None:
+            raise AnswerError(f"a question about trees needs {wire.ARRAYS!r}.")
+        sums = questions.answer(wire.decode_arrays(record), _rows_of(request))
+    except (AnswerError, wire.WireError) as error:
+        raise RefusedError(str(error)) from None
+    sent = wire.encode_arrays({questions.RECORD: sums}, packed=True)
+    metrics = MetricRecord({wire.NUM_EXAMPLES: len(session.data.train)})
+    return RecordDict({questions.RECORD: sent, wire.METRICS: metrics})
+
+
+def _rows_of(request: Request) -> Rows:
+    """Return the rows that the run trains on, made once."""
+    session = request.session
+    settings, data = session.settings, session.data
+    key = settings.name, settings.home, session.task.name
+    known = _rows.get(key)
+    if known is None or known[0] is not data or known[1] != request.run:
+        rows = rows_of(session, request.spared().data, settings.policy.smallest_count)
+        known = _rows[key] = data, request.run, rows
+    return known[2]
+
+
+def rows_of(session: Session, data: Data, least: int) -> Rows:
+    """Return training rows; ``least`` counts persons where they are known."""
+    part = data.train
+    assert isinstance(part, Held), "a table is held as a whole"
+    most = 1 if part.persons is None else int(np.unique(part.persons, return_counts=True)[1].max())
+    targets, problem = part.y.cpu().double().numpy(), session.task.problem
+    if isinstance(problem, Classes):
+        classes = targets.astype(np.intp)
+        if problem.num_classes == 2:
+            targets, derivatives = classes[:, None].astype(np.float64), of_labels
+        else:
+            targets, derivatives = np.eye(problem.num_classes)[classes], of_classes
+    else:
+        derivatives = of_numbers if isinstance(problem, Numbers) else of_labels
+    x: NDArray[np.float32] = part.x.cpu().numpy()
+    return Rows(x, targets, derivatives, least * most)
+
+
+def _measured(session: Session, metric: str) -> Any:
+    def training(part: Part, plan: TrainPlan, *, seed: int, **how: Any) -> float:
+        return evaluate(session.task, session.model, part, metric=metric).loss
+
+    return training
+
+
+@dataclass(frozen=True)
+class _Asked:
+    settings: Settings
+    bins: int
+
+
+def _read_settings(text: str) -> _Asked:
+    found: Mapping[str, Any] = json.loads(text)
+    bins = int(found["bins"])
+    if not 2 <= bins <= 1024:
+        raise ValueError(f"bins must be from 2 to 1024. Got {bins}")
+    rate, penalty, second = (float(found[name]) for name in ("rate", "penalty", "min_second"))
+    return _Asked(Settings(rate, penalty, int(found["min_rows"]), second), bins)
+
+
+def _beside_alone(session: Session, asked: _Asked) -> str:
+    """Return how the model in the session and trees of this silo alone compare on its test data."""
+    group = read_weights(session.model)
+    losses = _losses(session)
+    empty = Ensemble.of({name: _fresh(name, array) for name, array in group.items()})
+    alone = grown([rows_of(session, session.data, 1)], empty, asked.settings, bins=asked.bins)
+    load_weights(session.model, {name: alone.arrays()[name] for name in travelling(session.model)})
+    own = _losses(session)
+    load_weights(session.model, group)
+    apart = losses - own
+    error = float(apart.std(ddof=1)) / sqrt(len(apart)) if len(apart) > 1 else float("inf")
+    said = (
+        f"on {len(apart)} test samples the loss of the group's trees is {losses.mean():.4g}, that "
+        f"of trees of this silo's rows alone {own.mean():.4g}"
+    )
+    if apart.mean() > CHANCE * error:
+        return f"{said}: alone is better here, beyond chance"
+    if -apart.mean() > CHANCE * error:
+        return f"{said}: the group's are better here, beyond chance"
+    return f"{said}: the difference may be chance"
+
+
+def _fresh(name: str, array: NDArray[Any]) -> NDArray[Any]:
+    return np.full_like(array, -1 if name == "feature" else 0)
+
+
+@torch.no_grad()
+def _losses(session: Session) -> NDArray[np.float64]:
+    """Return the loss of each test sample (n,)."""
+    session.model.eval()
+    part = session.data.test
+    found = []
+    for x, y in part.batches(None, batch_size(part)):
+        outputs = session.model(x)
+        for answer, target in zip(outputs, y, strict=True):
+            found.append(float(session.task.loss(answer[None], target[None])))
+    return np.array(found)

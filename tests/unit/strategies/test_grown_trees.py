@@ -1,0 +1,265 @@
+"""Trees that grow by sums: those of one trainer, whatever silos the rows are at."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import Message
+from sklearn.ensemble import HistGradientBoostingClassifier
+from sklearn.metrics import log_loss
+
+from coterie import wire
+from coterie.features.trees import bins, questions
+from coterie.features.trees.ensemble import Ensemble
+from coterie.features.trees.growth import Level, Settings
+from coterie.features.trees.histograms import (
+    Rows,
+    floored,
+    of_classes,
+    of_labels,
+    of_numbers,
+)
+from coterie.features.trees.together import grown
+from tests.conftest import assert_equal_models
+from tests.kit import CutGrid, PowerCutError, Tap, ask, mean_error, restart_silos, run
+
+COLUMNS, ROWS = 6, 900
+
+
+def drawn(seed: int, rows: int = ROWS) -> tuple[Any, Any]:
+    """Return x (n, 6) with missing values, and y (n,) that a line does not explain."""
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=(rows, COLUMNS)).astype(np.float32)
+    x[:, 3], x[:, 4] = np.round(x[:, 3]), x[:, 4] > 0
+    x[:, 5] = 2000 + np.round(20 * x[:, 5])
+    z = 2 * x[:, 0] * x[:, 1] + np.sin(3 * x[:, 2]) + x[:, 3] * x[:, 4] + (x[:, 5] - 2000) / 20
+    x[rng.random(x.shape) < 0.1] = np.nan
+    return x, rng.random(rows) < 1 / (1 + np.exp(-2 * z))
+
+
+def parts(kind: str, count: int, least: int = 1) -> list[Rows]:
+    x, y = drawn(0)
+    if kind == "numbers":
+        targets, derivatives = (np.nan_to_num(x[:, :1]) ** 2 + y[:, None]), of_numbers
+    elif kind == "classes":
+        targets, derivatives = np.eye(3)[y.astype(int) + (np.nan_to_num(x[:, 2]) > 1)], of_classes
+    else:
+        targets, derivatives = y[:, None].astype(float), of_labels
+    rows = np.array_split(np.arange(len(x)), count)
+    return [Rows(x[own], targets[own].astype(float), derivatives, least) for own in rows]
+
+
+def trees_of(some: list[Rows], **settings: Any) -> Ensemble:
+    outputs = some[0].targets.shape[1]
+    return grown(some, Ensemble.empty(12, outputs, 4, COLUMNS), Settings(**settings), bins=32)
+
+
+@pytest.mark.parametrize("kind", ["labels", "classes", "numbers"])
+def test_many_silos_grow_the_trees_of_one_trainer_with_all_rows(kind: str) -> None:
+    one, many = trees_of(parts(kind, 1)), trees_of(parts(kind, 7))
+    x, _ = drawn(1)
+    assert np.ptp(one.answers(x)) > 0.5
+    np.testing.assert_allclose(many.answers(x), one.answers(x), rtol=0, atol=1e-6)
+    assert (many.feature == one.feature).all()
+
+
+def test_trees_are_as_good_as_those_of_a_known_library() -> None:
+    x, y = drawn(0, 3000)
+    test, truth = drawn(1, 3000)
+    rows = Rows(x, y[:, None].astype(float), of_labels)
+    own = grown([rows], Ensemble.empty(60, 1, 4, COLUMNS), Settings(penalty=0), bins=64)
+    theirs = HistGradientBoostingClassifier(
+        max_iter=60, max_depth=4, max_leaf_nodes=None, max_bins=64, early_stopping=False
+    ).fit(x, y)
+    ours = log_loss(truth, 1 / (1 + np.exp(-own.answers(test)[:, 0])))
+    assert ours < 1.005 * log_loss(truth, theirs.predict_proba(test)), ours
+
+
+@pytest.mark.parametrize("values", ["few", "many", "equal", "huge", "missing"])
+def test_bins_hold_about_equal_numbers_of_rows(values: str) -> None:
+    draw = np.random.default_rng(0)
+    column = {
+        "few": draw.integers(-1, 3, 1000),
+        "many": draw.normal(2023, 1, 1000),
+        "equal": np.full(1000, 7),
+        "huge": 10 ** draw.uniform(-30, 30, 1000) * draw.choice([-1, 1], 1000),
+        "missing": np.full(1000, np.nan),
+    }[values].astype(np.float32)
+    rows = Rows(column[:, None], np.zeros((1000, 1)), of_numbers)
+    asking = bins.agreed(1, 10)
+    cells = next(asking)
+    while True:
+        try:
+            cells = asking.send(rows.counts(cells))
+        except StopIteration as end:
+            (edges,) = end.value
+            break
+    found = np.bincount(bins.codes(column[:, None], [edges])[:, 0], minlength=len(edges) + 2)
+    if values in ("few", "equal", "missing"):
+        distinct = len(np.unique(column[~np.isnan(column)]))
+        assert len(edges) == max(distinct - 1, 0) and (found[:distinct] > 0).all()
+    else:
+        assert len(edges) == 9 and found[:-1].min() > 40 and found[:-1].max() < 160
+
+
+def test_no_sum_over_few_rows_leaves_and_no_row_is_lost() -> None:
+    draw = np.random.default_rng(0)
+    for _ in range(200):
+        counts = draw.integers(0, 4, (3, 8)) * (draw.random((3, 8)) < draw.random())
+        sums = np.stack([counts * 2.0, counts * 0.5, counts], axis=2).astype(float)
+        found = floored(sums, 5)
+        assert not ((found[..., 2] > 0) & (found[..., 2] < 5)).any()
+        whole = sums.sum(axis=1)
+        np.testing.assert_allclose(found.sum(axis=1), np.where(whole[:, 2:] < 5, 0, whole))
+
+
+def with_value(sums: Any, at: Any, value: float) -> Any:
+    changed = sums.copy()
+    changed[at] = value
+    return changed
+
+
+LIES = {
+    "NaN": lambda sums: with_value(sums, (0, 0, 0), np.nan),
+    "huge": lambda sums: with_value(sums, (0, 0, 0), 1e16),
+    "rows below 0": lambda sums: with_value(sums, (0, 0, 2), -1),
+    "half a row": lambda sums: with_value(sums, (0, 0, 2), 0.5),
+    "curvature below 0": lambda sums: with_value(sums, (0, 0, 1), -1),
+    "sums over no row": lambda sums: with_value(with_value(sums, (0, 0), 0), (0, 0, 1), 1),
+    "columns of other rows": lambda sums: with_value(sums, (0, 0, 0), sums[0, 0, 0] + 1),
+    "more rows than it has": lambda sums: sums * 20,
+    "fewer nodes": lambda sums: sums[:0],
+    "other numbers": lambda sums: sums.astype(np.float32),
+    "none": lambda sums: None,
+}
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_impossible_sums_are_refused(lie: str) -> None:
+    (rows,) = parts("labels", 1)
+    edges = tuple(np.array([0, 1], np.float32) for _ in range(COLUMNS))
+    nodes = np.zeros((1, 2), np.int64)
+    asked = questions.level(Level(Ensemble.empty(3, 1, 2, COLUMNS), 0, 0, nodes), edges)
+    sums = questions.answer(asked.arrays, rows)
+    assert (questions.read_answer(asked, {"sums": sums}, ROWS) == sums).all()
+    told = LIES[lie](sums)
+    with pytest.raises(questions.AnswerError):
+        questions.read_answer(asked, {} if told is None else {"sums": told}, ROWS)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("nodes", np.array([[0, 1]])),
+        ("nodes", np.array([[1, 0]])),
+        ("nodes", np.array([[0, 0], [0, 0]])),
+        ("at", np.array([0, 2])),
+        ("at", np.array([1, 0])),
+        ("edges", np.array([1, 0] * COLUMNS, np.float32)),
+        ("edges", np.full(2 * COLUMNS, np.nan, np.float32)),
+        ("sizes", np.full(COLUMNS, 3)),
+        ("sizes", np.array([-2, 6, *[2] * (COLUMNS - 2)])),
+        ("feature", np.full((1, 1, 3), COLUMNS, np.int32)),
+        ("leaf", np.full((1, 1, 4), np.inf, np.float32)),
+        ("leaf", np.zeros((1, 1, 5), np.float32)),
+        ("gain", np.zeros(COLUMNS + 1, np.float32)),
+        ("base", np.zeros(2, np.float32)),
+    ],
+)
+def test_impossible_questions_are_refused(name: str, value: Any) -> None:
+    (rows,) = parts("labels", 1)
+    edges = tuple(np.array([0, 1], np.float32) for _ in range(COLUMNS))
+    at = Level(Ensemble.empty(3, 1, 2, COLUMNS), 0, 0, np.zeros((1, 2), np.int64))
+    asked = questions.level(at, edges).arrays
+    with pytest.raises(questions.AnswerError):
+        questions.answer({**asked, name: value}, rows)
+
+
+# ---------------------------------------------------------------- in a federation
+
+STUDY = f"""
+kind = "table"
+name = "study"
+target = "ill"
+classes = ["no", "yes"]
+numeric = [{", ".join(f'"x{i}"' for i in range(COLUMNS))}]
+network = "trees-6x3"
+"""
+KEYS: dict[str, Any] = {"strategy": "trees", "task": "study", "rounds": 3, "seed": 1}
+
+
+@pytest.fixture
+def nodes(tmp_path: Path) -> list[dict[str, Any]]:
+    """Return four silos; two of them have labels that mean the opposite."""
+    task = tmp_path / "study.toml"
+    task.write_text(STUDY)
+    found = []
+    for seed, name in enumerate("abcd"):
+        x, y = drawn(seed, 300)
+        lines = [",".join(f"x{i}" for i in range(COLUMNS)) + ",ill"]
+        for row, ill in zip(x.tolist(), y != (name in "cd"), strict=True):
+            cells = ["" if value != value else str(value) for value in row]
+            lines.append(",".join([*cells, "yes" if ill else "no"]))
+        (tmp_path / f"{name}.csv").write_text("\n".join(lines))
+        data = {"data.data": str(tmp_path / f"{name}.csv")}
+        own = {"name": name, "task": str(task), "device": "cpu", "threads": 1, "histograms": True}
+        found.append({**own, **data})
+    return found
+
+
+def test_groups_grow_their_own_trees_and_a_run_that_was_cut_ends_the_same(
+    tmp_path: Path, nodes: list[dict[str, Any]]
+) -> None:
+    keys = {**KEYS, "given-groups": "a,b;c,d"}
+    whole = run(tmp_path / "whole", nodes, **keys)
+    assert [tuple(group) for group in whole.rounds[-1].groups] == [("a", "b"), ("c", "d")]
+    assert mean_error(whole) < 0.35
+    together = run(tmp_path / "together", nodes, **KEYS)
+    assert mean_error(together) > 0.4
+    assert together.rounds[-1].details["trees"] == {"*": 6}
+    keys = {**KEYS, "groups-of": "whole"}
+    restart_silos()
+    with pytest.raises(PowerCutError):
+        grid = CutGrid(nodes, at=(wire.EVALUATE_HISTOGRAMS, 2), answered=1)
+        run(tmp_path / "cut", grid, **keys)
+    restart_silos()
+    again = run(tmp_path / "cut", nodes, run_id=2, resume="cut", **KEYS)
+    for name in "abcd":
+        models = [{n: a.numpy() for n, a in r.models[name].items()} for r in (again, whole)]
+        assert_equal_models(*models)
+
+
+def test_a_silo_that_lies_is_left_out_and_the_others_grow_the_trees_without_it(
+    tmp_path: Path, nodes: list[dict[str, Any]]
+) -> None:
+    def lying(silo: str, reply: Message) -> Message:
+        if silo == "d" and "sums" in reply.content.array_records:
+            lie = wire.encode_arrays({"sums": np.full((1, 3), -1.0)}, packed=True)
+            reply.content["sums"] = lie
+        return reply
+
+    found = run(tmp_path / "lying", Tap(nodes, change=lying), **KEYS)
+    assert list(found.rounds[0].details["not-summed"]) == ["d"]
+    without = run(tmp_path / "without", nodes, **KEYS, **{"given-groups": "a,b,c;d"})
+    models = [{n: a.numpy() for n, a in r.models["a"].items()} for r in (found, without)]
+    assert_equal_models(*models)
+
+
+@pytest.mark.parametrize(
+    ("own", "why"),
+    [
+        ({"histograms": False}, "histograms = true"),
+        ({"secure": "required"}, "only in secure runs"),
+    ],
+)
+def test_a_silo_sends_histograms_only_if_it_says_so(
+    nodes: list[dict[str, Any]], own: dict[str, Any], why: str
+) -> None:
+    entries = {"task": "study", "run": "r", "strategy": "trees", "round": 1, "group_size": 2}
+    model = {"base": np.zeros(1, np.float32)}
+    for kind in (wire.DESCRIBE, wire.EVALUATE_HISTOGRAMS):
+        reply = ask(kind, nodes[0] | own, model=model, **entries)
+        assert reply.has_error() and why in reply.error.reason
