@@ -6,12 +6,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnxruntime
 import pytest
+import torch
 from flwr.app import Message
+from safetensors.numpy import load_file
 from sklearn.ensemble import HistGradientBoostingClassifier
 from sklearn.metrics import log_loss
 
 from coterie import wire
+from coterie.client.home.folder import create
 from coterie.features.trees import bins, questions
 from coterie.features.trees.ensemble import Ensemble
 from coterie.features.trees.growth import Level, Settings
@@ -23,7 +27,8 @@ from coterie.features.trees.histograms import (
     of_numbers,
 )
 from coterie.features.trees.together import grown
-from tests.conftest import assert_equal_models
+from coterie.tasks.own.declared import load_declared
+from tests.conftest import assert_equal_models, silo
 from tests.kit import CutGrid, PowerCutError, Tap, ask, mean_error, restart_silos, run
 
 COLUMNS, ROWS = 6, 900
@@ -263,3 +268,38 @@ def test_a_silo_sends_histograms_only_if_it_says_so(
     for kind in (wire.DESCRIBE, wire.EVALUATE_HISTOGRAMS):
         reply = ask(kind, nodes[0] | own, model=model, **entries)
         assert reply.has_error() and why in reply.error.reason
+
+
+def test_the_network_answers_as_the_trees_do_and_a_silo_hears_what_they_are_worth(
+    tmp_path: Path, nodes: list[dict[str, Any]], caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level("INFO", logger="coterie.silo"):
+        model = run(tmp_path / "run", nodes[:2], **KEYS).models["a"]
+    assert caplog.text.count("on 60 test samples the loss of the group's trees is ") == 2
+    arrays = {name: array.numpy() for name, array in model.items()}
+    x, _ = drawn(9)
+    network = load_declared(tmp_path / "study.toml").model()
+    network.load_state_dict({n: torch.from_numpy(np.array(a)) for n, a in arrays.items()})
+    with torch.no_grad():
+        logits = network(torch.from_numpy(x)).numpy()
+    trees = Ensemble.of(arrays)
+    assert not logits[:, 0].any() and np.ptp(logits[:, 1]) > 0.5
+    np.testing.assert_allclose(logits[:, 1], trees.answers(x)[:, 0], atol=1e-6)
+    assert trees.gain.argmax() == 5
+
+
+@pytest.mark.nightly
+def test_kept_trees_are_exported_and_take_missing_values(
+    tmp_path: Path, nodes: list[dict[str, Any]]
+) -> None:
+    homes = [node | {"home": str(tmp_path / node["name"])} for node in nodes[:2]]
+    run(tmp_path / "run", homes, **KEYS)
+    file = tmp_path / "trees.onnx"
+    data = Path(nodes[0]["data.data"])
+    create(tmp_path / "a", name="a", task=str(tmp_path / "study.toml"), data=data)
+    assert silo(["export", "--home", str(tmp_path / "a"), "--output", str(file)]) == 0
+    x, _ = drawn(9)
+    (answers,) = onnxruntime.InferenceSession(file).run(None, {"x": x})
+    (kept,) = (tmp_path / "a" / "models").glob("*.safetensors")
+    trees = Ensemble.of(load_file(kept))
+    np.testing.assert_allclose(answers[:, 1], 1 / (1 + np.exp(-trees.answers(x)[:, 0])), atol=1e-5)
