@@ -19,6 +19,7 @@ from coterie.client.home.approvals import decide, leaving
 from coterie.client.home.policy import Policy
 from coterie.client.ledger import read
 from coterie.features.sums.contract import (
+    Answer,
     FitError,
     Question,
     State,
@@ -168,6 +169,10 @@ def test_few_rows_are_never_shown_by_the_coefficients_that_a_coordinator_chooses
     }
     with pytest.raises(FitError, match="few rows would outweigh"):
         Regressing().answer(Question(family.name, settings, narrow), rows, 10)
+    sums = {"count": np.array([300.0]), "sums": np.array([np.inf, 0.0])}
+    too_large = Answer(sums, ("(intercept)", "dose", "outcome"))
+    with pytest.raises(wire.WireError, match="not finite"):
+        check_answer(family, Question(family.name, settings), too_large, 300)
     with pytest.raises(FitError, match="too few rows"):
         Regressing().answer(Question(family.name, settings), rows, 281)
 
@@ -231,7 +236,10 @@ def test_groups_and_silos_alone_are_fitted_side_by_side_and_a_crash_changes_noth
     with pytest.raises(PowerCutError):
         regress(tmp_path / "cut", CutGrid(nodes, at=(wire.TRAIN_SUMS, 4), answered=3), each_alone=1)
     restart_silos()
-    again = regress(tmp_path / "cut", nodes, resume="cut", runs_dir=str(tmp_path), run_id=2)
+    grid = Tap(nodes)
+    again = regress(tmp_path / "cut", grid, resume="cut", runs_dir=str(tmp_path), run_id=2)
+    first = next(m for m in grid.sent if m.metadata.message_type == wire.TRAIN_SUMS)
+    assert first.metadata.group_id == "4", "it goes on, and does not begin again"
     assert (tmp_path / "cut" / SUMS).read_bytes() == (tmp_path / "whole" / SUMS).read_bytes()
     assert again.fits.exchanges == whole.fits.exchanges <= 10
     _check_page(tmp_path / "whole")
@@ -322,7 +330,6 @@ def test_a_wrong_answer_is_seen_and_a_right_one_accepted(what: str) -> None:
 
 UNFIT = {
     "silence": ANYWHERE["silence"],
-    "an error with a forged line": ANYWHERE["an error with a forged line"],
     "infinity": filled(np.inf),
     "other columns": with_config(words='["(intercept)", "u", "v", "w", "class = yes"]'),
 }
@@ -340,11 +347,13 @@ def test_a_silent_or_wrong_silo_is_left_out_of_the_whole_fit_by_name(
             return reply
         asked["count"] += 1
         found: Any = UNFIT[what](reply.content) if asked["count"] > 3 else reply.content
-        return None if found is None else Message(found, reply_to=reply)
+        if found is not None:
+            reply.content = found
+        return None if found is None else reply
 
     found = regress(tmp_path / "r", Tap(nodes, change=change), round_timeout=0.3).groups[0]
     assert (found.members, set(found.left_out), found.state.done) == (("a", "b", "c"), {"d"}, True)
-    assert "\x1b" not in found.left_out["d"]
+    assert asked["count"] == 4, "it was in the sums before"
     honest = regress(tmp_path / "honest", nodes[:3]).groups[0]
     assert np.array_equal(found.state.arrays["coefficients"], honest.state.arrays["coefficients"])
 
