@@ -159,23 +159,15 @@ class Policy:
         ),
     ] = 10
     sums: Annotated[
-        tuple[Literal["regression", "alone"], ...],
+        tuple[Literal["regression", "trees", "alone"], ...],
         In(
             "policy",
             "Models that may be fitted by exact sums over all rows of this silo, which the "
-            'coordinator sees: "regression" (coterie regress). "alone": also a model of this silo '
-            "alone, to compare silos. Empty: none.",
+            'coordinator sees: "regression" (coterie regress); "trees" (strategy trees: in bins of '
+            "every column, rows and derivatives of the loss, from which labels follow). "
+            '"alone": also a regression of this silo alone, to compare silos. Empty: none.',
         ),
     ] = ()
-    histograms: Annotated[
-        bool,
-        In(
-            "policy",
-            "Whether the coordinator may learn, in runs of strategy trees, sums over this silo's "
-            "training rows in bins of every column: rows, and derivatives of the loss, from which "
-            "labels follow. No sum is over fewer than statistics_from rows.",
-        ),
-    ] = False
     subgroups: Annotated[
         tuple[Annotated[str, AfterValidator(readable_subgroup)], ...],
         In(
@@ -432,33 +424,24 @@ class Policy:
             '"targets"]` in silo.toml or `--share-statistics` allows it.'
         )
 
-    def sums_objection(self, family: str, silos: int) -> str:
-        """Return why sums for a model of this family and ``silos`` silos are refused; or empty."""
+    def sums_objection(self, family: str, *, alone: bool = False) -> str:
+        """Return why sums for a model of this family are refused; empty if they are accepted."""
+        if self.secure == "required":
+            return (
+                'takes part only in secure runs (secure = "required" in silo.toml), and sums by '
+                "which models are fitted cannot be masked yet."
+            )
         if family not in self.sums:
             return (
-                f'answers no sums for a {family}. At the silo, `sums = ["{family}"]` in silo.toml '
-                "allows it."
+                f"answers no sums for a model of kind {family}. At the silo, `sums = "
+                f'["{family}"]` in silo.toml allows it.'
             )
-        if silos == 1 and "alone" not in self.sums:
+        if alone and "alone" not in self.sums:
             return (
                 'answers no sums for a model of this silo alone. At the silo, `"alone"` in the '
                 "list sums of silo.toml allows it."
             )
         return ""
-
-    def histograms_objection(self) -> str:
-        """Return why a run that grows trees is refused; empty if it is accepted."""
-        if self.secure == "required":
-            return (
-                'takes part only in secure runs (secure = "required" in silo.toml), and histograms '
-                "for trees cannot be masked yet."
-            )
-        if self.histograms:
-            return ""
-        return (
-            "sends no histograms of its rows, from which trees grow. At the silo, `histograms = "
-            "true` in silo.toml allows it."
-        )
 
     def auxiliary_objection(self) -> str:
         """Return why a run that trains discriminators is refused; empty if it is accepted."""

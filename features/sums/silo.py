@@ -65,7 +65,7 @@ def answer_sums(sides: Mapping[str, Side]) -> Callable[[Request], RecordDict]:
         if side is None:
             raise RefusedError(f"there is no family of models {question.family[:40]!r}.")
         size = request.integer(wire.GROUP_SIZE, minimum=1)
-        request.refuse_for(policy.sums_objection(question.family, size))
+        request.refuse_for(policy.sums_objection(question.family, alone=size == 1))
         request.refuse_for(policy.group_objection(request.config))
         least = policy.smallest_count
         try:

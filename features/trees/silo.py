@@ -62,7 +62,7 @@ class Growing(Stage):
         if named == NAME:
             if not boosted:
                 request.refuse_for('does not have network = "trees" in its task, which this needs.')
-            request.refuse_for(session.settings.policy.histograms_objection())
+            request.refuse_for(session.settings.policy.sums_objection(NAME))
         return request
 
     def before(self, mine: None, work: Work) -> None:
@@ -83,7 +83,7 @@ class Growing(Stage):
 def answer_histograms(request: Request) -> RecordDict:
     """Answer a question about this silo's rows with sums over them, if its policy allows it."""
     session, policy = request.session, request.session.settings.policy
-    request.refuse_for(policy.histograms_objection())
+    request.refuse_for(policy.sums_objection(NAME))
     request.refuse_for(policy.group_objection(request.config))
     if not isinstance(session.model, Trees):
         request.refuse_for('does not have network = "trees" in its task.')

@@ -34,7 +34,7 @@ MORE_ROUNDS = (
 def find_run(name: str, root: Path | None) -> Path:
     """Return a run's folder by path, by name, by the end of its name (the run's id), or by label.
 
-    A whole name goes before the end of another.
+    A whole name has precedence over the end of another.
 
     Raises:
         FederationError: no run matches, or several do.

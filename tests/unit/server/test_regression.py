@@ -361,7 +361,7 @@ def test_a_silent_or_wrong_silo_is_left_out_of_the_whole_fit_by_name(
 @pytest.mark.parametrize(
     ("own", "why"),
     [
-        ({"sums": ""}, "answers no sums for a regression"),
+        ({"sums": ""}, "answers no sums for a model of kind regression"),
         ({"sums": "regression", "min-group-size": 5}, "smaller than its min_group_size"),
         ({"secure": "required"}, "only in secure runs"),
         ({"statistics-from": 76}, "same value of"),

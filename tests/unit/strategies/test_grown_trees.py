@@ -210,7 +210,7 @@ def nodes(tmp_path: Path) -> list[dict[str, Any]]:
             lines.append(",".join([*cells, "yes" if ill else "no"]))
         (tmp_path / f"{name}.csv").write_text("\n".join(lines))
         data = {"data.data": str(tmp_path / f"{name}.csv")}
-        own = {"name": name, "task": str(task), "device": "cpu", "threads": 1, "histograms": True}
+        own = {"name": name, "task": str(task), "device": "cpu", "threads": 1, "sums": "trees"}
         found.append({**own, **data})
     return found
 
@@ -256,7 +256,7 @@ def test_a_silo_that_lies_is_left_out_and_the_others_grow_the_trees_without_it(
 @pytest.mark.parametrize(
     ("own", "why"),
     [
-        ({"histograms": False}, "histograms = true"),
+        ({"sums": "regression"}, "answers no sums for a model of kind trees"),
         ({"secure": "required"}, "only in secure runs"),
     ],
 )
