@@ -12,7 +12,7 @@ unexport PYTHONDONTWRITEBYTECODE
 SILENT_PIP = --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev demo docs test check config e2e all nightly mutations images pins e2e-docker chaos bench-overhead bench-partition bench-auto \
+.PHONY: help setup setup-dev demo docs test check config fast e2e nightly mutations images pins e2e-docker chaos bench-overhead bench-partition bench-auto \
         bench-bounds bench-trees bench-digits bench-hcct bench-fedgroup bench-fedcollab bench-baselines bench-durability \
         bench-fedgenp bench-formats bench-large-tables bench-natural bench-newcomers bench-poison bench-privacy bench-report bench-scale bench-secure bench-tables clean
 
@@ -48,7 +48,10 @@ setup-dev: $(VENV)/.installed-dev ## The same with the development tools
 demo: setup ## Ten silos on this machine find out who should train with whom
 	@$(BIN)/coterie demo $(ARGS)
 
-test: setup-dev ## Fast tests
+test: setup-dev ## Fast tests and tests with real processes, side by side
+	@$(BIN)/python -m pytest -q $(WORKERS) -m "not nightly" $(ARGS)
+
+fast: setup-dev ## Fast tests alone
 	@$(BIN)/python -m pytest -q $(WORKERS) -m "not e2e and not nightly" $(ARGS)
 
 docs: setup-dev .links/coterie/__init__.py ## The documentation as a site in site/
@@ -65,9 +68,6 @@ config: setup ## Write what is made from the options: defaults in pyproject.toml
 
 e2e: setup-dev ## Tests with real processes and real gRPC
 	@$(BIN)/python -m pytest -q $(WORKERS) -m "e2e and not nightly" $(ARGS)
-
-all: setup-dev ## Both of these side by side
-	@$(BIN)/python -m pytest -q $(WORKERS) -m "not nightly" $(ARGS)
 
 nightly: setup-dev .links/coterie/__init__.py ## The long forms of the tests: every baseline and demo, 60 kills, 5,000 fuzz cases …
 	@$(BIN)/python -m pip install $(SILENT_PIP) --editable '.[dev,deploy]'
