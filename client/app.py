@@ -26,7 +26,7 @@ from coterie.features.secure import silo as secure
 from coterie.features.statistics import silo as statistics
 from coterie.features.sums.regression.silo import Regressing
 from coterie.features.sums.silo import answer_sums
-from coterie.features.trees.silo import Growing, answer_histograms
+from coterie.features.sums.trees.silo import Growing, answer_histograms
 from coterie.features.unlabelled.silo import Testing, measure_group
 from coterie.features.validation.silo import Validation
 from coterie.features.watching.silo import Watching

@@ -99,7 +99,7 @@ ROWS = (
     Row("fedgen", "FedGen", "fedgenp.fedgen", base="fedavg"),
     Row("fedensemble", "FedEnsemble", "rivals.fedensemble", base="fedavg"),
 )
-TREES = Row("trees", "Trees", "coterie.features.trees.coordinator", elsewhere=True)
+TREES = Row("trees", "Trees", "coterie.features.sums.trees.coordinator", elsewhere=True)
 """The strategy for networks of trees, which no other trains."""
 ENTRY_POINTS = "coterie.strategies"
 """Group of the entry points by which other packages name their strategies."""

@@ -1,6 +1,6 @@
 """Boosted trees of fixed shape as a network, so that all that takes a model takes them.
 
-Their arrays are those of ``coterie.features.trees.ensemble``, which grows them.
+Their arrays are those of ``coterie.features.sums.trees.ensemble``, which grows them.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ EVALUATE_GROUP: Final = "evaluate.group"
 group is chosen."""
 EVALUATE_HISTOGRAMS: Final = "evaluate.histograms"
 """Sums over the silo's rows in bins of its columns, from which a group's trees grow
-(``coterie.features.trees.questions``). ``ARRAYS`` has the question, ``sums`` the answer."""
+(``coterie.features.sums.trees.questions``). ``ARRAYS`` has the question, ``sums`` the answer."""
 TRAIN_PER_FEDAVG: Final = "train.per_fedavg"
 TRAIN_PFEDME: Final = "train.pfedme"
 TRAIN_APFL: Final = "train.apfl"
@@ -204,6 +204,8 @@ REGRESSION: Final = "regression"
 """In place of a strategy's name: a regression, fitted by sums over silos."""
 BY_SUMS: Final = (REGRESSION,)
 """Families of models that are fitted by sums, named in place of a strategy."""
+SUMMED: Final = ("regression", "trees", "alone")
+"""What a silo can allow of models that are fitted by sums; "alone": regressions of it alone."""
 SUMS_OF: Final = "sums-of"
 """The settings of a fit by sums, as JSON."""
 UNTRAINED: Final = {

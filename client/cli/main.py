@@ -161,6 +161,14 @@ def serve(
             "for this.",
         ),
     ] = False,
+    share_sums: Annotated[
+        bool,
+        typer.Option(
+            "--share-sums",
+            help="Let the coordinator learn exact sums over all training rows, by which models are "
+            "fitted: `coterie regress`, strategy trees.",
+        ),
+    ] = False,
     patience: PatienceOption = PATIENCE_S,
     metrics: MetricsOption = "",
     log_format: LogFormatOption = "",
@@ -188,6 +196,7 @@ def serve(
 
         serving(app or None, folder_of(Path(home) if home else None), patience_s=patience)
         return
+    from coterie import wire
     from coterie.client.home.policy import STATISTICS, Policy
     from coterie.client.home.settings import SiloSettings, options_of
 
@@ -211,6 +220,7 @@ def serve(
             label_counts=share_label_counts,
             column_sums=share_column_sums,
             statistics=STATISTICS[:2] if share_statistics else (),
+            sums=wire.SUMMED if share_sums else (),
         ),
     )
     from coterie.client.resident.virtual import settings_of

@@ -174,6 +174,18 @@ def _statistics(policy: Policy, about: About) -> str:
     )
 
 
+def _fitted(policy: Policy, about: About) -> str:
+    families = [family for family in policy.sums if family != "alone"]
+    if not families or about.epsilon:
+        return "not shared (sums)"
+    unit = " persons" if about.persons else ""
+    return (
+        f"the coordinator learns sums over all your rows, by which models of kind "
+        f"{' and '.join(families)} are fitted{', also of you alone' * ('alone' in policy.sums)}; "
+        f"none is of fewer than {policy.statistics_from}{unit}"
+    )
+
+
 def _discriminators(policy: Policy, about: About) -> str:
     if _discriminators_leave(policy, about):
         return (
@@ -223,6 +235,7 @@ ROWS: Mapping[str, Callable[[Policy, About], str]] = {
     "label counts": _labels,
     "sums of columns": _columns,
     "statistics": _statistics,
+    "sums for models": _fitted,
     "discriminators": _discriminators,
     "samples, labels": lambda policy, about: "never leave",
 }

@@ -434,7 +434,7 @@ class Policy:
         if family not in self.sums:
             return (
                 f"answers no sums for a model of kind {family}. At the silo, `sums = "
-                f'["{family}"]` in silo.toml allows it.'
+                f'["{family}"]` in silo.toml or `--share-sums` allows it.'
             )
         if alone and "alone" not in self.sums:
             return (

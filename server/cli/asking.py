@@ -107,7 +107,7 @@ def regress(
     runs_dir: options.RunsOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Fit a regression to the rows of all silos by sums, with standard errors.
+    """Fit a regression to all silos' rows, with standard errors.
 
     The coefficients, intervals and p-values are those of all training rows together. Every silo
     sends sums over its rows, if its silo.toml allows it. The command writes a page with a forest

@@ -15,6 +15,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from coterie import wire
 from coterie.server.machine.link import Control, control
 from coterie.server.machine.superlink import Ports, SuperLink
 from coterie.server.runs.config import RunConfig
@@ -64,6 +65,7 @@ class SiloSpec:
     threads: int = 1
     label_counts: bool = False
     column_sums: bool = False
+    sums: bool = False
     unlabelled: str = ""
 
     def arguments(self, address: str, home: Path) -> list[str]:
@@ -73,6 +75,7 @@ class SiloSpec:
         own += ["--alpha", str(self.alpha)] if self.alpha is not None else []
         own += ["--share-label-counts"] if self.label_counts else []
         own += ["--share-column-sums"] if self.column_sums else []
+        own += ["--share-sums"] if self.sums else []
         own += ["--unlabelled", self.unlabelled] if self.unlabelled else []
         for key, value in self.options.items():
             own += ["--set", f"{key}={value}"]
@@ -84,6 +87,7 @@ class SiloSpec:
         own |= {"alpha": self.alpha} if self.alpha is not None else {}
         own |= {"label-counts": True} if self.label_counts else {}
         own |= {"column-sums": True} if self.column_sums else {}
+        own |= {"sums": ",".join(wire.SUMMED)} if self.sums else {}
         own |= {"unlabelled": self.unlabelled} if self.unlabelled else {}
         return own | {f"data.{key}": value for key, value in self.options.items()}
 

@@ -157,7 +157,7 @@ def _listed(
             name = load_declared(Path(task)).name
         except TaskError as error:
             raise refused(str(error)) from None
-    specs = [SiloSpec(silo, task, {**options, **own}) for silo, own in silos.items()]
+    specs = [SiloSpec(silo, task, {**options, **own}, sums=True) for silo, own in silos.items()]
     sources = [name, [(spec.name, dict(spec.options)) for spec in specs]]
     return Given(tuple(specs), {"task": name, "min-silos": len(specs)}, digest=_digest(sources))
 
@@ -206,7 +206,7 @@ def of_arrays(silos: Mapping[str, Sequence[Any]], folder: Path, *, network: str)
     specs = []
     for name, own in read.items():
         np.savez(folder / f"{name}.npz", **own)  # type: ignore[arg-type]
-        specs.append(SiloSpec(name, str(file), {"data": str(folder / f"{name}.npz")}))
+        specs.append(SiloSpec(name, str(file), {"data": str(folder / f"{name}.npz")}, sums=True))
         digest.update(name.encode())
         for array in own.values():
             digest.update(np.ascontiguousarray(array).tobytes())

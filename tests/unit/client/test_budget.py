@@ -37,7 +37,7 @@ from coterie.server.runs.config import RunConfig
 from coterie.server.runs.record.reading import read_whole
 from coterie.server.runs.run import terms
 from coterie.strategies import FederationError
-from coterie.strategies.registry import STRATEGIES
+from coterie.strategies.registry import EVERY
 from coterie.tasks import TaskError
 from tests.conftest import digits_config
 from tests.kit import TRAINING, ask, dashed, initial, model_in, reason, restart_silos, run, train
@@ -291,7 +291,7 @@ def test_entries_that_are_not_private_are_refused_at_the_join_and_later(
 
 
 def test_every_strategy_and_type_of_message_is_known_to_exist() -> None:
-    assert set(REFUSED) <= set(ANSWERS) and set(CANNOT_DO_WITHOUT) <= set(STRATEGIES)
+    assert set(REFUSED) <= set(ANSWERS) and set(CANNOT_DO_WITHOUT) <= set(EVERY)
     assert set(CANNOT_DO_WITHOUT.values()) <= set(REFUSED)
 
 

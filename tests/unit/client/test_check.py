@@ -92,6 +92,8 @@ ABOUT = About(samples=100, tests=30, metrics=("loss", "error"), columns=3)
         ({"column_sums": True, "column_sums_from": 50}, "sums of columns", "at least 50"),
         ({"statistics": ("inputs",)}, "statistics", "in each interval or category of inputs"),
         ({"statistics": ("targets",), "statistics_from": 25}, "statistics", "below 25 no number"),
+        ({"sums": ("trees",)}, "sums for models", "models of kind trees are fitted; none is of"),
+        ({"sums": ("trees", "alone")}, "sums for models", "are fitted, also of you alone;"),
         ({"subgroups": ("sex",)}, "metrics", "only evaluates also by sex, for no fewer than 10"),
         ({"min_samples": 90}, "behind an update", "at least 90 different samples"),
         ({"min_samples": 101}, "behind an update", "all 100 of yours, fewer than min_samples"),

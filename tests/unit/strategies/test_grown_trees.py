@@ -16,17 +16,17 @@ from sklearn.metrics import log_loss
 
 from coterie import wire
 from coterie.client.home.folder import create
-from coterie.features.trees import bins, questions
-from coterie.features.trees.ensemble import Ensemble
-from coterie.features.trees.growth import Level, Settings
-from coterie.features.trees.histograms import (
+from coterie.features.sums.trees import bins, questions
+from coterie.features.sums.trees.ensemble import Ensemble
+from coterie.features.sums.trees.growth import Level, Settings
+from coterie.features.sums.trees.histograms import (
     Rows,
     floored,
     of_classes,
     of_labels,
     of_numbers,
 )
-from coterie.features.trees.together import grown
+from coterie.features.sums.trees.together import grown
 from coterie.tasks.own.declared import load_declared
 from tests.conftest import assert_equal_models, silo
 from tests.kit import CutGrid, PowerCutError, Tap, ask, mean_error, restart_silos, run
@@ -251,6 +251,22 @@ def test_a_silo_that_lies_is_left_out_and_the_others_grow_the_trees_without_it(
     without = run(tmp_path / "without", nodes, **KEYS, **{"given-groups": "a,b,c;d"})
     models = [{n: a.numpy() for n, a in r.models["a"].items()} for r in (found, without)]
     assert_equal_models(*models)
+
+
+def test_no_sums_leave_over_rows_that_differ_by_few_from_those_of_an_earlier_run(
+    tmp_path: Path, nodes: list[dict[str, Any]]
+) -> None:
+    nodes = [node | {"home": str(tmp_path / f"home-{node['name']}")} for node in nodes]
+    for number in (1, 2):
+        found = run(tmp_path / f"run-{number}", nodes, **KEYS, validation=0.2)
+        assert "not-summed" not in found.rounds[0].details
+        restart_silos()
+    head, *lines = (tmp_path / "a.csv").read_text().split("\n")
+    lines[:3] = [line.replace(line.split(",")[0], "0.5", 1) for line in lines[:3]]
+    (tmp_path / "a.csv").write_text("\n".join([head, *lines]))
+    found = run(tmp_path / "changed", nodes, **KEYS, validation=0.2)
+    assert "fewer than 10" in found.rounds[0].details["not-summed"]["a"]
+    assert list(found.rounds[0].details["not-summed"]) == ["a"]
 
 
 @pytest.mark.parametrize(

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from coterie.features.trees.bins import agreed
-from coterie.features.trees.ensemble import Ensemble
-from coterie.features.trees.growth import Settings, boosted, constant
-from coterie.features.trees.histograms import Rows
+from coterie.features.sums.trees.bins import agreed
+from coterie.features.sums.trees.ensemble import Ensemble
+from coterie.features.sums.trees.growth import Settings, boosted, constant
+from coterie.features.sums.trees.histograms import Rows
 
 
 def grown(parts: Sequence[Rows], empty: Ensemble, settings: Settings, *, bins: int) -> Ensemble:

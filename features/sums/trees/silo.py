@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import sqrt
 from typing import Any
 
@@ -27,12 +27,15 @@ from coterie.client.work.session import Session
 from coterie.client.work.sgd import TrainPlan
 from coterie.client.work.stage import Holding, Stage, Work
 from coterie.client.work.weights import load_weights, read_weights, travelling
-from coterie.features.trees import questions
-from coterie.features.trees.ensemble import Ensemble
-from coterie.features.trees.growth import Settings
-from coterie.features.trees.histograms import Rows, of_classes, of_labels, of_numbers
-from coterie.features.trees.questions import AnswerError
-from coterie.features.trees.together import grown
+from coterie.features.sums.memory import differs_little
+from coterie.features.sums.rows import rows_of as all_rows
+from coterie.features.sums.trees import questions
+from coterie.features.sums.trees.ensemble import Ensemble
+from coterie.features.sums.trees.growth import Settings
+from coterie.features.sums.trees.histograms import Rows, of_classes, of_labels, of_numbers
+from coterie.features.sums.trees.questions import AnswerError
+from coterie.features.sums.trees.together import grown
+from coterie.tasks.base import TaskError
 from coterie.tasks.problems import Classes, Numbers
 from coterie.tasks.trees import Trees
 
@@ -94,21 +97,42 @@ def answer_histograms(request: Request) -> RecordDict:
         sums = questions.answer(wire.decode_arrays(record), _rows_of(request))
     except (AnswerError, wire.WireError) as error:
         raise RefusedError(str(error)) from None
+    except TaskError as error:  # its text may name a file, or quote what stands in it
+        log.error("the rows cannot be read: %s", error)
+        request.refuse_for("can no longer read its data; see the silo's log.")
     sent = wire.encode_arrays({questions.RECORD: sums}, packed=True)
     metrics = MetricRecord({wire.NUM_EXAMPLES: len(session.data.train)})
     return RecordDict({questions.RECORD: sent, wire.METRICS: metrics})
 
 
 def _rows_of(request: Request) -> Rows:
-    """Return the rows that the run trains on, made once."""
+    """Return the rows that the run trains on, made once.
+
+    Refuse if they are nearly those of an earlier run: the difference would describe few rows.
+    """
     session = request.session
     settings, data = session.settings, session.data
     key = settings.name, settings.home, session.task.name
     known = _rows.get(key)
     if known is None or known[0] is not data or known[1] != request.run:
-        rows = rows_of(session, request.spared().data, settings.policy.smallest_count)
+        least, used = settings.policy.smallest_count, _trained_on(request)
+        request.refuse_for(differs_little(session, all_rows(session), used, least))
+        rows = rows_of(session, request.spared().data, least)
         known = _rows[key] = data, request.run, rows
     return known[2]
+
+
+def _trained_on(request: Request) -> NDArray[np.bool_]:
+    """Return which training rows (n,) the run does not hold out."""
+    session, part = request.session, request.session.data.train
+    assert isinstance(part, Held), "a table is held as a whole"
+    numbers = replace(part, x=torch.arange(len(part), device=part.device)[:, None])
+    numbered = replace(session, data=replace(session.data, train=numbers))
+    kept = replace(request, session=numbered).spared().data.train
+    assert isinstance(kept, Held), "a part of it is, too"
+    used = np.zeros(len(part), np.bool_)
+    used[kept.x[:, 0].cpu().numpy()] = True
+    return used
 
 
 def rows_of(session: Session, data: Data, least: int) -> Rows:

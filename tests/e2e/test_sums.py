@@ -1,4 +1,4 @@
-"""A regression over TLS and real processes equals that in one process, bit for bit."""
+"""Models fitted by sums over TLS and real processes equal those in one process, bit for bit."""
 
 from __future__ import annotations
 
@@ -9,15 +9,20 @@ from coterie.server.runs.contribution import SUMS
 from coterie.server.runs.fitted import read_fitted
 from tests.e2e.gated import TASK
 from tests.e2e.organisations import Organisations
+from tests.e2e.runs import finished, hashes_of
+from tests.kit import run
 from tests.unit.server.test_regression import regress, sites
 
 
-def test_a_person_fits_a_regression_and_gets_what_one_process_gets(
+def test_a_person_fits_a_regression_and_grows_trees_and_gets_what_one_process_gets(
     pair: Organisations, tmp_path: Path
 ) -> None:
     nodes = [{**node, "name": f"clinic-{node['name']}"} for node in sites(tmp_path / "sites")[:2]]
+    task = tmp_path / "sites" / "heart.toml"
+    task.write_text(task.read_text().replace('"mclr"', '"trees-4x3"'))
     for node in nodes:
-        name, allowed = str(node["name"]), '[policy]\nsums = ["regression"]'
+        name, allowed = str(node["name"]), '[policy]\nsums = ["regression", "trees"]'
+        node["sums"] = "regression,trees"
         request = pair.make(name, {"data": str(node["data.data"])}, extra=allowed)
         settings = pair.home_of(name) / "silo.toml"
         settings.write_text(settings.read_text().replace(TASK, str(node["task"])))
@@ -32,3 +37,7 @@ def test_a_person_fits_a_regression_and_gets_what_one_process_gets(
     arrays = read_fitted(file).groups[0].state.arrays
     for name, array in here.groups[0].state.arrays.items():
         assert array.tobytes() == arrays[name].tobytes(), name
+    folder = pair.submit("trees", "--task", "heart", "--rounds", "2")
+    there = finished(folder)
+    run(tmp_path / "trees", nodes, task="heart", strategy="trees", rounds=2)
+    assert there == hashes_of(tmp_path / "trees") and len(set(there.values())) == 1

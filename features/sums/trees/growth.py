@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from coterie.features.trees.bins import Columns
-from coterie.features.trees.ensemble import Ensemble, Floats
+from coterie.features.sums.trees.bins import Columns
+from coterie.features.sums.trees.ensemble import Ensemble, Floats
 
 Edges = Sequence[NDArray[np.float32]]
 NEWTON = 6

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from coterie.features.trees import bins
-from coterie.features.trees.ensemble import Ensemble, Floats
+from coterie.features.sums.trees import bins
+from coterie.features.sums.trees.ensemble import Ensemble, Floats
 
 SUMS = 3
 """Sums of a bin: gradients, second derivatives, rows."""

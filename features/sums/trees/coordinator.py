@@ -20,11 +20,11 @@ import numpy as np
 from pydantic import Field
 
 from coterie import wire
-from coterie.features.trees import questions
-from coterie.features.trees.bins import Columns, agreed
-from coterie.features.trees.ensemble import Ensemble, Floats
-from coterie.features.trees.growth import Settings, boosted, constant
-from coterie.features.trees.questions import AnswerError, Question
+from coterie.features.sums.trees import questions
+from coterie.features.sums.trees.bins import Columns, agreed
+from coterie.features.sums.trees.ensemble import Ensemble, Floats
+from coterie.features.sums.trees.growth import Settings, boosted, constant
+from coterie.features.sums.trees.questions import AnswerError, Question
 from coterie.strategies.errors import EXIT_CONFIG, FederationError
 from coterie.strategies.rounds.algorithm import (
     Algorithm,

@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from coterie.features.trees.bins import LOWEST, Ints
-from coterie.features.trees.ensemble import Ensemble, Floats
-from coterie.features.trees.growth import Level
-from coterie.features.trees.histograms import SUMS, Rows
+from coterie.features.sums.trees.bins import LOWEST, Ints
+from coterie.features.sums.trees.ensemble import Ensemble, Floats
+from coterie.features.sums.trees.growth import Level
+from coterie.features.sums.trees.histograms import SUMS, Rows
 
 Arrays = dict[str, NDArray[Any]]
 RECORD = "sums"
