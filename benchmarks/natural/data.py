@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import nn
 
-from coterie.tasks import SiloData, Task
+from coterie.tasks import SiloData, Task, trees
 from coterie.tasks.base import Option
 from coterie.tasks.models import named
 from coterie.tasks.problems import Numbers, Problem
@@ -168,6 +168,8 @@ class Natural(Task):
     def model(self) -> nn.Module:
         """Return a linear model that starts from 0, or a network."""
         width, outputs = fold(self.file, 0, 0).width, self.num_classes or 1
+        if self.network.startswith("trees"):
+            return trees.named(self.network, shape=(width,), problem=self.problem)
         if self.network != "linear":
             return named(self.network, shape=(width,), num_classes=outputs)
         model, head = nn.Sequential(), nn.Linear(width, outputs)

@@ -30,9 +30,17 @@ METHODS: Mapping[str, Mapping[str, Any]] = {
     "FedGroup auto": {"strategy": "fedgroup", "num-groups": "auto"},
     "FedCollab auto": {"strategy": "fedcollab", "c": "auto"},
     "auto": {"strategy": "auto"},
+    "trees by sums": {"strategy": "trees", "tree-rate": 0.05},
+    "trees by sums, alone": {"strategy": "trees", "tree-rate": 0.05, "given-groups": "nobody"},
 }
 """Name → keys of the run."""
-NETWORKS = ("linear", "mlp-64")
+TREES = "trees-100x3"
+NETWORKS = ("linear", "mlp-64", TREES)
+
+
+def fits(method: str, network: str) -> bool:
+    """Return whether a method trains such a network."""
+    return bool(METHODS[method]["strategy"] == "trees") == (network == TREES)
 
 
 def measured(
@@ -43,7 +51,7 @@ def measured(
     names = list(found.silos)
     data: dict[str, Option] = {"file": str(file), "fold": number, "seed": seed}
     trained = train(
-        nodes(registered(file, network), names, data, auxiliary=True),
+        nodes(registered(file, network), names, data, auxiliary=True, sums="trees"),
         {**RUN, **METHODS[method], "seed": seed},
     )
     last = trained.result.rounds[-1]
