@@ -23,6 +23,8 @@ MOST_DRAWN = 12
 """Most coefficients that are drawn; the tables show all."""
 RATIOS = {"logistic": "odds ratio", "poisson": "rate ratio"}
 """What exp(coefficient) is."""
+DIFFERENT = 0.05
+"""Level of the test whether silos differ in any coefficient."""
 HEAD = ("coefficient", "value", "standard error", "95%", "p")
 
 
@@ -172,9 +174,17 @@ def _lead(groups: Sequence[Group]) -> str:
             for name, one in group.coefficients.items()
             if one is not None and name != INTERCEPT and (one.low > 0 or one.high < 0)
         ]
-        which = ", ".join(sure[:6]) + (" and more" if len(sure) > 6 else "")
-        parts.append(f"{_title(group)}: {which or 'no column'} beyond chance")
+        parts.append(f"{_title(group)}: {_listed(sure) or 'no column'} beyond chance")
+        slopes = [name for name in group.coefficients if name != INTERCEPT]
+        level = DIFFERENT / max(len(slopes), 1)  # Bonferroni
+        apart = [n for n in slopes if (own := group.spread_of(n)) and own.p < level]
+        if apart:
+            parts.append(f"its silos differ in {_listed(apart)}: no one coefficient is right there")
     return "; ".join(parts) + "."
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(names[:6]) + (" and more" if len(names) > 6 else "")
 
 
 def _title(group: Group) -> str:

@@ -257,6 +257,7 @@ def _check_page(folder: Path) -> None:
     (page,) = write_report(str(folder))
     text = page.read_text()
     assert "odds ratio" in text and "Coefficient of dose" in text and "random effects" in text
+    assert "its silos differ in dose: no one coefficient is right there." in text
 
 
 def test_inference_is_that_of_the_textbook() -> None:
