@@ -16,6 +16,7 @@ from coterie.features.sums.regression.numbers import Estimate, Spread, estimate,
 from coterie.pictures import charts
 from coterie.pictures.page import Page, Picture, Table
 from coterie.pictures.style import ALONE, GROUPS, INK, LIGHT
+from coterie.server.report.race_words import listed
 from coterie.server.report.story import NO_NUMBER
 from coterie.server.runs.fitted import Fitted
 
@@ -174,17 +175,13 @@ def _lead(groups: Sequence[Group]) -> str:
             for name, one in group.coefficients.items()
             if one is not None and name != INTERCEPT and (one.low > 0 or one.high < 0)
         ]
-        parts.append(f"{_title(group)}: {_listed(sure) or 'no column'} beyond chance")
+        parts.append(f"{_title(group)}: {listed(sure) or 'no column'} beyond chance")
         slopes = [name for name in group.coefficients if name != INTERCEPT]
         level = DIFFERENT / max(len(slopes), 1)  # Bonferroni
         apart = [n for n in slopes if (own := group.spread_of(n)) and own.p < level]
         if apart:
-            parts.append(f"its silos differ in {_listed(apart)}: no one coefficient is right there")
+            parts.append(f"its silos differ in {listed(apart)}: no one coefficient is right there")
     return "; ".join(parts) + "."
-
-
-def _listed(names: Sequence[str]) -> str:
-    return ", ".join(names[:6]) + (" and more" if len(names) > 6 else "")
 
 
 def _title(group: Group) -> str:

@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from typing import Annotated, Any
 
 import numpy as np
@@ -21,7 +22,7 @@ from pydantic import Field
 
 from coterie import wire
 from coterie.features.sums.trees import questions
-from coterie.features.sums.trees.bins import Columns, agreed
+from coterie.features.sums.trees.bins import Columns, Ints, agreed
 from coterie.features.sums.trees.ensemble import Ensemble, Floats
 from coterie.features.sums.trees.growth import Settings, boosted, constant
 from coterie.features.sums.trees.questions import AnswerError, Question
@@ -282,38 +283,37 @@ class _Growth:
         while self.grown.done < self.until:
             own = self.grown
             growing = boosted(Ensemble.of(own.trees), own.done, own.edges, self.kind.settings)
-            at = next(growing)
-            while True:
-                sums = yield questions.level(at, own.edges)
-                try:
-                    at = growing.send(sums)
-                except StopIteration as end:
-                    self.grown = self._with(end.value.arrays(), own.done + 1, own.edges)
-                    break
+            trees = yield from _put(growing, partial(questions.level, edges=own.edges))
+            self.grown = self._with(trees.arrays(), own.done + 1, own.edges)
 
     def _begin(self) -> Asking:
         """Find the constant answer and the bins."""
         arrays = self.grown.trees
-        looking = constant(len(arrays["base"]))
-        answers = next(looking)
-        while True:
-            sums = yield questions.base(answers)
-            try:
-                answers = looking.send(sums)
-            except StopIteration as end:
-                arrays = {**arrays, "base": end.value}
-                break
+        base = yield from _put(constant(len(arrays["base"])), questions.base)
         dividing = agreed(len(arrays["gain"]), self.kind.column_bins)
-        cells = next(dividing)
-        while True:
-            counts = yield questions.cells(cells)
-            ends = np.cumsum([len(own) for own in cells])[:-1]
-            try:
-                cells = dividing.send([own.astype(np.int64) for own in np.split(counts, ends)])
-            except StopIteration as end:
-                self.grown = self._with(arrays, 0, end.value)
-                break
+        edges = yield from _put(dividing, questions.cells, _by_column)
+        self.grown = self._with({**arrays, "base": base}, 0, edges)
 
     def _with(self, arrays: Arrays, done: int, edges: Columns) -> Grown:
         """Return what has grown, with the arrays in the model's order."""
         return Grown({name: arrays[name] for name in self.grown.trees}, done, edges)
+
+
+def _put(
+    asking: Generator[Any, Any, Any],
+    question: Callable[[Any], Question],
+    read: Callable[[Any, Floats], Any] = lambda at, sums: sums,
+) -> Generator[Question, Floats, Any]:
+    """Put what ``asking`` yields as questions, send it the sums as ``read``, return its result."""
+    at = next(asking)
+    while True:
+        sums = yield question(at)
+        try:
+            at = asking.send(read(at, sums))
+        except StopIteration as end:
+            return end.value
+
+
+def _by_column(cells: Sequence[Ints], counts: Floats) -> list[Ints]:
+    ends = np.cumsum([len(own) for own in cells])[:-1]
+    return [own.astype(np.int64) for own in np.split(counts, ends)]

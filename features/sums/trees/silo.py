@@ -179,7 +179,8 @@ def _beside_alone(session: Session, asked: _Asked) -> str:
     """Return how the model in the session and trees of this silo alone compare on its test data."""
     group = read_weights(session.model)
     losses = _losses(session)
-    empty = Ensemble.of({name: _fresh(name, array) for name, array in group.items()})
+    like = Ensemble.of(group)
+    empty = Ensemble.empty(*(len(like.leaf), len(like.base), like.depth, len(like.gain)))
     alone = grown([rows_of(session, session.data, 1)], empty, asked.settings, bins=asked.bins)
     load_weights(session.model, {name: alone.arrays()[name] for name in travelling(session.model)})
     own = _losses(session)
@@ -195,10 +196,6 @@ def _beside_alone(session: Session, asked: _Asked) -> str:
     if -apart.mean() > CHANCE * error:
         return f"{said}: the group's are better here, beyond chance"
     return f"{said}: the difference may be chance"
-
-
-def _fresh(name: str, array: NDArray[Any]) -> NDArray[Any]:
-    return np.full_like(array, -1 if name == "feature" else 0)
 
 
 @torch.no_grad()
