@@ -35,7 +35,20 @@ def documented(command: str) -> set[str]:
     """The fields of a command, as the page has them; of an object by name, only the object."""
     own = PAGE.split(f"## coterie {command}")[1].split("\n## ")[0]
     rows = re.findall(r"^\| (`[^|]*`) \|", own, flags=re.MULTILINE)
-    return {name.strip("` ") for row in rows for name in row.split("`, `")}
+    return {
+        name for row in rows for names in row.split("`, `") for name in named(names.strip("` "))
+    }
+
+
+def named(names: str) -> list[str]:
+    """``a.{b,c}`` as ``a.b`` and ``a.c``."""
+    if (braces := re.search(r"\{(.*?)\}", names)) is None:
+        return [names]
+    return [
+        name
+        for part in braces[1].split(",")
+        for name in named(names[: braces.start()] + part + names[braces.end() :])
+    ]
 
 
 def fields_of(document: Any, path: str = "") -> set[str]:
