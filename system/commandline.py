@@ -94,7 +94,8 @@ class Group(TyperGroup):
         """Find a command by today's name or a former one, and rename its options."""
         for number in (2, 1):
             words = " ".join(args[:number])
-            if now := self.renamed.get(words) or self.spelled.get(words):
+            now = self.renamed.get(words) or self.spelled.get(words) or ""
+            if now.partition(" ")[0] in self.commands:
                 if words in self.renamed:
                     former_names.warn(f"{ctx.command_path} {words}", f"{ctx.command_path} {now}")
                 args = [*now.split(), *args[number:]]

@@ -258,6 +258,7 @@ class Task(ABC):
             Models whose ``forward`` is ``head(representation(x))`` can also be trained in latent
             space.
         classes: class names for display; empty: classes are only numbered.
+        class_column: name of the classes' column, in data summaries and regressions.
         weights: name and SHA-256 of the file with the initial weights, if any; known once a model
             has been made.
         run_keys: run keys of the task, by name; ``run_values`` holds the current run's values. Use
@@ -274,6 +275,7 @@ class Task(ABC):
     metric: str = ""
     head: str = "head."
     classes: Sequence[str] = ()
+    class_column: str = "class"
     weights: tuple[str, str] | None = None
     scale: ColumnScale | None = None
     run_keys: Mapping[str, RunKey] = MappingProxyType({})

@@ -73,8 +73,8 @@ def calibrate(
     problem, card = kept.task.problem, replace(kept.card, calibration=None)
     if not isinstance(problem, Classes | Labels):
         raise TaskError(
-            "calibration needs a classification or multi-label model. The target of task "
-            f"{kept.task.name!r} is of kind {problem.kind!r}."
+            "calibration needs a classification or multi-label model. Task "
+            f"{kept.task.name!r} has a target of kind {problem.kind!r}."
         )
     two = isinstance(problem, Classes) and problem.num_classes == 2
     if sensitivity is not None and not (two or isinstance(problem, Labels)):

@@ -125,7 +125,7 @@ def _exposure(home: Home, cards: list[tuple[str, Card]]) -> Iterator[str]:
         else "No differential privacy was used at this silo."
     )
     if sizes := [card.group_size for _, card in cards if card.group_size > 1]:
-        yield f"The smallest group of several silos that a kept model is of has {min(sizes)}."
+        yield f"The smallest group of several silos with a saved model has {min(sizes)}."
 
 
 def _approved(folder: Path, run: str) -> Table:

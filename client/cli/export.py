@@ -301,7 +301,7 @@ def _difference(program: nn.Module, ask: _Ask, samples: Nest) -> float:
             same = expected.shape == got.shape and np.allclose(expected, got, rtol=1e-3, atol=1e-4)
         if not same:
             raise TaskError(
-                "the exported file gives other answers than the model, so it was deleted. Try "
+                "the exported file's answers differ from the model's, so it was deleted. Try "
                 "the other format (.onnx or .pt2)."
             )
         largest = max(largest, float(np.abs(expected - got).max()))

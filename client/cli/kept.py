@@ -76,8 +76,8 @@ def ledger(
     folder = folder_of(home)
     if not ledger_of(folder).exists():
         raise SettingsError(
-            f"there is no ledger in {folder}. A silo writes it in its folder (--home) when "
-            "something first leaves the silo."
+            f"there is no {ledger_of(folder)}: nothing has left this silo yet, or --home names "
+            "another folder."
         )
     if as_json:
         print_json(list(read(folder, run=run)))

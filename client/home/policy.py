@@ -367,7 +367,7 @@ class Policy:
             return ""
         return (
             f"takes part in sums only with the silos in its peers (silo.toml), and {name!r} "
-            f"with key {fingerprint or 'of nobody'} is not one of them."
+            f"with {f'key {fingerprint}' if fingerprint else 'an unknown key'} is not one of them."
         )
 
     def samples_objection(

@@ -69,7 +69,8 @@ def targets_of(task: Task, part: Part) -> Iterator[Column]:
         for i, values in enumerate(found.T):
             yield Column(names[i] if i < len(names) else f"target {i + 1}", values, kinds)
     else:
-        yield Column("class", found[:, 0], names or list(map(str, range(task.num_classes))))
+        names = names or list(map(str, range(task.num_classes)))
+        yield Column(task.class_column, found[:, 0], names)
 
 
 def _masks(names: Sequence[str], part: Part) -> Iterator[Column]:

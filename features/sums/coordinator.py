@@ -171,7 +171,7 @@ def _of_others(fit: Fit, answers: Mapping[str, Answer]) -> dict[str, str]:
         return {}
     usual = fit.state.words or counts.most_common(1)[0][0]
     return {
-        name: "its columns are not those of the other silos."
+        name: "its columns differ from the other silos'."
         for name, one in answers.items()
         if one.words != usual
     }
@@ -190,7 +190,7 @@ def _with_enough(asking: Asking, fit: Fit, lost: Mapping[str, str]) -> Fit:
     if not (lost or few):
         return replace(fit, members=here)
     for name, why in sorted({**lost, **few}.items()):
-        log.warning("%s goes on without silo %s: %s", fit.name, name, why)
+        log.warning("%s continues without silo %s: %s", fit.name, name, why)
     left_out = {**fit.left_out, **lost, **few}
     if not stay:
         return replace(fit, members=(), left_out=left_out, failed=_why(left_out))

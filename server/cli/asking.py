@@ -134,7 +134,7 @@ def contribution(
     runs_dir: options.RunsOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Measure what each silo brings to its group in a complete run.
+    """Measure what each silo contributes to its group in a run.
 
     Every group is trained again from the start, as a whole and without each of its silos, and the
     models are compared on the other silos' test data. A silo of a group of m trains m + 1 models in

@@ -251,7 +251,7 @@ def audit(
     if verify:
         raise typer.Exit(print_verification(made, head=head, as_json=as_json))
     if head:
-        raise MisuseError("--head is looked for with --verify: give that as well.")
+        raise MisuseError("--head needs --verify.")
     print_audit(made, last=last, as_json=as_json)
 
 

@@ -153,7 +153,7 @@ def run(
     from coterie.server.cli.waiting import Turn
 
     if priority is not None and not queue:
-        raise MisuseError("--priority is for runs that wait: give --queue as well.")
+        raise MisuseError("--priority needs --queue.")
     if keys.get("runs-dir") != folder:  # by --set, or with the folder to resume
         runs_dir = Path(keys["runs-dir"])
     given = options.Given(federation, superlink, root_certificates, runs_dir)

@@ -154,17 +154,17 @@ def _named(run: Run, option: str, name: str | None, root: Path | None, strategy:
     folder = find_run(name, root)
     found = read_run(folder, brief=True)
     if folder.resolve() == run.folder.resolve():
-        raise _wrong(f"{option} must name another run than {run.name}, which the report is of.")
+        raise _wrong(f"{option} must name a run other than the reported {run.name}.")
     if found.strategy != strategy or found.status != "completed":
         raise _wrong(
-            f"{option} must name a completed run of {strategy}. {found.name} is of "
+            f"{option} must name a completed run of {strategy}. {found.name} is a run of "
             f"{found.strategy or 'an unknown strategy'}, {found.status}."
         )
     task, other = run.config.get("task"), found.config.get("task")
     if task is not None and task != other:
         raise _wrong(
-            f"{option} must name a run of the same task, {task}. {found.name} is of {other}: name "
-            f"another one, or run {strategy} on this task first."
+            f"{option} must name a run of the same task, {task}. {found.name} has task {other}: "
+            f"name another one, or run {strategy} on this task first."
         )
     return found
 

@@ -17,8 +17,9 @@ from coterie.server.runs.contribution import AGAIN
 from coterie.server.runs.record import Run
 
 NOT_A_PAYMENT = (
-    "This is not a payment. It is what one group, at these rounds, lost on the data of its other "
-    "silos; two silos with the same data each bring nothing, although together they may bring much."
+    "Do not pay by these figures. They are what one group lost after these rounds on its other "
+    "silos' data. Two silos with the same data each contribute nothing, although together they may "
+    "contribute much."
 )
 
 
@@ -152,7 +153,7 @@ def build_contribution_page(judgement: Judgement, run: Run) -> Page:
     head = ("silo", "group", f"lost without it ({lead.points})", "95%", "measured on the data of")
     noise = {one.group: training_noise(judgement, one.group) for one in found}
     return Page(
-        title=f"What each silo brings to {judgement.parent}",
+        title=f"What each silo contributes to {judgement.parent}",
         subtitle=f"run {run.name} · task {judgement.task} · {run.planned_rounds} rounds",
         lead=_lead(found),
         detail=NOT_A_PAYMENT,
@@ -178,8 +179,8 @@ def _lead(found: list[Contribution]) -> str:
     bring = [one.silo for one in found if one.sure and one.lost > 0]
     harm = [one.silo for one in found if one.sure and one.lost < 0]
     text = (
-        f"Beyond chance, the other silos of its group lost without {', '.join(bring)}."
+        f"Without {', '.join(bring)}, the other silos of its group lost beyond chance."
         if bring
-        else "Beyond chance, no group lost anything without one of its silos."
+        else "No group lost beyond chance without any one of its silos."
     )
     return text + (f" They gained without {', '.join(harm)}." if harm else "")

@@ -43,7 +43,7 @@ def explain_groups(run: Run, *, number: int | None = None) -> Explained:
     found = _coalitions(run, upto) if run.strategy == "fedcollab" else _clusters(upto)
     if found is None:
         raise FederationError(
-            f"the record holds neither distances nor cosines up to round {upto[-1].round}: no "
+            f"the record has neither distances nor cosines up to round {upto[-1].round}: no "
             "groups were formed yet.",
             exit_code=EXIT_CONFIG,
         )
@@ -76,7 +76,7 @@ def _coalitions(run: Run, rounds: Sequence[Round]) -> Explained | None:
         for row in group:
             silos[names[row]] = _coalition_of(row, group, groups, bound, structure.distances)
     silos |= {
-        name: "it trains alone: the distances of its data to the others' are not known."
+        name: "it trains alone: the distances of its data to the other silos' are unknown."
         for group in last.groups
         for name in group
         if name not in rows
@@ -133,7 +133,7 @@ def _clusters(rounds: Sequence[Round]) -> Explained | None:
     for one in rounds:
         members = _members(one)
         for name, number, cosines in _placed(one):
-            among = ", ".join(n for n in members.get(number, ()) if n != name) or "nobody else"
+            among = ", ".join(n for n in members.get(number, ()) if n != name) or "no other silo"
             others = [c for other, c in enumerate(cosines) if other != number]
             text = f"it was placed in round {one.round}, with {among}: "
             if number < len(cosines):

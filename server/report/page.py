@@ -113,7 +113,7 @@ def _tables(story: Story) -> dict[str, Table]:
             ("round", "silo", f"why{cut}"),
             [(str(number), name, why) for number, name, why in shown],
         ),
-        "Not let in": Table(("silo", "why"), list(run.refused.items())),
+        "Refused": Table(("silo", "why"), list(run.refused.items())),
         "Configuration": Table(
             ("key", "value"),
             [(k, str(v)) for k, v in sorted(run.config.items()) if usual.get(k) != v],

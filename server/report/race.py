@@ -51,7 +51,7 @@ def thin_evidence(run: Run) -> str:
     if run.strategy != "auto" or verdict is None:
         return ""
     if not verdict.judges:
-        return "no silo sent errors on held-out data: the groups rest on no evidence."
+        return "no silo sent errors on held-out data, so there is no evidence for the groups."
     alone = verdict.winner == verdict.alone
     rivals = [
         name
@@ -64,9 +64,9 @@ def thin_evidence(run: Run) -> str:
         return ""
     result = "training alone" if alone else "the groups"
     return (
-        f"the evidence for {result} is thin: by {_count(verdict.judges, 'silo')} it may be chance "
-        f"that {titles(verdict.entrants)[verdict.winner]} is not worse than {listed(rivals)}. "
-        f"`coterie runs explain {run.name}` shows the figures."
+        f"the evidence for {result} is thin: with {_count(verdict.judges, 'silo')} it may be "
+        f"chance that {titles(verdict.entrants)[verdict.winner]} is not worse than "
+        f"{listed(rivals)}. `coterie runs explain {run.name}` shows the figures."
     )
 
 
@@ -103,8 +103,8 @@ def explain_race(run: Run, *, number: int | None = None) -> Explanation:
 
 def _before_race(last: Round) -> Explanation:
     text = (
-        f"After round {last.round} every silo still trained alone, from the common initial model, "
-        "so that it shows whose data is alike. No groups were compared yet."
+        f"Until round {last.round} every silo trained alone from the common initial model, to show "
+        "whose data are similar. No groups have been compared yet."
     )
     return Explanation(last.round, (text,), (), dict.fromkeys(_here(last), "trained alone so far."))
 
@@ -119,7 +119,7 @@ def _during_race(run: Run, last: Round) -> Explanation:
     lead = lead_of_race(run.lead, last)
     names = titles(entrants)
     text = (
-        f"After round {last.round} a race between {len(entrants)} partitions was going on: "
+        f"After round {last.round} a race between {len(entrants)} partitions was under way: "
         f"{'; '.join(names)}."
     )
     if judges:
@@ -165,23 +165,22 @@ class _Chosen:
         yield self._how()
         if not verdict.judges:
             yield (
-                "No silo said how good the models were on samples that it held out (policies may "
-                "keep that back, with share_metrics in silo.toml), so nobody could judge the race. "
-                "Everybody trains alone."
+                "No silo sent errors on held-out samples (share_metrics in silo.toml may withhold "
+                "them), so the race could not be decided. Every silo trains alone."
             )
         else:
             yield f"Chosen: {self.names[verdict.winner]}: {groups_text(verdict)}. {self._why()}"
             if penalty := verdict.chosen.own_penalty:
                 yield (
-                    "Every silo makes its own model of its group's: its own intercept, and slopes "
-                    f"that are shrunk to the group's (λ = {penalty:g})."
+                    "Every silo has its own model: its own intercept, and slopes shrunk towards "
+                    f"its group's (λ = {penalty:g})."
                 )
         silent = [name for name in verdict.silos if name not in verdict.judges]
         if silent and verdict.judges:
             yield (
                 f"{listed(silent)} did not measure every partition (the silo's policy keeps "
-                "errors back, it has too few samples, or it was away): placed by what the others "
-                "measured."
+                "errors back, it has too few samples, or it was offline): placed by the "
+                "others' measurements."
             )
         if verdict.own:
             yield f"Keeping the model trained alone: {listed(verdict.own)}."
@@ -204,12 +203,11 @@ class _Chosen:
             low, high = min(counts), max(counts)
             each = f"{low:.0f}" if low == high else f"{low:.0f} to {high:.0f}"
             text += (
-                f", judged by {_count(verdict.judges, 'silo')} on {each} samples each that no "
-                f"model had been trained with ({self.lead.title}: {self.lead.direction}; ± is one "
-                "standard error)"
+                f", judged by {_count(verdict.judges, 'silo')} on {each} held-out samples "
+                f"each ({self.lead.title}: {self.lead.direction}; ± is one standard error)"
             )
         if not verdict.complete:
-            text += ". The run ended before the race did, so it took the best so far"
+            text += ". The run ended before the race, so the best partition so far was chosen"
         return f"{text}."
 
     def _why(self) -> str:
@@ -218,26 +216,26 @@ class _Chosen:
         others = [e for e in self.verdict.entrants if e is not chosen and not e.out]
         measured = f"{self.lead.text(chosen.error)} on average over silos"
         if not others and not chosen.out:
-            return f"It had {measured}; all others were out, as worse beyond chance."
+            return f"It had {measured}; all others had been dropped, as worse beyond chance."
         if best is chosen:
             return f"It had the best held-out {self.lead.title}, {measured}."
         where = self.names[self.verdict.entrants.index(best)]
         if self.verdict.alone == self.verdict.winner:
             return (
-                "No other partition is held: at the race's end each one, or the groups of it that "
-                "most of their silos would have stayed in, stood behind everybody alone."
+                "No other partition is used: at the end of the race each one, or those of its "
+                "groups in which most silos would have stayed, was behind everybody alone."
             )
         if chosen.supported:
             return (
                 f"It had {measured}, {_behind(self.lead, chosen)} {self.lead.points} behind the "
                 f"best ({where}), which a few samples cannot tell apart; the silos' "
-                "discriminators, which have compared their data, propose it too."
+                "discriminators, which compared their data, propose it too."
             )
         return (
             f"It had {measured}, {_behind(self.lead, chosen)} {self.lead.points} behind the best "
-            f"({where}), which a few samples cannot tell apart; of equally good partitions the one "
-            f"whose models have most data behind them is taken ({_samples(chosen.samples)} samples "
-            f"against {_samples(best.samples)})."
+            f"({where}), which a few samples cannot tell apart; of equally good partitions, the "
+            "one whose models learn from the most data is chosen "
+            f"({_samples(chosen.samples)} samples against {_samples(best.samples)})."
         )
 
     def _cost(self) -> Iterable[str]:
@@ -249,15 +247,15 @@ class _Chosen:
             budget = self.run.config.get("budget")
             within = f" (budget: {budget:g})" if isinstance(budget, int | float) else ""
             yield (
-                f"Cost so far: {low if low == high else f'{low} to {high}'} passes over a silo's "
-                f"samples for each one that FedAvg makes{within}."
+                f"Cost so far: {low if low == high else f'{low} to {high}'} times FedAvg's passes "
+                f"over a silo's samples{within}."
             )
         traffic = self._last.grouping.traffic
         if traffic is not None and traffic.usual:
             least = f", or {traffic.least / 1e6:g} MB" if traffic.least else ""
             yield (
                 f"Bytes so far: {traffic.moved / 1e6:.3g} MB, {traffic.moved / traffic.usual:.1f} "
-                f"times those of FedAvg (budget for the whole run: {traffic.budget:g}{least}); "
+                f"times FedAvg's (budget for the whole run: {traffic.budget:g}{least}); "
                 f"{traffic.discriminators / 1e6:.3g} MB of them for discriminators."
             )
         for one in self.rounds:
@@ -299,11 +297,11 @@ class _Chosen:
             elif name in self.verdict.silos:
                 text = self._raced(name)
             elif name in waiting:
-                beside = f" beside {listed(waiting[name])}" if waiting[name] else ""
-                text = f"a newcomer on probation: it trains{beside} and alone, and is placed then."
+                group = f"with {listed(waiting[name])} and " if waiting[name] else ""
+                text = f"a newcomer on probation: it trains {group}alone until it is placed."
             else:
-                text = "came after the race; it trains alone until it has been measured."
-            yield name, text if name in here else f"is gone now. Before: {text}"
+                text = "joined after the race; it trains alone until it has been measured."
+            yield name, text if name in here else f"has left. Before: {text}"
 
     def _raced(self, name: str) -> str:
         group = next(group for group in self.verdict.chosen.groups if name in group)
@@ -318,8 +316,8 @@ class _Chosen:
         if gain is None or name not in self.verdict.trials:
             return (
                 f"{place}. It did not measure the two models, so it is "
-                "placed by what the others measured; its own errors would count if its policy let "
-                "them leave."
+                "placed by the others' measurements; its own errors would count if its policy "
+                "shared them."
             )
         trial = self.verdict.trials[name]
         known = self.verdict.alone
@@ -332,7 +330,7 @@ class _Chosen:
             part = round(100 * gain.share)
             kept = (
                 f", and ends with a mean of two models: {100 - part}% that of its group, {part}% "
-                "what its last training made of it (as likely as that it is better off alone)"
+                "its own after its last training (the probability that it is better off alone)"
             )
         if self.verdict.chosen.own_penalty and not left:
             last = next((r.silos[name] for r in reversed(self.rounds) if name in r.silos), None)
@@ -340,9 +338,9 @@ class _Chosen:
             place, kept = taking(self.verdict, others, rows, self.run.lead), ""
         better = "better" if gain.expected >= 0 else "worse"
         return (
-            f"{place}{'' if left else kept}. On {count} that no model had seen "
+            f"{place}{'' if left else kept}. On {count} that no model had seen, "
             f"{self.lead.compared(gain.measured, gain.noise)} in its group than alone{own}. With "
-            f"what the other silos measured, its group is expected to be "
+            f"the other silos' measurements, its group is expected to be "
             f"{self.lead.gain(abs(gain.expected), sign='')} ± "
             f"{self.lead.gain(gain.standard_error, sign='')} {self.lead.points} {better} for it."
         )
@@ -355,7 +353,7 @@ class _Chosen:
         verdict, trial = self.verdict, self.verdict.trials.get(name)
         alone = verdict.alone if verdict.alone is not None else verdict.winner
         if trial is None or not math.isfinite(trial.errors[alone]):
-            yield "It did not measure the models of the race: it is placed by what the others did."
+            yield "It did not measure the models of the race: the others' measurements place it."
             return
         offered = [
             (error, number)
@@ -369,11 +367,11 @@ class _Chosen:
         entrant, own = verdict.entrants[number], trial.errors[alone]
         others = [n for n in _group(entrant, name) if n != name]
         _, noise = _difference([error], [own], [trial.count], shares=verdict.shares)
-        dropped = f", which was out after round {entrant.dropped}" if entrant.dropped else ""
+        dropped = f", dropped after round {entrant.dropped}" if entrant.dropped else ""
         yield (
             f"The best group that was tried for it was with {listed(others)} "
-            f"({self.names[number]}{dropped}): on {trial.count:.0f} samples that no model had seen "
-            f"{self.lead.compared(own - error, noise)} there than alone "
+            f"({self.names[number]}{dropped}): on {trial.count:.0f} samples that no model had "
+            f"seen, {self.lead.compared(own - error, noise)} there than alone "
             f"({self._two(name, number, alone)})."
         )
 
@@ -384,15 +382,15 @@ class _Chosen:
             kept = "joined" if one.joins else "did not join"
             return (
                 f"a newcomer that {kept} {listed(one.group)} after round {number}. It did not "
-                "say what it measured of the two models."
+                "report its measurements of the two models."
             )
         errors = f"{self.lead.text(one.grouped)} against {self.lead.text(one.alone)}"
         _, noise = _difference([one.grouped], [one.alone], [one.count], shares=self.verdict.shares)
         what = self.lead.compared(one.alone - one.grouped, noise)
         joined = "so it joined" if one.joins else "so it trains alone"
         return (
-            f"a newcomer, measured beside {listed(one.group)} until round {number}: on "
-            f"{one.count:.0f} samples that neither model had seen {what} in the group than alone "
+            f"a newcomer, on probation with {listed(one.group)} until round {number}: on "
+            f"{one.count:.0f} samples that neither model had seen, {what} in the group than alone "
             f"({errors}), {joined}."
         )
 

@@ -13,7 +13,7 @@ from coterie.server.runs.record.metrics import Lead
 def activity(phase: str, racing: int) -> str:
     """Describe the work of a round."""
     return {
-        "look": "looking for groups, everybody trains alone",
+        "look": "looking for groups, all train alone",
         "race": f"racing {racing} partitions",
     }.get(phase, "")
 
@@ -39,14 +39,14 @@ def news(one: Round, before: str, lead: Lead) -> list[str]:
 
 def _verdict_line(verdict: Verdict, lead: Lead) -> str:
     title = titles(verdict.entrants)[verdict.winner]
-    text = f"the race is {'over' if verdict.complete else 'cut off'}: {title}"
+    text = f"the race is {'over' if verdict.complete else 'ended early'}: {title}"
     if not verdict.judges:
-        return f"{text}, as nobody could judge"
+        return f"{text}, as no silo sent held-out errors"
     others = [
         e for e in verdict.entrants if e is not verdict.chosen and e.dropped in (0, verdict.round)
     ]
     text += f" {groups_text(verdict)}, held-out {lead.title} {lead.text(verdict.chosen.error)}"
-    text += f"; beside it {_standing_list(others, lead)}" if others else ""
+    text += f"; others: {_standing_list(others, lead)}" if others else ""
     own = verdict.own
     return text + (f"; keeping the model trained alone: {listed(own)}" if own else "")
 

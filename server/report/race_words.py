@@ -50,7 +50,7 @@ def _title(one: Entrant) -> str:
         elif part.startswith("HCCT, α "):
             by.append(f"by HCCT, α = {part.removeprefix('HCCT, α ')}")
         elif part == "as it is":
-            by.append("held until then")
+            by.append("used until then")
     return _shape(one) + (f" ({'; '.join(by)})" if by else "")
 
 

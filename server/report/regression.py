@@ -142,8 +142,8 @@ def build_regression_page(fitted: Fitted, name: str) -> Page:
     again = f"coterie regress {model} --task {fitted.task}"
     return Page(
         title=f"{model.capitalize()} regression of {target}",
-        subtitle=f"run {name} · task {fitted.task} · sums over silos, in "
-        f"{fitted.fits.exchanges} exchanges",
+        subtitle=f"run {name} · task {fitted.task} · fitted by sums over silos "
+        f"in {fitted.fits.exchanges} exchanges",
         lead=_lead(groups),
         figures={
             "silos": str(len({name for one in groups for name in one.fit.members})),
@@ -170,18 +170,22 @@ def build_regression_page(fitted: Fitted, name: str) -> Page:
 def _lead(groups: Sequence[Group]) -> str:
     parts = []
     for group in groups:
-        sure = [
+        found = [
             name
             for name, one in group.coefficients.items()
             if one is not None and name != INTERCEPT and (one.low > 0 or one.high < 0)
         ]
-        parts.append(f"{_title(group)}: {listed(sure) or 'no column'} beyond chance")
+        which = f"the {'coefficients' if len(found) > 1 else 'coefficient'} of {listed(found)}"
+        which += f" {'differ' if len(found) > 1 else 'differs'}"
+        parts.append(
+            f"{_title(group)}: {which if found else 'no coefficient differs'} from 0 beyond chance."
+        )
         slopes = [name for name in group.coefficients if name != INTERCEPT]
         level = DIFFERENT / max(len(slopes), 1)  # Bonferroni
         apart = [n for n in slopes if (own := group.spread_of(n)) and own.p < level]
         if apart:
-            parts.append(f"its silos differ in {listed(apart)}: no one coefficient is right there")
-    return "; ".join(parts) + "."
+            parts.append(f"The silos differ in {listed(apart)}: no single coefficient fits all.")
+    return " ".join(parts)
 
 
 def _title(group: Group) -> str:
@@ -210,7 +214,7 @@ def _coefficients(group: Group, model: str) -> Table:
 def _between(groups: Sequence[Group]) -> dict[str, Table]:
     head = ("coefficient", "silos", "Q", "p", "I²", "τ²", "fixed effect", "random effects")
     return {
-        f"Differences between the silos of {_title(group)}": Table(
+        f"Differences between silos: {_title(group)}": Table(
             head,
             [
                 (
@@ -247,10 +251,10 @@ def _pictures(groups: Sequence[Group]) -> Iterator[Picture]:
         if rows:
             title = f"Coefficient of {name}"
             draw = partial(charts.ranges, rows, title=title, unit="value with its 95% interval")
-            caption = "Squares: silos alone. Diamonds: all rows of the group, and the mean over "
-            caption += "silos by random effects."
+            caption = "Squares: each silo alone. Diamonds: all rows of the group, and the random-"
+            caption += "effects mean over silos."
             table = Table(
-                ("of", "value", "95%"),
+                ("estimate", "value", "95%"),
                 [
                     (one.label, wire.readable(one.value), _interval(one.low, one.high))
                     for one in rows

@@ -108,7 +108,7 @@ def _last_structure(run: Run) -> Structure | None:
 def interval_text(structure: Structure) -> str:
     """Return for which c FedCollab finds the same groups; empty if unknown."""
     if structure.kept:
-        return " Another structure has a smaller bound now; nobody else moves (newcomers=keep)."
+        return " Another structure now has a smaller bound; other silos stay (newcomers=keep)."
     if structure.c_interval is None:
         return ""
     low, high = structure.c_interval

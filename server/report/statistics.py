@@ -73,9 +73,9 @@ def _lead(survey: Survey, found: list[Difference]) -> str:
         named = ", ".join(f"{one.name} ({one.silo})" for one in unlike)
         text += f" They differ most in {named}."
     elif num_reported > 1:
-        text += " They are much alike."
+        text += " They are similar."
     count = len(warnings(survey))
-    return text + (f" {wire.counted(count, 'thing')} to look at." if count else "")
+    return text + (f" {wire.counted(count, 'warning')}." if count else "")
 
 
 def _figures(survey: Survey) -> dict[str, str]:
@@ -92,7 +92,7 @@ def _figures(survey: Survey) -> dict[str, str]:
 def _picture(one: Difference, survey: Survey, number: int) -> Picture:
     names = sorted(one.columns)[:MOST_ROWS]
     columns = [one.columns[name] for name in names]
-    title = f"{one.name}, which is learned" if one.target else one.name
+    title = f"{one.name} (target)" if one.target else one.name
     alike = {column.categories for column in columns}
     categories = alike.pop()[:MOST_BARS] if len(alike) == 1 else ()
     rows = [
@@ -112,16 +112,16 @@ def _picture(one: Difference, survey: Survey, number: int) -> Picture:
 def _caption(one: Difference, survey: Survey, names: list[str]) -> str:
     numbers = not any(one.columns[name].categories for name in names)
     text = (
-        "How each silo's values are spread; every row has its own height. The outermost bars hold "
-        "what is beyond as well."
+        "Distribution of each silo's values; every row has its own vertical scale. The outermost "
+        "bars include all values beyond."
         if numbers
         else "Share of each silo's training samples."
     )
     if any(None in one.columns[name].all_cells for name in names):
         least = min(survey.reported[name].least for name in names)
-        text += f" Hatched: hidden, because fewer than {least} samples could be worked out of it."
+        text += f" Hatched: hidden, because it would reveal a count below {least}."
     if one.score >= 0.1:
-        text += f" Most unlike the others: {one.silo}."
+        text += f" Differs most: {one.silo}."
     if len(names) < len(one.columns):
         text += f" Drawn are {len(names)} of {len(one.columns)} silos."
     return text

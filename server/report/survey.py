@@ -214,8 +214,7 @@ def _classes(name: str, own: Mapping[str, ColumnCounts], survey: Survey) -> Iter
         if len(present) == 1:
             yield (
                 f"{name}: all training samples of {silo} are {column.categories[present[0]]!r}. "
-                "There is nothing to tell apart, and a model that always says so has no error "
-                "there."
+                "A model that always gives this answer makes no error there."
             )
         elif lacking := [column.categories[i] for i, c in enumerate(column.cells) if c == 0]:
             yield f"{name}: {silo} has no training sample of {_list(lacking)}."
@@ -223,7 +222,7 @@ def _classes(name: str, own: Mapping[str, ColumnCounts], survey: Survey) -> Iter
             least = survey.reported[silo].least
             yield (
                 f"{name}: {silo} has fewer than {least} training samples of one of "
-                f"{_list(column.categories)}; which one, and how many, it does not tell."
+                f"{_list(column.categories)}; it does not reveal which, or how many."
             )
         elif len(present) > 1 and None not in column.cells:
             yield from _balance(name, silo, own, survey)

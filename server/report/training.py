@@ -88,8 +88,8 @@ def outcomes_picture(story: Story) -> Picture | str | None:
     if gains.gain:
         caption += f" The line is the gain over local training, in {lead.points}; dashed is a loss."
         caption += (
-            " Local training had the run's settings, which nobody chose for a site by itself; only "
-            "linear models of tables have a penalty that suits each site."
+            " Local training used the run's settings; only linear models on tables have a penalty "
+            "chosen for each site."
         )
     which = "sites that gain least" if gains.gain else "sites with the largest error"
     shown, note = top_rows(rows, lambda row: _or_last(row.gain, -row.together), which)

@@ -168,7 +168,7 @@ def _longer(config: RunConfig, rounds: int, **more: Any) -> RunConfig:
 
 
 def _no_checkpoint(folder: Path) -> FederationError:
-    return refused(f"{folder} has no checkpoint, so the run cannot go on. {_new_run(folder)}")
+    return refused(f"{folder} has no checkpoint, so the run cannot continue. {_new_run(folder)}")
 
 
 def _new_run(folder: Path) -> str:

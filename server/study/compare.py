@@ -400,7 +400,7 @@ def _figures(
             continue
         for repeat in comparison.repeats:
             found = _stored(comparison, name, repeat, folder)
-            assert found is not None, "every run is there by now"
+            assert found is not None, "every run is already recorded"
             measures.setdefault(name, {})[repeat] = found
     alone = comparison.alone
     lead = next(iter(measures[alone].values())).lead

@@ -350,7 +350,7 @@ def _alpha_text(run: Run) -> str:
         steps.append(f"{stretch.alpha_low:.0f}–{high}: {len(stretch.groups)}")
     return (
         "α is the preference for more data: a silo's utility is −α/D + cos(its update, its "
-        f"group's), where D is the number of samples in the group. This run had α = {alpha:g}. "
+        f"group's), where D is the number of samples in the group. This run had α = {alpha:.3g}. "
         "With its last updates, other values of α give this many groups: "
         f"{', '.join(steps)}. A small α leaves every silo alone, a large α puts all of them "
         "together; in between, silos that learn the same thing stay together."

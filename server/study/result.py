@@ -286,7 +286,7 @@ def _columns(metrics: Mapping[str, Any]) -> dict[str, Any]:
 def _copied(source: Path, folder: str | Path) -> Path:
     target = place(folder)
     if target.exists():
-        raise refused(f"{target} is there already. Name a folder that is not.")
+        raise refused(f"{target} already exists. Name a new folder.")
     shutil.copytree(source, target, ignore=shutil.ignore_patterns("lock"))
     return target
 

@@ -87,7 +87,7 @@ class NodeRoster:
             taken = self._taken | set(self.names.values())
             name = stated.get(node, "")
             if name in taken:
-                log.warning("node %d says that it is called %s, as another node is", node, name)
+                log.warning("node %d reports the name %s, which another node has", node, name)
                 name = ""
             while not name or name in taken:
                 name, number = f"silo-{number}", number + 1

@@ -85,6 +85,11 @@ class Table(DeclaredTask):
     declaration: TableDeclaration
     options: Mapping[str, Option] = {**OPTIONS, **dialect.OPTIONS}
 
+    def __init__(self, declaration: TableDeclaration) -> None:
+        super().__init__(declaration)
+        if isinstance(declaration.target, str):
+            self.class_column = declaration.target
+
     @property
     def shape(self) -> tuple[int, ...]:
         """The number of inputs: numeric columns, one per declared category, and indicators."""

@@ -128,7 +128,7 @@ def test_silos_tell_what_their_data_look_like_over_tls(pair: Organisations) -> N
     assert re.search(r"open\s+│\s+40\s+│\s+targets", out)
     (folder,) = (f for f in pair.federation.runs.iterdir() if f.name in out)
     page = (folder / "report.html").read_text(encoding="utf-8")
-    assert "class, which is learned" in page and not list((folder / "models").iterdir())
+    assert "class (target)" in page and not list((folder / "models").iterdir())
     everybody = len(names_by_node(pair.federation.roster))  # other tests' silos, which are away
     slip = ("--federation", str(pair.coordinator), "--detach", "--min-silos", str(everybody))
     done = pair.call("run", "fedavg", "--task", f"{TASK}s", *slip)

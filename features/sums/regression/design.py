@@ -94,7 +94,7 @@ def _outcome(target: Column, model: str, used: NDArray[np.bool_]) -> Array:
     kinds = len(target.categories)
     if model == "logistic":
         if kinds != 2 and (kinds or not np.isin(y, (0, 1)).all()):
-            raise FitError(f"a logistic regression needs two classes: {target.name} has others")
+            raise FitError(f"a logistic regression needs two classes, unlike {target.name}")
     elif kinds:
         raise FitError(f"a {model} regression needs numbers: {target.name} has classes")
     elif model == "poisson" and not ((y >= 0) & (y == np.rint(y))).all():

@@ -167,7 +167,7 @@ def test_with_validation_data_it_is_fitted_on_what_no_training_saw(
 @pytest.mark.parametrize(
     ("kind", "options", "said"),
     [
-        (asked.TwoNumbers, [], "is of kind 'number'"),
+        (asked.TwoNumbers, [], "has a target of kind 'number'"),
         (asked.ThreeClasses, ["--sensitivity", "0.9"], "needs two classes, or labels"),
         (asked.TwoClasses, ["--sensitivity", "0"], "above 0 and at most 1. Got 0"),
         (asked.TwoClasses, ["--sensitivity", "1.5"], "above 0 and at most 1. Got 1.5"),

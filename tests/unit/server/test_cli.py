@@ -217,7 +217,7 @@ def test_an_account_without_a_home_folder_is_told_what_to_set(
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ("run --priority 3", "coterie: --priority is for runs that wait: give --queue as well."),
+        ("run --priority 3", "coterie: --priority needs --queue."),
         ("run --set lr", "coterie: --set takes KEY=VALUE. Got 'lr'."),
         ("run --task.smooth", "coterie: --task.smooth needs a value: --task.smooth VALUE."),
         ("run resume first hcct", "coterie: --resume continues first with"),

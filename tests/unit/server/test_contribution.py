@@ -103,7 +103,7 @@ def test_silos_keep_none_of_its_models_and_the_record_names_its_groups(asked: Pa
 def test_its_page_says_that_it_is_not_a_payment(asked: Path) -> None:
     (page,) = write_report(str(asked))
     text = page.read_text(encoding="utf-8")
-    assert "This is not a payment" in text and "What each silo brings to trained" in text
+    assert "Do not pay by these figures" in text and "What each silo contributes to trained" in text
     (summary,) = write_report(str(asked), kind="json")
     plain = json.loads(summary.read_text())
     assert fields_of(plain) == documented("contribution RUN --json")

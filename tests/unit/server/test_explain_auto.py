@@ -130,7 +130,7 @@ def test_a_silo_in_doubt_is_told_of_which_two_models_it_ends_with_a_mean() -> No
     share = decided["gains"]["a"]["share"]
     assert 0.05 < share < 0.5
     text = explain_race(run_with(decided)).silos["a"]
-    said = re.search(r"a mean of two models: (\d+)% that of its group, (\d+)% what its", text)
+    said = re.search(r"a mean of two models: (\d+)% that of its group, (\d+)% its own", text)
     assert said and int(said[2]) == round(100 * share) == 100 - int(said[1])
     assert "and holds its model" not in text
 
@@ -140,8 +140,8 @@ def test_the_race_is_told_with_who_was_out_when_and_what_it_cost() -> None:
     text = " ".join(found.race)
     assert "A race of 3 partitions in rounds 3–4 decided, judged by 4 silos on 20 to 40" in text
     assert "Chosen: 2 groups: {a, b} {c, d}. It had 10.0% on average over silos; all oth" in text
-    assert "1.5 passes over a silo's samples for each one that FedAvg makes (budget: 2)" in text
-    assert "Bytes so far: 25 MB, 2.5 times those of FedAvg (budget for the whole run: 3); " in text
+    assert "1.5 times FedAvg's passes over a silo's samples (budget: 2)" in text
+    assert "Bytes so far: 25 MB, 2.5 times FedAvg's (budget for the whole run: 3); " in text
     assert "2 MB of them for discriminators." in text
     rows = {row[0]: row for row in found.rows}
     assert list(rows) == ["2 groups – chosen", "everybody alone", "all together"]
@@ -195,7 +195,7 @@ def test_a_partition_that_is_not_held_as_it_is_behind_alone_is_told_so() -> None
         ALL: (0.62, 0.22, 0.30, 0.42),
     }
     left = explain_race(run_with(verdict(ahead, winner=ALONE)))
-    assert "most of their silos would have stayed in, stood behind everybody" in left.race[1]
+    assert "in which most silos would have stayed, was behind everybody" in left.race[1]
 
 
 def test_a_record_of_a_race_that_went_by_another_rule_is_told_as_it_was() -> None:
@@ -212,7 +212,7 @@ def test_thin_evidence_is_what_does_not_tell_the_result_from_training_alone() ->
     }
     grouped = thin_evidence(run_with(verdict(close, winner=PAIRS, dropped={ALL: 3})))
     assert grouped.startswith(
-        "the evidence for the groups is thin: by 4 silos it may be chance that 2 groups is not "
+        "the evidence for the groups is thin: with 4 silos it may be chance that 2 groups is not "
         "worse than everybody alone."
     )
     alone = thin_evidence(run_with(verdict(close, winner=ALONE, dropped={ALL: 3})))
@@ -263,13 +263,13 @@ def test_the_metric_that_leads_has_its_name_unit_and_direction() -> None:
 
 def test_who_did_not_judge_is_placed_by_the_others() -> None:
     found = explain_race(run_with(verdict(CLEAR, winner=PAIRS, judges=["a", "b", "c"])))
-    assert "It did not measure the two models, so it is placed by what" in found.silos["d"]
+    assert "It did not measure the two models, so it is placed by the others'" in found.silos["d"]
     assert any(sentence.startswith("d did not measure every partition") for sentence in found.race)
 
 
 def test_a_race_without_judges_and_one_that_was_cut_off_say_so() -> None:
     decided = verdict(CLEAR, winner=PAIRS, complete=False)
-    assert "The run ended before the race did, so it took the best so far" in " ".join(
+    assert "The run ended before the race, so the best partition so far was chosen" in " ".join(
         explain_race(run_with(decided)).race
     )
     nothing = {"error": None, "behind": None, "standard-error": None}
@@ -277,9 +277,9 @@ def test_a_race_without_judges_and_one_that_was_cut_off_say_so() -> None:
         one |= nothing | {"latest": nothing}
     decided |= {"judges": [], "trials": {}, "gains": {}, "winner": 0}
     found = explain_race(run_with(decided))
-    assert any("nobody could judge the race" in sentence for sentence in found.race)
+    assert any("the race could not be decided" in sentence for sentence in found.race)
     assert found.silos["a"].startswith("trains alone. It did not measure the models")
-    assert "the groups rest on no evidence" in thin_evidence(run_with(decided))
+    assert "there is no evidence for the groups" in thin_evidence(run_with(decided))
 
 
 def test_newcomers_are_told_of_what_they_measured_or_that_they_are_on_probation() -> None:
@@ -288,18 +288,18 @@ def test_newcomers_are_told_of_what_they_measured_or_that_they_are_on_probation(
     later = {5: {"placed": {"n1": joined, "n2": alone}, "probation": {"n3": ["c", "d"]}}}
     later[5]["groups"] = [["a", "b", "n1"], ["c", "d"], ["n2"], ["n3"]]  # type: ignore[assignment]
     found = explain_race(run_with(verdict(CLEAR, winner=PAIRS), rounds=later))
-    assert "measured beside a and b until round 5: on 8 samples" in found.silos["n1"]
+    assert "on probation with a and b until round 5: on 8 samples" in found.silos["n1"]
     assert "it erred 25.0 ± " in found.silos["n1"] and "so it joined" in found.silos["n1"]
     assert "more often" in found.silos["n2"] and "so it trains alone" in found.silos["n2"]
-    assert "on probation: it trains beside c and d and alone" in found.silos["n3"]
+    assert "on probation: it trains with c and d and alone" in found.silos["n3"]
     assert "Newcomers on probation: n3." in found.race
 
 
 def test_before_the_verdict_the_look_and_the_race_are_told() -> None:
     run = run_with(verdict(CLEAR, winner=PAIRS))
-    assert "still trained alone" in explain_race(run, number=1).race[0]
+    assert "trained alone from the common initial model" in explain_race(run, number=1).race[0]
     racing = explain_race(run, number=3)
-    assert "a race between 3 partitions was going on" in racing.race[0]
+    assert "a race between 3 partitions was under way" in racing.race[0]
     assert racing.verdict is None and explain_race(run, number=4).verdict is not None
     with pytest.raises(FederationError, match=r"round must be in \[1, 5\]\. Got 9"):
         explain_race(run, number=9)

@@ -131,6 +131,7 @@ def test_a_former_command_is_todays_with_a_warning(former: str, now: str) -> Non
 def test_enrol_may_be_spelled_as_elsewhere_without_a_warning(path: str) -> None:
     done = CliRunner().invoke(app, [*path.split(), "-h"])
     assert " enrol [OPTIONS]" in done.stdout and not done.stderr
+    assert "'enroll'" in CliRunner().invoke(app, ["silo", "enroll"]).stderr
 
 
 @pytest.mark.parametrize(

@@ -64,7 +64,7 @@ def test_arrays_are_grouped_and_a_result_is_loaded_as_it_was(tmp_path: Path) -> 
     assert [row | {"gain": 0} for row in again.metrics()] == [row | {"gain": 0} for row in rows]
     assert_equal_models(again.models["s0"], result.models["s2"])
     assert coterie.load(result.folder.name).folder == result.folder
-    with pytest.raises(FederationError, match="is there already"):
+    with pytest.raises(FederationError, match="already exists"):
         result.save(tmp_path / "kept")
 
 

@@ -251,13 +251,13 @@ def _check_page(folder: Path) -> None:
     assert fields_of(found) <= documented("regress --json")
     (group,) = found["groups"]
     dose = group["coefficients"][2]
-    assert (group["rows"], group["target"], dose["name"]) == (433, "class = yes", "dose")
+    assert (group["rows"], group["target"], dose["name"]) == (433, "ill = yes", "dose")
     assert dose["between-silos"]["p"] < 1e-6 and dose["between-silos"]["i2"] > 0.9
     assert set(dose["alone"]) == set(NAMES) and dose["estimate"]["p"] > 0.001
     (page,) = write_report(str(folder))
     text = page.read_text()
     assert "odds ratio" in text and "Coefficient of dose" in text and "random effects" in text
-    assert "its silos differ in dose: no one coefficient is right there." in text
+    assert "The silos differ in dose: no single coefficient fits all." in text
 
 
 def test_inference_is_that_of_the_textbook() -> None:

@@ -421,19 +421,19 @@ def test_the_run_of_most_silos_is_compared(tmp_path: Path) -> None:
         (
             "alone",
             "fedavg-1",
-            "--baseline-local must name a completed run of independent. fedavg-1 is of f",
+            "--baseline-local must name a completed run of independent. fedavg-1 is a run of f",
         ),
         (
             "common",
             "independent-1",
             "--baseline-global must name a completed run of fedavg. independent-1",
         ),
-        ("common", "hcct-1", "--baseline-global must name another run than hcct-1"),
-        ("alone", "independent-2", "independent-2 is of independent, running"),
+        ("common", "hcct-1", "--baseline-global must name a run other than the reported hcct-1"),
+        ("alone", "independent-2", "independent-2 is a run of independent, running"),
         (
             "alone",
             "independent-3",
-            "a run of the same task, digits. independent-3 is of mnist",
+            "a run of the same task, digits. independent-3 has task mnist",
         ),
     ],
 )

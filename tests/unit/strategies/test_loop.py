@@ -671,7 +671,7 @@ def test_nodes_that_are_asked_have_the_names_that_they_state(
 
     result = start(FedAvg(ask_names=True), InProcessGrid(app, plain_nodes(0, 0, 0, 0)), rounds=1)
     assert result.groups[1] == [["north", "silo-0", "silo-1", "silo-2"]]
-    assert "node 2 says that it is called north, as another node is" in caplog.text
+    assert "node 2 reports the name north, which another node has" in caplog.text
     assert "node 3 states an invalid name: 'not a name'" in caplog.text
     caplog.clear()
     result = start(FedAvg(ask_names=True), plain_grid(0, 0), rounds=1)
