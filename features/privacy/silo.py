@@ -210,7 +210,7 @@ def _check_budget(request: Request, private: Private) -> None:
         return
     plan, model, data = request.plan(), request.session.model, request.session.data
     of_a_round = [plan]
-    if request.config.get(wire.PERSONALISE) in (wire.FINETUNE, wire.DITTO):
+    if request.config.get(wire.PERSONALISE) in (wire.PARTIAL, wire.FINETUNE, wire.DITTO):
         of_a_round.append(replace(plan, epochs=request.value(wire.PERSONAL_EPOCHS), steps=0))
     planned = [private.planned(model, data.train, one) for one in of_a_round]
     planned = [replace(one, steps=one.steps * rounds) for one in planned]

@@ -14,6 +14,7 @@ from coterie import wire
 from coterie.server.report.race_words import groups_text, listed, taking, titles
 from coterie.server.runs.record import Entrant, Placement, Round, Run, Verdict
 from coterie.server.runs.record.metrics import Lead
+from coterie.strategies.auto.candidates import TOGETHER
 from coterie.strategies.errors import EXIT_CONFIG, FederationError
 from coterie.strategies.partition.race import standard_error
 
@@ -231,11 +232,21 @@ class _Chosen:
                 f"best ({where}), which a few samples cannot tell apart; the silos' "
                 "discriminators, which compared their data, propose it too."
             )
+        if not self._last.grouping.score:
+            rule = (
+                "the one whose models learn from the most data is chosen "
+                f"({_samples(chosen.samples)} samples against {_samples(best.samples)})"
+            )
+        elif TOGETHER in chosen.source.split("; "):
+            rule = "all together is chosen, as more data no longer improves models that converged"
+        else:
+            rule = (
+                "the best one is chosen that, with the groups that most of their silos would have "
+                "stayed in, did not stand behind everybody alone"
+            )
         return (
             f"It had {measured}, {_behind(self.lead, chosen)} {self.lead.points} behind the best "
-            f"({where}), which a few samples cannot tell apart; of equally good partitions, the "
-            "one whose models learn from the most data is chosen "
-            f"({_samples(chosen.samples)} samples against {_samples(best.samples)})."
+            f"({where}), which a few samples cannot tell apart; of equally good partitions {rule}."
         )
 
     def _cost(self) -> Iterable[str]:

@@ -213,7 +213,8 @@ def test_a_run_that_would_go_over_the_budget_is_refused_at_the_join(tmp_path: Pa
         "has a privacy budget of ε 4 at δ 0.000625, if one row is added or removed, of which"
         in said
     )
-    for beside in ({"personalise": "ditto"}, {"pretrain_epochs": 3}):
+    own: dict[str, Any] = {"personalise": "partial", "own_penalty": 3.0}
+    for beside in (own, {"personalise": "ditto"}, {"pretrain_epochs": 3}):
         assert ask(wire.DESCRIBE, node, rounds=most, **JOINING, **beside).has_error(), beside
 
 
@@ -332,6 +333,8 @@ def test_everything_that_is_trained_is_charged(tmp_path: Path) -> None:
     assert charges(wire.TRAIN, purpose="trial-1") == 1
     assert charges(wire.TRAIN, server_round=2, personalise="ditto", ditto_lambda=0.1) == 2
     assert charges(wire.EVALUATE, personalise="finetune", server_round=3) == 1
+    partial = {"personalise": "partial", "own_penalty": 3.0}
+    assert charges(wire.EVALUATE, server_round=4, **partial) == 1
 
 
 def test_batch_norm_is_refused_before_the_silo_joins(tmp_path: Path) -> None:

@@ -233,3 +233,15 @@ def test_bytes_have_a_floor_for_linear_models(
     assert limits.most_bytes(state, now) == (2 * LEAST_BYTES if least else own)
     large = replace(state, usual=10**7)
     assert limits.most_bytes(large, now) == 3 * 10**7 + own
+
+
+def test_a_race_that_is_run_again_measures_own_models_again(tmp_path: Path) -> None:
+    """Two silos more, of other levels, are half of the silos before; nobody loses its level."""
+    more: dict[str, Any] = {"budget": 4.0, "discriminators": False, "churn": "s4+6,s5+6"}
+    keys = {**TRAINING, "rounds": 15, "min_silos": 4, **more}
+    result = run(tmp_path, silos([*LEVELS, 9.0, 6.0]), **keys)
+    first, again = [r.details["verdict"] for r in result.rounds if "verdict" in r.details]
+    assert again["began"] > first["round"] and len(again["judges"]) == 6
+    winner = again["candidates"][again["winner"]]
+    assert max(map(len, winner["groups"])) > 4 and winner["own-penalty"] >= 30
+    assert max(loss for loss, _, _ in result.rounds[-1].evaluation.values()) < 1.6
