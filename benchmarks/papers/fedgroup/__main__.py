@@ -111,7 +111,7 @@ def measure(folder: str) -> Callable[..., Entry]:
         mu = data.proximal_mu if chosen.proximal else 0.0
         keys = {
             **{"strategy": chosen.strategy, "sample": SAMPLE, "seed": seed, "rounds": rounds},
-            **{"local-epochs": EPOCHS, "batch-size": BATCH},
+            **{"local-epochs": EPOCHS, "batch-size": BATCH, "optimiser": "sgd"},
             **{"lr": data.lr, "lr-decay": 1.0, "proximal-mu": mu},
         }
         build = None

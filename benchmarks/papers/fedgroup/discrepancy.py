@@ -104,7 +104,7 @@ def measure(folder: str) -> Callable[..., Entry]:
         keys = {
             **{"strategy": "fedavg", "sample": SAMPLE, "seed": seed, "rounds": rounds},
             **{"local-epochs": EPOCHS, "batch-size": BATCH, "lr": LR, "lr-decay": 1.0},
-            "proximal-mu": how.get("mu", 0.0),
+            **{"optimiser": "sgd", "proximal-mu": how.get("mu", 0.0)},
         }
         build: Build | None = None
         if how.get("groups", True):
