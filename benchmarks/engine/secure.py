@@ -104,7 +104,7 @@ def timed(megabytes: float, rounds: int, *, secure: bool, folder: Path) -> tuple
             federation.start_silo(SiloSpec(f"silo-{number}", NAMES[megabytes], {"seed": number}))
         federation.wait_for_silos(count)
         keys = {"task": NAMES[megabytes], "min-silos": count, "rounds": rounds + 1}
-        keys |= {"local-steps": 1, "batch-size": 8, "lr": 0.01}
+        keys |= {"local-steps": 1, "batch-size": 8, "lr": 0.01, "optimiser": "sgd"}
         record, last = federation.run(strategy="fedavg", secure=secure, **keys)
         assert last.status == "completed"
     found = reading.read_whole(record).rounds[1 : rounds + 1]

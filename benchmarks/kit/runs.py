@@ -95,7 +95,7 @@ def train(
         nodes: the silos; they share the task of the first, unless ``keys`` names one.
         keys: of the run's configuration. All silos are waited for unless ``min-silos`` says so.
         app: the silos' ClientApp.
-        build: makes another strategy than the configuration names.
+        build: makes another strategy than the configuration names, which need not name one.
         run: a name, which takes part in nothing that is computed.
         evaluate: whether silos evaluate their models after every round.
         evaluate_fn: evaluates the mean of all models after every round.
@@ -106,7 +106,8 @@ def train(
     torch.set_num_threads(1)
     threadpool_limits(1)  # of numpy's BLAS, whose threads wait for each other in loops that spin
     task = {"task": nodes[0]["task"]} if "task" in nodes[0] else {}
-    config = RunConfig.read({"min-silos": len(nodes), **task, **keys})
+    named = {} if build is None else {"strategy": "fedavg"}
+    config = RunConfig.read({"min-silos": len(nodes), **task, **named, **keys})
     grid = InProcessGrid(app, nodes)
     roster = DescribedRoster(config.task, config.min_silos, churn=Churn.parse(config.churn))
     notify = on_round or (lambda report: None)

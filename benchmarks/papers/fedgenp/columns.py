@@ -87,7 +87,7 @@ def _dirichlet(percent: int, active: int, alpha: float, *paper: float) -> Column
         active=active,
         data={
             "split": "dirichlet",
-            "split-alpha": alpha,
+            "split-dirichlet-alpha": alpha,
             "split-samples": samples,
             "split-min-samples": 10,
             "test": 100,
@@ -118,7 +118,7 @@ def _celeba(active: int, *paper: float) -> Column:
 
 def _published(name: str, percent: int) -> Column:
     column = COLUMNS[name]
-    alpha, ratio = float(column.data["split-alpha"]), percent / 100
+    alpha, ratio = float(column.data["split-dirichlet-alpha"]), percent / 100
     return replace(
         column,
         title=f"{column.title}, cut and measured as released",
@@ -139,7 +139,7 @@ def _letters(percent: int, alpha: float, *paper: float) -> Column:
         active=20,
         data={
             "split": "dirichlet",
-            "split-alpha": alpha,
+            "split-dirichlet-alpha": alpha,
             "split-samples": 124_800 * percent // 100,
             "split-min-samples": 10,
             "test": 100,
@@ -209,7 +209,7 @@ COLUMNS = {
         active=10,
         data={
             "split": "dirichlet",
-            "split-alpha": 0.1,
+            "split-dirichlet-alpha": 0.1,
             "split-samples": 1000,
             "split-min-samples": 10,
             "test": 200,
