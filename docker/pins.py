@@ -2,8 +2,8 @@
 
 Four lists beside this file: what both images have, what a silo has besides, what PyTorch brings
 along for NVIDIA's GPUs, and what builds coterie's wheel. The hashes are those of the wheels for
-``PYTHONS`` on ``MACHINES``. The digest of the base image is written into the Dockerfile if its
-registry answers.
+``PYTHONS`` on ``MACHINES``. The digest of the base image is written into the Dockerfile and
+compose.yaml if its registry answers.
 """
 
 from __future__ import annotations
@@ -75,8 +75,8 @@ def write(name: str, title: str, pins: Mapping[str, str]) -> None:
     (HERE / name).write_text(f"# {title} Written by `make pins`.\n{text}")
 
 
-def pin_base(dockerfile: Path) -> str:
-    """Write the digest of the base image behind its tag; return what was done."""
+def pin_base(dockerfile: Path, *others: Path) -> str:
+    """Write the digest of the Dockerfile's base image behind its tag; return what was done."""
     text = dockerfile.read_text(encoding="utf-8")
     found = re.search(r"^ARG BASE=([^@\s]+)(@\S+)?$", text, re.MULTILINE)
     assert found is not None, "the Dockerfile names its base"
@@ -92,7 +92,9 @@ def pin_base(dockerfile: Path) -> str:
     except (OSError, subprocess.SubprocessError, ValueError) as error:
         why = getattr(error, "stderr", "") or error
         return f"The digest of the base image {found[1]} could not be read: {why}"
-    dockerfile.write_text(text.replace(found[0], f"ARG BASE={found[1]}@{digest}"))
+    pinned = re.compile(rf"{re.escape(found[1])}(@sha256:\w+)?")
+    for file in (dockerfile, *others):
+        file.write_text(pinned.sub(f"{found[1]}@{digest}", file.read_text(encoding="utf-8")))
     return f"The base image is {found[1]}@{digest}"
 
 
@@ -119,7 +121,7 @@ def main() -> None:
         "What builds coterie's wheel; in no image.",
         resolved(content["build-system"]["requires"]),
     )
-    print(pin_base(HERE / "Dockerfile"))
+    print(pin_base(HERE / "Dockerfile", HERE.parent / "compose.yaml"))
 
 
 if __name__ == "__main__":

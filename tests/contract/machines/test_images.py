@@ -115,13 +115,21 @@ def test_the_base_is_pinned_if_its_registry_answers(
     docker.write_text(f"#!/bin/sh\ntest $4 = python:3.12 && echo '{printed}'\n")
     docker.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
-    file = tmp_path / "Dockerfile"
+    file, compose = tmp_path / "Dockerfile", tmp_path / "compose.yaml"
     file.write_text("# base\nARG BASE=python:3.12@sha256:old\nFROM ${BASE}\n")
-    said = pins.pin_base(file)
+    compose.write_text("BASE: ${OWN:-python:3.12@sha256:old}\n")
+    said = pins.pin_base(file, compose)
     assert file.read_text() == f"# base\nARG BASE={base}\nFROM ${{BASE}}\n"
+    assert compose.read_text() == f"BASE: ${{OWN:-{base}}}\n"
     assert ("could not be read" in said) == ("old" in base)
     monkeypatch.setenv("PATH", "/nowhere")
     assert "could not be read" in pins.pin_base(file)
+
+
+def test_the_base_is_pinned_by_one_digest() -> None:
+    dockerfile = (ROOT / "docker" / "Dockerfile").read_text(encoding="utf-8")
+    (base,) = re.findall(r"^ARG BASE=(python:\S+@sha256:[0-9a-f]{64})$", dockerfile, re.MULTILINE)
+    assert f"${{COTERIE_BASE:-{base}}}" in (ROOT / "compose.yaml").read_text(encoding="utf-8")
 
 
 def some_packages() -> list[Distribution]:
