@@ -14,4 +14,4 @@ def prepare() -> None:
 
 
 if __name__ == "__main__":
-    executor.main(__spec__.name, prepare)
+    executor.main(prepare)

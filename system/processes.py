@@ -263,10 +263,11 @@ def end_with_parent(exit_code: int) -> None:
     """
     if PARENT_OPTION not in sys.argv:
         return
-    before = _parents()
+    executor = int(sys.argv[sys.argv.index(PARENT_OPTION) + 1])
+    before = _parents(executor)
 
     def watch() -> None:
-        while _parents() == before:
+        while _parents(executor) == before:
             time.sleep(PARENT_PAUSE_S)
         time.sleep(PARENT_GRACE_S)
         os._exit(exit_code)
@@ -274,8 +275,10 @@ def end_with_parent(exit_code: int) -> None:
     threading.Thread(target=watch, name="parent", daemon=True).start()
 
 
-def _parents() -> list[int]:
-    return [process.pid for process in psutil.Process().parents()[:2]]
+def _parents(last: int) -> list[int]:
+    """Return the processes above this one, up to the parent of the ``last``; none without that."""
+    above = [process.pid for process in psutil.Process().parents()]
+    return above[: above.index(last) + 2] if last in above else []
 
 
 def raise_open_files(wanted: int) -> int:

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from coterie.client.app import app
-from coterie.engine.fast.superlink import blob_store, executor
+from coterie.engine.fast.superlink import blob_store
 from coterie.engine.inprocess import InProcessGrid
 from coterie.server.machine.link import control
 from coterie.server.machine.local import LocalFederation, SiloSpec
@@ -180,12 +180,13 @@ def test_the_coordinator_holds_few_models_at_a_time(tmp_path: Path) -> None:
     size, peaks, over = 4 * 8 * LENGTH, dict[int, list[int]](), threading.Event()
 
     def look() -> None:
+        assert local.superlink.executor is not None
+        executor = psutil.Process(local.superlink.executor.process.pid)
         while not over.wait(0.02):
-            for process in psutil.process_iter(["cmdline"]):
-                if executor.NEXT in (process.info["cmdline"] or ()):
-                    with suppress(psutil.Error):
-                        seen = process.memory_info()
-                        peaks.setdefault(process.pid, []).append(seen.rss - seen.shared)
+            for process in executor.children(recursive=True):
+                with suppress(psutil.Error):
+                    seen = process.memory_info()
+                    peaks.setdefault(process.pid, []).append(seen.rss - seen.shared)
 
     thread = threading.Thread(target=look)
     with LocalFederation(tmp_path / "federation") as local:

@@ -308,11 +308,9 @@ def test_a_run_is_submitted_before_what_shows_it_is_loaded(line: list[str], tmp_
     )
 
 
-def test_the_process_that_waits_for_a_run_knows_the_keys_of_all_strategies() -> None:
+def test_the_process_that_becomes_each_run_knows_the_keys_of_all_strategies() -> None:
     statement = (
-        "import io, sys\nfrom coterie.engine.fast.superlink.executor import wait_for_a_run\n"
-        "from coterie.server.executor import prepare\n"
-        "sys.stdin = io.StringIO()\nwait_for_a_run(prepare)\n"
+        "from coterie.server.executor import prepare\nprepare()\n"
         "from coterie.server.runs.config import all_keys\n"
         "assert all_keys.cache_info().currsize"
     )

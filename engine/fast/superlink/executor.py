@@ -1,13 +1,16 @@
-"""The executor of ServerApps: Flower's, with a process ready for the next run.
+"""The executor of ServerApps: Flower's, whose ServerApps begin with all imports done.
 
-Flower's looks for runs once a second, and starts a Python for each, which needs more than a second
-for imports and waits.
+Flower's looks for runs once a second, and starts a Python for each, which needs two seconds for
+imports. Here a child of the executor, made before that has threads, becomes a process for each run
+by a fork.
 """
 
 from __future__ import annotations
 
+import gc
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -20,29 +23,32 @@ from coterie.system.ports import listens
 
 LOOK_S = 0.1
 START_DEADLINE_S = 60.0
-SERVERAPP, NEXT, ADDRESS = "flwr-serverapp", "--next", "--appio-api-address"
+SERVERAPP, ADDRESS = "flwr-serverapp", "--appio-api-address"
 
 
-def main(module: str, prepare: Callable[[], None]) -> None:
-    """Run ``flower-superexec`` with its arguments; with ``--next``, be a process that waits.
+def main(prepare: Callable[[], None]) -> None:
+    """Run ``flower-superexec`` with this process's arguments.
 
-    Args:
-        module: the caller's; ``python -m module --next`` starts a process that waits.
-        prepare: imports in that process all that a ServerApp needs.
+    ``prepare`` imports all that a ServerApp needs.
     """
-    if sys.argv[1:] == [NEXT]:
-        wait_for_a_run(prepare)
-        return
+    gc.disable()  # imports leave little garbage, and looking for it takes a sixth of their time
+    run = flower_command("flower-superexec")
     from flwr.supercore.superexec import run_superexec
     from flwr.supercore.superexec.executor import subprocess_executor
 
+    serverapp = flower_command(SERVERAPP)
+    prepare()
+    gc.freeze()  # what was imported stays in memory that all these processes share
+    gc.enable()
+    start = forking(serverapp)
     wait_for_superlink(sys.argv[sys.argv.index(ADDRESS) + 1])
     # Its loop has the pause between two looks in itself.
     replace_in(run_superexec, time=SimpleNamespace(sleep=lambda _: time.sleep(LOOK_S)))
-    # It starts each by itself, and has no place for a process that is there already.
-    own = SimpleNamespace(DEVNULL=subprocess.DEVNULL, Popen=_Starter(module).start)
-    replace_in(subprocess_executor, subprocess=own)
-    flower_command("flower-superexec")()
+    # It starts each program by itself.
+    replace_in(
+        subprocess_executor, subprocess=SimpleNamespace(DEVNULL=subprocess.DEVNULL, Popen=start)
+    )
+    run()
 
 
 def wait_for_superlink(address: str) -> None:
@@ -52,45 +58,40 @@ def wait_for_superlink(address: str) -> None:
         time.sleep(LOOK_S)
 
 
-class _Starter:
-    """A starter of programs for the executor; ServerApps use the waiting process."""
+def forking(serverapp: Callable[[], None]) -> Callable[..., None]:
+    """Return a function that starts programs as ``subprocess.Popen`` does, without their output.
 
-    def __init__(self, module: str) -> None:
-        self._module = module
-        self._running: list[subprocess.Popen[str]] = []
-        self._next = self._another()
+    ServerApps are forks of a child that is made here and ends with this process; so call this
+    before anything makes a thread.
+    """
+    asked, ask = os.pipe()
+    if os.fork() == 0:
+        os.close(ask)
+        _serve(asked, serverapp)
+        sys.exit()
+    os.close(asked)
 
-    def start(self, arguments: Sequence[str], **how: Any) -> subprocess.Popen[Any]:
-        """Start a program, as ``subprocess.Popen`` does."""
-        if arguments[0] != SERVERAPP:
-            return subprocess.Popen(arguments, **how)
-        process, self._next = self._next, self._another()
-        assert process.stdin is not None
+    def start(arguments: Sequence[str], **how: Any) -> None:
         try:
-            process.stdin.write(json.dumps(list(arguments)) + "\n")
-            process.stdin.close()
-        except BrokenPipeError:  # somebody ended it
-            return subprocess.Popen(arguments, **how)
-        self._running = [one for one in (*self._running, process) if one.poll() is None]
-        return process
+            if arguments[0] == SERVERAPP:
+                os.write(ask, json.dumps(list(arguments)).encode() + b"\n")
+                return
+        except BrokenPipeError:  # somebody ended the child
+            pass
+        subprocess.Popen(arguments, **how)
 
-    def _another(self) -> subprocess.Popen[str]:
-        return subprocess.Popen(
-            [sys.executable, "-m", self._module, NEXT],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            text=True,
-        )
+    return start
 
 
-def wait_for_a_run(prepare: Callable[[], None]) -> None:
-    """Prepare, and run a ServerApp when its arguments arrive on stdin."""
-    be_serverapp = flower_command(SERVERAPP)
-    prepare()
-    line = sys.stdin.readline()
-    if not line:
-        return
-    os.dup2(os.open(os.devnull, os.O_RDONLY), sys.stdin.fileno())
-    sys.argv = json.loads(line)
-    be_serverapp()
+def _serve(asked: int, serverapp: Callable[[], None]) -> None:
+    """Start a process for each line of arguments; in that process return when its run is over."""
+    for descriptor in range(3):
+        os.dup2(os.open(os.devnull, os.O_RDWR), descriptor)
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel forgets those that have ended
+    with open(asked, encoding="ascii") as lines:
+        for line in lines:
+            if os.fork() == 0:
+                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                sys.argv = json.loads(line)
+                serverapp()
+                return

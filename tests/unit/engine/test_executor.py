@@ -1,0 +1,59 @@
+"""ServerApps are forks of one child, which ends with the executor."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+
+from tests.kit import until
+
+EXECUTOR = """
+import json, os, sys
+from pathlib import Path
+from coterie.engine.fast.superlink import executor
+
+def serverapp():
+    made = Path(sys.argv[1] + ".part")
+    made.write_text(json.dumps([os.getpid(), os.getppid()]))
+    made.rename(sys.argv[1])
+
+executor.SERVERAPP = "touch"  # another program would do if the child is gone
+start = executor.forking(serverapp)
+for line in sys.stdin:
+    start(["touch", line.strip()])
+"""
+
+
+def test_server_apps_are_forks_of_one_child_that_ends_with_the_executor(tmp_path: Path) -> None:
+    executor = subprocess.Popen([sys.executable, "-c", EXECUTOR], stdin=subprocess.PIPE, text=True)
+    try:
+        (first, child), (second, same) = (
+            json.loads(started(executor, tmp_path / name)) for name in ("1", "2")
+        )
+        assert first != second and child == same != executor.pid
+        until(lambda: not psutil.pid_exists(first), "the kernel forgets a run's process")
+    finally:
+        executor.kill()
+        executor.wait(20)
+    until(lambda: not psutil.pid_exists(child), "the child ends")
+
+
+def test_without_the_child_a_program_is_started(tmp_path: Path) -> None:
+    executor = subprocess.Popen([sys.executable, "-c", EXECUTOR], stdin=subprocess.PIPE, text=True)
+    _, child = json.loads(started(executor, tmp_path / "1"))
+    os.kill(child, signal.SIGKILL)
+    assert started(executor, tmp_path / "2") == ""
+    executor.communicate(timeout=20)
+
+
+def started(executor: subprocess.Popen[str], file: Path) -> str:
+    """Have it start a ServerApp; return what that wrote."""
+    print(file, file=executor.stdin, flush=True)
+    until(file.exists, "it starts")
+    return file.read_text()
