@@ -31,7 +31,8 @@ from coterie.features.rejections.coordinator import Rejections
 from coterie.features.robust.coordinator import Robust
 from coterie.features.robust.keys import Influence, aggregate_problem
 from coterie.features.secure.coordinator import Secure
-from coterie.features.secure.sums import Enrolled, SecureRun, insecure
+from coterie.features.secure.keys import insecure
+from coterie.features.secure.sums import Enrolled, SecureRun
 from coterie.features.server_optimiser.coordinator import ServerOptimisation
 from coterie.features.server_optimiser.keys import (
     ServerOptimiser,

@@ -9,8 +9,6 @@ from contextlib import ExitStack, suppress
 from functools import cache
 from socket import AF_INET, AF_INET6
 
-import psutil
-
 ANSWER_DEADLINE_S = 2.0
 LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
 EVERYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}
@@ -109,6 +107,8 @@ def is_own(host: str) -> bool:
 @cache
 def own_names() -> frozenset[str]:
     """Return the names and addresses of this machine, in lower case."""
+    import psutil  # which takes longer to load than all else here
+
     name = socket.gethostname().casefold()
     nets = psutil.net_if_addrs().values()
     found = {one.address for net in nets for one in net if one.family in (AF_INET, AF_INET6)}

@@ -20,7 +20,7 @@ from pydantic import Field, InstanceOf, field_validator
 
 from coterie import wire
 from coterie.features.robust.keys import Influence, aggregate_problem
-from coterie.features.secure.sums import insecure
+from coterie.features.secure.keys import insecure
 from coterie.features.server_optimiser.keys import ServerOptimiser, server_optimiser_problem
 from coterie.strategies.errors import FederationError, refused
 from coterie.strategies.registry import DEFAULT, EVERY, STRATEGIES, Row, row_of
