@@ -1,10 +1,10 @@
-"""Calls to a SuperLink over gRPC: channels, calls of protobuf messages, and their repetition."""
+"""Calls to a SuperLink over gRPC: channels, and the repetition of calls."""
 
 from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import grpc
@@ -35,24 +35,6 @@ def open_channel(
         return grpc.insecure_channel(address, options=[*limits, *options])
     credentials = grpc.ssl_channel_credentials(certificates or None)
     return grpc.secure_channel(address, credentials, options=[*limits, *options])
-
-
-def calls_of(
-    channel: grpc.Channel, service: str, answers: Mapping[str, Callable[[bytes], Any]]
-) -> dict[str, Callable[..., Any]]:
-    """Return calls of protobuf messages; Flower's own stubs vary between releases.
-
-    ``answers`` is call → parser of its answer, in a service such as ``Fleet``. A name with a slash
-    is one of our own calls.
-    """
-    return {
-        name: channel.unary_unary(
-            name if "/" in name else f"/flwr.proto.{service}/{name}",
-            request_serializer=lambda request: request.SerializeToString(),
-            response_deserializer=read,
-        )
-        for name, read in answers.items()
-    }
 
 
 class Retry:

@@ -12,8 +12,10 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
 
 import grpc
 from flwr.proto.node_pb2 import Node
@@ -70,6 +72,27 @@ class Part:
     def SerializeToString(self) -> bytes:
         """Return the body of the call."""
         return self.object_content
+
+
+def calls_of(
+    channel: grpc.Channel,
+    stub: Callable[[grpc.Channel], Any],
+    own: Mapping[str, Callable[[bytes], Any]] = MappingProxyType({}),
+) -> dict[str, Callable[..., Any]]:
+    """Return the calls of an API of Flower's by name, with ``Put`` and ``Get``.
+
+    Args:
+        stub: Flower's, of the API.
+        own: further calls of ours, and what reads their answers.
+    """
+    return vars(stub(channel)) | {
+        name: channel.unary_unary(
+            name,
+            request_serializer=lambda request: request.SerializeToString(),
+            response_deserializer=read,
+        )
+        for name, read in {PUT: bytes, GET: bytes, **own}.items()
+    }
 
 
 def read_part(head: str, body: bytes) -> Part:

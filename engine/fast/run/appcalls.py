@@ -12,17 +12,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import grpc
-from flwr.proto.message_pb2 import (
-    ConfirmMessageReceivedResponse,
-    PullObjectResponse,
-    PushObjectResponse,
-)
-from flwr.proto.runtime_pb2 import PullAppMessagesResponse, PushAppMessagesResponse
+from flwr.proto.runtime_pb2_grpc import RuntimeStub
 
 from coterie import wire
 from coterie.engine import flower
-from coterie.engine.fast.channel import GET, PUT
-from coterie.system.calls import Retry, calls_of, open_channel
+from coterie.engine.fast.channel import calls_of
+from coterie.system.calls import Retry, open_channel
 
 CALL_DEADLINE_S = 60.0
 """Deadline of a call to the SuperLink, ample for the replies of a thousand silos."""
@@ -30,18 +25,6 @@ CALL_DEADLINE_S = 60.0
 
 class RunOverError(BaseException):
     """Raised when the SuperLink has ended the run and rejects its calls; do not continue."""
-
-
-ANSWERS: dict[str, Callable[[bytes], Any]] = {
-    "PushMessages": PushAppMessagesResponse.FromString,
-    "PullMessages": PullAppMessagesResponse.FromString,
-    "PushObject": PushObjectResponse.FromString,
-    "PullObject": PullObjectResponse.FromString,
-    "ConfirmMessageReceived": ConfirmMessageReceivedResponse.FromString,
-    PUT: bytes,
-    GET: bytes,
-}
-"""Maps each call to the parser of its answer."""
 
 
 def runtime_calls(grid: Any, max_bytes: int = 2**31 - 1) -> Any:
@@ -55,7 +38,7 @@ def runtime_calls(grid: Any, max_bytes: int = 2**31 - 1) -> Any:
     channel = open_channel(connected.address, connected.certificates, max_bytes=max_bytes)
     token = (("flwr-task-token", connected.token),)
     retry = Retry(partial(_is_lasting, grid), max_s=None, first_s=1.0, most_s=20.0)
-    calls = calls_of(channel, "Runtime", ANSWERS)
+    calls = calls_of(channel, RuntimeStub)
 
     def calling(call: Callable[..., Any]) -> Callable[..., Any]:
         def invoke(request: Any, *, more: tuple[tuple[str, str], ...] = (), **how: Any) -> Any:

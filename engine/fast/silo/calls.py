@@ -9,45 +9,33 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
-from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import grpc
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from flwr.app import Message, RecordDict
-from flwr.proto.fab_pb2 import GetFabRequest, GetFabResponse
+from flwr.proto.fab_pb2 import GetFabRequest
 from flwr.proto.fleet_pb2 import (
     ActivateNodeRequest,
-    ActivateNodeResponse,
     DeactivateNodeRequest,
-    DeactivateNodeResponse,
     PullMessagesRequest,
-    PullMessagesResponse,
     PushMessagesRequest,
-    PushMessagesResponse,
     RegisterNodeFleetRequest,
-    RegisterNodeFleetResponse,
     UnregisterNodeFleetRequest,
-    UnregisterNodeFleetResponse,
 )
+from flwr.proto.fleet_pb2_grpc import FleetStub
 from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest, SendNodeHeartbeatResponse
-from flwr.proto.message_pb2 import (
-    ConfirmMessageReceivedResponse,
-    ObjectTree,
-    PullObjectResponse,
-    PushObjectRequest,
-    PushObjectResponse,
-)
+from flwr.proto.message_pb2 import ObjectTree, PushObjectRequest
 from flwr.proto.node_pb2 import Node
-from flwr.proto.run_pb2 import GetRunRequest, GetRunResponse
+from flwr.proto.run_pb2 import GetRunRequest
 
 from coterie import wire
 from coterie.engine import flower
 from coterie.engine.fast import inline_objects
-from coterie.engine.fast.channel import GET, PUT, Part, get, put
+from coterie.engine.fast.channel import GET, PUT, Part, calls_of, get, put
 from coterie.engine.fast.silo import sharing
-from coterie.system.calls import Retry, calls_of
+from coterie.system.calls import Retry
 from coterie.wire.enrolment import public_pem
 
 Keys = tuple[ec.EllipticCurvePrivateKey, ec.EllipticCurvePublicKey]
@@ -59,62 +47,11 @@ WAIT_DEADLINE_S = wire.WAIT_S + 10.0
 """Deadline of a call that the SuperLink holds: a cut is found before the silo counts as lost."""
 HEARTBEAT_INTERVAL_S = 30.0
 """Interval stated to the SuperLink: after two without a heartbeat a node is offline."""
-
-
-ANSWERS: dict[str, Callable[[bytes], Any]] = {
-    "RegisterNode": RegisterNodeFleetResponse.FromString,
-    "ActivateNode": ActivateNodeResponse.FromString,
-    "DeactivateNode": DeactivateNodeResponse.FromString,
-    "UnregisterNode": UnregisterNodeFleetResponse.FromString,
-    "SendNodeHeartbeat": SendNodeHeartbeatResponse.FromString,
-    wire.WAIT: SendNodeHeartbeatResponse.FromString,
-    "PullMessages": PullMessagesResponse.FromString,
-    "PushMessages": PushMessagesResponse.FromString,
-    "GetRun": GetRunResponse.FromString,
-    "GetFab": GetFabResponse.FromString,
-    "PullObject": PullObjectResponse.FromString,
-    "PushObject": PushObjectResponse.FromString,
-    "ConfirmMessageReceived": ConfirmMessageReceivedResponse.FromString,
-    PUT: bytes,
-    GET: bytes,
-}
-"""Call → parser of its answer."""
-
-
 MORE = {"PullMessages": ((wire.ALONG, "1"),)}
 """Call → what is said with it: small objects may come with the message that has them."""
 
 Announced = tuple[Message, ObjectTree, Mapping[str, bytes]]
-
-
-class Calls(NamedTuple):
-    """A silo's calls to a SuperLink. All raise ``grpc.RpcError``.
-
-    Attributes:
-        receive: the next message, its object tree, and objects that came along, by id; or None. If
-            all objects came along, the message need not be confirmed.
-        send: reply, object tree, seconds it took, small objects to attach → ids of the objects
-            still wanted, and a session for ``push_object``.
-        run: run → ``flwr.proto.run_pb2.Run``.
-        fab: digest, run → ``flwr.proto.fab_pb2.Fab``.
-        pull_object: run, id → content.
-        push_object: run, session from ``send``, id, content.
-        put: run, content, number of the upload → its name.
-        get: run, name, size → the parts of a content.
-        confirm: run, message: it has arrived.
-        wait: returns when this node has a message, or after ``wire.WAIT_S``.
-    """
-
-    receive: Callable[[], Announced | None]
-    send: Callable[[Message, ObjectTree, float, Mapping[str, bytes]], tuple[set[str], str]]
-    run: Callable[[int], Any]
-    fab: Callable[[str, int], Any]
-    pull_object: Callable[[int, str], bytes]
-    push_object: Callable[[int, str, str, bytes], None]
-    put: Callable[[int, memoryview, str], str]
-    get: Callable[[int, str, int], Iterator[bytes]]
-    confirm: Callable[[int, str], None]
-    wait: Callable[[], None]
+"""A message without content, its object tree, and objects that came along, by id."""
 
 
 @contextmanager
@@ -124,7 +61,7 @@ def joined(
     keys: Keys | None,
     retry: Retry,
     failed: Callable[[grpc.RpcError, bool], None],
-) -> Iterator[tuple[int, Calls]]:
+) -> Iterator[Calls]:
     """Join a SuperLink as a node with a heartbeat; sign off at the end.
 
     Raises ``grpc.RpcError`` if it cannot be reached, or refuses.
@@ -140,24 +77,24 @@ def joined(
     own = keys is None
     private, public = keys or _fresh_keys()
     channel = sharing.shared_channel(address, certificates)
-    node = _Node(channel, private, public_pem(public), retry, failed)
+    calls = Calls(channel, private, public_pem(public), retry, failed)
     try:
         if own:
-            node.call("RegisterNode", RegisterNodeFleetRequest(public_key=node.pem))
-        request = ActivateNodeRequest(public_key=node.pem, heartbeat_interval=HEARTBEAT_INTERVAL_S)
-        node.node = Node(node_id=node.call("ActivateNode", request).node_id)
-        heartbeat = sharing.Heartbeat(node.beat)
+            calls.call("RegisterNode", RegisterNodeFleetRequest(public_key=calls.pem))
+        request = ActivateNodeRequest(public_key=calls.pem, heartbeat_interval=HEARTBEAT_INTERVAL_S)
+        calls.node = Node(node_id=calls.call("ActivateNode", request).node_id)
+        heartbeat = sharing.Heartbeat(calls.beat)
         heartbeat.start()
         try:
-            yield node.node.node_id, node.calls()
+            yield calls
         finally:
             heartbeat.stop()
-            node.retry = Retry(lambda error: True, max_s=0.0)
+            calls.retry = Retry(lambda error: True, max_s=0.0)
             with suppress(grpc.RpcError):
-                asked = node.node.node_id
-                node.call("DeactivateNode", DeactivateNodeRequest(node_id=asked))
+                asked = calls.node.node_id
+                calls.call("DeactivateNode", DeactivateNodeRequest(node_id=asked))
                 if own:
-                    node.call("UnregisterNode", UnregisterNodeFleetRequest(node_id=asked))
+                    calls.call("UnregisterNode", UnregisterNodeFleetRequest(node_id=asked))
     finally:
         channel.close()
 
@@ -167,7 +104,9 @@ def _fresh_keys() -> Keys:
     return key, key.public_key()
 
 
-class _Node:
+class Calls:
+    """A silo's calls to a SuperLink. All raise ``grpc.RpcError``."""
+
     def __init__(
         self,
         channel: grpc.Channel,
@@ -177,7 +116,8 @@ class _Node:
         failed: Callable[[grpc.RpcError, bool], None],
     ) -> None:
         self.pem, self.retry, self.node = pem, retry, Node()
-        self._calls, self._key, self._failed = calls_of(channel, "Fleet", ANSWERS), key, failed
+        own = {wire.WAIT: SendNodeHeartbeatResponse.FromString}
+        self._calls, self._key, self._failed = calls_of(channel, FleetStub, own), key, failed
 
     def call(self, name: str, request: Any) -> Any:
         return self.retry.invoke(self._once, name, request)
@@ -204,41 +144,21 @@ class _Node:
         )
 
     def beat(self) -> bool:
-        """Send a heartbeat and return whether it arrived; ``RuntimeError`` for an unknown node."""
-        try:
-            answer = self._once("SendNodeHeartbeat", self._sign_of_life(), HEARTBEAT_DEADLINE_S)
-        except grpc.RpcError as error:
-            if error.code() in (
-                grpc.StatusCode.UNAVAILABLE,
-                grpc.StatusCode.DEADLINE_EXCEEDED,
-            ):
-                return False
-            raise
-        if not answer.success:
-            raise RuntimeError("the SuperLink does not know this node")
-        return True
+        """Send a heartbeat; return whether it arrived and the SuperLink knows this node."""
+        with suppress(grpc.RpcError):
+            request = self._sign_of_life()
+            return bool(self._once("SendNodeHeartbeat", request, HEARTBEAT_DEADLINE_S).success)
+        return False
 
     def _sign_of_life(self) -> SendNodeHeartbeatRequest:
         return SendNodeHeartbeatRequest(node=self.node, heartbeat_interval=HEARTBEAT_INTERVAL_S)
 
-    def calls(self) -> Calls:
-        return Calls(
-            self._receive,
-            self._send,
-            lambda run: self.call("GetRun", GetRunRequest(node=self.node, run_id=run)).run,
-            self._fab,
-            self._pull_object,
-            self._push_object,
-            partial(put, self._calling(PUT), self.node),
-            partial(get, self._calling(GET), self.node),
-            self._confirm,
-            self._wait,
-        )
-
-    def _wait(self) -> None:
+    def wait(self) -> None:
+        """Return when this node has a message, or after ``wire.WAIT_S``."""
         self._once(wire.WAIT, self._sign_of_life())
 
-    def _receive(self) -> Announced | None:
+    def receive(self) -> Announced | None:
+        """Return the next message, which need not be confirmed if all its objects came along."""
         answer = self.call("PullMessages", PullMessagesRequest(node=self.node))
         if not answer.messages_list:
             return None
@@ -249,9 +169,13 @@ class _Node:
             came,
         )
 
-    def _send(
+    def send(
         self, reply: Message, tree: ObjectTree, seconds: float, along: Mapping[str, bytes]
     ) -> tuple[set[str], str]:
+        """Announce a reply that took so many seconds, with small objects.
+
+        Return the ids of the objects that are still wanted, and a session for ``push_object``.
+        """
         if reply.has_content():  # which goes as objects
             reply = flower.message_from(reply, RecordDict())
         request = PushMessagesRequest(
@@ -264,15 +188,22 @@ class _Node:
         answer = self.call("PushMessages", request)
         return set(answer.objects_to_push), answer.session_id
 
-    def _fab(self, digest: str, run_id: int) -> Any:
+    def run(self, run_id: int) -> Any:
+        """Return a run, as ``flwr.proto.run_pb2.Run``."""
+        return self.call("GetRun", GetRunRequest(node=self.node, run_id=run_id)).run
+
+    def fab(self, digest: str, run_id: int) -> Any:
+        """Return a run's code, as ``flwr.proto.fab_pb2.Fab``."""
         request = GetFabRequest(node=self.node, hash_str=digest, run_id=run_id)
         return self.call("GetFab", request).fab
 
-    def _pull_object(self, run_id: int, object_id: str) -> bytes:
+    def pull_object(self, run_id: int, object_id: str) -> bytes:
+        """Return the content of an object."""
         pull = self._calling("PullObject")
         return flower.make_pull_object_fn_protobuf(pull, self.node, run_id)(object_id)
 
-    def _push_object(self, run_id: int, session: str, object_id: str, content: bytes) -> None:
+    def push_object(self, run_id: int, session: str, object_id: str, content: bytes) -> None:
+        """Send an object of a reply."""
         request = PushObjectRequest(
             node=self.node,
             run_id=run_id,
@@ -283,7 +214,16 @@ class _Node:
         if not self.call("PushObject", request).stored:
             raise flower.ObjectPushError(object_id, run_id, session)
 
-    def _confirm(self, run_id: int, message_id: str) -> None:
+    def put(self, run_id: int, content: memoryview, upload: str) -> str:
+        """Send a content, under the number of the upload; return its name."""
+        return put(self._calling(PUT), self.node, run_id, content, upload)
+
+    def get(self, run_id: int, name: str, size: int) -> Iterator[bytes]:
+        """Yield the parts of a content."""
+        return get(self._calling(GET), self.node, run_id, name, size)
+
+    def confirm(self, run_id: int, message_id: str) -> None:
+        """State that a message has arrived."""
         confirm = self._calling("ConfirmMessageReceived")
         flower.make_confirm_message_received_fn_protobuf(confirm, self.node, run_id)(message_id)
 

@@ -15,7 +15,7 @@ import tomllib
 import zipfile
 import zlib
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
@@ -28,7 +28,7 @@ from coterie import wire
 from coterie.engine.fast import bundles, objects
 from coterie.engine.fast.channel import FROM_BYTES, ChannelError, new_upload
 from coterie.engine.fast.silo import sharing
-from coterie.engine.fast.silo.calls import Announced, joined
+from coterie.engine.fast.silo.calls import Announced, Calls, joined
 from coterie.engine.fast.silo.lost import (
     LOST,
     UNKNOWN_WAY,
@@ -83,26 +83,22 @@ OBJECT_PAUSE_S = 0.01
 
 
 class FleetLink:
-    """One live connection, made by ``connect``."""
+    """A ``SiloEngine``, made by ``connect``."""
 
     def __init__(
         self,
-        node_id: int,
-        calls: Sequence[Any],
+        calls: Calls,
         cache: sharing.ObjectCache | None = None,
         max_bytes: int = 0,
         silos: int = 1,
         way: Way = UNKNOWN_WAY,
     ) -> None:
-        self.node_id = node_id
+        self.node_id, self._calls = calls.node.node_id, calls
         self._way = way
         self._cache = cache
         self._max_bytes = max_bytes
         self._silos = silos
         self._claimed: Announced | None = None
-        self._receive, self._send, self._run, self._fab = calls[:4]
-        self._pull_object, self._push_object, self._put, self._get = calls[4:8]
-        self._confirm, self._wait = calls[8:]
         self._sending: Unsent | None = None
         self._uploads: dict[int, str] = {}
         """Numbers of the uploads for the replies that are being sent."""
@@ -110,18 +106,8 @@ class FleetLink:
         """The SuperLink says when there is a message, as far as is known."""
 
     def receive(self) -> Received | None:
-        """Return the next message for this process, or None at once if there is none.
-
-        The SuperLink delivers a message once. If the connection is lost while its content is
-        fetched, the next call continues with it.
-
-        Raises:
-            LinkError: the SuperLink cannot be reached or no longer knows this silo.
-            RunEndedError: the message's run ended while it was fetched.
-            UnreadableError: it is not a message, or larger than this silo accepts.
-        """
         with self._translated():
-            self._claimed = self._claimed or self._receive()
+            self._claimed = self._claimed or self._calls.receive()
             if self._claimed is None:
                 return None
             try:
@@ -137,14 +123,9 @@ class FleetLink:
             return received
 
     def wait(self) -> bool:
-        """Wait for a message for at most ``wire.WAIT_S`` seconds; errors as ``receive``.
-
-        Return whether the SuperLink has this call, which a stock one does not. It may run in a
-        thread separate from those of ``receive`` and ``send``.
-        """
         with self._translated():
             try:
-                self._wait()
+                self._calls.wait()
             except grpc.RpcError as error:
                 if error.code() != grpc.StatusCode.UNIMPLEMENTED:
                     raise
@@ -198,7 +179,7 @@ class FleetLink:
         else:
             contents |= _pulled_all(dict.fromkeys(ids).keys() - {message_id}, pull)
         if not came.keys() >= set(ids):  # otherwise the SuperLink knows
-            self._confirm(run_id, message_id)
+            self._calls.confirm(run_id, message_id)
         if not blobs:  # an object that is named many times is unpacked as often
             self._require_few(sum(len(contents.get(one, b"")) for one in ids), header)
         return contents, blobs
@@ -219,7 +200,7 @@ class FleetLink:
         block = block_of(blob.size)
         held = memoryview(bytearray(blob.size)) if block is None else block.data[: blob.size]
         at = 0
-        for part in self._get(run_id, blob.name, blob.size):
+        for part in self._calls.get(run_id, blob.name, blob.size):
             held[at : at + len(part)] = part
             at += len(part)
         return held.toreadonly()
@@ -230,27 +211,24 @@ class FleetLink:
         return wire.content_objection(message.content, max_bytes=self._max_bytes or sys.maxsize)
 
     def require_running(self, run_id: int) -> None:
-        """Check that a run is still active; raise ``RunEndedError`` if not, or ``LinkError``."""
         with self._translated():
-            self._run(run_id)
+            self._calls.run(run_id)
 
     def settings_of(self, run_id: int) -> RunSettings:
-        """Fetch a run's settings, with only the configuration of its FAB; errors as ``receive``."""
         with self._translated():
-            run = self._run(run_id)
-            content = self._fab(run.fab_hash, run_id).content if run.fab_hash else b""
+            run = self._calls.run(run_id)
+            content = self._calls.fab(run.fab_hash, run_id).content if run.fab_hash else b""
             own = user_config_from_proto(run.override_config)
         return RunSettings(run.series_id, {**_config_of(content), **own})
 
     def _pulled(self, run_id: int, message_id: str, object_id: str) -> bytes:
         """Pull an object; all but the message itself may be shared with other silos."""
-        pull: Callable[[], bytes] = partial(self._pull_object, run_id, object_id)
+        pull: Callable[[], bytes] = partial(self._calls.pull_object, run_id, object_id)
         if self._cache is None or object_id == message_id:
             return pull()
         return bytes(self._cache.get(object_id, pull))
 
     def send(self, unsent: Unsent) -> None:
-        """Send the replies to a message or bundle; errors as ``receive`` and ``NotPassedError``."""
         with self._translated():
             if not unsent.bundled:
                 self._send_as_flower(unsent)
@@ -261,7 +239,7 @@ class FleetLink:
 
             def put(content: bytes | memoryview, key: int) -> str:
                 run_id = header.metadata.run_id
-                return str(self._put(run_id, memoryview(content), self._uploads[key]))
+                return str(self._calls.put(run_id, memoryview(content), self._uploads[key]))
 
             made = bundles.bundle(unsent.replies, lambda one: put(one.data, id(one)), unsent.to)
             if len(made.content) < FROM_BYTES:
@@ -270,7 +248,7 @@ class FleetLink:
             else:
                 root, along = put(made.content, 0), {}
             set_message_id(header, root)
-            left, _ = self._send(header, made.tree(root), unsent.seconds, along)
+            left, _ = self._calls.send(header, made.tree(root), unsent.seconds, along)
             if left:
                 self._sending = None
                 raise ChannelError("the SuperLink does not have all of the reply any more.")
@@ -281,8 +259,8 @@ class FleetLink:
             set_message_id(reply, reply.object_id)
             objects = inflatable_object.get_all_nested_objects(reply)
             tree = inflatable_object.get_object_tree(reply)
-            wanted, session = self._send(reply, tree, unsent.seconds, {})
-            push = partial(self._push_object, reply.metadata.run_id, session)
+            wanted, session = self._calls.send(reply, tree, unsent.seconds, {})
+            push = partial(self._calls.push_object, reply.metadata.run_id, session)
             inflatable_utils.push_objects(objects, push, object_ids_to_push=wanted)
 
     @contextmanager
@@ -387,11 +365,11 @@ def connect(
     with ExitStack() as stack:
         try:
             opening = joined(how.address, certificates, how.keys, retry, failed)
-            node_id, calls = stack.enter_context(opening)
+            calls = stack.enter_context(opening)
         except grpc.RpcError as error:
             raise refusal_of(errors[-1] if errors else error, way) from error
         entered, retry.max_s = True, RETRY_S
-        yield FleetLink(node_id, calls, cache, max_bytes, silos, way)
+        yield FleetLink(calls, cache, max_bytes, silos, way)
 
 
 def _retry() -> Retry:

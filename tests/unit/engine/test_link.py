@@ -6,12 +6,14 @@ import random
 import re
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
 from typing import Any
 
 import grpc
 import numpy as np
 import pytest
 from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
+from flwr.proto.node_pb2 import Node
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
 from flwr.supercore.inflatable.inflatable_utils import ObjectPushError, ObjectUnavailableError
 
@@ -112,22 +114,14 @@ def test_a_message_is_fetched_and_its_reply_sent_object_by_object(cache: Any) ->
         assert (run_id, session) == (asked.metadata.run_id, "session")
         pushed[object_id] = content
 
-    link = FleetLink(
-        1,
-        [
-            lambda: (asked, tree, {}),
-            send,
-            None,  # of a run
-            None,  # of a run's code
-            lambda run_id, object_id: contents[object_id],
-            push,
-            None,  # of contents
-            None,
-            lambda *which: confirmed.append(which),
-            None,  # that waits
-        ],
-        cache,
+    calls = calls_with(
+        receive=lambda: (asked, tree, {}),
+        send=send,
+        pull_object=lambda run_id, object_id: contents[object_id],
+        push_object=push,
+        confirm=lambda *which: confirmed.append(which),
     )
+    link = FleetLink(calls, cache)
     came = link.receive()
     assert came is not None and not came.bundled
     (received,) = came.messages
@@ -155,8 +149,13 @@ def test_objects_that_came_along_are_not_asked_for(all_of_it: bool) -> None:
         along.update(own)
         return set(), "session"
 
-    calls = [lambda: (asked, get_object_tree(asked), came), send, None, None, pull, *[None] * 3]
-    link = FleetLink(1, [*calls, lambda run_id, name: confirmed.append(name), None])
+    calls = calls_with(
+        receive=lambda: (asked, get_object_tree(asked), came),
+        send=send,
+        pull_object=pull,
+        confirm=lambda run_id, name: confirmed.append(name),
+    )
+    link = FleetLink(calls)
     received = link.receive()
     assert received is not None and received.messages[0].content["config"]["n"] == 3
     assert set(pulled) == set(contents) - set(came)
@@ -165,6 +164,10 @@ def test_objects_that_came_along_are_not_asked_for(all_of_it: bool) -> None:
     link.send(Unsent((reply,), 1.5, 1, bundled=True))
     (sent,) = along.values()
     assert bundles.is_bundle(sent)
+
+
+def calls_with(**own: Callable[..., Any]) -> Any:
+    return SimpleNamespace(node=Node(node_id=1), **own)
 
 
 def objects_of(message: Message) -> dict[str, bytes]:
@@ -206,11 +209,13 @@ def test_a_message_that_cannot_be_read_is_no_loss_of_the_connection(
         for object_id, content in objects_of(asked).items()
     }
     assert contents != objects_of(asked)
-    nothing = lambda *which: None  # noqa: E731
-    calls = [lambda: (asked, get_object_tree(asked), {}), *[nothing] * 3]
-    calls += [lambda run_id, object_id: contents[object_id], *[nothing] * 5]
+    calls = calls_with(
+        receive=lambda: (asked, get_object_tree(asked), {}),
+        pull_object=lambda run_id, object_id: contents[object_id],
+        confirm=lambda *which: None,
+    )
     with pytest.raises(UnreadableError, match=said):
-        FleetLink(1, calls, max_bytes=20_000).receive()
+        FleetLink(calls, max_bytes=20_000).receive()
 
 
 def test_objects_that_do_not_come_or_are_not_taken_end_no_silo(
@@ -229,9 +234,13 @@ def test_objects_that_do_not_come_or_are_not_taken_end_no_silo(
     def send(reply: Message, pushed: Any, seconds: float, along: Any) -> tuple[set[str], str]:
         return set(get_all_nested_objects(reply)), "session"
 
-    nothing = lambda *which: None  # noqa: E731
-    calls = [lambda: (asked, get_object_tree(asked), {}), send, nothing, nothing]
-    link = FleetLink(1, [*calls, lacking, taken_by_another, *[nothing] * 4])
+    calls = calls_with(
+        receive=lambda: (asked, get_object_tree(asked), {}),
+        send=send,
+        pull_object=lacking,
+        push_object=taken_by_another,
+    )
+    link = FleetLink(calls)
     with pytest.raises(LinkError) as lost:
         link.receive()
     assert lost.value.retry and lost.value.holds
