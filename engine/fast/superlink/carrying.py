@@ -29,7 +29,6 @@ from coterie.engine.fast import inline_objects
 from coterie.engine.fast.channel import GET, HEAD, PUT, read_part
 from coterie.engine.fast.inline_objects import ALONG_BYTES
 from coterie.engine.fast.superlink.long_polling import Room
-from coterie.engine.fast.superlink.stores import Laid
 from coterie.engine.flower import inflatable_object
 
 log = logging.getLogger("flwr")
@@ -139,7 +138,7 @@ class Carrying(_Flowers):  # type: ignore[misc]
         offered = on.offered(name, run, push["node"].node_id)
         if not offered.exists():
             return False
-        return bool(self.state_now().store_object(run, push["session_id"], name, Laid(offered)))
+        return bool(self.state_now().store_object(run, push["session_id"], name, offered))
 
     def PullMessages(self, request: Any, context: grpc.ServicerContext) -> Any:
         """Hand out messages as in Flower, with small objects for a caller who can read them."""

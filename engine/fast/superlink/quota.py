@@ -121,13 +121,6 @@ class Quotas:
         with self._lock:
             self._account(run, node).most_bytes += TIMES * num_bytes
 
-    def announces(self, run: int, node: int, num_objects: int) -> str:
-        """Count an announced reply; return why it exceeds the allowance, or an empty text."""
-        with self._lock:
-            account = self._account(run, node, answers=True)
-            account.num_objects += num_objects
-            return account.problem
-
     def last(self, run: int, node: int) -> _Announced | None:
         """Return the silo's last reply."""
         with self._lock:
@@ -139,7 +132,7 @@ class Quotas:
             self._account(run, node).last = reply
 
     def sends(self, run: int, node: int, num_bytes: int, *, num_objects: int = 0) -> str:
-        """Count what was sent; return why it exceeds the allowance, or an empty text."""
+        """Count what was sent or announced; return why it exceeds the allowance, or nothing."""
         with self._lock:
             account = self._account(run, node, answers=True)
             account.num_bytes += num_bytes
@@ -195,7 +188,9 @@ class Limited(FleetServicer):
         if len(request.messages_list) != 1 or len(request.message_object_trees) != 1:
             raise _refused("one reply at a time.")
         run, node = request.messages_list[0].metadata.run_id, request.node.node_id
-        why = self.allowances.announces(run, node, _num_objects(request.message_object_trees[0]))
+        why = self.allowances.sends(
+            run, node, 0, num_objects=_num_objects(request.message_object_trees[0])
+        )
         if not why:
             return self._push(request, context)
         header, tree, objects = _refusal(request.messages_list[0], why)

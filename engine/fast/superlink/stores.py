@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -30,17 +29,6 @@ from coterie.engine.flower import inflatable_utils
 
 FILED = b"filed"
 """Stored in place of a content that is in a file. No object of Flower's has this content."""
-
-
-@dataclass(frozen=True)
-class Laid:
-    """A stand-in for a content that has arrived in a file.
-
-    Attributes:
-        file: moved into the store's folder if Flower stores the object.
-    """
-
-    file: Path
 
 
 class Filed:
@@ -70,11 +58,11 @@ class Filed:
             answer.object_content = content
         return answer, len(content)
 
-    def _stored(self, object_id: str, content: bytes | Laid) -> bytes:
-        """Return the content for Flower to keep; move a ``Laid`` file to its place if expected."""
-        if isinstance(content, Laid):
+    def _stored(self, object_id: str, content: bytes | Path) -> bytes:
+        """Return the content for Flower to keep; a file moves to its place if it is expected."""
+        if isinstance(content, Path):
             if self.lacks(object_id):
-                self.shelf.adopt(object_id, content.file)
+                self.shelf.adopt(object_id, content)
             return FILED
         if object_id != bundles.object_id(content):
             raise ValueError(f"Object ID {object_id} does not match content hash")
@@ -89,7 +77,7 @@ class FiledStore(Filed, InMemoryObjectStore):
         super().__init__(verify=False)  # done here: the contents may be in files
         self.shelf = on
 
-    def put(self, object_id: str, object_content: bytes | Laid) -> None:
+    def put(self, object_id: str, object_content: bytes | Path) -> None:
         with self.lock_store:
             super().put(object_id, self._stored(object_id, object_content))
 
@@ -147,7 +135,7 @@ class SqlStore(Filed, SqlObjectStore):
         )
         return {str(row["object_id"]) for row in found}
 
-    def put(self, object_id: str, object_content: bytes | Laid) -> None:
+    def put(self, object_id: str, object_content: bytes | Path) -> None:
         with self._turn:
             content = self._stored(object_id, object_content)
         super().put(object_id, content)

@@ -30,7 +30,6 @@ from coterie.engine.fast.run import announced as announced_reply
 from coterie.engine.fast.run import pulling
 from coterie.engine.fast.superlink import blob_store, carrying, uploads
 from coterie.engine.fast.superlink.carrying import Arrivals
-from coterie.engine.fast.superlink.stores import Laid
 from coterie.engine.flower import ObjectPullError
 from tests.unit.engine.made import NUMBERS, Made, names, numbers
 from tests.unit.server.superlinks import Signature, serving, silo_of
@@ -344,7 +343,7 @@ def test_a_reply_whose_contents_are_on_their_way_is_waited_for_alone(superlink: 
     (name,) = made.blobs
     put(superlink, made.contents[name])
     offered = superlink.store.shelf.offered(name, superlink.run, superlink.node.node_id)
-    superlink.store.put(name, Laid(offered))
+    superlink.store.put(name, offered)
     (second,) = grid.pull(asked, 0.0)
     np.testing.assert_array_equal(wire.decode_arrays(second.content["arrays"])["w"], numbers(7))
 

@@ -45,20 +45,20 @@ def test_an_allowance_follows_from_what_the_silo_was_sent(monkeypatch: pytest.Mo
     assert kept.sends(RUN, SILO, 1)
     kept.asked(RUN, SILO, wire.INITIAL, 1)
     assert kept.sends(RUN, SILO, wire.most_bytes(wire.INITIAL, 0) - 1) == ""
-    assert kept.announces(RUN, SILO, quota.FREE_OBJECTS + TIMES) == ""
-    assert "4,009 objects; its limit is 4,008," in kept.announces(RUN, SILO, 1)
+    assert kept.sends(RUN, SILO, 0, num_objects=quota.FREE_OBJECTS + TIMES) == ""
+    assert "4,009 objects; its limit is 4,008," in kept.sends(RUN, SILO, 0, num_objects=1)
     for run in (8, 9):  # two are remembered
         kept.was_sent(run, SILO, 1)
-    assert kept.announces(RUN, SILO, 1) == ""
+    assert kept.sends(RUN, SILO, 0, num_objects=1) == ""
 
 
 def test_what_was_asked_before_a_restart_may_be_answered(monkeypatch: pytest.MonkeyPatch) -> None:
     kept = Quotas()
-    assert kept.announces(RUN, SILO, 1) == ""
+    assert kept.sends(RUN, SILO, 0, num_objects=1) == ""
     assert kept.sends(RUN, SILO, wire.MAX_MODEL_BYTES) == ""
     assert kept.sends(RUN, SILO, quota.FREE_BYTES + 1)
     monkeypatch.setattr(quota, "BEFORE_S", 0.0)
-    assert kept.announces(RUN, SILO + 1, 1) == ""
+    assert kept.sends(RUN, SILO + 1, 0, num_objects=1) == ""
     assert kept.sends(RUN, SILO + 1, quota.FREE_BYTES + 1)
 
 

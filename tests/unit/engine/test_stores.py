@@ -23,7 +23,7 @@ from coterie.engine.fast import bundles
 from coterie.engine.fast.channel import FROM_BYTES, PART_BYTES, Part
 from coterie.engine.fast.superlink import blob_store
 from coterie.engine.fast.superlink.leftovers import forget_ended_runs
-from coterie.engine.fast.superlink.stores import FILED, FiledStore, Laid, SqlStore
+from coterie.engine.fast.superlink.stores import FILED, FiledStore, SqlStore
 from tests.unit.engine.made import Made, names, numbers
 
 Store = FiledStore | SqlStore
@@ -80,7 +80,7 @@ def push(store: Store, name: str, content: bytes) -> None:
         return
     on = folder_of(store)
     assert on.offer(content, 1, 2) == bundles.object_id(content)
-    store.put(name, Laid(on.offered(bundles.object_id(content), 1, 2)))
+    store.put(name, on.offered(bundles.object_id(content), 1, 2))
 
 
 def part_of(store: Store, name: str, at: int = 0) -> Any:
@@ -176,9 +176,9 @@ def test_a_file_is_taken_once_and_only_if_it_is_expected(store: Store) -> None:
     assert left.exists() and names(on) == {left.name}
     store.preregister(1, message_pb2.ObjectTree(object_id=name))
     with pytest.raises(FileNotFoundError):
-        store.put(name, Laid(on.offered(name, 1, 3)))
+        store.put(name, on.offered(name, 1, 3))
     assert store.get(name) == b""
-    store.put(name, Laid(left))
+    store.put(name, left)
     assert not left.exists() and stored(store, name) == content
     push(store, name, content)
     assert left.exists(), "it was there already; the other is deleted later"
