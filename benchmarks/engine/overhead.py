@@ -340,8 +340,8 @@ def start_of_run(
     repeats: int, folder: Path, *, silos: int = NODES, idle_s: float = 4.0
 ) -> list[tuple[float, float]]:
     """Seconds from typing ``coterie run`` to the first training message, and of a Python that only
-    imports ``BARE``, in turn, after so many seconds without work each time: in the first four the
-    process of the next run is made. Modules are compiled, as they are after the first run."""
+    imports ``BARE``, in turn, after so many seconds without work each time. Modules are compiled,
+    as they are after the first run."""
     environment = {**os.environ, "PYTHONPYCACHEPREFIX": str(folder / "compiled")}
     environment.pop("PYTHONDONTWRITEBYTECODE", None)
     seconds = []

@@ -85,14 +85,14 @@ def calls_of(
         stub: Flower's, of the API.
         own: further calls of ours, and what reads their answers.
     """
-    return vars(stub(channel)) | {
-        name: channel.unary_unary(
+    calls: dict[str, Callable[..., Any]] = dict(vars(stub(channel)))
+    for name, read in {PUT: bytes, GET: bytes, **own}.items():
+        calls[name] = channel.unary_unary(
             name,
             request_serializer=lambda request: request.SerializeToString(),
             response_deserializer=read,
         )
-        for name, read in {PUT: bytes, GET: bytes, **own}.items()
-    }
+    return calls
 
 
 def read_part(head: str, body: bytes) -> Part:

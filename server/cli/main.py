@@ -164,4 +164,4 @@ def _words(part: TyperInfo) -> Sequence[str]:
     if part.name:
         return [part.name]
     own = part.typer_instance.registered_commands if part.typer_instance else []
-    return [one.name or getattr(one.callback, "__name__", "") for one in own]
+    return [str(one.name or getattr(one.callback, "__name__", "")) for one in own]

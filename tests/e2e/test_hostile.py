@@ -101,9 +101,9 @@ def answer(link: FleetLink, message: Message, training: Mapping[str, Any]) -> No
         return
     tree, objects = training[number](reply)
     reply.metadata.__dict__["_message_id"] = tree.object_id
-    wanted, session = link._send(reply, tree, 0.0, {})
+    wanted, session = link._calls.send(reply, tree, 0.0, {})
     for object_id in [one for one in objects if one in wanted]:
-        link._push_object(reply.metadata.run_id, session, object_id, objects[object_id])
+        link._calls.push_object(reply.metadata.run_id, session, object_id, objects[object_id])
 
 
 @contextmanager

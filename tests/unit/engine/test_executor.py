@@ -48,6 +48,7 @@ def test_without_the_child_a_program_is_started(tmp_path: Path) -> None:
     executor = subprocess.Popen([sys.executable, "-c", EXECUTOR], stdin=subprocess.PIPE, text=True)
     _, child = json.loads(started(executor, tmp_path / "1"))
     os.kill(child, signal.SIGKILL)
+    until(lambda: psutil.Process(child).status() == psutil.STATUS_ZOMBIE, "the child ends")
     assert started(executor, tmp_path / "2") == ""
     executor.communicate(timeout=20)
 

@@ -226,10 +226,10 @@ def test_a_silo_is_told_of_its_message_when_it_comes_and_of_no_others(
     assert south.result(AT_ONCE_S) is True
     time.sleep(0.1)
     assert not north.done()
-    claimed = links[1]._receive()  # of which the objects are still to come
+    claimed = links[1]._calls.receive()  # of which the objects are still to come
     assert claimed is not None and claimed[0].metadata.dst_node_id == links[1].node_id
     assert links[1].wait() is True, "there may be more: it has to look first"
-    assert links[1]._receive() is None
+    assert links[1]._calls.receive() is None
     again = waiting(links[1])
     until(lambda: len(room._held) == 2, "both wait again")
     superlink.push(*(link.node_id for link in links))
