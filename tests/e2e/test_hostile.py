@@ -167,7 +167,7 @@ def test_a_superlink_without_a_federation_has_allowances_and_limits_too(trio: Tr
     pem = public_pem(key.public_key())
     with closing(open_channel(trio.superlink.fleet_address, None)) as channel:
         once = Retry(lambda error: False, max_s=0.0)
-        node = fleet._Node(channel, key, pem, once, lambda error, late: None)
+        node = fleet.Calls(channel, key, pem, once, lambda error, late: None)
         number = node.call("RegisterNode", RegisterNodeFleetRequest(public_key=pem)).node_id
         for seconds, refused in ((61, pytest.raises(grpc.RpcError)), (60, nullcontext())):
             request = ActivateNodeRequest(public_key=pem, heartbeat_interval=seconds)
