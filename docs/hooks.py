@@ -259,6 +259,14 @@ def on_files(files: Any, config: Any) -> Any:
     return files
 
 
+SEARCH: Mapping[str, dict[str, Any]] = {
+    "index.md": {"boost": 3},  # its headings are questions that people ask
+    "reference/wire.md": {"exclude": True},  # it has an entry for almost any word
+}
+"""Page → how the search treats it."""
+
+
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
     """A notebook's page ends in .md here."""
+    page.meta.setdefault("search", SEARCH.get(page.file.src_uri, {}))
     return markdown.replace(".ipynb)", ".md)")

@@ -461,6 +461,10 @@ def test_the_site_is_built_without_a_warning_and_asks_no_other_host(tmp_path: Pa
     assert "WARNING" not in done.stderr
     pages = list(tmp_path.rglob("*.html"))
     assert len(pages) > len(PAGES)
+    index = json.loads((tmp_path / "search" / "search_index.json").read_text(encoding="utf-8"))
+    found = {entry["location"] for entry in index["docs"]}
+    assert "index.html#who-am-i-with-and-why" in found
+    assert not [place for place in found if place.startswith("reference/wire")]
     loads = re.compile(r"<(?:script|img|iframe|link)[^>]*\s(?:src|href)=[\"']?(?:https?:)?//")
     assert not [page for page in pages if loads.search(page.read_text(encoding="utf-8"))]
     for notebook in NOTEBOOKS:
