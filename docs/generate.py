@@ -21,7 +21,11 @@ from coterie.server.site.metrics import METRICS as metrics_of_coordinator
 from coterie.strategies.registry import EVERY
 
 ROOT = Path(__file__).parents[1]
-TITLES = {"run": "Every run", **{name: f"`{name}`" for name in EVERY}}
+TITLES = {
+    "run": "Every run",
+    "several": "Several strategies",
+    **{name: f"`{name}`" for name in EVERY},
+}
 
 
 def with_defaults(text: str) -> str:
@@ -33,7 +37,7 @@ def with_defaults(text: str) -> str:
 
 def with_tables(text: str) -> str:
     """A page with the tables of today between its two marks."""
-    parts = [f"## {TITLES[name]}\n\n{table}" for name, table in tables().items() if table]
+    parts = [f"## {TITLES[name]}\n\n{table}" for name, table in tables().items()]
     made = "<!-- keys: made by make config -->\n\n" + "\n".join(parts) + "\n<!-- end of keys -->"
     return re.sub(r"<!-- keys: .*?<!-- end of keys -->", lambda _: made, text, count=1, flags=re.S)
 

@@ -26,7 +26,7 @@ from coterie.strategies.errors import FederationError, refused
 from coterie.strategies.registry import DEFAULT, EVERY, STRATEGIES, Row, row_of
 from coterie.strategies.rounds.algorithm import Algorithm
 from coterie.strategies.rounds.churn import Churn
-from coterie.strategies.rounds.options import Key, Options, Positive, Scalar, dashed, table_of
+from coterie.strategies.rounds.options import Key, Options, Positive, Scalar, dashed, rows_of
 from coterie.system import former_names
 
 GENERATORS = STRATEGIES["fedgenp"]
@@ -340,12 +340,20 @@ def defaults() -> dict[str, Scalar]:
 
 
 def tables() -> dict[str, str]:
-    """Return Markdown tables of keys: the common ones under ``run``, others by strategy."""
-    found = {"run": table_of(RunConfig.own_keys())}
-    for row in EVERY.values():
-        keys = keys_of(row)
-        found[row.name] = table_of(keys) if keys else ""
-    return found
+    """Return Markdown tables of keys: of every ``run``, of ``several`` strategies, of each."""
+    takers: dict[str, list[str]] = {}
+    for one in EVERY.values():
+        for row in rows_of(keys_of(one)):
+            takers.setdefault(row, []).append(one.name)
+    found = {"run": rows_of(RunConfig.own_keys()), "several": list[str]()}
+    for row, names in takers.items():
+        if names[1:]:
+            strategies = ", ".join(f"`{name}`" for name in names)
+            found["several"].append(f"{row.removesuffix(' |')} Strategies: {strategies}. |")
+        else:
+            found.setdefault(names[0], []).append(row)
+    head = ["| key | default | bounds | meaning |", "|---|---|---|---|"]
+    return {name: "\n".join([*head, *rows, ""]) for name, rows in found.items()}
 
 
 def foreign_keys(values: Mapping[str, Any]) -> dict[str, str]:

@@ -256,10 +256,9 @@ def _text(schema: Mapping[str, Any]) -> str:
     return "text that is not empty" if "minLength" in schema else "text"
 
 
-def table_of(keys: Mapping[str, Key]) -> str:
-    """Return keys as a Markdown table."""
-    lines = ["| key | default | bounds | meaning |", "|---|---|---|---|"]
-    for key in keys.values():
-        default = f"`{key.default!r}`".replace("'", '"')
-        lines.append(f"| `{key.name}` | {default} | {key.bounds} | {key.help} |")
-    return "\n".join(lines) + "\n"
+def rows_of(keys: Mapping[str, Key]) -> list[str]:
+    """Return keys as rows of a Markdown table: key, default, bounds, meaning."""
+    return [
+        f"| `{key.name}` | `{key.default!r}` | ".replace("'", '"') + f"{key.bounds} | {key.help} |"
+        for key in keys.values()
+    ]
