@@ -161,10 +161,15 @@ class Numbers(Problem):
     ) -> torch.Tensor:
         from torch.nn.functional import mse_loss
 
+        return mse_loss(outputs, self.scaled(targets))
+
+    def scaled(self, targets: torch.Tensor) -> torch.Tensor:
+        """Return targets as outputs are compared with them."""
         if not self.scale:
-            return mse_loss(outputs, targets)
+            return targets
         mean, deviation = self._scale_like(targets)
-        return mse_loss(outputs, (targets - mean) / deviation)
+        found: torch.Tensor = (targets - mean) / deviation
+        return found
 
     def answers(self, outputs: torch.Tensor) -> torch.Tensor:
         if not self.scale:

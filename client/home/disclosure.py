@@ -190,8 +190,8 @@ def _discriminators(policy: Policy, about: About) -> str:
     if _discriminators_leave(policy, about):
         return (
             "in fedcollab and auto runs, the coordinator and the other silo of each pair can "
-            "read from them which labels you have; with unlabelled silos, what your samples "
-            "look like, but no labels"
+            "read from them which labels you have, or how your real targets lie; with unlabelled "
+            "silos, what your samples look like, but no labels"
         )
     if _placing_leaves(policy, about):
         return "only with unlabelled silos: they show what your samples look like, but no labels"

@@ -27,10 +27,10 @@ from coterie.client.work.measure import batch_size
 from coterie.client.work.session import Session
 from coterie.client.work.sgd import seed_of
 from coterie.system.device import seed_torch
-from coterie.tasks.base import Nest, Task, leaves
+from coterie.tasks.base import Nest, Task, has_own
 from coterie.tasks.draws import split_by_class
 from coterie.tasks.models import Discriminator
-from coterie.tasks.problems import Classes
+from coterie.tasks.problems import Classes, Numbers
 from coterie.wire import HITS, Model
 
 CHUNK = 1024
@@ -39,6 +39,8 @@ MOST_READ = 4096
 """Samples read from a dataset, or twice the number to train with if that is more."""
 LEAST_FEATURES, LEAST_HIDDEN = 32, 4
 """Smallest sizes of a discriminator that is reduced."""
+MOST_TARGET = 5.0
+"""Largest real target that a discriminator sees, in deviations."""
 PHASE, PROJECTION = "discriminator", "projection"
 
 Stack = dict[str, torch.Tensor]
@@ -190,12 +192,11 @@ def _pool(session: Session, *, samples: int, seed: int, labelled: bool) -> Pool:
     used, held = used[:count], held[: most - count]
     second = torch.from_numpy(_second_half(part, held))
     if isinstance(part, Held):
-        with torch.no_grad():
-            x = session.task.discriminator_features(part.x)
-        y = _labels(session.task, part.y) if labelled else _no_labels(x)
+        x, y = _seen(session.task, part.x, part.y, labelled=labelled)
     else:
-        x, y = _read(session.task, part, torch.cat([used, held]))
-        y = y if labelled else _no_labels(x)
+        batches = part.batches(torch.cat([used, held]), batch_size(part))
+        read = [_seen(session.task, x, y, labelled=labelled) for x, y in batches]
+        x, y = torch.cat([x for x, _ in read]), torch.cat([y for _, y in read])
         used, held = torch.arange(len(x)).tensor_split([len(used)])
     used, held, second = (rows.to(session.device) for rows in (used, held, second))
     return Pool(x[used], y[used], x[held], y[held], max(session.task.num_classes, 1), second)
@@ -212,17 +213,20 @@ def _second_half(part: Part, held: torch.Tensor) -> NDArray[np.bool_]:
 
 
 @torch.no_grad()
-def _read(task: Task, part: Part, order: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    found = [(task.discriminator_features(x), y) for x, y in part.batches(order, batch_size(part))]
-    return torch.cat([x for x, _ in found]), torch.cat([_labels(task, y) for _, y in found])
+def _seen(task: Task, x: Nest, y: Nest, *, labelled: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return what discriminators see of samples: features (n, F), and labels (n,).
 
-
-def _labels(task: Task, y: Nest) -> torch.Tensor:
-    """Return the labels that discriminators see: classes, or zeros for other problems."""
-    if isinstance(task.problem, Classes):
-        labels: torch.Tensor = y
-        return labels
-    return _no_labels(leaves(y)[0])
+    Labels are classes, and otherwise zeros. Real targets are further features, scaled as for the
+    loss and bounded, because one of millions would make the training diverge; not for a task's own
+    discriminator, which may be made for its features.
+    """
+    found, problem = task.discriminator_features(x), task.problem
+    if labelled and isinstance(problem, Classes):
+        return found, y
+    if labelled and isinstance(problem, Numbers) and not has_own(task, "discriminator"):
+        targets = problem.scaled(y).clamp(-MOST_TARGET, MOST_TARGET)
+        found = torch.cat([found, targets], dim=1)
+    return found, _no_labels(found)
 
 
 def _no_labels(samples: torch.Tensor) -> torch.Tensor:
