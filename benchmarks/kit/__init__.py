@@ -15,7 +15,7 @@ from benchmarks.kit.runs import (
     say,
     train,
 )
-from benchmarks.kit.silos import Remembering, Shared, Watched, idle
+from benchmarks.kit.silos import Remembering, Shared, Watched
 from benchmarks.kit.store import RESULTS, Entry, Store, select
 from benchmarks.kit.strategies import FixedGroups, Sampled
 from benchmarks.kit.tables import Column, braces, columns, page, ranking, spread, table, unfinished
@@ -24,7 +24,7 @@ __all__ = [
     "RESULTS", "Entry", "Store", "read", "select",
     "App", "Build", "Node", "Strategy", "Trained",
     "best_so_far", "mean_error", "nodes", "numbered_groups", "say", "train",
-    "FixedGroups", "Remembering", "Sampled", "Shared", "Watched", "idle",
+    "FixedGroups", "Remembering", "Sampled", "Shared", "Watched",
     "Column", "braces", "columns", "page", "panels", "ranking", "spread", "table", "typed",
     "unfinished",
 ]  # fmt: skip

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from functools import lru_cache
 
 import torch
-from flwr.app import Context, Error, Message, RecordDict
+from flwr.app import Context, Message, RecordDict
 
 from benchmarks.kit.runs import App
 from coterie import wire
@@ -129,10 +129,3 @@ class Watched:
             )
             self.trained[str(context.node_config["name"])] = sent, back
         return reply
-
-
-def idle(message: Message, context: Context) -> Message:
-    """The silos' ClientApp, but nobody trains: what comes before a round's training is measured."""
-    if message.metadata.message_type == wire.TRAIN:
-        return Message(Error(wire.FAILED, "this silo trains nothing"), reply_to=message)
-    return coterie_app(message, context)
