@@ -66,7 +66,7 @@ class Measured:
 def measure_distances(
     silos: Sequence[Node], options: Discriminators, *, seed: int, c: float = 10.0
 ) -> Measured:
-    """The discriminators of a federation, and the structure solved from them, in one short round."""
+    """A federation's discriminators, and the structure solved from them, in one short round."""
     sizes: dict[str, float] = {}
     done = train(
         silos,
