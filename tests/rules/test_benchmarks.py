@@ -19,15 +19,19 @@ from benchmarks.kit.store import RESULTS, Store, select
 from benchmarks.kit.tables import spread, table, unfinished
 from benchmarks.papers import auto
 from benchmarks.papers.fedcollab.data import published_silos
+from benchmarks.papers.fedcollab.distances import measure_distances
 from benchmarks.papers.fedgenp import __main__ as fedgenp
 from benchmarks.papers.fedgenp import published as fedgenp_published
 from benchmarks.papers.fedgenp.celeba import CelebA, celeba_data
+from benchmarks.papers.fedgroup import __main__ as fedgroup
 from benchmarks.papers.fedgroup.tables import longest
 from benchmarks.papers.hcct import digits
 from benchmarks.privacy import attacks, inversion, noise, projection
 from coterie import wire
 from coterie.server.runs.record.metrics import Lead
+from coterie.server.study import demo
 from coterie.server.study.comparison import Row, markdown
+from coterie.strategies.fedcollab.discriminators import Discriminators
 from coterie.tasks import TaskError, load_task
 
 
@@ -323,6 +327,21 @@ def test_a_stored_figure_is_computed_again():
     (stored,) = select(STORES["hcct_digits"].entries, setting="alone", seed=0)
     assert found["error"] == pytest.approx(stored["error"], abs=0.02), "but for other rounding"
     assert found["changes"] == stored["changes"] == 0
+
+
+def test_fedcollab_s_benchmark_measures_the_distances_of_silos():
+    nodes = [digits.node(spec) for spec in demo.silos(0)[:3]]
+    found = measure_distances(nodes, Discriminators(rounds=1), seed=0)
+    assert (found.rounds, len(found.sizes)) == (1, 3)
+    assert (found.distances[np.triu_indices(3, 1)] >= 0).all() and found.num_bytes > 0
+
+
+@pytest.mark.nightly
+def test_fedgroup_s_benchmark_trains_silos_that_need_no_files():
+    measured = fedgroup.measure("")
+    row = {"row": "synthetic-mclr", "seed": 0, "rounds": 1, "pretrain_epochs": 1}
+    found = measured(method="FG-EDC", **row)
+    assert len(found["groups"]) == 5 and found["best so far"][-1][1] > 50
 
 
 @pytest.mark.parametrize("local", [inversion.Local(4, 4, 1), inversion.Local(8, 4, 2)])
