@@ -35,6 +35,11 @@ $(VENV)/.installed-dev: pyproject.toml | $(BIN)/python
 	@$(BIN)/python -m pip install $(SILENT_PIP) --editable '.[dev]'
 	@touch $@ $(VENV)/.installed
 
+# Flower's own apps, which tests run. They are skipped where this wheel cannot be downloaded.
+$(VENV)/.installed-apps: tests/apps/flower.txt | $(BIN)/python
+	@$(BIN)/python -m pip download $(SILENT_PIP) --retries 1 --timeout 15 --no-deps --require-hashes --dest $(VENV)/flower --requirement $< && touch $@ || \
+	  echo "The wheel of Flower's apps could not be downloaded: the tests that run them are skipped. The next make tries again."
+
 # mypy reads a package from a folder of its name.
 .links/coterie/__init__.py:
 	@mkdir -p $(@D)
@@ -43,7 +48,7 @@ $(VENV)/.installed-dev: pyproject.toml | $(BIN)/python
 
 setup: $(VENV)/.installed ## Make the virtual environment and install
 
-setup-dev: $(VENV)/.installed-dev ## The same with the development tools
+setup-dev: $(VENV)/.installed-dev $(VENV)/.installed-apps ## The same with the development tools
 
 demo: setup ## Ten silos on this machine find out who should train with whom
 	@$(BIN)/coterie demo $(ARGS)

@@ -14,8 +14,11 @@ ACCURACY: Final = "accuracy"
 METRIC_SPELLINGS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
     {
         names.NUM_EXAMPLES: ("num-samples",),
-        names.TRAIN_LOSS: ("training-loss",),
-        names.LOSS: ("eval-loss", "evaluation-loss", "test-loss", "val-loss", "valid-loss"),
+        names.TRAIN_LOSS: ("training-loss", "train-logloss"),
+        names.LOSS: (
+            *("eval-loss", "evaluation-loss", "test-loss", "test-logloss"),
+            *("val-loss", "valid-loss"),
+        ),
         names.ERROR: ("eval-error", "test-error", "val-error"),
         ACCURACY: (
             *("acc", "eval-acc", "eval-accuracy", "test-acc", "test-accuracy"),

@@ -49,7 +49,7 @@ from coterie.strategies.rounds.reports import Group
 from coterie.strategies.rounds.sampling import drawn_silos
 
 Choice = tuple[int, ...]
-NOISE = 0.01
+NOISE = 0.001
 """Standard deviation of what distinguishes the initial models of which every array is constant."""
 
 

@@ -302,7 +302,7 @@ def check_averageable(model: Arrays) -> None:
             raise FederationError(
                 f"the initial model's array {name!r} is uint8. Bytes of a serialised model, such "
                 "as boosted trees, cannot be averaged: send the model's parameters as numbers, or "
-                "train trees by a strategy that does not average.",
+                "boost trees inside groups, by PerGroup(groups, lambda group: FedXgbBagging()).",
                 phase="configuration",
                 exit_code=EXIT_CONFIG,
             )

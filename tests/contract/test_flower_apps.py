@@ -1,0 +1,29 @@
+"""Flower's own apps with our strategies, in this process. ``tests/e2e`` has them over gRPC."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from coterie.strategies.errors import FederationError
+from tests.apps import examples
+from tests.apps.examples import AVERAGING, BY_HAND, CASES, Example, check, in_process
+
+pytestmark = examples.needs_apps
+
+
+@pytest.mark.parametrize(("example", "strategy"), CASES, ids=lambda one: getattr(one, "name", one))
+def test_flowers_apps_find_who_should_train_together(
+    example: Example, strategy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check(in_process(example, strategy, tmp_path, monkeypatch, groups=BY_HAND), example, strategy)
+
+
+@pytest.mark.parametrize("strategy", [one for one in AVERAGING if one != "pergroup"])
+def test_a_strategy_that_averages_refuses_trees_and_names_the_way(
+    strategy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    averaging = Example("xgboost", (), AVERAGING)
+    with pytest.raises(FederationError, match=r"array '0' is uint8.*PerGroup\("):
+        in_process(averaging, strategy, tmp_path, monkeypatch)
