@@ -13,13 +13,12 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 
 import coterie.client.home.request_counts
 import coterie.client.home.rounds
+import coterie.client.work.answered
 import coterie.client.work.session
 import coterie.features.privacy.budget
 import coterie.features.secure.memory
 import coterie.features.secure.secrets
 import coterie.features.secure.sketches
-import coterie.features.statistics.memory
-import coterie.features.sums.memory
 from coterie import wire
 from coterie.client.app import app
 from coterie.engine.inprocess import InProcessGrid
@@ -55,9 +54,8 @@ def restart_silos() -> None:
     coterie.features.privacy.budget.forget()
     coterie.features.secure.memory.forget()
     coterie.features.secure.secrets.forget()
-    coterie.features.statistics.memory.forget()
     coterie.features.secure.sketches.forget()
-    coterie.features.sums.memory.forget()
+    coterie.client.work.answered.forget()
 
 
 def context(node: Node | None = None, node_id: int = 3, game: Game | None = None) -> Context:

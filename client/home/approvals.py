@@ -42,8 +42,9 @@ OUTSIDE_TERMS = (
 )
 """Entries outside a run's terms: its name, entries for misfit silos, and how messages travel."""
 KEPT = (wire.TASK, wire.STRATEGY, wire.ROUNDS, wire.PERSONAL, wire.SUMS_OF)
-"""Entries that every training of a run must have as announced; so must the task's keys. Values that
-vary within a run, such as its steps, are bounded by [limits]."""
+KEPT_KEYS = (wire.TASK_KEYS, wire.GIVEN_HASH)
+"""Entries that every training of a run must have as announced, by name or its beginning. Values
+that vary within a run, such as its steps, are bounded by [limits]."""
 
 State = Literal["waits", "approved", "refused"]
 Value = str | int | float | bool
@@ -157,7 +158,7 @@ def _terms(config: Mapping[str, Any], *, whole: bool) -> dict[str, Value]:
         key: value
         for key, value in config.items()
         if key not in OUTSIDE_TERMS
-        and (whole or key in (*KEPT, wire.SECURE) or key.startswith(wire.TASK_KEYS))
+        and (whole or key in (*KEPT, wire.SECURE) or key.startswith(KEPT_KEYS))
     }
     for key, value in said.items():
         if type(value) not in (str, int, float, bool) or len(f"{key}{value}") > MAX_VALUE:
@@ -176,7 +177,7 @@ def _terms(config: Mapping[str, Any], *, whole: bool) -> dict[str, Value]:
 def _difference(kind: str, config: Mapping[str, Any], terms: Mapping[str, Value]) -> str:
     """Return how work differs from the approved terms; empty if it matches."""
     trains = kind.startswith(wire.TRAIN) and kind != wire.MASKED_SUM
-    shared = {k for k in (*config, *terms) if k in KEPT or k.startswith(wire.TASK_KEYS)}
+    shared = {k for k in (*config, *terms) if k in KEPT or k.startswith(KEPT_KEYS)}
     for key in sorted(shared):
         if (trains or key in config) and config.get(key, "") != terms.get(key, ""):
             return (

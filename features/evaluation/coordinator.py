@@ -70,6 +70,10 @@ class Judgement:
     answers: Mapping[str, Answer] = field(default_factory=dict)
     silent: Mapping[str, str] = field(default_factory=dict)
 
+    def announced(self) -> dict[str, wire.Scalar]:
+        """Return the entry of each model by which a silo checks that it is sent no other."""
+        return {f"{wire.GIVEN_HASH}{one.name}": one.sha256 for one in self.models}
+
     def why_empty(self, silo: str, model: Given, metric: str = wire.ERROR) -> str:
         """Return why a silo has no such figure of a model; empty if it has one."""
         if silo in self.silent:

@@ -20,6 +20,14 @@ from numpy.typing import NDArray
 
 from coterie import wire
 from coterie.client.home.subgroups import read_subgroup
+from coterie.client.work.answered import (
+    Marks,
+    answer_once,
+    answered_of,
+    marks_of_columns,
+    marks_of_samples,
+)
+from coterie.client.work.columns import targets_of
 from coterie.client.work.evaluate import members_of
 from coterie.client.work.figures import Array, Figure, resampled, with_intervals
 from coterie.client.work.measure import evaluate_with_evidence, leading, metrics_of
@@ -41,7 +49,7 @@ from coterie.features.evaluation.numbers import (
     discordant_p,
     normal_p,
 )
-from coterie.tasks.base import Column, Persons, TaskError
+from coterie.tasks.base import Column, TaskError
 from coterie.tasks.problems import Classes, Evidence, Numbers, Problem
 from coterie.wire.limits import MAX_ANSWER_BYTES, MAX_NAME, MAX_WORD
 
@@ -59,30 +67,88 @@ class Measured:
 
 
 def evaluate_given(request: Request) -> RecordDict:
-    """Measure every model of the message on the test data; say what the policy allows."""
+    """Measure every model of the message on the test data; say what the policy allows.
+
+    The answer to a repeated question is the stored one until enough test samples have changed; see
+    ``coterie.client.work.answered``.
+    """
     session, policy = request.session, request.session.settings.policy
     lead = leading(session.task, request.metric())
-    measured: dict[str, Measured] = {}
     try:
         models = members_of(request)
         names = names_in(request.config, len(models))
-        most = policy.max_evaluations
-        if most and len(models) > most:
-            request.refuse_for(f"evaluates at most {most} models (max_evaluations).")
-        for name, model in zip(names, models, strict=True):
+    except wire.WireError as error:
+        request.refuse_for(f"cannot evaluate these models: {error}")
+    most = policy.max_evaluations
+    if most and len(models) > most:
+        request.refuse_for(f"evaluates at most {most} models (max_evaluations).")
+    by_name = dict(zip(names, models, strict=True))
+    hashes = {name: wire.model_hash(model) for name, model in by_name.items()}
+    if _alone(request):  # models of other runs are not known when a person approves
+        for name, found in hashes.items():
+            if request.config.get(f"{wire.GIVEN_HASH}{name}") != found:
+                request.refuse_for(f"was not announced the model {wire.plain_text(name, 100)!r}.")
+    allowed: list[object] = [policy.share_metrics, policy.subgroups, policy.statistics_from]
+    allowed += sorted({*policy.withheld, *session.loop.staying})
+    asked = [*map(str, (session.schema, session.scale, lead.name, _alone(request), allowed))]
+    asked += [f"{name} {found}" for name, found in hashes.items()]
+    columns = _test_columns(request)
+    rows = _marks(session, columns)
+    return answer_once(
+        *(request, "\n".join(asked), rows, policy.statistics_from),
+        lambda: _answered(request, by_name, lead, columns, rows),
+    )
+
+
+def _alone(request: Request) -> bool:
+    """Return whether the run asks for nothing else, so that subgroups are measured too."""
+    return request.config.get(wire.STRATEGY) == wire.ONLY_EVALUATION
+
+
+def _test_columns(request: Request) -> list[Column]:
+    """Return the inputs of the test samples before scaling; empty without a table."""
+    session = request.session
+    try:
+        columns = [*session.task.test_columns(session.settings.options)]
+    except TaskError as error:  # its text may quote the data
+        log.error("the test data cannot be read: %s", error)
+        request.refuse_for("can no longer read its test data; see the silo's log.")
+    if any(len(column.values) != len(session.data.test) for column in columns):
+        request.refuse_for("has different data than when it was started. Restart it.")
+    return columns
+
+
+def _marks(session: Session, columns: Sequence[Column]) -> Marks:
+    """Return the marks of the test samples in no scale, which a run might choose."""
+    part = session.data.test
+    if not columns:
+        return marks_of_samples(part)
+    return marks_of_columns([*columns, *targets_of(session.task, part)], part.persons)
+
+
+def _answered(
+    request: Request,
+    models: Mapping[str, wire.Model],
+    lead: wire.Metric,
+    columns: Sequence[Column],
+    rows: Marks,
+) -> RecordDict:
+    session = request.session
+    measured: dict[str, Measured] = {}
+    try:
+        for name, model in models.items():
             load_weights(session.model, _in_order(session, model))
             found, evidence = evaluate_with_evidence(
                 session.task, session.model, session.data.test, metric=lead.name
             )
             measured[name] = Measured(evidence, found.loss)
-    except (wire.WireError, ValueError) as error:
+    except ValueError as error:
         request.refuse_for(f"cannot evaluate these models: {error}")
-    everyone = np.arange(len(session.data.test))
     parts, left_out = list[Part](), dict[str, str]()
-    if request.config.get(wire.STRATEGY) == wire.ONLY_EVALUATION:
-        parts, left_out = _subgroups(session, measured, lead)
+    if _alone(request):
+        parts, left_out = _subgroups(request, measured, lead, columns, rows)
     answer = Answer(
-        samples=len(everyone),
+        samples=len(rows),
         models={n: _permitted(session, _figures(session, m, lead)) for n, m in measured.items()},
         kept_back=_kept_back(session, lead),
         differences=tuple(_differences(session, measured, lead)),
@@ -230,57 +296,59 @@ def _exact_p(first: Evidence, second: Evidence) -> float:
 
 
 def _subgroups(
-    session: Session, models: Mapping[str, Measured], lead: wire.Metric
+    request: Request,
+    models: Mapping[str, Measured],
+    lead: wire.Metric,
+    columns: Sequence[Column],
+    rows: Marks,
 ) -> tuple[list[Part], dict[str, str]]:
-    """Return the parts of the test data by each allowed column, and why a column is missing."""
-    policy, part = session.settings.policy, session.data.test
+    """Return the parts of the test data by each allowed column, and why a column is missing.
+
+    It is missing if a part of it differs by few samples from others that were answered about, such
+    as a part by another column.
+    """
+    session, policy = request.session, request.session.settings.policy
+    known = answered_of(session, request.message.metadata.message_type)
+    by_name = {one.name: one for one in columns}
     parts: list[Part] = []
     left_out: dict[str, str] = {}
-    if not policy.subgroups:
-        return parts, left_out
-    try:
-        columns = {one.name: one for one in session.task.test_columns(session.settings.options)}
-    except TaskError as error:  # its text may quote the data
-        log.error("the columns of subgroups cannot be read: %s", error)
-        columns = {}
     for text in policy.subgroups:
         name, limits = read_subgroup(text)
         shown = wire.plain_text(name, MAX_NAME)
-        column = columns.get(name)
-        if column is None or len(column.values) != len(part):
+        column = by_name.get(name)
+        if column is None:
             left_out[shown] = "the silo cannot read such a column; see its log"
-        elif not column.categories and not limits:
+            continue
+        if not column.categories and not limits:
             left_out[shown] = f'it has numbers: give limits, such as "{shown} < 50"'
-        else:
-            parts += _parts_of(session, column, limits, models, lead)
+            continue
+        found = _rows_of_parts(session, column, limits)
+        told = [known.objection(rows[own], policy.statistics_from) for _, own, n in found if n]
+        if why := next(filter(None, told), ""):
+            left_out[shown] = f"the silo {why}"
+            continue
+        for value, own, samples in found:
+            figures = {
+                name: _permitted(session, _figures(session, one, lead, own))
+                for name, one in models.items()
+                if samples is not None
+            }
+            parts.append(Part(shown, wire.plain_text(value, MAX_WORD), samples, figures))
     return parts, left_out
 
 
-def _parts_of(
-    session: Session,
-    column: Column,
-    limits: Sequence[float],
-    models: Mapping[str, Measured],
-    lead: wire.Metric,
-) -> Iterator[Part]:
+def _rows_of_parts(
+    session: Session, column: Column, limits: Sequence[float]
+) -> list[tuple[str, NDArray[np.intp], int | None]]:
+    """Return name, rows and number of samples of every subgroup with samples; None: hidden."""
     named = [*column.categories] or _intervals(limits)
     places = _places(column, limits, len(named))
     cells = np.bincount(places, minlength=len(named) + 1).tolist()
-    persons: Persons | None = session.data.test.persons
-    members = persons_by_cell(places, len(cells), persons)
+    members = persons_by_cell(places, len(cells), session.data.test.persons)
     shown = suppress(cells, session.settings.policy.statistics_from, members)
     assert shown is not None, "every cell may be hidden"
-    for cell, (value, samples) in enumerate(zip([*named, "no value"], shown, strict=True)):
-        if samples == 0:
-            continue
-        rows = np.flatnonzero(places == cell)
-        figures = {
-            name: _permitted(session, _figures(session, one, lead, rows))
-            for name, one in models.items()
-            if samples is not None
-        }
-        name = wire.plain_text(column.name, MAX_NAME)
-        yield Part(name, wire.plain_text(value, MAX_WORD), samples, figures)
+    found = zip([*named, "no value"], shown, strict=True)
+    return [(n, np.flatnonzero(places == i), s) for i, (n, s) in enumerate(found) if s != 0]
 
 
 def _places(column: Column, limits: Sequence[float], size: int) -> NDArray[np.intp]:

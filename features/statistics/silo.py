@@ -11,8 +11,9 @@ single patient. The same question gets the same answer until enough rows have ch
 
 from __future__ import annotations
 
+import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -21,6 +22,7 @@ from numpy.typing import NDArray
 
 from coterie import wire
 from coterie.client.home.policy import STATISTICS
+from coterie.client.work.answered import answer_once, marks_of_columns, marks_of_samples
 from coterie.client.work.columns import inputs_of, targets_of
 from coterie.client.work.request import RefusedError, Request
 from coterie.client.work.session import Session
@@ -40,7 +42,6 @@ from coterie.features.statistics.counts import (
     Statistics,
     encode_statistics,
 )
-from coterie.features.statistics.memory import answer_once
 from coterie.tasks.base import Column, Persons, TaskError
 from coterie.wire.limits import MAX_NAME, MAX_WORD
 
@@ -75,8 +76,7 @@ def report_column_sums(request: Request) -> RecordDict:
     if not session.task.pooled_columns:
         request.refuse_for("has no columns scaled by the federation.")
     # Their differences are sums over the rows between, so also few numbers would be too many.
-    columns = _columns(session)
-    return answer_once(request, columns, policy.column_sums_from, lambda: column_sums(session))
+    return _once(request, policy.column_sums_from, lambda: column_sums(session))
 
 
 def report_statistics(request: Request) -> RecordDict:
@@ -94,11 +94,17 @@ def report_statistics(request: Request) -> RecordDict:
         ) from None
 
 
-def _columns(session: Session) -> list[Column]:
-    """Return the columns of all inputs and targets; empty without a table."""
+def _once(request: Request, least: int, make: Callable[[], RecordDict]) -> RecordDict:
+    """Return the answer about the training samples, unless only few of them have changed."""
+    session, policy = request.session, request.session.settings.policy
+    asked = [session.parts, policy.statistics, policy.statistics_from, policy.column_sums_from]
+    train = session.data.train
     own = list(session.task.columns(session.settings.options))
-    targets = list(targets_of(session.task, session.data.train)) if own else []
-    return [*own, *(one for one in targets if len(one.values) == len(own[0].values))]
+    own += targets_of(session.task, train) if own else ()
+    if any(len(column.values) != len(train) for column in own):
+        request.refuse_for("has different data than when it was started. Restart it.")
+    marks = marks_of_columns(own, train.persons) if own else marks_of_samples(train)
+    return answer_once(request, json.dumps(asked, sort_keys=True), marks, least, make)
 
 
 def _statistics(request: Request) -> RecordDict:
@@ -114,12 +120,7 @@ def _statistics(request: Request) -> RecordDict:
     if any(len(column.values) != len(data.train) for column in (*inputs, *targets)):
         raise TaskError("the data changed after the silo started. Restart it.")
     least, persons = policy.statistics_from, data.train.persons
-    return answer_once(
-        request,
-        _columns(session),
-        least,
-        lambda: _counted(session, inputs, targets, least, persons),
-    )
+    return _once(request, least, lambda: _counted(session, inputs, targets, least, persons))
 
 
 def _counted(

@@ -7,7 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
+from coterie.client.work.answered import answered_of, marks_of_columns
 from coterie.client.work.columns import inputs_of, targets_of
 from coterie.client.work.data import Data
 from coterie.client.work.session import Session
@@ -56,6 +58,14 @@ def rows_of(session: Session) -> Rows:
             raise TaskError("the data changed after the silo started. Restart it.")
         known = _rows[key] = data, Rows(inputs, targets, data.train.persons)
     return known[1]
+
+
+def objection(session: Session, rows: Rows, used: NDArray[np.bool_], least: int) -> str:
+    """Return why sums over ``used`` rows (n,) may not leave; empty, once they are remembered."""
+    if "marks" not in rows.kept:
+        rows.kept["marks"] = marks_of_columns([*rows.inputs, *rows.targets], rows.persons)
+    why = answered_of(session, "sums").objection(rows.kept["marks"][used], least)
+    return why and f"{why} Use an earlier run's columns: others have values in other rows."
 
 
 def missing(column: Column) -> np.ndarray:

@@ -1,7 +1,7 @@
 """A silo's answers to models that are trained by sums: what leaves is a sum over its rows.
 
 Every answer is checked as the coordinator checks it. No two answers may be of nearly the same rows:
-their difference would describe the few rows between them (``coterie.features.sums.memory``).
+their difference would describe the few rows between them (``coterie.client.work.answered``).
 """
 
 from __future__ import annotations
@@ -25,8 +25,7 @@ from coterie.features.sums.contract import (
     decode_question,
     encode_answer,
 )
-from coterie.features.sums.memory import differs_little
-from coterie.features.sums.rows import Rows, rows_of
+from coterie.features.sums.rows import Rows, objection, rows_of
 from coterie.tasks.base import TaskError
 
 log = logging.getLogger("coterie.silo")
@@ -72,7 +71,7 @@ def answer_sums(sides: Mapping[str, Side]) -> Callable[[Request], RecordDict]:
             rows = rows_of(session)
             with np.errstate(over="ignore", invalid="ignore"):  # the check names what is too large
                 answer, used = side.answer(question, rows, least)
-            request.refuse_for(differs_little(session, rows, used, least))
+            request.refuse_for(objection(session, rows, used, least))
             check_answer(side.family(), question, answer, len(rows))
         except FitError as error:
             request.refuse_for(f"cannot take part: {error}")

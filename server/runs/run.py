@@ -290,6 +290,8 @@ def _ask(
     evaluates = config.strategy == wire.ONLY_EVALUATION
     given = judged(config, record.folder) if evaluates else None
     beginning = Beginning(config, standing=None if given is None else given.standing)
+    hashes = {} if given is None else given.judgement.announced()
+    more_terms = {**more_terms, **hashes}
     roster = _roster(config, record, enrolled, beginning, known, more_terms)
     if given is not None:
         write_judgement(record.folder / EVALUATION, given.judgement)
@@ -297,7 +299,7 @@ def _ask(
     recording.present(engine, number=1)
     record.ready(recording.silos)
     stated = {wire.PROTOCOL_KEY: wire.PROTOCOL, wire.TASK: config.task, **terms(config)}
-    stated |= {wire.RUN: record.folder.name}
+    stated |= {wire.RUN: record.folder.name, **hashes}
     deadline_s = config.round_timeout
     absent = {**roster.refused, **roster.elsewhere}
     if given is not None:

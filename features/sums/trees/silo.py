@@ -27,7 +27,7 @@ from coterie.client.work.session import Session
 from coterie.client.work.sgd import TrainPlan
 from coterie.client.work.stage import Holding, Stage, Work
 from coterie.client.work.weights import load_weights, read_weights, travelling
-from coterie.features.sums.memory import differs_little
+from coterie.features.sums.rows import objection
 from coterie.features.sums.rows import rows_of as all_rows
 from coterie.features.sums.trees import questions
 from coterie.features.sums.trees.ensemble import Ensemble
@@ -116,7 +116,7 @@ def _rows_of(request: Request) -> Rows:
     known = _rows.get(key)
     if known is None or known[0] is not data or known[1] != request.run:
         least, used = settings.policy.smallest_count, _trained_on(request)
-        request.refuse_for(differs_little(session, all_rows(session), used, least))
+        request.refuse_for(objection(session, all_rows(session), used, least))
         rows = rows_of(session, request.spared().data, least)
         known = _rows[key] = data, request.run, rows
     return known[2]

@@ -13,9 +13,11 @@ from flwr.app import Context, Message
 
 from coterie import wire
 from coterie.client.app import app
+from coterie.client.home.approvals import decide, find
 from coterie.client.home.subgroups import read_subgroup
 from coterie.client.ledger import read
 from coterie.engine.inprocess import InProcessGrid
+from coterie.features.evaluation.answers import decode_answer
 from coterie.features.evaluation.coordinator import FILE, read_judgement
 from coterie.features.evaluation.numbers import (
     calibration_of_classes,
@@ -27,8 +29,20 @@ from coterie.server.report.command import write_report
 from coterie.server.report.evaluation import between, lead_sentence, paired, pooled
 from coterie.server.runs.record import read_run
 from coterie.strategies.errors import FederationError
+from coterie.strategies.rounds import roster as rosters
 from tests.commands import coterie
-from tests.kit import CutGrid, Node, PowerCutError, ask, digits, reason, restart_silos, run
+from tests.kit import (
+    CutGrid,
+    Node,
+    PowerCutError,
+    Tap,
+    ask,
+    digits,
+    initial,
+    reason,
+    restart_silos,
+    run,
+)
 from tests.unit.server.test_json import documented, fields_of
 
 TABLE = """
@@ -216,6 +230,88 @@ def test_such_a_run_gets_nothing_else_and_no_other_run_gets_it(
     kind: str, strategy: str, why: str
 ) -> None:
     assert why in reason(ask(kind, digits("a")[0], strategy=strategy))
+
+
+@pytest.mark.parametrize(
+    ("strategy", "decision"),
+    [("evaluation", "approved"), ("evaluation", "refused"), ("contribution", "approved")],
+)
+def test_a_silo_answers_once_a_person_there_has_approved(
+    strategy: str, decision: Any, trained: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rosters, "ASKED_AGAIN_S", 0.0)
+    monkeypatch.setattr(rosters, "MOST_LATER_S", 0.0)
+    name, home = f"{decision}-{strategy}", trained / "sites" / "a1"
+
+    def decided(messages: list[Message]) -> None:
+        known = find(home, name)
+        if known is not None and known.state == "waits":
+            assert not [one for one in read(home) if one["run"] == name and "error" not in one]
+            decide(home, name, decision)
+
+    keys = {"strategy": strategy, "min-silos": 5 if strategy == "evaluation" else 4, "rounds": 1}
+    restart_silos()
+    nodes = sites(trained / "sites", a1={"approve": "ask", "share-metrics": "error"})
+    if decision == "refused":
+        with pytest.raises(FederationError, match="'a1' refuses this run: an approver refused it"):
+            judge(trained, Tap(nodes, before=decided), name, **keys)
+        restart_silos()
+        return
+    folder = judge(trained, Tap(nodes, before=decided), name, **keys).parent
+    restart_silos()
+    found = read_judgement(folder / (FILE if strategy == "evaluation" else "contribution.json"))
+    assert {*found.answers["a1"].models["A"]} == {"error"}
+    assert {"a2", "b1", "b2"} <= found.answers.keys()
+
+
+def test_a_person_approves_these_models_and_no_others(tmp_path: Path) -> None:
+    (node,) = sites(tmp_path, {"a": (1, {"approve": "ask"})})
+    model, other = initial(node=node), initial(1, node)
+    terms = {"strategy": "evaluation", "task": "heart", "run": "r-1", "of-run": "r-1"}
+    ask(wire.DESCRIBE, node, **terms, **{"model.m0": wire.model_hash(model)})
+    decide(tmp_path / "a", "r-1", "approved")
+    assert not asked(node, model, run="r-1").has_error()
+    assert "approved this run with model.m0 = " in reason(asked(node, other, run="r-1"))
+    for lie in ({"model.m0": wire.model_hash(model)}, {}):
+        said = reason(asked(node, other, hashes=False, run="r-1", **lie))
+        assert "was not announced the model 'm0'" in said
+
+
+def asked(node: Node, *models: wire.Model, hashes: bool = True, **more: Any) -> Message:
+    """Send a silo models by hand."""
+    names = [f"m{number}" for number in range(len(models))]
+    config = {wire.GIVEN: names, "strategy": wire.ONLY_EVALUATION, "task": "heart", **more}
+    if hashes:
+        config |= {f"model.{n}": wire.model_hash(m) for n, m in zip(names, models, strict=True)}
+    arrays = (wire.encode_arrays(model, packed=True) for model in models)
+    records = {f"{wire.MEMBER}{number}": one for number, one in enumerate(arrays)}
+    return ask(wire.EVALUATE_GIVEN, node, records=records, **config)
+
+
+def test_answers_about_rows_that_differ_by_few_never_both_leave(tmp_path: Path) -> None:
+    """Else their difference describes the patient that came between."""
+    file = tmp_path / "test.csv"
+    own = {"subgroups": "sex,dose < 0", "data.test-data": str(file)}
+    (node,) = sites(tmp_path, {"a": (1, own)})
+
+    def found(rows: list[str], model: wire.Model | None = None) -> Any:
+        file.write_text("\n".join(["age,dose,sex,ill", *rows]))
+        restart_silos()
+        reply = asked(node, initial(node=node) if model is None else model)
+        return reason(reply) if reply.has_error() else decode_answer(reply.content, ["m0"])
+
+    rows = [f"{50 + i},{-1 if i < 37 else 1},{'f' if i < 40 else 'm'},no" for i in range(80)]
+    first = found(rows)
+    assert first.samples == 80 and {one.column for one in first.parts} == {"sex"}
+    assert "fewer than 10" in first.left_out["dose"], "nearly the same parts"
+    other = initial(1, node)
+    for few in (rows[1:], rows[:71], [*rows, rows[0]]):
+        assert found(few) == first, "the stored answer"
+        assert "differ from rows that it has answered about by fewer" in found(few, other)
+    assert found(rows, other).samples == 80, "the same rows"
+    more = found([*rows[10:], *["40,0,m,yes"] * 4])
+    assert more.samples == 74 and not more.parts, "four more men"
+    assert "fewer than 10" in more.left_out["sex"]
 
 
 def test_a_silos_own_model_goes_to_nobody_else(trained: Path) -> None:

@@ -334,7 +334,7 @@ def test_with_other_settings_and_few_changed_rows_nothing_is_answered(tmp_path: 
     restart_silos()
     asks = {wire.STRATEGY: wire.ONLY_STATISTICS}
     reply = query({**silo, "statistics": "inputs"}, wire.STATISTICS, asks)
-    assert "again only after 10 rows of its data have changed" in reply
+    assert "differ from rows that it has answered about by fewer than 10" in reply
 
 
 def test_means_and_deviations_leave_in_few_digits() -> None:

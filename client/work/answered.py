@@ -1,0 +1,205 @@
+"""What a silo has answered about sets of its rows: no two answers are about nearly the same rows.
+
+The difference of two such answers would describe the few rows between them. So until no row, or at
+least as many as its policy names, have changed, a silo repeats its stored answer to the same
+question, and refuses any other. Rows are compared by hashes, which stay in the silo's folder; a
+silo without a folder remembers while its process runs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from flwr.app import ConfigRecord, MetricRecord, RecordDict
+from numpy.typing import NDArray
+
+from coterie.client.work.data import Part
+from coterie.client.work.measure import batch_size
+from coterie.client.work.request import Request
+from coterie.client.work.session import Session
+from coterie.system.files import make_folder, write_atomically
+from coterie.tasks.base import Column, Persons, leaves
+
+FOLDER = "answered"
+MOST_SETS, MOST_REPLIES = 1000, 100
+"""Most sets of rows, of which one more is refused, and most stored answers of one kind."""
+SETS, REPLIES = ".npy", ".json"
+Marks = NDArray[np.uint64]
+"""(n, 2) hash and person of each row; without persons, the second is the row's own number."""
+
+
+@dataclass
+class Answered:
+    """What was answered to questions of one kind.
+
+    Attributes:
+        folder: of its files; None: there are none.
+        replies: digest of a question → number of the set of rows, and the reply as JSON.
+        checked: digest of a set of rows → the count that it was last compared with.
+    """
+
+    folder: Path | None
+    sets: list[Marks] = field(default_factory=list)
+    replies: dict[str, tuple[int, str]] = field(default_factory=dict)
+    checked: dict[bytes, int] = field(default_factory=dict)
+
+    def objection(self, rows: Marks, least: int) -> str:
+        """Return why nothing about these rows may leave; empty, once they are remembered.
+
+        ``least`` rows, or persons where one may have several, must differ from every earlier set.
+        """
+        digest = hashlib.sha256(rows.tobytes()).digest()
+        if self.checked.get(digest, 0) >= least:  # most exchanges of a fit
+            return ""
+        differences = [difference(rows, one) for one in self.sets]
+        if any(0 < size < least for size in differences):
+            return (
+                "answers nothing about these rows: they differ from rows that it has answered "
+                f"about by fewer than {least}, which the two answers together would show."
+            )
+        if all(differences):
+            if len(self.sets) >= MOST_SETS:
+                return f"has answered about {MOST_SETS} different sets of its rows, and no more."
+            file = io.BytesIO()
+            np.save(file, rows)
+            self._write(f"{len(self.sets):04}{SETS}", file.getvalue())
+            self.sets.append(rows)
+        self.checked[digest] = least
+        return ""
+
+    def repeated(self, question: str, rows: Marks, least: int) -> RecordDict | None:
+        """Return the stored answer, if it is of rows of which only few have changed since."""
+        number, reply = self.replies.get(question, (0, ""))
+        few = bool(reply) and 0 < difference(rows, self.sets[number]) < least
+        return _content(reply) if few else None
+
+    def keep(self, question: str, rows: Marks, content: RecordDict) -> None:
+        """Store an answer about rows that were remembered, in place of an earlier one.
+
+        It consists of texts and numbers, without arrays.
+        """
+        number = next(i for i, one in enumerate(self.sets) if not difference(rows, one))
+        if self.replies.get(question, (-1, ""))[0] == number:
+            return
+        parts = content.config_records, content.metric_records
+        reply = json.dumps([{name: dict(one) for name, one in part.items()} for part in parts])
+        self._drop(question)
+        while len(self.replies) >= MOST_REPLIES:
+            self._drop(next(iter(self.replies)))
+        self._write(f"{number:04}-{question}{REPLIES}", reply.encode())
+        self.replies[question] = number, reply
+
+    def _drop(self, question: str) -> None:
+        number, _ = self.replies.pop(question, (0, ""))
+        if self.folder is not None:
+            (self.folder / f"{number:04}-{question}{REPLIES}").unlink(missing_ok=True)
+
+    def _write(self, name: str, content: bytes) -> None:
+        if self.folder is not None:
+            make_folder(self.folder, private=True)
+            write_atomically(self.folder / name, content, private=True)
+
+
+def _content(reply: str) -> RecordDict:
+    config, metrics = json.loads(reply)
+    found = {name: ConfigRecord(one) for name, one in config.items()}
+    return RecordDict({**found, **{name: MetricRecord(one) for name, one in metrics.items()}})
+
+
+_answered: dict[tuple[str, str, str], Answered] = {}
+"""(silo, home, kind and task) → what was answered."""
+
+
+def answered_of(session: Session, kind: str) -> Answered:
+    """Return what the silo has answered to questions of this kind, about this task's rows."""
+    settings = session.settings
+    name = f"{kind}-{hashlib.sha256(session.task.name.encode()).hexdigest()[:16]}"
+    key = settings.name, settings.home, name
+    if key not in _answered:
+        folder = Path(settings.home) / FOLDER / name if settings.home else None
+        _answered[key] = found = Answered(folder)
+        files = [] if folder is None else sorted(folder.glob("*"))
+        found.sets = [np.load(f, allow_pickle=False) for f in files if f.suffix == SETS]
+        for file in files:
+            if file.suffix == REPLIES:
+                number, _, question = file.stem.partition("-")
+                found.replies[question] = int(number), file.read_text("utf-8")
+    return _answered[key]
+
+
+def answer_once(
+    request: Request, asked: str, rows: Marks, least: int, make: Callable[[], RecordDict]
+) -> RecordDict:
+    """Return a new answer, or the stored one if fewer than ``least`` rows have changed since.
+
+    Args:
+        asked: all that decides the answer beside the rows.
+        least: rows, or persons where one may have several, that must differ.
+        make: computes the answer.
+
+    Raises:
+        RefusedError: few rows differ from those of an answer to another question.
+    """
+    known = answered_of(request.session, request.message.metadata.message_type)
+    question = hashlib.sha256(asked.encode()).hexdigest()[:32]
+    if (reply := known.repeated(question, rows, least)) is not None:
+        return reply
+    request.refuse_for(known.objection(rows, least))
+    content = make()
+    known.keep(question, rows, content)
+    return content
+
+
+def marks_of_columns(columns: Sequence[Column], persons: Persons | None) -> Marks:
+    """Return the marks of rows by their columns."""
+    parts = [np.asarray(column.values, np.float64) for column in columns]
+    parts += [column.odd.astype(np.float64) for column in columns if column.odd is not None]
+    return _marks([np.stack(parts, axis=1)], persons)
+
+
+def marks_of_samples(part: Part) -> Marks:
+    """Return the marks of samples as the model sees them, with their targets."""
+    found = [
+        _marks([leaf.cpu().numpy() for leaf in (*leaves(x), *leaves(y))], None)
+        for x, y in part.batches(None, batch_size(part))
+    ]
+    marks = np.concatenate(found)
+    marks[:, 1] = np.arange(len(marks)) if part.persons is None else part.persons
+    return marks
+
+
+def _marks(arrays: Sequence[NDArray[Any]], persons: Persons | None) -> Marks:
+    hashes = [
+        int.from_bytes(hashlib.blake2b(b"".join(r.tobytes() for r in row), digest_size=8).digest())
+        for row in zip(*arrays, strict=True)
+    ]
+    whose = np.arange(len(hashes)) if persons is None else persons
+    return np.stack([np.array(hashes, np.uint64), whose.astype(np.uint64)], axis=1)
+
+
+def difference(one: Marks, other: Marks) -> int:
+    """Return how many rows, or persons, only one of two sets has, whichever has more."""
+    return max(_extra(one, other), _extra(other, one))
+
+
+def _extra(one: Marks, other: Marks) -> int:
+    values, place, counts = np.unique(one[:, 0], return_inverse=True, return_counts=True)
+    others, times = np.unique(other[:, 0], return_counts=True)
+    found = np.searchsorted(others, values)
+    there = np.minimum(found, max(len(others) - 1, 0))
+    same = (found < len(others)) & (others[there] == values) if len(others) else found < 0
+    surplus = np.maximum(counts - np.where(same, times[there] if len(others) else 0, 0), 0)
+    whose = np.unique(one[surplus[place] > 0, 1])
+    return int(min(surplus.sum(), len(whose)))
+
+
+def forget() -> None:
+    """Clear what this process remembers; files stay."""
+    _answered.clear()

@@ -1,0 +1,77 @@
+"""What a silo remembers of the rows that it has answered about."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from flwr.app import ConfigRecord, MetricRecord, RecordDict
+
+from coterie.client.home.settings import SiloSettings
+from coterie.client.work import answered
+from coterie.client.work.answered import Answered, Marks, answered_of, difference, marks_of_columns
+from coterie.client.work.session import open_session
+from coterie.tasks.base import Column
+from tests.kit import digits, restart_silos
+
+
+def marks(*values: float, persons: list[int] | None = None) -> Marks:
+    column = Column("x", np.array(values))
+    return marks_of_columns([column], None if persons is None else np.array(persons))
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "expected"),
+    [
+        (marks(1, 2, 3), marks(3, 1, 2), 0),
+        (marks(1, 2, 3), marks(1, 2), 1),
+        (marks(1, 2), marks(1, 5, 6, 7), 3),
+        (marks(1, 1, 1), marks(1), 2),
+        (marks(), marks(1, 2), 2),
+        (marks(1, 2, 3, 4, persons=[0, 0, 1, 1]), marks(9, persons=[0]), 2),
+        (marks(1, 2, 3, 4, persons=[0, 0, 0, 1]), marks(4, persons=[5]), 1),
+        (marks(np.nan, 1), marks(np.nan, 1), 0),
+    ],
+)
+def test_sets_differ_by_the_rows_or_persons_that_only_one_has(
+    one: Marks, other: Marks, expected: int
+) -> None:
+    assert difference(one, other) == difference(other, one) == expected
+
+
+def test_a_value_that_is_not_allowed_is_another_row() -> None:
+    plain, odd = (
+        marks_of_columns([Column("x", np.array([1.0, 2.0]), odd=np.array([False, bad]))], None)
+        for bad in (False, True)
+    )
+    assert difference(plain, odd) == 1
+
+
+def test_what_was_answered_survives_the_process_and_old_answers_make_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(answered, "MOST_REPLIES", 2)
+    (node,) = digits("a", tmp_path, **{"data.train": 8, "data.test": 8})
+    session = open_session(SiloSettings.from_node_config(dict(node), node_id=1))
+
+    def known() -> Answered:
+        restart_silos()
+        return answered_of(session, "query.statistics")
+
+    def reply(number: int) -> RecordDict:
+        numbers = MetricRecord({"each": [0.1 + number, 1e-300]})
+        return RecordDict({"config": ConfigRecord({"number": number}), "metrics": numbers})
+
+    rows, few = marks(*range(20)), marks(*range(15))
+    for number in range(3):
+        assert not known().objection(rows, 10)
+        known().keep(str(number), rows, reply(number))
+    assert known().repeated("0", few, 10) is None, "forgotten"
+    found = [known().repeated(str(number), few, 10) for number in (1, 2)]
+    assert found == [reply(1), reply(2)]
+    assert known().repeated("1", rows, 10) is None, "it is computed again"
+    assert "fewer than 10" in known().objection(few, 10) and not known().objection(few, 5)
+    assert "fewer than 6" in known().objection(few, 6), "the count has become stricter"
+    monkeypatch.setattr(answered, "MOST_SETS", 2)
+    assert "2 different sets" in known().objection(marks(*range(50, 90)), 10)
