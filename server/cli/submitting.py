@@ -51,6 +51,7 @@ def submit_and_follow(
     console = Console(quiet=True) if as_json else aside()
     if here:
         _check_records(Path(config.runs_dir), console)
+        _say_what_was_planned(config, console)
     queue, run_id = turn.queue(), 0
     if queue is not None:
         entry = turn.add(queue, config, console)
@@ -114,6 +115,17 @@ def _check_records(folder: Path, console: Console) -> None:
             f"warning: you may not write in {known}. Unless the SuperLink may, name "
             "another folder with --runs-dir.",
         )
+
+
+def _say_what_was_planned(config: RunConfig, console: Console) -> None:
+    """Say, before a complete run gets more rounds, if one longer run would have been different."""
+    if not config.more_rounds:
+        return
+    from coterie.server.runs.going_on import planned_by_rounds
+    from coterie.server.runs.record.reading import find_run
+
+    if why := planned_by_rounds(find_run(config.resume, Path(config.runs_dir))):
+        say(console, f"note: one run of all rounds would have been different: {why}.")
 
 
 def _print_going_on(

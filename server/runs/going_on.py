@@ -15,6 +15,7 @@ from coterie.server.runs.checkpoint import Checkpoints
 from coterie.server.runs.config import COMMANDS, GONE, RunConfig, foreign_keys
 from coterie.server.runs.record import EVENTS, OWN_APP, Run, reading
 from coterie.strategies.errors import FederationError, refused
+from coterie.strategies.hcct.alpha import PLANNED
 from coterie.strategies.plain.leave_one_out import as_text
 from coterie.strategies.rounds.algorithm import Algorithm
 from coterie.strategies.rounds.checkpoint import Checkpoint
@@ -161,6 +162,16 @@ def _follows_rounds(config: RunConfig) -> Iterator[str]:
     if config.schedule != "constant" or config.lr_warm_up:
         key = "lr-warm-up" if config.lr_warm_up else f"schedule = {config.schedule}"
         yield f"its learning rate follows the planned number of rounds ({key})"
+
+
+def planned_by_rounds(folder: Path) -> str:
+    """Return why one longer run would have differed from this one before its end; empty: never."""
+    config = recorded_config(reading.read_whole(folder))
+    if config.strategy == "auto":
+        return "auto plans its race and its budget by the number of rounds"
+    if config.plain().get("alpha") == "auto" and config.rounds < PLANNED:
+        return f"alpha = auto hurries in a run of fewer than {PLANNED} rounds"
+    return ""
 
 
 def _longer(config: RunConfig, rounds: int, **more: Any) -> RunConfig:

@@ -69,6 +69,10 @@ LEAST_ROUNDS = MIN_LOOK + MIN_TRIAL + 1
 """Minimum rounds of a run; the last one is for the winner."""
 
 
+PLANNED = 3 * MAX_LOOK
+"""Rounds from which a run looks and tries as long as a longer one, if its first silos stay."""
+
+
 def look_until(rounds: int) -> int:
     """Return the last round of a look; ``rounds`` of the run, 0 if unknown."""
     return max(MIN_LOOK, min(MAX_LOOK, rounds // 3)) if rounds else MAX_LOOK

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import io
 import json
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from coterie import wire
+from coterie.server.cli.submitting import _say_what_was_planned
+from coterie.server.runs import going_on
+from coterie.server.runs.config import RunConfig
 from coterie.server.runs.record import reading
 from coterie.strategies import FederationError
+from coterie.strategies.hcct import alpha as trials
 from tests.commands import coterie
 from tests.kit import CutGrid, record_of, restart_silos
 from tests.unit.server.test_resume import Whole, go, interrupted, nodes, timeless
@@ -83,6 +89,10 @@ def test_auto_keeps_what_it_knows_and_plans_by_all_rounds(tmp_path: Path) -> Non
     go(folder, nodes(home), **keys, rounds=8)
     restart_silos()
     before = record_of(folder)
+    said = Console(file=io.StringIO(), width=200)
+    keys_of_more = {"resume": folder.name, "runs-dir": str(folder.parent), "more-rounds": 4}
+    _say_what_was_planned(RunConfig.read(keys_of_more), said)
+    assert "one run of all rounds would have been different: auto plans" in said.file.getvalue()  # type: ignore[attr-defined]
     more(folder, home, 4)
     record = record_of(folder)
     assert len(record["rounds"]) == 12 and timeless(record)[:8] == timeless(before)
@@ -90,6 +100,43 @@ def test_auto_keeps_what_it_knows_and_plans_by_all_rounds(tmp_path: Path) -> Non
     assert phases[7:] == ["hold"] * 5
     done = [entry["trainings"]["a"] for entry in record["rounds"]]
     assert done[7] < done[8] <= done[11]
+
+
+def test_longer_runs_look_and_try_alike_for_alpha() -> None:
+    begun = range(trials.MIN_LOOK, trials.MAX_LOOK + 1)
+    for rounds in range(trials.PLANNED, 60):
+        assert trials.look_until(rounds) == trials.MAX_LOOK < trials.last_to_begin(rounds)
+        assert {trials.budget(rounds, one) for one in begun} == {trials.MAX_TRIAL}
+    assert trials.look_until(trials.PLANNED - 1) < trials.MAX_LOOK
+
+
+@pytest.mark.parametrize(
+    ("keys", "why"),
+    [
+        ({"strategy": "hcct", "alpha": 10.0}, ""),
+        ({"strategy": "hcct", "alpha": "auto"}, "fewer than 18 rounds"),
+        ({"strategy": "hcct", "alpha": "auto", "rounds": 18}, ""),
+    ],
+)
+def test_what_follows_the_number_of_rounds_is_said(
+    keys: dict[str, Any], why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = RunConfig.read({"task": "digits", "rounds": 8, **keys})
+    monkeypatch.setattr(going_on, "recorded_config", lambda run: config)
+    monkeypatch.setattr(reading, "read_whole", lambda folder: None)
+    found = going_on.planned_by_rounds(Path())
+    assert why in found and bool(why) == bool(found)
+
+
+@pytest.mark.nightly
+def test_a_run_with_an_automatic_alpha_equals_one_played_in_one_go(tmp_path: Path) -> None:
+    keys = {"strategy": "hcct", "alpha": "auto"}
+    go(tmp_path / "whole", nodes(tmp_path / "others"), **keys, rounds=trials.PLANNED + 2)
+    restart_silos()
+    folder = tmp_path / "runs" / "run-1"
+    first(folder, tmp_path / "homes", **keys, rounds=trials.PLANNED)
+    more(folder, tmp_path / "homes", 2)
+    assert record_of(folder)["model-hashes"] == record_of(tmp_path / "whole")["model-hashes"]
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,8 @@ from safetensors.numpy import load_file, save_file
 
 from coterie import wire
 from coterie.server.report.page import repeat_command
-from coterie.server.runs.going_on import parent_of
+from coterie.server.runs.config import RunConfig
+from coterie.server.runs.going_on import _why_not_from, parent_of
 from coterie.server.runs.record import reading
 from coterie.strategies import FederationError
 from tests.commands import coterie
@@ -118,6 +119,8 @@ def test_a_run_from_another_that_is_killed_is_resumed(first: First, tmp_path: Pa
         ({"strategy": "fedgroup"}, "strategy must be the same, hcct. Got fedgroup"),
         ({"secure": True}, r"for that run alone \(secure\)"),
         ({"personal": "head"}, r"for that run alone \(personal = head\)"),
+        ({"personalise": "ditto"}, r"for that run alone \(personalise = ditto\)"),
+        ({"strategy": "apfl"}, r"for that run alone \(strategy = apfl\)"),
         ({"schedule": "step"}, "follows the planned number of rounds"),
         ({"parent": "run-2"}, "there is no run 'run-2'"),
     ],
@@ -129,6 +132,23 @@ def test_what_cannot_begin_from_another_run_is_refused(
     with pytest.raises(FederationError, match=why):
         go(folder.parent / "run-9", nodes(tmp_path / "new"), **{"parent": "run-1", **keys})
     assert not (folder.parent / "run-9" / "run.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("keys", "why"),
+    [
+        ({"strategy": "hcct", "personal": "head"}, "personal = head"),
+        ({"strategy": "hcct", "personalise": "ditto"}, "personalise = ditto"),
+        ({"strategy": "hcct", "secure": True}, "secure"),
+        ({"strategy": "apfl"}, "strategy = apfl"),
+    ],
+)
+def test_no_run_begins_where_silos_held_something_for_the_old_one_alone(
+    keys: dict[str, Any], why: str, first: First
+) -> None:
+    before, now = (RunConfig.read({"task": "digits", **own}) for own in (keys, KINDS["hcct"]))
+    found = [*_why_not_from(reading.read_run(first("hcct")), before, now)]
+    assert f"silos hold models or layers for that run alone ({why})" in found
 
 
 def test_silos_of_another_schema_are_refused_by_name(first: First, tmp_path: Path) -> None:
