@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from coterie.client.work.card import Card
     from coterie.client.work.data import Part
     from coterie.features.watching.drift import Shift
-    from coterie.tasks.base import Column, Option
+    from coterie.tasks.base import Column, Option, Persons
 
 app = typer.Typer()
 SHOWN = 10
@@ -112,7 +112,8 @@ def watch(
     kept = load_kept(file, source=asked.task)
     part = None if labelled is None else _labelled(kept, asked.options, labelled, asked.workers)
     columns = _new_columns(kept, asked.options, part, labelled, inputs)
-    found = _shifts(file, columns)
+    whose = None if part is None or inputs is not None else part.persons
+    found = _shifts(file, columns, whose)
     measured: dict[str, Any] = {} if part is None else _measured(kept, part)
     warnings = [*_drift_warning(found), *_worse_warning(kept.card, measured)]
     return Look(
@@ -145,16 +146,16 @@ def keep_reference(kept: Kept, file: Path, options: Mapping[str, Option], sample
     from coterie.system.files import write_atomically
     from coterie.wire import counted
 
-    note = ""
+    note, whose = "", None
     if samples:
         columns = _columns_of_file(kept, Path(samples), options)
     else:
         data = kept.task.load(options)
         part = to_device(data, torch.device("cpu")).train
-        columns = list(inputs_of(kept.task, options, part))
+        columns, whose = list(inputs_of(kept.task, options, part)), part.persons
         if kept.card.data_hash not in ("", hash_of(data)):
             note = "; they are not those that the model was trained on"
-    plain = plain_references([reference_of(column) for column in columns])
+    plain = plain_references([reference_of(column, whose) for column in columns])
     write_atomically(_reference_of(file), json.dumps(plain).encode(), private=True)
     size = counted(len(columns[0].values) if columns else 0, "sample")
     return f"to watch it: {counted(len(columns), 'column')} of {size}{note}"
@@ -164,14 +165,14 @@ def _reference_of(file: Path) -> Path:
     return file.with_suffix(".reference.json")
 
 
-def _shifts(file: Path, columns: Sequence[Column]) -> list[Shift]:
+def _shifts(file: Path, columns: Sequence[Column], persons: Persons | None) -> list[Shift]:
     from coterie.client.home.settings import SettingsError
     from coterie.features.watching.drift import references_of, shifts
 
     place = _reference_of(file)
     try:
         references = references_of(json.loads(place.read_text(encoding="utf-8")))
-        return shifts(references, columns)
+        return shifts(references, columns, persons)
     except FileNotFoundError:
         return []
     except (ValueError, TypeError, KeyError) as error:

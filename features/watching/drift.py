@@ -10,6 +10,7 @@ procedure divides among the columns.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -18,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import chi2, chi2_contingency
 
-from coterie.tasks.base import Column
+from coterie.tasks.base import Column, Persons
 
 LEVEL = 0.01
 """Probability that any column of samples without drift is found."""
@@ -39,12 +40,14 @@ class Reference:
             ``edges[i]``; the first and the last cell hold what is beyond all samples.
         categories: of another column, one cell each.
         counts: of the cells, of samples without a value, and of those whose value is undeclared.
+        independent: share of the samples that count as independent (``independent``).
     """
 
     name: str
     edges: tuple[float, ...]
     categories: tuple[str, ...]
     counts: tuple[int, ...]
+    independent: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -75,7 +78,19 @@ class Shift:
         return not self.drifted and (not self.needed or self.samples < self.needed)
 
 
-def reference_of(column: Column) -> Reference:
+def independent(persons: Persons | None) -> float:
+    """Return the share of samples (n,) that count as independent, if persons have several.
+
+    Samples of one person count as equal (Kish, "Survey Sampling", Wiley 1965, section 8.2), so this
+    is the least that they can be worth.
+    """
+    if persons is None or not len(persons):
+        return 1.0
+    each = np.unique(persons, return_counts=True)[1]
+    return float(each.sum() / (each**2).sum())
+
+
+def reference_of(column: Column, persons: Persons | None = None) -> Reference:
     """Return the reference of a column: at most ``MOST_CELLS`` cells with equal shares."""
     edges: tuple[float, ...] = ()
     if not column.categories:
@@ -85,7 +100,8 @@ def reference_of(column: Column) -> Reference:
         ends = [np.nextafter(values.max(), np.inf)] if len(values) else []
         edges = tuple(np.unique([*inner, *ends]).tolist())
     cells_of = Reference(column.name, edges, tuple(column.categories), ())
-    return Reference(column.name, edges, tuple(column.categories), counts(cells_of, column))
+    found = counts(cells_of, column)
+    return Reference(column.name, edges, cells_of.categories, found, independent(persons))
 
 
 def counts(reference: Reference, column: Column) -> tuple[int, ...]:
@@ -108,29 +124,34 @@ def _present(column: Column) -> NDArray[np.bool_]:
     return there if column.odd is None else there & ~column.odd
 
 
-def shifts(references: Sequence[Reference], columns: Sequence[Column]) -> list[Shift]:
+def shifts(
+    references: Sequence[Reference], columns: Sequence[Column], persons: Persons | None = None
+) -> list[Shift]:
     """Compare new samples with their references; raise ``ValueError`` for other columns."""
     new = {column.name: column for column in columns}
     for one in references:
         found = new.get(one.name)
         if found is None or tuple(found.categories) != one.categories:
             raise ValueError(f"column {one.name!r} is missing, or has other categories")
-    each = [_shift(one, new[one.name], len(references)) for one in references]
+    share = independent(persons)
+    each = [_shift(one, new[one.name], len(references), share) for one in references]
     return _verdicts(each)
 
 
-def _shift(reference: Reference, column: Column, columns: int) -> Shift:
+def _shift(reference: Reference, column: Column, columns: int, share: float) -> Shift:
     both = np.array([reference.counts, counts(reference, column)], dtype=np.float64)
+    samples = int(both[1].sum())
+    both *= [[reference.independent], [share]]
     old, new = both.sum(axis=1)
     both = _joined(both)
     cells = both.shape[1]
+    needed = math.ceil(_needed(max(cells, 2), old, columns) / share)
     if cells < 2:
         # Two cells are the fewest of any test.
-        return Shift(reference.name, int(new), 0.0, 0.0, _needed(2, old, columns), 1.0)
+        return Shift(reference.name, samples, 0.0, 0.0, needed, 1.0)
     p = float(chi2_contingency(both, correction=False).pvalue)
     by_chance = (cells - 1) * (1 / new + 1 / old)
-    needed = _needed(cells, old, columns)
-    return Shift(reference.name, int(new), stability(*both), by_chance, needed, p)
+    return Shift(reference.name, samples, stability(*both), by_chance, needed, p)
 
 
 def stability(old: NDArray[np.float64], new: NDArray[np.float64]) -> float:
@@ -191,7 +212,8 @@ def references_of(plain: Sequence[Mapping[str, Any]]) -> list[Reference]:
     """Return the inverse of ``plain_references``; raise ``TypeError`` for anything else."""
     return [
         Reference(
-            str(one["name"]), tuple(one["edges"]), tuple(one["categories"]), tuple(one["counts"])
+            *(str(one["name"]), tuple(one["edges"]), tuple(one["categories"])),
+            *(tuple(one["counts"]), float(one["independent"])),
         )
         for one in plain
     ]

@@ -24,7 +24,16 @@ from coterie.client.resident.vital import Vitals, collector
 from coterie.client.work.card import read_card
 from coterie.features.statistics.survey import read_survey
 from coterie.features.watching.answer import decode_watched, watched_of
-from coterie.features.watching.drift import Reference, counts, reference_of, shifts, stability
+from coterie.features.watching.drift import (
+    Reference,
+    counts,
+    independent,
+    plain_references,
+    reference_of,
+    references_of,
+    shifts,
+    stability,
+)
 from coterie.features.watching.silo import leaving
 from coterie.server.report.command import write_report
 from coterie.system.exposition import render
@@ -166,6 +175,22 @@ def test_200_rows_show_a_shift_and_at_most_5_of_100_draws_show_one_that_is_not_t
         found += shifts(references, columns(draw, 200, shift=0.75))[0].drifted
         wrong += any(one.drifted for one in shifts(references, columns(draw, 200)))
     assert found >= 95 and wrong <= 5
+
+
+def test_several_rows_of_a_person_count_as_one() -> None:
+    """Else every other draw has a drift: a person's rows are alike."""
+    draw, wrong = np.random.default_rng(1), np.zeros(2)
+    for _ in range(60):
+        (old,), (new,) = ([Column("x", np.repeat(draw.normal(size=size), 5))] for size in (100, 60))
+        persons = np.repeat(np.arange(100), 5), np.repeat(np.arange(60), 5)
+        (found,) = shifts([reference_of(old, persons[0])], [new], persons[1])
+        (blind,) = shifts([reference_of(old)], [new])
+        wrong += found.drifted, blind.drifted
+        assert found.samples == 300
+    assert wrong[0] <= 2 and wrong[1] > 20
+    assert independent(np.array([0, 0, 0, 1])) == 4 / 10 and independent(None) == 1
+    (same,) = references_of(plain_references([reference_of(old, persons[0])]))
+    assert same.independent == pytest.approx(0.2)
 
 
 @pytest.mark.parametrize(
