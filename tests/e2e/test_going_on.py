@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from coterie.client.home.approvals import read_all
+from coterie.features.evaluation.coordinator import FILE, read_judgement
 from tests.e2e.gated import ONE_BATCH, TASK
 from tests.e2e.organisations import NAMES, SETTINGS, Organisations
 from tests.e2e.runs import (
@@ -45,7 +47,7 @@ def test_more_rounds_and_a_run_from_a_run_as_a_person_types_it(trio: Trio, tmp_p
     assert f"└ {own.name}" in tree
 
 
-def test_a_tester_and_more_rounds_over_tls_wait_for_approval(
+def test_a_tester_more_rounds_and_an_evaluation_over_tls_wait_for_approval(
     pair: Organisations, tmp_path: Path
 ) -> None:
     home = str(pair.home_of("tester"))
@@ -87,6 +89,22 @@ def test_a_tester_and_more_rounds_over_tls_wait_for_approval(
     assert hashes_of(folder) == alone["model-hashes"]
     testing = record_of(folder)["final-details"]["testing"]
     assert list(testing) == ["tester"] and testing["tester"]["group"] == ["a", "b"]
+    judges = ("evaluate", folder.name, "--min-silos", "3", "--federation", str(pair.coordinator))
+    pair.start("judge", *judges)
+    until(lambda: list(folder.parent.glob("evaluation-*")), "the evaluation", deadline_s=90)
+    (judged,) = folder.parent.glob("evaluation-*")
+
+    def asked() -> bool:
+        return judged.name in pair.done("silo", "approve", "--home", home)
+
+    until(asked, "the question to the tester's approver", deadline_s=90, every_s=1.0)
+    (one,) = (one for one in read_all(Path(home)) if one.run == judged.name)
+    assert one.terms["model.A"] == record_of(folder)["model-hashes"]["a"]
+    assert not read_judgement(judged / FILE).answers, "it waits for the tester"
+    pair.done("silo", "approve", judged.name, "--home", home)
+    assert pair.processes["judge"].wait(90) == 0, pair.said("judge")
+    found = read_judgement(judged / FILE)
+    assert set(found.answers) == {"a", "b", "tester"}
     pair.end("tester")
 
 
