@@ -84,15 +84,20 @@ def words(fits: Sequence[Fit]) -> str:
     )
     if first.error == second.error:
         return f"{said}: its loss is lower, which may be chance"
-    spread = hypot(_deviation(first), _deviation(second))
-    sure = second.error - first.error >= SURE * spread
+    (low, own), (high, other) = _share(first), _share(second)
+    sure = high - low >= SURE * hypot(own, other)
     return f"{said}, which {'is beyond' if sure else 'may be'} chance"
 
 
-def _deviation(fit: Fit) -> float:
-    """Return the standard error of a share of wrong answers; of another metric a rough bound."""
-    share = min(max(fit.error, 0.0), 1.0)
-    return sqrt(share * (1 - share) / max(fit.samples, 1))
+def _share(fit: Fit) -> tuple[float, float]:
+    """Return a share of wrong answers and its standard error; of another metric a rough bound.
+
+    One right and one wrong answer are added, so that a few samples prove nothing (Agresti and
+    Caffo, The American Statistician 2000).
+    """
+    samples = fit.samples + 2
+    share = (min(max(fit.error, 0.0), 1.0) * fit.samples + 1) / samples
+    return share, sqrt(share * (1 - share) / samples)
 
 
 def _or_last(value: float) -> float:

@@ -196,6 +196,7 @@ def test_the_reason_says_how_sure_a_place_is() -> None:
     best = Fit(("d",), 0.1, 0.4, 100)
     assert "is beyond chance" in words([best, Fit(("a",), 0.5, 1.0, 100)])
     assert "may be chance" in words([best, Fit(("a",), 0.12, 1.0, 100)])
+    assert "may be chance" in words([Fit(("d",), 0.0, 0.1, 1), Fit(("a",), 1.0, 9.0, 1)])
     assert "its loss is lower" in words([best, Fit(("a",), 0.1, 1.0, 100)])
     assert "loss is least" in words([Fit(("d",), loss=0.1), Fit(("a",), loss=0.2)])
 
