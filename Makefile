@@ -14,7 +14,7 @@ SILENT_PIP = --quiet --disable-pip-version-check
 .DEFAULT_GOAL := help
 .PHONY: help setup setup-dev demo docs test check config fast e2e nightly mutations images pins e2e-docker chaos bench-overhead bench-partition bench-auto \
         bench-bounds bench-trees bench-digits bench-hcct bench-fedgroup bench-fedcollab bench-baselines bench-durability \
-        bench-fedgenp bench-formats bench-large-tables bench-natural bench-newcomers bench-poison bench-privacy bench-report bench-scale bench-secure bench-tables clean
+        bench-fedgenp bench-formats bench-life bench-large-tables bench-natural bench-newcomers bench-poison bench-privacy bench-report bench-scale bench-secure bench-tables clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -166,6 +166,9 @@ bench-report: setup ## Time and size of reports, up to 200 silos and 500 rounds
 
 bench-secure: setup ## Secure runs beside plain ones: groups, errors, seconds and bytes of a round
 	@$(BIN)/python -m benchmarks.engine.secure $(ARGS)
+
+bench-life: setup ## Silos that only test, what a silo brings, drift: ten seeds each
+	@$(BIN)/python -m benchmarks.engine.life $(ARGS)
 
 bench-formats: setup ## Updates in 16 and 8 bits beside float32: groups, errors, bytes of a round
 	@$(BIN)/python -m benchmarks.engine.formats $(ARGS)

@@ -136,9 +136,9 @@ def contribution(
 ) -> None:
     """Measure what each silo contributes to its group in a run.
 
-    Every group is trained again from the start, as a whole and without each of its silos, and the
-    models are compared on the other silos' test data. A silo of a group of m trains m + 1 models in
-    every round.
+    Every group is trained again from the start, as a whole and without each of its silos, twice
+    each, and the models are compared on the other silos' test data. A silo of a group of m trains
+    2 m models in every round.
     """
     given = options.Given(federation, superlink, root_certificates, runs_dir)
     keys = keys_to_evaluate(run, None, given.place().runs_dir, strategy="contribution")

@@ -6,15 +6,20 @@ import json
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import combinations
+from statistics import fmean
+
+from scipy.stats import t
 
 from coterie import wire
 from coterie.features.evaluation.answers import Difference
-from coterie.features.evaluation.coordinator import Judgement
-from coterie.features.evaluation.numbers import HALF_WIDTH, standard_error
+from coterie.features.evaluation.coordinator import Given, Judgement
+from coterie.features.evaluation.numbers import standard_error
 from coterie.pictures.page import Page, Table
 from coterie.server.report.story import NO_NUMBER
-from coterie.server.runs.contribution import AGAIN
+from coterie.server.runs.contribution import name_of
 from coterie.server.runs.record import Run
+from coterie.strategies.plain.leave_one_out import TIMES
 
 NOT_A_PAYMENT = (
     "Do not pay by these figures. They are what one group lost after these rounds on its other "
@@ -49,46 +54,62 @@ class Contribution:
         return self.low > 0 or self.high < 0
 
 
+@dataclass(frozen=True)
+class Noise:
+    """Chance in training: how much equal trainings of a group differ.
+
+    Attributes:
+        deviation: root mean square of the mean error of one less that of another, also by chance of
+            the test samples; NaN if unknown.
+        pairs: of equal trainings.
+    """
+
+    deviation: float
+    pairs: int
+
+
+def groups_of(judgement: Judgement) -> list[Given]:
+    """Return the models of whole groups, trained the first time."""
+    return [one for one in judgement.models if " " not in one.name]
+
+
 def contributions(judgement: Judgement) -> list[Contribution]:
     """Return every silo's contribution to its group, by group and name."""
     found = []
-    for base in judgement.models:
-        if base.name.partition(" ")[2]:
-            continue
-        noise = training_noise(judgement, base.name)
-        for silo in base.group:
-            found.append(_contribution(judgement, base.name, silo, noise))
+    for base in groups_of(judgement):
+        noise = training_noise(judgement, base)
+        found += [_contribution(judgement, base.name, silo, noise) for silo in base.group]
     return found
 
 
-def training_noise(judgement: Judgement, group: str) -> float:
-    """Return the deviation that other random draws in training give a difference of two errors.
-
-    It is that between the group's two trainings, less what the test samples explain: the root mean
-    square over silos; NaN if no silo measured both.
-    """
-    squares = [
-        max(0.0, one.value**2 - standard_error(one.low, one.high) ** 2)
-        for _, one in _differences(judgement, group, f"{group} {AGAIN}")
-    ]
-    return math.sqrt(sum(squares) / len(squares)) if squares else math.nan
+def training_noise(judgement: Judgement, base: Given) -> Noise:
+    """Return chance in training, from all equal trainings of a group and of its parts."""
+    squares = []
+    for left_out in ("", *base.group):
+        names = [name_of(base.name, left_out, time) for time in range(TIMES)]
+        for first, second in combinations(names, 2):
+            if found := [one.value for _, one in _differences(judgement, first, second)]:
+                squares.append(fmean(found) ** 2)
+    return Noise(math.sqrt(fmean(squares)) if squares else math.nan, len(squares))
 
 
-def _contribution(judgement: Judgement, group: str, silo: str, noise: float) -> Contribution:
-    own = [
-        (name, one)
-        for name, one in _differences(judgement, group, f"{group} without {silo}")
-        if name != silo
-    ]
+def _contribution(judgement: Judgement, letter: str, silo: str, noise: Noise) -> Contribution:
+    own: dict[str, list[Difference]] = {}
+    for time in range(TIMES):
+        pair = name_of(letter, "", time), name_of(letter, silo, time)
+        for name, one in _differences(judgement, *pair):
+            if name != silo:
+                own.setdefault(name, []).append(one)
     if not own:
         silent = {name: why for name, why in judgement.silent.items() if name != silo}
         why = wire.reasons(silent) or "no other silo of the group shares its error (share_metrics)"
-        return Contribution(group, silo, why=why)
-    lost = sum(one.value for _, one in own) / len(own)
-    rows = math.sqrt(sum(standard_error(one.low, one.high) ** 2 for _, one in own)) / len(own)
-    half = HALF_WIDTH * math.hypot(rows, noise)
-    names = tuple(name for name, _ in own)
-    return Contribution(group, silo, lost, lost - half, lost + half, names)
+        return Contribution(letter, silo, why=why)
+    lost = fmean(fmean(one.value for one in found) for found in own.values())
+    # A silo measures all trainings on the same samples: repeating does not make them more.
+    rows = [fmean(standard_error(one.low, one.high) for one in found) for found in own.values()]
+    deviation = math.hypot(math.hypot(*rows) / len(rows), noise.deviation / math.sqrt(TIMES))
+    half = float(t.ppf(0.975, noise.pairs)) * deviation if noise.pairs else math.nan
+    return Contribution(letter, silo, lost, lost - half, lost + half, tuple(sorted(own)))
 
 
 def _differences(judgement: Judgement, first: str, second: str) -> Iterator[tuple[str, Difference]]:
@@ -102,7 +123,6 @@ def _differences(judgement: Judgement, first: str, second: str) -> Iterator[tupl
 
 def contribution_summary(judgement: Judgement, run: Run) -> str:
     """Return the figures as JSON text."""
-    groups = [one for one in judgement.models if not one.name.partition(" ")[2]]
     found = {
         "task": judgement.task,
         "parent": judgement.parent,
@@ -113,9 +133,9 @@ def contribution_summary(judgement: Judgement, run: Run) -> str:
             {
                 "group": one.name,
                 "members": list(one.group),
-                "noise": _number(training_noise(judgement, one.name)),
+                "noise": _number(training_noise(judgement, one).deviation),
             }
-            for one in groups
+            for one in groups_of(judgement)
         ],
         "contributions": [
             {
@@ -151,7 +171,7 @@ def build_contribution_page(judgement: Judgement, run: Run) -> Page:
         for one in found
     ]
     head = ("silo", "group", f"lost without it ({lead.points})", "95%", "measured on the data of")
-    noise = {one.group: training_noise(judgement, one.group) for one in found}
+    noise = {one.name: training_noise(judgement, one) for one in groups_of(judgement)}
     return Page(
         title=f"What each silo contributes to {judgement.parent}",
         subtitle=f"run {run.name} · task {judgement.task} · {run.planned_rounds} rounds",
@@ -162,7 +182,7 @@ def build_contribution_page(judgement: Judgement, run: Run) -> Page:
             "Lost without the silo": Table(head, rows, cards=True),
             "Chance in training": Table(
                 ("group", f"deviation between two equal trainings ({lead.points})"),
-                [(group, lead.gain(value, sign="")) for group, value in sorted(noise.items())],
+                [(name, lead.gain(one.deviation, sign="")) for name, one in sorted(noise.items())],
             ),
         },
         notes=[

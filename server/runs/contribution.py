@@ -16,7 +16,7 @@ from coterie.server.runs.going_on import complete, recorded_config
 from coterie.server.runs.letters import letters_of
 from coterie.server.runs.record import reading
 from coterie.strategies.errors import refused
-from coterie.strategies.plain.leave_one_out import LeaveOneOut, as_text
+from coterie.strategies.plain.leave_one_out import TIMES, LeaveOneOut, as_text
 from coterie.strategies.rounds.handles import Arrays, Model, arrays_of
 from coterie.wire import model_hash
 
@@ -26,7 +26,6 @@ SUMS = "sums.json"
 """File name of models that are fitted by sums."""
 ANSWERS = (STATISTICS, EVALUATION, FILE, SUMS)
 """Files of what silos answered in a run that leaves no models."""
-AGAIN = "again"
 OWN = frozenset({"rounds", "min-silos", "wait-for-silos", "runs-dir", "parent", "label"})
 """Keys that such a run has by itself; how silos train is that of its parent."""
 
@@ -61,9 +60,15 @@ def _problems(before: RunConfig, groups: tuple[tuple[str, ...], ...]) -> Iterato
         yield "it has no group of several silos"
     if held := sorted(before.kept_by_silos()):
         yield f"silos hold models or layers for that run alone ({', '.join(held)})"
-    largest = max(map(len, groups), default=0)
-    if largest + 2 > MOST_MODELS:
-        yield f"its largest group has {largest} silos, and at most {MOST_MODELS - 2} are possible"
+    largest, most = max(map(len, groups), default=0), MOST_MODELS // TIMES - 1
+    if largest > most:
+        yield f"its largest group has {largest} silos, and at most {most} are possible"
+
+
+def name_of(letter: str, left_out: str = "", time: int = 0) -> str:
+    """Return the name of the model of a group, without a silo, in one of several trainings."""
+    without = f" without {left_out}" if left_out else ""
+    return f"{letter}{without}" + (f" ({time + 1})" if time else "")
 
 
 def judgement_of(config: RunConfig, state: Any) -> tuple[Judgement, dict[str, Arrays]]:
@@ -84,7 +89,6 @@ def judgement_of(config: RunConfig, state: Any) -> tuple[Judgement, dict[str, Ar
             add(letters[group[0]], group, held[here[0]])
     for one in algorithm.variants():
         if one.purpose in state.variants:
-            letter = letters[one.silos[0]]
-            name = f"{letter} without {one.left_out}" if one.left_out else f"{letter} {AGAIN}"
+            name = name_of(letters[one.silos[0]], one.left_out, one.time)
             add(name, one.silos, state.variants[one.purpose])
     return Judgement(config.task, Path(config.parent).name, tuple(found)), models

@@ -1,13 +1,14 @@
 """Groups trained again, each as a whole and without each of its silos, to see what a silo brings.
 
 Every group of two or more silos is trained by FedAvg from w⁰ for the run's rounds: with all its
-silos, with all of them a second time (other random draws, so that chance in training shows), and
-without each silo in turn. The models are compared afterwards on the remaining silos' test data
-(``coterie.server.runs.contribution``). This is the leave-one-out value of a silo for its group
-(see Ghorbani, Zou: "Data Shapley", ICML 2019, section 2), by retraining within a budget of rounds.
+silos, and without each silo in turn. Every such training is played ``TIMES`` times, with other
+random draws, so that chance in training shows. The models are compared afterwards on the remaining
+silos' test data (``coterie.server.runs.contribution``). This is the leave-one-out value of a silo
+for its group (see Ghorbani, Zou: "Data Shapley", ICML 2019, section 2), by retraining within a
+budget of rounds.
 
-A silo of a group of m trains m + 1 models in a round. Every silo of a group can compute the updates
-of the others from the models that it receives, so silos that accept no group of two refuse.
+A silo of a group of m trains ``TIMES`` · m models in a round. Every silo of a group can compute the
+updates of the others from the models that it receives, so silos that accept no group of two refuse.
 """
 
 from __future__ import annotations
@@ -24,17 +25,21 @@ from coterie.strategies.rounds.members import Members, present_groups
 from coterie.strategies.rounds.minimum_sizes import average, average_groups
 from coterie.strategies.rounds.reports import Group
 
+TIMES = 2
+"""Equal trainings of a group, and of a group without a silo."""
+
 
 @dataclass(frozen=True)
 class Variant:
-    """A further training of a group, by some of its silos.
+    """A training of some silos of a group beside that of the whole group.
 
-    ``left_out`` is the missing silo; empty: none, the group trains a second time.
+    ``left_out`` is the missing silo; empty: none. ``time`` numbers equal trainings from 0.
     """
 
     purpose: str
     silos: Group
-    left_out: str = ""
+    left_out: str
+    time: int
 
 
 @dataclass(frozen=True)
@@ -63,12 +68,15 @@ class LeaveOneOut(Algorithm[State]):
 
     def variants(self) -> Iterator[Variant]:
         """Yield every further training."""
-        number = 0
-        for place, group in enumerate(self.given):
-            yield Variant(f"again-{place}", group)
-            for name in group:
-                yield Variant(f"without-{number}", tuple(n for n in group if n != name), name)
-                number += 1
+        for time in range(TIMES):
+            number = 0
+            for place, group in enumerate(self.given):
+                if time:  # the first is that of the run's own rounds
+                    yield Variant(f"whole-{place}-{time}", group, "", time)
+                for name in group:
+                    others = tuple(n for n in group if n != name)
+                    yield Variant(f"without-{number}-{time}", others, name, time)
+                    number += 1
 
     def orders(self, state: State, now: Round) -> tuple[State, list[Order]]:
         """Let every silo train its group's model, and each variant that it is in."""

@@ -76,9 +76,11 @@ def test_a_duplicate_brings_nothing_beyond_chance(asked: Path) -> None:
     assert found["x"].measured_by == ("y",) and found["c"].measured_by == ("a", "b")
     assert found["x"].group != found["a"].group == found["c"].group
     judged = read_judgement(asked / FILE)
-    assert 0 <= training_noise(judged, "A") < 0.2
+    noise = training_noise(judged, judged.models[0])
+    assert 0 <= noise.deviation < 0.2 and noise.pairs == 4, "of the whole group and of three parts"
     names = [one.name for one in judged.models]
-    assert names[:3] == ["A", "B", "A again"] and "A without c" in names and len(names) == 9
+    assert names[:3] == ["A", "B", "A without a"] and len(names) == 2 * (4 + 3)
+    assert {"A (2)", "A without c (2)"} <= {*names}
     assert all(one.samples == 48 for one in judged.answers.values())
 
 
@@ -88,7 +90,8 @@ def test_the_silo_that_is_left_out_neither_trains_nor_sees_the_others_model(aske
     assert one.group == ("a", "b") and one.name not in judged.answers["c"].models
     ledger = [e for e in read(asked.parent / "homes" / "c") if e["run"] == "brought"]
     trained = [entry["purpose"] for entry in ledger if entry["type"] == wire.TRAIN]
-    assert sorted(trained) == sorted(["", "again-0", "without-0", "without-1"] * 3)
+    parts = [f"without-{number}-{time}" for number in (0, 1) for time in (0, 1)]
+    assert sorted(trained) == sorted(["", "whole-0-1", *parts] * 3)
 
 
 def test_silos_keep_none_of_its_models_and_the_record_names_its_groups(asked: Path) -> None:
@@ -131,13 +134,20 @@ def judgement(*differences: tuple[str, float, float], silos: str = "bc") -> Judg
 
 
 def test_what_was_lost_has_the_sign_and_the_width_that_it_must() -> None:
-    known = judgement(("A again", 0.0, 0.02), ("A without a", 0.1, 0.0196 * 2**0.5))
+    known = judgement(("A (2)", 0.0, 0.02), ("A without a", 0.2, 0.0196 * 2**0.5))
     (one, *_) = contributions(known)
-    assert (one.lost, one.measured_by, one.sure) == (pytest.approx(0.1), ("b", "c"), True)
-    assert one.high - one.lost == pytest.approx(0.0196), "of two silos that are as wide"
-    noisy = judgement(("A again", 0.1, 0.0), ("A without a", 0.1, 0.01))
-    assert training_noise(noisy, "A") == pytest.approx(0.1)
-    assert not contributions(noisy)[0].sure, "two equal trainings differ as much"
+    assert (one.lost, one.measured_by, one.sure) == (pytest.approx(0.2), ("b", "c"), True)
+    quantile = 12.706204736  # Student's, one degree of freedom
+    assert one.high - one.lost == pytest.approx(0.01 * quantile, rel=1e-4), (
+        "of two silos that are as wide"
+    )
+    noisy = judgement(("A (2)", 0.02, 0.0), ("A without a", 0.1, 0.0))
+    assert training_noise(noisy, noisy.models[0]).deviation == pytest.approx(0.02)
+    found = contributions(noisy)[0]
+    assert found.high - found.lost == pytest.approx(0.02 / 2**0.5 * quantile, rel=1e-4)
+    assert not found.sure, "two equal trainings may differ as much"
+    (lone, *_) = contributions(judgement(("A without a", 0.1, 0.01)))
+    assert lone.lost == pytest.approx(0.1) and not lone.sure, "nothing was trained twice"
     assert "shares its error" in contributions(judgement(silos="bc"))[0].why
 
 
