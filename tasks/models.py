@@ -27,6 +27,8 @@ class SplitModel(nn.Module):
 
 GROUP_NORM = "+groupnorm"
 """Suffix of a network's name that replaces BatchNorm by GroupNorm."""
+BATCH_NORM = nn.modules.batchnorm._BatchNorm
+"""Every batch normalisation is one."""
 GROUP_WIDTH = 8
 """Minimum number of channels per group."""
 
@@ -40,7 +42,7 @@ def with_group_norm(model: nn.Module) -> nn.Module:
     layer without pixels, a group of one channel would always be 0.
     """
     for name, module in list(model.named_children()):
-        if isinstance(module, nn.modules.batchnorm._BatchNorm):
+        if isinstance(module, BATCH_NORM):
             channels = module.num_features
             fits = (n for n in range(32, 0, -1) if channels % n == 0)
             groups = next(n for n in fits if n == 1 or channels // n >= GROUP_WIDTH)

@@ -173,8 +173,8 @@ class SiloKeys(BaseModel):
     )
     personal: Annotated[str, AtSilo("", evaluates="always", keeps="any")] = Field(
         "",
-        description="Layers that never leave a silo: `head` (HCCT-P), or a prefix of array names. "
-        "Empty: none.",
+        description="Layers that never leave a silo: `head` (FedPer, HCCT-P), `norm` (FedBN), or a "
+        "prefix of array names. Empty: none.",
     )
     personalise: Annotated[
         Literal["none", "partial", "finetune", "ditto"],

@@ -86,9 +86,9 @@ class Policy:
         str,
         In(
             "policy",
-            'Layers that never leave: "head", or a prefix of array names. A run that does not '
-            "keep these layers here (its key personal) is refused. Empty: the whole model may "
-            "leave.",
+            'Layers that never leave: "head", "norm" (batch normalisation), or a prefix of array '
+            "names. A run that does not keep these layers here (its key personal) is refused. "
+            "Empty: the whole model may leave.",
         ),
     ] = ""
     share_metrics: Annotated[

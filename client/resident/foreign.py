@@ -262,10 +262,10 @@ def check_policy(silo: SiloSettings) -> None:
             "[privacy] in silo.toml cannot be enforced for an app: differential privacy covers "
             "only coterie's own training loop. Remove the section, or serve a task."
         )
-    if silo.policy.keep_layers == "head":
+    if (layers := silo.policy.keep_layers) in ("head", "norm"):
         raise SettingsError(
-            'keep_layers = "head" cannot be enforced for an app: only a task defines which '
-            "layers are its head. Give the prefix of the names of the arrays that must not "
+            f'keep_layers = "{layers}" cannot be enforced for an app: only of a task is it known '
+            "which layers these are. Give the prefix of the names of the arrays that must not "
             "leave."
         )
 

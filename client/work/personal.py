@@ -1,8 +1,10 @@
 """Personal layers: arrays that never leave the silo, saved per run, and surviving a restart.
 
-In HCCT-P (Sun et al., §5.1) silos share the representation and keep the classifier. Here the run of
-any strategy names the layers; the silo adds its own to models that it receives and removes them
-from those that it sends.
+In FedPer (Arivazhagan, Aggarwal, Singh, Choudhary 2019, https://arxiv.org/abs/1912.00818) and
+HCCT-P (Sun et al., §5.1) silos share the representation and keep the classifier. In FedBN (Li,
+Jiang, Zhang, Kamp, Dou: "FedBN: Federated Learning on Non-IID Features via Local Batch
+Normalization", ICLR 2021) they keep batch normalisation. Here the run of any strategy names the
+layers; the silo adds its own to models that it receives and removes them from those that it sends.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from coterie.client.home import rounds
 from coterie.client.home.settings import SettingsError
 from coterie.client.work.session import Session
 from coterie.client.work.weights import read_weights, travelling
+from coterie.tasks.models import BATCH_NORM
 from coterie.wire import Model
 
 log = logging.getLogger("coterie.silo")
@@ -27,25 +30,35 @@ class PersonalError(ValueError):
 def personal_names(session: Session, layers: str) -> tuple[str, ...]:
     """Return the names of the arrays that stay here.
 
-    ``layers`` is ``head`` for the task's head, or a prefix of array names; empty for none.
+    ``layers`` is ``head`` for the task's head, ``norm`` for batch normalisation with its running
+    statistics, or a prefix of array names; empty for none.
 
     Raises:
         PersonalError: no array matches, or all do.
     """
     if not layers:
         return ()
-    prefix = session.task.head if layers == "head" else layers
+    prefixes: tuple[str, ...] = (session.task.head if layers == "head" else layers,)
+    if layers == "norm":
+        modules = session.model.named_modules()
+        prefixes = tuple(f"{name}." for name, module in modules if isinstance(module, BATCH_NORM))
     names = list(travelling(session.model))
-    chosen = tuple(name for name in names if name.startswith(prefix))
+    chosen = tuple(name for name in names if name.startswith(prefixes))
     if not chosen:
         frozen = " Frozen arrays never leave." if session.frozen else ""
         raise PersonalError(
-            f"no array is named {prefix}…; the model has {', '.join(names[:6])}, ….{frozen}"
+            f"{_wanted(layers, prefixes)}; the model has {', '.join(names[:6])}, ….{frozen}"
         )
     if len(chosen) == len(names):
-        trained = " that is trained" if session.frozen else ""
-        raise PersonalError(f"{prefix!r} matches every array{trained}: nothing would be shared.")
+        every = f"every array{' that is trained' if session.frozen else ''}"
+        raise PersonalError(f"{prefixes[0]!r} matches {every}: nothing would be shared.")
     return chosen
+
+
+def _wanted(layers: str, prefixes: tuple[str, ...]) -> str:
+    if layers == "norm":
+        return "no array belongs to batch normalisation that is trained"
+    return f"no array is named {prefixes[0]}…"
 
 
 def check_policy(session: Session) -> None:
@@ -59,8 +72,8 @@ def check_policy(session: Session) -> None:
         personal_names(session, layers)
     except PersonalError as error:
         raise SettingsError(
-            f"keep_layers = {layers!r} cannot be kept: {error} Name the head as 'head', or give "
-            "a prefix of array names."
+            f"keep_layers = {layers!r} cannot be kept: {error} Name the head as 'head', batch "
+            "normalisation as 'norm', or give a prefix of array names."
         ) from None
 
 

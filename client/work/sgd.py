@@ -28,6 +28,7 @@ from coterie.client.work.penalty import Penalty
 from coterie.client.work.weights import frozen_parts, set_training
 from coterie.system.device import seed_torch
 from coterie.tasks.base import Nest, Task, TaskError, has_own, leaves
+from coterie.tasks.models import BATCH_NORM
 from coterie.tasks.problems import Classes
 from coterie.wire import Model
 
@@ -361,10 +362,7 @@ def has_batch_norm(model: nn.Module) -> bool:
     A frozen BatchNorm does not count: it keeps its running statistics.
     """
     frozen = {id(module) for _, part in frozen_parts(model) for module in part.modules()}
-    return any(
-        isinstance(m, nn.modules.batchnorm._BatchNorm) and id(m) not in frozen
-        for m in model.modules()
-    )
+    return any(isinstance(m, BATCH_NORM) and id(m) not in frozen for m in model.modules())
 
 
 def require_enough(model: nn.Module, part: Part) -> None:

@@ -23,7 +23,6 @@ BY_STRING = {"server/machine/local.py": {"coterie.client"}}
 PRIVATE = {
     "client/work/generators.py": {"head._modules"},
     "client/work/request.py": {"request._check_now", "request._check_terms"},
-    "client/work/sgd.py": {"nn.modules.batchnorm._BatchNorm"},
     "client/work/weights.py": {"module._modules"},
     "system/processes.py": {"os._exit"},
     "tasks/models.py": {"nn.modules.batchnorm._BatchNorm"},

@@ -508,7 +508,22 @@ def test_personal_layers_are_of_one_run() -> None:
     assert_equal_models(model_in(other), model_in(first))
 
 
-@pytest.mark.parametrize(("layers", "said"), [("tail", "no array is named tail"), ("", "")])
+def test_batch_normalisation_stays_with_its_statistics(normed: dict[str, Any]) -> None:
+    """FedBN: the silo's own goes on from round to round; all else is sent."""
+    keys = {"task": "normed", "run": "r"}
+    start = initial(node=normed)
+    shared = {name: array for name, array in start.items() if not name.startswith("1.")}
+    first = model_in(train(shared, normed, personal="norm", **keys))
+    second = model_in(train(first, normed, server_round=2, personal="norm", **keys))
+    whole = model_in(train(start, normed, **keys))
+    plain = model_in(train(whole, normed, server_round=2, **keys))
+    assert_equal_models(second, {name: plain[name] for name in ("2.weight", "2.bias")})
+
+
+@pytest.mark.parametrize(
+    ("layers", "said"),
+    [("tail", "no array is named tail"), ("norm", "no array belongs to batch norm"), ("", "")],
+)
 def test_personal_layers_that_are_not_there_are_refused(layers: str, said: str) -> None:
     reply = train(initial(), personal=layers)
     assert reply.has_error() is bool(said)

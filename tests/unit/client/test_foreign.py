@@ -364,9 +364,10 @@ def test_partitions_of_an_app_are_told_as_flower_tells_them() -> None:
     ]
 
 
-def test_layers_that_only_a_task_knows_are_refused_at_the_start() -> None:
-    with pytest.raises(SettingsError, match="only a task defines which layers are its head"):
-        check_policy(settings(keep_layers="head"))
+@pytest.mark.parametrize("layers", ["head", "norm"])
+def test_layers_that_only_a_task_knows_are_refused_at_the_start(layers: str) -> None:
+    with pytest.raises(SettingsError, match="only of a task is it known which layers"):
+        check_policy(settings(keep_layers=layers))
     check_policy(settings(keep_layers="encoder."))
 
 
