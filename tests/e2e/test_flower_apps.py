@@ -24,6 +24,8 @@ from tests.e2e.test_foreign_app import ENVIRONMENT, programs, start_app
 from tests.kit import until
 
 pytestmark = [examples.needs_apps, pytest.mark.timeout(3600)]
+TABLES = [case for case in CASES if case[0] is not PYTORCH]
+PICTURES = [case for case in CASES if case[0] is PYTORCH]
 FEW = [(SKLEARN, "hcct"), (XGBOOST, "pergroup"), (PYTORCH, "fedgroup")]
 
 
@@ -96,9 +98,9 @@ def test_on_resident_silos(
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("example", [SKLEARN, XGBOOST, PYTORCH], ids=lambda one: one.name)
-def test_on_stock_supernodes(example: Example, superlink: LocalFederation) -> None:
-    """A SuperNode starts a process for each message: that is slow."""
+@pytest.mark.parametrize("cases", [TABLES, PICTURES], ids=["tables", "pictures"])
+def test_on_stock_supernodes(cases: list[tuple[Example, str]], superlink: LocalFederation) -> None:
+    """A SuperNode starts a process for each message: that is slow. Trees get HCCT's groups."""
     lines = [
         [
             "flower-supernode", "--insecure",
@@ -113,4 +115,4 @@ def test_on_stock_supernodes(example: Example, superlink: LocalFederation) -> No
         programs(*lines, env={**ENVIRONMENT, "PYTHONPATH": path_with()}),
     ):
         until(lambda: calls.num_online() == SILOS, "the SuperNodes", deadline_s=120)
-        play(calls, superlink, [case for case in CASES if case[0] is example])
+        play(calls, superlink, cases)
