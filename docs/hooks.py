@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import inspect
+import re
 import tempfile
 from collections.abc import Iterator, Mapping
 from importlib import import_module
@@ -231,7 +232,9 @@ def _code(source: str) -> str:
 
 def _text(output: Any) -> str:
     data = output.get("data", {})
-    return output.get("text") or ("" if "image/png" in data else data.get("text/plain", ""))
+    if "image/png" in data or "text/html" in data:  # a picture, or a bar that shows progress
+        return ""
+    return re.sub(r"\x1b\[[0-9;]*m", "", output.get("text") or data.get("text/plain", ""))
 
 
 # --- what MkDocs calls ---

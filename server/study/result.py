@@ -61,6 +61,12 @@ class Report:
         # A frame of its own: the page's style and programs stay in it.
         return f'<iframe srcdoc="{page}" width="100%" height="{HEIGHT}" sandbox="allow-scripts">'
 
+    def pictures(self) -> dict[str, Path]:
+        """Draw the page's pictures as PNG files; return them by name, such as ``groups``."""
+        from coterie.server.report.command import write_report  # draws: loaded late
+
+        return {file.stem: file for file in write_report(str(self.path.parent), kind="png")}
+
 
 class Result:
     """The result of one run, from the folder of its record.
@@ -159,7 +165,8 @@ class Result:
         """
         from coterie.server.report.explain import print_explanation
 
-        console = Console(file=io.StringIO(), width=100)
+        # Plain text, also where a notebook's kernel asks for colours.
+        console = Console(file=io.StringIO(), width=100, color_system=None)
         print_explanation(str(self.folder), silo=silo, number=None, root=None, console=console)
         assert isinstance(console.file, io.StringIO)
         return console.file.getvalue()

@@ -89,14 +89,14 @@ class RoundReport:
     joined: tuple[str, ...] = ()
     left: tuple[str, ...] = ()
     left_out: Mapping[str, str] = field(default_factory=dict)
-    silos: Mapping[str, SiloReport] = field(default_factory=dict)
+    silos: Mapping[str, SiloReport] = field(default_factory=dict, repr=False)
     evaluated_round: int = 0
     evaluation: Mapping[str, Evaluation] = field(default_factory=dict)
-    train_metrics: Mapping[str, Figures] = field(default_factory=dict)
-    metrics: Mapping[str, Figures] = field(default_factory=dict)
-    personalised: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    train_metrics: Mapping[str, Figures] = field(default_factory=dict, repr=False)
+    metrics: Mapping[str, Figures] = field(default_factory=dict, repr=False)
+    personalised: Mapping[str, tuple[float, float]] = field(default_factory=dict, repr=False)
     seconds: Mapping[str, float] = field(default_factory=dict)
-    phases: Mapping[str, PhaseReport] = field(default_factory=dict)
-    details: Mapping[str, Any] = field(default_factory=dict)
+    phases: Mapping[str, PhaseReport] = field(default_factory=dict, repr=False)
+    details: Mapping[str, Any] = field(default_factory=dict, repr=False)
     ended_early: str = ""
     final: bool = False

@@ -45,7 +45,10 @@ def four() -> dict[str, Any]:
 # ---------------------------------------------------------------- silos
 
 
-def test_arrays_are_grouped_and_a_result_is_loaded_as_it_was(tmp_path: Path) -> None:
+def test_arrays_are_grouped_and_a_result_is_loaded_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")  # as a notebook's kernel
     coterie.simulate(four(), strategy="independent", rounds=3, progress=False)
     result = coterie.simulate(four(), strategy="hcct", alpha=20, rounds=3, progress=False)
     assert result.groups == [["s0", "s2"], ["s1", "s3"]]
@@ -57,8 +60,10 @@ def test_arrays_are_grouped_and_a_result_is_loaded_as_it_was(tmp_path: Path) -> 
     history = result.history()
     assert [(row["round"], row["silo"]) for row in history[:2]] == [(1, "s0"), (1, "s1")]
     assert len(history) == 12 and history[-1]["error"] == rows[-1]["error"]
+    assert "\x1b" not in result.explain()
     assert "group A" in result.explain() and "s1" not in result.explain("s0").split("━")[-1]
     assert "<iframe" in result.report()._repr_html_() and "<table>" in result._repr_html_()
+    assert result.report().pictures()["groups"] == result.folder / "report" / "groups.png"
     again = coterie.load(result.save(tmp_path / "kept"))
     assert isinstance(again, coterie.Result) and again.history() == history
     assert [row | {"gain": 0} for row in again.metrics()] == [row | {"gain": 0} for row in rows]
