@@ -249,6 +249,7 @@ def stay_intervals(
     at_zero = move_gains(objective.with_alpha(np.where(shared, 0.0, given)), checked)
     at_one = move_gains(objective.with_alpha(np.where(shared, 1.0, given)), checked)
     slope = at_one - np.where(at_zero > -np.inf, at_zero, 0)
+    slope[np.abs(slope) <= TOLERANCE] = 0  # between groups of equal silos the data term is the same
     intervals = [_never_positive(*lines) for lines in zip(at_zero, slope, strict=True)]
     totals = np.array([samples[group].sum() for group in checked])
     at_given = move_gains(objective, checked) if own else at_zero

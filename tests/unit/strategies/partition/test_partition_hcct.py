@@ -129,6 +129,8 @@ def test_stay_intervals_are_where_no_move_pays():
         moves = evaluate(HCCTUtility.from_gram(gram, sizes, alpha=alpha), HIDDEN).alternatives
         for (low, high), move in zip(intervals, moves, strict=True):
             assert (low <= alpha <= high) == (move.gain <= 0)
+    equal = hcct.stay_intervals(gram, [80] * 9, HIDDEN)
+    assert all(high == np.inf for _, high in equal), "a move between groups changes no data term"
 
 
 def test_stay_interval_is_nan_for_a_silo_in_the_wrong_group_at_every_alpha():
