@@ -26,7 +26,7 @@ from tests.kit import until
 pytestmark = [examples.needs_apps, pytest.mark.timeout(3600)]
 TABLES = [case for case in CASES if case[0] is not PYTORCH]
 PICTURES = [case for case in CASES if case[0] is PYTORCH]
-FEW = [(SKLEARN, "hcct"), (XGBOOST, "pergroup"), (PYTORCH, "fedgroup")]
+FEW = [(SKLEARN, "hcct"), (XGBOOST, "pergroup")]
 
 
 def path_with(*folders: Path) -> str:
