@@ -23,10 +23,10 @@
         }
       }
       const over = answer.headers.get("X-Run-Over");
-      say(over ? "the run is over: " + over : "live: this page fills while the run goes on");
+      say(over ? "the run is over: " + over : "live: this page follows the run");
       if (over) return;
     } catch (error) {
-      say("no answer from coterie watch: what you see is the last that it sent");
+      say("no answer from coterie runs watch: this is the last state received");
     }
     setTimeout(look, 2000);
   }

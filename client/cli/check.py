@@ -188,7 +188,7 @@ def _unlabelled_lines(session: Session) -> Iterator[str]:
     yield (
         "When the silo joins, its name, task, schema and the number of samples leave it. In a "
         "run with several groups, discriminators between its samples' features and those of up "
-        f"to 12 silos, and how often they are right; nothing else.{refused if refuses else ''}"
+        f"to 12 silos, and their accuracy; nothing else.{refused if refuses else ''}"
     )
     yield f"Runs on {described.device}. Then: coterie silo predict"
 
@@ -277,8 +277,8 @@ def _privacy_lines(session: Session) -> Iterator[str]:
     )
     if (tighter := budget.tighter()) is not None:
         yield (
-            "          By the distribution of the privacy loss, ε "
-            f"{tighter:.3g} is spent; this tighter figure does not count the budget."
+            "          By the PRV accountant, ε "
+            f"{tighter:.3g} is spent; the budget does not count this smaller figure."
         )
     if (persons := session.data.train.persons) is not None:
         most = most_of_one(persons)
@@ -314,10 +314,7 @@ def _leaving_lines(session: Session) -> Iterator[str]:
     names = _metric_names(session)
     auxiliary = policy.auxiliary and session.settings.privacy is None
     if auxiliary and policy.min_group_size <= 2:  # they are averaged in pairs
-        yield (
-            "  (in runs of fedcollab also a discriminator per other silo, and how often it is "
-            "right)"
-        )
+        yield ("  (in runs of fedcollab also a discriminator per other silo, and its accuracy)")
     yield f"  and metrics: numbers of samples{''.join(f', {name}' for name in names)}"
     if session.frozen:
         stays = sum(tensor.nbytes for tensor in session.model.state_dict().values()) - sum(

@@ -317,7 +317,7 @@ def report(
     """Report on this silo's own runs.
 
     The page shows the silo's error, the size of its group and what left the silo. It only uses
-    files in the silo's folder. The dossier is of all runs, unless --run names one.
+    files in the silo's folder. The dossier covers all runs, unless --run names one.
     """
     from coterie.client.cli.report import build_page, read_silo
     from coterie.client.home.files import folder_of

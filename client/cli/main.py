@@ -177,7 +177,7 @@ def serve(
     """Serve a federation with this machine's data.
 
     The command ends with Ctrl-C or SIGTERM. The silo's settings and key are in its folder, --home,
-    which init and join made. With --app, a Flower ClientApp that is installed on this machine
+    made by init and join. With --app, a Flower ClientApp that is installed on this machine
     answers messages, instead of the task in silo.toml.
 
     With --name, --partitions or --simulation, the options take the place of a folder's settings.

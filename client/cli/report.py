@@ -73,8 +73,8 @@ def read_silo(home: Path, run: str | None = None) -> SiloRun:
     names = [str(line["run"]) for line in [*lines, *(ledger or [])] if line.get("run")]
     if not names:
         raise SettingsError(
-            f"{home} has no journal of a run (expected {JOURNAL}): give the --home that the "
-            "silo was started with. A silo that has not trained yet has no journal."
+            f"{home} has no journal of a run ({JOURNAL}): the silo has not trained yet, or --home "
+            "names another folder."
         )
     name = names[-1] if run is None else run
     if name not in names:

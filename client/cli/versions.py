@@ -63,9 +63,9 @@ def use(
 ) -> None:
     """Choose the model that is in use.
 
-    predict, calibrate and export take it if they are given no other. The silo keeps a copy of it in
-    its folder, in-use/, which no later round or run overwrites, and counts of the training samples,
-    with which watch-model compares new ones.
+    predict, calibrate and export then use it by default. The silo keeps a copy in in-use/, which no
+    later round or run overwrites, and counts of the training samples, with which watch-model
+    compares new ones.
     """
     from rich.console import Console
 

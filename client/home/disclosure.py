@@ -169,8 +169,8 @@ def _statistics(policy: Policy, about: About) -> str:
         return "not shared (statistics)"
     return (
         "the coordinator learns how many samples are in each interval or category of "
-        f"{' and '.join(policy.statistics)}; below "
-        f"{policy.statistics_from}{' persons' * bool(about.persons)} no number"
+        f"{' and '.join(policy.statistics)}, but "
+        f"no number below {policy.statistics_from}{' persons' * bool(about.persons)}"
     )
 
 
@@ -180,9 +180,9 @@ def _fitted(policy: Policy, about: About) -> str:
         return "not shared (sums)"
     unit = " persons" if about.persons else ""
     return (
-        f"the coordinator learns sums over all your rows, by which models of kind "
-        f"{' and '.join(families)} are fitted{', also of you alone' * ('alone' in policy.sums)}; "
-        f"none is of fewer than {policy.statistics_from}{unit}"
+        f"the coordinator learns sums over all your rows, for {' and '.join(families)}"
+        f"{', also of you alone' * ('alone' in policy.sums)}; no sum is over fewer than "
+        f"{policy.statistics_from}{unit}"
     )
 
 

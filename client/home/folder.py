@@ -48,34 +48,31 @@ MAX_ALSO = 31
 """Additional tasks of a silo; with the first one, ``wire.description.MAX_TASKS``."""
 
 TEMPLATE = """\
-# A silo of a coterie federation: what it trains on, and what it agrees to. What this file does not
-# allow, the silo refuses, whatever a run asks for. Unknown keys are refused. After a change, look
-# at it with `coterie silo check` and start the silo again.
+# A silo of a coterie federation: its data, and what it allows. The silo refuses what this file does
+# not allow, and unknown keys. After a change, run `coterie silo check` and restart the silo.
 
 name = "{name}"
 
-# What is learned: a built-in task ("digits", "mnist", ...), a file that declares one for your own
-# data ("study.toml", the same at every silo), or a Python class of your own ("module:Class").
+# What is learned: a built-in task ("digits", "mnist", ...), a file that declares one for your data
+# ("study.toml", the same at every silo), or your Python class ("module:Class").
 task = {task}
 
-# Samples of a silo whose data have no labels yet: a file or folder as `coterie silo predict` takes
-# it. The silo then gets a model to predict with, of the group whose data its own look like most,
-# and trains nothing until this line is gone.
+# Samples without labels: a file or folder that `coterie silo predict` reads. The silo then does not
+# train; it gets the model of the group whose data resemble its own most.
 # unlabelled = "new-patients.csv"
 
-# A silo that only tests: it gets the model of the group whose model suits its data, measures it on
-# its test samples, and sends no update.
+# A silo that only tests: it measures the model of the group that suits its data best, and sends no
+# update.
 # role = "evaluate"
 
 [data]
-# Options of the task, mostly where the data is; paths are meant from this folder. Of a table also
-# how it is written: separator, decimal, missing, [data.columns], [data.codes.COLUMN]. Where a
-# person has several samples, group says whose each is: then whole persons are held out, and
+# Options of the task, such as where the data are; paths are relative to this folder. For a table
+# also its format: separator, decimal, missing, [data.columns], [data.codes.COLUMN]. If persons have
+# several samples, group identifies the person of each: whole persons are then held out, and
 # column_sums_from, statistics_from and min_samples below count persons.
 {data}
 
-# Further tasks that this silo serves, each with its own data. A run takes the one that it
-# names; policy, limits and ledger are the same for all.
+# Further tasks of this silo, each with its own data. Policy, limits and ledger apply to all.
 # [[also]]
 # task = "stroke.toml"
 # data.data = "/data/stroke"

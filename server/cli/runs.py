@@ -67,7 +67,7 @@ def run(
         typer.Option(
             "--continue",
             metavar="RUN",
-            help="Add --rounds to a complete run, with its groups and its memory; the same as "
+            help="Add --rounds to a complete run, with its groups and state; the same as "
             "`coterie run continue RUN`.",
         ),
     ] = None,
@@ -76,8 +76,8 @@ def run(
         typer.Option(
             "--from",
             metavar="RUN|FILE",
-            help="Begin from the groups and models of a complete run, with the silos of today and "
-            "with its keys where no others are given; or from the model in a .safetensors file.",
+            help="Begin from the groups and models of a complete run, with its keys unless others "
+            "are given; or from the model in a .safetensors file.",
         ),
     ] = None,
     rounds: int | None = None,
@@ -214,7 +214,7 @@ def show(
     federation: options.FederationOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show strategy, status, rounds and mean of a recorded run."""
+    """Show strategy, status, rounds and mean error of a run."""
     from coterie.server.cli.commands import print_run
 
     print_run(run, options.Given(federation, runs_dir=runs_dir).place().runs_dir, as_json=as_json)

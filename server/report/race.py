@@ -22,7 +22,7 @@ COLUMNS = (
     "partition",
     "held-out",
     "behind the best",
-    "samples behind a model",
+    "samples per model",
 )
 
 

@@ -145,7 +145,7 @@ class RunConfig(Options, wire.SiloKeys):
     )
     parent: str = Field(
         "",
-        description="Run from which this one begins, with its groups, models and memory: name, id "
+        description="Run from which this one begins, with its groups, models and state: name, id "
         "or folder of a complete run of the same strategy and task; `rounds` are then played in "
         "addition. Or the `.safetensors` file of a model that replaces the random initial one. "
         "`coterie run --from` sets this key, and `coterie evaluate` for what it evaluates. Empty: "

@@ -45,32 +45,32 @@ TEMPLATE = """\
 # The coordinator of a coterie federation. Commands read this file each time they start and
 # refuse keys that they do not know.
 
-# Where silos reach this machine, HOST:PORT. The first goes into the silos' join bundles; the
-# server's certificate holds all hosts. After a change: coterie federation init FOLDER --renew
+# Where silos reach this machine, HOST:PORT. The silos' join bundles contain the first; the
+# coordinator's certificate contains all. After a change: coterie federation init FOLDER --renew
 addresses = [{addresses}]
 
 [listen]
 # For silos. 0.0.0.0 means every network interface.
 silos = "{silos}"
-# For operators, who need a key: `coterie operator`. To let in those elsewhere, 0.0.0.0:9093.
+# For operators, who need a key: `coterie operator`. For those on other machines: 0.0.0.0:9093.
 operators = "{operators}"
 # For the ServerApp, which runs next to the SuperLink.
 serverapp = "{serverapp}"
 
 [state]
-# true: the SuperLink keeps its state in superlink.db, and a run goes on after the SuperLink
-# was restarted. It must be a local disk, not NFS.
+# true: the SuperLink keeps its state in superlink.db, and runs continue after it was restarted. The
+# file must be on a local disk, not NFS.
 database = true
 
 [runs]
-# How many runs may go on at the same time; further ones wait in the queue. 0 sets no limit.
+# Most active runs; further ones wait in the queue. 0: no limit.
 at_once = 0
 
 [monitoring]
-# Where Prometheus reads /metrics: PORT of this machine alone, or HOST:PORT. Empty: nowhere. It
-# shows names of silos and runs, and asks for no password.
+# Address of /metrics for Prometheus: PORT (for this machine only) or HOST:PORT. Empty: none. It
+# shows names of silos and runs, without a password.
 metrics_address = ""
-# How the coordinator and its runs log: text, or json (one object a line).
+# Log format of the coordinator and its runs: text, or json (one object per line).
 log_format = "text"
 """
 

@@ -72,7 +72,7 @@ def enrol_silo(made: Federation, text: str, *, who: str = "") -> tuple[list[str]
     later = f"{reason}. The silo will be accepted after the SuperLink's next start."
     lines = [
         f"{entry.name} is enrolled. Key fingerprint: {entry.fingerprint}",
-        "Compare it with what the silo sees, for example by telephone. If it differs, run: "
+        "Compare it with the silo's, for example by telephone. If it differs, run: "
         f"coterie members remove {entry.name}",
         *([later] if reason else []),
         f"CA fingerprint: {_ca_fingerprint(made)}. Send the silo this line:",

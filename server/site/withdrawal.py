@@ -91,11 +91,11 @@ def planned(made: Federation, name: str) -> Iterator[str]:
         if _took_part(folder, name):
             stopped += [folder.name] if held_by(folder) is not None else []
             files += [_about(made, file) for file in _files(folder, name)]
-    yield f"Nothing was changed. Withdrawing {name} would stop: {', '.join(stopped) or 'no run'}."
+    yield f"Nothing was changed. Erasing {name} would stop: {', '.join(stopped) or 'no run'}."
     total = sum(one.num_bytes for one in files)
-    yield f"It would delete {counted(len(files), 'file')}, {total:,} bytes:"
+    text = "It would delete all messages of ended runs in the SuperLink's database, and"
+    yield f"{text} {counted(len(files), 'file')} ({total:,} bytes){':' if files else '.'}"
     yield from (f"  {one.file}" for one in files)
-    yield "And all messages of ended runs in the SuperLink's database."
 
 
 def _require_known(made: Federation, name: str) -> list[str]:

@@ -94,7 +94,7 @@ class Trees(Algorithm[TreesState]):
         20, description="Fewest rows of a leaf, over all silos of its group."
     )
     column_bins: Annotated[int, Field(ge=2, le=1024)] = Field(
-        64, description="Most bins of a column, beside that of missing values."
+        64, description="Most bins per column, besides the one for missing values."
     )
     given_groups: str = Field(
         "",

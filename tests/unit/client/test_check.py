@@ -43,7 +43,7 @@ def test_it_says_who_learns_of_label_counts() -> None:
 
 
 def test_it_names_discriminators_where_they_would_leave() -> None:
-    assert "also a discriminator per other silo, and how often" in said(min_group_size=2)
+    assert "also a discriminator per other silo, and its accuracy" in said(min_group_size=2)
     assert "discriminator per" not in said(min_group_size=3), "they are averaged in pairs"
 
 
@@ -91,9 +91,13 @@ ABOUT = About(samples=100, tests=30, metrics=("loss", "error"), columns=3)
         ({"column_sums": True}, "sums of columns", "of each of 3 with at least 20 numbers"),
         ({"column_sums": True, "column_sums_from": 50}, "sums of columns", "at least 50"),
         ({"statistics": ("inputs",)}, "statistics", "in each interval or category of inputs"),
-        ({"statistics": ("targets",), "statistics_from": 25}, "statistics", "below 25 no number"),
-        ({"sums": ("trees",)}, "sums for models", "models of kind trees are fitted; none is of"),
-        ({"sums": ("trees", "alone")}, "sums for models", "are fitted, also of you alone;"),
+        (
+            {"statistics": ("targets",), "statistics_from": 25},
+            "statistics",
+            "but no number below 25",
+        ),
+        ({"sums": ("trees",)}, "sums for models", "for trees; no sum is over"),
+        ({"sums": ("trees", "alone")}, "sums for models", "for trees, also of you alone;"),
         ({"subgroups": ("sex",)}, "metrics", "only evaluates also by sex, for no fewer than 10"),
         ({"min_samples": 90}, "behind an update", "at least 90 different samples"),
         ({"min_samples": 101}, "behind an update", "all 100 of yours, fewer than min_samples"),

@@ -155,7 +155,7 @@ def test_the_ledger_command_totals_what_left(
     assert silo(["ledger", "--home", str(home), "--json", "--run", "run-1"]) == 0
     assert json.loads(capsys.readouterr().out) == list(read(home, run="run-1"))
     assert silo(["ledger", "--home", str(home / "nowhere")]) == 2
-    assert "there is no ledger" in capsys.readouterr().err
+    assert "nothing has left this silo yet" in capsys.readouterr().err
 
 
 def test_the_ledger_s_table_loses_nothing_in_a_pipe_or_on_a_terminal(

@@ -40,6 +40,7 @@ from coterie.system.exposition import render
 from coterie.tasks.base import Column
 from tests.commands import Done, coterie
 from tests.kit import restart_silos, run
+from tests.unit.server.test_json import documented, fields_of
 
 STUDY = (
     'kind = "table"\nname = "study"\ntarget = "ill"\nclasses = ["no", "yes"]\n'
@@ -92,7 +93,7 @@ def test_a_column_that_has_moved_is_found_without_labels(site: Path, tmp_path: P
     assert said.returncode == 1 and found["worse"] is None and found["labelled"] == 0
     assert [one["name"] for one in found["columns"] if one["drifted"]] == ["age"]
     assert found["warnings"][0].startswith("inputs have drifted: age (PSI ")
-    assert "rows" not in found
+    assert fields_of(found) == documented("silo watch-model --json")
 
 
 def test_a_model_that_has_become_worse_is_found_shown_and_counted(

@@ -43,7 +43,7 @@ def test_fedcollabs_bounds_are_those_of_the_definition() -> None:
     )
     third = 4 / 300**0.5 + (0.9 + 0.8) / 3
     assert f"it would be {third:.3g} with a, b (distance 0.80 to 0.90)" in found.silos["c"]
-    assert "not known" in found.silos["d"]
+    assert "are unknown" in found.silos["d"]
     assert "c from 1 to 9; this run has c = 4" in found.whole[0]
 
 

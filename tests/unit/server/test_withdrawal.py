@@ -256,7 +256,7 @@ def test_what_would_be_deleted_is_listed_and_nothing_is_changed(made: Federation
     assert {f"runs/{name}" for name in GONE} == {
         line.strip() for line in said.splitlines() if line.startswith("  ")
     }
-    assert "would stop: no run" in said and "delete 6 files" in said
+    assert "would stop: no run" in said and "and 6 files (" in said
     with locked(made.runs / "fedavg-1"):
         assert "would stop: fedavg-1" in "\n".join(withdrawal.planned(made, "c"))
     assert files_of(made) == before and not any(e.removed for e in enrolled.read(made.roster))
