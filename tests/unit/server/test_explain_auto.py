@@ -188,7 +188,10 @@ def test_as_good_as_the_best_with_more_data_is_said_and_is_what_the_rule_does() 
     assert "(400 samples against 200)" in text
     decided = verdict(close, winner=ALL, shares=False)
     exact = {5: {"score": "loss"}}
-    for source, rule in (("all together", "all together is chosen, as more"), ("x", "the best one")):
+    for source, rule in (
+        ("all together", "all together is chosen, as more"),
+        ("x", "the best one"),
+    ):
         decided["candidates"][2]["source"] = source
         text = " ".join(explain_race(run_with(decided, rounds=exact)).race)
         assert f"which a few samples cannot tell apart; of equally good partitions {rule}" in text
