@@ -92,25 +92,44 @@ def document(entries: Sequence[Entry]) -> str:
         "random parts. Methods of scikit-learn, outside any federation, are in italics; *tuned "
         "alone* has one penalty for all silos, chosen by training rows that are held out in turn. "
         "In brackets: silos that are worse than by *tuned alone* beyond chance (paired by fold and "
-        "seed, Student's t, Holm at 5%), and silos that are worse at all.",
+        "seed, Student's t, Holm at 5%), and silos that are worse at all. The first table of a "
+        "network has fold 0, seed 0.",
     ]
     for network in federated.NETWORKS:
         if not any(e["network"] == network for e in entries):
             continue
-        parts.append(f"## {network}")
-        shown = [name for name in SETS if select(entries, dataset=name, network=network)]
-        found = {name: rows_of(entries, name, network) for name in shown}
-        methods = [*classical.METHODS, *(f"{method} " for method in federated.METHODS)]
-        lines = [
-            [_title(method), *(_cell(found[name], method) for name in shown)]
-            for method in methods
-            if any(method in found[name] for name in shown)
-        ]
-        parts.append(table(["method", *(SETS[name] for name in shown)], lines))
-        parts.append(_distances(found))
+        parts += [f"## {network}", *_compared(select(entries, fold=0, seed=0), network)]
+        if several := _on_several(entries, network):
+            parts += [f"### {network}, on several folds", *_compared(several, network)]
     done = sorted({(e["fold"], e["seed"]) for e in entries})
     parts.append(f"Folds and seeds measured: {len(done)}. Sets: {', '.join(SETS)}.")
     return page(*parts)
+
+
+def _compared(entries: Sequence[Entry], network: str) -> list[Any]:
+    """Return the table of methods and sets of entries that all have the same folds."""
+    shown = [name for name in SETS if select(entries, dataset=name, network=network)]
+    found = {name: rows_of(entries, name, network) for name in shown}
+    methods = [*classical.METHODS, *(f"{method} " for method in federated.METHODS)]
+    lines = [
+        [_title(method), *(_cell(found[name], method) for name in shown)]
+        for method in methods
+        if any(method in found[name] for name in shown)
+    ]
+    return [table(["method", *(SETS[name] for name in shown)], lines), _distances(found)]
+
+
+def _on_several(entries: Sequence[Entry], network: str) -> list[Entry]:
+    """Return what was measured on every fold and seed of a set that has several."""
+    found: list[Entry] = []
+    for name in SETS:
+        of_set = [e for e in entries if e["dataset"] == name and e["network"] in (OUTSIDE, network)]
+        folds = {(e["fold"], e["seed"]) for e in of_set if e["network"] == network}
+        for kind, method in {(e["network"], e["method"]) for e in of_set}:
+            own = select(of_set, network=kind, method=method)
+            complete = folds <= {(e["fold"], e["seed"]) for e in own}
+            found += own if len(folds) > 1 and complete else []
+    return found
 
 
 def _title(method: str) -> str:

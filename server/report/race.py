@@ -232,7 +232,7 @@ class _Chosen:
                 f"best ({where}), which a few samples cannot tell apart; the silos' "
                 "discriminators, which compared their data, propose it too."
             )
-        if not self._last.grouping.score:
+        if not self.verdict.converged:
             rule = (
                 "the one whose models learn from the most data is chosen "
                 f"({_samples(chosen.samples)} samples against {_samples(best.samples)})"

@@ -57,7 +57,7 @@ from coterie.strategies.auto.entries import (
 )
 from coterie.strategies.auto.evidence import (
     MEASURES,
-    by_loss,
+    compares_losses,
     entrants_of,
     has_learned,
     judges_of,
@@ -423,7 +423,7 @@ class Auto(Algorithm[AutoState]):
     def details(self, state: AutoState) -> Mapping[str, Any]:
         details: dict[str, Any] = {
             "phase": state.phase,
-            **({"score": wire.LOSS} if by_loss(state) and not _any_share(state) else {}),
+            **({"score": score} if (score := _score(state)) else {}),
             "trainings": {name: round(n, 1) for name, n in sorted(state.trainings.items())},
             "bytes": {
                 "moved": state.moved,
@@ -462,8 +462,10 @@ def _with_pairs(state: AutoState, compared: FedCollabState, now: Round) -> AutoS
     return replace(state, paired=total, paired_in=now.number, moved=state.moved + found.bytes)
 
 
-def _any_share(state: AutoState) -> bool:
-    return any(m.share for of in state.measured.values() for own in of.values() for m in own)
+def _score(state: AutoState) -> str:
+    if state.phase == "hold" and state.verdict is not None:
+        return state.verdict.score
+    return wire.LOSS if compares_losses(state) else ""
 
 
 def _size_here(group: Group, now: Round) -> int:

@@ -63,6 +63,7 @@ def verdict_entry(verdict: Verdict) -> dict[str, Any]:
         "round": verdict.round,
         "complete": verdict.complete,
         "shares": verdict.shares,
+        **({"converged": True} if verdict.converged else {}),
         "judges": list(verdict.judges),
         **({"left": list(verdict.left)} if verdict.left else {}),
         "winner": verdict.winner,

@@ -32,6 +32,12 @@ def by_loss(state: AutoState) -> bool:
     return is_linear(state.members.initial)
 
 
+def compares_losses(state: AutoState) -> bool:
+    """Return whether losses decide a race from its beginning: not of apps that tell only errors."""
+    found = (m.share for of in state.measured.values() for own in of.values() for m in own)
+    return by_loss(state) and not any(found)
+
+
 def measurement(update: Update, *, loss_decides: bool = False) -> Measured | None:
     """Return a silo's measurement of the model it received, or None if missing or invalid.
 
@@ -128,18 +134,22 @@ def by_preference(
     """Return the indices of candidates that may be held, most wanted first.
 
     These are the ones as good as the best. Among them, what the measurements cannot tell apart is
-    decided by prior knowledge: a supported candidate comes first, as discriminators have compared
-    the silos' data; then those with most data, as their models have more to learn and vary less.
+    decided by prior knowledge: those with most data come first, as their models have more to learn
+    and vary less; but before them a supported candidate that is not behind the one with most data,
+    as discriminators have compared the silos' data.
     Models that have ``converged`` have no more to learn: all together comes first, then a supported
     candidate, then the smallest loss.
     """
     near = [n for n, s in enumerate(found) if not s.out and s.behind <= NEAR * s.standard_error]
 
+    data = {n: 0.0 if converged else samples_behind(candidates[n], sizes) for n in near}
+    widest = min((-data[n], found[n].behind) for n in near) if near else (0.0, 0.0)
+
     def rank(number: int) -> tuple[bool, bool, float, float]:
-        one = candidates[number]
-        data = 0.0 if converged else samples_behind(one, sizes)
+        one, behind = candidates[number], found[number].behind
         first = converged and one.is_together
-        return not first, not one.supported, -data, found[number].behind
+        favoured = one.supported and (converged or behind <= widest[1])
+        return not first, not favoured, -data[number], behind
 
     return sorted(near, key=rank)
 

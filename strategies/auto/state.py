@@ -69,6 +69,8 @@ class Verdict:
         gains: silo → its gain by the group over local training, where it measured both.
         trials: silo → its measurements, where there are any.
         shares: errors are shares of samples.
+        score: the metric that decided; empty: the run's primary metric.
+        converged: models were trained to their minimum.
         complete: False if the run ended during the race.
         left: silos that are alone because most of their group keep their own models.
     """
@@ -81,6 +83,8 @@ class Verdict:
     gains: Mapping[str, Gain] = field(default_factory=dict)
     trials: Mapping[str, Trial] = field(default_factory=dict)
     shares: bool = True
+    score: str = ""
+    converged: bool = False
     complete: bool = True
     left: tuple[str, ...] = ()
 

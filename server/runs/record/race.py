@@ -87,6 +87,7 @@ class Verdict:
     entrants: tuple[Entrant, ...]
     gains: Mapping[str, Gain]
     trials: Mapping[str, Trial]
+    converged: bool = False
     left: tuple[str, ...] = ()
 
     @property

@@ -186,7 +186,7 @@ def test_as_good_as_the_best_with_more_data_is_said_and_is_what_the_rule_does() 
     text = " ".join(found.race)
     assert "behind the best (2 groups), which a few samples cannot tell apart" in text
     assert "(400 samples against 200)" in text
-    decided = verdict(close, winner=ALL, shares=False)
+    decided = verdict(close, winner=ALL, shares=False, converged=True)
     exact = {5: {"score": "loss"}}
     for source, rule in (
         ("all together", "all together is chosen, as more"),

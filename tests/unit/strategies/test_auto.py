@@ -513,14 +513,19 @@ def test_of_candidates_that_cannot_be_told_apart_the_one_with_most_data_is_held(
 
 
 def test_discriminators_break_ties_within_a_standard_error_and_no_more() -> None:
-    """The proposal of few samples comes before one of many, but not before what is better."""
+    """The proposal of few samples comes before one of many, but not if it is behind that."""
     alone, together = trivial(["a", "b", "c"], {})
     sizes = {"a": 10.0, "b": 10.0, "c": 10.0}
     proposed = replace(alone, supported=True)
-    for behind, wanted in ((0.02, [0, 1]), (0.06, [1])):
-        found = [Standing(0.2 + behind, behind, 0.03, False), Standing(0.2, 0.0, 0.0, False)]
+    for behind, wanted, usual in (
+        ((0.0, 0.02), [0, 1], [1, 0]),
+        ((0.02, 0.02), [0, 1], [1, 0]),
+        ((0.02, 0.0), [1, 0], [1, 0]),
+        ((0.06, 0.0), [1], [1]),
+    ):
+        found = [Standing(0.2 + b, b, 0.03, False) for b in behind]
         assert evidence.by_preference((proposed, together), found, sizes) == wanted
-        assert evidence.by_preference((alone, together), found, sizes) == wanted[::-1]
+        assert evidence.by_preference((alone, together), found, sizes) == usual
 
 
 @pytest.mark.parametrize(
