@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import time
+from types import SimpleNamespace
+from typing import cast
 
 import numpy as np
 import pytest
@@ -11,6 +13,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 
 from coterie import wire
 from coterie.engine.fast import bundles
+from coterie.engine.fast.silo.calls import Calls
 from coterie.engine.fast.silo.link import FleetLink
 from coterie.wire import buffers
 from coterie.wire.buffers import Buffers
@@ -94,7 +97,8 @@ def test_models_that_come_and_go_take_the_same_memory(own: Buffers) -> None:
         made = Made([Message(RecordDict({"arrays": record}), 1, "train")])
         (sent,) = made.blobs.values()
         parts = [bytes(sent[i : i + 8 * MB]) for i in range(0, len(sent), 8 * MB)]
-        link = FleetLink(1, [*[None] * 7, lambda *_, parts=parts: iter(parts), None, None])
+        calls = SimpleNamespace(node=SimpleNamespace(node_id=1), get=lambda *_, p=parts: iter(p))
+        link = FleetLink(cast(Calls, calls))
         landed = {name: link._content(1, blob) for name, blob in named(made).items()}
         (message,), _ = bundles.unbundle(made.root, made.content, landed, max_bytes=0)
         read = wire.decode_arrays(message.content["arrays"])
