@@ -33,7 +33,7 @@ WITNESSES: Mapping[str, str] = {
     "FedCollab": "FedCollab's discriminators, c auto",
 }
 """How a candidate's source begins → its title."""
-HELD = "`auto`, in the end"
+HELD = "what `auto` held"
 ROUNDS = 20
 
 
