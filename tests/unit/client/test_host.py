@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import re
 import signal
 import threading
@@ -90,7 +91,7 @@ class World:
 
     Attributes:
         send_errors: raised by the next ``send``.
-        pauses: waits of the host's threads, in seconds; none of them takes any time.
+        pauses: waits of the host's threads, in seconds, by a clock that nothing else moves.
     """
 
     def __init__(self, silos: Sequence[str] = ("north",)) -> None:
@@ -146,12 +147,25 @@ def silos() -> Sequence[str]:
 @pytest.fixture
 def world(silos: Sequence[str], monkeypatch: pytest.MonkeyPatch) -> World:
     class Waits(threading.Condition):
+        """Time passes only while all threads wait, however long the machine delays one of them."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.ends: list[float] = []
+
         def wait(self, timeout: float | None = None) -> bool:
-            if timeout is None:  # until another thread gives its silo back
+            if timeout is not None:
+                made.pauses.append(timeout)
+            self.ends.append(math.inf if timeout is None else made.now + timeout)
+            if len(self.ends) < made.host.num_threads:
                 return super().wait()
-            made.now += timeout
-            made.pauses.append(timeout)
+            made.now = min(self.ends)
+            self.notify_all()
             return False
+
+        def notify(self, n: int = 1) -> None:
+            self.ends.clear()  # who is woken decides anew how long to wait
+            super().notify(n)
 
     monkeypatch.setattr(schedule, "Condition", Waits)
     monkeypatch.setattr(schedule.random, "uniform", lambda low, high: (low + high) / 2)

@@ -25,7 +25,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import Result
 
 from coterie import wire
-from coterie.engine import pauses
+from coterie.engine import pauses, plain
 from coterie.engine.inprocess import InProcessGrid
 from coterie.features.stragglers.coordinator import MISSES, TIMES
 from coterie.server.runs.codec import decode, encode
@@ -392,6 +392,11 @@ class SlowGrid(InProcessGrid):
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         return super().pull_messages(i for i in message_ids if self.due[i] <= self.now)
 
+    def rule(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Replace the clocks of a round: how long the machine takes counts nowhere."""
+        for module in (exchanging, pauses, plain):
+            monkeypatch.setattr(module, "time", self)
+
     def monotonic(self) -> float:
         return self.now
 
@@ -419,8 +424,7 @@ def test_a_silo_that_uses_every_deadline_slows_a_run_so_far_and_no_further(
     spent = {}
     for case in (lambda _: 10.0, delay):
         grid = SlowGrid(plain_nodes(0, 0, 0, 0), 10.0, case)
-        monkeypatch.setattr(exchanging, "time", grid)
-        monkeypatch.setattr(pauses, "time", grid)
+        grid.rule(monkeypatch)
         result = FedAvg(round_timeout=patience).start(grid, plain_initial(), rounds)
         spent[case] = grid.now
         assert [r.round for r in result.rounds[:-1]] == list(range(1, rounds + 1))
@@ -433,8 +437,7 @@ def test_who_is_asked_less_often_for_its_slowness_is_told_so(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     grid = SlowGrid(plain_nodes(0, 0, 0, 0), 10.0, at_the_deadline)
-    monkeypatch.setattr(exchanging, "time", grid)
-    monkeypatch.setattr(pauses, "time", grid)
+    grid.rule(monkeypatch)
     result = FedAvg(round_timeout=600.0).start(grid, plain_initial(), 7)
     reasons = [r.left_out.get("silo-2", "") for r in result.rounds[:-1]]
     assert reasons[:3] == [""] * 3 and len(set(reasons[3:])) == 1
@@ -447,8 +450,7 @@ def test_who_is_asked_less_often_for_its_slowness_is_told_so(
 
 def test_a_silo_that_has_more_to_train_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     grid = SlowGrid(plain_nodes(0, 0, 0, 0), 10.0, lambda _: 75.0)
-    monkeypatch.setattr(exchanging, "time", grid)
-    monkeypatch.setattr(pauses, "time", grid)
+    grid.rule(monkeypatch)
     result = FedAvg(round_timeout=100.0).start(grid, plain_initial(), 40)
     assert not any(r.left_out for r in result.rounds)
 
