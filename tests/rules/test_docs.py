@@ -159,7 +159,10 @@ PROBLEMS = {"Stay": "mae", "Relapse": "concordance", "Lesions": "dice"}
         ),
     ],
 )
-@pytest.mark.parametrize("name", PROBLEMS)
+@pytest.mark.parametrize(
+    "name",
+    [one if one == "Relapse" else pytest.param(one, marks=pytest.mark.nightly) for one in PROBLEMS],
+)
 def test_the_learning_problems_of_the_guide_are_learned(
     name: str, strategy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

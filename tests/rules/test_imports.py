@@ -26,6 +26,7 @@ MOUNTS = {
 silos in its own process; a strategy of ``flwr run`` keeps a record by ``coterie.recorded``."""
 
 
+@cache
 def sources(package: str) -> list[Path]:
     found = sorted((ROOT / package).rglob("*.py"))
     assert found, f"no source in {package}"
@@ -37,13 +38,18 @@ def parsed(file: Path) -> ast.Module:
     return ast.parse(file.read_text(encoding="utf-8"))
 
 
-def imports(file: Path, *, lazy: bool = True) -> Iterator[str]:
+@cache
+def imports(file: Path, *, lazy: bool = True) -> tuple[str, ...]:
     """Full names that a file imports, wherever it does so.
 
     Args:
         lazy: also imports inside functions. Imports for type checkers alone always count:
             they couple two packages as well.
     """
+    return tuple(_imports(file, lazy=lazy))
+
+
+def _imports(file: Path, *, lazy: bool) -> Iterator[str]:
     tree = parsed(file)
     inside = {
         id(node)
@@ -109,6 +115,7 @@ def test_every_folder_with_modules_is_a_package_of_the_wheel() -> None:
     assert set(manifest["tool"]["setuptools"]["packages"]) == names
 
 
+@cache
 def module_file(name: str) -> Path | None:
     """The file of a module of ours, of a full name that may go on inside it."""
     parts = name.split(".")[1:]
@@ -119,6 +126,7 @@ def module_file(name: str) -> Path | None:
     return None
 
 
+@cache
 def of_features(file: Path) -> set[Path]:
     """A file of a feature, and all files of features that it imports, directly or not."""
     found, left = set[Path](), [file]

@@ -252,7 +252,7 @@ def test_a_limit_shortens_a_whole_block(tmp_path: Path) -> None:
 # ---------------------------------------------------------------- what decides a training
 
 
-@pytest.mark.parametrize("count", [100, pytest.param(500, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("count", [40, pytest.param(500, marks=pytest.mark.nightly)])
 def test_two_requests_with_different_outcomes_have_different_digests(count: int) -> None:
     """Over all entries that a silo reads, and some that it does not know; pair by pair."""
     (node,), game = digits("a", **{"min-samples": 1}), Game()

@@ -141,7 +141,11 @@ def model_to(superlink: Any, seed: int = 0) -> Message:
 
 
 @pytest.mark.parametrize("shared", [True, False], ids=["same machine", "another machine"])
-@pytest.mark.parametrize("superlink", [FLWR_IN_MEMORY_DB_NAME, "state.db"], indirect=True)
+@pytest.mark.parametrize(
+    "superlink",
+    [FLWR_IN_MEMORY_DB_NAME, pytest.param("state.db", marks=pytest.mark.nightly)],
+    indirect=True,
+)
 def test_models_travel_both_ways_by_files_or_by_calls(
     superlink: Any, shared: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -71,7 +71,9 @@ def branch(folder: Path, silos: Any, run_id: int = 7, **keys: Any) -> Path:
     return own
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind", [pytest.param("fedavg", marks=pytest.mark.nightly), "hcct", "fedgroup"]
+)
 def test_silos_of_today_go_on_in_their_groups_and_newcomers_are_placed(
     kind: str, first: First, tmp_path: Path
 ) -> None:

@@ -127,7 +127,10 @@ def test_what_is_common_is_shared_and_silos_of_two_kinds_are_not_mixed(tmp_path:
     assert losses(mixed) < 1.12
 
 
-@pytest.mark.parametrize(("kind", "answered"), [(wire.EVALUATE_OWN, 7), (wire.TRAIN, 2)])
+@pytest.mark.parametrize(
+    ("kind", "answered"),
+    [(wire.EVALUATE_OWN, 7), pytest.param(wire.TRAIN, 2, marks=pytest.mark.nightly)],
+)
 def test_a_run_that_is_cut_off_while_or_after_own_models_are_measured_goes_on(
     kind: str, answered: int, levels: RunResult, tmp_path: Path
 ) -> None:
