@@ -15,7 +15,7 @@ _WORDS = ("none", "one", "two", "three", "four", "five", "six", "seven", "eight"
 
 
 def lead_of(story: Story) -> str:
-    """Return the answer in one sentence."""
+    """Return the answer, and how sure it is, in one sentence."""
     gains = story.gains.gain.values()
     if not gains and story.run.strategy == "independent":
         return "Every site trained alone: this run is what others are compared with."
@@ -26,17 +26,18 @@ def lead_of(story: Story) -> str:
         )
     better, worse = sum(gain > 0 for gain in gains), sum(gain < 0 for gain in gains)
     count, same = len(gains), len(gains) - better - worse
-    if better == count > 1:
-        return f"All {_word(count)} sites do better than with local training."
-    return (
+    answer = (
         f"{_word(better).capitalize()} of {_word(count)} {'site' if count == 1 else 'sites'} "
         f"{'does' if better == 1 else 'do'} better than with local training"
-        f"{f', {_word(same)} the same' if same else ''}, {_word(worse)} worse."
+        f"{f', {_word(same)} the same' if same else ''}, {_word(worse)} worse"
     )
+    if better == count > 1:
+        answer = f"All {_word(count)} sites do better than with local training"
+    return "; ".join(filter(None, [answer, chance_of(story)])) + "."
 
 
 def detail_of(story: Story) -> str:
-    """Return the sentences after the answer: mean, extremes, omissions, and how sure it is."""
+    """Return the sentences after the answer: mean, extremes and omissions."""
     gains, lead = story.gains, story.run.lead
     if not gains.gain:
         return ""
@@ -52,11 +53,11 @@ def detail_of(story: Story) -> str:
     if missing := _not_compared(story):
         is_are = "site is" if len(missing) == 1 else "sites are"
         parts.append(f"{_word(len(missing)).capitalize()} {is_are} not compared: {some(missing)}.")
-    return " ".join(filter(None, [*parts, chance_of(story)]))
+    return " ".join(parts)
 
 
 def chance_of(story: Story) -> str:
-    """Return below which gain chance may be the reason, at 95%; empty if it is unknown.
+    """Return below which difference chance may be the reason, at 95%; empty if it is unknown.
 
     The two models are tested on the same samples, but the record has no single answers. So their
     errors count as independent: too large a limit rather than too small a one.
@@ -69,7 +70,7 @@ def chance_of(story: Story) -> str:
     known = ""
     if lead.metric == wire.ERROR and counts and min(counts) > 0:
         most = f" to {max(counts):,}" if max(counts) > min(counts) else ""
-        known = f"With {min(counts):,}{most} test samples"
+        known = f"with {min(counts):,}{most} test samples"
         if len(widths) < len(counts):
             both = (gains.mean_alone, gains.mean_error)
             widths = [1.96 * math.sqrt(sum(p * (1 - p) for p in both) / n) for n in counts]
@@ -77,8 +78,10 @@ def chance_of(story: Story) -> str:
         return ""
     size = lead.scale * median(widths)
     text = f"{size:.0f}" if lead.scale == 100 and size >= 1 else wire.readable(size)
+    larger = sum(lead.scale * abs(gain) > size for gain in gains.gain.values())
     return (
-        f"{known or 'By the 95% intervals'}, gains below about {text} {lead.points} may be chance."
+        f"{known or 'by the 95% intervals'}, differences below about {text} {lead.points} may be "
+        f"chance: {_word(larger)} {'is' if larger < 2 else 'are'} larger"
     )
 
 

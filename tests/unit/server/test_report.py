@@ -258,6 +258,7 @@ def with_errors(folder: Path, errors: dict[str, float], **more: Any) -> Path:
 
 
 LOCAL = {"a": 0.2, "b": 0.2, "c": 0.1}
+CHANCE = "; with 70 test samples, differences below about {} points may be chance: {} larger."
 
 
 @pytest.mark.parametrize(
@@ -265,22 +266,25 @@ LOCAL = {"a": 0.2, "b": 0.2, "c": 0.1}
     [
         (
             {"a": 0.1, "b": 0.2, "c": 0.1},
-            "One of three sites does better than with local training, two the same, none worse.",
+            "One of three sites does better than with local training, two the same, none worse"
+            + CHANCE.format(12, "none is"),
             ["from 16.7% to 13.3% on average", "Largest gain: a, 20.0% → 10.0% (7 of its 70"],
         ),
         (
             {"a": 0.1, "b": 0.1, "c": 0.2, "d": 0.0},
-            "Two of three sites do better than with local training, one worse.",
+            "Two of three sites do better than with local training, one worse"
+            + CHANCE.format(12, "none is"),
             ["Worse: c, 10.0% → 20.0%", "One site is not compared: d (no local baseline)."],
         ),
         (
-            {"a": 0.1, "b": 0.1, "c": 0.0},
-            "All three sites do better than with local training.",
+            {"a": 0.0, "b": 0.0, "c": 0.05},
+            "All three sites do better than with local training" + CHANCE.format(9, "two are"),
             ["The error falls"],
         ),
         (
             {"a": 0.3, "b": 0.2, "c": 0.1},
-            "None of three sites do better than with local training, two the same, one worse.",
+            "None of three sites do better than with local training, two the same, one worse"
+            + CHANCE.format(13, "none is"),
             ["The error rises from 16.7% to 20.0% on average."],
         ),
     ],
@@ -307,13 +311,11 @@ def test_how_sure_the_answer_is_follows_from_counts_or_recorded_intervals(tmp_pa
         return chance_of(build_story(own, alone=alone))
 
     unpaired = 100 * 1.96 * (2 * (1 / 6) * (5 / 6) / 70) ** 0.5
-    assert said("1", "error", None) == (
-        f"With 70 test samples, gains below about {unpaired:.0f} points may be chance."
-    )
+    assert said("1", "error", None) == CHANCE.format(f"{unpaired:.0f}", "none is").strip("; .")
     assert "about 14 points" in said("2", "error", 0.2), "√2 · half of 20 points"
     assert said("3", "auroc", None) == ""
     assert said("4", "auroc", 0.2) == (
-        "By the 95% intervals, gains below about 14 points may be chance."
+        "by the 95% intervals, differences below about 14 points may be chance: none is larger"
     )
 
 
