@@ -237,8 +237,8 @@ def collaboration_text(figures: Collaboration, lead: Lead) -> str:
     better = f"{figures.ipr * figures.silos:.0f}" if figures.silos else "0"
     gain = f"{lead.gain(alone - error)} ± {lead.gain(figures.rsd, sign='')} {lead.points}"
     return (
-        f"mean {lead.title} of {figures.silos} silos with a baseline: {lead.text(error)}, alone "
-        f"{lead.text(alone)}; better than alone: {better} of {figures.silos} silos; gain {gain} "
+        f"mean {lead.title} of {figures.silos} silos with a baseline: {lead.text(error)}, local "
+        f"{lead.text(alone)}; better than local: {better} of {figures.silos} silos; gain {gain} "
         "(± is the standard deviation over silos)"
     )
 

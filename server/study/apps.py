@@ -191,8 +191,8 @@ class AppComparison(Comparison):
             made[name] = one
             runs[name] = {"strategy": strategy_name(one), **one.algorithm.plain()}
         if not any(keys["strategy"] == ALONE for keys in runs.values()):
-            made = {"alone": strategy_of_app(ALONE, {}), **made}
-            runs = {"alone": {"strategy": ALONE}, **runs}
+            made = {"local": strategy_of_app(ALONE, {}), **made}
+            runs = {"local": {"strategy": ALONE}, **runs}
         for keys in runs.values():
             keys |= {"rounds": rounds, **run_config, **train_config}
         return cls(

@@ -341,7 +341,7 @@ def columns(lead: Lead) -> dict[str, Callable[[Row], str]]:
         lead.head: lambda row: _value(row, lead),
         "over silos": lambda row: "–" if math.isnan(row.silo_std) else lead.spread(row.silo_std),
         "worst silo": lambda row: lead.number(row.worst),
-        "better than alone": lambda row: f"{row.better} of {row.compared}" if row.compared else "–",
+        "better than local": lambda row: f"{row.better} of {row.compared}" if row.compared else "–",
         f"gain ({lead.points})": lambda row: _gain(row, lead),
         "groups": lambda row: _text(row.num_groups, ".1f"),
         "rounds to target": _reached,
@@ -418,8 +418,8 @@ def advise(table: Sequence[Row], *, alone: str, over_alone: Difference, lead: Le
     names = _listed([row.name for row in close])
     if best.name == alone:
         text = (
-            f"Recommendation: {alone}. No strategy has a better mean {lead.title} than training "
-            "alone"
+            f"Recommendation: {alone}. No strategy has a better mean {lead.title} than local "
+            "training"
         )
         text += (
             f"; the difference from {names} is not significant."
@@ -427,16 +427,16 @@ def advise(table: Sequence[Row], *, alone: str, over_alone: Difference, lead: Le
             else "; all others are worse."
         )
         return Advice(alone, not close, text)
-    gained = f"{best.name} gains {lead.gain(over_alone.mean)} {lead.points} over alone"
+    gained = f"{best.name} gains {lead.gain(over_alone.mean)} {lead.points} over local training"
     if math.isfinite(over_alone.low):
         ends = (lead.gain(over_alone.low), lead.gain(over_alone.high))
         gained += f" (95% interval {ends[0]} to {ends[1]})"
-    gained += f", and is better than alone at {best.better} of {best.compared} silos"
+    gained += f", and is better at {best.better} of {best.compared} silos"
     base = next((row for row in others if row.name == alone), None)
     if base in close and base is not None:
         text = (
             f"Recommendation: {alone}. {gained}, but it does not differ significantly from "
-            f"training alone (p {_equals(base.p)}), which needs no federation. More seeds, "
+            f"local training (p {_equals(base.p)}), which needs no federation. More seeds, "
             "folds or test samples may decide it."
         )
         return Advice(alone, False, text)

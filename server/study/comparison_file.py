@@ -66,7 +66,7 @@ from coterie.tasks.simulation import Simulation, placed, split_problem
 from coterie.tasks.toml import checked, read_table
 from coterie.wire import is_silo_name, page, strategy_of
 
-ALONE = "alone"
+ALONE = "local"
 
 
 SET_HERE = ("strategy", "seed", "task", "label", "runs-dir", "min-silos", "churn", "baseline-run")

@@ -15,11 +15,11 @@ def legend(comparison: Comparison, lead: Lead, drawn: set[str]) -> str:
         reach = f"the first with a mean {lead.title} of {value} or better"
     return (
         f"{lead.head}: {lead.direction}; on each silo's own test data, mean over silos. "
-        f"{_spread_text(comparison, drawn)} Over silos: standard deviation. Better than alone: "
-        "silos whose mean over all runs is better than training alone. Gain: over alone, with its "
-        f"standard deviation over silos. Rounds to target: {reach}. MB: arrays sent both ways. s: "
-        "wall clock of the rounds; silo s: the silos' own training, added up. p: of the difference "
-        f"to the first row, {_test_text(comparison, drawn)}"
+        f"{_spread_text(comparison, drawn)} Over silos: standard deviation. Better than local: "
+        "silos whose mean over all runs is better than with local training. Gain: over local "
+        f"training, with its standard deviation over silos. Rounds to target: {reach}. MB: arrays "
+        "sent both ways. s: wall clock of the rounds; silo s: the silos' own training, added up. p: of "
+        f"the difference to the first row, {_test_text(comparison, drawn)}"
     )
 
 

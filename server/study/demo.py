@@ -305,7 +305,7 @@ def _table(outcome: Outcome, run: Run) -> Table:
     caption = f"{lead.head} on each silo's own test data: {lead.direction}"
     table = Table(title=caption[0].upper() + caption[1:], title_justify="left")
     runs = list(outcome.errors)
-    names_of = {"grouped": title, "personalised": "Per"}
+    names_of = {"alone": "local", "grouped": title, "personalised": "Per"}
     remarks = {NEWCOMER: " (joined late)", **dict.fromkeys(LEAVERS, " (left early)")}
     for column in (
         "silo",

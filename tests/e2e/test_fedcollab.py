@@ -27,7 +27,7 @@ def test_the_demo_finds_the_hidden_groups_places_the_newcomer_and_lets_one_leave
     means = {run: sum(e.values()) / len(e) for run, e in outcome.errors.items()}
     assert means["grouped"] < means["alone"] and means["grouped"] < means["global"]
     assert "found exactly" in text and "FedCollab chose these groups by error bounds" in text
-    assert "better than alone: " in text and " points (± is" in text
+    assert "better than local: " in text and " points (± is" in text
     (folder,) = (tmp_path / "runs").glob("FedCollab-*")
     rounds = record_of(folder)["rounds"]
     pairs = [entry["discriminators"]["pairs"] for entry in rounds if "discriminators" in entry]

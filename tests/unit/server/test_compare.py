@@ -233,8 +233,8 @@ def test_a_strategy_that_differs_from_all_others_is_advised_with_its_evidence() 
     assert found.text.startswith(
         "Recommendation: far. It differs from every other strategy (p < 0.001)."
     )
-    assert "gains +20.0 points over alone (95% interval +1" in found.text
-    assert "better than alone at 2 of 2 silos" in found.text
+    assert "gains +20.0 points over local training (95% interval +1" in found.text
+    assert "better at 2 of 2 silos" in found.text
 
 
 def test_strategies_that_cannot_be_told_apart_are_named() -> None:
@@ -246,15 +246,15 @@ def test_strategies_that_cannot_be_told_apart_are_named() -> None:
 
 def test_noise_is_never_better_than_training_alone() -> None:
     found = advice(alone=BASE, noise=NOISE)
-    assert found.text.startswith("Recommendation: alone. noise gains +0.8 points over alone")
+    assert found.text.startswith("Recommendation: alone. noise gains +0.8 points over local")
     assert (found.strategy, found.apart) == ("alone", False)
-    assert "does not differ significantly from training alone" in found.text
+    assert "does not differ significantly from local training" in found.text
 
 
 def test_training_alone_is_advised_where_it_is_better() -> None:
     found = advice(alone=FAR, base=BASE)
     assert (found.strategy, found.apart) == ("alone", True)
-    assert found.text.endswith("than training alone; all others are worse.")
+    assert found.text.endswith("than local training; all others are worse.")
     assert (
         "the difference from noise is not significant"
         in advice(alone=BASE, noise=over_seeds(0.38, 0.29, 0.35, 0.28, 0.37)).text
@@ -343,7 +343,7 @@ def written(folder: Path, text: str) -> Path:
 
 def test_a_file_becomes_runs_with_training_alone_added(tmp_path: Path) -> None:
     comparison = read(written(tmp_path, WHOLE))
-    assert list(comparison.runs) == ["alone", "fedavg", "IFCA, K 2"]
+    assert list(comparison.runs) == ["local", "fedavg", "IFCA, K 2"]
     keys = comparison.keys("IFCA, K 2", Repeat(3))
     assert (keys["strategy"], keys["seed"], keys["num-groups"], keys["rounds"]) == ("ifca", 3, 2, 2)
     assert keys["min-silos"] == 2
@@ -455,14 +455,14 @@ def go(file: Path, folder: Path, **more: Any) -> tuple[str, list[Any]]:
 def test_from_file_to_table_and_only_what_is_missing_the_second_time(tmp_path: Path) -> None:
     file, folder = written(tmp_path, WHOLE), tmp_path / "out"
     said, table = go(file, folder)
-    assert [row.name for row in table] == ["alone", "fedavg", "IFCA, K 2"]
+    assert [row.name for row in table] == ["local", "fedavg", "IFCA, K 2"]
     assert said.count("mean error") >= 6 and "A try: 3 strategies, 2 silos in this process" in said
     page = (folder / "comparison.md").read_text(encoding="utf-8")
     assert page.startswith("# A try\n") and "| IFCA, K 2 |" in page
     content = json.loads((folder / "comparison.json").read_text(encoding="utf-8"))
-    assert [row["name"] for row in content["table"]] == ["alone", "fedavg", "IFCA, K 2"]
+    assert [row["name"] for row in content["table"]] == ["local", "fedavg", "IFCA, K 2"]
     assert {(run["name"], run["seed"]) for run in content["runs"]} == {
-        (name, seed) for name in ("alone", "fedavg", "IFCA, K 2") for seed in (0, 3)
+        (name, seed) for name in ("local", "fedavg", "IFCA, K 2") for seed in (0, 3)
     }
     for row in content["table"]:
         means = [
@@ -508,7 +508,7 @@ def test_fedgen_is_compared_where_the_file_lets_silos_tell_their_label_counts(
     fedgen = '[[strategies]]\nstrategy = "fedgen"\ngenerator-steps = 2\n'
     text = "seeds = [0]\n" + SILOS + RUN + fedgen
     _, table = go(written(tmp_path, "label-counts = true\n" + text), tmp_path / "with")
-    assert {row.name for row in table} == {"alone", "fedgen"}
+    assert {row.name for row in table} == {"local", "fedgen"}
     (spec, _) = read(written(tmp_path, "label-counts = true\n" + text)).silos(Repeat(0))
     assert "--share-label-counts" in spec.arguments("x:1", tmp_path)
 
@@ -547,7 +547,7 @@ def test_silos_of_a_declared_task_are_compared(tmp_path: Path) -> None:
     declared(tmp_path)
     text = DECLARED + RUN + FEDAVG
     _, table = go(written(tmp_path, text), tmp_path / "out")
-    assert {row.name for row in table} == {"alone", "fedavg"}
+    assert {row.name for row in table} == {"local", "fedavg"}
     assert all(0 <= row.error < 0.5 for row in table)
     cut = 'task = "study.toml"\nseeds = [0]\nsilos = 3\n[split]\nkind = "iid"\n' + RUN + FEDAVG
     with pytest.raises(FederationError, match=r"cannot be split into silos. List them"):
@@ -673,7 +673,7 @@ def test_generators_for_a_model_without_layers_for_them_are_refused_in_the_file_
     assert "SplitModel" not in str(caught.value) and not (tmp_path / "out").exists()
     (tmp_path / "study.toml").write_text(STUDY.replace("mclr", "mlp-64"))
     _, table = go(file, tmp_path / "out")
-    assert {row.name for row in table} == {"alone", "fedavg", "fedgenp"}
+    assert {row.name for row in table} == {"local", "fedavg", "fedgenp"}
 
 
 def test_a_strategy_that_fails_is_named_and_the_others_go_on(
@@ -695,7 +695,7 @@ def test_a_strategy_that_fails_is_named_and_the_others_go_on(
     assert "| IFCA, K 2 |" in page and "fedavg could not be run: silo a has no such" in page
     monkeypatch.setattr(playing, "execute", real)
     said, table = go(file, tmp_path / "out")
-    assert {row.name for row in table} == {"alone", "fedavg", "IFCA, K 2"}
+    assert {row.name for row in table} == {"local", "fedavg", "IFCA, K 2"}
     assert said.count("  seed ") == 1, "only what was missing"
 
 

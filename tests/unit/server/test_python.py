@@ -178,7 +178,7 @@ def test_strategies_are_compared_over_an_app(tmp_path: Path) -> None:
     how: dict[str, Any] = {"initial_arrays": plain_initial(), "rounds": 3, "seeds": [0, 1]}
     how |= {"folder": tmp_path / "out", "progress": False}
     found = coterie.compare(plain_app(), chosen, plain_nodes(0, 0, 1, 1), **how)
-    assert {row["name"] for row in found.table()} == {"alone", "fedavg", "α 20"}
+    assert {row["name"] for row in found.table()} == {"local", "fedavg", "α 20"}
     assert found.table()[-1]["name"] == "fedavg" and not found.failed
     assert [len(one.groups) for one in found.runs["α 20"]] == [2, 2]
     assert read_run(found.runs["fedavg"][1].folder).config["seed"] == 1
@@ -192,7 +192,7 @@ def test_arrays_are_compared_and_only_what_is_missing_is_run(tmp_path: Path) -> 
     before = {p: p.stat().st_mtime_ns for p in (tmp_path / "out").rglob("run.json")}
     found = coterie.compare(four(), ["fedavg", "hcct"], **how)
     assert len(before) == 2 and all(p.stat().st_mtime_ns == at for p, at in before.items())
-    assert set(found.runs) == {"alone", "fedavg", "hcct"}
+    assert set(found.runs) == {"local", "fedavg", "hcct"}
     assert coterie.load(tmp_path / "out").advice == found.advice  # type: ignore[union-attr]
     assert len(found.metrics()) == 12 and "<table>" in found._repr_html_()
     other = {name: (x + 1, y) for name, (x, y) in four().items()}
