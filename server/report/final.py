@@ -87,7 +87,7 @@ def _print_statistics(console: Console, folder: Path, *, as_json: bool) -> None:
         table.add_row(Text(name), f"{own.samples:,}", kinds_of(own))
     console.print(table)
     for name, why in sorted(survey.silent.items()):
-        say(console, f"{name} shares nothing: {why}", highlight=False)
+        say(console, f"{name} is left out: {why}", highlight=False)
     for line in warnings(survey):
         say(console, f"warning: {line}", highlight=False)
     _write_report(console, folder)

@@ -314,8 +314,8 @@ def _units(name: str, own: Mapping[str, ColumnCounts], survey: Survey) -> Iterat
             beside = max(places) if len(places) == 2 else "the others"
             low, high, by = map(wire.readable, (place[1], middle, factor))
             yield (
-                f"{name}: the median of {silo} is about {low}, that of {beside} {high}, by a "
-                f"factor of {by}. Is it another unit?{_hint(factor)}"
+                f"{name}: the median is about {low} at {silo}, and {high} at {beside}: a factor of "
+                f"{by}. Is it another unit?{_hint(factor)}"
             )
 
 
@@ -323,7 +323,8 @@ def _hint(factor: float) -> str:
     near = min(KNOWN_FACTORS, key=lambda known: abs(math.log(factor / known)))
     if abs(math.log(factor / near)) > SAME_FACTOR:
         return ""
-    return f" {KNOWN_FACTORS[near][:1].upper()}{KNOWN_FACTORS[near][1:]} differ by {near:g}."
+    units = KNOWN_FACTORS[near]
+    return f" {units[:1].upper()}{units[1:]} differ by a factor of {near:g}."
 
 
 def _about(share: float) -> str:

@@ -124,7 +124,7 @@ def test_silos_tell_what_their_data_look_like_over_tls(pair: Organisations) -> N
     pair.add("open", 5, extra='[policy]\nstatistics = ["targets"]')
     pair.wait_for(3)
     out = pair.command("stats", "--task", TASK, "--min-silos", "3")
-    assert "a shares nothing: silo 'a' does not share statistics" in out
+    assert "a is left out: silo 'a' does not share statistics" in out
     assert re.search(r"open\s+│\s+40\s+│\s+targets", out)
     (folder,) = (f for f in pair.federation.runs.iterdir() if f.name in out)
     page = (folder / "report.html").read_text(encoding="utf-8")

@@ -124,8 +124,8 @@ def test_the_page_warns_of_what_is_probably_wrong(asked: Path) -> None:
     found = "\n".join(warnings(read_survey(asked)))
     for said in (
         "all training samples of east are 'yes'",
-        "creatinine: the median of south is about",
-        "Creatinine in mg/dL and µmol/L differ by",
+        "creatinine: the median is about",
+        "Creatinine in mg/dL and µmol/L differ by a factor of 88.4.",
         "crp: east has no value of it at all.",
         "crp: only north has values below 0. Is that a code for missing?",
         "of the samples of south are of no declared category",
