@@ -18,8 +18,8 @@ def legend(comparison: Comparison, lead: Lead, drawn: set[str]) -> str:
         f"{_spread_text(comparison, drawn)} Over silos: standard deviation. Better than local: "
         "silos whose mean over all runs is better than with local training. Gain: over local "
         f"training, with its standard deviation over silos. Rounds to target: {reach}. MB: arrays "
-        "sent both ways. s: wall clock of the rounds; silo s: the silos' own training, added up. p: "
-        f"of the difference to the first row, {_test_text(comparison, drawn)}"
+        "sent both ways. s: wall clock of the rounds; silo s: the silos' own training, added up. "
+        f"p: of the difference to the first row, {_test_text(comparison, drawn)}"
     )
 
 
