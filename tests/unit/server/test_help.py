@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterator
 from importlib.metadata import version
@@ -214,9 +215,13 @@ def test_a_shell_completes_commands_by_the_script_that_is_printed(
     shell: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert "_COTERIE_COMPLETE" in CliRunner().invoke(app, ["completion", shell]).stdout
-    if shell == "bash":
-        monkeypatch.setenv("_COTERIE_COMPLETE", "complete_bash")
-        monkeypatch.setenv("COMP_WORDS", "coterie members e")
-        monkeypatch.setenv("COMP_CWORD", "2")
-        done = CliRunner().invoke(app, [], prog_name="coterie")
-        assert done.stdout.split() == ["enrol", "erase"]
+    for name, value in {
+        "_COTERIE_COMPLETE": f"complete_{shell}",
+        "COMP_WORDS": "coterie members e",
+        "COMP_CWORD": "2",
+        "_TYPER_COMPLETE_ARGS": "coterie members e",
+        "_TYPER_COMPLETE_FISH_ACTION": "get-args",
+    }.items():
+        monkeypatch.setenv(name, value)
+    done = CliRunner().invoke(app, [], prog_name="coterie")
+    assert re.findall(r"^\W*(?:_arguments\W*)?(\w+)", done.stdout, re.M) == ["enrol", "erase"]
