@@ -154,7 +154,7 @@ USUAL_VALUES: dict[str, tuple[Any, ...]] = {
     "lr-warm-up": (0.0, 0.001, 0.0625, 0.3),
     "clip-norm": (0.0, 1.0),
     "accumulate": (1, 2),
-    "personal": ("", "head"),
+    "personal": ("", "head", "head-first"),
     "personalise": ("partial", "finetune", "ditto"),
     "own-penalty": (0.0, 10.0),
     "validation": (0.0, 0.2),

@@ -54,6 +54,7 @@ from coterie.wire.keys import (
     evaluation_entries,
     key_of,
     loop_entries,
+    personal_layers,
     sent_as,
     terms,
     training_entries,

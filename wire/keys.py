@@ -173,8 +173,9 @@ class SiloKeys(BaseModel):
     )
     personal: Annotated[str, AtSilo("", evaluates="always", keeps="any")] = Field(
         "",
-        description="Layers that never leave a silo: `head` (FedPer, HCCT-P), `norm` (FedBN), or a "
-        "prefix of array names. Empty: none.",
+        description="Layers that never leave a silo: `head` (FedPer, HCCT-P); `head-first` "
+        "(FedRep), also the head, which is trained first, and then the rest with it, for "
+        "`local-epochs` each; `norm` (FedBN); or a prefix of array names. Empty: none.",
     )
     personalise: Annotated[
         Literal["none", "partial", "finetune", "ditto"],
@@ -332,6 +333,12 @@ def evaluation_entries(*messages: Mapping[str, object]) -> frozenset[str]:
     trains = any(names.PERSONALISE in entries for entries in messages)
     wanted = ("always", "own") if trains else ("always",)
     return frozenset(name for name, entry in entries().items() if entry.at.evaluates in wanted)
+
+
+def personal_layers(config: Mapping[str, object]) -> str:
+    """Return the layers that stay at a silo by a run's configuration."""
+    layers = str(config.get(names.PERSONAL, ""))
+    return "head" if layers == names.HEAD_FIRST else layers
 
 
 @cache

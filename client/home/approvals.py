@@ -383,7 +383,7 @@ def leaving(terms: Mapping[str, Value], policy: Policy) -> Iterator[str]:
             )
         yield itself
         return
-    kept = str(terms.get(wire.PERSONAL, ""))
+    kept = wire.personal_layers(terms)
     less = f", less the layers {kept!r}" if kept else ""
     if terms.get(wire.SECURE):
         yield f"sketches of its updates, and its part of sums over groups{less}"

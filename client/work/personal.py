@@ -1,19 +1,30 @@
 """Personal layers: arrays that never leave the silo, saved per run, and surviving a restart.
 
 In FedPer (Arivazhagan, Aggarwal, Singh, Choudhary 2019, https://arxiv.org/abs/1912.00818) and
-HCCT-P (Sun et al., §5.1) silos share the representation and keep the classifier. In FedBN (Li,
-Jiang, Zhang, Kamp, Dou: "FedBN: Federated Learning on Non-IID Features via Local Batch
-Normalization", ICLR 2021) they keep batch normalisation. Here the run of any strategy names the
-layers; the silo adds its own to models that it receives and removes them from those that it sends.
+HCCT-P (Sun et al., §5.1) silos share the representation and keep the classifier. In FedRep
+(Collins, Hassani, Mokhtari, Shakkottai: "Exploiting Shared Representations for Personalized
+Federated Learning", ICML 2021, https://arxiv.org/abs/2102.07078, Algorithm 1) they also train the
+classifier first, and then the representation with that classifier. In FedBN (Li, Jiang, Zhang,
+Kamp, Dou: "FedBN: Federated Learning on Non-IID Features via Local Batch Normalization", ICLR 2021)
+they keep batch normalisation. Here the run of any strategy names the layers; the silo adds its own
+to models that it receives and removes them from those that it sends.
 """
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from torch import nn
 
 from coterie.client.home import rounds
 from coterie.client.home.settings import SettingsError
+from coterie.client.work.data import Part
 from coterie.client.work.session import Session
+from coterie.client.work.sgd import TrainPlan
+from coterie.client.work.stage import Training
 from coterie.client.work.weights import read_weights, travelling
 from coterie.tasks.models import BATCH_NORM
 from coterie.wire import Model
@@ -117,3 +128,32 @@ def keep(session: Session, model: Model, names: tuple[str, ...], *, run: str, nu
             )
         own = {name: model[name] for name in names}
         rounds.keep(session.settings, KIND, own, run=run, number=number)
+
+
+def head_first(training: Training, model: nn.Module, head: Collection[str], seed: int) -> Training:
+    """Return a training of the head alone, with its own ``seed``, and then of the rest alone.
+
+    What is not trained keeps its running statistics too. The loss returned is the second one's.
+    """
+
+    def train(part: Part, plan: TrainPlan, **how: Any) -> float:
+        rest = {name for name, _ in model.named_parameters()} - set(head)
+        with _frozen(model, rest):
+            training(part, plan, **{**how, "seed": seed})
+        with _frozen(model, head):
+            return training(part, plan, **how)
+
+    return train
+
+
+@contextmanager
+def _frozen(model: nn.Module, names: Collection[str]) -> Iterator[None]:
+    """Freeze these parameters, without a gradient by which an optimiser would move them."""
+    frozen = [p for name, p in model.named_parameters() if name in names and p.requires_grad]
+    for parameter in frozen:
+        parameter.requires_grad, parameter.grad = False, None
+    try:
+        yield
+    finally:
+        for parameter in frozen:
+            parameter.requires_grad = True

@@ -219,7 +219,7 @@ class Request:
         """Return the names of the arrays that stay at this silo in this run."""
         layers = self.session.settings.policy.keep_layers
         try:
-            names = personal.personal_names(self.session, str(self.config.get(wire.PERSONAL, "")))
+            names = personal.personal_names(self.session, wire.personal_layers(self.config))
             kept = personal.personal_names(self.session, layers)
         except personal.PersonalError as error:
             raise RefusedError(str(error)) from None

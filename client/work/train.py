@@ -32,7 +32,11 @@ OPTIMISER = "optimiser"
 def train_model(request: Request) -> RecordDict:
     """Train the received model, also on a generator's latents if there is one, and send it back."""
     slots = _kept_slots(request)
-    training = partial(request.session.train, added=_added_loss(request), slots=slots)
+    training: Training = partial(request.session.train, added=_added_loss(request), slots=slots)
+    if request.config.get(wire.PERSONAL) == wire.HEAD_FIRST:
+        seed = request.seed_for(f"{request.purpose}/head")
+        model = request.session.model
+        training = personal.head_first(training, model, request.personal(), seed)
     return train_and_reply(request, training, slots)
 
 

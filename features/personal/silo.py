@@ -49,10 +49,12 @@ class Personal(Stage):
     name = "personal"
 
     def admit(self, request: Request) -> Request:
-        """Refuse a pull for a task with its own training loop, which has none."""
+        """Refuse what a task with its own training loop has none of: pulls, parts of a model."""
         pulls = {wire.DITTO: wire.DITTO_LAMBDA, wire.PARTIAL: wire.OWN_PENALTY}
         if (key := pulls.get(str(request.config.get(wire.PERSONALISE)))) is not None:
             request.refuse_with(key, wire.LOOP, idle=0)
+        if request.config.get(wire.PERSONAL) == wire.HEAD_FIRST:
+            request.refuse_with(wire.PERSONAL, wire.LOOP, idle="")
         return request
 
     def begin(self, request: Request, *, before: int, packed: bool) -> Personalisation | None:

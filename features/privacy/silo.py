@@ -209,7 +209,7 @@ def _check_budget(request: Request, private: Private) -> None:
     if not rounds:
         return
     plan, model, data = request.plan(), request.session.model, request.session.data
-    of_a_round = [plan]
+    of_a_round = [plan] * (2 if request.config.get(wire.PERSONAL) == wire.HEAD_FIRST else 1)
     if request.config.get(wire.PERSONALISE) in (wire.PARTIAL, wire.FINETUNE, wire.DITTO):
         of_a_round.append(replace(plan, epochs=request.value(wire.PERSONAL_EPOCHS), steps=0))
     planned = [private.planned(model, data.train, one) for one in of_a_round]

@@ -162,6 +162,7 @@ class PerFedAvgInside(Inside):
 
     def problems(self, training: Config) -> Iterator[str]:
         yield from sgd_only(training, "perfedavg", STEPS_OF_ITS_OWN)
+        yield from joint_only(training, "perfedavg")
 
     def entries(self, training: Config) -> Config:
         return {
@@ -186,6 +187,7 @@ class PFedMeInside(Inside):
 
     def problems(self, training: Config) -> Iterator[str]:
         yield from sgd_only(training, "pfedme", STEPS_OF_ITS_OWN)
+        yield from joint_only(training, "pfedme")
         lr = float(training.get(wire.LR, 0.01))
         if self.moreau_lr * self.moreau_lambda > 1:
             yield (
@@ -369,3 +371,12 @@ def sgd_only(training: Config, name: str, why: str) -> Iterator[str]:
         # Only sent where it is not what silos take for granted.
         if training.get(key) and training[key] != "sgd":
             yield f"{name} {why}: {key} = {training[key]} cannot be combined with it"
+
+
+def joint_only(training: Config, name: str) -> Iterator[str]:
+    """Yield an error if a run trains parts of a model in turn, which an algorithm does not."""
+    if training.get(wire.PERSONAL) == wire.HEAD_FIRST:
+        yield (
+            f"{name} {STEPS_OF_ITS_OWN}: personal = {wire.HEAD_FIRST} cannot be combined with it. "
+            "Use personal = head"
+        )

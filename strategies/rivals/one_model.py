@@ -38,6 +38,7 @@ from coterie.strategies.plain.within import (
     PerFedAvgInside,
     PFedMeInside,
     ServerLR,
+    joint_only,
 )
 from coterie.strategies.rounds.algorithm import Exchanges, Round, Updates
 from coterie.strategies.rounds.members import Members, Plain, global_model, hand_out
@@ -249,6 +250,7 @@ class APFL(OneModel[Plain]):
             yield "apfl trains two models at once, so keep-optimiser must be false"
         if training.get(wire.PRECISION) == "float16":
             yield "apfl has no loss scaling for α; use precision = float32 or bfloat16"
+        yield from joint_only(training, "apfl")
 
     def entries(self, training: Config) -> Config:
         return {

@@ -15,6 +15,7 @@ from safetensors.numpy import load_file
 
 import coterie.client.work.session
 from coterie import wire
+from coterie.client.home.rounds import latest
 from coterie.client.home.settings import SiloSettings
 from coterie.client.ledger import read
 from coterie.client.prepare import prepare, prepare_nodes
@@ -506,6 +507,39 @@ def test_personal_layers_are_of_one_run() -> None:
     first = train(shared, personal="head", run="one")
     other = train(shared, personal="head", run="two")
     assert_equal_models(model_in(other), model_in(first))
+
+
+def test_the_head_is_trained_first_and_then_the_rest_with_it(tmp_path: Path) -> None:
+    """FedRep, Algorithm 1, by its gradients: one step of all samples for each."""
+    config = digits_config("a", home=str(tmp_path))
+    start, lr = initial(), TRAINING["lr"]
+    session = session_of(context(config))
+    x, y = session.data.train.at(torch.arange(20))
+    state = {name: torch.tensor(array, requires_grad=True) for name, array in start.items()}
+    for part in (HEAD, start.keys() - HEAD):
+        loss = session.task.loss(torch.func.functional_call(session.model, state, (x,)), y)
+        names = sorted(part)
+        slopes = torch.autograd.grad(loss, [state[name] for name in names])
+        state |= {n: state[n] - lr * slope for n, slope in zip(names, slopes, strict=True)}
+    keys = {"personal": "head-first", "run": "r", "batch_size": 20}
+    shared = model_in(train(start, config, **keys))
+    kept = latest(session.settings, "personal", run="r", before=2)
+    assert kept is not None and shared.keys() == start.keys() - HEAD
+    for name, array in {**shared, **kept}.items():
+        np.testing.assert_allclose(array, state[name].detach(), rtol=1e-5, atol=1e-7)
+    momentum = {**keys, "keep_optimiser": True, "momentum": 0.9, "server_round": 2}
+    second = model_in(train(shared, config, **momentum))
+    restart_silos()
+    assert_equal_models(model_in(train(shared, config, **momentum)), second)
+
+
+def test_what_is_held_keeps_its_running_statistics(
+    normed: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Normed, "head", "2.")
+    keys = {"personal": "head-first", "task": "normed"}
+    trained = model_in(train(initial(node=normed), normed, **keys))
+    assert int(trained["1.num_batches_tracked"]) == 3, "of the training of the rest alone"
 
 
 def test_batch_normalisation_stays_with_its_statistics(normed: dict[str, Any]) -> None:

@@ -214,7 +214,8 @@ def test_a_run_that_would_go_over_the_budget_is_refused_at_the_join(tmp_path: Pa
         in said
     )
     own: dict[str, Any] = {"personalise": "partial", "own_penalty": 3.0}
-    for beside in (own, {"personalise": "ditto"}, {"pretrain_epochs": 3}):
+    first = {"personal": "head-first"}
+    for beside in (own, {"personalise": "ditto"}, {"pretrain_epochs": 3}, first):
         assert ask(wire.DESCRIBE, node, rounds=most, **JOINING, **beside).has_error(), beside
 
 
@@ -320,7 +321,7 @@ def test_metrics_of_training_data_do_not_leave(tmp_path: Path) -> None:
 
 
 def test_everything_that_is_trained_is_charged(tmp_path: Path) -> None:
-    """The round's model, a cold start, a trial, and Ditto's own."""
+    """The round's model, a cold start, a trial, Ditto's own, and both parts of FedRep's."""
     node, model = silo(tmp_path, epsilon=1000.0), initial()
 
     def charges(kind: str, **settings: Any) -> int:
@@ -332,6 +333,7 @@ def test_everything_that_is_trained_is_charged(tmp_path: Path) -> None:
     assert charges(wire.COLD_START, purpose="cold start") == 1
     assert charges(wire.TRAIN, purpose="trial-1") == 1
     assert charges(wire.TRAIN, server_round=2, personalise="ditto", ditto_lambda=0.1) == 2
+    assert charges(wire.TRAIN, server_round=5, personal="head-first") == 2
     assert charges(wire.EVALUATE, personalise="finetune", server_round=3) == 1
     partial = {"personalise": "partial", "own_penalty": 3.0}
     assert charges(wire.EVALUATE, server_round=4, **partial) == 1

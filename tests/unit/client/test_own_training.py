@@ -36,7 +36,7 @@ class Mixed(Kinds):
 class Looping(Kinds):
     """The run's own plain loop, written down once more."""
 
-    name = "looping"
+    name, head = "looping", "2."
 
     def train(self, model: nn.Module, passes: Passes) -> float:
         mean = 0.0
@@ -157,6 +157,7 @@ def test_a_federation_with_a_loop_repeats_itself_bit_for_bit(tmp_path: Path) -> 
         ("fedavg", {"clip-norm": 1.0}, "clip-norm = 1.0"),
         ("fedavg", {"precision": "bfloat16"}, "precision = bfloat16"),
         ("fedavg", {"personalise": "ditto"}, "ditto-lambda = 1.0"),
+        ("fedavg", {"personal": "head-first"}, "personal = head-first"),
         ("fedavg", {"generators": "silos"}, "generated-weight = 1.0"),
         ("fednova", {}, "plain-steps = True"),
         ("perfedavg", {}, "plain-steps = True"),

@@ -85,6 +85,7 @@ def run(
     return strategy.start(grid, record(w0()), num_rounds=rounds, timeout=0.05)
 
 
+HEAD_FIRST = {"personal": "head-first"}
 NOTHING_CLIPPED = Influence(clip_updates=0)
 """For algorithms that are compared with their literal text."""
 
@@ -594,6 +595,9 @@ def test_silos_that_do_not_understand_end_the_run_with_a_reason(
         (lambda: APFL(train_config={"personalise": "ditto"}), "personalise must be none"),
         (lambda: APFL(train_config={"keep-optimiser": True}), "keep-optimiser must be false"),
         (lambda: APFL(train_config={"precision": "float16"}), "use precision = float32"),
+        (lambda: APFL(train_config=HEAD_FIRST), "apfl sets its own steps: personal = head-first"),
+        (lambda: PFedMe(train_config=HEAD_FIRST), "pfedme sets its own steps: personal = head"),
+        (lambda: PerFedAvg(train_config=HEAD_FIRST), r"Use personal = head\."),
         (lambda: PFedGraph(graph_alpha=0), "graph_alpha must be above 0"),
         (lambda: FedNova(train_config={"lr": 0.5, "proximal-mu": 2.0}), "must be below 1"),
     ],
