@@ -114,8 +114,10 @@ class EnrolledRoster(DescribedRoster):
             who = self.enrolled().get(node, "")
         super()._refuse(node, who, reason)
 
-    def _called(self, node: int) -> str:
-        return (self.enrolled() if self.enrolled is not None else {}).get(node) or f"node {node}"
+    def _called(self, node: int, reason: str) -> str:
+        if self.enrolled is None:
+            return super()._called(node, reason)
+        return self.enrolled().get(node) or f"node {node}"
 
     def _hopeless(self, reasons: Mapping[str, str], could: int) -> FederationError:
         said = sentences(reasons)

@@ -8,11 +8,19 @@ from collections.abc import Mapping, Sequence
 from coterie import wire
 
 MOST_REASONS = 5
+OWN_NAME = re.compile(r"silo '([A-Za-z0-9][A-Za-z0-9._-]{0,63})' ")
+"""Matches the name that a silo gives itself at the beginning of its reason."""
 
 
 def sentences(reasons: Mapping[str, str]) -> list[str]:
     """Return one sentence per reason why silos do not take part, naming all its silos."""
     return [_sentence(names, why) for why, names in by_reason(reasons).items()]
+
+
+def own_name(reason: str) -> str:
+    """Return the name that a silo gives itself in its reason; empty if it gives none."""
+    found = OWN_NAME.match(reason)
+    return found[1] if found else ""
 
 
 def by_reason(reasons: Mapping[str, str]) -> dict[str, list[str]]:

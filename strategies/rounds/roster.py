@@ -26,6 +26,7 @@ from coterie.strategies.rounds.reasons import (
     MOST_REASONS,
     by_reason,
     listed,
+    own_name,
     sentences,
     waiting_text,
 )
@@ -365,7 +366,8 @@ class DescribedRoster:
             self._several.add(node)
             return None
         if answer.has_error():
-            self._refuse(node, f"node {node}", str(answer.error.reason))
+            reason = str(answer.error.reason)
+            self._refuse(node, self._called(node, reason), reason)
             return None
         try:
             return wire.decode_description(answer.content)
@@ -385,10 +387,12 @@ class DescribedRoster:
             log.info("%s", reason)
         self._later[node] = reason
         self._described.pop(node, None)
-        self.refused[known.name if known else self._called(node)] = reason
+        self.refused[known.name if known else self._called(node, reason)] = reason
 
-    def _called(self, node: int) -> str:
-        return f"node {node}"
+    def _called(self, node: int, reason: str) -> str:
+        name = own_name(reason)
+        taken = any(silo.name == name for silo in self._by_node.values())
+        return f"node {node}" if taken or not name else name
 
     def _admit(self, described: wire.Description, node: int) -> None:
         if self.enrolled is not None:  # a name belongs to its key

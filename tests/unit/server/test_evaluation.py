@@ -153,8 +153,8 @@ def test_what_a_silo_keeps_back_or_refuses_is_named_in_every_cell(judged: Path) 
     assert {"error", "auroc", *wire.CALIBRATION} <= {*quiet.kept_back}
     assert "kept back" in found.why_empty("b2", a) and not found.why_empty("b1", a)
     assert {"sensitivity", "f1"} <= {*found.answers["b1"].kept_back}, "they reveal frequencies"
-    (why,) = found.silent.values()
-    assert "silo 'shut' takes part in fedgroup" in why
+    assert {*found.silent} == {"shut"}, "by its name, though silos are not enrolled"
+    assert "silo 'shut' takes part in fedgroup" in found.silent["shut"]
     (page,) = write_report(str(judged.parent))
     text = page.read_text(encoding="utf-8")
     assert "kept back by the silo" in text and "takes part in fedgroup" in text
@@ -262,6 +262,13 @@ def test_a_silo_answers_once_a_person_there_has_approved(
     found = read_judgement(folder / (FILE if strategy == "evaluation" else "contribution.json"))
     assert {*found.answers["a1"].models["A"]} == {"error"}
     assert {"a2", "b1", "b2"} <= found.answers.keys()
+
+
+def test_a_silo_that_nobody_approved_for_is_named(trained: Path) -> None:
+    nodes = sites(trained / "sites", a1={"approve": "ask"})
+    found = read_judgement(judge(trained, nodes, "unasked", **{"min-silos": 4}))
+    restart_silos()
+    assert {*found.silent} == {"a1", "shut"} and "waits for an approver" in found.silent["a1"]
 
 
 def test_a_person_approves_these_models_and_no_others(tmp_path: Path) -> None:

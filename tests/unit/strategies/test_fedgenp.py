@@ -473,7 +473,7 @@ def test_who_does_not_consent_says_so_at_the_join_of_fedgen_and_the_others_go_on
     result = run_fedgen(tmp_path, lambda silo, reply: reply, refusing="c")
     assert asked(result) == [2, 0, 0, 0]
     assert sorted(result.rounds[-2].silos) == ["a", "b"]
-    said = "silo node 3 does not take part: silo 'c' does not share its label counts. .*silo.toml"
+    said = "silo c does not take part: silo 'c' does not share its label counts. .*silo.toml"
     assert re.search(said, caplog.text)
 
 
