@@ -349,6 +349,13 @@ class Task(ABC):
         """
         return Samples(np.asarray(read_array(file), dtype=np.float32))
 
+    def persons_in(self, file: Path, options: Mapping[str, Option]) -> Persons | None:
+        """Return the person numbers (n,) of the samples of ``inputs``, or None if unknown.
+
+        By default None. Raises ``TaskError`` if a sample has no person.
+        """
+        return None
+
     def passed_through(self, options: Mapping[str, Option]) -> Mapping[str, Sequence[str]]:
         """Return what ``Samples.passed`` is for ``inputs``, for the test samples of ``load``."""
         return {}

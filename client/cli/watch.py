@@ -112,8 +112,7 @@ def watch(
     kept = load_kept(file, source=asked.task)
     part = None if labelled is None else _labelled(kept, asked.options, labelled, asked.workers)
     columns = _new_columns(kept, asked.options, part, labelled, inputs)
-    whose = None if part is None or inputs is not None else part.persons
-    found = _shifts(file, columns, whose)
+    found = _shifts(file, columns, _persons(kept, asked.options, part, inputs))
     measured: dict[str, Any] = {} if part is None else _measured(kept, part)
     warnings = [*_drift_warning(found), *_worse_warning(kept.card, measured)]
     return Look(
@@ -149,6 +148,7 @@ def keep_reference(kept: Kept, file: Path, options: Mapping[str, Option], sample
     note, whose = "", None
     if samples:
         columns = _columns_of_file(kept, Path(samples), options)
+        whose = kept.task.persons_in(Path(samples), options)
     else:
         data = kept.task.load(options)
         part = to_device(data, torch.device("cpu")).train
@@ -216,6 +216,15 @@ def _new_columns(
         return _columns_of_file(kept, inputs, options)
     assert part is not None and labelled is not None
     return list(kept.task.columns(options, labelled) or columns_of(part))
+
+
+def _persons(
+    kept: Kept, options: Mapping[str, Option], part: Part | None, inputs: Path | None
+) -> Persons | None:
+    """Return whose the compared samples are."""
+    if inputs is not None:
+        return kept.task.persons_in(inputs, options)
+    return None if part is None else part.persons
 
 
 def _columns_of_file(kept: Kept, file: Path, options: Mapping[str, Option]) -> list[Column]:

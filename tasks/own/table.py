@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coterie.tasks.base import Column, ColumnScale, Option, Persons, Samples, TaskError
+from coterie.tasks.draws import number_persons
 from coterie.tasks.options import place_of, read_options
 from coterie.tasks.own import dialect, files, looks, whose
 from coterie.tasks.own.declared import OPTIONS, DeclaredTask
@@ -220,6 +221,13 @@ class Table(DeclaredTask):
         if scale is None:
             scale = self.scale_of(rows) if self.boosted else scale_of(rows.numbers)
         return Samples(self._scaled(rows, scale), notes=notes, passed=passed, scale=scale)
+
+    def persons_in(self, file: Path, options: Mapping[str, Option]) -> Persons | None:
+        chosen = read_options(self.name, options, self.options)
+        group, written = chosen["group"], self._dialect(chosen)
+        if not group or not whose.column_in(file, group, written):
+            return None
+        return number_persons(whose.keys_in_column(file, group, written))[0]
 
     def _without_targets(self, file: Path, chosen: Mapping[str, Any]) -> Rows:
         """Read the rows of a table without its targets."""

@@ -33,6 +33,12 @@ def checked_keys(keys: Sequence[str], where: str) -> Sequence[str]:
     return keys
 
 
+def column_in(place: Path, group: str, written: Dialect) -> str:
+    """Return the name in the file of the column that ``group`` names; empty if it is missing."""
+    column = written.columns.get(in_nfc(group), in_nfc(group))
+    return column if column in map(in_nfc, files.names_of(place, written)) else ""
+
+
 def keys_in_column(place: Path, group: str, written: Dialect) -> Sequence[str]:
     """Return each row's value in a column, which need not be declared.
 
@@ -41,10 +47,11 @@ def keys_in_column(place: Path, group: str, written: Dialect) -> Sequence[str]:
     """
     import pyarrow.csv
 
-    column = written.columns.get(in_nfc(group), in_nfc(group))
-    found = files.names_of(place, written)
-    if column not in map(in_nfc, found):
+    column = column_in(place, group, written)
+    if not column:
+        found = files.names_of(place, written)
         has = ", ".join(map(repr, found[:SHOWN])) + (", …" * (len(found) > SHOWN))
+        column = written.columns.get(in_nfc(group), in_nfc(group))
         raise TaskError(
             f"{str(place)!r} has no column {column!r}, which group names in silo.toml. Its "
             f"columns: {has}."

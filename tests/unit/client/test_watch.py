@@ -96,6 +96,22 @@ def test_a_column_that_has_moved_is_found_without_labels(site: Path, tmp_path: P
     assert fields_of(found) == documented("silo watch-model --json")
 
 
+def test_rows_of_a_person_count_as_one_with_and_without_labels(site: Path, tmp_path: Path) -> None:
+    plain, file = write_table(tmp_path / "plain.csv", 200, 5), tmp_path / "new.csv"
+    first, *rows = plain.read_text().split()
+    whose = [f"{row},{number // 4}" for number, row in enumerate(rows)]
+    file.write_text("\n".join([f"{first},patient", *whose]) + "\n")
+
+    def columns(*words: object) -> Any:
+        said = watch(site, *words, "--set", "group=patient", "--json")
+        return json.loads(said.stdout)["columns"]
+
+    blind, found = columns("--inputs", plain), columns("--inputs", file)
+    assert found == columns("--labelled", file)
+    assert found[0]["samples"] == blind[0]["samples"] == 200
+    assert found[0]["by_chance"] > 1.5 * blind[0]["by_chance"], "of 50 persons"
+
+
 def test_a_model_that_has_become_worse_is_found_shown_and_counted(
     site: Path, tmp_path: Path
 ) -> None:
