@@ -14,6 +14,7 @@ from coterie.server.paths import place
 from coterie.server.runs.checkpoint import Checkpoints
 from coterie.server.runs.config import COMMANDS, GONE, RunConfig, foreign_keys
 from coterie.server.runs.record import EVENTS, OWN_APP, Run, reading
+from coterie.strategies.auto.budget import PLANNED as PLANNED_BY_AUTO
 from coterie.strategies.errors import FederationError, refused
 from coterie.strategies.hcct.alpha import PLANNED
 from coterie.strategies.plain.leave_one_out import as_text
@@ -167,8 +168,8 @@ def _follows_rounds(config: RunConfig) -> Iterator[str]:
 def planned_by_rounds(folder: Path) -> str:
     """Return why one longer run would have differed from this one before its end; empty: never."""
     config = recorded_config(reading.read_whole(folder))
-    if config.strategy == "auto":
-        return "auto plans its race and its budget by the number of rounds"
+    if config.strategy == "auto" and config.rounds < PLANNED_BY_AUTO:
+        return f"auto has another race and budget in a run of fewer than {PLANNED_BY_AUTO} rounds"
     if config.plain().get("alpha") == "auto" and config.rounds < PLANNED:
         return f"alpha = auto hurries in a run of fewer than {PLANNED} rounds"
     return ""

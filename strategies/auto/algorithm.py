@@ -40,7 +40,7 @@ from pydantic import Field
 
 from coterie import wire
 from coterie.strategies.auto import own_models
-from coterie.strategies.auto.budget import Budget, holdout, least_bytes
+from coterie.strategies.auto.budget import Budget, holdout, least_bytes, planned
 from coterie.strategies.auto.candidates import (
     AS_IT_IS,
     Candidate,
@@ -129,7 +129,7 @@ class Auto(Algorithm[AutoState]):
         ge=1.2,
         le=20,
         description="Largest number of trainings per silo, as a multiple of FedAvg's in the same "
-        "number of rounds.",
+        "number of rounds (above 20: in the next multiple of 20).",
     )
     byte_budget: float = Field(
         3.0,
@@ -207,11 +207,11 @@ class Auto(Algorithm[AutoState]):
         here = frozenset(now.names)
         changed = len(here ^ state.raced | here & state.drifted)
         least = max(2, CHURN * len(state.raced))
-        rounds_left = now.rounds - now.number + 1
+        rounds_left = planned(now) - now.number + 1
         if state.phase != "hold" or changed < least or rounds_left < LEAST_ROUNDS:
             return state
         most = max((state.trainings.get(name, 0) for name in here), default=0)
-        if most + rounds_left + 2 * LEAST_ROUNDS > self.budget * now.rounds:
+        if most + rounds_left + 2 * LEAST_ROUNDS > self.budget * planned(now):
             return state
         if not self._limits.allows_bytes(state, now, (rounds_left + 2 * LEAST_ROUNDS) * len(here)):
             return state
@@ -302,9 +302,9 @@ class Auto(Algorithm[AutoState]):
         shared = Order(silo, state.group_models[group], config=size)
         if name not in state.own:
             return [shared]
-        left = now.rounds - now.number + 1
+        left = planned(now) - now.number + 1
         affordable = self._limits.allows_bytes(state, now, (len(now.silos) + len(state.own)) * left)
-        if affordable and state.trainings.get(name, 0) + 2 * left <= self.budget * now.rounds:
+        if affordable and state.trainings.get(name, 0) + 2 * left <= self.budget * planned(now):
             return [alone, replace(shared, purpose=GROUP)]
         return [alone]
 
@@ -326,11 +326,11 @@ class Auto(Algorithm[AutoState]):
         if len(names) < 2:
             return state
         looked = now.number - state.since
-        longest = min(MAX_LOOK, max(1, int(LOOK_SHARE * now.rounds)))
+        longest = min(MAX_LOOK, max(1, int(LOOK_SHARE * planned(now))))
         found = self._suggested(state, names, now)
         if looked < longest and not (has_learned(state) and visible(found, state.candidates)):
             return replace(state, candidates=found)
-        if now.rounds - now.number < 2:
+        if planned(now) - now.number < 2:
             return state  # no time is left to train anything else
         candidates = _distinct_held(state, (*trivial(names, state.members.minimums), *found), names)
         if now.unseen:
@@ -388,7 +388,7 @@ class Auto(Algorithm[AutoState]):
         ahead = own_models.cost(spared, now)
         if undecided and goes_on(state, kept, self._limits, now, ahead):
             return reduced(state, now, spared)
-        if spared and now.number < now.rounds:
+        if spared and now.number < planned(now):
             return replace(state, measures_own=True)
         return decided(state, now, complete=True)
 

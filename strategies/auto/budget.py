@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -19,6 +20,9 @@ log = logging.getLogger("coterie.run")
 
 FEWEST = 5
 """Training samples below which a silo holds nothing out and does not judge."""
+PLANNED = 20
+"""Rounds that are planned at a time. A run of more rounds equals, so far, one that was to end after
+these; so this one can be continued."""
 LEAST_BYTES = 1_000_000
 """Bytes of a run and silo that are never too many, whatever its model's size: a linear model may
 have a few dozen numbers, and no discriminator is as small."""
@@ -26,9 +30,17 @@ EXTRA = 2
 """Rounds' worth of epochs in one round of the winner, while the budget allows."""
 
 
+def planned(now: Round) -> int:
+    """Return the round up to which race and budget are planned: the last one of a short run, or the
+    next multiple of ``PLANNED``."""
+    if now.rounds <= PLANNED:
+        return now.rounds
+    return math.ceil(min(now.number, now.rounds) / PLANNED) * PLANNED
+
+
 @dataclass(frozen=True)
 class Budget:
-    """The most that a run may cost, as multiples of FedAvg in the same number of rounds.
+    """The most that a run may cost, as multiples of FedAvg in as many rounds as are planned.
 
     Attributes:
         trainings: of every silo.
@@ -44,7 +56,7 @@ class Budget:
         For linear models it is at least ``LEAST_BYTES`` for each silo.
         """
         each = state.each or _bytes_each(state.members.initial, now)
-        ahead = (now.rounds - state.number) * len(now.silos) * each
+        ahead = (planned(now) - state.number) * len(now.silos) * each
         return max(self.bytes * (state.usual + ahead), least_bytes(state, len(now.silos)))
 
     def allows_bytes(self, state: AutoState, now: Round, exchanges: float) -> bool:
@@ -55,7 +67,7 @@ class Budget:
     ) -> bool:
         """Return whether these passes of each silo, and exchanges of models, are within both."""
         return self.allows_bytes(state, now, exchanges) and all(
-            state.trainings.get(name, 0.0) + more <= self.trainings * now.rounds
+            state.trainings.get(name, 0.0) + more <= self.trainings * planned(now)
             for name, more in passes.items()
         )
 
@@ -93,12 +105,12 @@ class Budget:
         if state.phase != "hold":
             return 1
         group = [n for n in group_of(state.held, name) if n in now.here]
-        epochs, left = int(now.config.get(wire.LOCAL_EPOCHS, 1)), now.rounds - now.number + 1
+        epochs, left = int(now.config.get(wire.LOCAL_EPOCHS, 1)), planned(now) - now.number + 1
         for member in group:
             most = now.here[member].max_local_epochs
             if most and (most < EXTRA * epochs or now.config.get(wire.LOCAL_STEPS)):
                 return 1
-            if state.trainings.get(member, 0.0) + EXTRA + left - 1 > self.trainings * now.rounds:
+            if state.trainings.get(member, 0.0) + EXTRA + left - 1 > self.trainings * planned(now):
                 return 1
         return EXTRA
 
@@ -106,7 +118,7 @@ class Budget:
         self, state: AutoState, found: Sequence[Candidate], now: Round
     ) -> tuple[Candidate, ...]:
         """Drop the weakest candidates, not trivial or held ones, until a race is affordable."""
-        left = now.rounds - now.number - MEASURES
+        left = planned(now) - now.number - MEASURES
         kept = list(found)
         while True:
             groups = {group for c in kept for group in c.groups if len(group) > 1}
@@ -115,7 +127,7 @@ class Budget:
                 state, now, MEASURES * sum(arms.values()) + left * len(now.names)
             ) and all(
                 state.trainings.get(n, 0.0) + MEASURES * arms[n] * pass_of(now.here[n]) + left
-                <= self.trainings * now.rounds
+                <= self.trainings * planned(now)
                 for n in now.names
             )
             spare = [c for c in kept if not (c.is_trivial or c.source == AS_IT_IS)]

@@ -15,7 +15,7 @@ from dataclasses import replace
 import numpy as np
 
 from coterie import wire
-from coterie.strategies.auto.budget import Budget, bytes_of, holdout, pass_of
+from coterie.strategies.auto.budget import Budget, bytes_of, holdout, pass_of, planned
 from coterie.strategies.auto.candidates import Candidate
 from coterie.strategies.auto.evidence import (
     HOLDOUT,
@@ -83,7 +83,7 @@ def measured(state: AutoState, limits: Budget, now: Round) -> Exchanges[AutoStat
     judges = judges_of(state)
     for candidate in tried(state, now):
         passes, exchanges = cost([candidate], now)
-        left = now.rounds - state.number
+        left = planned(now) - state.number
         whole = {name: more + left for name, more in passes.items()}
         if not limits.allows(state, whole, exchanges + left * len(now.names), now):
             continue

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from coterie import wire
-from coterie.strategies.auto.budget import Budget, holdout, pass_of
+from coterie.strategies.auto.budget import Budget, holdout, pass_of, planned
 from coterie.strategies.auto.candidates import AS_IT_IS, Candidate, trivial
 from coterie.strategies.auto.decision import decision
 from coterie.strategies.auto.entries import verdict_text
@@ -76,13 +76,13 @@ def goes_on(
     Args:
         ahead: what measuring own models will cost: silo → passes, and exchanges of models.
     """
-    raced, left = now.number - state.since, now.rounds - now.number
-    if left <= max(1, round(HOLD_SHARE * now.rounds)):
+    raced, left = now.number - state.since, planned(now) - now.number
+    if left <= max(1, round(HOLD_SHARE * planned(now))):
         return False
     # Groups are still learning when a silo by itself has learned what it can: whether they are
     # better than alone takes longer to see than which of them is.
     alone = kept[0].groups == trivial(now.names, {})[0].groups
-    if raced >= MAX_RACE and not (alone and now.number < UNDECIDED * now.rounds):
+    if raced >= MAX_RACE and not (alone and now.number < UNDECIDED * planned(now)):
         return False
     if raced > MEASURES and not judges_of(state):
         return False

@@ -17,6 +17,7 @@ from coterie.server.runs import going_on
 from coterie.server.runs.config import RunConfig
 from coterie.server.runs.record import reading
 from coterie.strategies import FederationError
+from coterie.strategies.auto import budget
 from coterie.strategies.hcct import alpha as trials
 from tests.commands import coterie
 from tests.kit import CutGrid, record_of, restart_silos
@@ -83,23 +84,25 @@ def test_a_continued_run_equals_one_played_in_one_go(
     assert reading.read_run(folder).missing == ()
 
 
-def test_auto_keeps_what_it_knows_and_plans_by_all_rounds(tmp_path: Path) -> None:
-    """It plans race and extra epochs by the number of rounds, so one go would be another run."""
+def test_auto_equals_one_go_from_as_many_rounds_as_it_plans(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     keys, folder, home = {"strategy": "auto"}, tmp_path / "runs" / "run-1", tmp_path / "homes"
-    go(folder, nodes(home), **keys, rounds=8)
+    monkeypatch.setattr(budget, "PLANNED", 6)
+    go(tmp_path / "whole", nodes(tmp_path / "others"), **keys, rounds=8)
     restart_silos()
-    before = record_of(folder)
+    first(folder, home, **keys, rounds=6)
     said = Console(file=io.StringIO(), width=200)
-    keys_of_more = {"resume": folder.name, "runs-dir": str(folder.parent), "more-rounds": 4}
+    keys_of_more = {"resume": folder.name, "runs-dir": str(folder.parent), "more-rounds": 2}
     _say_what_was_planned(RunConfig.read(keys_of_more), said)
-    assert "one run of all rounds would have been different: auto plans" in said.file.getvalue()  # type: ignore[attr-defined]
-    more(folder, home, 4)
-    record = record_of(folder)
-    assert len(record["rounds"]) == 12 and timeless(record)[:8] == timeless(before)
-    phases = [entry["phase"] for entry in record["rounds"]]
-    assert phases[7:] == ["hold"] * 5
-    done = [entry["trainings"]["a"] for entry in record["rounds"]]
-    assert done[7] < done[8] <= done[11]
+    assert "one run of all rounds would have been different: auto has" in said.file.getvalue(), (  # type: ignore[attr-defined]
+        "in truth it plans 20"
+    )
+    more(folder, home, 2)
+    record, expected = record_of(folder), record_of(tmp_path / "whole")
+    assert record["model-hashes"] == expected["model-hashes"]
+    assert timeless(record) == timeless(expected)
+    assert [entry["phase"] for entry in record["rounds"]][4:] == ["hold"] * 4
 
 
 def test_longer_runs_look_and_try_alike_for_alpha() -> None:
@@ -116,6 +119,8 @@ def test_longer_runs_look_and_try_alike_for_alpha() -> None:
         ({"strategy": "hcct", "alpha": 10.0}, ""),
         ({"strategy": "hcct", "alpha": "auto"}, "fewer than 18 rounds"),
         ({"strategy": "hcct", "alpha": "auto", "rounds": 18}, ""),
+        ({"strategy": "auto", "rounds": 19}, "fewer than 20 rounds"),
+        ({"strategy": "auto", "rounds": 20}, ""),
     ],
 )
 def test_what_follows_the_number_of_rounds_is_said(
@@ -129,12 +134,21 @@ def test_what_follows_the_number_of_rounds_is_said(
 
 
 @pytest.mark.nightly
-def test_a_run_with_an_automatic_alpha_equals_one_played_in_one_go(tmp_path: Path) -> None:
-    keys = {"strategy": "hcct", "alpha": "auto"}
-    go(tmp_path / "whole", nodes(tmp_path / "others"), **keys, rounds=trials.PLANNED + 2)
+@pytest.mark.parametrize(
+    ("keys", "planned"),
+    [
+        ({"strategy": "hcct", "alpha": "auto"}, trials.PLANNED),
+        ({"strategy": "auto"}, budget.PLANNED),
+    ],
+    ids=["alpha", "auto"],
+)
+def test_a_run_that_plans_equals_one_played_in_one_go(
+    keys: dict[str, Any], planned: int, tmp_path: Path
+) -> None:
+    go(tmp_path / "whole", nodes(tmp_path / "others"), **keys, rounds=planned + 2)
     restart_silos()
     folder = tmp_path / "runs" / "run-1"
-    first(folder, tmp_path / "homes", **keys, rounds=trials.PLANNED)
+    first(folder, tmp_path / "homes", **keys, rounds=planned)
     more(folder, tmp_path / "homes", 2)
     assert record_of(folder)["model-hashes"] == record_of(tmp_path / "whole")["model-hashes"]
 
