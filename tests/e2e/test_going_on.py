@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+import signal
 from pathlib import Path
 
 from coterie.client.home.approvals import read_all
 from coterie.features.evaluation.coordinator import FILE, read_judgement
+from coterie.server.report.contribution import contributions
+from coterie.server.runs.contribution import FILE as CONTRIBUTION
+from tests.e2e.crashes import kill_server_app
 from tests.e2e.gated import ONE_BATCH, TASK
 from tests.e2e.organisations import NAMES, SETTINGS, Organisations
 from tests.e2e.runs import (
     HCCT,
-    KEYS,
     finished,
     happened,
     hashes_of,
@@ -108,11 +111,46 @@ def test_a_tester_more_rounds_and_an_evaluation_over_tls_wait_for_approval(
     pair.end("tester")
 
 
-def test_what_each_silo_brings_as_a_person_types_it(trio: Trio) -> None:
-    folder, _ = trio.run(**{**KEYS, "strategy": "fedavg", "rounds": 1})
-    done = trio.operator("contribution", folder.name, "--rounds", "1", "--min-silos", "3", "--json")
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)["contributions"]
-    assert [(one["silo"], one["why"], len(one["measured-by"])) for one in found] == [
-        (name, "", 2) for name in "abc"
+def test_what_each_silo_brings_over_tls_waits_for_approval_and_survives_kills(
+    pair: Organisations, tmp_path: Path
+) -> None:
+    home = str(pair.home_of("careful"))
+    pair.add("careful", 2, extra='[policy]\napprove = "ask"')
+    pair.wait_for(3)
+
+    def approve(folder: Path) -> None:
+        def asked() -> bool:
+            return folder.name in pair.done("silo", "approve", "--home", home)
+
+        until(asked, "the question to the third silo's approver", deadline_s=90, every_s=1.0)
+        pair.done("silo", "approve", folder.name, "--home", home)
+
+    trained = pair.submit(
+        "fedavg", "--rounds", "1", "--min-silos", "3", "--seed", "7", "--task", TASK, *SETTINGS,
+        "--set", "wait-for-silos=300",
+    )  # fmt: skip
+    approve(trained)
+    finished(trained)
+    pair.gate.close()
+    words = ("contribution", trained.name, "--rounds", "2", "--min-silos", "3", "--wait", "300")
+    pair.start("asks", *words, "--federation", str(pair.coordinator))
+    until(lambda: list(trained.parent.glob("contribution-*")), "the run", deadline_s=90)
+    (folder,) = trained.parent.glob("contribution-*")
+    pair.end("asks", signal.SIGKILL)
+    assert not happened(folder, "ready"), "it waits for the third silo"
+    approve(folder)
+    pair.gate.hold(3, rounds=2 * 3)  # a silo trains two models for each silo of its group
+    until_happened(folder, "commit", 1)
+    kill_server_app(folder)
+    pair.gate.open()
+    pair.command("run", "resume", folder.name)
+    record = record_of(folder)
+    assert record["resumed"][0]["after-round"] == 1 and record["status"] == "completed"
+    keys = {"strategy": "contribution", "parent": str(trained), "rounds": 2, "min-silos": 3}
+    in_process(tmp_path / "run", *NAMES, "careful", **keys)
+    assert (folder / CONTRIBUTION).read_bytes() == (tmp_path / "run" / CONTRIBUTION).read_bytes()
+    found = contributions(read_judgement(folder / CONTRIBUTION))
+    assert [(one.silo, one.why, len(one.measured_by)) for one in found] == [
+        (name, "", 2) for name in sorted((*NAMES, "careful"))
     ]
+    pair.end("careful")

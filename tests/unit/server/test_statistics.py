@@ -25,7 +25,7 @@ from coterie.features.statistics.counts import (
     encode_statistics,
 )
 from coterie.features.statistics.silo import count
-from coterie.features.statistics.survey import Survey, read_survey
+from coterie.features.statistics.survey import FILE, Survey, read_survey
 from coterie.server.report.command import write_report
 from coterie.server.report.survey import differences, warnings
 from coterie.server.runs.config import RunConfig
@@ -33,7 +33,7 @@ from coterie.server.runs.record import read_run
 from coterie.server.runs.run import execute
 from coterie.strategies.errors import FederationError
 from coterie.tasks.base import Column
-from tests.kit import restart_silos, run
+from tests.kit import CutGrid, PowerCutError, restart_silos, run
 
 HEART = """
 kind = "table"
@@ -54,6 +54,7 @@ SITES: Mapping[str, tuple[int, float, float]] = {
 
 
 def write_sites(folder: Path) -> list[dict[str, Any]]:
+    folder.mkdir(exist_ok=True)
     (folder / "heart.toml").write_text(HEART)
     rng, configs = np.random.default_rng(0), []
     for name, (rows, unit, ill) in SITES.items():
@@ -109,6 +110,16 @@ def test_silos_tell_what_they_allow_and_others_are_named_with_their_reason(asked
     assert survey.samples["quiet"] == 240
     done = read_run(asked)
     assert (done.status, done.strategy, done.missing) == ("completed", "statistics", ())
+
+
+def test_after_a_crash_the_question_has_the_same_answer(tmp_path: Path) -> None:
+    whole, configs = ask(write_sites(tmp_path / "a"), tmp_path / "a"), write_sites(tmp_path / "b")
+    with pytest.raises(PowerCutError):
+        ask(CutGrid(configs, at=(wire.STATISTICS, 0), answered=2), tmp_path / "b")
+    restart_silos()
+    keys = {"resume": "run", "runs_dir": str(tmp_path / "b")}
+    run(tmp_path / "b" / "run", configs, run_id=2, strategy="statistics", **keys)
+    assert (tmp_path / "b" / "run" / FILE).read_bytes() == (whole / FILE).read_bytes()
 
 
 def test_what_left_is_in_the_ledger_and_nothing_was_kept(asked: Path) -> None:
