@@ -52,14 +52,11 @@ MAX_SKETCH, LEAST_SKETCH, SPARSE = 4096, 256, 10
 MAX_PEERS = 1024
 MAX_PEER_TEXT = 4096
 OF_ITS_OWN: Final = frozenset(
-    {
-        *(names.PEERS, names.SEALED, names.GROUP_SIZE, names.GROUP),
-        *(names.EVALUATE_RECEIVED, names.APART, names.LEFT_OUT),
-    }
+    (names.PEERS, names.SEALED, names.GROUP, names.EVALUATE_RECEIVED, names.APART, names.LEFT_OUT)
 )
 """Entries of a training message in which members of a sum may differ: keys and a seed sealed for
 one silo, what it is told of its group, and whether it also evaluates the model received. No
-training reads them."""
+training reads them, unlike the group's size, by which linear models of a silo alone differ."""
 SLACK: Final = 1e-3
 """Tolerated relative error of a length."""
 LEAST_BOUND: Final = 1e-30
@@ -358,7 +355,12 @@ def statement_objection(asked: Sum, peer: Peer) -> str:
 
 
 def training_digest(
-    kind: str, start: str, config: Mapping[str, object], *, behind: str = ""
+    kind: str,
+    start: str,
+    config: Mapping[str, object],
+    arrays: Mapping[str, str],
+    *,
+    behind: str = "",
 ) -> str:
     """Return a digest of all that decides a training but the silo's data: 64 hexadecimal digits.
 
@@ -369,13 +371,15 @@ def training_digest(
 
     Args:
         start: digest of what the training started from.
-        config: the whole message: every entry counts, also one that this release does not know,
+        config: all entries of the message: each counts, also one that this release does not know,
             except ``OF_ITS_OWN``.
+        arrays: name → hash of its further arrays, apart from entries, which may have their names.
         behind: digest of the training that left the state which the silo adds; empty if it adds
             none.
     """
     decides = {key: value for key, value in config.items() if key not in OF_ITS_OWN}
-    text = json.dumps([kind, start, decides, behind], sort_keys=True, default=_exactly)
+    said = [kind, start, decides, dict(arrays), behind]
+    text = json.dumps(said, sort_keys=True, default=_exactly)
     return hashlib.sha256(text.encode()).hexdigest()
 
 

@@ -73,7 +73,12 @@ class Secure(Stage):
 
     def before(self, mine: None, work: Work) -> None:
         """Remember the model received, from which the update is measured."""
-        if work.request.config.get(wire.SECURE) or lineage.leaves_state(work):
+        request = work.request
+        if request.config.get(wire.SECURE) and request.value(wire.CONSENSUS):
+            request.refuse_for(  # what is kept for that from round to round is in no digest
+                f"corrects no mean in a secure run ({wire.CONSENSUS})."
+            )
+        if request.config.get(wire.SECURE) or lineage.leaves_state(work):
             work.keep_received()
 
     def after(self, mine: None, work: Work) -> None:
@@ -194,8 +199,8 @@ def _trained_as(work: Work) -> tuple[str, str]:
         for name, record in records.items()
         if name != wire.ARRAYS
     }
-    kind, config = request.message.metadata.message_type, {**request.config, **extras}
-    return came, training_digest(kind, start, config, behind=lineage.behind(work))
+    kind, behind = request.message.metadata.message_type, lineage.behind(work)
+    return came, training_digest(kind, start, request.config, extras, behind=behind)
 
 
 def sum_masked(request: Request) -> RecordDict:

@@ -75,14 +75,26 @@ class Liar:
         self.initial = self.model(1)
 
     def ask(
-        self, name: str, kind: str, number: int = 1, model: Model | None = None, **entries: Any
+        self,
+        name: str,
+        kind: str,
+        number: int = 1,
+        model: Model | None = None,
+        *,
+        beside: Mapping[str, Model] | None = None,
+        **entries: Any,
     ) -> Message:
-        """Send one silo a message of run ``r``, unless the entries name another."""
+        """Send one silo a message of run ``r``, unless the entries name another.
+
+        ``beside``: further records of arrays, by name.
+        """
         config = {wire.RUN: "r", wire.TASK: "digits", wire.STRATEGY: "hcct", wire.SEED: 1}
         config |= {wire.ROUND: number, **dashed(entries)}
         content = RecordDict({wire.CONFIG: ConfigRecord(config)})
         if model is not None:
             content[wire.ARRAYS] = wire.encode_arrays(model, packed=True)
+        for record, arrays in (beside or {}).items():
+            content[record] = wire.encode_arrays(arrays, packed=True)
         message = Message(content, dst_node_id=1, message_type=kind, group_id=str(number))
         set_message_id(message, "m")
         set_run(message, self.run_id)
