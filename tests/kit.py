@@ -74,8 +74,13 @@ def ask(
     game: Game | None = None,
     **config: Any,
 ) -> Message:
-    """Send a silo one message with these entries of its config; return the answer."""
-    content = RecordDict({wire.CONFIG: ConfigRecord(dashed(config)), **(records or {})})
+    """Send a silo one message with these entries of its config, but for None; return the answer.
+
+    A type of message that only some strategies send names one of them, unless an entry does.
+    """
+    named = next(iter(wire.kind_of(kind).strategies), None)
+    entries = {k: v for k, v in dashed({"strategy": named} | config).items() if v is not None}
+    content = RecordDict({wire.CONFIG: ConfigRecord(entries), **(records or {})})
     if model is not None:
         content[wire.ARRAYS] = encode_arrays(model, packed=packed)
     message = Message(content, dst_node_id=3, message_type=kind, group_id="1")

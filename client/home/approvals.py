@@ -179,7 +179,8 @@ def _difference(kind: str, config: Mapping[str, Any], terms: Mapping[str, Value]
     trains = kind.startswith(wire.TRAIN) and kind != wire.MASKED_SUM
     shared = {k for k in (*config, *terms) if k in KEPT or k.startswith(KEPT_KEYS)}
     for key in sorted(shared):
-        if (trains or key in config) and config.get(key, "") != terms.get(key, ""):
+        stated = trains or key in config or key == wire.STRATEGY  # it decides what is answered
+        if stated and config.get(key, "") != terms.get(key, ""):
             return (
                 f"approved this run with {key} = {terms.get(key, '')!r}, and this message asks "
                 f"for {wire.plain_text(repr(config.get(key, '')), wire.MAX_WORD)}."

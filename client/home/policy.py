@@ -33,6 +33,8 @@ METRICS = {
 TRAINING = "train-loss"
 """Leaves a silo that requires secure runs only if ``silo.toml`` names it: label counts, even
 gradients, follow from it for anyone who chooses the models."""
+ON_TRAINING_DATA = (wire.EVALUATE_TRAINING, wire.EVALUATE_DISCRIMINATOR, wire.EVALUATE_PLACING)
+"""Types of messages with models of anyone's making to be scored on training data; likewise."""
 REVEALING = frozenset(
     {"balanced-accuracy", "sensitivity", "specificity", "average-precision", "f1", "trivial"}
 )
@@ -326,7 +328,7 @@ class Policy:
     def type_objection(self, kind: str, config: Mapping[str, object]) -> str:
         """Return why a message of this type is refused: only runs of some strategies send it.
 
-        A silo that takes part only in some strategies refuses a run that names no strategy.
+        Without a strategy's name, a message is answered only if any run may send it.
         """
         strategies, named = wire.kind_of(kind).strategies, config.get(wire.STRATEGY)
         only = wire.UNTRAINED.get(str(named))
@@ -334,11 +336,12 @@ class Policy:
             return f"answers no {kind} message in a run of {named} alone."
         if kind == wire.STATISTICS and not only:
             return "shares statistics only in a run that asks for nothing else."
-        if not strategies or named is None or named in strategies:
+        if not strategies or named in strategies:
             return ""
+        said = named or "one that names none"
         return (
             f"answers {kind} messages only in runs with strategy {', '.join(strategies)}, not "
-            f"{named}."
+            f"{said}."
         )
 
     def secure_objection(self, kind: str, config: Mapping[str, object]) -> str:
@@ -349,7 +352,7 @@ class Policy:
         hidden = config.get(wire.SECURE) is True and (joins or wire.kind_of(kind).secret)
         if self.secure != "required":
             return ""
-        if kind == wire.EVALUATE_TRAINING and TRAINING not in (self.share_metrics or ()):
+        if kind in ON_TRAINING_DATA and TRAINING not in (self.share_metrics or ()):
             return (
                 "does not measure models on its training data, as the answers would reveal these "
                 f'(secure = "required" and no "{TRAINING}" among the metrics in silo.toml).'

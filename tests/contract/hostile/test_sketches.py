@@ -45,8 +45,7 @@ class Liar:
 
     def ask(self, kind: str, **entries: Any) -> Message:
         usual = {"run": "r", "strategy": "hcct", "secure": True, "server_round": self.round}
-        asked = {k: v for k, v in (TRAINING | usual | entries).items() if v is not None}
-        return ask(kind, self.node, **asked)
+        return ask(kind, self.node, **(TRAINING | usual | entries))
 
     def sketch(self, model: wire.Model, **entries: Any) -> Message:
         """Ask for one step on all data, from a model, in a new round."""
@@ -243,6 +242,15 @@ def test_label_counts_do_not_follow_from_losses_on_training_data(
     assert reply.has_error(), metrics_of(reply)
     trained = metrics_of(liar.sketch(liar.model, lr=0.05))
     assert wire.TRAIN_LOSS not in trained, "the same by a training that hardly moves"
+
+
+@pytest.mark.parametrize("kind", [wire.EVALUATE_DISCRIMINATOR, wire.EVALUATE_PLACING])
+def test_label_counts_do_not_follow_from_scores_of_discriminators(
+    kind: str, tmp_path: Path
+) -> None:
+    """Of one that tells a label from all others, the hits were its count, exactly."""
+    reply = Liar(tmp_path).ask(kind, strategy="auto", secure=True)
+    assert "does not measure models on its training data" in reply.error.reason
 
 
 def test_losses_on_training_data_leave_where_the_silo_says_so(tmp_path: Path) -> None:

@@ -224,10 +224,11 @@ def test_a_file_is_sent_to_all_and_a_foreign_one_refused_by_name(trained: Path) 
         (wire.EVALUATE_GIVEN, "hcct", "only in runs with strategy evaluation, contribution"),
         (wire.TRAIN, wire.ONLY_EVALUATION, "in a run of evaluation alone"),
         (wire.STATISTICS, wire.ONLY_EVALUATION, "in a run of evaluation alone"),
+        (wire.EVALUATE_GIVEN, None, "only in runs with strategy evaluation, contribution, not one"),
     ],
 )
 def test_such_a_run_gets_nothing_else_and_no_other_run_gets_it(
-    kind: str, strategy: str, why: str
+    kind: str, strategy: str | None, why: str
 ) -> None:
     assert why in reason(ask(kind, digits("a")[0], strategy=strategy))
 
@@ -282,6 +283,9 @@ def test_a_person_approves_these_models_and_no_others(tmp_path: Path) -> None:
     for lie in ({"model.m0": wire.model_hash(model)}, {}):
         said = reason(asked(node, other, hashes=False, run="r-1", **lie))
         assert "was not announced the model 'm0'" in said
+    nameless = {"task": "heart", "run": "r-1", "server_round": 1, "strategy": None}
+    said = reason(ask(wire.EVALUATE, node, model=other, **nameless))
+    assert "approved this run with strategy = 'evaluation', and this message asks for ''" in said
 
 
 def asked(node: Node, *models: wire.Model, hashes: bool = True, **more: Any) -> Message:
