@@ -54,6 +54,7 @@ REFUSED = {
     wire.TRAIN_PLACING: "discriminators",
     wire.EVALUATE_PLACING: "discriminators",
     wire.EVALUATE_HISTOGRAMS: "histograms for trees",
+    wire.TRAIN_SUMS: "exact sums for a regression",
     wire.TRAIN_PER_FEDAVG: "Per-FedAvg's training",
     wire.TRAIN_PFEDME: "pFedMe's training",
     wire.TRAIN_APFL: "APFL's training",
@@ -64,6 +65,7 @@ CANNOT_DO_WITHOUT = {
     **{"ifca": wire.EVALUATE_TRAINING, "flsc": wire.EVALUATE_TRAINING},
     **{"perfedavg": wire.TRAIN_PER_FEDAVG, "pfedme": wire.TRAIN_PFEDME, "apfl": wire.TRAIN_APFL},
     **{"fedgen": wire.LABEL_COUNTS, "trees": wire.EVALUATE_HISTOGRAMS},
+    **dict.fromkeys(wire.BY_SUMS, wire.TRAIN_SUMS),
 }
 """Strategy → the message type without which it cannot use a silo: refused at the join."""
 REFUSED_KEYS = {

@@ -236,7 +236,7 @@ def test_who_comes_back_to_a_run_is_not_refused_for_what_it_has_paid_already(
 
 @pytest.mark.parametrize("kind", sorted(REFUSED))
 def test_types_of_messages_that_are_not_private_are_refused(kind: str, tmp_path: Path) -> None:
-    node = silo(tmp_path, label_counts=True, column_sums=True)
+    node = silo(tmp_path, label_counts=True, column_sums=True, sums="regression")
     alone = {"strategy": wire.ONLY_STATISTICS} if kind == wire.STATISTICS else {}
     said = reason(ask(kind, node, model=initial(), **TRAINING | alone))
     assert (
@@ -293,7 +293,7 @@ def test_entries_that_are_not_private_are_refused_at_the_join_and_later(
 
 
 def test_every_strategy_and_type_of_message_is_known_to_exist() -> None:
-    assert set(REFUSED) <= set(ANSWERS) and set(CANNOT_DO_WITHOUT) <= set(EVERY)
+    assert set(REFUSED) <= set(ANSWERS) and set(CANNOT_DO_WITHOUT) <= {*EVERY, *wire.UNTRAINED}
     assert set(CANNOT_DO_WITHOUT.values()) <= set(REFUSED)
 
 
