@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from coterie import wire
 from coterie.client.work.data import Data, to_device
 from coterie.client.work.session import Session, hash_of, read_unlabelled
+from coterie.features.statistics.cells import round_step
 from coterie.tasks.base import ColumnScale, Samples, SiloData, StreamedData, TaskError
 from coterie.tasks.draws import fewest_persons
 
@@ -43,18 +44,19 @@ def column_sums(session: Session) -> RecordDict:
 
 
 def in_few_digits(sums: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return counts, and means and squares (columns, 3) rounded to the deviations' third digit.
+    """Return counts, and means and squares (columns, 3) rounded to steps of a standard error.
 
-    More digits would show single rows, and help nobody who scales. Relative to a mean's own size,
-    three would move columns whose values are far from 0 (years, say) by whole deviations.
+    Smaller steps would not help to scale, but show single rows: the difference to other sums over
+    nearly the same rows, such as a regression's, is the rows between. With these, one row's value
+    follows to ± √n/2 deviations at best.
     """
     found = sums.copy()
-    deviations = np.sqrt(sums[:, 2] / np.maximum(sums[:, 0], 1))
-    for row, deviation in zip(found, deviations, strict=True):
+    counts = np.maximum(sums[:, 0], 1)
+    for row, count, deviation in zip(found, counts, np.sqrt(sums[:, 2] / counts), strict=True):
         if deviation > 0:
-            places = 2 - math.floor(math.log10(deviation))
-            row[1] = round(float(row[1]), places)
-            row[2] = row[0] * float(f"{deviation:.3g}") ** 2
+            of_mean, own = (round_step(deviation / math.sqrt(k * count)) for k in (1, 2))
+            row[1] = round(row[1] / of_mean) * of_mean
+            row[2] = count * (round(deviation / own) * own) ** 2
     return found
 
 

@@ -263,8 +263,8 @@ def _of_column(name: str, own: Mapping[str, ColumnCounts], survey: Survey) -> It
         target = column in survey.reported[silo].targets
         if (
             not target
-            and _is_constant(column)
-            and any(not _is_constant(c) for n, c in own.items() if n != silo)
+            and _varies(column) is False
+            and any(_varies(c) for n, c in own.items() if n != silo)
         ):
             yield f"{name}: all samples of {silo} are in one {_cell(column)}; elsewhere it varies."
     yield from _units(name, own, survey)
@@ -280,9 +280,16 @@ def _missing(name: str, absent: Mapping[str, float]) -> Iterator[str]:
             yield f"{name}: {_about(share)} of the samples of {silo} have no value{beside}."
 
 
-def _is_constant(column: ColumnCounts) -> bool:
-    """Return whether all present values are in one cell; a hidden cell counts as not empty."""
-    return sum(cell != 0 for cell in column.cells) == 1 and bool(column.categories or column.step)
+def _varies(column: ColumnCounts) -> bool | None:
+    """Return whether present values are in several cells; None if hidden cells leave that open.
+
+    A hidden cell is not empty, unless all are hidden; a single one may have few values.
+    """
+    filled = sum(cell != 0 for cell in column.cells)
+    if filled > 1:
+        return None if set(column.all_cells) == {None} else True
+    known = filled == 1 and None not in column.cells and (column.categories or column.step)
+    return False if known else None
 
 
 def _cell(column: ColumnCounts) -> str:

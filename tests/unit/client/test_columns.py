@@ -40,8 +40,8 @@ KEYS = {
     **{"task": "study", "rounds": 2, "local-epochs": 1, "batch-size": 8, "seed": 1},
     **{"wait-for-silos": 0.3, "round-timeout": 5.0},
 }
-FEW_DIGITS = 0.01
-"""Sums leave with the third digit of a deviation."""
+STEP = 0.2
+"""Sums of fifty rows leave in steps of about their standard errors; in deviations."""
 
 
 def rows(seed: int, count: int = 50) -> np.ndarray:
@@ -95,6 +95,11 @@ def expected_of(names: str) -> np.ndarray:
     )
 
 
+def assert_near(scale: Any, expected: np.ndarray) -> None:
+    """Compare means and deviations, shape (…, 2)."""
+    assert (np.abs(np.asarray(scale) - expected) <= STEP * expected[..., 1:]).all()
+
+
 def test_all_silos_use_the_scale_of_those_that_tell_and_only_these_tell(
     study: Path, tmp_path: Path
 ) -> None:
@@ -103,7 +108,7 @@ def test_all_silos_use_the_scale_of_those_that_tell_and_only_these_tell(
     for name in NAMES:
         (file,) = (tmp_path / name / "models").glob("*.safetensors")
         card = read_card(file)
-        np.testing.assert_allclose(card.scale, expected, rtol=FEW_DIGITS)
+        assert_near(card.scale, expected)
         assert card.scale_from == "federation"
         assert (
             "mean and deviation of the federation's numbers" in file.with_suffix(".md").read_text()
@@ -122,9 +127,8 @@ def test_all_silos_use_the_scale_of_those_that_tell_and_only_these_tell(
     card = load_kept(file)
     exported = export(card, tmp_path / "out" / "model.pt2", options={})
     made = json.loads(exported.files[1].read_text())
-    np.testing.assert_allclose(
-        made["preparation"]["columns"][0]["mean"], expected[0, 0], FEW_DIGITS
-    )
+    age = made["preparation"]["columns"][0]
+    assert_near([age["mean"], age["deviation"]], expected[0])
     assert made["preparation"]["mean and deviation"] == "one pair for all silos of the run"
     assert not exported.own, "whoever has no data can use it too"
 
@@ -138,8 +142,8 @@ def test_a_silo_with_few_numbers_tells_nothing_of_that_column(study: Path, tmp_p
     assert entry["values"]["metrics"]["column-means"][0] == 0
     (file,) = (tmp_path / "a" / "models").glob("*.safetensors")
     scale = np.array(read_card(file).scale)
-    np.testing.assert_allclose(scale[0], expected_of("b")[0], rtol=FEW_DIGITS)
-    np.testing.assert_allclose(scale[1], expected_of("ab")[1], rtol=FEW_DIGITS)
+    assert_near(scale[0], expected_of("b")[0])
+    assert_near(scale[1], expected_of("ab")[1])
 
 
 def test_where_nobody_tells_enough_the_run_does_not_begin(study: Path, tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ from coterie.features.statistics.counts import (
 )
 from coterie.features.statistics.silo import count
 from coterie.features.statistics.survey import FILE, Survey, read_survey
+from coterie.features.sums.contract import settings_text
 from coterie.server.report.command import write_report
 from coterie.server.report.survey import differences, warnings
 from coterie.server.runs.config import RunConfig
@@ -34,6 +35,7 @@ from coterie.server.runs.run import execute
 from coterie.strategies.errors import FederationError
 from coterie.tasks.base import Column
 from tests.kit import CutGrid, PowerCutError, restart_silos, run
+from tests.kit import answer as answer_of
 
 HEART = """
 kind = "table"
@@ -152,6 +154,28 @@ def test_the_page_warns_of_what_is_probably_wrong(asked: Path) -> None:
     assert set(json.loads(summary.read_text())["silos"]) == set(SITES)
     with pytest.raises(FederationError, match="trained no models to keep"):
         write_report(str(asked), kind="tensorboard")
+
+
+@pytest.mark.parametrize(
+    ("own", "other", "said"),
+    [
+        ((80, 0, 0, 0), (40, 40, 0, 0), True),
+        ((80, 0, 0, 0), (80, 0, 0, 0), False),
+        ((80, 0, 0, 0), (None, 30, None, 0), True),
+        ((80, 0, 0, 0), (None, None, None, None), False),  # perhaps it is all in one
+        ((80, 0, 0, 0), (0, 0, 80, 0), False),
+        ((None, 0, None, 0), (40, 40, 0, 0), False),  # perhaps of few values
+    ],
+)
+def test_a_column_is_called_constant_only_where_hidden_cells_leave_no_doubt(
+    own: tuple[int | None, ...], other: tuple[int | None, ...], said: bool
+) -> None:
+    def telling(cells: tuple[int | None, ...]) -> Statistics:
+        column = ColumnCounts("smoker", cells[:2], *cells[2:], ("no", "yes"))
+        return Statistics(80, 20, 10, ((3,),), (column,))
+
+    found = "\n".join(warnings(Survey("t", {"a": telling(own), "b": telling(other)})))
+    assert ("all samples of a are in one category; elsewhere it varies" in found) is said
 
 
 def test_nobody_who_tells_is_an_end_with_the_reasons(tmp_path: Path) -> None:
@@ -348,13 +372,32 @@ def test_with_other_settings_and_few_changed_rows_nothing_is_answered(tmp_path: 
     assert "differ from rows that it has answered about by fewer than 10" in reply
 
 
-def test_means_and_deviations_leave_in_few_digits() -> None:
+def test_means_and_deviations_leave_in_steps_of_their_standard_errors() -> None:
     sums = np.array([[100.0, 2015.123456, 900.0], [50.0, 0.00123456, 1e-9], [9.0, 4.5, 0.0]])
     found = in_few_digits(sums)
-    np.testing.assert_allclose(found[0], [100, 2015.12, 900.0])
-    np.testing.assert_allclose(found[1, 1], 0.0012346, rtol=1e-4)
+    np.testing.assert_allclose(found[0], [100, 2015.0, 100 * 3.0**2])
+    np.testing.assert_allclose(found[1], [50, 0.001235, 50 * 4.5e-6**2], rtol=1e-3)
     np.testing.assert_array_equal(found[2], sums[2])
-    np.testing.assert_allclose(np.sqrt(found[1, 2] / 50), 4.47e-6)
+
+
+def test_a_regression_beside_column_sums_shows_no_row_that_it_leaves_out(tmp_path: Path) -> None:
+    """The difference was the age of the one row without a smoking status, to 0.4 years."""
+    found = set()
+    for age in range(40, 90, 10):
+        (folder := tmp_path / str(age)).mkdir()
+        silo = tabular(folder, **{"column-sums": True, "sums": "regression"})
+        file = folder / "east.csv"
+        head, _, *rows = file.read_text().splitlines()
+        file.write_text("\n".join([head, f"{age},0.9,,,yes", *rows]))
+        metrics = told(silo, wire.COLUMN_SUMS)[wire.METRICS]
+        settings = settings_text({"model": "logistic", "columns": ["age", "smoker"], "target": ""})
+        asked = {"strategy": "regression", "task": "heart", "sums_of": settings, "group_size": 2}
+        reply = answer_of(wire.TRAIN_SUMS, silo, **asked)
+        sums = wire.decode_arrays(reply.content[wire.ARRAYS])
+        assert metrics[wire.COLUMN_COUNTS][0] == sums["count"] + 1
+        whole = metrics[wire.COLUMN_COUNTS][0] * metrics[wire.COLUMN_MEANS][0]
+        found.add(round(float(whole - sums["sums"][0])))
+    assert len(found) <= 2, found
 
 
 # ---------------------------------------------------------------- what a silo may answer
