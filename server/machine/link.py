@@ -10,7 +10,7 @@ import json
 import shlex
 import socket
 import ssl
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from datetime import UTC, datetime
 from functools import partial
@@ -185,17 +185,22 @@ def bundle_of(config: RunConfig, note: str = "") -> bytes:
 
     A ``note`` makes the digest unique for the same configuration.
     """
-    return pack(_manifest(config, note))
+    return pack(_manifest(config.plain(), note))
 
 
-def _manifest(config: RunConfig, note: str) -> dict[str, Any]:
+def bundle_of_app(run_config: Mapping[str, Any]) -> bytes:
+    """Return the bundle that submits a run of another ClientApp, which its silos have already."""
+    return pack(_manifest(run_config, "of another app"))
+
+
+def _manifest(config: Mapping[str, Any], note: str) -> dict[str, Any]:
     app = {
         "publisher": "coterie",
         "components": {
             "serverapp": "coterie.server.app:app",
             "clientapp": "coterie.client.app:app",
         },
-        "config": config.plain(),
+        "config": dict(config),
     }
     project = {
         "name": "coterie",

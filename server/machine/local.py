@@ -8,15 +8,16 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 from coterie import wire
-from coterie.server.machine.link import Control, control
+from coterie.engine.port import Engine
+from coterie.server.machine.link import Control, bundle_of_app, control
 from coterie.server.machine.superlink import Ports, SuperLink
 from coterie.server.runs.config import RunConfig
 from coterie.server.runs.record import Event
@@ -56,7 +57,7 @@ DEAD_S = 20.0
 
 @dataclass(frozen=True)
 class SiloSpec:
-    """How to start one silo."""
+    """How to start one silo; ``app`` is a ClientApp as ``module:attribute``, in place of a task."""
 
     name: str
     task: str = "digits"
@@ -67,10 +68,12 @@ class SiloSpec:
     column_sums: bool = False
     sums: bool = False
     unlabelled: str = ""
+    app: str = ""
 
     def arguments(self, address: str, home: Path) -> list[str]:
         """Return the silo's command line, after ``python -m coterie.client``."""
-        own = ["serve", "--name", self.name, "--task", self.task, "--superlink", address]
+        served = ["--app", self.app] if self.app else ["--task", self.task]
+        own = ["serve", "--name", self.name, *served, "--superlink", address]
         own += ["--threads", str(self.threads), "--home", str(home)]
         own += ["--alpha", str(self.alpha)] if self.alpha is not None else []
         own += ["--share-label-counts"] if self.label_counts else []
@@ -99,10 +102,10 @@ class LocalFederation:
     always ended in order, however this process is ended.
     """
 
-    def __init__(self, folder: Path, *, ports: Ports | None = None) -> None:
+    def __init__(self, folder: Path, *, ports: Ports | None = None, executes: bool = True) -> None:
         self.folder = folder
         self.runs_dir = folder / "runs"
-        self.superlink = SuperLink(folder / "superlink", ports=ports)
+        self.superlink = SuperLink(folder / "superlink", ports=ports, executes=executes)
         self.programs: dict[str, Program] = {}
         self._more_silos = 0
         """Than nodes: those of a process share one."""
@@ -214,6 +217,18 @@ class LocalFederation:
         with control(self.superlink.control_address) as calls:
             run_id = calls.submit(config)
         return run_id, run_folder(config, run_id=run_id)
+
+    @contextmanager
+    def run_app(self, run_config: Mapping[str, Any]) -> Iterator[Engine]:
+        """Provide the engine of a run of silos with an app; this process is its ServerApp."""
+        from coterie.engine.fast.run.here import run_here  # loads much of Flower
+
+        with control(self.superlink.control_address) as calls:
+            run_id = calls.start(bundle_of_app(run_config), {})
+        if run_id is None:
+            raise FederationError("the SuperLink did not start the run.", phase="start")
+        with run_here(self.superlink.runtime_address, run_id) as engine:
+            yield engine
 
     def resume(self, folder: Path) -> int:
         """Resume a run of this federation; return its new id."""

@@ -164,13 +164,21 @@ def wait_until_it_answers(
 
 
 class SuperLink:
-    """A SuperLink as a child process, for demos, tests and benchmarks. A context manager."""
+    """A SuperLink as a child process, for demos, tests and benchmarks. A context manager.
+
+    Without ``executes``, ServerApps are not started: this process is one (``run_here``).
+    """
 
     def __init__(
-        self, home: Path, *, ports: Ports | None = None, options: Sequence[str] = ()
+        self,
+        home: Path,
+        *,
+        ports: Ports | None = None,
+        options: Sequence[str] = (),
+        executes: bool = True,
     ) -> None:
         self.ports = ports or Ports.free()
-        self._home = home
+        self._home, self._executes = home, executes
         self.program = self._program("SuperLink", [*plain_command(HOST, self.ports), *options])
         self.executor: Program | None = None
 
@@ -184,6 +192,11 @@ class SuperLink:
         """The address at which runs are submitted."""
         return f"{HOST}:{self.ports.control}"
 
+    @property
+    def runtime_address(self) -> str:
+        """The address for ServerApps."""
+        return f"{HOST}:{self.ports.runtime}"
+
     def _program(self, name: str, line: list[str]) -> Program:
         log = self._home / f"{name.lower()}.log"
         return Program(name, line, log=log, environment=environment(self._home))
@@ -196,9 +209,9 @@ class SuperLink:
 
     def wait(self) -> None:
         """Wait until silos and operators can connect; see ``wait_until_it_answers``."""
-        addresses = [self.fleet_address, self.control_address, f"{HOST}:{self.ports.runtime}"]
+        addresses = [self.fleet_address, self.control_address, self.runtime_address]
         wait_until_it_answers(self.program, addresses)
-        if self.executor is None:
+        if self.executor is None and self._executes:
             parent = ("--parent-pid", str(self.program.process.pid))
             self.executor = self._program("executor", executor_command(addresses[-1], *parent))
             self.executor.start()

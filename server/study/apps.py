@@ -1,11 +1,16 @@
-"""Simulate a Flower ClientApp of your own in this process, and keep the run's record."""
+"""Simulate a Flower ClientApp of your own, in this process or in one for each silo; record it."""
 
 from __future__ import annotations
 
+import json
+import os
+import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import copy
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeGuard
 
@@ -15,6 +20,8 @@ from flwr.clientapp import ClientApp
 
 from coterie import wire
 from coterie.engine.inprocess import InProcessGrid, NodeConfig
+from coterie.engine.port import Engine
+from coterie.server.machine.local import LocalFederation, SiloSpec
 from coterie.server.paths import default_runs_dir, place
 from coterie.server.report.shown import NOTHING, Shown
 from coterie.server.runs.record import OWN_APP
@@ -36,6 +43,8 @@ ROUNDS = 20
 
 
 App = ClientApp | Mapping[str, ClientApp]
+Engines = Callable[[NodeConfig], AbstractContextManager[Engine]]
+"""Provides the engine of a run with a run config, for one run at a time."""
 
 
 def is_app(what: Any) -> TypeGuard[App]:
@@ -80,12 +89,46 @@ class Nodes:
         self.names = dict(enumerate(names, start=1))
         self._apps = list(what.values()) if isinstance(what, Mapping) else [what] * len(names)
 
-    def grid(self, run_config: NodeConfig) -> InProcessGrid:
-        """Return the nodes, as at the start of a run."""
-        return InProcessGrid(self._answer, self.configs, run_config=run_config)
+    def called(self, run_config: NodeConfig) -> AbstractContextManager[Engine]:
+        """Provide the nodes in this process, as at the start of a run."""
+        return nullcontext(InProcessGrid(self._answer, self.configs, run_config=run_config))
 
     def _answer(self, message: Message, context: Context) -> Message:
         return self._apps[message.metadata.dst_node_id - 1](message, context)
+
+    @contextmanager
+    def started(self, home: Path) -> Iterator[Engines]:
+        """Provide the nodes as resident silos, a process each; their logs are in ``home``.
+
+        Raises:
+            FederationError: another process cannot import an app, or a silo did not start.
+        """
+        found = list(map(importable, self._apps))
+        path = {"PYTHONPATH": os.pathsep.join(place or str(Path.cwd()) for place in sys.path)}
+        with LocalFederation(home, executes=False) as federation:
+            for name, app, config in zip(self.names.values(), found, self.configs, strict=True):
+                options = {key: json.dumps(value) for key, value in config.items()}
+                federation.start_silo(SiloSpec(name, app=app, options=options), environment=path)
+            federation.wait_for_silos(len(found))
+            yield federation.run_app
+
+
+def importable(app: ClientApp) -> str:
+    """Return ``module:attribute`` by which another process imports an app.
+
+    Raises:
+        FederationError: no module has it, but a notebook or the program itself.
+    """
+    for name, module in sorted(sys.modules.items()):
+        if name not in ("__main__", "__mp_main__"):
+            for attribute, value in list(getattr(module, "__dict__", {}).items()):
+                if value is app:
+                    return f"{name}:{attribute}"
+    raise refused(
+        "a silo's process imports its ClientApp, and no imported module has this one under a name. "
+        "Move it from the notebook, program or function that makes it into a module's top level, "
+        "and import it from there; or leave processes out."
+    )
 
 
 def simulate_app(
@@ -97,6 +140,8 @@ def simulate_app(
     run_config: NodeConfig,
     train_config: NodeConfig,
     runs_dir: str | Path | None,
+    processes: int,
+    home: Path | None,
     shown: Shown,
     rounds: int = ROUNDS,
     label: str = "",
@@ -104,22 +149,30 @@ def simulate_app(
 ) -> Result:
     """Run a strategy over apps and return the result; see ``coterie.simulate``.
 
-    ``options`` are those of the strategy's class.
+    ``home`` is for the logs of processes; ``options`` are those of the strategy's class.
     """
     nodes, made = Nodes(what, silos), strategy_of_app(strategy, options)
+    if processes not in (0, len(nodes.names)):
+        raise refused(
+            f"processes must be 0, or {len(nodes.names)}: one for each silo. Got {processes}."
+        )
     root, name = place(runs_dir) if runs_dir else default_runs_dir(), strategy_name(made)
     folder = root / folder_name(label or name, time.time_ns() // 1000)
-    _play(
-        *(nodes, made, arrays_of(initial_arrays), rounds, run_config, train_config),
-        folder=folder,
-        label=label,
-        shown=shown,
-    )
+    initial = arrays_of(initial_arrays)
+    home = home or root.parent / time.strftime("simulation-%Y%m%d-%H%M%S")
+    with nodes.started(home) if processes else nullcontext(nodes.called) as engines:
+        _play(
+            *(nodes, engines, made, initial, rounds, run_config, train_config),
+            folder=folder,
+            label=label,
+            shown=shown,
+        )
     return Result(folder)
 
 
 def _play(
     nodes: Nodes,
+    engines: Engines,
     strategy: GroupStrategy,
     initial: ArrayRecord,
     rounds: int,
@@ -132,12 +185,15 @@ def _play(
 ) -> None:
     made = copy(strategy)
     made.on_round = made.on_round or (lambda report: None)  # ``shown`` shows the run
-    if isinstance(made.roster, NodeRoster):
-        made.roster = NodeRoster(min_silos=len(nodes.names), names=dict(nodes.names))
-    run = Recorded(made, folder.parent, label=label, folder=folder)
-    with shown_here(shown, label or strategy_name(made), folder):
+    shows = shown_here(shown, label or strategy_name(made), folder)
+    with engines(run_config) as engine, shows:
+        if isinstance(made.roster, NodeRoster):
+            here = isinstance(engine, InProcessGrid)  # a silo's process states its name
+            names = dict(nodes.names) if here else {}
+            made.roster = NodeRoster(min_silos=len(nodes.names), names=names, ask=not here)
+        run = Recorded(made, folder.parent, label=label, folder=folder)
         run.start(
-            nodes.grid(run_config),
+            engine,
             initial,
             num_rounds=rounds,
             train_config=ConfigRecord(dict(train_config)) if train_config else None,
@@ -211,11 +267,22 @@ class AppComparison(Comparison):
     def drawn(self) -> set[str]:
         return set()
 
-    def play(self, repeat: Repeat, name: str, folder: Path) -> None:
-        """Play one strategy of a repeat, and keep its record in a folder."""
+    @contextmanager
+    def playing(self, repeat: Repeat, home: Path | None) -> Iterator[Callable[[str, Path], None]]:
+        """Provide what plays a strategy of a repeat and keeps its record in a folder.
+
+        ``home`` is for the logs of processes; None: the apps are called in this process.
+        """
+        assert self.nodes is not None
+        started = nullcontext(self.nodes.called) if home is None else self.nodes.started(home)
+        with started as engines:
+            yield partial(self._play, repeat, engines)
+
+    def _play(self, repeat: Repeat, engines: Engines, name: str, folder: Path) -> None:
         assert self.nodes is not None and self.initial is not None
         _play(
             self.nodes,
+            engines,
             self.made[name],
             self.initial,
             self.rounds,

@@ -22,7 +22,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import datetime
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -129,11 +128,8 @@ def compare(
     }
     with ExitStack() as stack:
         if is_app(what):
-            if processes or split or options or folds:
-                raise refused(
-                    "a ClientApp is called in this process, with its own data: leave processes, "
-                    "split, options and folds out."
-                )
+            if split or options or folds:
+                raise refused("a ClientApp has its own data: leave split, options and folds out.")
             file = HERE
             plan: Comparison = AppComparison.of(
                 *(content, what, silos, strategies),
@@ -192,7 +188,8 @@ def _silos(
 def _compared(
     comparison: Comparison, file: Path, folder: Path | None, console: Console, processes: bool
 ) -> ComparisonResult:
-    check_model(comparison, file)
+    if not isinstance(comparison, AppComparison):  # whose keys are the app's own
+        check_model(comparison, file)
     drawn = _drawn(comparison, file)
     folder = folder or Path("runs") / datetime.now().strftime(f"{slug(file.stem)}-%Y%m%d-%H%M%S")
     (folder / "records").mkdir(parents=True, exist_ok=True)
@@ -330,12 +327,13 @@ def _playing(
     comparison: Comparison, repeat: Repeat, folder: Path, *, processes: bool
 ) -> Iterator[Callable[[str, Path], None]]:
     """Provide what plays a strategy over the silos of a repeat and keeps its record in a folder."""
+    home = folder / f"federation-{repeat.suffix}"
     if isinstance(comparison, AppComparison):
-        yield partial(comparison.play, repeat)
+        with comparison.playing(repeat, home if processes else None) as play_app:
+            yield play_app
         return
     cut = isinstance(comparison.file.silos, int)
     silos = Given(tuple(comparison.silos(repeat)), {}, cut=cut, whose="the silos")
-    home = folder / f"federation-{repeat.suffix}"
     with started(silos, home, len(silos.specs)) if processes else called(silos) as player:
 
         def play(name: str, target: Path) -> None:

@@ -70,7 +70,8 @@ def simulate(
         run_config, train_config: of a ClientApp: its run config, and entries of its training
             messages.
         processes: 0 calls the silos in this process. Otherwise the number of processes, with a
-            SuperLink: at most the silos that are cut from one data set, else one for each silo.
+            SuperLink: at most the silos of a simulation file, else one for each silo. A ClientApp
+            must then be a variable of a module that each process can import.
         runs_dir: where the record goes, by default ``~/.coterie/runs``.
         folder: with ``processes``: for their logs and models.
         progress: whether to show the run: a bar in a notebook, else lines on standard error. Or the
@@ -81,11 +82,8 @@ def simulate(
         FederationError: something is wrong with what was given, or the run failed.
     """
     if is_app(what):
-        if processes or split or options:
-            raise refused(
-                "a ClientApp is called in this process: leave processes, split and options out. "
-                "For processes, serve the app with `coterie silo serve --app`."
-            )
+        if split or options:
+            raise refused("a ClientApp has its own data: leave split and options out.")
         return simulate_app(
             what,
             silos,
@@ -94,6 +92,8 @@ def simulate(
             run_config=run_config or {},
             train_config=train_config or {},
             runs_dir=runs_dir,
+            processes=processes,
+            home=place(folder) if folder else None,
             shown=shown_for(progress),
             **keys,
         )

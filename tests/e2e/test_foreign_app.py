@@ -12,17 +12,23 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import tomli_w
+from flwr.app import ArrayRecord
 
+import coterie
 from coterie.client.ledger import read
 from coterie.engine.inprocess import InProcessGrid
 from coterie.server.machine.link import Control, control
 from coterie.server.machine.local import LocalFederation
 from coterie.server.machine.superlink import Ports
-from tests.apps import quick_server
+from coterie.server.study.result import Result
+from coterie.strategies import FedCollab, FirstStage, PerGroup
+from tests.apps import quick_pairs, quick_server
 from tests.e2e.organisations import Organisations
 from tests.e2e.runs import ROOT, until
+from tests.unit.strategies.test_per_group import Bagging
 
 APPS = ROOT / "tests" / "apps"
 FILES = ("quick_numpy.py", "quick_server.py", "quick_torch.py")
@@ -118,6 +124,27 @@ def wait_for_two(calls: Control, running: list[subprocess.Popen[bytes]]) -> None
         "two nodes",
     )
     assert all(one.poll() is None for one in running)
+
+
+def test_an_app_from_python_has_the_same_results_in_processes_as_in_one(tmp_path: Path) -> None:
+    """Its groups come from coterie's discriminators, which the app calls."""
+    weights = ArrayRecord([np.zeros(1)])
+    first = FirstStage(FedCollab(), weights, num_rounds=1, action="groups")
+    one = {"min_available_nodes": 1, "min_train_nodes": 1}
+    strategy = PerGroup(first, lambda group: Bagging(**one))
+
+    def played(**how: Any) -> Result:
+        return coterie.simulate(
+            quick_pairs.app, quick_pairs.NODES, strategy=strategy, rounds=2, progress=False,
+            initial_arrays=quick_pairs.NOTHING, run_config={"scale": 2}, runs_dir=tmp_path, **how,
+        )  # fmt: skip
+
+    here, there = played(), played(processes=3, folder=tmp_path / "federation")
+    assert here.groups == there.groups == [["east"], ["north", "south"]]
+    assert here.run.model_hashes == there.run.model_hashes and len(here.run.model_hashes) == 3
+    assert here.metric_rows == there.metric_rows
+    sizes = {row["silo"]: (row["loss"], row["size"]) for row in here.metric_rows}
+    assert sizes == {"north": (0.0, 8.0), "east": (0.0, 4.0), "south": (0.0, 8.0)}
 
 
 @pytest.mark.nightly

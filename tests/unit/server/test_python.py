@@ -23,6 +23,7 @@ from coterie.strategies import HCCT, FederationError
 from tests.conftest import assert_equal_models, plain_app, plain_initial, plain_nodes
 from tests.kit import nodes_of, run
 
+INITIAL: dict[str, Any] = {"initial_arrays": plain_initial()}
 QUICK: dict[str, Any] = {"rounds": 2, "local_epochs": 1, "progress": False}
 
 
@@ -122,7 +123,9 @@ def test_real_targets_texts_and_images_are_learned() -> None:
         ("none.toml", None, {}, "none.toml cannot be read"),
         (plain_app(), None, {}, "a ClientApp needs silos"),
         (plain_app(), 2, {}, "a ClientApp needs initial_arrays"),
-        (plain_app(), 2, {"processes": 2}, "a ClientApp is called in this process"),
+        (plain_app(), 2, {"processes": 3}, "processes must be 0, or 2: one for each silo"),
+        (plain_app(), 2, INITIAL | {"processes": 2}, "no imported module has this one under"),
+        (plain_app(), 2, {"split": {"kind": "iid"}}, "a ClientApp has its own data"),
         (plain_app(), 2, {"strategy": "none"}, "strategy must be one of"),
         (plain_app(), 2, {"strategy": HCCT(), "alpha": 3.0}, "HCCT has its options already"),
         (plain_app(), 2, {"strategy": "hcct", "alhpa": 3.0}, "alhpa"),
@@ -176,7 +179,7 @@ def test_every_silo_may_have_its_own_app() -> None:
 def test_strategies_are_compared_over_an_app(tmp_path: Path) -> None:
     chosen = ["fedavg", {"strategy": "hcct", "alpha": 20.0, "name": "α 20"}]
     how: dict[str, Any] = {"initial_arrays": plain_initial(), "rounds": 3, "seeds": [0, 1]}
-    how |= {"folder": tmp_path / "out", "progress": False}
+    how |= {"folder": tmp_path / "out", "progress": False, "run_config": {"batch-size": 16}}
     found = coterie.compare(plain_app(), chosen, plain_nodes(0, 0, 1, 1), **how)
     assert {row["name"] for row in found.table()} == {"local", "fedavg", "α 20"}
     assert found.table()[-1]["name"] == "fedavg" and not found.failed
