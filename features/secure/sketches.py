@@ -78,13 +78,16 @@ class Sketch:
         self._places, self._signed = np.empty(PIECE, np.intp), np.empty(PIECE)
         self._absolute = self._squares = 0.0
 
-    def add(self, step: NDArray[np.float64]) -> None:
-        """Add the next parameters, ``PIECE`` at most: 31 bits say where each goes, one its sign."""
+    def add(self, step: NDArray[np.float64], square: float) -> None:
+        """Add the next parameters, ``PIECE`` at most: 31 bits say where each goes, one its sign.
+
+        ``square``: the sum of their squares.
+        """
         count, size, rest = len(step), self._size, self._size - np.uint32(1)
         drawn, place = self._stream.take(count), self._drawn[:count]
         places, signed = self._places[:count], self._signed[:count]
         self._absolute += float(np.abs(step, out=signed).sum())
-        self._squares += float(np.einsum("i,i", step, step))
+        self._squares += square
         if size & rest:
             np.remainder(drawn, size, out=place)
         else:  # the same of a power of two, and five times as fast
@@ -138,7 +141,7 @@ def measure(received: Model, trained: Model, sketches: Mapping[str, Sketch]) -> 
         squares.append(float(np.einsum("i,i", step, step)))
         for sketch in sketches.values():
             if sketch.of is None or name in sketch.of:
-                sketch.add(step)
+                sketch.add(step, squares[-1])
     return math.sqrt(math.fsum(squares))
 
 
