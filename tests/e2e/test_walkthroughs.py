@@ -1,4 +1,4 @@
-"""The walk-throughs of the documentation, run as they are written.
+"""The tutorial of the documentation, run as it is written.
 
 One thing is changed: the coordinator listens on free ports, so that a test disturbs nobody.
 """
@@ -38,11 +38,9 @@ class Step:
         return [line for line, form in forms.items() if not re.search(form, output)]
 
 
-def steps(page: str, section: str = "") -> tuple[dict[str, str], list[Step]]:
+def steps(page: str) -> tuple[dict[str, str], list[Step]]:
     """Files to save, by name, and the commands in order."""
     text = (ROOT / "docs" / page).read_text(encoding="utf-8")
-    if section:
-        text = text.split(f"\n## {section}\n")[1].split("\n## ")[0]
     files, commands = dict[str, str](), list[Step]()
     for kind, service, body in BLOCK.findall(text):
         before = text[: text.index(body)]
@@ -60,17 +58,8 @@ def steps(page: str, section: str = "") -> tuple[dict[str, str], list[Step]]:
 
 @pytest.mark.nightly
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize(
-    ("page", "section", "said", "trained"),
-    [
-        ("guide/approved-run.md", "", "sample,class,p_no,p_yes", ("north", "south", "east")),
-        ("how-to/own-data.md", "An example with images", "1×16×16", ()),
-    ],
-)
-def test_a_walk_through_works_as_it_is_written(
-    page: str, section: str, said: str, trained: tuple[str, ...], tmp_path: Path
-) -> None:
-    files, commands = steps(page, section)
+def test_the_tutorial_works_as_it_is_written(tmp_path: Path) -> None:
+    files, commands = steps("guide/approved-run.md")
     for name, body in files.items():
         (tmp_path / name).write_text(body, encoding="utf-8")
     ports = Ports.free()
@@ -81,7 +70,7 @@ def test_a_walk_through_works_as_it_is_written(
         "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]),
         "PATH": str(Path(sys.executable).parent) + os.pathsep + os.environ["PATH"],
     }
-    output, services = "", []
+    services = []
     try:
         for step in commands:
             command = step.command.replace("--address localhost", address)
@@ -106,11 +95,9 @@ def test_a_walk_through_works_as_it_is_written(
                 ["bash", "-euc", command], cwd=tmp_path, env=environment,
                 capture_output=True, text=True, timeout=400, check=False,
             )  # fmt: skip
-            output += done.stdout
             assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
             assert not step.missing(done.stdout + done.stderr), done.stdout + done.stderr
-        assert said in " ".join(output.split()), output
-        for silo in trained:
+        for silo in ("north", "south", "east"):
             assert list((tmp_path / silo / "models").glob("*.safetensors"))
     finally:
         for service in reversed(services):
