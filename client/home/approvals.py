@@ -392,8 +392,8 @@ def leaving(terms: Mapping[str, Value], policy: Policy) -> Iterator[str]:
         yield f"its update in each round, which the coordinator sees{less}"
     if terms.get(wire.STRATEGY) == wire.CONTRIBUTION:
         yield (
-            "its updates to its group without each other silo in turn; the silos of the group can "
-            "compute its updates"
+            "its updates to its group without each other silo in turn, and without two; the silos "
+            "of the group can compute its updates"
         )
     if terms.get(wire.STRATEGY) in ("fedcollab", "auto") and policy.auxiliary:
         yield "discriminators trained on its data, which reveal its labels"

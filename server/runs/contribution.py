@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -65,9 +65,10 @@ def _problems(before: RunConfig, groups: tuple[tuple[str, ...], ...]) -> Iterato
         yield f"its largest group has {largest} silos, and at most {most} are possible"
 
 
-def name_of(letter: str, left_out: str = "", time: int = 0) -> str:
-    """Return the name of the model of a group, without a silo, in one of several trainings."""
-    without = f" without {left_out}" if left_out else ""
+def name_of(letter: str, left_out: Iterable[str] = (), time: int = 0) -> str:
+    """Return the name of the model of a group, without some silos, in one of several trainings."""
+    names = " and ".join(sorted(left_out))
+    without = f" without {names}" if names else ""
     return f"{letter}{without}" + (f" ({time + 1})" if time else "")
 
 

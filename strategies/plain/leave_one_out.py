@@ -7,14 +7,19 @@ silos' test data (``coterie.server.runs.contribution``). This is the leave-one-o
 for its group (see Ghorbani, Zou: "Data Shapley", ICML 2019, section 2), by retraining within a
 budget of rounds.
 
-A silo of a group of m trains ``TIMES`` · m models in a round. Every silo of a group can compute the
-updates of the others from the models that it receives, so silos that accept no group of two refuse.
+A group of up to ``MOST_IN_PAIRS`` silos is also trained without every two: what would a silo bring
+if another one had left?
+
+A silo of a group of m trains ``TIMES`` · m models in a round, and (m − 1)(m − 2)/2 without two
+others. Every silo of a group can compute the updates of the others from the models that it
+receives, so silos that accept no group of two refuse.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import combinations
 
 from pydantic import Field
 
@@ -27,18 +32,21 @@ from coterie.strategies.rounds.reports import Group
 
 TIMES = 2
 """Equal trainings of a group, and of a group without a silo."""
+MOST_IN_PAIRS = 9
+"""Largest group that is trained without every two silos; of a larger one, a silo would have more
+models to measure than one message takes."""
 
 
 @dataclass(frozen=True)
 class Variant:
     """A training of some silos of a group beside that of the whole group.
 
-    ``left_out`` is the missing silo; empty: none. ``time`` numbers equal trainings from 0.
+    ``left_out`` are the missing silos, at most two. ``time`` numbers equal trainings from 0.
     """
 
     purpose: str
     silos: Group
-    left_out: str
+    left_out: Group
     time: int
 
 
@@ -72,11 +80,14 @@ class LeaveOneOut(Algorithm[State]):
             number = 0
             for place, group in enumerate(self.given):
                 if time:  # the first is that of the run's own rounds
-                    yield Variant(f"whole-{place}-{time}", group, "", time)
+                    yield Variant(f"whole-{place}-{time}", group, (), time)
                 for name in group:
-                    others = tuple(n for n in group if n != name)
-                    yield Variant(f"without-{number}-{time}", others, name, time)
+                    yield _without(f"without-{number}-{time}", group, (name,), time)
                     number += 1
+        for place, group in enumerate(self.given):
+            pairs = combinations(group, 2) if 2 < len(group) <= MOST_IN_PAIRS else ()
+            for number, pair in enumerate(pairs):
+                yield _without(f"without-two-{place}-{number}", group, pair)
 
     def orders(self, state: State, now: Round) -> tuple[State, list[Order]]:
         """Let every silo train its group's model, and each variant that it is in."""
@@ -101,6 +112,10 @@ class LeaveOneOut(Algorithm[State]):
             if mean is not None:
                 found[one.purpose] = mean
         return State(members, found)
+
+
+def _without(purpose: str, group: Group, left_out: Group, time: int = 0) -> Variant:
+    return Variant(purpose, tuple(n for n in group if n not in left_out), left_out, time)
 
 
 def as_text(groups: Iterable[Group]) -> str:

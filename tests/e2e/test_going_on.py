@@ -139,7 +139,7 @@ def test_what_each_silo_brings_over_tls_waits_for_approval_and_survives_kills(
     pair.end("asks", signal.SIGKILL)
     assert not happened(folder, "ready"), "it waits for the third silo"
     approve(folder)
-    pair.gate.hold(3, rounds=2 * 3)  # a silo trains two models for each silo of its group
+    pair.gate.hold(3, rounds=2 * 3 + 1)  # a silo's trainings in a round, in a group of three
     until_happened(folder, "commit", 1)
     kill_server_app(folder)
     pair.gate.open()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -79,8 +80,9 @@ def test_a_duplicate_brings_nothing_beyond_chance(asked: Path) -> None:
     noise = training_noise(judged, judged.models[0])
     assert 0 <= noise.deviation < 0.2 and noise.pairs == 4, "of the whole group and of three parts"
     names = [one.name for one in judged.models]
-    assert names[:3] == ["A", "B", "A without a"] and len(names) == 2 * (4 + 3)
-    assert {"A (2)", "A without c (2)"} <= {*names}
+    assert names[:3] == ["A", "B", "A without a"] and len(names) == 2 * (4 + 3) + 3
+    assert {"A (2)", "A without c (2)"} <= {*names} and names[-1] == "A without b and c"
+    assert {*found["a"].if_left} == {"b", "c"} and not found["x"].if_left
     assert all(one.samples == 48 for one in judged.answers.values())
 
 
@@ -91,7 +93,7 @@ def test_the_silo_that_is_left_out_neither_trains_nor_sees_the_others_model(aske
     ledger = [e for e in read(asked.parent / "homes" / "c") if e["run"] == "brought"]
     trained = [entry["purpose"] for entry in ledger if entry["type"] == wire.TRAIN]
     parts = [f"without-{number}-{time}" for number in (0, 1) for time in (0, 1)]
-    assert sorted(trained) == sorted(["", "whole-0-1", *parts] * 3)
+    assert sorted(trained) == sorted(["", "whole-0-1", *parts, "without-two-0-0"] * 3)
 
 
 def test_silos_keep_none_of_its_models_and_the_record_names_its_groups(asked: Path) -> None:
@@ -148,6 +150,13 @@ def test_what_was_lost_has_the_sign_and_the_width_that_it_must() -> None:
     found = contributions(noisy)[0]
     assert found.high - found.lost == pytest.approx(0.02 / 2**0.5 * quantile, rel=1e-4)
     assert not found.sure, "two equal trainings may differ as much"
+    pair = ("A without b", "A without a and b", 0.3), ("A without b (2)", "A without a and b", 0.1)
+    again = tuple(Difference(one, two, v, v, v) for one, two, v in pair)
+    answers = {
+        "c": Answer(samples=50, models={}, differences=(*known.answers["c"].differences, *again))
+    }
+    (one, *_) = contributions(replace(known, answers=answers))
+    assert one.if_left == {"b": pytest.approx(0.2)}, "of both trainings without b"
     (lone, *_) = contributions(judgement(("A without a", 0.1, 0.01)))
     assert lone.lost == pytest.approx(0.1) and not lone.sure, "nothing was trained twice"
     assert "shares its error" in contributions(judgement(silos="bc"))[0].why
