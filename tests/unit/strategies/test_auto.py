@@ -249,6 +249,7 @@ def test_two_silos_that_lie_do_so_with_as_many_samples_as_they_can_hold_out() ->
         assert_equal_models(arrays_of(many.models[name]), arrays_of(model))
 
 
+@pytest.mark.nightly
 def test_a_run_that_stops_in_the_middle_goes_on_bit_for_bit(
     two_kinds: RunResult, committed: dict[int, Any]
 ) -> None:
