@@ -134,7 +134,7 @@ def test_only_the_latest_replies_are_kept(tmp_path: Path, monkeypatch: pytest.Mo
     assert len(read_charges(str(tmp_path))) == 4
 
 
-@pytest.mark.parametrize("cases", [20, pytest.param(500, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("cases", [50, pytest.param(500, marks=pytest.mark.nightly)])
 def test_requests_with_different_outcomes_have_different_charges(
     cases: int, tmp_path: Path
 ) -> None:
