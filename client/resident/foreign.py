@@ -11,6 +11,7 @@ The code of a run's FAB is never run: only its configuration is read.
 from __future__ import annotations
 
 import logging
+import re
 import tomllib
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -41,6 +42,9 @@ LIMITED = frozenset(
     }
 )
 """Settings stated by a run that a policy can refuse."""
+REVEALING = frozenset({"f1", "precision", "recall", "sensitivity", "specificity"})
+"""Words in names of metrics that, with the accuracy, give the share of each class in the test data.
+With recall r, precision p and accuracy a, it is (1 − a) / (1 − r + r (1 − p) / p)."""
 MAX_STATES = 4
 """Latest runs whose app state a silo keeps."""
 
@@ -114,6 +118,7 @@ class ForeignApp:
         for mod in (*mods[::-1], self._within_policy, outbound):
             self._answer = partial(_through, mod, self._answer)
         self._states: OrderedDict[tuple[str, int], RecordDict] = OrderedDict()
+        self._said: set[tuple[str, str]] = set()
 
     def __call__(self, message: Message, context: Context) -> Message:
         """Answer a message; ``context.node_config`` has the silo's settings."""
@@ -139,7 +144,23 @@ class ForeignApp:
         objection = objection_to_reply(message, reply, silo.policy)
         if objection:
             return wire.refusal(f"silo {silo.name!r} {objection}", message)
+        self._say_what_stays(silo, reply)
         return within(reply, silo.policy)
+
+    def _say_what_stays(self, silo: SiloSettings, reply: Message) -> None:
+        """Log each metric once that the policy keeps back."""
+        records = wire.metric_records(reply.content).values()
+        names = {key for record in records for key in record if not may_leave(key, silo.policy)}
+        if new := sorted(name for name in names if (silo.name, name) not in self._said):
+            self._said |= {(silo.name, name) for name in new}
+            toml = "share_metrics ([policy] in silo.toml)"
+            why = f"{toml} does not name them"
+            if silo.policy.share_metrics is None:
+                why = (
+                    "with others they reveal how frequent the classes are. To let them leave, name "
+                    f"all metrics that may leave in {toml}"
+                )
+            log.warning("silo %s: metrics of the app stay here: %s: %s", silo.name, new, why)
 
     def _seen(self, silo: SiloSettings, context: Context) -> Context:
         key = (silo.name, context.series_id or context.run_id)
@@ -246,7 +267,8 @@ def may_leave(key: str, policy: Policy) -> bool:
     if name in ALWAYS:
         return True
     if policy.share_metrics is None:
-        return name not in policy.withheld
+        reveals = REVEALING & set(re.findall("[a-z0-9]+", name)) or "balanced-accuracy" in name
+        return not reveals and name not in policy.withheld
     named = map(wire.spelled, policy.share_metrics)
     allowed = {key for wanted in named for key in METRICS.get(wanted, (wanted,))}
     return name in allowed or (name == wire.ACCURACY and wire.ERROR in allowed)
@@ -304,7 +326,11 @@ def conditions(silo: SiloSettings) -> Iterator[str]:
     if not policy.auxiliary:
         yield "A reply with models in addition to the one received does not leave."
     if policy.share_metrics is None:
-        yield f"Metrics leave as the app names them, except {', '.join(sorted(policy.withheld))}."
+        kept, parts = (", ".join(sorted(names)) for names in (policy.withheld, REVEALING))
+        yield (
+            f"Metrics leave as the app names them, except {kept}, and names with one of the words "
+            f"{parts}."
+        )
     else:
         allowed = ", ".join(["numbers of samples", *policy.share_metrics])
         yield f"Only these metrics leave: {allowed}. Configurations in replies do not leave."

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from coterie.client.home.policy import REVEALING
+from coterie.client.home.policy import Policy
+from coterie.client.resident.foreign import may_leave
 from coterie.server.machine.link import Control, control
 from coterie.server.machine.local import LocalFederation
 from coterie.server.machine.superlink import Ports
@@ -50,7 +52,7 @@ def play(
     federation: LocalFederation,
     cases: Sequence[tuple[Example, str]],
     *,
-    withheld: Collection[str] = (),
+    leaves: Callable[[str], bool] = bool,
 ) -> None:
     """Run apps in a federation, and each in one process."""
     groups, patch = examples.BY_HAND, pytest.MonkeyPatch()
@@ -69,8 +71,7 @@ def play(
         assert result.groups == here.groups
         assert result.run.model_hashes == here.run.model_hashes
         assert result.metric_rows == [
-            {key: value for key, value in row.items() if key not in withheld}
-            for row in here.metric_rows
+            {key: value for key, value in row.items() if leaves(key)} for row in here.metric_rows
         ]
         groups = result.groups if strategy == "hcct" else groups
 
@@ -93,7 +94,7 @@ def test_on_resident_silos(
             with programs([*line, "--home", str(own / "homes")], env=env):
                 until(lambda: calls.num_online() == SILOS, "the silos", deadline_s=120)
                 own_cases = [case for case in cases if case[0] is example]
-                play(calls, superlink, own_cases, withheld=REVEALING)
+                play(calls, superlink, own_cases, leaves=partial(may_leave, policy=Policy()))
             until(lambda: calls.num_online() == 0, "the silos to be gone", deadline_s=120)
 
 

@@ -38,6 +38,7 @@ from coterie.client.resident.foreign import (
     conditions,
     load_app,
     load_mod,
+    may_leave,
     typed,
 )
 from coterie.client.resident.virtual import settings_of
@@ -229,6 +230,22 @@ def test_of_an_error_only_its_kind_leaves(
 
 
 @pytest.mark.parametrize(
+    ("key", "leaves"),
+    [
+        ("val_mae", True), ("macro_auroc", True), ("precise", True),
+        ("test_f1", False), ("f1_macro", False), ("Recall", False), ("precision/2", False),
+        ("eval_balanced_accuracy", False),
+    ],
+)  # fmt: skip
+def test_metrics_that_reveal_class_frequencies_stay_under_every_name(
+    key: str, leaves: bool
+) -> None:
+    """Precision, recall and accuracy give the share of a class exactly."""
+    assert may_leave(key, Policy()) is leaves
+    assert may_leave(key, Policy(share_metrics=(key,)))
+
+
+@pytest.mark.parametrize(
     ("metrics", "leave"),
     [
         (None, {"num-examples", "train_loss", "eval_acc", "mine"}),  # f1 reveals how many there are
@@ -238,10 +255,17 @@ def test_of_an_error_only_its_kind_leaves(
         (("mine", "eval_acc"), {"num-examples", "eval_acc", "mine"}),  # the app's own names
     ],
 )
-def test_only_the_metrics_that_the_silo_names_leave(metrics: Any, leave: set[str]) -> None:
+def test_only_the_metrics_that_the_silo_names_leave(
+    metrics: Any, leave: set[str], caplog: pytest.LogCaptureFixture
+) -> None:
     app, _ = echo(more=MetricRecord({"f1": 0.2}), config=ConfigRecord({"labels": "1,2,3"}))
-    reply = asked(ForeignApp(app), settings(share_metrics=metrics))
+    resident = ForeignApp(app)
+    asked(resident, settings(share_metrics=metrics))
+    reply = asked(resident, settings(share_metrics=metrics))
     assert set(reply.content["metrics"]) == leave
+    stay = sorted({"train_loss", "eval_acc", "f1", "mine"} - leave)
+    (said,) = [text for text in caplog.messages if "stay here" in text]
+    assert str(stay) in said and "share_metrics ([policy] in silo.toml)" in said, "once for all"
     assert set(reply.content["more"]) == leave & {"f1"}
     assert set(reply.content["config"]) == ({"labels"} if metrics is None else set())
 
