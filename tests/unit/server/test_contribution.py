@@ -14,6 +14,7 @@ from coterie.client.app import app
 from coterie.client.ledger import read
 from coterie.engine.inprocess import InProcessGrid
 from coterie.features.evaluation.answers import Answer, Difference
+from coterie.features.evaluation.coordinator import FILE as EVALUATION
 from coterie.features.evaluation.coordinator import Given, Judgement, read_judgement
 from coterie.server.report.command import write_report
 from coterie.server.report.contribution import Contribution, contributions, training_noise
@@ -182,6 +183,9 @@ def test_a_run_that_cannot_be_measured_is_refused_by_name(
     with pytest.raises(FederationError, match=why):
         ask(tmp_path, nodes, "brought", min_silos=3)
     assert not (tmp_path / "brought").exists()
+    if keys.get("secure"):  # its group's model can be evaluated, and that is no secret
+        folder = ask(tmp_path, nodes, "judged", min_silos=3, strategy="evaluation", task="digits")
+        assert {*read_judgement(folder / EVALUATION).answers} == {*"abc"}
 
 
 def test_a_silo_that_wants_larger_groups_refuses_because_others_could_compute_its_update() -> None:
