@@ -70,8 +70,7 @@ class Session:
     """A silo ready to work: its task, data and model.
 
     ``model`` is scratch space: messages overwrite the arrays that travel. ``scale`` and
-    ``data_hash`` cover all training data and go into the card of a saved model. ``own_hash`` is
-    the hash before a run's scale, which the coordinator chooses. ``frozen`` is
+    ``data_hash`` cover all training data and go into the card of a saved model. ``frozen`` is
     the digest of the arrays that do not travel (``weights.frozen_digest``), ``shapes`` are the
     shapes of a sample's inputs. ``num_examples`` counts training samples, including those that a
     run holds out; ``work`` is the current run, round and purpose; ``loop`` trains the model.
@@ -86,7 +85,6 @@ class Session:
     parts: Parts
     scale: ColumnScale | None = None
     data_hash: str = ""
-    own_hash: str = ""
     frozen: str = ""
     shapes: tuple[tuple[int, ...], ...] = ()
     num_examples: int = 0
@@ -259,7 +257,6 @@ def open_sessions(settings: Sequence[SiloSettings]) -> list[Session]:
                 parts=parts,
                 scale=data.scale,
                 data_hash=known,
-                own_hash=known,
                 frozen=frozen,
                 shapes=shapes,
                 num_examples=len(moved.train),

@@ -53,10 +53,11 @@ def hold(
     settings: SiloSettings, kept: Held, *, run: str, number: int, purpose: str, on_disk: bool
 ) -> None:
     """Keep the outcome of a training; only in memory unless ``on_disk``."""
-    marks = kept.place.start + kept.place.data
     arrays = {name + START: array for name, array in kept.start.items()}
     arrays |= {**kept.model, PLACED: kept.place.numbers, LARGEST: np.array(kept.largest)}
-    arrays[DIGESTS] = np.frombuffer(bytes.fromhex(kept.received + kept.key + marks), np.uint8)
+    arrays[DIGESTS] = np.frombuffer(
+        bytes.fromhex(kept.received + kept.key + kept.place.start), np.uint8
+    )
     arrays[STATED] = np.frombuffer(kept.stated.encode().encode(), np.uint8)
     kind, where = _kind(purpose), {"on_disk": on_disk, "passing": True}
     rounds.keep(settings, kind, arrays, run=run, number=number, **where)
@@ -80,7 +81,7 @@ def held(settings: SiloSettings, *, run: str, number: int, purpose: str) -> Held
     text = digests.tobytes().hex()
     stated = decode_statement(arrays.pop(STATED).tobytes().decode())
     start = {n.removesuffix(START): arrays.pop(n) for n in list(arrays) if n.endswith(START)}
-    place = Place(text[128:144], text[144:], numbers.astype(np.float32))
+    place = Place(text[128:144], numbers.astype(np.float32))
     return Held(
         *(arrays, start, text[:64], place, tuple(map(float, largest)), stated, text[64:128])
     )

@@ -3,8 +3,9 @@
 All silos of a block are in a sum, or none of them is, and they count in fixed proportions. So
 whatever sums a coordinator combines, it learns no more than the weighted sum over each block. The
 block of a run holds for the whole run, whatever model, learning rate, round or purpose a training
-has. In another run the silo may be in another block, unless it trains the same data from a start
-that was summed before, or from one that is nearer than its update is long.
+has. In another run the silo may be in another block, unless it trains from a start that was summed
+before, or from one that is nearer than its update is long: with a few other rows the update would
+be nearly the same.
 
 A silo with a folder appends a line of about 100 bytes per sum to ``secure/sums.jsonl``, and never
 removes one. A silo without a folder remembers as long as its process, or its game, lasts.
@@ -48,16 +49,13 @@ class MemoryLostError(ValueError):
 
 @dataclass(frozen=True)
 class Place:
-    """A start of trainings: its hash, the hash of the data, and ``PLACES`` numbers of it."""
+    """A start of trainings: its hash, and ``PLACES`` numbers of it."""
 
     start: str
-    data: str
     numbers: NDArray[np.float32]
 
     def is_near(self, other: Place, length: float) -> bool:
-        """Return whether both are of the same data, and starts not farther apart than a length."""
-        if self.data != other.data:
-            return False
+        """Return whether two starts are not farther apart than a length."""
         if self.start == other.start:
             return True
         return self.numbers.shape == other.numbers.shape and (
@@ -102,15 +100,13 @@ class Memory:
         """Remember that a training was in a sum, in this block."""
         mark = _mark(run)
         if self.blocks.get(mark) == block and any(
-            known == mark and other.start == place.start and other.data == place.data
-            for known, other in self.known
+            known == mark and other.start == place.start for known, other in self.known
         ):
             return
         self._append(
             {
                 "run": mark,
                 "start": place.start,
-                "data": place.data,
                 "at": base64.b64encode(place.numbers.astype("<f4").tobytes()).decode(),
                 **({} if self.blocks.get(mark) == block else {"block": block}),
             }
@@ -140,15 +136,11 @@ class Memory:
         if self.home:
             append_line(Path(self.home) / FILE, json.dumps(line).encode(), synced=True)
 
-    def place_of(self, model: Model, start: str, data: str) -> Place:
+    def place_of(self, model: Model, start: str) -> Place:
         """Return what is remembered of a start.
 
         Every parameter goes, with a random sign, into one of ``PLACES`` sums in turn: the distance
-        of two such vectors is that of the starts, on average.
-
-        Args:
-            start: the start's hash.
-            data: the hash of the silo's data.
+        of two such vectors is that of the starts, on average. ``start`` is the model's hash.
         """
         signs = Cipher(algorithms.AES(self.key), modes.CTR(bytes(16))).encryptor()
         sums = np.zeros(PLACES)
@@ -161,7 +153,7 @@ class Memory:
                 wide.reshape(-1)[: piece.size] *= piece
                 wide.reshape(-1)[piece.size :] = 0.0
                 sums += np.einsum("ij->j", wide)
-        return Place(_short(start), _mark(data), sums.astype(np.float32))
+        return Place(_short(start), sums.astype(np.float32))
 
 
 _memories: dict[tuple[str, str], Memory] = {}
@@ -210,7 +202,7 @@ def _read(home: str) -> Memory:
                 found.blocks[line["run"]] = read_block(line["block"])
             numbers = np.frombuffer(base64.b64decode(line["at"]), "<f4")
             found.blocks[line["run"]]  # its block was in this line or an earlier one
-            place = Place(str(line["start"]), str(line["data"]), numbers)
+            place = Place(str(line["start"]), numbers)
             found.known.append((str(line["run"]), place))
         except (ValueError, KeyError, TypeError) as error:
             raise MemoryLostError(f"line {number} of {file} is damaged: {error}") from None

@@ -134,7 +134,7 @@ def keep_back(work: Work, trained: Model) -> tuple[dict[str, Model], dict[str, f
     came, trained_as = _trained_as(work)
     memory = _memory(request)
     if own is None:
-        place = memory.place_of(received, came, request.session.own_hash)
+        place = memory.place_of(received, came)
     else:
         place = own.place
         _go_on(request, memory)

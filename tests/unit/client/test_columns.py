@@ -18,13 +18,12 @@ from coterie.client.home.settings import SiloSettings
 from coterie.client.ledger import read
 from coterie.client.work.card import read_card
 from coterie.client.work.session import open_session
-from coterie.features.secure.held import held
 from coterie.features.statistics.columns import in_scale
 from coterie.features.statistics.scale import combine, read_sums
 from coterie.strategies import FederationError
 from coterie.tasks import TaskError, load_task
 from tests.conftest import arrays_of, assert_equal_models
-from tests.kit import CutGrid, PowerCutError, Tap, ask, initial, restart_silos, run
+from tests.kit import CutGrid, PowerCutError, Tap, restart_silos, run
 
 STUDY = """
 kind = "table"
@@ -183,7 +182,6 @@ def test_a_run_that_says_no_scale_is_refused_and_data_that_changed_too(
     same = in_scale(session, scale)
     assert in_scale(session, list(scale)).data is same.data, "read once"
     assert same.data_hash != session.data_hash, "of what the model sees"
-    assert same.own_hash == session.own_hash == session.data_hash, "a silo remembers its data by it"
     x = same.data.train.at(same.data.train.targets().nonzero()[:0, 0])[0]
     assert x.shape[1] == 3 and same.scale == [[50.0, 5.0], [0.0, 1.0], [0.0, 1.0]]
     for odd in (None, scale[:4], [*scale[:5], 0.0], [*scale[:5], float("nan")]):
@@ -242,21 +240,6 @@ def test_check_says_what_is_told_of_the_columns(study: Path, tmp_path: Path) -> 
         ("", "shared (column_sums)"),
     ):
         assert said in "\n".join(check(settings(nodes(study, tmp_path, agree=agree)[0])))
-
-
-def test_a_silo_in_secure_runs_knows_its_data_in_any_scale(study: Path, tmp_path: Path) -> None:
-    """Otherwise a hardly different scale would make it forget with whom it was in sums."""
-    node, own = nodes(study, tmp_path)[0], {"task": "study", "run": "r", "secure": True}
-    own |= {"seed": 1, "protocol": wire.PROTOCOL, "local_epochs": 1, "batch_size": 8, "lr": 0.1}
-    places = []
-    for number, age in ((1, 50.0), (2, 50.001)):
-        own |= {"scale": [age, 5.0, 0.0, 1.0, 0.0, 1.0], "server_round": number}
-        reply = ask(wire.TRAIN, node, model=initial(node=node, **own), **own)
-        assert not reply.has_error(), reply.error.reason
-        found = held(settings(node), run="r", number=number, purpose="")
-        assert found is not None
-        places.append(found.place.data)
-    assert places[0] == places[1]
 
 
 def test_a_scale_of_nothing_is_refused(tmp_path: Path) -> None:
