@@ -47,7 +47,9 @@ KINDS = {
     "apfl": {"strategy": "apfl", "mixture-lr": 0.5},
     "pfedgraph": {"strategy": "pfedgraph", "graph-alpha": 0.2},
     "fedgroup": {"strategy": "fedgroup", "num-groups": 2},
-    "fedgroup-sampled": {"strategy": "fedgroup", "num-groups": 2, "sample": 2, "personal": "head"},
+    "fedgroup-sampled": {
+        **{"strategy": "fedgroup", "num-groups": 2, "sample": 2, "personal": "head-first"}
+    },
     "fedgenp": {"strategy": "fedgenp", **GENERATORS},
     "fedgen": {"strategy": "fedgen", **GENERATORS},
     "fedensemble": {"strategy": "fedensemble", "ensemble-every": 2},
