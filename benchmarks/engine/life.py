@@ -4,14 +4,15 @@
 
 `testers`: beside the demo's nine silos, one of each kind only tests, 20 rounds of HCCT.
 `contribution`: one of the demo's silos is there twice; its groups are trained again for 5 and for
-20 rounds. `drift`: 300 rows of scikit-learn's breast cancer table (30 columns), and 100 times 200
-others, as they are and with the first column moved by 0.75 of its deviations.
+20 rounds. `leaving`: the same for 20 rounds, and once more without one silo of each group. `drift`:
+300 rows of scikit-learn's breast cancer table (30 columns), and 100 times 200 others, as they are
+and with the first column moved by 0.75 of its deviations.
 """
 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from coterie.client.app import app
 from coterie.engine.inprocess import InProcessGrid
 from coterie.features.evaluation.coordinator import read_judgement
 from coterie.features.watching.drift import reference_of, shifts
-from coterie.server.report.contribution import contributions
+from coterie.server.report.contribution import Contribution, contributions
 from coterie.server.runs.config import RunConfig
 from coterie.server.runs.contribution import FILE
 from coterie.server.runs.record import Run, read_run
@@ -83,6 +84,38 @@ def contribution(seed: int, folder: Path) -> Iterator[Entry]:
         }
 
 
+def leaving(seed: int, folder: Path) -> Iterator[Entry]:
+    """How what silos bring changes when one of their group leaves: a twin, or one of three."""
+    nodes = [spec.node_config() for spec in silos(seed)]
+    nodes.append({**nodes[0], "name": "twin"})
+    groups = played(folder, nodes, "run", seed=seed, **HCCT).final_groups
+    gone = {"twin" if "twin" in group else max(group) for group in groups}
+    found = []
+    for name, here in (("all", nodes), ("left", [n for n in nodes if n["name"] not in gone])):
+        keys = {"strategy": "contribution", "parent": "run", "rounds": ROUNDS}
+        played(folder, here, name, seed=seed, **keys)
+        found.append({c.silo: c for c in contributions(read_judgement(folder / name / FILE))})
+    before, after = found
+    partner = str(nodes[0]["name"])
+    for what, those in (("its twin left", [partner]), ("one of its group left", [*before])):
+        pairs = [(before[n], after[n]) for n in those if n not in gone]
+        yield {
+            "what": what,
+            "right": all(
+                abs(expected(c, gone) - new.lost) <= new.high - new.lost for c, new in pairs
+            ),
+            "before": [[round(c.lost, 5), round(c.high - c.lost, 5)] for c, _ in pairs],
+            "expected": [round(expected(c, gone), 5) for c, _ in pairs],
+            "after": [[round(c.lost, 5), round(c.high - c.lost, 5)] for _, c in pairs],
+        }
+
+
+def expected(found: Contribution, gone: Iterable[str]) -> float:
+    """What the figure was to be, once one of these had left."""
+    (left,) = (found.if_left[name] for name in gone if name in found.if_left)
+    return left
+
+
 def drift(seed: int, folder: Path) -> Iterator[Entry]:
     """In how many draws a moved column was found, and any column of others."""
     table, draw = load_breast_cancer().data, np.random.default_rng(seed)
@@ -107,6 +140,7 @@ def named(table: np.ndarray) -> list[Column]:
 PARTS: dict[str, Callable[[int, Path], Iterator[Entry]]] = {
     "testers": testers,
     "contribution": contribution,
+    "leaving": leaving,
     "drift": drift,
 }
 
@@ -115,6 +149,16 @@ def said(found: Sequence[Entry]) -> str:
     """What else the entries of a row say."""
     if "draws" in found[0]:
         return f"found in {sum(e['draws'] for e in found)} of {DRAWS * len(found)} draws"
+    if "before" in found[0]:
+        old, new = (100 * np.concatenate([e[key] for e in found]) for key in ("before", "after"))
+        moved = abs(new[:, 0] - old[:, 0])
+        missed = abs(new[:, 0] - 100 * np.concatenate([e["expected"] for e in found]))
+        return (
+            f"moved by {moved.mean():.1f} points, at most {moved.max():.1f}; half of an interval "
+            f"{old[:, 1].mean():.1f}; {(moved <= old[:, 1]).sum()} of {len(moved)} within it; "
+            f"{missed.mean():.1f} points from the expected figure; "
+            f"{(missed <= new[:, 1]).sum()} of {len(moved)} within the new interval"
+        )
     if "lost" not in found[0]:
         return "placed in the group of its kind"
     lost = 100 * np.array([e["lost"] for e in found])
