@@ -6,6 +6,8 @@ import json
 import signal
 from pathlib import Path
 
+import pytest
+
 from coterie.client.home.approvals import read_all
 from coterie.features.evaluation.coordinator import FILE, read_judgement
 from coterie.server.report.contribution import contributions
@@ -111,6 +113,7 @@ def test_a_tester_more_rounds_and_an_evaluation_over_tls_wait_for_approval(
     pair.end("tester")
 
 
+@pytest.mark.nightly
 def test_what_each_silo_brings_over_tls_waits_for_approval_and_survives_kills(
     pair: Organisations, tmp_path: Path
 ) -> None:
