@@ -176,7 +176,7 @@ def test_files_have_the_keys_as_a_table(tmp_path: Path) -> None:
     )
     runs = read_comparison(file).runs
     assert {name: keys["task.hidden"] for name, keys in runs.items()} == {
-        **{"alone": 4, "fedavg": 4, "wide": 9}
+        **{"local": 4, "fedavg": 4, "wide": 9}
     }
 
 

@@ -543,7 +543,7 @@ def test_who_comes_back_is_asked_anew_and_what_it_said_before_is_gone(before: bo
     strategy = GroupStrategy(
         Watching(plan=GeneratorPlan(steps=2, hidden=4)),
         roster=DescribedRoster("digits", min_silos=2),
-        train_config={wire.LOCAL_EPOCHS: 1, wire.TASK: "digits"},
+        train_config={wire.STRATEGY: "fedgen", wire.LOCAL_EPOCHS: 1, wire.TASK: "digits"},
         on_round=churn,
     )
     arrays = first_arrays(grid, strategy.roster)

@@ -77,7 +77,7 @@ def test_it_is_compared_like_any_other(medians: str, tmp_path: Path) -> None:
     out = io.StringIO()
     console = Console(file=out, width=200)
     print_comparison(console, compare(file, folder=tmp_path / "out"))
-    assert "per group" in out.getvalue() and "alone" in out.getvalue()
+    assert "per group" in out.getvalue() and "local" in out.getvalue()
 
 
 def test_an_entry_point_gives_it_a_name(medians: str, monkeypatch: pytest.MonkeyPatch) -> None:
