@@ -1,7 +1,6 @@
 """What ``coterie silo watch-model`` last found about the model in use; it stays in the folder.
 
-``watching/last.json`` is the last look, ``watching/sent.json`` the one that was last
-sent.
+``watching/last.json`` is the last look, ``watching/sent/`` has those that were sent.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from typing import Any
 from coterie.client.home.settings import SettingsError
 from coterie.system.files import make_folder, write_atomically
 
-FOLDER, LAST, SENT = "watching", "last.json", "sent.json"
+FOLDER, LAST, SENT = "watching", "last.json", "sent"
 Interval = tuple[float, float, float]
 """A value, and the ends of its 95% interval."""
 
@@ -53,12 +52,16 @@ class Look:
 
 def keep(home: Path, look: Look, name: str = LAST) -> None:
     """Write a look into the silo's folder."""
-    make_folder(home / FOLDER, private=True)
-    write_atomically(home / FOLDER / name, json.dumps(asdict(look)).encode(), private=True)
+    file = home / FOLDER / name
+    make_folder(file.parent, private=True)
+    write_atomically(file, json.dumps(asdict(look)).encode(), private=True)
 
 
 def last_look(home: Path, name: str = LAST) -> Look | None:
-    """Return the last look; None if there is none. Raises ``SettingsError`` if it is damaged."""
+    """Return the last look, or that of another file; None if there is none.
+
+    Raises ``SettingsError`` if it is damaged.
+    """
     file = home / FOLDER / name
     try:
         found = Look(**json.loads(file.read_text(encoding="utf-8")))
@@ -79,15 +82,22 @@ def last_look(home: Path, name: str = LAST) -> Look | None:
 def look_to_send(home: Path, least: int) -> Look | None:
     """Return the look that may leave.
 
-    The difference of two looks describes the samples that changed between them. So the former one
-    leaves again until ``least`` samples, or none, have changed.
+    The difference of two looks describes the samples that changed between them. So the last one
+    that was sent leaves again until ``least`` samples, or none, differ from those of every one.
     """
-    now, before = last_look(home), last_look(home, SENT)
+    now, sent = last_look(home), looks_sent(home)
     if now is None:
         return None
-    if before is not None and before.sha256 == now.sha256:
-        old, new = Counter(before.rows), Counter(now.rows)
+    new = Counter(now.rows)
+    for old in (Counter(look.rows) for look in sent):
         if 0 < max((old - new).total(), (new - old).total()) < least:
-            return before
-    keep(home, now, SENT)
+            return sent[-1]
+    if now not in sent[-1:]:
+        keep(home, now, f"{SENT}/{len(sent):04}.json")
     return now
+
+
+def looks_sent(home: Path) -> list[Look]:
+    """Return the looks that were sent, in order. Raises ``SettingsError`` if one is damaged."""
+    names = (file.name for file in sorted((home / FOLDER / SENT).glob("*.json")))
+    return [look for name in names if (look := last_look(home, f"{SENT}/{name}")) is not None]

@@ -280,10 +280,11 @@ def test_no_figure_of_few_samples_or_of_a_metric_that_stays_leaves(
     assert found.model == "ab" * 6
 
 
-def test_the_former_look_is_sent_until_enough_samples_have_changed(tmp_path: Path) -> None:
-    watching.keep(tmp_path, LOOK)
-    ten = (*LOOK.rows, *(f"new {i}" for i in range(10)))
-    for rows, expected in ((LOOK.rows, LOOK.rows), (ten[:-1], LOOK.rows), (ten, ten)):
+def test_the_last_look_is_sent_until_enough_samples_differ_from_every_one(tmp_path: Path) -> None:
+    first, others = LOOK.rows, tuple(f"new {i}" for i in range(10))
+    ten = (*first, *others)
+    asked = [(first, first), (ten[:-1], first), (ten, ten), (first, first), (ten[1:], first)]
+    for rows, expected in (*asked, (others, others), (first[1:], others)):
         watching.keep(tmp_path, replace(LOOK, rows=rows))
         look = look_to_send(tmp_path, 10)
         assert look is not None and look.rows == expected
