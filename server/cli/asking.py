@@ -81,7 +81,7 @@ def evaluate(
 @app.command(epilog="Example:  coterie regress logistic --task heart --columns age,dose")
 def regress(
     model: Annotated[
-        str, typer.Argument(metavar="linear|logistic|poisson", help="Kind of regression.")
+        str, typer.Argument(metavar="linear|logistic|poisson|cox", help="Kind of regression.")
     ],
     task: Annotated[
         str | None,

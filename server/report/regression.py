@@ -11,7 +11,7 @@ from typing import Any
 
 from coterie import wire
 from coterie.features.sums.coordinator import Fit
-from coterie.features.sums.regression.newton import INTERCEPT
+from coterie.features.sums.regression.newton import COX, EVENTS, INTERCEPT
 from coterie.features.sums.regression.numbers import Estimate, Spread, estimate, spread
 from coterie.pictures import charts
 from coterie.pictures.page import Page, Picture, Table
@@ -22,8 +22,14 @@ from coterie.server.runs.fitted import Fitted
 
 MOST_DRAWN = 12
 """Most coefficients that are drawn; the tables show all."""
-RATIOS = {"logistic": "odds ratio", "poisson": "rate ratio"}
+RATIOS = {"logistic": "odds ratio", "poisson": "rate ratio", "cox": "hazard ratio"}
 """What exp(coefficient) is."""
+OF_COX = (
+    "Each silo has its own baseline hazard: rows are compared with those of the same silo. Ties "
+    "are treated by Efron's method. Hazard ratios are assumed to stay the same over time. An event "
+    "does not count if fewer rows of its silo than the silo's smallest count (statistics_from) "
+    "are then under observation."
+)
 DIFFERENT = 0.05
 """Level of the test whether silos differ in any coefficient."""
 HEAD = ("coefficient", "value", "standard error", "95%", "p")
@@ -42,6 +48,12 @@ class Group:
     rows: int
     coefficients: Mapping[str, Estimate | None]
     alone: Mapping[str, Mapping[str, Estimate]]
+
+    @property
+    def events(self) -> int | None:
+        """The number of events; None but in a Cox regression."""
+        found = self.fit.state.arrays.get(EVENTS)
+        return None if found is None else int(found[0])
 
     def spread_of(self, name: str) -> Spread | None:
         """Return how the silos' own coefficients differ; None of fewer than two silos."""
@@ -121,6 +133,7 @@ def _plain_group(group: Group) -> dict[str, Any]:
         "group": group.fit.name,
         "members": list(group.fit.members),
         "rows": group.rows,
+        "events": group.events,
         "target": group.fit.state.words[-1],
         "loss": float(group.fit.state.arrays["loss"][0]),
         "coefficients": coefficients,
@@ -148,6 +161,7 @@ def build_regression_page(fitted: Fitted, name: str) -> Page:
         figures={
             "silos": str(len({name for one in groups for name in one.fit.members})),
             "rows": f"{sum(one.rows for one in groups):,}",
+            **({"events": f"{sum(one.events or 0 for one in groups):,}"} if model == COX else {}),
             "groups": str(len(groups)),
         },
         warnings=[f"{of}: no result. {text}" for of, text in why.items()],
@@ -163,6 +177,7 @@ def build_regression_page(fitted: Fitted, name: str) -> Page:
             "Intervals and p-values assume that rows are independent and that all silos of the "
             "group have the same coefficients; the tables of differences between silos test the "
             "latter. p-values are not adjusted for the number of coefficients.",
+            *([OF_COX] if model == COX else []),
         ],
     )
 

@@ -1,1 +1,1 @@
-"""Linear, logistic and Poisson regression with standard errors, by sums over silos."""
+"""Linear, logistic, Poisson and Cox regression with standard errors, by sums over silos."""

@@ -11,10 +11,12 @@ from numpy.typing import NDArray
 
 from coterie import wire
 from coterie.features.sums.contract import Array, FitError
+from coterie.features.sums.regression.cox import Spells, partial, spells_of
 from coterie.features.sums.regression.newton import (
     BETA,
     CENTRES,
     COUNT,
+    COX,
     GRADIENT,
     HESSIAN,
     INTERCEPT,
@@ -22,6 +24,7 @@ from coterie.features.sums.regression.newton import (
     SQUARES,
     SUMS,
     WIDTHS,
+    intercepts,
     packed,
 )
 from coterie.features.sums.rows import Rows, missing
@@ -38,15 +41,17 @@ class Design:
     """The rows with a value in all columns of a regression.
 
     Attributes:
-        words: names of the coefficients, the intercept first, and of the target.
+        words: names of the coefficients, any intercept first, and of the target.
         x: (n, columns) without the intercept. y: (n,).
         used: (all rows,) which rows these are.
+        spells: the rows under observation at each time, in a Cox regression.
     """
 
     words: tuple[str, ...]
     x: Array
     y: Array
     used: NDArray[np.bool_]
+    spells: Spells | None = None
 
 
 def design_of(rows: Rows, settings: Mapping[str, Any], least: int) -> Design:
@@ -56,14 +61,11 @@ def design_of(rows: Rows, settings: Mapping[str, Any], least: int) -> Design:
         FitError: a column is missing or unfit, or fewer than ``least`` rows (persons, if they have
             several) would be recognisable in sums.
     """
-    target = _chosen(rows.targets, [settings["target"]] if settings["target"] else [], "target")
-    if len(target) != 1:
-        names = ", ".join(one.name for one in target)
-        raise FitError(f"the task has several targets: name one of {names}")
+    target = _target(rows.targets, settings)
     inputs = _chosen(rows.inputs, settings["columns"], "column")
     used = ~np.any([missing(one) for one in (*inputs, *target)], axis=0)
-    y = _outcome(target[0], settings["model"], used)
-    labels, blocks = [INTERCEPT], list[Array]()
+    y = _outcome(target[-1], settings["model"], used)
+    labels, blocks = [INTERCEPT] * intercepts(settings), list[Array]()
     for column in inputs:
         values, label = column.values[used], wire.plain_text(column.name, wire.MAX_WORD)
         if not column.categories:
@@ -76,9 +78,32 @@ def design_of(rows: Rows, settings: Mapping[str, Any], least: int) -> Design:
     persons = None if rows.persons is None else rows.persons[used]
     _require_enough(x, y, labels, persons, least)
     label = wire.plain_text(target[0].name, wire.MAX_WORD)
+    spells = None
+    if settings["model"] == COX:
+        label = "time to event"
+        spells = spells_of(target[0].values[used], y, persons, least)
+        whose = None if persons is None else persons[spells.order]
+        if y.any() and _number(spells.event > 0, whose) < least:
+            raise FitError(
+                "too few events have enough rows under observation at their time (statistics_from)"
+            )
     if settings["model"] == "logistic" and target[0].categories:
         label = wire.plain_text(f"{label} = {target[0].categories[1]}", wire.MAX_WORD)
-    return Design((*labels, label), x, y, used)
+    return Design((*labels, label), x, y, used, spells)
+
+
+def _target(targets: Sequence[Column], settings: Mapping[str, Any]) -> Sequence[Column]:
+    """Return the column of the target; of a Cox regression, those of time and event."""
+    name = settings["target"]
+    if settings["model"] == COX:
+        if name or [len(one.categories) for one in targets] != [0, 2]:
+            raise FitError("a Cox regression needs a task of kind survival, and names no target")
+        return targets
+    found = _chosen(targets, [name] if name else [], "target")
+    if len(found) != 1:
+        names = ", ".join(one.name for one in found)
+        raise FitError(f"the task has several targets: name one of {names}")
+    return found
 
 
 def _chosen(columns: Sequence[Column], names: Sequence[str], what: str) -> list[Column]:
@@ -92,6 +117,8 @@ def _outcome(target: Column, model: str, used: NDArray[np.bool_]) -> Array:
     """Return the outcome (n,) of the used rows; raise ``FitError`` if the model has another."""
     y = np.asarray(target.values[used], np.float64)
     kinds = len(target.categories)
+    if model == COX:
+        return y
     if model == "logistic":
         if kinds != 2 and (kinds or not np.isin(y, (0, 1)).all()):
             raise FitError(f"a logistic regression needs two classes, unlike {target.name}")
@@ -113,7 +140,8 @@ def _require_enough(
             f"too few rows have a value in all columns: {needed} are needed for {len(names)} "
             "coefficients (statistics_from, or two for each). Name fewer columns"
         )
-    for name, values in zip((*names[1:], "the target"), (*x.T, y), strict=True):
+    columns = names[len(names) - x.shape[1] :]
+    for name, values in zip((*columns, "the target"), (*x.T, y), strict=True):
         kinds, places, counts = np.unique(values, return_inverse=True, return_counts=True)
         others = places != int(np.argmax(counts))
         if len(kinds) > 1 and _number(others, persons) < least:
@@ -142,15 +170,24 @@ def sums_of(design: Design, model: str, asked: Mapping[str, Array], least: int) 
         return {**count, SQUARES: (centred**2).sum(axis=0)}
     widths = asked[WIDTHS]
     z = np.divide(centred, widths, out=np.zeros_like(centred), where=widths > 0)
+    if design.spells is not None:
+        loss, gradient, hessian, *weights = partial(design.spells, z, asked[BETA])
+        _refuse_few(weights if design.spells.event.any() else [], least)
+        return {**count, LOSS: loss, GRADIENT: gradient, HESSIAN: packed(hessian)}
     z = np.concatenate([np.ones((len(z), 1)), z], axis=1)
     loss, slope, curve = _by_row(model, z @ asked[BETA], design.y)
-    if model != "linear" and min(map(_effective, (slope, curve))) < least:
+    _refuse_few([] if model == "linear" else [slope, curve], least)
+    found = {LOSS: np.array([loss.sum()]), GRADIENT: z.T @ slope}
+    return {**count, **found, HESSIAN: packed(z.T @ (z * curve[:, None]))}
+
+
+def _refuse_few(weights: Sequence[Array], least: int) -> None:
+    """Raise ``FitError`` if any weights (n,) are nearly all those of fewer than ``least`` rows."""
+    if any(not _effective(one) >= least for one in weights):
         raise FitError(
             "with these coefficients few rows would outweigh all others in the sums, and be shown "
             "by them (statistics_from)"
         )
-    found = {LOSS: np.array([loss.sum()]), GRADIENT: z.T @ slope}
-    return {**count, **found, HESSIAN: packed(z.T @ (z * curve[:, None]))}
 
 
 def _by_row(model: str, eta: Array, y: Array) -> tuple[Array, Array, Array]:

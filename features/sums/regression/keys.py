@@ -15,8 +15,10 @@ from coterie.features.sums.regression.newton import Regression
 class RegressionKeys(BySums):
     """A regression by sums over silos."""
 
-    model: Literal["linear", "logistic", "poisson"] = Field(
-        "logistic", description="Kind of regression: of numbers, of two classes, or of counts."
+    model: Literal["linear", "logistic", "poisson", "cox"] = Field(
+        "logistic",
+        description="Kind of regression: of numbers, of two classes, of counts, or of times until "
+        "an event.",
     )
     columns: str = Field(
         "",

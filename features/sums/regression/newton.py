@@ -1,10 +1,11 @@
-"""Linear, logistic and Poisson regression by Newton steps on sums over silos.
+"""Linear, logistic, Poisson and Cox regression by Newton steps on sums over silos.
 
 The loss is the negative log-likelihood of the canonical model, up to a constant; its gradient and
 Hessian are sums over rows (McCullagh, Nelder: "Generalized Linear Models", 1989, section 2.5), so
-the sums of all silos give the same steps as all rows together. The first two exchanges ask for
-means and deviations of the columns; steps are then taken in columns scaled by them, so that units
-change nothing. A step that raises the loss is halved.
+the sums of all silos give the same steps as all rows together. Cox's model has no intercept: each
+silo has its own baseline hazard, so that the partial likelihood is a sum over silos. The first two
+exchanges ask for means and deviations of the columns; steps are then taken in columns scaled by
+them, so that units change nothing. A step that raises the loss is halved.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from numpy.typing import NDArray
 
 from coterie.features.sums.contract import Array, Arrays, FitError, Layout, Question, State
 
-MODELS: Final = ("linear", "logistic", "poisson")
+COX: Final = "cox"
+MODELS: Final = ("linear", "logistic", "poisson", COX)
 CONVERGED: Final = 1e-7
 """Length of the last step, in standard errors; the error after it is about its square."""
 MOST_STEPS: Final = 25
@@ -33,11 +35,17 @@ INTERCEPT: Final = "(intercept)"
 
 SUMS, SQUARES, CENTRES, WIDTHS, BETA = "sums", "squares", "centres", "widths", "beta"
 COUNT, LOSS, GRADIENT, HESSIAN = "count", "loss", "gradient", "hessian"
+EVENTS: Final = "events"
 
 
-def num_coefficients(words: Sequence[str]) -> int:
+def intercepts(settings: Mapping[str, Any]) -> int:
+    """Return the number of intercepts of a model, 0 or 1."""
+    return int(settings.get("model") != COX)
+
+
+def num_coefficients(settings: Mapping[str, Any], words: Sequence[str]) -> int:
     """Return the number of coefficients: ``words`` are their names, and the target's at the end."""
-    if len(words) < 2 or words[0] != INTERCEPT:
+    if len(words) < 2 or (intercepts(settings) and words[0] != INTERCEPT):
         raise ValueError("it must name the intercept, the coefficients and the target")
     return len(words) - 1
 
@@ -61,13 +69,14 @@ class Regression:
 
     def layout(self, question: Question, words: Sequence[str]) -> Layout:
         """Return the shapes of an answer about the question's columns."""
-        size = num_coefficients(words)
+        size = num_coefficients(question.settings, words)
+        columns = size - intercepts(question.settings)
         asked = question.arrays
         if not asked:
-            return {COUNT: (1,), SUMS: (size,)}
-        if {name: array.shape for name, array in asked.items()} == {CENTRES: (size - 1,)}:
-            return {COUNT: (1,), SQUARES: (size - 1,)}
-        shapes = {CENTRES: (size - 1,), WIDTHS: (size - 1,), BETA: (size,)}
+            return {COUNT: (1,), SUMS: (columns + 1,)}
+        if {name: array.shape for name, array in asked.items()} == {CENTRES: (columns,)}:
+            return {COUNT: (1,), SQUARES: (columns,)}
+        shapes = {CENTRES: (columns,), WIDTHS: (columns,), BETA: (size,)}
         if {name: array.shape for name, array in asked.items()} != shapes:
             raise ValueError("a regression asks for other arrays, of as many columns")
         half = size * (size + 1) // 2
@@ -78,6 +87,10 @@ class Regression:
         count = float(arrays[COUNT][0])
         if not (1 <= count <= max(samples, 1) and count == int(count)):
             return f"its number of rows must be from 1 to {samples}. Got {count:g}"
+        if SUMS in arrays and question.settings["model"] in ("logistic", COX):
+            ones = float(arrays[SUMS][-1])
+            if not (0 <= ones <= count and ones == int(ones)):
+                return f"{ones:g} of its {count:g} rows cannot have the outcome"
         if SQUARES in arrays and (arrays[SQUARES] < 0).any():
             return "a sum of squares is negative"
         if HESSIAN in arrays:
@@ -106,17 +119,21 @@ class Regression:
         if SUMS in total:
             return replace(state, arrays=_started(settings, state.words, total))
         if SQUARES in total:
-            return replace(state, arrays=_scaled(state, total))
+            return replace(state, arrays=_scaled(settings, state, total))
         return _stepped(settings, state, total)
 
 
 def _started(
     settings: Mapping[str, Any], words: Sequence[str], total: Arrays
 ) -> dict[str, NDArray[Any]]:
-    """Return the means, and the intercept of a model without columns."""
+    """Return the means, and the intercept of a model without columns, or the number of events."""
     count, sums = float(total[COUNT][0]), total[SUMS]
     mean = float(sums[-1]) / count
     model, target = settings["model"], words[-1]
+    if model == COX:
+        if not mean > 0:
+            raise FitError("no row has an event: there is nothing to explain")
+        return {CENTRES: sums[:-1] / count, EVENTS: sums[-1:]}
     if model == "logistic" and not 0 < mean < 1:
         raise FitError(f"all rows have the same {target}: there is nothing to explain")
     if model == "poisson" and not mean > 0:
@@ -125,18 +142,21 @@ def _started(
     return {CENTRES: sums[:-1] / count, "first": np.array([links.get(model, lambda: mean)()])}
 
 
-def _scaled(state: State, total: Arrays) -> dict[str, NDArray[Any]]:
+def _scaled(settings: Mapping[str, Any], state: State, total: Arrays) -> dict[str, NDArray[Any]]:
     """Return the deviations; that of a category which no row, or every row, has is 0."""
     centres = state.arrays[CENTRES]
     widths = np.sqrt(np.asarray(total[SQUARES]) / float(total[COUNT][0]))
     constant = widths <= CONSTANT * np.abs(centres)
-    names = np.array(state.words[1:-1])
+    names = np.array(state.words[intercepts(settings) : -1])
     if bad := [name for name in names[constant] if " = " not in name]:
         raise FitError(f"{', '.join(bad)} is constant: name the columns without it")
+    if constant.all() and not intercepts(settings):
+        raise FitError("all columns are constant: name others")
     widths[constant] = 0.0
-    beta = np.zeros(len(names) + 1)
-    beta[0] = state.arrays["first"][0]
-    return {CENTRES: centres, WIDTHS: widths, BETA: beta}
+    scale = {CENTRES: centres, WIDTHS: widths}
+    if settings["model"] == COX:
+        return {**scale, BETA: np.zeros(len(names)), EVENTS: state.arrays[EVENTS]}
+    return {**scale, BETA: np.append(state.arrays["first"], np.zeros(len(names)))}
 
 
 def _stepped(settings: Mapping[str, Any], state: State, total: Arrays) -> State:
@@ -151,7 +171,7 @@ def _stepped(settings: Mapping[str, Any], state: State, total: Arrays) -> State:
                 raise FitError(_endless(settings, state, beta - was))
             halved = {BETA: was + (beta - was) / 2, "steps": np.array([steps + 1])}
             return replace(state, arrays={**arrays, **halved})
-    used = np.concatenate(([True], arrays[WIDTHS] > 0))
+    used = np.append([True] * intercepts(settings), arrays[WIDTHS] > 0).astype(np.bool_)
     size = len(beta)
     hessian = unpacked(total[HESSIAN], size)[np.ix_(used, used)]
     inverse = _inverse(hessian, state, used, first=steps == 0, settings=settings)
@@ -171,6 +191,7 @@ def _stepped(settings: Mapping[str, Any], state: State, total: Arrays) -> State:
         return replace(state, arrays={**arrays, **more, "steps": np.array([steps + 1])})
     result = _in_units(arrays, beta + step, inverse * dispersion, used)
     own = {"count": total[COUNT], "loss": np.array([loss - gain / 2]), "used": used}
+    own |= {EVENTS: arrays[EVENTS]} if EVENTS in arrays else {}
     return replace(state, arrays={**result, **own}, done=True)
 
 
@@ -180,8 +201,14 @@ def _inverse(
     """Return the inverse of a Hessian; raise ``FitError``, naming columns, if there is none."""
     diagonal = np.sqrt(np.diag(hessian))
     names = np.array(state.words[:-1])[used]
-    if not (diagonal > 0).all():
-        raise FitError(_unbounded(settings, names[int(np.argmin(diagonal))], state.words[-1]))
+    if not (diagonal > CONSTANT * diagonal.max()).all():
+        name = names[int(np.argmin(diagonal))]
+        if first and settings["model"] == COX:
+            raise FitError(
+                f"{name} has one value in each silo while events happen, and rows of different "
+                "silos are not compared: name the columns without it"
+            )
+        raise FitError(_unbounded(settings, name, state.words[-1]))
     scaled = hessian / np.outer(diagonal, diagonal)
     values, vectors = np.linalg.eigh(scaled)
     if values[0] < SINGULAR:
@@ -204,6 +231,11 @@ def _endless(settings: Mapping[str, Any], state: State, step: Array) -> str:
 def _unbounded(settings: Mapping[str, Any], name: str, target: str) -> str:
     if settings["model"] == "linear":
         return f"the steps do not converge along {name}: its values may be too far apart"
+    if settings["model"] == COX:
+        return (
+            f"the coefficients of {name} have no finite value: along it, the events come in order "
+            "(monotone likelihood). Name the columns without it"
+        )
     return (
         f"the coefficients of {name} have no finite value: along it, {target} is the same in all "
         "rows (separation). Name the columns without it"
@@ -215,9 +247,10 @@ def _in_units(
 ) -> dict[str, NDArray[Any]]:
     """Return coefficients (p,) and covariance (p, p) in the units of the columns; 0 if unused."""
     widths = np.where(arrays[WIDTHS] > 0, arrays[WIDTHS], 1.0)
-    change = np.diag(np.concatenate(([1.0], 1 / widths)))
-    change[0, 1:] = -arrays[CENTRES] / widths
+    constant = len(beta) - len(widths)
+    change = np.diag(np.append(np.ones(constant), 1 / widths))
+    change[:constant, constant:] = -arrays[CENTRES] / widths
     whole = np.zeros((len(beta), len(beta)))
     whole[np.ix_(used, used)] = covariance
-    change[0, ~used] = 0.0
+    change[:constant, ~used] = 0.0
     return {"coefficients": change @ beta, "covariance": change @ whole @ change.T}
