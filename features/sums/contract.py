@@ -11,7 +11,7 @@ Both sides check every answer against the same layout.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
 
@@ -26,6 +26,8 @@ Arrays = Mapping[str, Array]
 """Arrays of real numbers by name."""
 Layout = Mapping[str, tuple[int, ...]]
 """Shape of every array of an answer, by name."""
+May = Callable[[NDArray[np.bool_]], str]
+"""Returns why sums over these rows (n,) may not leave a silo; empty, once they are remembered."""
 
 LARGEST = 1e100
 """Largest absolute value of a number in a question or an answer."""

@@ -65,7 +65,7 @@ def objection(session: Session, rows: Rows, used: NDArray[np.bool_], least: int)
     if "marks" not in rows.kept:
         rows.kept["marks"] = marks_of_columns([*rows.inputs, *rows.targets], rows.persons)
     why = answered_of(session, "sums").objection(rows.kept["marks"][used], least)
-    return why and f"{why} Use an earlier run's columns: others have values in other rows."
+    return why and f"{why} Use an earlier run's columns, or its times."
 
 
 def missing(column: Column) -> np.ndarray:

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from flwr.app import RecordDict
-from numpy.typing import NDArray
 
 from coterie import wire
 from coterie.client.work.request import RefusedError, Request
@@ -20,6 +19,7 @@ from coterie.features.sums.contract import (
     Answer,
     Family,
     FitError,
+    May,
     Question,
     check_answer,
     decode_question,
@@ -34,16 +34,14 @@ log = logging.getLogger("coterie.silo")
 class Side(Protocol):
     """The silo's side of a family."""
 
-    def family(self) -> Family:
+    def family(self, settings: Mapping[str, Any]) -> Family:
         """Return the coordinator's side, which knows the layout of answers."""
 
-    def answer(
-        self, question: Question, rows: Rows, least: int
-    ) -> tuple[Answer, NDArray[np.bool_]]:
-        """Return the answer, and which rows (n,) are in it.
+    def answer(self, question: Question, rows: Rows, least: int, may: May) -> Answer:
+        """Return the answer.
 
         ``least`` is the silo's smallest count: fewer rows (persons, if they have several rows) must
-        not be recognisable.
+        not be recognisable. Every set of rows that sums are of is given to ``may`` first.
 
         Raises:
             FitError: the question cannot be answered with these rows; the text goes to the
@@ -70,9 +68,10 @@ def answer_sums(sides: Mapping[str, Side]) -> Callable[[Request], RecordDict]:
         try:
             rows = rows_of(session)
             with np.errstate(over="ignore", invalid="ignore"):  # the check names what is too large
-                answer, used = side.answer(question, rows, least)
-            request.refuse_for(objection(session, rows, used, least))
-            check_answer(side.family(), question, answer, len(rows))
+                answer = side.answer(
+                    question, rows, least, lambda used: objection(session, rows, used, least)
+                )
+            check_answer(side.family(question.settings), question, answer, len(rows))
         except FitError as error:
             request.refuse_for(f"cannot take part: {error}")
         except wire.WireError as error:

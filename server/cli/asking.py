@@ -81,7 +81,8 @@ def evaluate(
 @app.command(epilog="Example:  coterie regress logistic --task heart --columns age,dose")
 def regress(
     model: Annotated[
-        str, typer.Argument(metavar="linear|logistic|poisson|cox", help="Kind of regression.")
+        str,
+        typer.Argument(metavar="linear|logistic|poisson|cox|survival", help="Kind of regression."),
     ],
     task: Annotated[
         str | None,
@@ -95,6 +96,9 @@ def regress(
         str, typer.Option(help="Columns, separated by commas. [default: all inputs]")
     ] = "",
     target: Annotated[str, typer.Option(help="Target, if the task has several.")] = "",
+    at: Annotated[
+        str, typer.Option(metavar="TIMES", help="Times of survival curves, separated by commas.")
+    ] = "",
     each_alone: Annotated[
         bool,
         typer.Option("--each-alone", help="Also fit each silo alone, and compare the silos."),
@@ -111,11 +115,12 @@ def regress(
 
     The coefficients, intervals and p-values are those of all training rows together. Every silo
     sends sums over its rows, if its silo.toml allows it. The command writes a page with a forest
-    plot for each coefficient.
+    plot for each coefficient. Kind survival gives Kaplan-Meier estimates at times instead.
     """
     given = options.Given(federation, superlink, root_certificates, runs_dir)
     keys = keys_to_regress(groups, task, given.place().runs_dir)
     keys |= {"model": model, "columns": columns, "target": target, "each-alone": each_alone}
+    keys |= {"at": at} if at else {}
     _ask(keys, given, min_silos, wait, as_json)
 
 

@@ -19,9 +19,9 @@ from coterie.server.report.evaluation import build_evaluation_page, evaluation_s
 from coterie.server.report.gains import compare, find_comparison
 from coterie.server.report.history import follow_groups
 from coterie.server.report.page import build_page, make_pictures, summary
-from coterie.server.report.regression import build_regression_page, regression_summary
 from coterie.server.report.statistics import build_statistics_page, statistics_summary
 from coterie.server.report.story import Story
+from coterie.server.report.survival import page_of_fits, summary_of_fits
 from coterie.server.runs.contribution import ANSWERS, SUMS
 from coterie.server.runs.contribution import FILE as CONTRIBUTION
 from coterie.server.runs.fitted import read_fitted
@@ -133,7 +133,7 @@ def _of_command(folder: Path) -> tuple[Page, str] | None:
         return build_contribution_page(judgement, run), contribution_summary(judgement, run)
     if (folder / SUMS).exists():
         fitted = read_fitted(folder / SUMS)
-        return build_regression_page(fitted, folder.name), regression_summary(fitted)
+        return page_of_fits(fitted, folder.name), summary_of_fits(fitted)
     return None
 
 

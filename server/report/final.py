@@ -129,15 +129,15 @@ def _print_contribution(console: Console, folder: Path, *, as_json: bool) -> Non
 
 def _print_regression(console: Console, folder: Path, *, as_json: bool) -> None:
     """Print the coefficients of every group, and who was left out."""
-    from coterie.server.report import regression
+    from coterie.server.report import survival
     from coterie.server.runs.contribution import SUMS
     from coterie.server.runs.fitted import read_fitted
 
     fitted = read_fitted(folder / SUMS)
     if as_json:
-        print(regression.regression_summary(fitted), end="")
+        print(survival.summary_of_fits(fitted), end="")
         return
-    page = regression.build_regression_page(fitted, folder.name)
+    page = survival.page_of_fits(fitted, folder.name)
     for title, shown in page.tables.items():
         say(console, f"\n{title}", highlight=False)
         console.print(_as_table(shown))

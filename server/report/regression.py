@@ -65,8 +65,6 @@ def groups_of(fitted: Fitted) -> list[Group]:
     """Return the groups whose fit has a result, and silos alone that are in no group."""
     model = fitted.settings["model"]
     alone = {name: _estimates(fit, model) for name, fit in fitted.alone.items() if fit.state.done}
-    grouped = {name for fit in fitted.groups for name in (*fit.members, *fit.left_out)}
-    single = [fit for name, fit in fitted.alone.items() if name not in grouped]
     return [
         Group(
             fit,
@@ -81,9 +79,15 @@ def groups_of(fitted: Fitted) -> list[Group]:
                 for name in own
             },
         )
-        for fit in (*fitted.groups, *single)
-        if fit.state.done
+        for fit in fits_to_show(fitted)
     ]
+
+
+def fits_to_show(fitted: Fitted) -> list[Fit]:
+    """Return the fits of groups, and of silos that are in no group, that have a result."""
+    grouped = {name for fit in fitted.groups for name in (*fit.members, *fit.left_out)}
+    single = [fit for name, fit in fitted.alone.items() if name not in grouped]
+    return [fit for fit in (*fitted.groups, *single) if fit.state.done]
 
 
 def _estimates(fit: Fit, model: str) -> dict[str, Estimate | None]:
@@ -104,17 +108,32 @@ def _estimates(fit: Fit, model: str) -> dict[str, Estimate | None]:
 
 def regression_summary(fitted: Fitted) -> str:
     """Return the figures as JSON text."""
-    found = {
+    found = around_groups(fitted, [_plain_group(one) for one in groups_of(fitted)])
+    return json.dumps(found, indent=1, ensure_ascii=False) + "\n"
+
+
+def around_groups(fitted: Fitted, groups: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the document of a run with these figures of its groups."""
+    return {
         "task": fitted.task,
         "parent": fitted.parent,
         **{key: fitted.settings[key] for key in ("model", "columns")},
         "exchanges": fitted.fits.exchanges,
-        "groups": [_plain_group(one) for one in groups_of(fitted)],
+        "groups": groups,
         "failed": {fit.name: fit.failed for fit in fitted.fits.fits if fit.failed},
         "left-out": {fit.name: dict(fit.left_out) for fit in fitted.fits.fits if fit.left_out},
         "silent": dict(fitted.silent),
     }
-    return json.dumps(found, indent=1, ensure_ascii=False) + "\n"
+
+
+def left_out(fitted: Fitted) -> list[tuple[str, str, str]]:
+    """Return each silo that is not, or no longer, in a fit, the fit, and why."""
+    left = [
+        (silo, fit.name, why)
+        for fit in fitted.fits.fits
+        for silo, why in sorted(fit.left_out.items())
+    ]
+    return left + [(silo, NO_NUMBER, why) for silo, why in sorted(fitted.silent.items())]
 
 
 def _plain_group(group: Group) -> dict[str, Any]:
@@ -145,12 +164,7 @@ def build_regression_page(fitted: Fitted, name: str) -> Page:
     """Return the complete page, ready to be rendered."""
     groups, model = groups_of(fitted), fitted.settings["model"]
     why = {fit.name: fit.failed for fit in fitted.fits.fits if fit.failed}
-    left = [
-        (silo, fit.name, why)
-        for fit in fitted.fits.fits
-        for silo, why in sorted(fit.left_out.items())
-    ]
-    left += [(silo, NO_NUMBER, why) for silo, why in sorted(fitted.silent.items())]
+    left = left_out(fitted)
     target = groups[0].fit.state.words[-1] if groups else ""
     again = f"coterie regress {model} --task {fitted.task}"
     return Page(
@@ -204,10 +218,14 @@ def _lead(groups: Sequence[Group]) -> str:
 
 
 def _title(group: Group) -> str:
-    members = wire.counted(len(group.fit.members), "silo")
-    name = group.fit.name
+    return title_of(group.fit, group.rows)
+
+
+def title_of(fit: Fit, rows: int) -> str:
+    """Return the name of a fit for people, with its numbers of silos and rows."""
+    members, name = wire.counted(len(fit.members), "silo"), fit.name
     of = "All silos" if name == "all" else f"Silo {name}" if " " in name else f"Group {name}"
-    return f"{of.replace('Silo alone ', 'Silo ')} ({members}, {group.rows:,} rows)"
+    return f"{of.replace('Silo alone ', 'Silo ')} ({members}, {rows:,} rows)"
 
 
 def _coefficients(group: Group, model: str) -> Table:
@@ -218,10 +236,10 @@ def _coefficients(group: Group, model: str) -> Table:
             rows.append((name, *[NO_NUMBER] * (4 + bool(ratio))))
             continue
         ends = one.low, one.high
-        own = [wire.readable(one.value), wire.readable(one.error), _interval(*ends), _p(one.p)]
+        own = [wire.readable(one.value), wire.readable(one.error), interval(*ends), p_text(one.p)]
         if ratio:
             low, middle, high = (_exp(x) for x in (one.low, one.value, one.high))
-            own.append(f"{wire.readable(middle)} ({_interval(low, high)})")
+            own.append(f"{wire.readable(middle)} ({interval(low, high)})")
         rows.append((name, *own))
     return Table((*HEAD, *([ratio] if ratio else [])), rows, cards=True)
 
@@ -233,7 +251,7 @@ def _between(groups: Sequence[Group]) -> dict[str, Table]:
             head,
             [
                 (
-                    *(name, str(one.silos), wire.readable(one.q), _p(one.p)),
+                    *(name, str(one.silos), wire.readable(one.q), p_text(one.p)),
                     *(f"{100 * one.i2:.0f}%", wire.readable(one.tau2)),
                     *(_with_interval(one.fixed), _with_interval(one.random)),
                 )
@@ -251,7 +269,7 @@ def _pictures(groups: Sequence[Group]) -> Iterator[Picture]:
     names = list(dict.fromkeys(name for one in groups for name in one.coefficients))
     for number, name in enumerate([one for one in names if one != INTERCEPT][:MOST_DRAWN]):
         rows = []
-        for group, colour in zip(groups, _colours(len(groups)), strict=True):
+        for group, colour in zip(groups, colours(len(groups)), strict=True):
             for silo, one in sorted(group.alone.get(name, {}).items()):
                 if silo != group.fit.name:
                     rows.append(charts.Range(silo, one.value, one.low, one.high, ALONE))
@@ -271,22 +289,24 @@ def _pictures(groups: Sequence[Group]) -> Iterator[Picture]:
             table = Table(
                 ("estimate", "value", "95%"),
                 [
-                    (one.label, wire.readable(one.value), _interval(one.low, one.high))
+                    (one.label, wire.readable(one.value), interval(one.low, one.high))
                     for one in rows
                 ],
             )
             yield Picture(f"coefficient-{number}", title, caption, draw, table)
 
 
-def _colours(count: int) -> list[str]:
+def colours(count: int) -> list[str]:
+    """Return a colour for each of some groups."""
     return [LIGHT[GROUPS[i % len(GROUPS)]] for i in range(count)]
 
 
 def _with_interval(one: Estimate) -> str:
-    return f"{wire.readable(one.value)} ({_interval(one.low, one.high)})"
+    return f"{wire.readable(one.value)} ({interval(one.low, one.high)})"
 
 
-def _interval(low: float, high: float) -> str:
+def interval(low: float, high: float) -> str:
+    """Return an interval as text."""
     return f"{wire.readable(low)} to {wire.readable(high)}"
 
 
@@ -294,5 +314,6 @@ def _exp(value: float) -> float:
     return math.exp(value) if value < 700 else math.inf
 
 
-def _p(value: float) -> str:
+def p_text(value: float) -> str:
+    """Return a p-value as text."""
     return "< 0.001" if value < 0.001 else f"{value:.3f}"

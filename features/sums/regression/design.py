@@ -83,7 +83,7 @@ def design_of(rows: Rows, settings: Mapping[str, Any], least: int) -> Design:
         label = "time to event"
         spells = spells_of(target[0].values[used], y, persons, least)
         whose = None if persons is None else persons[spells.order]
-        if y.any() and _number(spells.event > 0, whose) < least:
+        if y.any() and count_of(spells.event > 0, whose) < least:
             raise FitError(
                 "too few events have enough rows under observation at their time (statistics_from)"
             )
@@ -96,14 +96,19 @@ def _target(targets: Sequence[Column], settings: Mapping[str, Any]) -> Sequence[
     """Return the column of the target; of a Cox regression, those of time and event."""
     name = settings["target"]
     if settings["model"] == COX:
-        if name or [len(one.categories) for one in targets] != [0, 2]:
-            raise FitError("a Cox regression needs a task of kind survival, and names no target")
-        return targets
+        return times_and_events(targets)
     found = _chosen(targets, [name] if name else [], "target")
     if len(found) != 1:
         names = ", ".join(one.name for one in found)
         raise FitError(f"the task has several targets: name one of {names}")
     return found
+
+
+def times_and_events(targets: Sequence[Column]) -> Sequence[Column]:
+    """Return both columns of a survival task; raise ``FitError`` if the task is another."""
+    if [len(one.categories) for one in targets] != [0, 2]:
+        raise FitError("it needs a task whose target has kind survival")
+    return targets
 
 
 def _chosen(columns: Sequence[Column], names: Sequence[str], what: str) -> list[Column]:
@@ -133,7 +138,7 @@ def _require_enough(
     x: Array, y: Array, names: Sequence[str], persons: Persons | None, least: int
 ) -> None:
     """Raise ``FitError`` where few rows would be recognisable in sums over all of them."""
-    everyone = _number(np.ones(len(y), np.bool_), persons)
+    everyone = count_of(np.ones(len(y), np.bool_), persons)
     needed = max(least, ROWS_PER_COEFFICIENT * len(names))
     if everyone < needed:
         raise FitError(
@@ -144,14 +149,15 @@ def _require_enough(
     for name, values in zip((*columns, "the target"), (*x.T, y), strict=True):
         kinds, places, counts = np.unique(values, return_inverse=True, return_counts=True)
         others = places != int(np.argmax(counts))
-        if len(kinds) > 1 and _number(others, persons) < least:
+        if len(kinds) > 1 and count_of(others, persons) < least:
             raise FitError(
                 f"all but few rows have the same value of {name}, so that sums would show these "
                 "few (statistics_from). Name the columns without it"
             )
 
 
-def _number(rows: NDArray[np.bool_], persons: Persons | None) -> int:
+def count_of(rows: NDArray[np.bool_], persons: Persons | None) -> int:
+    """Return how many rows (n,) are marked, or persons, if they have several rows."""
     return int(rows.sum()) if persons is None else len(np.unique(persons[rows]))
 
 

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
 from pydantic import Field
 
 from coterie.features.sums.contract import Family
 from coterie.features.sums.keys import BySums
-from coterie.features.sums.regression.newton import Regression
+from coterie.features.sums.regression.newton import COX
+from coterie.features.sums.regression.survival import SURVIVAL, family_of, times_of
+from coterie.strategies.rounds.options import Config
 
 
 class RegressionKeys(BySums):
     """A regression by sums over silos."""
 
-    model: Literal["linear", "logistic", "poisson", "cox"] = Field(
+    model: Literal["linear", "logistic", "poisson", "cox", "survival"] = Field(
         "logistic",
         description="Kind of regression: of numbers, of two classes, of counts, or of times until "
-        "an event.",
+        "an event; or survival curves.",
     )
     columns: str = Field(
         "",
@@ -29,11 +31,33 @@ class RegressionKeys(BySums):
         "", max_length=200, description="Target, if the task has several. Empty: its only one."
     )
 
+    at: str = Field(
+        "",
+        max_length=400,
+        pattern=r"^[0-9., ]*$",
+        description="Times of a survival curve, separated by commas, in the task's unit.",
+    )
+
+    def problems(self, training: Config) -> Iterator[str]:
+        """Yield which keys do not fit the kind."""
+        if self.model != SURVIVAL and self.at:
+            yield f"at is for survival curves, not for {self.model}: leave it out"
+        if self.model in (SURVIVAL, COX) and self.target:
+            yield f"{self.model} has time and event as its target: leave target out"
+        if self.model == SURVIVAL:
+            if self.columns:
+                yield "a survival curve has no columns: leave columns out"
+            try:
+                times_of(self.settings())
+            except ValueError as error:
+                yield f"{error}: for example --at 30,90,365"
+
     def family(self) -> Family:
         """Return the coordinator's side."""
-        return Regression()
+        return family_of({"model": self.model})
 
     def settings(self) -> Mapping[str, Any]:
-        """Return kind, columns and target."""
+        """Return kind, columns, target and times."""
         columns = [word.strip() for word in self.columns.split(",") if word.strip()]
-        return {"model": self.model, "columns": columns, "target": self.target}
+        found = {"model": self.model, "columns": columns, "target": self.target}
+        return {**found, "at": list(map(float, self.at.split(",")))} if self.at else found

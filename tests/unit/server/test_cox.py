@@ -22,7 +22,7 @@ from coterie.server.report.command import write_report
 from coterie.tasks.base import Column
 from tests.kit import Node, Tap, restart_silos
 from tests.unit.server.test_json import documented, fields_of
-from tests.unit.server.test_regression import NAMES, beside, fit, regress
+from tests.unit.server.test_regression import NAMES, anyway, beside, fit, regress
 
 Array = NDArray[np.float64]
 SETTINGS = {"model": "cox", "columns": [], "target": ""}
@@ -102,7 +102,7 @@ WRONG: dict[str, tuple[Rows, int, str]] = {
     "few events": (outcome(ONE, event=(np.arange(120) < 9) * 1.0), 10, "same value of the target"),
     "late events": (outcome(ONE, event=np.maximum(LATE, EVENT * (np.cumsum(EVENT) < 9))), 10,
         "too few events"),
-    "classes": (replace(ONE, targets=ONE.targets[1:]), 10, "a task of kind survival"),
+    "classes": (replace(ONE, targets=ONE.targets[1:]), 10, "target has kind survival"),
     "an order": (rows_of(0, rank=-TIME), 10, "coefficients of .*rank.* no finite value|few rows"),
 }  # fmt: skip
 
@@ -126,9 +126,9 @@ def test_coefficients_that_a_coordinator_chooses_show_no_few_rows() -> None:
         question = Question("regression", SETTINGS, {**scale, "beta": np.array([0.0, size, 0.0])})
         if why:
             with pytest.raises(FitError, match=why):
-                Regressing().answer(question, ONE, 10)
+                Regressing().answer(question, ONE, 10, anyway)
         else:
-            Regressing().answer(question, ONE, 10)
+            Regressing().answer(question, ONE, 10, anyway)
 
 
 def test_persons_under_observation_are_counted_instead_of_rows() -> None:

@@ -1,0 +1,143 @@
+"""The page of survival curves: survival of every group until agreed times, and their comparison."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from functools import partial
+
+from coterie.features.sums.coordinator import Fit
+from coterie.features.sums.regression.survival import SURVIVAL, Step, curve, log_rank, times_of
+from coterie.pictures import charts
+from coterie.pictures.page import Page, Picture, Table
+from coterie.pictures.style import INK
+from coterie.server.report.race_words import listed
+from coterie.server.report.regression import (
+    around_groups,
+    build_regression_page,
+    colours,
+    fits_to_show,
+    interval,
+    left_out,
+    p_text,
+    regression_summary,
+    title_of,
+)
+from coterie.server.runs.fitted import Fitted
+
+NOTE = (
+    "The estimate is Kaplan's and Meier's, with Greenwood's variance, on times rounded up to the "
+    "agreed ones: nobody of an interval leaves before its end. A silo is left out if it has few "
+    "events or censored rows in an interval, or few rows after the last (statistics_from). "
+    "If groups were found by training on the same rows, p of a test between them is too small."
+)
+
+
+def page_of_fits(fitted: Fitted, name: str) -> Page:
+    """Return the page of regressions or survival curves."""
+    survival = fitted.settings["model"] == SURVIVAL
+    return (_build_page if survival else build_regression_page)(fitted, name)
+
+
+def summary_of_fits(fitted: Fitted) -> str:
+    """Return the figures of regressions or survival curves as JSON text."""
+    survival = fitted.settings["model"] == SURVIVAL
+    return (_summary if survival else regression_summary)(fitted)
+
+
+def _compared(fitted: Fitted) -> tuple[Sequence[Fit], tuple[float, float] | None]:
+    """Return the groups, or the silos of a single one, and the log-rank test between them."""
+    fits = fits_to_show(fitted)
+    if len(fits) == 1:
+        fits = [fit for fit in fitted.alone.values() if fit.state.done]
+    return fits, log_rank([fit.state.arrays for fit in fits])
+
+
+def _all_fits(fitted: Fitted) -> list[Fit]:
+    shown = fits_to_show(fitted)
+    return [*shown, *(f for f in fitted.alone.values() if f.state.done and f not in shown)]
+
+
+def _summary(fitted: Fitted) -> str:
+    fits, test = _compared(fitted)
+    curves = [
+        {
+            "group": fit.name,
+            "members": list(fit.members),
+            "rows": int(fit.state.arrays["count"][0]),
+            "curve": [_plain(one) for one in curve(fitted.settings, fit.state.arrays)],
+        }
+        for fit in _all_fits(fitted)
+    ]
+    between = None
+    if test is not None:
+        between = {"groups": [fit.name for fit in fits], "statistic": test[0], "p": test[1]}
+    found = around_groups(fitted, curves) | {"log-rank": between}
+    return json.dumps(found, indent=1, ensure_ascii=False) + "\n"
+
+
+def _plain(step: Step) -> dict[str, float]:
+    return {name.replace("_", "-"): value for name, value in asdict(step).items()}
+
+
+def _build_page(fitted: Fitted, name: str) -> Page:
+    fits, test = _compared(fitted)
+    shown = _all_fits(fitted)
+    curves = {fit.name: curve(fitted.settings, fit.state.arrays) for fit in shown}
+    lead, tests = "There is no second group or silo to compare.", dict[str, Table]()
+    if test is not None:
+        differ = "differs" if test[1] < 0.05 else "does not differ"
+        of = "groups" if fits[0] in fits_to_show(fitted) else "silos"
+        lead = f"Survival {differ} between the {len(fits)} {of} beyond chance."
+        names = listed([_title(fit).partition(" (")[0] for fit in fits])
+        row = names, f"{test[0]:.2f}", p_text(test[1])
+        tests = {"Log-rank test": Table(("between", "χ²", "p"), [row], cards=True)}
+    times = ",".join(f"{time:g}" for time in times_of(fitted.settings))
+    left = left_out(fitted)
+    return Page(
+        title="Survival",
+        subtitle=f"run {name} · task {fitted.task} · counted by sums over silos",
+        lead=lead,
+        warnings=[f"{fit.name}: no result. {fit.failed}" for fit in fitted.fits.fits if fit.failed],
+        pictures=list(_pictures(shown, curves)),
+        tables={
+            **{_title(fit): _table(curves[fit.name]) for fit in shown},
+            **tests,
+            **({"Silos left out": Table(("silo", "fit", "why"), left)} if left else {}),
+        },
+        commands={"Count again": f"coterie regress survival --task {fitted.task} --at {times}"},
+        notes=[NOTE],
+    )
+
+
+def _title(fit: Fit) -> str:
+    return title_of(fit, int(fit.state.arrays["count"][0]))
+
+
+def _table(steps: Sequence[Step]) -> Table:
+    head = ("until", "at risk", "events", "survival", "95%")
+    rows = [
+        (f"{s.time:g}", f"{s.at_risk:,}", f"{s.events:,}", f"{s.survival:.3f}",
+            interval(s.low, s.high))
+        for s in steps
+    ]  # fmt: skip
+    return Table(head, rows, cards=True)
+
+
+def _pictures(shown: Sequence[Fit], curves: dict[str, list[Step]]) -> Iterator[Picture]:
+    """Yield a picture of survival until the last time."""
+    rows = []
+    several = len(shown) > 1
+    for fit, colour in zip(shown, colours(len(shown)), strict=True):
+        step = curves[fit.name][-1]
+        label, colour = _title(fit).partition(" (")[0], colour if several else INK
+        rows.append(charts.Range(label, step.survival, step.low, step.high, colour))
+    title = f"Survival until {step.time:g}"
+    unit = "share without an event, with its 95% interval"
+    table = Table(
+        ("group", "survival", "95%"),
+        [(one.label, f"{one.value:.3f}", interval(one.low, one.high)) for one in rows],
+    )
+    draw = partial(charts.ranges, rows, title=title, unit=unit)
+    yield Picture("survival", title, "Groups, and silos that are alone.", draw, table)

@@ -1,0 +1,149 @@
+"""Survival curves by sums: equal to all rows together, few rows are never shown, a run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import Message
+from scipy.stats import CensoredData, ecdf, logrank
+
+from coterie.features.sums.contract import FitError, Question, State, added
+from coterie.features.sums.regression.silo import Regressing, counts_until
+from coterie.features.sums.regression.survival import Survival, curve, log_rank
+from coterie.server.report.command import write_report
+from tests.commands import coterie
+from tests.kit import Tap, restart_silos
+from tests.unit.server.test_cox import Array, rows_of, sites
+from tests.unit.server.test_json import documented, fields_of
+from tests.unit.server.test_regression import NAMES, anyway, beside, regress
+
+TIMES = [4.0, 9.0, 25.0]
+SETTINGS = {"model": "survival", "columns": [], "target": "", "at": TIMES}
+
+
+def fitted(*seeds: int) -> tuple[State, Array, Array]:
+    """The fit of silos, and the times and events of all their rows."""
+    side, question = Regressing(), Question("regression", SETTINGS)
+    silos = {f"s{seed}": rows_of(seed) for seed in seeds}
+    answers = {name: side.answer(question, rows, 5, anyway) for name, rows in silos.items()}
+    state = Survival().next(SETTINGS, State(), added(answers))
+    time, event = (
+        np.concatenate([rows.targets[i].values for rows in silos.values()]) for i in (0, 1)
+    )
+    return state, time, event
+
+
+def row_by_row(time: Array, event: Array) -> CensoredData:
+    """Rows with times rounded up to the agreed ones; later ones are censored."""
+    ends = np.array([*TIMES, 1e9])
+    rounded, event = ends[np.searchsorted(ends, time)], event * (time <= TIMES[-1])
+    return CensoredData(uncensored=rounded[event > 0], right=rounded[event == 0])
+
+
+def test_sums_give_the_estimate_and_the_test_of_all_rows_together() -> None:
+    groups = [fitted(0, 1), fitted(2, 3), fitted(4)]
+    for state, *rows in groups:
+        found = ecdf(row_by_row(*rows)).sf
+        ends = found.confidence_interval(method="log-log")
+        for name, of in (("survival", found), ("low", ends.low), ("high", ends.high)):
+            own = [getattr(one, name) for one in curve(SETTINGS, state.arrays)]
+            assert own == pytest.approx(of.evaluate(TIMES), rel=1e-6)
+    one, two, three = (state.arrays for state, *_ in groups)
+    expected = logrank(*(row_by_row(*rows) for _, *rows in groups[:2]))
+    assert log_rank([one, two]) == pytest.approx((expected.statistic**2, expected.pvalue), rel=1e-6)
+    assert log_rank([one, two, three]) == pytest.approx(log_rank([three, one, two]), rel=1e-6)
+    assert log_rank([one]) is None
+
+
+def test_no_interval_shows_few_events_or_few_censored_rows_or_few_persons() -> None:
+    time, event = np.arange(100.0), np.ones(100)
+    event[::4] = 0.0
+    event[37:45] = 1.0
+
+    def refused(times: list[float], *, persons: Any = None) -> str:
+        try:
+            counts_until(time, event, persons, times, 10, anyway)
+        except FitError as error:
+            return str(error).partition(" it has few")[0]
+        return ""
+
+    assert [refused([end]) for end in (35, 36, 90)] == ["until 35", "", "until 90"]
+    assert [refused([36, end]) for end in (44, 88)] == ["until 44", ""]
+    tenth = np.full(20, np.float32(0.1), np.float64)  # a little more than 0.1
+    assert counts_until(tenth, np.ones(20), None, [0.1], 10, anyway)["ended"] == [20]
+    five = np.arange(100) // 5
+    assert [refused([end], persons=five) for end in (36, 52)] == ["until 36", ""]
+
+
+def test_other_times_in_a_later_run_show_no_few_rows(tmp_path: Path) -> None:
+    """Counts until 10 and until 11 may each leave, but not both: they differ by few rows."""
+    first, second = tmp_path / "first", tmp_path / "second"
+    keys = {"task": "relapse", "model": "survival"}
+    for folder, at in ((first, "10"), (second, "11")):
+        folder.mkdir()
+        restart_silos()
+        found = regress(folder / at, sites(folder), at=at, **keys).groups[0]
+        assert found.members == NAMES
+    restart_silos()
+    later = regress(first / "later", sites(first), at="11", **keys).groups[0].left_out
+    assert set(later) == {"a", "b", "c"}, "d has the same counts until both"
+    assert all("by fewer than 10" in why for why in later.values())
+    assert regress(first / "again", sites(first), at="10", **keys).groups[0].members == NAMES
+
+
+LIES: dict[str, dict[str, Array]] = {
+    "more rows than it has": {"count": np.array([1e6])},
+    "half an event": {"events": np.array([5.5, 50, 60])},
+    "falling counts": {"ended": np.array([100.0, 90, 110])},
+    "more ends than rows": {"events": np.zeros(3), "ended": np.array([121.0, 121, 121])},
+    "more events than ends": {"events": np.array([120.0, 120, 120])},
+}
+
+
+@pytest.mark.parametrize("what", LIES)
+def test_an_impossible_answer_is_seen(what: str) -> None:
+    question = Question("regression", SETTINGS)
+    good = Regressing().answer(question, rows_of(0), 5, anyway).arrays
+    assert not Survival().objection(question, good, 120)
+    assert Survival().objection(question, {**good, **LIES[what]}, 120)
+
+
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        (("survival",), "for example --at 30,90,365"),
+        (("survival", "--at", "9,5"), "must be positive, and rise"),
+        (("survival", "--at", "9", "--columns", "age"), "leave columns out"),
+        (("cox", "--at", "9"), "leave it out"),
+        (("cox", "--target", "time"), "leave target out"),
+    ],
+)
+def test_keys_that_do_not_fit_are_named(line: tuple[str, ...], why: str, tmp_path: Path) -> None:
+    done = coterie("regress", *line, "--task", "relapse", "--runs-dir", str(tmp_path))
+    assert done.returncode == 2 and why in " ".join(done.stderr.split())
+
+
+def test_a_run_shows_curves_and_leaves_out_a_silo_that_lies(tmp_path: Path) -> None:
+    restart_silos()
+
+    def change(silo: str, reply: Message) -> Message:
+        if silo == "d" and "words" in str(reply.content.get("config")):
+            reply.content = beside(count=[1e6])(reply.content)
+        return reply
+
+    found = regress(tmp_path / "r", Tap(sites(tmp_path), change=change), task="relapse",
+        model="survival", at="10", each_alone=True)  # fmt: skip
+    assert "number of rows" in found.groups[0].left_out["d"]
+    assert found.groups[0].members == ("a", "b", "c")
+    (file,) = write_report(str(tmp_path / "r"), kind="json")
+    written = json.loads(file.read_text())
+    assert fields_of(written) <= documented("regress --json")
+    assert written["groups"][0]["curve"][0]["at-risk"] == written["groups"][0]["rows"]
+    assert written["log-rank"]["p"] > 0.05 and len(written["log-rank"]["groups"]) == 3
+    text = write_report(str(tmp_path / "r"))[0].read_text()
+    assert "Survival does not differ between the 3 silos beyond chance" in text
+    assert "Log-rank test" in text and "Silo a, Silo b and Silo c" in text
