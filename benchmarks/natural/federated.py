@@ -16,6 +16,7 @@ RUN: Mapping[str, Any] = {"rounds": 20, "local-epochs": 3, "batch-size": 16, "lr
 METHODS: Mapping[str, Mapping[str, Any]] = {
     "alone": {"strategy": "independent"},
     "FedAvg": {"strategy": "fedavg"},
+    "FedAdam": {"strategy": "fedavg", "server-optimiser": "fedadam"},
     "FedAvg + own intercept": {"strategy": "fedavg", "personal": "head.bias"},
     "FedAvg, partial pooling": {
         "strategy": "fedavg",
