@@ -199,4 +199,4 @@ def _with_enough(asking: Asking, fit: Fit, lost: Mapping[str, str]) -> Fit:
 
 
 def _why(left_out: Mapping[str, str]) -> str:
-    return f"no silo takes part. {wire.reasons(dict(left_out))}"
+    return f"No silo takes part: {wire.reasons(dict(left_out))}"

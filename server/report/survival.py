@@ -28,8 +28,8 @@ from coterie.server.runs.fitted import Fitted
 
 NOTE = (
     "The estimate is Kaplan's and Meier's, with Greenwood's variance, on times rounded up to the "
-    "agreed ones: nobody of an interval leaves before its end. A silo is left out if it has few "
-    "events or censored rows in an interval, or few rows after the last (statistics_from). "
+    "agreed ones: a row counts as at risk until its interval ends. A silo is left out if it has "
+    "few events or censored rows in an interval, or few rows after the last (statistics_from). "
     "If groups were found by training on the same rows, p of a test between them is too small."
 )
 
