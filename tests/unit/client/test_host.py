@@ -550,6 +550,16 @@ def test_one_of_several_that_is_lost_comes_back_and_the_others_go_on(world: Worl
 
 
 @several
+def test_one_that_cannot_connect_is_waited_for_as_long_as_the_others_are_heard(
+    world: World,
+) -> None:
+    refused = [LinkError("not yet")] * 20  # 90 s, three times its patience
+    world.connections = [[message(text="1")], [message(text="2")], *refused, [message(text="3")]]
+    world.host.run()
+    assert sorted(texts(world)) == ["1", "2", "3"]
+
+
+@several
 def test_several_silos_give_up_in_one_sentence(world: World) -> None:
     world.connections = [LinkError("the SuperLink cannot be reached")] * 90
     with pytest.raises(GaveUpError, match=r"^the 3 silos gave up after 3\d s: the SuperLink"):
