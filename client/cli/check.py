@@ -314,7 +314,7 @@ def _leaving_lines(session: Session) -> Iterator[str]:
     names = _metric_names(session)
     auxiliary = policy.auxiliary and session.settings.privacy is None
     if auxiliary and policy.min_group_size <= 2:  # they are averaged in pairs
-        yield ("  (in runs of fedcollab also a discriminator per other silo, and its accuracy)")
+        yield "  (in runs of fedcollab also a discriminator per other silo, and its accuracy)"
     yield f"  and metrics: numbers of samples{''.join(f', {name}' for name in names)}"
     if session.frozen:
         stays = sum(tensor.nbytes for tensor in session.model.state_dict().values()) - sum(

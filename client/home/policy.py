@@ -34,12 +34,12 @@ TRAINING = "train-loss"
 """Leaves a silo that requires secure runs only if ``silo.toml`` names it: label counts, even
 gradients, follow from it for anyone who chooses the models."""
 ON_TRAINING_DATA = (wire.EVALUATE_TRAINING, wire.EVALUATE_DISCRIMINATOR, wire.EVALUATE_PLACING)
-"""Types of messages with models of anyone's making to be scored on training data; likewise."""
-REVEALING = frozenset(
-    {"balanced-accuracy", "sensitivity", "specificity", "average-precision", "f1", "trivial"}
-)
-"""Metrics that, combined, reveal the class frequencies in the silo's test data: they leave only if
-``silo.toml`` names them. ``trivial`` is the primary metric of the best constant answer."""
+"""Messages that ask to score any model on training data; the same holds for their answers."""
+REVEALING_WORDS = frozenset({"f1", "precision", "recall", "sensitivity", "specificity"})
+REVEALING = REVEALING_WORDS & {*wire.KNOWN_METRICS} | {"balanced-accuracy", "average-precision"}
+REVEALING |= {"trivial"}  # the primary metric of the best constant answer
+"""They leave only if ``silo.toml`` names them: together they give a class's share in the test data.
+With accuracy a, recall r and precision p, it is (1 − a) / (1 − r + r (1 − p) / p)."""
 NAMES = (*METRICS, *(name for name in wire.KNOWN_METRICS if name not in METRICS))
 """Metric names in ``silo.toml``. ``error`` is the primary metric, whichever it is."""
 METRIC_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._:/-]{0,63}$"

@@ -24,7 +24,7 @@ from flwr.clientapp import ClientApp
 from coterie import wire
 from coterie.client.home import approvals
 from coterie.client.home.hours import words
-from coterie.client.home.policy import ALWAYS, METRICS, Policy
+from coterie.client.home.policy import ALWAYS, METRICS, REVEALING_WORDS, Policy
 from coterie.client.home.settings import SettingsError, SiloSettings
 from coterie.client.ledger import outbound
 from coterie.tasks.base import Option
@@ -42,9 +42,6 @@ LIMITED = frozenset(
     }
 )
 """Settings stated by a run that a policy can refuse."""
-REVEALING = frozenset({"f1", "precision", "recall", "sensitivity", "specificity"})
-"""Words in names of metrics that, with the accuracy, give the share of each class in the test data.
-With recall r, precision p and accuracy a, it is (1 − a) / (1 − r + r (1 − p) / p)."""
 MAX_STATES = 4
 """Latest runs whose app state a silo keeps."""
 
@@ -267,7 +264,9 @@ def may_leave(key: str, policy: Policy) -> bool:
     if name in ALWAYS:
         return True
     if policy.share_metrics is None:
-        reveals = REVEALING & set(re.findall("[a-z0-9]+", name)) or "balanced-accuracy" in name
+        reveals = (
+            REVEALING_WORDS & set(re.findall("[a-z0-9]+", name)) or "balanced-accuracy" in name
+        )
         return not reveals and name not in policy.withheld
     named = map(wire.spelled, policy.share_metrics)
     allowed = {key for wanted in named for key in METRICS.get(wanted, (wanted,))}
@@ -326,7 +325,7 @@ def conditions(silo: SiloSettings) -> Iterator[str]:
     if not policy.auxiliary:
         yield "A reply with models in addition to the one received does not leave."
     if policy.share_metrics is None:
-        kept, parts = (", ".join(sorted(names)) for names in (policy.withheld, REVEALING))
+        kept, parts = (", ".join(sorted(names)) for names in (policy.withheld, REVEALING_WORDS))
         yield (
             f"Metrics leave as the app names them, except {kept}, and names with one of the words "
             f"{parts}."

@@ -41,7 +41,7 @@ class Side(Protocol):
         """Return the answer.
 
         ``least`` is the silo's smallest count: fewer rows (persons, if they have several rows) must
-        not be recognisable. Every set of rows that sums are of is given to ``may`` first.
+        not be recognisable. ``may`` decides about every set of rows before sums over it.
 
         Raises:
             FitError: the question cannot be answered with these rows; the text goes to the

@@ -132,7 +132,7 @@ def test_coefficients_that_a_coordinator_chooses_show_no_few_rows() -> None:
 
 
 def test_persons_under_observation_are_counted_instead_of_rows() -> None:
-    """The last nine rows are of as many persons, or of one: their events do not count then."""
+    """If the last nine rows belong to one person instead of nine, their events do not count."""
     rows = outcome(ONE, time=np.arange(120.0), event=(np.arange(120) % 2) * 1.0)
     many = np.concatenate([np.arange(100), np.repeat(100, 20)])
     for persons, expected in ((None, 55), (np.arange(120), 55), (many, 46)):
