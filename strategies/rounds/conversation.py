@@ -14,7 +14,7 @@ from flwr.app import Message
 from coterie import wire
 from coterie.engine.port import Engine
 from coterie.strategies.errors import EXIT_CONFIG, FederationError
-from coterie.strategies.rounds.algorithm import Algorithm, Answers, Order, Round, Update
+from coterie.strategies.rounds.algorithm import Algorithm, Answers, Order, Round
 from coterie.strategies.rounds.exchange import exchange
 from coterie.strategies.rounds.handles import Model
 from coterie.strategies.rounds.messages import evaluation_messages, membership, training_messages
@@ -27,6 +27,7 @@ from coterie.strategies.rounds.replies import (
     costs_by_kind,
     read_evaluations,
     read_own_metrics,
+    stated_sizes,
 )
 from coterie.strategies.rounds.reports import Evaluation, Figures, Group, PhaseReport
 from coterie.strategies.rounds.roster import Roster, Silo
@@ -138,7 +139,7 @@ class Conversation:
         apart: silo → its own model, for silos that train outside all groups.
         costs: kind of work, in addition to the training → its cost.
         left_out: silo → why its training does not count after all, found when sums were made.
-        asked: updates that answered the algorithm's questions.
+        sizes: silo → the training samples that it stated with an answer.
         tested: silo that only tests → what it measured of the model that it was given.
     """
 
@@ -149,7 +150,7 @@ class Conversation:
         self.now = self._round()
         self.costs: dict[str, PhaseReport] = {}
         self.left_out: dict[str, str] = {}
-        self.asked: list[Update] = []
+        self.sizes: dict[str, float] = {}
         self.tested: dict[str, Mapping[str, Any]] = {}
 
     def _round(self, without: Sequence[str] = ()) -> Round:
@@ -175,12 +176,17 @@ class Conversation:
             except StopIteration as end:
                 return end.value
             assert all(order.purpose for order in orders), "the round's training comes later"
-            started = time.perf_counter()
-            came = self._say(orders, state)
-            answers = replace(came.checked, updates=list(came.updates)).answers
-            seconds = time.perf_counter() - started
-            self._add(costs_by_kind(came.orders, answers, seconds))
-            self.asked += answers
+            answers = None  # need not be there beside those to come
+            answers = self._answered(orders, state)
+
+    def _answered(self, orders: Sequence[Order], state: Any) -> Answers:
+        started = time.perf_counter()
+        came = self._say(orders, state)
+        answers = replace(came.checked, updates=list(came.updates)).answers
+        seconds = time.perf_counter() - started
+        self._add(costs_by_kind(came.orders, answers, seconds))
+        self.sizes |= stated_sizes(answers)
+        return answers
 
     def ask(self, state: Any) -> None:
         """Ask the stages' own questions."""

@@ -9,11 +9,10 @@ ordinary ``evaluate``. After the last round the final model is evaluated.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from coterie import wire
 from coterie.strategies.rounds.algorithm import Algorithm, Round, Update, Updates, num_bytes
 from coterie.strategies.rounds.checkpoint import Checkpoint
 from coterie.strategies.rounds.conversation import Clock, Conversation, Run
@@ -26,15 +25,17 @@ from coterie.strategies.rounds.members import (
     with_sizes,
 )
 from coterie.strategies.rounds.models import distance, each
-from coterie.strategies.rounds.replies import received_evaluations, silo_report, trained_evaluations
+from coterie.strategies.rounds.replies import (
+    received_evaluations,
+    silo_report,
+    stated_sizes,
+    trained_evaluations,
+)
 from coterie.strategies.rounds.reports import Evaluation, Figures, Group, RoundReport, SiloReport
 from coterie.strategies.rounds.roster import Silo
 from coterie.strategies.rounds.stage import Came, Outcome, Played, Room, Stages
 
 log = logging.getLogger("coterie.run")
-
-SIZED = (wire.TRAIN, wire.COLD_START)
-"""Kinds of work outside the round's own whose replies state the silo's training samples."""
 
 
 def play(run: Run, before: Checkpoint[Any]) -> tuple[Checkpoint[Any], RoundReport, list[Update]]:
@@ -54,16 +55,17 @@ def play(run: Run, before: Checkpoint[Any]) -> tuple[Checkpoint[Any], RoundRepor
 
     # 2. Questions before the training: the algorithm's, such as a cold start, and the stages'.
     state = talk.hold(algorithm.prepare(state, talk.now), state)
-    sized = list(talk.asked)
+    sizes = dict(talk.sizes)
     talk.ask(state)
-    state = with_stated_sizes(algorithm, talk.settled(state), sized, run.max_share)
+    state = with_stated_sizes(algorithm, talk.settled(state), sizes, run.max_share)
 
     # 3. Everybody trains: one exchange, every reply checked.
     state, orders = algorithm.orders(state, talk.now)
     came = talk.train(orders, state)
 
     # 4. State and updates give the next state.
-    state = with_stated_sizes(algorithm, came.state, came.updates, run.max_share)
+    sizes = stated_sizes(came.updates)
+    state = with_stated_sizes(algorithm, came.state, sizes, run.max_share)
     state = talk.settled(algorithm.absorb(state, came.updates, talk.now))
     clock.lap("aggregate")
 
@@ -188,11 +190,10 @@ def welcome(algorithm: Algorithm[Any], state: Any, now: Round) -> Any:
 def with_stated_sizes(
     algorithm: Algorithm[Any],
     state: Any,
-    updates: Iterable[Update],
+    stated: Mapping[str, float],
     max_share: float = 1.0,
 ) -> Any:
     """Return the state with the training samples that silos state now, each capped at a share."""
-    stated = {u.silo.name: u.num_examples for u in updates if not u.purpose or u.kind in SIZED}
     members = with_sizes(algorithm.members(state), capped(stated, max_share))
     return algorithm.with_members(state, members)
 

@@ -165,6 +165,7 @@ class Trees(Algorithm[TreesState]):
             by_name = {update.silo.name: update for update in answers}
             for one in asking:
                 one.receive(by_name, answers.missing, state.members.minimums)
+            del answers, by_name  # need not be there beside those to come
         lost = {name: why for one in growing.values() for name, why in one.lost.items()}
         for name, why in sorted(lost.items()):
             log.warning("round %d: trees grow without silo %s: %s", now.number, name, why)
