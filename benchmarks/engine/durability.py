@@ -73,7 +73,7 @@ def rounds(megabytes: float, count: int, folder: Path, *, database: bool) -> lis
         address = superlink.fleet_address
         with processes([[*own, address, f"silo-{i}"] for i in range(NODES)], folder):
             wait_online(superlink, NODES)
-            keys = {"nodes": NODES, "megabytes": megabytes, "rounds": count + 1}
+            keys: dict[str, Any] = {"nodes": NODES, "megabytes": megabytes, "rounds": count + 1}
             return round_times(superlink, "resident_app", deadline_s=1800, **keys)[1:]
 
 

@@ -45,8 +45,8 @@ SMALL_MB = 0.4
 # ---------------------------------------------------------------- a run of one of the two loops
 
 
-def submit(superlink: SuperLink, component: str, out: Path, **keys: Any) -> int:
-    """Ship ``overhead_app`` as a Flower app and start it."""
+def submit(superlink: SuperLink, component: str, out: Path, *, app: Path = APP, **keys: Any) -> int:
+    """Ship a module with a ServerApp and a ClientApp as a Flower app and start it."""
     from flwr.cli.build import build_fab_from_files
     from flwr.common.serde import fab_to_proto
     from flwr.supercore.fab import Fab
@@ -63,8 +63,8 @@ def submit(superlink: SuperLink, component: str, out: Path, **keys: Any) -> int:
                 "app": {
                     "publisher": "coterie",
                     "components": {
-                        "serverapp": f"overhead_app:{component}",
-                        "clientapp": "overhead_app:client_app",
+                        "serverapp": f"{app.stem}:{component}",
+                        "clientapp": f"{app.stem}:client_app",
                     },
                     "config": {"out": str(out), **keys},
                 }
@@ -73,7 +73,7 @@ def submit(superlink: SuperLink, component: str, out: Path, **keys: Any) -> int:
     }
     files: dict[str, bytes | Path] = {
         "pyproject.toml": tomli_w.dumps(manifest).encode(),
-        "overhead_app.py": APP,
+        app.name: app,
     }
     content, _ = build_fab_from_files(files)
     fab = Fab(hashlib.sha256(content).hexdigest(), content, {})
@@ -83,12 +83,12 @@ def submit(superlink: SuperLink, component: str, out: Path, **keys: Any) -> int:
 
 
 def round_times(
-    superlink: SuperLink, component: str, *, deadline_s: float, **keys: Any
+    superlink: SuperLink, component: str, *, deadline_s: float, app: Path = APP, **keys: Any
 ) -> list[float]:
     """Run one of the loops; return its round times in seconds."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "seconds.json"
-        run_id = submit(superlink, component, out, **keys)
+        run_id = submit(superlink, component, out, app=app, **keys)
         deadline = time.monotonic() + deadline_s
         while not out.exists():
             with control(superlink.control_address) as calls:
@@ -170,7 +170,7 @@ def rounds_of_app(
         processes(nodes(superlink, count), folder),
     ):
         wait_online(superlink, count)
-        keys = {"nodes": count, "megabytes": SMALL_MB, "rounds": rounds + 1}
+        keys: dict[str, Any] = {"nodes": count, "megabytes": SMALL_MB, "rounds": rounds + 1}
         return round_times(superlink, "resident_app", deadline_s=900, **keys)[1:]
 
 
@@ -206,7 +206,8 @@ def residents(count: int, folder: Path) -> Iterator[Callable[..., list[float]]]:
     """What gives that for a model of so many MB and so many rounds, as often as it is called."""
 
     def run(megabytes: float, rounds: int, **how: str) -> list[float]:
-        keys = {"nodes": count, "megabytes": megabytes, "rounds": rounds + UNCOUNTED, **how}
+        sizes = {"nodes": count, "megabytes": megabytes, "rounds": rounds + UNCOUNTED}
+        keys: dict[str, Any] = {**sizes, **how}
         return round_times(superlink, "resident_app", deadline_s=900, **keys)[UNCOUNTED:]
 
     with (
@@ -224,7 +225,7 @@ def stock_rounds(count: int, megabytes: float, rounds: int, folder: Path) -> lis
         processes(stock_nodes(superlink, count), folder),
     ):
         wait_online(superlink, count)
-        keys = {"nodes": count, "megabytes": megabytes, "rounds": rounds + 1}
+        keys: dict[str, Any] = {"nodes": count, "megabytes": megabytes, "rounds": rounds + 1}
         return round_times(superlink, "stock_app", deadline_s=900, **keys)[1:]
 
 
