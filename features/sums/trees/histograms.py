@@ -64,11 +64,8 @@ class Rows:
 
     def counts(self, cells: Sequence[bins.Ints]) -> list[bins.Ints]:
         """Return the rows in each column's cells."""
-        found = []
-        for column, own in zip(self.x.T, cells, strict=True):
-            sums = bins.counted(column, own).astype(np.float64)[None, :, None]
-            found.append(_merged(sums, self.least)[0, :, 0].astype(np.int64))
-        return found
+        columns = zip(self.x.T, cells, strict=True)
+        return [_joined(bins.counted(column, own), self.least) for column, own in columns]
 
     def totals(self, base: NDArray[np.float32]) -> Floats:
         """Return the sums over all rows where every answer is ``base``, shape (K, ``SUMS``)."""
@@ -176,10 +173,21 @@ def floored(sums: Floats, least: int) -> Floats:
     return found
 
 
+def _joined(counts: bins.Ints, least: int) -> bins.Ints:
+    """Return the rows in a column's cells, as ``_merged`` does; there may be thousands."""
+    found, held, last = np.zeros_like(counts), 0, -1
+    full = np.flatnonzero(counts)
+    for i, rows in zip(full.tolist(), counts[full].tolist(), strict=True):
+        held += rows
+        if held >= least:
+            found[i], held, last = held, 0, i
+    if last >= 0:
+        found[last] += held
+    return found
+
+
 def _merged(sums: Floats, least: int) -> Floats:
     """Return sums (m, bins, k), whose last counts rows, with small bins added to the next."""
-    if least < 2:
-        return sums
     found, held = np.zeros_like(sums), np.zeros_like(sums[:, 0])
     last = np.full(len(sums), -1)
     for i in np.flatnonzero((sums[:, :, -1] > 0).any(axis=0)):
