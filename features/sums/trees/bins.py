@@ -61,11 +61,11 @@ def counted(x: NDArray[np.float32], cells: Ints) -> Ints:
 
 
 def codes(x: NDArray[np.float32], edges: Sequence[NDArray[np.float32]]) -> NDArray[np.int32]:
-    """Return the bin (n, columns) of each value; missing ones are in the bin behind the last."""
-    found = np.empty(x.shape, np.int32)
+    """Return the bin (columns, n) of each value; missing ones are in the bin behind the last."""
+    found = np.empty(x.shape[::-1], np.int32)
     for i, own in enumerate(edges):
-        found[:, i] = np.searchsorted(own, x[:, i], "left")
-        found[np.isnan(x[:, i]), i] = len(own) + 1
+        found[i] = np.searchsorted(own, x[:, i], "left")
+        found[i, np.isnan(x[:, i])] = len(own) + 1
     return found
 
 

@@ -123,42 +123,37 @@ def best_splits(sums: Floats, edges: Edges, settings: Settings) -> Split:
     Values up to an edge go left. Missing values go to the side with the larger gain.
     """
     widths = [len(own) for own in edges]
-    size = max([*widths, 1])
-    shape = (len(sums), len(edges), size)
-    left, whole, missing = (
-        np.zeros((*shape, 3)),
-        np.zeros((*shape[:2], 3)),
-        np.zeros((*shape[:2], 3)),
-    )
-    allowed, start = np.zeros(shape[1:], np.bool_), 0
+    shape = (sums.shape[2], len(sums), len(edges), max([*widths, 1]))
+    left, whole, missing = np.zeros(shape), np.zeros(shape[:3]), np.zeros(shape[:3])
+    allowed, start = np.zeros(shape[2:], np.bool_), 0
     for column, width in enumerate(widths):
-        own = sums[:, start : start + width + 2]
-        left[:, column, :width] = np.cumsum(own[:, :width], axis=1)
-        whole[:, column], missing[:, column] = own.sum(axis=1), own[:, -1]
+        own = np.moveaxis(sums[:, start : start + width + 2], 2, 0)
+        left[:, :, column, :width] = np.cumsum(own[..., :width], axis=2)
+        whole[:, :, column], missing[:, :, column] = own.sum(axis=2), own[..., -1]
         allowed[column, :width] = True
         start += width + 2
-    both = np.stack([left, left + missing[:, :, None]], axis=3)  # (m, columns, edges, side, 3)
-    other = whole[:, :, None, None] - both
-    gain = _score(both, settings) + _score(other, settings)
-    gain -= _score(whole, settings)[:, :, None, None]
     floor = np.array([settings.min_second, settings.min_rows]) * (1 - EQUAL)
-    fits = allowed[:, :, None] & (np.minimum(both, other)[..., 1:] >= floor).all(axis=-1)
-    gain = np.where(fits, gain, 0.0).reshape(len(sums), -1)
-    most = gain.max(axis=1)
-    scale = np.maximum(_score(whole, settings).max(axis=1), 1e-30)
-    best = np.argmax(gain >= most[:, None] * (1 - EQUAL), axis=1)
-    column, edge, side = np.unravel_index(best, (*shape[1:], 2))
+    before = _score(whole, settings)
+    gain = np.zeros((*shape[1:], 2))
+    sides = [left, left + missing[..., None]]
+    for i, one in enumerate(sides):
+        other = whole[..., None] - one
+        fits = allowed & (np.minimum(one, other)[1:] >= floor[:, None, None, None]).all(axis=0)
+        worth = _score(one, settings) + _score(other, settings) - before[..., None]
+        gain[..., i] = np.where(fits, worth, 0.0)
+    flat = gain.reshape(len(sums), -1)
+    most = flat.max(axis=1)
+    scale = np.maximum(before.max(axis=1), 1e-30)
+    best = np.argmax(flat >= most[:, None] * (1 - EQUAL), axis=1)
+    column, edge, side = np.unravel_index(best, (*shape[2:], 2))
     rows = np.arange(len(sums))
-    return Split(
-        most > EQUAL * scale,
-        *(column, edge, side.astype(np.bool_), most),
-        both[rows, column, edge, side],
-        other[rows, column, edge, side],
-    )
+    lefts = np.where(side, sides[1][:, rows, column, edge], left[:, rows, column, edge])
+    rights = whole[:, rows, column] - lefts
+    return Split(most > EQUAL * scale, column, edge, side.astype(np.bool_), most, lefts.T, rights.T)
 
 
 def _score(sums: Floats, settings: Settings) -> Floats:
-    found: Floats = sums[..., 0] ** 2 / np.maximum(sums[..., 1] + settings.penalty, 1e-12)
+    found: Floats = sums[0] ** 2 / np.maximum(sums[1] + settings.penalty, 1e-12)
     return found
 
 

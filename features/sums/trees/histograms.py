@@ -116,7 +116,7 @@ class Rows:
             whole = np.zeros((len(wanted), len(edges), wide, SUMS))
             for column, cuts in enumerate(edges):
                 width = len(cuts) + 2
-                place = at * width + self._codes[own, column]
+                place = at * width + self._codes[column][own]
                 for i, weight in enumerate((g, h, None)):
                     sums = np.bincount(place, weight, minlength=len(wanted) * width)
                     part = sums.reshape(len(wanted), width)

@@ -102,7 +102,7 @@ def test_bins_hold_about_equal_numbers_of_rows(values: str) -> None:
         except StopIteration as end:
             (edges,) = end.value
             break
-    found = np.bincount(bins.codes(column[:, None], [edges])[:, 0], minlength=len(edges) + 2)
+    found = np.bincount(bins.codes(column[:, None], [edges])[0], minlength=len(edges) + 2)
     if values in ("few", "equal", "missing"):
         distinct = len(np.unique(column[~np.isnan(column)]))
         assert len(edges) == max(distinct - 1, 0) and (found[:distinct] > 0).all()
