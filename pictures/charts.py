@@ -355,32 +355,6 @@ def bars(rows: Sequence[Bar], layout: Layout, *, title: str, unit: str) -> Drawi
 
 
 @dataclass(frozen=True)
-class Range:
-    """A labelled value with an interval; ``whole`` if it is of several others together."""
-
-    label: str
-    value: float
-    low: float
-    high: float
-    colour: str
-    whole: bool = False
-
-
-def ranges(rows: Sequence[Range], layout: Layout, *, title: str, unit: str) -> Drawing:
-    """Draw a forest plot: a row for each value with its interval, and a line at zero."""
-    names = [row.label for row in rows]
-    drawing, axes, _ = per_row(
-        names, layout, title, unit=unit, more=92, beside=18, right=20, top=40
-    )
-    axes.axvline(0, color=MUTED, lw=1, zorder=0)
-    for y, row in enumerate(rows):
-        axes.plot((row.low, row.high), (y, y), color=row.colour, lw=1.5, solid_capstyle="butt")
-        marker = "D" if row.whole else "s"
-        axes.scatter([row.value], [y], s=52 if row.whole else 28, marker=marker, color=row.colour)
-    return drawing
-
-
-@dataclass(frozen=True)
 class Strip:
     """The distribution of one silo's samples over an axis, with a note next to its row.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -13,8 +14,10 @@ from coterie import wire
 from coterie.features.sums.coordinator import Fit
 from coterie.features.sums.regression.newton import COX, EVENTS, INTERCEPT
 from coterie.features.sums.regression.numbers import Estimate, Spread, estimate, spread
-from coterie.pictures import charts
-from coterie.pictures.page import Page, Picture, Table
+from coterie.features.sums.regression.pooling import partly_pooled
+from coterie.features.sums.regression.survival import SURVIVAL, times_of
+from coterie.pictures import estimates
+from coterie.pictures.page import Fold, Page, Picture, Table
 from coterie.pictures.style import ALONE, GROUPS, INK, LIGHT
 from coterie.server.report.race_words import listed
 from coterie.server.report.story import NO_NUMBER
@@ -30,6 +33,11 @@ OF_COX = (
     "does not count if fewer rows of its silo than the silo's smallest count (statistics_from) "
     "are then under observation."
 )
+PARTLY = (
+    "Each silo's coefficients are moved towards the mean of its group's silos, the more the larger "
+    "its errors are beside τ² (empirical Bayes). The intervals contain the error of the mean, but "
+    "not that of τ²: with few silos they are too narrow."
+)
 DIFFERENT = 0.05
 """Level of the test whether silos differ in any coefficient."""
 HEAD = ("coefficient", "value", "standard error", "95%", "p")
@@ -42,12 +50,14 @@ class Group:
     Attributes:
         coefficients: name → estimate; None where the column has one value only in these rows.
         alone: coefficient → silo → its estimate alone.
+        partly: the same, partly pooled; empty unless at least two silos have estimates alone.
     """
 
     fit: Fit
     rows: int
     coefficients: Mapping[str, Estimate | None]
     alone: Mapping[str, Mapping[str, Estimate]]
+    partly: Mapping[str, Mapping[str, Estimate]]
 
     @property
     def events(self) -> int | None:
@@ -78,9 +88,28 @@ def groups_of(fitted: Fitted) -> list[Group]:
                 }
                 for name in own
             },
+            _partly(fit, fitted.alone),
         )
         for fit in fits_to_show(fitted)
     ]
+
+
+def _partly(fit: Fit, alone: Mapping[str, Fit]) -> dict[str, dict[str, Estimate]]:
+    """Return coefficient → silo → its estimate, shrunk towards the mean of the group's silos."""
+    own = {name: alone[name] for name in fit.members if name in alone and alone[name].state.done}
+    names = fit.state.words[:-1]
+    if len(own) < 2:
+        return {name: {} for name in names}
+    found = partly_pooled(fit.state.arrays, [one.state.arrays for one in own.values()])
+    by_silo = dict(zip(own, found, strict=True))
+    return {
+        name: {
+            silo: estimate(float(values[i]), float(errors[i]))
+            for silo, (values, errors) in by_silo.items()
+            if math.isfinite(values[i])
+        }
+        for i, name in enumerate(names)
+    }
 
 
 def fits_to_show(fitted: Fitted) -> list[Fit]:
@@ -126,6 +155,20 @@ def around_groups(fitted: Fitted, groups: Sequence[Mapping[str, Any]]) -> dict[s
     }
 
 
+def again(fitted: Fitted) -> str:
+    """Return the command that fits the same once more."""
+    settings = fitted.settings
+    line = ["coterie", "regress", settings["model"], "--task", fitted.task]
+    columns, target = ",".join(settings["columns"]), settings["target"]
+    agreed = times_of(settings) if settings["model"] == SURVIVAL else ()
+    times = ",".join(f"{time:g}" for time in agreed)
+    options = {"columns": columns, "target": target, "at": times, "groups": fitted.parent}
+    for key, value in options.items():
+        line += [f"--{key}", value] if value else []
+    grouped = {name for fit in fitted.groups for name in (*fit.members, *fit.left_out)}
+    return shlex.join([*line, *(["--each-alone"] if grouped & fitted.alone.keys() else [])])
+
+
 def left_out(fitted: Fitted) -> list[tuple[str, str, str]]:
     """Return each silo that is not, or no longer, in a fit, the fit, and why."""
     left = [
@@ -145,6 +188,7 @@ def _plain_group(group: Group) -> dict[str, Any]:
                 "name": name,
                 "estimate": None if one is None else asdict(one),
                 "alone": {silo: asdict(own) for silo, own in group.alone[name].items()},
+                "partly-pooled": {silo: asdict(own) for silo, own in group.partly[name].items()},
                 "between-silos": None if differ is None else asdict(differ),
             }
         )
@@ -166,7 +210,6 @@ def build_regression_page(fitted: Fitted, name: str) -> Page:
     why = {fit.name: fit.failed for fit in fitted.fits.fits if fit.failed}
     left = left_out(fitted)
     target = groups[0].fit.state.words[-1] if groups else ""
-    again = f"coterie regress {model} --task {fitted.task}"
     return Page(
         title=f"{model.capitalize()} regression of {target}",
         subtitle=f"run {name} · task {fitted.task} · fitted by sums over silos "
@@ -185,7 +228,8 @@ def build_regression_page(fitted: Fitted, name: str) -> Page:
             **{title: table for title, table in _between(groups).items() if table.rows},
             **({"Silos left out": Table(("silo", "fit", "why"), left)} if left else {}),
         },
-        commands={"Fit again": again},
+        folds=list(_folds(groups, model)),
+        commands={"Fit again": again(fitted)},
         notes=[
             "The coefficients are those of one regression on all rows of the group together. "
             "Intervals and p-values assume that rows are independent and that all silos of the "
@@ -238,8 +282,7 @@ def _coefficients(group: Group, model: str) -> Table:
         ends = one.low, one.high
         own = [wire.readable(one.value), wire.readable(one.error), interval(*ends), p_text(one.p)]
         if ratio:
-            low, middle, high = (_exp(x) for x in (one.low, one.value, one.high))
-            own.append(f"{wire.readable(middle)} ({interval(low, high)})")
+            own.append(_ratio(one))
         rows.append((name, *own))
     return Table((*HEAD, *([ratio] if ratio else [])), rows, cards=True)
 
@@ -264,6 +307,25 @@ def _between(groups: Sequence[Group]) -> dict[str, Table]:
     }
 
 
+def _folds(groups: Sequence[Group], model: str) -> Iterator[Fold]:
+    """Yield, for each group, the partly pooled coefficients of its silos."""
+    ratio = RATIOS.get(model)
+    head = ("coefficient", "silo", "alone", "partly pooled", *([f"its {ratio}"] if ratio else []))
+    for number, group in enumerate(groups):
+        rows = [
+            (
+                *(name, silo, _with_interval(group.alone[name][silo]), _with_interval(one)),
+                *([_ratio(one)] if ratio else []),
+            )
+            for name, own in group.partly.items()
+            for silo, one in sorted(own.items())
+        ]
+        if rows:
+            title = f"Each silo, partly pooled: {_title(group)}"
+            table = Table(head, rows, cards=True)
+            yield Fold(f"partly-{number}", title, PARTLY, (), {"Coefficients": table})
+
+
 def _pictures(groups: Sequence[Group]) -> Iterator[Picture]:
     """Yield a forest plot for each coefficient but the intercept: silos, and means of groups."""
     names = list(dict.fromkeys(name for one in groups for name in one.coefficients))
@@ -272,20 +334,27 @@ def _pictures(groups: Sequence[Group]) -> Iterator[Picture]:
         for group, colour in zip(groups, colours(len(groups)), strict=True):
             for silo, one in sorted(group.alone.get(name, {}).items()):
                 if silo != group.fit.name:
-                    rows.append(charts.Range(silo, one.value, one.low, one.high, ALONE))
+                    more = group.partly[name].get(silo)
+                    partly = None if more is None else (more.value, more.low, more.high)
+                    ends = one.value, one.low, one.high
+                    rows.append(estimates.Range(silo, *ends, ALONE, partly=partly))
             if (own := group.coefficients.get(name)) is not None:
                 label = _title(group).partition(" (")[0]
-                rows.append(charts.Range(label, own.value, own.low, own.high, colour, whole=True))
+                rows.append(
+                    estimates.Range(label, own.value, own.low, own.high, colour, whole=True)
+                )
             if (differ := group.spread_of(name)) is not None:
                 mean = differ.random
                 rows.append(
-                    charts.Range("random effects", mean.value, mean.low, mean.high, INK, whole=True)
+                    estimates.Range(
+                        "random effects", mean.value, mean.low, mean.high, INK, whole=True
+                    )
                 )
         if rows:
             title = f"Coefficient of {name}"
-            draw = partial(charts.ranges, rows, title=title, unit="value with its 95% interval")
-            caption = "Squares: each silo alone. Diamonds: all rows of the group, and the random-"
-            caption += "effects mean over silos."
+            draw = partial(estimates.ranges, rows, title=title, unit="value with its 95% interval")
+            caption = "Squares: each silo alone; circles: partly pooled. Diamonds: all rows of the "
+            caption += "group, and the random-effects mean over silos."
             table = Table(
                 ("estimate", "value", "95%"),
                 [
@@ -303,6 +372,11 @@ def colours(count: int) -> list[str]:
 
 def _with_interval(one: Estimate) -> str:
     return f"{wire.readable(one.value)} ({interval(one.low, one.high)})"
+
+
+def _ratio(one: Estimate) -> str:
+    low, middle, high = (_exp(x) for x in (one.low, one.value, one.high))
+    return f"{wire.readable(middle)} ({interval(low, high)})"
 
 
 def interval(low: float, high: float) -> str:

@@ -8,12 +8,13 @@ from dataclasses import asdict
 from functools import partial
 
 from coterie.features.sums.coordinator import Fit
-from coterie.features.sums.regression.survival import SURVIVAL, Step, curve, log_rank, times_of
-from coterie.pictures import charts
+from coterie.features.sums.regression.survival import SURVIVAL, Step, curve, log_rank
+from coterie.pictures import estimates
 from coterie.pictures.page import Page, Picture, Table
 from coterie.pictures.style import INK
 from coterie.server.report.race_words import listed
 from coterie.server.report.regression import (
+    again,
     around_groups,
     build_regression_page,
     colours,
@@ -93,7 +94,6 @@ def _build_page(fitted: Fitted, name: str) -> Page:
         names = listed([_title(fit).partition(" (")[0] for fit in fits])
         row = names, f"{test[0]:.2f}", p_text(test[1])
         tests = {"Log-rank test": Table(("between", "χ²", "p"), [row], cards=True)}
-    times = ",".join(f"{time:g}" for time in times_of(fitted.settings))
     left = left_out(fitted)
     return Page(
         title="Survival",
@@ -106,7 +106,7 @@ def _build_page(fitted: Fitted, name: str) -> Page:
             **tests,
             **({"Silos left out": Table(("silo", "fit", "why"), left)} if left else {}),
         },
-        commands={"Count again": f"coterie regress survival --task {fitted.task} --at {times}"},
+        commands={"Count again": again(fitted)},
         notes=[NOTE],
     )
 
@@ -132,12 +132,12 @@ def _pictures(shown: Sequence[Fit], curves: dict[str, list[Step]]) -> Iterator[P
     for fit, colour in zip(shown, colours(len(shown)), strict=True):
         step = curves[fit.name][-1]
         label, colour = _title(fit).partition(" (")[0], colour if several else INK
-        rows.append(charts.Range(label, step.survival, step.low, step.high, colour))
+        rows.append(estimates.Range(label, step.survival, step.low, step.high, colour))
     title = f"Survival until {step.time:g}"
     unit = "share without an event, with its 95% interval"
     table = Table(
         ("group", "survival", "95%"),
         [(one.label, f"{one.value:.3f}", interval(one.low, one.high)) for one in rows],
     )
-    draw = partial(charts.ranges, rows, title=title, unit=unit)
+    draw = partial(estimates.ranges, rows, title=title, unit=unit)
     yield Picture("survival", title, "Groups, and silos that are alone.", draw, table)

@@ -191,7 +191,7 @@ def _stepped(settings: Mapping[str, Any], state: State, total: Arrays) -> State:
         return replace(state, arrays={**arrays, **more, "steps": np.array([steps + 1])})
     result = _in_units(arrays, beta + step, inverse * dispersion, used)
     own = {"count": total[COUNT], "loss": np.array([loss - gain / 2]), "used": used}
-    own |= {EVENTS: arrays[EVENTS]} if EVENTS in arrays else {}
+    own |= {name: arrays[name] for name in (CENTRES, EVENTS) if name in arrays}
     return replace(state, arrays={**result, **own}, done=True)
 
 

@@ -64,7 +64,7 @@ def fields_of(document: Any, path: str = "") -> set[str]:
 
 BY_NAME = (
     *("about", "terms", "unlabelled", "silos", "values", "figures", "left-out", "silent", "failed"),
-    *("estimate", "alone", "between-silos", "if-left"),
+    *("estimate", "alone", "partly-pooled", "between-silos", "if-left"),
 )
 
 

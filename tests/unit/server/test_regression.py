@@ -258,9 +258,15 @@ def _check_page(folder: Path) -> None:
     assert (group["rows"], group["target"], dose["name"]) == (433, "ill = yes", "dose")
     assert dose["between-silos"]["p"] < 1e-6 and dose["between-silos"]["i2"] > 0.9
     assert set(dose["alone"]) == set(NAMES) and dose["estimate"]["p"] > 0.001
+    least, most = (
+        min(abs(dose[kind][name]["value"]) for name in NAMES) for kind in ("partly-pooled", "alone")
+    )
+    assert 0.8 * most < least < most, "silos that differ this much are shrunk little"
     (page,) = write_report(str(folder))
     text = page.read_text()
-    assert "odds ratio" in text and "Coefficient of dose" in text and "random effects" in text
+    shown = "odds ratio", "Coefficient of dose", "random effects", "Each silo, partly pooled"
+    assert all(one in text for one in shown)
+    assert "coterie regress logistic --task heart --each-alone<" in text
     assert "The silos differ in dose: no single coefficient fits all." in text
 
 

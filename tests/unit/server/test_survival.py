@@ -146,4 +146,5 @@ def test_a_run_shows_curves_and_leaves_out_a_silo_that_lies(tmp_path: Path) -> N
     assert written["log-rank"]["p"] > 0.05 and len(written["log-rank"]["groups"]) == 3
     text = write_report(str(tmp_path / "r"))[0].read_text()
     assert "Survival does not differ between the 3 silos beyond chance" in text
+    assert "coterie regress survival --task relapse --at 10 --each-alone<" in text
     assert "Log-rank test" in text and "Silo a, Silo b and Silo c" in text

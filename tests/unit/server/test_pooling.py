@@ -1,0 +1,95 @@
+"""Partial pooling of silos' coefficients equals the joint model of silos and their mean."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from coterie.features.sums.contract import State
+from coterie.features.sums.regression.numbers import spread
+from coterie.features.sums.regression.pooling import partly_pooled
+from coterie.features.sums.rows import Rows
+from tests.unit.server import test_cox, test_regression
+
+Array = NDArray[np.float64]
+
+
+def without_a_category(rows: Rows) -> Rows:
+    found = [
+        replace(one, values=np.minimum(one.values, 1)) if one.categories else one
+        for one in rows.inputs
+    ]
+    return replace(rows, inputs=found, kept={})
+
+
+def jointly(whole: State, alone: list[State]) -> list[tuple[Array, Array]]:
+    """Return all θᵢ by one least-squares problem in them and μ, weighted by T⁻¹ and S⁻¹."""
+    size = len(whole.arrays["coefficients"])
+    centre = np.eye(size)
+    if size > len(whole.arrays["centres"]):
+        centre[0, 1:] = whole.arrays["centres"]
+    tau2 = []
+    for i in range(size):
+        own = [one.arrays for one in alone if one.arrays["used"][i]]
+        values = [float((centre @ one["coefficients"])[i]) for one in own]
+        errors = [float((centre @ one["covariance"] @ centre.T)[i, i] ** 0.5) for one in own]
+        found = spread(values, errors)
+        tau2.append(found.tau2 if found else 0.0)
+    count = len(alone)
+    scale = np.sqrt(np.diag(whole.arrays["covariance"]))
+    prior = np.diag(1 / np.maximum(tau2, 1e-9 * scale**2))  # almost 0 where τ² is 0
+    precision, right = np.zeros(((count + 1) * size,) * 2), np.zeros((count + 1) * size)
+    for n, one in enumerate(alone):
+        used = np.flatnonzero(one.arrays["used"])
+        inside = np.linalg.inv(one.arrays["covariance"][np.ix_(used, used)])
+        at = (n + 1) * size + used
+        precision[np.ix_(at, at)] += inside
+        right[at] += inside @ one.arrays["coefficients"][used]
+        pair = np.zeros((size, (count + 1) * size))
+        pair[:, :size], pair[:, (n + 1) * size : (n + 2) * size] = centre, -centre
+        precision += pair.T @ prior @ pair
+    unit = np.tile(scale, count + 1)
+    covariance = np.linalg.inv(precision * np.outer(unit, unit)) * np.outer(unit, unit)
+    theta = covariance @ right
+    parts = [slice((n + 1) * size, (n + 2) * size) for n in range(count)]
+    return [(theta[own], np.sqrt(np.diag(covariance)[own])) for own in parts]
+
+
+Draw = Callable[..., Rows]
+KINDS: Mapping[str, tuple[Draw, dict[str, Any]]] = {
+    **{one: (test_regression.rows_of, {"model": one}) for one in test_regression.MEANS},
+    "cox": (test_cox.rows_of, {}),
+}
+
+
+@pytest.mark.parametrize("model", KINDS)
+def test_shrunk_coefficients_are_those_of_the_joint_model(model: str) -> None:
+    draw, more = KINDS[model]
+    rows = {f"s{seed}": draw(seed, unit=1e-4, **more) for seed in range(4)}
+    rows["s3"] = without_a_category(rows["s3"])
+    whole = test_regression.fit(rows, model)
+    alone = [test_regression.fit({name: one}, model) for name, one in rows.items()]
+    found = partly_pooled(whole.arrays, [one.arrays for one in alone])
+    moved = 0.0
+    for one, mine, expected in zip(alone, found, jointly(whole, alone), strict=True):
+        used, own = one.arrays["used"], one.arrays["coefficients"]
+        assert np.isnan(mine[0][~used]).all() and np.isnan(mine[1][~used]).all()
+        errors = np.sqrt(np.diag(one.arrays["covariance"]))[used]
+        assert np.abs((mine[0] - expected[0])[used] / errors).max() < 1e-3
+        assert mine[1][used] == pytest.approx(expected[1][used], rel=1e-3)
+        moved = max(moved, float(np.abs((mine[0] - own)[used] / errors).max()))
+    assert moved > 0.3, "it shrinks"
+
+
+def test_one_coefficient_is_shrunk_by_the_textbooks_factor() -> None:
+    """Q = 18 with two degrees of freedom: τ² = 8, and σ² / (σ² + τ²) = 1 / 9."""
+    base = {"used": np.array([True]), "centres": np.zeros(1), "covariance": np.ones((1, 1))}
+    silos = [{**base, "coefficients": np.array([value])} for value in (0.0, 3.0, 6.0)]
+    (first, error), (middle, _), _ = partly_pooled({**base, "coefficients": np.ones(1)}, silos)
+    assert (first[0], middle[0]) == pytest.approx((3 / 9, 3.0))
+    assert error[0] ** 2 == pytest.approx(8 / 9 + 9 / 3 / 9**2)
