@@ -20,9 +20,9 @@ import torch
 from flwr.app import Context, Message
 from numpy.typing import NDArray
 
-from benchmarks.engine.poison import BOUNDS, UNBOUNDED, claim, fill
+from benchmarks.engine.poison import BOUNDS, claim, fill
 from benchmarks.engine.poison import STRATEGIES as KEYS
-from benchmarks.kit import App, Entry, Store, Trained, page, select, spread, table, train
+from benchmarks.kit import UNBOUNDED, App, Entry, Store, Trained, page, select, spread, table, train
 from coterie import wire
 from coterie.client.app import app as coterie_app
 from coterie.client.work.weights import load_weights

@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.engine.poison import BOUNDS, UNBOUNDED, measured_with
-from benchmarks.kit import Entry, Node, Store, page, read, select, spread, table, train
+from benchmarks.engine.poison import BOUNDS, measured_with
+from benchmarks.kit import UNBOUNDED, Entry, Node, Store, page, read, select, spread, table, train
 from benchmarks.papers.fedcollab.experiments import EXPERIMENTS
 from benchmarks.papers.hcct.digits import node
 from coterie.server.study import comparison_file, demo

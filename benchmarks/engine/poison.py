@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from flwr.app import Context, Message
 
-from benchmarks.kit import App, Entry, Store, page, read, select, spread, table, train
+from benchmarks.kit import UNBOUNDED, App, Entry, Store, page, read, select, spread, table, train
 from coterie import wire
 from coterie.client.app import app as coterie_app
 from coterie.features.robust.bounds import (
@@ -36,7 +36,6 @@ from coterie.wire.updates import MOST_ROOM
 
 ATTACKER, SILOS, ROUNDS = "silo-9", 10, 15
 SIZES, NUM_TEST = (40, 70, 100), 60
-UNBOUNDED: Mapping[str, Any] = {"max-share": 1.0, "clip-updates": 0.0, "quarantine-after": 0}
 BOUNDS = ", ".join(
     f"{name} {value}"
     for name, value in (

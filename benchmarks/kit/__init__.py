@@ -3,6 +3,7 @@
 from benchmarks.kit.command import read, typed
 from benchmarks.kit.plots import panels
 from benchmarks.kit.runs import (
+    UNBOUNDED,
     App,
     Build,
     Node,
@@ -21,7 +22,7 @@ from benchmarks.kit.strategies import FixedGroups, Sampled
 from benchmarks.kit.tables import Column, braces, columns, page, ranking, spread, table, unfinished
 
 __all__ = [
-    "RESULTS", "Entry", "Store", "read", "select",
+    "RESULTS", "UNBOUNDED", "Entry", "Store", "read", "select",
     "App", "Build", "Node", "Strategy", "Trained",
     "best_so_far", "mean_error", "nodes", "numbered_groups", "say", "train",
     "FixedGroups", "Remembering", "Sampled", "Shared", "Watched",

@@ -32,6 +32,8 @@ App = Callable[[Message, Context], Message]
 Strategy = GroupStrategy
 Build = Callable[[RunConfig, dict[str, Any]], Strategy]
 """Run configuration, and the options that every strategy takes → a strategy."""
+UNBOUNDED: Mapping[str, Any] = {"max-share": 1.0, "clip-updates": 0.0, "quarantine-after": 0}
+"""No bounds on one silo's influence, of which the papers have none."""
 
 
 def nodes(
@@ -115,7 +117,9 @@ def train(
         strategy = build_strategy(config, run=run, roster=roster, on_round=notify)
         strategy.evaluate = evaluate
     else:
-        common = {"train_config": train_config(config, run=run), "roster": roster}
+        entries = train_config(config, run=run)
+        del entries[wire.STRATEGY]  # a strategy names itself: silos answer some messages only so
+        common = {"train_config": entries, "roster": roster, "influence": config.influence}
         strategy = build(config, {**common, "evaluate": evaluate})
         strategy.on_round = notify
     started = time.monotonic()

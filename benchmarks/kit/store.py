@@ -91,9 +91,11 @@ class Store:
         return self.document(self.entries)
 
     def has(self, cell: Entry) -> bool:
-        """Whether this is stored, of at least as many ``rounds`` if they are no key."""
+        """Whether this is stored: of the same ``rules``, of as many ``rounds`` if no key."""
         found = self.find(**{key: cell.get(key) for key in self.keys})
-        return found is not None and found.get("rounds", 0) >= cell.get("rounds", 0)
+        if found is None or found.get("rules") != cell.get("rules"):
+            return False
+        return bool(found.get("rounds", 0) >= cell.get("rounds", 0))
 
     def keep(self, wanted: Callable[[Entry], bool]) -> None:
         """Forget all other entries: what was measured is no more what would be."""

@@ -11,7 +11,7 @@ optimum.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +19,11 @@ import numpy as np
 from numpy.typing import NDArray
 from sklearn.linear_model import LogisticRegression, Ridge
 
-from benchmarks.kit import nodes, train
+from benchmarks.kit import UNBOUNDED, nodes, train
 from benchmarks.natural.data import Floats, Fold, fold, registered
 from benchmarks.natural.federated import RUN
 from benchmarks.natural.scores import score
 from benchmarks.natural.tables import SETS
-
-FREE: Mapping[str, Any] = {"clip-updates": 0, "max-share": 1.0, "quarantine-after": 0}
-"""Keys without bounds on influence."""
 
 
 def models(file: Path, found: Fold, **keys: Any) -> dict[str, tuple[Floats, Floats]]:
@@ -78,7 +75,7 @@ def line(file: Path) -> str:
     best = loss(regression(every, classes, float(len(parts))), every, classes)
     ours = [
         loss(next(iter(models(file, found, strategy="fedavg", **keys).values())), every, classes)
-        for keys in ({}, FREE)
+        for keys in ({}, UNBOUNDED)
     ]
     gaps = "".join(f" {100 * (one / best - 1):+.2f}% |" for one in ours)
     return f"| {SETS.get(file.stem, file.stem)} | {best:.4f} |{gaps}"

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
-from itertools import product
+from itertools import chain, product
 from math import comb
 from pathlib import Path
 from typing import Any
@@ -53,6 +53,9 @@ SHIFTS = ("label", "feature", "concept", "quantity", "iid")
 SETS = (*SHIFTS, "apart")
 """``apart``: nobody can help another."""
 
+RULES = "2026-11-27"
+"""Since when auto's rules and the defaults of all strategies are as they are. Who changes them,
+changes this: what was measured before is marked, and measured again."""
 AGAIN, OTHER_SEED = "alone, with another seed of training", 100
 """The same silos, each alone once more: what training itself does to a silo by chance."""
 SETTINGS: dict[str, Mapping[str, Any]] = {
@@ -351,7 +354,8 @@ def document(entries: Sequence[Entry]) -> str:
         "# Auto beside the others",
         "Made by `python -m benchmarks.papers.auto`; 15 rounds of 3 epochs. Error in %, mean "
         "over silos ± standard\ndeviation over seeds. *Mean*: of the five shifts. *Oracles* choose "
-        "by the test data, which nobody can.",
+        f"by the test data, which nobody can. †: at least one run is older than {RULES}, the rules "
+        "of today.",
         table(head, [*_rows(first, SETS, SHIFTS), *_oracles(first, SETS, SHIFTS)]),
         f"Auto's own constants were chosen on seeds 0 to {UNSEEN - 1} of these silos; of three "
         "ways to find a silo's share\nof its own the one that is used was taken after a look at "
@@ -385,7 +389,8 @@ def _on_unseen_seeds(entries: Sequence[Entry]) -> list[str | list[str]]:
         its, own = (np.array(mean_error(runs[seed] for seed in seeds)) for runs in (found, mine))
         error = np.std(own - its, ddof=1) / np.sqrt(len(seeds))
         behind = f"{np.mean(own - its):+.1f} ± {error:.1f}"
-        rows.append([on, name, f"{its.mean():.1f}", f"{own.mean():.1f}", behind, str(len(seeds))])
+        shown = _marked(name, [runs[seed] for runs in (found, mine) for seed in seeds])
+        rows.append([on, shown, f"{its.mean():.1f}", f"{own.mean():.1f}", behind, str(len(seeds))])
     if not rows:
         return []
     return [
@@ -411,7 +416,7 @@ def _over_more_seeds(entries: Sequence[Entry]) -> list[str | list[str]]:
         chance, again = largest_by_chance(sets.values()), left_out(silos)
         rows.append(
             [
-                name,
+                _marked(name, chain.from_iterable(own.values())),
                 _seeds_of(own),
                 f"{sum(map(num_worse, sets.values()))} of {len(silos)}",
                 f"{means[most]:.1f} ({most})",
@@ -454,7 +459,7 @@ def _on_papers(entries: Sequence[Entry], beside: Sequence[str]) -> list[str | li
     judged = _beside_alone(entries, PAPERS)
     cells = [[*row, *more] for row, (_, *more) in zip(rows, judged, strict=True)]
     oracles = [[*row, *[""] * len(beside)] for row in _oracles(entries, PAPERS, PAPERS)]
-    lacking = [name for name in SETTINGS if name not in {row[0] for row in rows}]
+    lacking = [name for name in SETTINGS if name not in _names(entries, PAPERS)]
     return [
         "## On the papers' data",
         "Error in %, and beside training alone, as above. Every strategy has its defaults, auto "
@@ -484,7 +489,8 @@ def _on_little(entries: Sequence[Entry]) -> list[str | list[str]]:
         mixed = sum(not all(_of_one_kind(group) for group in run["groups"]) for run in auto)
         cells = [spread(np.array(mean_error(runs)), 1) for runs in (alone, auto)]
         right = f"{sum(run['groups'] == KINDS for run in auto)} of {len(auto)}"
-        rows.append([own.title, *cells, f"{num_worse(found)} of {len(found)}", right, str(mixed)])
+        shown = _marked(own.title, [*auto, *alone])
+        rows.append([shown, *cells, f"{num_worse(found)} of {len(found)}", right, str(mixed)])
     if not rows:
         return []
     return [
@@ -499,7 +505,11 @@ def _on_little(entries: Sequence[Entry]) -> list[str | list[str]]:
 def _beside_alone(entries: Sequence[Entry], sets: Iterable[str]) -> list[list[str]]:
     """Every strategy beside training alone, and what it costs."""
     sets = list(sets)
-    return [[n, *_judged(_by_set(entries, n, sets), entries)] for n in _names(entries, sets)]
+    runs = {name: _by_set(entries, name, sets) for name in _names(entries, sets)}
+    return [
+        [_marked(name, chain.from_iterable(own.values())), *_judged(own, entries)]
+        for name, own in runs.items()
+    ]
 
 
 def _judged(own: Mapping[str, Sequence[Entry]], entries: Sequence[Entry]) -> list[str]:
@@ -580,6 +590,11 @@ def _by_set(entries: Sequence[Entry], name: str, sets: Iterable[str]) -> dict[st
     return {s: select(entries, setting=name, on=s) for s in sets}
 
 
+def _marked(name: str, runs: Iterable[Entry]) -> str:
+    """The name, with a mark if not all runs are of today's rules."""
+    return name if all(run.get("rules") == RULES for run in runs) else f"{name} †"
+
+
 def _rows(
     entries: Sequence[Entry], sets: Collection[str], mean_of: Collection[str]
 ) -> list[list[str]]:
@@ -590,7 +605,8 @@ def _rows(
         cells = [spread(np.array(mean_error(runs)), 1) if runs else "–" for runs in own.values()]
         means = [float(np.mean(mean_error(own[s]))) for s in mean_of if own[s]]
         mean = f"{np.mean(means):.2f}" if len(means) == len(mean_of) else "–"
-        rows.append([name, *cells, mean, _seeds_of(own)])
+        shown = _marked(name, chain.from_iterable(own.values()))
+        rows.append([shown, *cells, mean, _seeds_of(own)])
     return rows
 
 
@@ -614,10 +630,10 @@ def main() -> None:
     given = read(STORE, __doc__, data=True, rows=SETTINGS, seeds=SEEDS, sets=sets)
     chosen = [name for name in given.sets.split(",") if name in known]
     cells = (
-        {"on": s, "setting": name, "seed": seed}
+        {"on": s, "setting": name, "seed": seed, "rules": RULES}
         for seed, s, name in product(range(given.seeds), chosen, given.only)
     )
-    given.store.fill(cells, lambda **cell: measure(data=given.data, **cell))
+    given.store.fill(cells, lambda rules, **cell: measure(data=given.data, **cell))
     print(given.store.text())
 
 

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.kit import (
+    UNBOUNDED,
     Entry,
     Store,
     best_so_far,
@@ -135,7 +136,7 @@ def measure(folder: str) -> Callable[..., Entry]:
     def one(part: str, method: str, seed: int, rounds: int) -> Entry:
         own = PARTS[part]
         silos = own.nodes(folder, seed)
-        keys = {**own.keys, **own.methods[method], "seed": seed, "rounds": rounds}
+        keys = {**UNBOUNDED, **own.keys, **own.methods[method], "seed": seed, "rounds": rounds}
         done = train(silos, keys, on_round=say(method, every=10))
         found = _measured(done.result, [str(node["name"]) for node in silos])
         return {**found, "seconds": round(done.seconds, 1)}

@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 from flwr.app import ConfigRecord, Message, RecordDict
 
-from benchmarks.kit import Entry, Store, Strategy, Trained, read, train
+from benchmarks.kit import UNBOUNDED, Entry, Store, Strategy, Trained, read, train
 from benchmarks.papers.fedcollab.distances import (
     KNOWN_BUDGETS,
     KNOWN_KINDS,
@@ -134,7 +134,7 @@ def _trained(
     given = {"c": own.c} if grouped else {}
     return train(
         own.nodes(folder, seed),
-        {**own.keys, **VARIANTS[variant], **given, "seed": seed, "rounds": rounds},
+        {**UNBOUNDED, **own.keys, **VARIANTS[variant], **given, "seed": seed, "rounds": rounds},
         evaluate=variant in ADAPTING,
         resume=measured_before if grouped else None,
     )

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from flwr.app import ArrayRecord, MetricRecord
 
-from benchmarks.kit import Entry, FixedGroups, Sampled, Strategy, mean_error, read, train
+from benchmarks.kit import UNBOUNDED, Entry, FixedGroups, Sampled, Strategy, mean_error, read, train
 from benchmarks.papers.fedgenp.columns import COLUMNS, LAST, Column
 from benchmarks.papers.fedgenp.published import OwnStatistics
 from benchmarks.papers.fedgenp.tables import STORE
@@ -136,6 +136,7 @@ def measure(folder: str) -> Callable[..., Entry]:
         keys = {
             **{"seed": seed, "rounds": rounds, "local-steps": own.steps, "batch-size": 32},
             **{"lr": 0.05 if own.task in SMALL else 0.01, "lr-decay": 1.0},
+            **UNBOUNDED,
             "evaluate-trained": True,
         }
         watch = Watch(own, folder, rounds, silos)

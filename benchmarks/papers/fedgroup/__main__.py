@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.kit import Build, Entry, best_so_far, read, train
+from benchmarks.kit import UNBOUNDED, Build, Entry, best_so_far, read, train
 from benchmarks.papers.fedgroup import fast_sgd
 from benchmarks.papers.fedgroup.data import DATASETS, Dataset, TestSets, all_silos
 from benchmarks.papers.fedgroup.tables import (
@@ -113,6 +113,7 @@ def measure(folder: str) -> Callable[..., Entry]:
             **{"strategy": chosen.strategy, "sample": SAMPLE, "seed": seed, "rounds": rounds},
             **{"local-epochs": EPOCHS, "batch-size": BATCH, "optimiser": "sgd"},
             **{"lr": data.lr, "lr-decay": 1.0, "proximal-mu": mu},
+            **UNBOUNDED,
         }
         build = None
         if chosen.strategy == "fedgroup":

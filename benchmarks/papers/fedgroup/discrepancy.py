@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.kit import (
+    UNBOUNDED,
     Build,
     Entry,
     Store,
@@ -105,6 +106,7 @@ def measure(folder: str) -> Callable[..., Entry]:
             **{"strategy": "fedavg", "sample": SAMPLE, "seed": seed, "rounds": rounds},
             **{"local-epochs": EPOCHS, "batch-size": BATCH, "lr": LR, "lr-decay": 1.0},
             **{"optimiser": "sgd", "proximal-mu": how.get("mu", 0.0)},
+            **UNBOUNDED,
         }
         build: Build | None = None
         if how.get("groups", True):

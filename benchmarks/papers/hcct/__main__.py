@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import Any
 
 from benchmarks.kit import (
+    UNBOUNDED,
     Build,
     Entry,
     FixedGroups,
@@ -77,6 +78,7 @@ def _run(
     own = EXPERIMENTS[experiment]
     keys = {
         **{"seed": seed, "rounds": rounds, "local-epochs": own.epochs, "precision": precision},
+        **UNBOUNDED,
         **{"batch-size": 64, "lr": 0.1, "lr-decay": 0.995, **variant.keys},
     }
     silos, show = own.nodes(folder, seed, **data), say(experiment)
