@@ -100,7 +100,7 @@ ROWS = (
     Row("fedensemble", "FedEnsemble", "rivals.fedensemble", base="fedavg"),
 )
 TREES = Row("trees", "Trees", "coterie.features.sums.trees.coordinator", elsewhere=True)
-"""The strategy for networks of trees, which no other trains."""
+"""The strategy for networks of trees, which otherwise only ``auto`` trains."""
 ENTRY_POINTS = "coterie.strategies"
 """Group of the entry points by which other packages name their strategies."""
 STRATEGIES = {row.name: row for row in ROWS}

@@ -345,6 +345,7 @@ class GroupStrategy(Strategy):
             check_finite(initial)
             if not (self.algorithm.alone or self.algorithm.whole):
                 check_averageable(initial)
+            self.algorithm.check(initial, run.rounds)
             standing = Checkpoint(0, self.algorithm.first(initial), ())
         else:
             standing = resume

@@ -31,6 +31,7 @@ METHODS: Mapping[str, Mapping[str, Any]] = {
     "FedGroup auto": {"strategy": "fedgroup", "num-groups": "auto"},
     "FedCollab auto": {"strategy": "fedcollab", "c": "auto"},
     "auto": {"strategy": "auto"},
+    "trees, auto": {"strategy": "auto", "tree-rate": 0.05},
     "trees by sums": {"strategy": "trees", "tree-rate": 0.05},
     "trees by sums, alone": {"strategy": "trees", "tree-rate": 0.05, "given-groups": "nobody"},
 }
@@ -41,7 +42,7 @@ NETWORKS = ("linear", "mlp-64", TREES)
 
 def fits(method: str, network: str) -> bool:
     """Return whether a method trains such a network."""
-    return bool(METHODS[method]["strategy"] == "trees") == (network == TREES)
+    return ("tree-rate" in METHODS[method]) == (network == TREES)
 
 
 def measured(

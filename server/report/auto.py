@@ -78,15 +78,15 @@ def _lines(verdict: Verdict, rounds: Iterable[Round], lead: Lead) -> Iterable[ch
         )
 
 
-def _key(entrant: Entrant) -> tuple[Groups, float]:
-    return entrant.groups, entrant.own_penalty
+def _key(entrant: Entrant) -> tuple[Groups, float, bool]:
+    return entrant.groups, entrant.own_penalty, entrant.by_silo
 
 
 def _places(
     verdict: Verdict, rounds: Iterable[Round]
-) -> dict[tuple[Groups, float], list[tuple[int, Entrant]]]:
-    """Return partition and λ → its standing after each round in which it was measured."""
-    found: dict[tuple[Groups, float], list[tuple[int, Entrant]]]
+) -> dict[tuple[Groups, float, bool], list[tuple[int, Entrant]]]:
+    """Return partition and kind of model → its standing after each round of measurements."""
+    found: dict[tuple[Groups, float, bool], list[tuple[int, Entrant]]]
     found = {_key(e): [] for e in verdict.entrants}
     for one in rounds:
         if verdict.began < one.round < verdict.round and not one.final:

@@ -176,6 +176,8 @@ class _Chosen:
                     "Every silo has its own model: its own intercept, and slopes shrunk towards "
                     f"its group's (λ = {penalty:g})."
                 )
+            if verdict.chosen.by_silo:
+                yield "One group's trees also split by silo, where its silos differ."
         silent = [name for name in verdict.silos if name not in verdict.judges]
         if silent and verdict.judges:
             yield (

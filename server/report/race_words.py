@@ -55,7 +55,8 @@ def _title(one: Entrant) -> str:
 
 
 def _shape(one: Entrant) -> str:
-    return _partition(one) + (" with own models" if one.own_penalty else "")
+    split = " with splits by silo" if one.by_silo else ""
+    return _partition(one) + split + (" with own models" if one.own_penalty else "")
 
 
 def _partition(one: Entrant) -> str:

@@ -33,14 +33,16 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 from pydantic import Field
 
 from coterie import wire
-from coterie.strategies.auto import own_models
-from coterie.strategies.auto.budget import Budget, holdout, least_bytes, planned
+from coterie.features.sums.trees.coordinator import Growth, is_trees
+from coterie.strategies.auto import growing, own_models
+from coterie.strategies.auto.budget import Budget, holdout, planned
 from coterie.strategies.auto.candidates import (
     AS_IT_IS,
     Candidate,
@@ -50,15 +52,9 @@ from coterie.strategies.auto.candidates import (
     visible,
     with_proposal,
 )
-from coterie.strategies.auto.entries import (
-    entrant_entry,
-    placement_entry,
-    verdict_entry,
-)
+from coterie.strategies.auto.entries import details_of
 from coterie.strategies.auto.evidence import (
     MEASURES,
-    compares_losses,
-    entrants_of,
     has_learned,
     judges_of,
     standings_of,
@@ -80,7 +76,9 @@ from coterie.strategies.auto.state import (
     ending,
     group_of,
     handed_out,
+    held_of,
     holding,
+    key_of,
     trained_together,
     without,
 )
@@ -98,7 +96,7 @@ from coterie.strategies.rounds.algorithm import (
     Updates,
     catch_up,
 )
-from coterie.strategies.rounds.handles import Model
+from coterie.strategies.rounds.handles import Arrays, Model
 from coterie.strategies.rounds.members import Members, present_groups
 from coterie.strategies.rounds.models import same_model, weighted_mean
 from coterie.strategies.rounds.options import Config, Scalar, Seed
@@ -121,7 +119,7 @@ CHURN = 0.25
 """Share of silos (at least two) that must have come, left or changed data for another race."""
 
 
-class Auto(Algorithm[AutoState]):
+class Auto(Growth, Algorithm[AutoState]):
     """A race between the partitions that other strategies would form; the best one is held."""
 
     budget: float = Field(
@@ -161,6 +159,10 @@ class Auto(Algorithm[AutoState]):
                 "auto trains several models side by side, but a silo has only one version of "
                 "its personal layers. Leave personal empty, or name a strategy"
             )
+
+    def check(self, initial: Arrays, rounds: int) -> None:
+        if is_trees(initial):
+            growing.require(self.growth, initial, rounds, least=LEAST_ROUNDS)
 
     def compared(self, state: AutoState) -> Compared | None:
         return Compared()
@@ -228,6 +230,9 @@ class Auto(Algorithm[AutoState]):
 
         Newcomers measure every group's model on their own data.
         """
+        if is_trees(state.members.initial):
+            state = yield from growing.grown(state, self, self._limits, now)
+            return (yield from nearest(state, now))
         asks = self.discriminators and not now.unseen  # they are models of a silo's data
         asks = asks and all(silo.described for silo in now.silos)
         if state.phase == "look" and asks and 2 < len(now.silos) <= MAX_PAIRED:
@@ -257,23 +262,24 @@ class Auto(Algorithm[AutoState]):
         return state, work
 
     def _orders_of(self, state: AutoState, silo: Silo, now: Round) -> list[Order]:
-        name, kept_out = silo.name, holdout(silo)
+        name, kept_out = silo.name, _kept_out(state, silo)
         racing = state.phase != "hold"
         own = Order(silo, state.alone[name], config={**kept_out, wire.GROUP_SIZE: 1})
         if not state.held:
             work = [own]
         else:
             work = self._held_orders(state, silo, now)
-            if racing and len(group_of(state.held, name)) > 1 and name not in state.own:
+            grouped = len(group_of(state.held, name)) > 1 and name not in state.own
+            if racing and grouped and not is_trees(state.members.initial):
                 work.append(replace(own, purpose=ALONE, beside=(now.number, "")))
-        if state.phase == "race":
+        if state.phase == "race" and name not in state.trees.lost:
             work += race_orders(state, silo, now)
         return work
 
     def _held_orders(self, state: AutoState, silo: Silo, now: Round) -> list[Order]:
         """Order the training of a placed silo; of two models for a silo on probation."""
         name, group = silo.name, group_of(state.held, silo.name)
-        kept_out = holdout(silo) if state.phase != "hold" or name in state.probation else {}
+        kept_out = _kept_out(state, silo)
         alone = Order(silo, state.alone[name], config={**kept_out, wire.GROUP_SIZE: 1})
         if name in state.probation:
             beside = state.beside.get(name)
@@ -299,7 +305,7 @@ class Auto(Algorithm[AutoState]):
         if len(group) == 1:
             return [alone]
         size: dict[str, Scalar] = {wire.GROUP_SIZE: _size_here(group, now), **longer}
-        shared = Order(silo, state.group_models[group], config=size)
+        shared = Order(silo, held_of(state, group, name), config=size)
         if name not in state.own:
             return [shared]
         left = planned(now) - now.number + 1
@@ -326,7 +332,8 @@ class Auto(Algorithm[AutoState]):
         if len(names) < 2:
             return state
         looked = now.number - state.since
-        longest = min(MAX_LOOK, max(1, int(LOOK_SHARE * planned(now))))
+        trees = is_trees(state.members.initial)
+        longest = 1 if trees else min(MAX_LOOK, max(1, int(LOOK_SHARE * planned(now))))
         found = self._suggested(state, names, now)
         if looked < longest and not (has_learned(state) and visible(found, state.candidates)):
             return replace(state, candidates=found)
@@ -345,9 +352,12 @@ class Auto(Algorithm[AutoState]):
                 and set(names) <= set(structure.silos)
                 and any_apart(state.pairs.distances.values()),
             )
-        candidates = self._limits.affordable(state, candidates, now)
-        groups = {group for c in candidates for group in c.groups if len(group) > 1}
-        models = {group: _mean_alone(state, group) for group in sorted(groups)}
+        if trees:
+            candidates = growing.with_split(candidates)
+        candidates = self._limits.affordable(candidates, partial(self._affords, state, now))
+        groups = {key_of(c, group[0]) for c in candidates for group in c.groups}
+        some = sorted(group for group in groups if trees or len(group) > 1)
+        models = {group: _beginning(state, group) for group in some}
         log.info("auto races %s", "; ".join(c.source for c in candidates))
         return replace(
             state,
@@ -357,14 +367,22 @@ class Auto(Algorithm[AutoState]):
             dropped=(),
             models=models,
             measured={},
+            trees=replace(state.trees, arms={}, raced=False),
             raced=frozenset(names),
             drifted=frozenset(),
         )
 
+    def _affords(self, state: AutoState, now: Round, found: Sequence[Candidate]) -> bool:
+        if is_trees(state.members.initial):
+            return growing.fits(state, found, self._limits, self.growth, now)
+        return self._limits.allows_race(state, found, now)
+
     def _suggested(
         self, state: AutoState, names: Sequence[str], now: Round
     ) -> tuple[Candidate, ...]:
-        if now.unseen:
+        if state.trees.roots:
+            matrix = growing.compared(state, names)
+        elif now.unseen:
             matrix = gram_of_rounds(state.products, names)
         else:
             matrix = products_of_alone(state, names, now)
@@ -373,6 +391,8 @@ class Auto(Algorithm[AutoState]):
         return between(names, matrix, sizes, state.members.minimums, rng)
 
     def _after_race_round(self, state: AutoState, now: Round) -> AutoState:
+        if state.trees.arms:
+            return decided(state, now, complete=True) if state.trees.raced else state
         raced = now.number - state.since
         if raced < MEASURES:
             return state
@@ -418,40 +438,11 @@ class Auto(Algorithm[AutoState]):
         return dict.fromkeys(sorted(grouped - state.own - state.noise.keys()), state.penalty)
 
     def comparing(self, state: AutoState, now: Round) -> bool:
-        return state.phase != "hold"
+        grows = is_trees(state.members.initial)
+        return state.phase != "hold" or (grows and growing.incomplete(state))
 
     def details(self, state: AutoState) -> Mapping[str, Any]:
-        details: dict[str, Any] = {
-            "phase": state.phase,
-            **({"score": score} if (score := _score(state)) else {}),
-            "trainings": {name: round(n, 1) for name, n in sorted(state.trainings.items())},
-            "bytes": {
-                "moved": state.moved,
-                "usual": state.usual,
-                "discriminators": state.paired,
-                "budget": self.byte_budget,
-                **({"least": least} if (least := least_bytes(state, len(state.trainings))) else {}),
-            },
-        }
-        if state.pairs is not None and state.paired_in == state.number:
-            details |= FedCollab().details(replace(state.pairs, structure=None))
-        if state.phase == "race":
-            details["began"] = state.since
-            details["candidates"] = [entrant_entry(one) for one in entrants_of(state)]
-            details["judges"] = sorted(judges_of(state))
-        dropped = [one for one in state.dropped if one.dropped == state.number]
-        details |= {"dropped": [entrant_entry(one) for one in dropped]} if dropped else {}
-        if state.verdict is not None and state.verdict.round == state.number:
-            details["verdict"] = verdict_entry(state.verdict)
-        if state.drifted:
-            details["other-data"] = sorted(state.drifted)
-        if state.probation:
-            details["probation"] = {
-                n: list(state.beside.get(n, ())) for n in sorted(state.probation)
-            }
-        if fresh := {n: p for n, p in state.placed.items() if p.round == state.number}:
-            details["placed"] = {name: placement_entry(fresh[name]) for name in sorted(fresh)}
-        return details
+        return details_of(state, self.byte_budget)
 
 
 def _with_pairs(state: AutoState, compared: FedCollabState, now: Round) -> AutoState:
@@ -462,23 +453,29 @@ def _with_pairs(state: AutoState, compared: FedCollabState, now: Round) -> AutoS
     return replace(state, paired=total, paired_in=now.number, moved=state.moved + found.bytes)
 
 
-def _score(state: AutoState) -> str:
-    if state.phase == "hold" and state.verdict is not None:
-        return state.verdict.score
-    return wire.LOSS if compares_losses(state) else ""
-
-
 def _size_here(group: Group, now: Round) -> int:
     return max(sum(name in now.here for name in group), 1)
 
 
+def _kept_out(state: AutoState, silo: Silo) -> Config:
+    """Return the entry that holds samples out where the model that a silo holds is measured."""
+    new = silo.name in state.probation
+    measured = new or (state.phase != "hold" and not is_trees(state.members.initial))
+    return holdout(silo) if measured else {}
+
+
 def _has_begun(state: AutoState, name: str) -> bool:
+    if is_trees(state.members.initial):
+        return name in state.trees.roots
     return state.alone[name] is not state.members.initial and not same_model(
         state.alone[name], state.members.initial
     )
 
 
-def _mean_alone(state: AutoState, group: Group) -> Model:
+def _beginning(state: AutoState, group: Group) -> Model:
+    """Return the model from which a group is raced: the mean of its silos', or no tree."""
+    if is_trees(state.members.initial):
+        return state.members.initial
     sizes = [max(state.members.sizes[name], 1.0) for name in group]
     return weighted_mean([state.alone[name] for name in group], sizes)
 

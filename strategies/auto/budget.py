@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from coterie import wire
+from coterie.features.sums.trees.coordinator import is_trees
 from coterie.strategies.auto.candidates import AS_IT_IS, Candidate
 from coterie.strategies.auto.evidence import HOLDOUT, MEASURES, by_loss
 from coterie.strategies.auto.state import AutoState, group_of
@@ -74,11 +75,12 @@ class Budget:
     def charged(self, state: AutoState, updates: Updates, now: Round) -> AutoState:
         """Add the round's trainings, in passes over a silo's samples, and its bytes."""
         done, moved, usual, trained = dict(state.trainings), 0, 0, 0
+        grows = is_trees(state.members.initial)  # what these cost is counted where they grow
         for update in updates:
             name = update.silo.name
             comparing = state.phase != "hold" or name in state.probation
             times = pass_of(update.silo) if comparing else float(self.times(state, name, now))
-            done[name] = done.get(name, 0.0) + times
+            done[name] = done.get(name, 0.0) + (0.0 if grows else times)
             moved += bytes_of(update)
             if not update.purpose:
                 usual, trained = usual + bytes_of(update), trained + 1
@@ -102,7 +104,7 @@ class Budget:
         The remaining budget, spent early and equally for all members, makes up for the passes that
         held-out samples missed and for the race.
         """
-        if state.phase != "hold":
+        if state.phase != "hold" or is_trees(state.members.initial):
             return 1
         group = [n for n in group_of(state.held, name) if n in now.here]
         epochs, left = int(now.config.get(wire.LOCAL_EPOCHS, 1)), planned(now) - now.number + 1
@@ -114,26 +116,32 @@ class Budget:
                 return 1
         return EXTRA
 
+    def allows_race(self, state: AutoState, kept: Sequence[Candidate], now: Round) -> bool:
+        """Return whether a race between these, and then the rest of the run, are within both."""
+        left = planned(now) - now.number - MEASURES
+        groups = {group for c in kept for group in c.groups if len(group) > 1}
+        arms = {n: 1 + sum(n in group for group in groups) for n in now.names}
+        return self.allows_bytes(
+            state, now, MEASURES * sum(arms.values()) + left * len(now.names)
+        ) and all(
+            state.trainings.get(n, 0.0) + MEASURES * arms[n] * pass_of(now.here[n]) + left
+            <= self.trainings * planned(now)
+            for n in now.names
+        )
+
+    @staticmethod
     def affordable(
-        self, state: AutoState, found: Sequence[Candidate], now: Round
+        found: Sequence[Candidate], fits: Callable[[Sequence[Candidate]], bool]
     ) -> tuple[Candidate, ...]:
         """Drop the weakest candidates, not trivial or held ones, until a race is affordable."""
-        left = planned(now) - now.number - MEASURES
         kept = list(found)
         while True:
-            groups = {group for c in kept for group in c.groups if len(group) > 1}
-            arms = {n: 1 + sum(n in group for group in groups) for n in now.names}
-            fits = self.allows_bytes(
-                state, now, MEASURES * sum(arms.values()) + left * len(now.names)
-            ) and all(
-                state.trainings.get(n, 0.0) + MEASURES * arms[n] * pass_of(now.here[n]) + left
-                <= self.trainings * planned(now)
-                for n in now.names
-            )
             spare = [c for c in kept if not (c.is_trivial or c.source == AS_IT_IS)]
-            if fits or not spare:
+            if fits(kept) or not spare:
                 return tuple(kept)
-            weakest = min(spare, key=lambda c: (c.supported, c.num_sources, -kept.index(c)))
+            weakest = min(
+                spare, key=lambda c: (c.supported or c.by_silo, c.num_sources, -kept.index(c))
+            )
             kept.remove(weakest)
             log.info("auto does not race %s: the budget is too small", weakest.source)
 

@@ -49,7 +49,8 @@ class Candidate:
     ``strength`` orders candidates of one kind: the stretch of α in which it lasts (α_high / α_low),
     or its silhouette. ``supported``: the silos' discriminators, which have seen data and not
     updates, propose it for all silos. ``penalty``: λ with which silos make their own models of
-    their group's (``own_models``); 0: they use the group's.
+    their group's (``own_models``); 0: they use the group's. ``by_silo``: the groups' trees may
+    split by silo.
     """
 
     groups: tuple[Group, ...]
@@ -57,6 +58,7 @@ class Candidate:
     strength: float = 0.0
     supported: bool = False
     penalty: float = 0.0
+    by_silo: bool = False
 
     @property
     def is_trivial(self) -> bool:

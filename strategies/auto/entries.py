@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from coterie import wire
-from coterie.strategies.auto.state import Entrant, Placement, Verdict
+from coterie.strategies.auto.budget import least_bytes
+from coterie.strategies.auto.evidence import compares_losses, entrants_of, judges_of
+from coterie.strategies.auto.state import AutoState, Entrant, Placement, Verdict
+from coterie.strategies.fedcollab.algorithm import FedCollab
 from coterie.strategies.partition.race import Standing
 
 
@@ -41,6 +45,7 @@ def entrant_entry(one: Entrant) -> dict[str, Any]:
         "groups": [list(group) for group in one.candidate.groups],
         "samples": plain(one.samples),
         **({"supported": True} if one.candidate.supported else {}),
+        **({"by-silo": True} if one.candidate.by_silo else {}),
         **({"own-penalty": one.candidate.penalty} if one.candidate.penalty else {}),
         **_standing_entry(one.standing),
         "out": one.standing.out,
@@ -98,3 +103,47 @@ def placement_entry(one: Placement) -> dict[str, Any]:
 
 def plain(value: float) -> float | None:
     return round(value, 6) if np.isfinite(value) else None
+
+
+def details_of(state: AutoState, byte_budget: float) -> dict[str, Any]:
+    """Return what the record of a round has about the state."""
+    details: dict[str, Any] = {
+        "phase": state.phase,
+        **({"score": score} if (score := _score(state)) else {}),
+        "trainings": {name: round(n, 1) for name, n in sorted(state.trainings.items())},
+        "bytes": {
+            "moved": state.moved,
+            "usual": state.usual,
+            "discriminators": state.paired,
+            "budget": byte_budget,
+            **({"least": least} if (least := least_bytes(state, len(state.trainings))) else {}),
+        },
+    }
+    if state.pairs is not None and state.paired_in == state.number:
+        details |= FedCollab().details(replace(state.pairs, structure=None))
+    if state.phase == "race":
+        details["began"] = state.since
+        details["candidates"] = [entrant_entry(one) for one in entrants_of(state)]
+        details["judges"] = sorted(judges_of(state))
+    dropped = [one for one in state.dropped if one.dropped == state.number]
+    details |= {"dropped": [entrant_entry(one) for one in dropped]} if dropped else {}
+    if state.verdict is not None and state.verdict.round == state.number:
+        details["verdict"] = verdict_entry(state.verdict)
+    if counts := {
+        ",".join(key): own.done for key, own in (state.trees.finals or state.trees.arms).items()
+    }:
+        details["trees"] = counts
+    details |= {"not-summed": dict(state.trees.lost)} if state.trees.lost else {}
+    if state.drifted:
+        details["other-data"] = sorted(state.drifted)
+    if state.probation:
+        details["probation"] = {n: list(state.beside.get(n, ())) for n in sorted(state.probation)}
+    if fresh := {n: p for n, p in state.placed.items() if p.round == state.number}:
+        details["placed"] = {name: placement_entry(fresh[name]) for name in sorted(fresh)}
+    return details
+
+
+def _score(state: AutoState) -> str:
+    if state.phase == "hold" and state.verdict is not None:
+        return state.verdict.score
+    return wire.LOSS if compares_losses(state) else ""

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 
 from coterie import wire
+from coterie.features.sums.trees.coordinator import is_trees
 from coterie.strategies.auto.candidates import Candidate
 from coterie.strategies.auto.state import AutoState, Entrant, Measured, Trial, key_of
 from coterie.strategies.partition.race import NEAR, Gain, Standing, shrunken_gains, standings
@@ -26,10 +27,10 @@ def by_loss(state: AutoState) -> bool:
     """Return whether losses decide instead of errors.
 
     A loss says more per sample than an error: it is a proper score. That of a network, however,
-    says more about how sure it is than about who should train with whom, so only linear models are
-    compared by it.
+    says more about how sure it is than about who should train with whom, so only linear models and
+    trees are compared by it. These are raced until they have learned what they can.
     """
-    return is_linear(state.members.initial)
+    return is_linear(state.members.initial) or is_trees(state.members.initial)
 
 
 def compares_losses(state: AutoState) -> bool:
@@ -59,10 +60,13 @@ def noted(
     state: AutoState, key: Group, updates: Iterable[Update]
 ) -> dict[Group, Mapping[str, tuple[Measured, ...]]]:
     """Return the measurements with these added; a silo without a new one keeps the earlier ones."""
-    before = dict(state.measured.get(key, {}))
+    before, times = dict(state.measured.get(key, {})), 1
+    if is_trees(state.members.initial):  # trees only become better: the last measurement counts
+        times = MEASURES
     for update in updates:
         if (found := measurement(update, loss_decides=by_loss(state))) is not None:
-            before[update.silo.name] = (*before.get(update.silo.name, ()), found)[-MEASURES:]
+            own = (*before.get(update.silo.name, ()), *[found] * times)
+            before[update.silo.name] = own[-MEASURES:]
     return {**state.measured, key: before}
 
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from coterie import wire
+from coterie.strategies.auto import growing
 from coterie.strategies.auto.budget import Budget, holdout, pass_of, planned
 from coterie.strategies.auto.candidates import AS_IT_IS, Candidate, trivial
 from coterie.strategies.auto.decision import decision
@@ -47,9 +48,13 @@ def race_orders(state: AutoState, silo: Silo, now: Round) -> list[Order]:
     minimums, work = minimums_of(now.silos), []
     for number, group in enumerate(sorted(state.models)):
         taking_part = staying([name for name in group if name in now.here], minimums)
+        if group == (silo.name,):  # its trees by itself
+            taking_part = group
         if silo.name in taking_part:
             config: dict[str, Scalar] = {**holdout(silo), wire.GROUP_SIZE: len(taking_part)}
-            work.append(Order(silo, state.models[group], purpose=f"race-{number}", config=config))
+            arm = state.trees.arms.get(group)
+            model = state.models[group] if arm is None else arm.of(silo.name)
+            work.append(Order(silo, model, purpose=f"race-{number}", config=config))
     return work
 
 
@@ -57,7 +62,7 @@ def with_raced(state: AutoState, updates: Updates) -> AutoState:
     models, measured = dict(state.models), state.measured
     for number, group in enumerate(sorted(state.models)):
         mine = [u for u in updates if u.purpose == f"race-{number}" and u.silo.name in group]
-        mean = average(mine)
+        mean = None if group in state.trees.arms else average(mine)
         if mean is not None:
             models[group] = mean
         measured = noted(replace(state, measured=measured), group, mine)
@@ -137,8 +142,8 @@ def decided(state: AutoState, now: Round, *, complete: bool) -> AutoState:
     log.info("auto: %s", verdict_text(verdict, found.keeping))
     away = [n for g in state.held for n in g if n not in state.raced]
     single = state.raced.difference(*found.groups).union(away)
-    models = {group: _model_to_hold(state, group) for group in found.groups}
-    return replace(
+    models = {group: _model_to_hold(state, found.winner, group) for group in found.groups}
+    held = replace(
         state,
         phase="hold",
         since=now.number,
@@ -147,6 +152,7 @@ def decided(state: AutoState, now: Round, *, complete: bool) -> AutoState:
         group_models=models,
         own=found.own,
         penalty=found.winner.penalty,
+        by_silo=found.winner.by_silo,
         measures_own=False,
         models={},
         measured={},
@@ -155,10 +161,13 @@ def decided(state: AutoState, now: Round, *, complete: bool) -> AutoState:
         probation={n: 0 for n in now.names if n not in state.raced},
         beside={},
     )
+    return growing.settled(held, state) if state.trees.arms else held
 
 
-def _model_to_hold(state: AutoState, group: Group) -> Model:
+def _model_to_hold(state: AutoState, winner: Candidate, group: Group) -> Model:
     """Return a group's model; a new group starts from its members', trained for longer."""
+    if state.trees.arms:
+        return state.models[key_of(winner, group[0])]
     if group in state.group_models:
         return state.group_models[group]
     if not state.held:
@@ -170,7 +179,7 @@ def _model_to_hold(state: AutoState, group: Group) -> Model:
 
 
 def _same(one: Candidate, other: Candidate) -> bool:
-    return (one.groups, one.penalty) == (other.groups, other.penalty)
+    return (one.groups, one.penalty, one.by_silo) == (other.groups, other.penalty, other.by_silo)
 
 
 def _with_dropped(
@@ -186,7 +195,7 @@ def fell_behind(state: AutoState) -> bool:
     """Return whether the held groups are behind all-alone in a repeated race."""
     groups = present_groups(state.held, sorted(state.raced))
     raced = (*state.candidates, *(one.candidate for one in state.dropped))
-    held = Candidate(groups, AS_IT_IS, penalty=state.penalty)
+    held = Candidate(groups, AS_IT_IS, penalty=state.penalty, by_silo=state.by_silo)
     measured = bool(judges_of(state)) and groups in {one.groups for one in raced}
     measured = measured and any(key_of(held, name) in state.measured for name in state.raced)
     return measured and behind_alone(state, held)

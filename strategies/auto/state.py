@@ -6,6 +6,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from coterie.features.sums.trees.coordinator import Grown
+from coterie.features.sums.trees.ensemble import Floats
 from coterie.strategies.auto.candidates import Candidate
 from coterie.strategies.fedcollab.algorithm import FedCollabState
 from coterie.strategies.partition.products import Products
@@ -16,6 +18,8 @@ from coterie.strategies.rounds.members import Members
 from coterie.strategies.rounds.models import weighted_mean
 from coterie.strategies.rounds.reports import Group
 
+BY_SILO = "split by silo"
+"""Source, and first part of the keys, of the candidate whose trees may split by silo."""
 ALONE, GROUP, OWN = "alone", "group", "own"
 """Purposes of a silo's trainings in addition to that of the model that it holds, and of own models
 that it makes of that."""
@@ -109,6 +113,27 @@ class Placement:
 
 
 @dataclass(frozen=True)
+class Forest:
+    """What is remembered where models are trees (``growing``).
+
+    Attributes:
+        roots: silo → the histogram that it is compared by.
+        arms: group, or silo alone, → its trees of the race or of a newcomer's probation.
+        raced: the arms have all their trees, or cannot grow further.
+        finals: held group, or silo alone, → its trees from all rows, complete or not.
+        own: silo → the trees that it holds of a group whose trees split by silo.
+        lost: silo → why it was left out of sums in this round.
+    """
+
+    roots: Mapping[str, Floats] = field(default_factory=dict)
+    arms: Mapping[Group, Grown] = field(default_factory=dict)
+    raced: bool = False
+    finals: Mapping[Group, Grown] = field(default_factory=dict)
+    own: Mapping[str, Model] = field(default_factory=dict)
+    lost: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class AutoState:
     """Auto's state between rounds.
 
@@ -133,6 +158,8 @@ class AutoState:
         latest: silo → its last update of the group's model, if its final model has a share of that.
         own: silos that keep their own model although they have a group.
         penalty: λ with which silos make their own models of their group's; 0: they use the group's.
+        by_silo: the trees of groups may split by silo.
+        trees: where the model is trees.
         measures_own: the race is over but for measuring own models.
         probation: newcomer → its rounds since there are groups.
         beside: newcomer → the group that it is compared with.
@@ -164,6 +191,8 @@ class AutoState:
     latest: Mapping[str, Model] = field(default_factory=dict)
     own: frozenset[str] = frozenset()
     penalty: float = 0.0
+    by_silo: bool = False
+    trees: Forest = Forest()
     measures_own: bool = False
     probation: Mapping[str, int] = field(default_factory=dict)
     beside: Mapping[str, Group] = field(default_factory=dict)
@@ -181,6 +210,8 @@ def group_of(held: Iterable[Group], name: str) -> Group:
 def key_of(candidate: Candidate, name: str) -> Group:
     """Return the key in ``measured`` of the model that a candidate offers a silo."""
     group = group_of(candidate.groups, name)
+    if candidate.by_silo and group[1:]:
+        return (BY_SILO, *group)
     return (f"{OWN} {candidate.penalty:g}", *group) if candidate.penalty and group[1:] else group
 
 
@@ -214,11 +245,16 @@ def holding(state: AutoState) -> dict[str, Model]:
     held = dict(state.alone)
     for group in state.held:
         if len(group) > 1:
-            held |= {n: state.group_models[group] for n in group if n not in state.own}
+            held |= {n: held_of(state, group, n) for n in group if n not in state.own}
     for name, group in state.beside.items():
         if name in state.probation:
             held[name] = state.group_models[group]
     return held
+
+
+def held_of(state: AutoState, group: Group, name: str) -> Model:
+    """Return a group's model, as a silo of the group holds it."""
+    return state.trees.own.get(name, state.group_models[group])
 
 
 def trained_together(state: AutoState, here: Iterable[str]) -> tuple[Group, ...]:

@@ -282,6 +282,9 @@ class Algorithm(Options, Generic[State]):
         """Whether it averages models that started differently; shares are then capped over all."""
         return False
 
+    def check(self, initial: Arrays, rounds: int) -> None:
+        """Raise ``FederationError`` if a run of so many rounds cannot train this model."""
+
     def first(self, initial: Arrays) -> State:
         """Return the state before round 1."""
         return cast(State, self.remembers(Members(initial)))
@@ -406,10 +409,7 @@ else:
 
 
 class Around(Algorithm[State]):
-    """An algorithm that wraps another, ``base``; its state has the other's as ``base``.
-
-    Everything that is not overridden is the base's.
-    """
+    """An algorithm around another, ``base``, whose is all that is not overridden; so its state."""
 
     if TYPE_CHECKING:  # a field, with its default, of every subclass
         base: Algorithm[Any]

@@ -37,7 +37,9 @@ def test_a_person_fits_a_regression_and_grows_trees_and_gets_what_one_process_ge
     arrays = read_fitted(file).groups[0].state.arrays
     for name, array in here.groups[0].state.arrays.items():
         assert array.tobytes() == arrays[name].tobytes(), name
-    folder = pair.submit("trees", "--task", "heart", "--rounds", "2")
-    there = finished(folder)
-    run(tmp_path / "trees", nodes, task="heart", strategy="trees", rounds=2)
-    assert there == hashes_of(tmp_path / "trees") and len(set(there.values())) == 1
+    for strategy, rounds in (("trees", 2), ("auto", 6)):
+        folder = pair.submit(strategy, "--task", "heart", "--rounds", str(rounds))
+        there = finished(folder)
+        run(tmp_path / strategy, nodes, task="heart", strategy=strategy, rounds=rounds)
+        assert there == hashes_of(tmp_path / strategy)
+        assert strategy == "auto" or len(set(there.values())) == 1

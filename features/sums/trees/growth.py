@@ -2,12 +2,16 @@
 
 A question is answered by every silo of the group with an array; the sum of these is sent back into
 the generator. With the sums of one trainer that has all rows, the trees are its trees.
+
+Trees may also split by silo: its number is then one more column, of categories, which no silo has
+to state. At a node categories are sorted by their mean gradient, so that the best set of them is a
+beginning of that order (Fisher: "On Grouping for Maximum Homogeneity", JASA 1958).
 """
 
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,11 +20,16 @@ from coterie.features.sums.trees.bins import Columns
 from coterie.features.sums.trees.ensemble import Ensemble, Floats
 
 Edges = Sequence[NDArray[np.float32]]
+Sides = NDArray[np.int8]
 NEWTON = 6
 """Newton steps to the best constant answer; one is enough for real numbers."""
 EQUAL = 1e-9
 """Relative difference below which two gains are equal: the first split wins. Sums over silos are
 rounded differently from one trainer's."""
+LEFT, RIGHT = 1, 2
+"""The side of a node's silo, where the node splits by silo; elsewhere 0."""
+NOWHERE = np.float32(-1e15)
+"""A threshold that no value is below: the lowest that a model may have."""
 
 
 @dataclass(frozen=True)
@@ -42,12 +51,16 @@ class Settings:
 
 @dataclass(frozen=True)
 class Level:
-    """The question for the sums of some nodes, (m, 2) output and node, of the trees ``done``."""
+    """The question for the sums of some nodes, (m, 2) output and node, of the trees ``done``.
+
+    ``sides`` is as in ``boosted``.
+    """
 
     trees: Ensemble
     done: int
     level: int
     nodes: NDArray[np.int64]
+    sides: Sides | None = None
 
 
 @dataclass(frozen=True)
@@ -80,19 +93,28 @@ def constant(outputs: int) -> Generator[NDArray[np.float32], Floats, NDArray[np.
 
 
 def boosted(
-    trees: Ensemble, done: int, edges: Columns, settings: Settings
+    trees: Ensemble, done: int, edges: Columns, settings: Settings, sides: Sides | None = None
 ) -> Generator[Level, Floats, Ensemble]:
     """Grow the tree ``done`` of every output, level by level; every level is one question.
 
+    Args:
+        sides: if trees may split by silo, (T, K, 2^d − 1, S + 1) ``LEFT`` or ``RIGHT`` of each of S
+            silos and of any other, where a node does; the new tree's are written into it.
+
     The sums that are received have the shape (m, bins of all columns, 3), as in
-    ``histograms.Rows.histograms``. Returns the ensemble with the trees.
+    ``histograms.Rows.histograms``; with ``sides``, (S + 1, m, bins of all columns, 3), by silo.
+    Returns the ensemble with the trees.
     """
     grown, outputs, depth = trees.copy(), len(trees.base), trees.depth
     open_nodes = np.stack([np.arange(outputs), np.zeros(outputs, np.int64)], axis=1)
-    first = 2**depth - 1
     for level in range(depth):
-        sums = yield Level(grown, done, level, open_nodes)
-        found = best_splits(sums, edges, settings)
+        sums = yield Level(grown, done, level, open_nodes, sides)
+        orders, cuts = np.empty((len(open_nodes), 0), np.intp), tuple(edges)
+        if sides is not None:
+            orders, by_silo = _sorted_silos(sums[:, :, : len(edges[0]) + 2].sum(axis=2), settings)
+            sums = np.concatenate([sums.sum(axis=0), by_silo], axis=1)
+            cuts = (*cuts, np.arange(len(orders[0]) - 1, dtype=np.float32))
+        found = best_splits(sums, cuts, settings)
         following = []
         for i, (output, node) in enumerate(open_nodes.tolist()):
             if not found.worth[i]:
@@ -100,21 +122,77 @@ def boosted(
                     whole = sums[i, : len(edges[0]) + 2].sum(axis=0)
                     grown.leaf[done, output, 0] = _leaf(whole, settings)
                 continue
-            column = int(found.column[i])
-            grown.feature[done, output, node] = column
-            grown.threshold[done, output, node] = edges[column][found.edge[i]]
-            grown.missing_left[done, output, node] = found.missing_left[i]
-            grown.gain[column] += found.gain[i]
+            if sides is not None and found.column[i] == len(edges):
+                rows = sums[i, -len(orders[i]) - 1 :, 2]
+                sides[done, output, node] = _sides_of(found, i, orders[i], rows)
+            else:
+                _write_split(grown, (done, output, node), found, i, edges)
             for child, own in ((2 * node + 1, found.left[i]), (2 * node + 2, found.right[i])):
-                leaf = child
-                while leaf < first:
-                    leaf = 2 * leaf + 1
-                grown.leaf[done, output, leaf - first] = _leaf(own, settings)
+                grown.leaf[done, output, _leaf_below(child, depth)] = _leaf(own, settings)
                 following.append((output, child))
         if not following:
             break
         open_nodes = np.array(following, np.int64)
     return grown
+
+
+def for_silo(trees: Ensemble, sides: Sides, silo: int) -> Ensemble:
+    """Return the trees that split by silo as those of one silo, number −1 for any other.
+
+    Where it goes right, a node sends every row to the right: nothing is below its threshold.
+    """
+    right = sides[: len(trees.leaf), ..., silo] == RIGHT
+    return replace(
+        trees,
+        feature=np.where(right, np.int32(0), trees.feature),
+        threshold=np.where(right, NOWHERE, trees.threshold),
+        missing_left=np.where(right, np.int32(0), trees.missing_left),
+    )
+
+
+def _sorted_silos(sums: Floats, settings: Settings) -> tuple[NDArray[np.intp], Floats]:
+    """Return each node's silos by mean gradient, and their sums as those of a column's bins.
+
+    ``sums`` are (S + 1, m, 3), the last of other silos, which count as missing values; the results
+    are (m, S) and (m, S + 1, 3).
+    """
+    own = sums[:-1].swapaxes(0, 1)
+    mean = own[..., 0] / np.maximum(own[..., 1] + settings.penalty, 1e-12)
+    orders = np.argsort(mean, axis=1, kind="stable")
+    ordered = np.take_along_axis(own, orders[..., None], axis=1)
+    return orders, np.concatenate([ordered, sums[-1][:, None]], axis=1)
+
+
+def _sides_of(found: Split, i: int, order: NDArray[np.intp], rows: Floats) -> Sides:
+    """Return the side of each silo and, last, of any other.
+
+    ``rows`` (S + 1,) are the silos' by that order and the others'. A silo without any goes to the
+    side with more of them.
+    """
+    left = found.missing_left[i] if rows[-1] else found.left[i, 2] >= found.right[i, 2]
+    sides = np.full(len(order) + 1, RIGHT, np.int8)
+    sides[order[: found.edge[i] + 1]] = LEFT
+    sides[-1] = LEFT if left else RIGHT
+    sides[order[rows[:-1] == 0]] = sides[-1]
+    return sides
+
+
+def _write_split(
+    grown: Ensemble, at: tuple[int, int, int], found: Split, i: int, edges: Edges
+) -> None:
+    column = int(found.column[i])
+    grown.feature[at] = column
+    grown.threshold[at] = edges[column][found.edge[i]]
+    grown.missing_left[at] = found.missing_left[i]
+    grown.gain[column] += found.gain[i]
+
+
+def _leaf_below(node: int, depth: int) -> int:
+    """Return the number of the leftmost leaf below a node."""
+    first = (1 << depth) - 1
+    while node < first:
+        node = 2 * node + 1
+    return node - first
 
 
 def best_splits(sums: Floats, edges: Edges, settings: Settings) -> Split:

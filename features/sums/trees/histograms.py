@@ -20,6 +20,8 @@ from coterie.features.sums.trees.ensemble import Ensemble, Floats
 SUMS = 3
 """Sums of a bin: gradients, second derivatives, rows."""
 
+MOST_KNOWN = 12
+"""Groups whose trees are remembered: those of one race at a silo, and more."""
 Derivatives = Callable[[Floats, Floats], tuple[Floats, Floats]]
 """Answers and targets (n, K) → first and second derivative of each row's loss by each answer."""
 
@@ -57,10 +59,7 @@ class Rows:
     targets: Floats
     derivatives: Derivatives
     least: int = 1
-    _edges: Sequence[NDArray[np.float32]] = ()
-    _codes: NDArray[np.int32] = field(default_factory=lambda: np.empty((0, 0), np.int32))
-    _known: Mapping[str, NDArray[Any]] = field(default_factory=dict)
-    _answers: Floats = field(default_factory=lambda: np.empty((0, 0)))
+    _known: list[_Known] = field(default_factory=list)
 
     def counts(self, cells: Sequence[bins.Ints]) -> list[bins.Ints]:
         """Return the rows in each column's cells."""
@@ -97,8 +96,8 @@ class Rows:
         Returns:
             Shape (m, bins of all columns, ``SUMS``). A column's last bin has its missing values.
         """
-        self._refresh(trees, done, edges)
-        first, second = self.derivatives(self._answers, self.targets)
+        known = self._refreshed(trees, done, edges)
+        first, second = self.derivatives(known.answers, self.targets)
         size = sum(len(own) + 2 for own in edges)
         found = np.zeros((len(nodes), size, SUMS))
         for output in range(len(trees.base)):
@@ -116,7 +115,7 @@ class Rows:
             whole = np.zeros((len(wanted), len(edges), wide, SUMS))
             for column, cuts in enumerate(edges):
                 width = len(cuts) + 2
-                place = at * width + self._codes[column][own]
+                place = at * width + known.codes[column][own]
                 for i, weight in enumerate((g, h, None)):
                     sums = np.bincount(place, weight, minlength=len(wanted) * width)
                     part = sums.reshape(len(wanted), width)
@@ -126,19 +125,48 @@ class Rows:
             found[wanted] = told[:, _there(edges, wide)]
         return found
 
-    def _refresh(self, trees: Ensemble, done: int, edges: Sequence[NDArray[np.float32]]) -> None:
-        """Bring the codes up to date with the edges, and the answers with the complete trees."""
-        if len(edges) != len(self._edges) or not all(map(np.array_equal, edges, self._edges)):
-            self._codes, self._edges = bins.codes(self.x, edges), tuple(edges)
+    def _refreshed(
+        self, trees: Ensemble, done: int, edges: Sequence[NDArray[np.float32]]
+    ) -> _Known:
+        """Return the codes for these edges, and the answers of the complete trees."""
         own = {name: a for name, a in trees.arrays(done).items() if name != "gain"}
-        known = self._known
-        before = len(known["leaf"]) if known else done + 1
-        first = {name: a if a.ndim == 1 else a[:before] for name, a in own.items()}
-        if before > done or not all(np.array_equal(known[n], a) for n, a in first.items()):
-            self._answers = np.tile(trees.base.astype(np.float64), (len(self.x), 1))
-            before = 0
-        trees.added(self.x, self._answers, before, done)
-        self._known = {name: array.copy() for name, array in own.items()}
+        known = next((one for one in self._known if one.goes_on_to(own, done, edges)), None)
+        if known is None:
+            answers = np.tile(trees.base.astype(np.float64), (len(self.x), 1))
+            known = _Known(tuple(edges), bins.codes(self.x, edges), {}, answers)
+            del self._known[: 1 - MOST_KNOWN]
+        else:
+            self._known.remove(known)
+        trees.added(self.x, known.answers, known.done, done)
+        known.trees = {name: array.copy() for name, array in own.items()}
+        self._known.append(known)
+        return known
+
+
+@dataclass(eq=False)
+class _Known:
+    """What is remembered of one group's trees: bins of all values, and answers of the trees."""
+
+    edges: tuple[NDArray[np.float32], ...]
+    codes: NDArray[np.int32]
+    trees: Mapping[str, NDArray[Any]]
+    answers: Floats
+
+    @property
+    def done(self) -> int:
+        """The number of trees that the answers have."""
+        return len(self.trees["leaf"]) if self.trees else 0
+
+    def goes_on_to(
+        self, trees: Mapping[str, NDArray[Any]], done: int, edges: Sequence[NDArray[np.float32]]
+    ) -> bool:
+        """Return whether these are the same bins and trees, or further ones."""
+        if self.done > done or not all(map(np.array_equal, edges, self.edges)):
+            return False
+        return all(
+            np.array_equal(own, trees[name] if own.ndim == 1 else trees[name][: self.done])
+            for name, own in self.trees.items()
+        )
 
 
 def _there(edges: Sequence[NDArray[np.float32]], wide: int) -> NDArray[np.bool_]:

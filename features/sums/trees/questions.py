@@ -7,15 +7,16 @@ column (``cells``), and the histograms of nodes of the trees that grow (``level`
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from coterie.features.sums.trees import growth
 from coterie.features.sums.trees.bins import LOWEST, Ints
 from coterie.features.sums.trees.ensemble import Ensemble, Floats
-from coterie.features.sums.trees.growth import Level
+from coterie.features.sums.trees.growth import Level, Sides
 from coterie.features.sums.trees.histograms import SUMS, Rows
 
 Arrays = dict[str, NDArray[Any]]
@@ -63,6 +64,13 @@ def level(at: Level, edges: Sequence[NDArray[np.float32]]) -> Question:
         "at": np.array([at.done, at.level]),
     }
     return Question("level", arrays, (len(at.nodes), _width(edges), SUMS))
+
+
+def for_silo(question: Question, sides: Sides, silo: int) -> Question:
+    """Return the question about nodes of trees that split by silo, as it is put to one silo."""
+    trees = Ensemble(**{name: question.arrays[name] for name in Ensemble.names()})
+    own = growth.for_silo(trees, sides, silo).arrays()
+    return replace(question, arrays={**question.arrays, **own})
 
 
 def answer(arrays: Arrays, rows: Rows) -> Floats:

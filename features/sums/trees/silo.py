@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from coterie import wire
 from coterie.client.work.data import Data, Held, Part
+from coterie.client.work.hold_out import held_apart
 from coterie.client.work.measure import batch_size, evaluate
 from coterie.client.work.request import RefusedError, Request
 from coterie.client.work.session import Session
@@ -41,12 +42,12 @@ from coterie.tasks.trees import Trees
 
 log = logging.getLogger("coterie.silo")
 
-NAME = "trees"
+NAME, AUTO = "trees", "auto"
 CHANCE = 2.0
 """Standard errors beyond which a difference is not chance."""
 
-_rows: dict[tuple[str, str, str], tuple[Data, str, Rows]] = {}
-"""(silo, home, task) → its data, a run, and the rows that this run trains on."""
+_rows: dict[tuple[str, str, str, bool], tuple[Data, str, Rows]] = {}
+"""(silo, home, task, whether more is held out) → its data, a run, and the rows it trains on."""
 
 
 class Growing(Stage):
@@ -55,16 +56,16 @@ class Growing(Stage):
     name = NAME
 
     def admit(self, request: Request) -> Request:
-        """Refuse trees in runs of other strategies, and other networks in runs of this one."""
+        """Refuse trees in runs of strategies that grow none, and other networks in one of these."""
         named, session = request.config.get(wire.STRATEGY), request.session
         if not request.joins or named in wire.UNTRAINED or named is None:
             return request
         boosted = isinstance(session.model, Trees)
-        if boosted and named != NAME:
-            request.refuse_for(f"has a network of trees, which only strategy {NAME} grows.")
-        if named == NAME:
-            if not boosted:
-                request.refuse_for('does not have network = "trees" in its task, which this needs.')
+        if boosted and named not in (NAME, AUTO):
+            request.refuse_for(f"has a network of trees, which only {AUTO} and {NAME} grow.")
+        if named == NAME and not boosted:
+            request.refuse_for('does not have network = "trees" in its task, which this needs.')
+        if boosted:
             request.refuse_for(session.settings.policy.sums_objection(NAME))
         return request
 
@@ -112,23 +113,47 @@ def _rows_of(request: Request) -> Rows:
     """
     session = request.session
     settings, data = session.settings, session.data
-    key = settings.name, settings.home, session.task.name
+    key = settings.name, settings.home, session.task.name, bool(request.value(wire.HOLDOUT))
     known = _rows.get(key)
     if known is None or known[0] is not data or known[1] != request.run:
         least, used = settings.policy.smallest_count, _trained_on(request)
+        request.refuse_for(_apart(request, used, least))
         request.refuse_for(objection(session, all_rows(session), used, least))
-        rows = rows_of(session, request.spared().data, least)
+        rows = rows_of(session, _spared(request), least)
         known = _rows[key] = data, request.run, rows
     return known[2]
 
 
-def _trained_on(request: Request) -> NDArray[np.bool_]:
+def _apart(request: Request, used: NDArray[np.bool_], least: int) -> str:
+    """Return why sums over ``used`` rows may not leave if those over all rows are to follow."""
+    left = _trained_on(request, race=False) & ~used
+    persons = request.session.data.train.persons
+    number = int(left.sum()) if persons is None else len(np.unique(np.asarray(persons)[left]))
+    if not 0 < number < least:
+        return ""
+    return (
+        f"has too few rows for a race: it would hold out {number}, and sums over fewer than "
+        f"{least} follow from those over the others and over all."
+    )
+
+
+def _spared(request: Request, *, race: bool = True) -> Data:
+    """Return the silo's data without what the run holds out, by itself and in a race."""
+    data = request.spared().data
+    share = request.held_out_share(wire.HOLDOUT, of=data)
+    if not (share and race):
+        return data
+    session = replace(request.session, data=data)
+    return held_apart(session, share, run_seed=request.run_seed)[0].data
+
+
+def _trained_on(request: Request, *, race: bool = True) -> NDArray[np.bool_]:
     """Return which training rows (n,) the run does not hold out."""
     session, part = request.session, request.session.data.train
     assert isinstance(part, Held), "a table is held as a whole"
     numbers = replace(part, x=torch.arange(len(part), device=part.device)[:, None])
     numbered = replace(session, data=replace(session.data, train=numbers))
-    kept = replace(request, session=numbered).spared().data.train
+    kept = _spared(replace(request, session=numbered), race=race).train
     assert isinstance(kept, Held), "a part of it is, too"
     used = np.zeros(len(part), np.bool_)
     used[kept.x[:, 0].cpu().numpy()] = True

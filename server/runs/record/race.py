@@ -28,6 +28,7 @@ class Entrant:
         groups: of all silos of the race.
         samples: number behind a silo's model, mean over silos.
         supported: the silos' discriminators propose it.
+        by_silo: the groups' trees may split by silo.
         own_penalty: λ with which silos make their own models of their group's; 0: they do not.
         error, behind, standard_error: decide the race; see ``Standing``.
         out: it was worse beyond chance.
@@ -39,6 +40,7 @@ class Entrant:
     groups: Groups = ()
     samples: float = math.nan
     supported: bool = False
+    by_silo: bool = False
     own_penalty: float = 0.0
     error: float = math.nan
     behind: float = math.nan

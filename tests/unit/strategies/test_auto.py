@@ -938,14 +938,18 @@ def test_candidates_that_the_budgets_do_not_allow_are_not_raced() -> None:
     state = replace(state, trainings=dict.fromkeys(names, 5.0), **each)
     at = replace(now(), number=6)
     limits = Budget(auto.budget, auto.byte_budget)
-    assert limits.affordable(state, found, at) == found
+
+    def affordable(state: AutoState) -> tuple[Candidate, ...]:
+        return limits.affordable(found, lambda kept: limits.allows_race(state, kept, at))
+
+    assert affordable(state) == found
     # Two rounds of a race of all are 40 models there and back, of all but the weak one 36, and the
     # four rounds after it 24; in all 3 · (36 + 36) may be.
     most, without = 3 * (36 + 36), (*found[:2], agreed)
     for ahead, left in ((64, found), (63, without), (60, without), (59, found[:2]), (0, found[:2])):
-        assert limits.affordable(replace(state, moved=most - ahead), found, at) == left
+        assert affordable(replace(state, moved=most - ahead)) == left
     tired = replace(state, trainings={**state.trainings, "a": 2 * 12 - 4 - 2 * 3.5 * 0.8})
-    assert limits.affordable(tired, found, at) == without
+    assert affordable(tired) == without
 
 
 def test_a_lie_beyond_what_an_error_can_be_is_no_measurement() -> None:

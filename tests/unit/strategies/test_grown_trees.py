@@ -17,6 +17,7 @@ from sklearn.metrics import log_loss
 from coterie import wire
 from coterie.client.home.folder import create
 from coterie.features.sums.trees import bins, questions
+from coterie.features.sums.trees.coordinator import Growing, Grown, Trees
 from coterie.features.sums.trees.ensemble import Ensemble
 from coterie.features.sums.trees.growth import Level, Settings
 from coterie.features.sums.trees.histograms import (
@@ -27,6 +28,10 @@ from coterie.features.sums.trees.histograms import (
     of_numbers,
 )
 from coterie.features.sums.trees.together import grown
+from coterie.strategies.auto.algorithm import Auto
+from coterie.strategies.errors import FederationError
+from coterie.strategies.rounds.algorithm import Update
+from coterie.strategies.rounds.roster import Silo
 from coterie.tasks.own.declared import load_declared
 from tests.conftest import assert_equal_models, silo
 from tests.kit import CutGrid, PowerCutError, Tap, ask, mean_error, restart_silos, run
@@ -185,6 +190,35 @@ def test_impossible_questions_are_refused(name: str, value: Any) -> None:
 
 # ---------------------------------------------------------------- in a federation
 
+
+def test_trees_that_split_by_silo_are_those_of_one_trainer_with_that_column() -> None:
+    x, y = drawn(0)
+    first = np.arange(ROWS) % 3 > 0
+    y = np.where(first, y, ~y)[:, None].astype(float)
+    rows = {name: Rows(x[own], y[own], of_labels) for name, own in (("a", first), ("b", ~first))}
+    empty = Ensemble.empty(12, 1, 3, COLUMNS).arrays()
+    growing = Growing(Settings(), 32, ("a", "b"), Grown(empty).split_by(("a", "b")), 12)
+    while not growing.over:
+        answers = {
+            name: questions.answer(growing.question_for(name).arrays, own)
+            for name, own in rows.items()
+        }
+        updates = {
+            name: Update(Silo(name, 1), {}, {}, ROWS, {}, extras={"sums": {"sums": sums}})
+            for name, sums in answers.items()
+        }
+        growing.receive(updates, {}, {})
+    numbered = np.hstack([x, first[:, None]]).astype(np.float32)
+    wide = Ensemble.empty(12, 1, 3, COLUMNS + 1)
+    pooled = grown([Rows(numbered, y, of_labels)], wide, Settings(), bins=32)
+    assert (pooled.feature == COLUMNS).any()
+    for name, own in (("a", first), ("b", ~first)):
+        held = Ensemble.of(growing.grown.of(name))
+        np.testing.assert_allclose(held.answers(x[own]), pooled.answers(numbered[own]), atol=1e-5)
+    other = Ensemble.of(growing.grown.of("newcomer")).answers(x)
+    assert np.abs(other - Ensemble.of(growing.grown.of("a")).answers(x)).mean() < 0.05, "most rows"
+
+
 STUDY = f"""
 kind = "table"
 name = "study"
@@ -235,6 +269,59 @@ def test_groups_grow_their_own_trees_and_a_run_that_was_cut_ends_the_same(
     for name in "abcd":
         models = [{n: a.numpy() for n, a in r.models[name].items()} for r in (again, whole)]
         assert_equal_models(*models)
+
+
+def test_auto_finds_who_grows_trees_together_and_a_run_that_was_cut_ends_the_same(
+    tmp_path: Path, nodes: list[dict[str, Any]]
+) -> None:
+    keys = {**KEYS, "strategy": "auto", "rounds": 6, "budget": 3.0}
+    whole = run(tmp_path / "whole", nodes, **keys)
+    kinds = (("a", "b"), ("c", "d"))
+    assert whole.rounds[-1].groups == kinds and mean_error(whole) < 0.35
+    assert whole.rounds[-1].details["trees"] == {"a,b": 6, "c,d": 6}
+    given = run(tmp_path / "given", nodes, **KEYS, **{"given-groups": "a,b;c,d"})
+    (verdict,) = (r.details["verdict"] for r in whole.rounds if "verdict" in r.details)
+    sources = [one["source"].split(",")[0] for one in verdict["candidates"]]
+    assert {"everybody alone", "all together", "split by silo"} < set(sources)
+    assert "clusters" in verdict["candidates"][verdict["winner"]]["source"]
+    restart_silos()
+    with pytest.raises(PowerCutError):
+        grid = CutGrid(nodes, at=(wire.EVALUATE_HISTOGRAMS, 3), answered=1)
+        run(tmp_path / "cut", grid, **keys)
+    restart_silos()
+    again = run(tmp_path / "cut", nodes, run_id=2, resume="cut", **keys)
+    for name in "abcd":
+        models = [{n: a.numpy() for n, a in r.models[name].items()} for r in (whole, again, given)]
+        assert_equal_models(*models[:2])
+        assert_equal_models(*models[1:])  # all rows, and the run's own rate
+
+
+def test_auto_leaves_silos_alone_that_contradict_and_groups_the_others_of_one_that_lies(
+    tmp_path: Path, nodes: list[dict[str, Any]]
+) -> None:
+    keys = {**KEYS, "strategy": "auto", "rounds": 6, "budget": 3.0}
+    assert run(tmp_path / "two", nodes[1:3], **keys).rounds[-1].groups == (("b",), ("c",))
+
+    def lying(silo: str, reply: Message) -> Message:
+        if silo == "d" and "sums" in reply.content.array_records:
+            lie = wire.decode_arrays(reply.content.array_records["sums"])["sums"] * 1.5
+            reply.content["sums"] = wire.encode_arrays({"sums": lie}, packed=True)
+        return reply
+
+    found = run(tmp_path / "lying", Tap(nodes, change=lying), **keys)
+    assert list(found.rounds[0].details["not-summed"]) == ["d"]
+    assert ("a", "b") in found.rounds[-1].groups
+
+
+@pytest.mark.parametrize("strategy", [Trees(), Auto()])
+def test_too_few_rounds_for_all_trees_are_refused_before_the_first(strategy: Any) -> None:
+    trees = Ensemble.empty(100, 1, 6, COLUMNS).arrays()
+    with pytest.raises(FederationError, match=r"Set rounds to at least (\d+)") as refused:
+        strategy.check(trees, 3)
+    least = int(str(refused.value).rsplit("least ")[1].rstrip("."))
+    strategy.check(trees, least)
+    with pytest.raises(FederationError):
+        strategy.check(trees, least - 1)
 
 
 def test_a_silo_that_lies_is_left_out_and_the_others_grow_the_trees_without_it(

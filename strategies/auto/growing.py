@@ -1,0 +1,270 @@
+"""Boosted trees in ``auto``: what is compared, raced and held of models that grow by sums.
+
+- *Look*, one round. All silos agree on bins and a constant answer, and each sums the gradients of
+  its rows over them: the histogram of the root of a first tree. Divided by its rows, it is
+  compared as other models' first updates are.
+- *Race*. Every group grows its own trees from rows that are not held out, alone too, with a fifth
+  of the trees at five times the rate. One candidate more is all together with trees that may split
+  by silo: soft groups in one model.
+- *Hold*. The winner's groups grow all their trees from all rows. Until these are complete, silos
+  hold those of the race.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from math import ceil
+
+import numpy as np
+
+from coterie.features.sums.trees.coordinator import (
+    Growing,
+    Grown,
+    Growth,
+    Roots,
+    depth_of,
+    grow,
+    require_rounds,
+    room,
+)
+from coterie.features.sums.trees.growth import Settings
+from coterie.strategies.auto.budget import Budget, holdout, planned
+from coterie.strategies.auto.candidates import Candidate
+from coterie.strategies.auto.state import BY_SILO, AutoState, Forest, key_of
+from coterie.strategies.errors import EXIT_CONFIG, FederationError
+from coterie.strategies.partition.gram import gram
+from coterie.strategies.rounds.algorithm import Exchanges, Round
+from coterie.strategies.rounds.handles import Arrays
+from coterie.strategies.rounds.members import staying
+from coterie.strategies.rounds.options import Config
+from coterie.strategies.rounds.reports import Group
+from coterie.strategies.rounds.roster import Silo
+
+FASTER, FASTEST = 5.0, 0.5
+"""The learning rate in a race: as a multiple of the run's, and at most."""
+FEWEST_SPLIT = 3
+"""Fewest silos of trees that may split by silo."""
+
+
+def raced(growth: Settings, initial: Arrays) -> tuple[Settings, int]:
+    """Return how trees grow in a race, and how many: together they learn as much as the run's."""
+    rate = min(FASTER * growth.rate, max(FASTEST, growth.rate))
+    return replace(growth, rate=rate), ceil(len(initial["leaf"]) * growth.rate / rate - 1e-9)
+
+
+def require(growth: Settings, initial: Arrays, rounds: int, *, least: int) -> None:
+    """Require rounds for a look, a race of all alone and all together, and all trees."""
+    needed = 1 + _race_rounds(growth, initial, 2) + _final_rounds(initial)
+    require_rounds(initial, rounds, max(needed, least))
+
+
+def _race_rounds(growth: Settings, initial: Arrays, arms: int) -> int:
+    exchanges = raced(growth, initial)[1] * depth_of(initial) * arms
+    return max(1, ceil((exchanges + room(0) - room(arms)) / _whole(depth_of(initial) * arms)))
+
+
+def _final_rounds(initial: Arrays) -> int:
+    return ceil(len(initial["leaf"]) / (room(1) // depth_of(initial)))
+
+
+def _whole(tree: int) -> int:
+    """Return the exchanges of a round that whole trees use, of ``tree`` exchanges each."""
+    return max(room(0) // tree, 1) * tree
+
+
+def fits(
+    state: AutoState, candidates: Sequence[Candidate], limits: Budget, growth: Settings, now: Round
+) -> bool:
+    """Return whether a race between these, and then all trees, are within rounds and budgets.
+
+    Both budgets count trees, as they cost bytes in proportion.
+    """
+    initial = state.members.initial
+    arms = {name: len({key_of(c, name) for c in candidates}) for name in now.names}
+    share = raced(growth, initial)[1] / len(initial["leaf"])
+    most = min(limits.trainings, limits.bytes) * planned(now)
+    if any(
+        state.trainings.get(name, 0.0) + (1 + share * own) * planned(now) > most * (1 + 1e-9)
+        for name, own in arms.items()
+    ):
+        return False
+    rounds = _race_rounds(growth, initial, max(arms.values())) + _final_rounds(initial)
+    return now.number + rounds <= now.rounds
+
+
+def with_split(candidates: Sequence[Candidate]) -> tuple[Candidate, ...]:
+    """Return the candidates, after the trivial ones also all together with splits by silo."""
+    split = [
+        Candidate(one.groups, BY_SILO, by_silo=True)
+        for one in candidates
+        if one.is_together and max(map(len, one.groups)) >= FEWEST_SPLIT
+    ]
+    trivial = [one for one in candidates if one.is_trivial]
+    return (*trivial, *split, *(one for one in candidates if not one.is_trivial))
+
+
+def compared(state: AutoState, names: Sequence[str]) -> np.ndarray:
+    """Return the (N, N) inner products of the silos' first histograms."""
+    return gram([[state.trees.roots[name]] for name in names])
+
+
+# ---------------------------------------------------------------- before a round's training
+
+
+def grown(state: AutoState, growth: Growth, limits: Budget, now: Round) -> Exchanges[AutoState]:
+    """Ask for what the phase needs of histograms, and hand out the trees that are complete."""
+    if now.unseen:
+        raise FederationError(
+            "auto compares what each silo's rows say about trees, which a secure run hides. For "
+            "secure trees, give the groups: strategy trees with given-groups or groups-of.",
+            exit_code=EXIT_CONFIG,
+        )
+    state = replace(state, trees=replace(state.trees, lost={}))
+    if state.phase == "look":
+        state = yield from _looked(state, growth, now)
+    fresh = [(name,) for name in sorted(state.probation) if name in now.here]
+    if arms := [*(state.models if state.phase == "race" else ()), *fresh]:
+        state = yield from _raced(state, arms, growth, now)
+    if state.phase == "hold":
+        state = yield from _finished(state, growth, now)
+    return state
+
+
+def _looked(state: AutoState, growth: Growth, now: Round) -> Exchanges[AutoState]:
+    empty = Grown(state.members.initial).split_by(now.names)
+    looking = Roots(growth.growth, growth.column_bins, now.names, empty, 1)
+    yield from grow([looking], now, {}, _held_out)
+    found = {**state.trees.roots, **looking.roots}
+    return _noted(state, [looking], now, roots=found)
+
+
+def _raced(
+    state: AutoState, keys: Sequence[Group], growth: Growth, now: Round
+) -> Exchanges[AutoState]:
+    """Grow the trees of these arms as far as the round's exchanges allow."""
+    initial = state.members.initial
+    settings, count = raced(growth.growth, initial)
+    arms = {key: state.trees.arms.get(key) or _empty(initial, key) for key in keys}
+    here = {key: _here(key, state, now) for key in keys}
+    until = _until(arms, here, count)
+    growing = {
+        key: Growing(settings, growth.column_bins, here[key], own, until[key])
+        for key, own in arms.items()
+    }
+    yield from grow(list(growing.values()), now, state.members.minimums, _held_out)
+    new = {key: one.grown for key, one in growing.items()}
+    stuck = all(new[key].done in (count, arms[key].done) for key in keys)
+    state = _noted(state, growing.values(), now, arms={**state.trees.arms, **new}, raced=stuck)
+    models = {key: new[key].trees if key in new else own for key, own in state.models.items()}
+    alone = {key[0]: own.trees for key, own in new.items() if key[0] in state.probation}
+    return replace(state, models=models, alone={**state.alone, **alone})
+
+
+def _finished(state: AutoState, growth: Growth, now: Round) -> Exchanges[AutoState]:
+    """Grow the held groups' trees from all rows; hand them out when they are complete."""
+    trees = len(state.members.initial["leaf"])
+    keys = [*state.held, *((name,) for name in sorted(state.own))]
+    finals = {key: _final_of(state, key) for key in keys}
+    here = {key: _here(key, state, now) for key in keys}
+    until = _until(finals, here, trees)
+    growing = {
+        key: Growing(growth.growth, growth.column_bins, here[key], own, until[key])
+        for key, own in finals.items()
+        if own.done < trees
+    }
+    yield from grow(list(growing.values()), now, state.members.minimums)
+    new = {key: one.grown for key, one in growing.items()}
+    state = _noted(state, growing.values(), now, finals={**finals, **new})
+    complete = {key: own for key, own in new.items() if own.done == trees}
+    shared = {key: own.trees for key, own in complete.items() if len(key) > 1}
+    alone = {key[0]: own.trees for key, own in complete.items() if len(key) == 1}
+    split = {name: own.of(name) for own in complete.values() for name in own.silos}
+    return replace(
+        state,
+        group_models={**state.group_models, **shared},
+        alone={**state.alone, **alone},
+        trees=replace(state.trees, own={**state.trees.own, **split}),
+    )
+
+
+def _until(
+    grown: Mapping[Group, Grown], here: Mapping[Group, Group], count: int
+) -> dict[Group, int]:
+    """Return how many trees each group has after the round, of ``count`` in the end."""
+    names = [name for group in here.values() for name in group]
+    arms = max((names.count(name) for name in set(names)), default=1)
+    begins = any(not own.edges for own in grown.values())
+    found = {}
+    for key, own in grown.items():
+        tree = depth_of(own.trees) * arms
+        more = max(room(arms if begins else 0) // tree, 1)
+        found[key] = max(min(count, own.done + more), own.done)
+    return found
+
+
+def _here(key: Group, state: AutoState, now: Round) -> Group:
+    """Return a group's silos that are asked: all that are here and accept its size."""
+    new = () if len(key) == 1 else state.probation
+    here = tuple(name for name in key if name in now.here and name not in new)
+    return here if len(key) == 1 else staying(here, state.members.minimums)
+
+
+def _empty(initial: Arrays, key: Group) -> Grown:
+    empty = Grown(initial)
+    return empty.split_by(key[1:]) if key[0] == BY_SILO else empty
+
+
+def _final_of(state: AutoState, key: Group) -> Grown:
+    """Return a group's trees, also those that it had with fewer or more silos."""
+    known = state.trees.finals
+    if key in known:
+        return known[key]
+    common = {k: len(set(k) & set(key)) for k in known if min(len(k), len(key)) > 1}
+    if common and max(common.values()) > 1:
+        return known[max(common, key=lambda k: (common[k], k))]
+    split = state.by_silo and len(key) > 1
+    return _empty(state.members.initial, (BY_SILO, *key) if split else key)
+
+
+def _noted(
+    state: AutoState, growing: Iterable[Growing], now: Round, **changes: object
+) -> AutoState:
+    """Note the trees, silos that were left out, and what was grown: all trees are a whole run."""
+    trainings, lost = dict(state.trainings), dict(state.trees.lost)
+    whole = len(state.members.initial["leaf"])
+    for one in growing:
+        lost |= one.lost
+        for name in one.here:
+            more = (one.grown.done - one.began) / whole * planned(now)
+            trainings[name] = trainings.get(name, 0.0) + more
+    forest: Forest = replace(state.trees, lost=lost, **changes)  # type: ignore[arg-type]
+    return replace(state, trainings=trainings, trees=forest)
+
+
+def _held_out(silo: Silo) -> Config:
+    return holdout(silo)
+
+
+# ---------------------------------------------------------------- after a race
+
+
+def settled(state: AutoState, before: AutoState) -> AutoState:
+    """Return the state after a race of trees, whose silos hold the winner's trees of the race."""
+    arms, forest = before.trees.arms, before.trees
+    alone = {n: arms[n,].trees for n in sorted(before.raced) if (n,) in arms}
+    own = {
+        name: arms[BY_SILO, *group].of(name)
+        for group in state.group_models
+        if state.by_silo and (BY_SILO, *group) in arms
+        for name in group
+    }
+    finals = {k: v for k, v in forest.finals.items() if k in state.held and not v.silos}
+    forest = replace(forest, arms={}, finals={} if state.by_silo else finals, own=own, raced=False)
+    return replace(state, alone={**state.alone, **alone}, trees=forest)
+
+
+def incomplete(state: AutoState) -> bool:
+    """Return whether a held group lacks trees."""
+    whole = len(state.members.initial["leaf"])
+    return any(own.done < whole for own in state.trees.finals.values()) or not state.trees.finals
