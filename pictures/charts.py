@@ -18,10 +18,11 @@ from matplotlib.patches import Rectangle
 from numpy.typing import NDArray
 
 from coterie.pictures.parts import (
+    ROUND,
     bare,
     legend,
     look,
-    over_rounds,
+    over_time,
     per_row,
     plain,
     write,
@@ -251,13 +252,19 @@ class Curve:
 
 
 def curves(
-    lines: Sequence[Curve], layout: Layout, *, title: str, unit: str, whole: bool = False
+    lines: Sequence[Curve],
+    layout: Layout,
+    *,
+    title: str,
+    unit: str,
+    x: str = ROUND,
+    whole: bool = False,
 ) -> Drawing:
     """Draw lines with labels at their ends, and bands; ``whole`` shows whole numbers only."""
     longest = 14 if layout.narrow else 30
     room = max((text_width(shorten(c.label, longest), 12) for c in lines if c.label), default=0.0)
     height = 280 if layout.narrow else 400
-    drawing, axes = over_rounds(layout, title, height, unit, right=room + 20, top=14)
+    drawing, axes = over_time(layout, title, height, unit, x=x, right=room + 20, top=14)
     for line in lines:
         if line.band is not None:
             axes.fill_between(line.x, *line.band, color=line.colour, alpha=0.16, lw=0)

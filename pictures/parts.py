@@ -11,6 +11,7 @@ from matplotlib.ticker import MaxNLocator
 from coterie.pictures.style import INK, Drawing, Layout, canvas, shorten, text_width
 
 ROW = 22
+ROUND = "round"
 
 
 def legend(drawing: Drawing, layout: Layout, handles: Sequence[Any]) -> None:
@@ -70,12 +71,13 @@ def per_row(
     return drawing, axes, 1 / (layout.width - left - right)
 
 
-def over_rounds(
-    layout: Layout, title: str, height: float, unit: str, *, right: float, top: float
+def over_time(
+    layout: Layout, title: str, height: float, unit: str, *, x: str, right: float, top: float
 ) -> tuple[Drawing, Axes]:
+    """Return axes over rounds, or over the time ``x``."""
     drawing, axes = canvas(layout, title, height, left=52, right=right, top=top, bottom=48)
-    plain(axes, "y", x="round", y=unit)
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins="auto"))
+    plain(axes, "y", x=x, y=unit)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=x == ROUND, nbins="auto"))
     return drawing, axes
 
 

@@ -29,6 +29,10 @@ class BySums(Algorithm[Any]):
         """Return the coordinator's side of the family."""
         raise NotImplementedError
 
+    def noun(self) -> str:
+        """Return what a fit is, for people."""
+        raise NotImplementedError
+
     def settings(self) -> Mapping[str, Any]:
         """Return the settings of every fit, as JSON values."""
         raise NotImplementedError

@@ -7,11 +7,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from functools import partial
 
+import numpy as np
+
 from coterie.features.sums.coordinator import Fit
 from coterie.features.sums.regression.survival import SURVIVAL, Step, curve, log_rank
-from coterie.pictures import estimates
+from coterie.pictures import charts
 from coterie.pictures.page import Page, Picture, Table
-from coterie.pictures.style import INK
+from coterie.pictures.style import ALONE
 from coterie.server.report.race_words import listed
 from coterie.server.report.regression import (
     again,
@@ -27,6 +29,8 @@ from coterie.server.report.regression import (
 )
 from coterie.server.runs.fitted import Fitted
 
+MOST_NAMED = 12
+"""Most curves of which those of silos have a name in the picture."""
 NOTE = (
     "The estimate is Kaplan's and Meier's, with Greenwood's variance, on times rounded up to the "
     "agreed ones: a row counts as at risk until its interval ends. A silo is left out if it has "
@@ -100,7 +104,7 @@ def _build_page(fitted: Fitted, name: str) -> Page:
         subtitle=f"run {name} · task {fitted.task} · counted by sums over silos",
         lead=lead,
         warnings=[f"{fit.name}: no result. {fit.failed}" for fit in fitted.fits.fits if fit.failed],
-        pictures=list(_pictures(shown, curves)),
+        pictures=list(_pictures(fitted, curves)),
         tables={
             **{_title(fit): _table(curves[fit.name]) for fit in shown},
             **tests,
@@ -125,19 +129,27 @@ def _table(steps: Sequence[Step]) -> Table:
     return Table(head, rows, cards=True)
 
 
-def _pictures(shown: Sequence[Fit], curves: dict[str, list[Step]]) -> Iterator[Picture]:
-    """Yield a picture of survival until the last time."""
-    rows = []
-    several = len(shown) > 1
-    for fit, colour in zip(shown, colours(len(shown)), strict=True):
-        step = curves[fit.name][-1]
-        label, colour = _title(fit).partition(" (")[0], colour if several else INK
-        rows.append(estimates.Range(label, step.survival, step.low, step.high, colour))
-    title = f"Survival until {step.time:g}"
-    unit = "share without an event, with its 95% interval"
-    table = Table(
-        ("group", "survival", "95%"),
-        [(one.label, f"{one.value:.3f}", interval(one.low, one.high)) for one in rows],
-    )
-    draw = partial(estimates.ranges, rows, title=title, unit=unit)
-    yield Picture("survival", title, "Groups, and silos that are alone.", draw, table)
+def _pictures(fitted: Fitted, curves: dict[str, list[Step]]) -> Iterator[Picture]:
+    """Yield the curves as steps, those of silos of a group thin and without their band."""
+    grouped, shown = fits_to_show(fitted), _all_fits(fitted)
+    found = dict(zip((fit.name for fit in grouped), colours(len(grouped)), strict=True))
+    lines = []
+    for fit in shown:
+        steps, whole = curves[fit.name], fit.name in found
+        label = _title(fit).partition(" (")[0]
+        named = label if whole or len(shown) <= MOST_NAMED else ""
+        times = np.repeat([0.0, *(one.time for one in steps)], 2)[1:].tolist()
+        middle, low, high = (
+            np.repeat([1.0, *(getattr(one, part) for one in steps)], 2)[:-1].tolist()
+            for part in ("survival", "low", "high")
+        )
+        band = (low, high) if whole else None
+        colour = found.get(fit.name, ALONE)
+        lines.append(
+            charts.Curve(times, middle, colour, named, tip=label, band=band, thin=not whole)
+        )
+    caption = "Kaplan-Meier estimates at the agreed times, with their 95% intervals as bands."
+    caption += " Thin lines: silos." if len(shown) > len(grouped) else ""
+    unit, title = "share without an event", "Survival"
+    draw = partial(charts.curves, lines, title=title, unit=unit, x="time")
+    yield Picture("survival", title, caption, draw)

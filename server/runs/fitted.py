@@ -109,7 +109,8 @@ def fit_by_sums(
     if not any(fit.state.done for fit in fitted.fits.fits):
         reasons = {fit.name: fit.failed for fit in fitted.fits.fits}
         raise FederationError(
-            f"no {fitted.family} was fitted. {wire.reasons({**reasons, **fitted.silent})}",
+            f"no {algorithm.noun()} could be computed. "
+            f"{wire.reasons({**reasons, **fitted.silent})}",
             phase=fitted.family,
         )
     return fitted

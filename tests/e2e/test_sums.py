@@ -11,16 +11,18 @@ from tests.e2e.gated import TASK
 from tests.e2e.organisations import Organisations
 from tests.e2e.runs import finished, hashes_of
 from tests.kit import run
+from tests.unit.server.test_cox import sites as relapses
 from tests.unit.server.test_regression import regress, sites
 
 
-def test_a_person_fits_a_regression_and_grows_trees_and_gets_what_one_process_gets(
+def test_a_person_fits_regressions_and_grows_trees_and_gets_what_one_process_gets(
     pair: Organisations, tmp_path: Path
 ) -> None:
     nodes = [{**node, "name": f"clinic-{node['name']}"} for node in sites(tmp_path / "sites")[:2]]
     task = tmp_path / "sites" / "heart.toml"
     task.write_text(task.read_text().replace('"mclr"', '"trees-4x3"'))
-    for node in nodes:
+    survival = [{**one, "name": f"ward-{one['name']}"} for one in relapses(tmp_path / "wards")[:2]]
+    for node in (*nodes, *survival):
         name, allowed = str(node["name"]), '[policy]\nsums = ["regression", "trees"]'
         node["sums"] = "regression,trees"
         request = pair.make(name, {"data": str(node["data.data"])}, extra=allowed)
@@ -28,15 +30,17 @@ def test_a_person_fits_a_regression_and_grows_trees_and_gets_what_one_process_ge
         settings.write_text(settings.read_text().replace(TASK, str(node["task"])))
         pair.join(name, pair.enrol(request))
         pair.start_silo(name)
-    pair.wait_for(4)
-    found = json.loads(pair.command("regress", "logistic", "--task", "heart", "--json"))
-    assert found["groups"][0]["members"] == ["clinic-a", "clinic-b"]
-    (file,) = (pair.coordinator / "runs").glob(f"regression-*/{SUMS}")
-    here = regress(tmp_path / "here", nodes)
-    assert found["exchanges"] == here.fits.exchanges
-    arrays = read_fitted(file).groups[0].state.arrays
-    for name, array in here.groups[0].state.arrays.items():
-        assert array.tobytes() == arrays[name].tobytes(), name
+    pair.wait_for(6)
+    for who, task, model in ((nodes, "heart", "logistic"), (survival, "relapse", "cox")):
+        before = set((pair.coordinator / "runs").iterdir())
+        found = json.loads(pair.command("regress", model, "--task", task, "--json"))
+        assert found["groups"][0]["members"] == [node["name"] for node in who]
+        (folder,) = set((pair.coordinator / "runs").iterdir()) - before
+        here = regress(tmp_path / model, who, task=task, model=model)
+        assert found["exchanges"] == here.fits.exchanges
+        arrays = read_fitted(folder / SUMS).groups[0].state.arrays
+        for name, array in here.groups[0].state.arrays.items():
+            assert array.tobytes() == arrays[name].tobytes(), (model, name)
     for strategy, rounds in (("trees", 2), ("auto", 6)):
         folder = pair.submit(strategy, "--task", "heart", "--rounds", str(rounds))
         there = finished(folder)

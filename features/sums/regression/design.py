@@ -44,6 +44,7 @@ class Design:
         words: names of the coefficients, any intercept first, and of the target.
         x: (n, columns) without the intercept. y: (n,).
         used: (all rows,) which rows these are.
+        persons: (n,) person of each row; None: each is of another.
         spells: the rows under observation at each time, in a Cox regression.
     """
 
@@ -51,6 +52,7 @@ class Design:
     x: Array
     y: Array
     used: NDArray[np.bool_]
+    persons: Persons | None
     spells: Spells | None = None
 
 
@@ -89,7 +91,7 @@ def design_of(rows: Rows, settings: Mapping[str, Any], least: int) -> Design:
             )
     if settings["model"] == "logistic" and target[0].categories:
         label = wire.plain_text(f"{label} = {target[0].categories[1]}", wire.MAX_WORD)
-    return Design((*labels, label), x, y, used, spells)
+    return Design((*labels, label), x, y, used, persons, spells)
 
 
 def _target(targets: Sequence[Column], settings: Mapping[str, Any]) -> Sequence[Column]:
@@ -165,8 +167,8 @@ def sums_of(design: Design, model: str, asked: Mapping[str, Array], least: int) 
     """Return the sums that a question asks for.
 
     Raises:
-        FitError: the coefficients give nearly all weight to fewer than ``least`` rows, so that the
-            sums would show these.
+        FitError: the coefficients give nearly all weight to fewer than ``least`` rows (persons, if
+            they have several), so that the sums would show these.
     """
     count = {COUNT: np.array([float(len(design.y))])}
     if not asked:
@@ -178,18 +180,19 @@ def sums_of(design: Design, model: str, asked: Mapping[str, Array], least: int) 
     z = np.divide(centred, widths, out=np.zeros_like(centred), where=widths > 0)
     if design.spells is not None:
         loss, gradient, hessian, *weights = partial(design.spells, z, asked[BETA])
-        _refuse_few(weights if design.spells.event.any() else [], least)
+        whose = None if design.persons is None else design.persons[design.spells.order]
+        _refuse_few(weights if design.spells.event.any() else [], whose, least)
         return {**count, LOSS: loss, GRADIENT: gradient, HESSIAN: packed(hessian)}
     z = np.concatenate([np.ones((len(z), 1)), z], axis=1)
     loss, slope, curve = _by_row(model, z @ asked[BETA], design.y)
-    _refuse_few([] if model == "linear" else [slope, curve], least)
+    _refuse_few([] if model == "linear" else [slope, curve], design.persons, least)
     found = {LOSS: np.array([loss.sum()]), GRADIENT: z.T @ slope}
     return {**count, **found, HESSIAN: packed(z.T @ (z * curve[:, None]))}
 
 
-def _refuse_few(weights: Sequence[Array], least: int) -> None:
+def _refuse_few(weights: Sequence[Array], persons: Persons | None, least: int) -> None:
     """Raise ``FitError`` if any weights (n,) are nearly all those of fewer than ``least`` rows."""
-    if any(not _effective(one) >= least for one in weights):
+    if any(not _effective(one, persons) >= least for one in weights):
         raise FitError(
             "with these coefficients few rows would outweigh all others in the sums, and be shown "
             "by them (statistics_from)"
@@ -207,8 +210,14 @@ def _by_row(model: str, eta: Array, y: Array) -> tuple[Array, Array, Array]:
     return np.logaddexp(0.0, eta) - y * eta, chance - y, chance * np.exp(-np.logaddexp(0.0, eta))
 
 
-def _effective(weights: Array) -> float:
-    """Return how many equal weights have the same spread (Kish: "Survey Sampling", 1965, 11.7)."""
-    largest = np.abs(weights).max()
-    shares = np.abs(weights) / largest if largest > 0 else weights
+def _effective(weights: Array, persons: Persons | None) -> float:
+    """Return how many equal weights have the same spread (Kish: "Survey Sampling", 1965, 11.7).
+
+    Weights of one person count as their sum.
+    """
+    shares = np.abs(weights)
+    if persons is not None:
+        shares = np.bincount(np.unique(persons, return_inverse=True)[1], shares)
+    largest = shares.max()
+    shares = shares / largest if largest > 0 else shares
     return float(shares.sum() ** 2 / max((shares**2).sum(), 1e-300))

@@ -56,6 +56,12 @@ class RegressionKeys(BySums):
         """Return the coordinator's side."""
         return family_of({"model": self.model})
 
+    def noun(self) -> str:
+        """Return the kind, for people."""
+        if self.model == SURVIVAL:
+            return "survival curve"
+        return f"{'Cox' if self.model == COX else self.model} regression"
+
     def settings(self) -> Mapping[str, Any]:
         """Return kind, columns, target and times."""
         columns = [word.strip() for word in self.columns.split(",") if word.strip()]

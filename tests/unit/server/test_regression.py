@@ -162,17 +162,30 @@ def test_what_has_no_result_is_named_and_no_number_comes(what: str) -> None:
         fit({"a": rows}, model)
 
 
+def refused(rows: Rows, question: Question) -> str:
+    """Why the rows, or persons, are too few for an answer."""
+    try:
+        Regressing().answer(question, replace(rows, kept={}), 10, anyway)
+    except FitError as error:
+        return str(error)
+    return ""
+
+
 def test_few_rows_are_never_shown_by_the_coefficients_that_a_coordinator_chooses() -> None:
     rows, family = rows_of(0, "logistic"), Regression()
     settings = {"model": "logistic", "columns": ["dose"], "target": ""}
     values = np.sort(rows.inputs[1].values[20:])
-    narrow = {  # all weight on the rows beside one value
-        "centres": np.array([values[100]]),
-        "widths": np.array([1e-4]),
-        "beta": np.array([0.0, 1.0]),
-    }
-    with pytest.raises(FitError, match="few rows would outweigh"):
-        Regressing().answer(Question(family.name, settings, narrow), rows, 10, anyway)
+    fifteen = np.argsort(np.argsort(rows.inputs[1].values)) // 20
+    for width, persons, why in ((1e-4, None, "few rows would"), (0.05, fifteen, "few rows would"),
+                                (0.05, None, "")):  # fmt: skip
+        narrow = {  # all weight on the rows beside one value
+            "centres": np.array([values[100]]),
+            "widths": np.array([width]),
+            "beta": np.array([0.0, 1.0]),
+        }
+        mine, question = replace(rows, persons=persons), Question(family.name, settings, narrow)
+        found = refused(mine, question)
+        assert why in found and bool(why) == bool(found), (width, persons)
     sums = {"count": np.array([300.0]), "sums": np.array([np.inf, 0.0])}
     too_large = Answer(sums, ("(intercept)", "dose", "outcome"))
     with pytest.raises(wire.WireError, match="not finite"):
@@ -411,8 +424,10 @@ def test_two_sets_of_rows_that_differ_by_few_never_both_leave(
 def test_without_any_result_the_run_fails_with_the_reasons(tmp_path: Path) -> None:
     restart_silos()
     nodes = sites(tmp_path / "sites", **{name: {"sums": ""} for name in NAMES})
-    with pytest.raises(FederationError, match=r"no regression was fitted.*answers no sums"):
+    with pytest.raises(FederationError, match=r"no logistic regression could be.*answers no sums"):
         regress(tmp_path / "r", nodes)
+    with pytest.raises(FederationError, match=r"no survival curve could be.*answers no sums"):
+        regress(tmp_path / "s", nodes, model="survival", at="9")
     why = reason(ask(wire.TRAIN_SUMS, nodes[0], strategy="hcct", task="heart"))
     assert "only in runs with strategy regression" in why
     assert unpacked(np.arange(6.0), 3).tolist() == [[0, 1, 2], [1, 3, 4], [2, 4, 5]]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,13 @@ from flwr.app import Message
 from scipy.stats import CensoredData, ecdf, logrank
 
 from coterie.features.sums.contract import FitError, Question, State, added
+from coterie.features.sums.coordinator import Fit, Fits
 from coterie.features.sums.regression.silo import Regressing, counts_until
 from coterie.features.sums.regression.survival import Survival, curve, log_rank
+from coterie.pictures.style import WIDE
 from coterie.server.report.command import write_report
+from coterie.server.report.survival import page_of_fits
+from coterie.server.runs.fitted import Fitted
 from tests.commands import coterie
 from tests.kit import Tap, restart_silos
 from tests.unit.server.test_cox import Array, rows_of, sites
@@ -57,6 +62,20 @@ def test_sums_give_the_estimate_and_the_test_of_all_rows_together() -> None:
     assert log_rank([one, two]) == pytest.approx((expected.statistic**2, expected.pvalue), rel=1e-6)
     assert log_rank([one, two, three]) == pytest.approx(log_rank([three, one, two]), rel=1e-6)
     assert log_rank([one]) is None
+
+
+def test_curves_are_drawn_as_steps() -> None:
+    states = fitted(0, 1)[0], fitted(2)[0]
+    fits = Fit("A", ("a", "b"), states[0]), Fit("alone a", ("a",), states[1])
+    page = page_of_fits(Fitted("relapse", "regression", SETTINGS, "", Fits(fits)), "r")
+    (axes,) = page.pictures[0].draw(WIDE).figure.axes
+    assert len(axes.lines) == 2 and len(axes.collections) == 1, "one has a band"
+    for line, state in zip(axes.lines, states, strict=True):
+        x, y = map(np.asarray, line.get_data())
+        values = [1.0, *(one.survival for one in curve(SETTINGS, state.arrays))]
+        for end, pair in zip(TIMES, pairwise(values), strict=True):
+            assert y[x == end].tolist() == list(pair)
+        assert y[x == 0].tolist() == [1.0]
 
 
 def test_no_interval_shows_few_events_or_few_censored_rows_or_few_persons() -> None:
