@@ -1,8 +1,9 @@
 """Export of a saved model for use without coterie: ``coterie silo export``.
 
-It writes an ONNX file, or a program of ``torch.export``, and a card, also in the file, for programs
-(JSON) and people (Markdown): the inputs, the outputs, and the model's metrics. The written file is
-read again and must give the model's answers for some samples.
+It writes an ONNX file, a program of ``torch.export``, or boosted trees as XGBoost's JSON, and a
+card for programs (JSON) and people (Markdown): the inputs, the outputs, and the model's metrics.
+The first two also contain the card. The written file is read again and must give the model's
+answers for some samples.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import torch
 from torch import nn
 
 from coterie.client.cli.answers import Array, names_of
+from coterie.client.cli.export_trees import xgboost_json
 from coterie.client.cli.predict import Kept, answer_of
 from coterie.client.work.card import Card, figure_row, lead_of, numbers_of
 from coterie.client.work.data import map_nest, to_device
@@ -29,12 +31,16 @@ from coterie.system.files import make_folder, write_named
 from coterie.system.terminal import LEGIBLE
 from coterie.tasks.base import Nest, Option, TaskError, leaves
 from coterie.tasks.problems import Classes, Labels, Masks, Numbers, Problem
+from coterie.tasks.trees import Trees
 from coterie.wire import counted
 
 CARD = "coterie-card"
 """The card's name in the file's metadata."""
 CHECKED = 8
 """Samples used to check the written file."""
+XGBOOST = ".json"
+FORMATS = {".onnx": "ONNX", ".pt2": "torch.export", XGBOOST: "JSON of XGBoost"}
+"""Ending of a file → its format."""
 LARGEST = 2**31 - 2**20
 """The largest ONNX file in bytes, a limit of protobuf."""
 TRACES = (
@@ -48,7 +54,8 @@ class Exported:
     """The files of an export, and the result of their check.
 
     Attributes:
-        checked: number of samples used for the check.
+        checked: number of samples used for the check; 0 if xgboost, which would read the file, is
+            not installed.
         own: whether they are from the silo's test data, not made up.
         apart: the largest difference between an answer of the file and of the model.
     """
@@ -74,7 +81,7 @@ class Program(nn.Module):
 
 
 def export(kept: Kept, file: Path, *, options: Mapping[str, Option]) -> Exported:
-    """Write a saved model, as ``.onnx`` or ``.pt2``, and its cards, ``FILE.json`` and ``FILE.md``.
+    """Write a saved model, in one of ``FORMATS``, and its cards, ``FILE.json`` and ``FILE.md``.
 
     If the data in ``options`` exist, some of the silo's test samples are used to check the file.
 
@@ -82,15 +89,33 @@ def export(kept: Kept, file: Path, *, options: Mapping[str, Option]) -> Exported
         TaskError: the file's name ends in something else, a package is missing, the model cannot be
             written in this format, or the written file answers differently.
     """
-    writers: Mapping[str, _Writer] = {".onnx": _onnx, ".pt2": _torch}
-    write = writers.get(file.suffix.lower())
-    if write is None:
+    suffix = file.suffix.lower()
+    if suffix not in FORMATS:
         raise TaskError(
-            f"the file to write must end in {' or '.join(writers)} (ONNX, or a torch.export "
-            f"program). Got {file.name!r}."
+            f"the file to write must end in {', '.join(FORMATS)} ({', '.join(FORMATS.values())}). "
+            f"Got {file.name!r}."
         )
     samples, own = _some_samples(kept, options)
     program = Program(kept).eval().requires_grad_(False)
+    card = card_of(kept, file, samples, options)
+    if suffix == XGBOOST:
+        content, ask = _xgboost(kept, program.temperature)
+    else:
+        traced, shapes = _traced(kept, program, samples)
+        content, ask = (_onnx if suffix == ".onnx" else _torch)(traced, card, shapes)
+    apart = 0.0 if ask is None else _difference(program, ask, samples)
+    card |= {"sha256": hashlib.sha256(content).hexdigest()}
+    files = [file, file.with_name(file.name + ".json"), file.with_name(file.name + ".md")]
+    make_folder(file.parent)
+    texts = [json.dumps(card, indent=2, ensure_ascii=False), _text(kept, card)]
+    contents = [content, *(text.encode(errors=LEGIBLE) for text in texts)]
+    for place, written in zip(files, contents, strict=True):
+        write_named(place, written)
+    return Exported(files, 0 if ask is None else len(leaves(samples)[0]), own, apart)
+
+
+def _traced(kept: Kept, program: Program, samples: Nest) -> tuple[Any, Any]:
+    """Return the program of ``torch.export``, and the shapes that may vary."""
     # Zeros: a program of torch.export keeps its example, which must be no patient's.
     example = map_nest(lambda leaf: leaf.new_zeros((2, *leaf.shape[1:])), samples)
     batch = torch.export.Dim("batch")
@@ -104,17 +129,7 @@ def export(kept: Kept, file: Path, *, options: Mapping[str, Option]) -> Exported
             "on how many samples there are."
         ) from None
     _forget_source(traced)
-    card = card_of(kept, file, samples, options)
-    content, ask = write(traced, card, shapes)
-    apart = _difference(program, ask, samples)
-    card |= {"sha256": hashlib.sha256(content).hexdigest()}
-    files = [file, file.with_name(file.name + ".json"), file.with_name(file.name + ".md")]
-    make_folder(file.parent)
-    texts = [json.dumps(card, indent=2, ensure_ascii=False), _text(kept, card)]
-    contents = [content, *(text.encode(errors=LEGIBLE) for text in texts)]
-    for place, written in zip(files, contents, strict=True):
-        write_named(place, written)
-    return Exported(files, len(leaves(samples)[0]), own, apart)
+    return traced, shapes
 
 
 def card_of(kept: Kept, file: Path, samples: Nest, options: Mapping[str, Option]) -> dict[str, Any]:
@@ -135,6 +150,9 @@ def card_of(kept: Kept, file: Path, samples: Nest, options: Mapping[str, Option]
         "dtype": _dtype(said),
         **_meaning(kept, said.shape[1] if said.ndim > 1 else 1),
     }
+    if file.suffix.lower() == XGBOOST and isinstance(task.problem, Classes) and said.shape[1] == 2:
+        means = f"probability of {output['classes'][1]!r}"
+        output |= {"shape": ["batch"], "means": means}
     calibration = card.calibration
     where, number, figures = "", card.test_examples, _figures_of(card)
     if calibration is not None:
@@ -142,7 +160,7 @@ def card_of(kept: Kept, file: Path, samples: Nest, options: Mapping[str, Option]
         number, figures = calibration.measured, calibration.figures
     return {
         "file": file.name,
-        "format": "ONNX" if file.suffix.lower() == ".onnx" else "torch.export",
+        "format": FORMATS[file.suffix.lower()],
         "task": card.task,
         "silo": card.silo,
         "run": card.run,
@@ -229,8 +247,31 @@ def _some_samples(kept: Kept, options: Mapping[str, Option]) -> tuple[Nest, bool
 
 
 _Ask = Callable[[Nest], Array]
-_Writer = Callable[[Any, Mapping[str, Any], Any], tuple[bytes, _Ask]]
-"""A traced program, its card, its dynamic shapes → the file, and a function that runs it."""
+
+
+def _xgboost(kept: Kept, temperature: float) -> tuple[bytes, _Ask | None]:
+    """Return the file, and a function that runs it; None if xgboost is not installed."""
+    if not isinstance(kept.model, Trees):
+        raise TaskError(
+            f'{XGBOOST} is the format of XGBoost, for boosted trees (network = "trees"). Write '
+            "other models as .onnx or .pt2."
+        )
+    content = xgboost_json(kept.model, kept.task.problem, temperature)
+    if find_spec("xgboost") is None:
+        return content, None
+    import xgboost
+
+    booster = xgboost.Booster()
+    booster.load_model(bytearray(content))
+
+    def ask(x: Nest) -> Array:
+        assert isinstance(x, torch.Tensor), "rows of a table"
+        found: Array = booster.predict(xgboost.DMatrix(x.numpy()))
+        if isinstance(kept.task.problem, Classes) and found.ndim == 1:
+            return np.stack([1 - found, found], axis=1)
+        return found.reshape(len(x), -1)
+
+    return content, ask
 
 
 def _torch(traced: Any, card: Mapping[str, Any], shapes: Any) -> tuple[bytes, _Ask]:

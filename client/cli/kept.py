@@ -257,7 +257,9 @@ def export(
     to: Annotated[
         Path,
         option(
-            *("FILE", "File to write: model.onnx, or model.pt2 for PyTorch.", *OUTPUT),
+            "FILE",
+            "File to write: model.onnx, model.pt2 for PyTorch, or model.json for XGBoost (trees).",
+            *OUTPUT,
             Old("--to"),
         ),
     ],
@@ -270,7 +272,8 @@ def export(
 
     The command also writes a card, FILE.json and FILE.md: inputs, outputs, the decision rule, and
     the model's metrics on this silo's test data. The exported file is checked against the model on
-    a few samples. ONNX requires `pip install 'coterie[export]'`.
+    a few samples. ONNX requires `pip install 'coterie[export]'`; XGBoost's JSON is checked if
+    xgboost is installed.
     """
     from coterie.client.cli.export import export
     from coterie.client.cli.predict import load_kept
@@ -286,9 +289,12 @@ def export(
         else "generated, because the silo's data are not available"
     )
     said = (
-        f"checked on {counted(written.checked, 'sample')} {samples}: it gives the model's answers"
+        f"checked on {counted(written.checked, 'sample')} {samples}: it gives the model's answers "
+        f"(largest difference {written.apart:.1g})"
+        if written.checked
+        else "not checked, because xgboost is not installed"
     )
-    print(f"model {asked.file}; {said} (largest difference {written.apart:.1g})", file=sys.stderr)
+    print(f"model {asked.file}; {said}", file=sys.stderr)
     calibration = kept.card.calibration
     if calibration is not None:
         print(f"calibrated: {calibration.text()}", file=sys.stderr)

@@ -25,6 +25,7 @@ from coterie.client.work.session import open_session
 from coterie.client.work.weights import read_weights
 from coterie.tasks.base import Option, Samples, SiloData, StreamedData, Task
 from coterie.tasks.problems import Classes, Labels, Masks, Numbers, Problem, Survival
+from coterie.tasks.trees import Trees
 
 WEIGHT = np.array([[1.0, -2.0, 0.5], [0.5, 1.0, -1.0]], np.float32)
 TRUE_TEMPERATURE = 4.0
@@ -185,6 +186,31 @@ class Branching(TwoNumbers):
                 return super().forward(x) if float(x.sum()) > 0 else -super().forward(x)
 
         return Odd(3, 2)
+
+
+class Grown(TwoClasses):
+    """Trees for a task of two classes."""
+
+    def model(self) -> nn.Module:
+        return trees_of(self.its_problem, 3)
+
+
+def trees_of(problem: Problem, columns: int) -> Trees:
+    """Return trees with splits at numbers such as 0 and 1, and nodes that do not split."""
+    outputs = getattr(problem, "num_classes", 2)
+    two = problem == Classes(2)
+    model = Trees(5, 1 if two else outputs, 3, columns, two_classes=two)
+    draw = torch.Generator().manual_seed(0)
+    for name, array in model.state_dict().items():
+        ends = {"feature": (-1, columns), "missing_left": (0, 2), "threshold": (-1, 2)}
+        shape = array.shape
+        drawn = (
+            torch.randint(*ends[name], shape, generator=draw)
+            if name in ends
+            else torch.randn(shape, generator=draw)
+        )
+        array.copy_(drawn)
+    return model
 
 
 @dataclass(frozen=True)

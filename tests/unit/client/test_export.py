@@ -257,7 +257,8 @@ def test_what_cannot_be_exported_is_refused(
         return capsys.readouterr().err
 
     asked.keep(tmp_path, asked.TwoNumbers)
-    assert "must end in .onnx or .pt2 (ONNX, or a torch.export" in refused("m.pt")
+    assert "must end in .onnx, .pt2, .json (ONNX, torch.export, JSON of" in refused("m.pt")
+    assert ".json is the format of XGBoost, for boosted trees" in refused("m.json")
     found = importlib.util.find_spec
     monkeypatch.setattr(
         exporting, "find_spec", lambda name: None if name == "onnxscript" else found(name)
