@@ -23,6 +23,7 @@ from coterie.features.evaluation.silo import evaluate_given
 from coterie.features.personal.silo import Personal, evaluate_own, train_model_apfl
 from coterie.features.privacy.silo import DifferentialPrivacy
 from coterie.features.secure import silo as secure
+from coterie.features.secure.masking import Masking
 from coterie.features.statistics import silo as statistics
 from coterie.features.sums.regression.silo import Regressing
 from coterie.features.sums.silo import answer_sums
@@ -47,7 +48,7 @@ def initialise(request: Request) -> RecordDict:
 
 STAGES = (
     *(Testing(), Validation(), DifferentialPrivacy(), statistics.Scaled()),
-    *(secure.Secure(), Personal(), Consensus(), Compression(), Watching(), Growing()),
+    *(secure.Secure(), Masking(), Personal(), Consensus(), Compression(), Watching(), Growing()),
 )
 """The stages, in the order in which they are called."""
 

@@ -25,6 +25,7 @@ from coterie.client.home.request_counts import asked_by
 from coterie.client.home.settings import SiloSettings
 from coterie.features.privacy.budget import read_spent
 from coterie.features.secure.protocol import decode_sum
+from coterie.features.secure.together import decode_together
 from coterie.system.files import append_line, make_folder
 from coterie.wire.games import game_of
 from coterie.wire.statements import decode_statement
@@ -102,9 +103,16 @@ def _entry(message: Message) -> dict[str, Any]:
 
 def _summed(message: Message, config: ConfigRecord | None) -> dict[str, Any]:
     """Return a masked sum's round, silos and their blocks, for readers of the ledger."""
-    if config is None or message.metadata.message_type != wire.MASKED_SUM:
+    kind = message.metadata.message_type
+    if config is None or wire.SUM not in config:
         return {}
     try:
+        if wire.kind_of(kind).summed:
+            found = decode_together(config[wire.SUM])
+            number, names = wire.whole(config.get(wire.ROUND)), list(found.members)
+            return {"summed": {"round": number, "silos": names, "blocks": list(found.blocks)}}
+        if kind != wire.MASKED_SUM:
+            return {}
         asked = decode_sum(config.get(wire.SUM))
     except wire.WireError:
         return {}  # refused

@@ -187,9 +187,9 @@ def _difference(kind: str, config: Mapping[str, Any], terms: Mapping[str, Value]
             )
     if kind == wire.LABEL_COUNTS and not terms.get(wire.ASKS_LABEL_COUNTS):
         return "approved a run without label counts, and this message asks for them."
-    secret = wire.kind_of(kind).secret
-    if terms.get(wire.SECURE) and secret and config.get(wire.SECURE) is not True:
-        return "approved a secure run, and this message asks for a plain update."
+    hidden = wire.kind_of(kind).hidden
+    if terms.get(wire.SECURE) and hidden and config.get(wire.SECURE) is not True:
+        return "approved a secure run, and this message asks for a plain update, or plain sums."
     rounds = terms.get(wire.ROUNDS)
     if trains and rounds and wire.whole(config.get(wire.ROUND)) > int(rounds):
         return f"approved {rounds} rounds, and this message is for round {config.get(wire.ROUND)}."
@@ -367,8 +367,9 @@ def leaving(terms: Mapping[str, Value], policy: Policy) -> Iterator[str]:
     )
     if (family := terms.get(wire.STRATEGY)) in wire.BY_SUMS:
         of = f"{family} {terms.get(wire.SUMS_OF, '')}"
+        seen = "only added to other silos'" if terms.get(wire.SECURE) else "the coordinator sees"
         yield (
-            f"sums over all its rows, which the coordinator sees, for this model: {of}"
+            f"sums over all its rows, which {seen}, for this model: {of}"
             if family in policy.sums
             else f"no sums for a {family}: silo.toml allows none"
         )

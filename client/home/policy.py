@@ -165,8 +165,9 @@ class Policy:
         In(
             "policy",
             "Models that may be fitted by exact sums over all rows of this silo, which the "
-            'coordinator sees: "regression" (coterie regress); "trees" (strategy trees: in bins of '
-            "every column, rows and derivatives of the loss, from which labels follow). "
+            'coordinator sees (in secure runs, only over groups): "regression" (coterie regress); '
+            '"trees" (strategy trees: in bins of every column, rows and derivatives of the loss, '
+            "from which labels follow). "
             '"alone": also a regression of this silo alone, to compare silos. Empty: none.',
         ),
     ] = ()
@@ -332,7 +333,8 @@ class Policy:
         """
         strategies, named = wire.kind_of(kind).strategies, config.get(wire.STRATEGY)
         only = wire.UNTRAINED.get(str(named))
-        if only and kind not in (wire.DESCRIBE, only):
+        keys = (wire.SECURE_KEY,) if named in wire.BY_SUMS else ()
+        if only and kind not in (wire.DESCRIBE, only, *keys):
             return f"answers no {kind} message in a run of {named} alone."
         if kind == wire.STATISTICS and not only:
             return "shares statistics only in a run that asks for nothing else."
@@ -348,8 +350,8 @@ class Policy:
         """Return why a message that would reveal an update is refused; empty if it is accepted."""
         trains = kind.startswith(wire.TRAIN) and kind != wire.MASKED_SUM
         named = config.get(wire.STRATEGY, wire.ONLY_STATISTICS)
-        joins = kind == wire.DESCRIBE and named not in wire.UNTRAINED
-        hidden = config.get(wire.SECURE) is True and (joins or wire.kind_of(kind).secret)
+        joins = kind == wire.DESCRIBE and (named not in wire.UNTRAINED or named in wire.BY_SUMS)
+        hidden = config.get(wire.SECURE) is True and (joins or wire.kind_of(kind).hidden)
         if self.secure != "required":
             return ""
         if kind in ON_TRAINING_DATA and TRAINING not in (self.share_metrics or ()):
@@ -357,11 +359,11 @@ class Policy:
                 "does not measure models on its training data, as the answers would reveal these "
                 f'(secure = "required" and no "{TRAINING}" among the metrics in silo.toml).'
             )
-        if not (trains or joins) or hidden:
+        if not (trains or joins or wire.kind_of(kind).summed) or hidden:
             return ""
         return (
             'takes part only in secure runs (secure = "required" in silo.toml); in this one '
-            "the coordinator would see its updates. Start the run with secure = true."
+            "the coordinator would see its updates, or its sums. Start the run with secure = true."
         )
 
     def peer_objection(self, name: str, fingerprint: str) -> str:
@@ -429,11 +431,6 @@ class Policy:
 
     def sums_objection(self, family: str, *, alone: bool = False) -> str:
         """Return why sums for a model of this family are refused; empty if they are accepted."""
-        if self.secure == "required":
-            return (
-                'takes part only in secure runs (secure = "required" in silo.toml), and sums by '
-                "which models are fitted cannot be masked yet."
-            )
         if family not in self.sums:
             return (
                 f"answers no sums for a model of kind {family}. At the silo, `sums = "

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from coterie import wire
 from coterie.features.secure.protocol import (
     FEWEST,
     LEAST_SKETCH,
@@ -13,6 +14,7 @@ from coterie.features.secure.protocol import (
     num_numbers,
     sketch_sizes,
 )
+from coterie.features.secure.row_sums import RowSums
 from coterie.features.secure.sums import SecureRun, without
 from coterie.strategies.errors import EXIT_CONFIG, FederationError
 from coterie.strategies.rounds.algorithm import Algorithm, Compared, Order
@@ -26,7 +28,7 @@ class Secure(Stage):
     name = "secure"
 
     def __init__(self, sums: SecureRun) -> None:
-        self.sums = sums
+        self.sums, self.rows = sums, RowSums(sums)
 
     def admit(self, mine: None, room: Room) -> tuple[None, Room]:
         """Exchange keys; require groups of at least two: a sum of one silo is its update."""
@@ -38,7 +40,9 @@ class Secure(Stage):
         return mine, replace(room, here=tuple(here), resting={**room.resting, **failed})
 
     def outgoing(self, mine: None, scene: Scene, orders: Sequence[Order]) -> list[Order]:
-        """Request sketches instead of models."""
+        """Request sketches instead of models; of what is summed over rows, masked answers."""
+        if any(wire.kind_of(order.kind).summed for order in orders):
+            return self.rows.asked(orders)
         compared, sketches = _compared(scene.algorithm, scene.state)
         return [
             replace(
@@ -55,7 +59,8 @@ class Secure(Stage):
             if not (why.silent or why.diverged):
                 self.sums.forget(order.silo.name)
         if not scene.training:
-            return mine, came
+            failed = [*came.checked.failed, *self.rows.take_waiting()]
+            return mine, replace(came, checked=replace(came.checked, failed=failed))
         lost = [order.model for order, why in came.checked.failed if why.refused]
         gone = [model for model in lost if isinstance(model, Masked)]
         return mine, replace(came, state=without(scene.algorithm, came.state, gone))
@@ -78,7 +83,7 @@ def _compared(algorithm: Algorithm[Any], state: Any) -> tuple[Compared | None, d
     initial = algorithm.members(state).initial
     if compared is not None:
         return compared, sketches_of(compared, initial)
-    anyway = None if algorithm.alone else Compared()
+    anyway = Compared() if algorithm.averages else None
     sizes = {} if anyway is None else sketch_sizes(initial, anyway.layers)
     return (anyway, sizes) if sizes else (None, {})
 

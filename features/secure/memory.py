@@ -1,4 +1,4 @@
-"""What a silo remembers of its sums, for ever: the block of silos with which it is in them.
+"""What a silo remembers of its sums, for ever: the silos with which it is in them.
 
 All silos of a block are in a sum, or none of them is, and they count in fixed proportions. So
 whatever sums a coordinator combines, it learns no more than the weighted sum over each block. The
@@ -6,6 +6,9 @@ block of a run holds for the whole run, whatever model, learning rate, round or 
 has. In another run the silo may be in another block, unless it trains from a start that was summed
 before, or from one that is nearer than its update is long: with a few other rows the update would
 be nearly the same.
+
+Exact sums over rows do not depend on a start: for these the silo has one block for ever, by the
+task and by the place of its data (``coterie.features.secure.together``).
 
 A silo with a folder appends a line of about 100 bytes per sum to ``secure/sums.jsonl``, and never
 removes one. A silo without a folder remembers as long as its process, or its game, lasts.
@@ -17,6 +20,7 @@ import base64
 import hashlib
 import json
 import os
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,8 +29,11 @@ import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from numpy.typing import NDArray
 
+from coterie import wire
+from coterie.client.home.files import LEDGER
 from coterie.client.home.local_log import json_lines
 from coterie.client.home.settings import SiloSettings
+from coterie.features.secure.together import Names
 from coterie.system.files import append_line, make_folder, write_atomically
 from coterie.wire import Model
 from coterie.wire.games import Game
@@ -67,7 +74,10 @@ class Place:
 class Memory:
     """The sums of one silo: run → its block, and where trainings began that were summed.
 
-    ``limits``: own model that the silo went on from → the limit to which it was shortened.
+    Attributes:
+        limits: own model that the silo went on from → the limit to which it was shortened.
+        over_rows: mark of rows → the block of silos for exact sums over them.
+        masked: run → digest of what decided a mask → mark of the answer that it hides.
     """
 
     home: str
@@ -75,6 +85,8 @@ class Memory:
     blocks: dict[str, Block] = field(default_factory=dict)
     known: list[tuple[str, Place]] = field(default_factory=list)
     limits: dict[str, list[float]] = field(default_factory=dict)
+    over_rows: dict[str, Names] = field(default_factory=dict)
+    masked: dict[str, dict[str, str]] = field(default_factory=dict)
 
     def block_of(self, run: str, place: Place, length: float) -> Block:
         """Return the block to which a training is bound; empty if it is free.
@@ -131,6 +143,40 @@ class Memory:
                 f"has gone on from its own model of round {number} already, and shortened it to "
                 "another length"
             )
+
+    def block_over(self, rows: Sequence[str]) -> Names:
+        """Return the block for exact sums over rows with one of these marks; empty if free.
+
+        Raises:
+            ValueError: there are two, of the task and of the data.
+        """
+        found = {self.over_rows[mark] for mark in rows if mark in self.over_rows}
+        if len(found) > 1:
+            both = " and of ".join(sorted(", ".join(names) for names in found))
+            raise ValueError(
+                "was in sums over this task's rows, and over these data in another task, with "
+                f"different silos: blocks of {both}"
+            )
+        return next(iter(found), ())
+
+    def bind_over(self, rows: Sequence[str], block: Names) -> None:
+        """Remember the block for exact sums over rows."""
+        new = [mark for mark in rows if mark not in self.over_rows]
+        if new:
+            self._append({"rows": new, "block": block})
+            self.over_rows |= dict.fromkeys(new, block)
+
+    def masked_in(self, run: str) -> dict[str, str]:
+        """Return what the masks of a run hide; a silo with a folder reads it from its ledger."""
+        if run not in self.masked:
+            found = self.masked[run] = {}
+            ledger = Path(self.home) / LEDGER
+            for line in json_lines(ledger) if self.home and ledger.exists() else ():
+                if line is not None and line.get("run") == run and "error" not in line:
+                    said = line.get("values", {}).get(wire.CONFIG, {}).get(wire.MASKED_AS, "")
+                    digest, _, mark = str(said).partition(" ")
+                    found[digest] = mark
+        return self.masked[run]
 
     def _append(self, line: dict[str, Any]) -> None:
         if self.home:
@@ -198,6 +244,10 @@ def _read(home: str) -> Memory:
             if "own" in line:
                 found.limits[str(line["own"])] = [float(n) for n in line["limit"]]
                 continue
+            if "rows" in line:
+                block = tuple(map(str, line["block"]))
+                found.over_rows |= dict.fromkeys(map(str, line["rows"]), block)
+                continue
             if "block" in line:
                 found.blocks[line["run"]] = read_block(line["block"])
             numbers = np.frombuffer(base64.b64decode(line["at"]), "<f4")
@@ -207,6 +257,12 @@ def _read(home: str) -> Memory:
         except (ValueError, KeyError, TypeError) as error:
             raise MemoryLostError(f"line {number} of {file} is damaged: {error}") from None
     return found
+
+
+def rows_of(task: str, options: Mapping[str, object]) -> list[str]:
+    """Return marks of a task's rows: one of the task, and one of where its data are."""
+    where = json.dumps(sorted(options.items()), default=str)
+    return [_mark(f"task {task}"), *([_mark(f"data {where}")] if options else [])]
 
 
 def _mark(text: str) -> str:

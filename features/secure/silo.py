@@ -25,7 +25,7 @@ from coterie.client.work.weights import travelling
 from coterie.features.secure import lineage
 from coterie.features.secure.blur import Blur
 from coterie.features.secure.held import Held, forget, held, hold
-from coterie.features.secure.memory import Memory, memory_of
+from coterie.features.secure.memory import Memory, memory_of, rows_of
 from coterie.features.secure.protocol import (
     FEWEST,
     LEAST_SKETCH,
@@ -55,6 +55,7 @@ from coterie.features.secure.sketches import (
     stated_norm,
     too_few,
 )
+from coterie.features.secure.together import Names
 from coterie.wire import Model
 from coterie.wire.enrolment import fingerprint_of_key
 from coterie.wire.statements import Block, Statement, proportional, rounded_up
@@ -111,14 +112,15 @@ class Secure(Stage):
 
 def send_key(request: Request) -> RecordDict:
     """Send this silo's public key of the run."""
-    own = _secrets(request)
+    own = own_secrets(request)
     config = ConfigRecord({wire.PEERS: encode_peers([own.as_peer()]), wire.SEED_ID: own.seed_id})
+    config[wire.BLOCK] = json.dumps(block_over(request))
     return RecordDict({wire.CONFIG: config})
 
 
 def seal_seed(request: Request) -> RecordDict:
     """Seal the seed of the run's projection for the silos named; make it if there is none."""
-    own = _secrets(request).made_seed(request.run_seed)
+    own = own_secrets(request).made_seed(request.run_seed)
     sealed = {
         name: own.seal(peer).hex()
         for name, peer in _read_peers(request).items()
@@ -130,9 +132,9 @@ def seal_seed(request: Request) -> RecordDict:
 def keep_back(work: Work, trained: Model) -> tuple[dict[str, Model], dict[str, float]]:
     """Keep a trained model here; return what leaves instead: arrays by record, and metrics."""
     request, received = work.request, personal.without(work.received, work.staying)
-    settings, secrets, own = request.session.settings, _secrets(request), own_model(request)
+    settings, secrets, own = request.session.settings, own_secrets(request), own_model(request)
     came, trained_as = _trained_as(work)
-    memory = _memory(request)
+    memory = own_memory(request)
     if own is None:
         place = memory.place_of(received, came)
     else:
@@ -209,8 +211,8 @@ def sum_masked(request: Request) -> RecordDict:
         asked = decode_sum(request.config.get(wire.SUM))
     except wire.WireError as error:
         raise RefusedError(str(error)) from None
-    secrets = _secrets(request)
-    peers = _peers(request, secrets)
+    secrets = own_secrets(request)
+    peers = checked_peers(request, secrets)
     if asked.run != secrets.run or secrets.name not in asked.members:
         request.refuse_for("was asked for a sum that does not include it.")
     if set(asked.members) != set(peers):
@@ -226,7 +228,7 @@ def sum_masked(request: Request) -> RecordDict:
     _check_block(request, asked, kept, block)
     largest = [most + kept.stated.reach for most in kept.largest]
     try:
-        _memory(request).bind(request.run, kept.place, block)  # before anything leaves
+        own_memory(request).bind(request.run, kept.place, block)  # before anything leaves
         noise = secrets.noise_for(kept.model)
         blur = Blur(kept.model, kept.start, asked.shortening(block), largest, noise)
         bounds = asked.bounds(kept.largest, kept.model)
@@ -286,13 +288,14 @@ def held_back(request: Request, number: int, purpose: str) -> Held:
     return replace(found, model=model, start=start)
 
 
-def _secrets(request: Request) -> RunSecrets:
+def own_secrets(request: Request) -> RunSecrets:
+    """Return the silo's secrets in the request's run."""
     if not request.config.get(wire.RUN):
         raise RefusedError("a secure run must have a name.")
     return secrets_of(request.session.settings, request.run)
 
 
-def _memory(request: Request) -> Memory:
+def own_memory(request: Request) -> Memory:
     """Return what the silo remembers of its sums; without it, the silo is in none."""
     try:
         return memory_of(request.session.settings, request.game)
@@ -301,6 +304,21 @@ def _memory(request: Request) -> Memory:
             f"silo {request.session.settings.name!r} takes part in no secure run: {error}. Restore "
             "its folder secure/ from a backup."
         ) from None
+
+
+def rows_in(request: Request) -> list[str]:
+    """Return marks of the rows of the request's task."""
+    session = request.session
+    return rows_of(session.task.name, session.settings.options)
+
+
+def block_over(request: Request) -> Names:
+    """Return the block for exact sums over the rows of the request's task; empty if free."""
+    try:
+        return own_memory(request).block_over(rows_in(request))
+    except ValueError as error:
+        request.refuse_for(f"{error}.")
+        raise
 
 
 def _read_peers(request: Request) -> dict[str, Peer]:
@@ -321,7 +339,8 @@ def _objection(request: Request, own: RunSecrets, peer: Peer) -> str:
     return request.session.settings.policy.peer_objection(peer.name, known)
 
 
-def _peers(request: Request, own: RunSecrets) -> dict[str, Peer]:
+def checked_peers(request: Request, own: RunSecrets) -> dict[str, Peer]:
+    """Return the silos of a message, by name, once each may be in sums with this one."""
     peers = _read_peers(request)
     for peer in peers.values():
         request.refuse_for(_objection(request, own, peer))
@@ -354,7 +373,7 @@ def _check_block(request: Request, asked: Sum, kept: Held, block: Block) -> None
             f"{len(block)}, whose part could be computed from further sums."
         )
     try:
-        bound = _memory(request).block_of(request.run, kept.place, kept.stated.reach)
+        bound = own_memory(request).block_of(request.run, kept.place, kept.stated.reach)
     except ValueError as error:
         request.refuse_for(f"{error}.")
     if not (bound or asked.counts_by_samples(block)):
@@ -413,7 +432,7 @@ def _projection(request: Request) -> str:
 def _noisy(request: Request, sketches: Mapping[str, Sketch]) -> Model:
     """Return the sketches as they leave, once they are noted."""
     request.refuse_for(too_few(sketches))
-    secrets = _secrets(request)
+    secrets = own_secrets(request)
     of, layers = (str(request.config.get(k, "")) for k in (wire.SKETCH_OF, wire.SKETCH_LAYERS))
     new = Sketched(
         *(digest_of(request.run), secrets.seed_id),
@@ -428,8 +447,8 @@ def _noisy(request: Request, sketches: Mapping[str, Sketch]) -> Model:
 
 def _seeded(request: Request) -> RunSecrets:
     """Return the silo's secrets with the run's seed: the one sealed for this silo, or its own."""
-    secrets = _secrets(request)
-    peers = _peers(request, secrets)
+    secrets = own_secrets(request)
+    peers = checked_peers(request, secrets)
     holder = next((peer for name, peer in peers.items() if name != secrets.name), None)
     sealed = str(request.config.get(wire.SEALED, ""))[:MAX_PEER_TEXT]
     if holder is None or not sealed:

@@ -38,6 +38,7 @@ from coterie.features.secure.protocol import (
     largest_of,
     peer_objection,
 )
+from coterie.features.secure.together import Names, decode_block
 from coterie.strategies.errors import EXIT_CONFIG, FederationError
 from coterie.strategies.rounds.algorithm import Algorithm, Compared, Order, Round
 from coterie.strategies.rounds.handles import Arrays, Masked, MaskedMean, Model
@@ -96,6 +97,8 @@ class SecureRun:
     """Silo → its public key, the holder of the seed, and the seed sealed by that one; the holder's
     own entry has no text."""
     _seed_ids: dict[str, str] = field(default_factory=dict)
+    blocks: dict[str, Names] = field(default_factory=dict)
+    """Silo → its block for exact sums over its rows, as it states it; empty if it is free."""
     _complaints: dict[str, set[str]] = field(default_factory=dict)
     """Silo that sealed the seed → silos that failed with that seed."""
 
@@ -129,6 +132,10 @@ class SecureRun:
             failed |= self._share_seed(here)
         return failed
 
+    def keys_of(self, names: Sequence[str]) -> list[Peer]:
+        """Return what silos know of each other, without those whose keys are not known now."""
+        return [self._peers[name][1] for name in names if name in self._peers]
+
     def _node_of(self, name: str) -> int | None:
         return self._peers[name][0] if name in self._peers else None
 
@@ -150,6 +157,7 @@ class SecureRun:
             try:
                 (peer,) = decode_peers(_entry(reply, wire.PEERS)).values()
                 self._seed_ids[silo.name] = _entry(reply, wire.SEED_ID)[:MAX_WORD]
+                self.blocks[silo.name] = decode_block(_entry(reply, wire.BLOCK))
                 if silo.name in vouchers:
                     own = vouchers[silo.name]
                     peer = replace(peer, identity=own.identity, voucher=own.signature)

@@ -5,12 +5,14 @@ side answers a question with arrays; the coordinator adds up the answers of all 
 computes the next state from the sum (``Family``). A sum is always of one fixed set of silos: where
 one is silent or wrong, the fit goes on without it, and asks all others again.
 
-Both sides check every answer against the same layout.
+Both sides check every answer against the same layout. In a secure run answers are masked, and only
+the silos and their sum can be checked.
 """
 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
@@ -20,6 +22,7 @@ from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 from numpy.typing import NDArray
 
 from coterie import wire
+from coterie.wire.fixed import SUMS, Words, total_of
 
 Array = NDArray[np.float64]
 Arrays = Mapping[str, Array]
@@ -70,6 +73,14 @@ class Answer:
 
     arrays: Arrays
     words: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Masked:
+    """What a silo answers in a secure run: the numbers of an ``Answer``, masked."""
+
+    numbers: Words
+    words: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -173,6 +184,25 @@ def decode_answer(family: Family, question: Question, content: RecordDict, sampl
     Raises:
         WireError: it is not a possible answer to the question.
     """
+    answer = Answer(_arrays(content), _words(content))
+    check_answer(family, question, answer, samples)
+    return answer
+
+
+def decode_masked(family: Family, question: Question, content: RecordDict) -> Masked:
+    """Read the masked reply of a silo.
+
+    Raises:
+        WireError: it is not as long as an answer to the question.
+    """
+    words = _words(content)
+    sizes = _layout(family, question, words).values()
+    record = wire.array_records(content).get(wire.MASKED, ArrayRecord())
+    sent = wire.decode_arrays(record).get(wire.MASKED)
+    return Masked(SUMS.receive(sent, sum(map(math.prod, sizes))), words)
+
+
+def _words(content: RecordDict) -> tuple[str, ...]:
     config = wire.config_records(content).get(wire.CONFIG)
     text = None if config is None else config.get(WORDS)
     try:
@@ -182,9 +212,7 @@ def decode_answer(family: Family, question: Question, content: RecordDict, sampl
     short = isinstance(words, list) and len(words) <= MOST_WORDS
     if words is None or not short or not all(_is_word(one) for one in words):
         raise wire.WireError(f"its answer must have {WORDS!r}: a list of short names.")
-    answer = Answer(_arrays(content), tuple(words))
-    check_answer(family, question, answer, samples)
-    return answer
+    return tuple(words)
 
 
 def check_answer(family: Family, question: Question, answer: Answer, samples: int) -> None:
@@ -193,10 +221,7 @@ def check_answer(family: Family, question: Question, answer: Answer, samples: in
     Raises:
         WireError: names the array that is missing, of another shape, or impossible.
     """
-    try:
-        layout = family.layout(question, answer.words)
-    except ValueError as error:
-        raise wire.WireError(f"its answer does not fit the question: {error}.") from None
+    layout = _layout(family, question, answer.words)
     if answer.arrays.keys() != layout.keys():
         raise wire.WireError(f"its answer must have the arrays {', '.join(sorted(layout))}.")
     for name, shape in layout.items():
@@ -206,6 +231,32 @@ def check_answer(family: Family, question: Question, answer: Answer, samples: in
         _check_numbers(name, array)
     if why := family.objection(question, answer.arrays, samples):
         raise wire.WireError(f"its answer is impossible: {why}.")
+
+
+def _layout(family: Family, question: Question, words: Sequence[str]) -> Layout:
+    try:
+        return family.layout(question, words)
+    except ValueError as error:
+        raise wire.WireError(f"its answer does not fit the question: {error}.") from None
+
+
+def unmasked(
+    family: Family, question: Question, answers: Sequence[Masked], samples: int
+) -> dict[str, Array]:
+    """Return the sum of the masked answers of all silos that were asked together.
+
+    ``samples`` is the number of training samples of all of them.
+
+    Raises:
+        WireError: it is not a possible sum: a silo has answered something else.
+    """
+    numbers = SUMS.decode(total_of([one.numbers for one in answers]))
+    found, start = {}, 0
+    for name, shape in sorted(_layout(family, question, answers[0].words).items()):
+        size = math.prod(shape)
+        found[name], start = numbers[start : start + size].reshape(shape), start + size
+    check_answer(family, question, Answer(found, answers[0].words), samples)
+    return found
 
 
 def added(answers: Mapping[str, Answer]) -> dict[str, Array]:

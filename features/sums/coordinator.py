@@ -10,7 +10,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Protocol
 
 from flwr.app import ConfigRecord, Message
 
@@ -18,13 +18,17 @@ from coterie import wire
 from coterie.engine.port import Engine
 from coterie.features.sums.contract import (
     Answer,
+    Arrays,
     Family,
     FitError,
+    Masked,
     Question,
     State,
     added,
     decode_answer,
+    decode_masked,
     encode_question,
+    unmasked,
 )
 from coterie.strategies.rounds.exchange import exchange
 from coterie.strategies.rounds.members import minimums_of, staying
@@ -66,6 +70,16 @@ class Fits:
     exchanges: int = 0
 
 
+class Masking(Protocol):
+    """What decides in a secure run who is summed together (``coterie.features.secure``)."""
+
+    def staying(self, silos: Sequence[Silo]) -> tuple[tuple[str, ...], str]:
+        """Return the most of these silos that may be summed together; and why the others wait."""
+
+    def entries(self, silos: Sequence[Silo]) -> dict[str, Any]:
+        """Return the entries that a question to these silos has, whose answers are summed."""
+
+
 @dataclass(frozen=True)
 class Asking:
     """What all fits of a run have in common.
@@ -74,6 +88,7 @@ class Asking:
         settings: of the family, as JSON values; the terms have them too.
         terms: describe the run to the silos.
         deadline_s: seconds for the answers of one exchange.
+        masking: of a secure run, in which answers are masked; None in others.
     """
 
     engine: Engine
@@ -82,6 +97,7 @@ class Asking:
     silos: Mapping[str, Silo]
     terms: Mapping[str, wire.Scalar]
     deadline_s: float
+    masking: Masking | None = None
 
 
 def fit_all(asking: Asking, fits: Fits, save: Callable[[Fits], None]) -> Fits:
@@ -109,17 +125,23 @@ def _exchange(asking: Asking, fits: Sequence[Fit], number: int) -> list[Fit]:
         for question in [_question(asking, fit)]
         for name in fit.members
     ]
-    messages = [_message(asking, fit, question, name, number) for fit, question, name in asked]
+    entries = {fit.name: _entries(asking, fit) for fit in fits}
+    messages = [
+        _message(asking, fit, question, name, {**entries[fit.name], wire.ROUND: number})
+        for fit, question, name in asked
+    ]
     replies = exchange(asking.engine, messages, deadline_s=asking.deadline_s)
-    answers: dict[str, dict[str, Answer]] = {fit.name: {} for fit in fits}
+    answers: dict[str, dict[str, Answer | Masked]] = {fit.name: {} for fit in fits}
     lost: dict[str, dict[str, str]] = {fit.name: {} for fit in fits}
     for (fit, question, name), reply in zip(asked, replies, strict=True):
         try:
-            samples = asking.silos[name].num_examples
-            answers[fit.name][name] = _read(asking.family, question, reply, samples)
+            answers[fit.name][name] = _read(asking, question, reply, name)
         except wire.WireError as error:
             lost[fit.name][name] = str(error)
-    return [_after(asking, fit, answers[fit.name], lost[fit.name]) for fit in fits]
+    questions = {fit.name: question for fit, question, _ in asked}
+    return [
+        _after(asking, fit, questions[fit.name], answers[fit.name], lost[fit.name]) for fit in fits
+    ]
 
 
 def _question(asking: Asking, fit: Fit) -> Question:
@@ -127,29 +149,45 @@ def _question(asking: Asking, fit: Fit) -> Question:
     return Question(asking.family.name, asking.settings, arrays)
 
 
-def _message(asking: Asking, fit: Fit, question: Question, name: str, number: int) -> Message:
+def _entries(asking: Asking, fit: Fit) -> dict[str, Any]:
+    if asking.masking is None:
+        return {wire.GROUP_SIZE: len(fit.members)}
+    return asking.masking.entries([asking.silos[name] for name in fit.members])
+
+
+def _message(
+    asking: Asking, fit: Fit, question: Question, name: str, entries: Mapping[str, Any]
+) -> Message:
     silo = asking.silos[name]
     config: dict[str, Any] = {
         **asking.terms,
+        **entries,
         wire.PROTOCOL_KEY: silo.protocol,
-        wire.ROUND: number,
         wire.PURPOSE: fit.name,
-        wire.GROUP_SIZE: len(fit.members),
     }
     content = encode_question(question)
     content[wire.CONFIG] = ConfigRecord(config)
-    return Message(content, silo.node_id, wire.TRAIN_SUMS, group_id=str(number))
+    return Message(content, silo.node_id, wire.TRAIN_SUMS, group_id=str(entries[wire.ROUND]))
 
 
-def _read(family: Family, question: Question, reply: Message | None, samples: int) -> Answer:
+def _read(asking: Asking, question: Question, reply: Message | None, name: str) -> Answer | Masked:
     if reply is None:
         raise wire.WireError("it did not answer in time.")
     if reply.has_error():
         raise wire.WireError(str(reply.error.reason))
-    return decode_answer(family, question, reply.content, samples)
+    if asking.masking is not None:
+        return decode_masked(asking.family, question, reply.content)
+    samples = asking.silos[name].num_examples
+    return decode_answer(asking.family, question, reply.content, samples)
 
 
-def _after(asking: Asking, fit: Fit, answers: Mapping[str, Answer], lost: Mapping[str, str]) -> Fit:
+def _after(
+    asking: Asking,
+    fit: Fit,
+    question: Question,
+    answers: Mapping[str, Answer | Masked],
+    lost: Mapping[str, str],
+) -> Fit:
     """Return a fit after its silos' answers: one step further, or without those that it lost."""
     lost = {**lost, **_of_others(fit, answers)}
     if lost:
@@ -157,14 +195,27 @@ def _after(asking: Asking, fit: Fit, answers: Mapping[str, Answer], lost: Mappin
     words = answers[fit.members[0]].words
     state = replace(fit.state, words=words, step=fit.state.step + 1)
     try:
-        state = asking.family.next(asking.settings, state, added(answers))
+        total = _total(asking, question, answers)
+        state = asking.family.next(asking.settings, state, total)
     except FitError as error:
         log.warning("%s: %s", fit.name, error)
         return replace(fit, failed=str(error))
     return replace(fit, state=state)
 
 
-def _of_others(fit: Fit, answers: Mapping[str, Answer]) -> dict[str, str]:
+def _total(asking: Asking, question: Question, answers: Mapping[str, Answer | Masked]) -> Arrays:
+    """Return the sum of answers; raise ``FitError`` if masked ones have an impossible sum."""
+    masked = [one for one in answers.values() if isinstance(one, Masked)]
+    if not masked:
+        return added({name: one for name, one in answers.items() if isinstance(one, Answer)})
+    samples = sum(asking.silos[name].num_examples for name in answers)
+    try:
+        return unmasked(asking.family, question, masked, samples)
+    except wire.WireError as error:
+        raise FitError(f"the sum over its silos cannot be: {error} One has lied") from None
+
+
+def _of_others(fit: Fit, answers: Mapping[str, Answer | Masked]) -> dict[str, str]:
     """Return silo → why its numbers do not belong to what those of the others belong to."""
     counts = Counter(answers[name].words for name in sorted(answers))
     if not counts:
@@ -184,9 +235,13 @@ def _with_enough(asking: Asking, fit: Fit, lost: Mapping[str, str]) -> Fit:
     away = {n: "it is not connected." for n in fit.members if n not in asking.silos}
     lost = {**away, **lost}
     here = tuple(sorted(name for name in fit.members if name not in lost))
-    alone = len(fit.members) == 1  # a silo's policy names it separately
-    stay = here if alone else staying(here, minimums_of(asking.silos[name] for name in here))
-    few = dict.fromkeys(set(here) - set(stay), "its group is smaller than its min_group_size.")
+    silos, alone = [asking.silos[name] for name in here], len(fit.members) == 1
+    why = "its group is smaller than its min_group_size."
+    if asking.masking is not None:
+        stay, why = asking.masking.staying(silos)
+    else:  # a silo's policy allows models of it alone separately
+        stay = here if alone else staying(here, minimums_of(silos))
+    few = dict.fromkeys(set(here) - set(stay), why)
     if not (lost or few):
         return replace(fit, members=here)
     for name, why in sorted({**lost, **few}.items()):

@@ -14,15 +14,19 @@ from coterie.strategies.rounds.algorithm import Algorithm
 class BySums(Algorithm[Any]):
     """The base class of such runs; a family's own keys are fields of its class."""
 
+    works_unseen = True
+
     each_alone: bool = Field(
         False, description="Whether a model is also fitted at each silo alone, to compare silos."
     )
 
     def insecure(self) -> str:
         """Return why such a run is not secure."""
+        if not self.each_alone:
+            return ""
         return (
-            "secure = true masks updates within bounds that silos agree on; sums for a model have "
-            "none yet, so that the coordinator sees those of every silo: leave secure out"
+            "each-alone = true fits every silo alone, and in a secure run the coordinator sees "
+            "sums over groups only: leave one of them out"
         )
 
     def family(self) -> Family:

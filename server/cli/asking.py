@@ -103,6 +103,9 @@ def regress(
         bool,
         typer.Option("--each-alone", help="Also fit each silo alone, and compare the silos."),
     ] = False,
+    secure: Annotated[
+        bool, typer.Option("--secure", help="The coordinator sees only sums over groups of silos.")
+    ] = False,
     min_silos: options.MinSilosOption = 2,
     wait: options.WaitOption = 120.0,
     federation: options.FederationOption = None,
@@ -121,6 +124,7 @@ def regress(
     keys = keys_to_regress(groups, task, given.place().runs_dir)
     keys |= {"model": model, "columns": columns, "target": target, "each-alone": each_alone}
     keys |= {"at": at} if at else {}
+    keys |= {"secure": True} if secure else {}
     _ask(keys, given, min_silos, wait, as_json)
 
 

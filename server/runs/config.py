@@ -117,8 +117,8 @@ class RunConfig(Options, wire.SiloKeys):
         False,
         description="Secure aggregation: a coordinator that runs the code unchanged sees only "
         "sketches of the updates, to compare them, and sums over groups. Available for the "
-        "strategies `hcct`, `fedgroup`, `auto`, `fedavg` and `independent`, with coterie's own "
-        "silos.",
+        "strategies `hcct`, `fedgroup`, `auto`, `fedavg`, `independent` and `trees`, with "
+        "coterie's own silos.",
     )
     name_members: bool = Field(
         False,

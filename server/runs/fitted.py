@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from coterie import wire
 from coterie.engine.port import Engine
 from coterie.features.sums.contract import State, settings_text
-from coterie.features.sums.coordinator import Asking, Fit, Fits, fit_all
+from coterie.features.sums.coordinator import Asking, Fit, Fits, Masking, fit_all
 from coterie.features.sums.keys import BySums
 from coterie.server.runs.config import RunConfig
 from coterie.server.runs.contribution import SUMS
@@ -78,11 +78,13 @@ def fit_by_sums(
     silos: Mapping[str, Silo],
     absent: Mapping[str, str],
     terms: Mapping[str, wire.Scalar],
+    masking: Masking | None = None,
 ) -> Fitted:
     """Fit all models of a run, or go on with those that its file has.
 
     Args:
         absent: silo → why it did not join.
+        masking: of a secure run.
 
     Raises:
         FederationError: the groups cannot be read, or no model could be fitted.
@@ -90,7 +92,11 @@ def fit_by_sums(
     algorithm = algorithm_of(config)
     training = {name: silo for name, silo in silos.items() if silo.trains}
     file = folder / SUMS
-    fitted = read_fitted(file) if file.exists() else _begun(config, folder, training)
+    fitted = (
+        read_fitted(file)
+        if file.exists()
+        else _begun(config, folder, training, masked=masking is not None)
+    )
     idle = dict.fromkeys(silos.keys() - training.keys(), "it trains nothing.")
     in_fits = {name for fit in fitted.fits.fits for name in (*fit.members, *fit.left_out)}
     others = dict.fromkeys(training.keys() - in_fits, f"it is in no group of {config.parent}.")
@@ -103,6 +109,7 @@ def fit_by_sums(
     asking = Asking(
         *(engine, algorithm.family(), algorithm.settings()),
         *(training, terms, config.round_timeout),
+        masking,
     )
     fitted = replace(fitted, fits=fit_all(asking, fitted.fits, save))
     save(fitted.fits)
@@ -116,7 +123,7 @@ def fit_by_sums(
     return fitted
 
 
-def _begun(config: RunConfig, folder: Path, silos: Mapping[str, Silo]) -> Fitted:
+def _begun(config: RunConfig, folder: Path, silos: Mapping[str, Silo], *, masked: bool) -> Fitted:
     parent, single = "", set[str]()
     groups = {ALL: tuple(sorted(silos))}
     if config.parent:
@@ -130,6 +137,8 @@ def _begun(config: RunConfig, folder: Path, silos: Mapping[str, Silo]) -> Fitted
         single = {name for group in run.final_groups if len(group) == 1 for name in group}
     algorithm = algorithm_of(config)
     fits = [Fit(name, tuple(sorted(members))) for name, members in sorted(groups.items())]
+    if masked:
+        single = set()  # a sum over one silo would be its own
     if algorithm.each_alone:
         single |= {name for members in groups.values() for name in members}
     fits += [Fit(f"{ALONE}{name}", (name,)) for name in sorted(single & silos.keys())]

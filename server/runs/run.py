@@ -19,6 +19,7 @@ from coterie.engine.port import Engine
 from coterie.features.evaluation.coordinator import FILE as EVALUATION
 from coterie.features.evaluation.coordinator import ask_for_evaluations, write_judgement
 from coterie.features.evaluation.coordinator import require_answers as require_evaluations
+from coterie.features.secure.row_sums import masking_of
 from coterie.features.secure.sums import Enrolled
 from coterie.features.statistics.scale import ask_for_scale
 from coterie.features.statistics.survey import ask_for_statistics, require_answers, write_survey
@@ -108,7 +109,9 @@ def terms(config: RunConfig) -> dict[str, Scalar]:
         parent = {wire.PARENT: Path(config.parent).name} if config.parent else {}
         metric = {wire.METRIC: config.primary_metric} if config.primary_metric else {}
         sums = terms_of(config) if config.strategy in wire.BY_SUMS else {}
-        return {wire.STRATEGY: config.strategy, **parent, **metric, **sums, **config.task_keys}
+        secure = {wire.SECURE: True} if config.secure else {}
+        own = {wire.STRATEGY: config.strategy, **parent, **metric, **sums, **secure}
+        return own | config.task_keys
     training = train_config(config, run="")
     training |= config.algorithm.entries(training)
     entries = {key: value for key, value in training.items() if key in wire.terms()}
@@ -231,7 +234,7 @@ def execute(
         more_terms: dict[str, Scalar] = {wire.ASKED_BY: asked_by} if asked_by else {}
         try:
             if config.strategy in wire.UNTRAINED:
-                return _ask(engine, config, record, enrolled, known, more_terms)
+                return _ask(engine, config, record, enrolled, vouching, known, more_terms)
             with Tracking(config.tracking, folder, config.plain()) as tracking:
                 result = _execute(
                     *(engine, config, record, tracking, checkpoints, beginning),
@@ -283,6 +286,7 @@ def _ask(
     config: RunConfig,
     record: Recorder,
     enrolled: Callable[[], Mapping[int, str]] | None,
+    vouching: Enrolled | None,
     known: Known | None,
     more_terms: Mapping[str, Scalar],
 ) -> RunResult:
@@ -312,7 +316,12 @@ def _ask(
         write_judgement(record.folder / EVALUATION, judgement)
         require_evaluations(judgement)
     elif config.strategy in wire.BY_SUMS:
-        fit_by_sums(engine, config, record.folder, recording.silos, absent, stated)
+        silos, masking = recording.silos, None
+        if config.secure:
+            masking, failed = masking_of(engine, silos, stated, config.round_timeout, vouching)
+            silos = {name: silo for name, silo in silos.items() if name not in failed}
+            absent |= failed
+        fit_by_sums(engine, config, record.folder, silos, absent, stated, masking)
     else:
         found = ask_for_statistics(
             *(engine, recording.silos, stated), deadline_s=deadline_s, read_model=decode_watched

@@ -1,10 +1,13 @@
-"""Models fitted by sums over TLS and real processes equal those in one process, bit for bit."""
+"""Models fitted by masked sums over TLS and real processes equal those in one process, bit for bit.
+
+Trees equal also those of sums that are not masked."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
 
+from coterie import wire
 from coterie.server.runs.contribution import SUMS
 from coterie.server.runs.fitted import read_fitted
 from tests.e2e.gated import TASK
@@ -32,18 +35,25 @@ def test_a_person_fits_regressions_and_grows_trees_and_gets_what_one_process_get
         pair.start_silo(name)
     pair.wait_for(6)
     for who, task, model in ((nodes, "heart", "logistic"), (survival, "relapse", "cox")):
-        before = set((pair.coordinator / "runs").iterdir())
-        found = json.loads(pair.command("regress", model, "--task", task, "--json"))
+        before, secure = set((pair.coordinator / "runs").iterdir()), model == "logistic"
+        more = ["--secure"] if secure else []
+        found = json.loads(pair.command("regress", model, "--task", task, "--json", *more))
         assert found["groups"][0]["members"] == [node["name"] for node in who]
         (folder,) = set((pair.coordinator / "runs").iterdir()) - before
-        here = regress(tmp_path / model, who, task=task, model=model)
+        here = regress(tmp_path / model, who, task=task, model=model, secure=secure)
         assert found["exchanges"] == here.fits.exchanges
         arrays = read_fitted(folder / SUMS).groups[0].state.arrays
         for name, array in here.groups[0].state.arrays.items():
             assert array.tobytes() == arrays[name].tobytes(), (model, name)
-    for strategy, rounds in (("trees", 2), ("auto", 6)):
-        folder = pair.submit(strategy, "--task", "heart", "--rounds", str(rounds))
+    for strategy, rounds, more in (("trees", 2, ["--secure"]), ("auto", 6, [])):
+        folder = pair.submit(strategy, "--task", "heart", "--rounds", str(rounds), *more)
         there = finished(folder)
         run(tmp_path / strategy, nodes, task="heart", strategy=strategy, rounds=rounds)
         assert there == hashes_of(tmp_path / strategy)
         assert strategy == "auto" or len(set(there.values())) == 1
+    entries = [json.loads(line) for line in (pair.home_of("clinic-a") / "ledger.jsonl").open()]
+    left = [e for e in entries if e["type"] in (wire.TRAIN_SUMS, wire.EVALUATE_HISTOGRAMS)]
+    masked = [e for e in left if "summed" in e]
+    assert {tensor["record"] for e in masked for tensor in e["tensors"]} == {wire.MASKED}
+    assert {tuple(e["summed"]["blocks"][0]) for e in masked} == {("clinic-a", "clinic-b")}
+    assert {e["type"] for e in masked} == {wire.TRAIN_SUMS, wire.EVALUATE_HISTOGRAMS}

@@ -36,7 +36,7 @@ LONG: dict[str, int] = {}
 """Files that are longer, and their lines at most."""
 
 FEATURES = {
-    "secure": (14, "features/secure"),
+    "secure": (15, "features/secure"),
     "unlabelled": (18, "features/unlabelled"),
     "influence": (6, "features/robust"),
     "personalise": (9, "features/personal"),

@@ -52,6 +52,7 @@ log = logging.getLogger("coterie.run")
 
 MOST_EXCHANGES = 180
 """Most exchanges of a round: silos answer no more than 200 times."""
+FEW = "its group is smaller than it accepts."
 FIRST = 12
 """Exchanges before the first tree, at most."""
 
@@ -132,6 +133,7 @@ class Trees(Growth, Algorithm[TreesState]):
     """Boosted trees by summed histograms, in every group its own."""
 
     remembers = TreesState
+    works_unseen = True
 
     given_groups: str = Field(
         "",
@@ -179,8 +181,12 @@ class Trees(Growth, Algorithm[TreesState]):
         for group in present_groups(self.given or (now.names,), now.names):
             own = self._of(state, group)
             stay = staying(group, state.members.minimums)
-            until = self._until(own, now)
-            growing[self._key(group)] = Growing(self.growth, self.column_bins, stay, own, until)
+            one = Growing(
+                *(self.growth, self.column_bins, stay, own, self._until(own, now)),
+                masked=now.unseen,
+            )
+            one.lost |= dict.fromkeys(set(group) - set(stay), FEW)
+            growing[self._key(group)] = one
         yield from grow(list(growing.values()), now, state.members.minimums)
         lost = {name: why for one in growing.values() for name, why in one.lost.items()}
         new = {key: one.grown for key, one in growing.items()}
@@ -301,11 +307,21 @@ class Growing:
         over: nothing more is asked.
     """
 
-    def __init__(self, settings: Settings, bins: int, here: Group, own: Grown, until: int) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        bins: int,
+        here: Group,
+        own: Grown,
+        until: int,
+        *,
+        masked: bool = False,
+    ) -> None:
         self.settings, self.bins = settings, bins
         self.here, self.grown, self.until = here, own, until
         self.began, self._sides = own.done, own.sides
         self.lost: dict[str, str] = {}
+        self.masked = masked
         self.question, self.number, self.over = Question(), 0, False
         self._asking = self._course()
         self._step(None)
@@ -323,29 +339,40 @@ class Growing:
         minimums: Mapping[str, int],
     ) -> None:
         """Add the answers up and go on; without a silo that gave none, ask the others again."""
-        parts, lost = [], {}
+        parts, lost = list[Any](), {}
         for name in self.here:
             try:
                 if name not in updates:
                     raise AnswerError(missing.get(name, "it did not answer."))
-                update = updates[name]
-                arrays = update.extras.get(questions.RECORD, {})
-                parts.append(questions.read_answer(self.question, arrays, int(update.num_examples)))
+                parts.append(self._part(updates[name]))
             except AnswerError as error:
                 lost[name] = str(error)
         if not lost:
-            self._step(self._summed(parts))
+            samples = sum(int(updates[name].num_examples) for name in self.here)
+            try:
+                self._step(self._sum(parts, samples))
+            except AnswerError as error:
+                self._end(f"the sum over its group cannot be: {error} One of them has lied.")
             return
         here = tuple(name for name in self.here if name not in lost)
         stay = staying(here, minimums)
-        lost |= dict.fromkeys(set(here) - set(stay), "its group is smaller than it accepts.")
+        lost |= dict.fromkeys(set(here) - set(stay), FEW)
         self.lost |= lost
         self.here = stay
         self._asking = self._course()
         self._step(None)
 
-    def _summed(self, parts: Sequence[Floats]) -> Floats:
+    def _part(self, update: Update) -> Any:
+        """Return a silo's answer; raise ``AnswerError`` if it is none."""
+        if self.masked:
+            return questions.read_masked(self.question, update.extras.get(wire.MASKED, {}))
+        arrays = update.extras.get(questions.RECORD, {})
+        return questions.read_answer(self.question, arrays, int(update.num_examples))
+
+    def _sum(self, parts: Sequence[Any], samples: int) -> Floats:
         """Return the sum over silos; by silo, the last of them any other, where trees need that."""
+        if self.masked:
+            return questions.read_sum(self.question, parts, samples)
         if self._sides is None or self.question.kind != "level":
             total: Floats = np.sum(parts, axis=0)
             return total
@@ -361,8 +388,11 @@ class Growing:
         except StopIteration:
             self.over = True
         except ValueError as error:  # of sums over too few rows
-            self.over = True
-            self.lost |= dict.fromkeys(self.here, f"{error}.")
+            self._end(f"{error}.")
+
+    def _end(self, why: str) -> None:
+        self.over = True
+        self.lost |= dict.fromkeys(self.here, why)
 
     def _course(self) -> Asking:
         """Yield the questions for the trees that this round still lacks."""

@@ -6,6 +6,7 @@ column (``cells``), and the histograms of nodes of the trees that grow (``level`
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -13,11 +14,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from coterie import wire
 from coterie.features.sums.trees import growth
 from coterie.features.sums.trees.bins import LOWEST, Ints
 from coterie.features.sums.trees.ensemble import Ensemble, Floats
 from coterie.features.sums.trees.growth import Level, Sides
 from coterie.features.sums.trees.histograms import SUMS, Rows
+from coterie.wire.fixed import HISTOGRAMS, Words, total_of
 
 Arrays = dict[str, NDArray[Any]]
 RECORD = "sums"
@@ -134,6 +137,27 @@ def read_answer(question: Question, arrays: Arrays, samples: int) -> Floats:
     elif (counts > samples).any():
         raise AnswerError(f"it counts more rows than the {samples} that it has.")
     return found
+
+
+def read_masked(question: Question, arrays: Arrays) -> Words:
+    """Return the masked answer of a silo in a secure run.
+
+    Raises:
+        AnswerError: it is not as long as an answer to the question.
+    """
+    try:
+        return HISTOGRAMS.receive(arrays.get(wire.MASKED), math.prod(question.shape))
+    except wire.WireError as error:
+        raise AnswerError(str(error)) from None
+
+
+def read_sum(question: Question, parts: Sequence[Words], samples: int) -> Floats:
+    """Return the checked sum of the masked answers of all silos that were asked.
+
+    ``samples`` is the number of samples of all of them. Raises ``AnswerError`` if it cannot be.
+    """
+    total = HISTOGRAMS.decode(total_of(parts)).reshape(question.shape)
+    return read_answer(question, {RECORD: total}, samples)
 
 
 def _check_total(counts: Floats, sizes: Ints, samples: int) -> None:

@@ -95,7 +95,10 @@ def test_a_run_that_announces_something_else_waits_again(silo: dict[str, Any]) -
         ({"strategy": "fedavg"}, "approved this run with strategy = 'hcct'"),
         ({"personal": ""}, "approved this run with personal = 'head'"),
         ({"task.dropout": 0.9}, "approved this run with task.dropout = ''"),
-        ({"secure": False}, "approved a secure run, and this message asks for a plain update."),
+        (
+            {"secure": False},
+            "approved a secure run, and this message asks for a plain update, or plain sums.",
+        ),
         ({"server-round": 4}, "approved 3 rounds, and this message is for round 4"),
     ],
 )

@@ -340,6 +340,34 @@ def test_a_silo_that_lies_is_left_out_and_the_others_grow_the_trees_without_it(
     assert_equal_models(*models)
 
 
+def test_secure_runs_grow_the_same_trees_also_when_a_silo_and_its_block_are_lost(
+    tmp_path: Path, nodes: list[dict[str, Any]]
+) -> None:
+    restart_silos()
+    keys = {**KEYS, "given-groups": "a,b;c,d"}
+    plain = run(tmp_path / "plain", nodes, **keys)
+    secret = [node | {"secure": "required"} for node in nodes]
+    grid = Tap(secret)
+    secure = run(tmp_path / "secure", grid, **keys, secure=True)
+    got = [m for m in grid.got if m.metadata.message_type == wire.EVALUATE_HISTOGRAMS]
+    assert {name for m in got for name in m.content.array_records} == {wire.MASKED}
+    asked = {"count": 0}
+
+    def change(silo: str, reply: Message) -> Message:
+        if silo == "d" and wire.MASKED in reply.content:
+            asked["count"] += 1
+            if asked["count"] > 9:
+                del reply.content[wire.MASKED]
+        return reply
+
+    lost = run(tmp_path / "lost", Tap(secret, change=change), **KEYS, secure=True)
+    assert set(lost.rounds[0].details["not-summed"]) == {"c", "d"}
+    for name, result in [*((name, secure) for name in "abcd"), ("a", lost)]:
+        for key, array in result.models[name].items():
+            same = plain.models[name][key].numpy()
+            np.testing.assert_allclose(array.numpy(), same, rtol=1e-6, err_msg=key)
+
+
 def test_no_sums_leave_over_rows_that_differ_by_few_from_those_of_an_earlier_run(
     tmp_path: Path, nodes: list[dict[str, Any]]
 ) -> None:

@@ -1,0 +1,115 @@
+"""Exact sums over rows in a secure run: who is in them together, and what silos receive about each.
+
+Every silo answers masked; only the sum over all silos that were asked together can be read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from flwr.app import Message
+
+from coterie import wire
+from coterie.engine.port import Engine
+from coterie.features.secure.protocol import FEWEST, encode_peers
+from coterie.features.secure.sums import Enrolled, SecureRun
+from coterie.features.secure.together import Member, Together, planned
+from coterie.strategies.rounds.algorithm import Order
+from coterie.strategies.rounds.exchange import exchange
+from coterie.strategies.rounds.replies import ReplyError
+from coterie.strategies.rounds.roster import Silo
+
+WAITS = (
+    "it waits: silos are in sums over their rows only in blocks, always the same (see "
+    f"{wire.page('Secure runs')}), and its block is not complete."
+)
+
+
+@dataclass
+class RowSums:
+    """The exact sums of one run.
+
+    ``run`` has the silos' keys, and the blocks that they state.
+    """
+
+    run: SecureRun
+    _waiting: list[tuple[Order, ReplyError]] = field(default_factory=list)
+
+    def admit(self, silos: Sequence[Silo]) -> dict[str, str]:
+        """Get the silos' keys; return silo → why it can be in no sum."""
+        self.run.require_own(silos)
+        return self.run.greet(silos, seed=False)
+
+    def staying(self, silos: Sequence[Silo]) -> tuple[tuple[str, ...], str]:
+        """Return the most of these silos that may be summed together; and why the others wait."""
+        asked = self._planned(silos)
+        why = asked.objection() if asked.members else ""
+        return ((), f"the sum {why}.") if why else (tuple(asked.members), WAITS)
+
+    def entries(self, silos: Sequence[Silo]) -> dict[str, Any]:
+        """Return the entries that a question to these silos has, whose answers are summed."""
+        asked = self._planned(silos)
+        for block in asked.blocks:
+            self.run.blocks |= dict.fromkeys(block, block)
+        return {
+            wire.SECURE: True,
+            wire.GROUP_SIZE: len(asked.members),
+            wire.SUM: asked.encode(),
+            wire.PEERS: encode_peers(self.run.keys_of(list(asked.members))),
+        }
+
+    def _planned(self, silos: Sequence[Silo]) -> Together:
+        here = {peer.name for peer in self.run.keys_of([silo.name for silo in silos])}
+        members = {silo.name: _member(silo) for silo in silos if silo.name in here}
+        return planned(members, {n: block for n, block in self.run.blocks.items() if block})
+
+    def asked(self, orders: Sequence[Order]) -> list[Order]:
+        """Return the orders as they are sent: those with one question are summed together.
+
+        A silo that must not be in the sum is not asked (``take_waiting``).
+        """
+        groups: dict[int, list[Order]] = {}
+        for order in orders:
+            groups.setdefault(id(order.model), []).append(order)
+        found = []
+        for own in groups.values():
+            stay, why = self.staying([order.silo for order in own])
+            entries = self.entries([o.silo for o in own if o.silo.name in stay]) if stay else {}
+            for order in own:
+                if order.silo.name in stay:
+                    found.append(replace(order, config={**order.config, **entries}))
+                else:
+                    self._waiting.append((order, ReplyError(why)))
+        return found
+
+    def take_waiting(self) -> list[tuple[Order, ReplyError]]:
+        """Return the orders that were not sent since the last call, with why."""
+        found, self._waiting = self._waiting, []
+        return found
+
+
+def masking_of(
+    engine: Engine,
+    silos: Mapping[str, Silo],
+    terms: Mapping[str, Any],
+    deadline_s: float,
+    enrolled: Enrolled | None,
+) -> tuple[RowSums, dict[str, str]]:
+    """Return the exact sums of a run without rounds, and silo → why it can be in none.
+
+    Args:
+        terms: describe the run to the silos.
+        enrolled: vouches for their keys; None in a federation without enrolment.
+    """
+
+    def ask(messages: Sequence[Message], within_s: float) -> list[Message | None]:
+        return exchange(engine, messages, deadline_s=within_s)
+
+    found = RowSums(SecureRun(ask, terms, deadline_s, enrolled))
+    return found, found.admit([silo for silo in silos.values() if silo.trains])
+
+
+def _member(silo: Silo) -> Member:
+    return Member(max(FEWEST, silo.min_group_size), max(1, silo.num_examples))
