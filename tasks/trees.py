@@ -6,8 +6,11 @@ Their arrays are those of ``coterie.features.sums.trees.ensemble``, which grows 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
+from numpy.typing import NDArray
 from torch import nn
 
 from coterie.tasks.errors import TaskError
@@ -87,3 +90,19 @@ def named(name: str, *, shape: tuple[int, ...], problem: Problem) -> Trees:
         f"network {name!r} is for classes, labels and real targets. Got a target of kind "
         f"{problem.kind}."
     )
+
+
+def importance(gain: NDArray[Any], inputs: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Return input → its share of the reduction of the loss, the largest first, those above 0.
+
+    ``gain`` (columns,) is that of ``Trees``. ``inputs`` are the ``columns`` of ``Task.prepared``;
+    an input that is not among them has a number, from 1.
+    """
+    total = float(sum(gain)) or 1.0
+    found = {}
+    for i, own in enumerate(gain):
+        of = inputs[i] if i < len(inputs) else {}
+        name = str(of.get("column", f"input {i + 1}"))
+        name += f" = {of['category']}" if "category" in of else ""
+        found[f"{name} is missing" if "missing" in of else name] = float(own) / total
+    return {name: one for name, one in sorted(found.items(), key=lambda x: -x[1]) if one > 0}

@@ -172,6 +172,7 @@ def card_of(kept: Kept, file: Path, samples: Nest, options: Mapping[str, Option]
         "inputs": inputs,
         "preparation": dict(task.prepared(options)),
         "output": output,
+        **({"importance": dict(card.importance)} if card.importance else {}),
         "calibration": None if calibration is None else calibration.text(),
         "measured": {
             "on": f"test data of silo {card.silo}{where}",

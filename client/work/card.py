@@ -25,6 +25,7 @@ from coterie.client.work.session import Session
 from coterie.system.files import write_atomically
 from coterie.tasks.base import ColumnScale, Option
 from coterie.tasks.draws import num_persons
+from coterie.tasks.trees import Trees, importance
 from coterie.wire import Model, model_hash
 
 METADATA = "coterie-card"
@@ -117,6 +118,7 @@ class Card:
             nothing was measured.
         parent: the run or the file from which the run began; empty if it began from neither.
         counted: a text on how many of the silo's data files were used and how many left out.
+        importance: of boosted trees: input → its share of the reduction of the loss.
     """
 
     silo: str
@@ -159,6 +161,7 @@ class Card:
     num_persons: int = 0
     test_persons: int = 0
     parent: str = ""
+    importance: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def alone(self) -> bool:
@@ -226,7 +229,15 @@ def card_of(
         num_persons=_persons_of(session.data.train),
         test_persons=_persons_of(session.data.test),
         parent=wire.plain_text(str(config.get(wire.PARENT, ""))),
+        importance=_importance(session, model),
     )
+
+
+def _importance(session: Session, model: Model) -> dict[str, float]:
+    if not isinstance(session.model, Trees):
+        return {}
+    prepared = session.task.prepared(session.settings.options)
+    return importance(model["gain"], prepared.get("columns", ()))
 
 
 def _persons_of(part: Part) -> int:
@@ -416,6 +427,9 @@ def _figure_tables(card: Card) -> str:
             f"\n\nWith calibration, on {card.calibration.measured} test samples not used for it:"
             f"\n\n| | | interval |\n|---|---|---|\n{own_figures}"
         )
+    if card.importance:
+        shares = "\n".join(f"| {name} | {share:.3f} |" for name, share in card.importance.items())
+        table += f"\n\nWhat the trees split by:\n\n| input | share |\n|---|---|\n{shares}"
     return table
 
 

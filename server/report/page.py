@@ -10,7 +10,7 @@ from typing import Any
 
 from coterie import wire
 from coterie.pictures.page import Fold, Page, Picture, Table
-from coterie.server.report import auto, costs, similarity, training
+from coterie.server.report import auto, costs, importance, similarity, training
 from coterie.server.report.answer import detail_of, figures_of, interval_of, lead_of, some
 from coterie.server.report.explain import unlabelled_in
 from coterie.server.report.gains import mean_of
@@ -312,6 +312,7 @@ MAKERS: Sequence[Callable[[Story], Picture | str | None]] = (
     training.groups_picture,
     training.outcomes_picture,
     training.curves_picture,
+    importance.importance_picture,
     auto.race_picture,
     similarity.matrix_picture,
     similarity.structure_picture,

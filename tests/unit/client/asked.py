@@ -209,6 +209,7 @@ def trees_of(problem: Problem, columns: int) -> Trees:
             if name in ends
             else torch.randn(shape, generator=draw)
         )
+        drawn = torch.arange(columns) if name == "gain" else drawn
         array.copy_(drawn)
     return model
 

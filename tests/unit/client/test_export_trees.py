@@ -17,6 +17,7 @@ from coterie.client.cli.predict import answer_of, predict
 from coterie.client.work.card import read_card
 from coterie.tasks.base import SiloData
 from coterie.tasks.problems import Classes, Labels, Numbers
+from coterie.tasks.trees import importance
 from tests.conftest import silo
 from tests.unit.client import asked
 from tests.unit.client.test_export import exported
@@ -62,6 +63,8 @@ def test_the_command_writes_calibrated_trees_and_checks_them_if_xgboost_is_there
     assert "checked on 8 samples from this silo's test data" in capsys.readouterr().err
     assert card["format"] == "JSON of XGBoost" and card["output"]["shape"] == ["batch"]
     assert card["output"]["means"] == "probability of 'ill'"
+    assert card["importance"] == pytest.approx({"input 3": 2 / 3, "input 2": 1 / 3})
+    assert "| input 3 | 0.667 |" in file.with_suffix(".md").read_text()
     data, booster = asked.Grown().load({}), xgboost.Booster(model_file=tmp_path / "m.json")
     assert isinstance(data, SiloData)
     found = booster.predict(xgboost.DMatrix(np.asarray(data.x_test)))
@@ -69,3 +72,9 @@ def test_the_command_writes_calibrated_trees_and_checks_them_if_xgboost_is_there
     monkeypatch.setattr(exporting, "find_spec", lambda name: None)
     exported(tmp_path, tmp_path / "m.json")
     assert "not checked, because xgboost is not installed" in capsys.readouterr().err
+
+
+def test_inputs_are_called_as_the_task_prepares_them() -> None:
+    of = [{"column": "age"}, {"column": "sex", "category": "f"}, {"column": "age", "missing": True}]
+    found = importance(np.array([1.0, 3, 4, 0], np.float32), of)
+    assert list(found.items()) == [("age is missing", 0.5), ("sex = f", 0.375), ("age", 0.125)]

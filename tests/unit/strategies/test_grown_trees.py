@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from coterie.features.sums.trees.histograms import (
     of_numbers,
 )
 from coterie.features.sums.trees.together import grown
+from coterie.server.report.command import write_report
 from coterie.strategies.auto.algorithm import Auto
 from coterie.strategies.errors import FederationError
 from coterie.strategies.rounds.algorithm import Update
@@ -256,6 +258,9 @@ def test_groups_grow_their_own_trees_and_a_run_that_was_cut_ends_the_same(
     whole = run(tmp_path / "whole", nodes, **keys)
     assert [tuple(group) for group in whole.rounds[-1].groups] == [("a", "b"), ("c", "d")]
     assert mean_error(whole) < 0.35
+    page = write_report(str(tmp_path / "whole"))[0].read_text()
+    inputs = re.findall(r'>group ([AB])</th><td role="cell">(input \d)</td>', page)
+    assert dict(reversed(inputs)) == dict.fromkeys("AB", "input 6"), "the first of each group"
     together = run(tmp_path / "together", nodes, **KEYS)
     assert mean_error(together) > 0.4
     assert together.rounds[-1].details["trees"] == {"*": 6}
@@ -432,5 +437,6 @@ def test_kept_trees_are_exported_and_take_missing_values(
     x, _ = drawn(9)
     (answers,) = onnxruntime.InferenceSession(file).run(None, {"x": x})
     (kept,) = (tmp_path / "a" / "models").glob("*.safetensors")
+    assert "| x5 | 0." in kept.with_suffix(".md").read_text()
     trees = Ensemble.of(load_file(kept))
     np.testing.assert_allclose(answers[:, 1], 1 / (1 + np.exp(-trees.answers(x)[:, 0])), atol=1e-5)
