@@ -306,6 +306,9 @@ DISCRIMINATOR_BYTES: Final = "discriminator-bytes"
 HOLDOUT_ERROR: Final = "holdout-error"
 HOLDOUT_EXAMPLES: Final = "holdout-num-examples"
 HOLDOUT_LOSS: Final = "holdout-loss"
+HOLDOUT_LOSS_ERROR: Final = "holdout-loss-error"
+"""Standard error of ``HOLDOUT_LOSS`` over the samples that were held out; only of trees."""
+HOLDOUT_LOSSES: Final = (HOLDOUT_LOSS, HOLDOUT_LOSS_ERROR)
 RECEIVED_LOSS: Final = "received-loss"
 RECEIVED_ERROR: Final = "received-error"
 RECEIVED_EXAMPLES: Final = "received-num-examples"
@@ -333,7 +336,7 @@ COLUMN_SQUARES: Final = "column-squares"
 OWN_METRICS: Final = frozenset(
     {
         *(NUM_EXAMPLES, TRAIN_LOSS, LOSS, ERROR, SECONDS, HELD_OUT, DISCRIMINATOR_BYTES),
-        *(HOLDOUT_ERROR, HOLDOUT_LOSS, HOLDOUT_EXAMPLES, RECEIVED_LOSS, RECEIVED_ERROR),
+        *(HOLDOUT_ERROR, *HOLDOUT_LOSSES, HOLDOUT_EXAMPLES, RECEIVED_LOSS, RECEIVED_ERROR),
         *(RECEIVED_EXAMPLES, RECEIVED_VALIDATION_ERROR, TRAINED_LOSS, TRAINED_ERROR),
         *(MIN_GROUP_SIZE, UPDATE_NORM, UPDATE_NOISE, UPDATE_LOST),
         CONSENSUS_BALANCE,

@@ -20,7 +20,7 @@ from coterie.client.home.subgroups import readable_subgroup
 
 METRICS = {
     "train-loss": (wire.TRAIN_LOSS,),
-    "loss": (wire.LOSS, wire.RECEIVED_LOSS, wire.TRAINED_LOSS, wire.HOLDOUT_LOSS),
+    "loss": (wire.LOSS, wire.RECEIVED_LOSS, wire.TRAINED_LOSS, *wire.HOLDOUT_LOSSES),
     "error": (
         *(wire.ERROR, wire.RECEIVED_ERROR, wire.TRAINED_ERROR, wire.HOLDOUT_ERROR),
         wire.RECEIVED_VALIDATION_ERROR,

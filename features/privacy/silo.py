@@ -83,7 +83,7 @@ REFUSED_VALUES = {
 }
 STAYING = frozenset(
     {
-        *(wire.TRIVIAL, wire.TRAIN_LOSS, wire.HOLDOUT_ERROR, wire.HOLDOUT_LOSS),
+        *(wire.TRIVIAL, wire.TRAIN_LOSS, wire.HOLDOUT_ERROR, *wire.HOLDOUT_LOSSES),
         wire.RECEIVED_VALIDATION_ERROR,
     }
 )

@@ -14,6 +14,7 @@ from coterie.strategies.auto.evidence import (
     behind_alone,
     by_loss,
     by_preference,
+    converges,
     gains_of,
     standings_of,
 )
@@ -54,7 +55,7 @@ def decision(state: AutoState, *, unseen: bool) -> Decision:
     Both the candidate as raced and what would be held of it must pass.
     """
     found, sizes = standings_of(state), state.members.sizes
-    wanted = by_preference(state.candidates, found, sizes, converged=by_loss(state))
+    wanted = by_preference(state.candidates, found, sizes, converged=converges(state))
     for number in wanted:
         candidate = state.candidates[number]
         settled = _settled(state, candidate, unseen=unseen)

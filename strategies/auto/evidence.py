@@ -10,7 +10,14 @@ from coterie import wire
 from coterie.features.sums.trees.coordinator import is_trees
 from coterie.strategies.auto.candidates import Candidate
 from coterie.strategies.auto.state import AutoState, Entrant, Measured, Trial, key_of
-from coterie.strategies.partition.race import NEAR, Gain, Standing, shrunken_gains, standings
+from coterie.strategies.partition.race import (
+    NEAR,
+    Gain,
+    Standing,
+    loss_variances,
+    shrunken_gains,
+    standings,
+)
 from coterie.strategies.rounds.algorithm import Update
 from coterie.strategies.rounds.models import is_linear
 from coterie.strategies.rounds.reports import Group
@@ -28,9 +35,14 @@ def by_loss(state: AutoState) -> bool:
 
     A loss says more per sample than an error: it is a proper score. That of a network, however,
     says more about how sure it is than about who should train with whom, so only linear models and
-    trees are compared by it. These are raced until they have learned what they can.
+    trees are compared by it.
     """
-    return is_linear(state.members.initial) or is_trees(state.members.initial)
+    return converges(state) or is_trees(state.members.initial)
+
+
+def converges(state: AutoState) -> bool:
+    """Return whether models are trained to their minimum: linear ones."""
+    return is_linear(state.members.initial)
 
 
 def compares_losses(state: AutoState) -> bool:
@@ -52,7 +64,8 @@ def measurement(update: Update, *, loss_decides: bool = False) -> Measured | Non
         return None
     loss = metrics.get(wire.HOLDOUT_LOSS, float("nan"))
     if loss_decides and update.silo.described:  # other apps may measure errors only
-        return Measured(loss, loss, count, share=False) if np.isfinite(loss) else None
+        noise = metrics.get(wire.HOLDOUT_LOSS_ERROR, float("nan"))
+        return Measured(loss, loss, count, False, noise) if np.isfinite(loss) else None
     return Measured(error, loss if np.isfinite(loss) else error, count, share)
 
 
@@ -106,6 +119,7 @@ def mean_of(found: Sequence[Measured]) -> Measured:
         float(np.mean([m.loss for m in found])),
         found[-1].count,
         found[-1].share,
+        found[-1].noise,
     )
 
 
@@ -149,11 +163,11 @@ def by_preference(
     data = {n: 0.0 if converged else samples_behind(candidates[n], sizes) for n in near}
     widest = min((-data[n], found[n].behind) for n in near) if near else (0.0, 0.0)
 
-    def rank(number: int) -> tuple[bool, bool, float, float]:
+    def rank(number: int) -> tuple[bool, bool, float, bool, float]:
         one, behind = candidates[number], found[number].behind
         first = converged and one.is_together
         favoured = one.supported and (converged or behind <= widest[1])
-        return not first, not favoured, -data[number], behind
+        return not first, not favoured, -data[number], one.by_silo, behind
 
     return sorted(near, key=rank)
 
@@ -220,6 +234,7 @@ def gains_of(state: AutoState, winner: Candidate) -> dict[str, Gain]:
         [t.error for _, t in found.values()],
         [t.count for _, t in found.values()],
         shares=all(t.share for _, t in found.values()),
+        variances=loss_variances(np.array([[a.noise, t.noise] for a, t in found.values()])),
     )
     return dict(zip(found, gains, strict=True))
 

@@ -127,7 +127,7 @@ def grown(state: AutoState, growth: Growth, limits: Budget, now: Round) -> Excha
     if arms := [*(state.models if state.phase == "race" else ()), *fresh]:
         state = yield from _raced(state, arms, growth, now)
     if state.phase == "hold":
-        state = yield from _finished(state, growth, now)
+        state = yield from _finished(state, growth, limits, now)
     return state
 
 
@@ -161,12 +161,13 @@ def _raced(
     return replace(state, models=models, alone={**state.alone, **alone})
 
 
-def _finished(state: AutoState, growth: Growth, now: Round) -> Exchanges[AutoState]:
+def _finished(state: AutoState, growth: Growth, limits: Budget, now: Round) -> Exchanges[AutoState]:
     """Grow the held groups' trees from all rows; hand them out when they are complete."""
     trees = len(state.members.initial["leaf"])
     keys = [*state.held, *((name,) for name in sorted(state.own))]
     finals = {key: _final_of(state, key) for key in keys}
-    here = {key: _here(key, state, now) for key in keys}
+    twice = _afford_two(state, limits, now)
+    here = {key: _here(key, state, now, without=state.own - twice) for key in keys}
     until = _until(finals, here, trees)
     growing = {
         key: Growing(growth.growth, growth.column_bins, here[key], own, until[key])
@@ -203,11 +204,27 @@ def _until(
     return found
 
 
-def _here(key: Group, state: AutoState, now: Round) -> Group:
+def _here(
+    key: Group, state: AutoState, now: Round, *, without: frozenset[str] = frozenset()
+) -> Group:
     """Return a group's silos that are asked: all that are here and accept its size."""
-    new = () if len(key) == 1 else state.probation
-    here = tuple(name for name in key if name in now.here and name not in new)
-    return here if len(key) == 1 else staying(here, state.members.minimums)
+    if len(key) == 1:
+        return tuple(name for name in key if name in now.here)
+    away = without | state.probation.keys()
+    here = tuple(name for name in key if name in now.here and name not in away)
+    return staying(here, state.members.minimums)
+
+
+def _afford_two(state: AutoState, limits: Budget, now: Round) -> frozenset[str]:
+    """Return silos that grow their own trees and, within the budget, also their group's."""
+    trees, most = len(state.members.initial["leaf"]), limits.trainings * planned(now)
+
+    def ahead(name: str) -> float:
+        keys = [key for key in (*state.held, (name,)) if name in key]
+        done = sum(_final_of(state, key).done for key in keys)
+        return (len(keys) * trees - done) / trees * planned(now)
+
+    return frozenset(n for n in state.own if state.trainings.get(n, 0.0) + ahead(n) <= most)
 
 
 def _empty(initial: Arrays, key: Group) -> Grown:

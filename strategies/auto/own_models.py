@@ -20,6 +20,7 @@ from coterie.strategies.auto.candidates import Candidate
 from coterie.strategies.auto.evidence import (
     HOLDOUT,
     MEASURES,
+    converges,
     judges_of,
     measurement,
     noted,
@@ -30,7 +31,6 @@ from coterie.strategies.partition.race import Standing
 from coterie.strategies.plain import pooling
 from coterie.strategies.rounds.algorithm import Exchanges, Round, Update
 from coterie.strategies.rounds.members import present_groups
-from coterie.strategies.rounds.models import is_linear
 from coterie.strategies.rounds.roster import Silo
 
 MOST_TRIED = 2
@@ -46,11 +46,7 @@ def offers(state: AutoState, now: Round) -> bool:
     """
     usual = wire.entries()[wire.OPTIMISER].at.default
     exact = now.config.get(wire.OPTIMISER, usual) == usual
-    return (
-        is_linear(state.members.initial)
-        and exact
-        and not (now.unseen or now.config.get(wire.PERSONALISE))
-    )
+    return converges(state) and exact and not (now.unseen or now.config.get(wire.PERSONALISE))
 
 
 def tried(state: AutoState, now: Round) -> list[Candidate]:

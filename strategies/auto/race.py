@@ -15,8 +15,8 @@ from coterie.strategies.auto.entries import verdict_text
 from coterie.strategies.auto.evidence import (
     MEASURES,
     behind_alone,
-    by_loss,
     compares_losses,
+    converges,
     entrants_of,
     gains_of,
     judges_of,
@@ -135,7 +135,7 @@ def decided(state: AutoState, now: Round, *, complete: bool) -> AutoState:
         trials=trials_of(state, [entrant.candidate for entrant in raced]),
         shares=all(m.share for of in state.measured.values() for n in of for m in of[n]),
         score=wire.LOSS if compares_losses(state) else "",
-        converged=by_loss(state),
+        converged=converges(state),
         complete=complete,
         left=found.left,
     )

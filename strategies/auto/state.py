@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
@@ -27,12 +28,18 @@ that it makes of that."""
 
 @dataclass(frozen=True)
 class Measured:
-    """A measurement on held-out samples; ``share``: a share of wrong answers, of known noise."""
+    """A measurement on held-out samples.
+
+    Attributes:
+        share: the error is a share of wrong answers, of known noise.
+        noise: the standard error of the loss that takes the error's place; NaN if it is unknown.
+    """
 
     error: float
     loss: float
     count: float
     share: bool = True
+    noise: float = math.nan
 
 
 @dataclass(frozen=True)

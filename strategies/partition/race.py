@@ -85,6 +85,19 @@ def sampling_variances(one: FloatArray, other: FloatArray, counts: FloatArray) -
     return np.asarray(np.maximum(discordant, 1 / (counts + 2)) / counts)
 
 
+def loss_variances(errors: FloatArray) -> FloatArray | None:
+    """Return (N,) variances of differences of two mean losses on the same samples, or None.
+
+    Args:
+        errors: (N, 2) standard errors of both.
+
+    Assumes a correlation of ½: less than of models that share much, more than of unrelated ones.
+    """
+    one, other = errors.T
+    found: FloatArray = one**2 + other**2 - one * other
+    return found if (np.isfinite(found) & (found > 0)).all() else None
+
+
 def standard_error(differences: FloatArray, sampling: FloatArray | None) -> float:
     """Return the standard error of the mean of N paired differences; NaN if unknown for N = 1."""
     number = len(differences)
@@ -133,7 +146,12 @@ class Gain:
 
 
 def shrunken_gains(
-    alone: Sequence[float], grouped: Sequence[float], counts: Sequence[float], *, shares: bool
+    alone: Sequence[float],
+    grouped: Sequence[float],
+    counts: Sequence[float],
+    *,
+    shares: bool,
+    variances: FloatArray | None = None,
 ) -> list[Gain]:
     """Return every silo's gain by empirical Bayes: fewer samples shrink it more to the mean.
 
@@ -143,18 +161,21 @@ def shrunken_gains(
     Args:
         alone, grouped: (N,) errors of the two models.
         counts: (N,) samples behind them.
-        shares: errors are shares of samples. Otherwise the noise is unknown, and all differences
-            between silos are taken for noise.
+        shares: errors are shares of samples.
+        variances: (N,) of the differences by sampling, of others. If they are unknown, all
+            differences between silos are taken for noise.
 
     The variance between silos is the part of the differences' variance that sampling does not
     explain; the mean weighs every silo by its precision (DerSimonian and Laird, 1986), so that a
     few samples of one silo do not outweigh the many of another.
     """
     one, other = np.array(alone), np.array(grouped)
+    if shares:
+        variances = sampling_variances(one, other, np.array(counts, dtype=np.float64))
     differences = one - other
     seen = float(differences.var(ddof=1)) if len(differences) > 1 else 0.0
-    if shares:
-        noise = sampling_variances(one, other, np.array(counts, dtype=np.float64))
+    if variances is not None:
+        noise = variances
         between, between_error = _between(differences, noise)
         weights = 1 / (between + noise)
         mean_variance = 1 / float(weights.sum())
@@ -166,7 +187,8 @@ def shrunken_gains(
     belief = between / (between + noise) if between > 0 else np.zeros_like(noise)
     expected = mean + belief * (differences - mean)
     errors = np.sqrt(belief * noise + (1 - belief) ** 2 * mean_variance)
-    own = np.sqrt(noise) if shares or len(differences) > 1 else np.full(1, np.nan)
+    known = variances is not None or len(differences) > 1
+    own = np.sqrt(noise) if known else np.full(1, np.nan)
     return [
         Gain(float(d), float(n), float(e), float(s), _below_zero(float(e), s**2 + between_error))
         for d, n, e, s in zip(differences, own, expected, errors, strict=True)

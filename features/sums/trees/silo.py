@@ -70,9 +70,16 @@ class Growing(Stage):
         return request
 
     def before(self, mine: None, work: Work) -> None:
-        """Leave the trees as they are: they grow by sums, and training only measures them."""
-        if isinstance(work.session.model, Trees):
-            work.training = _measured(work.session, work.metric)
+        """Leave the trees as they are: they grow by sums, and training only measures them.
+
+        If samples are held out, state how sure the loss on them is.
+        """
+        if not isinstance(work.session.model, Trees):
+            return
+        work.training = _measured(work.session, work.metric)
+        if wire.HOLDOUT_LOSS in work.metrics and len(work.data.test) > 1:
+            losses = _losses(work.session, work.data.test)
+            work.metrics[wire.HOLDOUT_LOSS_ERROR] = float(losses.std(ddof=1)) / sqrt(len(losses))
 
     def held(self, mine: None, holding: Holding) -> None:
         """Compare the trees with trees of this silo alone, and log which are better here."""
@@ -203,12 +210,12 @@ def _read_settings(text: str) -> _Asked:
 def _beside_alone(session: Session, asked: _Asked) -> str:
     """Return how the model in the session and trees of this silo alone compare on its test data."""
     group = read_weights(session.model)
-    losses = _losses(session)
+    losses = _losses(session, session.data.test)
     like = Ensemble.of(group)
     empty = Ensemble.empty(*(len(like.leaf), len(like.base), like.depth, len(like.gain)))
     alone = grown([rows_of(session, session.data, 1)], empty, asked.settings, bins=asked.bins)
     load_weights(session.model, {name: alone.arrays()[name] for name in travelling(session.model)})
-    own = _losses(session)
+    own = _losses(session, session.data.test)
     load_weights(session.model, group)
     apart = losses - own
     error = float(apart.std(ddof=1)) / sqrt(len(apart)) if len(apart) > 1 else float("inf")
@@ -224,10 +231,9 @@ def _beside_alone(session: Session, asked: _Asked) -> str:
 
 
 @torch.no_grad()
-def _losses(session: Session) -> NDArray[np.float64]:
-    """Return the loss of each test sample (n,)."""
+def _losses(session: Session, part: Part) -> NDArray[np.float64]:
+    """Return the loss of each sample (n,)."""
     session.model.eval()
-    part = session.data.test
     found = []
     for x, y in part.batches(None, batch_size(part)):
         outputs = session.model(x)

@@ -24,12 +24,13 @@ from coterie.strategies.auto import candidates, evidence
 from coterie.strategies.auto.budget import Budget
 from coterie.strategies.auto.candidates import Candidate, between, nested, trivial
 from coterie.strategies.auto.race import decided
-from coterie.strategies.auto.state import AutoState, Entrant, Measured, Verdict, group_of
+from coterie.strategies.auto.state import BY_SILO, AutoState, Entrant, Measured, Verdict, group_of
 from coterie.strategies.partition.distance import Distance, any_apart
 from coterie.strategies.partition.gram import gram
 from coterie.strategies.partition.race import (
     Gain,
     Standing,
+    loss_variances,
     sampling_variances,
     shrunken_gains,
     standings,
@@ -488,6 +489,11 @@ def test_gains_are_drawn_towards_the_mean_the_more_the_fewer_samples_there_are()
     assert few[0].measured == pytest.approx(0.4)
     unknown = shrunken_gains(alone, grouped, [4000] * 4, shares=False)
     assert {round(g.expected, 9) for g in unknown} == {0.2}
+    variances = loss_variances(np.array([[0.01, 0.02]] * 4))
+    assert variances == pytest.approx(np.full(4, 3e-4))
+    losses = shrunken_gains(alone, grouped, [4000] * 4, shares=False, variances=variances)
+    assert [gain.own for gain in losses] == [False, False, True, False]
+    assert loss_variances(np.array([[0.01, np.nan]])) is None
 
 
 def test_what_the_race_decided_is_not_decided_again_by_a_few_samples() -> None:
@@ -511,6 +517,8 @@ def test_of_candidates_that_cannot_be_told_apart_the_one_with_most_data_is_held(
     out = [Standing(0.2, 0.0, 0.0, False), Standing(0.22, 0.02, 0.03, True)]
     wanted = [evidence.by_preference((alone, together), one, sizes) for one in (close, far, out)]
     assert wanted == [[1, 0], [0], [0]]
+    split = replace(together, source=BY_SILO, by_silo=True)
+    assert evidence.by_preference((split, together), close, sizes) == [1, 0], "the simpler one"
 
 
 def test_discriminators_break_ties_within_a_standard_error_and_no_more() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +31,12 @@ from coterie.features.sums.trees.histograms import (
 )
 from coterie.features.sums.trees.together import grown
 from coterie.server.report.command import write_report
+from coterie.strategies.auto import decision, evidence
 from coterie.strategies.auto.algorithm import Auto
+from coterie.strategies.auto.candidates import Candidate
+from coterie.strategies.auto.state import AutoState
 from coterie.strategies.errors import FederationError
+from coterie.strategies.partition.race import Gain
 from coterie.strategies.rounds.algorithm import Update
 from coterie.strategies.rounds.roster import Silo
 from coterie.tasks.own.declared import load_declared
@@ -289,6 +294,8 @@ def test_auto_finds_who_grows_trees_together_and_a_run_that_was_cut_ends_the_sam
     sources = [one["source"].split(",")[0] for one in verdict["candidates"]]
     assert {"everybody alone", "all together", "split by silo"} < set(sources)
     assert "clusters" in verdict["candidates"][verdict["winner"]]["source"]
+    noise = {verdict["gains"][name]["noise"] for name in "abcd"}
+    assert len(noise) == 4, "each silo states how sure its losses are"
     restart_silos()
     with pytest.raises(PowerCutError):
         grid = CutGrid(nodes, at=(wire.EVALUATE_HISTOGRAMS, 3), answered=1)
@@ -299,6 +306,24 @@ def test_auto_finds_who_grows_trees_together_and_a_run_that_was_cut_ends_the_sam
         models = [{n: a.numpy() for n, a in r.models[name].items()} for r in (whole, again, given)]
         assert_equal_models(*models[:2])
         assert_equal_models(*models[1:])  # all rows, and the run's own rate
+
+
+@pytest.mark.nightly
+def test_a_silo_that_loses_by_its_group_grows_all_its_own_trees(
+    tmp_path: Path, nodes: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def losing(state: AutoState, winner: Candidate) -> dict[str, Gain]:
+        gains = evidence.gains_of(state, winner)
+        return {**gains, "d": replace(gains["d"], expected=-1.0, standard_error=0.1)}
+
+    monkeypatch.setattr(decision, "gains_of", losing)
+    keys = {**KEYS, "strategy": "auto", "rounds": 6, "budget": 3.0}
+    found = run(tmp_path / "auto", nodes, **keys)
+    assert found.rounds[-1].details["trees"] == {"a,b": 6, "c,d": 6, "d": 6}
+    without = run(tmp_path / "given", nodes, **KEYS, **{"given-groups": "a,b"})
+    for name in "cd":  # within the budget d does not also grow those of its group
+        models = [{n: a.numpy() for n, a in r.models[name].items()} for r in (found, without)]
+        assert_equal_models(*models)
 
 
 def test_auto_leaves_silos_alone_that_contradict_and_groups_the_others_of_one_that_lies(
@@ -318,14 +343,14 @@ def test_auto_leaves_silos_alone_that_contradict_and_groups_the_others_of_one_th
     assert ("a", "b") in found.rounds[-1].groups
 
 
-@pytest.mark.parametrize("strategy", [Trees(), Auto()])
-def test_too_few_rounds_for_all_trees_are_refused_before_the_first(strategy: Any) -> None:
+@pytest.mark.parametrize(("strategy", "least"), [(Trees(), 4), (Auto(), 7)])
+def test_too_few_rounds_for_all_trees_are_refused_before_the_first(
+    strategy: Any, least: int
+) -> None:
+    """28 trees of depth 6 are a round; before them auto looks, and races 20 trees of two groups."""
     trees = Ensemble.empty(100, 1, 6, COLUMNS).arrays()
-    with pytest.raises(FederationError, match=r"Set rounds to at least (\d+)") as refused:
-        strategy.check(trees, 3)
-    least = int(str(refused.value).rsplit("least ")[1].rstrip("."))
     strategy.check(trees, least)
-    with pytest.raises(FederationError):
+    with pytest.raises(FederationError, match=f"Set rounds to at least {least}"):
         strategy.check(trees, least - 1)
 
 
