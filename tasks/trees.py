@@ -92,6 +92,11 @@ def named(name: str, *, shape: tuple[int, ...], problem: Problem) -> Trees:
     )
 
 
+def takes_missing(task: object) -> bool:
+    """Return whether NaN among a task's inputs is a missing value: for trees of a declared task."""
+    return bool(getattr(task, "boosted", False))
+
+
 def importance(gain: NDArray[Any], inputs: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     """Return input → its share of the reduction of the loss, the largest first, those above 0.
 

@@ -32,6 +32,7 @@ from coterie.tasks import BUILT_IN, Task, load_task
 from coterie.tasks.base import Nest, Option, Persons, Samples, TaskError, leaves
 from coterie.tasks.draws import num_persons, split_by_class
 from coterie.tasks.problems import Classes, Evidence, Labels, Masks, Problem
+from coterie.tasks.trees import takes_missing
 from coterie.wire import Model, model_hash
 
 
@@ -203,6 +204,7 @@ def asked(
     """
     problem, calibration = kept.task.problem, kept.card.calibration
     temperature = 1.0 if calibration is None else calibration.temperature
+    missing = takes_missing(kept.task)
     values: list[Array] = []
     evidence: list[Evidence] = []
     targets: list[Array] = []
@@ -210,7 +212,8 @@ def asked(
     odd_answers: list[Array] = []
     for x, y in part.batches(None, batch_size(part)):
         outputs = _outputs(kept.model, x)
-        odd_inputs.append(np.any([_odd_rows(leaf) for leaf in leaves(x)], axis=0))
+        seen = [leaf.masked_fill(leaf.isnan() & missing, 0) for leaf in leaves(x)]
+        odd_inputs.append(np.any([_odd_rows(leaf) for leaf in seen], axis=0))
         said = answer_of(problem, outputs, temperature)
         odd_answers.append(_odd_rows(outputs if isinstance(problem, Masks) else said))
         values.append(_small(said))

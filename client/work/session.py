@@ -36,6 +36,7 @@ from coterie.tasks.base import ColumnScale, Samples, SiloData, StreamedData, Tas
 from coterie.tasks.options import place_of
 from coterie.tasks.problems import Classes, Masks
 from coterie.tasks.simulation import load_silos
+from coterie.tasks.trees import takes_missing
 from coterie.wire import IN_ORDER, Description, Parts
 from coterie.wire.description import FOLLOWING
 
@@ -298,7 +299,8 @@ def read_unlabelled(task: Task, settings: SiloSettings) -> Samples:
     found = task.inputs(place, settings.options)
     if not all(len(leaf) for leaf in leaves(found.x)):
         raise TaskError(f"unlabelled: {place} contains no samples.")
-    if not all(np.isfinite(leaf).all() for leaf in leaves(found.x)):
+    odd = np.isinf if takes_missing(task) else lambda leaf: ~np.isfinite(leaf)
+    if any(odd(leaf).any() for leaf in leaves(found.x)):
         raise TaskError(f"unlabelled: {place} contains NaN or infinite values. Clean it first.")
     return found
 

@@ -65,7 +65,7 @@ class Growing(Stage):
             request.refuse_for(f"has a network of trees, which only {AUTO} and {NAME} grow.")
         if named == NAME and not boosted:
             request.refuse_for('does not have network = "trees" in its task, which this needs.')
-        if boosted:
+        if boosted and session.settings.trains:
             request.refuse_for(session.settings.policy.sums_objection(NAME))
         return request
 

@@ -17,6 +17,7 @@ from sklearn.ensemble import HistGradientBoostingClassifier
 from sklearn.metrics import log_loss
 
 from coterie import wire
+from coterie.client.cli.predict import predict
 from coterie.client.home.folder import create
 from coterie.features.sums.trees import bins, questions
 from coterie.features.sums.trees.coordinator import Growing, Grown, Trees
@@ -447,6 +448,28 @@ def test_the_network_answers_as_the_trees_do_and_a_silo_hears_what_they_are_wort
     assert not logits[:, 0].any() and np.ptp(logits[:, 1]) > 0.5
     np.testing.assert_allclose(logits[:, 1], trees.answers(x)[:, 0], atol=1e-6)
     assert trees.gain.argmax() == 5
+
+
+def test_silos_that_only_test_or_have_no_labels_get_trees_and_send_no_sums(
+    tmp_path: Path, nodes: list[dict[str, Any]]
+) -> None:
+    """Values are missing in their rows, too, and in those that trees are then asked about."""
+    table = Path(nodes[3]["data.data"])
+    without = table.with_name("new.csv")
+    without.write_text("\n".join(row.rpartition(",")[0] for row in table.read_text().split()))
+    more = {"home": str(tmp_path / "home"), "sums": ""}
+    nodes[2] |= {"role": "evaluate", "sums": ""}
+    nodes[3] = {n: v for n, v in nodes[3].items() if n != "data.data"} | more
+    nodes[3]["unlabelled"] = str(without)
+    found = run(tmp_path / "run", nodes, **KEYS, **{"min-silos": 2})
+    details = found.rounds[-1].details
+    assert details["testing"]["c"]["group"] == details["unlabelled"]["d"]["group"] == ["a", "b"]
+    (kept,) = (tmp_path / "home" / "models").glob("*.safetensors")
+    answers = predict(kept, without, options={}, source=nodes[0]["task"]).values
+    trees = {name: array.numpy() for name, array in found.models["a"].items()}
+    x, _ = drawn(3, 300)
+    chances = 1 / (1 + np.exp(-Ensemble.of(trees).answers(x)[:, 0]))
+    np.testing.assert_allclose(answers[:, 1], chances, atol=1e-5)
 
 
 @pytest.mark.nightly
