@@ -331,6 +331,21 @@ def test_a_silo_that_loses_by_its_group_grows_all_its_own_trees(
         assert_equal_models(*models)
 
 
+@pytest.mark.nightly
+def test_a_newcomer_is_placed_by_its_losses_and_then_grows_all_its_trees(
+    tmp_path: Path, nodes: list[dict[str, Any]]
+) -> None:
+    keys = {**KEYS, "strategy": "auto", "rounds": 9, "budget": 3.0, "min-silos": 3, "churn": "d+4"}
+    found = run(tmp_path / "auto", nodes, **keys)
+    (placed,) = (r.details["placed"]["d"] for r in found.rounds if "placed" in r.details)
+    assert placed["group"] == ["a", "b"] and not placed["joins"]
+    assert found.rounds[-1].groups == (("a", "b"), ("c",), ("d",))
+    assert found.rounds[-1].details["trees"] == {"a,b": 6, "c": 6, "d": 6}
+    alone = run(tmp_path / "given", nodes, **KEYS, **{"given-groups": "a,b"})
+    models = [{n: a.numpy() for n, a in r.models["d"].items()} for r in (found, alone)]
+    assert_equal_models(*models)
+
+
 def test_auto_leaves_silos_alone_that_contradict_and_groups_the_others_of_one_that_lies(
     tmp_path: Path, nodes: list[dict[str, Any]]
 ) -> None:
