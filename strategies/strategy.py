@@ -26,6 +26,7 @@ from coterie.engine.plain import engine_of, run_of
 from coterie.engine.port import Engine
 from coterie.features.compression.coordinator import Compression
 from coterie.features.consensus.coordinator import Consensus
+from coterie.features.hidden_layers.coordinator import HiddenLayers
 from coterie.features.personal.coordinator import Pooling
 from coterie.features.rejections.coordinator import Rejections
 from coterie.features.robust.coordinator import Robust
@@ -43,6 +44,7 @@ from coterie.features.stopping.coordinator import Stopping
 from coterie.features.stragglers.coordinator import Stragglers
 from coterie.features.unlabelled.coordinator import Testing, Unlabelled
 from coterie.strategies.errors import FederationError
+from coterie.strategies.plain.hidden import OwnBeside
 from coterie.strategies.rounds import spoken
 from coterie.strategies.rounds.algorithm import Algorithm, Update, Updates
 from coterie.strategies.rounds.checkpoint import Checkpoint
@@ -310,7 +312,7 @@ class GroupStrategy(Strategy):
             *self._optimisation(),
             SmallestGroups(),
             Compression(),
-            *self._consensus(),
+            *self._consensus(config),
             Stopping(self.patience, self.evaluate_every),
             Pooling(config),
             *(() if self.secure else (Rejections(),)),  # a sum needs equal entries
@@ -318,11 +320,14 @@ class GroupStrategy(Strategy):
             Testing(),
         )
 
-    def _consensus(self) -> tuple[Stage, ...]:
-        """Return the stage where a group's model is the mean of what its silos send."""
+    def _consensus(self, config: Config) -> tuple[Stage, ...]:
+        """Return the stages where a group's model is the mean of what its silos send."""
         means = self.algorithm.averages and not self.algorithm.crosses and not self.secure
         plain = self.influence.aggregate == "mean" and self.server_optimiser.name == "none"
-        return (Consensus(),) if means and plain else ()
+        consensus: tuple[Stage, ...] = (Consensus(),) if means and plain else ()
+        compares = self.algorithm.takes_steps or isinstance(self.algorithm, OwnBeside)
+        exact = (consensus and compares) or self.algorithm.alone
+        return (*consensus, HiddenLayers(config)) if exact else consensus
 
     def _optimisation(self) -> tuple[Stage, ...]:
         chosen = self.server_optimiser

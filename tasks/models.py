@@ -25,6 +25,26 @@ class SplitModel(nn.Module):
         return out
 
 
+class TableNetwork(SplitModel):
+    """A network for rows of a table: a linear model of the columns, plus hidden layers.
+
+    Both start from zero, the hidden layers by their head, so that the network is a linear model
+    until these are trained (Cheng et al.: "Wide & Deep Learning for Recommender Systems", 2016,
+    https://arxiv.org/abs/1606.07792).
+    """
+
+    def __init__(self, representation: nn.Module, head: nn.Linear, *, width: int) -> None:
+        effect = nn.Linear(head.in_features, head.out_features, bias=False)
+        super().__init__(representation, effect)
+        self.linear_part = nn.Linear(width, head.out_features)
+        for parameter in (effect.weight, self.linear_part.weight, self.linear_part.bias):
+            nn.init.zeros_(parameter)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return logits, shape (batch, classes), of rows (batch, width)."""
+        return super().forward(x) + self.linear_part(x)  # type: ignore[no-any-return]
+
+
 GROUP_NORM = "+groupnorm"
 """Suffix of a network's name that replaces BatchNorm by GroupNorm."""
 BATCH_NORM = nn.modules.batchnorm._BatchNorm
@@ -300,10 +320,15 @@ it gives ``num_classes`` numbers per pixel."""
 def named(name: str, *, shape: tuple[int, ...], num_classes: int) -> SplitModel:
     """Return a new network of ``NETWORKS``; ``NAME+groupnorm`` has no BatchNorm.
 
-    Raises ``KeyError`` if the name is unknown.
+    With hidden layers and rows of numbers it is a ``TableNetwork``. Raises ``KeyError`` if the name
+    is unknown.
     """
     plain = name.removesuffix(GROUP_NORM)
-    made = SplitModel(*NETWORKS[plain](shape=shape, num_classes=num_classes))
+    representation, head = NETWORKS[plain](shape=shape, num_classes=num_classes)
+    made = SplitModel(representation, head)
+    hidden = len(list(representation.parameters())) > 0
+    if len(shape) == 1 and hidden and isinstance(head, nn.Linear):
+        made = TableNetwork(representation, head, width=shape[0])
     if plain != name:
         with_group_norm(made)
     return made

@@ -243,6 +243,8 @@ ASKED: Mapping[str, AtSilo] = {
     names.ADAPT_MU: _asked(0.0, evaluates="always"),
     names.HOLDOUT: _asked(0.0),
     names.CONSENSUS: _asked(0.0),
+    names.PART: _asked(""),
+    names.HIDDEN_SHARE: _asked(1.0),
     names.SAMPLES: _asked(500),
     names.MOST_BYTES: _asked(0),
     names.GROUP_SIZE: _asked(1),

@@ -26,10 +26,12 @@ from numpy.typing import NDArray
 from torch import nn
 from torch.nn.functional import linear
 
+from coterie import wire
 from coterie.client.work.data import Held, Part
 from coterie.client.work.optimisers import AUTO
 from coterie.client.work.penalty import free_bias
 from coterie.tasks.base import Task, has_own
+from coterie.tasks.models import TableNetwork
 from coterie.tasks.problems import Classes, Labels, Numbers
 from coterie.wire import Model
 
@@ -60,10 +62,11 @@ _tuned: dict[bytes, float] = {}
 
 
 def linear_layer(task: Task, model: nn.Module, part: Part, plan: TrainPlan) -> nn.Linear | None:
-    """Return the model's only layer if a training by this plan is exact; otherwise None.
+    """Return the layer that a training by this plan minimises exactly; otherwise None.
 
-    It is for a loss of ours, rows of numbers (n, p), and a plan that asks for nothing that belongs
-    to gradient steps.
+    It is the model's only one, or the linear part of a table's network, if the plan trains that. It
+    is for a loss of ours, rows of numbers (n, p), and a plan that asks for nothing that belongs to
+    gradient steps.
     """
     steps = plan.momentum or plan.clip_norm or plan.accumulate > 1 or plan.cosine_lambda
     if plan.optimiser != AUTO or steps or plan.precision != "float32" or plan.schedule is not None:
@@ -75,6 +78,8 @@ def linear_layer(task: Task, model: nn.Module, part: Part, plan: TrainPlan) -> n
     x, layers = part.x, [m for m in model.modules() if isinstance(m, nn.Linear)]
     if not isinstance(x, torch.Tensor) or x.ndim != 2 or not x.is_floating_point():
         return None
+    if isinstance(model, TableNetwork):
+        return model.linear_part if plan.part in (wire.LINEAR_PART, wire.BOTH_PARTS) else None
     own = [p for layer in layers for p in layer.parameters() if p.requires_grad]
     if len(layers) != 1 or len(own) != len(list(model.parameters())) or list(model.buffers()):
         return None
@@ -95,9 +100,29 @@ def _is_only(layer: nn.Linear, model: nn.Module, x: torch.Tensor) -> bool:
     return same and torch.allclose(outputs, expected)
 
 
+def named_of(model: nn.Module, layer: nn.Linear) -> dict[str, nn.Parameter]:
+    """Return the parameters of one of a model's layers, by their names in the model."""
+    own = {id(p) for p in layer.parameters()}
+    return {name: p for name, p in model.named_parameters() if id(p) in own}
+
+
+def _beside(model: nn.Module, part: Part) -> torch.Tensor | float:
+    """Return (n, K), in 64 bits, what hidden layers add to the linear part's answers; or 0."""
+    if not isinstance(model, TableNetwork):
+        return 0.0
+    x, _ = part.at(torch.arange(len(part)))
+    training = model.training
+    model.eval()
+    with torch.no_grad():
+        added: torch.Tensor = model.head(model.representation(x))
+    model.train(training)
+    return added.cpu().double()
+
+
 def train_linear(
     task: Task,
     model: nn.Module,
+    layer: nn.Linear,
     part: Part,
     plan: TrainPlan,
     *,
@@ -106,7 +131,7 @@ def train_linear(
     towards: Model | None,
     centre: Model | None,
 ) -> float:
-    """Train a model of one layer in place, as the module says.
+    """Train a model's layer in place, as the module says; what else it has is constant.
 
     Return the mean loss of all rows afterwards.
 
@@ -116,7 +141,7 @@ def train_linear(
         towards: the model that FedProx's term of the plan pulls to; None: the one received.
         centre: of the plan's penalty; None: 0.
     """
-    named = dict(model.named_parameters())
+    named = named_of(model, layer)
     free = free_bias(named)
     start: Arrays = {name: _wide(p) for name, p in named.items()}
     prior = PRIOR / len(part)
@@ -135,7 +160,7 @@ def train_linear(
         n: sum(s * _wide(c[n]) for s, c, spared in pulls if c is not None and n not in spared)
         for n in named
     }
-    loss_at = _loss_of(task, part)
+    loss_at = _loss_of(task, part, _beside(model, part))
     arrays = _minimum(loss_at, start, strength, middle)
     with torch.no_grad():
         for n, p in named.items():
@@ -147,7 +172,7 @@ def _of_bias(task: Task) -> float:
     return 0.0 if isinstance(task.problem, Numbers) else OF_BIAS
 
 
-def tuned_penalty(task: Task, model: nn.Module, part: Held) -> float:
+def tuned_penalty(task: Task, model: nn.Module, layer: nn.Linear, part: Held) -> float:
     """Return the λ of λ/2·|w|² beside the mean loss that suits these rows best.
 
     Every λ of a grid is tried on rows that are held out in turn (cross-validation); rows of one
@@ -162,18 +187,17 @@ def tuned_penalty(task: Task, model: nn.Module, part: Held) -> float:
     if key not in _tuned:
         while len(_tuned) >= MOST_TUNED:
             del _tuned[next(iter(_tuned))]
-        _tuned[key] = _best_of_grid(task, model, part)
+        _tuned[key] = _best_of_grid(task, named_of(model, layer), part)
     return _tuned[key] / len(part)
 
 
-def _best_of_grid(task: Task, model: nn.Module, part: Held) -> float:
+def _best_of_grid(task: Task, named: Mapping[str, nn.Parameter], part: Held) -> float:
     numbers = np.arange(len(part))
     if part.persons is not None:
         numbers = np.unique(part.persons, return_inverse=True)[1].reshape(-1)
     folds = np.random.default_rng(0).permutation(numbers.max() + 1)[numbers] % FOLDS
     if len(np.unique(folds)) < FOLDS:
         return PRIOR
-    named = dict(model.named_parameters())
     free, losses = free_bias(named), np.zeros(len(GRID))
     for fold in range(FOLDS):
         inside, outside = (
@@ -193,15 +217,20 @@ def _best_of_grid(task: Task, model: nn.Module, part: Held) -> float:
     return GRID[int(np.argmin(losses))]
 
 
-def _loss_of(task: Task, part: Part) -> Callable[[Mapping[str, torch.Tensor]], torch.Tensor]:
-    """Return the function from 64-bit weights and bias to the mean loss of a part's rows."""
+def _loss_of(
+    task: Task, part: Part, beside: torch.Tensor | float = 0.0
+) -> Callable[[Mapping[str, torch.Tensor]], torch.Tensor]:
+    """Return the function from 64-bit weights and bias to the mean loss of a part's rows.
+
+    ``beside`` (n, K) is added to the answers.
+    """
     x, y = part.at(torch.arange(len(part)))
     assert isinstance(x, torch.Tensor) and isinstance(y, torch.Tensor)
     x, y = x.cpu().double(), y.cpu().double() if y.is_floating_point() else y.cpu()
 
     def loss_at(values: Mapping[str, torch.Tensor]) -> torch.Tensor:
         by_kind = {n.rsplit(".", 1)[-1]: value for n, value in values.items()}
-        return task.loss(linear(x, by_kind["weight"], by_kind.get("bias")), y)
+        return task.loss(linear(x, by_kind["weight"], by_kind.get("bias")) + beside, y)
 
     return loss_at
 

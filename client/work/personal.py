@@ -13,20 +13,20 @@ to models that it receives and removes them from those that it sends.
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from collections.abc import Collection
 from typing import Any
 
 from torch import nn
 
+from coterie import wire
 from coterie.client.home import rounds
 from coterie.client.home.settings import SettingsError
 from coterie.client.work.data import Part
 from coterie.client.work.session import Session
-from coterie.client.work.sgd import TrainPlan
+from coterie.client.work.sgd import TrainPlan, frozen
 from coterie.client.work.stage import Training
 from coterie.client.work.weights import read_weights, travelling
-from coterie.tasks.models import BATCH_NORM
+from coterie.tasks.models import BATCH_NORM, TableNetwork
 from coterie.wire import Model
 
 log = logging.getLogger("coterie.silo")
@@ -49,7 +49,11 @@ def personal_names(session: Session, layers: str) -> tuple[str, ...]:
     """
     if not layers:
         return ()
-    prefixes: tuple[str, ...] = (session.task.head if layers == "head" else layers,)
+    prefixes: tuple[str, ...] = (layers,)
+    if layers == "head":
+        prefixes = (session.task.head,)
+        if isinstance(session.model, TableNetwork):
+            prefixes += (wire.LINEAR_LAYER,)
     if layers == "norm":
         modules = session.model.named_modules()
         prefixes = tuple(f"{name}." for name, module in modules if isinstance(module, BATCH_NORM))
@@ -138,22 +142,9 @@ def head_first(training: Training, model: nn.Module, head: Collection[str], seed
 
     def train(part: Part, plan: TrainPlan, **how: Any) -> float:
         rest = {name for name, _ in model.named_parameters()} - set(head)
-        with _frozen(model, rest):
+        with frozen(model, rest):
             training(part, plan, **{**how, "seed": seed})
-        with _frozen(model, head):
+        with frozen(model, head):
             return training(part, plan, **how)
 
     return train
-
-
-@contextmanager
-def _frozen(model: nn.Module, names: Collection[str]) -> Iterator[None]:
-    """Freeze these parameters, without a gradient by which an optimiser would move them."""
-    frozen = [p for name, p in model.named_parameters() if name in names and p.requires_grad]
-    for parameter in frozen:
-        parameter.requires_grad, parameter.grad = False, None
-    try:
-        yield
-    finally:
-        for parameter in frozen:
-            parameter.requires_grad = True

@@ -31,6 +31,7 @@ from coterie.client.work.stage import Stage
 from coterie.client.work.weights import load_weights, travelling
 from coterie.tasks.base import TaskError, has_own
 from coterie.tasks.draws import fewest_persons, num_persons
+from coterie.tasks.models import TableNetwork
 from coterie.wire import Model
 from coterie.wire.games import Game, game_of
 
@@ -276,11 +277,20 @@ class Request:
             cosine_lambda=self.value(wire.COSINE_LAMBDA),
             penalty=self.value(wire.PENALTY),
             steps=self.value(wire.LOCAL_STEPS),
+            part=self._part(),
         )
         self._check_passes(plan, wire.LOCAL_STEPS if plan.steps else wire.INNER_STEPS)
         self.check_samples(plan.steps, plan.batch_size)
         self._check_task()
         return plan
+
+    def _part(self) -> str:
+        """Return the part of a table's network to train; empty: all of it."""
+        parts = ("", wire.LINEAR_PART, wire.HIDDEN_PART, wire.BOTH_PARTS)
+        part = self._one_of(wire.PART, parts, default="")
+        if part and not isinstance(self.session.model, TableNetwork):
+            self.refuse_for(f"was asked to train the {part} part, but its model has no such parts.")
+        return "" if has_own(self.session.task, "train") else part
 
     def _check_task(self) -> None:
         """Refuse settings that do not go with the task's own hooks."""

@@ -9,18 +9,19 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from math import sqrt
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch import nn
 
+from coterie import wire
 from coterie.client.work.data import Batch, Part
 from coterie.client.work.linear import linear_layer, train_linear
 from coterie.client.work.optimisers import Schedule, Slots, optimiser_of
@@ -31,6 +32,9 @@ from coterie.tasks.base import Nest, Task, TaskError, has_own, leaves
 from coterie.tasks.models import BATCH_NORM
 from coterie.tasks.problems import Classes
 from coterie.wire import Model
+
+HIDDEN_CLIP = 5.0
+"""Largest gradient norm of hidden layers beside a linear part, which has no steps to bound."""
 
 
 class TooFewError(TaskError):
@@ -57,6 +61,7 @@ class TrainPlan:
         clip_norm: largest gradient norm; 0: no limit.
         accumulate: mini-batches per optimiser step.
         balance: ``weights`` or ``sampling`` compensates for class imbalance; ``none`` does not.
+        part: of a table's network (``wire.PART``): the others stay as they are.
     """
 
     epochs: int
@@ -75,6 +80,7 @@ class TrainPlan:
     clip_norm: float = 0.0
     accumulate: int = 1
     balance: str = "none"
+    part: str = ""
 
     def rate(self, done: float) -> float:
         """Return the learning rate after this share of the training."""
@@ -99,7 +105,39 @@ def seed_of(run_seed: int, silo: str, round_number: int, purpose: str) -> int:
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little") >> 1
 
 
-def train(
+def train(task: Task, model: nn.Module, part: Part, plan: TrainPlan, **how: Any) -> float:
+    """Train in place what the plan names, one part after the other; see ``train_all``."""
+    if not plan.part:
+        return train_all(task, model, part, plan, **how)
+    trained = (wire.LINEAR_PART, wire.HIDDEN_PART) if plan.part == wire.BOTH_PARTS else (plan.part,)
+    for one in trained:
+        own = replace(plan, part=one)
+        if one == wire.HIDDEN_PART:  # a penalty is on the slopes
+            own = replace(own, penalty=0.0, clip_norm=plan.clip_norm or HIDDEN_CLIP)
+        with frozen(model, [n for n, _ in model.named_parameters() if not is_of(n, one)]):
+            loss = train_all(task, model, part, own, **how)
+    return loss
+
+
+def is_of(name: str, part: str) -> bool:
+    """Return whether an array belongs to this part of a table's network."""
+    return name.startswith(wire.LINEAR_LAYER) is (part == wire.LINEAR_PART)
+
+
+@contextmanager
+def frozen(model: nn.Module, names: Collection[str]) -> Iterator[None]:
+    """Freeze these parameters, without a gradient by which an optimiser would move them."""
+    own = [p for name, p in model.named_parameters() if name in names and p.requires_grad]
+    for parameter in own:
+        parameter.requires_grad, parameter.grad = False, None
+    try:
+        yield
+    finally:
+        for parameter in own:
+            parameter.requires_grad = True
+
+
+def train_all(
     task: Task,
     model: nn.Module,
     part: Part,
@@ -137,7 +175,7 @@ def train(
     if layer is not None:
         length = plan.length or plan.lr * passes.planned
         return train_linear(
-            task, model, part, plan, length=length, own=own, towards=towards, centre=centre
+            task, model, layer, part, plan, length=length, own=own, towards=towards, centre=centre
         )
     named = {name: p for name, p in model.named_parameters() if p.requires_grad}
     parameters = list(named.values())

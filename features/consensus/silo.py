@@ -31,12 +31,13 @@ from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import nn
 
 from coterie import wire
 from coterie.client.home import rounds
 from coterie.client.work.data import Held, Part
 from coterie.client.work.diverged import odd_array
-from coterie.client.work.linear import linear_layer, tuned_penalty
+from coterie.client.work.linear import linear_layer, named_of, tuned_penalty
 from coterie.client.work.personal import without
 from coterie.client.work.request import Request
 from coterie.client.work.sgd import TrainPlan
@@ -86,17 +87,22 @@ class Consensus(Stage):
             return
         if wire.GENERATOR in wire.array_records(request.message.content):
             return
-        if linear_layer(work.session.task, work.session.model, work.data.train, work.plan) is None:
+        session = work.session
+        layer = linear_layer(session.task, session.model, work.data.train, work.plan)
+        if layer is None:
+            if work.plan.part == wire.HIDDEN_PART and not request.purpose:
+                _carry(request)
             return
-        usual = LENGTHS[type(work.session.task.problem)]
+        usual = LENGTHS[type(session.task.problem)]
         if request.value(wire.GROUP_SIZE) == 1:
-            work.plan = _alone(work, usual)
+            work.plan = _alone(work, layer, usual)
             return
         factor = request.value(wire.CONSENSUS)
         if not factor or not SIDE_BY_SIDE.fullmatch(request.purpose):
             return
-        received = read_weights(work.session.model)
-        mine.received = without(received, work.staying)
+        received = read_weights(session.model)
+        own = named_of(session.model, layer)
+        mine.received = without({n: received[n] for n in own}, work.staying)
         mine.length = usual * min(max(factor, 1 / MOST_FACTOR), MOST_FACTOR)
         _read(mine, request)
         work.plan = replace(work.plan, length=mine.length)
@@ -107,12 +113,12 @@ class Consensus(Stage):
         """Send v, keep it for the next round, and report how the residuals compare."""
         if not mine.received or odd_array(work.trained):
             return
-        trained, request = work.leaving[wire.ARRAYS], work.request
+        request, z = work.request, mine.received
+        trained = {n: work.leaving[wire.ARRAYS][n] for n in z}
         if balance := _balance(mine, trained):
             work.metrics[wire.CONSENSUS_BALANCE] = balance
-        z = mine.received
         sent = _sum((RELAXATION, trained), (1 - RELAXATION, z), (1.0, mine.u))
-        work.leaving[wire.ARRAYS] = sent
+        work.leaving[wire.ARRAYS] = {**work.leaving[wire.ARRAYS], **sent}
         kept = {LENGTH: np.array([mine.length])}
         kept |= {SENT + n: array for n, array in sent.items()}
         kept |= {RECEIVED + n: array for n, array in z.items()}
@@ -135,14 +141,22 @@ class Consensus(Stage):
                 rounds.forget(settings, kind, run=request.run)
 
 
-def _alone(work: Work, usual: float) -> TrainPlan:
+def _carry(request: Request) -> None:
+    """Keep v and z over a round that leaves the linear part as it is: u is the same after it."""
+    settings, number = request.session.settings, request.round_number()
+    found = rounds.newest(settings, KIND, run=request.run, before=number)
+    if found is not None and found[0] == number - 1:
+        rounds.keep(settings, KIND, found[1], run=request.run, number=number, passing=True)
+
+
+def _alone(work: Work, layer: nn.Linear, usual: float) -> TrainPlan:
     """Return the plan of a silo alone: with the penalty that suits its rows, unless one is set."""
     plan, part, session = work.plan, work.data.train, work.session
     if work.request.round_number() == 1:
         return replace(plan, length=usual)
     if not (plan.penalty or plan.weight_decay):
         assert isinstance(part, Held)
-        plan = replace(plan, penalty=tuned_penalty(session.task, session.model, part))
+        plan = replace(plan, penalty=tuned_penalty(session.task, session.model, layer, part))
     return replace(plan, length=math.inf)
 
 

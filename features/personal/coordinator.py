@@ -17,13 +17,9 @@ from coterie import wire
 from coterie.strategies.plain import pooling
 from coterie.strategies.rounds.algorithm import Exchanges, Order
 from coterie.strategies.rounds.options import Config, Scalar
-from coterie.strategies.rounds.roster import Silo
 from coterie.strategies.rounds.stage import Held, Outcome, Played, Scene, Stage
 
 log = logging.getLogger("coterie.run")
-
-HOLDOUT, FEWEST = 0.2, 5
-"""Share of a silo's samples that choose λ, and the fewest samples of a silo that holds some out."""
 
 
 @dataclass(frozen=True)
@@ -65,38 +61,35 @@ class Pooling(Stage):
             return mine
         models = algorithm.models(state)
         grouped = {n for g in algorithm.groups(state) if len(g) > 1 for n in g}
-        silos = [s for s in scene.now.silos if s.name in grouped & models.keys() and _holds_out(s)]
+        known = grouped & models.keys()
+        silos = [s for s in scene.now.silos if s.name in known and pooling.holds_out(s)]
         wanted = [(silo, models[silo.name]) for silo in silos]
-        found = yield from pooling.ask(wanted, holdout=HOLDOUT)
-        losses = {
-            penalty: {
-                name: (u.metrics[wire.HOLDOUT_LOSS], u.held_out(HOLDOUT))
-                for name, u in own.items()
-                if wire.HOLDOUT_LOSS in u.metrics
-            }
-            for penalty, own in found.items()
-        }
+        found = yield from pooling.ask(
+            wanted, holdout=pooling.HOLDOUT, tried=pooling.TRIED, entries=pooling.with_penalty
+        )
+        losses = pooling.losses_of(found)
         if not any(losses.values()):
             log.warning(
                 "partial pooling: no silo sent its loss on held-out data, so its strength cannot "
                 "be chosen, and silos keep their group's model. Name own-penalty, or let losses "
                 "leave (share_metrics in silo.toml)"
             )
-        chosen = Chosen(scene.now.number, pooling.best_penalty(losses, mine.before), _means(losses))
+        penalty = pooling.best_penalty(losses, mine.before)
+        chosen = Chosen(scene.now.number, penalty, pooling.mean_losses(losses, "{:g}".format))
         log.info("partial pooling: own-penalty %g", chosen.penalty)
         return chosen
 
     def outgoing(self, mine: Chosen, scene: Scene, orders: Sequence[Order]) -> list[Order]:
         """Hold samples out until λ is chosen; then tell it to the silos that have own models."""
-        if not scene.training:
-            return [_told(order) if wire.OWN_PENALTY in order.config else order for order in orders]
         penalties = self._penalties(mine, scene)
+        if not scene.training:
+            return [_told(o, penalties) if o.kind == wire.EVALUATE_OWN else o for o in orders]
         early = self.chooses and self._waits(scene)
         changed = []
         for order in orders:
             config = dict(order.config)
-            if early and not order.purpose and _holds_out(order.silo):
-                config = {wire.HOLDOUT: HOLDOUT, **config}
+            if early and not order.purpose and pooling.holds_out(order.silo):
+                config = {wire.HOLDOUT: pooling.HOLDOUT, **config}
             if not order.purpose and order.silo.name in penalties:
                 config |= _entries(penalties[order.silo.name])
             changed.append(order if config == order.config else replace(order, config=config))
@@ -136,19 +129,7 @@ def _entries(penalty: float) -> dict[str, Scalar]:
     return {wire.PERSONALISE: wire.PARTIAL, wire.OWN_PENALTY: penalty}
 
 
-def _told(order: Order) -> Order:
+def _told(order: Order, penalties: Mapping[str, float]) -> Order:
     """Return a question about own models as silos understand it in any run."""
-    return replace(order, config={wire.PERSONALISE: wire.PARTIAL, **order.config})
-
-
-def _holds_out(silo: Silo) -> bool:
-    return silo.described and silo.num_examples >= FEWEST
-
-
-def _means(losses: Mapping[float, Mapping[str, tuple[float, float]]]) -> dict[str, float]:
-    found = {}
-    for penalty, own in losses.items():
-        count = sum(n for _, n in own.values())
-        if count:
-            found[f"{penalty:g}"] = round(sum(loss * n for loss, n in own.values()) / count, 6)
-    return found
+    entries = _entries(penalties.get(order.silo.name, 0.0))
+    return replace(order, config={**entries, **order.config})

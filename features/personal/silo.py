@@ -25,21 +25,26 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
+import torch
 from flwr.app import RecordDict
+from torch import nn
 
 from coterie import wire
 from coterie.client.home import rounds
 from coterie.client.work.data import Part
 from coterie.client.work.hold_out import held_apart
+from coterie.client.work.linear import linear_layer
 from coterie.client.work.measure import evaluate, held_out_metrics
 from coterie.client.work.request import RefusedError, Request
 from coterie.client.work.session import Session
 from coterie.client.work.sgd import Stopwatch, TrainPlan
-from coterie.client.work.stage import Stage, Work
+from coterie.client.work.stage import Stage, Training, Work
 from coterie.client.work.train import train_and_reply
 from coterie.client.work.weights import load_weights, read_weights, travelling
 from coterie.features.personal.mixture import Mixture, mix_in
+from coterie.tasks.models import TableNetwork
 from coterie.wire import Model
 
 
@@ -65,6 +70,8 @@ class Personal(Stage):
         """Remember the model received, from which the silo's own is made."""
         if mine is not None:
             work.keep_received()
+            if mine.strength and work.plan.part == wire.HIDDEN_PART:
+                work.training = partial(_beside_own, work, mine, work.training)
 
     def personalise(self, mine: Personalisation | None, session: Session) -> bool:
         if mine is not None:
@@ -97,6 +104,7 @@ def evaluate_own(request: Request) -> RecordDict:
     how = _personalisation(request, before=request.round_number())
     session, part = held_apart(request.spared(), share, run_seed=request.run_seed)
     with Stopwatch() as watch:
+        _scale_hidden(session.model, request.value(wire.HIDDEN_SHARE))
         if how is not None:
             personalise(session, how)
         found = evaluate(session.task, session.model, part, metric=request.metric())
@@ -157,6 +165,10 @@ def personalise(session: Session, how: Personalisation) -> None:
         length = math.inf if how.strength else 0.0
         strength = how.strength / len(session.data.train)
         plan = replace(how.plan, penalty=strength, length=length)
+        if how.strength and isinstance(session.model, TableNetwork):
+            linear = replace(plan, part=wire.LINEAR_PART)
+            if linear_layer(session.task, session.model, session.data.train, linear) is not None:
+                plan = linear  # what the hidden layers add stays the group's
         centre = read_weights(session.model) if how.strength else None
         session.train(session.data.train, plan, seed=how.seed, centre=centre)
         return
@@ -167,6 +179,27 @@ def personalise(session: Session, how: Personalisation) -> None:
         mix_in(session.model, kept)
     else:
         load_weights(session.model, _in_order(kept, session))
+
+
+def _beside_own(
+    work: Work, how: Personalisation, training: Training, part: Part, plan: TrainPlan, **more: Any
+) -> float:
+    """Train hidden layers beside the silo's own linear part, which does not leave."""
+    session, received = work.session, work.received
+    personalise(replace(session, data=replace(session.data, train=part)), how)
+    loss = training(part, plan, **more)
+    mixed = {
+        n: received[n] if n.startswith(wire.LINEAR_LAYER) else array
+        for n, array in read_weights(session.model).items()
+    }
+    load_weights(session.model, mixed)
+    return loss
+
+
+def _scale_hidden(model: nn.Module, share: float) -> None:
+    if share != 1 and isinstance(model, TableNetwork):
+        with torch.no_grad():
+            model.get_parameter("head.weight").mul_(share)
 
 
 def train_own(session: Session, received: Model, how: Personalisation) -> None:

@@ -178,6 +178,7 @@ class _Chosen:
                 )
             if verdict.chosen.by_silo:
                 yield "One group's trees also split by silo, where its silos differ."
+        yield from self._hidden_layers()
         silent = [name for name in verdict.silos if name not in verdict.judges]
         if silent and verdict.judges:
             yield (
@@ -192,6 +193,23 @@ class _Chosen:
         if waiting := self.rounds[-1].grouping.probation or self._last.grouping.probation:
             yield f"Newcomers on probation: {listed(sorted(waiting))}."
         yield from self._cost()
+
+    def _hidden_layers(self) -> Iterable[str]:
+        """Say what became of the hidden layers of a table's network."""
+        for one in self.rounds:
+            found = one.details.get("hidden-layers")
+            if not isinstance(found, Mapping) or not isinstance(found.get("share"), int | float):
+                continue
+            before = f"Before round {one.round}, samples that were held out showed that"
+            if found.get("leave"):
+                yield (
+                    f"{before} every silo's own hidden layers are better than its group's. From "
+                    "then on every silo trains alone."
+                )
+            elif found["share"]:
+                yield f"{before} hidden layers help; {found['share']:.0%} of their effect is kept."
+            else:
+                yield f"{before} hidden layers do not help: the models are linear."
 
     @property
     def _last(self) -> Round:

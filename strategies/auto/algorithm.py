@@ -41,7 +41,7 @@ from pydantic import Field
 
 from coterie import wire
 from coterie.features.sums.trees.coordinator import Growth, is_trees
-from coterie.strategies.auto import growing, own_models
+from coterie.strategies.auto import growing, hidden_layers, own_models
 from coterie.strategies.auto.budget import Budget, holdout, planned
 from coterie.strategies.auto.candidates import (
     AS_IT_IS,
@@ -82,11 +82,18 @@ from coterie.strategies.auto.state import (
     trained_together,
     without,
 )
-from coterie.strategies.auto.updates import products_of_alone, with_alone, with_held
+from coterie.strategies.auto.updates import (
+    beginning,
+    has_begun,
+    products_of_alone,
+    with_alone,
+    with_held,
+)
 from coterie.strategies.fedcollab.algorithm import FedCollab, FedCollabState
 from coterie.strategies.fedcollab.discriminators import Discriminators
 from coterie.strategies.partition.distance import any_apart
 from coterie.strategies.partition.products import gram_of_rounds
+from coterie.strategies.plain import hidden
 from coterie.strategies.rounds.algorithm import (
     Algorithm,
     Compared,
@@ -96,9 +103,8 @@ from coterie.strategies.rounds.algorithm import (
     Updates,
     catch_up,
 )
-from coterie.strategies.rounds.handles import Arrays, Model
+from coterie.strategies.rounds.handles import Arrays
 from coterie.strategies.rounds.members import Members, present_groups
-from coterie.strategies.rounds.models import same_model, weighted_mean
 from coterie.strategies.rounds.options import Config, Scalar, Seed
 from coterie.strategies.rounds.reports import Group
 from coterie.strategies.rounds.roster import Silo
@@ -175,6 +181,9 @@ class Auto(Growth, Algorithm[AutoState]):
 
     def welcome(self, state: AutoState, new: frozenset[str], now: Round) -> AutoState:
         """Start new silos alone from w⁰; say what ClientApps of others must measure."""
+        if now.number == 1:
+            first = hidden.linear_first(state.members.initial, now.config) and not now.unseen
+            state = replace(state, linear_first=first)
         if now.number == 1 and not all(silo.described for silo in now.silos):
             log.info(
                 "auto compares models by what silos measure on training data that they hold out. "
@@ -307,7 +316,7 @@ class Auto(Growth, Algorithm[AutoState]):
         size: dict[str, Scalar] = {wire.GROUP_SIZE: _size_here(group, now), **longer}
         shared = Order(silo, held_of(state, group, name), config=size)
         if name not in state.own:
-            return [shared]
+            return [shared, *hidden_layers.orders(state, alone, self._limits, now)]
         left = planned(now) - now.number + 1
         affordable = self._limits.allows_bytes(state, now, (len(now.silos) + len(state.own)) * left)
         if affordable and state.trainings.get(name, 0) + 2 * left <= self.budget * planned(now):
@@ -328,7 +337,7 @@ class Auto(Growth, Algorithm[AutoState]):
         return handed_out(state, now)
 
     def _after_look(self, state: AutoState, now: Round) -> AutoState:
-        names = sorted(n for n in now.names if n in state.alone and _has_begun(state, n))
+        names = sorted(n for n in now.names if has_begun(state, n))
         if len(names) < 2:
             return state
         looked = now.number - state.since
@@ -357,7 +366,7 @@ class Auto(Growth, Algorithm[AutoState]):
         candidates = self._limits.affordable(candidates, partial(self._affords, state, now))
         groups = {key_of(c, group[0]) for c in candidates for group in c.groups}
         some = sorted(group for group in groups if trees or len(group) > 1)
-        models = {group: _beginning(state, group) for group in some}
+        models = {group: beginning(state, group) for group in some}
         log.info("auto races %s", "; ".join(c.source for c in candidates))
         return replace(
             state,
@@ -437,6 +446,12 @@ class Auto(Growth, Algorithm[AutoState]):
         grouped |= {name for name in state.probation if name in state.beside}
         return dict.fromkeys(sorted(grouped - state.own - state.noise.keys()), state.penalty)
 
+    def apart(self, state: AutoState) -> Mapping[str, Any]:
+        return hidden_layers.apart(state)
+
+    def left_apart(self, state: AutoState, now: Round) -> AutoState:
+        return hidden_layers.left_apart(state, now)
+
     def comparing(self, state: AutoState, now: Round) -> bool:
         grows = is_trees(state.members.initial)
         return state.phase != "hold" or (grows and growing.incomplete(state))
@@ -462,22 +477,6 @@ def _kept_out(state: AutoState, silo: Silo) -> Config:
     new = silo.name in state.probation
     measured = new or (state.phase != "hold" and not is_trees(state.members.initial))
     return holdout(silo) if measured else {}
-
-
-def _has_begun(state: AutoState, name: str) -> bool:
-    if is_trees(state.members.initial):
-        return name in state.trees.roots
-    return state.alone[name] is not state.members.initial and not same_model(
-        state.alone[name], state.members.initial
-    )
-
-
-def _beginning(state: AutoState, group: Group) -> Model:
-    """Return the model from which a group is raced: the mean of its silos', or no tree."""
-    if is_trees(state.members.initial):
-        return state.members.initial
-    sizes = [max(state.members.sizes[name], 1.0) for name in group]
-    return weighted_mean([state.alone[name] for name in group], sizes)
 
 
 def _distinct_held(

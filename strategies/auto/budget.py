@@ -12,6 +12,7 @@ from coterie.features.sums.trees.coordinator import is_trees
 from coterie.strategies.auto.candidates import AS_IT_IS, Candidate
 from coterie.strategies.auto.evidence import HOLDOUT, MEASURES, by_loss
 from coterie.strategies.auto.state import AutoState, group_of
+from coterie.strategies.plain import hidden
 from coterie.strategies.rounds.algorithm import Round, Update, Updates, num_bytes
 from coterie.strategies.rounds.handles import Arrays
 from coterie.strategies.rounds.options import Scalar
@@ -104,7 +105,8 @@ class Budget:
         The remaining budget, spent early and equally for all members, makes up for the passes that
         held-out samples missed and for the race.
         """
-        if state.phase != "hold" or is_trees(state.members.initial):
+        compares = hidden.compares(state.linear_first, now)
+        if state.phase != "hold" or compares or is_trees(state.members.initial):
             return 1
         group = [n for n in group_of(state.held, name) if n in now.here]
         epochs, left = int(now.config.get(wire.LOCAL_EPOCHS, 1)), planned(now) - now.number + 1

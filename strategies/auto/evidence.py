@@ -34,15 +34,15 @@ def by_loss(state: AutoState) -> bool:
     """Return whether losses decide instead of errors.
 
     A loss says more per sample than an error: it is a proper score. That of a network, however,
-    says more about how sure it is than about who should train with whom, so only linear models and
-    trees are compared by it.
+    says more about how sure it is than about who should train with whom, so only linear models,
+    linear parts of networks while these are trained, and trees are compared by it.
     """
     return converges(state) or is_trees(state.members.initial)
 
 
 def converges(state: AutoState) -> bool:
-    """Return whether models are trained to their minimum: linear ones."""
-    return is_linear(state.members.initial)
+    """Return whether models are trained to their minimum: linear ones, or linear parts."""
+    return state.linear_first or is_linear(state.members.initial)
 
 
 def compares_losses(state: AutoState) -> bool:

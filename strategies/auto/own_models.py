@@ -28,7 +28,7 @@ from coterie.strategies.auto.evidence import (
 )
 from coterie.strategies.auto.state import GROUP, AutoState, Measured, group_of, key_of
 from coterie.strategies.partition.race import Standing
-from coterie.strategies.plain import pooling
+from coterie.strategies.plain import hidden, pooling
 from coterie.strategies.rounds.algorithm import Exchanges, Round, Update
 from coterie.strategies.rounds.members import present_groups
 from coterie.strategies.rounds.roster import Silo
@@ -44,8 +44,7 @@ def offers(state: AutoState, now: Round) -> bool:
 
     In a secure run they are not (``coterie.features.consensus``).
     """
-    usual = wire.entries()[wire.OPTIMISER].at.default
-    exact = now.config.get(wire.OPTIMISER, usual) == usual
+    exact = hidden.minimises(now.config)
     return converges(state) and exact and not (now.unseen or now.config.get(wire.PERSONALISE))
 
 
@@ -90,7 +89,9 @@ def measured(state: AutoState, limits: Budget, now: Round) -> Exchanges[AutoStat
         wanted = [
             (now.here[name], state.models[group_of(candidate.groups, name)]) for name in passes
         ]
-        found = yield from pooling.ask(wanted, holdout=HOLDOUT)
+        found = yield from pooling.ask(
+            wanted, holdout=HOLDOUT, tried=pooling.TRIED, entries=pooling.with_penalty
+        )
         state = _charged(state, passes, [u for own in found.values() for u in own.values()])
         state = _with_best(state, candidate, found, judges)
     return state
@@ -101,7 +102,9 @@ def of_newcomers(state: AutoState, now: Round) -> Exchanges[AutoState]:
     new = [now.here[n] for n in sorted(state.probation) if n in state.beside and n in now.here]
     new = [silo for silo in new if state.penalty and _can(silo)]
     wanted = [(silo, state.group_models[state.beside[silo.name]]) for silo in new]
-    found = yield from pooling.ask(wanted, holdout=HOLDOUT, penalties=(state.penalty,))
+    found = yield from pooling.ask(
+        wanted, holdout=HOLDOUT, tried=(state.penalty,), entries=pooling.with_penalty
+    )
     answers = list(found[state.penalty].values())
     for one in answers:
         state = replace(state, measured=noted(state, (GROUP, one.silo.name), [one]))

@@ -145,6 +145,7 @@ class AutoState:
     """Auto's state between rounds.
 
     Attributes:
+        linear_first: silos train the linear part of a table's network until the race is over.
         number: the last absorbed round.
         since: round after which ``phase`` began.
         alone: silo → model trained by itself from w⁰.
@@ -175,6 +176,7 @@ class AutoState:
     """
 
     members: Members
+    linear_first: bool = False
     number: int = 0
     phase: Literal["look", "race", "hold"] = "look"
     since: int = 0

@@ -8,14 +8,16 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
+from coterie.features.sums.trees.coordinator import is_trees
 from coterie.strategies.auto.evidence import by_loss, measurement, noted
 from coterie.strategies.auto.state import ALONE, GROUP, AutoState, group_of, share_of
 from coterie.strategies.partition.gram import gram
 from coterie.strategies.partition.products import Products, with_round
 from coterie.strategies.rounds.algorithm import Round, Update, Updates
-from coterie.strategies.rounds.handles import is_seen
+from coterie.strategies.rounds.handles import Model, is_seen
 from coterie.strategies.rounds.minimum_sizes import average
-from coterie.strategies.rounds.models import comparable, difference
+from coterie.strategies.rounds.models import comparable, difference, same_model, weighted_mean
+from coterie.strategies.rounds.reports import Group
 
 
 def with_alone(state: AutoState, updates: Updates, *, unseen: bool) -> AutoState:
@@ -67,6 +69,22 @@ def products_of_alone(state: AutoState, names: Sequence[str], now: Round) -> NDA
     ]
     noise = [state.noise.get(name, 0.0) for name in names]
     return gram([list(one.values()) for one in moved], noise=noise)
+
+
+def has_begun(state: AutoState, name: str) -> bool:
+    """Return whether a silo has trained its own model, or summed its first gradients."""
+    if is_trees(state.members.initial):
+        return name in state.trees.roots
+    own, initial = state.alone.get(name), state.members.initial
+    return own is not None and own is not initial and not same_model(own, initial)
+
+
+def beginning(state: AutoState, group: Group) -> Model:
+    """Return the model from which a group is raced: the mean of its silos', or no tree."""
+    if is_trees(state.members.initial):
+        return state.members.initial
+    sizes = [max(state.members.sizes[name], 1.0) for name in group]
+    return weighted_mean([state.alone[name] for name in group], sizes)
 
 
 def with_held(state: AutoState, updates: Updates) -> AutoState:

@@ -8,16 +8,19 @@ samples; the sum of the losses over silos decides.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import TypeVar
 
 import numpy as np
 
 from coterie import wire
 from coterie.strategies.rounds.algorithm import Exchanges, Order, Update
 from coterie.strategies.rounds.handles import Model
-from coterie.strategies.rounds.options import Scalar
+from coterie.strategies.rounds.options import Config, Scalar
 from coterie.strategies.rounds.roster import Silo
 
+HOLDOUT, FEWEST = 0.2, 5
+"""Share of a silo's samples that choose λ, and the fewest samples of a silo that holds some out."""
 OWN_INTERCEPT = 1e6
 """λ that leaves a silo only its last bias."""
 GRID = (3.0, 30.0, 300.0, OWN_INTERCEPT)
@@ -25,27 +28,70 @@ GRID = (3.0, 30.0, 300.0, OWN_INTERCEPT)
 TRIED = (0.0, *GRID)
 """The same; 0 stands for the group's model as it is."""
 
+Tried = TypeVar("Tried", bound=Hashable)
+
+
+def with_penalty(penalty: float, silo: Silo) -> dict[str, Scalar]:
+    """Return the entries of a question about own models at one λ."""
+    return {wire.OWN_PENALTY: penalty}
+
 
 def ask(
-    wanted: Sequence[tuple[Silo, Model]], *, holdout: float, penalties: Sequence[float] = TRIED
-) -> Exchanges[dict[float, dict[str, Update]]]:
+    wanted: Sequence[tuple[Silo, Model]],
+    *,
+    holdout: float,
+    tried: Sequence[Tried],
+    entries: Callable[[Tried, Silo], Config],
+) -> Exchanges[dict[Tried, dict[str, Update]]]:
     """Let silos make their own models of those they receive, and measure them, in one exchange.
 
-    Return λ → silo → its measurements on held-out samples, for every λ of ``penalties``.
+    Return value → silo → its measurements on held-out samples, for every value that is ``tried``;
+    ``entries`` has the entries of a silo's message about one.
     """
-    purposes = {f"own-{number}": penalty for number, penalty in enumerate(penalties)}
+    purposes = {f"own-{number}": value for number, value in enumerate(tried)}
     orders = []
     for silo, model in wanted:
-        for purpose, penalty in purposes.items():
-            config: dict[str, Scalar] = {wire.HOLDOUT: holdout, wire.OWN_PENALTY: penalty}
+        for purpose, value in purposes.items():
+            config = {wire.HOLDOUT: holdout, **entries(value, silo)}
             orders.append(
                 Order(silo, model, purpose=purpose, kind=wire.EVALUATE_OWN, config=config)
             )
-    found: dict[float, dict[str, Update]] = {penalty: {} for penalty in penalties}
+    found: dict[Tried, dict[str, Update]] = {value: {} for value in tried}
     if orders:
         answers = yield orders
         for update in answers:
             found[purposes[update.purpose]][update.silo.name] = update
+    return found
+
+
+def holds_out(silo: Silo) -> bool:
+    """Return whether a silo has enough samples to hold some out."""
+    return silo.described and silo.num_examples >= FEWEST
+
+
+def losses_of(
+    found: Mapping[Tried, Mapping[str, Update]],
+) -> dict[Tried, dict[str, tuple[float, float]]]:
+    """Return value → silo → its loss on held-out samples and their number, where it sent them."""
+    return {
+        value: {
+            name: (u.metrics[wire.HOLDOUT_LOSS], u.held_out(HOLDOUT))
+            for name, u in own.items()
+            if wire.HOLDOUT_LOSS in u.metrics
+        }
+        for value, own in found.items()
+    }
+
+
+def mean_losses(
+    losses: Mapping[Tried, Mapping[str, tuple[float, float]]], name: Callable[[Tried], str]
+) -> dict[str, float]:
+    """Return value → mean loss over all silos' samples, for the record."""
+    found = {}
+    for value, own in losses.items():
+        count = sum(n for _, n in own.values())
+        if count:
+            found[name(value)] = round(sum(loss * n for loss, n in own.values()) / count, 6)
     return found
 
 

@@ -127,7 +127,8 @@ def test_a_silo_alone_reaches_its_own_minimum(tmp_path: Path) -> None:
     for silo in SIZES:
         x, y = rows(silo)
         part = Held(torch.from_numpy(x), torch.from_numpy(y))
-        penalty = tuned_penalty(Rows(), Rows().model(), part) * SIZES[silo]
+        model = Rows().model()
+        penalty = tuned_penalty(Rows(), model, model[0], part) * SIZES[silo]
         theirs = Ridge(alpha=penalty / 2).fit(x, y[:, 0])
         ours = flat(models[silo])
         np.testing.assert_allclose(ours[:3], theirs.coef_, rtol=0, atol=1e-3)

@@ -17,7 +17,7 @@ TASK = """
 kind = "npz"
 name = "study"
 classes = ["no", "yes"]
-shape = [6]
+shape = [1, 2, 3]
 network = "mlp-128"
 """
 
@@ -28,8 +28,8 @@ def test_silos_with_the_benchmarks_loop_train_the_same_models(tmp_path: Path, mu
     rng = np.random.default_rng(0)
     nodes = []
     for name in ("a", "b"):
-        x = rng.normal(size=(80, 6)).astype(np.float32)
-        np.savez(tmp_path / f"{name}.npz", x=x, y=(x[:, 0] > 0).astype(int))
+        x = rng.normal(size=(80, 1, 2, 3)).astype(np.float32)
+        np.savez(tmp_path / f"{name}.npz", x=x, y=(x[:, 0, 0, 0] > 0).astype(int))
         home = create(
             tmp_path / name, name, task=str(tmp_path / "study.toml"), data=tmp_path / f"{name}.npz"
         )

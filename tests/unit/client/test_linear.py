@@ -140,7 +140,8 @@ def test_the_penalty_suits_rows_that_are_held_out() -> None:
 
     def found(y: torch.Tensor, times: int = 1, persons: Any = None) -> float:
         part = Held(x.repeat(times, 1), y.repeat(times, 1), persons)
-        return tuned_penalty(task, task.model(), part) * len(part)
+        model = task.model()
+        return tuned_penalty(task, model, model[0], part) * len(part)
 
     assert found(x.sum(dim=1, keepdim=True) + noise) < found(noise) == pytest.approx(max(GRID))
     assert found(noise, 6) <= 10

@@ -1,0 +1,1 @@
+"""Networks for tables: the linear part first, then hidden layers, as far as these help."""
