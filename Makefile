@@ -184,6 +184,7 @@ bench-privacy: setup ## Training images out of updates, sums and sketches; who w
 	@$(BIN)/python -m benchmarks.privacy.inversion $(ARGS)
 	@$(BIN)/python -m benchmarks.privacy.projection
 	@$(BIN)/python -m benchmarks.privacy.membership
+	@$(BIN)/python -m benchmarks.privacy.histograms
 
 bench-tables: setup ## Every table of benchmarks/results anew from the stored figures
 	@$(BIN)/python -m benchmarks.kit

@@ -48,7 +48,7 @@ def importance_picture(story: Story) -> Picture | None:
 
 
 def _shares(run: Run, silo: str) -> NDArray[np.float64] | None:
-    """Return the shares (columns,) in a silo's model; None if it is no trees that split."""
+    """Return the shares (columns,) in a silo's model; None without trees that split."""
     try:
         with safe_open(run.folder / MODELS / f"{silo}.safetensors", framework="np") as file:
             if not {"gain", "feature", "missing_left"} <= set(file.keys()):

@@ -26,7 +26,7 @@ from benchmarks.papers.fedgenp.celeba import CelebA, celeba_data
 from benchmarks.papers.fedgroup import __main__ as fedgroup
 from benchmarks.papers.fedgroup.tables import longest
 from benchmarks.papers.hcct import digits
-from benchmarks.privacy import attacks, inversion, noise, projection
+from benchmarks.privacy import attacks, histograms, inversion, noise, projection
 from coterie import wire
 from coterie.server.runs.record.metrics import Lead
 from coterie.server.study import demo
@@ -394,6 +394,22 @@ def test_a_projection_follows_from_few_random_sums_and_their_sketches():
     true = view(torch.eye(400, dtype=torch.float64)).numpy()
     np.testing.assert_allclose(projection.solve(seen, seen @ true), true, atol=1e-6)
     assert not np.allclose(projection.solve(seen[:10], seen[:10] @ true), true, atol=0.5)
+
+
+def test_no_histogram_is_over_few_rows_and_differences_of_them_show_one(monkeypatch):
+    x, seen, ask = histograms.patients()[:80, :4], [], histograms.asked
+
+    def asked(*about):
+        seen.append(ask(*about))
+        return seen[-1]
+
+    monkeypatch.setattr(histograms, "asked", asked)
+    monkeypatch.setattr(histograms, "TARGETS", 3)
+    monkeypatch.setattr(histograms, "DEPTH", 5)
+    assert histograms.one_by_one(x, 5).mean() < 0.5
+    assert histograms.by_differences(x, 5).all(axis=1).mean() > 0.3
+    counts = np.concatenate([one[..., 2].ravel() for one in seen])
+    assert counts.any() and not ((counts > 0) & (counts < 5)).any()
 
 
 def test_every_attack_that_costs_more_than_a_point_is_named_with_its_reason():
