@@ -10,6 +10,7 @@ from benchmarks.kit import nodes, train
 from benchmarks.natural.data import fold, registered
 from benchmarks.natural.scores import secondary
 from coterie.tasks.base import Option
+from coterie.wire.names import LINEAR_LAYER
 
 RUN: Mapping[str, Any] = {"rounds": 20, "local-epochs": 3, "batch-size": 16, "lr": 0.05}
 """Of every method: the defaults' optimiser with a learning rate that suits scaled columns."""
@@ -52,9 +53,13 @@ def measured(
     found = fold(file, number, seed)
     names = list(found.silos)
     data: dict[str, Option] = {"file": str(file), "fold": number, "seed": seed}
+    keys = {**RUN, **METHODS[method], "seed": seed}
+    if network != "linear" and keys.get("personal") == "head.bias":
+        keys["personal"] = f"{LINEAR_LAYER}bias"
     trained = train(
         nodes(registered(file, network), names, data, auxiliary=True, sums="trees"),
-        {**RUN, **METHODS[method], "seed": seed},
+        keys,
+        run=f"{network}-{list(METHODS).index(method)}-{number}-{seed}",
     )
     last = trained.result.rounds[-1]
     scores = {

@@ -167,7 +167,8 @@ def test_impossible_sums_are_refused(lie: str) -> None:
     told = LIES[lie](sums)
     with pytest.raises(questions.AnswerError):
         questions.read_answer(asked, {} if told is None else {"sums": told}, ROWS)
-    if told is not None and told.size == sums.size and np.abs(told).max() < 1e15:
+    exact = told is not None and told.dtype == sums.dtype and told.size == sums.size
+    if exact and np.abs(told).max() < 1e15:
         with pytest.raises(questions.AnswerError):  # as the sum of a secure run
             questions.read_sum(asked, [HISTOGRAMS.encode(told.reshape(-1).astype(float))], ROWS)
 
