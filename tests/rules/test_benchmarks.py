@@ -13,7 +13,7 @@ from flwr.app import Context, Message, RecordDict
 from PIL import Image
 
 from benchmarks.engine import backdoor, poison, small
-from benchmarks.kit import command
+from benchmarks.kit import UNBOUNDED, Sampled, Strategy, command, train
 from benchmarks.kit.__main__ import stores
 from benchmarks.kit.store import RESULTS, Store, select
 from benchmarks.kit.tables import spread, table, unfinished
@@ -31,6 +31,7 @@ from coterie import wire
 from coterie.server.runs.record.metrics import Lead
 from coterie.server.study import demo
 from coterie.server.study.comparison import Row, markdown
+from coterie.strategies import FedEnsemble
 from coterie.strategies.fedcollab.discriminators import Discriminators
 from coterie.tasks import TaskError, load_task
 
@@ -300,6 +301,7 @@ def test_a_run_of_fewer_rounds_than_asked_for_is_not_enough(tmp_path):
     assert store.has({"number": 1, "rounds": 10})
     assert not store.has({"number": 1, "rounds": 11})
     assert not store.has({"number": 2, "rounds": 1})
+    assert not store.has({"number": 1, "rounds": 10, "rules": "of today"}), "made by earlier rules"
 
 
 def test_tables_only_are_made_without_measuring(tmp_path, monkeypatch, capsys):
@@ -334,6 +336,21 @@ def test_fedcollab_s_benchmark_measures_the_distances_of_silos():
     found = measure_distances(nodes, Discriminators(rounds=1), seed=0)
     assert (found.rounds, len(found.sizes)) == (1, 3)
     assert (found.distances[np.triu_indices(3, 1)] >= 0).all() and found.num_bytes > 0
+
+
+def test_a_strategy_that_a_benchmark_builds_names_itself_and_has_the_keys_bounds():
+    made: list[Strategy] = []
+
+    def build(config, options):
+        base = Strategy(Sampled(active=3, draw=0, factor=lambda number: 1.0))
+        made.append(FedEnsemble(base=base, **options))
+        return made[0]
+
+    keys = {**UNBOUNDED, "rounds": 1}
+    done = train([digits.node(spec) for spec in demo.silos(0)[:3]], keys, build=build)
+    answered = [r.details.get("ensemble", {}).get("evaluation", {}) for r in done.result.rounds]
+    assert max(map(len, answered)) == 3, "silos answer FedEnsemble's messages only in its runs"
+    assert (made[0].influence.max_share, made[0].influence.clip_updates) == (1, 0)
 
 
 @pytest.mark.nightly
