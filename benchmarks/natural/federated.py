@@ -32,18 +32,19 @@ METHODS: Mapping[str, Mapping[str, Any]] = {
     "FedGroup auto": {"strategy": "fedgroup", "num-groups": "auto"},
     "FedCollab auto": {"strategy": "fedcollab", "c": "auto"},
     "auto": {"strategy": "auto"},
-    "trees, auto": {"strategy": "auto", "tree-rate": 0.05},
-    "trees by sums": {"strategy": "trees", "tree-rate": 0.05},
-    "trees by sums, alone": {"strategy": "trees", "tree-rate": 0.05, "given-groups": "nobody"},
+    "trees, auto": {"strategy": "auto"},
+    "trees by sums": {"strategy": "trees"},
+    "trees by sums, alone": {"strategy": "trees", "given-groups": "nobody"},
 }
 """Name → keys of the run."""
-TREES = "trees-100x3"
-NETWORKS = ("linear", "mlp-64", TREES)
+RATES = {"trees-100x3": 0.05, "trees-100x6": 0.1}
+"""Network of trees → their learning rate."""
+NETWORKS = ("linear", "mlp-64", *RATES)
 
 
 def fits(method: str, network: str) -> bool:
     """Return whether a method trains such a network."""
-    return ("tree-rate" in METHODS[method]) == (network == TREES)
+    return method.startswith("trees") == (network in RATES)
 
 
 def measured(
@@ -54,7 +55,9 @@ def measured(
     names = list(found.silos)
     data: dict[str, Option] = {"file": str(file), "fold": number, "seed": seed}
     keys = {**RUN, **METHODS[method], "seed": seed}
-    if network != "linear" and keys.get("personal") == "head.bias":
+    if network in RATES:
+        keys["tree-rate"] = RATES[network]
+    elif network != "linear" and keys.get("personal") == "head.bias":
         keys["personal"] = f"{LINEAR_LAYER}bias"
     trained = train(
         nodes(registered(file, network), names, data, auxiliary=True, sums="trees"),
