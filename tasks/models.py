@@ -45,6 +45,15 @@ class TableNetwork(SplitModel):
         return super().forward(x) + self.linear_part(x)  # type: ignore[no-any-return]
 
 
+def of_head(model: nn.Module, head: str) -> tuple[str, ...]:
+    """Return the prefixes of a model's head; ``head`` is that of the task.
+
+    A linear part beside hidden layers, which also makes answers, belongs to it.
+    """
+    linear = getattr(model, "linear_part", None) if isinstance(model, TableNetwork) else None
+    return (head, *(f"{name}." for name, own in model.named_children() if own is linear))
+
+
 GROUP_NORM = "+groupnorm"
 """Suffix of a network's name that replaces BatchNorm by GroupNorm."""
 BATCH_NORM = nn.modules.batchnorm._BatchNorm

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from coterie.tasks.base import TaskError
-from coterie.tasks.models import GROUP_NORM, NETWORKS, named, with_group_norm
+from coterie.tasks.models import GROUP_NORM, NETWORKS, named, of_head, with_group_norm
 
 ALL_BUT_HEAD = "all-but-head"
 INCEPTIONS = ("googlenet", "inception_v3")
@@ -240,7 +240,7 @@ def freeze(model: nn.Module, what: str | Sequence[str], *, head: str) -> None:
     """
     names = [name for name, _ in model.named_parameters()]
     if what == ALL_BUT_HEAD:
-        frozen = {name for name in names if not name.startswith(head)}
+        frozen = {name for name in names if not name.startswith(of_head(model, head))}
     else:
         for prefix in what:
             if not any(name.startswith(prefix) for name in names):

@@ -18,7 +18,6 @@ from typing import Any
 
 from torch import nn
 
-from coterie import wire
 from coterie.client.home import rounds
 from coterie.client.home.settings import SettingsError
 from coterie.client.work.data import Part
@@ -26,7 +25,7 @@ from coterie.client.work.session import Session
 from coterie.client.work.sgd import TrainPlan, frozen
 from coterie.client.work.stage import Training
 from coterie.client.work.weights import read_weights, travelling
-from coterie.tasks.models import BATCH_NORM, TableNetwork
+from coterie.tasks.models import BATCH_NORM, of_head
 from coterie.wire import Model
 
 log = logging.getLogger("coterie.silo")
@@ -51,9 +50,7 @@ def personal_names(session: Session, layers: str) -> tuple[str, ...]:
         return ()
     prefixes: tuple[str, ...] = (layers,)
     if layers == "head":
-        prefixes = (session.task.head,)
-        if isinstance(session.model, TableNetwork):
-            prefixes += (wire.LINEAR_LAYER,)
+        prefixes = of_head(session.model, session.task.head)
     if layers == "norm":
         modules = session.model.named_modules()
         prefixes = tuple(f"{name}." for name, module in modules if isinstance(module, BATCH_NORM))

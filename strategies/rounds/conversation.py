@@ -14,7 +14,7 @@ from flwr.app import Message
 from coterie import wire
 from coterie.engine.port import Engine
 from coterie.strategies.errors import EXIT_CONFIG, FederationError
-from coterie.strategies.rounds.algorithm import Algorithm, Answers, Order, Round
+from coterie.strategies.rounds.algorithm import Algorithm, Answers, Order, Round, Updates
 from coterie.strategies.rounds.exchange import exchange
 from coterie.strategies.rounds.handles import Model
 from coterie.strategies.rounds.messages import evaluation_messages, membership, training_messages
@@ -27,13 +27,15 @@ from coterie.strategies.rounds.replies import (
     costs_by_kind,
     read_evaluations,
     read_own_metrics,
-    stated_sizes,
 )
 from coterie.strategies.rounds.reports import Evaluation, Figures, Group, PhaseReport
 from coterie.strategies.rounds.roster import Roster, Silo
 from coterie.strategies.rounds.stage import Came, Held, Room, Scene, Stage, Stages
 
 log = logging.getLogger("coterie.run")
+
+SIZED = (wire.TRAIN, wire.COLD_START)
+"""Kinds of work outside the round's own whose replies state the silo's training samples."""
 
 
 class NobodyAnsweredError(Exception):
@@ -115,6 +117,11 @@ class Run:
     def wire_format(self) -> str:
         """The format in which silos send their updates."""
         return str(self.config.get(wire.WIRE_FORMAT, wire.FLOAT32))
+
+
+def stated_sizes(updates: Updates) -> dict[str, float]:
+    """Return silo → the training samples that it states with its training, or a cold start's."""
+    return {u.silo.name: u.num_examples for u in updates if not u.purpose or u.kind in SIZED}
 
 
 class Clock:

@@ -15,7 +15,7 @@ from typing import Any
 
 from coterie.strategies.rounds.algorithm import Algorithm, Round, Update, Updates, num_bytes
 from coterie.strategies.rounds.checkpoint import Checkpoint
-from coterie.strategies.rounds.conversation import Clock, Conversation, Run
+from coterie.strategies.rounds.conversation import Clock, Conversation, Run, stated_sizes
 from coterie.strategies.rounds.members import (
     capped,
     enrol,
@@ -28,7 +28,6 @@ from coterie.strategies.rounds.models import distance, each
 from coterie.strategies.rounds.replies import (
     received_evaluations,
     silo_report,
-    stated_sizes,
     trained_evaluations,
 )
 from coterie.strategies.rounds.reports import Evaluation, Figures, Group, RoundReport, SiloReport
@@ -64,8 +63,7 @@ def play(run: Run, before: Checkpoint[Any]) -> tuple[Checkpoint[Any], RoundRepor
     came = talk.train(orders, state)
 
     # 4. State and updates give the next state.
-    sizes = stated_sizes(came.updates)
-    state = with_stated_sizes(algorithm, came.state, sizes, run.max_share)
+    state = with_stated_sizes(algorithm, came.state, stated_sizes(came.updates), run.max_share)
     state = talk.settled(algorithm.absorb(state, came.updates, talk.now))
     clock.lap("aggregate")
 

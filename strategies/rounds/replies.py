@@ -42,8 +42,6 @@ OWN_NAMES: Names = MappingProxyType({})
 MAPPED = (wire.NUM_EXAMPLES, wire.TRAIN_LOSS, wire.LOSS, wire.ERROR, wire.ACCURACY)
 """The metrics that a ClientApp may name differently."""
 
-SIZED = (wire.TRAIN, wire.COLD_START)
-"""Kinds of work outside the round's own whose replies state the silo's training samples."""
 RAISED = 2
 """Flower's error code of a ClientApp that raised."""
 
@@ -354,11 +352,6 @@ def read_evaluations(
         loss = _sane(metrics.get(wire.LOSS, float("nan")))
         found[silo.name] = (loss, _sane(error_of(metrics), least=0), int(count))
     return dict(sorted(found.items()))
-
-
-def stated_sizes(updates: Updates) -> dict[str, float]:
-    """Return silo → the training samples that it states with its training, or a cold start's."""
-    return {u.silo.name: u.num_examples for u in updates if not u.purpose or u.kind in SIZED}
 
 
 def received_evaluations(updates: Updates) -> dict[str, Evaluation]:

@@ -7,6 +7,7 @@ from typing import Any
 
 from coterie.strategies import GroupStrategy
 from coterie.strategies.rounds.algorithm import Order, Round, Update
+from coterie.strategies.rounds.conversation import stated_sizes
 from coterie.strategies.rounds.play import welcome, with_stated_sizes
 from coterie.strategies.rounds.roster import Silo
 
@@ -45,7 +46,7 @@ class ByHand:
 
     def absorb(self, state: Any, updates: Sequence[Update], *, round: int) -> Any:
         """The state after the training of who was here last."""
-        state = with_stated_sizes(self.algorithm, state, updates)
+        state = with_stated_sizes(self.algorithm, state, stated_sizes(updates))
         return self.algorithm.absorb(state, updates, self.now(self.here, round))
 
     def finish(self, state: Any, silos: Sequence[Silo], *, round: int) -> Any:
