@@ -16,7 +16,7 @@ from coterie import wire
 from coterie.engine.port import Engine
 from coterie.features.sums.contract import State, settings_text
 from coterie.features.sums.coordinator import Asking, Fit, Fits, Masking, fit_all
-from coterie.features.sums.keys import BySums
+from coterie.features.sums.regression.keys import RegressionKeys
 from coterie.server.runs.config import RunConfig
 from coterie.server.runs.contribution import SUMS
 from coterie.server.runs.going_on import complete
@@ -60,9 +60,9 @@ class Fitted:
         return {fit.name.removeprefix(ALONE): fit for fit in fits}
 
 
-def algorithm_of(config: RunConfig) -> BySums:
+def algorithm_of(config: RunConfig) -> RegressionKeys:
     """Return the keys of a run of a family."""
-    assert isinstance(config.algorithm, BySums), "its row names such a class"
+    assert isinstance(config.algorithm, RegressionKeys), "its row names such a class"
     return config.algorithm
 
 

@@ -8,15 +8,20 @@ from typing import Any, Literal
 from pydantic import Field
 
 from coterie.features.sums.contract import Family
-from coterie.features.sums.keys import BySums
 from coterie.features.sums.regression.newton import COX
 from coterie.features.sums.regression.survival import SURVIVAL, family_of, times_of
+from coterie.strategies.rounds.algorithm import Algorithm
 from coterie.strategies.rounds.options import Config
 
 
-class RegressionKeys(BySums):
+class RegressionKeys(Algorithm[Any]):
     """A regression by sums over silos."""
 
+    works_unseen = True
+
+    each_alone: bool = Field(
+        False, description="Whether a model is also fitted at each silo alone, to compare silos."
+    )
     model: Literal["linear", "logistic", "poisson", "cox", "survival"] = Field(
         "logistic",
         description="Kind of regression: of numbers, of two classes, of counts, or of times until "
@@ -30,7 +35,6 @@ class RegressionKeys(BySums):
     target: str = Field(
         "", max_length=200, description="Target, if the task has several. Empty: its only one."
     )
-
     at: str = Field(
         "",
         max_length=400,
@@ -51,6 +55,15 @@ class RegressionKeys(BySums):
                 times_of(self.settings())
             except ValueError as error:
                 yield f"{error}: for example --at 30,90,365"
+
+    def insecure(self) -> str:
+        """Return why such a run is not secure."""
+        if not self.each_alone:
+            return ""
+        return (
+            "each-alone = true fits every silo alone, and in a secure run the coordinator sees "
+            "sums over groups only: leave one of them out"
+        )
 
     def family(self) -> Family:
         """Return the coordinator's side."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from torch import nn
 from coterie import wire
 from coterie.client.app import app
 from coterie.engine.inprocess import InProcessGrid
+from coterie.features.hidden_layers.coordinator import HiddenLayers, Layers
 from coterie.server.report.race import explain_race
 from coterie.server.runs.record import read_run
 from coterie.strategies.plain import hidden
@@ -233,3 +235,21 @@ def test_the_silo_s_own_linear_part_stays_and_hidden_layers_learn_beside_it() ->
         wire.TRAIN, silos([0.0])[0], server_round=3, part="hidden", task=test_pooling.TASK
     )
     assert "has no such parts" in refused.error.reason
+
+
+def test_hidden_layers_that_nobody_has_measured_are_not_trained_after_the_choice() -> None:
+    """As when a race, in which linear parts are compared, lasts longer than usual."""
+    config = {wire.ROUNDS: 10}
+    initial = {hidden.HEAD: np.zeros(1), f"{wire.LINEAR_LAYER}weight": np.zeros(1)}
+    algorithm = SimpleNamespace(
+        members=lambda state: SimpleNamespace(initial=initial), comparing=lambda state, now: False
+    )
+    stage = HiddenLayers(config)
+    parts = [
+        stage._part(
+            Layers(),
+            SimpleNamespace(algorithm=algorithm, state=None, now=SimpleNamespace(number=number)),  # type: ignore[arg-type]
+        )
+        for number in range(1, 11)
+    ]
+    assert parts == [wire.LINEAR_PART] * 5 + [wire.HIDDEN_PART] * 3 + [wire.LINEAR_PART] * 2
