@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from multiprocessing.connection import Client, Listener
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -56,7 +57,12 @@ def lend(grid: Grid, context: Context) -> None:
     """Call the engine as a test says, by a socket, until it closes."""
     config = context.run_config
     engine = Plain(grid) if config["engine"] == "plain" else fast_engine(grid)
-    with Listener(str(config["socket"])) as listener, listener.accept() as asked:
+    ready = Path(str(config["socket"]))
+    bound = ready.with_name("bound")  # a socket has its name before it listens
+    with Listener(str(bound)) as listener:
+        ready.hardlink_to(bound)
+        asked = listener.accept()
+    with asked:
         while asked.poll(DEADLINE_S):  # the test is gone if it asks for nothing
             name, arguments = asked.recv()
             asked.send(getattr(engine, name)(*arguments))
