@@ -304,7 +304,7 @@ class GroupStrategy(Strategy):
             known = (wire.TASK, wire.STRATEGY, wire.RUN, wire.SEED, wire.ROUNDS)
             said = {key: config[key] for key in known if key in config}
             sums = SecureRun(line.exchange, said, line.deadline_s, self.enrolled, line.silent)
-            secure = (Secure(sums),)
+            secure = (Secure(sums, config),)
         return (
             Stragglers(),
             Robust(self.influence),
@@ -322,12 +322,12 @@ class GroupStrategy(Strategy):
 
     def _consensus(self, config: Config) -> tuple[Stage, ...]:
         """Return the stages where a group's model is the mean of what its silos send."""
-        means = self.algorithm.averages and not self.algorithm.crosses and not self.secure
+        means = self.algorithm.averages and not self.algorithm.crosses
         plain = self.influence.aggregate == "mean" and self.server_optimiser.name == "none"
-        consensus: tuple[Stage, ...] = (Consensus(),) if means and plain else ()
+        consensus: tuple[Stage, ...] = (Consensus(),) if means and plain and not self.secure else ()
         compares = self.algorithm.takes_steps or isinstance(self.algorithm, OwnBeside)
-        exact = (consensus and compares) or self.algorithm.alone
-        return (*consensus, HiddenLayers(config)) if exact else consensus
+        exact = (means and plain and compares) or self.algorithm.alone
+        return (*consensus, HiddenLayers(config, secure=self.secure)) if exact else consensus
 
     def _optimisation(self) -> tuple[Stage, ...]:
         chosen = self.server_optimiser

@@ -32,6 +32,8 @@ METHODS: Mapping[str, Mapping[str, Any]] = {
     "FedGroup auto": {"strategy": "fedgroup", "num-groups": "auto"},
     "FedCollab auto": {"strategy": "fedcollab", "c": "auto"},
     "auto": {"strategy": "auto"},
+    "auto, secure": {"strategy": "auto", "secure": True},
+    "FedAvg, secure": {"strategy": "fedavg", "secure": True},
     "trees, auto": {"strategy": "auto"},
     "trees by sums": {"strategy": "trees"},
     "trees by sums, alone": {"strategy": "trees", "given-groups": "nobody"},

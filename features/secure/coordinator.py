@@ -17,25 +17,31 @@ from coterie.features.secure.protocol import (
 from coterie.features.secure.row_sums import RowSums
 from coterie.features.secure.sums import SecureRun, without
 from coterie.strategies.errors import EXIT_CONFIG, FederationError
+from coterie.strategies.plain.hidden import linear_first
 from coterie.strategies.rounds.algorithm import Algorithm, Compared, Order
 from coterie.strategies.rounds.handles import Arrays, Masked, Model
+from coterie.strategies.rounds.options import Config
 from coterie.strategies.rounds.stage import Came, Held, Room, Scene, Settled, Stage
 
 
 class Secure(Stage):
-    """The secure aggregation stage. Keys exist only in memory: a resumed run exchanges new ones."""
+    """The secure aggregation stage. Keys exist only in memory: a resumed run exchanges new ones.
+
+    Args:
+        config: entries of the run's training messages.
+    """
 
     name = "secure"
 
-    def __init__(self, sums: SecureRun) -> None:
-        self.sums, self.rows = sums, RowSums(sums)
+    def __init__(self, sums: SecureRun, config: Config) -> None:
+        self.sums, self.rows, self.config = sums, RowSums(sums), config
 
     def admit(self, mine: None, room: Room) -> tuple[None, Room]:
         """Exchange keys; require groups of at least two: a sum of one silo is its update."""
         here = [replace(s, min_group_size=max(FEWEST, s.min_group_size)) for s in room.here]
         silos = [silo for silo in here if silo.name not in room.resting]
         self.sums.require_own(silos)
-        compared, _ = _compared(room.algorithm, room.state)
+        compared, _ = _compared(room.algorithm, room.state, self.config)
         failed = self.sums.greet(silos, seed=compared is not None)
         return mine, replace(room, here=tuple(here), resting={**room.resting, **failed})
 
@@ -43,7 +49,7 @@ class Secure(Stage):
         """Request sketches instead of models; of what is summed over rows, masked answers."""
         if any(wire.kind_of(order.kind).summed for order in orders):
             return self.rows.asked(orders)
-        compared, sketches = _compared(scene.algorithm, scene.state)
+        compared, sketches = _compared(scene.algorithm, scene.state, self.config)
         return [
             replace(
                 order,
@@ -74,16 +80,21 @@ class Secure(Stage):
         return replace(held, models=own_or_origin(held.models))
 
 
-def _compared(algorithm: Algorithm[Any], state: Any) -> tuple[Compared | None, dict[str, int]]:
+def _compared(
+    algorithm: Algorithm[Any], state: Any, config: Config
+) -> tuple[Compared | None, dict[str, int]]:
     """Return what silos sketch of their updates, and the numbers of each sketch.
 
     Sketches serve the algorithm's comparison or, in a large enough model, the bounds on influence.
+    A table's network has none for bounds: in some rounds silos train its linear part alone, and
+    what is sketched of so few parameters would reveal them.
     """
     compared = algorithm.compared(state)
     initial = algorithm.members(state).initial
     if compared is not None:
         return compared, sketches_of(compared, initial)
-    anyway = Compared() if algorithm.averages else None
+    bounded = algorithm.averages and not linear_first(initial, config)
+    anyway = Compared() if bounded else None
     sizes = {} if anyway is None else sketch_sizes(initial, anyway.layers)
     return (anyway, sizes) if sizes else (None, {})
 

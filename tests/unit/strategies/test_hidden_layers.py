@@ -20,6 +20,7 @@ from coterie.features.hidden_layers.coordinator import HiddenLayers, Layers
 from coterie.server.report.race import explain_race
 from coterie.server.runs.record import read_run
 from coterie.strategies.plain import hidden
+from coterie.strategies.rounds.algorithm import Compared
 from coterie.strategies.rounds.result import RunResult
 from coterie.tasks.base import Option, SiloData
 from coterie.tasks.models import TableNetwork, named
@@ -196,7 +197,13 @@ def test_which_runs_train_the_linear_part_first(
     assert hidden.linear_first(initial, {wire.ROUNDS: 10, **changed}) == first
 
 
-@pytest.mark.parametrize("keys", [{"secure": True}, {"strategy": "fednova"}, {"optimiser": "sgd"}])
+def test_a_secure_run_that_compares_nothing_trains_them_in_turn(tmp_path: Path) -> None:
+    result = run(tmp_path, nodes([0.0] * 3), **TRAINING, secure=True)
+    found = choice(result)
+    assert found["share"] == 1 and losses(result) < 0.75 * found["losses"]["0"]
+
+
+@pytest.mark.parametrize("keys", [{"strategy": "fednova"}, {"optimiser": "sgd"}])
 def test_other_runs_train_the_whole_network(keys: dict[str, Any], tmp_path: Path) -> None:
     result = run(tmp_path, nodes(), **{**TRAINING, "rounds": 5, **keys})
     assert not any("hidden-layers" in r.details for r in result.rounds)
@@ -237,19 +244,20 @@ def test_the_silo_s_own_linear_part_stays_and_hidden_layers_learn_beside_it() ->
     assert "has no such parts" in refused.error.reason
 
 
-def test_hidden_layers_that_nobody_has_measured_are_not_trained_after_the_choice() -> None:
+def test_which_part_is_trained_where_nothing_was_measured() -> None:
     """As when a race, in which linear parts are compared, lasts longer than usual."""
     config = {wire.ROUNDS: 10}
     initial = {hidden.HEAD: np.zeros(1), f"{wire.LINEAR_LAYER}weight": np.zeros(1)}
     algorithm = SimpleNamespace(
         members=lambda state: SimpleNamespace(initial=initial), comparing=lambda state, now: False
     )
-    stage = HiddenLayers(config)
-    parts = [
-        stage._part(
-            Layers(),
-            SimpleNamespace(algorithm=algorithm, state=None, now=SimpleNamespace(number=number)),  # type: ignore[arg-type]
-        )
+    algorithm.compared = lambda state: None
+    scenes = [
+        SimpleNamespace(algorithm=algorithm, state=None, now=SimpleNamespace(number=number))
         for number in range(1, 11)
     ]
+    parts = [HiddenLayers(config)._part(Layers(), scene) for scene in scenes]  # type: ignore[arg-type]
     assert parts == [wire.LINEAR_PART] * 5 + [wire.HIDDEN_PART] * 3 + [wire.LINEAR_PART] * 2
+    algorithm.compared = lambda state: Compared()  # sketches of linear parts would reveal them
+    secure = HiddenLayers(config, secure=True)
+    assert not any(secure._part(Layers(), scene) for scene in scenes)  # type: ignore[arg-type]
