@@ -2,7 +2,7 @@
 
     python -m benchmarks.natural --data FOLDER [--folds 3] [--seeds 1] [--networks linear]
 
-FOLDER holds the sets as ``NAME.npz``. Each measurement is stored when it is done, and a benchmark
+FOLDER holds the sets as ``NAME.npz``, and Fed-TCGA-BRCA in ``tcga_brca``. Each measurement is stored when it is done, and a benchmark
 that was interrupted continues where it stopped.
 """
 
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.kit import read
-from benchmarks.natural import classical, federated
+from benchmarks.natural import brca, classical, federated
 from benchmarks.natural.data import FOLDS, fold, folds_of
 from benchmarks.natural.tables import OUTSIDE, SETS, STORE
 
@@ -40,7 +40,8 @@ def _rounded(scores: Mapping[str, Mapping[str, float]]) -> dict[str, dict[str, f
 def cells(given: Any) -> Iterator[dict[str, Any]]:
     """Yield what to measure: whole folds of all sets first."""
     networks = [OUTSIDE, *given.networks.split(",")]
-    for seed, number, name in product(range(given.seeds), range(given.folds), given.parts):
+    sets = [name for name in given.parts if name in SETS]
+    for seed, number, name in product(range(given.seeds), range(given.folds), sets):
         if number >= folds_of(name):
             continue
         for network in networks:
@@ -59,7 +60,7 @@ def main() -> None:
         STORE,
         __doc__,
         data=True,
-        parts=SETS,
+        parts=[*SETS, brca.STORE.name],
         rows=[*classical.METHODS, *federated.METHODS],
         seeds=1,
         folds={"type": int, "default": 3, "help": f"how many, at most {FOLDS}"},
@@ -67,6 +68,8 @@ def main() -> None:
     )
     given.store.fill(cells(given), lambda **cell: measure(data=given.data, **cell))
     print(given.store.text())
+    if brca.STORE.name in given.parts:
+        brca.fill(brca.STORE.at(given.results), Path(given.data) / "tcga_brca", seeds=given.seeds)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Fed-TCGA-BRCA: survival of breast cancer patients in six regions, by Cox's loss.
 
-    python -m benchmarks.papers.brca --data FOLDER [--folds 5] [--seeds 10]
+    python -m benchmarks.natural.brca --data FOLDER [--seeds 10]
 
 FOLDER holds ``brca.csv`` and ``split.csv`` as FLamby prepares them (Ogier du Terrail et al.,
 "FLamby", NeurIPS 2022). Its test parts have 1 to 14 events, so every region's patients are
@@ -9,20 +9,22 @@ cross-validated here: figures are of all of them, each predicted by a model that
 
 from __future__ import annotations
 
-import argparse
 import csv
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
+from itertools import product
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from torch import nn
 
-from benchmarks.kit import Entry, Store, nodes, page, select, spread, table, train
+from benchmarks.kit import Entry, Store, nodes, page, read, select, spread, table, train
 from coterie.tasks import SiloData, Task
 from coterie.tasks.base import Option
 from coterie.tasks.problems import Survival
 
+FOLDS = 5
 REGIONS = ("northeast", "south", "west", "midwest", "europe", "canada")
 RUN = {"rounds": 12, "local-steps": 10, "batch-size": 64, "lr": 0.01, "optimiser": "adam"}
 METHODS: Mapping[str, Mapping[str, Option]] = {
@@ -31,8 +33,10 @@ METHODS: Mapping[str, Mapping[str, Option]] = {
     "HCCT, α = 100": {"strategy": "hcct", "alpha": "100"},
     "HCCT, α = 300": {"strategy": "hcct", "alpha": "300"},
     "Auto": {"strategy": "auto"},
-    "Auto, byte-budget = 10000": {"strategy": "auto", "byte-budget": 10000},
     "FedGroup, 2 groups": {"strategy": "fedgroup", "num-groups": 2},
+    "FedAvg, partial pooling": {"strategy": "fedavg", "personalise": "partial"},
+    "FedAvg, fine-tuned": {"strategy": "fedavg", "personalise": "finetune"},
+    "Ditto": {"strategy": "fedavg", "personalise": "ditto"},
 }
 PUBLISHED = {"alone": 0.689, "FedAvg": 0.732, "FedAdam": 0.815}
 """FLamby's c-index, mean over centres and five seeds, on its own test parts."""
@@ -95,7 +99,7 @@ def document(entries: Sequence[Entry]) -> str:
         by_seed = []
         for seed in sorted({e["seed"] for e in own}):
             found = [e["concordance"] for e in select(own, seed=seed)]
-            means = [np.mean([f[r] for f in found if r in f] or [np.nan]) for r in REGIONS]
+            means = [np.mean([f[r] for f in found if r in f]) for r in REGIONS]
             by_seed.append(means)
         regions = np.array(by_seed).mean(axis=0)
         mean = [100 * float(np.mean(means)) for means in by_seed]
@@ -105,7 +109,7 @@ def document(entries: Sequence[Entry]) -> str:
     head = ["method", "mean of regions", "− alone", *REGIONS, "FLamby"]
     return page(
         "# Fed-TCGA-BRCA: Cox regression in six regions",
-        "Made by `python -m benchmarks.papers.brca --data FOLDER`.",
+        "Made by `python -m benchmarks.natural.brca --data FOLDER`.",
         "Concordance index in %, on patients that a model has not seen: five folds of every "
         "region's 51 to 311 patients, mean over folds, ± over seeds. *− alone*: the difference to "
         "training alone, ± standard error by how it differs from fold to fold, mean over seeds: "
@@ -137,21 +141,22 @@ def _beside_alone(own: Sequence[Entry], entries: Sequence[Entry]) -> str:
 STORE = Store("brca", document, keys=("method", "seed", "fold", "folds"))
 
 
+def cells(seeds: int) -> Iterator[dict[str, Any]]:
+    """Yield what to measure: whole folds of all methods first."""
+    for seed, fold, method in product(range(seeds), range(FOLDS), METHODS):
+        yield {"method": method, "seed": seed, "fold": fold, "folds": FOLDS}
+
+
+def fill(store: Store, folder: Path, *, seeds: int) -> None:
+    """Measure what is missing of the set in a folder, and print the page."""
+    store.fill(cells(seeds), lambda **cell: measure(str(folder), **cell))
+    print(store.text())
+
+
 def main() -> None:
-    """Measure what is missing, print."""
-    own = argparse.ArgumentParser(description="Fed-TCGA-BRCA by Cox's loss, cross-validated.")
-    own.add_argument("--data", required=True, help="folder of brca.csv and split.csv")
-    own.add_argument("--folds", type=int, default=5)
-    own.add_argument("--seeds", type=int, default=10)
-    given = own.parse_args()
-    for seed in range(given.seeds):
-        for fold in range(given.folds):
-            for method in METHODS:
-                what = {"method": method, "seed": seed, "fold": fold, "folds": given.folds}
-                if STORE.find(**what) is None:
-                    found = measure(given.data, method, seed=seed, fold=fold, folds=given.folds)
-                    STORE.put(found)
-    print(document(STORE.entries))
+    """Measure what is missing, and print the page."""
+    given = read(STORE, __doc__, data=True, seeds=10)
+    fill(given.store, Path(given.data), seeds=given.seeds)
 
 
 if __name__ == "__main__":
