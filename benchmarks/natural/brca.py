@@ -99,7 +99,7 @@ def document(entries: Sequence[Entry]) -> str:
         by_seed = []
         for seed in sorted({e["seed"] for e in own}):
             found = [e["concordance"] for e in select(own, seed=seed)]
-            means = [np.mean([f[r] for f in found if r in f]) for r in REGIONS]
+            means = [np.mean([f[r] for f in found if r in f] or [np.nan]) for r in REGIONS]
             by_seed.append(means)
         regions = np.array(by_seed).mean(axis=0)
         mean = [100 * float(np.mean(means)) for means in by_seed]
@@ -133,7 +133,7 @@ def _beside_alone(own: Sequence[Entry], entries: Sequence[Entry]) -> str:
     if not by_fold:
         return ""
     folds = [[100 * float(np.mean(v)) for (r, _), v in by_fold.items() if r == n] for n in REGIONS]
-    means = [float(np.mean(values)) for values in folds]
+    means = [float(np.mean(values or [np.nan])) for values in folds]
     errors = [np.var(values, ddof=1) / len(values) for values in folds if len(values) > 1]
     return f"{np.mean(means):+.1f} ± {np.sqrt(sum(errors)) / len(REGIONS):.1f}"
 
