@@ -1,8 +1,8 @@
 """Real processes: a SuperLink, silos, gRPC. Everything is ended when the tests are over.
 
-Starting a federation takes ten seconds and more, so the tests of a worker share two: ``trio``
-without TLS, ``pair`` of organisations with TLS and enrolment. What a test killed or added is
-mended before the next one.
+Starting a federation takes seconds, so the tests of a worker share two: ``trio`` without TLS,
+``pair`` of organisations with TLS and enrolment. What a test killed or added is mended before the
+next one. Both end with the tests of this folder: idle, each takes a tenth of a core.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from tests.commands import coterie
 from tests.e2e.organisations import NAMES, Organisations, processes_of
 from tests.e2e.runs import coterie_process
 from tests.e2e.trio import Trio
+from tests.e2e.warm import Silo
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -30,6 +31,14 @@ def pytest_collection_modifyitems(items: list[pytest.Function]) -> None:
                 item.add_marker(pytest.mark.xdist_group(shared))
 
 
+@pytest.fixture(scope="session", autouse=True)
+def warm_silos() -> Iterator[None]:
+    """Silos of a ``LocalFederation`` start as forks."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("coterie.server.machine.local.Program", Silo)
+        yield
+
+
 @pytest.fixture
 def federation(tmp_path: Path) -> Iterator[LocalFederation]:
     """A separate SuperLink; the test starts the silos."""
@@ -37,7 +46,7 @@ def federation(tmp_path: Path) -> Iterator[LocalFederation]:
         yield local
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def resident_trio(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trio]:
     """Of the worker."""
     with Trio(tmp_path_factory.mktemp("resident") / "trio") as local:
@@ -51,7 +60,7 @@ def trio(resident_trio: Trio) -> Trio:
     return resident_trio
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def resident_pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Organisations]:
     """Of the worker. Made by the commands that people type, one silo before the SuperLink runs."""
     folder = tmp_path_factory.mktemp("resident") / "pair"

@@ -42,7 +42,7 @@ def kill_server_app(folder: Path) -> None:
 def restart_superlink(trio: Trio, folder: Path) -> None:
     """A new SuperLink at the old address, once the old one's ServerApp has gone."""
     until(lambda: held_by(folder) is None, "the orphaned ServerApp's end")
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 90
     while True:
         try:
             trio.superlink.start()

@@ -6,6 +6,7 @@ import os
 import re
 import signal
 import subprocess
+import sys
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -18,10 +19,11 @@ from coterie.server.site.operators import local_identity
 from coterie.system.ports import free_ports
 from coterie.system.processes import family
 from tests.commands import Done, coterie
+from tests.e2e import warm
 from tests.e2e.gated import ONE_BATCH, TASK, Gate
 from tests.e2e.runs import COTERIE, until
 
-STOP_S = 20.0
+STOP_S = 60.0
 SETTINGS = [part for key, value in ONE_BATCH.items() for part in ("--set", f"{key}={value}")]
 NAMES = ("a", "b")
 
@@ -86,8 +88,10 @@ class Organisations:
     def start_program(self, name: str, *line: str) -> None:
         """Start a program that stays; silos among them have the gate."""
         self.log_of(name).parent.mkdir(parents=True, exist_ok=True)
+        cold = name == "superlink" or line[0] != sys.executable
+        program = subprocess.Popen if cold else warm.popen
         with self.log_of(name).open("ab") as log:
-            self.processes[name] = subprocess.Popen(
+            self.processes[name] = program(
                 line,
                 stdout=log,
                 stderr=subprocess.STDOUT,

@@ -25,7 +25,7 @@ from tests.e2e.trio import Trio
 MANY = int(os.environ.get("COTERIE_CHAOS", "60"))
 SEED = int(os.environ.get("COTERIE_CHAOS_SEED", "0"))
 PORTION = 20
-"""Kills of one run: it has four times as many rounds."""
+"""Kills of one run: it has four times as many rounds, and eight."""
 PORTIONS = [(i, min(PORTION, MANY - i)) for i in range(0, MANY, PORTION)]
 KINDS = ("server-app", "superlink", "everything")
 LIKELY = ("server-app", "server-app", "server-app", "superlink", "superlink", "everything")
@@ -80,7 +80,7 @@ def test_no_kill_of_many_changes_the_outcome(
 
 def strike_often(trio: Trio, kills: int, dice: random.Random, undisturbed: Path) -> dict[str, int]:
     """A run that is struck so often, beside one in this process; how often by what."""
-    rounds = 4 * kills
+    rounds = 4 * kills + 8  # so many that none is over before its only kill
     keys = {**KEYS, "rounds": rounds, "local-epochs": 5}
     in_process(undisturbed, **keys)
     _, folder = trio.submit(**keys)

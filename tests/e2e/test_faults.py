@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import pytest
@@ -35,10 +34,8 @@ def test_a_silo_told_to_end_while_it_trains_says_so_and_ends_at_once(trio: Trio)
     trio.gate.close()
     run_id, folder = trio.submit(**FEDAVG)
     trio.gate.hold(3, rounds=1)
-    started = time.monotonic()
     trio.end_silo("b")
-    assert trio.processes["b"].wait(20) == 0
-    assert time.monotonic() - started < 10
+    assert trio.processes["b"].wait(60) == 0, "it does not wait for its training, which is held"
     trio.gate.open()
     assert trio.follow(run_id, folder, lambda event: None).status == "completed"
     reason = record_of(folder)["rounds"][1]["left-out"]["b"]

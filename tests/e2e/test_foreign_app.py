@@ -26,6 +26,7 @@ from coterie.server.machine.superlink import Ports
 from coterie.server.study.result import Result
 from coterie.strategies import FedCollab, FirstStage, PerGroup
 from tests.apps import quick_pairs, quick_server
+from tests.e2e import warm
 from tests.e2e.organisations import Organisations
 from tests.e2e.runs import ROOT, until
 from tests.unit.strategies.test_per_group import Bagging
@@ -105,10 +106,12 @@ def programs(
     *lines: list[str], env: dict[str, str] = ENVIRONMENT
 ) -> Iterator[list[subprocess.Popen[bytes]]]:
     """Run programs until the block ends."""
-    running = [
-        subprocess.Popen(line, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        for line in lines
-    ]
+    with Path(os.devnull).open("wb") as nowhere:
+        own = {"env": env, "stdout": nowhere, "stderr": nowhere}
+        running: list[Any] = [
+            (warm.popen if line[0] == sys.executable else subprocess.Popen)(line, **own)
+            for line in lines
+        ]
     try:
         yield running
     finally:

@@ -97,7 +97,7 @@ def test_a_coordinator_that_lost_its_database_resumes_with_a_new_certificate(
     pair.gate.hold(2, rounds=2)
     for pid in family([pair.processes["superlink"].pid]):
         os.kill(pid, signal.SIGKILL)
-    pair.processes["superlink"].wait(20)
+    pair.processes["superlink"].wait(60)
     until(lambda: held_by(folder) is None, "the ServerApp's end")
     record = record_of(folder)
     assert record["status"] == "running" and len(record["rounds"]) < 8

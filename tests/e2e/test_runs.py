@@ -20,6 +20,7 @@ from coterie.server.machine.superlink import Ports
 from coterie.server.runs.record import Event
 from coterie.strategies.registry import STRATEGIES
 from tests.e2e.gated import TASK
+from tests.e2e.organisations import SETTINGS
 from tests.e2e.runs import (
     COMMAND_S,
     COTERIE,
@@ -165,7 +166,7 @@ def test_a_script_of_joins_and_leaves_is_followed(trio: Trio) -> None:
     assert present == [first, first, later, last, last]
     assert rounds[2]["joined"] == ["late"]
     assert rounds[3]["left"] == ["b"]
-    assert trio.processes["b"].wait(10) == 0
+    assert trio.processes["b"].wait(60) == 0
 
 
 def test_coterie_run_status_and_runs_tell_what_happened_and_another_seed_gives_other_models(
@@ -190,6 +191,8 @@ def test_a_run_goes_on_after_ctrl_c_is_stopped_by_command_and_resumed(trio: Trio
     trio.runs_dir.mkdir(exist_ok=True)
     address = trio.superlink.control_address
     line = ["run", "fedavg", "--rounds", "300", "--seed", "3", "--min-silos", "3", "--task", TASK]
+    line += SETTINGS
+    trio.gate.close()
     follower = subprocess.Popen(
         [*COTERIE, *line, "--superlink", address, "--runs-dir", "."],
         cwd=trio.runs_dir,
@@ -198,6 +201,7 @@ def test_a_run_goes_on_after_ctrl_c_is_stopped_by_command_and_resumed(trio: Trio
         text=True,
     )
     assert follower.stdout is not None
+    trio.gate.hold(3, rounds=2)
     said = ""
     for text in follower.stdout:
         said += text
@@ -224,6 +228,7 @@ def test_a_run_goes_on_after_ctrl_c_is_stopped_by_command_and_resumed(trio: Trio
     with control(address) as calls:
         assert not calls.stop(int(record["run-id"]))
 
+    trio.gate.open()
     resumed = trio.resume(folder)
     until(lambda: record_of(folder).get("run-id") == str(resumed), "the resumption")
     until(lambda: len(record_of(folder)["rounds"]) > len(record["rounds"]), "another round")

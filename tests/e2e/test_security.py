@@ -7,9 +7,9 @@ be those of a run that nobody disturbed, bit for bit.
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import socket
-import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,6 +25,7 @@ from coterie.client.home.folder import Home
 from coterie.server.site.enrolled import names_by_node
 from coterie.wire.enrolment import public_pem
 from tests.commands import Done, coterie
+from tests.e2e import warm
 from tests.e2e.gated import ONE_BATCH, TASK
 from tests.e2e.organisations import NAMES, SETTINGS, Organisations
 from tests.e2e.runs import (
@@ -128,14 +129,15 @@ class Attacked:
         with ExitStack() as ending:
             processes = {}
             for name, line in attacks.items():
-                processes[name] = subprocess.Popen(
-                    line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-                )
+                log = self.organisations.log_of(f"attack-{name}")
+                with log.open("wb") as file:
+                    processes[name] = warm.popen(line, env=os.environ, stdout=file)
                 ending.callback(processes[name].kill)
             self.go_on()
-            said = {name: one.communicate(timeout=COMMAND_S) for name, one in processes.items()}
+            status = {name: one.wait(COMMAND_S) for name, one in processes.items()}
         self.go_on()
-        return {name: Done(processes[name].returncode, *said[name]) for name in said}
+        said = {name: self.organisations.said(f"attack-{name}") for name in status}
+        return {name: Done(status[name], "", said[name]) for name in status}
 
 
 @pytest.fixture(scope="module")

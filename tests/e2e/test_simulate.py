@@ -12,7 +12,7 @@ from coterie.server.machine.local import LocalFederation
 from coterie.server.study.given import of_file
 from coterie.server.study.simulate import configured
 from tests.commands import coterie
-from tests.e2e.runs import coterie_process, record_of, until, until_happened
+from tests.e2e.runs import record_of, until, until_happened
 
 TEXT = """\
 task = "digits"
@@ -53,7 +53,7 @@ def test_one_process_and_several_over_grpc_give_bit_identical_models(
     assert "round 3/3" in kept.read_text() and "INFO" not in done.stderr
     many = ["--processes", "2", "--workdir", str(tmp_path / "processes")]
     runs = ["--runs-dir", str(tmp_path / "two")]
-    done = coterie_process("simulate", str(file), *runs, *many)
+    done = coterie("simulate", str(file), *runs, *many)
     assert done.returncode == 0, done.stdout + done.stderr
     one, two = only_record(tmp_path / "one"), only_record(tmp_path / "two")
     assert one["model-hashes"] == two["model-hashes"]

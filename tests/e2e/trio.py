@@ -37,12 +37,12 @@ class Trio(LocalFederation):
     def kill(self, name: str) -> None:
         """SIGKILL to a silo."""
         self.end_silo(name, how=signal.SIGKILL)
-        self.processes[name].wait(10)
+        self.processes[name].wait(60)
 
     def kill_superlink(self) -> None:
         """SIGKILL to the SuperLink; its helpers are left to find out."""
         self.superlink.program.process.kill()
-        self.superlink.program.process.wait(10)
+        self.superlink.program.process.wait(60)
 
     def control(self, *arguments: str) -> Done:
         """A command to this SuperLink."""
@@ -76,7 +76,7 @@ class Trio(LocalFederation):
         for name, process in self.processes.items():
             if name not in NAMES:
                 process.terminate()
-                process.wait(20)
+                process.wait(60)
             if process.poll() is not None:
                 died |= process.returncode != 0
                 del self.programs[name]

@@ -21,6 +21,7 @@ from coterie.system.ports import listens
 from coterie.system.processes import Program
 from tests.contract.engine import apps
 from tests.e2e.runs import ROOT, until
+from tests.e2e.warm import Silo
 
 
 @dataclass
@@ -93,7 +94,7 @@ def stopped(program: Program) -> None:
     program.stop(deadline_s=20, rest=signal.SIGKILL)
 
 
-def _program(name: str, line: list[str], folder: Path) -> Program:
+def _program(name: str, line: list[str], folder: Path, kind: type[Program] = Program) -> Program:
     environment = {
         **os.environ,
         "FLWR_HOME": str(folder / "flwr"),
@@ -102,7 +103,7 @@ def _program(name: str, line: list[str], folder: Path) -> Program:
         "PATH": str(Path(sys.executable).parent) + os.pathsep + os.environ["PATH"],
         "PYTHONPATH": f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}",
     }
-    return Program(name, line, log=folder / f"{name}.log", environment=environment)
+    return kind(name, line, log=folder / f"{name}.log", environment=environment)
 
 
 @contextmanager
@@ -114,7 +115,7 @@ def _lent(
 
     def come() -> None:
         name = "abc"[len(nodes)]
-        nodes.append(_program(name, line_of(name), folder))
+        nodes.append(_program(name, line_of(name), folder, Silo if engine == "fast" else Program))
         nodes[-1].start()
 
     with tempfile.TemporaryDirectory() as place:  # a socket's path may not be long
