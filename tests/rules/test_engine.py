@@ -25,7 +25,7 @@ INSIDE = Counter(
         "engine/fast/superlink/long_polling.py: handler_call_details._replace": 1,  # public
         "engine/fast/superlink/carrying.py: handler_call_details._replace": 1,  # public
         "engine/fast/superlink/stores.py: SQL": 3,
-        "engine/fast/superlink/executor.py: replace_in": 2,
+        "engine/fast/superlink/executor.py: replace_in": 3,
         "engine/fast/superlink/serving.py: replace_in": 1,
     }
 )

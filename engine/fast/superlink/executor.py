@@ -13,6 +13,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
@@ -37,6 +38,7 @@ def main(prepare: Callable[[], None]) -> None:
     from flwr.supercore.superexec.executor import subprocess_executor
 
     serverapp = flower_command(SERVERAPP)
+    let_exits_nest()
     prepare()
     gc.freeze()  # what was imported stays in memory that all these processes share
     gc.enable()
@@ -49,6 +51,17 @@ def main(prepare: Callable[[], None]) -> None:
         subprocess_executor, subprocess=SimpleNamespace(DEVNULL=subprocess.DEVNULL, Popen=start)
     )
     run()
+
+
+def let_exits_nest() -> None:
+    """Let a ServerApp end that is interrupted while it ends.
+
+    Flower refuses the last call of a run that is stopped meanwhile. The ServerApp then interrupts
+    itself and calls its exit handlers again, within the first call, which holds their lock.
+    """
+    from flwr.supercore.exit import exit_handler
+
+    replace_in(exit_handler, _lock_handlers=threading.RLock())
 
 
 def wait_for_superlink(address: str) -> None:

@@ -7,10 +7,14 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import psutil
+import pytest
+from flwr.supercore.exit import exit_handler
 
+from coterie.engine.fast.superlink.executor import let_exits_nest
 from tests.kit import until
 
 EXECUTOR = """
@@ -51,6 +55,24 @@ def test_without_the_child_a_program_is_started(tmp_path: Path) -> None:
     until(lambda: psutil.Process(child).status() == psutil.STATUS_ZOMBIE, "the child ends")
     assert started(executor, tmp_path / "2") == ""
     executor.communicate(timeout=20)
+
+
+def test_an_exit_that_is_interrupted_by_itself_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exit_handler, "registered_exit_handlers", [])
+    monkeypatch.setattr(exit_handler, "_lock_handlers", exit_handler._lock_handlers)
+    let_exits_nest()
+    calls = []
+
+    def interrupted() -> None:
+        calls.append(len(calls))
+        if len(calls) == 1:
+            exit_handler.trigger_exit_handlers()
+
+    exit_handler.add_exit_handler(interrupted)
+    ending = threading.Thread(target=exit_handler.trigger_exit_handlers, daemon=True)
+    ending.start()
+    ending.join(60)
+    assert not ending.is_alive() and calls == [0, 1]
 
 
 def started(executor: subprocess.Popen[str], file: Path) -> str:
