@@ -226,50 +226,61 @@ def test_partition_is_pure_numerics() -> None:
         assert roots(file, lazy=False) - standard <= {"numpy"}, file
 
 
-def loaded(statement: str) -> set[str]:
-    """Modules and top-level packages in a fresh interpreter after a statement."""
-    code = (
-        f"import sys\n{statement}\n"
-        "print(*sorted({part for name in sys.modules for part in (name.split('.')[0], name)}))"
-    )
+def loaded(*statements: str) -> list[set[str]]:
+    """Modules and top-level packages in a fresh interpreter after each of these statements."""
+    code = "import sys\ndef found():\n    parts = {n.split('.')[0] for n in sys.modules}\n"
+    code += "    print('loaded', *parts, *sys.modules)\n" + "\nfound()\n".join([*statements, ""])
     done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120
     )
     assert done.returncode == 0, done.stderr
-    return set(done.stdout.split())
+    lines = [line.split() for line in done.stdout.splitlines() if line.startswith("loaded ")]
+    assert len(lines) == len(statements)
+    return [set(line) for line in lines]
+
+
+HELP = """
+from coterie.server.cli.main import app
+for line in ["--help"], ["silo", "--help"], ["silo", "serve", "--help"]:
+    try:
+        app(line, prog_name="coterie")
+    except SystemExit:
+        pass
+"""
 
 
 @pytest.mark.parametrize(
-    ("statement", "without"),
+    "without",
     [
-        ("import coterie", {"numpy", "torch", "flwr", "coterie.server"}),
-        ("import coterie.server.app",
-         {"torch", "torchvision", "sklearn", "coterie.client", "matplotlib"}),
-        ("from coterie.strategies import FedAvg, HCCT, Independent",
-         {"torch", "torchvision", "sklearn"}),
-        ("import coterie.strategies.partition.hcct, coterie.strategies.partition.cfl",
-         {"torch", "flwr", "sklearn", "grpc"}),
-        ("import coterie.server.cli.main", {"torch", "torchvision", "flwr", "sklearn"}),
-        ("import coterie.client.cli.main",
-         {"torch", "flwr", "numpy", "coterie.server", "coterie.strategies"}),
-        ("import coterie.tasks.images.digits", {"torch", "torchvision", "sklearn", "flwr"}),
-        ("import coterie.client.resident.serve",
-         {"torchvision", "sklearn", "coterie.server", "coterie.strategies", "matplotlib"}),
-        ("import coterie.client.app", {
-            "torchvision", "sklearn", "coterie.server", "coterie.strategies", "matplotlib"}),
+        {
+            "import coterie": {"numpy", "torch", "flwr", "coterie.server"},
+            "import coterie.client.cli.main":
+            {"torch", "flwr", "numpy", "coterie.server", "coterie.strategies"},
+            "import coterie.client.resident.serve":
+            {"torchvision", "sklearn", "coterie.server", "coterie.strategies", "matplotlib"},
+            "import coterie.client.app":
+            {"torchvision", "sklearn", "coterie.server", "coterie.strategies", "matplotlib"},
+        },
+        {
+            "import coterie.tasks.images.digits": {"torch", "torchvision", "sklearn", "flwr"},
+            "import coterie.strategies.partition.hcct, coterie.strategies.partition.cfl":
+            {"torch", "flwr", "sklearn", "grpc"},
+            "from coterie.strategies import FedAvg, HCCT, Independent":
+            {"torch", "torchvision", "sklearn"},
+            "import coterie.server.app":
+            {"torch", "torchvision", "sklearn", "coterie.client", "matplotlib"},
+        },
+        {
+            "import coterie.server.cli.main": {"torch", "torchvision", "flwr", "sklearn"},
+            HELP: {"torch", "flwr", "pydantic"},
+        },
     ],
+    ids=["silo", "strategies", "help"],
 )  # fmt: skip
-def test_a_part_loads_only_what_it_needs(statement: str, without: set[str]) -> None:
-    assert loaded(statement) & without == set()
-
-
-@pytest.mark.parametrize("line", [["--help"], ["silo", "--help"], ["silo", "serve", "--help"]])
-def test_the_command_offers_help_without_torch_and_flower(line: list[str]) -> None:
-    statement = (
-        "from coterie.server.cli.main import app\n"
-        f"try:\n    app({line}, prog_name='coterie')\nexcept SystemExit:\n    pass"
-    )
-    assert loaded(statement) & {"torch", "flwr", "pydantic"} == set()
+def test_a_part_loads_only_what_it_needs(without: dict[str, set[str]]) -> None:
+    """One process imports several parts: whatever it has loaded by then counts."""
+    for (statement, unwanted), names in zip(without.items(), loaded(*without), strict=True):
+        assert names & unwanted == set(), statement
 
 
 UNTIL_SUBMITTED = """
@@ -281,39 +292,26 @@ class Calls:
         raise SystemExit(77)
 link.control = lambda *_, **__: nullcontext(Calls())
 from coterie.server.cli.main import app
-try:
-    app({line}, prog_name="coterie")
-except SystemExit as end:
-    assert end.code == 77, end.code
+for line in {lines}:
+    try:
+        app([*line, "--runs-dir", {folder!r}], prog_name="coterie")
+    except SystemExit as end:
+        assert end.code == 77, end.code
 """
+SUBMITTED = [
+    ["run"],
+    ["run", "hcct", "--alpha", "50", "--set", "lr=0.1"],
+    ["stats", "--task", "heart"],
+]
 
 
-@pytest.mark.parametrize(
-    "line",
-    [["run"], ["run", "hcct", "--alpha", "50", "--set", "lr=0.1"], ["stats", "--task", "heart"]],
-)
-def test_a_run_is_submitted_before_what_shows_it_is_loaded(line: list[str], tmp_path: Path) -> None:
+def test_a_run_is_submitted_before_what_shows_it_is_loaded(tmp_path: Path) -> None:
     """It begins that much earlier: loading all of these takes longer than the submission."""
-    statement = UNTIL_SUBMITTED.format(line=[*line, "--runs-dir", str(tmp_path)])
-    assert (
-        loaded(statement)
-        & {
-            *(
-                "torch",
-                "sklearn",
-                "scipy",
-                "matplotlib",
-                "fastapi",
-                "httpx",
-                "flwr.cli",
-                "safetensors",
-            ),
-            *("coterie.server.report", "coterie.server.cli.commands", "coterie.server.runs.record"),
-            *("coterie.server.site.coordinator", "coterie.strategies.strategy"),
-            "coterie.strategies.fedgenp.algorithm",
-        }
-        == set()
-    )
+    (names,) = loaded(UNTIL_SUBMITTED.format(lines=SUBMITTED, folder=str(tmp_path)))
+    shows = {"torch", "sklearn", "scipy", "matplotlib", "fastapi", "httpx", "flwr.cli"}
+    shows |= {"coterie.server.report", "coterie.server.cli.commands", "coterie.server.runs.record"}
+    shows |= {"coterie.server.site.coordinator", "coterie.strategies.strategy", "safetensors"}
+    assert names & (shows | {"coterie.strategies.fedgenp.algorithm"}) == set()
 
 
 def test_the_process_that_becomes_each_run_knows_the_keys_of_all_strategies() -> None:
@@ -322,4 +320,5 @@ def test_the_process_that_becomes_each_run_knows_the_keys_of_all_strategies() ->
         "from coterie.server.runs.config import all_keys\n"
         "assert all_keys.cache_info().currsize"
     )
-    assert {"coterie.server.app", "coterie.strategies.fedgenp.algorithm"} <= loaded(statement)
+    (names,) = loaded(statement)
+    assert {"coterie.server.app", "coterie.strategies.fedgenp.algorithm"} <= names

@@ -7,7 +7,6 @@ from functools import lru_cache, partial
 
 import numpy as np
 import torch
-from torchvision.models import resnet18
 
 from benchmarks.kit import Shared
 from coterie.tasks import Task, load_task
@@ -44,6 +43,8 @@ class CoarseCifar100(ImageTask):
 
     def model(self) -> torch.nn.Module:
         """The paper's: all layers but the last know ImageNet."""
+        from torchvision.models import resnet18  # takes two seconds to load
+
         made: torch.nn.Module = resnet18(weights="DEFAULT")
         made.fc = torch.nn.Linear(512, self.num_classes)
         return made
