@@ -5,7 +5,8 @@ from __future__ import annotations
 import ipaddress
 import re
 import socket
-from contextlib import ExitStack, suppress
+import sys
+from contextlib import suppress
 from functools import cache
 from socket import AF_INET, AF_INET6
 
@@ -17,13 +18,26 @@ _NAME, _V6 = re.compile(r"[A-Za-z0-9._-]+"), re.compile(r"[0-9A-Fa-f:.]+(%[A-Za-
 MAX_PORT = 65535
 
 
+_kept: list[socket.socket] = []
+
+
 def free_ports(count: int) -> list[int]:
-    """Return ports of 127.0.0.1 on which nothing listens."""
-    with ExitStack() as held:
-        probes = [held.enter_context(socket.socket()) for _ in range(count)]
+    """Return ports of 127.0.0.1 on which nothing listens.
+
+    Linux gives them to nobody else while this process lives: it keeps a socket at each, which does
+    not listen. Programs that set SO_REUSEADDR, as gRPC and Python's servers do, can listen there.
+    """
+    probes = [socket.socket() for _ in range(count)]
+    for probe in probes:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        probe.bind(("127.0.0.1", 0))
+    ports = [probe.getsockname()[1] for probe in probes]
+    if sys.platform == "linux":
+        _kept.extend(probes)
+    else:  # nobody could listen there
         for probe in probes:
-            probe.bind(("127.0.0.1", 0))
-        return [probe.getsockname()[1] for probe in probes]
+            probe.close()
+    return ports
 
 
 def split_address(address: str) -> tuple[str, int]:

@@ -325,7 +325,7 @@ def mean_error(result: RunResult) -> float:
 
 
 def until(
-    condition: Callable[[], Any], what: str, *, deadline_s: float = 20.0, every_s: float = 0.005
+    condition: Callable[[], Any], what: str, *, deadline_s: float = 60.0, every_s: float = 0.005
 ) -> None:
     """Wait for a condition, with a deadline that says what was waited for."""
     deadline = time.monotonic() + deadline_s

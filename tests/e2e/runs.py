@@ -67,7 +67,7 @@ def in_process(folder: Path, *names: str, **keys: Any) -> dict[str, Any]:
     return record_of(folder)
 
 
-until = partial(kit.until, deadline_s=60.0, every_s=0.05)
+until = partial(kit.until, every_s=0.05)
 
 
 def happened(folder: Path, event: str, number: int = 0) -> bool:

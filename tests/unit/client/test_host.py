@@ -398,7 +398,7 @@ def notifying(monkeypatch: pytest.MonkeyPatch) -> Iterator[Notifying]:
     until(lambda: link.waits, "it to wait")
     yield link
     world.host.stop()
-    thread.join(10)
+    thread.join(60)
     assert not thread.is_alive(), "nobody waits for the call"
     link.word.set()
 

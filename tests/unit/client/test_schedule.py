@@ -132,7 +132,7 @@ def test_a_thread_that_waits_is_told_to_stop() -> None:
     thread = Thread(target=lambda: taken.append(nobody.take()))
     thread.start()
     nobody.stop()
-    thread.join(10)
+    thread.join(60)
     assert taken == [None] and nobody.take() is None
 
 

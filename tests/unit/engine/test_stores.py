@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from fcntl import LOCK_EX, flock
@@ -27,8 +26,6 @@ from coterie.engine.fast.superlink.stores import FILED, FiledStore, SqlStore
 from tests.unit.engine.made import Made, names, numbers
 
 Store = FiledStore | SqlStore
-AT_ONCE_S = 20.0
-"""Far more than anything takes on a loaded machine."""
 
 
 @pytest.fixture
@@ -314,7 +311,6 @@ def test_what_is_being_written_into_is_not_shown(on: blob_store.BlobStore) -> No
 def test_files_that_are_not_written_again_go(
     on: blob_store.BlobStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(blob_store, "SPARE_S", 1.0)
     monkeypatch.setattr(blob_store, "SPARE_BYTES", 2 * FROM_BYTES)
     for letter in "abc":
         adopt(on, letter * 64, bytes(FROM_BYTES))
@@ -322,9 +318,11 @@ def test_files_that_are_not_written_again_go(
         on.drop(letter * 64)
     spare = on.folder / blob_store.SPARE
     assert len([*spare.iterdir()]) == 2 and names(on) == set()
-    deadline = time.monotonic() + AT_ONCE_S
-    while [*spare.iterdir()] and time.monotonic() < deadline:
-        time.sleep(0.05)
+    timer = on._spare._timer
+    assert timer is not None and timer.interval == blob_store.SPARE_S
+    timer.cancel()
+    monkeypatch.setattr(blob_store, "SPARE_S", 0.0)
+    timer.function()  # as it does when its time has come
     assert not [*spare.iterdir()]
     monkeypatch.setattr(blob_store, "SPARE_FREE_BYTES", 2**80)
     adopt(on, "a" * 64, bytes(FROM_BYTES))

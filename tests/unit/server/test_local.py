@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import threading
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -17,7 +16,7 @@ from coterie.server.machine.local import LocalFederation, follow_run
 from coterie.server.machine.superlink import SuperLink
 from coterie.server.runs.record import Event
 from coterie.strategies.errors import FederationError
-from coterie.system.processes import Program
+from coterie.system.processes import Program, stop_all
 
 STUBBORN = (
     "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); "
@@ -62,16 +61,17 @@ def test_who_follows_a_run_hears_that_the_superlink_is_away_and_how_to_go_on(
 def test_a_second_interrupt_leaves_nothing_running(
     number: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("coterie.server.machine.local.STOP_DEADLINE_S", 1.0)
+    def interrupted(programs: Iterable[Program], *, deadline_s: float) -> None:
+        os.kill(os.getpid(), number)
+        stop_all(programs, deadline_s=0.1)
+
+    monkeypatch.setattr("coterie.server.machine.local.stop_all", interrupted)
     federation = LocalFederation(tmp_path)
     silo = federation.programs["a"] = stubborn(tmp_path, "a")
     superlink = federation.superlink.program = stubborn(tmp_path, "superlink")
     monkeypatch.setattr("coterie.server.machine.superlink.STOP_DEADLINE_S", 0.1)
-    again = threading.Timer(0.3, os.kill, (os.getpid(), number))
-    again.start()
     before = signal.getsignal(number)
     federation.__exit__()
-    again.join()
     assert silo.ended and superlink.ended
     assert signal.getsignal(number) == before
 

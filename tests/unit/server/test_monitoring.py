@@ -30,6 +30,7 @@ from coterie.system import health, logs
 from coterie.system.exposition import render
 from coterie.system.files import locked
 from tests.commands import coterie
+from tests.kit import until
 
 ALERTS = Path(__file__).parents[3] / "docs/how-to/coterie-alerts.yaml"
 
@@ -149,10 +150,7 @@ def test_a_steward_that_cannot_ask_says_so_once_and_goes_on(
     monkeypatch.setattr(steward, "TICK_S", 0.01)
     monkeypatch.setattr(steward, "LOOK_S", 0.01)
     with Steward(federation, said.append) as watching:
-        deadline = time.monotonic() + 10
-        while watching.errors < 3 and time.monotonic() < deadline:
-            time.sleep(0.01)
-    assert watching.errors >= 3
+        until(lambda: watching.errors >= 3, "three errors")
     assert said == ["The coordinator cannot supervise its runs: the SuperLink is away."]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import sys
 
 import pytest
 
@@ -26,6 +27,9 @@ def test_free_ports_differ_and_can_be_listened_on() -> None:
     for port in ports:
         check_free(f"127.0.0.1:{port}")
         assert not listens(f"127.0.0.1:{port}")
+    if sys.platform == "linux":
+        with socket.socket() as other, pytest.raises(OSError, match="in use"):
+            other.bind(("127.0.0.1", ports[0]))
 
 
 def test_a_port_that_is_taken_is_told_from_a_free_one() -> None:

@@ -12,6 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 
+import psutil
 import pytest
 
 from coterie.system import processes
@@ -22,6 +23,7 @@ from coterie.system.processes import (
     noting_signals,
     stop_all,
 )
+from tests.kit import until
 
 
 @pytest.fixture
@@ -103,11 +105,14 @@ def test_what_a_program_leaves_behind_ends_with_it(program: Program) -> None:
 
 def _until_gone(pid: int) -> None:
     """Where nobody waits for orphans it stays as a zombie, which holds nothing."""
-    stat = Path(f"/proc/{pid}/stat")
-    deadline = time.monotonic() + 5
-    while stat.exists() and stat.read_text().rpartition(")")[2].split()[0] != "Z":
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+
+    def gone() -> bool:
+        try:
+            return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+        except psutil.NoSuchProcess:
+            return True
+
+    until(gone, "the orphan to be gone")
 
 
 @pytest.mark.parametrize(("most", "got"), [(5000, 2000), (500, 500)])
