@@ -21,6 +21,8 @@ LOWEST, WIDTH = -(2**31), 2**22
 """Place of the first cell, and the size of the first cells."""
 PARTS = 64
 """Parts into which a cell is divided."""
+MOST_CUTS = 20_000
+"""Most cells, or edges between bins, of a column."""
 FINER = 4
 """Most divisions: afterwards a cell is a single number."""
 
@@ -70,11 +72,15 @@ def codes(x: NDArray[np.float32], edges: Sequence[NDArray[np.float32]]) -> NDArr
 
 
 def _divided(cells: Ints, counts: Ints, bins: int) -> Ints:
-    """Return the cells with those divided that have more rows than half a bin."""
+    """Return the cells with those divided that have more rows than half a bin.
+
+    Silos add up small counts, so with few rows most cells seem to have too many: these stay.
+    """
     ends = np.append(cells[1:], -LOWEST)
     heavy = (counts * 2 * bins > counts.sum()) & (ends - cells > 1)
     parts = cells[heavy, None] + (ends - cells)[heavy, None] * np.arange(PARTS) // PARTS
-    return np.unique(np.concatenate([cells, parts.ravel()]))
+    found = np.unique(np.concatenate([cells, parts.ravel()]))
+    return found if len(found) <= MOST_CUTS else cells
 
 
 def _edges(cells: Ints, counts: Ints, bins: int) -> NDArray[np.float32]:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from coterie import wire
 from coterie.features.sums.trees import growth
-from coterie.features.sums.trees.bins import LOWEST, Ints
+from coterie.features.sums.trees.bins import LOWEST, MOST_CUTS, Ints
 from coterie.features.sums.trees.ensemble import Ensemble, Floats
 from coterie.features.sums.trees.growth import Level, Sides
 from coterie.features.sums.trees.histograms import SUMS, Rows
@@ -27,8 +27,6 @@ RECORD = "sums"
 """Name of the record of an answer, and of its array."""
 MOST = 16_000_000
 """Most numbers of an answer."""
-MOST_CUTS = 20_000
-"""Most cells, or edges between bins, of a column."""
 LARGEST = 1e15
 """Largest absolute value of a sum."""
 CLOSE = 1e-6

@@ -97,6 +97,22 @@ def test_trees_are_as_good_as_those_of_a_known_library() -> None:
     assert ours < 1.005 * log_loss(truth, theirs.predict_proba(test)), ours
 
 
+def test_silos_take_all_questions_about_bins_also_of_few_rows_whose_small_counts_are_joined() -> (
+    None
+):
+    some = [Rows(drawn(seed, 320)[0], np.zeros((320, 1)), of_labels, 10) for seed in range(4)]
+    asking = bins.agreed(COLUMNS, 64)
+    cells = next(asking)
+    while True:
+        assert max(map(len, cells)) <= bins.MOST_CUTS
+        counts = [own.counts(cells) for own in some]
+        try:
+            cells = asking.send([np.sum(own, axis=0) for own in zip(*counts, strict=True)])
+        except StopIteration as end:
+            assert len(end.value[0]) > 40
+            break
+
+
 @pytest.mark.parametrize("values", ["few", "many", "equal", "huge", "missing"])
 def test_bins_hold_about_equal_numbers_of_rows(values: str) -> None:
     draw = np.random.default_rng(0)
