@@ -164,11 +164,7 @@ def personalise(session: Session, how: Personalisation) -> None:
         # The penalty alone says how far a linear model may go.
         length = math.inf if how.strength else 0.0
         strength = how.strength / len(session.data.train)
-        plan = replace(how.plan, penalty=strength, length=length)
-        if how.strength and isinstance(session.model, TableNetwork):
-            linear = replace(plan, part=wire.LINEAR_PART)
-            if linear_layer(session.task, session.model, session.data.train, linear) is not None:
-                plan = linear  # what the hidden layers add stays the group's
+        plan = _of_own(session, replace(how.plan, penalty=strength, length=length))
         centre = read_weights(session.model) if how.strength else None
         session.train(session.data.train, plan, seed=how.seed, centre=centre)
         return
@@ -179,6 +175,26 @@ def personalise(session: Session, how: Personalisation) -> None:
         mix_in(session.model, kept)
     else:
         load_weights(session.model, _in_order(kept, session))
+
+
+def _of_own(session: Session, plan: TrainPlan) -> TrainPlan:
+    """Return how a silo trains a model of its own: of a table's network the linear part, exactly.
+
+    What the hidden layers add stays the group's: few rows do not train them, and gradient steps of
+    the whole network may diverge.
+    """
+    linear = replace(plan, part=wire.LINEAR_PART)
+    exact = isinstance(session.model, TableNetwork) and linear_layer(
+        session.task, session.model, session.data.train, linear
+    )
+    return linear if exact else plan
+
+
+def _take_hidden(session: Session, received: Model) -> None:
+    """Give the model the hidden layers of the one received."""
+    own = read_weights(session.model)
+    linear = {n: array for n, array in own.items() if n.startswith(wire.LINEAR_LAYER)}
+    load_weights(session.model, {**received, **linear})
 
 
 def _beside_own(
@@ -211,7 +227,9 @@ def train_own(session: Session, received: Model, how: Personalisation) -> None:
         return
     load_weights(session.model, received)
     personalise(session, how)
-    plan = replace(how.plan, proximal_mu=ditto.strength)
+    plan = _of_own(session, replace(how.plan, proximal_mu=ditto.strength))
+    if plan.part:
+        _take_hidden(session, received)
     session.train(session.data.train, plan, seed=how.seed, towards=received)
     ditto.keep(session, read_weights(session.model))
 

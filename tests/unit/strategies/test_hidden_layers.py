@@ -162,6 +162,16 @@ def test_auto_decides_whether_hidden_layers_are_shared(sign: int, tmp_path: Path
     assert losses(result) < 0.8 * found["losses"]["0"]
 
 
+@pytest.mark.parametrize("kind", [wire.FINETUNE, wire.DITTO])
+def test_own_models_have_the_group_s_hidden_layers_beside_an_exact_linear_part(
+    kind: str, bent: RunResult, tmp_path: Path
+) -> None:
+    """Gradient steps of such a length diverge; without hidden layers the loss is four times this."""
+    result = run(tmp_path, nodes(), **TRAINING, personalise=kind, personal_lr=100.0)
+    assert choice(result)["share"] == 1
+    assert losses(result) < 2 * losses(bent)
+
+
 @pytest.mark.parametrize("kind", [wire.EVALUATE_OWN, wire.TRAIN])
 def test_a_run_that_is_cut_off_around_the_choice_goes_on(
     kind: str, bent: RunResult, tmp_path: Path
