@@ -10,6 +10,7 @@ import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from threading import Lock
 from typing import Any
@@ -458,6 +459,7 @@ def _arrays_of(model: nn.Module) -> list[object]:
     ]
 
 
+@cache
 def _version(package: str) -> str:
     try:
         return version(package)

@@ -22,6 +22,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -280,7 +281,8 @@ def _drop_torn_line(file: Path) -> None:
             os.truncate(file, whole)
 
 
-def _versions() -> dict[str, str]:
+@cache
+def _versions() -> Mapping[str, str]:
     found = {"python": platform.python_version()}
     for package in ("coterie", "flwr", "numpy", "torch"):
         try:
