@@ -290,11 +290,12 @@ class CutGrid(Tap):
 def run(
     folder: Path, who: InProcessGrid | Sequence[Node], *, run_id: int = 1, **keys: Any
 ) -> RunResult:
-    """Play a run by its keys, recorded in ``folder``: fedavg with all silos, 3 rounds."""
+    """Play a run by its keys, recorded in ``folder``: fedavg, all silos, 3 rounds of an epoch."""
     grid = who if isinstance(who, InProcessGrid) else InProcessGrid(app, who)
     usual = {
         "strategy": "fedavg",
         "rounds": 3,
+        "local-epochs": 1,
         "min-silos": len(grid.configs),
         "wait-for-silos": 1.0,
     }

@@ -8,12 +8,25 @@ import pytest
 
 from coterie.strategies.errors import FederationError
 from tests.apps import examples
-from tests.apps.examples import AVERAGING, BY_HAND, CASES, Example, check, in_process
+from tests.apps.examples import AVERAGING, BY_HAND, CASES, PYTORCH, Example, check, in_process
 
 pytestmark = examples.needs_apps
 
 
-@pytest.mark.parametrize(("example", "strategy"), CASES, ids=lambda one: getattr(one, "name", one))
+LONG = {"auto", "fedgroup", "ifca"}
+"""Of the app with PyTorch, in `make nightly`: scikit-learn's runs with them."""
+
+
+@pytest.mark.parametrize(
+    ("example", "strategy"),
+    [
+        pytest.param(
+            *case, marks=pytest.mark.nightly if case[0] is PYTORCH and case[1] in LONG else ()
+        )
+        for case in CASES
+    ],
+    ids=lambda one: getattr(one, "name", one),
+)
 def test_flowers_apps_find_who_should_train_together(
     example: Example, strategy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -32,7 +32,7 @@ from tests.conftest import (
 )
 from tests.unit.strategies.test_fedcollab import Judged
 
-CASES = 120
+CASES = 40
 BAD = 2
 NODES = plain_nodes(0, 1, 0, samples=[40, 70, 120])
 STRATEGIES: tuple[type[GroupStrategy], ...] = (FedAvg, HCCT)

@@ -351,9 +351,16 @@ def _refusal(keys: dict[str, Any]) -> str:
     return ""
 
 
+@cache
+def commands() -> click.Command:
+    """All of them, made once."""
+    tree: click.Command = HOOKS["command_tree"]()
+    return tree
+
+
 @pytest.mark.parametrize("page", named(*PAGES))
 def test_commands_exist(page: Path) -> None:
-    tree = HOOKS["command_tree"]()
+    tree = commands()
     problems = {line: problem_of(line, tree) for line in commands_in(page)}
     assert not {line: problem for line, problem in problems.items() if problem}
 
@@ -371,7 +378,7 @@ def test_commands_exist(page: Path) -> None:
     ],
 )
 def test_a_wrong_command_would_be_found(line: str, said: str) -> None:
-    assert said in problem_of(line, HOOKS["command_tree"]())
+    assert said in problem_of(line, commands())
 
 
 def test_commands_are_found_in_blocks_and_in_sentences() -> None:
@@ -432,7 +439,7 @@ def test_the_page_of_the_configuration_has_every_key() -> None:
 
 def test_the_commands_page_has_every_command_and_option() -> None:
     page = HOOKS["commands_page"]()
-    for path, command in HOOKS["walk"](HOOKS["command_tree"]()):
+    for path, command in HOOKS["walk"](commands()):
         assert f"## {path}\n" in page
         own = page.split(f"## {path}\n")[1].split("\n## ")[0]
         shown = [one for one in command.params if not getattr(one, "hidden", False)]

@@ -134,7 +134,7 @@ def test_only_the_latest_replies_are_kept(tmp_path: Path, monkeypatch: pytest.Mo
     assert len(read_charges(str(tmp_path))) == 4
 
 
-@pytest.mark.parametrize("cases", [50, pytest.param(500, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("cases", [25, pytest.param(500, marks=pytest.mark.nightly)])
 def test_requests_with_different_outcomes_have_different_charges(
     cases: int, tmp_path: Path
 ) -> None:
@@ -159,4 +159,4 @@ def test_requests_with_different_outcomes_have_different_charges(
             assert charges[1] > charges[0], name
         if charges[1] == charges[0]:
             assert bytes_in(replies[1]) == bytes_in(replies[0]), name
-    assert len(compared) >= 15, compared
+    assert len(compared) >= 12, compared

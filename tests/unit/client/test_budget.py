@@ -6,9 +6,7 @@ import json
 import logging
 import os
 import signal
-import subprocess
 import sys
-import textwrap
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -30,7 +28,7 @@ from coterie.client.prepare import prepare_nodes
 from coterie.client.resident.foreign import check_policy
 from coterie.client.work.card import read_card
 from coterie.engine.flower import message_to_proto
-from coterie.features.privacy import budget
+from coterie.features.privacy import budget, dp_sgd
 from coterie.features.privacy.budget import Budget, BudgetError, Charge, read_charges
 from coterie.features.privacy.silo import CANNOT_DO_WITHOUT, REFUSED, STAYING
 from coterie.server.runs.config import RunConfig
@@ -101,31 +99,16 @@ def test_restarts_do_not_reset_a_budget(tmp_path: Path) -> None:
     assert of(node).spent().epsilon == pytest.approx(accountant.get_epsilon(1 / 1600), rel=1e-12)
 
 
-CHILD = """
-    import os, signal, sys
-    import coterie.features.privacy.dp_sgd as private
-    from tests.unit.client.test_budget import silo
-    from tests.kit import initial, train
-
-    def kill(*arguments, **named):
-        os.kill(os.getpid(), signal.SIGKILL)
-
-    private._train = kill
-    train(initial(), silo(sys.argv[1]))
-"""
-
-
 def test_a_kill_between_charge_and_reply_loses_no_charge(tmp_path: Path) -> None:
-    here = str(Path(__file__).parents[3])
-    paths = os.pathsep.join([f"{here}/.links", here, os.environ.get("PYTHONPATH", "")])
-    ended = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(CHILD), str(tmp_path)],
-        env={**os.environ, "PYTHONPATH": paths},
-        cwd=here,
-        timeout=120,
-        check=False,
-    )
-    assert ended.returncode == -signal.SIGKILL
+    model = initial()
+    child = os.fork()
+    if child == 0:
+        dp_sgd._train = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)
+        try:
+            train(model, silo(tmp_path))
+        finally:
+            os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
     node = silo(tmp_path)
     (charge,) = read_charges(str(tmp_path))
     assert (charge.noise, charge.rate, charge.steps, charge.round) == (1.0, 0.05, 20, 1)

@@ -23,7 +23,7 @@ FOUND_BY = 4
 
 
 def play(strategy: str, seed: int, folder: Path, *, count: int = 9, **more: Any) -> RunResult:
-    keys = {"strategy": strategy, "rounds": ROUNDS, "seed": seed, **more}
+    keys = {"strategy": strategy, "rounds": ROUNDS, "seed": seed, "local-epochs": 5, **more}
     keys |= {"alpha": 50.0} if strategy == "hcct" else {}
     return run(folder / strategy, nodes_of(silos(seed)[:count]), **keys)
 

@@ -354,7 +354,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for number in range(4)
     ]
     folder = tmp_path_factory.mktemp("runs") / "auto-7"
-    keys = {"strategy": "auto", "rounds": 6, "local-epochs": 8, "lr": 0.1, "batch-size": 16}
+    keys = {"strategy": "auto", "rounds": 6, "local-epochs": 4, "lr": 0.1, "batch-size": 16}
     run(folder, silos, run_id=7, seed=0, **keys)
     return folder
 

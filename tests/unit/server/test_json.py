@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
@@ -93,25 +94,27 @@ class Calls:
         return {"entries": [asdict(Entry("q1", {"strategy": "fedavg"}))]}
 
 
-@pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A federation with a recorded run, a run that waits, a member and an operator."""
-    made = create(tmp_path / "study", ["localhost:9092"])
+    folder = tmp_path_factory.mktemp("place")
+    made = create(folder / "study", ["localhost:9092"])
     write_run(made.runs / "hcct-1", num_silos=3, num_rounds=2, strategy="hcct")
     Queue(made.folder).add(RunConfig.read({"strategy": "fedavg"}))
-    monkeypatch.setenv("COTERIE_FEDERATION", str(made.folder))
-    silo = create_silo(tmp_path / "north", "north")
-    printed_by = CliRunner().invoke(app, ["members", "enrol", silo.request()])
-    assert printed_by.exit_code == 0, printed_by.stderr
-    monkeypatch.setenv("COTERIE_OPERATOR", str(tmp_path / "ada"))
-    asked = CliRunner().invoke(app, ["operator", "init", "--name", "ada"]).stdout.strip()
-    assert not CliRunner().invoke(app, ["operator", "enrol", asked, "--role", "run"]).exit_code
-    (tmp_path / "silo.toml").write_text('name = "a"\ntask = "digits"\n', encoding="utf-8")
-    kit.train(kit.initial(), digits_config("a", home=str(tmp_path)))
-    (tmp_path / "approvals").mkdir()
+    silo = create_silo(folder / "north", "north")
+    (folder / "silo.toml").write_text('name = "a"\ntask = "digits"\n', encoding="utf-8")
+    kit.train(kit.initial(), digits_config("a", home=str(folder)))
+    (folder / "approvals").mkdir()
     one = approvals.Approval("hcct-7", {"rounds": 3}, asked="2026-01-01T00:00:00+00:00")
-    (tmp_path / "approvals" / "one.json").write_text(json.dumps(asdict(one)), encoding="utf-8")
-    return tmp_path
+    (folder / "approvals" / "one.json").write_text(json.dumps(asdict(one)), encoding="utf-8")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("COTERIE_FEDERATION", str(made.folder))
+        patch.setenv("COTERIE_OPERATOR", str(folder / "ada"))
+        printed_by = CliRunner().invoke(app, ["members", "enrol", silo.request()])
+        assert printed_by.exit_code == 0, printed_by.stderr
+        asked = CliRunner().invoke(app, ["operator", "init", "--name", "ada"]).stdout.strip()
+        assert not CliRunner().invoke(app, ["operator", "enrol", asked, "--role", "run"]).exit_code
+        yield folder
 
 
 @pytest.mark.parametrize(

@@ -43,10 +43,11 @@ def test_hcct_e_compares_one_layer_and_says_which(tmp_path: Path) -> None:
 
 
 def test_personal_layers_are_never_on_the_wire_and_differ_between_silos(tmp_path: Path) -> None:
-    result = play(tmp_path / "personal", personal="head", rounds=4)
+    keys = {"rounds": 4, "local-epochs": 5}
+    result = play(tmp_path / "personal", personal="head", **keys)
     for arrays in result.models.values():
         assert all(not name.startswith("head.") for name in arrays)
-    assert mean_error(result) < mean_error(play(tmp_path / "fedavg", strategy="fedavg", rounds=4))
+    assert mean_error(result) < mean_error(play(tmp_path / "fedavg", strategy="fedavg", **keys))
 
 
 def test_layers_that_name_nothing_or_everything_cannot_be_personal(tmp_path: Path) -> None:

@@ -420,7 +420,7 @@ def silent_in_evaluations(message: Message) -> float:
 def test_a_silo_that_uses_every_deadline_slows_a_run_so_far_and_no_further(
     delay: Callable[[Message], float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rounds, patience = 60, 600.0
+    rounds, patience = 30, 600.0
     spent = {}
     for case in (lambda _: 10.0, delay):
         grid = SlowGrid(plain_nodes(0, 0, 0, 0), 10.0, case)

@@ -212,6 +212,7 @@ def test_on_the_demo_one_of_each_kind_is_placed_right(seed: int, tmp_path: Path)
         spec = SiloSpec(f"test-{kind}", options={**cut, **options})
         nodes += [{**one, "role": "evaluate"} for one in nodes_of([spec])]
     keys = {"strategy": "hcct", "rounds": 4, "seed": seed, "alpha": 50.0, "min-silos": 9}
+    keys["local-epochs"] = 5
     result = run(tmp_path / "hcct", nodes, **keys)
     details = result.rounds[-1].details
     groups = {name: own["group"] for name, own in details["testing"].items()}
