@@ -11,6 +11,8 @@ import gc
 import os
 
 os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
+# Tests side by side keep all cores busy: a library's own threads would only wait for each other.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
