@@ -13,9 +13,7 @@ from pathlib import Path
 import pytest
 
 from coterie.server.machine.local import LocalFederation
-from tests.commands import coterie
 from tests.e2e.organisations import NAMES, Organisations, processes_of
-from tests.e2e.runs import coterie_process
 from tests.e2e.trio import Trio
 from tests.e2e.warm import Silo
 
@@ -64,9 +62,8 @@ def trio(resident_trio: Trio) -> Trio:
 def resident_pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Organisations]:
     """Of the worker. Made by the commands that people type, one silo before the SuperLink runs."""
     folder = tmp_path_factory.mktemp("resident") / "pair"
-    with Organisations(folder, call=coterie_process) as made:
+    with Organisations(folder) as made:
         made.add("a", 0)
-        made.call = coterie
         made.start_superlink()
         made.add("b", 1)
         yield made

@@ -7,7 +7,7 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from coterie.server.site.federation import Federation, load
 from coterie.server.site.operators import local_identity
 from coterie.system.ports import free_ports
 from coterie.system.processes import family
-from tests.commands import Done, coterie
+from tests.commands import coterie
 from tests.e2e import warm
 from tests.e2e.gated import ONE_BATCH, TASK, Gate
 from tests.e2e.runs import COTERIE, until
@@ -31,10 +31,9 @@ NAMES = ("a", "b")
 class Organisations:
     """A coordinator with TLS and node authentication, and silos with their own folders."""
 
-    def __init__(self, folder: Path, *, call: Callable[..., Done] = coterie) -> None:
+    def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
-        self.call = call
         self.gate = Gate(folder / "gate")
         self.ports = Ports.free()
         (self.metrics,) = free_ports(1)
@@ -73,7 +72,7 @@ class Organisations:
 
     def done(self, *arguments: str) -> str:
         """A command, which has to succeed; returns its standard output."""
-        done = self.call(*arguments)
+        done = coterie(*arguments)
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 

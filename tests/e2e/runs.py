@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from functools import partial
 from pathlib import Path
@@ -16,7 +15,6 @@ from coterie.server.machine.local import SiloSpec
 from coterie.server.runs.config import RunConfig
 from coterie.server.runs.run import execute
 from tests import kit
-from tests.commands import Done
 from tests.e2e.gated import TASK
 from tests.kit import record_of
 
@@ -42,14 +40,6 @@ def spec(name: str, index: int, **options: Any) -> SiloSpec:
     """A small silo; silos of different indices share no sample."""
     cut = {"train": 40, "test": 30, "skip": index * 70}
     return SiloSpec(name, TASK, options={**cut, **options})
-
-
-def coterie_process(*arguments: str) -> Done:
-    """Run the command as a separate process."""
-    done = subprocess.run(
-        [*COTERIE, *arguments], capture_output=True, text=True, timeout=COMMAND_S, check=False
-    )
-    return Done(done.returncode, done.stdout, done.stderr)
 
 
 def hashes_of(folder: Path) -> dict[str, str]:

@@ -13,6 +13,7 @@ import pytest
 from coterie.server.site.enrolled import names_by_node
 from coterie.system.files import held_by
 from coterie.system.processes import family
+from tests.commands import coterie
 from tests.e2e.gated import ONE_BATCH, TASK
 from tests.e2e.organisations import NAMES, SETTINGS, Organisations, processes_of
 from tests.e2e.runs import finished, in_process, record_of, until, until_happened
@@ -131,5 +132,5 @@ def test_silos_tell_what_their_data_look_like_over_tls(pair: Organisations) -> N
     assert "class (target)" in page and not list((folder / "models").iterdir())
     everybody = len(names_by_node(pair.federation.roster))  # other tests' silos, which are away
     slip = ("--federation", str(pair.coordinator), "--detach", "--min-silos", str(everybody))
-    done = pair.call("run", "fedavg", "--task", f"{TASK}s", *slip)
+    done = coterie("run", "fedavg", "--task", f"{TASK}s", *slip)
     assert done.returncode != 0 and f"Did you mean --task {TASK}?" in done.stdout

@@ -13,6 +13,7 @@ import pytest
 
 from coterie import wire
 from coterie.system.processes import family
+from tests.commands import coterie
 from tests.e2e import planted
 from tests.e2e.gated import TASK
 from tests.e2e.organisations import Organisations
@@ -57,7 +58,7 @@ def test_enrolled_silos_that_require_it_take_part_in_secure_runs_alone(
         finished(folder)
         assert record_of(folder)["status"] == "completed"
         soon = ("--set", "wait-for-silos=3", "--federation", str(pair.coordinator))
-        refused = pair.call("run", "fedavg", *keys, *soon)
+        refused = coterie("run", "fedavg", *keys, *soon)
         assert refused.returncode == 3, refused.stdout + refused.stderr
         assert "takes part only in secure runs" in refused.stdout + refused.stderr
         roster = json.loads(pair.federation.roster.read_text())

@@ -354,7 +354,7 @@ def test_a_removed_silo_is_out_at_once_and_for_good(pair: Organisations) -> None
     again = pair.done("silo", "init", "--name", "gone", "--home", home).strip()
     refused = coterie("members", "enrol", again, "--federation", str(pair.coordinator))
     assert refused.returncode == 2 and "never accepted again" in refused.stderr
-    done = pair.call("silo", "serve", "--home", home, "--retry-for", "2")
+    done = coterie("silo", "serve", "--home", home, "--retry-for", "2")
     assert done.returncode == 5 and "not enrolled" in done.stderr
     anew = pair.done("silo", "init", "--name", "gone", "--home", home, "--new-key", "--yes")
     pair.join("gone", pair.enrol(anew.strip()))
