@@ -20,6 +20,7 @@ from coterie.client.work.weights import read_weights
 from coterie.features.compression.silo import Compression
 from coterie.features.consensus.silo import Consensus
 from coterie.features.evaluation.silo import evaluate_given
+from coterie.features.families.silo import Families
 from coterie.features.personal.silo import Personal, evaluate_own, train_model_apfl
 from coterie.features.privacy.silo import DifferentialPrivacy
 from coterie.features.secure import silo as secure
@@ -47,7 +48,7 @@ def initialise(request: Request) -> RecordDict:
 
 
 STAGES = (
-    *(Testing(), Validation(), DifferentialPrivacy(), statistics.Scaled()),
+    *(Families(), Testing(), Validation(), DifferentialPrivacy(), statistics.Scaled()),
     *(secure.Secure(), Masking(), Personal(), Consensus(), Compression(), Watching(), Growing()),
 )
 """The stages, in the order in which they are called."""

@@ -26,12 +26,13 @@ def prepare(silos: Sequence[SiloSettings]) -> list[Session]:
     sessions = open_sessions(silos)
     for session in sessions:
         check_policy(session)
-        check_privacy(session)
+        check_privacy(session.whole[0])
     # The largest: a simulation may go on without silos that are too small to train.
     training = [session for session in sessions if session.settings.trains]
     if training:
         largest = max(training, key=lambda session: len(session.data.train))
-        warm_up(largest.task, largest.model, largest.data)
+        for own in largest.whole:
+            warm_up(own.task, own.model, own.data)
     keep_open(sessions)
     return sessions
 

@@ -26,6 +26,7 @@ from coterie.engine.plain import engine_of, run_of
 from coterie.engine.port import Engine
 from coterie.features.compression.coordinator import Compression
 from coterie.features.consensus.coordinator import Consensus
+from coterie.features.families.coordinator import Families
 from coterie.features.hidden_layers.coordinator import HiddenLayers
 from coterie.features.personal.coordinator import Pooling
 from coterie.features.rejections.coordinator import Rejections
@@ -318,6 +319,7 @@ class GroupStrategy(Strategy):
             *(() if self.secure else (Rejections(),)),  # a sum needs equal entries
             Unlabelled(),
             Testing(),
+            Families(),  # last: it looks at what the others send and hand out
         )
 
     def _consensus(self, config: Config) -> tuple[Stage, ...]:

@@ -60,7 +60,7 @@ def check(settings: SiloSettings) -> Iterator[str]:
 
 
 def _opened(settings: SiloSettings) -> Session:
-    session = open_session(settings)
+    session = open_session(settings).whole[0]  # the network, where auto may choose trees
     personal.check_policy(session)
     check_privacy(session)
     return session

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from math import sqrt
 
 import numpy as np
 import torch
@@ -23,6 +24,7 @@ MOST_AT_ONCE = 1024
 """Most samples of an evaluation batch."""
 BATCH_BYTES = 1 << 28
 """Most bytes of a batch, with all activations of a network."""
+BLOCKS = 50
 GROWTH = 16
 """Rough memory of a network, in sample sizes: 10 for ResNet-18 at 224×224."""
 
@@ -120,6 +122,15 @@ def held_out_metrics(found: Evaluation) -> dict[str, float | int]:
         wire.HOLDOUT_EXAMPLES: found.num_examples,
         wire.HOLDOUT_LOSS: found.loss,
     }
+
+
+@torch.no_grad()
+def loss_error(task: Task, model: nn.Module, part: Part) -> float:
+    """Return the standard error of the mean loss, by the spread over at most ``BLOCKS`` blocks."""
+    model.eval()
+    blocks = torch.arange(len(part)).tensor_split(min(BLOCKS, len(part)))
+    losses = [float(task.loss(model(x), y)) for x, y in map(part.at, blocks)]
+    return float(np.std(losses, ddof=1)) / sqrt(len(losses)) if len(losses) > 1 else float("inf")
 
 
 @torch.no_grad()

@@ -21,6 +21,7 @@ from flwr.app import Context, MetricRecord
 from torch import nn
 from torch.nn.parameter import is_lazy
 
+from coterie import wire
 from coterie.client.home.fingerprints import mark_of
 from coterie.client.home.policy import NAMES, permitted
 from coterie.client.home.settings import SettingsError, SiloSettings
@@ -34,6 +35,7 @@ from coterie.client.work.weights import frozen_digest, travelling
 from coterie.system.device import device_of, seed_torch
 from coterie.tasks import Task, load_task
 from coterie.tasks.base import ColumnScale, Samples, SiloData, StreamedData, TaskError, leaves
+from coterie.tasks.families import families_of, of_family
 from coterie.tasks.options import place_of
 from coterie.tasks.problems import Classes, Masks
 from coterie.tasks.simulation import load_silos
@@ -75,7 +77,9 @@ class Session:
     ``data_hash`` cover all training data and go into the card of a saved model. ``frozen`` is
     the digest of the arrays that do not travel (``weights.frozen_digest``), ``shapes`` are the
     shapes of a sample's inputs. ``num_examples`` counts training samples, including those that a
-    run holds out; ``work`` is the current run, round and purpose; ``loop`` trains the model.
+    run holds out; ``work`` is the current run, round and purpose; ``loop`` trains the model. Where
+    the task has several families of models, ``families`` has a session for each, in which the work
+    is done, and this one describes them together, with the data as the network sees them.
     """
 
     settings: SiloSettings
@@ -92,6 +96,12 @@ class Session:
     num_examples: int = 0
     work: tuple[str, int, str] = ("", 0, "")
     loop: Loop = field(default_factory=Loop)
+    families: Mapping[str, Session] = field(default_factory=dict)
+
+    @property
+    def whole(self) -> Sequence[Session]:
+        """The sessions in which a model can be trained: those of the families, or this one."""
+        return tuple(self.families.values()) or (self,)
 
     def train(self, part: Part, plan: TrainPlan, **how: Any) -> float:
         """Train the model in place by the silo's loop; arguments and result as ``sgd.train``."""
@@ -235,6 +245,29 @@ def open_sessions(settings: Sequence[SiloSettings]) -> list[Session]:
         raise SettingsError(str(error)) from None
     task = load_task(common.task)
     settings = [_parted(task, own) for own in settings]
+    if not (names := families_of(task)):
+        return _opened(task, settings, device)
+    model, opened = (
+        _model_on(task, device),
+        [_opened(of_family(task, n), settings, device) for n in names],
+    )
+    return [
+        _together(task, model, dict(zip(names, own, strict=True)))
+        for own in zip(*opened, strict=True)
+    ]
+
+
+def _together(task: Task, model: nn.Module, own: Mapping[str, Session]) -> Session:
+    """Return a silo's session for a task with families, whose schema is that of all of them."""
+    usual, frozen = own[wire.NETWORK], frozen_digest(model)
+    schema, parts = _schema(task, model, usual.shapes, frozen), _parts(task, model, usual.shapes)
+    families = {name: replace(one, schema=schema, parts=parts) for name, one in own.items()}
+    task = task.of_scale(usual.scale)
+    common = replace(usual, task=task, model=model, schema=schema, parts=parts, frozen=frozen)
+    return replace(common, families=families)
+
+
+def _opened(task: Task, settings: Sequence[SiloSettings], device: torch.device) -> list[Session]:
     loaded = _load(task, settings)
     model = _model_on(task, device)
     frozen = frozen_digest(model)

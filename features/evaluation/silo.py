@@ -137,9 +137,10 @@ def _answered(
     measured: dict[str, Measured] = {}
     try:
         for name, model in models.items():
-            load_weights(session.model, _in_order(session, model))
+            own = _of_family(session, model)
+            load_weights(own.model, _in_order(own, model))
             found, evidence = evaluate_with_evidence(
-                session.task, session.model, session.data.test, metric=lead.name
+                own.task, own.model, own.data.test, metric=lead.name
             )
             measured[name] = Measured(evidence, found.loss)
     except ValueError as error:
@@ -162,6 +163,12 @@ def _answered(
             "or name fewer subgroups in silo.toml."
         )
     return content
+
+
+def _of_family(session: Session, model: wire.Model) -> Session:
+    """Return the session of the family that a model is of."""
+    fits = (own for own in session.whole if travelling(own.model).keys() == model.keys())
+    return next(fits, session.whole[0])
 
 
 def _in_order(session: Session, model: wire.Model) -> wire.Model:

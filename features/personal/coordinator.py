@@ -82,8 +82,9 @@ class Pooling(Stage):
     def outgoing(self, mine: Chosen, scene: Scene, orders: Sequence[Order]) -> list[Order]:
         """Hold samples out until λ is chosen; then tell it to the silos that have own models."""
         penalties = self._penalties(mine, scene)
+        orders = [_told(o, penalties) if o.kind == wire.EVALUATE_OWN else o for o in orders]
         if not scene.training:
-            return [_told(o, penalties) if o.kind == wire.EVALUATE_OWN else o for o in orders]
+            return orders
         early = self.chooses and self._waits(scene)
         changed = []
         for order in orders:

@@ -36,7 +36,7 @@ from coterie.client.home import rounds
 from coterie.client.work.data import Part
 from coterie.client.work.hold_out import held_apart
 from coterie.client.work.linear import linear_layer
-from coterie.client.work.measure import evaluate, held_out_metrics
+from coterie.client.work.measure import evaluate, held_out_metrics, loss_error
 from coterie.client.work.request import RefusedError, Request
 from coterie.client.work.session import Session
 from coterie.client.work.sgd import Stopwatch, TrainPlan
@@ -55,6 +55,11 @@ class Personal(Stage):
 
     def admit(self, request: Request) -> Request:
         """Refuse what a task with its own training loop has none of: pulls, parts of a model."""
+        if request.session.families and request.config.get(wire.PERSONALISE):
+            request.refuse_for(
+                f'has network = "any" in its task, which cannot be combined with {wire.PERSONALISE}'
+                ": auto makes silos' own linear models itself. Leave it empty, or name a network."
+            )
         pulls = {wire.DITTO: wire.DITTO_LAMBDA, wire.PARTIAL: wire.OWN_PENALTY}
         if (key := pulls.get(str(request.config.get(wire.PERSONALISE)))) is not None:
             request.refuse_with(key, wire.LOOP, idle=0)
@@ -108,10 +113,14 @@ def evaluate_own(request: Request) -> RecordDict:
         if how is not None:
             personalise(session, how)
         found = evaluate(session.task, session.model, part, metric=request.metric())
+        sure = {}
+        if request.config.get(wire.FAMILY):
+            sure[wire.HOLDOUT_LOSS_ERROR] = loss_error(session.task, session.model, part)
     metrics = {
         wire.NUM_EXAMPLES: len(request.session.data.train),
         wire.SECONDS: watch.seconds,
         **held_out_metrics(found),
+        **sure,
     }
     return RecordDict({wire.METRICS: request.session.permitted(metrics)})
 

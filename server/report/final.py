@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from coterie import wire
+from coterie.server.report.families import sentences_in
 from coterie.server.report.race import thin_evidence
 from coterie.server.report.view import collaboration_text
 from coterie.server.runs.letters import letters_of
@@ -46,6 +47,9 @@ def print_final(console: Console, folder: Path, *, as_json: bool = False) -> Non
         say(console, f"ended early, after round {len(run.rounds)}: {run.ended_early}")
     if run.final and (choice := run.final.grouping.by_choice):
         say(console, f"{choice}.")
+    if run.final and len(_last(run)) <= MAX_SILOS_LISTED:
+        for name, text in sentences_in([*run.rounds, run.final]).items():
+            say(console, f"{name} {text}", highlight=False)
     if run.collaboration:
         console.print(collaboration_text(run.collaboration, run.lead), soft_wrap=True)
     if thin := thin_evidence(run):

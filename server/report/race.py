@@ -8,9 +8,10 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from coterie import wire
+from coterie.server.report import families
 from coterie.server.report.race_words import groups_text, listed, taking, titles
 from coterie.server.runs.record import Entrant, Placement, Round, Run, Verdict
 from coterie.server.runs.record.metrics import Lead
@@ -72,11 +73,29 @@ def thin_evidence(run: Run) -> str:
 
 
 def explain_race(run: Run, *, number: int | None = None) -> Explanation:
-    """Explain the groups after a round, by default the last.
+    """Explain the groups after a round, by default the last; with families, of each, and these.
 
     Raises:
         FederationError: there is no such round, or its part of the record is damaged.
     """
+    found = _explained(run, number)
+    rounds = [one for one in run.rounds if one.round <= found.round]
+    if families.BOOSTED not in rounds[-1].details:
+        return found
+    if run.final and rounds[-1] is run.rounds[-1]:
+        rounds.append(run.final)
+    trees, said = _explained(families.of_trees(run), number), families.sentences_in(rounds)
+    uses = {name: own["family"] for name, own in families.entries_in(rounds).items()}
+    silos = {}
+    for name, text in found.silos.items():
+        own = trees.silos.get(name, text) if uses.get(name) == wire.TREES else text
+        silos[name] = f"{said[name]} It {own}" if name in said else own
+    race = ("Networks:", *found.race, "Boosted trees:", *trees.race)
+    return replace(found, race=race, silos=silos)
+
+
+def _explained(run: Run, number: int | None) -> Explanation:
+    """Explain the groups of one family."""
     rounds = [one for one in run.rounds if number is None or one.round <= number]
     if not rounds or number not in (None, rounds[-1].round):
         raise FederationError(

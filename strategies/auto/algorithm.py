@@ -40,11 +40,10 @@ import numpy as np
 from pydantic import Field
 
 from coterie import wire
-from coterie.features.sums.trees.coordinator import Growth, is_trees
-from coterie.strategies.auto import growing, hidden_layers, own_models
+from coterie.features.sums.trees.coordinator import Growth, is_trees, require_rounds
+from coterie.strategies.auto import families, growing, hidden_layers, own_models
 from coterie.strategies.auto.budget import Budget, holdout, planned
 from coterie.strategies.auto.candidates import (
-    AS_IT_IS,
     Candidate,
     between,
     nested,
@@ -84,10 +83,12 @@ from coterie.strategies.auto.state import (
 )
 from coterie.strategies.auto.updates import (
     beginning,
+    distinct_held,
     has_begun,
     products_of_alone,
     with_alone,
     with_held,
+    with_pairs,
 )
 from coterie.strategies.fedcollab.algorithm import FedCollab, FedCollabState
 from coterie.strategies.fedcollab.discriminators import Discriminators
@@ -104,7 +105,6 @@ from coterie.strategies.rounds.algorithm import (
     catch_up,
 )
 from coterie.strategies.rounds.handles import Arrays
-from coterie.strategies.rounds.members import Members, present_groups
 from coterie.strategies.rounds.options import Config, Scalar, Seed
 from coterie.strategies.rounds.reports import Group
 from coterie.strategies.rounds.roster import Silo
@@ -167,8 +167,17 @@ class Auto(Growth, Algorithm[AutoState]):
             )
 
     def check(self, initial: Arrays, rounds: int) -> None:
+        if parts := families.parts_of(initial):
+            families.require(self, parts, rounds)
         if is_trees(initial):
-            growing.require(self.growth, initial, rounds, least=LEAST_ROUNDS)
+            least = max(growing.needed(self.growth, initial), LEAST_ROUNDS)
+            require_rounds(initial, rounds, least)
+
+    def first(self, initial: Arrays) -> AutoState:
+        return families.first(initial)
+
+    def has_families(self, state: AutoState) -> bool:
+        return state.boosted is not None
 
     def compared(self, state: AutoState) -> Compared | None:
         return Compared()
@@ -181,6 +190,8 @@ class Auto(Growth, Algorithm[AutoState]):
 
     def welcome(self, state: AutoState, new: frozenset[str], now: Round) -> AutoState:
         """Start new silos alone from w⁰; say what ClientApps of others must measure."""
+        if state.boosted is not None:
+            return families.welcomed(self, state, new, now)
         if now.number == 1:
             first = hidden.linear_first(state.members.initial, now.config) and not now.unseen
             state = replace(state, linear_first=first)
@@ -197,6 +208,8 @@ class Auto(Growth, Algorithm[AutoState]):
 
     def renew(self, state: AutoState, changed: frozenset[str], now: Round) -> AutoState:
         """Treat silos with changed data as newcomers, once there are groups."""
+        if state.boosted is not None:
+            return families.renewed(self, state, changed, now)
         if not state.held:
             return state
         for name in sorted(changed):
@@ -239,6 +252,8 @@ class Auto(Growth, Algorithm[AutoState]):
 
         Newcomers measure every group's model on their own data.
         """
+        if state.boosted is not None:
+            return (yield from families.prepared(self, state, now))
         if is_trees(state.members.initial):
             state = yield from growing.grown(state, self, self._limits, now)
             return (yield from nearest(state, now))
@@ -252,7 +267,7 @@ class Auto(Growth, Algorithm[AutoState]):
                 limit = Discriminators(gigabytes=most / 1e9, fewest=FEWEST_ROUNDS)
                 fedcollab = FedCollab(c="auto", seed=self.seed, discriminators=limit)
                 compared = yield from fedcollab.prepare(before, now)
-                state = _with_pairs(state, compared, now)
+                state = with_pairs(state, compared, now)
         if state.measures_own:
             state = yield from own_models.measured(state, self._limits, now)
             state = handed_out(decided(state, now, complete=True), now)
@@ -263,6 +278,8 @@ class Auto(Growth, Algorithm[AutoState]):
 
     def orders(self, state: AutoState, now: Round) -> tuple[AutoState, list[Order]]:
         """Order training of the held model, then the silo's own, then the raced ones."""
+        if state.boosted is not None:
+            return families.ordered(self, state, now)
         state = replace(state, members=state.members.holding(holding(state)))
         state = replace(state, members=state.members.grouped(trained_together(state, now.names)))
         work: list[Order] = []
@@ -324,6 +341,8 @@ class Auto(Growth, Algorithm[AutoState]):
         return [alone]
 
     def absorb(self, state: AutoState, updates: Updates, now: Round) -> AutoState:
+        if state.boosted is not None:
+            return families.absorbed(self, state, updates, now)
         state = self._limits.charged(replace(state, number=now.number), updates, now)
         state = with_alone(state, updates, unseen=now.unseen)
         state = with_held(state, updates)
@@ -348,7 +367,7 @@ class Auto(Growth, Algorithm[AutoState]):
             return replace(state, candidates=found)
         if planned(now) - now.number < 2:
             return state  # no time is left to train anything else
-        candidates = _distinct_held(state, (*trivial(names, state.members.minimums), *found), names)
+        candidates = distinct_held(state, (*trivial(names, state.members.minimums), *found), names)
         if now.unseen:
             candidates = nested(candidates, state.members.minimums)
         if state.pairs is not None and (structure := state.pairs.structure) is not None:
@@ -423,6 +442,8 @@ class Auto(Growth, Algorithm[AutoState]):
 
     def finish(self, state: AutoState, now: Round) -> Exchanges[AutoState]:
         """End an open race with the best so far; mix their own model in for silos in doubt."""
+        if state.boosted is not None:
+            return (yield from families.ended(self, state, now))
         if state.phase == "race" and judges_of(state):
             state = yield from own_models.measured(state, self._limits, now)
         if state.phase == "hold" or (state.held and not fell_behind(state)):
@@ -457,15 +478,8 @@ class Auto(Growth, Algorithm[AutoState]):
         return state.phase != "hold" or (grows and growing.incomplete(state))
 
     def details(self, state: AutoState) -> Mapping[str, Any]:
-        return details_of(state, self.byte_budget)
-
-
-def _with_pairs(state: AutoState, compared: FedCollabState, now: Round) -> AutoState:
-    state = replace(state, pairs=replace(compared, members=Members({})))
-    if (found := compared.measured) is None:
-        return state
-    total = state.paired + found.bytes
-    return replace(state, paired=total, paired_in=now.number, moved=state.moved + found.bytes)
+        how = details_of if state.boosted is None else families.details
+        return how(state, self.byte_budget)
 
 
 def _size_here(group: Group, now: Round) -> int:
@@ -477,13 +491,3 @@ def _kept_out(state: AutoState, silo: Silo) -> Config:
     new = silo.name in state.probation
     measured = new or (state.phase != "hold" and not is_trees(state.members.initial))
     return holdout(silo) if measured else {}
-
-
-def _distinct_held(
-    state: AutoState, found: Sequence[Candidate], names: Sequence[str]
-) -> tuple[Candidate, ...]:
-    if state.held:
-        now = present_groups(state.held, names)
-        if now not in {c.groups for c in found}:
-            found = (*found, Candidate(now, AS_IT_IS))
-    return tuple(found)

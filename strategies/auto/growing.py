@@ -25,13 +25,12 @@ from coterie.features.sums.trees.coordinator import (
     Roots,
     depth_of,
     grow,
-    require_rounds,
     room,
 )
 from coterie.features.sums.trees.growth import Settings
 from coterie.strategies.auto.budget import Budget, holdout, planned
 from coterie.strategies.auto.candidates import Candidate
-from coterie.strategies.auto.state import BY_SILO, AutoState, Forest, key_of
+from coterie.strategies.auto.state import BY_SILO, AutoState, Forest, holding, key_of
 from coterie.strategies.errors import EXIT_CONFIG, FederationError
 from coterie.strategies.partition.gram import gram
 from coterie.strategies.rounds.algorithm import Exchanges, Round
@@ -53,10 +52,9 @@ def raced(growth: Settings, initial: Arrays) -> tuple[Settings, int]:
     return replace(growth, rate=rate), ceil(len(initial["leaf"]) * growth.rate / rate - 1e-9)
 
 
-def require(growth: Settings, initial: Arrays, rounds: int, *, least: int) -> None:
-    """Require rounds for a look, a race of all alone and all together, and all trees."""
-    needed = 1 + _race_rounds(growth, initial, 2) + _final_rounds(initial)
-    require_rounds(initial, rounds, max(needed, least))
+def needed(growth: Settings, initial: Arrays) -> int:
+    """Return the rounds for a look, a race of all alone and all together, and all trees."""
+    return 1 + _race_rounds(growth, initial, 2) + _final_rounds(initial)
 
 
 def _race_rounds(growth: Settings, initial: Arrays, arms: int) -> int:
@@ -163,7 +161,10 @@ def _raced(
 
 def _finished(state: AutoState, growth: Growth, limits: Budget, now: Round) -> Exchanges[AutoState]:
     """Grow the held groups' trees from all rows; hand them out when they are complete."""
-    trees = len(state.members.initial["leaf"])
+    trees, judging = len(state.members.initial["leaf"]), state.trees.judging
+    again = state.trees.judged and not state.trees.finals
+    if again and now.rounds - now.number + 1 < _final_rounds(state.members.initial):
+        return state  # they would not be complete
     keys = [*state.held, *((name,) for name in sorted(state.own))]
     finals = {key: _final_of(state, key) for key in keys}
     twice = _afford_two(state, limits, now)
@@ -174,19 +175,24 @@ def _finished(state: AutoState, growth: Growth, limits: Budget, now: Round) -> E
         for key, own in finals.items()
         if own.done < trees
     }
-    yield from grow(list(growing.values()), now, state.members.minimums)
+    out = _held_out if judging else _nothing
+    yield from grow(list(growing.values()), now, state.members.minimums, out)
     new = {key: one.grown for key, one in growing.items()}
     state = _noted(state, growing.values(), now, finals={**finals, **new})
     complete = {key: own for key, own in new.items() if own.done == trees}
     shared = {key: own.trees for key, own in complete.items() if len(key) > 1}
     alone = {key[0]: own.trees for key, own in complete.items() if len(key) == 1}
     split = {name: own.of(name) for own in complete.values() for name in own.silos}
-    return replace(
+    state = replace(
         state,
         group_models={**state.group_models, **shared},
         alone={**state.alone, **alone},
         trees=replace(state.trees, own={**state.trees.own, **split}),
     )
+    if judging and not incomplete(state):  # then grow them from all rows
+        judged = replace(state.trees, judging=False, judged=holding(state), finals={})
+        state = replace(state, trees=judged)
+    return state
 
 
 def _until(
@@ -261,6 +267,10 @@ def _noted(
 
 def _held_out(silo: Silo) -> Config:
     return holdout(silo)
+
+
+def _nothing(silo: Silo) -> Config:
+    return {}
 
 
 # ---------------------------------------------------------------- after a race

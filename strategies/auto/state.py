@@ -130,6 +130,8 @@ class Forest:
         finals: held group, or silo alone, → its trees from all rows, complete or not.
         own: silo → the trees that it holds of a group whose trees split by silo.
         lost: silo → why it was left out of sums in this round.
+        judging: the held groups' trees grow from rows that are not held out, to be compared with
+            networks (``families``); ``judged``: silo → the trees that it held of these.
     """
 
     roots: Mapping[str, Floats] = field(default_factory=dict)
@@ -138,6 +140,28 @@ class Forest:
     finals: Mapping[Group, Grown] = field(default_factory=dict)
     own: Mapping[str, Model] = field(default_factory=dict)
     lost: Mapping[str, str] = field(default_factory=dict)
+    judging: bool = False
+    judged: Mapping[str, Model] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Boosted:
+    """The trees of a run that chooses between a network and trees (``families``).
+
+    Attributes:
+        state: of the trees' own look, race and hold.
+        measured: silo → what it measured of its network and of its trees, on the same samples.
+        uses: silo → the family of its model, since ``round``; 0: it is not chosen yet.
+        favoured: the family of silos that did not measure both.
+        fresh: silos whose family was chosen after the last round.
+    """
+
+    state: AutoState
+    measured: Mapping[str, tuple[Measured, Measured]] = field(default_factory=dict)
+    uses: Mapping[str, str] = field(default_factory=dict)
+    favoured: str = ""
+    round: int = 0
+    fresh: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -173,6 +197,8 @@ class AutoState:
         beside: newcomer → the group that it is compared with.
         raced: silos of the last race.
         drifted: silos that returned with different data since the race.
+        boosted: in a run that chooses between a network and trees, the trees; all else is of the
+            network, and ``members`` hold what silos use.
     """
 
     members: Members
@@ -209,6 +235,7 @@ class AutoState:
     raced: frozenset[str] = frozenset()
     drifted: frozenset[str] = frozenset()
     verdict: Verdict | None = None
+    boosted: Boosted | None = None
 
 
 def group_of(held: Iterable[Group], name: str) -> Group:

@@ -16,6 +16,7 @@ from typing import Any
 from coterie.strategies.rounds.algorithm import Algorithm, Round, Update, Updates, num_bytes
 from coterie.strategies.rounds.checkpoint import Checkpoint
 from coterie.strategies.rounds.conversation import Clock, Conversation, Run, stated_sizes
+from coterie.strategies.rounds.handles import arrays_of, is_seen
 from coterie.strategies.rounds.members import (
     capped,
     enrol,
@@ -211,7 +212,12 @@ def _silo_reports(
     together = {name for group in groups if len(group) > 1 for name in group}
     reports = {u.silo.name: silo_report(u) for u in trained}
     seen = [u for u in trained if u.reply is None]  # others' models may have another shape
-    shared = [u for u in seen if u.silo.name in together and u.silo.name in held]
+    shared = [
+        u
+        for u in seen
+        if u.silo.name in together and u.silo.name in held
+        if not is_seen(u.model) or u.model.keys() == arrays_of(held[u.silo.name]).keys()
+    ]
     apart = each(
         lambda u: distance(u.model, held[u.silo.name], u.silo.buffers),
         shared,

@@ -45,10 +45,12 @@ class RunResult(Result):
     def arrays(self) -> ArrayRecord:
         """The size-weighted mean of all silos' models, computed on access.
 
-        Silos that were moved out of their groups are left out. With ``PerGroup``, whose models may
-        have any shape, it is the model of the group with the most samples.
+        Silos that were moved out of their groups are left out. If models may have any shape, with
+        ``PerGroup`` or several families, it is the one whose silos have the most samples.
         """
-        if self._algorithm is not None and self._algorithm.whole and self.members is not None:
+        whole = self._algorithm is not None and self._algorithm.whole
+        names = {tuple(model) for model in self._shared.values() if is_seen(model)}
+        if (whole or len(names) > 1) and self.members is not None:
             largest = largest_model(self._shared, self.members.sizes)
             return self.initial if largest is None else wire.encode_arrays(largest, packed=False)
         shared = {n: model for n, model in self._shared.items() if n not in self._apart}

@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from coterie.tasks import families
 from coterie.tasks.base import ColumnScale, Option, Persons, SiloData, StreamedData, Task, TaskError
 from coterie.tasks.draws import num_persons, number_persons, split_by_class, split_by_fold
 from coterie.tasks.options import place_of, read_options
@@ -44,6 +45,8 @@ OPTIONS: dict[str, Option] = {
 
 TREES = "trees"
 """Beginning of the names of networks that are boosted trees."""
+ANY, USUAL = "any", "mlp-64"
+"""Beginning of the names that leave the choice to ``auto``, and the network that it may choose."""
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
 Size = Annotated[int, Field(ge=1, le=1_000_000)]
@@ -140,6 +143,8 @@ class DeclaredTask(Task):
     """Number of scaled numeric columns, the first ones of ``scale``."""
     answering: Numbers | None = None
     """The problem of a silo whose targets are scaled."""
+    families: tuple[str, ...] = ()
+    """Of models, if it leaves the choice between them to ``auto``."""
 
     def __init__(self, declaration: Declaration) -> None:
         self.declaration = declaration
@@ -148,6 +153,8 @@ class DeclaredTask(Task):
         self.classes = declaration.classes or (declaration.answer or Target()).labels()
         self.num_classes = len(declaration.classes)
         self.fingerprint = declaration.fingerprint()
+        if declaration.network.partition("-")[0] == ANY:
+            self.families, self.run_keys = families.FAMILIES, families.KEYS
         self._notes: list[str] = []
         self._warnings: list[str] = []
 
@@ -166,6 +173,15 @@ class DeclaredTask(Task):
         if not isinstance(problem, Numbers) or self.boosted:
             return 0
         return problem.num_targets
+
+    def of_run(self, values: Mapping[str, Any]) -> Self:
+        made = super().of_run(values)
+        if family := values.get(families.FAMILY):
+            trees = TREES + self.declaration.network.removeprefix(ANY)
+            network = trees if family == TREES else USUAL
+            made.declaration = self.declaration.model_copy(update={"network": network})
+            made.families = ()
+        return made
 
     def of_scale(self, scale: ColumnScale | None) -> Self:
         """Return the task for this scale. Models kept by earlier versions have no target scale."""
@@ -210,6 +226,8 @@ class DeclaredTask(Task):
         from coterie.tasks import networks, trees
 
         says = self.declaration
+        if self.families:
+            return families.of_all(self)
         if self.boosted:
             self.head = "leaf"
             return trees.named(says.network, shape=self.shape, problem=self.problem)

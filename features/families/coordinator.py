@@ -1,0 +1,75 @@
+"""The coordinator's part: name the family of models that each message is about."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, Protocol, runtime_checkable
+
+from coterie import wire
+from coterie.strategies.rounds.algorithm import Order
+from coterie.strategies.rounds.handles import Model, is_seen
+from coterie.strategies.rounds.stage import Held, Scene, Stage
+
+OF_TREES = "leaf"
+"""An array of trees that no network has."""
+OF_NETWORKS = (wire.PART, wire.CONSENSUS, wire.OWN_PENALTY)
+"""Entries that are about networks only; without a penalty silos use models as they are."""
+
+
+@runtime_checkable
+class Chooses(Protocol):
+    """An algorithm that may choose between families of models."""
+
+    def has_families(self, state: Any) -> bool:
+        """Return whether silos of this run may hold models of several families."""
+        ...
+
+
+class Families(Stage):
+    """The stage for runs whose silos may hold models of several families."""
+
+    name = "families"
+
+    def outgoing(self, mine: None, scene: Scene, orders: Sequence[Order]) -> list[Order]:
+        """Name the family; of trees nothing is asked that only networks have."""
+        if not _chooses(scene):
+            return list(orders)
+        named = []
+        for order in orders:
+            family = wire.TREES if _sums(order) else family_of(order.model)
+            config = {**order.config, wire.FAMILY: family}
+            if family == wire.TREES:
+                _spared(config)
+            named.append(replace(order, config=config))
+        return named
+
+    def held(self, mine: None, scene: Scene, held: Held) -> Held:
+        """Name the family of every model that a silo is given."""
+        if not _chooses(scene):
+            return held
+        entries = {name: dict(held.entries.get(name, {})) for name in held.models}
+        for name, model in held.models.items():
+            entries[name][wire.FAMILY] = family_of(model)
+            if entries[name][wire.FAMILY] == wire.TREES:
+                _spared(entries[name])
+        return replace(held, entries={**held.entries, **entries})
+
+
+def family_of(model: Model) -> str:
+    """Return the family of a model."""
+    return wire.TREES if is_seen(model) and OF_TREES in model else wire.NETWORK
+
+
+def _chooses(scene: Scene) -> bool:
+    return isinstance(scene.algorithm, Chooses) and scene.algorithm.has_families(scene.state)
+
+
+def _spared(entries: dict[str, Any]) -> None:
+    """Remove what is asked of networks only."""
+    for name in OF_NETWORKS:
+        entries.pop(name, None)
+
+
+def _sums(order: Order) -> bool:
+    return order.kind == wire.EVALUATE_HISTOGRAMS

@@ -1,0 +1,189 @@
+"""A network or trees: ``auto`` finds per silo which is better, in one run."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from coterie import wire
+from coterie.client.cli.predict import predict
+from coterie.client.work.card import read_card
+from coterie.features.sums.trees.ensemble import Ensemble
+from coterie.server.report.race import explain_race
+from coterie.server.runs.checkpoint import Checkpoints
+from coterie.server.runs.record import read_run
+from coterie.strategies.auto.algorithm import Auto
+from coterie.strategies.auto.families import suiting
+from coterie.strategies.auto.state import Measured
+from coterie.strategies.errors import FederationError
+from coterie.tasks import families
+from tests.conftest import assert_equal_models
+from tests.kit import CutGrid, PowerCutError, ask, restart_silos, run
+from tests.unit.strategies.test_grown_trees import COLUMNS, STUDY, drawn
+
+KEYS: dict[str, Any] = {
+    "strategy": "auto",
+    "task": "study",
+    "rounds": 6,
+    "seed": 1,
+    "local-epochs": 1,
+    "discriminators": False,
+    "budget": 3.0,
+    "tree-rate": 0.3,
+}
+EXPECTED = {"a": wire.TREES, "b": wire.TREES, "c": wire.NETWORK, "d": wire.NETWORK}
+
+
+@pytest.fixture
+def nodes(tmp_path: Path) -> list[dict[str, Any]]:
+    """Return four silos: the labels of two are steps of the columns, those of two a line."""
+    task = tmp_path / "study.toml"
+    task.write_text(STUDY.replace("trees-6x3", "any-12x2"))
+    found = []
+    for seed, name in enumerate("abcd"):
+        x, _ = drawn(seed, 400)
+        known = np.nan_to_num(x)
+        steps = np.where(known[:, :2] > 0.5, 3, -1).sum(axis=1) + np.where(known[:, 2] > 1, -6, 1)
+        line = 2 * (known @ [1.0, -1.0, 0.5, 0.5, 0, 0])
+        z = steps if name in "ab" else line
+        ill = np.random.default_rng(seed).random(len(x)) < 1 / (1 + np.exp(-z))
+        lines = [",".join(f"x{i}" for i in range(COLUMNS)) + ",ill"]
+        for row, one in zip(x.tolist(), ill, strict=True):
+            cells = ["" if value != value else str(value) for value in row]
+            lines.append(",".join([*cells, "yes" if one else "no"]))
+        (tmp_path / f"{name}.csv").write_text("\n".join(lines))
+        own = {"name": name, "task": str(task), "device": "cpu", "threads": 1, "sums": "trees"}
+        own["data.data"] = str(tmp_path / f"{name}.csv")
+        own |= {"home": str(tmp_path / f"home-{name}")} if name in "ac" else {}
+        found.append(own)
+    return found
+
+
+def arrays_of(result: Any, name: str) -> dict[str, Any]:
+    return {n: a.numpy() for n, a in result.models[name].items()}
+
+
+def test_every_silo_gets_the_better_family(tmp_path: Path, nodes: list[dict[str, Any]]) -> None:
+    whole = run(tmp_path / "whole", nodes, **KEYS)
+    found = whole.rounds[-1].details["families"]
+    assert {n: own["family"] for n, own in found.items()} == EXPECTED
+    assert [own["hidden-layers"] for own in found.values()] == [False] * 4
+    assert {n: len(Ensemble.of(arrays_of(whole, n)).leaf) for n in "ab"} == {"a": 12, "b": 12}
+    said = explain_race(read_run(tmp_path / "whole"))
+    assert {"Networks:", "Boosted trees:"} < set(said.race)
+    text = r"uses boosted trees, grown (alone|with b): held-out loss 0\.\d+ against 0\.\d+ of a "
+    assert re.match(text + r"linear model \(64 samples\)\. It ", said.silos["a"])
+    for name in "ac":  # as they are kept: trees take missing values and no scale
+        (kept,) = (tmp_path / f"home-{name}" / "models").glob("*.safetensors")
+        answers = predict(
+            kept, None, source=nodes[0]["task"], options={"data": str(tmp_path / f"{name}.csv")}
+        ).values
+        assert answers.shape == (80, 2) and np.isfinite(answers).all()
+        assert read_card(kept).task_values == {wire.FAMILY: EXPECTED[name]}
+    number, standing = Checkpoints(tmp_path / "whole" / "checkpoints").load() or (0, None)
+    kept = standing.checkpoint.state
+    assert (number, kept.boosted.uses) == (6, EXPECTED)
+
+
+@pytest.mark.nightly
+def test_a_run_that_was_cut_ends_the_same(tmp_path: Path, nodes: list[dict[str, Any]]) -> None:
+    whole = run(tmp_path / "whole", nodes, **KEYS)
+    restart_silos()
+    with pytest.raises(PowerCutError):
+        grid = CutGrid(nodes, at=(wire.EVALUATE_HISTOGRAMS, 3), answered=1)
+        run(tmp_path / "cut", grid, **KEYS)
+    restart_silos()
+    again = run(tmp_path / "cut", nodes, run_id=2, resume="cut", **KEYS)
+    for name in "abcd":
+        assert_equal_models(arrays_of(again, name), arrays_of(whole, name))
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("family", wire.FAMILIES)
+def test_models_are_those_of_a_run_with_that_family_alone(
+    tmp_path: Path, nodes: list[dict[str, Any]], family: str
+) -> None:
+    whole = run(tmp_path / "whole", nodes, **KEYS)
+    restart_silos()
+    task = Path(nodes[0]["task"])
+    network = {wire.TREES: "trees-12x2", wire.NETWORK: "mlp-64"}[family]
+    task.write_text(task.read_text().replace("any-12x2", network))
+    keys = dict(KEYS)
+    if family == wire.TREES:
+        groups = ";".join(",".join(group) for group in whole.rounds[-1].groups)
+        keys |= {"strategy": "trees", "given-groups": groups}
+        del keys["budget"], keys["discriminators"]
+    only = run(tmp_path / "only", nodes, **keys)
+    for name in (n for n, own in EXPECTED.items() if own == family):
+        assert_equal_models(arrays_of(only, name), arrays_of(whole, name))
+
+
+@pytest.mark.nightly
+def test_a_newcomer_and_a_silo_that_keeps_its_losses_back_get_a_family(
+    tmp_path: Path, nodes: list[dict[str, Any]]
+) -> None:
+    nodes[3] |= {"share-metrics": "none"}
+    keys = {**KEYS, "rounds": 10, "min-silos": 3, "churn": "b+9"}
+    found = run(tmp_path / "run", nodes, **keys)
+    (chosen,) = [r.details["families"] for r in found.rounds if r.round == 10 and r.final]
+    assert "measured" not in chosen["d"] and chosen["d"]["family"] == wire.NETWORK
+    assert chosen["b"]["family"] in wire.FAMILIES and len(chosen) == 4
+
+
+@pytest.mark.parametrize(
+    ("gains", "expected"),
+    [
+        ([0.1, 0.12, 0.08, 0.1], "TTTT"),
+        ([-0.1, -0.1, -0.12, -0.08], "NNNN"),
+        ([0.01, -0.01, 0.02, -0.015], "NNNN"),
+        ([0.2, 0.2, -0.2, -0.2], "TTNN"),
+        ([0.1, 0.1, 0.1, 0.1, 0.1, -0.4], "TTTTTN"),
+        ([0.1, 0.1, 0.1, 0.1, 0.1, -0.01], "TTTTTT"),
+        ([float("nan")] * 4, "NNNN"),
+        ([], ""),
+    ],
+)
+def test_a_silo_differs_from_the_others_only_on_evidence(gains: list[float], expected: str) -> None:
+    measured = {
+        str(n): tuple(Measured(x, x, 100.0, False, 0.03) for x in (0.5, 0.5 - gain))
+        for n, gain in enumerate(gains)
+    }
+    found = suiting(measured)  # type: ignore[arg-type]
+    assert "".join(own[0].upper() for own in found.values()) == expected
+
+
+def test_too_few_rounds_for_both_families_are_refused_before_the_first() -> None:
+    trees = Ensemble.empty(100, 1, 6, COLUMNS).arrays()
+    both = {f"trees.{n}": a for n, a in trees.items()} | {"network.head.weight": np.zeros(1)}
+    Auto().check(both, 9)
+    with pytest.raises(FederationError, match="Set rounds to at least 9"):
+        Auto().check(both, 8)
+    more = {n: np.tile(a, (5,) + (1,) * (a.ndim - 1)) for n, a in trees.items()}
+    with pytest.raises(FederationError, match="Name fewer or smaller trees"):
+        Auto().check(both | {f"trees.{n}": a for n, a in more.items()}, 20)
+
+
+@pytest.mark.parametrize(
+    ("entries", "own", "why"),
+    [
+        ({"strategy": "fedavg"}, {}, "For another strategy name a network"),
+        ({"personalise": "finetune"}, {}, "personalise"),
+        ({}, {"sums": ""}, "sums"),
+    ],
+)
+def test_a_run_that_cannot_choose_is_refused(
+    nodes: list[dict[str, Any]], entries: dict[str, Any], own: dict[str, Any], why: str
+) -> None:
+    asked = {"task": "study", "run": "r", "strategy": "auto", **entries}
+    reply = ask(wire.DESCRIBE, nodes[0] | own, **asked)
+    assert reply.has_error() and why in reply.error.reason
+
+
+def test_a_silo_refuses_a_family_that_it_does_not_have(nodes: list[dict[str, Any]]) -> None:
+    assert (wire.FAMILY, wire.FAMILIES) == (families.FAMILY, families.FAMILIES)
+    reply = ask(wire.EVALUATE, nodes[0], task="study", strategy="auto", run="r", family="forest")
+    assert reply.has_error() and "network, trees. Got 'forest'" in reply.error.reason
