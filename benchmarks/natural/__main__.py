@@ -2,8 +2,8 @@
 
     python -m benchmarks.natural --data FOLDER [--folds 3] [--seeds 1] [--networks linear]
 
-FOLDER holds the sets as ``NAME.npz``, and Fed-TCGA-BRCA in ``tcga_brca``. Each measurement is stored when it is done, and a benchmark
-that was interrupted continues where it stopped.
+FOLDER holds the sets as ``NAME.npz``, and Fed-TCGA-BRCA in ``tcga_brca``. Each measurement is
+stored when it is done, and a benchmark that was interrupted continues where it stopped.
 """
 
 from __future__ import annotations

@@ -166,7 +166,7 @@ def test_auto_decides_whether_hidden_layers_are_shared(sign: int, tmp_path: Path
 def test_own_models_have_the_group_s_hidden_layers_beside_an_exact_linear_part(
     kind: str, bent: RunResult, tmp_path: Path
 ) -> None:
-    """Gradient steps of such a length diverge; without hidden layers the loss is four times this."""
+    """Gradient steps of such a length diverge; without hidden layers the loss is four times it."""
     result = run(tmp_path, nodes(), **TRAINING, personalise=kind, personal_lr=100.0)
     assert choice(result)["share"] == 1
     assert losses(result) < 2 * losses(bent)
