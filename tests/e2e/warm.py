@@ -32,7 +32,7 @@ IMPORTED = (
     *("tests.e2e.gated", "tests.e2e.planted"),
 )
 ASK_BYTES = 1 << 17
-START_S = 60.0
+START_S = 150.0
 
 
 class Forked:
@@ -88,6 +88,7 @@ def _parent() -> socket.socket:
         pass_fds=[its.fileno()],
         env={**os.environ, "PYTHONPATH": path},
         stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
     )
     its.close()
     return ours
