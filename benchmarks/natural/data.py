@@ -11,12 +11,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import nn
 
-from coterie.tasks import SiloData, Task, trees
+from coterie.tasks import SiloData, Task, families, trees
 from coterie.tasks.base import Option
 from coterie.tasks.models import named
 from coterie.tasks.problems import Numbers, Problem
@@ -149,7 +150,7 @@ def _split(
 class Natural(Task):
     """A silo of a set. Options: ``file``, ``fold``, ``seed``, ``silo``, ``network``.
 
-    Networks are ``linear`` and those of coterie for tables, such as ``mlp-64``.
+    Networks are ``linear`` and those of coterie for tables, such as ``mlp-64``, or ``any-TxD``.
     """
 
     name = "natural"
@@ -159,6 +160,19 @@ class Natural(Task):
         _, meta = read(self.file)
         self.num_classes = int(meta["n_classes"] or 0)  # type: ignore[call-overload]
         self.metric = "" if self.num_classes else "rmse"
+        if network.startswith("any"):
+            self.families, self.run_keys = families.FAMILIES, families.KEYS
+
+    families: tuple[str, ...] = ()
+
+    def of_run(self, values: Mapping[str, Any]) -> Self:
+        """Return the task of one family of models, if the values name one."""
+        made = super().of_run(values)
+        if family := values.get(families.FAMILY):
+            trees = self.network.replace("any", families.TREES)
+            made.network = trees if family == families.TREES else "mlp-64"
+            made.families = ()
+        return made
 
     @property
     def problem(self) -> Problem:
@@ -167,6 +181,8 @@ class Natural(Task):
 
     def model(self) -> nn.Module:
         """Return a linear model that starts from 0, or a network."""
+        if self.families:
+            return families.of_all(self)
         width, outputs = fold(self.file, 0, 0).width, self.num_classes or 1
         if self.network.startswith("trees"):
             return trees.named(self.network, shape=(width,), problem=self.problem)

@@ -35,18 +35,23 @@ METHODS: Mapping[str, Mapping[str, Any]] = {
     "auto, secure": {"strategy": "auto", "secure": True},
     "FedAvg, secure": {"strategy": "fedavg", "secure": True},
     "trees, auto": {"strategy": "auto"},
+    "any, auto": {"strategy": "auto"},
     "trees by sums": {"strategy": "trees"},
     "trees by sums, alone": {"strategy": "trees", "given-groups": "nobody"},
 }
 """Name → keys of the run."""
 RATES = {"trees-100x3": 0.05, "trees-100x6": 0.1}
 """Network of trees → their learning rate."""
-NETWORKS = ("linear", "mlp-64", *RATES)
+ANY = {f"any-{size}": rate for size, rate in (("100x3", 0.05), ("100x6", 0.1))}
+"""Network that leaves the choice to ``auto`` → the learning rate of its trees."""
+NETWORKS = ("linear", "mlp-64", *RATES, *ANY)
 
 
 def fits(method: str, network: str) -> bool:
     """Return whether a method trains such a network."""
-    return method.startswith("trees") == (network in RATES)
+    kinds = {"trees": RATES, "any": ANY}
+    fitting = next((of for kind, of in kinds.items() if method.startswith(kind)), None)
+    return network in fitting if fitting else network not in {**RATES, **ANY}
 
 
 def measured(
@@ -57,8 +62,8 @@ def measured(
     names = list(found.silos)
     data: dict[str, Option] = {"file": str(file), "fold": number, "seed": seed}
     keys = {**RUN, **METHODS[method], "seed": seed}
-    if network in RATES:
-        keys["tree-rate"] = RATES[network]
+    if network in (rates := {**RATES, **ANY}):
+        keys["tree-rate"] = rates[network]
     elif network != "linear" and keys.get("personal") == "head.bias":
         keys["personal"] = f"{LINEAR_LAYER}bias"
     trained = train(

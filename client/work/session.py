@@ -35,7 +35,7 @@ from coterie.client.work.weights import frozen_digest, travelling
 from coterie.system.device import device_of, seed_torch
 from coterie.tasks import Task, load_task
 from coterie.tasks.base import ColumnScale, Samples, SiloData, StreamedData, TaskError, leaves
-from coterie.tasks.families import families_of, of_family
+from coterie.tasks.families import FAMILY, families_of, of_family
 from coterie.tasks.options import place_of
 from coterie.tasks.problems import Classes, Masks
 from coterie.tasks.simulation import load_silos
@@ -201,6 +201,8 @@ def of_run(session: Session, values: Mapping[str, object]) -> Session:
     """
     if not values:
         return session
+    if own := session.families.get(str(values.get(FAMILY))):
+        return own
     with _opening:
         task = session.task.of_run(values)
         key = (id(session.task), json.dumps(dict(values), sort_keys=True))

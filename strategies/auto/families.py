@@ -180,17 +180,19 @@ def ordered(auto: Auto, state: AutoState, now: Round) -> tuple[AutoState, list[O
 
 
 def _measurements(state: AutoState, now: Round) -> list[Order]:
-    """Order measurements of both models that have not seen the held-out rows."""
+    """Order measurements of both models, where neither has seen the held-out rows.
+
+    These are all silos' in the round of the choice, and groups' that a newcomer is to train with.
+    """
     boosted, orders = state.boosted, list[Order]()
     assert boosted is not None
     trees = boosted.state
-    newly = {
-        n for n, rounds in trees.probation.items() if not rounds and not state.probation.get(n)
-    }
-    judged = {
-        **trees.trees.judged,
-        **{n: trees.members.models[n] for n in newly & trees.beside.keys()},
-    }
+    new = {n for n in state.beside.keys() & trees.beside.keys() if not state.probation.get(n)}
+    judged = {n: trees.members.models[n] for n in new}
+    if now.number == _choice(now.rounds):
+        judged |= trees.trees.judged
+        if not judged:
+            log.warning("auto: the trees are not complete in time, so all silos use the network")
     for silo in now.silos:
         if silo.name in boosted.measured or silo.name not in judged or not holdout(silo):
             continue

@@ -126,7 +126,7 @@ def test_models_are_those_of_a_run_with_that_family_alone(
 def test_a_newcomer_and_a_silo_that_keeps_its_losses_back_get_a_family(
     tmp_path: Path, nodes: list[dict[str, Any]]
 ) -> None:
-    nodes[3] |= {"share-metrics": "none"}
+    nodes[3] |= {"share-metrics": "seconds"}
     keys = {**KEYS, "rounds": 10, "min-silos": 3, "churn": "b+9"}
     found = run(tmp_path / "run", nodes, **keys)
     (chosen,) = [r.details["families"] for r in found.rounds if r.round == 10 and r.final]
@@ -187,3 +187,22 @@ def test_a_silo_refuses_a_family_that_it_does_not_have(nodes: list[dict[str, Any
     assert (wire.FAMILY, wire.FAMILIES) == (families.FAMILY, families.FAMILIES)
     reply = ask(wire.EVALUATE, nodes[0], task="study", strategy="auto", run="r", family="forest")
     assert reply.has_error() and "network, trees. Got 'forest'" in reply.error.reason
+
+
+@pytest.mark.nightly
+def test_silos_that_only_test_or_have_no_labels_get_a_model_of_either_family(
+    tmp_path: Path, nodes: list[dict[str, Any]]
+) -> None:
+    table = tmp_path / "d.csv"
+    without = tmp_path / "new.csv"
+    without.write_text("\n".join(row.rpartition(",")[0] for row in table.read_text().split()))
+    nodes[1] |= {"role": "evaluate", "sums": ""}
+    nodes[3] = {n: v for n, v in nodes[3].items() if n != "data.data"}
+    nodes[3] |= {"unlabelled": str(without), "home": str(tmp_path / "home-d"), "sums": ""}
+    nodes += [nodes[i] | {"name": name, "home": ""} for i, name in ((0, "e"), (2, "f"))]
+    found = run(tmp_path / "run", nodes, **KEYS, **{"min-silos": 4}).rounds[-1].details
+    assert set(found["families"]) == set("acef")
+    assert found["testing"]["b"]["group"] and found["unlabelled"]["d"]["group"]
+    (kept,) = (tmp_path / "home-d" / "models").glob("*.safetensors")
+    answers = predict(kept, without, options={}, source=nodes[0]["task"]).values
+    assert answers.shape == (400, 2) and np.isfinite(answers).all()
