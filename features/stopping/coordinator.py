@@ -1,4 +1,4 @@
-"""Stop a run early when the silos' mean validation error has stopped improving.
+"""Stop a run early when models are complete, or the mean validation error has stopped improving.
 
 With each training reply, silos report the validation error of the model that they held after the
 previous round. A run never stops while the algorithm still compares partitions.
@@ -41,6 +41,9 @@ class Stopping(Stage):
     def after(self, mine: Best, played: Played) -> tuple[Best, Outcome]:
         """Update the best round, and stop the run if it is too long ago."""
         now, before = played.now, played.now.number - 1
+        if now.number < now.rounds and (why := played.algorithm.complete(played.state)):
+            log.info("round %d: the run ends: %s", now.number, why)
+            return mine, Outcome(ended_early=why)
         if not self.patience or before % self.evaluate_every:
             return mine, Outcome()
         reported = [

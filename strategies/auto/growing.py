@@ -14,20 +14,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from math import ceil
 
 import numpy as np
 
-from coterie.features.sums.trees.coordinator import (
-    Growing,
-    Grown,
-    Growth,
-    Roots,
-    depth_of,
-    grow,
-    room,
-)
-from coterie.features.sums.trees.growth import Settings
+from coterie.features.sums.trees.asking import Growing, Grown, Roots, grow
+from coterie.features.sums.trees.coordinator import Growth, depth_of, room
+from coterie.features.sums.trees.growth import Settings, enough, trial
 from coterie.strategies.auto.budget import Budget, holdout, planned
 from coterie.strategies.auto.candidates import Candidate
 from coterie.strategies.auto.state import BY_SILO, AutoState, Forest, holding, key_of
@@ -36,20 +30,15 @@ from coterie.strategies.partition.gram import gram
 from coterie.strategies.rounds.algorithm import Exchanges, Round
 from coterie.strategies.rounds.handles import Arrays
 from coterie.strategies.rounds.members import staying
-from coterie.strategies.rounds.options import Config
 from coterie.strategies.rounds.reports import Group
-from coterie.strategies.rounds.roster import Silo
 
-FASTER, FASTEST = 5.0, 0.5
-"""The learning rate in a race: as a multiple of the run's, and at most."""
 FEWEST_SPLIT = 3
 """Fewest silos of trees that may split by silo."""
 
 
 def raced(growth: Settings, initial: Arrays) -> tuple[Settings, int]:
-    """Return how trees grow in a race, and how many: together they learn as much as the run's."""
-    rate = min(FASTER * growth.rate, max(FASTEST, growth.rate))
-    return replace(growth, rate=rate), ceil(len(initial["leaf"]) * growth.rate / rate - 1e-9)
+    """Return how trees grow in a race, and how many."""
+    return trial(growth, len(initial["leaf"]))
 
 
 def needed(growth: Settings, initial: Arrays) -> int:
@@ -131,8 +120,9 @@ def grown(state: AutoState, growth: Growth, limits: Budget, now: Round) -> Excha
 
 def _looked(state: AutoState, growth: Growth, now: Round) -> Exchanges[AutoState]:
     empty = Grown(state.members.initial).split_by(now.names)
-    looking = Roots(growth.growth, growth.column_bins, now.names, empty, 1)
-    yield from grow([looking], now, {}, _held_out)
+    settings = growth.growth, growth.column_bins
+    looking = Roots(*settings, now.names, empty, 1, config=holdout)
+    yield from grow([looking], now, {})
     found = {**state.trees.roots, **looking.roots}
     return _noted(state, [looking], now, roots=found)
 
@@ -146,13 +136,21 @@ def _raced(
     arms = {key: state.trees.arms.get(key) or _empty(initial, key) for key in keys}
     here = {key: _here(key, state, now) for key in keys}
     until = _until(arms, here, count)
+    grows = partial(Growing, settings, growth.column_bins)
     growing = {
-        key: Growing(settings, growth.column_bins, here[key], own, until[key])
+        key: grows(here[key], own, until[key], judged=count, config=holdout)
         for key, own in arms.items()
     }
-    yield from grow(list(growing.values()), now, state.members.minimums, _held_out)
+    yield from grow(list(growing.values()), now, state.members.minimums)
     new = {key: one.grown for key, one in growing.items()}
-    stuck = all(new[key].done in (count, arms[key].done) for key in keys)
+    stuck = all(new[key].most is not None or new[key].done == arms[key].done for key in keys)
+    found = {
+        key: enough(own.most, growth.growth, len(initial["leaf"]))
+        for key, own in new.items()
+        if own.most is not None
+    }
+    forest = replace(state.trees, enough={**state.trees.enough, **found})
+    state = replace(state, trees=forest)
     state = _noted(state, growing.values(), now, arms={**state.trees.arms, **new}, raced=stuck)
     models = {key: new[key].trees if key in new else own for key, own in state.models.items()}
     alone = {key[0]: own.trees for key, own in new.items() if key[0] in state.probation}
@@ -170,16 +168,15 @@ def _finished(state: AutoState, growth: Growth, limits: Budget, now: Round) -> E
     twice = _afford_two(state, limits, now)
     here = {key: _here(key, state, now, without=state.own - twice) for key in keys}
     until = _until(finals, here, trees)
+    grows = partial(Growing, growth.growth, growth.column_bins)
+    grows = partial(grows, config=holdout) if judging else grows
     growing = {
-        key: Growing(growth.growth, growth.column_bins, here[key], own, until[key])
-        for key, own in finals.items()
-        if own.done < trees
+        key: grows(here[key], own, until[key]) for key, own in finals.items() if not own.whole
     }
-    out = _held_out if judging else _nothing
-    yield from grow(list(growing.values()), now, state.members.minimums, out)
+    yield from grow(list(growing.values()), now, state.members.minimums)
     new = {key: one.grown for key, one in growing.items()}
     state = _noted(state, growing.values(), now, finals={**finals, **new})
-    complete = {key: own for key, own in new.items() if own.done == trees}
+    complete = {key: own for key, own in new.items() if own.whole}
     shared = {key: own.trees for key, own in complete.items() if len(key) > 1}
     alone = {key[0]: own.trees for key, own in complete.items() if len(key) == 1}
     split = {name: own.of(name) for own in complete.values() for name in own.silos}
@@ -246,8 +243,8 @@ def _final_of(state: AutoState, key: Group) -> Grown:
     common = {k: len(set(k) & set(key)) for k in known if min(len(k), len(key)) > 1}
     if common and max(common.values()) > 1:
         return known[max(common, key=lambda k: (common[k], k))]
-    split = state.by_silo and len(key) > 1
-    return _empty(state.members.initial, (BY_SILO, *key) if split else key)
+    own = (BY_SILO, *key) if state.by_silo and len(key) > 1 else key
+    return replace(_empty(state.members.initial, own), most=state.trees.enough.get(own))
 
 
 def _noted(
@@ -259,18 +256,10 @@ def _noted(
     for one in growing:
         lost |= one.lost
         for name in one.here:
-            more = (one.grown.done - one.began) / whole * planned(now)
+            more = one.grew / whole * planned(now)
             trainings[name] = trainings.get(name, 0.0) + more
     forest: Forest = replace(state.trees, lost=lost, **changes)  # type: ignore[arg-type]
     return replace(state, trainings=trainings, trees=forest)
-
-
-def _held_out(silo: Silo) -> Config:
-    return holdout(silo)
-
-
-def _nothing(silo: Silo) -> Config:
-    return {}
 
 
 # ---------------------------------------------------------------- after a race
@@ -293,5 +282,4 @@ def settled(state: AutoState, before: AutoState) -> AutoState:
 
 def incomplete(state: AutoState) -> bool:
     """Return whether a held group lacks trees."""
-    whole = len(state.members.initial["leaf"])
-    return any(own.done < whole for own in state.trees.finals.values()) or not state.trees.finals
+    return not all(own.whole for own in state.trees.finals.values()) or not state.trees.finals

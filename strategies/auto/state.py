@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from coterie.features.sums.trees.coordinator import Grown
+from coterie.features.sums.trees.asking import Grown
 from coterie.features.sums.trees.ensemble import Floats
 from coterie.strategies.auto.candidates import Candidate
 from coterie.strategies.fedcollab.algorithm import FedCollabState
@@ -128,6 +128,7 @@ class Forest:
         arms: group, or silo alone, → its trees of the race or of a newcomer's probation.
         raced: the arms have all their trees, or cannot grow further.
         finals: held group, or silo alone, → its trees from all rows, complete or not.
+        enough: group, or silo alone, → the number of trees that its held-out rows called for.
         own: silo → the trees that it holds of a group whose trees split by silo.
         lost: silo → why it was left out of sums in this round.
         judging: the held groups' trees grow from rows that are not held out, to be compared with
@@ -138,6 +139,7 @@ class Forest:
     arms: Mapping[Group, Grown] = field(default_factory=dict)
     raced: bool = False
     finals: Mapping[Group, Grown] = field(default_factory=dict)
+    enough: Mapping[Group, int] = field(default_factory=dict)
     own: Mapping[str, Model] = field(default_factory=dict)
     lost: Mapping[str, str] = field(default_factory=dict)
     judging: bool = False

@@ -42,9 +42,6 @@ from coterie.wire.updates import JOINT, sketch_noise
 
 State = TypeVar("State")
 
-DEFAULT_BATCH = 32
-"""Batch size of a silo if the run does not set one."""
-
 
 @dataclass(frozen=True)
 class Round:
@@ -327,8 +324,7 @@ class Algorithm(Options, Generic[State]):
 
     def members(self, state: Any) -> Members:
         """Return all silos that ever took part, with their models, sizes and last groups."""
-        members: Members = state.members
-        return members
+        return cast(Members, state.members)
 
     def with_members(self, state: Any, members: Members) -> Any:
         """Return the state with other members."""
@@ -337,12 +333,10 @@ class Algorithm(Options, Generic[State]):
     def with_models(self, state: Any, change: Change) -> Any:
         """Return the state with ``change`` of every model in it: ``members`` and ``models_in``."""
         members = self.members(state)
-        own = {name: getattr(state, name) for name in self.models_in}
-        new = {name: changed(models, change) for name, models in own.items()}
-        models = changed(members.models, change)
-        if models is not members.models:
+        if (models := changed(members.models, change)) is not members.models:
             state = self.with_members(state, replace(members, models=models))
-        moved = {name: models for name, models in new.items() if models is not own[name]}
+        held = {name: getattr(state, name) for name in self.models_in}
+        moved = {n: new for n, own in held.items() if (new := changed(own, change)) is not own}
         return replace(state, **moved) if moved else state
 
     def models(self, state: State) -> Mapping[str, Model]:
@@ -376,6 +370,10 @@ class Algorithm(Options, Generic[State]):
     def comparing(self, state: State, now: Round) -> bool:
         """Return whether partitions are or will be compared, so that all silos must train alike."""
         return False
+
+    def complete(self, state: State) -> str:
+        """Return why further rounds would change no model; empty if they may."""
+        return ""
 
     def details(self, state: State) -> Mapping[str, Any]:
         """Return what a round's record holds in addition to the groups; JSON values."""
@@ -476,8 +474,8 @@ def orders_from(
 
 
 def num_batches(silo: Silo, config: Config) -> int:
-    """Return the mini-batches of one epoch at a silo that described itself."""
-    return ceil(silo.num_examples / int(config.get(wire.BATCH_SIZE, DEFAULT_BATCH)))
+    """Return the mini-batches of one epoch at a silo that described itself; 32 by default."""
+    return ceil(silo.num_examples / int(config.get(wire.BATCH_SIZE, 32)))
 
 
 def catch_up(silo: Silo, now: Round, *, most: int) -> dict[str, Scalar]:

@@ -4,44 +4,29 @@ Groups are given: all silos together, or the groups of an earlier run; ``auto`` 
 (``coterie.strategies.auto.growing``). A round grows the same number of trees in every group, and
 the last round the rest. A level of a tree is one exchange with the silos of all groups.
 
-A sum is always of the same silos: if one of a group does not answer, or wrongly, it is left out of
-the round, and the group asks the others again for the tree that was growing.
+In the first rounds every group also grows a trial: a fifth of the trees at five times the rate,
+from rows that are not held out. The number of its trees that is best on the held-out rows says how
+many of the trees from all rows are used; no more of them grow (``growth.enough``).
 """
 
 from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
-from functools import partial
+from itertools import count
 from typing import Annotated, Any
 
-import numpy as np
 from pydantic import Field
 
 from coterie import wire
-from coterie.features.sums.trees import questions
-from coterie.features.sums.trees.bins import Columns, Ints, agreed
-from coterie.features.sums.trees.ensemble import Ensemble, Floats
-from coterie.features.sums.trees.growth import (
-    Level,
-    Settings,
-    Sides,
-    boosted,
-    constant,
-    for_silo,
-)
-from coterie.features.sums.trees.questions import AnswerError, Question
+from coterie.features.sums.trees.asking import FEW, Growing, Grown, grow
+from coterie.features.sums.trees.ensemble import Ensemble
+from coterie.features.sums.trees.growth import HOLDOUT, Settings, enough, trial
 from coterie.strategies.errors import EXIT_CONFIG, FederationError
-from coterie.strategies.rounds.algorithm import (
-    Algorithm,
-    Exchanges,
-    Order,
-    Round,
-    Update,
-    Updates,
-)
+from coterie.strategies.plain import pooling
+from coterie.strategies.rounds.algorithm import Algorithm, Exchanges, Order, Round, Updates
 from coterie.strategies.rounds.handles import Arrays
 from coterie.strategies.rounds.members import Members, present_groups, staying
 from coterie.strategies.rounds.options import Config, Options
@@ -52,45 +37,8 @@ log = logging.getLogger("coterie.run")
 
 MOST_EXCHANGES = 180
 """Most exchanges of a round: silos answer no more than 200 times."""
-FEW = "its group is smaller than it accepts."
 FIRST = 12
 """Exchanges before the first tree, at most."""
-
-Asking = Generator[Question, Floats, None]
-"""Yields questions to a group; receives the sum of its silos' answers."""
-
-
-@dataclass(frozen=True)
-class Grown:
-    """A group's trees so far.
-
-    Attributes:
-        trees: the model, with ``done`` trees per output.
-        edges: of each column's bins; empty before the first tree.
-        silos, sides: if trees may split by silo, the names, and the sides as in ``boosted``.
-    """
-
-    trees: Arrays
-    done: int = 0
-    edges: Columns = ()
-    silos: Group = ()
-    sides: Sides | None = None
-
-    def of(self, name: str) -> Arrays:
-        """Return the trees as a silo has them; one that is not among ``silos``, as any other."""
-        if self.sides is None:
-            return self.trees
-        trees = for_silo(Ensemble.of(self.trees), self.sides, self.number_of(name))
-        return {array: trees.arrays()[array] for array in self.trees}
-
-    def number_of(self, name: str) -> int:
-        """Return a silo's number among those that trees may split by, or −1."""
-        return self.silos.index(name) if name in self.silos else -1
-
-    def split_by(self, silos: Group) -> Grown:
-        """Return the same without a tree, for trees that may split by these silos."""
-        nodes = self.trees["feature"].shape
-        return replace(self, silos=silos, sides=np.zeros((*nodes, len(silos) + 1), np.int8))
 
 
 @dataclass(frozen=True)
@@ -99,11 +47,13 @@ class TreesState:
 
     Attributes:
         grown: a group, by the names of its silos with commas between them → its trees.
+        trials: the same, of those whose number of trees is not known.
         lost: silo → why it is left out of this round.
     """
 
     members: Members
     grown: Mapping[str, Grown] = field(default_factory=dict)
+    trials: Mapping[str, Grown] = field(default_factory=dict)
     lost: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -170,27 +120,43 @@ class Trees(Growth, Algorithm[TreesState]):
                 'must have network = "trees".',
                 exit_code=EXIT_CONFIG,
             )
-        depth = depth_of(initial)
-        require_rounds(initial, rounds, -(-len(initial["leaf"]) // (room(1) // depth)))
+        trees, (_, tried) = len(initial["leaf"]), trial(self.growth, len(initial["leaf"]))
+        least = next(
+            n for n in count(1) if -(-trees // n) - (-tried // n) <= room(2) // depth_of(initial)
+        )
+        require_rounds(initial, rounds, least)
 
     # ---------------------------------------------------------------- a round
 
     def prepare(self, state: TreesState, now: Round) -> Exchanges[TreesState]:
         """Grow the round's trees in all groups, level by level."""
-        growing = {}
+        growing, trials = dict[str, Growing](), dict[str, Growing]()
+        all_trees = len(state.members.initial["leaf"])
+        faster, tried = trial(self.growth, all_trees)
         for group in present_groups(self.given or (now.names,), now.names):
             own = self._of(state, group)
             stay = staying(group, state.members.minimums)
-            one = Growing(
-                *(self.growth, self.column_bins, stay, own, self._until(own, now)),
-                masked=now.unseen,
+            until, more = self._until(own, now), self._most_tried(own, tried, now)
+            growing[self._key(group)] = one = Growing(
+                *(self.growth, self.column_bins, stay, own, until), masked=now.unseen
             )
             one.lost |= dict.fromkeys(set(group) - set(stay), FEW)
-            growing[self._key(group)] = one
-        yield from grow(list(growing.values()), now, state.members.minimums)
+            if own.most is None and not own.whole:
+                known = state.trials.get(self._key(group), Grown(state.members.initial))
+                trials[self._key(group)] = Growing(
+                    *(faster, self.column_bins, stay, known, min(known.done + more, tried)),
+                    judged=tried,
+                    config=_held_out,
+                    masked=now.unseen,
+                )
+        yield from grow([*growing.values(), *trials.values()], now, state.members.minimums)
         lost = {name: why for one in growing.values() for name, why in one.lost.items()}
         new = {key: one.grown for key, one in growing.items()}
-        return replace(state, grown={**state.grown, **new}, lost=lost)
+        for key, one in trials.items():
+            if (best := one.grown.most) is not None:
+                new[key] = new[key].at_most(enough(best, self.growth, all_trees))
+        left = {key: one.grown for key, one in trials.items() if new[key].most is None}
+        return replace(state, grown={**state.grown, **new}, trials=left, lost=lost)
 
     def orders(self, state: TreesState, now: Round) -> tuple[TreesState, list[Order]]:
         """Let every silo measure the trees that it held before the round."""
@@ -209,7 +175,20 @@ class Trees(Growth, Algorithm[TreesState]):
     def details(self, state: TreesState) -> Mapping[str, Any]:
         """Return the number of trees of each group, and which silos were left out."""
         counts = {key: own.done for key, own in state.grown.items()}
-        return {"trees": counts} | ({"not-summed": dict(state.lost)} if state.lost else {})
+        most = {key: own.most for key, own in state.grown.items() if own.most is not None}
+        return {
+            "trees": counts,
+            **({"trees-enough": most} if most else {}),
+            **({"not-summed": dict(state.lost)} if state.lost else {}),
+        }
+
+    def complete(self, state: TreesState) -> str:
+        grown = state.grown
+        known = {",".join(group) for group in self.given or (("*",),)} <= grown.keys()
+        if not known or not all(own.whole for own in grown.values()):
+            return ""
+        most = ", ".join(f"{key}: {own.done}" for key, own in sorted(grown.items()))
+        return f"all trees have grown that help on held-out rows ({most})"
 
     def _key(self, group: Group) -> str:
         """Return the name of a group: its given silos, or ``*`` for all."""
@@ -221,11 +200,21 @@ class Trees(Growth, Algorithm[TreesState]):
     def _of(self, state: TreesState, group: Group) -> Grown:
         return state.grown.get(self._key(group), Grown(state.members.initial))
 
+    def _most_tried(self, own: Grown, tried: int, now: Round) -> int:
+        """Return how many trees of ``tried`` a trial grows in this round, beside the group's."""
+        trees, rounds = len(own.trees["leaf"]), max(now.rounds, 1)
+        most = -(-trees // rounds)
+        return max(min(most, room(2) // depth_of(own.trees) - most), -(-tried // rounds))
+
     def _until(self, own: Grown, now: Round) -> int:
         """Return the number of trees that a group has after this round."""
         trees, rounds = len(own.trees["leaf"]), max(now.rounds, 1)
         most = -(-trees // rounds)
         return min(trees * min(now.number, rounds) // rounds, own.done + most)
+
+
+def _held_out(silo: Silo) -> Config:
+    return {wire.HOLDOUT: HOLDOUT} if pooling.holds_out(silo) else {}
 
 
 def is_trees(model: Arrays) -> bool:
@@ -260,207 +249,3 @@ def require_rounds(trees: Arrays, rounds: int, least: int) -> None:
 def depth_of(trees: Arrays) -> int:
     """Return the depth of a model's trees: exchanges for one tree of each of its outputs."""
     return int(trees["leaf"].shape[2]).bit_length() - 1
-
-
-def grow(
-    growing: Sequence[Growing],
-    now: Round,
-    minimums: Mapping[str, int],
-    config: Callable[[Silo], Config] = lambda silo: {},
-) -> Exchanges[None]:
-    """Put the questions of all groups, one of each in an exchange, with entries of each silo."""
-    while asking := [(i, one) for i, one in enumerate(growing) if one.here and not one.over]:
-        answers = yield [
-            Order(
-                now.here[name],
-                one.question_for(name).arrays,
-                purpose=_purpose(one, i, len(growing)),
-                config={wire.GROUP_SIZE: len(one.here), **config(now.here[name])},
-                kind=wire.EVALUATE_HISTOGRAMS,
-            )
-            for i, one in asking
-            for name in one.here
-        ]
-        for i, one in asking:
-            mine = _purpose(one, i, len(growing))
-            found = {update.silo.name: update for update in answers if update.purpose == mine}
-            one.receive(found, answers.missing, minimums)
-        del answers, found  # need not be there beside those to come
-    for name, why in sorted({n: w for one in growing for n, w in one.lost.items()}.items()):
-        log.warning("round %d: trees grow without silo %s: %s", now.number, name, why)
-
-
-def _purpose(one: Growing, i: int, count: int) -> str:
-    """Return the purpose of a group's present question, another one in every exchange."""
-    return f"{one.question.kind}-{one.number * count + i}"
-
-
-class Growing:
-    """The trees of one group in one round.
-
-    Attributes:
-        here: silos whose answers are added up.
-        grown: the trees that are complete.
-        lost: silo → why it is not among them any more.
-        began: how many were complete before.
-        question, number: the present one, and how many there were.
-        over: nothing more is asked.
-    """
-
-    def __init__(
-        self,
-        settings: Settings,
-        bins: int,
-        here: Group,
-        own: Grown,
-        until: int,
-        *,
-        masked: bool = False,
-    ) -> None:
-        self.settings, self.bins = settings, bins
-        self.here, self.grown, self.until = here, own, until
-        self.began, self._sides = own.done, own.sides
-        self.lost: dict[str, str] = {}
-        self.masked = masked
-        self.question, self.number, self.over = Question(), 0, False
-        self._asking = self._course()
-        self._step(None)
-
-    def question_for(self, name: str) -> Question:
-        """Return the present question as it is put to a silo."""
-        if self._sides is None or self.question.kind != "level":
-            return self.question
-        return questions.for_silo(self.question, self._sides, self.grown.number_of(name))
-
-    def receive(
-        self,
-        updates: Mapping[str, Update],
-        missing: Mapping[str, str],
-        minimums: Mapping[str, int],
-    ) -> None:
-        """Add the answers up and go on; without a silo that gave none, ask the others again."""
-        parts, lost = list[Any](), {}
-        for name in self.here:
-            try:
-                if name not in updates:
-                    raise AnswerError(missing.get(name, "it did not answer."))
-                parts.append(self._part(updates[name]))
-            except AnswerError as error:
-                lost[name] = str(error)
-        if not lost:
-            samples = sum(int(updates[name].num_examples) for name in self.here)
-            try:
-                self._step(self._sum(parts, samples))
-            except AnswerError as error:
-                self._end(f"the sum over its group cannot be: {error} One of them has lied.")
-            return
-        here = tuple(name for name in self.here if name not in lost)
-        stay = staying(here, minimums)
-        lost |= dict.fromkeys(set(here) - set(stay), FEW)
-        self.lost |= lost
-        self.here = stay
-        self._asking = self._course()
-        self._step(None)
-
-    def _part(self, update: Update) -> Any:
-        """Return a silo's answer; raise ``AnswerError`` if it is none."""
-        if self.masked:
-            return questions.read_masked(self.question, update.extras.get(wire.MASKED, {}))
-        arrays = update.extras.get(questions.RECORD, {})
-        return questions.read_answer(self.question, arrays, int(update.num_examples))
-
-    def _sum(self, parts: Sequence[Any], samples: int) -> Floats:
-        """Return the sum over silos; by silo, the last of them any other, where trees need that."""
-        if self.masked:
-            return questions.read_sum(self.question, parts, samples)
-        if self._sides is None or self.question.kind != "level":
-            total: Floats = np.sum(parts, axis=0)
-            return total
-        by_silo = np.zeros((len(self.grown.silos) + 1, *parts[0].shape))
-        for name, part in zip(self.here, parts, strict=True):
-            by_silo[self.grown.number_of(name)] += part
-        return by_silo
-
-    def _step(self, total: Floats | None) -> None:
-        self.number += 1
-        try:
-            self.question = next(self._asking) if total is None else self._asking.send(total)
-        except StopIteration:
-            self.over = True
-        except ValueError as error:  # of sums over too few rows
-            self._end(f"{error}.")
-
-    def _end(self, why: str) -> None:
-        self.over = True
-        self.lost |= dict.fromkeys(self.here, why)
-
-    def _course(self) -> Asking:
-        """Yield the questions for the trees that this round still lacks."""
-        if self.grown.done < self.until and not self.grown.edges:
-            yield from self._begin()
-        while self.grown.done < self.until:
-            own = self.grown
-            self._sides = None if own.sides is None else own.sides.copy()
-            growing = boosted(
-                Ensemble.of(own.trees), own.done, own.edges, self.settings, self._sides
-            )
-            trees = yield from _put(growing, partial(questions.level, edges=own.edges))
-            self.grown = self._with(trees.arrays(), own.done + 1, own.edges, self._sides)
-
-    def _begin(self) -> Asking:
-        """Find the constant answer and the bins."""
-        arrays = self.grown.trees
-        base = yield from _put(constant(len(arrays["base"])), questions.base)
-        dividing = agreed(len(arrays["gain"]), self.bins)
-        edges = yield from _put(dividing, questions.cells, _by_column)
-        self.grown = self._with({**arrays, "base": base}, 0, edges, self.grown.sides)
-
-    def _with(self, arrays: Arrays, done: int, edges: Columns, sides: Sides | None) -> Grown:
-        """Return what has grown, with the arrays in the model's order."""
-        trees = {name: arrays[name] for name in self.grown.trees}
-        return replace(self.grown, trees=trees, done=done, edges=edges, sides=sides)
-
-
-class Roots(Growing):
-    """Silos' histograms of the root of a first tree, in common bins.
-
-    Attributes:
-        roots: silo → (outputs · bins,) its sums of gradients, divided by its rows.
-    """
-
-    roots: Mapping[str, Floats] = {}
-
-    def _course(self) -> Asking:
-        yield from self._begin()
-        trees = Ensemble.of(self.grown.trees)
-        outputs = len(trees.base)
-        nodes = np.stack([np.arange(outputs), np.zeros(outputs, np.int64)], axis=1)
-        at = Level(trees, 0, 0, nodes, self.grown.sides)
-        sums = yield questions.level(at, self.grown.edges)
-        width = len(self.grown.edges[0]) + 2
-        rows = sums[:, 0, :width, 2].sum(axis=1)
-        self.roots = {
-            name: (sums[i, ..., 0] / rows[i]).ravel()
-            for i, name in enumerate(self.grown.silos)
-            if name in self.here and rows[i]
-        }
-
-
-def _put(
-    asking: Generator[Any, Any, Any],
-    question: Callable[[Any], Question],
-    read: Callable[[Any, Floats], Any] = lambda at, sums: sums,
-) -> Generator[Question, Floats, Any]:
-    """Put what ``asking`` yields as questions, send it the sums as ``read``, return its result."""
-    at = next(asking)
-    while True:
-        sums = yield question(at)
-        try:
-            at = asking.send(read(at, sums))
-        except StopIteration as end:
-            return end.value
-
-
-def _by_column(cells: Sequence[Ints], counts: Floats) -> list[Ints]:
-    ends = np.cumsum([len(own) for own in cells])[:-1]
-    return [own.astype(np.int64) for own in np.split(counts, ends)]

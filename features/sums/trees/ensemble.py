@@ -90,6 +90,15 @@ class Ensemble:
         own: dict[str, NDArray[Any]] = {f.name: getattr(self, f.name) for f in fields(self)}
         return {name: a if a.ndim == 1 else a[:trees] for name, a in own.items()}
 
+    def first(self, trees: int) -> Self:
+        """Return the same with the first ``trees`` only; all others answer 0. ``gain`` stays."""
+        outputs, columns = len(self.base), len(self.gain)
+        found, empty = self.copy(), self.empty(len(self.leaf), outputs, self.depth, columns)
+        for name, array in found.arrays().items():
+            if array.ndim > 1:
+                array[trees:] = empty.arrays()[name][trees:]
+        return found
+
     def copy(self) -> Self:
         """Return an ensemble whose arrays may be written."""
         return type(self)(*(array.copy() for array in self.arrays().values()))

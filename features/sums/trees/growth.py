@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, replace
+from math import ceil
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +29,10 @@ EQUAL = 1e-9
 rounded differently from one trainer's."""
 LEFT, RIGHT = 1, 2
 """The side of a node's silo, where the node splits by silo; elsewhere 0."""
+FASTER, FASTEST = 5.0, 0.5
+"""The learning rate of a trial: as a multiple of the run's, and at most."""
+HOLDOUT = 0.2
+"""Share of a silo's rows that a trial holds out."""
 NOWHERE = np.float32(-1e15)
 """A threshold that no value is below: the lowest that a model may have."""
 
@@ -47,6 +52,26 @@ class Settings:
     penalty: float = 1.0
     min_rows: int = 20
     min_second: float = 1e-3
+
+
+def trial(settings: Settings, trees: int) -> tuple[Settings, int]:
+    """Return how trees grow on trial, and how many: they learn as much as all ``trees``."""
+    rate = min(FASTER * settings.rate, max(FASTEST, settings.rate))
+    return replace(settings, rate=rate), ceil(trees * settings.rate / rate - 1e-9)
+
+
+def best_number(losses: Floats) -> int:
+    """Return the number of trees after which the loss is smallest, of 0 to T; the first of equals.
+
+    ``losses`` (T + 1, 2) are sums of losses, and the rows behind them; T if there are none.
+    """
+    return int(losses[:, 0].argmin()) if losses[0, 1] else len(losses) - 1
+
+
+def enough(best: int, settings: Settings, trees: int) -> int:
+    """Return how many of ``trees`` learn as much as the ``best`` first ones of a trial."""
+    faster, tried = trial(settings, trees)
+    return trees if best >= tried else min(round(best * faster.rate / settings.rate), trees)
 
 
 @dataclass(frozen=True)

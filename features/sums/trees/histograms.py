@@ -44,6 +44,24 @@ def of_classes(answers: Floats, targets: Floats) -> tuple[Floats, Floats]:
     return shares - targets, shares * (1 - shares)
 
 
+def losses_of(derivatives: Derivatives, answers: Floats, targets: Floats, base: Floats) -> Floats:
+    """Return the loss of each row (n,), whose derivatives these are.
+
+    The squared error of a real target is divided by its mean where every answer is ``base`` (K,):
+    targets have units of their own.
+    """
+    if derivatives is of_labels:
+        losses: Floats = (np.logaddexp(0, answers) - targets * answers).sum(axis=1)
+    elif derivatives is of_classes:
+        most = answers.max(axis=1)
+        whole = most + np.log(np.exp(answers - most[:, None]).sum(axis=1))
+        losses = whole - (targets * answers).sum(axis=1)
+    else:
+        usual = ((base - targets) ** 2).mean(axis=0)
+        losses = ((answers - targets) ** 2 / np.where(usual, usual, 1)).sum(axis=1)
+    return losses
+
+
 @dataclass
 class Rows:
     """A silo's training rows, with what is remembered between two questions.
@@ -75,6 +93,18 @@ class Rows:
             found[:] = np.stack(
                 [first.sum(axis=0), second.sum(axis=0), np.full(len(base), rows)], 1
             )
+        return found
+
+    def losses(self, trees: Ensemble) -> Floats:
+        """Return the sum of the losses after 0, 1, … T trees, and the rows, shape (T + 1, 2)."""
+        rows, found = len(self.x), np.zeros((len(trees.leaf) + 1, 2))
+        if rows < max(self.least, 1):
+            return found
+        base = trees.base.astype(np.float64)
+        answers = np.tile(base, (rows, 1))
+        for done in range(len(found)):
+            trees.added(self.x, answers, max(done - 1, 0), done)
+            found[done] = losses_of(self.derivatives, answers, self.targets, base).sum(), rows
         return found
 
     def histograms(

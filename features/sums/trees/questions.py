@@ -1,7 +1,8 @@
 """Questions and answers as arrays, and the checks of both sides.
 
-Three kinds: the sums of derivatives for a constant answer (``base``), the rows in cells of each
-column (``cells``), and the histograms of nodes of the trees that grow (``level``).
+Four kinds: the sums of derivatives for a constant answer (``base``), the rows in cells of each
+column (``cells``), the histograms of nodes of the trees that grow (``level``), and the losses of
+complete trees on rows that are held out (``losses``).
 """
 
 from __future__ import annotations
@@ -67,6 +68,12 @@ def level(at: Level, edges: Sequence[NDArray[np.float32]]) -> Question:
     return Question("level", arrays, (len(at.nodes), _width(edges), SUMS))
 
 
+def losses(trees: Ensemble, done: int) -> Question:
+    """Ask for the losses on held-out rows after 0, 1, … ``done`` trees."""
+    arrays = {**trees.arrays(done), "losses": np.array([done])}
+    return Question("losses", arrays, (done + 1, 2))
+
+
 def for_silo(question: Question, sides: Sides, silo: int) -> Question:
     """Return the question about nodes of trees that split by silo, as it is put to one silo."""
     trees = Ensemble(**{name: question.arrays[name] for name in Ensemble.names()})
@@ -74,20 +81,25 @@ def for_silo(question: Question, sides: Sides, silo: int) -> Question:
     return replace(question, arrays={**question.arrays, **own})
 
 
-def answer(arrays: Arrays, rows: Rows) -> Floats:
-    """Return a silo's answer to a question that was received.
+def answer(arrays: Arrays, rows: Rows, held_out: Rows | None = None) -> Floats:
+    """Return a silo's answer to a question that was received; losses are those on ``held_out``.
 
     Raises:
         AnswerError: it is not a question, or does not fit the rows.
     """
     try:
         columns, outputs = rows.x.shape[1], rows.targets.shape[1]
+        if "losses" in arrays:
+            trees = _complete(arrays, columns, outputs)
+            _require(arrays["losses"].tolist() == [len(trees.leaf)], "complete trees")
+            if held_out is None:
+                return np.zeros((len(trees.leaf) + 1, 2))
+            return held_out.losses(trees)
         if "nodes" in arrays:
-            trees = Ensemble.of({name: arrays[name] for name in Ensemble.names()})
+            trees = _complete(arrays, columns, outputs)
             at, edges = arrays["at"], _parted("edges", arrays, columns)
             done, number = (int(value) for value in at)
             nodes = arrays["nodes"]
-            _require(len(trees.gain) == columns and len(trees.base) == outputs, "other rows")
             _require(len(trees.leaf) == done + 1 and 0 <= number < trees.depth, "other trees")
             _check_nodes(nodes, outputs, number)
             _require(len(nodes) * _width(edges) * SUMS <= MOST, "smaller histograms")
@@ -104,6 +116,12 @@ def answer(arrays: Arrays, rows: Rows) -> Floats:
         raise AnswerError(f"a question about trees needs {missing}") from None
     except (ValueError, TypeError) as error:
         raise AnswerError(f"a question about trees must fit the rows: {error}") from None
+
+
+def _complete(arrays: Arrays, columns: int, outputs: int) -> Ensemble:
+    trees = Ensemble.of({name: arrays[name] for name in Ensemble.names()})
+    _require(len(trees.gain) == columns and len(trees.base) == outputs, "other rows")
+    return trees
 
 
 def _width(edges: Sequence[NDArray[np.float32]]) -> int:
@@ -123,13 +141,16 @@ def read_answer(question: Question, arrays: Arrays, samples: int) -> Floats:
         raise AnswerError(f"it must answer with float64 of shape {question.shape}. Got {got}.")
     if not np.abs(found).max(initial=0) <= LARGEST:
         raise AnswerError("its sums are not finite, or impossibly large.")
-    counts = found if question.kind == "cells" else found[..., 2]
+    counts = found if question.kind == "cells" else found[..., -1]
     if (counts < 0).any() or (counts != np.round(counts)).any():
         raise AnswerError("its numbers of rows must be whole, and at least 0.")
     if question.kind == "cells":
         _check_total(counts, question.arrays["sizes"], samples)
     elif (found[..., 1] < 0).any() or (found[counts == 0] != 0).any():
         raise AnswerError("its sums over no row must be 0, and second derivatives at least 0.")
+    elif question.kind == "losses":
+        if (found[:, 0] < 0).any() or (counts != counts[0]).any():
+            raise AnswerError("its losses must be at least 0, and all over the same rows.")
     elif question.kind == "level":
         _check_columns(found, question.arrays["sizes"], samples)
     elif (counts > samples).any():

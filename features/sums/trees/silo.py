@@ -32,10 +32,10 @@ from coterie.features.sums.rows import objection
 from coterie.features.sums.rows import rows_of as all_rows
 from coterie.features.sums.trees import questions
 from coterie.features.sums.trees.ensemble import Ensemble
-from coterie.features.sums.trees.growth import Settings
+from coterie.features.sums.trees.growth import HOLDOUT, Settings
 from coterie.features.sums.trees.histograms import Rows, of_classes, of_labels, of_numbers
 from coterie.features.sums.trees.questions import AnswerError
-from coterie.features.sums.trees.together import grown
+from coterie.features.sums.trees.together import grown_alone
 from coterie.tasks.base import TaskError
 from coterie.tasks.problems import Classes, Numbers
 from coterie.tasks.trees import Trees
@@ -46,8 +46,9 @@ NAME, AUTO = "trees", "auto"
 CHANCE = 2.0
 """Standard errors beyond which a difference is not chance."""
 
-_rows: dict[tuple[str, str, str, bool], tuple[Data, str, Rows]] = {}
-"""(silo, home, task, whether more is held out) → its data, a run, and the rows it trains on."""
+_rows: dict[tuple[str, str, str, bool], tuple[Data, str, Rows, Rows | None]] = {}
+"""(silo, home, task, whether more is held out) → its data, a run, the rows it trains on, and those
+that are held out for now, if it may tell losses on them."""
 
 
 class Growing(Stage):
@@ -102,7 +103,7 @@ def answer_histograms(request: Request) -> RecordDict:
     try:
         if record is None:
             raise AnswerError(f"a question about trees needs {wire.ARRAYS!r}.")
-        sums = questions.answer(wire.decode_arrays(record), _rows_of(request))
+        sums = questions.answer(wire.decode_arrays(record), *_rows_of(request))
     except (AnswerError, wire.WireError) as error:
         raise RefusedError(str(error)) from None
     except TaskError as error:  # its text may name a file, or quote what stands in it
@@ -113,10 +114,11 @@ def answer_histograms(request: Request) -> RecordDict:
     return RecordDict({questions.RECORD: sent, wire.METRICS: metrics})
 
 
-def _rows_of(request: Request) -> Rows:
-    """Return the rows that the run trains on, made once.
+def _rows_of(request: Request) -> tuple[Rows, Rows | None]:
+    """Return the rows that the run trains on, and those held out for now, made once.
 
-    Refuse if they are nearly those of an earlier run: the difference would describe few rows.
+    Refuse if they are nearly those of an earlier run: the difference would describe few rows. A
+    silo with too few rows to hold some out holds none out for a trial, and refuses a race.
     """
     session = request.session
     settings, data = session.settings, session.data
@@ -124,11 +126,18 @@ def _rows_of(request: Request) -> Rows:
     known = _rows.get(key)
     if known is None or known[0] is not data or known[1] != request.run:
         least, used = settings.policy.smallest_count, _trained_on(request)
-        request.refuse_for(_apart(request, used, least))
+        few = _apart(request, used, least)
+        if few and request.config.get(wire.STRATEGY) == NAME:
+            used, kept, held = _trained_on(request, race=False), request.spared().data, None
+        else:
+            request.refuse_for(few)
+            kept, held = _spared(request)
         request.refuse_for(objection(session, all_rows(session), used, least))
-        rows = rows_of(session, _spared(request), least)
-        known = _rows[key] = data, request.run, rows
-    return known[2]
+        judged = None
+        if held is not None and session.permitted({wire.HOLDOUT_LOSS: 0.0}):
+            judged = rows_of(session, replace(data, train=held), least)
+        known = _rows[key] = data, request.run, rows_of(session, kept, least), judged
+    return known[2:]
 
 
 def _apart(request: Request, used: NDArray[np.bool_], least: int) -> str:
@@ -144,14 +153,15 @@ def _apart(request: Request, used: NDArray[np.bool_], least: int) -> str:
     )
 
 
-def _spared(request: Request, *, race: bool = True) -> Data:
-    """Return the silo's data without what the run holds out, by itself and in a race."""
+def _spared(request: Request, *, race: bool = True) -> tuple[Data, Part | None]:
+    """Return the silo's data without what the run holds out, by itself and in a race; and that."""
     data = request.spared().data
     share = request.held_out_share(wire.HOLDOUT, of=data)
     if not (share and race):
-        return data
+        return data, None
     session = replace(request.session, data=data)
-    return held_apart(session, share, run_seed=request.run_seed)[0].data
+    spared, held = held_apart(session, share, run_seed=request.run_seed)
+    return spared.data, held
 
 
 def _trained_on(request: Request, *, race: bool = True) -> NDArray[np.bool_]:
@@ -160,7 +170,7 @@ def _trained_on(request: Request, *, race: bool = True) -> NDArray[np.bool_]:
     assert isinstance(part, Held), "a table is held as a whole"
     numbers = replace(part, x=torch.arange(len(part), device=part.device)[:, None])
     numbered = replace(session, data=replace(session.data, train=numbers))
-    kept = _spared(replace(request, session=numbered), race=race).train
+    kept = _spared(replace(request, session=numbered), race=race)[0].train
     assert isinstance(kept, Held), "a part of it is, too"
     used = np.zeros(len(part), np.bool_)
     used[kept.x[:, 0].cpu().numpy()] = True
@@ -213,7 +223,12 @@ def _beside_alone(session: Session, asked: _Asked) -> str:
     losses = _losses(session, session.data.test)
     like = Ensemble.of(group)
     empty = Ensemble.empty(*(len(like.leaf), len(like.base), like.depth, len(like.gain)))
-    alone = grown([rows_of(session, session.data, 1)], empty, asked.settings, bins=asked.bins)
+    split = session.data.hold_out(HOLDOUT, seed=0)
+    rows, kept, held = (
+        rows_of(session, replace(session.data, train=part), 1)
+        for part in (session.data.train, split.train, split.test)
+    )
+    alone = grown_alone(rows, kept, held, empty, asked.settings, bins=asked.bins)
     load_weights(session.model, {name: alone.arrays()[name] for name in travelling(session.model)})
     own = _losses(session, session.data.test)
     load_weights(session.model, group)

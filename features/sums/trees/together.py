@@ -9,12 +9,36 @@ import numpy as np
 
 from coterie.features.sums.trees.bins import agreed
 from coterie.features.sums.trees.ensemble import Ensemble
-from coterie.features.sums.trees.growth import Settings, boosted, constant
+from coterie.features.sums.trees.growth import (
+    Settings,
+    best_number,
+    boosted,
+    constant,
+    enough,
+    trial,
+)
 from coterie.features.sums.trees.histograms import Rows
 
 
-def grown(parts: Sequence[Rows], empty: Ensemble, settings: Settings, *, bins: int) -> Ensemble:
-    """Return the ensemble ``empty`` with all its trees, from sums over the parts.
+def grown_alone(
+    rows: Rows, kept: Rows, held_out: Rows, empty: Ensemble, settings: Settings, *, bins: int
+) -> Ensemble:
+    """Return trees from ``rows``, as many as a trial with ``kept`` finds best on ``held_out``."""
+    faster, tried = trial(settings, len(empty.leaf))
+    tested = grown([kept], empty, faster, bins=bins, most=tried)
+    most = enough(best_number(held_out.losses(tested)), settings, len(empty.leaf))
+    return grown([rows], empty, settings, bins=bins, most=most)
+
+
+def grown(
+    parts: Sequence[Rows],
+    empty: Ensemble,
+    settings: Settings,
+    *,
+    bins: int,
+    most: int | None = None,
+) -> Ensemble:
+    """Return the ensemble ``empty`` with all its trees, or ``most``, from sums over the parts.
 
     ``bins`` is the most bins of a column. Raises ``ValueError`` if no part has enough rows.
     """
@@ -28,7 +52,7 @@ def grown(parts: Sequence[Rows], empty: Ensemble, settings: Settings, *, bins: i
     trees.base[:] = _answered(
         constant(len(trees.base)), lambda base: np.sum([p.totals(base) for p in parts], axis=0)
     )
-    for done in range(len(trees.leaf)):
+    for done in range(len(trees.leaf) if most is None else most):
         trees = _answered(
             boosted(trees, done, edges, settings),
             lambda at: np.sum(

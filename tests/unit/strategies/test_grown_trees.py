@@ -19,8 +19,9 @@ from sklearn.metrics import log_loss
 from coterie import wire
 from coterie.client.cli.predict import predict
 from coterie.client.home.folder import create
-from coterie.features.sums.trees import bins, questions
-from coterie.features.sums.trees.coordinator import Growing, Grown, Trees
+from coterie.features.sums.trees import bins, growth, questions
+from coterie.features.sums.trees.asking import Growing, Grown
+from coterie.features.sums.trees.coordinator import Trees
 from coterie.features.sums.trees.ensemble import Ensemble
 from coterie.features.sums.trees.growth import Level, Settings
 from coterie.features.sums.trees.histograms import (
@@ -172,6 +173,18 @@ LIES = {
 }
 
 
+@pytest.mark.parametrize(
+    "told", [np.full((4, 2), -1.0), np.full((4, 2), np.nan), np.eye(4, 2), np.zeros((3, 2))]
+)
+def test_impossible_losses_are_refused(told: Any) -> None:
+    (rows,) = parts("labels", 1)
+    asked = questions.losses(trees_of([rows]), 3)
+    answer = questions.answer(asked.arrays, rows, rows)
+    assert (questions.read_answer(asked, {"sums": answer}, ROWS) == answer).all()
+    with pytest.raises(questions.AnswerError):
+        questions.read_answer(asked, {"sums": told}, ROWS)
+
+
 @pytest.mark.parametrize("lie", LIES)
 def test_impossible_sums_are_refused(lie: str) -> None:
     (rows,) = parts("labels", 1)
@@ -206,6 +219,7 @@ def test_impossible_sums_are_refused(lie: str) -> None:
         ("leaf", np.zeros((1, 1, 5), np.float32)),
         ("gain", np.zeros(COLUMNS + 1, np.float32)),
         ("base", np.zeros(2, np.float32)),
+        ("losses", np.array([2])),
     ],
 )
 def test_impossible_questions_are_refused(name: str, value: Any) -> None:
@@ -220,16 +234,10 @@ def test_impossible_questions_are_refused(name: str, value: Any) -> None:
 # ---------------------------------------------------------------- in a federation
 
 
-def test_trees_that_split_by_silo_are_those_of_one_trainer_with_that_column() -> None:
-    x, y = drawn(0)
-    first = np.arange(ROWS) % 3 > 0
-    y = np.where(first, y, ~y)[:, None].astype(float)
-    rows = {name: Rows(x[own], y[own], of_labels) for name, own in (("a", first), ("b", ~first))}
-    empty = Ensemble.empty(12, 1, 3, COLUMNS).arrays()
-    growing = Growing(Settings(), 32, ("a", "b"), Grown(empty).split_by(("a", "b")), 12)
+def answer(growing: Growing, rows: dict[str, Rows], held: Rows | None = None) -> None:
     while not growing.over:
         answers = {
-            name: questions.answer(growing.question_for(name).arrays, own)
+            name: questions.answer(growing.question_for(name).arrays, own, held)
             for name, own in rows.items()
         }
         updates = {
@@ -237,6 +245,31 @@ def test_trees_that_split_by_silo_are_those_of_one_trainer_with_that_column() ->
             for name, sums in answers.items()
         }
         growing.receive(updates, {}, {})
+
+
+@pytest.mark.parametrize("kind", ["labels", "classes", "numbers"])
+def test_as_many_trees_are_used_as_are_best_on_rows_held_out(kind: str) -> None:
+    """With few rows and a high rate, some of twelve are. The others leave no trace."""
+    few, rest = parts(kind, 6)[0], parts(kind, 6)[1]
+    empty, settings = Ensemble.empty(12, few.targets.shape[1], 4, COLUMNS), Settings(rate=0.8)
+    growing = Growing(settings, 32, ("a",), Grown(empty.arrays()).split_by(("a",)), 12, judged=12)
+    answer(growing, {"a": few}, rest)
+    own = growing.grown
+    losses = rest.losses(grown([few], empty, settings, bins=32))[:, 0]
+    assert own.whole and own.done == own.most == losses.argmin() and 0 < own.done < 12
+    fewer = grown([few], empty, settings, bins=32, most=own.done)
+    assert_equal_models(own.trees, fewer.arrays())
+    assert growth.enough(own.done, Settings(), 60) == min(5 * own.done, 60)
+
+
+def test_trees_that_split_by_silo_are_those_of_one_trainer_with_that_column() -> None:
+    x, y = drawn(0)
+    first = np.arange(ROWS) % 3 > 0
+    y = np.where(first, y, ~y)[:, None].astype(float)
+    rows = {name: Rows(x[own], y[own], of_labels) for name, own in (("a", first), ("b", ~first))}
+    empty = Ensemble.empty(12, 1, 3, COLUMNS).arrays()
+    growing = Growing(Settings(), 32, ("a", "b"), Grown(empty).split_by(("a", "b")), 12)
+    answer(growing, rows)
     numbered = np.hstack([x, first[:, None]]).astype(np.float32)
     wide = Ensemble.empty(12, 1, 3, COLUMNS + 1)
     pooled = grown([Rows(numbered, y, of_labels)], wide, Settings(), bins=32)
@@ -290,7 +323,9 @@ def test_groups_grow_their_own_trees_and_a_run_that_was_cut_ends_the_same(
     assert dict(reversed(inputs)) == dict.fromkeys("AB", "input 6"), "the first of each group"
     together = run(tmp_path / "together", nodes, **KEYS)
     assert mean_error(together) > 0.4
-    assert together.rounds[-1].details["trees"] == {"*": 6}
+    ended = together.rounds[-2]
+    assert ended.details["trees"] == {"*": 0}, "none helps on held-out rows"
+    assert ended.round == 1 and ended.ended_early
     keys = {**KEYS, "groups-of": "whole"}
     restart_silos()
     with pytest.raises(PowerCutError):
@@ -380,11 +415,12 @@ def test_auto_leaves_silos_alone_that_contradict_and_groups_the_others_of_one_th
     assert ("a", "b") in found.rounds[-1].groups
 
 
-@pytest.mark.parametrize(("strategy", "least"), [(Trees(), 4), (Auto(), 7)])
+@pytest.mark.parametrize(("strategy", "least"), [(Trees(), 5), (Auto(), 7)])
 def test_too_few_rounds_for_all_trees_are_refused_before_the_first(
     strategy: Any, least: int
 ) -> None:
-    """28 trees of depth 6 are a round; before them auto looks, and races 20 trees of two groups."""
+    """26 trees of depth 6 are a round, of all rows and on trial; auto looks, races two groups of 20
+    trees, and then grows 28 a round."""
     trees = Ensemble.empty(100, 1, 6, COLUMNS).arrays()
     strategy.check(trees, least)
     with pytest.raises(FederationError, match=f"Set rounds to at least {least}"):
@@ -427,6 +463,8 @@ def test_secure_runs_grow_the_same_trees_also_when_a_silo_and_its_block_are_lost
                 del reply.content[wire.MASKED]
         return reply
 
+    enough = {"a,b": 6, "c,d": 6}
+    assert secure.rounds[-1].details["trees-enough"] == enough
     lost = run(tmp_path / "lost", Tap(secret, change=change), **KEYS, secure=True)
     left_out = lost.rounds[0].details["not-summed"]
     assert "uint32" in left_out.pop("d") and "waits" in left_out.pop("c") and not left_out
@@ -450,6 +488,22 @@ def test_no_sums_leave_over_rows_that_differ_by_few_from_those_of_an_earlier_run
     found = run(tmp_path / "changed", nodes, **KEYS, validation=0.2)
     assert "fewer than 10" in found.rounds[0].details["not-summed"]["a"]
     assert list(found.rounds[0].details["not-summed"]) == ["a"]
+
+
+@pytest.mark.parametrize(
+    ("own", "rows"), [({"share-metrics": "error"}, 301), ({}, 41)], ids=["no losses", "few rows"]
+)
+def test_silos_that_tell_no_losses_grow_all_trees(
+    tmp_path: Path, nodes: list[dict[str, Any]], own: dict[str, Any], rows: int
+) -> None:
+    """Of 32 training rows, 6 would be held out: fewer than a sum may be over."""
+    for name in "bc":
+        file = tmp_path / f"{name}.csv"
+        file.write_text("\n".join(file.read_text().split("\n")[:rows]))
+    found = run(tmp_path / "run", [node | own for node in nodes[1:3]], **KEYS)
+    assert found.rounds[0].details["trees-enough"] == {"*": 6}
+    assert found.rounds[-1].details["trees"] == {"*": 6}
+    assert all("not-summed" not in one.details for one in found.rounds)
 
 
 @pytest.mark.parametrize(
