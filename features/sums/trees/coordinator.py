@@ -133,7 +133,15 @@ class Trees(Growth, Algorithm[TreesState]):
         growing, trials = dict[str, Growing](), dict[str, Growing]()
         all_trees = len(state.members.initial["leaf"])
         faster, tried = trial(self.growth, all_trees)
-        for group in present_groups(self.given or (now.names,), now.names):
+        groups = present_groups(self.given or (now.names,), now.names)
+        if now.unseen and not state.grown and all(len(group) == 1 for group in groups):
+            raise FederationError(
+                "every group is one silo, whose sums nobody may see in a secure run, so that no "
+                "tree could grow. Give larger groups (given-groups, groups-of), or leave secure "
+                "out.",
+                exit_code=EXIT_CONFIG,
+            )
+        for group in groups:
             own = self._of(state, group)
             stay = staying(group, state.members.minimums)
             until, more = self._until(own, now), self._most_tried(own, tried, now)

@@ -48,7 +48,7 @@ def losses_of(derivatives: Derivatives, answers: Floats, targets: Floats, base: 
     """Return the loss of each row (n,), whose derivatives these are.
 
     The squared error of a real target is divided by its mean where every answer is ``base`` (K,):
-    targets have units of their own.
+    targets have different units.
     """
     if derivatives is of_labels:
         losses: Floats = (np.logaddexp(0, answers) - targets * answers).sum(axis=1)

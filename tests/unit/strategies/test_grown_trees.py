@@ -474,6 +474,14 @@ def test_secure_runs_grow_the_same_trees_also_when_a_silo_and_its_block_are_lost
             np.testing.assert_allclose(array.numpy(), same, rtol=1e-6, err_msg=key)
 
 
+def test_secure_trees_of_single_silos_are_refused(
+    tmp_path: Path, nodes: list[dict[str, Any]]
+) -> None:
+    keys = {**KEYS, "given-groups": "a;b", "secure": True}
+    with pytest.raises(FederationError, match="every group is one silo"):
+        run(tmp_path / "run", nodes[:2], **keys)
+
+
 def test_no_sums_leave_over_rows_that_differ_by_few_from_those_of_an_earlier_run(
     tmp_path: Path, nodes: list[dict[str, Any]]
 ) -> None:
