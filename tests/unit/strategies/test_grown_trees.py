@@ -174,7 +174,8 @@ LIES = {
 
 
 @pytest.mark.parametrize(
-    "told", [np.full((4, 2), -1.0), np.full((4, 2), np.nan), np.eye(4, 2), np.zeros((3, 2))]
+    "told",
+    [np.tile([-1.0, 5.0], (4, 1)), 5 + np.eye(4, 2), np.full((4, 2), np.nan), np.ones((3, 2))],
 )
 def test_impossible_losses_are_refused(told: Any) -> None:
     (rows,) = parts("labels", 1)
