@@ -37,7 +37,7 @@ METHODS: Mapping[str, Mapping[str, Any]] = {
     "trees, auto": {"strategy": "auto"},
     "any, auto": {"strategy": "auto"},
     "trees by sums": {"strategy": "trees"},
-    "trees by sums, alone": {"strategy": "trees", "given-groups": "nobody"},
+    "trees by sums, alone": {"strategy": "trees", "given-groups": "each"},
 }
 """Name → keys of the run."""
 RATES = {"trees-100x3": 0.05, "trees-100x6": 0.1}

@@ -387,8 +387,16 @@ def leaving(terms: Mapping[str, Value], policy: Policy) -> Iterator[str]:
         return
     kept = wire.personal_layers(terms)
     less = f", less the layers {kept!r}" if kept else ""
-    if terms.get(wire.SECURE):
+    rows = f"sums over its rows by column and bin, over no fewer than {policy.statistics_from}"
+    if terms.get(wire.STRATEGY) == wire.TREES:
+        masked = "seen only added to other silos'"
+        yield f"{rows}, {masked if terms.get(wire.SECURE) else 'which the coordinator sees'}"
+    elif terms.get(wire.SECURE):
         yield f"sketches of its updates, and its part of sums over groups{less}"
+    elif terms.get(wire.STRATEGY) == "auto" and wire.TREES in policy.sums:
+        yield (
+            f"its update in each round{less}, or for boosted trees {rows}; the coordinator sees both"
+        )
     else:
         yield f"its update in each round, which the coordinator sees{less}"
     if terms.get(wire.STRATEGY) == wire.CONTRIBUTION:

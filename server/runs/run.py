@@ -268,10 +268,11 @@ def _alone(config: RunConfig, folder: Path) -> Run | None:
         return None
     found = reading.find_run(config.baseline_run, folder.parent)
     alone = reading.read_whole(found)
-    if alone.strategy != "independent" or alone.status != "completed":
+    trees = alone.strategy == "trees" and alone.config.get("given-groups") == "each"
+    if not (alone.strategy == "independent" or trees) or alone.status != "completed":
         raise refused(
-            f"baseline-run must name a completed independent run. {found.name} is a run of "
-            f"{alone.strategy}, {alone.status}."
+            "baseline-run must name a completed run of independent, or of trees with given-groups "
+            f"= each. {found.name} is a run of {alone.strategy}, {alone.status}."
         )
     if (task := alone.config.get("task")) != config.task:
         raise refused(

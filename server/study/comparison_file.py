@@ -67,8 +67,10 @@ from coterie.tasks.toml import checked, read_table
 from coterie.wire import is_silo_name, page, strategy_of
 
 ALONE = "local"
-
-
+"""Name of local training, where the file does not list it."""
+ALONE_BY_STEPS: Mapping[str, Any] = {"strategy": "independent"}
+ALONE_WITH_TREES: Mapping[str, Any] = {"strategy": "trees", "given-groups": "each"}
+"""Keys of runs in which every silo trains alone."""
 SET_HERE = ("strategy", "seed", "task", "label", "runs-dir", "min-silos", "churn", "baseline-run")
 """Keys that the comparison sets, so that all strategies have the same silos and seeds."""
 
@@ -212,6 +214,7 @@ class Comparison:
                 alpha,
                 label_counts=file.label_counts,
                 column_sums=file.column_sums,
+                sums=True,
             )
             for name, options, alpha in own
         ]
@@ -245,10 +248,10 @@ def made(
     """
     options = checked(CompareFile, dict(content), file, wrong)
     try:
-        options, task, fingerprint = _with_task(_with_data(options, file, data), file)
+        options, task, fingerprint, trees = _with_task(_with_data(options, file, data), file)
     except TaskError as error:
         raise wrong(f"{file}: {error}") from None
-    comparison = Comparison(options, _runs(options, file), task, fingerprint, digest)
+    comparison = Comparison(options, _runs(options, file, trees), task, fingerprint, digest)
     for name in comparison.runs:
         _check(comparison, name, file)
     _check_metric(comparison, file)
@@ -260,15 +263,18 @@ def is_declared(task: str) -> bool:
     return task.endswith(".toml")
 
 
-def _with_task(file: CompareFile, where: Path) -> tuple[CompareFile, str, str]:
-    """Return the file with its declaration made absolute, the silos' task name, the fingerprint."""
+def _with_task(file: CompareFile, where: Path) -> tuple[CompareFile, str, str, bool]:
+    """Return the file with its declaration made absolute, and what it says of the task.
+
+    This is the name that silos know it by, its fingerprint, and whether its network is trees.
+    """
     if not is_declared(file.task):
         if file.folds:
             raise wrong(
                 f"{where}: folds need a task declared in a .toml file. {file.task} uses a "
                 "different split for each seed: leave folds out, and give more seeds."
             )
-        return file, file.task, ""
+        return file, file.task, "", False
     if isinstance(file.silos, int):
         raise wrong(
             f"{where}: a task declared in a file cannot be split into silos. List them with "
@@ -276,7 +282,8 @@ def _with_task(file: CompareFile, where: Path) -> tuple[CompareFile, str, str]:
         )
     declaration = where.resolve().parent / place_of(file.task)
     task = load_declared(declaration)
-    return file.model_copy(update={"task": str(declaration)}), task.name, task.fingerprint
+    changed = file.model_copy(update={"task": str(declaration)})
+    return changed, task.name, task.fingerprint, task.boosted
 
 
 def _with_data(file: CompareFile, where: Path, data: Path | None) -> CompareFile:
@@ -301,7 +308,7 @@ def _with_data(file: CompareFile, where: Path, data: Path | None) -> CompareFile
     return file.model_copy(update=changes)
 
 
-def _runs(file: CompareFile, where: Path) -> dict[str, dict[str, Any]]:
+def _runs(file: CompareFile, where: Path, trees: bool) -> dict[str, dict[str, Any]]:
     found: dict[str, dict[str, Any]] = {}
     for entry in file.strategies:
         if "strategy" not in entry:
@@ -322,7 +329,7 @@ def _runs(file: CompareFile, where: Path) -> dict[str, dict[str, Any]]:
             f"{where}: no strategy of this comparison has the key {sorted(nobodys)[0]!r} of [run]."
         )
     if not any(_is_alone(keys) for keys in found.values()):
-        alone = _with_shared(file.run, {"strategy": "independent"})
+        alone = _with_shared(file.run, dict(ALONE_WITH_TREES if trees else ALONE_BY_STEPS))
         found = {f"{ALONE} (added)" if ALONE in found else ALONE: alone, **found}
     return found
 
@@ -334,7 +341,7 @@ def _with_shared(shared: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str,
 
 
 def _is_alone(keys: Mapping[str, Any]) -> bool:
-    return str(keys["strategy"]) == "independent"
+    return any(own.items() <= keys.items() for own in (ALONE_BY_STEPS, ALONE_WITH_TREES))
 
 
 def _check(comparison: Comparison, name: str, file: Path) -> None:

@@ -57,6 +57,10 @@ class TreesState:
     lost: Mapping[str, str] = field(default_factory=dict)
 
 
+EACH = "each"
+"""In the place of groups that are given: every silo is alone."""
+
+
 class Growth(Options):
     """How trees grow; the keys of every strategy that grows some."""
 
@@ -88,7 +92,7 @@ class Trees(Growth, Algorithm[TreesState]):
     given_groups: str = Field(
         "",
         description="Groups: silos with commas between them, groups with semicolons. A silo in "
-        "none is alone. Empty: all silos together.",
+        "none is alone. `each`: every silo alone. Empty: all silos together.",
     )
     groups_of: str = Field(
         "", description="A complete run whose last groups are these groups: its name or folder."
@@ -192,7 +196,8 @@ class Trees(Growth, Algorithm[TreesState]):
 
     def complete(self, state: TreesState) -> str:
         grown = state.grown
-        known = {",".join(group) for group in self.given or (("*",),)} <= grown.keys()
+        groups = () if self.given_groups == EACH else self.given or (("*",),)
+        known = {",".join(group) for group in groups} <= grown.keys()
         if not known or not all(own.whole for own in grown.values()):
             return ""
         most = ", ".join(f"{key}: {own.done}" for key, own in sorted(grown.items()))

@@ -75,6 +75,22 @@ def test_of_a_run_of_statistics_a_person_is_shown_that_it_takes_numbers_and_no_u
     assert "interval or category of inputs, no number below 12" in counts and "name" in itself
 
 
+@pytest.mark.parametrize(
+    ("terms", "said"),
+    [
+        ({"strategy": "trees"}, "by column and bin, over no fewer than 12, which the coordinator"),
+        ({"strategy": "trees", "secure": True}, "12, seen only added to other silos'"),
+        ({"strategy": "auto"}, "update in each round, or for boosted trees sums over its rows"),
+        ({"strategy": "auto", "secure": True}, "sketches of its updates"),
+    ],
+)
+def test_of_a_run_that_may_grow_trees_a_person_is_shown_the_sums(
+    terms: dict[str, Any], said: str
+) -> None:
+    first, *_ = approvals.leaving(terms, Policy(sums=("trees",), statistics_from=12))
+    assert said in first
+
+
 def test_a_run_that_announces_something_else_waits_again(silo: dict[str, Any]) -> None:
     ask(wire.DESCRIBE, silo, **TERMS)
     code = decide(home_of(silo), "hcct-7", "approved").code

@@ -531,6 +531,14 @@ options = { data = "b.npz" }
 """
 
 
+TREES = """
+kind = "table"
+name = "study"
+target = "ill"
+classes = ["no", "yes"]
+numeric = ["p", "q", "r"]
+network = "trees-4x2"
+"""
 STUDY = 'kind = "npz"\nname = "study"\nclasses = ["no", "yes"]\nshape = [3]\nnetwork = "mclr"\n'
 
 
@@ -555,6 +563,25 @@ def test_silos_of_a_declared_task_are_compared(tmp_path: Path) -> None:
     (tmp_path / "study.toml").unlink()
     with pytest.raises(FederationError, match=r"try.toml: .*study.toml"):
         read(written(tmp_path, text))
+
+
+def test_local_training_of_trees_is_trees_of_every_silo_alone(tmp_path: Path) -> None:
+    declared(tmp_path)
+    (tmp_path / "study.toml").write_text(TREES)
+    for name in "ab":
+        with np.load(tmp_path / f"{name}.npz") as file:
+            rows_of = np.column_stack([file["x"], file["y"]])
+        lines = ["p,q,r,ill", *(f"{p},{q},{r},{'yes' if y else 'no'}" for p, q, r, y in rows_of)]
+        (tmp_path / f"{name}.csv").write_text("\n".join(lines))
+    text = DECLARED.replace(".npz", ".csv") + "[run]\nrounds = 2\nleaf-rows = 5\n"
+    file = written(tmp_path, text + '[[strategies]]\nstrategy = "trees"\n')
+    _, table = go(file, tmp_path / "out")
+    assert {row.name for row in table} == {"local", "trees"}
+    groups = {}
+    for record in (tmp_path / "out" / "records").iterdir():
+        run = read_whole(record)
+        groups[run.strategy, run.config.get("given-groups")] = run.rounds[-1].groups
+    assert groups == {("trees", "each"): (("a",), ("b",)), ("trees", ""): (("a", "b"),)}
 
 
 def test_a_changed_declaration_or_changed_data_is_another_comparison(tmp_path: Path) -> None:
