@@ -105,10 +105,12 @@ class Masked(Handle):
 
 
 def equal_arrays(one: Arrays, other: Arrays) -> bool:
-    """Return whether two models with the same names hold the same values."""
+    """Return whether two models have the same names and hold the same values."""
     if one is other:
         return True
-    return all(a is other[name] or np.array_equal(a, other[name]) for name, a in one.items())
+    return one.keys() == other.keys() and all(
+        a is other[name] or np.array_equal(a, other[name]) for name, a in one.items()
+    )
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ import pytest
 from coterie import wire
 from coterie.client.cli.predict import predict
 from coterie.client.work.card import read_card
+from coterie.features.evaluation.coordinator import FILE, read_judgement
 from coterie.features.sums.trees.ensemble import Ensemble
 from coterie.server.report.race import explain_race
 from coterie.server.runs.checkpoint import Checkpoints
@@ -73,6 +74,13 @@ def test_every_silo_gets_the_better_family(tmp_path: Path, nodes: list[dict[str,
     assert {n: own["family"] for n, own in found.items()} == EXPECTED
     assert [own["hidden-layers"] for own in found.values()] == [False] * 4
     assert {n: len(Ensemble.of(arrays_of(whole, n)).leaf) for n in "ab"} == {"a": 12, "b": 12}
+    assert len(whole.arrays) in map(len, whole.models.values())  # no mean of both
+    run(tmp_path / "judged", nodes, task="study", strategy="evaluation", parent="whole")
+    judged = read_judgement(tmp_path / "judged" / FILE)
+    (own,) = [one.name for one in judged.models if "a" in one.group]
+    error = judged.answers["a"].models[own]["error"].value
+    assert error == pytest.approx(read_run(tmp_path / "whole").final_errors["a"])
+    assert any(len(answer.models) > 1 for answer in judged.answers.values())
     said = explain_race(read_run(tmp_path / "whole"))
     assert {"Networks:", "Boosted trees:"} < set(said.race)
     text = r"uses boosted trees, grown (alone|with b): held-out loss 0\.\d+ against 0\.\d+ of a "
