@@ -394,9 +394,8 @@ def leaving(terms: Mapping[str, Value], policy: Policy) -> Iterator[str]:
     elif terms.get(wire.SECURE):
         yield f"sketches of its updates, and its part of sums over groups{less}"
     elif terms.get(wire.STRATEGY) == "auto" and wire.TREES in policy.sums:
-        yield (
-            f"its update in each round{less}, or for boosted trees {rows}; the coordinator sees both"
-        )
+        seen = "; the coordinator sees both"
+        yield f"its update in each round{less}, or for boosted trees {rows}{seen}"
     else:
         yield f"its update in each round, which the coordinator sees{less}"
     if terms.get(wire.STRATEGY) == wire.CONTRIBUTION:
