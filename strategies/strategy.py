@@ -329,7 +329,7 @@ class GroupStrategy(Strategy):
         consensus: tuple[Stage, ...] = (Consensus(),) if means and plain and not self.secure else ()
         compares = self.algorithm.takes_steps or isinstance(self.algorithm, OwnBeside)
         exact = (means and plain and compares) or self.algorithm.alone
-        return (*consensus, HiddenLayers(config, secure=self.secure)) if exact else consensus
+        return (*consensus, HiddenLayers(config, unseen=self.secure)) if exact else consensus
 
     def _optimisation(self) -> tuple[Stage, ...]:
         chosen = self.server_optimiser

@@ -386,18 +386,7 @@ def leaving(terms: Mapping[str, Value], policy: Policy) -> Iterator[str]:
         yield itself
         return
     kept = wire.personal_layers(terms)
-    less = f", less the layers {kept!r}" if kept else ""
-    rows = f"sums over its rows by column and bin, over no fewer than {policy.statistics_from}"
-    if terms.get(wire.STRATEGY) == wire.TREES:
-        masked = "seen only added to other silos'"
-        yield f"{rows}, {masked if terms.get(wire.SECURE) else 'which the coordinator sees'}"
-    elif terms.get(wire.SECURE):
-        yield f"sketches of its updates, and its part of sums over groups{less}"
-    elif terms.get(wire.STRATEGY) == "auto" and wire.TREES in policy.sums:
-        seen = "; the coordinator sees both"
-        yield f"its update in each round{less}, or for boosted trees {rows}{seen}"
-    else:
-        yield f"its update in each round, which the coordinator sees{less}"
+    yield _of_training(terms, policy, f", less the layers {kept!r}" if kept else "")
     if terms.get(wire.STRATEGY) == wire.CONTRIBUTION:
         yield (
             "its updates to its group without each other silo in turn, and without two; the silos "
@@ -414,3 +403,17 @@ def leaving(terms: Mapping[str, Value], policy: Policy) -> Iterator[str]:
         )
     yield f"how many samples it has, and metrics: {metrics}"
     yield itself
+
+
+def _of_training(terms: Mapping[str, Value], policy: Policy, less: str) -> str:
+    """Return what each round takes, besides figures."""
+    rows = f"sums over its rows by column and bin, over no fewer than {policy.statistics_from}"
+    if terms.get(wire.STRATEGY) == wire.TREES:
+        masked = "seen only added to other silos'"
+        return f"{rows}, {masked if terms.get(wire.SECURE) else 'which the coordinator sees'}"
+    if terms.get(wire.SECURE):
+        return f"sketches of its updates, and its part of sums over groups{less}"
+    if terms.get(wire.STRATEGY) == "auto" and wire.TREES in policy.sums:
+        seen = "; the coordinator sees both"
+        return f"its update in each round{less}, or for boosted trees {rows}{seen}"
+    return f"its update in each round, which the coordinator sees{less}"

@@ -249,14 +249,9 @@ def open_sessions(settings: Sequence[SiloSettings]) -> list[Session]:
     settings = [_parted(task, own) for own in settings]
     if not (names := families_of(task)):
         return _opened(task, settings, device)
-    model, opened = (
-        _model_on(task, device),
-        [_opened(of_family(task, n), settings, device) for n in names],
-    )
-    return [
-        _together(task, model, dict(zip(names, own, strict=True)))
-        for own in zip(*opened, strict=True)
-    ]
+    opened = zip(*(_opened(of_family(task, n), settings, device) for n in names), strict=True)
+    model = _model_on(task, device)
+    return [_together(task, model, dict(zip(names, own, strict=True))) for own in opened]
 
 
 def _together(task: Task, model: nn.Module, own: Mapping[str, Session]) -> Session:

@@ -50,15 +50,15 @@ class HiddenLayers(Stage):
 
     Args:
         config: entries of the run's training messages.
-        secure: the coordinator sees sketches at most. A sketch of a linear part alone would reveal
+        unseen: the coordinator sees sketches at most. A sketch of a linear part alone would reveal
             it, so where an algorithm compares these, silos train all parts at once.
     """
 
     name = "hidden_layers"
     first: ClassVar[Layers] = Layers()
 
-    def __init__(self, config: Config, *, secure: bool = False) -> None:
-        self.config, self.secure = config, secure
+    def __init__(self, config: Config, *, unseen: bool = False) -> None:
+        self.config, self.unseen = config, unseen
         self.linear, self.choice = hidden.ends_of(int(config.get(wire.ROUNDS, 0)))
 
     def _part(self, mine: Layers, scene: Scene) -> str:
@@ -66,7 +66,7 @@ class HiddenLayers(Stage):
         algorithm, state, number = scene.algorithm, scene.state, scene.now.number
         if not hidden.linear_first(algorithm.members(state).initial, self.config):
             return ""
-        if self.secure and algorithm.compared(state) is not None:
+        if self.unseen and algorithm.compared(state) is not None:
             return ""
         if mine.round:
             return wire.BOTH_PARTS if mine.share == 1 else wire.LINEAR_PART

@@ -187,7 +187,7 @@ def personalise(session: Session, how: Personalisation) -> None:
 
 
 def _of_own(session: Session, plan: TrainPlan) -> TrainPlan:
-    """Return how a silo trains a model of its own: of a table's network the linear part, exactly.
+    """Return how a silo trains its own model: of a table's network the linear part, exactly.
 
     What the hidden layers add stays the group's: few rows do not train them, and gradient steps of
     the whole network may diverge.

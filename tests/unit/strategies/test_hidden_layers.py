@@ -269,5 +269,5 @@ def test_which_part_is_trained_where_nothing_was_measured() -> None:
     parts = [HiddenLayers(config)._part(Layers(), scene) for scene in scenes]  # type: ignore[arg-type]
     assert parts == [wire.LINEAR_PART] * 5 + [wire.HIDDEN_PART] * 3 + [wire.LINEAR_PART] * 2
     algorithm.compared = lambda state: Compared()  # sketches of linear parts would reveal them
-    secure = HiddenLayers(config, secure=True)
+    secure = HiddenLayers(config, unseen=True)
     assert not any(secure._part(Layers(), scene) for scene in scenes)  # type: ignore[arg-type]
