@@ -65,7 +65,7 @@ def test_a_run_is_compared_with_an_independent_one(tmp_path: Path) -> None:
     assert made.collaboration is not None
     fewer = replace(made.collaboration, silos=1, mean_accuracy=0.75)
     assert replace(made, collaboration=fewer).mean_error == 0.25, "of silos with a baseline"
-    with pytest.raises(FederationError, match="baseline-run must name a completed independent run"):
+    with pytest.raises(FederationError, match="completed run of independent, or of trees"):
         play("fedavg", 0, tmp_path, rounds=1, count=2, **{"baseline-run": "fedavg"})
     with pytest.raises(FederationError, match="there is no run"):
         play("fedavg", 0, tmp_path, rounds=1, count=2, **{"baseline-run": "nothing"})
