@@ -173,7 +173,7 @@ class Growing:
 
     def question_for(self, name: str) -> Question:
         """Return the present question as it is put to a silo."""
-        if self._sides is None or self.question.kind != "level":
+        if self._sides is None or self.question.kind not in ("level", "losses"):
             return self.question
         return questions.for_silo(self.question, self._sides, self.grown.number_of(name))
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -235,10 +237,12 @@ def test_impossible_questions_are_refused(name: str, value: Any) -> None:
 # ---------------------------------------------------------------- in a federation
 
 
-def answer(growing: Growing, rows: dict[str, Rows], held: Rows | None = None) -> None:
+def answer(
+    growing: Growing, rows: dict[str, Rows], held: Mapping[str, Rows] = MappingProxyType({})
+) -> None:
     while not growing.over:
         answers = {
-            name: questions.answer(growing.question_for(name).arrays, own, held)
+            name: questions.answer(growing.question_for(name).arrays, own, held.get(name))
             for name, own in rows.items()
         }
         updates = {
@@ -254,7 +258,7 @@ def test_as_many_trees_are_used_as_are_best_on_rows_held_out(kind: str) -> None:
     few, rest = parts(kind, 6)[0], parts(kind, 6)[1]
     empty, settings = Ensemble.empty(12, few.targets.shape[1], 4, COLUMNS), Settings(rate=0.8)
     growing = Growing(settings, 32, ("a",), Grown(empty.arrays()).split_by(("a",)), 12, judged=12)
-    answer(growing, {"a": few}, rest)
+    answer(growing, {"a": few}, {"a": rest})
     own = growing.grown
     losses = rest.losses(grown([few], empty, settings, bins=32))[:, 0]
     assert own.whole and own.done == own.most == losses.argmin() and 0 < own.done < 12
@@ -269,8 +273,10 @@ def test_trees_that_split_by_silo_are_those_of_one_trainer_with_that_column() ->
     y = np.where(first, y, ~y)[:, None].astype(float)
     rows = {name: Rows(x[own], y[own], of_labels) for name, own in (("a", first), ("b", ~first))}
     empty = Ensemble.empty(12, 1, 3, COLUMNS).arrays()
-    growing = Growing(Settings(), 32, ("a", "b"), Grown(empty).split_by(("a", "b")), 12)
-    answer(growing, rows)
+    split = Grown(empty).split_by(("a", "b"))
+    growing = Growing(Settings(), 32, ("a", "b"), split, 12, judged=12)
+    answer(growing, rows, rows)
+    assert growing.grown.done == 12, "each silo judges its own side of the trees"
     numbered = np.hstack([x, first[:, None]]).astype(np.float32)
     wide = Ensemble.empty(12, 1, 3, COLUMNS + 1)
     pooled = grown([Rows(numbered, y, of_labels)], wide, Settings(), bins=32)
