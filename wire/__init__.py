@@ -74,7 +74,7 @@ from coterie.wire.limits import (
     plain_text,
     sentence,
 )
-from coterie.wire.metrics import CALIBRATION, HIGH, KNOWN_METRICS, LOW, Metric
+from coterie.wire.metrics import CALIBRATION, HIGH, KNOWN_METRICS, LOW, OF_NUMBERS, Metric
 from coterie.wire.names import *
 from coterie.wire.releases import agreed, is_spoken, offer, talk
 from coterie.wire.replies import (

@@ -73,6 +73,8 @@ KNOWN_METRICS: Final[Mapping[str, Metric]] = MappingProxyType(
 )
 """Every metric that silos of this version know, by name."""
 
+OF_NUMBERS: Final = ("mae", "rmse", "r2")
+"""Those of real targets."""
 CALIBRATION: Final = ("calibration-intercept", "calibration-slope")
 """How given models are calibrated at a site (``coterie.features.evaluation.calibration``): neither
 lower nor higher is better."""

@@ -109,6 +109,8 @@ FAMILY: Final = "family"
 """Which of a task's families of models a message is about, one of ``FAMILIES``."""
 NETWORK, TREES = "network", "trees"
 FAMILIES = NETWORK, TREES
+EACH_ALONE: Final = "each"
+"""In the place of groups that are given: every silo is alone."""
 SCHEMA: Final = "schema"
 """The schema of the run's model, sent with ``SCHEMA_PARTS`` to a silo whose schema differs."""
 SCHEMA_PARTS: Final = "schema-parts"

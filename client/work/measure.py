@@ -25,6 +25,7 @@ MOST_AT_ONCE = 1024
 BATCH_BYTES = 1 << 28
 """Most bytes of a batch, with all activations of a network."""
 BLOCKS = 50
+"""Most blocks of samples whose losses tell how sure their mean is."""
 GROWTH = 16
 """Rough memory of a network, in sample sizes: 10 for ResNet-18 at 224×224."""
 

@@ -11,8 +11,6 @@ from coterie.server.runs.record import Entrant, Verdict
 from coterie.server.runs.record.metrics import Lead
 
 MOST_NAMED = 6
-REAL = ("mae", "rmse", "r2")
-"""Metrics of real targets."""
 CURVATURES = {True: 2.0, False: 0.25}
 """By whether targets are real: a loss's curvature along a scaled column, of log loss the largest.
 Along it a silo of n rows that is drawn to its group by λ takes the share λ/(λ + n · curvature)."""
@@ -85,7 +83,7 @@ def taking(verdict: Verdict, others: Sequence[str], rows: float, lead: Lead) -> 
         others: of the silo's group.
         rows: that the silo trains with; NaN if unknown.
     """
-    real, penalty = lead.metric in REAL, verdict.chosen.own_penalty
+    real, penalty = lead.metric in wire.OF_NUMBERS, verdict.chosen.own_penalty
     share = penalty / (penalty + CURVATURES[real] * rows)
     part = "" if math.isnan(share) else PARTS[min(PARTS, key=lambda one: abs(one - share))]
     kept = "level" if real else "base rate"

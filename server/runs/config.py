@@ -31,6 +31,9 @@ from coterie.system import former_names
 
 GENERATORS = STRATEGIES["fedgenp"]
 """The strategy whose options accompany ``generators``."""
+ALONE_BY_STEPS: Mapping[str, Any] = {"strategy": "independent"}
+ALONE_WITH_TREES: Mapping[str, Any] = {"strategy": "trees", "given-groups": wire.EACH_ALONE}
+"""Keys of runs in which every silo trains alone."""
 COMMANDS = {name: Row(name, "Algorithm", "rounds.algorithm") for name in wire.UNTRAINED}
 COMMANDS[wire.REGRESSION] = Row(
     wire.REGRESSION, "RegressionKeys", "coterie.features.sums.regression.keys", elsewhere=True
@@ -260,6 +263,11 @@ class RunConfig(Options, wire.SiloKeys):
             own = {**base.plain(), **own}
         own = {k: v for k, v in own.items() if k not in _fixed(row)}
         return {**super().plain(), **own, **self.task_keys}
+
+
+def trains_alone(keys: Mapping[str, Any]) -> bool:
+    """Return whether every silo trains alone in a run with these keys."""
+    return any(own.items() <= keys.items() for own in (ALONE_BY_STEPS, ALONE_WITH_TREES))
 
 
 def train_config(config: RunConfig, *, run: str) -> dict[str, Scalar]:

@@ -28,7 +28,7 @@ from coterie.server.paths import default_runs_dir, place
 from coterie.server.runs import contribution
 from coterie.server.runs.answers import Announcing
 from coterie.server.runs.checkpoint import Checkpoints
-from coterie.server.runs.config import RunConfig, train_config
+from coterie.server.runs.config import RunConfig, train_config, trains_alone
 from coterie.server.runs.fitted import fit_by_sums, terms_of
 from coterie.server.runs.going_on import (
     CHECKPOINTS,
@@ -268,8 +268,7 @@ def _alone(config: RunConfig, folder: Path) -> Run | None:
         return None
     found = reading.find_run(config.baseline_run, folder.parent)
     alone = reading.read_whole(found)
-    trees = alone.strategy == "trees" and alone.config.get("given-groups") == "each"
-    if not (alone.strategy == "independent" or trees) or alone.status != "completed":
+    if not trains_alone(alone.config) or alone.status != "completed":
         raise refused(
             "baseline-run must name a completed run of independent, or of trees with given-groups "
             f"= each. {found.name} is a run of {alone.strategy}, {alone.status}."

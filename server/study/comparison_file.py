@@ -51,7 +51,14 @@ from pydantic import (
 )
 
 from coterie.server.machine.local import SiloSpec
-from coterie.server.runs.config import RunConfig, foreign_keys, require_silos
+from coterie.server.runs.config import (
+    ALONE_BY_STEPS,
+    ALONE_WITH_TREES,
+    RunConfig,
+    foreign_keys,
+    require_silos,
+    trains_alone,
+)
 from coterie.server.runs.record.metrics import Lead
 from coterie.server.study.comparison import Repeat
 from coterie.server.study.silos import describe_head
@@ -68,9 +75,6 @@ from coterie.wire import is_silo_name, page, strategy_of
 
 ALONE = "local"
 """Name of local training, where the file does not list it."""
-ALONE_BY_STEPS: Mapping[str, Any] = {"strategy": "independent"}
-ALONE_WITH_TREES: Mapping[str, Any] = {"strategy": "trees", "given-groups": "each"}
-"""Keys of runs in which every silo trains alone."""
 SET_HERE = ("strategy", "seed", "task", "label", "runs-dir", "min-silos", "churn", "baseline-run")
 """Keys that the comparison sets, so that all strategies have the same silos and seeds."""
 
@@ -163,7 +167,7 @@ class Comparison:
     @property
     def alone(self) -> str:
         """The name of the run that is the baseline of the others."""
-        return next(name for name, keys in self.runs.items() if _is_alone(keys))
+        return next(name for name, keys in self.runs.items() if trains_alone(keys))
 
     @property
     def repeats(self) -> list[Repeat]:
@@ -328,7 +332,7 @@ def _runs(file: CompareFile, where: Path, trees: bool) -> dict[str, dict[str, An
         raise wrong(
             f"{where}: no strategy of this comparison has the key {sorted(nobodys)[0]!r} of [run]."
         )
-    if not any(_is_alone(keys) for keys in found.values()):
+    if not any(trains_alone(keys) for keys in found.values()):
         alone = _with_shared(file.run, dict(ALONE_WITH_TREES if trees else ALONE_BY_STEPS))
         found = {f"{ALONE} (added)" if ALONE in found else ALONE: alone, **found}
     return found
@@ -338,10 +342,6 @@ def _with_shared(shared: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str,
     """Return a strategy's keys, with the shared keys that apply to it."""
     foreign = foreign_keys({**shared, "strategy": own["strategy"]})
     return {**{key: value for key, value in shared.items() if key not in foreign}, **own}
-
-
-def _is_alone(keys: Mapping[str, Any]) -> bool:
-    return any(own.items() <= keys.items() for own in (ALONE_BY_STEPS, ALONE_WITH_TREES))
 
 
 def _check(comparison: Comparison, name: str, file: Path) -> None:

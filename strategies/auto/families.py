@@ -46,8 +46,6 @@ MEASURE = "family-"
 """Beginning of the purposes of the measurements, numbered as ``wire.FAMILIES``."""
 OF_TREES = f"{wire.TREES} "
 """Beginning of the purposes of trees' trainings, which only measure."""
-IN_UNITS = ("mae", "rmse", "r2")
-"""Metrics of real targets, whose losses of two families may be in different units."""
 
 
 def parts_of(initial: Arrays) -> dict[str, Arrays]:
@@ -263,7 +261,7 @@ def _values(updates: Iterable[Update], number: int) -> dict[str, Measured]:
     for update in updates:
         if update.purpose != f"{MEASURE}{number}" or not update.held_out(HOLDOUT) > 0:
             continue
-        real = update.silo.metric in IN_UNITS
+        real = update.silo.metric in wire.OF_NUMBERS  # losses of families differ in units
         value = update.metrics.get(wire.HOLDOUT_ERROR if real else wire.HOLDOUT_LOSS, float("nan"))
         noise = update.metrics.get(wire.HOLDOUT_LOSS_ERROR, float("nan"))
         if np.isfinite(value):

@@ -172,15 +172,15 @@ def _serve(asked: socket.socket) -> None:
     gc.collect()
     gc.freeze()
     signal.signal(signal.SIGCHLD, _reap)
-    while True:
-        ask, fds, *_ = socket.recv_fds(asked, ASK_BYTES, 3)
-        if not ask:
-            sys.exit()
+    while (found := socket.recv_fds(asked, ASK_BYTES, 3))[0]:  # until the worker is gone
         if not os.fork():
             break
-        for one in fds:
+        for one in found[1]:
             os.close(one)
+    else:
+        sys.exit()
     asked.close()
+    ask, fds, *_ = found
     out, errors, tells = fds
     _keep(tells)
     os.setsid()

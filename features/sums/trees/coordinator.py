@@ -57,10 +57,6 @@ class TreesState:
     lost: Mapping[str, str] = field(default_factory=dict)
 
 
-EACH = "each"
-"""In the place of groups that are given: every silo is alone."""
-
-
 class Growth(Options):
     """How trees grow; the keys of every strategy that grows some."""
 
@@ -196,7 +192,7 @@ class Trees(Growth, Algorithm[TreesState]):
 
     def complete(self, state: TreesState) -> str:
         grown = state.grown
-        groups = () if self.given_groups == EACH else self.given or (("*",),)
+        groups = () if self.given_groups == wire.EACH_ALONE else self.given or (("*",),)
         known = {",".join(group) for group in groups} <= grown.keys()
         if not known or not all(own.whole for own in grown.values()):
             return ""
