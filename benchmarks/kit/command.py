@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
+import os
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.kit.runs import DEVICE
 from benchmarks.kit.store import RESULTS, Entry, Store
 
 
@@ -43,6 +45,7 @@ def read(
     parser = ArgumentParser(description=summary, epilog=usage.strip())
     if data is not False:
         parser.add_argument("--data", default="", metavar="FOLDER", help="with the data sets")
+        parser.add_argument("--device", default="cpu", help="on which silos train, such as cuda")
     if parts:
         names = ",".join(parts)
         parser.add_argument(
@@ -61,6 +64,8 @@ def read(
         parser.add_argument("--results", type=Path, default=RESULTS, help="folder for the results")
         parser.add_argument("--table-only", action="store_true", help="measure nothing")
     given = parser.parse_args()
+    if data is not False:
+        os.environ[DEVICE] = given.device
     logging.getLogger("coterie").setLevel(logging.ERROR)
     if store is not None:
         given.store = store.at(given.results)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -34,13 +35,20 @@ Build = Callable[[RunConfig, dict[str, Any]], Strategy]
 """Run configuration, and the options that every strategy takes → a strategy."""
 UNBOUNDED: Mapping[str, Any] = {"max-share": 1.0, "clip-updates": 0.0, "quarantine-after": 0}
 """No bounds on one silo's influence, of which the papers have none."""
+DEVICE = "COTERIE_BENCH_DEVICE"
+"""Variable of the environment, which processes that measure inherit: on what silos train."""
+
+
+def device() -> str:
+    """What silos train on: the CPU unless a command names another (``--device``)."""
+    return os.environ.get(DEVICE, "cpu")
 
 
 def nodes(
     task: str, names: Sequence[str], data: Mapping[str, Option], **more: Option
 ) -> list[dict[str, Option]]:
     """Silos of one split: what each is started with; ``data.silo`` is its number, from 0."""
-    shared = {"task": task, "threads": 1, "device": "cpu", **more}
+    shared = {"task": task, "threads": 1, "device": device(), **more}
     options = {f"data.{key}": value for key, value in data.items()}
     return [{"name": n, **shared, **options, "data.silo": i} for i, n in enumerate(names)]
 

@@ -14,6 +14,9 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
+import torch
+
+from benchmarks.kit.runs import device
 from coterie.system.files import write_atomically
 
 RESULTS = Path(__file__).parents[1] / "results"
@@ -67,7 +70,9 @@ class Store:
         return next(iter(select(self.entries, **values)), None)
 
     def put(self, entry: Entry) -> None:
-        """Keep a measurement and write both files."""
+        """Keep a measurement, with the GPU that it was made on, and write both files."""
+        if device() != "cpu":
+            entry = {**entry, "device": torch.cuda.get_device_name(device())}
         same = self.find(**{key: entry.get(key) for key in self.keys})
         if same is None:
             self.entries.append(entry)

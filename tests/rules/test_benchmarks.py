@@ -14,8 +14,9 @@ from flwr.app import Context, Message, RecordDict
 from PIL import Image
 
 from benchmarks.engine import backdoor, poison, small
-from benchmarks.kit import UNBOUNDED, Sampled, Strategy, command, train
+from benchmarks.kit import UNBOUNDED, Sampled, Strategy, command, nodes, train
 from benchmarks.kit.__main__ import stores
+from benchmarks.kit.runs import DEVICE
 from benchmarks.kit.store import RESULTS, Store, select
 from benchmarks.kit.tables import spread, table, unfinished
 from benchmarks.papers import auto
@@ -318,6 +319,18 @@ def test_tables_only_are_made_without_measuring(tmp_path, monkeypatch, capsys):
     with pytest.raises(SystemExit):
         command.read(STORES["hcct_digits"], "Doc.", parts=("a", "b"))
     assert "there is no 'c'. There are: a, b." in capsys.readouterr().err
+
+
+def test_silos_train_on_the_device_named_and_what_is_stored_names_the_gpu(tmp_path, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: f"the GPU of {device}")
+    store = Store("made", lambda entries: "", keys=("seed",), folder=tmp_path)
+    for chosen, stored in [("cuda:0", {"device": "the GPU of cuda:0"}), ("cpu", {})]:
+        monkeypatch.setattr(sys, "argv", ["benchmark", "--data", str(tmp_path), "--device", chosen])
+        monkeypatch.setenv(DEVICE, "")
+        command.read(None, None, data=True)
+        assert {node["device"] for node in nodes("digits", ["a", "b"], {})} == {chosen}
+        store.put({"seed": 1})
+        assert store.entries == [{"seed": 1, **stored}]
 
 
 def test_cells_and_spreads_are_written_in_one_way():
