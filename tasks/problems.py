@@ -221,11 +221,34 @@ class Survival(Problem):
     ) -> torch.Tensor:
         import torch
 
+        return self._weighted(outputs, targets, torch.zeros_like(outputs.reshape(-1)))
+
+    def losses(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """Return a value of each sample (n,): their mean is the loss, their spread tells its error.
+
+        They are the jackknife's pseudo-values, by derivatives (Efron: "The jackknife, the bootstrap
+        and other resampling plans", 1982, chapter 6): a sample also counts in others' risk sets.
+        """
+        import torch
+
+        with torch.enable_grad():
+            logs = torch.zeros(len(targets), dtype=torch.float64, requires_grad=True)
+            loss = self._weighted(outputs.detach().double().cpu(), targets.double().cpu(), logs)
+            (slope,) = torch.autograd.grad(loss, logs)
+        return loss.detach() + len(targets) * (slope - slope.mean())
+
+    def _weighted(
+        self, outputs: torch.Tensor, targets: torch.Tensor, logs: torch.Tensor
+    ) -> torch.Tensor:
+        """Return the loss if each sample counts exp(``logs``) times, (n,)."""
+        import torch
+
         time, event = targets.unbind(dim=1)
         order = torch.argsort(time, descending=True, stable=True)
-        risk, time, event = outputs.reshape(-1)[order], time[order], event[order]
+        risk, time, logs = outputs.reshape(-1)[order], time[order], logs[order]
+        event = event[order] * logs.exp()
         # Who is at risk at a time: all whose time is not earlier, equal ones included.
-        at_risk = torch.logcumsumexp(risk, dim=0)
+        at_risk = torch.logcumsumexp(risk + logs, dim=0)
         last = torch.searchsorted(-time, -time, right=True) - 1
         return -((risk - at_risk[last]) * event).sum() / event.sum().clamp(min=1)
 

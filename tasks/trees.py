@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from coterie.tasks.errors import TaskError
-from coterie.tasks.problems import Classes, Labels, Numbers, Problem
+from coterie.tasks.problems import Classes, Labels, Numbers, Problem, Survival
 
 NAMED = re.compile(r"trees(?:-([1-9]\d{0,3})x([1-9]))?")
 USUAL = 100, 6
@@ -86,9 +86,11 @@ def named(name: str, *, shape: tuple[int, ...], problem: Problem) -> Trees:
         return Trees(trees, problem.num_labels, depth, *shape)
     if isinstance(problem, Numbers):
         return Trees(trees, problem.num_targets, depth, *shape)
+    if isinstance(problem, Survival):
+        return Trees(trees, 1, depth, *shape)
     raise TaskError(
-        f"network {name!r} is for classes, labels and real targets. Got a target of kind "
-        f"{problem.kind}."
+        f"network {name!r} is for classes, labels, real targets and survival. Got a target of "
+        f"kind {problem.kind}."
     )
 
 

@@ -23,6 +23,7 @@ from benchmarks.kit import Entry, Store, nodes, page, read, select, spread, tabl
 from coterie.tasks import SiloData, Task
 from coterie.tasks.base import Option
 from coterie.tasks.problems import Survival
+from coterie.tasks.trees import Trees
 
 FOLDS = 5
 REGIONS = ("northeast", "south", "west", "midwest", "europe", "canada")
@@ -37,7 +38,12 @@ METHODS: Mapping[str, Mapping[str, Option]] = {
     "FedAvg, partial pooling": {"strategy": "fedavg", "personalise": "partial"},
     "FedAvg, fine-tuned": {"strategy": "fedavg", "personalise": "finetune"},
     "Ditto": {"strategy": "fedavg", "personalise": "ditto"},
+    "trees, alone": {"strategy": "trees", "given-groups": "each"},
+    "trees": {"strategy": "trees"},
+    "trees, auto": {"strategy": "auto"},
 }
+TREES, OF_TREES = (100, 1, 3, 39), {"rounds": 12, "tree-rate": 0.05}
+"""Trees, outputs, depth and columns of the methods whose names begin with trees; their run."""
 PUBLISHED = {"alone": 0.689, "FedAvg": 0.732, "FedAdam": 0.815}
 """FLamby's c-index, mean over centres and five seeds, on its own test parts."""
 
@@ -67,6 +73,16 @@ class Brca(Task):
         return SiloData(x[~test], y[~test], x[test], y[test])
 
 
+class BrcaTrees(Brca):
+    """Boosted trees on the same patients."""
+
+    name = "brca-trees"
+
+    def model(self) -> nn.Module:
+        """As small as on the other sets of ``benchmarks.natural``."""
+        return Trees(*TREES)
+
+
 @lru_cache(maxsize=1)
 def _patients(folder: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Features (n, 39), time in days and event (n, 2), region (n,)."""
@@ -82,8 +98,11 @@ def _patients(folder: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 def measure(folder: str, method: str, *, seed: int, fold: int, folds: int) -> Entry:
     """One run of six silos: every region's c-index, NaN where the fold defines none."""
-    silos = nodes(f"{__name__}:Brca", REGIONS, {"data": folder, "fold": fold, "folds": folds})
-    trained = train(silos, {**RUN, **METHODS[method], "seed": seed})
+    boosted = method.startswith("trees")
+    task, keys = ("BrcaTrees", OF_TREES) if boosted else ("Brca", RUN)
+    options: dict[str, Option] = {"data": folder, "fold": fold, "folds": folds}
+    silos = nodes(f"{__name__}:{task}", REGIONS, options, sums="trees" * boosted)
+    trained = train(silos, {**keys, **METHODS[method], "seed": seed})
     index = {name: 1 - error for name, error in trained.errors.items()}
     known = {name: round(value, 4) for name, value in index.items() if np.isfinite(value)}
     return {"method": method, "seed": seed, "fold": fold, "folds": folds, "concordance": known}
@@ -115,7 +134,8 @@ def document(entries: Sequence[Entry]) -> str:
         "training alone, ± standard error by how it differs from fold to fold, mean over seeds: "
         "what other patients might have given. FLamby's figures are of its own test parts, which "
         "have 1 to 14 events (five seeds; FedAdam "
-        f"{100 * PUBLISHED['FedAdam']:.1f}): they stand beside, and are not comparable.",
+        f"{100 * PUBLISHED['FedAdam']:.1f}): they stand beside, and are not comparable. The last "
+        f"rows are boosted trees, at most {TREES[0]} of depth {TREES[2]}.",
         table(head, rows),
     )
 

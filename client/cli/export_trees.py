@@ -71,7 +71,8 @@ def _objective(problem: Problem, outputs: int, *, several: bool) -> dict[str, An
     if several:
         parameters = {"softmax_multiclass_param": {"num_class": str(outputs)}}
         return {"name": "multi:softprob", **parameters}
-    name = "reg:squarederror" if isinstance(problem, Numbers) else "binary:logistic"
+    chances = isinstance(problem, Classes | Labels)
+    name = "binary:logistic" if chances else "reg:squarederror"
     return {"name": name, "reg_loss_param": {"scale_pos_weight": "1"}}
 
 

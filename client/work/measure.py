@@ -129,9 +129,25 @@ def held_out_metrics(found: Evaluation) -> dict[str, float | int]:
 def loss_error(task: Task, model: nn.Module, part: Part) -> float:
     """Return the standard error of the mean loss, by the spread over at most ``BLOCKS`` blocks."""
     model.eval()
-    blocks = torch.arange(len(part)).tensor_split(min(BLOCKS, len(part)))
-    losses = [float(task.loss(model(x), y)) for x, y in map(part.at, blocks)]
-    return float(np.std(losses, ddof=1)) / sqrt(len(losses)) if len(losses) > 1 else float("inf")
+    if task.problem.whole:
+        losses = sample_losses(task, model, part)
+    else:
+        blocks = torch.arange(len(part)).tensor_split(min(BLOCKS, len(part)))
+        losses = np.array([float(task.loss(model(x), y)) for x, y in map(part.at, blocks)])
+    return float(losses.std(ddof=1)) / sqrt(len(losses)) if len(losses) > 1 else float("inf")
+
+
+@torch.no_grad()
+def sample_losses(task: Task, model: nn.Module, part: Part) -> Array:
+    """Return the loss of each sample (n,), or values with the same mean and standard error."""
+    if isinstance(task.problem, Survival):
+        batches = [(outputs, y) for outputs, y, _ in _answers(model, part)]
+        return task.problem.losses(*map(torch.cat, zip(*batches, strict=True))).numpy()
+    found = []
+    for outputs, y, _ in _answers(model, part):
+        for answer, target in zip(outputs, y, strict=True):
+            found.append(float(task.loss(answer[None], target[None])))
+    return np.array(found)
 
 
 @torch.no_grad()

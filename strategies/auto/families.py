@@ -264,7 +264,7 @@ def _values(updates: Iterable[Update], number: int) -> dict[str, Measured]:
         real = update.silo.metric in wire.OF_NUMBERS  # losses of families differ in units
         value = update.metrics.get(wire.HOLDOUT_ERROR if real else wire.HOLDOUT_LOSS, float("nan"))
         noise = update.metrics.get(wire.HOLDOUT_LOSS_ERROR, float("nan"))
-        if np.isfinite(value):
+        if np.isfinite(value) and noise != 0:  # as of survival without an event held out
             one = Measured(value, value, update.held_out(HOLDOUT), False)
             found[update.silo.name] = one if real else replace(one, noise=noise)
     return found

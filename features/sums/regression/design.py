@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from coterie import wire
 from coterie.features.sums.contract import Array, FitError
-from coterie.features.sums.regression.cox import Spells, partial, spells_of
+from coterie.features.sums.regression.cox import partial
 from coterie.features.sums.regression.newton import (
     BETA,
     CENTRES,
@@ -28,6 +28,7 @@ from coterie.features.sums.regression.newton import (
     packed,
 )
 from coterie.features.sums.rows import Rows, missing
+from coterie.features.sums.spells import Spells, spells_of
 from coterie.tasks.base import Column, Persons
 
 ROWS_PER_COEFFICIENT: Final = 2

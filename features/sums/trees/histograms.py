@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from coterie.features.sums.trees import bins
 from coterie.features.sums.trees.ensemble import Ensemble, Floats
+from coterie.features.sums.trees.survival import losses_of_survival, of_survival
 
 SUMS = 3
 """Sums of a bin: gradients, second derivatives, rows."""
@@ -23,7 +24,7 @@ SUMS = 3
 MOST_KNOWN = 12
 """Groups whose trees are remembered: those of one race at a silo, and more."""
 Derivatives = Callable[[Floats, Floats], tuple[Floats, Floats]]
-"""Answers and targets (n, K) → first and second derivative of each row's loss by each answer."""
+"""Answers (n, K) and targets → first and second derivative of each row's loss by each answer."""
 
 
 def of_numbers(answers: Floats, targets: Floats) -> tuple[Floats, Floats]:
@@ -50,6 +51,8 @@ def losses_of(derivatives: Derivatives, answers: Floats, targets: Floats, base: 
     The squared error of a real target is divided by its mean where every answer is ``base`` (K,):
     targets have different units.
     """
+    if derivatives is of_survival:
+        return losses_of_survival(answers, targets)
     if derivatives is of_labels:
         losses: Floats = (np.logaddexp(0, answers) - targets * answers).sum(axis=1)
     elif derivatives is of_classes:
@@ -68,7 +71,7 @@ class Rows:
 
     Attributes:
         x: (n, columns), NaN where a value is missing.
-        targets: (n, K).
+        targets: (n, K); of survival (n, 2), time and event.
         derivatives: of the task's loss.
         least: smallest number of rows whose sum may leave.
     """
@@ -79,15 +82,25 @@ class Rows:
     least: int = 1
     _known: list[_Known] = field(default_factory=list)
 
+    @property
+    def outputs(self) -> int:
+        """The number K of answers to a row."""
+        return 1 if self.derivatives is of_survival else self.targets.shape[1]
+
     def counts(self, cells: Sequence[bins.Ints]) -> list[bins.Ints]:
         """Return the rows in each column's cells."""
         columns = zip(self.x.T, cells, strict=True)
         return [_joined(bins.counted(column, own), self.least) for column, own in columns]
 
     def totals(self, base: NDArray[np.float32]) -> Floats:
-        """Return the sums over all rows where every answer is ``base``, shape (K, ``SUMS``)."""
+        """Return the sums over all rows where every answer is ``base``, shape (K, ``SUMS``).
+
+        Of survival, any constant is as good: the derivatives by it are 0.
+        """
         rows, found = len(self.x), np.zeros((len(base), SUMS))
-        if rows >= self.least:
+        if self.derivatives is of_survival:
+            found[:, 2] = rows * (rows >= self.least)
+        elif rows >= self.least:
             answers = np.tile(base.astype(np.float64), (rows, 1))
             first, second = self.derivatives(answers, self.targets)
             found[:] = np.stack(
@@ -96,9 +109,13 @@ class Rows:
         return found
 
     def losses(self, trees: Ensemble) -> Floats:
-        """Return the sum of the losses after 0, 1, … T trees, and the rows, shape (T + 1, 2)."""
+        """Return the sum of the losses after 0, 1, … T trees, and the rows, shape (T + 1, 2).
+
+        Both are 0 of too few rows, and of survival without events, which says nothing about trees.
+        """
         rows, found = len(self.x), np.zeros((len(trees.leaf) + 1, 2))
-        if rows < max(self.least, 1):
+        silent = self.derivatives is of_survival and not self.targets[:, 1].any()
+        if rows < max(self.least, 1) or silent:
             return found
         base = trees.base.astype(np.float64)
         answers = np.tile(base, (rows, 1))

@@ -88,7 +88,7 @@ def answer(arrays: Arrays, rows: Rows, held_out: Rows | None = None) -> Floats:
         AnswerError: it is not a question, or does not fit the rows.
     """
     try:
-        columns, outputs = rows.x.shape[1], rows.targets.shape[1]
+        columns, outputs = rows.x.shape[1], rows.outputs
         if "losses" in arrays:
             trees = _complete(arrays, columns, outputs)
             _require(arrays["losses"].tolist() == [len(trees.leaf)], "complete trees")

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from coterie import wire
 from coterie.client.work.data import Data, Held, Part
 from coterie.client.work.hold_out import held_apart
-from coterie.client.work.measure import batch_size, evaluate
+from coterie.client.work.measure import evaluate, sample_losses
 from coterie.client.work.request import RefusedError, Request
 from coterie.client.work.session import Session
 from coterie.client.work.sgd import TrainPlan
@@ -30,14 +30,16 @@ from coterie.client.work.stage import Holding, Stage, Work
 from coterie.client.work.weights import load_weights, read_weights, travelling
 from coterie.features.sums.rows import objection
 from coterie.features.sums.rows import rows_of as all_rows
+from coterie.features.sums.spells import spells_of
 from coterie.features.sums.trees import questions
 from coterie.features.sums.trees.ensemble import Ensemble
 from coterie.features.sums.trees.growth import HOLDOUT, Settings
 from coterie.features.sums.trees.histograms import Rows, of_classes, of_labels, of_numbers
 from coterie.features.sums.trees.questions import AnswerError
+from coterie.features.sums.trees.survival import of_survival
 from coterie.features.sums.trees.together import grown_alone
 from coterie.tasks.base import TaskError
-from coterie.tasks.problems import Classes, Numbers
+from coterie.tasks.problems import Classes, Numbers, Survival
 from coterie.tasks.trees import Trees
 
 log = logging.getLogger("coterie.silo")
@@ -79,7 +81,7 @@ class Growing(Stage):
             return
         work.training = _measured(work.session, work.metric)
         if wire.HOLDOUT_LOSS in work.metrics and len(work.data.test) > 1:
-            losses = _losses(work.session, work.data.test)
+            losses = sample_losses(work.session.task, work.session.model, work.data.test)
             work.metrics[wire.HOLDOUT_LOSS_ERROR] = float(losses.std(ddof=1)) / sqrt(len(losses))
 
     def held(self, mine: None, holding: Holding) -> None:
@@ -178,7 +180,10 @@ def _trained_on(request: Request, *, race: bool = True) -> NDArray[np.bool_]:
 
 
 def rows_of(session: Session, data: Data, least: int) -> Rows:
-    """Return training rows; ``least`` counts persons where they are known."""
+    """Return training rows; ``least`` counts persons where they are known.
+
+    Of survival, events count as in regressions (``spells_of``).
+    """
     part = data.train
     assert isinstance(part, Held), "a table is held as a whole"
     most = 1 if part.persons is None else int(np.unique(part.persons, return_counts=True)[1].max())
@@ -189,6 +194,9 @@ def rows_of(session: Session, data: Data, least: int) -> Rows:
             targets, derivatives = classes[:, None].astype(np.float64), of_labels
         else:
             targets, derivatives = np.eye(problem.num_classes)[classes], of_classes
+    elif isinstance(problem, Survival):
+        spells = spells_of(targets[:, 0], targets[:, 1], part.persons, least)
+        targets[spells.order, 1], derivatives = spells.event, of_survival
     else:
         derivatives = of_numbers if isinstance(problem, Numbers) else of_labels
     x: NDArray[np.float32] = part.x.cpu().numpy()
@@ -220,7 +228,7 @@ def _read_settings(text: str) -> _Asked:
 def _beside_alone(session: Session, asked: _Asked) -> str:
     """Return how the model in the session and trees of this silo alone compare on its test data."""
     group = read_weights(session.model)
-    losses = _losses(session, session.data.test)
+    losses = sample_losses(session.task, session.model, session.data.test)
     like = Ensemble.of(group)
     empty = Ensemble.empty(*(len(like.leaf), len(like.base), like.depth, len(like.gain)))
     split = session.data.hold_out(HOLDOUT, seed=0)
@@ -230,7 +238,7 @@ def _beside_alone(session: Session, asked: _Asked) -> str:
     )
     alone = grown_alone(rows, kept, held, empty, asked.settings, bins=asked.bins)
     load_weights(session.model, {name: alone.arrays()[name] for name in travelling(session.model)})
-    own = _losses(session, session.data.test)
+    own = sample_losses(session.task, session.model, session.data.test)
     load_weights(session.model, group)
     apart = losses - own
     error = float(apart.std(ddof=1)) / sqrt(len(apart)) if len(apart) > 1 else float("inf")
@@ -243,15 +251,3 @@ def _beside_alone(session: Session, asked: _Asked) -> str:
     if -apart.mean() > CHANCE * error:
         return f"{said}: the group's are better here, beyond chance"
     return f"{said}: the difference may be chance"
-
-
-@torch.no_grad()
-def _losses(session: Session, part: Part) -> NDArray[np.float64]:
-    """Return the loss of each sample (n,)."""
-    session.model.eval()
-    found = []
-    for x, y in part.batches(None, batch_size(part)):
-        outputs = session.model(x)
-        for answer, target in zip(outputs, y, strict=True):
-            found.append(float(session.task.loss(answer[None], target[None])))
-    return np.array(found)

@@ -197,7 +197,7 @@ class Grown(TwoClasses):
 
 def trees_of(problem: Problem, columns: int) -> Trees:
     """Return trees with splits at numbers such as 0 and 1, and nodes that do not split."""
-    outputs = getattr(problem, "num_classes", 2)
+    outputs = 1 if problem == Survival() else getattr(problem, "num_classes", 2)
     two = problem == Classes(2)
     model = Trees(5, 1 if two else outputs, 3, columns, two_classes=two)
     draw = torch.Generator().manual_seed(0)

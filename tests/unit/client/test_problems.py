@@ -8,7 +8,13 @@ import torch
 from torch import nn
 
 from coterie.client.work.data import Data, Held
-from coterie.client.work.measure import evaluate, evaluate_in_full, leading
+from coterie.client.work.measure import (
+    evaluate,
+    evaluate_in_full,
+    leading,
+    loss_error,
+    sample_losses,
+)
 from coterie.client.work.sgd import TrainPlan, train
 from coterie.tasks.base import Task, TaskError
 from coterie.tasks.problems import Classes, Labels, Masks, Numbers, Problem, Survival
@@ -104,6 +110,22 @@ def test_without_an_event_there_is_nothing_to_learn_and_no_error() -> None:
     loss = Survival().loss(torch.zeros(3, 1, requires_grad=True), torch.tensor([[1.0, 0.0]] * 3))
     loss.backward()
     assert float(loss) == 0
+
+
+def test_the_error_of_a_survival_loss_is_that_of_leaving_out_one_sample_after_the_other() -> None:
+    """The losses of small blocks are not those of their samples among all."""
+    task, part = samples("survival")
+    torch.manual_seed(0)
+    model = task.model().eval()
+    losses = sample_losses(task, model, part)
+    assert losses.mean() == pytest.approx(evaluate(task, model, part).loss, rel=1e-5)
+    x, y = part.at(torch.arange(len(part)))
+    outputs = model(x)
+    without = torch.eye(len(part)) == 0
+    found = [float(Survival().loss(outputs[own], y[own])) for own in without]
+    jackknife = np.std(found) * np.sqrt(len(part) - 1)
+    assert loss_error(task, model, part) == pytest.approx(jackknife, rel=0.05)
+    assert not Survival().losses(outputs, y * torch.tensor([1.0, 0.0])).any(), "without an event"
 
 
 def test_a_survival_loss_is_measured_over_the_whole_test_set(
