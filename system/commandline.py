@@ -1,4 +1,4 @@
-"""Common behaviour of our command lines: one-line errors, former names, JSON, plain help."""
+"""Common behaviour of our command lines: one-line errors, JSON, plain help."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import click
 import typer
 from typer.core import TyperGroup
 
-from coterie.system import former_names, terminal
+from coterie.system import terminal
 from coterie.system.files import explained
 from coterie.system.ports import address_of, host_of
 
@@ -47,39 +47,20 @@ class _Context(click.Context):
         super().__init__(*arguments, **{**options, "help_option_names": ["-h", "--help"]})
 
 
-class Old(str):
-    """A former name of an option, which is understood with a warning and shown nowhere."""
-
-    __slots__ = ()
-
-
-def take_former_names(command: click.Command) -> dict[str, str]:
-    """Take the former names out of a command's options; return them with today's names."""
-    found: dict[str, str] = {}
-    for one in command.params:
-        now = [name for name in one.opts if not isinstance(name, Old)]
-        found |= {str(name): now[0] for name in one.opts if isinstance(name, Old)}
-        one.opts = now
-    return found
-
-
 class Group(TyperGroup):
     """A command group that reports errors that a person can fix in one line.
 
     They have the attribute ``exit_code``; a subclass may add others in ``exit_status``.
 
     Attributes:
-        renamed: former command → today's, below this group.
-        spelled: as ``renamed``, without a warning.
+        spelled: another spelling of a command → ours, below this group.
     """
 
     context_class = _Context
-    renamed: ClassVar[Mapping[str, str]] = {}
     spelled: ClassVar[Mapping[str, str]] = {"enroll": "enrol"}
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-        self._former = {name: take_former_names(one) for name, one in self.commands.items()}
         for command in self.commands.values():
             command.context_class = _Context
 
@@ -91,23 +72,19 @@ class Group(TyperGroup):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find a command by today's name or a former one, and rename its options."""
+        """Find a command by any of its spellings."""
         for number in (2, 1):
-            words = " ".join(args[:number])
-            now = self.renamed.get(words) or self.spelled.get(words) or ""
+            now = self.spelled.get(" ".join(args[:number]), "")
             if now.partition(" ")[0] in self.commands:
-                if words in self.renamed:
-                    former_names.warn(f"{ctx.command_path} {words}", f"{ctx.command_path} {now}")
                 args = [*now.split(), *args[number:]]
                 break
         name, command, rest = super().resolve_command(ctx, args)
         if command is None or isinstance(command, click.Group):
             return name, command, rest
-        return name, command, list(_options_of_today(command, self._former[name or ""], rest))
+        return name, command, list(_own_options(command, rest))
 
     def main(self, *arguments: Any, **options: Any) -> Any:
         terminal.show_everything()
-        former_names.warn.cache_clear()
         vars(terminal.shown).update(quiet=False, verbose=False, still=False)
         if "_COTERIE_COMPLETE" in os.environ:
             from typer._completion_classes import completion_init
@@ -129,19 +106,14 @@ class Group(TyperGroup):
             ctx.exit(status)
 
 
-def _options_of_today(
-    command: click.Command, former: Mapping[str, str], arguments: Sequence[str]
-) -> Iterator[str]:
-    """Yield arguments with today's names of options, without ``EVERYWHERE`` and ``COLOR``."""
+def _own_options(command: click.Command, arguments: Sequence[str]) -> Iterator[str]:
+    """Yield a command's arguments; ``EVERYWHERE`` and ``COLOR`` take effect here."""
     known = {name for one in command.params for name in one.opts}
     rest = iter(arguments)
     for argument in rest:
         name, equals, value = argument.partition("=")
         if argument == "--":
             yield from (argument, *rest)
-        elif name in former:
-            former_names.warn(name, former[name])
-            yield former[name] + equals + value
         elif argument in EVERYWHERE and argument not in known:
             setattr(terminal.shown, EVERYWHERE[argument], True)
         elif name == COLOR:
@@ -222,7 +194,6 @@ MetricsOption = Annotated[
     str,
     typer.Option(
         "--metrics-address",
-        Old("--metrics"),
         metavar="[HOST:]PORT",
         help="Address at which to serve metrics for Prometheus, at /metrics. Without HOST: to "
         "this machine only.",

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from coterie.system import former_names
 from coterie.tasks.base import Option
 from coterie.tasks.errors import TaskError
 
@@ -21,7 +20,6 @@ def read_options(
     task: str, options: Mapping[str, Option], defaults: Mapping[str, Option]
 ) -> dict[str, Any]:
     """Fill in defaults and convert to their types; raise ``TaskError`` for invalid options."""
-    options = former_names.of_today(options, former_names.OPTIONS)
     unknown = sorted(set(options) - set(defaults))
     if unknown:
         raise TaskError(
@@ -49,12 +47,6 @@ def _flag(value: Option) -> bool:
         raise ValueError from None
 
 
-def split_keys(split: Any) -> Any:
-    """Return the keys of a ``[split]`` under today's names."""
-    is_table = isinstance(split, Mapping)
-    return former_names.of_today(split, former_names.SPLIT) if is_table else split
-
-
 def place_of(text: str) -> Path:
     """Return the path in a user's text, or raise ``TaskError`` for an unknown home folder."""
     try:
@@ -67,11 +59,8 @@ def place_of(text: str) -> Path:
 
 
 def with_task_keys(keys: Any) -> Any:
-    """Return a file's run keys under today's names, ``[run.task]`` flattened to ``task.<name>``."""
-    if not isinstance(keys, Mapping):
-        return keys
-    keys = former_names.of_today(keys, former_names.RUN_KEYS)
-    if not isinstance(keys.get("task"), Mapping):
+    """Return a file's run keys, ``[run.task]`` flattened to ``task.<name>``."""
+    if not isinstance(keys, Mapping) or not isinstance(keys.get("task"), Mapping):
         return keys
     own = {f"task.{name}": value for name, value in keys["task"].items()}
     return {**{key: value for key, value in keys.items() if key != "task"}, **own}

@@ -30,7 +30,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from coterie.tasks.base import Option, SiloData, StreamedData, Task, TaskError
-from coterie.tasks.options import as_option, place_of, split_keys, with_task_keys
+from coterie.tasks.options import as_option, place_of, with_task_keys
 from coterie.tasks.splits.options import SPLIT_KEYS
 from coterie.tasks.toml import checked, read_table
 
@@ -115,7 +115,7 @@ class Simulation(BaseModel):
     names: tuple[str, ...] = ()
     seed: int = Field(0, ge=0, le=2**31 - 1)
     label_counts: bool = Field(False, strict=True)
-    split: Annotated[dict[str, Option], BeforeValidator(split_keys)] = Field(default_factory=dict)
+    split: dict[str, Option] = Field(default_factory=dict)
     options: dict[str, Annotated[Option, BeforeValidator(as_option)]] = Field(default_factory=dict)
     run: Annotated[dict[str, Any], BeforeValidator(with_task_keys)] = Field(default_factory=dict)
 

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 import typer
 
 from coterie.client.cli.options import HomeOption, option
-from coterie.system import former_names
 from coterie.system.commandline import JsonOption, MisuseError, print_json
 
 if TYPE_CHECKING:
@@ -32,7 +31,6 @@ CodeOption = Annotated[
 )
 def approve(
     run: Annotated[str, typer.Argument(help="Name of the run.")] = "",
-    refuse: Annotated[bool, typer.Option("--refuse", hidden=True, help="Now `reject`.")] = False,
     code: CodeOption = "",
     web: Annotated[
         bool, typer.Option("--web", help="Serve a page with the waiting runs, on this machine.")
@@ -49,11 +47,8 @@ def approve(
     Approval covers exactly the settings that the run announced. If they change, the run waits
     again.
     """
-    if refuse and not web:
-        former_names.warn("coterie silo approve --refuse", "coterie silo reject")
-        _decide(home, run, "refused", code)
-    elif web:
-        if run or refuse or code:
+    if web:
+        if run or code:
             raise MisuseError("--web shows all waiting runs: do not give RUN with it.")
         from coterie.client.cli.approve_page import make_server
         from coterie.client.home.folder import Home
@@ -61,11 +56,8 @@ def approve(
 
         with make_server(Home(home), port=port, token=new_token()) as server:
             server.run()
-    elif run or code:
-        _decide(home, run, "approved", code)
     else:
-        former_names.warn("coterie silo approve", "coterie silo pending")
-        pending(home)
+        _decide(home, run, "approved", code)
 
 
 @app.command(epilog="Example:  coterie silo reject hcct-1234 --home hospital-b")
@@ -98,7 +90,9 @@ def _decide(home: Path | None, run: str, state: State, code: str) -> None:
     from coterie.client.home.folder import Home
 
     if not run:
-        raise MisuseError("name the run: coterie silo approve RUN.")
+        raise MisuseError(
+            "name the run: coterie silo approve RUN. `coterie silo pending` lists them."
+        )
     made = Home(home)
     decided = decide(made.folder, run, state, code=code)
     for line in described(decided, made):

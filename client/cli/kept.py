@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from coterie.client.cli.options import HomeOption, SetOption, option
-from coterie.system.commandline import JsonOption, MisuseError, Old, print_json
+from coterie.system.commandline import JsonOption, MisuseError, print_json
 from coterie.system.logs import show_progress
 
 if TYPE_CHECKING:
@@ -260,7 +260,6 @@ def export(
             "FILE",
             "File to write: model.onnx, model.pt2 for PyTorch, or model.json for XGBoost (trees).",
             *OUTPUT,
-            Old("--to"),
         ),
     ],
     home: HomeOption = None,
@@ -308,7 +307,6 @@ def report(
         Path | None,
         option(
             *("FILE", "File to write. [default: report.html in the silo's folder]", *OUTPUT),
-            Old("--out"),
         ),
     ] = None,
     dossier: Annotated[

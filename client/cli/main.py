@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated
 
-import click
 import typer
 
 from coterie.client.cli import approve, folder, kept, versions, watch
@@ -20,7 +19,6 @@ from coterie.client.cli.options import (
     VerboseOption,
     option,
 )
-from coterie.system import former_names
 from coterie.system.commandline import (
     EXIT_CONFIG,
     EXIT_LINK,
@@ -41,14 +39,6 @@ WITH_FOLDER = ("home", "app", "mod", "patience", "metrics", "log_format", "verbo
 
 
 class _Silo(Group):
-    renamed: ClassVar[Mapping[str, str]] = {"start": "serve"}
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        if args and args[0].startswith("--") and args[0] != "--help":
-            former_names.warn(f"{ctx.command_path} {args[0]} …", f"{ctx.command_path} serve …")
-            args = ["serve", *args]
-        return super().parse_args(ctx, args)
-
     def exit_status(self, error: Exception) -> int | None:
         from coterie.client.home.settings import SettingsError
         from coterie.tasks.base import TaskError

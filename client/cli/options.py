@@ -7,8 +7,6 @@ from typing import Annotated, Any
 
 import typer
 
-from coterie.system.commandline import Old
-
 PATIENCE_S = 600.0
 
 
@@ -35,7 +33,6 @@ PatienceOption = Annotated[
         "SECONDS",
         "Time to keep trying to reach the SuperLink before giving up, in seconds.",
         "--retry-for",
-        Old("--patience"),
     ),
 ]
 VerboseOption = Annotated[bool, typer.Option("--verbose", "-v", help="Log every message.")]

@@ -319,13 +319,7 @@ def whole(card: Card, task: Task, weights: Model) -> torch.nn.Module:
 def _check_declaration(card: Card, task: Task) -> None:
     """Refuse a changed declaration: columns or classes may have changed order."""
     today = str(getattr(task, "fingerprint", ""))
-    if card.fingerprint is None and today:
-        raise TaskError(
-            "the model's card was written by an earlier version and does not name the "
-            f"declaration of task {task.name!r} used for training: the meaning of columns or "
-            "classes may have changed. Train the model again."
-        )
-    if card.fingerprint is not None and card.fingerprint != today:
+    if card.fingerprint != today:
         raise TaskError(
             f"task {task.name!r} has changed since the model was trained (fingerprint "
             f"{today or 'none'}, not {card.fingerprint or 'none'}): the meaning of columns or "

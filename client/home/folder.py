@@ -37,7 +37,7 @@ from coterie.client.home.settings import (
     check_name,
     privacy_of,
 )
-from coterie.system import files, former_names, keys
+from coterie.system import files, keys
 from coterie.tasks.options import as_option, place_of
 from coterie.tasks.toml import checked, read_table
 from coterie.wire import enrolment, page
@@ -240,8 +240,8 @@ class Home:
         file = self.folder / "ca.pem"
         try:
             joined = json.loads((self.folder / "coordinator.json").read_text(encoding="utf-8"))
-            ca = str(joined.get("ca", "")).encode()  # earlier versions wrote only the file
-            if ca and (not file.exists() or file.read_bytes() != ca):
+            ca = str(joined["ca"]).encode()
+            if not file.exists() or file.read_bytes() != ca:
                 files.write_atomically(file, ca)  # a crash came between the two files
             return str(joined["address"]), file
         except FileNotFoundError:
@@ -252,7 +252,7 @@ class Home:
             ) from None
         except OSError as error:
             raise SettingsError(f"coordinator.json cannot be read: {error.strerror}.") from None
-        except (ValueError, KeyError, AttributeError):
+        except (ValueError, KeyError, TypeError):
             raise SettingsError(
                 f"{self.folder / 'coordinator.json'} is damaged. Run `coterie silo join` again "
                 "with the operator's answer."
@@ -334,9 +334,7 @@ def _read(file: Path) -> Any:
         f"{file.parent} is not a silo's folder (no silo.toml). Create one with `coterie silo "
         f"init --name NAME`, or name it with --home or {ENVIRONMENT}."
     )
-    table = former_names.in_sections(
-        read_table(file, SettingsError, absent=absent), former_names.SILO
-    )
+    table = read_table(file, SettingsError, absent=absent)
     return checked(_File, table, file, SettingsError)
 
 

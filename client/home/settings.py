@@ -16,7 +16,6 @@ from pydantic import AfterValidator, Field
 from coterie.client.home.policy import Policy
 from coterie.client.home.privacy import Privacy
 from coterie.client.home.schema import In, read_all, settings_of
-from coterie.system import former_names
 from coterie.system.ports import listen_address
 from coterie.tasks.base import Option
 from coterie.wire import is_silo_name
@@ -216,8 +215,7 @@ class SiloSettings:
         Raises:
             SettingsError: an unknown key or a value out of bounds.
         """
-        given = former_names.of_today(config, former_names.NODE)
-        given = {k: v for k, v in given.items() if k not in ("partition-id", "num-partitions")}
+        given = {k: v for k, v in config.items() if k not in ("partition-id", "num-partitions")}
         also = _also({k: given.pop(k) for k in [*given] if ALSO.fullmatch(k)})
         options = {
             k.removeprefix(DATA_PREFIX): given.pop(k) for k in [*given] if k.startswith(DATA_PREFIX)

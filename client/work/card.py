@@ -89,7 +89,7 @@ class Card:
         group: number of the silo's group, from 1; 0 without a group.
         members: the names of the group's silos, where the run discloses them.
         trained: ``together`` with the group, or ``here``: as this silo last trained it, before
-            averaging. Earlier versions also saved models trained ``alone``.
+            averaging.
         num_examples: training samples of this silo.
         num_persons, test_persons: persons behind the training and the test samples; 0 if unknown.
         test_error, test_loss, test_examples: measured on this silo's test data.
@@ -102,8 +102,7 @@ class Card:
         calibration: of the outputs; None if they are used unchanged.
         sha256: ``wire.model_hash`` of the arrays.
         kept: when the model was saved, ISO 8601.
-        fingerprint: of the task's declaration; empty without one; None if an earlier version, which
-            did not record it, saved the model.
+        fingerprint: of the task's declaration; empty without one.
         frozen: ``weights.frozen_digest`` of the frozen part, which is not in the file; empty
             without one.
         data_hash: ``session.hash_of`` the training data, validation data included.
@@ -140,7 +139,7 @@ class Card:
     sha256: str
     kept: str
     versions: Mapping[str, str]
-    fingerprint: str | None = None
+    fingerprint: str = ""
     data_hash: str = ""
     scale: ColumnScale | None = None
     scale_from: str = "silo"
@@ -297,9 +296,6 @@ def read_card(file: Path) -> Card:
         with safe_open(file, framework="np") as opened:
             values = json.loads(_metadata(opened, file))
         values["members"] = tuple(values["members"])
-        if "guard" in values:  # of versions that also trained models alone
-            values["validation"] = values.pop("guard")
-            values.pop("validation_error_alone", None)
         if (own := values.get("calibration")) is not None:
             values["calibration"] = Calibration(**own | {"thresholds": tuple(own["thresholds"])})
         return Card(**values)
@@ -317,8 +313,6 @@ def _how_trained(card: Card) -> str:
         return f"by its group; this silo {only}"
     if card.trained == HERE:
         return "as this silo trained it last, before it was averaged"
-    if card.trained == "alone":
-        return "alone"
     return "alone: no other silo was in its group" if card.alone else card.trained
 
 

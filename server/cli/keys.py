@@ -10,7 +10,6 @@ from typing import Any
 import click
 from typer.core import TyperCommand
 
-from coterie.system import former_names
 from coterie.system.commandline import MisuseError
 
 
@@ -80,10 +79,9 @@ def keys_of(
         for key, value in given.items()
     }
     for setting in settings or ():
-        given_key, equals, value = setting.partition("=")
-        if not equals or not given_key:
+        key, equals, value = setting.partition("=")
+        if not equals or not key:
             raise MisuseError(f"--set takes KEY=VALUE. Got {setting!r}.")
-        (key,) = former_names.of_today({given_key: value}, former_names.RUN_KEYS)
         read = _value(value)
         # A text stays as it was typed, even if it looks like a number: the id of a run.
         keys[key] = value if not isinstance(read, str) and is_text(key) else read

@@ -41,20 +41,6 @@ EXIT_CODES = (
 
 
 class _Coterie(Group):
-    renamed: ClassVar[Mapping[str, str]] = {
-        "init": "federation init",
-        "health": "federation check",
-        "audit": "federation audit",
-        "upgrade-check": "federation upgrade-check",
-        "roster": "members list",
-        "enrol": "members enrol",
-        "remove": "members remove",
-        "withdraw": "members erase",
-        "watch": "runs watch",
-        "stop": "runs stop",
-        "report": "runs report",
-        "explain": "runs explain",
-    }
     spelled: ClassVar[Mapping[str, str]] = {
         "enroll": "members enrol",
         "run resume": "run --resume",

@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 import typer
 
 from coterie.server.cli.options import FederationOption, folder_option
-from coterie.system.commandline import Group, JsonOption, YesOption, confirm, group
-
-
-class _Operators(Group):
-    renamed: ClassVar[Mapping[str, str]] = {"roles": "set-roles"}
-
+from coterie.system.commandline import JsonOption, YesOption, confirm, group
 
 app = group(
     *("coterie operator", "Manage operators' keys and roles."),
-    *("coterie operator list --federation lung-study", _Operators),
+    "coterie operator list --federation lung-study",
 )
 
 NameArgument = Annotated[str, typer.Argument(help="Name of the operator.")]

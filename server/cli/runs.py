@@ -21,7 +21,6 @@ from coterie.system.commandline import (
     Group,
     JsonOption,
     MisuseError,
-    Old,
     given_before,
     host_option,
 )
@@ -83,12 +82,8 @@ def run(
     rounds: int | None = None,
     alpha: Annotated[str | None, typer.Option(metavar="NUMBER|scaled|auto")] = None,
     num_groups: Annotated[str | None, typer.Option("--groups", metavar="NUMBER|auto")] = None,
-    c: Annotated[
-        str | None, typer.Option("--size-weight", Old("-c"), metavar="NUMBER|auto")
-    ] = None,
-    baseline_run: Annotated[
-        str | None, typer.Option("--baseline-run", Old("--alone"), metavar="RUN")
-    ] = None,
+    c: Annotated[str | None, typer.Option("--size-weight", metavar="NUMBER|auto")] = None,
+    baseline_run: Annotated[str | None, typer.Option(metavar="RUN")] = None,
     seed: int | None = None,
     task: str | None = None,
     min_silos: int | None = None,
@@ -306,7 +301,6 @@ def report(
         str | None,
         typer.Option(
             "--baseline-local",
-            Old("--alone"),
             metavar="RUN",
             help="Run of the strategy `independent` to compare with.",
         ),
@@ -315,7 +309,6 @@ def report(
         str | None,
         typer.Option(
             "--baseline-global",
-            Old("--global"),
             metavar="RUN",
             help="Run of the strategy `fedavg` to compare with.",
         ),
@@ -325,7 +318,6 @@ def report(
         typer.Option(
             "--output",
             "-o",
-            Old("--out"),
             help="File to write; for pictures, a folder. [default: in the run's folder]",
             callback=options.expand,
         ),

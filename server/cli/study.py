@@ -9,10 +9,9 @@ import typer
 
 from coterie.server.cli.keys import KeysCommand, keys_of
 from coterie.server.cli.options import RunsOption, SetOption, file_argument, folder_option
-from coterie.system.commandline import JsonOption, MisuseError, Old
+from coterie.system.commandline import JsonOption, MisuseError
 from coterie.system.terminal import aside
 
-WORKDIR = ("--workdir", Old("--dir"))
 app = typer.Typer()
 
 
@@ -33,7 +32,7 @@ def demo(
     ] = "hcct",
     folder: Annotated[
         Path | None,
-        folder_option("Folder for all files of the demo. [default: runs/demo-<time>]", *WORKDIR),
+        folder_option("Folder for all files of the demo. [default: runs/demo-<time>]", "--workdir"),
     ] = None,
 ) -> None:
     """Watch ten silos find out who should train with whom.
@@ -64,7 +63,7 @@ def simulate(
     runs_dir: RunsOption = None,
     folder: Annotated[
         Path | None,
-        folder_option("With --processes: folder for the logs and the silos' models.", *WORKDIR),
+        folder_option("With --processes: folder for the logs and the silos' models.", "--workdir"),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -110,14 +109,13 @@ def compare(
         Path | None,
         folder_option(
             "Folder for the records and the result table. A comparison already in it is continued.",
-            *WORKDIR,
+            "--workdir",
         ),
     ] = None,
     processes: Annotated[
         bool,
         typer.Option(
             "--separate-processes",
-            Old("--federation"),
             help="Run the silos as separate processes that communicate over gRPC.",
         ),
     ] = False,

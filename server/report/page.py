@@ -26,7 +26,6 @@ from coterie.server.report.story import (
 from coterie.server.runs.config import defaults, foreign_keys
 from coterie.server.runs.going_on import parent_of
 from coterie.server.runs.record import Run
-from coterie.system import former_names
 
 SCIENCE, COSTS = ("loss", "discrepancy"), ("seconds", "silo-seconds", "bytes")
 """Keys of the folded pictures."""
@@ -348,7 +347,7 @@ def summary(story: Story) -> dict[str, Any]:
     """Return the report's figures as JSON values."""
     run, gains, history = story.run, story.gains, story.history
     since, now = history.since, history.now
-    figures = {
+    return {
         "run": run.name,
         "status": run.status,
         "missing": list(run.missing),
@@ -364,19 +363,16 @@ def summary(story: Story) -> dict[str, Any]:
         "local-run": gains.alone_run or None,
         "global-run": gains.common_run or None,
         "silos": {
-            name: former_names.with_former(
-                {
-                    "num-examples": finite(facts.num_examples),
-                    "group": (now[name][0] or "alone") if name in now else None,
-                    "since": since.get(name),
-                    "value": _value(run, gains.together.get(name)),
-                    "error": finite(gains.together.get(name)),
-                    "error-local": finite(gains.alone.get(name)),
-                    "error-global": finite(gains.common.get(name)),
-                    "gain": finite(gains.gain.get(name)),
-                },
-                former_names.REPORT,
-            )
+            name: {
+                "num-examples": finite(facts.num_examples),
+                "group": (now[name][0] or "alone") if name in now else None,
+                "since": since.get(name),
+                "value": _value(run, gains.together.get(name)),
+                "error": finite(gains.together.get(name)),
+                "error-local": finite(gains.alone.get(name)),
+                "error-global": finite(gains.common.get(name)),
+                "gain": finite(gains.gain.get(name)),
+            }
             for name, facts in run.silos.items()
         },
         "groups": [
@@ -391,7 +387,6 @@ def summary(story: Story) -> dict[str, Any]:
         "versions": dict(run.versions),
         "command": repeat_command(run),
     }
-    return former_names.with_former(figures, former_names.REPORT)
 
 
 def _value(run: Run, error: float | None) -> float | None:

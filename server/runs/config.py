@@ -27,7 +27,6 @@ from coterie.strategies.registry import DEFAULT, EVERY, STRATEGIES, Row, row_of
 from coterie.strategies.rounds.algorithm import Algorithm
 from coterie.strategies.rounds.churn import Churn
 from coterie.strategies.rounds.options import Key, Options, Positive, Scalar, dashed, rows_of
-from coterie.system import former_names
 
 GENERATORS = STRATEGIES["fedgenp"]
 """The strategy whose options accompany ``generators``."""
@@ -188,7 +187,7 @@ class RunConfig(Options, wire.SiloKeys):
         Raises ``FederationError`` with every problem: unknown keys, keys of another strategy,
         values out of bounds, and keys that do not fit together.
         """
-        values = _of_today(values)
+        values = _of_ours(values)
         row = _row(values.get("strategy", DEFAULT))
         around = values.get("generators", "off") != "off"
         shared = {key: value for key, value in values.items() if key in cls.own_keys()}
@@ -224,10 +223,7 @@ class RunConfig(Options, wire.SiloKeys):
     def read_from_flower(cls, values: Mapping[str, Any]) -> Self:
         """Check the keys from Flower; those of other strategies are ignored at their default."""
         usual = defaults()
-        former = former_names.RUN_KEYS
-        values = _of_today(
-            {k: v for k, v in values.items() if k not in former or v != usual[former[k]]}
-        )
+        values = _of_ours(values)
         row = _row(values.get("strategy", DEFAULT))
         own = keys_of(row, around=values.get("generators", "off") != "off") | cls.own_keys()
         return cls.read({k: v for k, v in values.items() if k in own or v != usual.get(k)})
@@ -279,11 +275,10 @@ def train_config(config: RunConfig, *, run: str) -> dict[str, Scalar]:
     return sent | config.task_keys
 
 
-def _of_today(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return keys under today's names, and the strategy under ours."""
-    found = former_names.of_today(values, former_names.RUN_KEYS)
-    own = {"strategy": wire.strategy_of(found["strategy"])} if "strategy" in found else {}
-    return {**found, **own}
+def _of_ours(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return keys with the strategy under our name of it."""
+    own = {"strategy": wire.strategy_of(values["strategy"])} if "strategy" in values else {}
+    return {**values, **own}
 
 
 def _validation_problems(config: RunConfig) -> Iterator[str]:
@@ -397,13 +392,6 @@ def _fixed(row: Row) -> set[str]:
     return {name.replace("_", "-") for name in row.fixed}
 
 
-GONE = {
-    "guard": "it was removed. strategy = auto also tries training alone, and validation with "
-    "keep = best keeps each silo's best model",
-}
-"""Keys of earlier versions → what to use instead."""
-
-
 def _foreign(own: Mapping[str, Any], row: Row, *, around: bool) -> Iterator[str]:
     """Yield problems with keys that are unknown or belong to another strategy."""
     mine = keys_of(row, around=around)
@@ -414,7 +402,7 @@ def _foreign(own: Mapping[str, Any], row: Row, *, around: bool) -> Iterator[str]
             yield f"{_belongs(key)}, and the strategy is {row.name}"
         else:
             near = get_close_matches(key, [*mine, *RunConfig.own_keys(), *owners()], n=1)
-            advice = GONE.get(key) or (
+            advice = (
                 f"did you mean {near[0]}?"
                 if near
                 else f"{wire.page('Configuration of a run')} lists the keys"

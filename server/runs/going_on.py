@@ -12,7 +12,7 @@ from typing import Any
 from coterie.features.stopping.coordinator import Stopping
 from coterie.server.paths import place
 from coterie.server.runs.checkpoint import Checkpoints
-from coterie.server.runs.config import COMMANDS, GONE, RunConfig, foreign_keys
+from coterie.server.runs.config import COMMANDS, RunConfig
 from coterie.server.runs.record import EVENTS, OWN_APP, Run, reading
 from coterie.strategies.auto.budget import PLANNED as PLANNED_BY_AUTO
 from coterie.strategies.errors import FederationError, refused
@@ -83,9 +83,7 @@ def with_groups_of(config: RunConfig, root: Path) -> RunConfig:
 
 
 def recorded_config(run: Run) -> RunConfig:
-    """Return the configuration of a record; earlier releases wrote keys of every strategy.
-
-    Removed keys are dropped, with a warning in the log where they had an effect.
+    """Return the configuration of a record.
 
     Raises:
         FederationError: the run is of an own Flower app, which only the app can continue.
@@ -95,11 +93,7 @@ def recorded_config(run: Run) -> RunConfig:
             f"{run.name} was started by a Flower app. To continue it, start that app with "
             f"coterie.recorded(strategy, resume={run.name!r})."
         )
-    foreign = foreign_keys(run.config) | GONE
-    for key in GONE.keys() & run.config.keys():
-        if run.config[key]:
-            log.warning("%s = %s of the record is left out: %s", key, run.config[key], GONE[key])
-    return RunConfig.read({key: v for key, v in run.config.items() if key not in foreign})
+    return RunConfig.read(run.config)
 
 
 # ---------------------------------------------------------------- in the same folder

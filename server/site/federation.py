@@ -26,7 +26,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from coterie.server.paths import ENVIRONMENT, place
 from coterie.server.site import certificates
 from coterie.strategies.errors import refused
-from coterie.system import former_names, logs
+from coterie.system import logs
 from coterie.system.files import make_folder, write_atomically
 from coterie.system.ports import (
     address_of,
@@ -253,9 +253,7 @@ def load(folder: Path | None = None) -> Federation:
         f"{root} is not a federation (no coterie.toml). Create one with `coterie federation init`, "
         f"or name its folder with --federation or {ENVIRONMENT}."
     )
-    table = former_names.in_sections(
-        read_table(file, refused, absent=absent), former_names.COORDINATOR
-    )
+    table = read_table(file, refused, absent=absent)
     return Federation(root, checked(_Config, table, file, refused))
 
 

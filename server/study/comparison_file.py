@@ -67,7 +67,7 @@ from coterie.strategies.fedgenp.generative import Generative
 from coterie.strategies.rounds.options import dashed
 from coterie.tasks import load_task
 from coterie.tasks.base import Option, Task, TaskError
-from coterie.tasks.options import as_option, place_of, split_keys, with_task_keys
+from coterie.tasks.options import as_option, place_of, with_task_keys
 from coterie.tasks.own.declared import DeclaredTask, load_declared
 from coterie.tasks.simulation import Simulation, placed, split_problem
 from coterie.tasks.toml import checked, read_table
@@ -116,7 +116,7 @@ class CompareFile(BaseModel):
     label_counts: bool = Field(False, strict=True)
     column_sums: bool = Field(False, strict=True)
     silos: Annotated[int, Field(ge=1, le=10_000)] | Annotated[list[SiloEntry], Field(min_length=1)]
-    split: Annotated[dict[str, Option], BeforeValidator(split_keys)] = Field(default_factory=dict)
+    split: dict[str, Option] = Field(default_factory=dict)
     options: dict[str, Annotated[Option, BeforeValidator(as_option)]] = Field(default_factory=dict)
     run: RunKeys = Field(default_factory=dict)
     strategies: list[RunKeys] = Field(min_length=1)

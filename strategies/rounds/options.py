@@ -20,7 +20,6 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
 from coterie.strategies.errors import FederationError, refused
-from coterie.system import former_names
 from coterie.wire import NotNegative as NotNegative
 from coterie.wire import Positive as Positive
 from coterie.wire import Scalar as Scalar
@@ -92,7 +91,7 @@ class Options(BaseModel):
 
     def __init__(self, **values: Any) -> None:
         try:
-            super().__init__(**former_names.of_today(values, former_names.FIELDS))
+            super().__init__(**values)
         except ValidationError as error:
             known = ", ".join(sorted(type(self).model_fields))
             raise wrong_options(problems_of(error, type(self), underscored, known)) from None

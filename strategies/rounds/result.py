@@ -17,7 +17,6 @@ from coterie.strategies.rounds.handles import Arrays, Model, arrays_of, is_seen
 from coterie.strategies.rounds.members import Members
 from coterie.strategies.rounds.models import holders, weighted_mean
 from coterie.strategies.rounds.reports import Group, RoundReport
-from coterie.system import former_names
 
 
 class RunResult(Result):
@@ -80,12 +79,6 @@ class RunResult(Result):
         """The model kept by silos that have none in ``models``; None if there is none."""
         model = None if self._algorithm is None else self._algorithm.global_model(self.state)
         return model if model is None or is_seen(model) else None
-
-    @property
-    def common(self) -> Arrays | None:
-        """The former name of ``global_model``, for one release."""
-        former_names.warn("result.common", "result.global_model")
-        return self.global_model
 
     @property
     def groups(self) -> dict[int, list[list[str]]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,8 +23,6 @@ from coterie.tasks.problems import Classes, Masks, Numbers
 
 class ArrayDeclaration(Declaration):
     """The declaration of arrays: ``shape`` of one sample, ``scale`` as a factor on every number."""
-
-    LATER: ClassVar[tuple[str, ...]] = (*Declaration.LATER, "target")
 
     kind: Literal["npz"]
     shape: Annotated[tuple[Size, ...], Field(min_length=1, max_length=3)]

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -63,9 +63,6 @@ class Declaration(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    LATER: ClassVar[tuple[str, ...]] = ("metric", "weights", "checksum", "freeze")
-    """Keys added later, which older declarations lack."""
-
     kind: str
     name: Name
     classes: tuple[str, ...] = ()
@@ -86,17 +83,8 @@ class Declaration(BaseModel):
         return Classes(count) if self.answer is None else self.answer.problem(count)
 
     def fingerprint(self) -> str:
-        """Return a fingerprint of the content, 16 hexadecimal digits.
-
-        Keys added later count only where set, so that older declarations keep their fingerprint.
-        """
-        unsaid = {
-            key
-            for key in self.LATER
-            if getattr(self, key)
-            == type(self).model_fields[key].get_default(call_default_factory=True)
-        }
-        return hashlib.sha256(self.model_dump_json(exclude=unsaid).encode()).hexdigest()[:16]
+        """Return a fingerprint of the content, 16 hexadecimal digits."""
+        return hashlib.sha256(self.model_dump_json().encode()).hexdigest()[:16]
 
     @model_validator(mode="after")
     def _classes_and_metric_fit(self) -> Declaration:
@@ -184,7 +172,7 @@ class DeclaredTask(Task):
         return made
 
     def of_scale(self, scale: ColumnScale | None) -> Self:
-        """Return the task for this scale. Models kept by earlier versions have no target scale."""
+        """Return the task for this scale, which may have none of the targets."""
         problem, own = self.declaration.problem(), list(scale or ())[self.scaled_inputs :]
         if not isinstance(problem, Numbers):
             return self
@@ -269,7 +257,7 @@ class DeclaredTask(Task):
             )
 
     def says(self) -> Mapping[str, Any]:
-        """Return the declaration's keys. Earlier versions did not scale targets."""
+        """Return the declaration's keys, and that targets are scaled."""
         scaled = {"scale of targets": "standard"} if self.scaled_targets else {}
         return {**self.declaration.model_dump(mode="json"), **scaled}
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,8 +39,6 @@ class ImageFolderDeclaration(Declaration):
     ``shape`` is channels (1 grey, 3 colour), height, width; images are resized to it.
     ``normalise``: see ``coterie.tasks.images.scale.read_scale``.
     """
-
-    LATER: ClassVar[tuple[str, ...]] = (*Declaration.LATER, "target")
 
     kind: Literal["image-folder"]
     shape: tuple[Annotated[int, Field(ge=1, le=3)], Size, Size]

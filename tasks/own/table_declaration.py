@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
@@ -20,8 +20,6 @@ class TableDeclaration(Declaration):
     missing values. ``scale``: standardise numbers and real targets by each ``silo``'s mean and
     deviation, or by one pair of the ``federation``.
     """
-
-    LATER: ClassVar[tuple[str, ...]] = (*Declaration.LATER, "bounds", "indicators", "scale")
 
     kind: Literal["table"]
     target: TableTarget

@@ -9,9 +9,7 @@ from pydantic import (
     ConfigDict,
     Discriminator,
     Field,
-    SerializerFunctionWrapHandler,
     Tag,
-    model_serializer,
 )
 
 from coterie.tasks.problems import Labels, Masks, Numbers, Problem, Survival
@@ -86,11 +84,6 @@ class NumberArray(Target):
     count: Annotated[int, Field(ge=1, le=1_000_000)] = 1
     unit: str = ""
     scale: Literal["silo", "federation"] = "silo"
-
-    @model_serializer(mode="wrap")
-    def _as_before(self, plain: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Omit the newer key ``scale`` at its default, so that fingerprints stay the same."""
-        return {key: v for key, v in plain(self).items() if (key, v) != ("scale", "silo")}
 
     def problem(self, num_classes: int) -> Problem:
         return Numbers(self.count, self.unit)

@@ -7,7 +7,6 @@ from typing import Any
 
 from numpy.typing import ArrayLike
 
-from coterie.system import former_names
 from coterie.tasks.base import Option, TaskError
 from coterie.tasks.splits.config import COMMON_KEYS, KINDS, Share, make_split
 
@@ -26,7 +25,6 @@ def check_split(options: Mapping[str, Option], chosen: Mapping[str, Any]) -> Non
     Raises:
         TaskError: a kind is unknown, a share is outside [0, 1), or split keys have no split.
     """
-    options = former_names.of_today(options, former_names.OPTIONS)
     if not 0 <= chosen["test-share"] < 1:
         raise TaskError(f"test-share must be in [0, 1). Got {chosen['test-share']}.")
     if chosen["split"] == "none":
@@ -52,7 +50,6 @@ def shares_of(
     num_classes: int,
 ) -> list[Share]:
     """Return every silo's share of a data set; see ``check_split`` and ``make_split``."""
-    options = former_names.of_today(options, former_names.OPTIONS)
     # only the keys that were given: a key that the kind does not have must be refused
     config = {k.removeprefix("split-"): chosen[k] for k in options if k in SPLIT_KEYS}
     config["kind"] = chosen["split"]

@@ -109,7 +109,7 @@ class Organisations:
 
     def start_superlink(self) -> None:
         """Start the coordinator and wait until it is ready."""
-        watched = ("--metrics", str(self.metrics))
+        watched = ("--metrics-address", str(self.metrics))
         self.start("superlink", "superlink", "--federation", str(self.coordinator), *watched)
         until(
             lambda: "operators to" in self.said("superlink"),

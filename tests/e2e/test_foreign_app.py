@@ -212,7 +212,7 @@ def test_an_app_serves_an_organisation_with_its_key_tls_and_policy(
         file.write_text(
             f'name = "{name}"\ntask = "digits"\n'
             f"[data]\npartition-id = {number}\nnum-partitions = 2\n"
-            '[policy]\nstrategies = ["hcct"]\nmetrics = ["loss"]\n'
+            '[policy]\nstrategies = ["hcct"]\nshare_metrics = ["loss"]\n'
         )
         # Another number of threads rounds differently, in the app as anywhere.
         line = ["env", *(f"{key}={ENVIRONMENT[key]}" for key in ("PYTHONPATH", "OMP_NUM_THREADS"))]

@@ -17,7 +17,6 @@ from coterie.server.runs.record.grouping import Grouping
 from coterie.server.runs.record.metrics import Collaboration, Lead
 from coterie.server.runs.record.values import Fields, Groups, clean
 from coterie.strategies.rounds.reports import Evaluation, PhaseReport, RoundReport, SiloReport
-from coterie.system import former_names
 
 OWN_APP = "own-app"
 """Key of the configuration of a run that a Flower app of your own has started."""
@@ -192,11 +191,6 @@ class Run:
     def name(self) -> str:
         """The name of its folder."""
         return clean(self.folder.name)
-
-    def __post_init__(self) -> None:
-        if former_names.RUN_KEYS.keys() & self.config.keys():  # an earlier release wrote it
-            config = former_names.of_today(self.config, former_names.RUN_KEYS, quiet=True)
-            object.__setattr__(self, "config", config)
 
     @property
     def strategy(self) -> str:

@@ -26,13 +26,11 @@ from coterie.server.runs.record.values import Fields, clean_within, known, plain
 from coterie.strategies.rounds.reports import PhaseReport, SiloReport
 
 FORMAT = 1
-GUARD = "guard"
-"""Key of earlier versions: silos that kept a model that they had also trained alone."""
 ROUND_KEYS = frozenset(
     {
         "round", "groups", "joined", "left", "left-out", "seconds", "phases", "silos",
         "evaluation", "evaluation-after", "evaluated-round", "event", "at", "refused",
-        "personalised", "metrics", "train-metrics", GUARD, "ended-early",
+        "personalised", "metrics", "train-metrics", "ended-early",
     }
 )  # fmt: skip
 """Keys of a round that belong to the loop; all others are the strategy's."""
@@ -197,7 +195,7 @@ def _plain(run: Run) -> dict[str, Any]:
 
 
 def _plain_facts(facts: SiloFacts) -> dict[str, Any]:
-    """Return JSON values; ``private`` and ``release`` only if set, as in earlier records."""
+    """Return JSON values; ``private`` and ``release`` only if set."""
     return {k: v for k, v in plain(facts).items() if v or k not in ("private", "release")}
 
 

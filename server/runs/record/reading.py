@@ -16,7 +16,7 @@ from typing import Any
 from coterie import wire
 from coterie.server.paths import default_runs_dir, place
 from coterie.server.runs.record.contents import Evaluations, Event, Round, Run, SiloFacts
-from coterie.server.runs.record.format import GUARD, event_of, run_of
+from coterie.server.runs.record.format import event_of, run_of
 from coterie.strategies.errors import FederationError, refused
 from coterie.strategies.rounds.reports import Evaluation
 
@@ -138,11 +138,6 @@ def read_run(folder: Path, *, brief: bool = False) -> Run:
     if brief:
         _shorten(record)
     run = run_of(record, folder=folder, lost=missing)
-    if GUARD in record:
-        missing.append(
-            f"the results of its {GUARD} are left out: this version has none, and shows the "
-            "errors of the federation's models"
-        )
     rounds = {one.round: one for one in run.rounds}
     ended = run.ended
     whole = ended and 0 < len(rounds) == max(rounds, default=0)

@@ -254,7 +254,7 @@ def test_label_counts_do_not_follow_from_scores_of_discriminators(
 
 
 def test_losses_on_training_data_leave_where_the_silo_says_so(tmp_path: Path) -> None:
-    liar = Liar(tmp_path, metrics="train-loss,loss,error")
+    liar = Liar(tmp_path, **{"share-metrics": "train-loss,loss,error"})
     assert wire.TRAIN_LOSS in metrics_of(liar.sketch(liar.model, lr=0.05))
     reply = liar.ask(wire.EVALUATE_TRAINING, model=liar.model, run="s", strategy="ifca")
     assert not reply.has_error(), reply.error.reason

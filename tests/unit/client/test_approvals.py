@@ -157,7 +157,7 @@ def test_a_person_sees_lists_approves_and_refuses(silo: dict[str, Any]) -> None:
     toml = home / "silo.toml"
     toml.write_text(toml.read_text().replace('approve = ""', 'approve = "ask"'))
     ask(wire.DESCRIBE, silo, **{**TERMS, "asked-by": "ada", "label\x1b[2J": 1})
-    shown = command("silo", "approve", "--home", str(home)).stdout
+    shown = command("silo", "pending", "--home", str(home)).stdout
     known = find(home, "hcct-7")
     assert known is not None
     for part in (
@@ -178,8 +178,8 @@ def test_a_person_sees_lists_approves_and_refuses(silo: dict[str, Any]) -> None:
     ).has_error()
     wrong = command("silo", "approve", "other", "--home", str(home))
     assert wrong.returncode == 2 and "no run 'other' is known here" in wrong.stderr
-    command("silo", "approve", "hcct-7", "--refuse", "--home", str(home))
-    assert "refused" in command("silo", "approve", "--home", str(home)).stdout
+    command("silo", "reject", "hcct-7", "--home", str(home))
+    assert "refused" in command("silo", "pending", "--home", str(home)).stdout
 
 
 def test_a_run_that_is_over_leaves_the_list(silo: dict[str, Any]) -> None:

@@ -198,7 +198,7 @@ def test_a_run_that_would_go_over_the_budget_is_refused_at_the_join(tmp_path: Pa
     )
     own: dict[str, Any] = {"personalise": "partial", "own_penalty": 3.0}
     first = {"personal": "head-first"}
-    for beside in (own, {"personalise": "ditto"}, {"pretrain_epochs": 3}, first):
+    for beside in (own, {"personalise": "ditto"}, {"cold_start_epochs": 3}, first):
         assert ask(wire.DESCRIBE, node, rounds=most, **JOINING, **beside).has_error(), beside
 
 

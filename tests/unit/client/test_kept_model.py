@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from coterie.client.app import app
 from coterie.client.cli.predict import predict
 from coterie.client.home.folder import create
 from coterie.client.ledger import read, totals
-from coterie.client.work.card import METADATA, CardError, keep_model, read_card
+from coterie.client.work.card import CardError, keep_model, read_card
 from coterie.client.work.discriminators import DiscriminatorPlan, open_pairs, train_stack
 from coterie.client.work.hold_out import leave_out_validation
 from coterie.client.work.measure import evaluate
@@ -392,20 +392,6 @@ def test_predict_says_what_is_wrong(
         predict(tmp_path / "damaged.safetensors", None, options={})
     assert silo(["predict", "--home", str(home), "--model", "other-7"]) == 2
     assert "no model 'other-7'. Its models:" in capsys.readouterr().err
-
-
-def test_a_card_of_an_earlier_version_that_knew_a_guard_is_read(
-    hospital: tuple[Path, dict[str, Any]], tmp_path: Path
-) -> None:
-    now = hospital[0] / "a" / "models" / "run-1.safetensors"
-    values = {**asdict(read_card(now)), "guard": 0.2, "validation_error_alone": 0.3}
-    values |= {"trained": "alone", "members": list(read_card(now).members)}
-    del values["validation"]
-    earlier = tmp_path / "earlier.safetensors"
-    save_file(load_file(now), earlier, metadata={METADATA: json.dumps(values)})
-    card = read_card(earlier)
-    assert (card.validation, card.alone) == (0.2, True)
-    assert replace(card, validation=0.0, trained="together") == read_card(now)
 
 
 # ---------------------------------------------------------------- validation data

@@ -227,7 +227,6 @@ def test_silos_evaluate_every_few_rounds_and_after_the_last(tmp_path: Path) -> N
     [
         ({"keep": "best"}, "keep = best needs validation data"),
         ({"patience": 3}, "patience needs validation data"),
-        ({"guard": 0.2}, "unknown key 'guard': it was removed. strategy = auto"),
         ({"validation": 0.6}, "validation must be at least 0 and at most 0.5"),
         ({"evaluate-every": 0}, "evaluate-every must be at least 1"),
         ({"keep": "first"}, "keep must be last or best"),

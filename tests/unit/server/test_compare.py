@@ -410,7 +410,7 @@ def test_silos_can_be_cut_from_a_folder(tmp_path: Path, monkeypatch: pytest.Monk
         (WHOLE.replace("num-groups = 2", "num-grups = 2"), "unknown key 'num-grups'"),
         (WHOLE.replace("num-groups = 2", "seed = 2"), "key 'seed';"),
         (WHOLE.replace("rounds = 2", 'rounds = 2\nstrategy = "hcct"'), "key 'strategy';"),
-        (WHOLE.replace("rounds = 2", 'rounds = 2\nalone = "x"'), "key 'baseline-run';"),
+        (WHOLE.replace("rounds = 2", 'rounds = 2\nbaseline-run = "x"'), "key 'baseline-run';"),
         (
             WHOLE.replace('"ifca"', '"flsc"').replace("num-groups = 2", "num-groups = 1"),
             "soft-groups must be at most num-groups = 1. Got 2",

@@ -15,7 +15,6 @@ from typer.testing import CliRunner
 
 import coterie.client.resident.serve
 import coterie.server.cli.commands
-from coterie.client.home.settings import SiloSettings
 from coterie.client.resident.host import GaveUpError
 from coterie.engine.port import LinkError
 from coterie.server.cli.main import app, main
@@ -109,68 +108,11 @@ def test_a_command_that_is_misspelt_is_guessed_once() -> None:
     assert done.exit_code == 2 and done.stderr.count("Did you mean 'serve'?") == 1
 
 
-@pytest.mark.parametrize(
-    ("former", "now"),
-    [
-        ("roster", "members list"),
-        ("health", "federation check"),
-        ("withdraw", "members erase"),
-        ("report", "runs report"),
-        ("operator roles", "operator set-roles"),
-        ("silo start", "silo serve"),
-    ],
-)
-def test_a_former_command_is_todays_with_a_warning(former: str, now: str) -> None:
-    was = CliRunner().invoke(app, [*former.split(), "-h"])
-    done = CliRunner().invoke(app, [*now.split(), "--help"])
-    assert was.stdout == done.stdout and done.stdout.startswith(f"Usage: coterie {now} ")
-    assert was.stderr == f"warning: `coterie {former}` is now `coterie {now}`.\n"
-    assert not done.stderr
-
-
 @pytest.mark.parametrize("path", ["members enroll", "enroll", "operator enroll"])
 def test_enrol_may_be_spelled_as_elsewhere_without_a_warning(path: str) -> None:
     done = CliRunner().invoke(app, [*path.split(), "-h"])
     assert " enrol [OPTIONS]" in done.stdout and not done.stderr
     assert "'enroll'" in CliRunner().invoke(app, ["silo", "enroll"]).stderr
-
-
-@pytest.mark.parametrize(
-    ("path", "former", "now"),
-    [
-        ("run", "-c", "--size-weight"),
-        ("demo", "--dir", "--workdir"),
-        ("simulate", "--dir", "--workdir"),
-        ("compare", "--dir", "--workdir"),
-        ("compare", "--federation", "--separate-processes"),
-        ("runs report", "--out", "--output"),
-        ("runs report", "--alone", "--baseline-local"),
-        ("runs report", "--global", "--baseline-global"),
-        ("superlink", "--metrics", "--metrics-address"),
-        ("silo serve", "--metrics", "--metrics-address"),
-        ("silo serve", "--patience", "--retry-for"),
-        ("silo export", "--to", "--output"),
-        ("silo report", "--out", "--output"),
-    ],
-)
-def test_a_former_option_is_todays_with_a_warning_and_is_not_shown(
-    path: str, former: str, now: str
-) -> None:
-    value = [] if now == "--separate-processes" else ["1"]
-    done = CliRunner().invoke(app, [*path.split(), former, *value, "-h"])
-    assert done.exit_code == 0 and done.stderr == f"warning: `{former}` is now `{now}`.\n"
-    assert now in done.stdout and f" {former} " not in done.stdout
-
-
-def test_a_silo_still_serves_without_the_word(monkeypatch: pytest.MonkeyPatch) -> None:
-    served: list[str] = []
-
-    def serve(_: object, silos: list[SiloSettings], *__: object, **___: object) -> None:
-        served.extend(one.name for one in silos)
-
-    monkeypatch.setattr(coterie.client.resident.serve, "serve", serve)
-    done = CliRunner().invoke(app, ["silo", "--name", "a"])
-    assert served == ["a"] and "is now `coterie silo serve …`" in done.stderr
 
 
 @pytest.mark.parametrize("line", [["-q", "runs"], ["runs", "show", "-q", "x"], ["demo", "-qx"]])

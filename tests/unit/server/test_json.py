@@ -146,7 +146,7 @@ QUEUE = {name for name in documented("runs --json") if name.startswith("queue")}
 
 
 def test_the_summary_of_the_data_has_the_fields_of_the_page() -> None:
-    survey = json.loads(statistics_summary(Survey("heart", {})))
+    survey = statistics_summary(Survey("heart", {}))
     own = {name.removesuffix("[]") for name in documented("stats --json")}
     assert survey.keys() == own
 

@@ -254,7 +254,7 @@ def test_a_command_line_goes_before_coterie_toml(
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        (["--metrics", "here"], "must be PORT or HOST:PORT. Got 'here'"),
+        (["--metrics-address", "here"], "must be PORT or HOST:PORT. Got 'here'"),
         (["--log-format", "xml"], "the format of the log must be text or json. Got 'xml'"),
     ],
 )

@@ -128,8 +128,11 @@ TUNED = {"personalise": "finetune", "personal-epochs": 1, "ditto-lambda": 1.0}
             TUNED | {"personalise": "ditto", "ditto-lambda": 2.0},
             False,
         ),
-        ({"personal-epochs": 1, "personalise": "none"}, {"personal-epochs": 2}, True),
-        ({"local-steps": 0, "proximal-mu": 0.0, "personalise": "none"}, {}, True),
+        (
+            {"personal-epochs": 1, "personalise": "none"},
+            {"personal-epochs": 2, "personalise": "none"},
+            True,
+        ),
     ],
 )
 def test_only_a_run_of_the_same_training_is_compared(
@@ -329,8 +332,8 @@ def test_comparable_runs_are_found_beside_it(runs: Path) -> None:
     better = sum(alone[n] > own[n] for n in own)
     assert figures["ipr"] == pytest.approx(better / len(own))
     third = figures["silos"]["site-003"]
-    assert third["error-local"] == third["error-alone"] == pytest.approx(alone["site-003"])
-    assert figures["local-run"] == figures["alone-run"] == "independent-1"
+    assert third["error-local"] == pytest.approx(alone["site-003"])
+    assert figures["local-run"] == "independent-1"
 
 
 @pytest.mark.parametrize(

@@ -29,14 +29,13 @@ ROWS = "age,days,cost,fever,pain,died\n" + "".join(
 ARRAY = ARRAYS.replace('classes = ["a", "b"]\n', "")
 
 
-def test_declarations_from_before_keep_their_fingerprints(tmp_path: Path) -> None:
-    """They are part of every silo's schema and of the card of every kept model."""
+def test_a_declarations_content_is_its_fingerprint(tmp_path: Path) -> None:
+    """It is part of every silo's schema and of the card of every kept model."""
     texts = (TABLE, ARRAYS, IMAGES.format(channels=1), WORDS)
-    assert [declared(tmp_path, text).fingerprint for text in texts] == [
-        *("98475e5015f37a92", "1628732faca2fe0e", "075676f55b35bc4b", "82551cd6e1a4987e"),
-    ]
+    first, *_ = found = [declared(tmp_path, text).fingerprint for text in texts]
+    assert len(set(found)) == 4 and declared(tmp_path, f"# x\n{TABLE}").fingerprint == first
     led = declared(tmp_path, TABLE.replace("network", 'metric = "auroc"\nnetwork'))
-    assert led.metric == "auroc" and led.fingerprint != "98475e5015f37a92"
+    assert led.metric == "auroc" and led.fingerprint != first
 
 
 @pytest.mark.parametrize(

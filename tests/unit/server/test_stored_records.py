@@ -1,7 +1,7 @@
-"""Records that an earlier release wrote, whole and damaged.
+"""Records that were stored once, whole and damaged.
 
-``records``, beside this, was written by release 0.1.0 with ``coterie simulate``: six silos, five
-rounds, one silo that joins in the second; hcct with a guard, and fedcollab.
+``records``, beside this, was written with ``coterie simulate``: six silos, five rounds, one silo
+that joins in the second; hcct, and fedcollab.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from coterie.server.runs.going_on import recorded_config
 from coterie.server.runs.record import Recorder, event_of, read_run, read_whole, run_of
 from coterie.server.runs.record.format import json_of, line_of, plain_round
 from coterie.strategies.errors import FederationError
-from coterie.system import former_names
 
 RECORDS = Path(__file__).parent / "records"
 HCCT = RECORDS / "hcct-1"
@@ -44,10 +43,8 @@ def test_what_is_read_is_written_again_as_it_was(name: str) -> None:
     run = read_whole(RECORDS / name)
     text = json_of(run, [line_of(plain_round(one)) for one in run.rounds])
     stored = raw(RECORDS / name)
-    stored.pop("guard", None)
     stored["mean-accuracy"] = 1 - np.mean(list(run.final_errors.values()))
     stored["mean-metric"] = pytest.approx(np.mean(list(run.final_errors.values())))
-    stored["config"] = former_names.of_today(stored["config"], former_names.RUN_KEYS, quiet=True)
     assert json.loads(text) == stored
 
 
@@ -57,8 +54,7 @@ def test_every_part_is_read() -> None:
     assert list(run.silos) == sorted(stored["silos"])
     errors = {n: e["error"] for n, e in stored["final-evaluation"].items()}
     assert run.final_errors == errors
-    (said,) = run.missing
-    assert said.startswith("the results of its guard are left out"), said
+    assert not run.missing
     assert [list(group) for group in run.final_groups] == stored["final-groups"]
     assert run.last_errors() == run.final_errors and "vale" in run.rounds[1].joined
     costs = [c for e in stored["rounds"] for k in ("silos", "phases") for c in e[k].values()]
@@ -99,26 +95,17 @@ def test_a_run_goes_on_after_a_round_of_its_record(tmp_path: Path) -> None:
     assert (stored["run-id"], stored["status"]) == ("7", "stopped")
     assert stored["resumed"][0]["previous-run-id"] == before["run-id"]
     assert stored["resumed"][0]["after-round"] == 3
-    assert not {"final-evaluation", "final-groups", "guard", "model-hashes"} & stored.keys()
-    for key in ("started", "silos", "initial-evaluation"):
+    assert not {"final-evaluation", "final-groups", "model-hashes"} & stored.keys()
+    for key in ("started", "silos", "initial-evaluation", "config"):
         assert stored[key] == before[key]
-    assert stored["config"] == former_names.of_today(
-        before["config"], former_names.RUN_KEYS, quiet=True
-    )
-    assert {"baseline-run", "primary-metric"} & stored["config"].keys()
 
 
 @pytest.mark.parametrize(("name", "key"), [("hcct-1", "alpha"), ("fedcollab-1", "c")])
-def test_its_configuration_is_taken_without_the_keys_of_other_strategies(
-    name: str, key: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_its_configuration_is_taken(name: str, key: str) -> None:
     run = read_whole(RECORDS / name)
     config = recorded_config(run).plain()
-    said = "guard = 0.2 of the record is left out: it was removed."
-    assert said in caplog.text and "guard" not in config
-    assert "cold-start-epochs" in run.config and "cold-start-epochs" not in config
     assert config[key] == run.config[key]
-    assert {k: run.config[k] for k in config if k in run.config}.items() <= config.items()
+    assert run.config.items() <= config.items()
 
 
 # ---------------------------------------------------------------- damage
