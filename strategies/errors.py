@@ -32,6 +32,6 @@ class FederationError(RuntimeError):
         self.exit_code = exit_code
 
 
-def refused(text: str) -> FederationError:
+def refused(text: str, phase: str = "configuration") -> FederationError:
     """The error of what a person asked for and cannot have: a command ends with status 2."""
-    return FederationError(text, phase="configuration", exit_code=EXIT_CONFIG)
+    return FederationError(text, phase=phase, exit_code=EXIT_CONFIG)

@@ -43,6 +43,15 @@ def read_key(file: Path) -> ec.EllipticCurvePrivateKey:
     return key
 
 
+def private_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
+    """Return a key as PEM, without a password."""
+    return key.private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.NoEncryption(),
+    )
+
+
 def remark(file: Path) -> str:
     """Return a warning on a usable key; empty if only its owner may read it."""
     try:

@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -312,6 +313,11 @@ def proportional_memory(pid: int) -> int:
     with suppress(psutil.NoSuchProcess):
         return int(getattr(psutil.Process(pid).memory_full_info(), "pss", 0))
     return 0
+
+
+def utc_now() -> str:
+    """Return date and time, ISO 8601, UTC."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def account() -> str:

@@ -9,7 +9,7 @@ import re
 import shutil
 import sys
 import textwrap
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, TextIO
 
@@ -108,6 +108,32 @@ def wide(console: Console, *, on_terminals: bool = False) -> Console:
         quiet=console.quiet,
         force_terminal=console.is_terminal,
     )
+
+
+def print_table(
+    console: Console,
+    header: Iterable[str],
+    rows: Iterable[Iterable[object]],
+    *,
+    folding: Collection[str] | None = None,
+    title: str | None = None,
+) -> None:
+    """Print rows in columns without lines between them.
+
+    ``folding`` names the columns that fold where there is no room, by default all.
+    """
+    from rich.table import Column, Table
+    from rich.text import Text
+
+    folds = {one: folding is None or one in folding for one in header}
+    columns = [
+        Column(one, no_wrap=not fold, overflow="fold" if fold else "ellipsis")
+        for one, fold in folds.items()
+    ]
+    table = Table(*columns, title=title, title_justify="left", box=None, padding=(0, 1))
+    for row in rows:
+        table.add_row(*(Text(str(cell)) for cell in row))
+    wide(console).print(table, soft_wrap=False)
 
 
 def aside(console: Console | None = None) -> Console:

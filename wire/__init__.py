@@ -79,6 +79,7 @@ from coterie.wire.names import *
 from coterie.wire.releases import agreed, is_spoken, offer, talk
 from coterie.wire.replies import (
     Value,
+    content_of,
     failure,
     read_figures,
     read_metrics,

@@ -6,6 +6,7 @@ from math import isfinite
 
 from flwr.app import Error, Message, MetricRecord, RecordDict
 
+from coterie.wire.errors import WireError
 from coterie.wire.limits import plain_text
 from coterie.wire.names import FAILED, METRICS, OWN_METRICS, REFUSED
 
@@ -20,6 +21,15 @@ def failure(silo: str, error: BaseException, message: Message) -> Message:
     kind = type(error).__name__
     reason = f"silo {silo!r} failed: {kind}; see the silo's log."
     return Message(Error(FAILED, reason), reply_to=message)
+
+
+def content_of(reply: Message | None) -> RecordDict:
+    """Return what a reply holds; raise ``WireError`` if it is none, or an error."""
+    if reply is None:
+        raise WireError("it did not answer in time.")
+    if reply.has_error():
+        raise WireError(str(reply.error.reason))
+    return reply.content
 
 
 def whole(value: object) -> int:

@@ -102,28 +102,19 @@ def _span(rounds: tuple[int, int]) -> str:
 
 
 def _print_totals(found: Mapping[tuple[str, str], Total], file: Path) -> None:
-    from rich.table import Table
-    from rich.text import Text
-
+    from coterie.system.terminal import print_table
     from coterie.wire import TRAIN
 
-    table = Table(box=None, padding=(0, 1))
-    for column in ("run", "message", "rounds", "replies", "refused", "bytes", "arrays", "values"):
-        is_text = column in ("run", "message", "values")
-        table.add_column(column, overflow="fold", no_wrap=not is_text)
-    for (run, kind), total in found.items():
-        table.add_row(
-            Text(run or "–"),
-            kind,
-            _span(total.rounds),
-            str(total.messages),
-            str(total.refused),
-            f"{total.bytes:,}",
-            str(len(total.tensors)),
-            Text(", ".join(sorted(total.values)) or "–"),
+    header = ("run", "message", "rounds", "replies", "refused", "bytes", "arrays", "values")
+    rows = [
+        (
+            *(run or "–", kind, _span(total.rounds), total.messages, total.refused),
+            *(f"{total.bytes:,}", len(total.tensors), ", ".join(sorted(total.values)) or "–"),
         )
+        for (run, kind), total in found.items()
+    ]
     console = _console()
-    console.print(table)
+    print_table(console, header, rows, folding=("run", "message", "values"))
     for (run, kind), total in found.items():
         for why, rounds in total.apart.items() if kind == TRAIN else ():
             said = f"{run}, rounds {_span(rounds)}: quarantined: {why}"

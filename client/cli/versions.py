@@ -11,7 +11,7 @@ import typer
 
 from coterie.client.cli.options import HomeOption
 from coterie.system.commandline import JsonOption, print_json
-from coterie.system.terminal import say
+from coterie.system.terminal import print_table, say
 
 if TYPE_CHECKING:
     from coterie.client.work.card import Card
@@ -30,11 +30,8 @@ def models(home: HomeOption = None, as_json: JsonOption = False) -> None:
     fingerprint of the training data.
     """
     from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
 
     from coterie.client.home.files import folder_of
-    from coterie.system.terminal import wide
 
     folder = folder_of(home)
     rows = list(_rows(folder))
@@ -45,12 +42,8 @@ def models(home: HomeOption = None, as_json: JsonOption = False) -> None:
         say(Console(), f"no models are kept in {folder}")
         return
     shown = [key for key in rows[0] if key not in ("sha256", "value", "low", "high")]
-    table = Table(box=None, padding=(0, 1))
-    for column in shown:
-        table.add_column(column.replace("-", " "), overflow="fold")
-    for row in rows:
-        table.add_row(*(Text(str(row[key])) for key in shown))
-    wide(Console()).print(table)
+    header = (key.replace("-", " ") for key in shown)
+    print_table(Console(), header, ([row[key] for key in shown] for row in rows))
 
 
 @app.command(epilog="Example:  coterie silo use hcct-1234 --home hospital-b")

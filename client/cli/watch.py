@@ -10,7 +10,6 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from datetime import UTC, datetime
 from math import isfinite, nan, sqrt
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -19,6 +18,7 @@ import typer
 
 from coterie.client.cli.options import HomeOption, SetOption, option
 from coterie.system.commandline import JsonOption, print_json
+from coterie.system.processes import utc_now
 
 if TYPE_CHECKING:
     from coterie.client.cli.predict import Kept
@@ -116,7 +116,7 @@ def watch(
     measured: dict[str, Any] = {} if part is None else _measured(kept, part)
     warnings = [*_drift_warning(found), *_worse_warning(kept.card, measured)]
     return Look(
-        at=datetime.now(UTC).isoformat(timespec="seconds"),
+        at=utc_now(),
         model=in_use.history(folder)[-1].model,
         sha256=kept.card.sha256,
         samples=len(columns[0].values) if columns else 0,

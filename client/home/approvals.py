@@ -15,7 +15,6 @@ import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -24,7 +23,7 @@ from coterie.client.home import hours
 from coterie.client.home.policy import Policy
 from coterie.client.home.settings import SettingsError, SiloSettings
 from coterie.system.files import LockedError, locked, make_folder, sync, write_atomically
-from coterie.system.processes import account
+from coterie.system.processes import account, utc_now
 
 log = logging.getLogger("coterie.silo")
 
@@ -131,7 +130,7 @@ def _unapproved(
         if kind == wire.DESCRIBE or terms is not None or known is None:
             whole = kind == wire.DESCRIBE or terms is not None
             said = _terms(config if terms is None else terms, whole=whole)
-            announced = Approval(name, said, asked=_now(), flower_run=flower_run)
+            announced = Approval(name, said, asked=utc_now(), flower_run=flower_run)
             if known is None or known.digest != announced.digest:
                 known = _ask(home, announced, changed=known is not None)
         if known.over or known.flower_run != flower_run:
@@ -249,7 +248,7 @@ def settle(home: Path, is_over: Callable[[str], bool]) -> None:
                 sync(home / FOLDER)
                 log.info("run %s has ended without approval", wire.plain_text(now.run, 80))
             else:
-                _write(home, replace(now, over=_now()))
+                _write(home, replace(now, over=utc_now()))
 
 
 def decide(home: Path, run: str, state: State, *, code: str = "") -> Approval:
@@ -276,7 +275,7 @@ def decide(home: Path, run: str, state: State, *, code: str = "") -> Approval:
             raise ApprovalError(
                 f"run {run} has ended. If it is resumed, it must be approved again."
             )
-        decided = replace(known, state=state, decided=_now(), by=account())
+        decided = replace(known, state=state, decided=utc_now(), by=account())
         _write(home, decided)
         return decided
 
@@ -336,10 +335,6 @@ def _read(file: Path) -> Approval:
         f"cannot read {file.name} in its folder {FOLDER}/. Remove that file at the silo: the "
         "run then waits for approval again."
     )
-
-
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 # ---------------------------------------------------------------- for people

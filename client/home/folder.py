@@ -21,7 +21,6 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, create_model
 
@@ -321,12 +320,7 @@ def _toml(text: str) -> str:
 
 def _write_key(folder: Path) -> None:
     key = ec.generate_private_key(ec.SECP256R1())
-    content = key.private_bytes(
-        serialization.Encoding.PEM,
-        serialization.PrivateFormat.PKCS8,
-        serialization.NoEncryption(),
-    )
-    files.write_atomically(folder / "key.pem", content, private=True)
+    files.write_atomically(folder / "key.pem", keys.private_pem(key), private=True)
 
 
 def _read(file: Path) -> Any:

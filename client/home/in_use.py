@@ -9,12 +9,11 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 
 from coterie.client.home.settings import SettingsError
 from coterie.system.files import make_folder, write_atomically
-from coterie.system.processes import account
+from coterie.system.processes import account, utc_now
 
 FOLDER, HISTORY = "in-use", "history.json"
 NAMED = 12
@@ -79,7 +78,7 @@ def use(home: Path, model: str, content: bytes, sha256: str) -> Use:
         model,
         f"{stem}.safetensors",
         sha256,
-        datetime.now(UTC).isoformat(timespec="seconds"),
+        utc_now(),
         account(),
     )
     make_folder(home / FOLDER, private=True)

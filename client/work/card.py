@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
@@ -23,6 +22,7 @@ from coterie.client.work.data import Part
 from coterie.client.work.measure import Evaluation
 from coterie.client.work.session import Session
 from coterie.system.files import write_atomically
+from coterie.system.processes import utc_now
 from coterie.tasks.base import ColumnScale, Option
 from coterie.tasks.draws import num_persons
 from coterie.tasks.trees import Trees, importance
@@ -206,7 +206,7 @@ def card_of(
         test_examples=tested.num_examples,
         validation_error=None if best is None else best.error,
         sha256=model_hash(model),
-        kept=datetime.now(UTC).isoformat(timespec="seconds"),
+        kept=utc_now(),
         versions=dict(description.versions or {}),
         fingerprint=str(getattr(session.task, "fingerprint", "")),
         data_hash=session.data_hash,

@@ -122,7 +122,7 @@ def ask_for_evaluations(
     replies = exchange(engine, messages, deadline_s=deadline_s)
     for (name, own), reply in zip(sent.items(), replies, strict=True):
         try:
-            answers[name] = _read(reply, [one.name for one in own])
+            answers[name] = decode_answer(wire.content_of(reply), [one.name for one in own])
             log.info("silo %s has evaluated %s", name, wire.counted(len(own), "model"))
         except wire.WireError as error:
             silent[name] = str(error)
@@ -141,14 +141,6 @@ def _message(
     for number, one in enumerate(models):
         content[f"{wire.MEMBER}{number}"] = encoded[one.name]
     return Message(content, silo.node_id, wire.EVALUATE_GIVEN, group_id="0")
-
-
-def _read(reply: Message | None, names: Sequence[str]) -> Answer:
-    if reply is None:
-        raise wire.WireError("it did not answer in time.")
-    if reply.has_error():
-        raise wire.WireError(str(reply.error.reason))
-    return decode_answer(reply.content, names)
 
 
 def require_models(models: Sequence[Given], of: str) -> None:

@@ -16,7 +16,7 @@ from coterie.features.secure.protocol import (
 )
 from coterie.features.secure.row_sums import RowSums
 from coterie.features.secure.sums import SecureRun, without
-from coterie.strategies.errors import EXIT_CONFIG, FederationError
+from coterie.strategies.errors import refused
 from coterie.strategies.plain.hidden import linear_first
 from coterie.strategies.rounds.algorithm import Algorithm, Compared, Order
 from coterie.strategies.rounds.handles import Arrays, Masked, Model
@@ -109,7 +109,7 @@ def sketches_of(compared: Compared | None, model: Arrays) -> dict[str, int]:
         return {}
     sizes = sketch_sizes(model, compared.layers)
     if not sizes:
-        raise FederationError(
+        raise refused(
             "a secure run of this strategy forms groups by comparing silos, and this model of "
             f"{num_numbers(model):,} parameters is too small for that: a sketch of its update "
             f"needs {LEAST_SKETCH} numbers, {SPARSE} times fewer than the update has, or it is "
@@ -117,8 +117,7 @@ def sketches_of(compared: Compared | None, model: Arrays) -> dict[str, int]:
             "as well, after as many scores as the model has parameters; and so would sums of "
             "pairs. Use a strategy that compares nothing (fedavg), a larger model, or leave "
             "secure out.",
-            phase="secure",
-            exit_code=EXIT_CONFIG,
+            "secure",
         )
     return sizes
 

@@ -39,7 +39,7 @@ from coterie.features.secure.protocol import (
     peer_objection,
 )
 from coterie.features.secure.together import Names, decode_block
-from coterie.strategies.errors import EXIT_CONFIG, FederationError
+from coterie.strategies.errors import refused
 from coterie.strategies.rounds.algorithm import Algorithm, Compared, Order, Round
 from coterie.strategies.rounds.handles import Arrays, Masked, MaskedMean, Model
 from coterie.strategies.rounds.reports import PhaseReport
@@ -116,12 +116,11 @@ class SecureRun:
             FederationError: names one that cannot.
         """
         if foreign := [silo.name for silo in silos if not silo.described]:
-            raise FederationError(
+            raise refused(
                 "a secure run needs coterie's own silos (`coterie silo`), which keep their "
                 f"updates and send masked sums; {foreign[0]} runs a different ClientApp. Leave "
                 "secure out.",
-                phase="secure",
-                exit_code=EXIT_CONFIG,
+                "secure",
             )
 
     def greet(self, silos: Sequence[Silo], *, seed: bool) -> dict[str, str]:

@@ -71,11 +71,7 @@ def read_sums(reply: Message | None, columns: int, *, most: int) -> Sums:
 
     Raises ``WireError`` if they are missing or impossible.
     """
-    if reply is None:
-        raise wire.WireError("it did not answer in time.")
-    if reply.has_error():
-        raise wire.WireError(str(reply.error.reason))
-    metrics = reply.content.get(wire.METRICS)
+    metrics = wire.content_of(reply).get(wire.METRICS)
     keys = (wire.COLUMN_COUNTS, wire.COLUMN_MEANS, wire.COLUMN_SQUARES)
     try:
         if not isinstance(metrics, MetricRecord):

@@ -81,7 +81,7 @@ def ask_for_statistics(
     replies = exchange(engine, messages, deadline_s=deadline_s)
     for name, reply in zip(names, replies, strict=True):
         try:
-            content = _content(reply)
+            content = wire.content_of(reply)
             found = decode_statistics(content, samples=silos[name].num_examples)
             if (model := read_model(content)) is not None:
                 models[name] = model
@@ -92,14 +92,6 @@ def ask_for_statistics(
             log.info("silo %s shares no statistics: %s", name, error)
     stated = {name: silos[name].num_examples for name in names}
     return Survey(str(terms[wire.TASK]), answers, silent, stated, models)
-
-
-def _content(reply: Message | None) -> RecordDict:
-    if reply is None:
-        raise wire.WireError("it did not answer in time.")
-    if reply.has_error():
-        raise wire.WireError(str(reply.error.reason))
-    return reply.content
 
 
 def write_survey(folder: Path, survey: Survey) -> None:

@@ -33,7 +33,7 @@ from coterie.strategies.errors import EXIT_RUN, FederationError, refused
 from coterie.system.commandline import plain, print_json
 from coterie.system.files import UNKNOWN, held_by
 from coterie.system.processes import insistent_interrupts
-from coterie.system.terminal import aside, say, wide
+from coterie.system.terminal import aside, print_table, say, wide
 
 LOG_DEADLINE_S = 7 * 24 * 3600.0
 LAST_WORDS_S = 5.0
@@ -295,13 +295,8 @@ def print_runs(
     if tree:
         rows = list(_as_tree(rows))
     if rows:
-        table = Table(box=None, padding=(0, 1))
-        table.add_column("run", overflow="fold")  # a name to be typed, so never cut
-        for column in COLUMNS[1:]:
-            table.add_column(column, no_wrap=True)
-        for row in rows:
-            table.add_row(*map(Text, row.cells().values()))
-        wide(console).print(table)
+        # A run's name is to be typed, so it is never cut.
+        print_table(console, COLUMNS, (row.cells().values() for row in rows), folding=("run",))
     else:
         say(console, f"no runs are recorded in {root}")
     print_queue(queue)

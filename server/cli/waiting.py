@@ -122,20 +122,12 @@ def waiting_rows(entries: Sequence[Entry]) -> list[dict[str, Any]]:
 
 def print_queue(entries: Sequence[Entry]) -> None:
     """Print the waiting runs, the next one first."""
-    from rich.table import Table
-    from rich.text import Text
+    from coterie.system.terminal import print_table
 
-    from coterie.system.terminal import wide
-
-    rows = waiting_rows(entries)
-    if not rows:
-        return
-    table = Table(title="waiting", title_justify="left", box=None, padding=(0, 1))
-    for column in rows[0]:
-        table.add_column(column.replace("-", " "), no_wrap=True)
-    for row in rows:
-        table.add_row(*(Text(str(cell)) for cell in row.values()))
-    wide(Console()).print(table)
+    if rows := waiting_rows(entries):
+        header = [column.replace("-", " ") for column in rows[0]]
+        cells = (row.values() for row in rows)
+        print_table(Console(), header, cells, folding=(), title="waiting")
 
 
 def _what(entry: Entry) -> str:

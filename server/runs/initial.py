@@ -156,11 +156,10 @@ def _read(reply: Message | None) -> Model:
     """Return the model in an answer. Raises ``WireError`` if there is none, or it is unusable."""
     if reply is None:
         raise wire.WireError(SILENT)
-    if reply.has_error():
-        raise wire.WireError(str(reply.error.reason))
-    if wire.ARRAYS not in wire.array_records(reply.content):
+    records = wire.array_records(wire.content_of(reply))
+    if wire.ARRAYS not in records:
         raise wire.WireError("its answer has no arrays.")
-    model = wire.decode_arrays(wire.array_records(reply.content)[wire.ARRAYS])
+    model = wire.decode_arrays(records[wire.ARRAYS])
     if not model:
         raise wire.WireError("its model has no arrays.")
     _check_values(model)

@@ -19,13 +19,12 @@ import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
-from datetime import UTC, datetime
 
 from coterie.server.site import certificates
 from coterie.server.site.federation import Federation
-from coterie.strategies.errors import EXIT_CONFIG, FederationError
+from coterie.strategies.errors import refused
 from coterie.system.files import LockedError, append_line, locked, write_atomically
-from coterie.system.processes import account
+from coterie.system.processes import account, utc_now
 
 AUDIT, HEAD, LOCK = "audit.jsonl", "audit.head", "audit.lock"
 LOCK_DEADLINE_S = 60.0
@@ -107,7 +106,7 @@ def note(made: Federation, act: str, *, who: str = "", **about: object) -> None:
                 _write_head(made, adopted, log.last)
             line = Act(
                 number=len(log.acts) + 1,
-                at=datetime.now(UTC).isoformat(timespec="seconds"),
+                at=utc_now(),
                 who=who or account(),
                 act=act,
                 about={key: str(value)[:MAX_TEXT] for key, value in about.items()},
@@ -120,11 +119,10 @@ def note(made: Federation, act: str, *, who: str = "", **about: object) -> None:
             append_line(made.folder / AUDIT, content, synced=True)
             _write_head(made, line.number, _hash(content))
     except (OSError, LockedError) as error:
-        raise FederationError(
+        raise refused(
             f"the action could not be written to {made.folder / AUDIT}, so it was not done: "
             f"{error}",
-            phase="audit",
-            exit_code=EXIT_CONFIG,
+            "audit",
         ) from None
 
 
@@ -261,9 +259,8 @@ def _write_head(made: Federation, count: int, last: str) -> None:
 def _contains(log: Log, head: str) -> bool:
     number, _, digest = head.partition(":")
     if not number.isdecimal() or len(digest) != 64:
-        raise FederationError(
-            f"a head must be NUMBER:HASH, as `coterie federation audit` prints it. Got {head!r}.",
-            exit_code=EXIT_CONFIG,
+        raise refused(
+            f"a head must be NUMBER:HASH, as `coterie federation audit` prints it. Got {head!r}."
         )
     return int(number) <= len(log.acts) and log.hash_of(int(number)) == digest
 

@@ -162,8 +162,5 @@ def _write(
     folder: Path, name: str, key: ec.EllipticCurvePrivateKey, certificate: x509.Certificate
 ) -> None:
     make_folder(folder, private=True)
-    private = key.private_bytes(
-        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    )
-    write_atomically(folder / f"{name}.key", private, private=True)
+    write_atomically(folder / f"{name}.key", keys.private_pem(key), private=True)
     write_atomically(folder / f"{name}.pem", certificate.public_bytes(serialization.Encoding.PEM))

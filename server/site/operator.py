@@ -7,8 +7,6 @@ from datetime import datetime
 from pathlib import Path
 
 from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from coterie import wire
 from coterie.engine.control import Node
@@ -16,9 +14,9 @@ from coterie.server.site import audit, enrolled, statement, upgrade, withdrawal
 from coterie.server.site.contacts import Contacts, Served
 from coterie.server.site.coordinator import answers, sync_superlink
 from coterie.server.site.federation import Federation, load
-from coterie.strategies.errors import EXIT_CONFIG, FederationError
+from coterie.strategies.errors import FederationError, refused
 from coterie.system.commandline import plain, print_json
-from coterie.system.terminal import wide
+from coterie.system.terminal import print_table
 from coterie.wire import enrolment, is_silo_name, plain_text
 
 EXIT_TAMPERED = 1
@@ -57,17 +55,16 @@ def enrol_silo(made: Federation, text: str, *, who: str = "") -> tuple[list[str]
     try:
         request = enrolment.read_request(text)
     except enrolment.EnrolmentError as error:
-        raise FederationError(str(error), phase="enrolment", exit_code=EXIT_CONFIG) from None
+        raise refused(str(error), "enrolment") from None
     if not is_silo_name(request.name):
-        raise FederationError(
+        raise refused(
             f"the request's name {request.name!r} must have 1 to 64 letters, digits, '.', '_' or "
             "'-'.",
-            phase="enrolment",
-            exit_code=EXIT_CONFIG,
+            "enrolment",
         )
     key = enrolment.fingerprint_of_key(request.key)
     with audit.acting(made, "enrol", who=who, silo=request.name, key=key):
-        entry = enrolled.enrol(made.roster, request, made.tls)
+        entry = enrolled.enrol(made.roster, request)
     _, reason = _update_superlink(made)
     later = f"{reason}. The silo will be accepted after the SuperLink's next start."
     lines = [
@@ -117,12 +114,7 @@ def print_roster(made: Federation, *, as_json: bool = False) -> None:
             "No silo is enrolled. `coterie silo init --name NAME` makes a silo's enrolment request."
         )
         return
-    table = Table(box=None, padding=(0, 1))
-    for column in rows[0]:
-        table.add_column(column, overflow="fold")  # compared by telephone, so never cut
-    for row in rows:
-        table.add_row(*map(Text, row.values()))
-    wide(console).print(table, soft_wrap=False)
+    print_table(console, rows[0], (row.values() for row in rows))
 
 
 def print_outlook(outlook: upgrade.Outlook, *, as_json: bool = False) -> None:
@@ -134,14 +126,13 @@ def print_outlook(outlook: upgrade.Outlook, *, as_json: bool = False) -> None:
         return
     console = _console()
     words = {True: "yes", False: "no", None: "not known"}
-    table = Table(box=None, padding=(0, 1))
-    for column in ("silo", "coterie", "last run", f"works with {outlook.to}"):
-        table.add_column(column, overflow="fold")
-    for silo in outlook.silos:
-        seen = silo.seen[:10] or "–"
-        table.add_row(Text(silo.name), Text(silo.release or "–"), seen, words[silo.talks])
-    if outlook.silos:
-        wide(console).print(table, soft_wrap=False)
+    rows = [
+        (one.name, one.release or "–", one.seen[:10] or "–", words[one.talks])
+        for one in outlook.silos
+    ]
+    if rows:
+        header = ("silo", "coterie", "last run", f"works with {outlook.to}")
+        print_table(console, header, rows)
     for line in upgrade.lines(outlook):
         console.print(line)
 
@@ -183,15 +174,12 @@ def print_audit(made: Federation, *, last: int, as_json: bool = False) -> None:
         _print_log(log, last)
         return
     console = _console()
-    table = Table(box=None, padding=(0, 1))
-    for column in ("", "when", "who", "act", "about"):
-        table.add_column(column, overflow="fold")
+    rows = []
     for act in log.acts[-last:] if last else log.acts:
         about = ", ".join(f"{key} {value}" for key, value in act.about.items())
         when = datetime.fromisoformat(act.at).astimezone().strftime("%Y-%m-%d %H:%M:%S")
-        cells = (when, act.who, act.act, about)
-        table.add_row(str(act.number), *(Text(plain_text(cell)) for cell in cells))
-    wide(console).print(table, soft_wrap=False)
+        rows.append((act.number, *map(plain_text, (when, act.who, act.act, about))))
+    print_table(console, ("", "when", "who", "act", "about"), rows)
     console.print(f"head: {log.head}")
     for line in log.findings:
         console.print(f"WRONG: {line} See `coterie federation audit --verify`.")

@@ -7,15 +7,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from coterie.server.site import audit, operators
 from coterie.server.site.federation import Federation
-from coterie.strategies.errors import EXIT_CONFIG, FederationError
+from coterie.strategies.errors import refused
 from coterie.system.commandline import print_json
 from coterie.system.files import write_atomically
-from coterie.system.terminal import wide
+from coterie.system.terminal import print_table
 from coterie.system.tokens import new_token
 from coterie.wire import enrolment
 
@@ -42,7 +40,7 @@ def take_operator(made: Federation, text: str, roles: Sequence[str]) -> None:
     try:
         request = enrolment.read_request(text, kind=enrolment.OPERATOR)
     except enrolment.EnrolmentError as error:
-        raise FederationError(str(error), phase="operators", exit_code=EXIT_CONFIG) from None
+        raise refused(str(error), "operators") from None
     facts = {"operator": request.name, "key": enrolment.fingerprint_of_key(request.key)}
     with audit.acting(made, "enrol operator", **facts, roles=", ".join(roles)):
         new = operators.enrol(made, request, roles)
@@ -71,13 +69,12 @@ def print_operators(made: Federation, *, as_json: bool = False) -> None:
             "do everything."
         )
         return
-    table = Table(box=None, padding=(0, 1))
-    for column in ("operator", "roles", "enrolled", "key fingerprint"):
-        table.add_column(column, overflow="fold")
+    header = ("operator", "roles", "enrolled", "key fingerprint")
+    rows = []
     for one in known:
         roles = f"removed {one.removed[:10]}" if one.removed else ", ".join(one.roles)
-        table.add_row(Text(one.name), roles, one.enrolled[:10], one.fingerprint)
-    wide(Console(highlight=False, soft_wrap=True)).print(table, soft_wrap=False)
+        rows.append((one.name, roles, one.enrolled[:10], one.fingerprint))
+    print_table(Console(highlight=False, soft_wrap=True), header, rows)
 
 
 def print_roles(made: Federation, name: str, roles: Sequence[str]) -> None:

@@ -13,7 +13,6 @@ import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +26,7 @@ from coterie.server.site.contacts import Contacts
 from coterie.server.site.federation import Federation
 from coterie.strategies.errors import FederationError, refused
 from coterie.system.files import LockedError, locked, write_atomically
-from coterie.system.processes import account
+from coterie.system.processes import account, utc_now
 
 FILE, LOCK, LOCK_DEADLINE_S = "queue.json", "queue.lock", 30.0
 WAITING, STARTING, STARTED, REFUSED = "waiting", "starting", "started", "refused"
@@ -138,8 +137,7 @@ class Queue:
         """Add a run behind those of its priority; raises as ``entries``."""
         with self._held():
             number, entries = self._read()
-            now = datetime.now(UTC).isoformat(timespec="seconds")
-            entry = Entry(f"q{number}", config.plain(), priority, alone, now, by=by)
+            entry = Entry(f"q{number}", config.plain(), priority, alone, utc_now(), by=by)
             self._write(number + 1, [*entries, entry])
         return entry
 

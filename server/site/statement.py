@@ -9,7 +9,7 @@ from typing import Any
 
 from coterie.server.site import certificates
 from coterie.server.site.federation import Federation
-from coterie.strategies.errors import EXIT_CONFIG, FederationError
+from coterie.strategies.errors import FederationError, refused
 from coterie.wire import counted
 
 KIND = "coterie-withdrawal"
@@ -80,10 +80,9 @@ def verified(text: str, ca: bytes) -> Withdrawal:
         statement, signature = kept["statement"], bytes.fromhex(kept["signature"])
         read = from_fields(statement)
     except (ValueError, KeyError, TypeError):
-        raise FederationError(
+        raise refused(
             "this file is not a withdrawal statement: expected a file written by `coterie "
-            "withdraw`.",
-            exit_code=EXIT_CONFIG,
+            "withdraw`."
         ) from None
     if not certificates.signed_by(ca, _canonical(statement), signature):
         raise FederationError(

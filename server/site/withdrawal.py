@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
-from datetime import UTC, datetime
 from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
@@ -29,7 +28,7 @@ from coterie.server.site import audit, enrolled, operators
 from coterie.server.site.coordinator import answers, sync_superlink
 from coterie.server.site.federation import Federation
 from coterie.server.site.statement import Averaged, Deleted, Withdrawal, from_fields, signed
-from coterie.strategies.errors import EXIT_CONFIG, FederationError
+from coterie.strategies.errors import FederationError, refused
 from coterie.system.files import (
     LOOK_S,
     LockedError,
@@ -39,7 +38,7 @@ from coterie.system.files import (
     sync,
     write_atomically,
 )
-from coterie.system.processes import account
+from coterie.system.processes import account, utc_now
 from coterie.wire import counted, is_silo_name
 
 FOLDER, LOCK = "withdrawals", "lock"
@@ -75,7 +74,7 @@ def withdraw(
         else:
             keys = _require_known(made, name)
             audit.note(made, "withdraw", who=who, silo=name)
-            work = Withdrawal(name, keys, _now(), asked_by=who or account())
+            work = Withdrawal(name, keys, utc_now(), asked_by=who or account())
             _write(intent, work)
         return _carry_out(made, work, say)
 
@@ -102,10 +101,8 @@ def _require_known(made: Federation, name: str) -> list[str]:
     """Return the fingerprints of the keys that a silo was enrolled with."""
     keys = [one.fingerprint for one in enrolled.read(made.roster) if one.name == name]
     if not keys or not is_silo_name(name):
-        raise FederationError(
-            f"no silo {name!r} was ever enrolled. `coterie members list` lists them.",
-            phase="withdrawal",
-            exit_code=EXIT_CONFIG,
+        raise refused(
+            f"no silo {name!r} was ever enrolled. `coterie members list` lists them.", "withdrawal"
         )
     return keys
 
@@ -160,7 +157,7 @@ def _carry_out(
             ),
             phase="withdrawal",
         )
-    work = replace(work, done=_now())
+    work = replace(work, done=utc_now())
     file = made.folder / FOLDER / f"{work.silo}-{work.asked.replace(':', '')[:17]}.json"
     write_atomically(file, signed(made, work))
     audit.note(made, "withdrawn", silo=work.silo, files=len(work.deleted), statement=file.name)
@@ -362,10 +359,9 @@ def _read(intent: Path) -> Withdrawal:
     try:
         return from_fields(json.loads(intent.read_bytes()))
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise FederationError(
+        raise refused(
             f"{intent} cannot be read: {error}. Remove it, and withdraw the silo again.",
-            phase="withdrawal",
-            exit_code=EXIT_CONFIG,
+            "withdrawal",
         ) from None
 
 
@@ -381,7 +377,3 @@ def _held(made: Federation) -> Iterator[None]:
             f"another withdrawal is active, in process {process}. Try again when it is complete.",
             phase="withdrawal",
         ) from None
-
-
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds")

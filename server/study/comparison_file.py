@@ -62,7 +62,7 @@ from coterie.server.runs.config import (
 from coterie.server.runs.record.metrics import Lead
 from coterie.server.study.comparison import Repeat
 from coterie.server.study.silos import describe_head
-from coterie.strategies.errors import EXIT_CONFIG, FederationError
+from coterie.strategies.errors import FederationError, refused
 from coterie.strategies.fedgenp.generative import Generative
 from coterie.strategies.rounds.options import dashed
 from coterie.tasks import load_task
@@ -415,7 +415,7 @@ def _network_advice(task: Task) -> str:
 
 
 def wrong(text: str) -> FederationError:
-    return FederationError(text, phase="comparison", exit_code=EXIT_CONFIG)
+    return refused(text, "comparison")
 
 
 def slug(text: str) -> str:

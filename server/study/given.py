@@ -23,7 +23,7 @@ import tomli_w
 from numpy.typing import NDArray
 
 from coterie.server.machine.local import SiloSpec
-from coterie.strategies.errors import EXIT_CONFIG, FederationError, refused
+from coterie.strategies.errors import refused
 from coterie.system.files import write_atomically
 from coterie.tasks.base import Option, TaskError
 from coterie.tasks.own.declared import load_declared
@@ -67,7 +67,7 @@ def of_file(file: Path) -> Given:
     try:
         return _of_simulation(Simulation.read(file), file)
     except TaskError as error:
-        raise FederationError(str(error), exit_code=EXIT_CONFIG) from None
+        raise refused(str(error)) from None
 
 
 def _of_simulation(simulation: Simulation, file: Path | None) -> Given:

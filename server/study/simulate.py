@@ -24,7 +24,7 @@ from coterie.server.study.apps import is_app, simulate_app
 from coterie.server.study.given import NETWORK, Given, given, of_file
 from coterie.server.study.playing import Player, called, started
 from coterie.server.study.result import Result
-from coterie.strategies.errors import EXIT_CONFIG, FederationError, refused
+from coterie.strategies.errors import refused
 from coterie.strategies.rounds.options import dashed
 from coterie.strategies.strategy import GroupStrategy
 from coterie.system.files import write_atomically
@@ -149,10 +149,9 @@ def configured(
     config = RunConfig.read({"runs-dir": records, **found.keys, **changes})
     if config.task != (task := found.keys["task"]):
         where = f" in {found.file}" if found.file else ""
-        raise FederationError(
+        raise refused(
             f"task must be {task}, the task of the silos{where}. Got {config.task!r}: change the "
-            "silos' task, and leave it out of the run's keys.",
-            exit_code=EXIT_CONFIG,
+            "silos' task, and leave it out of the run's keys."
         )
     require_silos(config, found.names, label_counts=found.label_counts)
     return config

@@ -21,7 +21,7 @@ from flwr.app import MetricRecord, RecordDict
 from flwr.serverapp.strategy import Strategy
 
 from coterie import wire
-from coterie.strategies.errors import EXIT_CONFIG, FederationError, refused
+from coterie.strategies.errors import FederationError, refused
 from coterie.strategies.per_group.inner import (
     Factory,
     aggregated,
@@ -99,11 +99,10 @@ class InGroups(Algorithm[PerGroupState]):
     def welcome(self, state: PerGroupState, new: frozenset[str], now: Round) -> PerGroupState:
         """Number newcomers, and give those that were expected their group's model."""
         if own := [silo.name for silo in now.silos if silo.described]:
-            raise FederationError(
+            raise refused(
                 f"PerGroup is for ClientApps of your own, and {own[0]} is one of coterie's silos. "
                 "For these use hcct, fedgroup or fedcollab with within, aggregate or "
-                "server_optimiser.",
-                exit_code=EXIT_CONFIG,
+                "server_optimiser."
             )
         nodes = dict(state.nodes)
         for name in sorted(new):

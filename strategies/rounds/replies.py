@@ -15,7 +15,7 @@ from flwr.app import Message, MetricRecord, RecordDict
 from numpy.typing import NDArray
 
 from coterie import wire
-from coterie.strategies.errors import EXIT_CONFIG, FederationError
+from coterie.strategies.errors import FederationError, refused
 from coterie.strategies.rounds.admission import MAX_EXAMPLES
 from coterie.strategies.rounds.algorithm import Answers, Order, Update, Updates, num_bytes
 from coterie.strategies.rounds.handles import Arrays, Masked, Model, arrays_of
@@ -299,12 +299,11 @@ def check_averageable(model: Arrays) -> None:
     """
     for name, array in model.items():
         if array.dtype == np.uint8:
-            raise FederationError(
+            raise refused(
                 f"the initial model's array {name!r} is uint8. Bytes of a serialised model, such "
                 "as boosted trees, cannot be averaged: send the model's parameters as numbers, or "
                 "boost trees inside groups, by PerGroup(groups, lambda group: FedXgbBagging()).",
-                phase="configuration",
-                exit_code=EXIT_CONFIG,
+                "configuration",
             )
 
 

@@ -141,7 +141,7 @@ def secrets_of(folder: Path) -> dict[str, dict[str, str]]:
     found = {"study-ca": {name: (made.tls / name).read_text() for name in ("ca.pem", "ca.key")}}
     for name in SILOS:
         own = home.create(folder / name, name)
-        entry = enrolled.enrol(made.roster, enrolment.read_request(own.request()), made.tls)
+        entry = enrolled.enrol(made.roster, enrolment.read_request(own.request()))
         bundle = enrolment.Bundle(
             name, entry.fingerprint, made.config.addresses[0], made.ca.read_bytes()
         )

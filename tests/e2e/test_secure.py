@@ -61,8 +61,6 @@ def test_enrolled_silos_that_require_it_take_part_in_secure_runs_alone(
         refused = coterie("run", "fedavg", *keys, *soon)
         assert refused.returncode == 3, refused.stdout + refused.stderr
         assert "takes part only in secure runs" in refused.stdout + refused.stderr
-        roster = json.loads(pair.federation.roster.read_text())
-        assert all(entry["voucher"] for entry in roster)
         ledger = (pair.home_of("a") / "ledger.jsonl").read_text().splitlines()
         own = [entry for line in ledger if (entry := json.loads(line))["run"] == folder.name]
         left = {(e["type"], t["record"]) for e in own for t in e.get("tensors", ())}

@@ -21,7 +21,6 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
-from datetime import UTC, datetime
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -39,6 +38,7 @@ from coterie.strategies.rounds.reports import RoundReport
 from coterie.strategies.rounds.roster import Silo
 from coterie.system import logs
 from coterie.system.files import replacing, write_atomically
+from coterie.system.processes import utc_now
 from coterie.wire import Model, model_hash
 
 GLOBAL, MODELS = "global.safetensors", "models"
@@ -83,7 +83,7 @@ class Recorder:
         logging.getLogger("coterie").addHandler(self._log)
         self._lines: dict[int, tuple[Round, str]] = {}
         self._due = 0.0
-        now = datetime.now(UTC).isoformat(timespec="seconds")
+        now = utc_now()
         begun = Run(started=now, config=dict(config))
         begun = earlier.until(after, now, added=added) if earlier else begun
         about: dict[str, Any] = {"started": begun.started or now, "versions": _versions()}

@@ -165,7 +165,7 @@ def study(tmp_path: Path) -> federation.Federation:
     made = federation.create(tmp_path / "study", ["127.0.0.1:9092"])
     for name in ("a", "b", "c"):
         home = homes.create(tmp_path / name, name)
-        enrolled.enrol(made.roster, enrolment.read_request(home.request()), made.tls)
+        enrolled.enrol(made.roster, enrolment.read_request(home.request()))
     record(made, "hcct-1", "2026-10-01T08:00:00+00:00", {"a": "0.0.4", "b": own_release()})
     record(made, "hcct-2", "2026-11-01T08:00:00+00:00", {"a": own_release()})
     return made

@@ -110,7 +110,7 @@ def test_a_damaged_list_is_not_taken_for_an_empty_one(file: Path) -> None:
 def test_a_list_that_another_command_holds_is_not_waited_for_without_end(
     file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("coterie.server.site.enrolled.LOCK_DEADLINE_S", 0.2)
+    monkeypatch.setattr("coterie.server.site.register.LOCK_DEADLINE_S", 0.2)
     said = rf"cannot be changed: .* locked by process {os.getpid()}\)\. Stop that process"
     with locked(file.parent, name="roster.lock"), pytest.raises(FederationError, match=said):
         enrol(file, request("a"))
