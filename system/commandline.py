@@ -140,7 +140,12 @@ YesOption = Annotated[
 
 def print_json(document: Any) -> None:
     """Print a document; see ``plain``."""
-    print(json.dumps(plain(document), indent=1, ensure_ascii=False), flush=True)
+    print(json_text(document), flush=True)
+
+
+def json_text(document: Any) -> str:
+    """Return ``plain`` values as JSON."""
+    return json.dumps(plain(document), indent=1, ensure_ascii=False)
 
 
 def plain(value: Any) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from math import isfinite, isnan
 
 
@@ -26,6 +26,12 @@ def reasons(of: Mapping[str, str]) -> str:
     """
     names = by_reason({name: why.rstrip(" .") for name, why in of.items()})
     return "; ".join(f"{', '.join(own)}: {why}" for why, own in names.items()) + "." * bool(names)
+
+
+def some(names: Sequence[str], most: int = 5) -> str:
+    """Return the first names, and how many more there are."""
+    more = len(names) - most
+    return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
 
 
 def page(title: str) -> str:

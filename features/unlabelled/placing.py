@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from coterie import wire
 from coterie.strategies.fedcollab.discriminators import Discriminators, Pair, measure, takes_part
 from coterie.strategies.partition.distance import Distance
 from coterie.strategies.rounds.algorithm import Exchanges, Round
@@ -202,8 +203,8 @@ def _words(near: Sequence[Near]) -> str:
     """Return how a group was chosen, and how certain that is, as text."""
     first, rest = near[0], [one for one in near[1:] if one.compared]
     said = (
-        f"its data look most like those of {_listed(first.group)}: a classifier distinguishes "
-        f"them {_share(first)} better than by guessing"
+        f"its data look most like those of {wire.some(first.group, MOST_NAMED)}: a classifier "
+        f"distinguishes them {_share(first)} better than by guessing"
     )
     if first.distance - SURE * first.error > UNLIKE:
         said += ", so they resemble no group's data"
@@ -219,12 +220,6 @@ def _words(near: Sequence[Near]) -> str:
         else "which is not a difference: the choice is a guess"
     )
     return f"{said}, and those of the next nearest group {_share(second)}, {sure}"
-
-
-def _listed(names: Group) -> str:
-    shown = ", ".join(names[:MOST_NAMED])
-    more = len(names) - MOST_NAMED
-    return f"{shown} and {more} more" if more > 0 else shown
 
 
 def _share(near: Near) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from statistics import median
 
 from coterie import wire
@@ -49,10 +48,11 @@ def detail_of(story: Story) -> str:
     parts += [f"Largest gain: {_change(story, n)}." for n in order[:1] if gains.gain[n] > 0]
     worse = [n for n in reversed(order) if gains.gain[n] < 0]
     if worse:
-        parts.append(f"Worse: {some([_change(story, n) for n in worse])}.")
+        parts.append(f"Worse: {wire.some([_change(story, n) for n in worse], MOST_NAMED)}.")
     if missing := _not_compared(story):
         is_are = "site is" if len(missing) == 1 else "sites are"
-        parts.append(f"{_word(len(missing)).capitalize()} {is_are} not compared: {some(missing)}.")
+        count, names = _word(len(missing)).capitalize(), wire.some(missing, MOST_NAMED)
+        parts.append(f"{count} {is_are} not compared: {names}.")
     return " ".join(parts)
 
 
@@ -95,12 +95,6 @@ def interval_of(run: Run, name: str) -> tuple[float, float] | None:
 
 def _word(count: int) -> str:
     return _WORDS[count] if count < len(_WORDS) else f"{count:,}"
-
-
-def some(texts: Sequence[str]) -> str:
-    """Return the first texts, and how many more there are."""
-    more = len(texts) - MOST_NAMED
-    return ", ".join(texts[:MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
 def _change(story: Story, name: str) -> str:

@@ -36,14 +36,14 @@ def race_picture(story: Story) -> Picture | str | None:
     if found.verdict is None:
         return "no picture of the race: it was not decided"
     if not found.verdict.judges:
-        return f"no picture of the race: {found.race[1]}"
+        return f"no picture of the race: {found.whole[1]}"
     rounds = [*story.run.rounds, *([story.run.final] if story.run.final else [])]
     lead = lead_of_race(story.run.lead, story.run.rounds[-1])
     lines = list(_lines(found.verdict, rounds, lead))
     title = "Which groups were tried, and which won"
     caption = (
-        f"{' '.join(found.race)} Lines are means over silos of what they measured in each round of "
-        "the race, on the models that they received in it. A band is one standard error of the "
+        f"{' '.join(found.whole)} Lines are means over silos of what they measured in each round "
+        "of the race, on the models that they received in it. A band is one standard error of the "
         "distance to the best partition; a cross ends a partition that was out."
     )
     draw = partial(charts.curves, lines, title=title, unit=f"held-out {lead.label}")

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from coterie.features.evaluation.coordinator import FILE as EVALUATION
 from coterie.features.evaluation.coordinator import read_judgement
@@ -27,17 +27,14 @@ from coterie.server.runs.contribution import FILE as CONTRIBUTION
 from coterie.server.runs.fitted import read_fitted
 from coterie.server.runs.record import Run, find_run, read_run
 from coterie.server.runs.tracking import TRACKERS, export
-from coterie.strategies.errors import EXIT_CONFIG, FederationError
+from coterie.strategies.errors import FederationError, refused
+from coterie.system.commandline import json_text
 from coterie.system.files import write_atomically, write_named
 from coterie.system.terminal import LEGIBLE
 
 DOSSIER = "dossier.md"
 """File name in the run's folder."""
 FORMATS = ("html", "json", "png", "svg", *TRACKERS)
-
-
-def _wrong(text: str) -> FederationError:
-    return FederationError(text, exit_code=EXIT_CONFIG)
 
 
 def build_story(run: Run, *, alone: Run | None = None, common: Run | None = None) -> Story:
@@ -84,11 +81,11 @@ def write_report(
             another strategy or task, or is unfinished.
     """
     if kind not in FORMATS:
-        raise _wrong(f"format must be one of {', '.join(FORMATS)}. Got {kind!r}.")
+        raise refused(f"format must be one of {', '.join(FORMATS)}. Got {kind!r}.")
     if out is not None and out.exists():
         _check_kind_of(out, kind)
     folder = find_run(name, root)
-    if (made := _of_command(folder)) is not None:
+    if (made := of_command(folder)) is not None:
         return _write_of_command(folder, *made, kind, out)
     if kind in TRACKERS:
         return export(kind, read_run(folder), out)
@@ -105,12 +102,11 @@ def write_report(
         say(f"Drawing the report of {run.name} …")
     if pictures:
         return _write_pictures(make_pictures(story)[0], kind, target)
-    text = (
-        render(build_page(story))
-        if kind == "html"
-        else json.dumps(summary(story), indent=1, ensure_ascii=False) + "\n"
-    )
-    return [_write(target, text)]
+    return [_write(target, render(build_page(story)) if kind == "html" else _json(summary(story)))]
+
+
+def _json(document: Mapping[str, Any]) -> str:
+    return json_text(document) + "\n"
 
 
 def _write(target: Path, text: str) -> Path:
@@ -119,8 +115,8 @@ def _write(target: Path, text: str) -> Path:
     return target
 
 
-def _of_command(folder: Path) -> tuple[Page, str] | None:
-    """Return page and JSON text of a run that a command other than `run` started; else None."""
+def of_command(folder: Path) -> tuple[Page, dict[str, Any]] | None:
+    """Return page and figures of a run that a command other than `run` started; else None."""
     if (folder / STATISTICS).exists():
         survey = read_survey(folder)
         return build_statistics_page(survey, folder.name), statistics_summary(survey)
@@ -138,13 +134,14 @@ def _of_command(folder: Path) -> tuple[Page, str] | None:
 
 
 def _write_of_command(
-    folder: Path, page: Page, text: str, kind: str, out: Path | None
+    folder: Path, page: Page, figures: Mapping[str, Any], kind: str, out: Path | None
 ) -> list[Path]:
     if kind in ("png", "svg"):
         return _write_pictures(page.pictures, kind, out or folder / "report")
     if kind not in ("html", "json"):
-        raise _wrong(f"{folder.name} trained no models to keep, so that {kind} has nothing of it.")
-    return [_write(out or folder / f"report.{kind}", render(page) if kind == "html" else text)]
+        raise refused(f"{folder.name} trained no models to keep, so that {kind} has nothing of it.")
+    text = render(page) if kind == "html" else _json(figures)
+    return [_write(out or folder / f"report.{kind}", text)]
 
 
 def _named(run: Run, option: str, name: str | None, root: Path | None, strategy: str) -> Run | None:
@@ -154,15 +151,15 @@ def _named(run: Run, option: str, name: str | None, root: Path | None, strategy:
     folder = find_run(name, root)
     found = read_run(folder, brief=True)
     if folder.resolve() == run.folder.resolve():
-        raise _wrong(f"{option} must name a run other than the reported {run.name}.")
+        raise refused(f"{option} must name a run other than the reported {run.name}.")
     if found.strategy != strategy or found.status != "completed":
-        raise _wrong(
+        raise refused(
             f"{option} must name a completed run of {strategy}. {found.name} is a run of "
             f"{found.strategy or 'an unknown strategy'}, {found.status}."
         )
     task, other = run.config.get("task"), found.config.get("task")
     if task is not None and task != other:
-        raise _wrong(
+        raise refused(
             f"{option} must name a run of the same task, {task}. {found.name} has task {other}: "
             f"name another one, or run {strategy} on this task first."
         )
@@ -192,18 +189,18 @@ def write_dossier(name: str, *, root: Path | None, out: Path | None) -> Path:
     """
     folder = find_run(name, root)
     if any((folder / one).exists() for one in ANSWERS):
-        raise _wrong(f"{folder.name} keeps no model, so that there is none to document.")
+        raise refused(f"{folder.name} keeps no model, so that there is none to document.")
     return _write(out or folder / DOSSIER, build_dossier(build_story(read_run(folder))))
 
 
 def _check_kind_of(out: Path, kind: str) -> None:
     if kind in ("html", "json") and out.is_dir():
-        raise _wrong(
+        raise refused(
             f"--output must name a file for the format {kind}, and {out} is a folder. Name a file "
             f"in it, such as {out / f'report.{kind}'}."
         )
     if kind in ("png", "svg", "tensorboard") and not out.is_dir():
-        raise _wrong(
+        raise refused(
             f"--output must name a folder for the format {kind}, and {out} is a file. Name a "
             "folder, which need not be there yet."
         )

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
 from statistics import fmean
+from typing import Any
 
 from scipy.stats import t
 
@@ -139,9 +139,9 @@ def _differences(judgement: Judgement, first: str, second: str) -> Iterator[tupl
                 yield silo, one
 
 
-def contribution_summary(judgement: Judgement, run: Run) -> str:
-    """Return the figures as JSON text."""
-    found = {
+def contribution_summary(judgement: Judgement, run: Run) -> dict[str, Any]:
+    """Return the figures, for JSON."""
+    return {
         "task": judgement.task,
         "parent": judgement.parent,
         "rounds": run.planned_rounds,
@@ -151,7 +151,7 @@ def contribution_summary(judgement: Judgement, run: Run) -> str:
             {
                 "group": one.name,
                 "members": list(one.group),
-                "noise": _number(training_noise(judgement, one).deviation),
+                "noise": training_noise(judgement, one).deviation,
             }
             for one in groups_of(judgement)
         ],
@@ -159,22 +159,17 @@ def contribution_summary(judgement: Judgement, run: Run) -> str:
             {
                 "silo": one.silo,
                 "group": one.group,
-                "lost": _number(one.lost),
-                "low": _number(one.low),
-                "high": _number(one.high),
+                "lost": one.lost,
+                "low": one.low,
+                "high": one.high,
                 "measured-by": list(one.measured_by),
-                "if-left": {name: _number(lost) for name, lost in one.if_left.items()},
+                "if-left": dict(one.if_left),
                 "why": one.why,
             }
             for one in contributions(judgement)
         ],
         "silent": dict(judgement.silent),
     }
-    return json.dumps(found, indent=1, ensure_ascii=False) + "\n"
-
-
-def _number(value: float) -> float | None:
-    return value if math.isfinite(value) else None
 
 
 def build_contribution_page(judgement: Judgement, run: Run) -> Page:

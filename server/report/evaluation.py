@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -18,6 +17,8 @@ from coterie.server.report.story import NO_NUMBER
 from coterie.server.runs.record.metrics import Lead
 
 LEVEL = 0.05
+MISSING = "Why a figure is missing"
+"""Title of a table."""
 EVERYWHERE = "all silos"
 
 
@@ -112,12 +113,12 @@ def _adjusted(tests: Iterator[Test] | Sequence[Test]) -> list[Test]:
 # ---------------------------------------------------------------- for programs
 
 
-def evaluation_summary(judgement: Judgement, lead: Lead) -> str:
-    """Return the figures and tests as JSON text."""
+def evaluation_summary(judgement: Judgement, lead: Lead) -> dict[str, Any]:
+    """Return the figures and tests, for JSON."""
     cells = [
         _cell(judgement, silo, model) for silo in _silos(judgement) for model in judgement.models
     ]
-    found = {
+    return {
         "task": judgement.task,
         "parent": judgement.parent,
         "metric": lead.metric,
@@ -146,7 +147,6 @@ def evaluation_summary(judgement: Judgement, lead: Lead) -> str:
             silo: dict(answer.left_out) for silo, answer in sorted(judgement.answers.items())
         },
     }
-    return json.dumps(found, indent=1, ensure_ascii=False) + "\n"
 
 
 def _cell(judgement: Judgement, silo: str, model: Given) -> dict[str, Any]:
@@ -222,7 +222,7 @@ def lead_sentence(judgement: Judgement) -> str:
 
 def _tables(judgement: Judgement, lead: Lead) -> Iterator[tuple[str, Table]]:
     yield "Every model at every silo", _matrix(judgement, lead)
-    yield "Why a figure is missing", Table(("silo", "model", "why"), list(_missing(judgement)))
+    yield MISSING, Table(("silo", "model", "why"), list(_missing(judgement)))
     shown = [*pooled(judgement), *paired(judgement)]
     head = (f"difference ({lead.points})", "95%", "p", "p (Holm)")
     yield (

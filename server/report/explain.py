@@ -19,7 +19,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from coterie.server.report import race
+from coterie.server.report.race import COLUMNS as COLUMNS_OF_RACE
+from coterie.server.report.race import Explanation, explain_race
 from coterie.server.runs.letters import letters_of
 from coterie.server.runs.record import (
     FloatArray,
@@ -30,7 +31,7 @@ from coterie.server.runs.record import (
     find_run,
     read_run,
 )
-from coterie.strategies.errors import EXIT_CONFIG, FederationError
+from coterie.strategies.errors import refused
 from coterie.strategies.partition.evaluation import evaluate
 from coterie.strategies.partition.hcct import stay_intervals
 from coterie.strategies.partition.objectives import HCCTUtility
@@ -84,7 +85,7 @@ def explain(run: Run, *, number: int | None = None) -> tuple[int, list[Reason]]:
     """
     one, similarity = _compared(run, number)
     names, grouping = similarity.names, one.grouping
-    alphas, sizes = _terms(run, one, names)
+    alphas, sizes = grouping.alphas, grouping.sizes
     gram = similarity.values * np.outer(grouping.norms, grouping.norms)
     groups = [[names.index(n) for n in group if n in names] for group in grouping.planned]
     groups = sorted(group for group in groups if group)
@@ -117,10 +118,10 @@ def explain(run: Run, *, number: int | None = None) -> tuple[int, list[Reason]]:
 
 def _compared(run: Run, number: int | None) -> tuple[Round, Square]:
     if run.strategy != "hcct":
-        raise _wrong(f"explain is for {', '.join(EXPLAINED)}; this run is {run.strategy}.")
+        raise refused(f"explain is for {', '.join(EXPLAINED)}; this run is {run.strategy}.")
     found = [one for one in run.rounds if number in (None, one.round)]
     if not found:
-        raise _wrong(f"round must be in [1, {len(run.rounds)}]. Got {number}.")
+        raise refused(f"round must be in [1, {len(run.rounds)}]. Got {number}.")
     one = found[-1]
     similarity = one.grouping.similarity
     if similarity is not None:
@@ -134,21 +135,7 @@ def _compared(run: Run, number: int | None) -> tuple[Round, Square]:
             f"in round {one.round} no groups were formed: alpha = auto was still looking for "
             "α. Name a later round with --round."
         )
-    raise _wrong(why)
-
-
-def _wrong(text: str) -> FederationError:
-    return FederationError(text, exit_code=EXIT_CONFIG)
-
-
-def _terms(run: Run, one: Round, names: Sequence[str]) -> tuple[FloatArray, FloatArray]:
-    """Return every compared silo's α and samples then; in older records, the last known."""
-    if (terms := one.grouping.terms) is not None:
-        return terms
-    common = alpha_of(run, one)
-    silos = [run.silos[name] for name in names]
-    alphas = [common if math.isnan(silo.alpha) else silo.alpha for silo in silos]
-    return np.array(alphas), np.array([silo.num_examples for silo in silos])
+    raise refused(why)
 
 
 def alpha_of(run: Run, one: Round) -> float:
@@ -185,11 +172,8 @@ def print_explanation(
     _print_unlabelled(console, {} if silo else unlabelled)
     if unlabelled and run.strategy not in EXPLAINED:
         return
-    if run.strategy == "auto":
-        _print_race(console, run, silo=silo, number=number)
-        return
-    if run.strategy in IN_SENTENCES:
-        _print_sentences(console, run, silo=silo, number=number)
+    if (found := _in_sentences(run, number)) is not None:
+        _print_sentences(console, run, found, silo)
         return
     at, reasons = explain(run, number=number)
     shown = _only(silo, at, {reason.silo: reason for reason in reasons}).values()
@@ -235,24 +219,24 @@ def _print_unlabelled(console: Console, unlabelled: Mapping[str, Unlabelled]) ->
         console.print(Text.assemble((name, "bold"), text), soft_wrap=True)
 
 
-def _print_sentences(console: Console, run: Run, *, silo: str | None, number: int | None) -> None:
-    from coterie.server.report.explain_groups import explain_groups  # draws: loaded late
+def _in_sentences(run: Run, number: int | None) -> Explanation | None:
+    """Return the reasons of a strategy that has them as sentences; None for any other."""
+    if run.strategy == "auto":
+        return explain_race(run, number=number)
+    if run.strategy in IN_SENTENCES:
+        from coterie.server.report.explain_groups import explain_groups  # draws: loaded late
 
-    found = explain_groups(run, number=number)
+        return explain_groups(run, number=number)
+    return None
+
+
+def _print_sentences(console: Console, run: Run, found: Explanation, silo: str | None) -> None:
     shown = _only(silo, found.round, found.silos)
-    for sentence in (f"{run.name}, groups of round {found.round}:", *found.whole):
-        console.print(sentence, markup=False, highlight=False, soft_wrap=True)
-    for name, text in shown.items():
-        console.print(Text.assemble((name, "bold"), f": {text}"), soft_wrap=True)
-
-
-def _print_race(console: Console, run: Run, *, silo: str | None, number: int | None) -> None:
-    found = race.explain_race(run, number=number)
-    shown = _only(silo, found.round, found.silos)
-    for sentence in (f"{run.name}, after round {found.round}:", *found.race):
+    what = "after" if run.strategy == "auto" else "groups of"
+    for sentence in (f"{run.name}, {what} round {found.round}:", *found.whole):
         console.print(sentence, markup=False, highlight=False, soft_wrap=True)
     if found.rows:
-        table = Table(*race.COLUMNS[: len(found.rows[0])])
+        table = Table(*COLUMNS_OF_RACE[: len(found.rows[0])])
         for row in found.rows:
             table.add_row(*map(Text, row))
         console.print(table)
@@ -263,7 +247,7 @@ def _print_race(console: Console, run: Run, *, silo: str | None, number: int | N
 def _only(silo: str | None, number: int, known: Mapping[str, Said]) -> Mapping[str, Said]:
     """Return what is said of one silo, or of all."""
     if silo is not None and silo not in known:
-        raise _wrong(f"no silo {silo!r} in round {number}. There are: {', '.join(known)}.")
+        raise refused(f"no silo {silo!r} in round {number}. There are: {', '.join(known)}.")
     return known if silo is None else {silo: known[silo]}
 
 
@@ -275,16 +259,9 @@ def _document(
     document = {"run": run.name, "strategy": run.strategy, "unlabelled": apart}
     if silo in unlabelled or (unlabelled and run.strategy not in EXPLAINED):
         return document | {"round": number, "silos": {}, "race": []}
-    if run.strategy == "auto":
-        found = race.explain_race(run, number=number)
+    if (found := _in_sentences(run, number)) is not None:
         own = _only(silo, found.round, found.silos)
-        return document | {"round": found.round, "silos": own, "race": found.race}
-    if run.strategy in IN_SENTENCES:
-        from coterie.server.report.explain_groups import explain_groups  # draws: loaded late
-
-        said = explain_groups(run, number=number)
-        sentences = _only(silo, said.round, said.silos)
-        return document | {"round": said.round, "silos": sentences, "race": said.whole}
+        return document | {"round": found.round, "silos": own, "race": found.whole}
     at, reasons = explain(run, number=number)
     chosen = _only(silo, at, {reason.silo: reason for reason in reasons})
     return document | {"round": at, "silos": chosen, "race": []}

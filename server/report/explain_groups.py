@@ -8,28 +8,19 @@ later silos join the group whose direction is nearest: a silo's reason is its co
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from coterie import wire
+from coterie.server.report.race import Explanation
 from coterie.server.report.similarity import interval_text
 from coterie.server.runs.record import Round, Run, Square
-from coterie.strategies.errors import EXIT_CONFIG, FederationError
+from coterie.strategies.errors import refused
 from coterie.strategies.partition.objectives import FedCollabBound
 
 
-@dataclass(frozen=True)
-class Explained:
-    """What a run's record says of its groups: on the whole, and of each silo."""
-
-    round: int
-    whole: list[str] = field(default_factory=list)
-    silos: Mapping[str, str] = field(default_factory=dict)
-
-
-def explain_groups(run: Run, *, number: int | None = None) -> Explained:
+def explain_groups(run: Run, *, number: int | None = None) -> Explanation:
     """Return the reasons for the groups of a round, by default the last.
 
     Raises:
@@ -37,15 +28,12 @@ def explain_groups(run: Run, *, number: int | None = None) -> Explained:
     """
     upto = [one for one in run.rounds if number is None or one.round <= number]
     if not upto or (number is not None and upto[-1].round != number):
-        raise FederationError(
-            f"round must be in [1, {len(run.rounds)}]. Got {number}.", exit_code=EXIT_CONFIG
-        )
+        raise refused(f"round must be in [1, {len(run.rounds)}]. Got {number}.")
     found = _coalitions(run, upto) if run.strategy == "fedcollab" else _clusters(upto)
     if found is None:
-        raise FederationError(
+        raise refused(
             f"the record has neither distances nor cosines up to round {upto[-1].round}: no "
-            "groups were formed yet.",
-            exit_code=EXIT_CONFIG,
+            "groups were formed yet."
         )
     return found
 
@@ -53,7 +41,7 @@ def explain_groups(run: Run, *, number: int | None = None) -> Explained:
 # ---------------------------------------------------------------- FedCollab
 
 
-def _coalitions(run: Run, rounds: Sequence[Round]) -> Explained | None:
+def _coalitions(run: Run, rounds: Sequence[Round]) -> Explanation | None:
     known = [one for one in rounds if (s := one.grouping.structure) and s.distances is not None]
     if not known:
         return None
@@ -81,7 +69,7 @@ def _coalitions(run: Run, rounds: Sequence[Round]) -> Explained | None:
         for name in group
         if name not in rows
     }
-    return Explained(last.round, whole, silos)
+    return Explanation(last.round, tuple(whole), silos)
 
 
 def _coalition_of(
@@ -116,7 +104,7 @@ def _coalition_of(
 # ---------------------------------------------------------------- FedGroup
 
 
-def _clusters(rounds: Sequence[Round]) -> Explained | None:
+def _clusters(rounds: Sequence[Round]) -> Explanation | None:
     formed = next((one for one in rounds if one.grouping.similarity is not None), None)
     if formed is None:
         return None
@@ -147,7 +135,7 @@ def _clusters(rounds: Sequence[Round]) -> Explained | None:
         f"The groups were formed in round {formed.round} by the directions of the first updates; "
         f"{wire.counted(len(square.names), 'silo')} took part. A silo stays in its group."
     ]
-    return Explained(rounds[-1].round, whole, silos)
+    return Explanation(rounds[-1].round, tuple(whole), silos)
 
 
 def _cluster_of(mine: int | None, by_group: Mapping[int, Sequence[float]]) -> str:

@@ -16,10 +16,10 @@ from coterie.server.report.race import thin_evidence
 from coterie.server.report.view import collaboration_text
 from coterie.server.runs.letters import letters_of
 from coterie.server.runs.record import Evaluations, Run, SiloFacts, read_whole
+from coterie.system.commandline import print_json
 from coterie.system.terminal import say
 
 if TYPE_CHECKING:
-    from coterie.pictures.page import Page
     from coterie.pictures.page import Table as Rows
 
 MAX_SILOS_LISTED = 60
@@ -32,13 +32,7 @@ def print_final(console: Console, folder: Path, *, as_json: bool = False) -> Non
     """
     run = read_whole(folder)
     if run.strategy in (*wire.UNTRAINED, wire.CONTRIBUTION):
-        shown = {
-            wire.ONLY_STATISTICS: _print_statistics,
-            wire.ONLY_EVALUATION: _print_evaluation,
-            wire.CONTRIBUTION: _print_contribution,
-            wire.REGRESSION: _print_regression,
-        }[run.strategy]
-        shown(console, folder, as_json=as_json)
+        _print_answers(console, run, as_json=as_json)
         return
     console.print(_silo_table(run) if len(_last(run)) <= MAX_SILOS_LISTED else _group_table(run))
     if useless := no_better_than_constant(run):
@@ -75,90 +69,43 @@ def no_better_than_constant(run: Run) -> list[str]:
     return found
 
 
-def _print_statistics(console: Console, folder: Path, *, as_json: bool) -> None:
-    """Print the statistics that each silo shared, and warnings about the data."""
-    from coterie.features.statistics.survey import read_survey
-    from coterie.server.report.survey import kinds_of, warnings
+def _print_answers(console: Console, run: Run, *, as_json: bool) -> None:
+    """Print what silos answered in a run that a command other than ``run`` started."""
+    from coterie.server.report.command import of_command  # draws: loaded late
+    from coterie.server.report.evaluation import MISSING
+    from coterie.server.report.statistics import TITLES
 
-    survey = read_survey(folder)
+    made = of_command(run.folder)
+    assert made is not None  # the run is complete, so its answers are there
+    page, figures = made
     if as_json:
-        from coterie.server.report.statistics import statistics_summary
-
-        print(statistics_summary(survey), end="")
+        print_json(figures)
         return
-    table = Table("silo", "training samples", "shares")
-    for name, own in sorted(survey.reported.items()):
-        table.add_row(Text(name), f"{own.samples:,}", kinds_of(own))
-    console.print(table)
-    for name, why in sorted(survey.silent.items()):
-        say(console, f"{name} is left out: {why}", highlight=False)
-    for line in warnings(survey):
-        say(console, f"warning: {line}", highlight=False)
-    _write_report(console, folder)
-
-
-def _print_evaluation(console: Console, folder: Path, *, as_json: bool) -> None:
-    """Print every model's figure at every silo, and why one is missing."""
-    from coterie.features.evaluation.coordinator import FILE, read_judgement
-    from coterie.server.report import evaluation
-
-    judgement, lead = read_judgement(folder / FILE), read_whole(folder).lead
-    if as_json:
-        print(evaluation.evaluation_summary(judgement, lead), end="")
-        return
-    page = evaluation.build_evaluation_page(judgement, lead, folder.name)
-    console.print(_first_table(page))
-    say(console, f"{lead.title} with its 95% interval; * the model of the silo's own group")
-    for silo, why in sorted(judgement.silent.items()):
-        say(console, f"{silo} evaluates nothing: {why}", highlight=False)
-    say(console, page.lead)
-    _write_report(console, folder)
-
-
-def _print_contribution(console: Console, folder: Path, *, as_json: bool) -> None:
-    """Print what each group lost without each silo."""
-    from coterie.features.evaluation.coordinator import read_judgement
-    from coterie.server.report import contribution
-    from coterie.server.runs.contribution import FILE
-
-    judgement, run = read_judgement(folder / FILE), read_whole(folder)
-    if as_json:
-        print(contribution.contribution_summary(judgement, run), end="")
-        return
-    page = contribution.build_contribution_page(judgement, run)
-    console.print(_first_table(page))
-    say(console, f"{page.lead} {page.detail}")
-    _write_report(console, folder)
-
-
-def _print_regression(console: Console, folder: Path, *, as_json: bool) -> None:
-    """Print the coefficients of every group, and who was left out."""
-    from coterie.server.report import survival
-    from coterie.server.runs.contribution import SUMS
-    from coterie.server.runs.fitted import read_fitted
-
-    fitted = read_fitted(folder / SUMS)
-    if as_json:
-        print(survival.summary_of_fits(fitted), end="")
-        return
-    page = survival.page_of_fits(fitted, folder.name)
-    for title, shown in page.tables.items():
-        say(console, f"\n{title}", highlight=False)
-        console.print(_as_table(shown))
+    if run.strategy == wire.ONLY_STATISTICS:
+        shared, silent = (page.tables[one].rows if one in page.tables else [] for one in TITLES)
+        table = Table("silo", "training samples", "shares")
+        for name, samples, *_, shares, _ in shared:
+            table.add_row(Text(name), samples, shares)
+        console.print(table)
+        for name, _, why in silent:
+            say(console, f"{name} is left out: {why}", highlight=False)
+    else:
+        every = run.strategy == wire.REGRESSION
+        for number, (title, shown) in enumerate(page.tables.items()):
+            if every or not number or title == MISSING:
+                say(console, f"\n{title}", highlight=False)
+                _print_rows(console, shown)
+        say(console, f"{page.lead} {page.detail}")
     for text in page.warnings:
         say(console, f"warning: {text}", highlight=False)
-    _write_report(console, folder)
+    _write_report(console, run.folder)
 
 
-def _first_table(page: Page) -> Table:
-    return _as_table(next(iter(page.tables.values())))
-
-
-def _as_table(shown: Rows) -> Table:
+def _print_rows(console: Console, shown: Rows) -> None:
     table = Table(*shown.header)
     for row in shown.rows:
         table.add_row(*map(Text, row))
-    return table
+    console.print(table)
 
 
 def _write_report(console: Console, folder: Path) -> None:

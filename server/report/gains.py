@@ -29,8 +29,6 @@ COMPARED_KEYS = (
     "personal-epochs", "personal-lr", "ditto-lambda",
 )  # fmt: skip
 """Keys that affect a silo's own training; runs with equal values are comparable."""
-NEWER_KEYS = {"local-steps": 0, "proximal-mu": 0.0, "personalise": "none"}
-"""Values of some of these keys for records of releases that did not have them."""
 
 
 @dataclass(frozen=True)
@@ -169,8 +167,7 @@ def _fits(folder: Path, config: Mapping[str, Any], strategy: str) -> bool:
 
 def _values(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the compared keys without those that have no effect."""
-    values = {**dict.fromkeys(COMPARED_KEYS), **NEWER_KEYS}
-    values |= {key: config[key] for key in COMPARED_KEYS if key in config}
+    values = {key: config.get(key) for key in COMPARED_KEYS}
     ignored = {"local-epochs"} if values["local-steps"] else set()
     if values["personalise"] == "none":
         ignored |= {"personal-epochs", "personal-lr"}

@@ -11,7 +11,7 @@ from typing import Any
 from coterie import wire
 from coterie.pictures.page import Fold, Page, Picture, Table
 from coterie.server.report import auto, costs, importance, similarity, training
-from coterie.server.report.answer import detail_of, figures_of, interval_of, lead_of, some
+from coterie.server.report.answer import MOST_NAMED, detail_of, figures_of, interval_of, lead_of
 from coterie.server.report.explain import unlabelled_in
 from coterie.server.report.gains import mean_of
 from coterie.server.report.story import (
@@ -173,7 +173,9 @@ def _outliers(run: Run) -> Fold:
         rows.append((name, *middle, *(", ".join(own[:20]) or "never" for own in (clipped, out))))
     done = [("Clipped", 3), ("Quarantined", 4)]
     found = [(what, [row[0] for row in rows if row[column] != "never"]) for what, column in done]
-    text = happened = " ".join(f"{what}: {some(names)}." for what, names in found if names)
+    text = happened = " ".join(
+        f"{what}: {wire.some(names, MOST_NAMED)}." for what, names in found if names
+    )
     if not happened and any(one.cosines or one.norms for _, one in rounds):
         text = "No update was clipped and no site was quarantined."
     elif not happened:

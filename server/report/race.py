@@ -16,7 +16,7 @@ from coterie.server.report.race_words import groups_text, listed, taking, titles
 from coterie.server.runs.record import Entrant, Placement, Round, Run, Verdict
 from coterie.server.runs.record.metrics import Lead
 from coterie.strategies.auto.candidates import TOGETHER
-from coterie.strategies.errors import EXIT_CONFIG, FederationError
+from coterie.strategies.errors import refused
 from coterie.strategies.partition.race import standard_error
 
 COLUMNS = (
@@ -29,16 +29,16 @@ COLUMNS = (
 
 @dataclass(frozen=True)
 class Explanation:
-    """The output of ``coterie runs explain`` for a run of ``auto``, after a round.
+    """Why the groups of a round are as they are, in sentences: on the whole, and by silo.
 
-    ``race`` and ``silos`` are sentences, on the race as a whole and by silo; ``rows`` belong under
-    ``COLUMNS``; ``verdict`` is None before there is one.
+    Of a run of ``auto``, ``whole`` is about its race; ``rows`` belong under ``COLUMNS``;
+    ``verdict`` is None before there is one.
     """
 
     round: int
-    race: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
+    whole: tuple[str, ...]
     silos: Mapping[str, str]
+    rows: tuple[tuple[str, ...], ...] = ()
     verdict: Verdict | None = None
 
 
@@ -90,19 +90,18 @@ def explain_race(run: Run, *, number: int | None = None) -> Explanation:
     for name, text in found.silos.items():
         own = trees.silos.get(name, text) if uses.get(name) == wire.TREES else text
         silos[name] = f"{said[name]} It {own}" if name in said else own
-    race = ("Networks:", *found.race, "Boosted trees:", *trees.race)
-    return replace(found, race=race, silos=silos)
+    whole = ("Networks:", *found.whole, "Boosted trees:", *trees.whole)
+    return replace(found, whole=whole, silos=silos)
 
 
 def _explained(run: Run, number: int | None) -> Explanation:
     """Explain the groups of one family."""
     rounds = [one for one in run.rounds if number is None or one.round <= number]
     if not rounds or number not in (None, rounds[-1].round):
-        raise FederationError(
+        raise refused(
             f"round must be in [1, {len(run.rounds)}]. Got {number}."
             if run.rounds
-            else "no round of this run is recorded, so there is nothing to explain yet.",
-            exit_code=EXIT_CONFIG,
+            else "no round of this run is recorded, so there is nothing to explain yet."
         )
     ending = number is None or rounds[-1] is run.rounds[-1]
     explained = [*rounds, *([run.final] if run.final and ending else [])]
@@ -114,7 +113,7 @@ def _explained(run: Run, number: int | None) -> Explanation:
         return _before_race(last)
     chosen = _Chosen(run, verdict, explained)
     return Explanation(
-        last.round, tuple(chosen.race()), tuple(chosen.rows()), dict(chosen.silos()), verdict
+        last.round, tuple(chosen.race()), dict(chosen.silos()), tuple(chosen.rows()), verdict
     )
 
 
@@ -126,7 +125,7 @@ def _before_race(last: Round) -> Explanation:
         f"Until round {last.round} every silo trained alone from the common initial model, to show "
         "whose data are similar. No groups have been compared yet."
     )
-    return Explanation(last.round, (text,), (), dict.fromkeys(_here(last), "trained alone so far."))
+    return Explanation(last.round, (text,), dict.fromkeys(_here(last), "trained alone so far."))
 
 
 def lead_of_race(lead: Lead, of: Round) -> Lead:
@@ -152,7 +151,7 @@ def _during_race(run: Run, last: Round) -> Explanation:
         if judges
     )
     why = "its place is decided when the race is over."
-    return Explanation(last.round, (text,), rows, dict.fromkeys(_here(last), why))
+    return Explanation(last.round, (text,), dict.fromkeys(_here(last), why), rows)
 
 
 def _here(last: Round) -> list[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
@@ -135,10 +134,9 @@ def _estimates(fit: Fit, model: str) -> dict[str, Estimate | None]:
     }
 
 
-def regression_summary(fitted: Fitted) -> str:
-    """Return the figures as JSON text."""
-    found = around_groups(fitted, [_plain_group(one) for one in groups_of(fitted)])
-    return json.dumps(found, indent=1, ensure_ascii=False) + "\n"
+def regression_summary(fitted: Fitted) -> dict[str, Any]:
+    """Return the figures, for JSON."""
+    return around_groups(fitted, [_plain_group(one) for one in groups_of(fitted)])
 
 
 def around_groups(fitted: Fitted, groups: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -26,6 +26,8 @@ from coterie.server.report.survey import (
     warnings,
 )
 
+TITLES = SHARED, SILENT = "Silos", "Silos that shared nothing"
+"""Titles of the tables of silos that answered, and of the others."""
 MOST_DRAWN, MOST_ROWS = 12, 20
 """Most columns, and most silos per column, that are drawn; the tables show all."""
 MOST_BARS = 24
@@ -49,9 +51,9 @@ def build_statistics_page(survey: Survey, name: str) -> Page:
     )
 
 
-def statistics_summary(survey: Survey) -> str:
-    """Return the page's figures as JSON text."""
-    found = {
+def statistics_summary(survey: Survey) -> dict[str, Any]:
+    """Return the page's figures, for JSON."""
+    return {
         "task": survey.task,
         "warnings": warnings(survey),
         "differences": {
@@ -62,7 +64,6 @@ def statistics_summary(survey: Survey) -> str:
         "silent": dict(survey.silent),
         "models in use": dict(survey.models),
     }
-    return json.dumps(found, indent=1, ensure_ascii=False) + "\n"
 
 
 def _lead(survey: Survey, found: list[Difference]) -> str:
@@ -154,7 +155,7 @@ def _note(column: ColumnCounts, samples: int) -> str:
 
 def _tables(survey: Survey, found: list[Difference]) -> Mapping[str, Table]:
     return {
-        "Silos": Table(
+        SHARED: Table(
             ("silo", "training samples", "test samples", "shape of a sample", "shares",
              "hides fewer than"),
             [
@@ -177,7 +178,7 @@ def _tables(survey: Survey, found: list[Difference]) -> Mapping[str, Table]:
                 for name, model in sorted(models_of(survey).items())
             ],
         ),
-        "Silos that shared nothing": Table(
+        SILENT: Table(
             ("silo", "training samples", "why"),
             [
                 (name, str(survey.samples.get(name, NO_NUMBER)), why)

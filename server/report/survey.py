@@ -173,7 +173,7 @@ def _models(survey: Survey) -> Iterator[str]:
     for silo, model in sorted(models_of(survey).items()):
         if model.drifted:
             named = [f"{name} (PSI {model.psi[name]:.2f})" for name in model.drifted]
-            yield f"{silo}: inputs of its model in use have drifted: {_list(named)}."
+            yield f"{silo}: inputs of its model in use have drifted: {wire.some(named)}."
         if model.worse:
             figures = f": {model_text(model)}" if model.metric else ""
             yield f"{silo}: its model in use has become worse{figures}."
@@ -203,7 +203,8 @@ def _absent(name: str, own: Mapping[str, ColumnCounts], survey: Survey) -> Itera
     target = any(name == column.name for t in survey.reported.values() for column in t.targets)
     reporting = [s for s, t in survey.reported.items() if (t.targets if target else t.inputs)]
     if lacking := sorted(set(reporting) - set(own)):
-        yield f"{name}: {_list(lacking)} {_has(lacking)} no such column, {_list(sorted(own))} do."
+        have, has = wire.some(sorted(own)), "has" if len(lacking) == 1 else "have"
+        yield f"{name}: {wire.some(lacking)} {has} no such column, {have} do."
 
 
 def _classes(name: str, own: Mapping[str, ColumnCounts], survey: Survey) -> Iterator[str]:
@@ -217,12 +218,12 @@ def _classes(name: str, own: Mapping[str, ColumnCounts], survey: Survey) -> Iter
                 "A model that always gives this answer makes no error there."
             )
         elif lacking := [column.categories[i] for i, c in enumerate(column.cells) if c == 0]:
-            yield f"{name}: {silo} has no training sample of {_list(lacking)}."
+            yield f"{name}: {silo} has no training sample of {wire.some(lacking)}."
         if None in column.cells and len(column.cells) == 2:
             least = survey.reported[silo].least
             yield (
                 f"{name}: {silo} has fewer than {least} training samples of one of "
-                f"{_list(column.categories)}; it does not reveal which, or how many."
+                f"{wire.some(column.categories)}; it does not reveal which, or how many."
             )
         elif len(present) > 1 and None not in column.cells:
             yield from _balance(name, silo, own, survey)
@@ -336,15 +337,6 @@ def _hint(factor: float) -> str:
 
 def _about(share: float) -> str:
     return f"{100 * share:.0f}%"
-
-
-def _list(names: Sequence[str]) -> str:
-    shown = ", ".join(names[:5])
-    return f"{shown} and {len(names) - 5} more" if len(names) > 5 else shown
-
-
-def _has(names: Sequence[str]) -> str:
-    return "has" if len(names) == 1 else "have"
 
 
 def kinds_of(statistics: Statistics) -> str:

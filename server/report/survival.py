@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -45,8 +45,8 @@ def page_of_fits(fitted: Fitted, name: str) -> Page:
     return (_build_page if survival else build_regression_page)(fitted, name)
 
 
-def summary_of_fits(fitted: Fitted) -> str:
-    """Return the figures of regressions or survival curves as JSON text."""
+def summary_of_fits(fitted: Fitted) -> dict[str, Any]:
+    """Return the figures of regressions or survival curves, for JSON."""
     survival = fitted.settings["model"] == SURVIVAL
     return (_summary if survival else regression_summary)(fitted)
 
@@ -64,7 +64,7 @@ def _all_fits(fitted: Fitted) -> list[Fit]:
     return [*shown, *(f for f in fitted.alone.values() if f.state.done and f not in shown)]
 
 
-def _summary(fitted: Fitted) -> str:
+def _summary(fitted: Fitted) -> dict[str, Any]:
     fits, test = _compared(fitted)
     curves = [
         {
@@ -78,8 +78,7 @@ def _summary(fitted: Fitted) -> str:
     between = None
     if test is not None:
         between = {"groups": [fit.name for fit in fits], "statistic": test[0], "p": test[1]}
-    found = around_groups(fitted, curves) | {"log-rank": between}
-    return json.dumps(found, indent=1, ensure_ascii=False) + "\n"
+    return around_groups(fitted, curves) | {"log-rank": between}
 
 
 def _plain(step: Step) -> dict[str, float]:

@@ -269,7 +269,7 @@ def _print_outcome(console: Console, outcome: Outcome, run: Run) -> None:
         hidden = "; ".join(", ".join(group) for group in outcome.hidden)
         console.print(f"The three hidden groups were [bold]NOT found[/]: {hidden}.")
     if run.strategy == "auto":
-        for sentence in (*explain_race(run).race, f"Every silo's reasons: {_again(run)}"):
+        for sentence in (*explain_race(run).whole, f"Every silo's reasons: {_again(run)}"):
             console.print(sentence, markup=False, highlight=False, soft_wrap=True)
     if run.strategy == "hcct":
         console.print(_alpha_text(run), soft_wrap=True)

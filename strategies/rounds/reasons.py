@@ -17,6 +17,14 @@ def sentences(reasons: Mapping[str, str]) -> list[str]:
     return [_sentence(names, why) for why, names in by_reason(reasons).items()]
 
 
+def first_of(reasons: Sequence[str]) -> str:
+    """Return the first reasons, each after a semicolon, and how many more there are."""
+    more = len(reasons) - MOST_REASONS
+    return "".join(f"; {reason.rstrip('.')}" for reason in reasons[:MOST_REASONS]) + (
+        f"; and {more} more" if more > 0 else ""
+    )
+
+
 def own_name(reason: str) -> str:
     """Return the name that a silo gives itself in its reason; empty if it gives none."""
     found = OWN_NAME.match(reason)
@@ -30,12 +38,7 @@ def by_reason(reasons: Mapping[str, str]) -> dict[str, list[str]]:
 def _sentence(names: Sequence[str], why: str) -> str:
     serves = "serves" if len(names) == 1 else "serve"
     said = re.sub(r"^(it )?serves ", f"{serves} ", why)
-    return f"{listed(names)} {said}" if said.startswith(serves) else f"{listed(names)}: {why}"
-
-
-def listed(names: Sequence[str]) -> str:
-    more = len(names) - MOST_REASONS
-    return ", ".join(names[:MOST_REASONS]) + (f" and {more} more" if more > 0 else "")
+    return f"{wire.some(names)} {said}" if said.startswith(serves) else f"{wire.some(names)}: {why}"
 
 
 def waiting_text(

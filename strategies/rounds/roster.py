@@ -23,9 +23,8 @@ from coterie.strategies.rounds.admission import difference, objection, own_relea
 from coterie.strategies.rounds.churn import Churn
 from coterie.strategies.rounds.exchange import exchange
 from coterie.strategies.rounds.reasons import (
-    MOST_REASONS,
     by_reason,
-    listed,
+    first_of,
     own_name,
     sentences,
     waiting_text,
@@ -222,7 +221,7 @@ class DescribedRoster:
                 later = self._later.values()  # reported already
                 unreported = {who: why for who, why in self.refused.items() if why not in later}
                 refused = "".join(
-                    f" {listed(names)} {'was' if len(names) == 1 else 'were'} refused: {why}"
+                    f" {wire.some(names)} {'was' if len(names) == 1 else 'were'} refused: {why}"
                     for why, names in by_reason(unreported).items()
                 )
                 why = f"timed out after {patience_s:.0f} s while {text}.{refused}"
@@ -230,21 +229,13 @@ class DescribedRoster:
             time.sleep(POLL_S)
 
     def _reasons(self) -> str:
-        found = [*self._later.values(), *sentences(self.elsewhere)]
-        more = len(found) - MOST_REASONS
-        return "".join(f"; {reason.rstrip('.')}" for reason in found[:MOST_REASONS]) + (
-            f"; and {more} more" if more > 0 else ""
-        )
+        return first_of([*self._later.values(), *sentences(self.elsewhere)])
 
     def _refusals(self) -> str:
         """Return why silos have refused the run for good."""
         later = self._later.values()
         unreported = {who: why for who, why in self.refused.items() if why not in later}
-        said = sentences(unreported)
-        more = len(said) - MOST_REASONS
-        return "".join(f"; {reason.rstrip('.')}" for reason in said[:MOST_REASONS]) + (
-            f"; and {more} more" if more > 0 else ""
-        )
+        return first_of(sentences(unreported))
 
     def _all_refuse(self, here: Sequence[Silo]) -> bool:
         """Return whether enough silos for the run are connected, and all have refused it for good.

@@ -53,7 +53,7 @@ def lines(report: RoundReport, *, rounds: int) -> Iterator[str]:
         yield f"[ROUND {report.round}/{rounds}] {seconds:.1f} s"
         for what, names in (("joined", report.joined), ("left", report.left)):
             if names and not (what == "joined" and report.round == 1):
-                yield f"\t├──> {what}: {_listed(names)}"
+                yield f"\t├──> {what}: {wire.some(names, MOST_NAMES)}"
         answered = {name: silo.num_examples for name, silo in report.silos.items()}
         losses = {
             name: {"train-loss": silo.train_loss}
@@ -74,8 +74,8 @@ def groups_text(groups: Sequence[Group]) -> str:
     """Return the groups as text, the largest first; silos alone come last."""
     several = sorted((g for g in groups if len(g) > 1), key=len, reverse=True)
     alone = [name for group in groups if len(group) == 1 for name in group]
-    parts = [_listed(group) for group in several]
-    parts += [f"alone: {_listed(alone)}"] if alone else []
+    parts = [wire.some(group, MOST_NAMES) for group in several]
+    parts += [f"alone: {wire.some(alone, MOST_NAMES)}"] if alone else []
     count = wire.counted(len(groups), "group")
     return f"{count}: {' | '.join(parts)}" if parts else "no groups"
 
@@ -88,9 +88,3 @@ def _figures(means: Mapping[str, object]) -> str:
         if isinstance(value, int | float) and key.isprintable()
     ]
     return f"; {', '.join(parts)}" if parts else ""
-
-
-def _listed(names: Sequence[str]) -> str:
-    shown = ", ".join(names[:MOST_NAMES])
-    more = len(names) - MOST_NAMES
-    return f"{shown} and {more} more" if more > 0 else shown

@@ -122,11 +122,14 @@ class Grouping:
         return self._row("norms")
 
     @property
-    def terms(self) -> tuple[FloatArray, FloatArray] | None:
-        """α and samples of each compared silo; None in older records."""
-        if "alphas" not in self.details or "sizes" not in self.details:
-            return None
-        return self._row("alphas"), self._row("sizes")
+    def alphas(self) -> FloatArray:
+        """α of each compared silo."""
+        return self._row("alphas")
+
+    @property
+    def sizes(self) -> FloatArray:
+        """Samples of each compared silo."""
+        return self._row("sizes")
 
     @property
     def alpha(self) -> float:
@@ -204,7 +207,7 @@ class Grouping:
 
     @property
     def traffic(self) -> Traffic | None:
-        """Bytes moved by ``auto``; None in older records."""
+        """Bytes moved by ``auto``; None where it moved none."""
         return self._whole("bytes", lambda fields, key: fields.optional(key, Traffic))
 
     @property
@@ -273,7 +276,7 @@ class Grouping:
 
 
 def _interval(ends: list[Any]) -> tuple[float, float] | None:
-    """Parse an interval; no upper end means ∞, no lower end (older records) no interval."""
+    """Parse an interval; no upper end means ∞, no lower end no interval."""
     if len(ends) != 2 or ends[0] is None:
         return None
     return float(ends[0]), math.inf if ends[1] is None else float(ends[1])

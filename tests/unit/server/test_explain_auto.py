@@ -137,7 +137,7 @@ def test_a_silo_in_doubt_is_told_of_which_two_models_it_ends_with_a_mean() -> No
 
 def test_the_race_is_told_with_who_was_out_when_and_what_it_cost() -> None:
     found = explain_race(run_with(verdict(CLEAR, winner=PAIRS, dropped={ALL: 3})))
-    text = " ".join(found.race)
+    text = " ".join(found.whole)
     assert "A race of 3 partitions in rounds 3–4 decided, judged by 4 silos on 20 to 40" in text
     assert "Chosen: 2 groups: {a, b} {c, d}. It had 10.0% on average over silos; all oth" in text
     assert "1.5 times FedAvg's passes over a silo's samples (budget: 2)" in text
@@ -152,7 +152,7 @@ def test_the_race_is_told_with_who_was_out_when_and_what_it_cost() -> None:
 def test_who_is_left_behind_by_most_of_its_group_is_told_so() -> None:
     decided = verdict(CLEAR, winner=ALL, left=("c", "d"))
     found = explain_race(run_with(decided))
-    assert "Alone because most of their group are: c and d." in found.race
+    assert "Alone because most of their group are: c and d." in found.whole
     why = "trains alone, as most of its group with a, b and d keep their own models. On 40 samples"
     assert found.silos["c"].startswith(why)
     assert "a mean of two models" not in found.silos["c"]
@@ -167,7 +167,7 @@ def test_discriminators_that_were_left_out_are_said_to_be_with_the_reason() -> N
     text = " ".join(
         explain_race(
             run_with(verdict(CLEAR, winner=PAIRS), rounds={1: {"discriminators": work}})
-        ).race
+        ).whole
     )
     assert f"FedCollab's discriminators were left out in round 1: {why}" in text
 
@@ -183,7 +183,7 @@ def test_as_good_as_the_best_with_more_data_is_said_and_is_what_the_rule_does() 
     sizes = dict.fromkeys(NAMES, 100.0)
     assert by_preference([Candidate(p, "x") for p in close], standing, sizes) == [2, 1]
     found = explain_race(run_with(verdict(close, winner=ALL)))
-    text = " ".join(found.race)
+    text = " ".join(found.whole)
     assert "behind the best (2 groups), which a few samples cannot tell apart" in text
     assert "(400 samples against 200)" in text
     decided = verdict(close, winner=ALL, shares=False, converged=True)
@@ -193,7 +193,7 @@ def test_as_good_as_the_best_with_more_data_is_said_and_is_what_the_rule_does() 
         ("x", "the best one"),
     ):
         decided["candidates"][2]["source"] = source
-        text = " ".join(explain_race(run_with(decided, rounds=exact)).race)
+        text = " ".join(explain_race(run_with(decided, rounds=exact)).whole)
         assert f"which a few samples cannot tell apart; of equally good partitions {rule}" in text
 
 
@@ -204,13 +204,13 @@ def test_a_partition_that_is_not_held_as_it_is_behind_alone_is_told_so() -> None
         ALL: (0.62, 0.22, 0.30, 0.42),
     }
     left = explain_race(run_with(verdict(ahead, winner=ALONE)))
-    assert "in which most silos would have stayed, was behind everybody" in left.race[1]
+    assert "in which most silos would have stayed, was behind everybody" in left.whole[1]
 
 
 def test_a_record_of_a_race_that_went_by_another_rule_is_told_as_it_was() -> None:
     close: Errors = {ALONE: (0.30, 0.30, 0.30, 0.30), PAIRS: (0.35, 0.25, 0.325, 0.325)}
     found = explain_race(run_with(verdict(close, winner=PAIRS)))
-    assert "behind the best (everybody alone), which a few samples" in " ".join(found.race)
+    assert "behind the best (everybody alone), which a few samples" in " ".join(found.whole)
 
 
 def test_thin_evidence_is_what_does_not_tell_the_result_from_training_alone() -> None:
@@ -240,7 +240,7 @@ def test_a_silo_that_keeps_its_own_model_is_told_why() -> None:
     found = explain_race(run_with(verdict(one, winner=PAIRS)))
     assert found.silos["a"].startswith("grouped with b, but keeps the model that it trained alone.")
     assert "points more often in its group than alone" in found.silos["a"]
-    assert "Keeping the model trained alone: a." in found.race
+    assert "Keeping the model trained alone: a." in found.whole
 
 
 def test_a_silo_that_is_alone_is_told_of_the_best_group_that_was_tried_for_it() -> None:
@@ -264,29 +264,29 @@ def test_the_metric_that_leads_has_its_name_unit_and_direction() -> None:
     decided = verdict(days, winner=PAIRS, shares=False)
     found = explain_race(run_with(decided, metric="mae", unit="days"))
     assert "its MAE was 3 ± " in found.silos["a"] and "days lower in its group" in found.silos["a"]
-    assert "MAE: lower is better" in found.race[0]
+    assert "MAE: lower is better" in found.whole[0]
     found = explain_race(run_with(verdict(CLEAR, winner=PAIRS), metric="auroc"))
     assert "its AUROC was 30.0 ± " in found.silos["a"] and "points higher" in found.silos["a"]
-    assert "AUROC: higher is better" in found.race[0]
+    assert "AUROC: higher is better" in found.whole[0]
 
 
 def test_who_did_not_judge_is_placed_by_the_others() -> None:
     found = explain_race(run_with(verdict(CLEAR, winner=PAIRS, judges=["a", "b", "c"])))
     assert "It did not measure the two models, so it is placed by the others'" in found.silos["d"]
-    assert any(sentence.startswith("d did not measure every partition") for sentence in found.race)
+    assert any(sentence.startswith("d did not measure every partition") for sentence in found.whole)
 
 
 def test_a_race_without_judges_and_one_that_was_cut_off_say_so() -> None:
     decided = verdict(CLEAR, winner=PAIRS, complete=False)
     assert "The run ended before the race, so the best partition so far was chosen" in " ".join(
-        explain_race(run_with(decided)).race
+        explain_race(run_with(decided)).whole
     )
     nothing = {"error": None, "behind": None, "standard-error": None}
     for one in decided["candidates"]:
         one |= nothing | {"latest": nothing}
     decided |= {"judges": [], "trials": {}, "gains": {}, "winner": 0}
     found = explain_race(run_with(decided))
-    assert any("the race could not be decided" in sentence for sentence in found.race)
+    assert any("the race could not be decided" in sentence for sentence in found.whole)
     assert found.silos["a"].startswith("trains alone. It did not measure the models")
     assert "there is no evidence for the groups" in thin_evidence(run_with(decided))
 
@@ -301,14 +301,14 @@ def test_newcomers_are_told_of_what_they_measured_or_that_they_are_on_probation(
     assert "it erred 25.0 ± " in found.silos["n1"] and "so it joined" in found.silos["n1"]
     assert "more often" in found.silos["n2"] and "so it trains alone" in found.silos["n2"]
     assert "on probation: it trains with c and d and alone" in found.silos["n3"]
-    assert "Newcomers on probation: n3." in found.race
+    assert "Newcomers on probation: n3." in found.whole
 
 
 def test_before_the_verdict_the_look_and_the_race_are_told() -> None:
     run = run_with(verdict(CLEAR, winner=PAIRS))
-    assert "trained alone from the common initial model" in explain_race(run, number=1).race[0]
+    assert "trained alone from the common initial model" in explain_race(run, number=1).whole[0]
     racing = explain_race(run, number=3)
-    assert "a race between 3 partitions was under way" in racing.race[0]
+    assert "a race between 3 partitions was under way" in racing.whole[0]
     assert racing.verdict is None and explain_race(run, number=4).verdict is not None
     with pytest.raises(FederationError, match=r"round must be in \[1, 5\]\. Got 9"):
         explain_race(run, number=9)
@@ -367,7 +367,7 @@ def test_the_command_prints_the_race_and_one_silo(recorded: Path) -> None:
     done = coterie("runs", "explain", "auto-7", "--runs-dir", str(recorded.parent), "--silo", "a1")
     found = explained(recorded)
     assert found.verdict is not None and found.verdict.trials.keys() == {"a0", "a1", "b2", "b3"}
-    for sentence in found.race:
+    for sentence in found.whole:
         assert sentence in done.stdout
     assert f"a1: {found.silos['a1']}" in done.stdout and "b2: " not in done.stdout
     done = coterie("runs", "explain", "auto-7", "--runs-dir", str(recorded.parent), "--silo", "z")
