@@ -155,7 +155,7 @@ class GroupStrategy(Strategy):
             raise TypeError(f"unknown arguments: {', '.join(sorted(options))}")
         if algorithm is None:
             raise TypeError("an algorithm is needed")
-        training = {wire.sent_as(key): value for key, value in (train_config or {}).items()}
+        training = dict(train_config or {})
         algorithm.require_consistency(training, spell=underscored)
         self.algorithm, self._asked = algorithm, training
         if algorithm.whole and influence is not None:

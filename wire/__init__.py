@@ -52,10 +52,8 @@ from coterie.wire.keys import (
     SiloKeys,
     entries,
     evaluation_entries,
-    key_of,
     loop_entries,
     personal_layers,
-    sent_as,
     terms,
     training_entries,
 )

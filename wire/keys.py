@@ -41,7 +41,6 @@ class AtSilo:
             training steps cannot be combined with it.
         without: methods of a task that replace ours and make the entry ineffective or wrong.
         idle: the value at which it has no effect in such a task.
-        sent_as: its name in messages, if that differs from the key's.
         keeps: the value with which a silo keeps models or layers for the run alone; ``any`` value
             but the default.
     """
@@ -53,7 +52,6 @@ class AtSilo:
     loop: bool = False
     without: tuple[str, ...] = ()
     idle: Scalar | None = None
-    sent_as: str = ""
     keeps: str = ""
 
 
@@ -159,7 +157,7 @@ class SiloKeys(BaseModel):
         description="Compensation for class imbalance at each silo: `none`, `weights` (class "
         "weights in the loss) or `sampling` (every class is drawn equally often).",
     )
-    primary_metric: Annotated[str, AtSilo("", evaluates="always", sent_as=names.METRIC)] = Field(
+    primary_metric: Annotated[str, AtSilo("", evaluates="always")] = Field(
         "",
         pattern=r"^[a-z0-9-]*$",
         description="Primary metric, by which models and silos are compared. Empty: the task's "
@@ -249,8 +247,8 @@ ASKED: Mapping[str, AtSilo] = {
     names.MOST_BYTES: _asked(0),
     names.GROUP_SIZE: _asked(1),
     names.GROWING: _asked("", evaluates="always"),
-    "cold-start-epochs": _asked(0, sent_as=names.COLD_START_EPOCHS),
-    "cold-start-steps": _asked(0, sent_as=names.COLD_START_STEPS),
+    names.COLD_START_EPOCHS: _asked(0),
+    names.COLD_START_STEPS: _asked(0),
 }
 """Entries that are not keys of every run: an algorithm or the run itself adds them."""
 
@@ -260,8 +258,7 @@ class Entry:
     """A declared entry, ready for use.
 
     Attributes:
-        name: in messages, with dashes.
-        key: the key of a run that it carries, usually of the same name.
+        name: in messages, with dashes; also of the key of a run that it carries.
         kind: ``int``, ``float``, ``str`` or ``bool``.
         choices: the allowed values; empty: any value of that kind.
         least: the smallest whole number that a silo accepts.
@@ -269,7 +266,6 @@ class Entry:
     """
 
     name: str
-    key: str
     kind: type
     choices: tuple[str, ...]
     least: int
@@ -281,29 +277,16 @@ def entries() -> Mapping[str, Entry]:
     """Return every declared entry by its name in messages, keys of a run first."""
     found = {}
     for field_name, field in SiloKeys.model_fields.items():
-        key = field_name.replace("_", "-")
+        name = field_name.replace("_", "-")
         at = next(one for one in field.metadata if isinstance(one, AtSilo))
         choices = get_args(field.annotation) if get_origin(field.annotation) is Literal else ()
         kind: Any = type(at.default) if choices else field.annotation
         # A message may say less than a run: plain Flower servers send no number of rounds.
         least = min((one.ge for one in field.metadata if hasattr(one, "ge")), default=0)
-        name = at.sent_as or key
-        found[name] = Entry(name, key, kind, choices, min(int(least), _whole(at.default)), at)
-    for key, at in ASKED.items():
-        name = at.sent_as or key
-        found[name] = Entry(name, key, type(at.default), (), min(1, _whole(at.default)), at)
+        found[name] = Entry(name, kind, choices, min(int(least), _whole(at.default)), at)
+    for name, at in ASKED.items():
+        found[name] = Entry(name, type(at.default), (), min(1, _whole(at.default)), at)
     return found
-
-
-def key_of(name: str) -> str:
-    """Return the key of a run that an entry of a message carries, for people."""
-    entry = entries().get(name)
-    return name if entry is None else entry.key
-
-
-def sent_as(key: str) -> str:
-    """Return the name in messages of a key of a run."""
-    return next((name for name, entry in entries().items() if entry.key == key), key)
 
 
 def _whole(default: Scalar) -> int:
@@ -315,9 +298,9 @@ def training_entries(values: Mapping[str, Scalar]) -> dict[str, Scalar]:
     sent = {}
     for name, entry in entries().items():
         how = entry.at.sent
-        other = how == "changed" and values[entry.key] != entry.at.default
+        other = how == "changed" and values[name] != entry.at.default
         if other or how == "always" or how in sent:
-            sent[name] = values[entry.key]
+            sent[name] = values[name]
     return sent
 
 

@@ -11,7 +11,7 @@ from typing import Any, TextIO
 import numpy as np
 from numpy.typing import NDArray
 
-from coterie.client.work.card import Card, figure_text, lead_of
+from coterie.client.work.card import Card, figure_texts, lead_of
 from coterie.client.work.figures import Figure
 from coterie.system.files import explained, replacing
 from coterie.tasks import Task
@@ -157,7 +157,7 @@ def figure_lines(card: Card, figures: Mapping[str, Figure]) -> list[str]:
     lines = []
     for name, figure in figures.items():
         three = (figure.value, figure.low, figure.high)
-        title, value, interval = figure_text(card, name, three).split(" | ")
+        title, value, interval = figure_texts(card, name, three)
         known = bool(np.isfinite(figure.low))
         lines.append(f"  {title:<20} {value}" + f"  (95%: {interval})" * known)
     return lines
@@ -173,6 +173,6 @@ def headline(answers: Answers) -> str:
     shown = (
         f"{100 * figure.value:.2f}%"
         if name == "error"
-        else figure_text(answers.card, name, (figure.value,) * 3).split(" | ")[1]
+        else figure_texts(answers.card, name, (figure.value,) * 3)[1]
     )
     return f"{metric.title} on {answers.measured} {shown}"

@@ -16,7 +16,7 @@ from coterie.client.home.folder import Home
 from coterie.client.home.policy import Policy
 from coterie.client.home.settings import SettingsError, SiloSettings
 from coterie.client.ledger import ledger_of, read, totals
-from coterie.client.work.card import Card, figure_text, read_card
+from coterie.client.work.card import Card, figure_texts, read_card
 from coterie.features.privacy.budget import read_spent
 from coterie.pictures.document import Section, render_document
 from coterie.pictures.page import Table
@@ -105,8 +105,8 @@ def _models(cards: list[tuple[str, Card]]) -> Table:
     rows = []
     for name, card in cards:
         figure = card.figures.get(card.metric)
-        known = "– | – | –" if figure is None else figure_text(card, card.metric, figure)
-        title, value, interval = known.split(" | ")
+        known = ("–",) * 3 if figure is None else figure_texts(card, card.metric, figure)
+        title, value, interval = known
         rows.append((name, str(card.round), str(card.group_size), str(card.num_examples),
                      f"{title} {value}", interval, card.sha256[:DIGITS]))  # fmt: skip
     return Table(header, rows)

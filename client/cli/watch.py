@@ -339,9 +339,9 @@ def _worse_warning(card: Card, measured: Mapping[str, Any]) -> list[str]:
 
 
 def _text(card: Card, metric: str, figure: Interval) -> str:
-    from coterie.client.work.card import figure_text
+    from coterie.client.work.card import figure_texts
 
-    title, value, interval = figure_text(card, metric, figure).split(" | ")
+    title, value, interval = figure_texts(card, metric, figure)
     return f"{title} {value} ({interval})"
 
 

@@ -8,6 +8,7 @@ other silos would otherwise lose theirs.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from datetime import datetime, time, timedelta
 
 from coterie import wire
@@ -23,31 +24,22 @@ def now() -> datetime:
 
 
 def read_hours(text: object) -> str:
-    """Return the text if it has ``HOURS_FORM`` or is empty.
-
-    Raises:
-        ValueError: it has another form.
-    """
-    try:
-        if not text or _hours(str(text)):
-            return str(text)
-    except ValueError:
-        pass
-    raise ValueError(f"must be {HOURS_FORM}. Got {text!r}")
+    """Return the text if it has ``HOURS_FORM`` or is empty, or raise ``ValueError``."""
+    return _read(text, _hours, HOURS_FORM)
 
 
 def read_days(text: object) -> str:
-    """Return the text if it has ``DAYS_FORM`` or is empty.
+    """Return the text if it has ``DAYS_FORM`` or is empty, or raise ``ValueError``."""
+    return _read(text, _days, DAYS_FORM)
 
-    Raises:
-        ValueError: it has another form.
-    """
+
+def _read(text: object, parse: Callable[[str], object], form: str) -> str:
     try:
-        if not text or _days(str(text)):
-            return str(text)
+        if text:
+            parse(str(text))
     except ValueError:
-        pass
-    raise ValueError(f"must be {DAYS_FORM}. Got {text!r}")
+        raise ValueError(f"must be {form}. Got {text!r}") from None
+    return str(text)
 
 
 def works_at(at: datetime, hours: str, days: str) -> bool:

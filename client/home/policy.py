@@ -62,6 +62,18 @@ the norm of an update that stays at the silo, and the noise in an update. The no
 is sent, its rounding loss and the residuals of consensus reveal nothing that updates do not."""
 
 
+UNSHARED = {
+    "label_counts": "does not share its label counts. At the silo, `label_counts = true` in "
+    "silo.toml or `--share-label-counts` allows it.",
+    "column_sums": "does not share sums of its columns. At the silo, `column_sums = true` in "
+    "silo.toml or `--share-column-sums` allows it.",
+    "statistics": 'does not share statistics of its data. At the silo, `statistics = ["inputs", '
+    '"targets"]` in silo.toml or `--share-statistics` allows it.',
+    "auxiliary": "sends no model except the task's; this run trains discriminators.",
+}
+"""Setting → the reason for refusing a run that asks for it, where it is not set."""
+
+
 @dataclass(frozen=True)
 class Policy:
     """A silo's conditions, read from its ``silo.toml``; each field documents its meaning."""
@@ -322,9 +334,9 @@ class Policy:
                 continue  # they take its place: passes_objection
             asked = config.get(key, 0)
             if most and not number(asked) <= most:  # also what is no number
-                asks = f"{asked} ({wire.key_of(key)})"
+                asks = f"{asked} ({key})"
                 return f"trains at most {most} {what}; this run asks for {asks}."
-        return self.label_counts_objection() if config.get(wire.ASKS_LABEL_COUNTS) else ""
+        return self.unshared("label_counts") if config.get(wire.ASKS_LABEL_COUNTS) else ""
 
     def type_objection(self, kind: str, config: Mapping[str, object]) -> str:
         """Return why a message of this type is refused: only runs of some strategies send it.
@@ -402,32 +414,12 @@ class Policy:
             )
         return ""
 
-    def label_counts_objection(self) -> str:
-        """Return why a run that asks for label counts is refused; empty if it is accepted."""
-        if self.label_counts:
-            return ""
-        return (
-            "does not share its label counts. At the silo, `label_counts = true` in silo.toml "
-            "or `--share-label-counts` allows it."
-        )
+    def unshared(self, what: str) -> str:
+        """Return why a run that asks for this is refused; empty if the silo shares it.
 
-    def column_sums_objection(self) -> str:
-        """Return why a run that asks for column sums is refused; empty if it is accepted."""
-        if self.column_sums:
-            return ""
-        return (
-            "does not share sums of its columns. At the silo, `column_sums = true` in "
-            "silo.toml or `--share-column-sums` allows it."
-        )
-
-    def statistics_objection(self) -> str:
-        """Return why a run that asks for statistics is refused; empty if it is accepted."""
-        if self.statistics:
-            return ""
-        return (
-            'does not share statistics of its data. At the silo, `statistics = ["inputs", '
-            '"targets"]` in silo.toml or `--share-statistics` allows it.'
-        )
+        ``what``: a key of ``UNSHARED``.
+        """
+        return "" if getattr(self, what) else UNSHARED[what]
 
     def sums_objection(self, family: str, *, alone: bool = False) -> str:
         """Return why sums for a model of this family are refused; empty if they are accepted."""
@@ -443,12 +435,6 @@ class Policy:
             )
         return ""
 
-    def auxiliary_objection(self) -> str:
-        """Return why a run that trains discriminators is refused; empty if it is accepted."""
-        if self.auxiliary:
-            return ""
-        return "sends no model except the task's; this run trains discriminators."
-
     def passes_objection(self, passes: int, key: str) -> str:
         """Return why training with this number of passes over the data is refused; else empty.
 
@@ -458,7 +444,7 @@ class Policy:
             return ""
         return (
             f"trains at most {self.max_local_epochs} epochs a round; the steps of this run "
-            f"({wire.key_of(key)}) use its training samples {passes} times."
+            f"({key}) use its training samples {passes} times."
         )
 
     def group_objection(self, config: Mapping[str, object]) -> str:

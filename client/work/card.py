@@ -414,7 +414,7 @@ def _figure_tables(card: Card) -> str:
         )
     if card.calibration is not None and card.calibration.figures:
         own_figures = "\n".join(
-            f"| {figure_text(card, name, figure)} |"
+            f"| {' | '.join(figure_texts(card, name, figure))} |"
             for name, figure in card.calibration.figures.items()
         )
         table += (
@@ -454,18 +454,18 @@ def value_text(card: Card, shortfall: float) -> str:
     return lead.text(lead.shortfall(shortfall), card.unit)
 
 
-def figure_text(card: Card, name: str, figure: tuple[float, float, float]) -> str:
-    """Return a metric's title, its value and its interval, separated by `` | ``."""
+def figure_texts(card: Card, name: str, figure: tuple[float, float, float]) -> tuple[str, str, str]:
+    """Return a metric's title, its value and its interval."""
     metric = wire.KNOWN_METRICS[name]
     value, low, high = (metric.text(number, _unit(card, name)) for number in figure)
-    return f"{metric.title} | {value} | {low} to {high}"
+    return metric.title, value, f"{low} to {high}"
 
 
 def figure_row(card: Card, name: str, figure: tuple[float, float, float]) -> str:
     """Return a Markdown table row: title, value, interval and value of the best constant answer."""
     trivial = card.trivial.get(name, float("nan"))
     said = wire.KNOWN_METRICS[name].text(trivial, _unit(card, name))
-    return f"| {figure_text(card, name, figure)} | {said} |"
+    return f"| {' | '.join((*figure_texts(card, name, figure), said))} |"
 
 
 def _unit(card: Card, name: str) -> str:

@@ -72,7 +72,7 @@ def _evaluate(request: Request, *, labelled: bool) -> RecordDict:
 
 def _pairs(request: Request, *, labelled: bool) -> Pairs:
     policy = request.session.settings.policy
-    request.refuse_for(policy.auxiliary_objection())
+    request.refuse_for(policy.unshared("auxiliary"))
     # Whatever the message says: a discriminator is averaged with that of one other silo.
     request.refuse_for(policy.group_objection({wire.GROUP_SIZE: 2}))
     labels = str(request.config.get(wire.PAIR_LABELS, ""))

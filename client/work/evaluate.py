@@ -146,7 +146,7 @@ def evaluate_ensemble(request: Request) -> RecordDict:
 def count_labels(request: Request) -> RecordDict:
     """Count the training samples of each label, if this silo's policy allows it (FedGen)."""
     session = request.session
-    request.refuse_for(session.settings.policy.label_counts_objection())
+    request.refuse_for(session.settings.policy.unshared("label_counts"))
     if not isinstance(session.task.problem, Classes):
         request.refuse_for("has no classes to count.")
     labels = session.data.train.targets()

@@ -72,7 +72,7 @@ def report_column_sums(request: Request) -> RecordDict:
     """Return count, mean and deviation of each numeric column, if this silo's policy allows it."""
     session = request.session
     policy = session.settings.policy
-    request.refuse_for(policy.column_sums_objection())
+    request.refuse_for(policy.unshared("column_sums"))
     if not session.task.pooled_columns:
         request.refuse_for("has no columns scaled by the federation.")
     # Their differences are sums over the rows between, so also few numbers would be too many.
@@ -82,7 +82,7 @@ def report_column_sums(request: Request) -> RecordDict:
 def report_statistics(request: Request) -> RecordDict:
     """Return counts of the training samples by column, if this silo's policy allows it."""
     policy = request.session.settings.policy
-    request.refuse_for(policy.statistics_objection())
+    request.refuse_for(policy.unshared("statistics"))
     try:
         return _statistics(request)
     except TaskError as error:

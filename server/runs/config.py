@@ -232,7 +232,7 @@ class RunConfig(Options, wire.SiloKeys):
         """Yield the keys with which silos hold models for this run alone."""
         if self.secure:
             yield "secure"
-        for key, at in ((one.key, one.at) for one in wire.entries().values() if one.at.keeps):
+        for key, at in ((one.name, one.at) for one in wire.entries().values() if one.at.keeps):
             value = getattr(self, key)
             if value != at.default and at.keeps in ("any", value):
                 yield f"{key} = {value}"
@@ -244,7 +244,7 @@ class RunConfig(Options, wire.SiloKeys):
 
         Keys by which silos hold something of one model from round to round are left out.
         """
-        one_model = {one.key for one in wire.entries().values() if one.at.keeps}
+        one_model = {one.name for one in wire.entries().values() if one.at.keeps}
         one_model |= {"evaluate-trained", "keep-optimiser", "wire-format"}
         shared = {dashed(name) for name in wire.SiloKeys.model_fields} - one_model
         shared |= {*Influence.own_keys(), "task", "round-timeout", *self.task_keys}

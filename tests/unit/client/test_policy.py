@@ -139,12 +139,12 @@ def test_as_many_epochs_as_agreed_are_served_however_they_are_counted(
     ("asked", "said"),
     [
         (
-            {"pretrain_epochs": 3},
+            {"cold_start_epochs": 3},
             "trains at most 2 epochs a round; this run asks for 3 (cold-start-",
         ),
-        ({"pretrain_epochs": "9"}, "trains at most 2 epochs a round; this run asks for 9"),
-        ({"pretrain_steps": 7}, "(cold-start-steps) use its training samples 3 times"),
-        ({"pretrain_steps": -1}, "pretrain-steps must be an integer of at least 0"),
+        ({"cold_start_epochs": "9"}, "trains at most 2 epochs a round; this run asks for 9"),
+        ({"cold_start_steps": 7}, "(cold-start-steps) use its training samples 3 times"),
+        ({"cold_start_steps": -1}, "cold-start-steps must be an integer of at least 0"),
         ({"label_counts": True}, "does not share its label counts. At the silo,"),
     ],
 )
@@ -154,12 +154,12 @@ def test_what_a_later_message_would_ask_for_is_refused_when_the_silo_joins(
     """20 samples in batches of 8: an epoch has 3 mini-batches."""
     limited = silo(max_local_epochs=2)
     assert said in reason(ask(wire.DESCRIBE, limited, **(TRAINING | asked)))
-    for kept in ({"pretrain_epochs": 2}, {"pretrain_steps": 6}, {"label_counts": False}):
+    for kept in ({"cold_start_epochs": 2}, {"cold_start_steps": 6}, {"label_counts": False}):
         assert not ask(wire.DESCRIBE, limited, **(TRAINING | kept)).has_error()
 
 
 def test_without_limits_and_with_consent_no_term_is_refused() -> None:
-    asked = TRAINING | {"pretrain_epochs": 900, "pretrain_steps": 900, "label_counts": True}
+    asked = TRAINING | {"cold_start_epochs": 900, "cold_start_steps": 900, "label_counts": True}
     assert not ask(wire.DESCRIBE, silo(label_counts=True), **asked).has_error()
 
 

@@ -483,15 +483,15 @@ def test_a_silo_is_told_all_that_it_may_refuse_before_it_joins() -> None:
 def test_a_silo_is_told_what_messages_beside_the_training_will_ask_for() -> None:
     def demands(**keys: Any) -> dict[str, Any]:
         read = RunConfig.read({key.replace("_", "-"): value for key, value in keys.items()})
-        asked = ("pretrain-epochs", "pretrain-steps", "label-counts")
+        asked = ("cold-start-epochs", "cold-start-steps", "label-counts")
         return {key: value for key, value in terms(read).items() if key in asked}
 
-    assert demands(strategy="fedgroup", cold_start_epochs=30) == {"pretrain-epochs": 30}
-    assert demands(strategy="fedgroup", cold_start_steps=7) == {"pretrain-steps": 7}
+    assert demands(strategy="fedgroup", cold_start_epochs=30) == {"cold-start-epochs": 30}
+    assert demands(strategy="fedgroup", cold_start_steps=7) == {"cold-start-steps": 7}
     assert demands(strategy="fedgroup", cold_start_epochs=30, generators="groups") == {
-        "pretrain-epochs": 30
+        "cold-start-epochs": 30
     }
-    assert demands(strategy="kmeans", cold_start_epochs=30) == {"pretrain-epochs": 30}
+    assert demands(strategy="kmeans", cold_start_epochs=30) == {"cold-start-epochs": 30}
     assert demands(strategy="fedgen") == {"label-counts": True}
     for name in ("fedgroup", "kmeans", "hcct", "fedgenp", "fedcollab"):
         assert demands(strategy=name) == {}

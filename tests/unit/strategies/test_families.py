@@ -82,7 +82,7 @@ def test_every_silo_gets_the_better_family(tmp_path: Path, nodes: list[dict[str,
     assert error == pytest.approx(read_run(tmp_path / "whole").final_errors["a"])
     assert any(len(answer.models) > 1 for answer in judged.answers.values())
     said = explain_race(read_run(tmp_path / "whole"))
-    assert {"Networks:", "Boosted trees:"} < set(said.race)
+    assert {"Networks:", "Boosted trees:"} < set(said.whole)
     text = r"uses boosted trees, grown (alone|with b): held-out loss 0\.\d+ against 0\.\d+ of a "
     assert re.match(text + r"linear model \(64 samples\)\. It ", said.silos["a"])
     for name in "ac":  # as they are kept: trees take missing values and no scale

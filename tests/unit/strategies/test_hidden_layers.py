@@ -158,7 +158,7 @@ def test_auto_decides_whether_hidden_layers_are_shared(sign: int, tmp_path: Path
     assert len(result.rounds[-1].groups) == (len(winner["groups"]) if sign > 0 else 4)
     assert found["leave"] == (sign < 0)
     said = "hidden layers help" if sign > 0 else "From then on every silo trains alone"
-    assert said in " ".join(explain_race(read_run(tmp_path)).race)
+    assert said in " ".join(explain_race(read_run(tmp_path)).whole)
     assert losses(result) < 0.8 * found["losses"]["0"]
 
 

@@ -108,8 +108,8 @@ def test_it_is_within_the_budgets(levels: RunResult) -> None:
 def test_it_is_explained(levels: RunResult, folder: Path) -> None:
     penalty = chosen(levels)[1]
     text = explain_race(read_run(folder / "auto-1"))
-    assert f"(λ = {penalty:g})" in " ".join(text.race)
-    assert "(budget for the whole run: 3, or 4 MB)" in " ".join(text.race)
+    assert f"(λ = {penalty:g})" in " ".join(text.whole)
+    assert "(budget for the whole run: 3, or 4 MB)" in " ".join(text.whole)
     assert text.rows[0][0] == "all together with own models – chosen"
     assert text.silos["s1"].startswith("takes its slopes ")
     assert (

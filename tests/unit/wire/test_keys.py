@@ -15,7 +15,7 @@ from coterie.server.runs.run import terms
 
 RUN = {"personalise": "ditto", "strategy": "fedavg"}
 OTHER: dict[str, Any] = {
-    **{"optimiser": "adamw", "leading-metric": "auroc", "personal": "head"},
+    **{"optimiser": "adamw", "primary-metric": "auroc", "personal": "head"},
     **{"precision": "bfloat16", "personalise": "finetune", "wire-format": "delta-fp16"},
     **{"schedule": "cosine", "balance": "weights"},
 }
@@ -23,7 +23,7 @@ OTHER: dict[str, Any] = {
 KEYS = [
     one
     for one in wire.entries().values()
-    if one.key.replace("-", "_") in wire.SiloKeys.model_fields
+    if one.name.replace("-", "_") in wire.SiloKeys.model_fields
 ]
 
 
@@ -38,7 +38,7 @@ def reading(**config: Any) -> Request:
 
 @pytest.mark.parametrize("key", KEYS, ids=lambda key: key.name)
 def test_a_key_goes_where_it_is_declared_to_go(key: wire.Entry) -> None:
-    config = RunConfig.read({**RUN, key.key: other(key)})
+    config = RunConfig.read({**RUN, key.name: other(key)})
     sent = train_config(config, run="r")
     assert sent[key.name] == other(key)
     assert (key.name in terms(config)) == key.at.term
@@ -47,7 +47,7 @@ def test_a_key_goes_where_it_is_declared_to_go(key: wire.Entry) -> None:
 
 @pytest.mark.parametrize("key", KEYS, ids=lambda key: key.name)
 def test_a_key_that_says_what_silos_take_for_granted_is_not_sent(key: wire.Entry) -> None:
-    keys = {key.key: key.at.default} if key.at.sent == "changed" else {}
+    keys = {key.name: key.at.default} if key.at.sent == "changed" else {}
     sent = train_config(RunConfig.read({"strategy": "fedavg", **keys}), run="r")
     assert (key.name in sent) == (key.at.sent == "always")
     assert reading().value(key.name) == key.at.default

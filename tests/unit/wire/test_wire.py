@@ -313,7 +313,7 @@ def test_a_description_holds_no_label_and_no_statistic() -> None:
     assert keys == {
         "name", "num-examples", "task", "schema", "device", "versions", "buffers", "protocol",
         "schema-parts", "pooled-columns", "alpha", "head",
-        "min-group-size", "max-local-epochs", "leading-metric", "unit", "tasks", "data-mark",
+        "min-group-size", "max-local-epochs", "primary-metric", "unit", "tasks", "data-mark",
     }  # fmt: skip
 
 
