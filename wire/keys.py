@@ -182,14 +182,15 @@ class SiloKeys(BaseModel):
         "none",
         description="How each silo personalises its group's model: `none`; `partial` (partial "
         "pooling) trains that model on the silo's own data with a penalty for leaving it, and with "
-        "its own intercept; `finetune` trains it without a penalty; `ditto` trains a separate "
-        "model from round to round that is pulled towards it.",
+        "its own intercept (of trees: with own leaf values); `finetune` trains it without a "
+        "penalty; `ditto` trains a separate model from round to round that is pulled towards it.",
     )
     own_penalty: Annotated[NotNegative, AtSilo(0.0, sent="personalise", evaluates="own")] = Field(
         0.0,
         le=1e9,
         description="λ of partial pooling: the penalty λ/2·‖w − group's‖² is added to the sum of a "
-        "silo's losses. 0: chosen in half of the run, by losses on held-out samples.",
+        "silo's losses; for leaves of trees, times the number of trees. 0: chosen in half of the "
+        "run, or by the trial of trees, by losses on held-out samples.",
     )
     personal_epochs: Annotated[int, AtSilo(1, sent="personalise", evaluates="own")] = Field(
         1,

@@ -38,6 +38,7 @@ METHODS: Mapping[str, Mapping[str, Any]] = {
     "any, auto": {"strategy": "auto"},
     "trees by sums": {"strategy": "trees"},
     "trees by sums, alone": {"strategy": "trees", "given-groups": "each"},
+    "trees by sums, own leaves": {"strategy": "trees", "personalise": "partial"},
 }
 """Name → keys of the run."""
 RATES = {"trees-100x3": 0.05, "trees-100x6": 0.1}

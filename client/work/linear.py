@@ -161,7 +161,7 @@ def train_linear(
         for n in named
     }
     loss_at = _loss_of(task, part, _beside(model, part))
-    arrays = _minimum(loss_at, start, strength, middle)
+    arrays = minimum(loss_at, start, strength, middle)
     with torch.no_grad():
         for n, p in named.items():
             p.copy_(torch.from_numpy(arrays[n]))
@@ -211,7 +211,7 @@ def _best_of_grid(task: Task, named: Mapping[str, nn.Parameter], part: Held) -> 
                 n: (penalty if n != free else PRIOR * _of_bias(task)) / len(inside) for n in named
             }
             zero = dict.fromkeys(named, 0.0)
-            arrays = _minimum(loss_inside, arrays, strength, zero, gradient=TRIED)
+            arrays = minimum(loss_inside, arrays, strength, zero, gradient=TRIED)
             values = {n: torch.from_numpy(a) for n, a in arrays.items()}
             losses[place] += float(loss_outside(values)) * len(outside)
     return GRID[int(np.argmin(losses))]
@@ -235,7 +235,7 @@ def _loss_of(
     return loss_at
 
 
-def _minimum(
+def minimum(
     loss_at: Callable[[Mapping[str, torch.Tensor]], torch.Tensor],
     start: Arrays,
     strength: Mapping[str, float],

@@ -3,7 +3,8 @@
 Until half of the run, silos of groups hold a share of their samples out of training. Then each
 makes its own model of its group's at every λ of a grid, and says how good these are on the samples
 that no model has seen (``coterie.strategies.plain.pooling``). From then on silos train on all their
-samples, and make their own models with the λ whose losses have the smallest sum over silos.
+samples, and make their own models with the λ whose losses have the smallest sum over silos. Where
+models are boosted trees, those that are measured are the trial's, as soon as it is complete.
 """
 
 from __future__ import annotations
@@ -52,20 +53,24 @@ class Pooling(Stage):
         self.rounds = int(config.get(wire.ROUNDS, 0))
 
     def _waits(self, scene: Scene) -> bool:
+        if (trial := scene.algorithm.boosted_on_trial(scene.state)) is not None:
+            return not trial
         return 2 * scene.now.number <= self.rounds
 
     def ask(self, mine: Chosen, scene: Scene) -> Exchanges[Chosen]:
-        """Let silos of groups try every λ, once, after half of the run."""
+        """Let silos of groups try every λ, once, after half of the run or a trial of trees."""
         algorithm, state = scene.algorithm, scene.state
         if not self.chooses or mine.round or self._waits(scene):
             return mine
-        models = algorithm.models(state)
+        trial = algorithm.boosted_on_trial(state)
+        models = algorithm.models(state) if trial is None else trial
+        tried = pooling.TRIED if trial is None else pooling.TRIED_LEAVES
         grouped = {n for g in algorithm.groups(state) if len(g) > 1 for n in g}
         known = grouped & models.keys()
         silos = [s for s in scene.now.silos if s.name in known and pooling.holds_out(s)]
         wanted = [(silo, models[silo.name]) for silo in silos]
         found = yield from pooling.ask(
-            wanted, holdout=pooling.HOLDOUT, tried=pooling.TRIED, entries=pooling.with_penalty
+            wanted, holdout=pooling.HOLDOUT, tried=tried, entries=pooling.with_penalty
         )
         losses = pooling.losses_of(found)
         if not any(losses.values()):
@@ -85,7 +90,8 @@ class Pooling(Stage):
         orders = [_told(o, penalties) if o.kind == wire.EVALUATE_OWN else o for o in orders]
         if not scene.training:
             return orders
-        early = self.chooses and self._waits(scene)
+        grows = scene.algorithm.boosted_on_trial(scene.state) is not None
+        early = self.chooses and not grows and self._waits(scene)
         changed = []
         for order in orders:
             config = dict(order.config)

@@ -5,8 +5,9 @@ epochs on its own data. It is made again whenever it is needed, and never sent. 
 the training has a penalty λ/(2n)·|w − w_received|² beside the mean loss of the silo's n samples, so
 that more samples leave the common model further behind; it leaves out the last bias, so that a silo
 keeps its own base rate (Gelman and Hill: Data Analysis Using Regression and Multilevel/Hierarchical
-Models, 2007, chapter 12). The steps that Per-FedAvg and pFedMe
-take before a test belong here too, along the gradient of all training data.
+Models, 2007, chapter 12). Of boosted trees the silo's own are the leaf values
+(``coterie.client.work.leaves``). The steps that Per-FedAvg and pFedMe take before a test belong
+here too, along the gradient of all training data.
 
 *Ditto* (Li, Hu, Beirami, Smith: "Ditto: Fair and Robust Federated Learning Through
 Personalization", ICML 2021, https://arxiv.org/abs/2012.04221, Algorithm 1): in addition to the
@@ -35,6 +36,7 @@ from coterie import wire
 from coterie.client.home import rounds
 from coterie.client.work.data import Part
 from coterie.client.work.hold_out import held_apart
+from coterie.client.work.leaves import train_leaves
 from coterie.client.work.linear import linear_layer
 from coterie.client.work.measure import evaluate, held_out_metrics, loss_error
 from coterie.client.work.request import RefusedError, Request
@@ -45,6 +47,7 @@ from coterie.client.work.train import train_and_reply
 from coterie.client.work.weights import load_weights, read_weights, travelling
 from coterie.features.personal.mixture import Mixture, mix_in
 from coterie.tasks.models import TableNetwork
+from coterie.tasks.trees import Trees
 from coterie.wire import Model
 
 
@@ -108,13 +111,16 @@ def evaluate_own(request: Request) -> RecordDict:
     request.receive(request.personal(), before=request.round_number())
     how = _personalisation(request, before=request.round_number())
     session, part = held_apart(request.spared(), share, run_seed=request.run_seed)
+    boosted = isinstance(session.model, Trees)
+    if boosted and len(part) < (least := session.settings.policy.smallest_count):
+        request.refuse_for(f"holds out fewer than {least} rows, and so no loss of trees on them.")
     with Stopwatch() as watch:
         _scale_hidden(session.model, request.value(wire.HIDDEN_SHARE))
         if how is not None:
             personalise(session, how)
         found = evaluate(session.task, session.model, part, metric=request.metric())
         sure = {}
-        if request.config.get(wire.FAMILY):
+        if request.config.get(wire.FAMILY) or boosted:
             sure[wire.HOLDOUT_LOSS_ERROR] = loss_error(session.task, session.model, part)
     metrics = {
         wire.NUM_EXAMPLES: len(request.session.data.train),
@@ -169,6 +175,9 @@ class Personalisation:
 
 def personalise(session: Session, how: Personalisation) -> None:
     """Turn the model received, in ``session.model``, into the silo's own, in place."""
+    if how.strength and isinstance(session.model, Trees):
+        train_leaves(session.task, session.model, session.data.train, how.strength)
+        return
     if how.own is None:
         # The penalty alone says how far a linear model may go.
         length = math.inf if how.strength else 0.0

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from coterie import wire
 from coterie.server.report import families
-from coterie.server.report.race_words import groups_text, listed, taking, titles
+from coterie.server.report.race_words import groups_text, listed, own_parts, taking, titles
 from coterie.server.runs.record import Entrant, Placement, Round, Run, Verdict
 from coterie.server.runs.record.metrics import Lead
 from coterie.strategies.auto.candidates import TOGETHER
@@ -190,10 +190,7 @@ class _Chosen:
         else:
             yield f"Chosen: {self.names[verdict.winner]}: {groups_text(verdict)}. {self._why()}"
             if penalty := verdict.chosen.own_penalty:
-                yield (
-                    "Every silo has its own model: its own intercept, and slopes shrunk towards "
-                    f"its group's (λ = {penalty:g})."
-                )
+                yield f"Every silo has its own model: {own_parts(verdict)} (λ = {penalty:g})."
             if verdict.chosen.by_silo:
                 yield "One group's trees also split by silo, where its silos differ."
         yield from self._hidden_layers()

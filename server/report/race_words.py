@@ -77,17 +77,26 @@ def groups_text(verdict: Verdict) -> str:
 
 
 def taking(verdict: Verdict, others: Sequence[str], rows: float, lead: Lead) -> str:
-    """Say how much of its slopes a silo takes from its group, if silos make own models.
+    """Say what, and how much of its slopes, a silo takes from its group, if it has its own model.
 
     Args:
         others: of the silo's group.
         rows: that the silo trains with; NaN if unknown.
     """
     real, penalty = lead.metric in wire.OF_NUMBERS, verdict.chosen.own_penalty
+    if not verdict.converged:
+        return f"takes its trees from the group of {listed(others)}, with leaf values of its own"
     share = penalty / (penalty + CURVATURES[real] * rows)
     part = "" if math.isnan(share) else PARTS[min(PARTS, key=lambda one: abs(one - share))]
     kept = "level" if real else "base rate"
     return f"takes its slopes{part} from the group of {listed(others)} and keeps its own {kept}"
+
+
+def own_parts(verdict: Verdict) -> str:
+    """Say what is its own of a silo's model: of a linear one, or of trees."""
+    if verdict.converged:
+        return "its own intercept, and slopes shrunk towards its group's"
+    return "its group's trees, with leaf values of its own that are shrunk towards the group's"
 
 
 def listed(names: Sequence[str], last: str = " and ") -> str:

@@ -248,15 +248,14 @@ class Auto(Growth, Algorithm[AutoState]):
         )
 
     def prepare(self, state: AutoState, now: Round) -> Exchanges[AutoState]:
-        """Compare pairs of silos; end a race by own models; let newcomers measure groups' models.
-
-        Newcomers measure every group's model on their own data.
-        """
+        """Compare pairs; end a race by own models; let newcomers measure groups' models."""
         if state.boosted is not None:
             return (yield from families.prepared(self, state, now))
         if is_trees(state.members.initial):
+            state = yield from self._with_own_models(state, now)
             state = yield from growing.grown(state, self, self._limits, now)
-            return (yield from nearest(state, now))
+            state = yield from nearest(state, now)
+            return (yield from own_models.of_newcomers(state, now))
         asks = self.discriminators and not now.unseen  # they are models of a silo's data
         asks = asks and all(silo.described for silo in now.silos)
         if state.phase == "look" and asks and 2 < len(now.silos) <= MAX_PAIRED:
@@ -268,11 +267,15 @@ class Auto(Growth, Algorithm[AutoState]):
                 fedcollab = FedCollab(c="auto", seed=self.seed, discriminators=limit)
                 compared = yield from fedcollab.prepare(before, now)
                 state = with_pairs(state, compared, now)
-        if state.measures_own:
-            state = yield from own_models.measured(state, self._limits, now)
-            state = handed_out(decided(state, now, complete=True), now)
+        state = yield from self._with_own_models(state, now)
         state = yield from nearest(state, now)
         return (yield from own_models.of_newcomers(state, now))
+
+    def _with_own_models(self, state: AutoState, now: Round) -> Exchanges[AutoState]:
+        if not state.measures_own:
+            return state
+        measured = yield from own_models.measured(state, self._limits, now)
+        return handed_out(decided(measured, now, complete=True), now)
 
     # ---------------------------------------------------------------- a round
 
@@ -419,8 +422,10 @@ class Auto(Growth, Algorithm[AutoState]):
         return between(names, matrix, sizes, state.members.minimums, rng)
 
     def _after_race_round(self, state: AutoState, now: Round) -> AutoState:
-        if state.trees.arms:
+        if state.trees.arms and not (state.trees.raced and own_models.tried(state, now)):
             return decided(state, now, complete=True) if state.trees.raced else state
+        if state.trees.arms:
+            return replace(state, measures_own=True)
         raced = now.number - state.since
         if raced < MEASURES:
             return state
@@ -433,7 +438,7 @@ class Auto(Growth, Algorithm[AutoState]):
         spared = own_models.tried(state, now)
         kept = [c for c, s in zip(state.candidates, found, strict=True) if not s.out or c in spared]
         undecided = len(kept) > 1 or (now.unseen and would_leave(state, kept[0]))
-        ahead = own_models.cost(spared, now)
+        ahead = own_models.cost(state, spared, now)
         if undecided and goes_on(state, kept, self._limits, now, ahead):
             return reduced(state, now, spared)
         if spared and now.number < planned(now):

@@ -1,10 +1,11 @@
-"""Own models in a race: how much of its group's model a silo takes, for linear models.
+"""Own models in a race: how much of its group's model a silo takes, for linear models and trees.
 
 A partition may lose a race only because its silos have other base rates, or slopes that differ a
 little. So when a race of linear models is over, one or two partitions are measured once more: every
 silo makes its own model of its group's, with an own intercept and slopes that are shrunk to the
 group's with a penalty λ, for each λ of a grid, and measures it on its held-out samples
 (``coterie.strategies.plain.pooling``). The best λ of each is a further candidate of the decision.
+Of boosted trees, the silo's own are the constant and the leaf values.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from dataclasses import replace
 import numpy as np
 
 from coterie import wire
+from coterie.features.sums.trees.coordinator import is_trees
 from coterie.strategies.auto.budget import Budget, bytes_of, holdout, pass_of, planned
 from coterie.strategies.auto.candidates import Candidate
 from coterie.strategies.auto.evidence import (
@@ -42,10 +44,18 @@ LEAST_JUDGES = 0.5
 def offers(state: AutoState, now: Round) -> bool:
     """Return whether silos are asked for own models: of linear models that are trained exactly.
 
-    In a secure run they are not (``coterie.features.consensus``).
+    Of trees, too, unless these are later compared with a network. In a secure run they are not
+    (``coterie.features.consensus``).
     """
-    exact = hidden.minimises(now.config)
-    return converges(state) and exact and not (now.unseen or now.config.get(wire.PERSONALISE))
+    if is_trees(state.members.initial):
+        exact = not (state.trees.judging or state.trees.judged)
+    else:
+        exact = converges(state) and hidden.minimises(now.config)
+    return exact and not (now.unseen or now.config.get(wire.PERSONALISE))
+
+
+def _tried(state: AutoState) -> tuple[float, ...]:
+    return pooling.TRIED_LEAVES if is_trees(state.members.initial) else pooling.TRIED
 
 
 def tried(state: AutoState, now: Round) -> list[Candidate]:
@@ -57,7 +67,9 @@ def tried(state: AutoState, now: Round) -> list[Candidate]:
         return []
     held = present_groups(state.held, sorted(state.raced))
     found = zip(state.candidates, standings_of(state), strict=True)
-    several = [(c, s) for c, s in found if any(len(group) > 1 for group in c.groups)]
+    several = [
+        (c, s) for c, s in found if any(len(group) > 1 for group in c.groups) and not c.by_silo
+    ]
 
     def place(one: tuple[Candidate, Standing]) -> tuple[bool, bool, float]:
         candidate, standing = one
@@ -66,31 +78,38 @@ def tried(state: AutoState, now: Round) -> list[Candidate]:
     return [candidate for candidate, _ in sorted(several, key=place)[:MOST_TRIED]]
 
 
-def cost(partitions: Sequence[Candidate], now: Round) -> tuple[dict[str, float], float]:
-    """Return what measuring partitions costs: silo → passes over its samples, and exchanges."""
+def cost(
+    state: AutoState, partitions: Sequence[Candidate], now: Round
+) -> tuple[dict[str, float], float]:
+    """Return what measuring partitions costs: silo → passes over its samples, and exchanges.
+
+    Of trees the passes are 0: their budget counts trees that grow.
+    """
     times = {
         silo.name: sum(len(group_of(one.groups, silo.name)) > 1 for one in partitions)
         for silo in now.silos
         if _can(silo)
     }
-    passes = {n: k * len(pooling.GRID) * pass_of(now.here[n]) for n, k in times.items() if k}
-    return passes, sum(times.values()) * len(pooling.TRIED) / 2  # models go one way
+    values = _tried(state)
+    each = 0 if is_trees(state.members.initial) else len(values) - 1
+    passes = {n: k * each * pass_of(now.here[n]) for n, k in times.items() if k}
+    return passes, sum(times.values()) * len(values) / 2  # models go one way
 
 
 def measured(state: AutoState, limits: Budget, now: Round) -> Exchanges[AutoState]:
     """Let silos measure own models, as far as the budgets allow; add the best to the race."""
     judges = judges_of(state)
     for candidate in tried(state, now):
-        passes, exchanges = cost([candidate], now)
+        passes, exchanges = cost(state, [candidate], now)
         left = planned(now) - state.number
-        whole = {name: more + left for name, more in passes.items()}
+        whole = {name: more + left for name, more in passes.items() if more}
         if not limits.allows(state, whole, exchanges + left * len(now.names), now):
             continue
         wanted = [
             (now.here[name], state.models[group_of(candidate.groups, name)]) for name in passes
         ]
         found = yield from pooling.ask(
-            wanted, holdout=HOLDOUT, tried=pooling.TRIED, entries=pooling.with_penalty
+            wanted, holdout=HOLDOUT, tried=_tried(state), entries=pooling.with_penalty
         )
         state = _charged(state, passes, [u for own in found.values() for u in own.values()])
         state = _with_best(state, candidate, found, judges)
@@ -108,7 +127,8 @@ def of_newcomers(state: AutoState, now: Round) -> Exchanges[AutoState]:
     answers = list(found[state.penalty].values())
     for one in answers:
         state = replace(state, measured=noted(state, (GROUP, one.silo.name), [one]))
-    return _charged(state, {silo.name: pass_of(silo) for silo in new}, answers)
+    grows = is_trees(state.members.initial)
+    return _charged(state, {silo.name: 0 if grows else pass_of(silo) for silo in new}, answers)
 
 
 def _can(silo: Silo) -> bool:
@@ -140,7 +160,7 @@ def _with_best(
             key = key_of(replace(candidate, penalty=penalty), name)
             # The model is as it stands; it counts like the last measurements of others.
             notes.setdefault(key, {})[name] = (by_silo[name],) * MEASURES
-    means = {p: float(np.mean([own[p][n].loss for n in sorted(known)])) for p in pooling.GRID}
+    means = {p: float(np.mean([own[p][n].loss for n in sorted(known)])) for p in own if p}
     best = replace(candidate, penalty=min(means, key=lambda penalty: (means[penalty], -penalty)))
     return replace(state, measured=notes, candidates=(*state.candidates, best))
 

@@ -167,7 +167,7 @@ def decided(state: AutoState, now: Round, *, complete: bool) -> AutoState:
 def _model_to_hold(state: AutoState, winner: Candidate, group: Group) -> Model:
     """Return a group's model; a new group starts from its members', trained for longer."""
     if state.trees.arms:
-        return state.models[key_of(winner, group[0])]
+        return state.models[key_of(replace(winner, penalty=0.0), group[0])]
     if group in state.group_models:
         return state.group_models[group]
     if not state.held:

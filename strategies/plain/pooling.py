@@ -3,7 +3,8 @@
 A silo's own model is its group's, trained on with a penalty λ/2·|w − w_group|² beside the sum of
 its samples' losses; the last bias has no penalty (``coterie.features.personal``). λ is the same for
 all silos of a partition. Every silo trains at each λ of a grid and measures the result on held-out
-samples; the sum of the losses over silos decides.
+samples; the sum of the losses over silos decides. Of boosted trees the silo's own are the leaf
+values (``coterie.client.work.leaves``).
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ GRID = (3.0, 30.0, 300.0, OWN_INTERCEPT)
 """λ that are tried, beside none: the group's model as it is."""
 TRIED = (0.0, *GRID)
 """The same; 0 stands for the group's model as it is."""
+TRIED_LEAVES = (0.0, 0.3, 1.0, 3.0, 10.0, 30.0)
+"""The same, of the leaf values of boosted trees."""
 
 Tried = TypeVar("Tried", bound=Hashable)
 

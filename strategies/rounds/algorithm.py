@@ -367,6 +367,13 @@ class Algorithm(Options, Generic[State]):
         """Return silo → λ with which it makes its own model of the one that it holds."""
         return {}
 
+    def boosted_on_trial(self, state: State) -> Mapping[str, Model] | None:
+        """Return silo → boosted trees that have not seen the rows by which λ is chosen.
+
+        Empty: they still grow. None: models are not trees, and silos hold rows out of training.
+        """
+        return None
+
     def comparing(self, state: State, now: Round) -> bool:
         """Return whether partitions are or will be compared, so that all silos must train alike."""
         return False

@@ -48,12 +48,14 @@ class TreesState:
     Attributes:
         grown: a group, by the names of its silos with commas between them → its trees.
         trials: the same, of those whose number of trees is not known.
+        tried: the same, of complete trials, if they choose how far own leaf values go.
         lost: silo → why it is left out of this round.
     """
 
     members: Members
     grown: Mapping[str, Grown] = field(default_factory=dict)
     trials: Mapping[str, Grown] = field(default_factory=dict)
+    tried: Mapping[str, Grown] = field(default_factory=dict)
     lost: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -164,7 +166,13 @@ class Trees(Growth, Algorithm[TreesState]):
             if (best := one.grown.most) is not None:
                 new[key] = new[key].at_most(enough(best, self.growth, all_trees))
         left = {key: one.grown for key, one in trials.items() if new[key].most is None}
-        return replace(state, grown={**state.grown, **new}, trials=left, lost=lost)
+        grown = {**state.grown, **new}
+        if now.config.get(wire.PERSONALISE) == wire.PARTIAL:
+            done = {key: one.grown for key, one in trials.items() if key not in left}
+            state = replace(state, tried={**state.tried, **done})
+        return replace(
+            state, members=state.members.grouped(groups), grown=grown, trials=left, lost=lost
+        )
 
     def orders(self, state: TreesState, now: Round) -> tuple[TreesState, list[Order]]:
         """Let every silo measure the trees that it held before the round."""
@@ -179,6 +187,14 @@ class Trees(Growth, Algorithm[TreesState]):
             name: self._of(state, group).trees for group in state.members.groups for name in group
         }
         return replace(state, members=state.members.holding(held))
+
+    def boosted_on_trial(self, state: TreesState) -> Mapping[str, Arrays]:
+        """Return silo → its group's trees of the trial, when groups' trials are complete."""
+        groups = {self._key(group): group for group in state.members.groups if len(group) > 1}
+        if groups.keys() & state.trials.keys():
+            return {}
+        tried = groups.keys() & state.tried.keys()
+        return {name: state.tried[key].trees for key in sorted(tried) for name in groups[key]}
 
     def details(self, state: TreesState) -> Mapping[str, Any]:
         """Return the number of trees of each group, and which silos were left out."""

@@ -1,0 +1,195 @@
+"""Partial pooling of boosted trees: silos' own leaf values, in ``trees`` and in ``auto``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from coterie import wire
+from coterie.client.app import app
+from coterie.engine.inprocess import InProcessGrid
+from coterie.server.report.race import explain_race
+from coterie.server.runs.record import read_run
+from coterie.strategies.plain.pooling import TRIED_LEAVES
+from coterie.strategies.rounds.result import RunResult
+from coterie.tasks import SiloData, Task
+from coterie.tasks.base import Option
+from coterie.tasks.problems import Numbers, Problem
+from coterie.tasks.trees import Trees, named
+from tests.conftest import assert_equal_models
+from tests.kit import CutGrid, PowerCutError, Tap, record_of, restart_silos, run
+from tests.unit.strategies.test_own_models import chosen, verdict_of
+from tests.unit.strategies.test_pooling import losses
+
+ROWS = 120
+
+
+class Steps(Task):
+    """Silos whose answers share steps, and have an own ``level`` and an own share of one."""
+
+    name = "steps"
+    metric = "rmse"
+
+    @property
+    def problem(self) -> Problem:
+        return Numbers()
+
+    def model(self) -> Trees:
+        return named("trees-10x3", shape=(3,), problem=self.problem)
+
+    def load(self, options: Mapping[str, Option]) -> SiloData:
+        draw = np.random.default_rng(int(options["silo"]))
+        x = draw.normal(size=(ROWS + 300, 3)).astype(np.float32)
+        level = float(options["level"])
+        y = 2.0 * (x[:, 0] > 0) + np.abs(x[:, 1]) + level * (1 + (x[:, 2] > 0.5))
+        y = (y + 0.5 * draw.normal(size=len(x))).astype(np.float32)[:, None]
+        return SiloData(x[:ROWS], y[:ROWS], x[ROWS:], y[ROWS:])
+
+
+TASK = f"{__name__}:Steps"
+LEVELS = [-0.8, -0.3, 0.3, 0.8]
+KEYS: dict[str, Any] = {
+    **{"task": TASK, "strategy": "trees", "rounds": 5, "tree-rate": 0.2, "leaf-rows": 10}
+}
+AUTO = {**KEYS, "strategy": "auto", "rounds": 6}
+
+
+def silos(levels: list[float] = LEVELS, **more: Any) -> list[dict[str, Any]]:
+    own = {"task": TASK, "device": "cpu", "threads": 1, "sums": "trees", **more}
+    return [
+        {"name": f"s{n}", "data.silo": n, "data.level": level, **own}
+        for n, level in enumerate(levels)
+    ]
+
+
+def pooled(folder: Path, nodes: Any = None, **more: Any) -> RunResult:
+    return run(folder, silos() if nodes is None else nodes, **KEYS, personalise="partial", **more)
+
+
+def choice(result: RunResult) -> dict[str, Any]:
+    (found,) = [r.details["own-penalty"] for r in result.rounds if "own-penalty" in r.details]
+    return dict(found)
+
+
+def equal(one: RunResult, other: RunResult) -> None:
+    for name, model in one.models.items():
+        found = ({n: a.numpy() for n, a in m.items()} for m in (model, other.models[name]))
+        assert_equal_models(*found)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("leaves")
+
+
+@pytest.fixture(scope="module")
+def plain(folder: Path) -> RunResult:
+    """The group's trees as they are."""
+    return run(folder / "plain", silos(), **KEYS)
+
+
+@pytest.fixture(scope="module")
+def grid() -> Tap:
+    """The silos of ``own``, and what they were asked."""
+    return Tap(silos())
+
+
+@pytest.fixture(scope="module")
+def own(folder: Path, grid: Tap) -> RunResult:
+    return pooled(folder / "own", grid)
+
+
+@pytest.fixture(scope="module")
+def auto(folder: Path) -> RunResult:
+    return run(folder / "auto-1", silos(), **AUTO)
+
+
+def test_silos_that_contradict_each_other_gain_and_the_groups_trees_stay(
+    plain: RunResult, own: RunResult, grid: Tap
+) -> None:
+    equal(plain, own)
+    assert choice(own)["penalty"] in TRIED_LEAVES[1:]
+    assert set(choice(own)["losses"]) == {f"{one:g}" for one in TRIED_LEAVES}
+    assert losses(own) < 0.6 * losses(plain)
+    asked = [m for m in grid.sent if m.metadata.message_type == wire.EVALUATE_OWN]
+    assert len(asked) == len(TRIED_LEAVES) * len(LEVELS), "once"
+    trial = wire.decode_arrays(asked[0].content.array_records[wire.ARRAYS])["leaf"]
+    assert np.ptp(trial) > np.ptp(own.models["s0"]["leaf"].numpy()), "with the trial's trees"
+    answers = [m for m in grid.got if m.metadata.message_type == wire.EVALUATE_OWN]
+    assert not any(m.content.array_records for m in answers), "what is a silo's own stays"
+
+
+def test_a_penalty_that_is_given_is_used_and_a_large_one_leaves_the_groups_trees(
+    plain: RunResult, tmp_path: Path
+) -> None:
+    grid = Tap(silos())
+    large = pooled(tmp_path / "large", grid, own_penalty=1e6)
+    assert losses(large) == pytest.approx(losses(plain), rel=2e-3)
+    assert not [m for m in grid.sent if m.metadata.message_type == wire.EVALUATE_OWN]
+    given = pooled(tmp_path / "given", own_penalty=1.0)
+    assert losses(given) < 0.6 * losses(plain)
+
+
+def test_silos_that_are_alike_stay_near_the_groups_trees(tmp_path: Path) -> None:
+    assert not 0 < choice(pooled(tmp_path, silos([0.5] * 4)))["penalty"] < 3
+
+
+def test_silos_alone_have_nothing_to_shrink_to_and_those_that_hold_out_few_rows_no_vote(
+    tmp_path: Path,
+) -> None:
+    """One of the group holds out 24 rows, so the trees that are measured have seen these."""
+    grid = Tap([{**silos()[0], "statistics-from": 30}, *silos()[1:]])
+    pooled(tmp_path, grid, **{"given-groups": "s0,s1;s2"})
+    with_penalty: dict[str, set[str]] = {wire.EVALUATE_OWN: set(), wire.EVALUATE: set()}
+    for message in grid.sent:
+        kind, config = message.metadata.message_type, message.content.config_records[wire.CONFIG]
+        if kind in with_penalty and wire.OWN_PENALTY in config:
+            with_penalty[kind].add(str(message.metadata.dst_node_id))
+    first, second = (str(node) for node in list(grid.get_node_ids())[:2])
+    assert with_penalty == {wire.EVALUATE_OWN: {first, second}, wire.EVALUATE: {first, second}}
+    answers = [m for m in grid.got if m.metadata.message_type == wire.EVALUATE_OWN]
+    told = [m for m in answers if m.has_content() and m.content.metric_records]
+    assert len(told) == len(TRIED_LEAVES)
+
+
+@pytest.mark.parametrize("strategy", ["trees", "auto"])
+def test_a_run_that_was_cut_while_own_trees_are_measured_ends_the_same(
+    strategy: str, own: RunResult, auto: RunResult, folder: Path, tmp_path: Path
+) -> None:
+    if strategy == "auto":
+        keys, whole, at = AUTO, auto, verdict_of(auto)["round"]
+    else:
+        keys, whole = {**KEYS, "personalise": "partial"}, own
+        rounds = record_of(folder / "own")["rounds"]
+        at = next(n for n, one in enumerate(rounds, 1) if "own-penalty" in one)
+    homes = [{**node, "home": str(tmp_path / node["name"])} for node in silos()]
+    restart_silos()
+    with pytest.raises(PowerCutError):
+        run(tmp_path / "cut", CutGrid(homes, (wire.EVALUATE_OWN, at), 7), **keys)
+    path = tmp_path / "cut" / "run.json"
+    path.write_text(json.dumps(record_of(tmp_path / "cut") | {"status": "running"}))
+    restart_silos()
+    resumed = run(tmp_path / "cut", InProcessGrid(app, homes), run_id=2, resume="cut", **keys)
+    equal(whole, resumed)
+    assert resumed.rounds[-1].evaluation == whole.rounds[-1].evaluation
+    (file,) = (tmp_path / "s0" / "models").glob("*.safetensors")
+    kept, group = load_file(file), {n: a.numpy() for n, a in whole.models["s0"].items()}
+    assert (kept["feature"] == group["feature"]).all() and (kept["leaf"] != group["leaf"]).any()
+
+
+def test_auto_tries_own_leaf_values_and_says_so(
+    auto: RunResult, plain: RunResult, folder: Path
+) -> None:
+    number, penalty = chosen(auto)
+    assert number == 1 and penalty in TRIED_LEAVES[1:]
+    assert losses(auto) < 0.6 * losses(plain)
+    text = explain_race(read_run(folder / "auto-1"))
+    assert "leaf values of its own that are shrunk towards the group's" in " ".join(text.race)
+    assert text.rows[0][0] == "all together with own models – chosen"
+    assert "takes its trees from the group of s0, s2 and s3, with leaf" in text.silos["s1"]
