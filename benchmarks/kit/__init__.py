@@ -1,6 +1,6 @@
 """What every benchmark shares: a store of results, runs in this process, tables, a command line."""
 
-from benchmarks.kit.command import read, typed
+from benchmarks.kit.command import read, typed, with_device
 from benchmarks.kit.plots import panels
 from benchmarks.kit.runs import (
     UNBOUNDED,
@@ -27,5 +27,5 @@ __all__ = [
     "best_so_far", "mean_error", "nodes", "numbered_groups", "say", "train",
     "FixedGroups", "Remembering", "Sampled", "Shared", "Watched",
     "Column", "braces", "columns", "page", "panels", "ranking", "spread", "table", "typed",
-    "unfinished",
+    "unfinished", "with_device",
 ]  # fmt: skip

@@ -86,7 +86,16 @@ def typed(module: str, part: str, runs: Sequence[Entry], *, rounds: int) -> str:
     options = f'--parts "{part}" --seeds {1 + max(run["seed"] for run in runs)}'
     other = next((run["rounds"] for run in runs if run["rounds"] != rounds), 0)
     options += f" --rounds {other}" if other else ""
-    return f"`python -m benchmarks.papers.{module} --data FOLDER {options}`"
+    return with_device(f"python -m benchmarks.papers.{module} --data FOLDER {options}", runs)
+
+
+def with_device(command: str, runs: Sequence[Entry]) -> str:
+    """The command as Markdown; of runs on a GPU with ``--device``, followed by the GPU's name."""
+    on = [run["device"] for run in runs if "device" in run]
+    if not on:
+        return f"`{command}`"
+    share = "" if len(on) == len(runs) else f"{len(on)} of {len(runs)} runs: "
+    return f"`{command} --device cuda` ({share}{', '.join(sorted(set(on)))})"
 
 
 def _names(parser: ArgumentParser, text: str, separator: str, known: list[str]) -> list[str]:

@@ -333,6 +333,16 @@ def test_silos_train_on_the_device_named_and_what_is_stored_names_the_gpu(tmp_pa
         assert store.entries == [{"seed": 1, **stored}]
 
 
+@pytest.mark.parametrize(
+    ("gpus", "written"),
+    [("--", "`"), ("HH", " --device cuda` (H)"), ("H-", " --device cuda` (1 of 2 runs: H)")],
+)
+def test_what_to_type_names_the_gpu_that_runs_were_made_on(gpus, written):
+    runs = [{"seed": 0, "rounds": 9} | ({"device": "H"} if gpu == "H" else {}) for gpu in gpus]
+    start = '`python -m benchmarks.papers.hcct --data FOLDER --parts "a" --seeds 1'
+    assert command.typed("hcct", "a", runs, rounds=9) == start + written
+
+
 def test_cells_and_spreads_are_written_in_one_way():
     assert table(("", "a"), [["x", "1"]]) == ["| | a |", "|---|---|", "| x | 1 |"]
     assert spread([1.0, 3.0]) == "2.00 ± 1.41"

@@ -7,7 +7,16 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.kit import Entry, Store, braces, select, spread, table, unfinished
+from benchmarks.kit import (
+    Entry,
+    Store,
+    braces,
+    select,
+    spread,
+    table,
+    unfinished,
+    with_device,
+)
 from benchmarks.papers.hcct.experiments import EXPERIMENTS, Experiment, Variant, hcct
 from benchmarks.papers.hcct.observe import ENDLESS
 
@@ -35,16 +44,17 @@ def document(entries: Sequence[Entry]) -> str:
         "what the paper's code logs. Batch 64, learning rate 0.1 · 0.995^(t−1), plain SGD. "
         "*HCCT*: memory 1, exact or best search, parameters compared. *HCCT, as published*: last "
         "round's updates, greedy merging. Groups are those of the last round, silos numbered from "
-        "1. Seconds are the silos' own, one thread, mean over seeds.",
+        "1. Seconds are the silos' own, mean over seeds: of one thread, or of a GPU that other "
+        "runs shared.",
         "",
         *_missing(entries),
     ]
     for name in EXPERIMENTS:
         own = select(entries, experiment=name)
         settings = [{key: run[key] for key in ("experiment", "data", "precision")} for run in own]
-        for i, setting in enumerate(settings):
-            if setting not in settings[:i]:
-                lines += _section(setting, select(own, **setting))
+        different = [setting for i, setting in enumerate(settings) if setting not in settings[:i]]
+        for setting in sorted(different, key=lambda setting: -len(select(own, **setting))):
+            lines += _section(setting, select(own, **setting))
     return "\n".join(lines)
 
 
@@ -73,7 +83,7 @@ def _section(setting: Mapping[str, Any], runs: Sequence[Entry]) -> list[str]:
         f"({min(sizes)}–{max(sizes)}), {experiment.epochs} local epochs, {experiment.rounds} "
         "rounds in the paper" + _departure(setting, experiment) + f". {experiment.notes}",
         "",
-        *(f"`{command}`  " for command in _commands(setting, experiment, runs)),
+        *(f"{command}  " for command in _commands(setting, experiment, runs)),
         "",
         *table(HEADS, _error_rows(experiment, runs)),
         "",
@@ -102,7 +112,8 @@ def _commands(
             parts.append(f"--precision {setting['precision']}")
         if extra:
             parts.append(f"--alphas {','.join(sorted(extra))}")
-        commands.append(" ".join(["python -m benchmarks.papers.hcct --data FOLDER", *parts]))
+        command = " ".join(["python -m benchmarks.papers.hcct --data FOLDER", *parts])
+        commands.append(with_device(command, made))
     return commands
 
 
@@ -117,8 +128,6 @@ def _departure(setting: Mapping[str, Any], experiment: Experiment) -> str:
     data, differing = setting["data"], _differing(setting, experiment)
     if "split-samples" in differing:
         parts.append(f"**{data['split-samples']} training samples in all**")
-    if "normalise" in differing:
-        parts.append(f"**pixels: {data.get('normalise', 'symmetric, from −1 to 1')}**")
     if setting["precision"] != "float32":
         parts.append(f"**{setting['precision']}**")
     return f" ({', '.join(parts)})" if parts else ""
