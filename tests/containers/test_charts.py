@@ -189,7 +189,7 @@ def test_enrolled_silos_of_the_charts_train_together(pods: Pods) -> None:
     """The whole way: probes succeed, a run completes, each silo keeps its model on its volume."""
     for name in SILOS:
         request = home.Home(pods.folder / name).request()
-        pods.inside("study", "coterie", "enrol", request)
+        pods.inside("study", "coterie", "members", "enrol", request)
     pods.compose("up", "-d", *SILOS)
     for name in SILOS:
         pods.wait_until_ready(name)
@@ -223,6 +223,6 @@ def test_a_restarted_pod_goes_on_with_what_is_on_its_volume(pods: Pods) -> None:
     pods.wait_until_ready("study")
     assert json.loads(pods.inside("study", "cat", "/federation/roster.json")) == before
     deadline = time.monotonic() + READY_S
-    while pods.inside("study", "coterie", "roster").count("online") < len(SILOS):
+    while pods.inside("study", "coterie", "members", "list").count("online") < len(SILOS):
         assert time.monotonic() < deadline, "the silos did not come back"
         time.sleep(2.0)

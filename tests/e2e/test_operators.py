@@ -42,7 +42,7 @@ def test_an_operator_without_the_role_is_refused_over_tls_and_starts_runs_with_i
     )
     assert "2 silos connected" in coterie("status", *ada).stdout
     name = operators.read(made)[-1].name
-    pair.command("operator", "roles", name, "--role", "run")
+    pair.command("operator", "set-roles", name, "--role", "run")
     started = coterie("run", *RUN, "--rounds", "2", "--detach", "--runs-dir", str(made.runs), *ada)
     assert started.returncode == 0, started.stderr
     pair.command("operator", "remove", name, "--yes")

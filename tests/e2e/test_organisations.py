@@ -109,7 +109,7 @@ def test_a_coordinator_that_lost_its_database_resumes_with_a_new_certificate(
         shutil.rmtree(place) if place.is_dir() else place.unlink()  # objects lie in a folder
     certificate = pair.coordinator / "tls" / "server.pem"
     before = certificate.read_bytes()
-    pair.done("init", str(pair.coordinator), "--renew")
+    pair.done("federation", "init", str(pair.coordinator), "--renew")
     assert certificate.read_bytes() != before
     pair.log_of("superlink").unlink()
     pair.start_superlink()

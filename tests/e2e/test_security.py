@@ -156,7 +156,7 @@ def attacked(resident_pair: Organisations) -> Iterator[Attacked]:
     file.write_text(before.replace(str(made.ports.fleet), str(recorder.port)))
     made.start_silo("a")
     home = str(made.home_of("b"))
-    made.start_program("b", sys.executable, "-c", TWICE, "start", "--home", home, "--verbose")
+    made.start_program("b", sys.executable, "-c", TWICE, "serve", "--home", home, "--verbose")
     claim = made.home_of("c") / "silo.toml"
     claim.write_text(claim.read_text().replace('"c"', '"a"'))
     made.start_silo("c")

@@ -98,7 +98,7 @@ def test_a_clock_that_jumps_and_is_set_right_costs_its_silo_no_round(
     assert pair.end("b") == 0
     code = JUMPING.format(file=str(offset))
     home = ("--home", str(pair.home_of("b")))
-    pair.start_program("b", sys.executable, "-c", code, "start", *home)
+    pair.start_program("b", sys.executable, "-c", code, "serve", *home)
     pair.wait_for(2)
     pair.gate.close()
     keys = ("fedavg", *SETTINGS, "--set", "rounds=3", "--set", "min-silos=2")
