@@ -121,4 +121,6 @@ def _similarity(here: list[str], kind: dict[str, int], rng: np.random.Generator)
         "compared": here,
         "similarity": (points @ points.T).round(4).tolist(),
         "norms": [1.0] * len(here),
+        "alphas": [50.0] * len(here),
+        "sizes": [100.0] * len(here),
     }

@@ -141,7 +141,7 @@ def _unapproved(
         return Later("refuses this run: an approver refused it.")
     if known.state == "waits":
         return Later(
-            f"waits for an approver: `coterie silo approve` there lists run {name}.",
+            f"waits for an approver: `coterie silo pending` there lists run {name}.",
             wire.UNAPPROVED,
         )
     return Later(_difference(kind, config, known.terms) if terms is None else "")

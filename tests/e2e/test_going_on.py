@@ -66,7 +66,7 @@ def test_a_tester_more_rounds_and_an_evaluation_over_tls_wait_for_approval(
 
     def approved(folder: Path, end: int) -> None:
         def asked() -> bool:
-            return folder.name in pair.done("silo", "approve", "--home", home)
+            return folder.name in pair.done("silo", "pending", "--home", home)
 
         until(asked, "the question to the tester's approver", deadline_s=90, every_s=1.0)
         assert not happened(folder, "commit", end), "it waits for the tester"
@@ -100,7 +100,7 @@ def test_a_tester_more_rounds_and_an_evaluation_over_tls_wait_for_approval(
     (judged,) = folder.parent.glob("evaluation-*")
 
     def asked() -> bool:
-        return judged.name in pair.done("silo", "approve", "--home", home)
+        return judged.name in pair.done("silo", "pending", "--home", home)
 
     until(asked, "the question to the tester's approver", deadline_s=90, every_s=1.0)
     (one,) = (one for one in read_all(Path(home)) if one.run == judged.name)
@@ -123,7 +123,7 @@ def test_what_each_silo_brings_over_tls_waits_for_approval_and_survives_kills(
 
     def approve(folder: Path) -> None:
         def asked() -> bool:
-            return folder.name in pair.done("silo", "approve", "--home", home)
+            return folder.name in pair.done("silo", "pending", "--home", home)
 
         until(asked, "the question to the third silo's approver", deadline_s=90, every_s=1.0)
         pair.done("silo", "approve", folder.name, "--home", home)

@@ -70,7 +70,7 @@ def test_a_silo_that_asks_its_people_joins_late_and_withdraws(
     folder = pair.submit(*RUN, "--rounds", "60")
     pair.gate.hold(2, rounds=1)
     home = str(pair.home_of("asked"))
-    shown = pair.done("silo", "approve", "--home", home)
+    shown = pair.done("silo", "pending", "--home", home)
     assert f"Run {folder.name}, code" in shown and "1 run waits" in shown
     assert f"by {account()}, says the coordinator at 127.0.0.1" in shown
     pair.done("silo", "approve", folder.name, "--home", home)

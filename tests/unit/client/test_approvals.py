@@ -53,7 +53,7 @@ def code_of(reply: Message) -> int:
 def test_a_run_waits_until_it_is_approved_and_then_works(silo: dict[str, Any]) -> None:
     waits = ask(wire.DESCRIBE, silo, **TERMS)
     assert code_of(waits) == wire.UNAPPROVED
-    assert "silo 'a' waits for an approver: `coterie silo approve` there lists run hcct-7" in str(
+    assert "silo 'a' waits for an approver: `coterie silo pending` there lists run hcct-7" in str(
         waits.error.reason
     )
     assert code_of(train(initial(), silo, **WORK)) == wire.UNAPPROVED, "whatever is asked"
@@ -194,7 +194,7 @@ def test_a_run_that_is_over_leaves_the_list(silo: dict[str, Any]) -> None:
     over = {find(home, name).flower_run for name in ("never", "done", "back")}  # type: ignore[union-attr]
     approvals.settle(home, over.__contains__)
     assert find(home, "never") is None, "it leaves nothing"
-    shown = command("silo", "approve", "--home", str(home)).stdout
+    shown = command("silo", "pending", "--home", str(home)).stdout
     assert "1 run waits for approval." in shown and "Run on, code" in shown
     assert "2 runs are over, the last" in shown and "never" not in shown
     text = page(Home(home))
@@ -206,7 +206,7 @@ def test_a_run_that_is_over_leaves_the_list(silo: dict[str, Any]) -> None:
     assert not ask(wire.DESCRIBE, silo, **{**TERMS, "of-run": "back"}).has_error(), "approved"
     again = find(home, "back")
     assert again is not None and not again.over
-    assert "back  approved" in command("silo", "approve", "--home", str(home)).stdout
+    assert "back  approved" in command("silo", "pending", "--home", str(home)).stdout
 
 
 def test_runs_that_are_over_make_room_for_others(
@@ -346,7 +346,7 @@ def test_a_run_that_nobody_approves_in_time_says_what_it_waited_for(
         play(tmp_path / "run-9", [silo])
     assert (
         "waiting for silos: 0 of at least 1 connected; silo 'a' waits for an approver: "
-        "`coterie silo approve` there lists run run-9. Start silos"
+        "`coterie silo pending` there lists run run-9. Start silos"
     ) in str(caught.value)
 
 

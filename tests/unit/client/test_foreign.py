@@ -440,7 +440,7 @@ def test_silo_check_and_start_take_an_app(
 def test_an_app_that_cannot_be_served_is_refused_before_anything_joins(
     arguments: Sequence[str], said: str
 ) -> None:
-    done = coterie("silo", *arguments, "--retry-for", "0")
+    done = coterie("silo", "serve", *arguments, "--retry-for", "0")
     assert done.returncode == 2 and said in done.stderr
 
 

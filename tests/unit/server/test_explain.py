@@ -93,14 +93,6 @@ def test_what_cannot_be_explained_is_refused(change: dict[str, Any], said: str) 
         explain(record() | change)
 
 
-def test_a_record_of_an_older_release_has_its_terms_among_the_silos() -> None:
-    old = record()
-    for key in ("alphas", "sizes"):
-        del old["rounds"][0][key]
-    old["silos"] = {n: {"num-examples": size, "alpha": None} for n, size in SIZES.items()}
-    assert explain(old) == explain(record())
-
-
 def test_a_round_without_similarities_says_why() -> None:
     without = record()
     del without["rounds"][0]["similarity"]

@@ -260,7 +260,7 @@ def test_an_address_is_taken_in_every_form(address: str, tmp_path: Path) -> None
         (["status", "--superlink", "::1:9093"], "is ambiguous: write [::1]:9093"),
         (["status", "--superlink", "http://a"], "must be HOST:PORT"),
         (["superlink", "--host", "[::1"], "must be a name or an IP address"),
-        (["silo", "--name", "a", "--superlink", "a:0"], "the port must be 1 to 65535"),
+        (["silo", "serve", "--name", "a", "--superlink", "a:0"], "the port must be 1 to 65535"),
         (["executor", "--superlink", "a b"], "must be HOST:PORT"),
     ],
 )

@@ -200,7 +200,8 @@ def test_silos_are_enrolled_and_removed_from_elsewhere(
     assert refused.returncode != 0 and "the role 'run' is required" in refused.stderr
     assert "eve" in coterie("operator", "list", "--federation", folder).stdout
     assert (
-        coterie("operator", "roles", "eve", "--role", "x", "--federation", folder).returncode == 2
+        coterie("operator", "set-roles", "eve", "--role", "x", "--federation", folder).returncode
+        == 2
     )
     coterie("operator", "remove", "eve", "--yes", "--federation", folder)
     acts = [(act.who, act.act) for act in audit.verify(made).acts]

@@ -662,7 +662,7 @@ def test_commands_find_the_federations_runs(
     write_run(study.runs / "hcct-1", num_silos=4, num_rounds=3, strategy="hcct")
     for options, folder in ((["--federation", str(study.folder)], tmp_path), ([], study.folder)):
         monkeypatch.chdir(folder)
-        done = coterie(command, "hcct-1", *options)
+        done = coterie("runs", command, "hcct-1", *options)
         assert done.returncode == 0, done.stderr
         assert "hcct" in done.stdout
 

@@ -16,7 +16,7 @@ import typer
 
 from coterie.engine.fast.superlink.leftovers import BusyError
 from coterie.server.runs.record import read_run
-from coterie.server.site import audit, certificates, enrolled, statement, withdrawal
+from coterie.server.site import audit, certificates, enrolled, register, statement, withdrawal
 from coterie.server.site.federation import Federation, create, load
 from coterie.server.site.statement import verified
 from coterie.server.site.withdrawal import GoingOnError, finish_all, withdraw
@@ -328,7 +328,7 @@ def test_a_kill_at_any_point_is_made_up_for(
 
         return call
 
-    for module in (withdrawal, enrolled, audit):
+    for module in (withdrawal, register, audit):
         monkeypatch.setattr(module, "write_atomically", dying(files.write_atomically))
     monkeypatch.setattr(audit, "append_line", dying(files.append_line))
     monkeypatch.setattr(Path, "unlink", dying(Path.unlink))
