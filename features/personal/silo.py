@@ -112,8 +112,8 @@ def evaluate_own(request: Request) -> RecordDict:
     how = _personalisation(request, before=request.round_number())
     session, part = held_apart(request.spared(), share, run_seed=request.run_seed)
     boosted = isinstance(session.model, Trees)
-    if boosted and len(part) < (least := session.settings.policy.smallest_count):
-        request.refuse_for(f"holds out fewer than {least} rows, and so no loss of trees on them.")
+    # The trees have then seen these rows, as sums without so few may not leave.
+    votes = not boosted or len(part) >= session.settings.policy.smallest_count
     with Stopwatch() as watch:
         _scale_hidden(session.model, request.value(wire.HIDDEN_SHARE))
         if how is not None:
@@ -125,7 +125,7 @@ def evaluate_own(request: Request) -> RecordDict:
     metrics = {
         wire.NUM_EXAMPLES: len(request.session.data.train),
         wire.SECONDS: watch.seconds,
-        **held_out_metrics(found),
+        **(held_out_metrics(found) if votes else {}),
         **sure,
     }
     return RecordDict({wire.METRICS: request.session.permitted(metrics)})

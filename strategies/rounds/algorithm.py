@@ -268,10 +268,7 @@ class Algorithm(Options, Generic[State]):
 
     @property
     def averages(self) -> bool:
-        """Whether a group's model is ``policy.average`` of updates, which other rules may replace.
-
-        False if silos are alone, or if the algorithm computes the weights.
-        """
+        """Whether groups' models are ``policy.average``; not of silos alone or computed weights."""
         return True
 
     @property
@@ -368,10 +365,7 @@ class Algorithm(Options, Generic[State]):
         return {}
 
     def boosted_on_trial(self, state: State) -> Mapping[str, Model] | None:
-        """Return silo → boosted trees that have not seen the rows by which λ is chosen.
-
-        Empty: they still grow. None: models are not trees, and silos hold rows out of training.
-        """
+        """Return silo → trees without the rows that choose λ, once complete; None: no trees."""
         return None
 
     def comparing(self, state: State, now: Round) -> bool:

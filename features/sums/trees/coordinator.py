@@ -48,7 +48,7 @@ class TreesState:
     Attributes:
         grown: a group, by the names of its silos with commas between them → its trees.
         trials: the same, of those whose number of trees is not known.
-        tried: the same, of complete trials, if they choose how far own leaf values go.
+        tried: the same, of complete trials, which also choose how far own leaf values go.
         lost: silo → why it is left out of this round.
     """
 
@@ -167,12 +167,10 @@ class Trees(Growth, Algorithm[TreesState]):
                 new[key] = new[key].at_most(enough(best, self.growth, all_trees))
         left = {key: one.grown for key, one in trials.items() if new[key].most is None}
         grown = {**state.grown, **new}
-        if now.config.get(wire.PERSONALISE) == wire.PARTIAL:
-            done = {key: one.grown for key, one in trials.items() if key not in left}
-            state = replace(state, tried={**state.tried, **done})
-        return replace(
-            state, members=state.members.grouped(groups), grown=grown, trials=left, lost=lost
-        )
+        done = {key: one.grown for key, one in trials.items() if key not in left}
+        done = {**state.tried, **done}
+        members = state.members.grouped(groups)
+        return TreesState(members, grown=grown, trials=left, tried=done, lost=lost)
 
     def orders(self, state: TreesState, now: Round) -> tuple[TreesState, list[Order]]:
         """Let every silo measure the trees that it held before the round."""

@@ -145,17 +145,17 @@ def test_silos_alone_have_nothing_to_shrink_to_and_those_that_hold_out_few_rows_
 ) -> None:
     """One of the group holds out 24 rows, so the trees that are measured have seen these."""
     grid = Tap([{**silos()[0], "statistics-from": 30}, *silos()[1:]])
-    pooled(tmp_path, grid, **{"given-groups": "s0,s1;s2"})
-    with_penalty: dict[str, set[str]] = {wire.EVALUATE_OWN: set(), wire.EVALUATE: set()}
+    pooled(tmp_path, grid, **{"given-groups": "s0,s3;s1"})
+    with_penalty: dict[str, set[str]] = {wire.EVALUATE_OWN: set(), wire.TRAIN: set()}
     for message in grid.sent:
         kind, config = message.metadata.message_type, message.content.config_records[wire.CONFIG]
-        if kind in with_penalty and wire.OWN_PENALTY in config:
+        if kind in with_penalty and config.get(wire.OWN_PENALTY):
             with_penalty[kind].add(str(message.metadata.dst_node_id))
-    first, second = (str(node) for node in list(grid.get_node_ids())[:2])
-    assert with_penalty == {wire.EVALUATE_OWN: {first, second}, wire.EVALUATE: {first, second}}
+    first, *_, last = map(str, grid.get_node_ids())
+    assert with_penalty == {wire.EVALUATE_OWN: {first, last}, wire.TRAIN: {first, last}}
     answers = [m for m in grid.got if m.metadata.message_type == wire.EVALUATE_OWN]
-    told = [m for m in answers if m.has_content() and m.content.metric_records]
-    assert len(told) == len(TRIED_LEAVES)
+    told = [wire.HOLDOUT_LOSS in m.content.metric_records[wire.METRICS] for m in answers]
+    assert len(told) == 2 * len(TRIED_LEAVES) and sum(told) == len(TRIED_LEAVES)
 
 
 @pytest.mark.parametrize("strategy", ["trees", "auto"])
@@ -190,6 +190,6 @@ def test_auto_tries_own_leaf_values_and_says_so(
     assert number == 1 and penalty in TRIED_LEAVES[1:]
     assert losses(auto) < 0.6 * losses(plain)
     text = explain_race(read_run(folder / "auto-1"))
-    assert "leaf values of its own that are shrunk towards the group's" in " ".join(text.race)
+    assert "own leaf values that are shrunk towards the group's" in " ".join(text.race)
     assert text.rows[0][0] == "all together with own models – chosen"
-    assert "takes its trees from the group of s0, s2 and s3, with leaf" in text.silos["s1"]
+    assert "takes its trees from the group of s0, s2 and s3, with own leaf" in text.silos["s1"]
