@@ -1,4 +1,4 @@
-"""Who is under observation at each time: the risk sets of Cox's partial likelihood.
+"""The rows under observation at each time: the risk sets of Cox's partial likelihood.
 
 Cox: "Regression models and life-tables", J. R. Stat. Soc. B 34, 1972. Rows are compared with those
 of the same silo only, so that neither times nor risk sets leave it. Tied events are treated as in

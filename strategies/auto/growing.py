@@ -34,6 +34,8 @@ from coterie.strategies.rounds.reports import Group
 
 FEWEST_SPLIT = 3
 """Fewest silos of trees that may split by silo."""
+NEWCOMER = ""
+"""A name that no silo has: of any silo that such trees do not name."""
 
 
 def raced(growth: Settings, initial: Arrays) -> tuple[Settings, int]:
@@ -177,7 +179,7 @@ def _finished(state: AutoState, growth: Growth, limits: Budget, now: Round) -> E
     new = {key: one.grown for key, one in growing.items()}
     state = _noted(state, growing.values(), now, finals={**finals, **new})
     complete = {key: own for key, own in new.items() if own.whole}
-    shared = {key: own.trees for key, own in complete.items() if len(key) > 1}
+    shared = {key: own.of(NEWCOMER) for key, own in complete.items() if len(key) > 1}
     alone = {key[0]: own.trees for key, own in complete.items() if len(key) == 1}
     split = {name: own.of(name) for own in complete.values() for name in own.silos}
     state = replace(
@@ -269,15 +271,21 @@ def settled(state: AutoState, before: AutoState) -> AutoState:
     """Return the state after a race of trees, whose silos hold the winner's trees of the race."""
     arms, forest = before.trees.arms, before.trees
     alone = {n: arms[n,].trees for n in sorted(before.raced) if (n,) in arms}
-    own = {
-        name: arms[BY_SILO, *group].of(name)
+    split = {
+        group: arms[BY_SILO, *group]
         for group in state.group_models
         if state.by_silo and (BY_SILO, *group) in arms
-        for name in group
     }
+    own = {name: trees.of(name) for group, trees in split.items() for name in group}
+    shared = {group: trees.of(NEWCOMER) for group, trees in split.items()}
     finals = {k: v for k, v in forest.finals.items() if k in state.held and not v.silos}
     forest = replace(forest, arms={}, finals={} if state.by_silo else finals, own=own, raced=False)
-    return replace(state, alone={**state.alone, **alone}, trees=forest)
+    return replace(
+        state,
+        alone={**state.alone, **alone},
+        group_models={**state.group_models, **shared},
+        trees=forest,
+    )
 
 
 def incomplete(state: AutoState) -> bool:

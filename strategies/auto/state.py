@@ -262,7 +262,7 @@ def without(state: AutoState, name: str) -> AutoState:
     if shared is not None and len(rest) > 1:
         models[rest] = shared
     elif shared is not None and rest:
-        alone |= {rest[0]: shared} if rest[0] not in own else {}
+        alone |= {rest[0]: held_of(state, group, rest[0])} if rest[0] not in own else {}
         own -= {rest[0]}
     held = [one for one in state.held if one != group] + ([rest] if rest else [])
     beside = {n: tuple(m for m in g if m != name) for n, g in state.beside.items() if n != name}

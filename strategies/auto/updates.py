@@ -91,9 +91,12 @@ def beginning(state: AutoState, group: Group) -> Model:
 
 
 def with_held(state: AutoState, updates: Updates) -> AutoState:
-    """Average every held group's updates, without silos on probation."""
+    """Average every held group's updates, without silos on probation.
+
+    Trees are not changed by training, and where they split by silo each holds others.
+    """
     models = dict(state.group_models)
-    for group in state.group_models:
+    for group in () if is_trees(state.members.initial) else state.group_models:
         mine = [u for u in updates if u.silo.name in group and _of_group(state, u)]
         mean = average(mine)
         if mean is not None:

@@ -1,0 +1,90 @@
+"""Newcomers to groups that grow trees under ``auto``, and silos too small for a race."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from coterie.features.sums.trees.asking import Grown
+from coterie.features.sums.trees.growth import RIGHT
+from coterie.strategies.auto import decision
+from coterie.strategies.auto.candidates import Candidate
+from tests.conftest import assert_equal_models
+from tests.kit import run
+from tests.unit.strategies.test_grown_trees import COLUMNS, KEYS, STUDY, drawn
+
+AUTO: dict[str, Any] = {**KEYS, "strategy": "auto", "rounds": 9, "budget": 3.0}
+
+
+def sites(folder: Path, rows: dict[str, int]) -> list[dict[str, Any]]:
+    """Return silos with so many rows; labels of those called x… mean the opposite."""
+    task = folder / "study.toml"
+    task.write_text(STUDY.replace("trees-6x3", "trees-10x3"))
+    found = []
+    for seed, (name, count) in enumerate(rows.items()):
+        x, y = drawn(seed, count)
+        lines = [",".join(f"x{i}" for i in range(COLUMNS)) + ",ill"]
+        for row, ill in zip(x.tolist(), y != name.startswith("x"), strict=True):
+            cells = ["" if value != value else str(value) for value in row]
+            lines.append(",".join([*cells, "yes" if ill else "no"]))
+        (folder / f"{name}.csv").write_text("\n".join(lines))
+        own = {"task": str(task), "device": "cpu", "threads": 1, "sums": "trees"}
+        found.append({"name": name, "data.data": str(folder / f"{name}.csv"), **own})
+    return found
+
+
+def models_of(found: Any, *, names: str) -> list[dict[str, Any]]:
+    return [{n: a.numpy() for n, a in found.models[name].items()} for name in names]
+
+
+FIVE = {"a": 500, "b": 500, "xc": 300, "xd": 300, "e": 150}
+
+
+def test_a_newcomer_joins_the_group_whose_trees_suit_it(tmp_path: Path) -> None:
+    nodes = sites(tmp_path, FIVE)
+    found = run(tmp_path / "auto", nodes, **AUTO, **{"min-silos": 4, "churn": "e+5"})
+    (placed,) = (r.details["placed"]["e"] for r in found.rounds if "placed" in r.details)
+    assert placed["group"] == ["a", "b"] and placed["joins"], placed
+    assert found.rounds[-1].groups == (("a", "b", "e"), ("xc", "xd"))
+    assert_equal_models(*models_of(found, names="ea"))
+
+
+def test_a_newcomer_goes_with_most_rows_where_trees_split_by_silo(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def split_first(candidates: Sequence[Candidate], *found: Any, **how: Any) -> list[int]:
+        return sorted(range(len(candidates)), key=lambda n: not candidates[n].by_silo)
+
+    seen: list[Grown] = []
+    alike = Grown.of
+    monkeypatch.setattr(Grown, "of", lambda grown, name: seen.append(grown) or alike(grown, name))
+    monkeypatch.setattr(decision, "by_preference", split_first)
+    monkeypatch.setattr(decision, "behind_alone", lambda state, candidate: False)
+    nodes = sites(tmp_path, {"xa": 100, "b": 300, "d": 300, "e": 300})
+    found = run(tmp_path / "auto", nodes, **AUTO, **{"min-silos": 3, "churn": "e+5"})
+    assert found.rounds[-1].groups == (("b", "d", "e", "xa"),)
+    (final,) = (own for own in seen[-1:] if own.silos and own.whole)
+    assert final.sides is not None and (final.sides[..., -1] == RIGHT).any()
+    (model,) = models_of(found, names="e")
+    assert_equal_models(model, alike(final, "e"))
+    assert (model["feature"] != final.trees["feature"]).any()
+
+
+def test_a_silo_that_would_hold_out_too_few_rows_is_placed_after_the_race(tmp_path: Path) -> None:
+    """Of 32 training rows, it would hold out 6."""
+    nodes = sites(tmp_path, {"a": 300, "b": 300, "d": 40})
+    found = run(tmp_path / "auto", nodes, **{**AUTO, "rounds": 6})
+    why = found.rounds[0].details["not-summed"]
+    assert list(why) == ["d"] and "few rows for a race: it would hold out 6, and sums" in why["d"]
+    (verdict,) = (r.details["verdict"] for r in found.rounds if "verdict" in r.details)
+    assert verdict["judges"] == ["a", "b"]
+    (placed,) = (r.details["placed"]["d"] for r in found.rounds if "placed" in r.details)
+    assert placed["group"] == ["a", "b"], placed
+    assert placed["joins"] == (placed["grouped"] <= placed["alone"])
+    assert found.rounds[-1].details["trees"] == {
+        "a,b": 10,
+        **({} if placed["joins"] else {"d": 10}),
+    }
