@@ -6,6 +6,10 @@ the generator. With the sums of one trainer that has all rows, the trees are its
 Trees may also split by silo: its number is then one more column, of categories, which no silo has
 to state. At a node categories are sorted by their mean gradient, so that the best set of them is a
 beginning of that order (Fisher: "On Grouping for Maximum Homogeneity", JASA 1958).
+
+A silo sends nothing of a node in which it has few rows. But the sums of a node's two children are
+those of the node, whatever was sent: what lacks is divided between both, as the histogram of the
+node expects, and in a child among the bins like the rows that were sent (``_completed``).
 """
 
 from __future__ import annotations
@@ -27,6 +31,8 @@ NEWTON = 6
 EQUAL = 1e-9
 """Relative difference below which two gains are equal: the first split wins. Sums over silos are
 rounded differently from one trainer's."""
+TINY, HALF = 1e-9, 0.5
+"""Rows: fewer than any that are expected; fewer than any that lack, but for rounding."""
 LEFT, RIGHT = 1, 2
 """The side of a node's silo, where the node splits by silo; elsewhere 0."""
 FASTER, FASTEST = 5.0, 0.5
@@ -132,33 +138,73 @@ def boosted(
     """
     grown, outputs, depth = trees.copy(), len(trees.base), trees.depth
     open_nodes = np.stack([np.arange(outputs), np.zeros(outputs, np.int64)], axis=1)
+    expected = None
     for level in range(depth):
-        sums = yield Level(grown, done, level, open_nodes, sides)
-        orders, cuts = np.empty((len(open_nodes), 0), np.intp), tuple(edges)
+        answer = yield Level(grown, done, level, open_nodes, sides)
+        by_silo, whole = _completed(answer[None] if sides is None else answer, expected, edges)
+        sums, cuts = by_silo.sum(axis=0), tuple(edges)
+        orders = np.empty((len(open_nodes), 0), np.intp)
         if sides is not None:
-            orders, by_silo = _sorted_silos(sums[:, :, : len(edges[0]) + 2].sum(axis=2), settings)
-            sums = np.concatenate([sums.sum(axis=0), by_silo], axis=1)
+            orders, of_silos = _sorted_silos(whole, settings)
+            sums = np.concatenate([sums, of_silos], axis=1)
             cuts = (*cuts, np.arange(len(orders[0]) - 1, dtype=np.float32))
         found = best_splits(sums, cuts, settings)
-        following = []
+        following, children = [], []
         for i, (output, node) in enumerate(open_nodes.tolist()):
+            leaf = _leaf(whole[:, i].sum(axis=0), settings)
+            grown.leaf[done, output, _leaf_below(node, depth)] = leaf
             if not found.worth[i]:
-                if not level:
-                    whole = sums[i, : len(edges[0]) + 2].sum(axis=0)
-                    grown.leaf[done, output, 0] = _leaf(whole, settings)
                 continue
             if sides is not None and found.column[i] == len(edges):
                 rows = sums[i, -len(orders[i]) - 1 :, 2]
-                sides[done, output, node] = _sides_of(found, i, orders[i], rows)
+                sides[done, output, node] = own = _sides_of(found, i, orders[i], rows)
+                left = np.where((own == LEFT)[:, None], whole[:, i], 0)
             else:
                 _write_split(grown, (done, output, node), found, i, edges)
-            for child, own in ((2 * node + 1, found.left[i]), (2 * node + 2, found.right[i])):
-                grown.leaf[done, output, _leaf_below(child, depth)] = _leaf(own, settings)
+                left = _left_of(by_silo[:, i], found, i, edges)
+            for child, part in ((2 * node + 1, left), (2 * node + 2, whole[:, i] - left)):
+                leaf = _leaf(part.sum(axis=0), settings)
+                grown.leaf[done, output, _leaf_below(child, depth)] = leaf
                 following.append((output, child))
+                children.append(part)
         if not following:
             break
-        open_nodes = np.array(following, np.int64)
+        open_nodes, expected = np.array(following, np.int64), np.stack(children, axis=1)
     return grown
+
+
+def _completed(sums: Floats, expected: Floats | None, edges: Edges) -> tuple[Floats, Floats]:
+    """Return histograms with the rows that were not sent, and the sums of whole nodes.
+
+    Args:
+        sums: (S, m, bins of all columns, 3), of single silos, or of all as one (S = 1); nodes
+            beside each other are children of one node.
+        expected: (S, m, 3), their parts of the histogram of that node, which add up to its sums;
+            None of roots, whose sums are all that is known.
+    """
+    sent: Floats = sums[:, :, : len(edges[0]) + 2].sum(axis=2)
+    if expected is None:
+        return sums, sent
+    lacks = (expected - sent).reshape(len(sums), -1, 2, 3)
+    wanted = np.maximum(lacks[..., 2:], TINY)
+    if len(sums) > 1:  # a silo sends all of a node, or nothing
+        wanted = np.where(sent.reshape(lacks.shape)[..., 2:] > 0, 0, wanted)
+    share = wanted / np.maximum(wanted.sum(axis=2, keepdims=True), TINY)
+    both = lacks.sum(axis=2, keepdims=True)
+    more = np.where(both[..., 2:] < HALF, 0, both * share).reshape(sent.shape)
+    rows = sums[..., 2].sum(axis=0)
+    like = rows / np.maximum(sent[..., 2].sum(axis=0), 1)[:, None]
+    return sums + more[:, :, None] * like[..., None], sent + more
+
+
+def _left_of(sums: Floats, found: Split, i: int, edges: Edges) -> Floats:
+    """Return the sums (S, 3) left of a node's split, of its histograms (S, bins of all, 3)."""
+    column = int(found.column[i])
+    start = sum(len(own) + 2 for own in edges[:column])
+    left: Floats = sums[:, start : start + found.edge[i] + 1].sum(axis=1)
+    if found.missing_left[i]:
+        left = left + sums[:, start + len(edges[column]) + 1]
+    return left
 
 
 def for_silo(trees: Ensemble, sides: Sides, silo: int) -> Ensemble:

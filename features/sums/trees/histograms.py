@@ -1,8 +1,8 @@
 """A silo's rows, and the sums over them that grow trees.
 
-A sum over fewer rows than the silo's smallest count does not leave. A bin with fewer rows is added
-to the next one of its column, so that the sums of all bins stay; the last rows of a column are
-added to the last bin that is sent. A node with fewer rows is empty.
+A sum over fewer rows than the silo's smallest count does not leave. Bins with fewer rows are joined
+to runs of neighbours, and the sum of a run is divided evenly among its bins: their values lie
+anywhere in it. The sums of all bins stay. A node with fewer rows is empty.
 """
 
 from __future__ import annotations
@@ -168,8 +168,9 @@ class Rows:
                     part = sums.reshape(len(wanted), width)
                     whole[:, column, : width - 1, i] = part[:, :-1]
                     whole[:, column, -1, i] = part[:, -1]
-            told = floored(whole.reshape(-1, wide, SUMS), self.least).reshape(whole.shape)
-            found[wanted] = told[:, _there(edges, wide)]
+            last = np.tile([len(cuts) for cuts in edges], len(wanted))
+            sent = floored(whole.reshape(-1, wide, SUMS), last, self.least).reshape(whole.shape)
+            found[wanted] = sent[:, _there(edges, wide)]
         return found
 
     def _refreshed(
@@ -223,33 +224,73 @@ def _there(edges: Sequence[NDArray[np.float32]], wide: int) -> NDArray[np.bool_]
     return there
 
 
-def floored(sums: Floats, least: int) -> Floats:
-    """Return a column's sums (m, bins, ``SUMS``) without bins of fewer than ``least`` rows.
+def floored(sums: Floats, last: NDArray[np.intp], least: int) -> Floats:
+    """Return a column's sums (m, bins, ``SUMS``) as they may leave: over runs of enough rows.
 
-    The last bin has the missing values; it is only added to others, or gets the others, if one of
-    the two has too few rows.
+    ``last`` (m,) is the number of the column's last bin of values. The very last bin has the
+    missing values; it is only added to others, or gets the others, if one of the two has too few
+    rows.
     """
     if least < 2:
         return sums
-    found = np.zeros_like(sums)
-    present, missing = sums[:, :-1].sum(axis=1), sums[:, -1]
-    few = present[:, -1] < least
+    found, some = np.zeros_like(sums), sums[..., -1].sum(axis=1) >= least
+    if not some.any():
+        return found
+    last, values, missing = last[some], sums[some, :-1], sums[some, -1]
+    run, single = _runs(values[..., -1], least)
+    few = values[..., -1].sum(axis=1) < least
     lone = missing[:, -1] < least
-    found[:, :-1] = np.where(few[:, None, None], 0, _merged(sums[:, :-1], least))
-    found[:, -1] = np.where((few & ~lone)[:, None], present + missing, missing)
-    found[lone, -1] = 0
-    both = present + missing
-    whole = lone & few & (both[:, -1] >= least)
-    found[whole, 0] = both[whole]
-    joined = np.flatnonzero(lone & ~few & (missing[:, -1] > 0))
-    if len(joined):
-        last = found.shape[1] - 2 - np.argmax(found[joined, -2::-1, -1] > 0, axis=1)
-        found[joined, last] += missing[joined]
+    values[lone, last[lone]] += missing[lone]
+    missing[lone] = 0
+    missing[few & ~lone] += values[few & ~lone].sum(axis=1)
+    values[few & ~lone] = 0
+    spread = _spread(values, run, single, last, least)
+    found[some] = np.concatenate([spread, missing[:, None]], axis=1)
     return found
 
 
+def _runs(rows: Floats, least: int) -> tuple[NDArray[np.intp], NDArray[np.bool_]]:
+    """Return the run of each bin (m, bins), and which bins are a run by themselves.
+
+    A run is over as soon as it has enough rows. One with fewer, before a bin by itself or at the
+    end, is part of the run before, or, if it is the first, of the next.
+    """
+    single = rows >= least
+    run, closed, held = np.empty(rows.shape, np.intp), np.zeros(len(rows), np.intp), 0 * rows[:, 0]
+    for i in range(rows.shape[1]):
+        held += rows[:, i]
+        run[:, i] = closed + single[:, i]
+        full = held >= least
+        closed, held = np.where(full, run[:, i] + 1, closed), np.where(full, 0, held)
+    few = _by_run(run, rows) < least
+    return np.where(few, np.where(run > 0, run - 1, 1), run), single
+
+
+def _by_run(run: NDArray[np.intp], values: NDArray[Any]) -> Floats:
+    """Return the sum of the values (m, bins) over each bin's run."""
+    count = int(run.max()) + 1
+    at = run + count * np.arange(len(run))[:, None]
+    found: Floats = np.bincount(at.ravel(), values.ravel())[at]
+    return found
+
+
+def _spread(
+    values: Floats,
+    run: NDArray[np.intp],
+    single: NDArray[np.bool_],
+    last: NDArray[np.intp],
+    least: int,
+) -> Floats:
+    """Return the sums of runs with enough rows, in their single bin, or evenly in all of them."""
+    there = np.arange(run.shape[1]) <= last[:, None]
+    share = np.where(_by_run(run, single) > 0, single, there).astype(np.float64)
+    share /= np.maximum(_by_run(run, share), 1)
+    share[_by_run(run, values[..., -1]) < least] = 0
+    return np.stack([share * _by_run(run, own) for own in np.moveaxis(values, 2, 0)], axis=2)
+
+
 def _joined(counts: bins.Ints, least: int) -> bins.Ints:
-    """Return the rows in a column's cells, as ``_merged`` does; there may be thousands."""
+    """Return the rows in a column's cells, with small counts added to the next one that is full."""
     found, held, last = np.zeros_like(counts), 0, -1
     full = np.flatnonzero(counts)
     for i, rows in zip(full.tolist(), counts[full].tolist(), strict=True):
@@ -258,19 +299,4 @@ def _joined(counts: bins.Ints, least: int) -> bins.Ints:
             found[i], held, last = held, 0, i
     if last >= 0:
         found[last] += held
-    return found
-
-
-def _merged(sums: Floats, least: int) -> Floats:
-    """Return sums (m, bins, k), whose last counts rows, with small bins added to the next."""
-    found, held = np.zeros_like(sums), np.zeros_like(sums[:, 0])
-    last = np.full(len(sums), -1)
-    for i in np.flatnonzero((sums[:, :, -1] > 0).any(axis=0)):
-        held += sums[:, i]
-        enough = held[:, -1] >= least
-        found[enough, i] = held[enough]
-        held[enough] = 0
-        last[enough] = i
-    some = np.flatnonzero(last >= 0)
-    found[some, last[some]] += held[some]
     return found

@@ -142,7 +142,8 @@ def read_answer(question: Question, arrays: Arrays, samples: int) -> Floats:
     if not np.abs(found).max(initial=0) <= LARGEST:
         raise AnswerError("its sums are not finite, or impossibly large.")
     counts = found if question.kind == "cells" else found[..., -1]
-    if (counts < 0).any() or (counts != np.round(counts)).any():
+    parts = question.kind == "level"  # of the rows of a run of bins
+    if (counts < 0).any() or not (parts or (counts == np.round(counts)).all()):
         raise AnswerError("its numbers of rows must be whole, and at least 0.")
     if question.kind == "cells":
         _check_total(counts, question.arrays["sizes"], samples)
@@ -193,7 +194,9 @@ def _check_columns(sums: Floats, sizes: Ints, samples: int) -> None:
     if (apart > CLOSE * scale).any():
         raise AnswerError("the columns of a node do not add up to the same sums.")
     by_output = whole[:, 0, 2]
-    if (by_output > samples).any():
+    if (np.abs(by_output - np.round(by_output)) > CLOSE * scale[:, 0, 2]).any():
+        raise AnswerError("its numbers of rows in a node must be whole.")
+    if (by_output > samples * (1 + CLOSE)).any():
         raise AnswerError(f"it counts more rows in a node than the {samples} that it has.")
 
 

@@ -143,15 +143,81 @@ def test_bins_hold_about_equal_numbers_of_rows(values: str) -> None:
         assert len(edges) == 9 and found[:-1].min() > 40 and found[:-1].max() < 160
 
 
+def fewest_summed(sums: Any) -> float:
+    """Return the fewest rows of neighbouring bins with equal sums, of columns (m, bins, 3)."""
+    found = [np.inf]
+    for column in sums:
+        starts = np.flatnonzero((np.diff(column, axis=0, prepend=np.nan) != 0).any(axis=1))
+        rows = np.add.reduceat(column[:, 2], starts)
+        found += rows[rows > 0].tolist()
+    return min(found)
+
+
 def test_no_sum_over_few_rows_leaves_and_no_row_is_lost() -> None:
     draw = np.random.default_rng(0)
     for _ in range(200):
-        counts = draw.integers(0, 4, (3, 8)) * (draw.random((3, 8)) < draw.random())
-        sums = np.stack([counts * 2.0, counts * 0.5, counts], axis=2).astype(float)
-        found = floored(sums, 5)
-        assert not ((found[..., 2] > 0) & (found[..., 2] < 5)).any()
+        counts = draw.integers(0, 4 + 3 * draw.integers(2), (3, 8)) * (
+            draw.random((3, 8)) < draw.random()
+        )
+        last = draw.integers(0, 7, 3)
+        counts[:, :-1][np.arange(7) > last[:, None]] = 0
+        sums = draw.normal(size=(3, 8, 3)) * counts[..., None]
+        sums[..., 2] = counts
+        found = floored(sums, last, 5)
+        assert fewest_summed(found) > 5 - 1e-9
+        assert not found[:, :-1][np.arange(7) > last[:, None]].any(), "bins that a column lacks"
         whole = sums.sum(axis=1)
-        np.testing.assert_allclose(found.sum(axis=1), np.where(whole[:, 2:] < 5, 0, whole))
+        np.testing.assert_allclose(
+            found.sum(axis=1), np.where(whole[:, 2:] < 5, 0, whole), atol=1e-12
+        )
+
+
+@pytest.mark.parametrize(
+    ("rows", "sent"),
+    [
+        ([5, 0, 7, 0, 0], [5, 0, 7, 0, 0]),
+        ([3, 3, 3, 0, 0], [2.25, 2.25, 2.25, 2.25, 0]),  # values above the last may be there
+        ([2, 1, 3, 0, 4], [2.5, 2.5, 2.5, 2.5, 0]),  # few missing ones, too
+        ([2, 1, 3, 0, 6], [1.5, 1.5, 1.5, 1.5, 6]),
+        ([1, 0, 9, 2, 0], [0, 0, 12, 0, 0]),  # a value that many rows have stays exact
+        ([4, 2, 3, 5, 0], [3, 3, 3, 5, 0]),
+        ([1, 1, 0, 0, 5], [0, 0, 0, 0, 7]),
+        ([1, 1, 0, 0, 3], [1.25, 1.25, 1.25, 1.25, 0]),
+    ],
+)
+def test_small_bins_share_the_sums_of_their_run(rows: list[int], sent: list[float]) -> None:
+    sums = np.array(rows, float)[None, :, None] * np.array([-2.0, 0.5, 1.0])
+    found = floored(sums, np.array([3]), 5)
+    np.testing.assert_allclose(found[0, :, 2], sent)
+    np.testing.assert_allclose(found, found[..., 2:] * np.array([-2.0, 0.5, 1.0]))
+
+
+@pytest.mark.parametrize("split", [False, True], ids=["sums", "by silo"])
+def test_rows_of_a_node_that_are_too_few_to_send_count_by_what_the_others_left(split: bool) -> None:
+    """Silo b sends one sum of its five 0s and five 1s, and then nothing of the 0s by themselves."""
+    counts = {"a": (15, 0, 15), "b": (5, 5, 20)}
+    rows = {}
+    for name, own in counts.items():
+        x, y = (np.repeat(some, own)[:, None] for some in ([0.0, 1.0, 2.0], [2.0, -4.0, -0.5]))
+        rows[name] = Rows(x.astype(np.float32), y, of_numbers, 10)
+    empty = Grown(Ensemble.empty(1, 1, 2, 1).arrays())
+    own = empty.split_by(("a", "b")) if split else empty
+    growing = Growing(Settings(min_rows=16, penalty=0, rate=1.0), 8, ("a", "b"), own, 1)
+    answer(growing, rows)
+    tree = Ensemble.of(growing.grown.trees)
+    assert tree.feature[0, 0].tolist() == [0, -1, -1] and tree.threshold[0, 0, 0] == 0.5
+    found = tree.answers(np.array([[0], [2]], np.float32))
+    np.testing.assert_allclose(found[:, 0], [2, (35 * -0.5 - 5 * 4) / 40], rtol=1e-6)
+
+
+def test_trees_of_small_silos_are_nearly_those_of_one_trainer() -> None:
+    """With 90 rows a silo sends at most nine sums of a column, and of small nodes nothing."""
+    x, y = drawn(1, 3000)
+    losses = [
+        log_loss(y, 1 / (1 + np.exp(-trees_of(parts("labels", count, least)).answers(x)[:, 0])))
+        for count, least in ((1, 1), (10, 10))
+    ]
+    assert losses[1] < losses[0] + 0.18 * (log_loss(y, np.full(len(y), y.mean())) - losses[0])
 
 
 def with_value(sums: Any, at: Any, value: float) -> Any:
@@ -164,7 +230,7 @@ LIES = {
     "NaN": lambda sums: with_value(sums, (0, 0, 0), np.nan),
     "huge": lambda sums: with_value(sums, (0, 0, 0), 1e16),
     "rows below 0": lambda sums: with_value(sums, (0, 0, 2), -1),
-    "half a row": lambda sums: with_value(sums, (0, 0, 2), 0.5),
+    "half a row": lambda sums: with_value(sums, (0, slice(None, None, 4), 2), 0.5),
     "curvature below 0": lambda sums: with_value(sums, (0, 0, 1), -1),
     "sums over no row": lambda sums: with_value(with_value(sums, (0, 0), 0), (0, 0, 1), 1),
     "columns of other rows": lambda sums: with_value(sums, (0, 0, 0), sums[0, 0, 0] + 1),
@@ -328,7 +394,7 @@ def test_groups_grow_their_own_trees_and_a_run_that_was_cut_ends_the_same(
     page = write_report(str(tmp_path / "whole"))[0].read_text()
     inputs = re.findall(r'>group ([AB])</th><td role="cell">(input \d)</td>', page)
     assert dict(reversed(inputs)) == dict.fromkeys("AB", "input 6"), "the first of each group"
-    together = run(tmp_path / "together", nodes, **KEYS)
+    together = run(tmp_path / "together", nodes, **KEYS | {"seed": 2})
     assert mean_error(together) > 0.4
     ended = together.rounds[-2]
     assert ended.details["trees"] == {"*": 0}, "none helps on held-out rows"
