@@ -40,7 +40,8 @@ class Organisations:
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self.coordinator = folder / "coordinator"
         self.done(
-            "federation", "init", str(self.coordinator), "--address", f"127.0.0.1:{self.ports.fleet}",
+            "federation", "init", str(self.coordinator),
+            "--address", f"127.0.0.1:{self.ports.fleet}",
             "--control-port", str(self.ports.control), "--runtime-port", str(self.ports.runtime),
         )  # fmt: skip
 

@@ -198,7 +198,8 @@ def test_rows_of_a_node_that_are_too_few_to_send_count_by_what_the_others_left(s
     counts = {"a": (15, 0, 15), "b": (5, 5, 20)}
     rows = {}
     for name, own in counts.items():
-        x, y = (np.repeat(some, own)[:, None] for some in ([0.0, 1.0, 2.0], [2.0, -4.0, -0.5]))
+        means = [2.0 + (name == "b"), -4.0, -0.5]
+        x, y = (np.repeat(some, own)[:, None] for some in ([0.0, 1.0, 2.0], means))
         rows[name] = Rows(x.astype(np.float32), y, of_numbers, 10)
     empty = Grown(Ensemble.empty(1, 1, 2, 1).arrays())
     own = empty.split_by(("a", "b")) if split else empty
@@ -207,7 +208,7 @@ def test_rows_of_a_node_that_are_too_few_to_send_count_by_what_the_others_left(s
     tree = Ensemble.of(growing.grown.trees)
     assert tree.feature[0, 0].tolist() == [0, -1, -1] and tree.threshold[0, 0, 0] == 0.5
     found = tree.answers(np.array([[0], [2]], np.float32))
-    np.testing.assert_allclose(found[:, 0], [2, (35 * -0.5 - 5 * 4) / 40], rtol=1e-6)
+    np.testing.assert_allclose(found[:, 0], [2.25, (35 * -0.5 - 5 * 4) / 40], rtol=1e-6)
 
 
 def test_trees_of_small_silos_are_nearly_those_of_one_trainer() -> None:
