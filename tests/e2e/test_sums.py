@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 from coterie import wire
 from coterie.server.runs.contribution import SUMS
@@ -13,7 +14,7 @@ from coterie.server.runs.fitted import read_fitted
 from tests.e2e.gated import TASK
 from tests.e2e.organisations import Organisations
 from tests.e2e.runs import finished, hashes_of
-from tests.kit import run
+from tests.kit import record_of, run
 from tests.unit.server.test_cox import sites as relapses
 from tests.unit.server.test_regression import regress, sites
 
@@ -25,6 +26,8 @@ def test_a_person_fits_regressions_and_grows_trees_and_gets_what_one_process_get
     task = tmp_path / "sites" / "heart.toml"
     task.write_text(task.read_text().replace('"mclr"', '"any-4x3"'))
     survival = [{**one, "name": f"ward-{one['name']}"} for one in relapses(tmp_path / "wards")[:2]]
+    task = tmp_path / "wards" / "relapse.toml"
+    task.write_text(task.read_text().replace('"mclr"', '"any-4x3"'))
     for node in (*nodes, *survival):
         name, allowed = str(node["name"]), '[policy]\nsums = ["regression", "trees"]'
         node["sums"] = "regression,trees"
@@ -45,13 +48,20 @@ def test_a_person_fits_regressions_and_grows_trees_and_gets_what_one_process_get
         arrays = read_fitted(folder / SUMS).groups[0].state.arrays
         for name, array in here.groups[0].state.arrays.items():
             assert array.tobytes() == arrays[name].tobytes(), (model, name)
-    for strategy, rounds, more in (("trees", 2, ["--secure"]), ("auto", 6, [])):
-        only = {"task.family": "trees"} if more else {}
+    for strategy, who, rounds, more in (
+        ("trees", nodes, 2, ["--secure"]),
+        ("auto", survival, 6, []),
+    ):
+        name = "heart" if more else "relapse"
+        only = {"task.family": "trees", "personalise": "partial"} if more else {}
         more = [*more, *(part for k, v in only.items() for part in ("--set", f"{k}={v}"))]
-        folder = pair.submit(strategy, "--task", "heart", "--rounds", str(rounds), *more)
+        folder = pair.submit(strategy, "--task", name, "--rounds", str(rounds), *more)
         there = finished(folder)
-        run(tmp_path / strategy, nodes, task="heart", strategy=strategy, rounds=rounds, **only)
+        keys = {"strategy": strategy, "rounds": rounds, "local-epochs": 5, **only}
+        run(tmp_path / strategy, who, task=name, **keys)
         assert there == hashes_of(tmp_path / strategy)
+        assert own_penalties(folder) == own_penalties(tmp_path / strategy)
+        assert len(own_penalties(folder)) == bool(only)
         assert strategy == "auto" or len(set(there.values())) == 1
     entries = [json.loads(line) for line in (pair.home_of("clinic-a") / "ledger.jsonl").open()]
     left = [e for e in entries if e["type"] in (wire.TRAIN_SUMS, wire.EVALUATE_HISTOGRAMS)]
@@ -59,3 +69,8 @@ def test_a_person_fits_regressions_and_grows_trees_and_gets_what_one_process_get
     assert {tensor["record"] for e in masked for tensor in e["tensors"]} == {wire.MASKED}
     assert {tuple(e["summed"]["blocks"][0]) for e in masked} == {("clinic-a", "clinic-b")}
     assert {e["type"] for e in masked} == {wire.TRAIN_SUMS, wire.EVALUATE_HISTOGRAMS}
+
+
+def own_penalties(folder: Path) -> list[Any]:
+    """Return what rounds say of the λ of silos' own models, and of the losses that chose it."""
+    return [r["own-penalty"] for r in record_of(folder)["rounds"] if "own-penalty" in r]

@@ -63,7 +63,7 @@ def test_a_newcomer_goes_with_most_rows_where_trees_split_by_silo(
     monkeypatch.setattr(Grown, "of", lambda grown, name: seen.append(grown) or alike(grown, name))
     monkeypatch.setattr(decision, "by_preference", split_first)
     monkeypatch.setattr(decision, "behind_alone", lambda state, candidate: False)
-    nodes = sites(tmp_path, {"xa": 100, "b": 300, "d": 300, "e": 300})
+    nodes = sites(tmp_path, {"xa": 100, "b": 300, "d": 300, "e": 100})
     found = run(tmp_path / "auto", nodes, **AUTO, **{"min-silos": 3, "churn": "e+5"})
     assert found.rounds[-1].groups == (("b", "d", "e", "xa"),)
     (final,) = (own for own in seen[-1:] if own.silos and own.whole)

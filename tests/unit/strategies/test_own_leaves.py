@@ -190,6 +190,6 @@ def test_auto_tries_own_leaf_values_and_says_so(
     assert number == 1 and penalty in TRIED_LEAVES[1:]
     assert losses(auto) < 0.6 * losses(plain)
     text = explain_race(read_run(folder / "auto-1"))
-    assert "own leaf values that are shrunk towards the group's" in " ".join(text.race)
+    assert "own leaf values that are shrunk towards the group's" in " ".join(text.whole)
     assert text.rows[0][0] == "all together with own models – chosen"
     assert "takes its trees from the group of s0, s2 and s3, with own leaf" in text.silos["s1"]

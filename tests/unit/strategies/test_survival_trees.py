@@ -226,4 +226,6 @@ def test_auto_finds_who_grows_trees_together(tmp_path: Path, nodes: list[dict[st
     noise = [verdict["gains"][name]["noise"] for name in "abcd"]
     assert len(set(noise)) == 4 and all(0.02 < one < 0.3 for one in noise)
     given = run(tmp_path / "given", nodes, **KEYS, **{"given-groups": "a,b;c,d"})
-    assert mean_error(found) == mean_error(given)
+    for name, model in found.models.items():  # own leaf values stay at the silos
+        for array, values in model.items():
+            assert values.numpy().tobytes() == given.models[name][array].numpy().tobytes(), array
