@@ -122,7 +122,7 @@ QUOTED = (
         "papers-fedcollab",
         "CIFAR-10 with rotated images",
         "fedcollab",
-        "CIFAR-10, feature shift, with black corners",
+        "CIFAR-10, feature shift",
         COALITIONS,
         COALITION_NAMES,
     ),
