@@ -197,7 +197,7 @@ def done(attacked: Attacked, tmp_path_factory: pytest.TempPathFactory) -> dict[s
     def serve(*words: object, patience: float = 2.0) -> list[str]:
         return [*COTERIE, "silo", "serve", *map(str, words), "--retry-for", str(patience)]
 
-    away = ("start", "--home", str(made.home_of("away")), "--retry-for", "2")
+    away = ("serve", "--home", str(made.home_of("away")), "--retry-for", "2")
     return attacked.during(
         {
             "stranger": serve("--home", stranger(made, "stranger")),

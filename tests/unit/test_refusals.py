@@ -76,9 +76,9 @@ def test_an_empty_data_folder_is_refused_before_the_silo_joins(tmp_path: Path) -
         (["hcct", "--set", "alhpa=3"], "unknown key 'alhpa'"),
         (["hcct", "--alpha", "-1"], "alpha"),
         (["hcct", "--rounds", "0"], "rounds"),
-        (["fedcollab", "-c", "0"], "wrong: c"),
-        (["fedcollab", "-c", "-1"], "wrong: c"),
-        (["fedcollab", "-c", "much"], "wrong: c"),
+        (["fedcollab", "--size-weight", "0"], "wrong: c"),
+        (["fedcollab", "--size-weight", "-1"], "wrong: c"),
+        (["fedcollab", "--size-weight", "much"], "wrong: c"),
     ],
 )
 def test_a_wrong_configuration_is_refused_with_the_key_named(

@@ -81,5 +81,5 @@ def test_its_folder_names_the_samples_and_the_command_refuses_what_does_not_go_w
     file.write_text(f'unlabelled = "new.npy"\n{file.read_text()}')
     assert Home(folder).settings().unlabelled == str(folder.resolve() / "new.npy")
     line = ["--partitions", "0-1/2", "--unlabelled", "x.npy"]
-    assert silo(line) != 0
+    assert silo(["serve", *line]) != 0
     assert "--unlabelled applies to one silo" in capsys.readouterr().err

@@ -52,7 +52,7 @@ def test_a_folder_of_a_silo_that_runs_is_refused_before_anything_is_joined(
             ["--partitions", "3/9", *several],
             ["--partitions", "2-3/9", *several],
         ):
-            assert silo([*asked, "--retry-for", "0.1"]) == 2
+            assert silo(["serve", *asked, "--retry-for", "0.1"]) == 2
             assert "a silo is already running from" in capsys.readouterr().err
     with locked_all([str(tmp_path / "a"), str(tmp_path / "silo-3")]):
         pass  # they are free again
@@ -98,7 +98,7 @@ def test_silos_of_a_simulation_share_label_counts_only_by_its_file_or_the_comman
 def test_what_does_not_go_together_is_refused(
     line: list[str], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert silo(line) == 2
+    assert silo(["serve", *line]) == 2
     assert said in capsys.readouterr().err
 
 

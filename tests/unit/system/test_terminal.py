@@ -91,7 +91,7 @@ def test_commands_end_well_on_terminals_without_utf_8(more: dict[str, str], tmp_
     lines = [
         "silo check --home a",
         "silo ledger --home a",
-        "explain hcct-1 --runs-dir .",
+        "runs explain hcct-1 --runs-dir .",
         "simulate two.toml --runs-dir runs",
         "runs --runs-dir .",
     ]

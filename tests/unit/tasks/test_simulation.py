@@ -112,7 +112,7 @@ def test_a_data_folder_is_relative_to_the_file(tmp_path: Path) -> None:
         ("silos = 2\nlabel_counts = true", "unknown key 'label_counts'"),
         ("silos = 2\nlabel-counts = 1", "label-counts: .*valid boolean"),
         ("silos = 2\n[split]\nkind = 'iid'\nshrads = 3", "no key 'shrads'"),
-        ("silos = 2\n[split]\nalpha = 3.0", "to name its kind"),
+        ("silos = 2\n[split]\ndirichlet-alpha = 3.0", "to name its kind"),
         (
             "silos = 2\nnames = ['a', 'a']",
             "names must be 2 different names,.* Got 2, of which 1 differ",
