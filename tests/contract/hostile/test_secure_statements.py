@@ -130,7 +130,7 @@ def test_counts_have_one_cap(tmp_path: Path) -> None:
 
 
 def test_who_has_nearly_all_samples_is_in_no_sum(tmp_path: Path) -> None:
-    liar = Liar(tmp_path, {"a": 1000, "b": 64, "c": 64})
+    liar = Liar(tmp_path, {"a": 1000, "b": 32, "c": 32})  # stated lengths vary by a tenth
     liar.train("abc")
     assert "would be nearly the update of silo 'a'" in liar.refusal(liar.describe("abc"))
 
