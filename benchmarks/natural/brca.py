@@ -134,8 +134,8 @@ def document(entries: Sequence[Entry]) -> str:
         "training alone, ± standard error by how it differs from fold to fold, mean over seeds: "
         "what other patients might have given. FLamby's figures are of its own test parts, which "
         "have 1 to 14 events (five seeds; FedAdam "
-        f"{100 * PUBLISHED['FedAdam']:.1f}): they stand beside, and are not comparable. Trees "
-        f"are at most {TREES[0]}, of depth {TREES[2]}.",
+        f"{100 * PUBLISHED['FedAdam']:.1f}): they stand beside, and are not comparable. Boosted "
+        f"trees: at most {TREES[0]}, of depth {TREES[2]}.",
         table(head, rows),
     )
 

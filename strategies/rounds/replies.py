@@ -302,8 +302,7 @@ def check_averageable(model: Arrays) -> None:
             raise refused(
                 f"the initial model's array {name!r} is uint8. Bytes of a serialised model, such "
                 "as boosted trees, cannot be averaged: send the model's parameters as numbers, or "
-                "boost trees inside groups, by PerGroup(groups, lambda group: FedXgbBagging()).",
-                "configuration",
+                "boost trees inside groups, by PerGroup(groups, lambda group: FedXgbBagging())."
             )
 
 
