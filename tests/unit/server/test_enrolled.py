@@ -72,6 +72,17 @@ def test_a_removed_key_never_comes_back_but_its_name_may(file: Path) -> None:
         remove(file, "b")
 
 
+def test_removing_concerns_who_is_enrolled_today(file: Path) -> None:
+    enrol(file, request("a"))
+    before = remove(file, "a")
+    with pytest.raises(FederationError, match=r"no silo 'a' is enrolled. Enrolled: none."):
+        remove(file, "a")
+    second = request("a")
+    enrol(file, second)
+    assert remove(file, "a").key == second.key.decode()
+    assert before in read(file), "the first removal stays as it was"
+
+
 def test_the_superlink_is_made_to_know_exactly_the_enrolled(file: Path) -> None:
     link = Link()
     enrol(file, request("a"))
