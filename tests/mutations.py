@@ -148,7 +148,7 @@ MUTATIONS = (
     Mutation(
         "a removed key is enrolled again",
         "server/site/enrolled.py",
-        "if entry.key == key and entry.removed:",
+        "if entry.key == new.key and entry.removed:",
         "if False:",
         "tests/unit/server/test_enrolled.py tests/unit/server/test_federation.py",
     ),
@@ -190,7 +190,7 @@ MUTATIONS = (
     Mutation(
         "HCCT forms the groups of a round from the updates of the round before",
         "strategies/hcct",
-        "accumulate(memory.get(name), delta, decay=self.memory)",
+        "accumulate(memory.get(name), delta, decay=decay)",
         "memory.get(name, delta)",
         "tests/unit/strategies/test_hcct.py tests/unit/strategies/test_hcct_family.py",
     ),

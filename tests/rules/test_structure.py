@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.mutations import MUTATIONS, Mutation, files_with
 from tests.rules.test_imports import OURS, ROOT, imports, parsed, sources
 
 BY_STRING = {"server/machine/local.py": {"coterie.client"}}
@@ -219,3 +220,10 @@ def test_what_the_page_of_the_architecture_names_is_there() -> None:
     assert len(named) > 25
     assert not [name for name in named if not (ROOT / name).exists()]
     assert len(text.splitlines()) <= 80, "two screens"
+
+
+@pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.title)
+def test_a_deliberate_defect_replaces_text_that_is_there(mutation: Mutation) -> None:
+    assert files_with(mutation, ROOT), f"{mutation.old!r} is in no source: update the mutation"
+    missing = [file for file in mutation.tests.split() if not (ROOT / file).exists()]
+    assert not missing
