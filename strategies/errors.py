@@ -1,4 +1,4 @@
-"""The one error of a federation: what went wrong, where, and with which exit code."""
+"""The one error of a federation: what went wrong, and with which exit code."""
 
 from __future__ import annotations
 
@@ -9,29 +9,13 @@ EXIT_LINK = 5
 
 
 class FederationError(RuntimeError):
-    """A run cannot go on.
+    """A run cannot go on, or a command cannot be carried out and exits with ``exit_code``."""
 
-    Attributes:
-        round: the round in which it happened, 0 before the first.
-        silo: the silo concerned, or empty.
-        phase: what was being done, e.g. ``train``.
-        exit_code: what a command should exit with.
-    """
-
-    def __init__(
-        self,
-        text: str,
-        *,
-        round_number: int = 0,
-        silo: str = "",
-        phase: str = "",
-        exit_code: int = EXIT_RUN,
-    ) -> None:
+    def __init__(self, text: str, *, exit_code: int = EXIT_RUN) -> None:
         super().__init__(text)
-        self.round, self.silo, self.phase = round_number, silo, phase
         self.exit_code = exit_code
 
 
-def refused(text: str, phase: str = "configuration") -> FederationError:
+def refused(text: str) -> FederationError:
     """The error of what a person asked for and cannot have: a command ends with status 2."""
-    return FederationError(text, phase=phase, exit_code=EXIT_CONFIG)
+    return FederationError(text, exit_code=EXIT_CONFIG)

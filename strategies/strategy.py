@@ -378,9 +378,7 @@ class GroupStrategy(Strategy):
         if not counted:
             raise FederationError(
                 f"no silo's update counted in {wire.counted(standing.round, 'round')}: "
-                f"{wire.reasons(report.left_out)}",
-                round_number=standing.round,
-                phase="train",
+                f"{wire.reasons(report.left_out)}"
             )
         standing, report = finish(run, standing, alone=resume is standing)
         if result.rounds and result.rounds[-1].ended_early != standing.ended_early:
@@ -408,9 +406,7 @@ class GroupStrategy(Strategy):
                 )
                 time.sleep(TRY_AGAIN_S * 2 ** (tries - 1))
         raise FederationError(
-            f"no silo's training counted in {MOST_TRIES} tries of round {number}: {why}",
-            round_number=number,
-            phase="train",
+            f"no silo's training counted in {MOST_TRIES} tries of round {number}: {why}"
         )
 
     # ---------------------------------------------------------------- Flower's hooks
@@ -442,7 +438,7 @@ def _ended_by(spent: AllSpentError, standing: Checkpoint[Any]) -> Checkpoint[Any
     """End a run whose silos have no privacy budget left; raise if there is no model to keep yet."""
     why = f"no silo's privacy budget allows another round: {spent}"
     if not standing.round:
-        raise FederationError(why, round_number=1, phase="train")
+        raise FederationError(why)
     log.warning("the run stops after round %d: %s", standing.round, why)
     return replace(standing, ended_early=why)
 

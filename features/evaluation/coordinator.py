@@ -157,9 +157,7 @@ def require_models(models: Sequence[Given], of: str) -> None:
 def require_answers(judgement: Judgement) -> None:
     """Raise ``FederationError``, with the reasons, if no silo gave figures."""
     if not judgement.answers:
-        raise FederationError(
-            f"no silo evaluated the models. {wire.reasons(judgement.silent)}", phase="evaluation"
-        )
+        raise FederationError(f"no silo evaluated the models. {wire.reasons(judgement.silent)}")
 
 
 def write_judgement(file: Path, judgement: Judgement) -> None:

@@ -116,8 +116,7 @@ def sketches_of(compared: Compared | None, model: Arrays) -> dict[str, int]:
             "inaccurate or the update itself. Scores of candidate models would reveal the update "
             "as well, after as many scores as the model has parameters; and so would sums of "
             "pairs. Use a strategy that compares nothing (fedavg), a larger model, or leave "
-            "secure out.",
-            "secure",
+            "secure out."
         )
     return sizes
 

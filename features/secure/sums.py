@@ -119,8 +119,7 @@ class SecureRun:
             raise refused(
                 "a secure run needs coterie's own silos (`coterie silo`), which keep their "
                 f"updates and send masked sums; {foreign[0]} runs a different ClientApp. Leave "
-                "secure out.",
-                "secure",
+                "secure out."
             )
 
     def greet(self, silos: Sequence[Silo], *, seed: bool) -> dict[str, str]:

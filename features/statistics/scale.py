@@ -113,8 +113,7 @@ def combine(
                 'the task has scale = "federation", but no silo shares the sums of numeric '
                 f"column {column + 1}. At least one silo must allow it (`column_sums = true` in "
                 "silo.toml, or --share-column-sums) and have at least column_sums_from "
-                f"numbers; min_group_size applies here as well. {' '.join(silent)}".rstrip(),
-                phase="scale",
+                f"numbers; min_group_size applies here as well. {' '.join(silent)}".rstrip()
             )
         mean = float((counts * means).sum() / counts.sum())
         total = float((squares + counts * (means - mean) ** 2).sum())

@@ -133,4 +133,4 @@ def require_answers(survey: Survey) -> None:
     """Raise ``FederationError``, with the reasons, if no silo shared statistics."""
     if not survey.reported:
         reasons = " ".join(f"{name}: {why}" for name, why in sorted(survey.silent.items())[:5])
-        raise FederationError(f"no silo shared statistics. {reasons}", phase="statistics")
+        raise FederationError(f"no silo shared statistics. {reasons}")

@@ -202,12 +202,11 @@ class LocalFederation:
                 time.sleep(0.1)
 
     def _raise_for_ended(self) -> None:
-        for name, program in self.programs.items():
+        for program in self.programs.values():
             if status := program.process.poll():
                 raise FederationError(
                     f"{program.name} ended with status {status}. Its log ends:\n"
-                    f"{program.last_lines()}",
-                    silo=name,
+                    f"{program.last_lines()}"
                 )
 
     def submit(self, **keys: Any) -> tuple[int, Path]:
@@ -226,7 +225,7 @@ class LocalFederation:
         with control(self.superlink.control_address) as calls:
             run_id = calls.start(bundle_of_app(run_config), {})
         if run_id is None:
-            raise FederationError("the SuperLink did not start the run.", phase="start")
+            raise FederationError("the SuperLink did not start the run.")
         with run_here(self.superlink.runtime_address, run_id) as engine:
             yield engine
 

@@ -160,7 +160,7 @@ def wait_until_it_answers(
             lambda: all(map(listens, addresses)), deadline_s=START_DEADLINE_S, stopped=stopped
         )
     except ProgramError as error:
-        raise FederationError(str(error), phase="start") from None
+        raise FederationError(str(error)) from None
 
 
 class SuperLink:

@@ -81,9 +81,7 @@ class Checkpoints:
         try:
             tree, arrays = encode(value)
         except CodecError as error:
-            raise CheckpointError(
-                f"round {number} cannot be committed: {error}", round_number=number, phase="commit"
-            ) from None
+            raise CheckpointError(f"round {number} cannot be committed: {error}") from None
         names = {short: _name_of(array) for short, array in arrays.items()}
         try:
             make_folder(self.folder)
@@ -93,9 +91,7 @@ class Checkpoints:
         except (OSError, SafetensorError) as error:
             raise CheckpointError(
                 f"round {number} cannot be committed to {self.folder}: {why_unwritten(error)}. "
-                "Earlier rounds are safe: free space and continue with `coterie run resume`.",
-                round_number=number,
-                phase="commit",
+                "Earlier rounds are safe: free space and continue with `coterie run resume`."
             ) from error
 
     def _write(self, number: int, tree: str, names: Mapping[str, str], arrays: Arrays) -> int:

@@ -116,9 +116,7 @@ def fit_by_sums(
     if not any(fit.state.done for fit in fitted.fits.fits):
         reasons = {fit.name: fit.failed for fit in fitted.fits.fits}
         raise FederationError(
-            f"no {algorithm.noun()} could be computed. "
-            f"{wire.reasons({**reasons, **fitted.silent})}",
-            phase=fitted.family,
+            f"no {algorithm.noun()} could be computed. {wire.reasons({**reasons, **fitted.silent})}"
         )
     return fitted
 

@@ -75,12 +75,11 @@ def _unconfirmed(given: dict[str, tuple[str, Model]], why: dict[str, str]) -> Ar
     """Return the first model if at most two silos sent one; else raise ``FederationError``."""
     reasons = " ".join(f"{name}: {reason}" for name, reason in sorted(why.items()))
     if not given:
-        raise FederationError(f"no silo sent an initial model. {reasons}", phase="initial")
+        raise FederationError(f"no silo sent an initial model. {reasons}")
     if len(given) > 2:
         raise FederationError(
             f"the silos {', '.join(sorted(given))} send different initial models for the same "
-            "seed. Install the same releases of coterie and torch at all of them.",
-            phase="initial",
+            "seed. Install the same releases of coterie and torch at all of them."
         )
     name = min(given)
     log.warning("only %s sent this initial model: no other silo sent the same one", name)
@@ -115,16 +114,13 @@ def started_from(file: Path, initial: ArrayRecord) -> ArrayRecord:
         more = f"; and {len(odd) - MOST_NAMED} more" if len(odd) > MOST_NAMED else ""
         raise FederationError(
             f"the model {file} is not one of this task: array {listed}{more}. Name a model of "
-            "the same declaration.",
-            phase="initial",
+            "the same declaration."
         )
     model = {name: given[name] for name in own}
     try:
         _check_values(model)
     except wire.WireError as error:
-        raise FederationError(
-            f"the model {file} cannot be used: {error}", phase="initial"
-        ) from None
+        raise FederationError(f"the model {file} cannot be used: {error}") from None
     return wire.encode_arrays(model, packed=False)
 
 
@@ -135,8 +131,7 @@ def read_model(file: Path) -> Model:
     except (OSError, SafetensorError) as error:
         raise FederationError(
             f"the model {file} cannot be read: {error}. Name a run, or a .safetensors file at the "
-            "coordinator, such as one in a run's folder models/.",
-            phase="initial",
+            "coordinator, such as one in a run's folder models/."
         ) from None
 
 

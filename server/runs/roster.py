@@ -128,8 +128,6 @@ class EnrolledRoster(DescribedRoster):
         return FederationError(
             f"{who if could else 'every enrolled silo refuses the run'}: {text} "
             f"{self._advice(set(reasons.values()))}, and start another run.",
-            round_number=1,
-            phase="roster",
             exit_code=EXIT_NO_SILOS,
         )
 

@@ -247,8 +247,7 @@ def execute(
             failure = FederationError(
                 f"the record in {folder} cannot be written: {why_unwritten(error)}. Committed "
                 "rounds are safe: free space and continue with `coterie run resume "
-                f"{folder.name}`.",
-                phase="record",
+                f"{folder.name}`."
             )
             record.fail(failure)
             raise failure from error

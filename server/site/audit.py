@@ -120,9 +120,7 @@ def note(made: Federation, act: str, *, who: str = "", **about: object) -> None:
             _write_head(made, line.number, _hash(content))
     except (OSError, LockedError) as error:
         raise refused(
-            f"the action could not be written to {made.folder / AUDIT}, so it was not done: "
-            f"{error}",
-            "audit",
+            f"the action could not be written to {made.folder / AUDIT}, so it was not done: {error}"
         ) from None
 
 

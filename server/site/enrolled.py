@@ -17,6 +17,7 @@ from coterie.features.secure.sums import Voucher
 from coterie.server.machine.link import Control
 from coterie.server.site import certificates
 from coterie.server.site.register import Keyed, Register
+from coterie.strategies.errors import refused
 from coterie.system.processes import utc_now
 from coterie.wire.enrolment import Request
 
@@ -29,7 +30,7 @@ class Entry(Keyed):
 
 
 def _register(file: Path) -> Register[Entry]:
-    return Register(file, Entry, "silo", "enrolment")
+    return Register(file, Entry, "silo")
 
 
 def read(file: Path) -> list[Entry]:
@@ -67,17 +68,17 @@ def enrol(file: Path, request: Request) -> Entry:
     with register.changing() as entries:
         for entry in entries:
             if entry.key == new.key and entry.removed:
-                raise register.error(
+                raise refused(
                     f"this key was removed on {entry.removed[:10]}, and a removed key is never "
                     "accepted again. The silo creates a new one with `coterie silo init --name "
                     "NAME --new-key`."
                 )
             if entry.key == new.key and entry.name != new.name:
-                raise register.error(f"this key is enrolled already, as {entry.name!r}.")
+                raise refused(f"this key is enrolled already, as {entry.name!r}.")
             if entry.name == new.name and not entry.removed:
                 if entry.key == new.key:
                     return entry
-                raise register.error(
+                raise refused(
                     f"the name {new.name!r} belongs to another key ({entry.fingerprint}). "
                     f"Choose another name, or run `coterie members remove {new.name}` first."
                 )

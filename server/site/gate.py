@@ -99,8 +99,7 @@ class Gate:
         except (ValueError, KeyError, TypeError, AttributeError):
             raise FederationError(
                 "the call comes from a different version of coterie. Install the coordinator's "
-                "version here.",
-                phase="operators",
+                "version here."
             ) from None
         return json.dumps(done).encode()
 
@@ -120,15 +119,12 @@ class Gate:
             return
         audit.note(self.made, "refused", who=who, call=name, roles=", ".join(roles))
         if not needed:
-            raise FederationError(
-                f"the call {name} is not available to operators.", phase="operators"
-            )
+            raise FederationError(f"the call {name} is not available to operators.")
         held = f"the roles {', '.join(roles)}" if roles else "no role"
         raise FederationError(
             f"operator {who!r} has {held}; the role {needed!r} is required to "
             f"{operators.ROLES[needed]}. The coordinator's operator can give it with "
-            f"`coterie operator set-roles {who} --role {needed}`.",
-            phase="operators",
+            f"`coterie operator set-roles {who} --role {needed}`."
         )
 
     def _require_turn(self, who: str) -> None:
@@ -137,8 +133,7 @@ class Gate:
         if who != operators.LOCAL and at_once:
             raise FederationError(
                 f"at most {at_once} runs may be active here at the same time ([runs] at_once): "
-                "use --queue, and the run starts when its turn comes.",
-                phase="operators",
+                "use --queue, and the run starts when its turn comes."
             )
 
     def _starter(self, who: str, request: Any) -> str:

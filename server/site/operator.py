@@ -55,12 +55,11 @@ def enrol_silo(made: Federation, text: str, *, who: str = "") -> tuple[list[str]
     try:
         request = enrolment.read_request(text)
     except enrolment.EnrolmentError as error:
-        raise refused(str(error), "enrolment") from None
+        raise refused(str(error)) from None
     if not is_silo_name(request.name):
         raise refused(
             f"the request's name {request.name!r} must have 1 to 64 letters, digits, '.', '_' or "
-            "'-'.",
-            "enrolment",
+            "'-'."
         )
     key = enrolment.fingerprint_of_key(request.key)
     with audit.acting(made, "enrol", who=who, silo=request.name, key=key):
@@ -150,8 +149,7 @@ def remove_silo(made: Federation, name: str, *, who: str = "") -> str:
     if reason:  # an error all the same: it may still be connected
         raise FederationError(
             f"{gone.name} is removed from the roster. {reason}. The silo stays connected until "
-            "the SuperLink is restarted, and is refused from then on.",
-            phase="enrolment",
+            "the SuperLink is restarted, and is refused from then on."
         )
     return f"{gone.name} is removed. Its connection ends now; runs continue without it."
 

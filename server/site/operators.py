@@ -48,7 +48,7 @@ class Operator(Keyed):
 
 
 def _register(made: Federation) -> Register[Operator]:
-    return Register(made.folder / LIST, Operator, "operator", "operators")
+    return Register(made.folder / LIST, Operator, "operator")
 
 
 def read(made: Federation) -> list[Operator]:

@@ -40,7 +40,7 @@ def take_operator(made: Federation, text: str, roles: Sequence[str]) -> None:
     try:
         request = enrolment.read_request(text, kind=enrolment.OPERATOR)
     except enrolment.EnrolmentError as error:
-        raise refused(str(error), "operators") from None
+        raise refused(str(error)) from None
     facts = {"operator": request.name, "key": enrolment.fingerprint_of_key(request.key)}
     with audit.acting(made, "enrol operator", **facts, roles=", ".join(roles)):
         new = operators.enrol(made, request, roles)

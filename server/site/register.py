@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from coterie.strategies.errors import FederationError, refused
+from coterie.strategies.errors import refused
 from coterie.system.files import LockedError, locked, write_atomically
 from coterie.wire.enrolment import fingerprint_of_key
 
@@ -48,13 +48,11 @@ class Register(Generic[Kept]):
     Attributes:
         kind: the class of its entries.
         called: what an entry is called, for people.
-        phase: of errors.
     """
 
     file: Path
     kind: type[Kept]
     called: str
-    phase: str
 
     def read(self) -> list[Kept]:
         """Return all entries by name, including removed ones.
@@ -66,7 +64,7 @@ class Register(Generic[Kept]):
         except FileNotFoundError:
             return []
         except (OSError, ValueError, TypeError) as error:
-            raise self.error(
+            raise refused(
                 f"{self.file} cannot be read: {error}. Restore it from a backup."
             ) from None
         return sorted(found, key=lambda one: (one.name, one.enrolled))
@@ -82,7 +80,7 @@ class Register(Generic[Kept]):
             with locked(self.file.parent, name=name, deadline_s=LOCK_DEADLINE_S):
                 yield
         except LockedError as error:
-            raise self.error(
+            raise refused(
                 f"{self.file} cannot be changed: another command has been changing it for more "
                 f"than {LOCK_DEADLINE_S:.0f} s ({error}). Stop that process, and try again."
             ) from None
@@ -104,10 +102,6 @@ class Register(Generic[Kept]):
             here = [i for i, one in enumerate(entries) if one.name == name and not one.removed]
             if not here:
                 known = ", ".join(one.name for one in entries if not one.removed) or "none"
-                raise self.error(f"no {self.called} {name!r} is enrolled. Enrolled: {known}.")
+                raise refused(f"no {self.called} {name!r} is enrolled. Enrolled: {known}.")
             entries[here[0]] = changed = replace(entries[here[0]], **changes)
         return changed
-
-    def error(self, text: str) -> FederationError:
-        """Return the error of a command that cannot be carried out."""
-        return refused(text, self.phase)

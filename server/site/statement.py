@@ -88,7 +88,6 @@ def verified(text: str, ca: bytes) -> Withdrawal:
         raise FederationError(
             "the statement was altered, or belongs to another federation: its signature is not "
             "from this CA.",
-            phase="withdrawal",
             exit_code=EXIT_NEGATIVE,
         )
     return read

@@ -101,9 +101,7 @@ def _require_known(made: Federation, name: str) -> list[str]:
     """Return the fingerprints of the keys that a silo was enrolled with."""
     keys = [one.fingerprint for one in enrolled.read(made.roster) if one.name == name]
     if not keys or not is_silo_name(name):
-        raise refused(
-            f"no silo {name!r} was ever enrolled. `coterie members list` lists them.", "withdrawal"
-        )
+        raise refused(f"no silo {name!r} was ever enrolled. `coterie members list` lists them.")
     return keys
 
 
@@ -154,8 +152,7 @@ def _carry_out(
             + (
                 " Then run `coterie members erase` again; each start of `coterie superlink` also "
                 "repeats it."
-            ),
-            phase="withdrawal",
+            )
         )
     work = replace(work, done=utc_now())
     file = made.folder / FOLDER / f"{work.silo}-{work.asked.replace(':', '')[:17]}.json"
@@ -360,8 +357,7 @@ def _read(intent: Path) -> Withdrawal:
         return from_fields(json.loads(intent.read_bytes()))
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise refused(
-            f"{intent} cannot be read: {error}. Remove it, and withdraw the silo again.",
-            "withdrawal",
+            f"{intent} cannot be read: {error}. Remove it, and withdraw the silo again."
         ) from None
 
 
@@ -374,6 +370,5 @@ def _held(made: Federation) -> Iterator[None]:
     except LockedError:
         process = held_by(made.folder / FOLDER, LOCK)
         raise FederationError(
-            f"another withdrawal is active, in process {process}. Try again when it is complete.",
-            phase="withdrawal",
+            f"another withdrawal is active, in process {process}. Try again when it is complete."
         ) from None

@@ -47,7 +47,6 @@ from coterie.server.study.comparison_file import (
     read,
     slug,
     target_of,
-    wrong,
 )
 from coterie.server.study.comparison_legend import legend
 from coterie.server.study.given import NETWORK, Given, of_arrays
@@ -239,9 +238,9 @@ def _drawn(comparison: Comparison, file: Path) -> set[str]:
     try:
         drawn = comparison.drawn()
     except TaskError as error:
-        raise wrong(f"{file}: {error}") from None
+        raise refused(f"{file}: {error}") from None
     if comparison.file.folds and not drawn:
-        raise wrong(
+        raise refused(
             f"{file}: folds cannot be used here, because every silo has its own test data. "
             "Leave folds out, or give the silos' data without a test part."
         )
@@ -263,7 +262,7 @@ def _keep_file(comparison: Comparison, folder: Path, file: Path) -> None:
     digest = hashlib.sha256(json.dumps(silos, sort_keys=True).encode()).hexdigest()[:16]
     note = folder / "silos.txt"
     if note.exists() and note.read_text(encoding="utf-8").strip() != digest:
-        raise wrong(
+        raise refused(
             f"{folder} has a comparison over other silos than those of {file}: its silos, the "
             "task's declaration or data files have changed. Use another folder."
         )

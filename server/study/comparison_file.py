@@ -240,7 +240,7 @@ def read(file: Path, *, data: Path | None = None) -> Comparison:
     Raises:
         FederationError: it cannot be read, or a key is unknown, missing or out of bounds.
     """
-    return made(read_table(file, wrong), file, data=data)
+    return made(read_table(file, refused), file, data=data)
 
 
 def made(
@@ -250,11 +250,11 @@ def made(
 
     ``digest`` is that of the silos' data, if their files are only temporary. Raises as ``read``.
     """
-    options = checked(CompareFile, dict(content), file, wrong)
+    options = checked(CompareFile, dict(content), file, refused)
     try:
         options, task, fingerprint, trees = _with_task(_with_data(options, file, data), file)
     except TaskError as error:
-        raise wrong(f"{file}: {error}") from None
+        raise refused(f"{file}: {error}") from None
     comparison = Comparison(options, _runs(options, file, trees), task, fingerprint, digest)
     for name in comparison.runs:
         _check(comparison, name, file)
@@ -274,13 +274,13 @@ def _with_task(file: CompareFile, where: Path) -> tuple[CompareFile, str, str, b
     """
     if not is_declared(file.task):
         if file.folds:
-            raise wrong(
+            raise refused(
                 f"{where}: folds need a task declared in a .toml file. {file.task} uses a "
                 "different split for each seed: leave folds out, and give more seeds."
             )
         return file, file.task, "", False
     if isinstance(file.silos, int):
-        raise wrong(
+        raise refused(
             f"{where}: a task declared in a file cannot be split into silos. List them with "
             f"[[silos]], each with its data: options = {{ data = ... }}."
         )
@@ -297,7 +297,7 @@ def _with_data(file: CompareFile, where: Path, data: Path | None) -> CompareFile
     file's.
     """
     if data is not None and not file.data:
-        raise wrong(f"{where} has no key 'data', so --data has no effect. Leave it out.")
+        raise refused(f"{where} has no key 'data', so --data has no effect. Leave it out.")
     changes: dict[str, Any] = {"options": placed(file.options, where)}
     if data is not None:
         changes["data"] = str(place_of(str(data)).resolve())
@@ -316,20 +316,22 @@ def _runs(file: CompareFile, where: Path, trees: bool) -> dict[str, dict[str, An
     found: dict[str, dict[str, Any]] = {}
     for entry in file.strategies:
         if "strategy" not in entry:
-            raise wrong(f"{where}: every entry of [[strategies]] needs a 'strategy'. Got {entry}.")
+            raise refused(
+                f"{where}: every entry of [[strategies]] needs a 'strategy'. Got {entry}."
+            )
         name = str(entry.get("name", entry["strategy"]))
         own = {key: value for key, value in entry.items() if key != "name"}
         own["strategy"] = strategy_of(own["strategy"])
         stray = sorted((set(own) | set(file.run)) & set(SET_HERE) - {"strategy"})
         if stray or "strategy" in file.run:
             what = stray[0] if stray else "strategy"
-            raise wrong(f"{where}: the comparison sets key {what!r}; leave it out of the runs.")
+            raise refused(f"{where}: the comparison sets key {what!r}; leave it out of the runs.")
         if name in found:
-            raise wrong(f"{where}: two strategies are called {name!r}. Give each a name.")
+            raise refused(f"{where}: two strategies are called {name!r}. Give each a name.")
         found[name] = _with_shared(file.run, own)
     nobodys = set(file.run).difference(*found.values())
     if nobodys:
-        raise wrong(
+        raise refused(
             f"{where}: no strategy of this comparison has the key {sorted(nobodys)[0]!r} of [run]."
         )
     if not any(trains_alone(keys) for keys in found.values()):
@@ -352,14 +354,14 @@ def _check(comparison: Comparison, name: str, file: Path) -> None:
         silos = [silo.name for silo in comparison.silos(first)]
         require_silos(config, silos, label_counts=comparison.file.label_counts)
     except FederationError as error:
-        raise wrong(f"{file}: strategy {name!r}: {error}") from None
+        raise refused(f"{file}: strategy {name!r}: {error}") from None
 
 
 def _check_metric(comparison: Comparison, file: Path) -> None:
     """Check that all runs have one primary metric, which can reach the target if it is known."""
     metrics = {str(keys.get("primary-metric", "")) for keys in comparison.runs.values()}
     if len(metrics) > 1:
-        raise wrong(
+        raise refused(
             f"{file}: primary-metric must be the same for all strategies, so that one table can "
             "show them: set it under [run]."
         )
@@ -378,7 +380,7 @@ def target_of(comparison: Comparison, lead: Lead, file: Path) -> float | None:
     try:
         return None if target is None else lead.error_of(target)
     except ValueError as error:
-        raise wrong(f"{file}: target: {error}.") from None
+        raise refused(f"{file}: target: {error}.") from None
 
 
 def check_model(comparison: Comparison, file: Path) -> None:
@@ -397,8 +399,8 @@ def check_model(comparison: Comparison, file: Path) -> None:
         if describe_head(task):
             return
     except TaskError as error:
-        raise wrong(f"{file}: {error}") from None
-    raise wrong(
+        raise refused(f"{file}: {error}") from None
+    raise refused(
         f"{file}: strategy {needing[0]!r} does not work with this model. It needs a "
         "classification network whose last layers are linear, after other trainable layers. "
         f"{_network_advice(task)} Or leave {', '.join(needing)} out."
@@ -412,10 +414,6 @@ def _network_advice(task: Task) -> str:
             'network = "mlp-64" it works.'
         )
     return f"{page('FedGenP, FedGen and FedEnsemble')} lists suitable models."
-
-
-def wrong(text: str) -> FederationError:
-    return refused(text, "comparison")
 
 
 def slug(text: str) -> str:

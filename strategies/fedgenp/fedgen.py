@@ -97,8 +97,6 @@ class FedGen(Generative):
                 f"{', '.join(refused)}. At a silo, `label_counts = true` in silo.toml or "
                 "`--share-label-counts` allows it; in a simulation or comparison, "
                 "`label-counts = true` in its file. FedGenP needs no label counts.",
-                round_number=now.number,
-                phase=wire.LABEL_COUNTS,
                 exit_code=EXIT_CONFIG,
             )
         if refused:

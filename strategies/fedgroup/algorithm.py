@@ -260,7 +260,7 @@ class FedGroup(Algorithm[FedGroupState]):
         state = replace(state, here=tuple(sorted(now.names)))
         if state.pretraining is not None:
             return state
-        self._require_enough(len(state.here), "are here", now)
+        self._require_enough(len(state.here), "are here")
         chosen = drawn(state.here, self.cold_start_silos, self._rng(now.number, _PRETRAIN))
         return replace(state, pretraining=tuple(sorted(chosen)))
 
@@ -325,7 +325,7 @@ class FedGroup(Algorithm[FedGroupState]):
 
     def _formed(self, state: FedGroupState, updates: Updates, now: Round) -> FedGroupState:
         """Form groups, their models and directions (Algorithm 3, from line 6)."""
-        self._require_enough(len(updates), "answered", now)
+        self._require_enough(len(updates), "answered")
         deltas = [compared(update) for update in updates]
         noise = [u.noise_in(delta) for u, delta in zip(updates, deltas, strict=True)]
         matrix = gram([list(delta.values()) for delta in deltas], noise=noise)
@@ -343,8 +343,6 @@ class FedGroup(Algorithm[FedGroupState]):
             raise FederationError(
                 "the cold start formed no group that is large enough for its silos' "
                 "min_group_size. Use a smaller num_groups, or wait for more silos.",
-                round_number=now.number,
-                phase="cold start",
                 exit_code=EXIT_NO_SILOS,
             )
         pairs = enumerate(groups)
@@ -425,13 +423,11 @@ class FedGroup(Algorithm[FedGroupState]):
             number = fedgroup.assign(cosines)
         return replace(state, group_of={**state.group_of, name: number})
 
-    def _require_enough(self, num_silos: int, what: str, now: Round) -> None:
+    def _require_enough(self, num_silos: int, what: str) -> None:
         if num_silos < self._least:
             raise FederationError(
                 f"the group cold start needs at least {self._least} silos "
                 f"(num_groups = {self.num_groups}). Only {num_silos} {what}.",
-                round_number=now.number,
-                phase="cold start",
                 exit_code=EXIT_NO_SILOS,
             )
 

@@ -268,7 +268,7 @@ class HCCT(Algorithm[HCCTState]):
             first = [u for u in trained if u.silo.name not in {*state.memory, *state.alphas}]
             state = replace(state, untrained={**state.untrained, **trials.held_out(first)})
             if first and not state.untrained:
-                raise nobody_judges(now)
+                raise nobody_judges()
         state = self._choose_layer(state, trained)
         probes = {u.silo.name: u for u in updates if u.purpose == CATCH_UP}
         deltas = {u.silo.name: self._compared(u, state.layer) for u in trained}

@@ -80,13 +80,11 @@ def goes_by_stated(state: HCCTState, here: Sequence[str]) -> bool:
     return bool(state.alphas) and (few or bool(state.compared))
 
 
-def nobody_judges(now: Round) -> FederationError:
+def nobody_judges() -> FederationError:
     return FederationError(
         "alpha = auto needs silos' errors on held-out data, and no silo reported one. "
         "ClientApps other than coterie's do not hold out data, and a silo's policy may forbid "
         "sending its error (share_metrics in silo.toml). Give alpha as a number.",
-        round_number=now.number,
-        phase="alpha",
         exit_code=EXIT_CONFIG,
     )
 

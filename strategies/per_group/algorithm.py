@@ -180,9 +180,7 @@ class InGroups(Algorithm[PerGroupState]):
             raise FederationError(
                 "no group has the silos that its strategy waits for: "
                 f"{'; '.join(waits) or 'no silo is in a group'}. Give the strategies smaller "
-                "numbers, such as min_train_nodes and min_available_nodes.",
-                round_number=now.number,
-                phase="train",
+                "numbers, such as min_train_nodes and min_available_nodes."
             )
         held = {
             name: groups[number].model

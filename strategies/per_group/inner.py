@@ -106,9 +106,7 @@ def training_of(
         if node not in nodes or node in messages:
             raise FederationError(
                 f"the strategy of the group of {group} sent node {node} a message, which must be "
-                f"one of {', '.join(map(str, nodes))}, each once.",
-                round_number=number,
-                phase="train",
+                f"one of {', '.join(map(str, nodes))}, each once."
             )
         messages[node] = message
     return messages
@@ -151,16 +149,14 @@ class _Nodes(Grid):
         if self.looks > MOST_LOOKS:
             raise FederationError(
                 f"the strategy of a group waits for more nodes than the {len(self.nodes)} in it. "
-                "Give it smaller numbers, such as min_train_nodes and min_available_nodes.",
-                phase="train",
+                "Give it smaller numbers, such as min_train_nodes and min_available_nodes."
             )
         return list(self.nodes)
 
     def _not_here(self, *_: Any, **__: Any) -> NoReturn:
         raise FederationError(
             "the strategy of a group must not send messages: it returns them from "
-            "configure_train, and coterie sends them.",
-            phase="train",
+            "configure_train, and coterie sends them."
         )
 
     set_run = create_message = push_messages = pull_messages = send_and_receive = _not_here

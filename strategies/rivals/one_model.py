@@ -269,7 +269,5 @@ def require_understood(updates: Updates, kind: str, number: int) -> None:
     if number == 1 and not updates:
         raise FederationError(
             f"no silo answered {kind!r} in round 1; see the log. This strategy needs silos that "
-            f"handle it, such as `coterie silo`; other ClientApps need a function for {kind!r}.",
-            round_number=number,
-            phase=kind,
+            f"handle it, such as `coterie silo`; other ClientApps need a function for {kind!r}."
         )

@@ -245,7 +245,7 @@ class Conversation:
             orders, replies, run.names, number=self.number, wire_format=run.wire_format
         )
         del replies
-        require_understood(orders, checked, self.number, type(run.algorithm).__name__)
+        require_understood(orders, checked, type(run.algorithm).__name__)
         came = Came(orders, checked, state, checked.updates, self.apart, checked.left_out)
         if training:
             came = replace(came, state=_without(run.algorithm, state, came.diverged))
@@ -369,9 +369,7 @@ def _without(algorithm: Algorithm[Any], state: Any, gone: Mapping[str, Any]) -> 
     return algorithm.with_members(state, members.grouped(filter(None, kept)))
 
 
-def require_understood(
-    orders: Sequence[Order], checked: Checked, number: int, algorithm: str
-) -> None:
+def require_understood(orders: Sequence[Order], checked: Checked, algorithm: str) -> None:
     """End a run whose ClientApps answer no message of one of this project's own types.
 
     Otherwise such a strategy would run to its end with every silo alone. The check passes if a silo
@@ -393,7 +391,5 @@ def require_understood(
             "(`coterie silo`), add such a function, or use a strategy that works with any "
             f"ClientApp (see {wire.page('Choose a strategy')}). {asked[0].name} answered: "
             f"{failed[0]}",
-            round_number=number,
-            phase=kind,
             exit_code=EXIT_CONFIG,
         )

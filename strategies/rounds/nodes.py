@@ -68,8 +68,6 @@ class NodeRoster:
                 raise FederationError(
                     f"timed out after {self.deadline_s:.0f} s: {len(nodes)} of at least "
                     f"{enough} nodes are connected. Start more, or lower min_silos.",
-                    round_number=number,
-                    phase="roster",
                     exit_code=EXIT_NO_SILOS,
                 )
             if now - said >= SAY_AGAIN_S:

@@ -216,7 +216,8 @@ class DescribedRoster:
             refused_at = (refused_at or now) if number <= 1 and self._all_refuse(here) else 0.0
             if refused_at and now - refused_at >= REFUSED_S:
                 why = f"every silo that is connected refuses the run{self._refusals()}. Change"
-                raise _ended(f"{why} what they refuse, and start another run.", number)
+                text = f"{why} what they refuse, and start another run."
+                raise FederationError(text, exit_code=EXIT_NO_SILOS)
             if now >= started + patience_s:
                 later = self._later.values()  # reported already
                 unreported = {who: why for who, why in self.refused.items() if why not in later}
@@ -225,7 +226,8 @@ class DescribedRoster:
                     for why, names in by_reason(unreported).items()
                 )
                 why = f"timed out after {patience_s:.0f} s while {text}.{refused}"
-                raise _ended(f"{why} {self._after_waiting()}", number)
+                text = f"{why} {self._after_waiting()}"
+                raise FederationError(text, exit_code=EXIT_NO_SILOS)
             time.sleep(POLL_S)
 
     def _reasons(self) -> str:
@@ -471,11 +473,6 @@ class DescribedRoster:
             return
         self.refused[who] = reason
         log.error("silo %s does not take part: %s", who, reason)
-
-
-def _ended(text: str, number: int) -> FederationError:
-    """Return the error of a run that has too few silos."""
-    return FederationError(text, round_number=number, phase="roster", exit_code=EXIT_NO_SILOS)
 
 
 def _describe(node: int, config: Mapping[str, Any]) -> Message:

@@ -16,6 +16,7 @@ from coterie.client.home.policy import NAMES, REVEALING, Policy, permitted
 from coterie.client.home.settings import SettingsError, SiloSettings
 from coterie.client.work.session import open_session
 from coterie.strategies import FederationError
+from coterie.strategies.errors import EXIT_NO_SILOS
 from coterie.strategies.hcct.algorithm import CATCH_UP
 from coterie.wire import decode_description, read_metrics
 from tests.conftest import digits_config
@@ -191,7 +192,7 @@ def test_what_the_silo_refuses_it_refuses_when_it_joins(tmp_path: Path) -> None:
         with pytest.raises(FederationError, match="trains at most 1 epochs a round") as caught:
             usual = {"local-epochs": 1, "wait-for-silos": 0.2}
             run(tmp_path / "-".join(keys), [silo(max_local_epochs=1)], **(usual | keys))
-        assert caught.value.phase == "roster"
+        assert caught.value.exit_code == EXIT_NO_SILOS
     with pytest.raises(FederationError, match=r"'a' does not share its label counts.*silo.toml"):
         run(tmp_path / "fedgen", [silo()], strategy="fedgen", **{"wait-for-silos": 0.2})
 

@@ -180,6 +180,5 @@ def test_a_state_that_cannot_be_stored_ends_the_run_with_its_name(tmp_path: Path
 def test_a_round_that_finds_no_folder_is_named_with_what_to_do(tmp_path: Path) -> None:
     (tmp_path / "checkpoints").write_text("a file, where the folder would be")
     problem = r"round 3 cannot be committed to .*checkpoints: .*`coterie run resume`"
-    with pytest.raises(CheckpointError, match=problem) as caught:
+    with pytest.raises(CheckpointError, match=problem):
         Checkpoints(tmp_path / "checkpoints").save(3, {"a": 1})
-    assert caught.value.round == 3

@@ -640,7 +640,6 @@ def test_no_silo_at_all_ends_the_run_after_its_deadline_with_its_exit_code() -> 
     with pytest.raises(FederationError, match="1 of at least 2 nodes") as caught:
         start(strategy, plain_grid(0))
     assert caught.value.exit_code == EXIT_NO_SILOS != 0
-    assert (caught.value.phase, caught.value.round) == ("roster", 1)
     assert FedAvg().roster == NodeRoster(min_silos=2), "as many as Flower waits for"
     with pytest.raises(FederationError, match="min_silos must be at least 1"):
         FedAvg(min_silos=0)
@@ -928,7 +927,8 @@ def test_a_script_of_churn_lets_in_waits_and_waits_for_leavers(make: Any) -> Non
 
 
 @pytest.mark.parametrize(
-    ("churn", "said"), [("late+2", "round 2 waits for late to join"), ("a-2", "for a to leave")]
+    ("churn", "said"),
+    [("late+2", "round 2 waits for late to join"), ("a-2", "round 2 waits for a to leave")],
 )
 def test_a_script_that_is_not_kept_ends_the_run_with_what_it_waited_for(
     churn: str, said: str
@@ -936,7 +936,7 @@ def test_a_script_that_is_not_kept_ends_the_run_with_what_it_waited_for(
     who = roster(churn=Churn.parse(churn))
     with pytest.raises(FederationError, match=said) as caught:
         start(FedAvg(roster=who), InProcessGrid(described_app(), [named("a"), named("b")]))
-    assert (caught.value.exit_code, caught.value.round) == (EXIT_NO_SILOS, 2)
+    assert caught.value.exit_code == EXIT_NO_SILOS
 
 
 def test_churn_is_read_with_dashes_in_names() -> None:
