@@ -2,27 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol, runtime_checkable
 
 from coterie import wire
 from coterie.strategies.rounds.algorithm import Order
 from coterie.strategies.rounds.handles import Model, is_seen
+from coterie.strategies.rounds.options import Config
 from coterie.strategies.rounds.stage import Held, Scene, Stage
 
 OF_TREES = "leaf"
 """An array of trees that no network has."""
-OF_NETWORKS = (wire.PART, wire.CONSENSUS, wire.OWN_PENALTY)
-"""Entries that are about networks only; without a penalty silos use models as they are."""
+OF_NETWORKS = (wire.PART, wire.CONSENSUS)
+"""Entries that are about networks only."""
 
 
 @runtime_checkable
 class Chooses(Protocol):
     """An algorithm that may choose between families of models."""
 
-    def has_families(self, state: Any) -> bool:
-        """Return whether silos of this run may hold models of several families."""
+    def own_trees(self, state: Any) -> Mapping[str, Config] | None:
+        """Return silo → entries to make its own of its group's trees; None: there is one family."""
         ...
 
 
@@ -32,8 +33,11 @@ class Families(Stage):
     name = "families"
 
     def outgoing(self, mine: None, scene: Scene, orders: Sequence[Order]) -> list[Order]:
-        """Name the family; of trees nothing is asked that only networks have."""
-        if not _chooses(scene):
+        """Name the family; of trees nothing is asked that only networks have.
+
+        Orders to make own trees name their λ already: that of networks would be another.
+        """
+        if _own_trees(scene) is None:
             return list(orders)
         named = []
         for order in orders:
@@ -45,14 +49,16 @@ class Families(Stage):
         return named
 
     def held(self, mine: None, scene: Scene, held: Held) -> Held:
-        """Name the family of every model that a silo is given."""
-        if not _chooses(scene):
+        """Name the family of every model that a silo is given, and with trees their λ."""
+        if (own := _own_trees(scene)) is None:
             return held
         entries = {name: dict(held.entries.get(name, {})) for name in held.models}
         for name, model in held.models.items():
             entries[name][wire.FAMILY] = family_of(model)
             if entries[name][wire.FAMILY] == wire.TREES:
                 _spared(entries[name])
+                entries[name].pop(wire.OWN_PENALTY, None)
+                entries[name] |= own.get(name, {})
         return replace(held, entries={**held.entries, **entries})
 
 
@@ -61,8 +67,9 @@ def family_of(model: Model) -> str:
     return wire.TREES if is_seen(model) and OF_TREES in model else wire.NETWORK
 
 
-def _chooses(scene: Scene) -> bool:
-    return isinstance(scene.algorithm, Chooses) and scene.algorithm.has_families(scene.state)
+def _own_trees(scene: Scene) -> Mapping[str, Config] | None:
+    algorithm = scene.algorithm
+    return algorithm.own_trees(scene.state) if isinstance(algorithm, Chooses) else None
 
 
 def _spared(entries: dict[str, Any]) -> None:

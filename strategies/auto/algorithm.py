@@ -176,8 +176,10 @@ class Auto(Growth, Algorithm[AutoState]):
     def first(self, initial: Arrays) -> AutoState:
         return families.first(initial)
 
-    def has_families(self, state: AutoState) -> bool:
-        return state.boosted is not None
+    def own_trees(self, state: AutoState) -> Mapping[str, Config] | None:
+        if state.boosted is None:
+            return None
+        return own_models.entries(self.own_penalties(state.boosted.state))
 
     def compared(self, state: AutoState) -> Compared | None:
         return Compared()

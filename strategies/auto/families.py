@@ -31,7 +31,7 @@ from coterie.strategies.auto.evidence import HOLDOUT
 from coterie.strategies.auto.state import AutoState, Boosted, Forest, Measured, holding
 from coterie.strategies.errors import EXIT_CONFIG, FederationError
 from coterie.strategies.partition.race import loss_variances, shrunken_gains
-from coterie.strategies.plain import hidden
+from coterie.strategies.plain import hidden, pooling
 from coterie.strategies.rounds.algorithm import Exchanges, Order, Round, Update, Updates
 from coterie.strategies.rounds.handles import Arrays
 from coterie.strategies.rounds.members import Members, enrol
@@ -173,14 +173,15 @@ def ordered(auto: Auto, state: AutoState, now: Round) -> tuple[AutoState, list[O
     work += [replace(order, purpose=OF_TREES + order.purpose) for order in more]
     found = _with(network, state.boosted, trees)
     if now.number >= _choice(now.rounds):
-        work += _measurements(found, now)
+        work += _measurements(found, auto.own_penalties(trees), now)
     return found, work
 
 
-def _measurements(state: AutoState, now: Round) -> list[Order]:
+def _measurements(state: AutoState, penalties: Mapping[str, float], now: Round) -> list[Order]:
     """Order measurements of both models, where neither has seen the held-out rows.
 
     These are all silos' in the round of the choice, and groups' that a newcomer is to train with.
+    Of trees, each measures its own; ``penalties`` are their λ.
     """
     boosted, orders = state.boosted, list[Order]()
     assert boosted is not None
@@ -195,8 +196,10 @@ def _measurements(state: AutoState, now: Round) -> list[Order]:
         if silo.name in boosted.measured or silo.name not in judged or not holdout(silo):
             continue
         for number, model in enumerate([state.members.models[silo.name], judged[silo.name]]):
-            purpose = f"{MEASURE}{number}"
-            orders.append(Order(silo, model, purpose, holdout(silo), kind=wire.EVALUATE_OWN))
+            config = holdout(silo)
+            if number:
+                config |= pooling.with_penalty(penalties.get(silo.name, 0.0), silo)
+            orders.append(Order(silo, model, f"{MEASURE}{number}", config, wire.EVALUATE_OWN))
     return orders
 
 
@@ -232,7 +235,7 @@ def ended(auto: Auto, state: AutoState, now: Round) -> Exchanges[AutoState]:
 def _chosen(state: AutoState, updates: Updates, now: Round) -> AutoState:
     boosted = state.boosted
     assert boosted is not None
-    found = {number: _values(updates, number) for number in range(len(wire.FAMILIES))}
+    found = {number: values_of(updates, number) for number in range(len(wire.FAMILIES))}
     fresh = found[0].keys() & found[1].keys()
     measured = {**boosted.measured, **{n: (found[0][n], found[1][n]) for n in sorted(fresh)}}
     suited = suiting(measured)
@@ -255,18 +258,24 @@ def _chosen(state: AutoState, updates: Updates, now: Round) -> AutoState:
     return replace(state, boosted=boosted)
 
 
-def _values(updates: Iterable[Update], number: int) -> dict[str, Measured]:
-    """Return silo → its held-out loss of one family, or error where losses are in other units."""
+def values_of(updates: Iterable[Update], number: int) -> dict[str, Measured]:
+    """Return silo → its held-out loss of one family, or error where losses are in other units.
+
+    Such a loss is a mean square. The error is a multiple of it (R²'s), or about of its root, which
+    has half of its relative noise.
+    """
     found = {}
     for update in updates:
         if update.purpose != f"{MEASURE}{number}" or not update.held_out(HOLDOUT) > 0:
             continue
-        real = update.silo.metric in wire.OF_NUMBERS  # losses of families differ in units
-        value = update.metrics.get(wire.HOLDOUT_ERROR if real else wire.HOLDOUT_LOSS, float("nan"))
+        loss = value = update.metrics.get(wire.HOLDOUT_LOSS, float("nan"))
         noise = update.metrics.get(wire.HOLDOUT_LOSS_ERROR, float("nan"))
+        if (metric := update.silo.metric) in wire.OF_NUMBERS:
+            value = update.metrics.get(wire.HOLDOUT_ERROR, float("nan"))
+            times = 1.0 if metric == "r2" else 0.5
+            noise, loss = times * noise * value / loss if loss > 0 else float("nan"), float("nan")
         if np.isfinite(value) and noise != 0:  # as of survival without an event held out
-            one = Measured(value, value, update.held_out(HOLDOUT), False)
-            found[update.silo.name] = one if real else replace(one, noise=noise)
+            found[update.silo.name] = Measured(value, loss, update.held_out(HOLDOUT), False, noise)
     return found
 
 
@@ -332,7 +341,7 @@ def entries_of(state: AutoState) -> dict[str, dict[str, Any]]:
         network = holding(state).get(name)
         found[name] = {"family": family, "hidden-layers": hidden.have_effect(network)}
         if own := boosted.measured.get(name):
-            found[name] |= {"count": plain(own[0].count), "loss": np.isfinite(own[0].noise).item()}
+            found[name] |= {"count": plain(own[0].count), "loss": np.isfinite(own[0].loss).item()}
             found[name] |= {"measured": [plain(one.error) for one in own]}
     return found
 

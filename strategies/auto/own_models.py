@@ -33,6 +33,7 @@ from coterie.strategies.partition.race import Standing
 from coterie.strategies.plain import hidden, pooling
 from coterie.strategies.rounds.algorithm import Exchanges, Round, Update
 from coterie.strategies.rounds.members import present_groups
+from coterie.strategies.rounds.options import Config
 from coterie.strategies.rounds.roster import Silo
 
 MOST_TRIED = 2
@@ -44,13 +45,10 @@ LEAST_JUDGES = 0.5
 def offers(state: AutoState, now: Round) -> bool:
     """Return whether silos are asked for own models: of linear models that are trained exactly.
 
-    Of trees, too, unless these are later compared with a network. In a secure run they are not
-    (``coterie.features.consensus``).
+    Of trees, too. In a secure run they are not (``coterie.features.consensus``).
     """
-    if is_trees(state.members.initial):
-        exact = not (state.trees.judging or state.trees.judged)
-    else:
-        exact = converges(state) and hidden.minimises(now.config)
+    exact = converges(state) and hidden.minimises(now.config)
+    exact = exact or is_trees(state.members.initial)
     return exact and not (now.unseen or now.config.get(wire.PERSONALISE))
 
 
@@ -94,6 +92,14 @@ def cost(
     each = 0 if is_trees(state.members.initial) else len(values) - 1
     passes = {n: k * each * pass_of(now.here[n]) for n, k in times.items() if k}
     return passes, sum(times.values()) * len(values) / 2  # models go one way
+
+
+def entries(penalties: Mapping[str, float]) -> dict[str, Config]:
+    """Return silo → entries of a message to make its own model, of silo → λ."""
+    return {
+        name: {wire.PERSONALISE: wire.PARTIAL, wire.OWN_PENALTY: own}
+        for name, own in penalties.items()
+    }
 
 
 def measured(state: AutoState, limits: Budget, now: Round) -> Exchanges[AutoState]:

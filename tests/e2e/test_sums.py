@@ -62,6 +62,8 @@ def test_a_person_fits_regressions_and_grows_trees_and_gets_what_one_process_get
         assert there == hashes_of(tmp_path / strategy)
         assert own_penalties(folder) == own_penalties(tmp_path / strategy)
         assert len(own_penalties(folder)) == bool(only)
+        races = [own_models_raced(one) for one in (folder, tmp_path / strategy)]
+        assert races[0] == races[1] and bool(races[0]) == (strategy == "auto")
         assert strategy == "auto" or len(set(there.values())) == 1
     entries = [json.loads(line) for line in (pair.home_of("clinic-a") / "ledger.jsonl").open()]
     left = [e for e in entries if e["type"] in (wire.TRAIN_SUMS, wire.EVALUATE_HISTOGRAMS)]
@@ -74,3 +76,10 @@ def test_a_person_fits_regressions_and_grows_trees_and_gets_what_one_process_get
 def own_penalties(folder: Path) -> list[Any]:
     """Return what rounds say of the λ of silos' own models, and of the losses that chose it."""
     return [r["own-penalty"] for r in record_of(folder)["rounds"] if "own-penalty" in r]
+
+
+def own_models_raced(folder: Path) -> list[Any]:
+    """Return the candidates of the race of trees whose silos have own leaf values."""
+    trees = [r["boosted"] for r in record_of(folder)["rounds"] if "boosted" in r]
+    raced = [one for own in trees if "verdict" in own for one in own["verdict"]["candidates"]]
+    return [one for one in raced if "own-penalty" in one]

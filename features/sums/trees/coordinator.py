@@ -35,8 +35,8 @@ from coterie.strategies.rounds.roster import Silo
 
 log = logging.getLogger("coterie.run")
 
-MOST_EXCHANGES = 180
-"""Most exchanges of a round: silos answer no more than 200 times."""
+MOST_EXCHANGES = 168
+"""Most exchanges of a round: silos answer no more than 200 times, other questions among them."""
 FIRST = 12
 """Exchanges before the first tree, at most."""
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file
 
 from coterie import wire
 from coterie.client.cli.predict import predict
@@ -18,12 +19,15 @@ from coterie.server.report.race import explain_race
 from coterie.server.runs.checkpoint import Checkpoints
 from coterie.server.runs.record import read_run
 from coterie.strategies.auto.algorithm import Auto
-from coterie.strategies.auto.families import suiting
+from coterie.strategies.auto.families import suiting, values_of
 from coterie.strategies.auto.state import Measured
 from coterie.strategies.errors import FederationError
+from coterie.strategies.plain.pooling import TRIED_LEAVES
+from coterie.strategies.rounds.algorithm import Update
+from coterie.strategies.rounds.roster import Silo
 from coterie.tasks import families
 from tests.conftest import assert_equal_models
-from tests.kit import CutGrid, PowerCutError, ask, restart_silos, run
+from tests.kit import CutGrid, PowerCutError, Tap, ask, restart_silos, run
 from tests.unit.strategies.test_grown_trees import COLUMNS, STUDY, drawn
 
 KEYS: dict[str, Any] = {
@@ -140,6 +144,85 @@ def test_a_newcomer_and_a_silo_that_keeps_its_losses_back_get_a_family(
     (chosen,) = [r.details["families"] for r in found.rounds if r.round == 10 and r.final]
     assert "measured" not in chosen["d"] and chosen["d"]["family"] == wire.NETWORK
     assert chosen["b"]["family"] in wire.FAMILIES and len(chosen) == 4
+
+
+def with_numbers(folder: Path, levels: dict[str, float], lines: str = "") -> list[dict[str, Any]]:
+    """Return silos whose real targets are the same steps and an own level, or a line."""
+    task = folder / "study.toml"
+    target = 'target = {kind = "number", columns = ["y"]}\nnumeric = ["x0", "x1", "x2"]'
+    task.write_text(f'kind = "table"\nname = "study"\n{target}\nnetwork = "any-10x3"\n')
+    found = []
+    for seed, (name, level) in enumerate(levels.items()):
+        draw = np.random.default_rng(seed)
+        x = draw.normal(size=(300, 3))
+        y = 2.0 * (x[:, 0] > 0) + np.abs(x[:, 1]) + level * (1 + (x[:, 2] > 0.5))
+        y = (x @ [1, -1, 0.5] if name in lines else y) + 0.5 * draw.normal(size=len(x))
+        rows = [",".join(map(str, row)) for row in np.column_stack([x, y])]
+        (folder / f"{name}.csv").write_text("\n".join(["x0,x1,x2,y", *rows]))
+        own = {"name": name, "task": str(task), "device": "cpu", "threads": 1, "sums": "trees"}
+        own |= {"data.data": str(folder / f"{name}.csv"), "home": str(folder / f"home-{name}")}
+        found.append(own)
+    return found
+
+
+LEVELS = {"a": -0.8, "b": -0.3, "c": 0.3, "d": 0.8}
+OF_NUMBERS = {**KEYS, "budget": 2.0, "leaf-rows": 10}
+
+
+def test_silos_have_own_leaf_values_of_the_groups_trees(tmp_path: Path) -> None:
+    grid = Tap(with_numbers(tmp_path, LEVELS))
+    whole = run(tmp_path / "whole", grid, **OF_NUMBERS)
+    trees = whole.rounds[-1].details["families"]
+    assert {own["family"] for own in trees.values()} == {wire.TREES}
+    (verdict,) = [v for r in whole.rounds if (v := r.details["boosted"].get("verdict"))]
+    winner = verdict["candidates"][verdict["winner"]]
+    assert winner["groups"] == [list("abcd")] and winner["own-penalty"] in TRIED_LEAVES
+    asked = grid.asked(wire.EVALUATE_OWN)
+    told = {(str(c[wire.FAMILY]), c[wire.OWN_PENALTY]) for c in asked if wire.HIDDEN_SHARE not in c}
+    assert told >= {(wire.TREES, one) for one in TRIED_LEAVES}
+    assert {c[wire.OWN_PENALTY] for c in asked[-1:]} == {winner["own-penalty"]}, "at the choice"
+    held = [m.content[wire.CONFIG] for m in grid.sent[-4:]]
+    assert [c.get(wire.OWN_PENALTY) for c in held] == [winner["own-penalty"]] * 4
+    (kept,) = (tmp_path / "home-a" / "models").glob("*.safetensors")
+    own, group = load_file(kept), arrays_of(whole, "a")
+    assert (own["feature"] == group["feature"]).all() and (own["leaf"] != group["leaf"]).any()
+    text = explain_race(read_run(tmp_path / "whole")).silos["a"]
+    assert "It takes its trees from the group of b, c and d, with own leaf values" in text
+
+    cut = [{**node, "home": f"{node['home']}-cut"} for node in with_numbers(tmp_path, LEVELS)]
+    restart_silos()
+    with pytest.raises(PowerCutError):
+        run(tmp_path / "cut", CutGrid(cut, (wire.EVALUATE_OWN, verdict["round"]), 7), **OF_NUMBERS)
+    restart_silos()
+    again = run(tmp_path / "cut", cut, run_id=2, resume="cut", **OF_NUMBERS)
+    assert again.rounds[-1].evaluation == whole.rounds[-1].evaluation
+    for name in LEVELS:
+        assert_equal_models(arrays_of(again, name), arrays_of(whole, name))
+
+
+def test_a_silo_whose_real_targets_are_a_line_differs_from_the_others(tmp_path: Path) -> None:
+    nodes = with_numbers(tmp_path, {**LEVELS, "e": 0.0}, lines="e")
+    found = run(tmp_path / "run", nodes, **OF_NUMBERS)
+    families = found.rounds[-1].details["families"]
+    expected = {**dict.fromkeys("abcd", wire.TREES), "e": wire.NETWORK}
+    assert {n: own["family"] for n, own in families.items()} == expected
+    assert not any(own["loss"] for own in families.values()), "errors in the targets' unit"
+    text = explain_race(read_run(tmp_path / "run")).silos["e"]
+    assert re.match(r"uses a linear model, trained .*: held-out error 0\.\d+ against", text)
+
+
+@pytest.mark.parametrize(
+    ("metric", "share"), [("r2", 0.2), ("rmse", 0.1), ("mae", 0.1), ("concordance", 0.2)]
+)
+def test_an_error_has_the_relative_noise_of_its_loss(metric: str, share: float) -> None:
+    """The loss is 3 ± 0.6. Of a root it is half; where losses have one unit, they decide."""
+    metrics = {wire.HOLDOUT_EXAMPLES: 9.0, wire.HOLDOUT_ERROR: 0.5, wire.HOLDOUT_LOSS: 3.0}
+    metrics[wire.HOLDOUT_LOSS_ERROR] = 0.6
+    one = Silo("a", 1, 45, described=True, metric=metric)
+    update = Update(one, {}, {}, 45.0, metrics, purpose="family-1")
+    (found,) = values_of([update], 1).values()
+    assert found.error == (3.0 if metric == "concordance" else 0.5)
+    assert found.noise == pytest.approx(share * found.error)
 
 
 @pytest.mark.parametrize(
