@@ -77,7 +77,7 @@ def over_time(
     """Return axes over rounds, or over the time ``x``."""
     drawing, axes = canvas(layout, title, height, left=52, right=right, top=top, bottom=48)
     plain(axes, "y", x=x, y=unit)
-    axes.xaxis.set_major_locator(MaxNLocator(integer=x == ROUND, nbins="auto"))
+    axes.xaxis.set_major_locator(MaxNLocator("auto", integer=x == ROUND, min_n_ticks=1))
     return drawing, axes
 
 

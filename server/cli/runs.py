@@ -302,7 +302,7 @@ def report(
         typer.Option(
             "--baseline-local",
             metavar="RUN",
-            help="Run of the strategy `independent` to compare with.",
+            help="Run of local training to compare with: `independent`, or trees alone.",
         ),
     ] = None,
     common: Annotated[
@@ -310,7 +310,7 @@ def report(
         typer.Option(
             "--baseline-global",
             metavar="RUN",
-            help="Run of the strategy `fedavg` to compare with.",
+            help="Run of one model to compare with: `fedavg`, or trees of all silos.",
         ),
     ] = None,
     out: Annotated[

@@ -6,6 +6,7 @@ import math
 from statistics import median
 
 from coterie import wire
+from coterie.server.report.gains import baselines, has
 from coterie.server.report.story import Story, bytes_of
 from coterie.server.runs.record import Run
 
@@ -16,7 +17,7 @@ _WORDS = ("none", "one", "two", "three", "four", "five", "six", "seven", "eight"
 def lead_of(story: Story) -> str:
     """Return the answer, and how sure it is, in one sentence."""
     gains = story.gains.gain.values()
-    if not gains and story.run.strategy == "independent":
+    if not gains and has(story.run, baselines(story.run)[0]):
         return "Every site trained alone: this run is what others are compared with."
     if not gains:
         return (

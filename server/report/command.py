@@ -16,7 +16,7 @@ from coterie.pictures.page import Page, Picture, render, save
 from coterie.server.report.contribution import build_contribution_page, contribution_summary
 from coterie.server.report.dossier import build_dossier
 from coterie.server.report.evaluation import build_evaluation_page, evaluation_summary
-from coterie.server.report.gains import compare, find_comparison
+from coterie.server.report.gains import Keys, baselines, compare, find_comparison, has
 from coterie.server.report.history import follow_groups
 from coterie.server.report.page import build_page, make_pictures, summary
 from coterie.server.report.statistics import build_statistics_page, statistics_summary
@@ -39,8 +39,9 @@ FORMATS = ("html", "json", "png", "svg", *TRACKERS)
 
 def build_story(run: Run, *, alone: Run | None = None, common: Run | None = None) -> Story:
     """Return a run with its comparison runs; search for those not given in the same folder."""
-    alone = alone or _configured(run) or find_comparison(run, "independent")
-    common = common or find_comparison(run, "fedavg")
+    by_itself, of_all = baselines(run)
+    alone = alone or _configured(run) or find_comparison(run, by_itself)
+    common = common or find_comparison(run, of_all)
     gains = compare(run, alone=alone, common=common)
     return Story(run, gains, follow_groups(run.rounds), alone, common)
 
@@ -90,10 +91,11 @@ def write_report(
     if kind in TRACKERS:
         return export(kind, read_run(folder), out)
     run = read_run(folder)
+    by_itself, of_all = baselines(run)
     story = build_story(
         run,
-        alone=_named(run, "--baseline-local", alone, root, "independent"),
-        common=_named(run, "--baseline-global", common, root, "fedavg"),
+        alone=_named(run, "--baseline-local", alone, root, by_itself),
+        common=_named(run, "--baseline-global", common, root, of_all),
     )
     pictures = kind in ("png", "svg")
     target = out or folder / ("report" if pictures else f"report.{kind}")
@@ -144,7 +146,7 @@ def _write_of_command(
     return [_write(out or folder / f"report.{kind}", text)]
 
 
-def _named(run: Run, option: str, name: str | None, root: Path | None, strategy: str) -> Run | None:
+def _named(run: Run, option: str, name: str | None, root: Path | None, keys: Keys) -> Run | None:
     """Read the run that an option names, if it does, and check that it can be compared."""
     if not name:
         return None
@@ -152,7 +154,9 @@ def _named(run: Run, option: str, name: str | None, root: Path | None, strategy:
     found = read_run(folder, brief=True)
     if folder.resolve() == run.folder.resolve():
         raise refused(f"{option} must name a run other than the reported {run.name}.")
-    if found.strategy != strategy or found.status != "completed":
+    more = ", ".join(f"{key} = {value!r}" for key, value in keys.items() if key != "strategy")
+    strategy = f"{keys['strategy']} ({more})" if more else keys["strategy"]
+    if not has(found, keys) or found.status != "completed":
         raise refused(
             f"{option} must name a completed run of {strategy}. {found.name} is a run of "
             f"{found.strategy or 'an unknown strategy'}, {found.status}."

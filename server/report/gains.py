@@ -9,6 +9,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from coterie.server.runs.config import ALONE_BY_STEPS, ALONE_WITH_TREES
 from coterie.server.runs.record import (
     EVENTS,
     Run,
@@ -20,6 +21,8 @@ from coterie.server.runs.record import (
 )
 from coterie.strategies.errors import FederationError
 
+Keys = Mapping[str, Any]
+"""Key of a run → its value."""
 DATA_NOTE = "silos.txt"
 """File in a simulated run's folder: a digest of the sources of its silos' data."""
 
@@ -29,6 +32,8 @@ COMPARED_KEYS = (
     "personal-epochs", "personal-lr", "ditto-lambda",
 )  # fmt: skip
 """Keys that affect a silo's own training; runs with equal values are comparable."""
+OF_TREES = ("tree-rate", "column-bins", "leaf-rows", "leaf-penalty")
+"""More such keys of boosted trees."""
 
 
 @dataclass(frozen=True)
@@ -103,16 +108,36 @@ def compare(run: Run, *, alone: Run | None, common: Run | None) -> Gains:
     )
 
 
-def find_comparison(run: Run, strategy: str) -> Run | None:
-    """Return the completed run of ``strategy`` in the same folder that is comparable, or None.
+def baselines(run: Run) -> tuple[Keys, Keys]:
+    """Return the keys of runs to compare with: local training, and one model of all silos.
+
+    A model of trees is compared with trees.
+    """
+    if not grows_trees(run):
+        return ALONE_BY_STEPS, {"strategy": "fedavg"}
+    return ALONE_WITH_TREES, {"strategy": "trees", "given-groups": "", "groups-of": ""}
+
+
+def grows_trees(run: Run) -> bool:
+    """Return whether the models of a run are boosted trees, so far as its last round tells."""
+    return bool(run.rounds) and "trees" in run.rounds[-1].details
+
+
+def has(run: Run, keys: Keys) -> bool:
+    """Return whether a run is one with these keys; a missing key is an empty one."""
+    return all({**run.config, "strategy": run.strategy}.get(k, "") == v for k, v in keys.items())
+
+
+def find_comparison(run: Run, keys: Keys) -> Run | None:
+    """Return the completed run with these keys in the same folder that is comparable, or None.
 
     Silos with the same name may have different data in another run, so their numbers of samples
     must be equal too. The run with the most of this run's silos is taken; of several, the newest.
     """
-    if run.strategy == strategy:
+    if has(run, keys):
         return None
     folders = [path.parent for path in run.folder.resolve().parent.glob(f"*/{EVENTS}")]
-    fitting = [f for f in folders if f != run.folder.resolve() and _fits(f, run.config, strategy)]
+    fitting = [f for f in folders if f != run.folder.resolve() and _fits(f, run.config, keys)]
     best, most = None, 0
     for folder in sorted(fitting, key=lambda f: (f / EVENTS).stat().st_mtime, reverse=True):
         try:
@@ -153,21 +178,22 @@ def _data_note(folder: Path) -> str:
         return ""
 
 
-def _fits(folder: Path, config: Mapping[str, Any], strategy: str) -> bool:
+def _fits(folder: Path, config: Keys, keys: Keys) -> bool:
     """Compare the first lines of events only: reading whole records would take long."""
     try:
         with (folder / EVENTS).open(encoding="utf-8", errors="replace") as file:
             first = event_of(file.readline(1_000_000))
     except OSError:
         return False
-    if first is None or first.config.get("strategy") != strategy:
+    if first is None or any(first.config.get(key, "") != value for key, value in keys.items()):
         return False
-    return _values(first.config) == _values(config)
+    more = OF_TREES if keys["strategy"] == "trees" else ()
+    return _values(first.config, more) == _values(config, more)
 
 
-def _values(config: Mapping[str, Any]) -> dict[str, Any]:
+def _values(config: Keys, more: Iterable[str]) -> dict[str, Any]:
     """Return the compared keys without those that have no effect."""
-    values = {key: config.get(key) for key in COMPARED_KEYS}
+    values = {key: config.get(key) for key in (*COMPARED_KEYS, *more)}
     ignored = {"local-epochs"} if values["local-steps"] else set()
     if values["personalise"] == "none":
         ignored |= {"personal-epochs", "personal-lr"}

@@ -13,7 +13,7 @@ from coterie.pictures.page import Fold, Page, Picture, Table
 from coterie.server.report import auto, costs, importance, similarity, training
 from coterie.server.report.answer import MOST_NAMED, detail_of, figures_of, interval_of, lead_of
 from coterie.server.report.explain import unlabelled_in
-from coterie.server.report.gains import mean_of
+from coterie.server.report.gains import Keys, baselines, has, mean_of
 from coterie.server.report.story import (
     NO_NUMBER,
     Story,
@@ -274,32 +274,32 @@ def _figure(metric: wire.Metric, own: Mapping[str, float]) -> str:
 def _commands(story: Story) -> dict[str, str]:
     run = story.run
     commands = {"This run, with the same silos and the same data": repeat_command(run)}
-    for strategy, known, option, what in (
-        ("independent", story.alone, "--baseline-local", "Local training"),
-        ("fedavg", story.common, "--baseline-global", "Global model"),
+    by_itself, of_all = baselines(run)
+    for keys, known, option, what in (
+        (by_itself, story.alone, "--baseline-local", "Local training"),
+        (of_all, story.common, "--baseline-global", "Global model"),
     ):
-        if run.strategy and run.strategy != strategy and known is None:
+        if run.strategy and not has(run, keys) and known is None:
             commands[
                 f"{what}, to compare with (then: coterie runs report {shlex.quote(run.name)} "
                 f"{option} RUN)"
-            ] = repeat_command(run, strategy=strategy)
+            ] = repeat_command(run, keys)
     return commands
 
 
-def repeat_command(run: Run, *, strategy: str = "") -> str:
-    """Return the command that repeats a run, or runs another strategy; defaults are left out."""
+def repeat_command(run: Run, other: Keys | None = None) -> str:
+    """Return the command that repeats a run, or one with ``other`` keys; defaults are left out."""
     usual = defaults()
-    wanted = strategy or run.strategy or str(usual["strategy"])
-    line = ["coterie", "run", wanted]
-    others = foreign_keys({**run.config, "strategy": wanted})
-    keys = dict(run.config)
+    keys = {**run.config, "strategy": run.strategy or usual["strategy"], **(other or {})}
+    line = ["coterie", "run", str(keys["strategy"])]
+    others = foreign_keys(keys)
     if parent_of(run) and not str(keys["parent"]).endswith(".safetensors"):
-        if strategy:  # another strategy cannot begin there
+        if other:  # another strategy cannot begin there
             keys["parent"] = ""
         elif run.resumed:
             keys["rounds"] = run.planned_rounds - run.resumed[0].after_round
     for key, value in keys.items():
-        skipped = key in ("strategy", "runs-dir") or (strategy and key in ("label", "churn"))
+        skipped = key in ("strategy", "runs-dir") or (other and key in ("label", "churn"))
         if not skipped and key not in others and usual.get(key) != value:
             text = str(value).lower() if isinstance(value, bool) else str(value)
             line += ["--set", f"{key}={text}"]

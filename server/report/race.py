@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 from coterie import wire
 from coterie.server.report import families
+from coterie.server.report.gains import grows_trees
 from coterie.server.report.race_words import groups_text, listed, own_parts, taking, titles
 from coterie.server.runs.record import Entrant, Placement, Round, Run, Verdict
 from coterie.server.runs.record.metrics import Lead
@@ -297,7 +298,7 @@ class _Chosen:
                 f"over a silo's samples{within}."
             )
         traffic = self._last.grouping.traffic
-        if traffic is not None and traffic.usual:
+        if traffic is not None and traffic.usual and not grows_trees(self.run):
             least = f", or {traffic.least / 1e6:g} MB" if traffic.least else ""
             yield (
                 f"Bytes so far: {traffic.moved / 1e6:.3g} MB, {traffic.moved / traffic.usual:.1f} "

@@ -139,10 +139,12 @@ def discrepancy_picture(story: Story) -> Picture | None:
     """Draw the distance between silos' trained models and their groups' models."""
     caption = (
         "Distance of each site's trained model to its group's model after the round, mean by "
-        "group; large if the sites of a group differ. Sites alone have none."
+        "group; large if the sites of a group differ. Sites alone have none, nor have trees."
     )
     title = "Distance to group model"
-    return _by_group(story, "discrepancy", title, caption, "distance", lambda s: s.discrepancy)
+    return _by_group(
+        story, "discrepancy", title, caption, "distance", lambda s: s.discrepancy or math.nan
+    )
 
 
 def _by_group(

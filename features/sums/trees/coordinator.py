@@ -210,7 +210,7 @@ class Trees(Growth, Algorithm[TreesState]):
         known = {",".join(group) for group in groups} <= grown.keys()
         if not known or not all(own.whole for own in grown.values()):
             return ""
-        most = ", ".join(f"{key}: {own.done}" for key, own in sorted(grown.items()))
+        most = ", ".join(f"{k.replace('*', 'all')}: {own.done}" for k, own in sorted(grown.items()))
         return f"all trees have grown that help on held-out rows ({most})"
 
     def _key(self, group: Group) -> str:

@@ -157,7 +157,8 @@ class Lead:
         if self.metric == wire.ERROR:
             return f"it erred {size} points {'less' if gain >= 0 else 'more'} often"
         higher = self._known.higher == (gain >= 0)
-        return f"its {self.title} was {size} {self.points} {'higher' if higher else 'lower'}"
+        size += f" {self.points}" * (self.points != self.title)
+        return f"its {self.title} was {size} {'higher' if higher else 'lower'}"
 
     def error_of(self, value: float) -> float:
         """Return the error for a value of the metric.

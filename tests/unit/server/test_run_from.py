@@ -98,7 +98,7 @@ def test_silos_of_today_go_on_in_their_groups_and_newcomers_are_placed(
     assert parent_of(run) == "run-1" and run.started
     repeated = repeat_command(run)
     assert "--set parent=run-1" in repeated and "--set rounds=4" in repeated
-    assert "parent" not in repeat_command(run, strategy="independent")
+    assert "parent" not in repeat_command(run, {"strategy": "independent"})
     assert reading.read_run(own).resumed[-1].words == "continued after round 3 for 4 more rounds"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,9 +23,14 @@ from coterie.features.sums.trees.histograms import Rows
 from coterie.features.sums.trees.silo import rows_of
 from coterie.features.sums.trees.survival import losses_of_survival, of_survival
 from coterie.features.sums.trees.together import grown
+from coterie.server.report.command import build_story, write_report
+from coterie.server.report.page import build_page, make_pictures
+from coterie.server.runs.record import read_run
+from coterie.strategies.errors import FederationError
 from coterie.tasks.base import TaskError
 from coterie.tasks.problems import Masks, Survival
 from coterie.tasks.trees import named
+from tests.commands import coterie
 from tests.conftest import silo
 from tests.kit import mean_error, restart_silos, run
 
@@ -229,3 +235,65 @@ def test_auto_finds_who_grows_trees_together(tmp_path: Path, nodes: list[dict[st
     for name, model in found.models.items():  # own leaf values stay at the silos
         for array, values in model.items():
             assert values.numpy().tobytes() == given.models[name][array].numpy().tobytes(), array
+
+
+# ---------------------------------------------------------------- what people read
+
+
+def test_a_report_compares_trees_with_trees_and_says_what_they_are(
+    tmp_path: Path, nodes: list[dict[str, Any]]
+) -> None:
+    """By itself: runs of the same trees in the same folder; else it prints their commands."""
+    keys, folder = {**KEYS, "rounds": 2}, tmp_path / "runs"
+    run(folder / "found", nodes, **{**keys, "strategy": "auto", "rounds": 6})
+    story = build_story(read_run(folder / "found"))
+    page = build_page(story)
+    assert "the command for one is at the end" in page.lead.lower()
+    assert [line.split(" --set")[0] for line in page.commands.values()] == [
+        *("coterie run auto", "coterie run trees", "coterie run trees")
+    ]
+    alone = next(line for title, line in page.commands.items() if "--baseline-local" in title)
+    assert "--set given-groups=each" in alone and "budget" not in alone
+    drawn_of = {own.key: own.caption for own in make_pictures(story)[0]}
+    assert "discrepancy" not in drawn_of and "Chosen: " in " ".join(drawn_of.values())
+    assert "FedAvg's (budget for the whole run" not in " ".join(drawn_of.values())
+    run(folder / "slower", nodes, **keys, **{"given-groups": "each", "tree-rate": 0.05})
+    run(folder / "alone", nodes, **keys, **{"given-groups": "each"})
+    run(folder / "given", nodes, **keys, **{"given-groups": "a,b;c,d"})
+    run(folder / "all", nodes, **keys)
+    page = build_page(story := build_story(read_run(folder / "given")))
+    assert (story.gains.alone_run, story.gains.common_run) == ("alone", "all")
+    assert story.gains.mean_gain > 0 and "The concordance index rises from" in page.detail
+    found = page.tables["All sites"].header
+    assert {"concordance index", "95% interval of the concordance index"} <= set(found)
+    assert list(page.commands) == ["This run, with the same silos and the same data"]
+    assert {own.key for own in make_pictures(story)[0]} >= {"outcomes", "curves", "importance"}
+    page = build_page(build_story(read_run(folder / "alone")))
+    assert page.lead.startswith("Every site trained alone")
+    assert "(all: " in build_page(build_story(read_run(folder / "all"))).subtitle
+    problem = r"run of trees \(given-groups = 'each'\)\. all is a run of trees, completed"
+    with pytest.raises(FederationError, match=problem):
+        write_report("given", root=folder, kind="json", alone="all")
+
+
+def test_trees_for_survival_are_compared_by_their_concordance(
+    tmp_path: Path, nodes: list[dict[str, Any]]
+) -> None:
+    silos = (
+        f'[[silos]]\nname = "{node["name"]}"\noptions = {{ data = "{node["data.data"]}" }}\n'
+        for node in nodes
+    )
+    file, folder = tmp_path / "ours.toml", tmp_path / "out"
+    file.write_text(
+        'task = "relapse.toml"\nseeds = [0]\nfolds = 2\ntarget = 0.6\n'
+        + "".join(silos)
+        + '[run]\nrounds = 2\n[[strategies]]\nname = "in groups"\nstrategy = "trees"\n'
+        'given-groups = "a,b;c,d"\n[[strategies]]\nname = "all"\nstrategy = "trees"\n'
+    )
+    done = coterie("compare", str(file), "--workdir", str(folder))
+    assert done.returncode == 0, done.stderr
+    assert "concordance index: higher is better" in done.stdout
+    table = json.loads((folder / "comparison.json").read_text())["table"]
+    means = {row["name"]: 1 - row["error"] for row in table}
+    assert 0.52 > means["all"] > 0.4 and means["in groups"] > 0.6, means
+    assert {row["name"]: row["reached"] for row in table}["in groups"] == 2
