@@ -12,7 +12,7 @@ from coterie import wire
 from coterie.pictures import charts, flow
 from coterie.pictures.page import Picture, Table
 from coterie.pictures.style import LIGHT, Drawing, Layout
-from coterie.server.report.gains import mean_of
+from coterie.server.report.gains import grows_trees, mean_of
 from coterie.server.report.story import (
     MOST_COLUMNS,
     MOST_COLUMNS_NARROW,
@@ -136,15 +136,18 @@ def loss_picture(story: Story) -> Picture | None:
 
 
 def discrepancy_picture(story: Story) -> Picture | None:
-    """Draw the distance between silos' trained models and their groups' models."""
+    """Draw the distance between silos' trained models and their groups' models.
+
+    Boosted trees have none: a difference of their arrays says nothing about their answers.
+    """
+    if grows_trees(story.run):
+        return None
     caption = (
         "Distance of each site's trained model to its group's model after the round, mean by "
-        "group; large if the sites of a group differ. Sites alone have none, nor have trees."
+        "group; large if the sites of a group differ. Sites alone have none."
     )
     title = "Distance to group model"
-    return _by_group(
-        story, "discrepancy", title, caption, "distance", lambda s: s.discrepancy or math.nan
-    )
+    return _by_group(story, "discrepancy", title, caption, "distance", lambda s: s.discrepancy)
 
 
 def _by_group(

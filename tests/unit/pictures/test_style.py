@@ -10,6 +10,7 @@ import pytest
 
 from coterie.pictures import charts
 from coterie.pictures.page import Page, Picture, Table, render, save
+from coterie.pictures.parts import ROUND, over_time
 from coterie.pictures.style import DARK, GROUPS, LIGHT, NARROW, WIDE, Layout, shorten
 
 HOSTILE = '<script>alert("x")</script> & $\\alpha$'
@@ -140,3 +141,11 @@ def test_shares_of_categories_are_written_out_unless_they_are_many() -> None:
     for share in ("25%", "75%", "100%", "0%"):
         assert f">{share}<" in html
     assert ">25%<" not in render(Page("title", "", "", pictures=[strips()]))
+
+
+@pytest.mark.parametrize("rounds", [[1], [1, 2]])
+def test_rounds_are_whole_numbers_also_of_a_short_run(rounds: list[int]) -> None:
+    _, axes = over_time(WIDE, "Error", 100, "%", x=ROUND, right=10, top=10)
+    axes.plot(rounds, rounds)
+    ticks = axes.get_xticks()
+    assert len(ticks) and (ticks == ticks.round()).all(), ticks

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from coterie.server.runs.record.metrics import collaboration, gains, ipr, mean_accuracy, rsd
+from coterie.server.runs.record.metrics import Lead, collaboration, gains, ipr, mean_accuracy, rsd
 
 ALONE = {"a": 0.3, "b": 0.2, "c": 0.5}
 TOGETHER = {"a": 0.1, "b": 0.2, "c": 0.4, "late": 0.9}
@@ -36,3 +36,15 @@ def test_all_figures_of_a_record_are_of_the_same_silos() -> None:
 def test_no_silo_in_common_is_not_a_number() -> None:
     assert math.isnan(ipr(TOGETHER, {})) and math.isnan(rsd({}, ALONE))
     assert math.isnan(mean_accuracy({}))
+
+
+@pytest.mark.parametrize(
+    ("lead", "said"),
+    [
+        (Lead("loss"), "its loss was 0.2 ± 0.1 lower"),
+        (Lead("mae", "days"), "its MAE was 0.2 ± 0.1 days lower"),
+        (Lead("concordance"), "its concordance index was 20.0 ± 10.0 points higher"),
+    ],
+)
+def test_a_difference_names_its_unit_once(lead: Lead, said: str) -> None:
+    assert lead.compared(0.2, 0.1) == said
