@@ -43,13 +43,15 @@ from coterie.features.server_optimiser.keys import (
 from coterie.features.smallest_groups.coordinator import SmallestGroups
 from coterie.features.stopping.coordinator import Stopping
 from coterie.features.stragglers.coordinator import Stragglers
+from coterie.features.sums.trees.coordinator import is_trees
 from coterie.features.unlabelled.coordinator import Testing, Unlabelled
-from coterie.strategies.errors import FederationError
+from coterie.strategies.errors import EXIT_CONFIG, FederationError
 from coterie.strategies.plain.hidden import OwnBeside
 from coterie.strategies.rounds import spoken
 from coterie.strategies.rounds.algorithm import Algorithm, Update, Updates
 from coterie.strategies.rounds.checkpoint import Checkpoint
 from coterie.strategies.rounds.conversation import AllSpentError, Line, NobodyAnsweredError, Run
+from coterie.strategies.rounds.handles import Arrays
 from coterie.strategies.rounds.nodes import NodeRoster
 from coterie.strategies.rounds.options import Config, underscored, wrong_options
 from coterie.strategies.rounds.play import finish, play
@@ -335,6 +337,19 @@ class GroupStrategy(Strategy):
         chosen = self.server_optimiser
         return () if chosen.name == "none" else (ServerOptimisation(chosen),)
 
+    def _require_means(self, initial: Arrays) -> None:
+        """Refuse keys about means of silos' models for trees, which are made of sums."""
+        optimiser: str = self.server_optimiser.name
+        aggregate: str = self.influence.aggregate
+        asked = ("server-optimiser", optimiser, "none"), ("aggregate", aggregate, "mean")
+        for key, value, usual in asked:
+            if value != usual and is_trees(initial):
+                raise FederationError(
+                    f"{key} = {value} is for networks, and the task's network is trees, which grow "
+                    "by sums. Leave it out.",
+                    exit_code=EXIT_CONFIG,
+                )
+
     def _run(
         self,
         run: Run,
@@ -353,6 +368,7 @@ class GroupStrategy(Strategy):
             if not (self.algorithm.alone or self.algorithm.whole):
                 check_averageable(initial)
             self.algorithm.check(initial, run.rounds)
+            self._require_means(initial)
             standing = Checkpoint(0, self.algorithm.first(initial), ())
         else:
             standing = resume

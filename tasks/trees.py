@@ -31,6 +31,7 @@ class Trees(nn.Module):
     feature: torch.Tensor
     threshold: torch.Tensor
     missing_left: torch.Tensor
+    gain: torch.Tensor
 
     def __init__(
         self, trees: int, outputs: int, depth: int, columns: int, *, two_classes: bool = False

@@ -64,7 +64,7 @@ KINDS: Mapping[str, Kind] = {
     names.EVALUATE_GIVEN: Kind((names.ONLY_EVALUATION, names.CONTRIBUTION), testing=True),
     names.EVALUATE_TRAINING: Kind(("ifca", "flsc", "maxfl", "fedfa", "auto")),
     names.EVALUATE_OWN: Kind(),
-    names.EVALUATE_HISTOGRAMS: Kind(("trees", "auto"), summed=HISTOGRAMS),
+    names.EVALUATE_HISTOGRAMS: Kind(("trees", "fedcollab", "auto"), summed=HISTOGRAMS),
     names.EVALUATE_DISCRIMINATOR: Kind(("fedcollab", "auto")),
     names.EVALUATE_PLACING: Kind(**EVERYBODY),
     names.LABEL_COUNTS: Kind(("fedgen",)),

@@ -73,6 +73,9 @@ SKETCH: Final = "sketch"
 """A secure run's update, projected to few numbers such that lengths and angles are kept."""
 MASKED: Final = "masked"
 """One array, uint32: see ``coterie.features.secure.protocol`` and ``coterie.wire.fixed``."""
+BINS: Final = "bins"
+"""The bins that a run's silos agreed on, with which discriminators see the rows of trees
+(``coterie.features.sums.trees.seen``)."""
 HITS: Final = "hits"
 """``hits``, int64 (pairs, 2): correct answers of the received discriminators on the two halves of
 the silo's held-out samples; ``counts``, int64 (2,): the sizes of the halves."""

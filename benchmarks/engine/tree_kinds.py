@@ -23,7 +23,11 @@ DIFFERENCES: Mapping[str, str] = {
     "labels": "labels mean the opposite",
     "columns": "other columns decide",
 }
-WITNESSES: Mapping[str, str] = {"HCCT": "HCCT's path", "clusters": "FedGroup's clusterings"}
+WITNESSES: Mapping[str, str] = {
+    "HCCT": "HCCT's path",
+    "clusters": "FedGroup's clusterings",
+    "FedCollab": "FedCollab's structure",
+}
 """How a candidate's source begins → its title."""
 HELD = "what `auto` held"
 RUN: Mapping[str, Any] = {"strategy": "auto", "rounds": 8}
@@ -77,10 +81,10 @@ def document(entries: Sequence[Entry]) -> str:
     lines = []
     for name, title in DIFFERENCES.items():
         own = select(entries, difference=name)
-        counts = [sum(e["found"][w] for e in own) for w in WITNESSES.values()]
+        found = [[e["found"][w] for e in own if w in e["found"]] for w in WITNESSES.values()]
         split = sum("split by silo" in e["held"] for e in own)
         held = f"{sum(e['right'] for e in own)} of {len(own)}"
-        lines.append([title, *(f"{n} of {len(own)}" for n in counts), held, str(split)])
+        lines.append([title, *(f"{sum(one)} of {len(one)}" for one in found), held, str(split)])
     return page(
         "# Two hidden kinds of silos, boosted trees",
         "Made by `python -m benchmarks.engine.tree_kinds`. Six silos with 300 rows each, in turn "

@@ -9,6 +9,7 @@ from coterie.client.work.discriminators import (
     DiscriminatorError,
     DiscriminatorPlan,
     Pairs,
+    View,
     count_hits,
     open_pairs,
     train_stack,
@@ -18,9 +19,9 @@ from coterie.client.work.session import Session
 from coterie.client.work.sgd import Stopwatch
 
 
-def train_discriminators(request: Request) -> RecordDict:
+def train_discriminators(request: Request, *, seen: View | None = None) -> RecordDict:
     """Score the received discriminators on held-out samples, train them, and send both back."""
-    return _train(request, labelled=True)
+    return _train(request, labelled=True, seen=seen)
 
 
 def train_placing(request: Request) -> RecordDict:
@@ -28,8 +29,8 @@ def train_placing(request: Request) -> RecordDict:
     return _train(request, labelled=False)
 
 
-def _train(request: Request, *, labelled: bool) -> RecordDict:
-    pairs = _pairs(request, labelled=labelled)
+def _train(request: Request, *, labelled: bool, seen: View | None = None) -> RecordDict:
+    pairs = _pairs(request, labelled=labelled, seen=seen)
     if not len(pairs.pool.x):
         request.refuse_for("has no sample to train on.")
     plan = DiscriminatorPlan(
@@ -50,9 +51,9 @@ def _train(request: Request, *, labelled: bool) -> RecordDict:
     return content
 
 
-def evaluate_discriminators(request: Request) -> RecordDict:
+def evaluate_discriminators(request: Request, *, seen: View | None = None) -> RecordDict:
     """Score the received discriminators, if any; report one's size and what can be held out."""
-    return _evaluate(request, labelled=True)
+    return _evaluate(request, labelled=True, seen=seen)
 
 
 def evaluate_placing(request: Request) -> RecordDict:
@@ -60,8 +61,8 @@ def evaluate_placing(request: Request) -> RecordDict:
     return _evaluate(request, labelled=False)
 
 
-def _evaluate(request: Request, *, labelled: bool) -> RecordDict:
-    pairs = _pairs(request, labelled=labelled)
+def _evaluate(request: Request, *, labelled: bool, seen: View | None = None) -> RecordDict:
+    pairs = _pairs(request, labelled=labelled, seen=seen)
     content = RecordDict()
     with Stopwatch() as watch:
         if pairs.received:
@@ -70,7 +71,7 @@ def _evaluate(request: Request, *, labelled: bool) -> RecordDict:
     return content
 
 
-def _pairs(request: Request, *, labelled: bool) -> Pairs:
+def _pairs(request: Request, *, labelled: bool, seen: View | None) -> Pairs:
     policy = request.session.settings.policy
     request.refuse_for(policy.unshared("auxiliary"))
     # Whatever the message says: a discriminator is averaged with that of one other silo.
@@ -91,6 +92,7 @@ def _pairs(request: Request, *, labelled: bool) -> Pairs:
             seed=request.run_seed,
             labelled=labelled,
             most_bytes=request.value(wire.MOST_BYTES),
+            seen=seen,
         )
     except (wire.WireError, DiscriminatorError) as error:
         raise RefusedError(str(error)) from None

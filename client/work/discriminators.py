@@ -12,8 +12,10 @@ Differs from the paper, whose silos train one discriminator at a time, one mini-
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import ClassVar, Protocol
 
 import numpy as np
 import torch
@@ -29,7 +31,7 @@ from coterie.client.work.sgd import seed_of
 from coterie.system.device import seed_torch
 from coterie.tasks.base import Nest, Task, has_own
 from coterie.tasks.draws import split_by_class
-from coterie.tasks.models import Discriminator
+from coterie.tasks.models import Discriminator, LabelwiseDiscriminator
 from coterie.tasks.problems import Classes, Numbers
 from coterie.wire import HITS, Model
 
@@ -44,6 +46,22 @@ MOST_TARGET = 5.0
 PHASE, PROJECTION = "discriminator", "projection"
 
 Stack = dict[str, torch.Tensor]
+
+
+class View(Protocol):
+    """What discriminators see of rows instead of a task's own features.
+
+    Attributes:
+        num_classes: of real targets.
+    """
+
+    num_classes: ClassVar[int]
+
+    def features(self, x: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Return features (n, F) of rows (n, columns)."""
+
+    def classes(self, y: NDArray[np.float32]) -> NDArray[np.int64]:
+        """Return the class (n,) of real targets (n, K)."""
 
 
 class DiscriminatorError(ValueError):
@@ -114,6 +132,7 @@ def open_pairs(
     seed: int,
     labelled: bool = True,
     most_bytes: int = 0,
+    seen: View | None = None,
 ) -> Pairs:
     """Prepare the discriminators that a message asks for.
 
@@ -127,11 +146,15 @@ def open_pairs(
         seed: of the run; determines the initial discriminator and what is held out.
         labelled: whether discriminators see the samples' labels; else every label is 0.
         most_bytes: limit for one discriminator, which is made smaller to fit if it can be; 0: none.
+        seen: how discriminators see rows, such as those whose model is trees.
     """
     drawn = seed_of(seed, session.settings.name, 0, PHASE)
-    pool = _pool(session, samples=samples, seed=drawn, labelled=labelled)
+    pool = _pool(session, samples=samples, seed=drawn, labelled=labelled, seen=seen)
     seed_torch(seed_of(seed, "", 0, PHASE))
-    module, num_features, short = _fitting(session.task, pool.x.shape[1], most_bytes)
+    make = session.task.discriminator
+    if seen is not None:
+        make = partial(LabelwiseDiscriminator, num_classes=pool.num_classes)
+    module, num_features, short = _fitting(make, pool, most_bytes)
     module = module.to(session.device)
     pool = _projected(pool, num_features, seed=seed_of(seed, "", 0, PROJECTION))
     if any(True for _ in module.buffers()):
@@ -148,20 +171,23 @@ def open_pairs(
     )
 
 
-def _fitting(task: Task, num_features: int, most_bytes: int) -> tuple[nn.Module, int, bool]:
+def _fitting(
+    make: Callable[[int], nn.Module], pool: Pool, most_bytes: int
+) -> tuple[nn.Module, int, bool]:
     """Return a discriminator for ``most_bytes``, its feature count, and if it is in 16 bits."""
-    own, number = task.discriminator(num_features), num_features
+    num_features = number = pool.x.shape[1]
+    own = make(num_features)
     if not most_bytes or _num_bytes(own) <= most_bytes:
         return own, number, False
     if type(own) is Discriminator and _num_bytes(own) > 2 * most_bytes:
-        classes, most = max(task.num_classes, 1), most_bytes // 2 - 1
+        classes, most = pool.num_classes, most_bytes // 2 - 1
         least = min(LEAST_FEATURES, num_features)
         hidden = min(own.output.in_features, max(most // (least + classes + 3), LEAST_HIDDEN))
         number = min(num_features, max(most // hidden - classes - 3, least))
         return Discriminator(number, classes, hidden=hidden), number, True
     while _num_bytes(own) > 2 * most_bytes and number > LEAST_FEATURES:
         number = max(number // 2, LEAST_FEATURES)
-        own = task.discriminator(number)
+        own = make(number)
     return own, number, True
 
 
@@ -182,7 +208,7 @@ def _num_bytes(module: nn.Module) -> int:
     return sum(p.numel() * p.element_size() for p in module.parameters())
 
 
-def _pool(session: Session, *, samples: int, seed: int, labelled: bool) -> Pool:
+def _pool(session: Session, *, samples: int, seed: int, labelled: bool, seen: View | None) -> Pool:
     """Split the silo's training data: min(half, ``samples``) to train with, the rest held out."""
     part = session.data.train
     # Of what is not in memory, no more is read than discriminators need.
@@ -192,14 +218,17 @@ def _pool(session: Session, *, samples: int, seed: int, labelled: bool) -> Pool:
     used, held = used[:count], held[: most - count]
     second = torch.from_numpy(_second_half(part, held))
     if isinstance(part, Held):
-        x, y = _seen(session.task, part.x, part.y, labelled=labelled)
+        x, y = _seen(session.task, part.x, part.y, labelled=labelled, view=seen)
     else:
         batches = part.batches(torch.cat([used, held]), batch_size(part))
         read = [_seen(session.task, x, y, labelled=labelled) for x, y in batches]
         x, y = torch.cat([x for x, _ in read]), torch.cat([y for _, y in read])
         used, held = torch.arange(len(x)).tensor_split([len(used)])
     used, held, second = (rows.to(session.device) for rows in (used, held, second))
-    return Pool(x[used], y[used], x[held], y[held], max(session.task.num_classes, 1), second)
+    classes = max(session.task.num_classes, 1)
+    if seen is not None and isinstance(session.task.problem, Numbers):
+        classes = seen.num_classes
+    return Pool(x[used], y[used], x[held], y[held], classes, second)
 
 
 def _second_half(part: Part, held: torch.Tensor) -> NDArray[np.bool_]:
@@ -213,16 +242,24 @@ def _second_half(part: Part, held: torch.Tensor) -> NDArray[np.bool_]:
 
 
 @torch.no_grad()
-def _seen(task: Task, x: Nest, y: Nest, *, labelled: bool) -> tuple[torch.Tensor, torch.Tensor]:
+def _seen(
+    task: Task, x: Nest, y: Nest, *, labelled: bool, view: View | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Return what discriminators see of samples: features (n, F), and labels (n,).
 
     Labels are classes, and otherwise zeros. Real targets are further features, scaled as for the
     loss and bounded, because one of millions would make the training diverge; not for a task's own
-    discriminator, which may be made for its features.
+    discriminator, which may be made for its features. With ``view``, they are classes.
     """
-    found, problem = task.discriminator_features(x), task.problem
+    problem = task.problem
+    if view is None:
+        found = task.discriminator_features(x)
+    else:
+        found = torch.from_numpy(view.features(x.cpu().numpy())).to(x.device)
     if labelled and isinstance(problem, Classes):
         return found, y
+    if labelled and isinstance(problem, Numbers) and view is not None:
+        return found, torch.from_numpy(view.classes(y.cpu().numpy())).to(y.device)
     if labelled and isinstance(problem, Numbers) and not has_own(task, "discriminator"):
         targets = problem.scaled(y).clamp(-MOST_TARGET, MOST_TARGET)
         found = torch.cat([found, targets], dim=1)

@@ -41,7 +41,7 @@ from pydantic import Field
 
 from coterie import wire
 from coterie.features.sums.trees.coordinator import Growth, is_trees, require_rounds
-from coterie.strategies.auto import families, growing, hidden_layers, own_models
+from coterie.strategies.auto import families, growing, hidden_layers, own_models, pairs
 from coterie.strategies.auto.budget import Budget, holdout, planned
 from coterie.strategies.auto.candidates import (
     Candidate,
@@ -49,7 +49,6 @@ from coterie.strategies.auto.candidates import (
     nested,
     trivial,
     visible,
-    with_proposal,
 )
 from coterie.strategies.auto.entries import details_of
 from coterie.strategies.auto.evidence import (
@@ -88,11 +87,7 @@ from coterie.strategies.auto.updates import (
     products_of_alone,
     with_alone,
     with_held,
-    with_pairs,
 )
-from coterie.strategies.fedcollab.algorithm import FedCollab, FedCollabState
-from coterie.strategies.fedcollab.discriminators import Discriminators
-from coterie.strategies.partition.distance import any_apart
 from coterie.strategies.partition.products import gram_of_rounds
 from coterie.strategies.plain import hidden
 from coterie.strategies.rounds.algorithm import (
@@ -115,12 +110,6 @@ LOOK_SHARE, MAX_LOOK = 1 / 3, 6
 """Most rounds of a look: as a share of the run's rounds, and in number."""
 LEAST_ROUNDS = 6
 """Minimum rounds of a run, for look, race and hold."""
-PAIRED_SHARE = 1 / 6
-"""Discriminators' share of the byte limit: what races within the default training budget leave."""
-FEWEST_ROUNDS = 5
-"""Minimum discriminator rounds; after fewer, distances carry little information."""
-MAX_PAIRED = 24
-"""Maximum number of silos of which every pair is compared by a discriminator."""
 CHURN = 0.25
 """Share of silos (at least two) that must have come, left or changed data for another race."""
 
@@ -256,19 +245,10 @@ class Auto(Growth, Algorithm[AutoState]):
         if is_trees(state.members.initial):
             state = yield from self._with_own_models(state, now)
             state = yield from growing.grown(state, self, self._limits, now)
+            state = yield from pairs.measured(self, state, self._limits, now)
             state = yield from nearest(state, now)
             return (yield from own_models.of_newcomers(state, now))
-        asks = self.discriminators and not now.unseen  # they are models of a silo's data
-        asks = asks and all(silo.described for silo in now.silos)
-        if state.phase == "look" and asks and 2 < len(now.silos) <= MAX_PAIRED:
-            before = state.pairs or FedCollabState(state.members)
-            before = replace(before, members=state.members)
-            most = PAIRED_SHARE * self._limits.most_bytes(state, now) - state.paired
-            if most > 0:
-                limit = Discriminators(gigabytes=most / 1e9, fewest=FEWEST_ROUNDS)
-                fedcollab = FedCollab(c="auto", seed=self.seed, discriminators=limit)
-                compared = yield from fedcollab.prepare(before, now)
-                state = with_pairs(state, compared, now)
+        state = yield from pairs.measured(self, state, self._limits, now)
         state = yield from self._with_own_models(state, now)
         state = yield from nearest(state, now)
         return (yield from own_models.of_newcomers(state, now))
@@ -375,16 +355,7 @@ class Auto(Growth, Algorithm[AutoState]):
         candidates = distinct_held(state, (*trivial(names, state.members.minimums), *found), names)
         if now.unseen:
             candidates = nested(candidates, state.members.minimums)
-        if state.pairs is not None and (structure := state.pairs.structure) is not None:
-            candidates = with_proposal(
-                candidates,
-                names,
-                state.pairs.planned,
-                "FedCollab, c auto",
-                supports=not structure.alone
-                and set(names) <= set(structure.silos)
-                and any_apart(state.pairs.distances.values()),
-            )
+        candidates = pairs.proposed(state, candidates, names)
         if trees:
             candidates = growing.with_split(candidates)
         candidates = self._limits.affordable(candidates, partial(self._affords, state, now))

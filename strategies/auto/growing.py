@@ -26,6 +26,7 @@ from coterie.strategies.auto.budget import Budget, holdout, planned
 from coterie.strategies.auto.candidates import Candidate
 from coterie.strategies.auto.state import BY_SILO, AutoState, Forest, holding, key_of
 from coterie.strategies.errors import EXIT_CONFIG, FederationError
+from coterie.strategies.fedcollab.trees import bins_of
 from coterie.strategies.partition.gram import gram
 from coterie.strategies.rounds.algorithm import Exchanges, Round
 from coterie.strategies.rounds.handles import Arrays
@@ -126,7 +127,8 @@ def _looked(state: AutoState, growth: Growth, now: Round) -> Exchanges[AutoState
     looking = Roots(*settings, now.names, empty, 1, config=holdout)
     yield from grow([looking], now, {})
     found = {**state.trees.roots, **looking.roots}
-    return _noted(state, [looking], now, roots=found)
+    bins = state.trees.bins or bins_of(looking.grown)
+    return _noted(state, [looking], now, roots=found, bins=bins)
 
 
 def _raced(

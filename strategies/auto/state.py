@@ -14,7 +14,7 @@ from coterie.strategies.fedcollab.algorithm import FedCollabState
 from coterie.strategies.partition.products import Products
 from coterie.strategies.partition.race import Gain, Standing
 from coterie.strategies.rounds.algorithm import Round
-from coterie.strategies.rounds.handles import Model
+from coterie.strategies.rounds.handles import Arrays, Model
 from coterie.strategies.rounds.members import Members
 from coterie.strategies.rounds.models import weighted_mean
 from coterie.strategies.rounds.reports import Group
@@ -125,6 +125,7 @@ class Forest:
 
     Attributes:
         roots: silo → the histogram that it is compared by.
+        bins: of the first look, in which discriminators see rows.
         arms: group, or silo alone, → its trees of the race or of a newcomer's probation.
         raced: the arms have all their trees, or cannot grow further.
         finals: held group, or silo alone, → its trees from all rows, complete or not.
@@ -136,6 +137,7 @@ class Forest:
     """
 
     roots: Mapping[str, Floats] = field(default_factory=dict)
+    bins: Arrays = field(default_factory=dict)
     arms: Mapping[Group, Grown] = field(default_factory=dict)
     raced: bool = False
     finals: Mapping[Group, Grown] = field(default_factory=dict)

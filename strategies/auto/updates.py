@@ -12,12 +12,11 @@ from coterie.features.sums.trees.coordinator import is_trees
 from coterie.strategies.auto.candidates import AS_IT_IS, Candidate
 from coterie.strategies.auto.evidence import by_loss, measurement, noted
 from coterie.strategies.auto.state import ALONE, GROUP, AutoState, group_of, share_of
-from coterie.strategies.fedcollab.algorithm import FedCollabState
 from coterie.strategies.partition.gram import gram
 from coterie.strategies.partition.products import Products, with_round
 from coterie.strategies.rounds.algorithm import Round, Update, Updates
 from coterie.strategies.rounds.handles import Model, is_seen
-from coterie.strategies.rounds.members import Members, present_groups
+from coterie.strategies.rounds.members import present_groups
 from coterie.strategies.rounds.minimum_sizes import average
 from coterie.strategies.rounds.models import comparable, difference, same_model, weighted_mean
 from coterie.strategies.rounds.reports import Group
@@ -128,15 +127,6 @@ def _of_group(state: AutoState, update: Update) -> bool:
     if update.silo.name in state.own:
         return update.purpose == GROUP
     return not update.purpose
-
-
-def with_pairs(state: AutoState, compared: FedCollabState, now: Round) -> AutoState:
-    """Return the state with the discriminators' work of a round, and its bytes."""
-    state = replace(state, pairs=replace(compared, members=Members({})))
-    if (found := compared.measured) is None:
-        return state
-    total = state.paired + found.bytes
-    return replace(state, paired=total, paired_in=now.number, moved=state.moved + found.bytes)
 
 
 def distinct_held(

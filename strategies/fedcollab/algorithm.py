@@ -5,7 +5,7 @@ Bao, Wang, Wu, He: "Optimizing the Collaboration Structure in Cross-Silo Federat
 step 2, the structure, ``coterie.strategies.partition.fedcollab``. Step 3 is FedAvg inside every
 coalition, or another algorithm (``within``), with the training configuration's options:
 ``proximal-mu`` makes it FedProx, ``personal`` keeps layers at the silos, ``personalise`` fine-tunes
-or keeps a personal model (Ditto).
+or keeps a personal model (Ditto). Boosted trees grow in it (``strategies.fedcollab.trees``).
 
 Before round 1 all pairs of silos are measured and the structure is solved. A newcomer, in any
 round, is measured with all silos present, and only those pairs are trained. A silo measured at the
@@ -30,7 +30,9 @@ from typing import Any, Literal
 import numpy as np
 from pydantic import Field
 
-from coterie import wire
+from coterie.features.sums.trees.coordinator import Growth, Trees, TreesState, is_trees
+from coterie.strategies.errors import EXIT_CONFIG, FederationError
+from coterie.strategies.fedcollab import trees
 from coterie.strategies.fedcollab.discriminators import (
     Discriminators,
     Measurement,
@@ -38,6 +40,7 @@ from coterie.strategies.fedcollab.discriminators import (
     measure,
     takes_part,
 )
+from coterie.strategies.fedcollab.entries import details_of, report_text
 from coterie.strategies.fedcollab.starts import starts
 from coterie.strategies.partition import fedcollab, solvers
 from coterie.strategies.partition.distance import Distance, null_error
@@ -53,6 +56,7 @@ from coterie.strategies.rounds.algorithm import (
     Updates,
     orders_from,
 )
+from coterie.strategies.rounds.handles import Arrays, Model
 from coterie.strategies.rounds.members import Members, staying, with_sizes
 from coterie.strategies.rounds.minimum_sizes import average_groups, form
 from coterie.strategies.rounds.options import Config, Positive, Seed
@@ -62,8 +66,6 @@ log = logging.getLogger("coterie.run")
 
 MAX_ATTEMPTS = 2
 """Maximum phases in which a pair is tried."""
-MAX_RECORDED_SILOS = 32
-"""Maximum silos whose distances every round's record holds; for more, only rounds that solve."""
 NUM_RESTARTS = 100
 """Restarts of relocation, as in the paper's code."""
 
@@ -108,6 +110,8 @@ class FedCollabState:
         trained: silos whose model has been through a round.
         measured: cost of the last phase, for the record of its round.
         minimums: the smallest groups by which ``planned`` was formed.
+        bins: with which discriminators see the rows of trees (``trees.agreed``).
+        forest: the trees of coalitions, without members; None if the model is a network.
     """
 
     members: Members
@@ -122,9 +126,11 @@ class FedCollabState:
     trained: frozenset[str] = frozenset()
     measured: Measurement | None = None
     minimums: Mapping[str, int] = field(default_factory=dict)
+    bins: Arrays = field(default_factory=dict)
+    forest: TreesState | None = None
 
 
-class FedCollab(Algorithm[FedCollabState]):
+class FedCollab(Growth, Algorithm[FedCollabState]):
     """Coalitions that minimise FedCollab's error bound."""
 
     c: Positive | Literal["auto"] = Field(
@@ -163,6 +169,21 @@ class FedCollab(Algorithm[FedCollabState]):
     def problems(self, training: Config) -> Iterator[str]:
         return self.within.problems(training)
 
+    def check(self, initial: Arrays, rounds: int) -> None:
+        if not is_trees(initial):
+            return
+        if self.within != Within():
+            raise FederationError(
+                "within is for networks, and the task's network is trees, which grow by sums. "
+                "Leave it out.",
+                exit_code=EXIT_CONFIG,
+            )
+        trees.growing(self, ()).check(initial, rounds)
+
+    def first(self, initial: Arrays) -> FedCollabState:
+        forest = TreesState(Members({})) if is_trees(initial) else None
+        return FedCollabState(Members(initial), forest=forest)
+
     # ---------------------------------------------------------------- before a round
 
     def renew(self, state: FedCollabState, changed: frozenset[str], now: Round) -> FedCollabState:
@@ -177,6 +198,17 @@ class FedCollab(Algorithm[FedCollabState]):
         )
 
     def prepare(self, state: FedCollabState, now: Round) -> Exchanges[FedCollabState]:
+        """Find the coalitions; let them grow trees if the model is some."""
+        state = yield from self.solved(state, now)
+        if state.forest is None:
+            return state
+        forest = trees.regrouped(state.forest, state.planned, state.members)
+        return _with(state, (yield from self._trees(state).prepare(forest, now)))
+
+    def _trees(self, state: FedCollabState) -> Trees:
+        return trees.growing(self, state.planned)
+
+    def solved(self, state: FedCollabState, now: Round) -> Exchanges[FedCollabState]:
         """Measure unknown pairs, and solve the structure if anything has changed."""
         names = tuple(sorted(now.names))
         state = replace(
@@ -184,11 +216,15 @@ class FedCollab(Algorithm[FedCollabState]):
         )
         apart = {silo.name for silo in now.silos if not takes_part(silo)}
         due = [pair for pair in combinations(names, 2) if _is_due(state, pair, apart)]
+        if due and not state.bins and is_trees(state.members.initial):
+            state = replace(state, bins=(yield from trees.agreed(self, state.members, now)))
+            due = due if state.bins else []
         if due:
             found = yield from measure(
                 due,
                 now.silos,
                 self.discriminators,
+                bins=state.bins,
                 announce=lambda budget: now.announce(
                     "budget", {"work": "discriminators", **asdict(budget)}
                 ),
@@ -228,7 +264,7 @@ class FedCollab(Algorithm[FedCollabState]):
         groups = solve.structure(present, keep=self.newcomers == "keep")
         report = fedcollab.report(bound, groups, solver=solve.solver, rng=rng)
         kept = self.newcomers == "keep" and solve.is_beaten(report)
-        log.info("%s", _report_text(report, known, kept=kept))
+        log.info("%s", report_text(report, known, kept=kept))
         solved = [tuple(known[row] for row in group) for group in groups]
         minimums = state.members.minimums
         planned = form(solved, minimums)
@@ -264,7 +300,10 @@ class FedCollab(Algorithm[FedCollabState]):
     # ---------------------------------------------------------------- a round
 
     def orders(self, state: FedCollabState, now: Round) -> tuple[FedCollabState, list[Order]]:
-        """Order each silo's training of its coalition's model (step 3)."""
+        """Order each silo's training of its coalition's model (step 3); of trees, measuring."""
+        if state.forest is not None:
+            forest, orders = self._trees(state).orders(_forest(state), now)
+            return _with(state, forest), orders
         models = dict(state.members.models)
         for group in state.planned:
             models |= starts(state.members, state.trained, group)
@@ -274,6 +313,8 @@ class FedCollab(Algorithm[FedCollabState]):
 
     def absorb(self, state: FedCollabState, updates: Updates, now: Round) -> FedCollabState:
         """Aggregate every coalition by FedAvg or the algorithm in its place."""
+        if state.forest is not None:
+            return _with(state, self._trees(state).absorb(_forest(state), updates, now))
         answered = {update.silo.name for update in updates}
         moved = {name for group in state.planned if answered & set(group) for name in group}
         combine = partial(self.within.inside.combine, now=now)
@@ -293,21 +334,26 @@ class FedCollab(Algorithm[FedCollabState]):
             return f"{text} c = {report.c_low:.3g}"
         return ""
 
+    def boosted_on_trial(self, state: FedCollabState) -> Mapping[str, Model] | None:
+        if state.forest is None:
+            return None
+        return self._trees(state).boosted_on_trial(_forest(state))
+
+    def complete(self, state: FedCollabState) -> str:
+        return "" if state.forest is None else self._trees(state).complete(state.forest)
+
     def details(self, state: FedCollabState) -> Mapping[str, Any]:
-        found: dict[str, Any] = {}
-        if state.measured is not None:
-            found["discriminators"] = {
-                "pairs": len(state.measured.distances),
-                "rounds": state.measured.rounds,
-                "bytes": state.measured.bytes,
-                "budget": None if state.measured.budget is None else asdict(state.measured.budget),
-                "missing": dict(state.measured.missing),
-                "unfinished": [list(pair) for pair in sorted(state.measured.unfinished)],
-            }
-        if state.structure is not None:
-            few = len(state.structure.silos) <= MAX_RECORDED_SILOS
-            found["structure"] = _structure_entry(state.structure, matrices=few or state.solved)
-        return found
+        grown = {} if state.forest is None else self._trees(state).details(state.forest)
+        return {**details_of(state), **grown}
+
+
+def _forest(state: FedCollabState) -> TreesState:
+    assert state.forest is not None
+    return replace(state.forest, members=state.members)
+
+
+def _with(state: FedCollabState, forest: TreesState) -> FedCollabState:
+    return replace(state, members=forest.members, forest=replace(forest, members=Members({})))
 
 
 @dataclass
@@ -438,52 +484,3 @@ def _matrices(
 
 def _rows(matrix: np.ndarray) -> tuple[tuple[float, ...], ...]:
     return tuple(tuple(float(value) for value in row) for row in matrix)
-
-
-def _report_text(report: StructureReport, names: Sequence[str], *, kept: bool) -> str:
-    groups = "; ".join(", ".join(names[row] for row in group) for group in report.groups)
-    firm = ""
-    if kept:
-        firm = (
-            ", a different structure now has a smaller bound; no other silo moves (newcomers=keep)"
-        )
-    elif np.isfinite(report.c_low):
-        firm = f", the same for c from {report.c_low:.3g} to {report.c_high:.3g}"
-    return (
-        f"{wire.counted(len(report.groups), 'coalition')}, bound {report.chosen:.4g} (all alone "
-        f"{report.alone:.4g}, all together {report.together:.4g}, second best "
-        f"{report.second_best:.4g}){firm}: {groups}"
-    )
-
-
-def _structure_entry(structure: Structure, *, matrices: bool) -> dict[str, Any]:
-    """Return a structure as JSON values without NaN or infinity."""
-    entry: dict[str, Any] = {
-        "compared": list(structure.silos),
-        "alone": list(structure.alone),
-        **({"aside": list(structure.aside)} if structure.aside else {}),
-        "c": structure.c,
-    }
-    if structure.report is not None:
-        report = structure.report
-        entry["bound"] = {
-            "chosen": report.chosen,
-            "alone": report.alone,
-            "together": report.together,
-            "second-best": _finite(report.second_best),
-        }
-        if np.isfinite(report.c_low):
-            entry["c-interval"] = [report.c_low, _finite(report.c_high)]
-        entry |= {"kept": True} if structure.kept else {}
-        if report.second_groups is not None:
-            entry["second-groups"] = [
-                [structure.silos[row] for row in group] for group in report.second_groups
-            ]
-    if structure.distances and matrices:
-        entry["distances"] = [[round(v, 6) for v in row] for row in structure.distances]
-        entry["standard-errors"] = [[_finite(round(v, 6)) for v in row] for row in structure.errors]
-    return entry
-
-
-def _finite(value: float) -> float | None:
-    return value if np.isfinite(value) else None

@@ -28,6 +28,7 @@ from pydantic import Field
 from coterie import wire
 from coterie.strategies.partition.distance import Distance, Score, distance, has_converged, scores
 from coterie.strategies.rounds.algorithm import Answers, Exchanges, Order, Update, Updates
+from coterie.strategies.rounds.handles import Arrays
 from coterie.strategies.rounds.options import Count, NotNegative, Options, Positive, Times
 from coterie.strategies.rounds.roster import Silo
 from coterie.wire import Model
@@ -141,7 +142,7 @@ class _Work:
     active: list[Pair]
     options: Discriminators
     bytes_each: int
-    most_bytes: int
+    order: Callable[..., Order]
     models: dict[Pair, Model] = field(default_factory=dict)
     hits: dict[Pair, list[np.ndarray]] = field(default_factory=dict)
     counts: dict[str, np.ndarray] = field(default_factory=dict)
@@ -171,6 +172,7 @@ def measure(
     *,
     announce: Callable[[Budget], None] = lambda budget: None,
     labelled: bool = True,
+    bins: Arrays | None = None,
 ) -> Exchanges[Measurement]:
     """Train these pairs' discriminators; use it in ``prepare`` with ``yield from``.
 
@@ -178,6 +180,7 @@ def measure(
         silos: present silos; those that do not take part in pairs are not asked.
         announce: called before the training begins.
         labelled: discriminators see features and labels; otherwise features only.
+        bins: that silos agreed on, of trees (``coterie.features.sums.trees.seen``).
     """
     train, evaluate = (
         (wire.TRAIN_DISCRIMINATOR, wire.EVALUATE_DISCRIMINATOR)
@@ -195,14 +198,15 @@ def measure(
     open_pairs = [pair for pair in wanted if not aside.keys() & set(pair)]
     names = _silos_of(open_pairs)
     most = _most_bytes_each(len(open_pairs), options)
-    questions = [_order(here[name], evaluate, [], options, most_bytes=most) for name in names]
+    order = partial(_order, options=options, most_bytes=most, bins=bins)
+    questions = [order(here[name], evaluate, []) for name in names]
     asked = (yield questions) if questions else Answers()
     held_out, bytes_each, unready = _ready(names, asked)
     missing = aside | unready
     for name, reason in missing.items():
         log.warning("discriminators: silo %s is not measured: %s", name, reason)
     active = [pair for pair in open_pairs if not missing.keys() & set(pair)]
-    work = _Work(active, options, bytes_each, most, missing=missing, refused=set(asked.refused))
+    work = _Work(active, options, bytes_each, order, missing=missing, refused=set(asked.refused))
     budget = _budget(work) if active else None
     if budget is not None:
         announce(budget)
@@ -246,12 +250,14 @@ def _order(
     silo: Silo,
     kind: str,
     labels: Sequence[int],
-    options: Discriminators,
     *,
+    options: Discriminators,
     most_bytes: int,
+    bins: Arrays | None,
     purpose: str = PURPOSE,
     stack: Model | None = None,
 ) -> Order:
+    records = {wire.DISCRIMINATORS: stack, wire.BINS: bins}
     return Order(
         silo,
         {},
@@ -267,7 +273,7 @@ def _order(
             wire.MOST_BYTES: most_bytes,
             wire.GROUP_SIZE: PAIR_SIZE,
         },
-        extras={} if stack is None else {wire.DISCRIMINATORS: stack},
+        extras={name: arrays for name, arrays in records.items() if arrays},
     )
 
 
@@ -362,8 +368,7 @@ def _orders(work: _Work, here: Mapping[str, Silo], kind: str, purpose: str) -> l
         models = [work.models[pair] for pair in mine if pair in work.models]
         stack = {key: np.stack([m[key] for m in models]) for key in models[0]} if models else None
         labels = [int(pair[0] == name) for pair in mine]
-        order = partial(_order, here[name], kind, labels, work.options, purpose=purpose)
-        orders.append(order(most_bytes=work.most_bytes, stack=stack))
+        orders.append(work.order(here[name], kind, labels, purpose=purpose, stack=stack))
     return orders
 
 

@@ -106,11 +106,11 @@ def test_what_runs_inside_the_groups_comes_from_no_rival() -> None:
 
 
 USERS = (
-    *("strategies.strategy", "strategies.__init__", "strategies.auto"),
+    *("strategies.strategy", "strategies.__init__", "strategies.auto", "strategies.fedcollab"),
     *("client.app", "client.prepare", "client.ledger", "client.cli", "server."),
 )
-"""The lists of stages, what is exported, ``auto``, which also races models that a feature grows,
-what starts and checks silos, the ledger, and commands."""
+"""The lists of stages, what is exported, ``auto`` and ``fedcollab``, whose groups also have models
+that a feature grows, what starts and checks silos, the ledger, and commands."""
 
 
 def test_a_feature_imports_the_core_and_no_other_feature_and_the_core_imports_none() -> None:

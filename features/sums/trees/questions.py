@@ -8,7 +8,7 @@ complete trees on rows that are held out (``losses``).
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -54,14 +54,14 @@ def base(answers: NDArray[np.float32]) -> Question:
 
 def cells(columns: Sequence[Ints]) -> Question:
     """Ask for the rows in each column's cells."""
-    return Question("cells", _joined("cells", columns), (sum(map(len, columns)),))
+    return Question("cells", joined("cells", columns), (sum(map(len, columns)),))
 
 
 def level(at: Level, edges: Sequence[NDArray[np.float32]]) -> Question:
     """Ask for the histograms of some nodes."""
     arrays = {
         **at.trees.arrays(at.done + 1),
-        **_joined("edges", edges),
+        **joined("edges", edges),
         "nodes": at.nodes,
         "at": np.array([at.done, at.level]),
     }
@@ -97,7 +97,7 @@ def answer(arrays: Arrays, rows: Rows, held_out: Rows | None = None) -> Floats:
             return held_out.losses(trees)
         if "nodes" in arrays:
             trees = _complete(arrays, columns, outputs)
-            at, edges = arrays["at"], _parted("edges", arrays, columns)
+            at, edges = arrays["at"], parted("edges", arrays, columns)
             done, number = (int(value) for value in at)
             nodes = arrays["nodes"]
             _require(len(trees.leaf) == done + 1 and 0 <= number < trees.depth, "other trees")
@@ -105,7 +105,7 @@ def answer(arrays: Arrays, rows: Rows, held_out: Rows | None = None) -> Floats:
             _require(len(nodes) * _width(edges) * SUMS <= MOST, "smaller histograms")
             return rows.histograms(trees, done, number, nodes, edges)
         if "cells" in arrays:
-            own = _parted("cells", arrays, columns)
+            own = parted("cells", arrays, columns)
             _require(all(len(one) and one[0] == LOWEST for one in own), "cells from the lowest on")
             return np.concatenate(rows.counts(own)).astype(np.float64)
         constant = arrays["base"]
@@ -209,11 +209,13 @@ def _check_nodes(nodes: NDArray[Any], outputs: int, number: int) -> None:
     _require(bool(inside.all()) and len(np.unique(nodes, axis=0)) == len(nodes), "nodes of a level")
 
 
-def _joined(name: str, columns: Sequence[NDArray[Any]]) -> dict[str, NDArray[Any]]:
+def joined(name: str, columns: Sequence[NDArray[Any]]) -> dict[str, NDArray[Any]]:
+    """Return the arrays of columns of different lengths."""
     return {name: np.concatenate(columns), "sizes": np.array([len(one) for one in columns])}
 
 
-def _parted(name: str, arrays: Arrays, columns: int) -> list[NDArray[Any]]:
+def parted(name: str, arrays: Mapping[str, NDArray[Any]], columns: int) -> list[NDArray[Any]]:
+    """Return the inverse of ``joined``; raise ``ValueError`` or ``KeyError`` if there is none."""
     whole, sizes = arrays[name], arrays["sizes"]
     kind = np.float32 if name == "edges" else np.int64
     fits = whole.ndim == 1 and whole.dtype == kind and bool(np.isfinite(whole).all())

@@ -20,6 +20,7 @@ from flwr.app import MetricRecord, RecordDict
 from numpy.typing import NDArray
 
 from coterie import wire
+from coterie.client.work import discriminate
 from coterie.client.work.data import Data, Held, Part
 from coterie.client.work.hold_out import held_apart
 from coterie.client.work.measure import evaluate, sample_losses
@@ -36,15 +37,18 @@ from coterie.features.sums.trees.ensemble import Ensemble
 from coterie.features.sums.trees.growth import HOLDOUT, Settings
 from coterie.features.sums.trees.histograms import Rows, of_classes, of_labels, of_numbers
 from coterie.features.sums.trees.questions import AnswerError
+from coterie.features.sums.trees.seen import Seen
 from coterie.features.sums.trees.survival import of_survival
 from coterie.features.sums.trees.together import grown_alone
-from coterie.tasks.base import TaskError
+from coterie.tasks.base import TaskError, has_own
 from coterie.tasks.problems import Classes, Numbers, Survival
 from coterie.tasks.trees import Trees
 
 log = logging.getLogger("coterie.silo")
 
 NAME, AUTO = "trees", "auto"
+GROWERS = AUTO, "fedcollab", NAME
+"""Strategies that grow trees."""
 CHANCE = 2.0
 """Standard errors beyond which a difference is not chance."""
 
@@ -64,8 +68,8 @@ class Growing(Stage):
         if not request.joins or named in wire.UNTRAINED or named is None:
             return request
         boosted = isinstance(session.model, Trees)
-        if boosted and named not in (NAME, AUTO):
-            request.refuse_for(f"has a network of trees, which only {AUTO} and {NAME} grow.")
+        if boosted and named not in GROWERS:
+            request.refuse_for(f"has a network of trees, which only {', '.join(GROWERS)} grow.")
         if named == NAME and not boosted:
             request.refuse_for('does not have network = "trees" in its task, which this needs.')
         if boosted and session.settings.trains:
@@ -116,6 +120,34 @@ def answer_histograms(request: Request) -> RecordDict:
     return RecordDict({questions.RECORD: sent, wire.METRICS: metrics})
 
 
+def train_discriminators(request: Request) -> RecordDict:
+    """Train FedCollab's discriminators; rows of trees are seen in the bins that were agreed on."""
+    return discriminate.train_discriminators(request, seen=_bins(request))
+
+
+def evaluate_discriminators(request: Request) -> RecordDict:
+    """Score FedCollab's discriminators; rows of trees are seen in the bins that were agreed on."""
+    return discriminate.evaluate_discriminators(request, seen=_bins(request))
+
+
+def _bins(request: Request) -> Seen | None:
+    """Return the bins with which all silos of the run see rows, if its models are trees.
+
+    None for a task that says itself what discriminators see, or which these are.
+    """
+    model, task = request.session.model, request.session.task
+    own = has_own(task, "discriminator") or has_own(task, "discriminator_features")
+    if own or not isinstance(model, Trees):
+        return None
+    record = wire.array_records(request.message.content).get(wire.BINS)
+    if record is None:
+        raise RefusedError(f"discriminators of rows whose model is trees need {wire.BINS!r}.")
+    try:
+        return Seen.of(wire.decode_arrays(record), len(model.gain), len(model.base))
+    except ValueError as error:
+        raise RefusedError(f"{wire.BINS!r} must fit the rows: {error}.") from None
+
+
 def _rows_of(request: Request) -> tuple[Rows, Rows | None]:
     """Return the rows that the run trains on, and those held out for now, made once.
 
@@ -129,7 +161,7 @@ def _rows_of(request: Request) -> tuple[Rows, Rows | None]:
     if known is None or known[0] is not data or known[1] != request.run:
         least, used = settings.policy.smallest_count, _trained_on(request)
         few = _apart(request, used, least)
-        if few and request.config.get(wire.STRATEGY) == NAME:
+        if few and request.config.get(wire.STRATEGY) != AUTO:
             used, kept, held = _trained_on(request, race=False), request.spared().data, None
         else:
             request.refuse_for(few)

@@ -36,7 +36,7 @@ def sites(folder: Path, rows: dict[str, int]) -> list[dict[str, Any]]:
     return found
 
 
-def models_of(found: Any, *, names: str) -> list[dict[str, Any]]:
+def models_of(found: Any, *, names: Sequence[str]) -> list[dict[str, Any]]:
     return [{n: a.numpy() for n, a in found.models[name].items()} for name in names]
 
 
