@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -91,7 +92,10 @@ TABLE: dict[str, Callable[..., GroupStrategy]] = {
 EXTRAPOLATES = {"fednova", "hcct-fednova"}
 """Their step may go beyond all that silos sent: no mean, but a normalised sum."""
 
-EVERY = pytest.mark.parametrize("name", TABLE)
+EVERY = pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.xdist_group(name)) for name in TABLE]
+)
+"""All tests of a strategy are in one worker and share its plain run."""
 
 
 def test_every_strategy_is_in_the_table_that_any_app_can_serve() -> None:
@@ -116,9 +120,15 @@ def models(result: RunResult) -> dict[str, Any]:
 FIVE = plain_nodes(0, 1, 0, 2, 1, samples=[40, 70, 120, 10, 300])
 
 
+@functools.cache
+def plain_run(name: str) -> RunResult:
+    """Three rounds of the five silos."""
+    return run(name, FIVE)
+
+
 @EVERY
 def test_the_same_run_gives_bit_identical_models_and_groups(name: str) -> None:
-    first, again = run(name, FIVE), run(name, FIVE)
+    first, again = plain_run(name), run(name, FIVE)
     assert first.groups == again.groups
     for silo, model in models(first).items():
         assert_equal_models(models(again)[silo], model)
@@ -132,10 +142,10 @@ def test_a_run_resumed_after_any_round_ends_bit_identical(name: str) -> None:
     def start(**more: Any) -> RunResult:
         grid = InProcessGrid(plain_app_without_answers(), FIVE)
         initial = ArrayRecord() if "resume" in more else plain_initial()
-        return TABLE[name]().start(grid=grid, initial_arrays=initial, num_rounds=4, **more)
+        return TABLE[name]().start(grid=grid, initial_arrays=initial, num_rounds=3, **more)
 
     whole = start(commit=lambda checkpoint: committed.append(encode(checkpoint)))
-    assert len(committed) == 4
+    assert len(committed) == 3
     for stored in committed:
         resumed = start(resume=decode(*stored))
         assert {r: whole.groups[r] for r in resumed.groups} == resumed.groups
@@ -156,7 +166,7 @@ def test_the_order_in_which_nodes_are_listed_and_answer_does_not_matter(name: st
     turned = TABLE[name]().start(
         grid=Turned(plain_app_without_answers(), FIVE), initial_arrays=plain_initial(), num_rounds=3
     )
-    plain = run(name, FIVE)
+    plain = plain_run(name)
     assert turned.groups == plain.groups
     for silo, model in models(plain).items():
         assert_equal_models(models(turned)[silo], model)
@@ -200,7 +210,7 @@ def test_one_silo_is_enough_and_trains_as_if_alone(name: str) -> None:
 
 @EVERY
 def test_groups_of_every_round_are_a_partition_of_who_is_here(name: str) -> None:
-    result = run(name, FIVE)
+    result = plain_run(name)
     everybody = [f"silo-{i - 1}" for i in range(1, 6)]
     for groups in result.groups.values():
         assert sorted(n for group in groups for n in group) == everybody
@@ -241,7 +251,7 @@ def test_who_comes_takes_part_who_leaves_keeps_its_model_and_who_comes_back_has_
 
 @EVERY
 def test_members_of_a_group_hold_the_same_model(name: str) -> None:
-    result = run(name, FIVE)
+    result = plain_run(name)
     for group in result.groups[3]:
         for silo in group[1:]:
             assert_equal_models(models(result)[silo], models(result)[group[0]])
@@ -260,7 +270,7 @@ def test_silos_with_the_same_data_and_size_end_with_models_as_good(name: str) ->
 @pytest.mark.parametrize("name", sorted(set(TABLE) - EXTRAPOLATES))
 def test_models_stay_between_the_start_and_the_targets(name: str) -> None:
     """Every model is made by averaging and by the silos' own steps: none leaves their hull."""
-    result = run(name, FIVE, rounds=6)
+    result = run(name, FIVE, rounds=4)
     targets = [
         {k: 2 * v - plain_model()[k] for k, v in plain_trained(plain_model(), node).items()}
         for node in FIVE

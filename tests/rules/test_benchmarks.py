@@ -214,20 +214,25 @@ def test_every_test_sample_has_a_bit_also_where_the_first_were_wrong():
         auto.paired(one("0110"), one("00110"))
 
 
-STORES = {store.name: store for store in stores()}
+@functools.cache
+def all_stores():
+    """All stores; to find them imports all benchmarks."""
+    return {store.name: store for store in stores()}
 
 
 @functools.cache
 def table_of(name):
-    return STORES[name].text()
+    return all_stores()[name].text()
 
 
 @pytest.mark.parametrize("name", sorted({file.stem for file in RESULTS.glob("*.*")}))
 def test_a_stored_table_is_what_the_stored_figures_give(name):
-    if (RESULTS / f"{name}.png").exists() and name not in STORES:
-        assert name == "fedgenp_figure" or any(f"({name}.png)" in table_of(one) for one in STORES)
+    if (RESULTS / f"{name}.png").exists() and name not in all_stores():
+        assert name == "fedgenp_figure" or any(
+            f"({name}.png)" in table_of(one) for one in all_stores()
+        )
         return
-    store = STORES[name]
+    store = all_stores()[name]
     assert (RESULTS / f"{name}.md").read_text("utf-8") == table_of(name)
     entries = store.entries
     cells = [[entry.get(key) for key in store.keys] for entry in entries]
@@ -313,12 +318,12 @@ def test_a_run_of_fewer_rounds_than_asked_for_is_not_enough(tmp_path):
 def test_tables_only_are_made_without_measuring(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["digits", "--table-only", "--results", str(tmp_path)])
     with pytest.raises(SystemExit) as end:
-        command.read(STORES["hcct_digits"], "Doc.", data=True)
+        command.read(all_stores()["hcct_digits"], "Doc.", data=True)
     assert end.value.code == 0
     assert (tmp_path / "hcct_digits.md").exists()
     monkeypatch.setattr(sys, "argv", ["digits", "--parts", "b,c"])
     with pytest.raises(SystemExit):
-        command.read(STORES["hcct_digits"], "Doc.", parts=("a", "b"))
+        command.read(all_stores()["hcct_digits"], "Doc.", parts=("a", "b"))
     assert "there is no 'c'. There are: a, b." in capsys.readouterr().err
 
 
@@ -354,7 +359,7 @@ def test_cells_and_spreads_are_written_in_one_way():
 @pytest.mark.nightly
 def test_a_stored_figure_is_computed_again():
     found = digits.measure("alone", 0)
-    (stored,) = select(STORES["hcct_digits"].entries, setting="alone", seed=0)
+    (stored,) = select(all_stores()["hcct_digits"].entries, setting="alone", seed=0)
     assert found["error"] == pytest.approx(stored["error"], abs=0.02), "but for other rounding"
     assert found["changes"] == stored["changes"] == 0
 

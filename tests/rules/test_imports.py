@@ -51,14 +51,15 @@ def imports(file: Path, *, lazy: bool = True) -> tuple[str, ...]:
 
 def _imports(file: Path, *, lazy: bool) -> Iterator[str]:
     tree = parsed(file)
+    functions = () if lazy else ast.walk(tree)
     inside = {
         id(node)
-        for function in ast.walk(tree)
+        for function in functions
         if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef)
         for node in ast.walk(function)
     }
     for node in ast.walk(tree):
-        if not lazy and id(node) in inside:
+        if id(node) in inside:
             continue
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)

@@ -21,7 +21,7 @@ from tests.conftest import digits_config
 from tests.kit import TRAINING, ask, initial, model_in, reason, train, varied_requests
 
 FORTY = {"data.train": 40, "data.test": 10}
-STEPS = 192
+STEPS = 24
 
 
 def private(home: Path, *, epsilon: float = 1000.0, noise: float = 4.0) -> dict[str, Any]:

@@ -103,13 +103,13 @@ def test_silos_of_today_go_on_in_their_groups_and_newcomers_are_placed(
 
 
 def test_a_run_from_another_that_is_killed_is_resumed(first: First, tmp_path: Path) -> None:
-    keys, folder = KINDS["hcct"], first("hcct")
-    whole = branch(folder, today(tmp_path / "1"), **keys, rounds=2)
+    keys, folder = {**KINDS["hcct"], "local-epochs": 2, "rounds": 2}, first("hcct")
+    whole = branch(folder, today(tmp_path / "1"), **keys)
     for number, at in enumerate([(wire.DESCRIBE, 0), (wire.TRAIN, 4), (wire.TRAIN, 5)], 8):
         restart_silos()
         home, own = tmp_path / str(number), folder.parent / f"run-{number}"
         cut = CutGrid(today(home), at=at, answered=1)
-        interrupted(own, cut, parent="run-1", **{"local-epochs": 8, **keys, "rounds": 2})
+        interrupted(own, cut, parent="run-1", **keys)
         go(own, today(home), run_id=20, resume=own.name)
         assert record_of(own)["model-hashes"] == record_of(whole)["model-hashes"]
         assert timeless(record_of(own))[3:] == timeless(record_of(whole))[3:]

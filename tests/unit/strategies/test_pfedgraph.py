@@ -142,7 +142,7 @@ def test_silos_with_few_samples_are_better_off_than_alone(strategy: str, tmp_pat
     ]
 
     def error(strategy: str) -> float:
-        keys = {"strategy": strategy, "rounds": 8, "local_epochs": 5, "batch_size": 5}
+        keys = {"strategy": strategy, "rounds": 5, "local_epochs": 5, "batch_size": 5}
         return kit.mean_error(kit.run(tmp_path / strategy, configs, **keys))
 
     assert error(strategy) < 0.8 * error("independent")

@@ -73,7 +73,7 @@ def sums(grid: Tap) -> list[Sum]:
 
 
 def play(silos: Any, folder: Path, **keys: Any) -> RunResult:
-    usual = {"rounds": 5, "local-epochs": 5, "batch-size": 10, "min-silos": 6, "seed": 1}
+    usual = {"rounds": 5, "local-epochs": 1, "batch-size": 10, "min-silos": 6, "seed": 1}
     usual |= {"strategy": "hcct", "secure": True, "round-timeout": 5.0, "wait-for-silos": 2.0}
     return run(folder, silos, **(usual | keys))
 
@@ -107,7 +107,7 @@ def test_groups_and_models_are_those_of_a_run_that_is_not_secure(
         return done
 
     monkeypatch.setattr(SecureRun, "settle", settled)
-    keys = {"strategy": name, **STRATEGIES[name]}
+    keys = {"strategy": name, "local-epochs": 5, **STRATEGIES[name]}
     plain = play(nodes(), tmp_path / "plain", **keys, secure=False)
     grid = Tap(nodes())
     result = play(grid, tmp_path / "secure", **keys)
@@ -163,7 +163,7 @@ def test_a_run_is_the_same_again_whatever_keys_the_silos_draw(tmp_path: Path) ->
     hashes = []
     for again in ("one", "two"):
         secrets.forget()
-        result = play(nodes(tmp_path / again), tmp_path / f"run-{again}")
+        result = play(nodes(tmp_path / again), tmp_path / f"run-{again}", rounds=3)
         hashes.append({n: wire.model_hash(arrays_of(m)) for n, m in result.models.items()})
     assert hashes[0] == hashes[1] and hashes[0]
 
@@ -238,7 +238,7 @@ def test_what_is_too_long_is_shortened_by_the_silos(
 
     In a sum a whole block is shortened alike: from then on models are only nearly the same.
     """
-    keys = {**keys, "rounds": 3, "clip-updates": 0.9, "seed": 3}
+    keys = {**keys, "rounds": 3, "local-epochs": 5, "clip-updates": 0.9, "seed": 3}
     monkeypatch.setattr("coterie.features.secure.sketches.NORM_NOISE", 0.0)  # by which they differ
     ends = []
     for secure in (False, True):
@@ -291,7 +291,8 @@ def test_a_newcomer_is_compared_by_a_projection_that_the_others_used(
 ) -> None:
     """Groups that were formed once have sketches of an earlier round, by which it sketches too."""
     grid = Tap(nodes())
-    keys = {"strategy": name, **STRATEGIES[name], "rounds": 5, "churn": "e+3", "min-silos": 5}
+    keys = {"strategy": name, **STRATEGIES[name], "local-epochs": 5, "churn": "e+3"}
+    keys |= {"rounds": 5, "min-silos": 5}
     result = play(grid, tmp_path / "run", **keys)
     left_out = {name: why for report in result.rounds for name, why in report.left_out.items()}
     assert set(left_out) <= {"e"}
@@ -359,7 +360,8 @@ def test_a_lost_silo_costs_one_repetition_and_never_a_wrong_sum(
     monkeypatch.setattr(evaluate, "_end_run", lambda request: None)
     homes = tmp_path / "homes"
     grid = Tap(nodes(homes), change=lost("c", 2))
-    result = play(grid, tmp_path / "two", strategy="fedavg", rounds=2)
+    keys = {"strategy": "fedavg", "local-epochs": 5}  # so alike long that none is shortened
+    result = play(grid, tmp_path / "two", **keys, rounds=2)
     own = [
         held(SiloSettings(name, home=str(homes / name)), run="two", number=2, purpose="")
         for name in again[1].members

