@@ -48,7 +48,7 @@ class TreesState:
     Attributes:
         grown: a group, by the names of its silos with commas between them → its trees.
         trials: the same, of those whose number of trees is not known.
-        tried: the same, of complete trials, which also choose how far own leaf values go.
+        tried: the same, of complete trials, until silos have tried own leaf values with them.
         lost: silo → why it is left out of this round.
     """
 
@@ -167,8 +167,8 @@ class Trees(Growth, Algorithm[TreesState]):
                 new[key] = new[key].at_most(enough(best, self.growth, all_trees))
         left = {key: one.grown for key, one in trials.items() if new[key].most is None}
         grown = {**state.grown, **new}
-        done = {key: one.grown for key, one in trials.items() if key not in left}
-        done = {**state.tried, **done}
+        several = trials.keys() - left.keys() - set(now.names)  # not a silo alone, named as itself
+        done = {**state.tried, **{key: trials[key].grown for key in sorted(several)}}
         members = state.members.grouped(groups)
         return TreesState(members, grown=grown, trials=left, tried=done, lost=lost)
 
@@ -180,11 +180,15 @@ class Trees(Growth, Algorithm[TreesState]):
         return replace(state, members=members), orders
 
     def absorb(self, state: TreesState, updates: Updates, now: Round) -> TreesState:
-        """Give every silo its group's trees; what it sent back is not used."""
+        """Give every silo its group's trees; what it sent back is not used.
+
+        Trials that silos were asked about before the training are not kept.
+        """
         held = {
             name: self._of(state, group).trees for group in state.members.groups for name in group
         }
-        return replace(state, members=state.members.holding(held))
+        tried = {} if self.boosted_on_trial(state) else state.tried
+        return replace(state, members=state.members.holding(held), tried=tried)
 
     def boosted_on_trial(self, state: TreesState) -> Mapping[str, Arrays]:
         """Return silo → its group's trees of the trial, when groups' trials are complete."""

@@ -15,6 +15,7 @@ from coterie import wire
 from coterie.client.app import app
 from coterie.engine.inprocess import InProcessGrid
 from coterie.server.report.race import explain_race
+from coterie.server.runs.checkpoint import Checkpoints
 from coterie.server.runs.record import read_run
 from coterie.strategies.plain.pooling import TRIED_LEAVES
 from coterie.strategies.rounds.result import RunResult
@@ -77,6 +78,14 @@ def choice(result: RunResult) -> dict[str, Any]:
     return dict(found)
 
 
+def remembered(folder: Path) -> Mapping[str, Any]:
+    """Return the complete trials that the last checkpoint has."""
+    number, standing = Checkpoints(folder / "checkpoints").load() or (0, None)
+    assert number == KEYS["rounds"]
+    found: Mapping[str, Any] = standing.checkpoint.state.tried
+    return found
+
+
 def equal(one: RunResult, other: RunResult) -> None:
     for name, model in one.models.items():
         found = ({n: a.numpy() for n, a in m.items()} for m in (model, other.models[name]))
@@ -111,12 +120,13 @@ def auto(folder: Path) -> RunResult:
 
 
 def test_silos_that_contradict_each_other_gain_and_the_groups_trees_stay(
-    plain: RunResult, own: RunResult, grid: Tap
+    plain: RunResult, own: RunResult, grid: Tap, folder: Path
 ) -> None:
     equal(plain, own)
     assert choice(own)["penalty"] in TRIED_LEAVES[1:]
     assert set(choice(own)["losses"]) == {f"{one:g}" for one in TRIED_LEAVES}
     assert losses(own) < 0.6 * losses(plain)
+    assert not remembered(folder / "own") and not remembered(folder / "plain")
     asked = [m for m in grid.sent if m.metadata.message_type == wire.EVALUATE_OWN]
     assert len(asked) == len(TRIED_LEAVES) * len(LEVELS), "once"
     trial = wire.decode_arrays(asked[0].content.array_records[wire.ARRAYS])["leaf"]
@@ -157,6 +167,7 @@ def test_silos_alone_have_nothing_to_shrink_to_and_those_that_hold_out_few_rows_
     answers = [m for m in grid.got if m.metadata.message_type == wire.EVALUATE_OWN]
     told = [wire.HOLDOUT_LOSS in m.content.metric_records[wire.METRICS] for m in answers]
     assert len(told) == 2 * len(TRIED_LEAVES) and sum(told) == len(TRIED_LEAVES)
+    assert not remembered(tmp_path)
 
 
 @pytest.mark.parametrize("strategy", ["trees", "auto"])
