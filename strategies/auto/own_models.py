@@ -28,7 +28,7 @@ from coterie.strategies.auto.evidence import (
     noted,
     standings_of,
 )
-from coterie.strategies.auto.state import GROUP, AutoState, Measured, group_of, key_of
+from coterie.strategies.auto.state import GROUP, AutoState, Measured, group_of, key_of, offered
 from coterie.strategies.partition.race import Standing
 from coterie.strategies.plain import hidden, pooling
 from coterie.strategies.rounds.algorithm import Exchanges, Round, Update
@@ -65,13 +65,12 @@ def tried(state: AutoState, now: Round) -> list[Candidate]:
         return []
     held = present_groups(state.held, sorted(state.raced))
     found = zip(state.candidates, standings_of(state), strict=True)
-    several = [
-        (c, s) for c, s in found if any(len(group) > 1 for group in c.groups) and not c.by_silo
-    ]
+    several = [(c, s) for c, s in found if any(len(group) > 1 for group in c.groups)]
 
     def place(one: tuple[Candidate, Standing]) -> tuple[bool, bool, float]:
         candidate, standing = one
-        return candidate.groups != held, not candidate.is_together, standing.behind
+        new = (candidate.groups, candidate.by_silo) != (held, state.by_silo)
+        return new, not candidate.is_together or candidate.by_silo, standing.behind
 
     return [candidate for candidate, _ in sorted(several, key=place)[:MOST_TRIED]]
 
@@ -112,7 +111,7 @@ def measured(state: AutoState, limits: Budget, now: Round) -> Exchanges[AutoStat
         if not limits.allows(state, whole, exchanges + left * len(now.names), now):
             continue
         wanted = [
-            (now.here[name], state.models[group_of(candidate.groups, name)]) for name in passes
+            (now.here[name], offered(state, key_of(candidate, name), name)) for name in passes
         ]
         found = yield from pooling.ask(
             wanted, holdout=HOLDOUT, tried=_tried(state), entries=pooling.with_penalty

@@ -23,7 +23,7 @@ from coterie.strategies.auto.evidence import (
     noted,
     trials_of,
 )
-from coterie.strategies.auto.state import AutoState, Entrant, Verdict, holding, key_of
+from coterie.strategies.auto.state import AutoState, Entrant, Verdict, holding, key_of, offered
 from coterie.strategies.rounds.algorithm import Order, Round, Updates
 from coterie.strategies.rounds.handles import Model
 from coterie.strategies.rounds.members import minimums_of, present_groups, staying
@@ -52,8 +52,7 @@ def race_orders(state: AutoState, silo: Silo, now: Round) -> list[Order]:
             taking_part = group
         if silo.name in taking_part:
             config: dict[str, Scalar] = {**holdout(silo), wire.GROUP_SIZE: len(taking_part)}
-            arm = state.trees.arms.get(group)
-            model = state.models[group] if arm is None else arm.of(silo.name)
+            model = offered(state, group, silo.name)
             work.append(Order(silo, model, purpose=f"race-{number}", config=config))
     return work
 

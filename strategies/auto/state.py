@@ -250,9 +250,16 @@ def group_of(held: Iterable[Group], name: str) -> Group:
 def key_of(candidate: Candidate, name: str) -> Group:
     """Return the key in ``measured`` of the model that a candidate offers a silo."""
     group = group_of(candidate.groups, name)
-    if candidate.by_silo and group[1:]:
-        return (BY_SILO, *group)
-    return (f"{OWN} {candidate.penalty:g}", *group) if candidate.penalty and group[1:] else group
+    if not group[1:]:
+        return group
+    key = (BY_SILO, *group) if candidate.by_silo else group
+    return (f"{OWN} {candidate.penalty:g}", *key) if candidate.penalty else key
+
+
+def offered(state: AutoState, key: Group, name: str) -> Model:
+    """Return the model of a race that has a key of ``key_of``, as a silo gets it."""
+    arm = state.trees.arms.get(key)
+    return state.models[key] if arm is None else arm.of(name)
 
 
 def without(state: AutoState, name: str) -> AutoState:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,8 @@ from coterie.engine.inprocess import InProcessGrid
 from coterie.server.report.race import explain_race
 from coterie.server.runs.checkpoint import Checkpoints
 from coterie.server.runs.record import read_run
+from coterie.strategies.auto import decision
+from coterie.strategies.auto.candidates import Candidate
 from coterie.strategies.plain.pooling import TRIED_LEAVES
 from coterie.strategies.rounds.result import RunResult
 from coterie.tasks import SiloData, Task
@@ -205,3 +207,31 @@ def test_auto_tries_own_leaf_values_and_says_so(
     assert "own leaf values that are shrunk towards the group's" in " ".join(text.whole)
     assert text.rows[0][0] == "all together with own models – chosen"
     assert "takes its trees from the group of s0, s2 and s3, with own leaf" in text.silos["s1"]
+
+
+def test_trees_that_split_by_silo_have_own_leaf_values_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def split_first(candidates: Sequence[Candidate], *found: Any, **how: Any) -> list[int]:
+        both = [one.by_silo and one.penalty > 0 for one in candidates]
+        return sorted(range(len(candidates)), key=lambda n: not both[n])
+
+    monkeypatch.setattr(decision, "by_preference", split_first)
+    monkeypatch.setattr(decision, "behind_alone", lambda state, candidate: False)
+    nodes = [{**node, "home": str(tmp_path / str(node["name"]))} for node in silos()]
+    grid = Tap(nodes)
+    found = run(tmp_path / "auto", grid, **AUTO, budget=3.0)
+    verdict = verdict_of(found)
+    winner = verdict["candidates"][verdict["winner"]]
+    assert winner["by-silo"] and winner["own-penalty"] in TRIED_LEAVES[1:]
+    asked = [m for m in grid.sent if m.metadata.message_type == wire.EVALUATE_OWN]
+    assert len(asked) == 2 * len(TRIED_LEAVES) * len(LEVELS), "with and without such splits"
+    held, own = [m["feature"].numpy() for m in found.models.values()], set[str]()
+    assert any((one != held[0]).any() for one in held)
+    for name, model in found.models.items():
+        (file,) = (tmp_path / name / "models").glob("*.safetensors")
+        kept = load_file(file)
+        assert (kept["feature"] == model["feature"].numpy()).all()
+        own |= {name} if (kept["leaf"] != model["leaf"].numpy()).any() else set()
+    keeping = {name for name, gain in verdict["gains"].items() if gain["own"]}
+    assert own == found.models.keys() - keeping and own
