@@ -22,7 +22,7 @@ from typing import Any
 from coterie.engine.fast.superlink.commands import flower_command, replace_in
 from coterie.system.ports import listens
 
-LOOK_S = 0.1
+LOOK_S = 0.25  # a look is a call: ten a second cost an idle SuperLink a tenth of a core
 START_DEADLINE_S = 60.0
 SERVERAPP, ADDRESS = "flwr-serverapp", "--appio-api-address"
 
