@@ -142,10 +142,10 @@ def test_a_run_resumed_after_any_round_ends_bit_identical(name: str) -> None:
     def start(**more: Any) -> RunResult:
         grid = InProcessGrid(plain_app_without_answers(), FIVE)
         initial = ArrayRecord() if "resume" in more else plain_initial()
-        return TABLE[name]().start(grid=grid, initial_arrays=initial, num_rounds=3, **more)
+        return TABLE[name]().start(grid=grid, initial_arrays=initial, num_rounds=4, **more)
 
     whole = start(commit=lambda checkpoint: committed.append(encode(checkpoint)))
-    assert len(committed) == 3
+    assert len(committed) == 4
     for stored in committed:
         resumed = start(resume=decode(*stored))
         assert {r: whole.groups[r] for r in resumed.groups} == resumed.groups
