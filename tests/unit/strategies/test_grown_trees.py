@@ -424,6 +424,8 @@ def test_auto_finds_who_grows_trees_together_and_a_run_that_was_cut_ends_the_sam
     (verdict,) = (r.details["verdict"] for r in whole.rounds if "verdict" in r.details)
     sources = [one["source"].split(",")[0] for one in verdict["candidates"]]
     assert {"everybody alone", "all together", "split by silo"} < set(sources)
+    (paired,) = (c for c in verdict["candidates"] if "FedCollab" in c["source"])
+    assert ["a", "b"] in paired["groups"] and paired["supported"]
     assert "clusters" in verdict["candidates"][verdict["winner"]]["source"]
     noise = {verdict["gains"][name]["noise"] for name in "abcd"}
     assert len(noise) == 4, "each silo states how sure its losses are"
