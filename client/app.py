@@ -28,12 +28,7 @@ from coterie.features.secure.masking import Masking
 from coterie.features.statistics import silo as statistics
 from coterie.features.sums.regression.silo import Regressing
 from coterie.features.sums.silo import answer_sums
-from coterie.features.sums.trees.silo import (
-    Growing,
-    answer_histograms,
-    evaluate_discriminators,
-    train_discriminators,
-)
+from coterie.features.sums.trees.silo import Growing, answer_histograms, in_bins
 from coterie.features.unlabelled.silo import Testing, measure_group
 from coterie.features.validation.silo import Validation
 from coterie.features.watching.silo import Watching
@@ -73,7 +68,7 @@ ANSWERS = {
     wire.COLD_START: train.train_model,
     wire.MASKED_SUM: secure.sum_masked,
     wire.TRAIN_SUMS: answer_sums({wire.REGRESSION: Regressing()}),
-    wire.TRAIN_DISCRIMINATOR: train_discriminators,
+    wire.TRAIN_DISCRIMINATOR: in_bins(discriminate.train_discriminators),
     wire.EVALUATE: evaluate.evaluate_model,
     wire.EVALUATE_GROUP: measure_group,
     wire.EVALUATE_GIVEN: evaluate_given,
@@ -82,10 +77,10 @@ ANSWERS = {
     wire.EVALUATE_HISTOGRAMS: answer_histograms,
     wire.ENSEMBLE: evaluate.evaluate_ensemble,
     wire.LABEL_COUNTS: evaluate.count_labels,
-    wire.EVALUATE_DISCRIMINATOR: evaluate_discriminators,
+    wire.EVALUATE_DISCRIMINATOR: in_bins(discriminate.evaluate_discriminators),
     # Of features alone: where a silo without labels belongs, in a run of any strategy.
-    wire.TRAIN_PLACING: discriminate.train_placing,
-    wire.EVALUATE_PLACING: discriminate.evaluate_placing,
+    wire.TRAIN_PLACING: in_bins(discriminate.train_placing),
+    wire.EVALUATE_PLACING: in_bins(discriminate.evaluate_placing),
 }
 
 app = ClientApp(mods=[outbound])

@@ -24,12 +24,12 @@ def train_discriminators(request: Request, *, seen: View | None = None) -> Recor
     return _train(request, labelled=True, seen=seen)
 
 
-def train_placing(request: Request) -> RecordDict:
+def train_placing(request: Request, *, seen: View | None = None) -> RecordDict:
     """Score and train discriminators of features only: no label of the silo is used."""
-    return _train(request, labelled=False)
+    return _train(request, labelled=False, seen=seen)
 
 
-def _train(request: Request, *, labelled: bool, seen: View | None = None) -> RecordDict:
+def _train(request: Request, *, labelled: bool, seen: View | None) -> RecordDict:
     pairs = _pairs(request, labelled=labelled, seen=seen)
     if not len(pairs.pool.x):
         request.refuse_for("has no sample to train on.")
@@ -56,12 +56,12 @@ def evaluate_discriminators(request: Request, *, seen: View | None = None) -> Re
     return _evaluate(request, labelled=True, seen=seen)
 
 
-def evaluate_placing(request: Request) -> RecordDict:
+def evaluate_placing(request: Request, *, seen: View | None = None) -> RecordDict:
     """Score discriminators of features only: no label of the silo is used."""
-    return _evaluate(request, labelled=False)
+    return _evaluate(request, labelled=False, seen=seen)
 
 
-def _evaluate(request: Request, *, labelled: bool, seen: View | None = None) -> RecordDict:
+def _evaluate(request: Request, *, labelled: bool, seen: View | None) -> RecordDict:
     pairs = _pairs(request, labelled=labelled, seen=seen)
     content = RecordDict()
     with Stopwatch() as watch:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 from coterie import wire
 from coterie.features.unlabelled.placing import (
@@ -18,13 +18,25 @@ from coterie.features.unlabelled.placing import (
 )
 from coterie.features.unlabelled.testing import Testers, measure, words
 from coterie.strategies.rounds.algorithm import Algorithm, Exchanges
-from coterie.strategies.rounds.handles import Model, is_seen
+from coterie.strategies.rounds.handles import Arrays, Model, is_seen
 from coterie.strategies.rounds.reports import Group
 from coterie.strategies.rounds.result import mean_model
 from coterie.strategies.rounds.roster import Silo
 from coterie.strategies.rounds.stage import Held, Outcome, Played, Room, Scene, Stage
 
 log = logging.getLogger("coterie.run")
+
+
+@runtime_checkable
+class Grows(Protocol):
+    """An algorithm that may grow trees."""
+
+    def agreed_bins(self, state: Any) -> Arrays | None:
+        """Return the bins in which discriminators see rows of trees; empty while there are none.
+
+        None if the run's models are no trees.
+        """
+        ...
 
 
 class Unlabelled(Stage):
@@ -36,7 +48,8 @@ class Unlabelled(Stage):
     def ask(self, mine: UnlabelledSilos, scene: Scene) -> Exchanges[UnlabelledSilos]:
         """Compare silos without labels with some of each group."""
         groups = _shown(scene.algorithm, scene.state)
-        found: UnlabelledSilos = yield from look(mine, _unlabelled(scene.room), groups, scene.now)
+        here = _unlabelled(scene.room)
+        found: UnlabelledSilos = yield from look(mine, here, groups, scene.now, _bins(scene))
         return found
 
     def held(self, mine: UnlabelledSilos, scene: Scene, held: Held) -> Held:
@@ -80,7 +93,7 @@ class Testing(Stage):
             return mine
         fits = yield from measure(here, models)
         silent = [silo for silo in here if silo.name not in fits.of]
-        features = yield from look(mine.features, silent, groups, scene.now)
+        features = yield from look(mine.features, silent, groups, scene.now, _bins(scene))
         return Tested(fits, features)
 
     def held(self, mine: Tested, scene: Scene, held: Held) -> Held:
@@ -135,6 +148,11 @@ def _models(scene: Scene, groups: list[Group]) -> dict[Group, Model]:
 
 def _unlabelled(room: Room) -> list[Silo]:
     return [silo for silo in room.here if silo.unlabelled]
+
+
+def _bins(scene: Scene) -> Arrays | None:
+    algorithm = scene.algorithm
+    return algorithm.agreed_bins(scene.state) if isinstance(algorithm, Grows) else None
 
 
 def _shown(algorithm: Algorithm[Any], state: Any) -> list[Group]:

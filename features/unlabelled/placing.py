@@ -23,6 +23,7 @@ from coterie import wire
 from coterie.strategies.fedcollab.discriminators import Discriminators, Pair, measure, takes_part
 from coterie.strategies.partition.distance import Distance
 from coterie.strategies.rounds.algorithm import Exchanges, Round
+from coterie.strategies.rounds.handles import Arrays
 from coterie.strategies.rounds.reports import Group
 from coterie.strategies.rounds.roster import Silo
 
@@ -116,18 +117,23 @@ def look(
     here: Sequence[Silo],
     groups: Sequence[Group],
     now: Round,
+    bins: Arrays | None,
 ) -> Exchanges[UnlabelledSilos]:
     """Compare unlabelled silos with silos of the groups that they have not been compared with.
 
     ``unlabelled`` has all known ones, ``here`` the connected ones; ``now`` has those that train.
+    ``bins``: in which rows of trees are seen; None if models are no trees, empty while there are
+    none, in which case nothing is compared.
     """
     found = {silo.name: unlabelled.of.get(silo.name, UnlabelledSilo()) for silo in here}
     away = {name: one for name, one in unlabelled.of.items() if name not in now.here}
-    due = {s.name: _due(found[s.name], groups, now) for s in here} if len(groups) > 1 else {}
+    asks = len(groups) > 1 and (bins is None or bins)
+    due = {s.name: _due(found[s.name], groups, now) for s in here} if asks else {}
     pairs = [_pair(name, other) for name, others in due.items() for other in others]
     if not pairs:
         return UnlabelledSilos({**away, **found})
-    measured = yield from measure(pairs, [*here, *now.silos], Discriminators(), labelled=False)
+    silos = [*here, *now.silos]
+    measured = yield from measure(pairs, silos, Discriminators(), labelled=False, bins=bins)
     for silo in here:
         name, before, others = silo.name, found[silo.name], due[silo.name]
         pairs_of = {other: _pair(name, other) for other in others}

@@ -170,6 +170,9 @@ class Auto(Growth, Algorithm[AutoState]):
             return None
         return own_models.entries(self.own_penalties(state.boosted.state))
 
+    def agreed_bins(self, state: AutoState) -> Arrays | None:
+        return state.trees.bins if is_trees(state.members.initial) else None
+
     def compared(self, state: AutoState) -> Compared | None:
         return Compared()
 

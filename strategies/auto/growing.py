@@ -20,13 +20,12 @@ from math import ceil
 import numpy as np
 
 from coterie.features.sums.trees.asking import Growing, Grown, Roots, grow
-from coterie.features.sums.trees.coordinator import Growth, depth_of, room
+from coterie.features.sums.trees.coordinator import Growth, bins_of, depth_of, room
 from coterie.features.sums.trees.growth import Settings, enough, trial
 from coterie.strategies.auto.budget import Budget, holdout, planned
 from coterie.strategies.auto.candidates import Candidate
 from coterie.strategies.auto.state import BY_SILO, AutoState, Forest, holding, key_of
 from coterie.strategies.errors import EXIT_CONFIG, FederationError
-from coterie.strategies.fedcollab.trees import bins_of
 from coterie.strategies.partition.gram import gram
 from coterie.strategies.rounds.algorithm import Exchanges, Round
 from coterie.strategies.rounds.handles import Arrays

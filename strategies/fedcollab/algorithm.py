@@ -334,6 +334,9 @@ class FedCollab(Growth, Algorithm[FedCollabState]):
             return f"{text} c = {report.c_low:.3g}"
         return ""
 
+    def agreed_bins(self, state: FedCollabState) -> Arrays | None:
+        return None if state.forest is None else state.bins
+
     def boosted_on_trial(self, state: FedCollabState) -> Mapping[str, Model] | None:
         if state.forest is None:
             return None

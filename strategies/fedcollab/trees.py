@@ -11,11 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
-import numpy as np
-
 from coterie.features.sums.trees.asking import Growing, Grown, grow
-from coterie.features.sums.trees.coordinator import Growth, Trees, TreesState
-from coterie.features.sums.trees.seen import Seen
+from coterie.features.sums.trees.coordinator import Growth, Trees, TreesState, bins_of
 from coterie.strategies.rounds.algorithm import Exchanges, Round
 from coterie.strategies.rounds.handles import Arrays
 from coterie.strategies.rounds.members import Members, staying
@@ -30,12 +27,6 @@ def agreed(growth: Growth, members: Members, now: Round) -> Exchanges[Arrays]:
     one = Growing(growth.growth, growth.column_bins, here, Grown(members.initial), 0)
     yield from grow([one], now, members.minimums)
     return bins_of(one.grown)
-
-
-def bins_of(grown: Grown) -> Arrays:
-    """Return what discriminators need of the bins of trees; empty if these have none."""
-    base = np.asarray(grown.trees["base"], np.float32)
-    return Seen(grown.edges, base).arrays() if grown.edges else {}
 
 
 def growing(growth: Growth, groups: Sequence[Group]) -> Trees:

@@ -18,12 +18,14 @@ from dataclasses import asdict, dataclass, field, replace
 from itertools import count
 from typing import Annotated, Any
 
+import numpy as np
 from pydantic import Field
 
 from coterie import wire
 from coterie.features.sums.trees.asking import FEW, Growing, Grown, grow
 from coterie.features.sums.trees.ensemble import Ensemble
 from coterie.features.sums.trees.growth import HOLDOUT, Settings, enough, trial
+from coterie.features.sums.trees.seen import Seen
 from coterie.strategies.errors import EXIT_CONFIG, FederationError
 from coterie.strategies.plain import pooling
 from coterie.strategies.rounds.algorithm import Algorithm, Exchanges, Order, Round, Updates
@@ -57,6 +59,12 @@ class TreesState:
     trials: Mapping[str, Grown] = field(default_factory=dict)
     tried: Mapping[str, Grown] = field(default_factory=dict)
     lost: Mapping[str, str] = field(default_factory=dict)
+
+
+def bins_of(grown: Grown) -> Arrays:
+    """Return what discriminators need of the bins of trees; empty if these have none."""
+    base = np.asarray(grown.trees["base"], np.float32)
+    return Seen(grown.edges, base).arrays() if grown.edges else {}
 
 
 class Growth(Options):
@@ -127,6 +135,12 @@ class Trees(Growth, Algorithm[TreesState]):
             n for n in count(1) if -(-trees // n) - (-tried // n) <= room(2) // depth_of(initial)
         )
         require_rounds(initial, rounds, least)
+
+    def agreed_bins(self, state: TreesState) -> Arrays:
+        """Return the bins of the largest group that has some."""
+        groups = sorted(state.grown, key=lambda key: (-key.count(","), key))
+        several = (bins_of(state.grown[key]) for key in groups if "," in key)
+        return next(filter(None, several), {})
 
     # ---------------------------------------------------------------- a round
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from math import sqrt
 from typing import Any
@@ -20,7 +20,6 @@ from flwr.app import MetricRecord, RecordDict
 from numpy.typing import NDArray
 
 from coterie import wire
-from coterie.client.work import discriminate
 from coterie.client.work.data import Data, Held, Part
 from coterie.client.work.hold_out import held_apart
 from coterie.client.work.measure import evaluate, sample_losses
@@ -120,14 +119,13 @@ def answer_histograms(request: Request) -> RecordDict:
     return RecordDict({questions.RECORD: sent, wire.METRICS: metrics})
 
 
-def train_discriminators(request: Request) -> RecordDict:
-    """Train FedCollab's discriminators; rows of trees are seen in the bins that were agreed on."""
-    return discriminate.train_discriminators(request, seen=_bins(request))
+def in_bins(answer: Callable[..., RecordDict]) -> Callable[[Request], RecordDict]:
+    """Return an answer about discriminators that sees rows of trees in bins that are sent."""
 
+    def answered(request: Request) -> RecordDict:
+        return answer(request, seen=_bins(request))
 
-def evaluate_discriminators(request: Request) -> RecordDict:
-    """Score FedCollab's discriminators; rows of trees are seen in the bins that were agreed on."""
-    return discriminate.evaluate_discriminators(request, seen=_bins(request))
+    return answered
 
 
 def _bins(request: Request) -> Seen | None:

@@ -88,3 +88,28 @@ def test_a_silo_that_would_hold_out_too_few_rows_is_placed_after_the_race(tmp_pa
         "a,b": 10,
         **({} if placed["joins"] else {"d": 10}),
     }
+
+
+@pytest.mark.parametrize("strategy", ["trees", "fedcollab"])
+def test_a_silo_without_labels_gets_the_trees_of_those_whose_rows_its_own_look_like(
+    tmp_path: Path, strategy: str
+) -> None:
+    """Rows are as they are, with missing values and large numbers: their bins are compared."""
+    nodes = sites(tmp_path, {"a": 300, "b": 300, "xc": 300, "xd": 300, "xe": 300})
+    for node in nodes:
+        table = Path(node["data.data"])
+        head, *lines = (line.split(",") for line in table.read_text().splitlines())
+        shift = 1.5 * node["name"].startswith("x")
+        for cells in lines:
+            cells[0] = cells[0] and str(float(cells[0]) + shift)
+            cells[1] = cells[1] and str(1000 + 50 * float(cells[1]))
+        table.write_text("\n".join(",".join(cells) for cells in (head, *lines)))
+    new = tmp_path / "new.csv"
+    new.write_text("\n".join(line.rpartition(",")[0] for line in table.read_text().splitlines()))
+    kept = {key: value for key, value in nodes.pop().items() if key != "data.data"}
+    nodes.append({**kept, "unlabelled": str(new), "home": str(tmp_path / "home")})
+    groups = {"given-groups": "a,b;xc,xd"} if strategy == "trees" else {"c": 10.0}
+    keys = {**KEYS, **groups, "strategy": strategy, "min-silos": 4}
+    found = run(tmp_path / "run", nodes, **keys).rounds[-1].details
+    own = found["unlabelled"]["xe"]
+    assert own["group"] == ["xc", "xd"] and own["why"].endswith("beyond chance"), own
