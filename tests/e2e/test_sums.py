@@ -8,6 +8,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from coterie import wire
 from coterie.server.runs.contribution import SUMS
 from coterie.server.runs.fitted import read_fitted
@@ -18,16 +20,21 @@ from tests.kit import record_of, run
 from tests.unit.server.test_cox import sites as relapses
 from tests.unit.server.test_regression import regress, sites
 
+Nodes = list[dict[str, Any]]
+"""What silos are started with, in one process."""
 
-def test_a_person_fits_regressions_and_grows_trees_and_gets_what_one_process_gets(
-    pair: Organisations, tmp_path: Path
-) -> None:
-    nodes = [{**node, "name": f"clinic-{node['name']}"} for node in sites(tmp_path / "sites")[:2]]
-    task = tmp_path / "sites" / "heart.toml"
-    task.write_text(task.read_text().replace('"mclr"', '"any-4x3"'))
-    survival = [{**one, "name": f"ward-{one['name']}"} for one in relapses(tmp_path / "wards")[:2]]
-    task = tmp_path / "wards" / "relapse.toml"
-    task.write_text(task.read_text().replace('"mclr"', '"any-4x3"'))
+
+@pytest.fixture(scope="module")
+def clinics(
+    resident_pair: Organisations, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Organisations, dict[str, Nodes]]:
+    """Two silos of a task with classes, and two of one with survival times: task → its silos."""
+    folder, pair = tmp_path_factory.mktemp("sums"), resident_pair
+    pair.mend()
+    nodes = [{**node, "name": f"clinic-{node['name']}"} for node in sites(folder / "sites")[:2]]
+    survival = [{**one, "name": f"ward-{one['name']}"} for one in relapses(folder / "wards")[:2]]
+    for task in (folder / "sites" / "heart.toml", folder / "wards" / "relapse.toml"):
+        task.write_text(task.read_text().replace('"mclr"', '"any-4x3"'))
     for node in (*nodes, *survival):
         name, allowed = str(node["name"]), '[policy]\nsums = ["regression", "trees"]'
         node["sums"] = "regression,trees"
@@ -37,40 +44,69 @@ def test_a_person_fits_regressions_and_grows_trees_and_gets_what_one_process_get
         pair.join(name, pair.enrol(request))
         pair.start_silo(name)
     pair.wait_for(6)
-    for who, task, model in ((nodes, "heart", "logistic"), (survival, "relapse", "cox")):
-        before, secure = set((pair.coordinator / "runs").iterdir()), model == "logistic"
-        more = ["--secure"] if secure else []
-        found = json.loads(pair.command("regress", model, "--task", task, "--json", *more))
-        assert found["groups"][0]["members"] == [node["name"] for node in who]
-        (folder,) = set((pair.coordinator / "runs").iterdir()) - before
-        here = regress(tmp_path / model, who, task=task, model=model, secure=secure)
-        assert found["exchanges"] == here.fits.exchanges
-        arrays = read_fitted(folder / SUMS).groups[0].state.arrays
-        for name, array in here.groups[0].state.arrays.items():
-            assert array.tobytes() == arrays[name].tobytes(), (model, name)
-    for strategy, who, rounds, more in (
-        ("trees", nodes, 2, ["--secure"]),
-        ("auto", survival, 6, []),
-    ):
-        name = "heart" if more else "relapse"
-        only = {"task.family": "trees", "personalise": "partial"} if more else {}
-        more = [*more, *(part for k, v in only.items() for part in ("--set", f"{k}={v}"))]
-        folder = pair.submit(strategy, "--task", name, "--rounds", str(rounds), *more)
-        there = finished(folder)
-        keys = {"strategy": strategy, "rounds": rounds, "local-epochs": 5, **only}
-        run(tmp_path / strategy, who, task=name, **keys)
-        assert there == hashes_of(tmp_path / strategy)
-        assert own_penalties(folder) == own_penalties(tmp_path / strategy)
-        assert len(own_penalties(folder)) == bool(only)
-        races = [own_models_raced(one) for one in (folder, tmp_path / strategy)]
-        assert races[0] == races[1] and bool(races[0]) == (strategy == "auto")
-        assert strategy == "auto" or len(set(there.values())) == 1
+    return pair, {"heart": nodes, "relapse": survival}
+
+
+@pytest.mark.parametrize(("task", "model"), [("heart", "logistic"), ("relapse", "cox")])
+def test_a_person_fits_regressions_and_gets_what_one_process_gets(
+    clinics: tuple[Organisations, dict[str, Nodes]], tmp_path: Path, task: str, model: str
+) -> None:
+    (pair, silos), secure = clinics, model == "logistic"
+    before, more = set((pair.coordinator / "runs").iterdir()), ["--secure"] if secure else []
+    found = json.loads(pair.command("regress", model, "--task", task, "--json", *more))
+    assert found["groups"][0]["members"] == [node["name"] for node in silos[task]]
+    (folder,) = set((pair.coordinator / "runs").iterdir()) - before
+    here = regress(tmp_path / model, silos[task], task=task, model=model, secure=secure)
+    assert found["exchanges"] == here.fits.exchanges
+    arrays = read_fitted(folder / SUMS).groups[0].state.arrays
+    for name, array in here.groups[0].state.arrays.items():
+        assert array.tobytes() == arrays[name].tobytes(), (model, name)
+    if secure:
+        _assert_masked(pair, wire.TRAIN_SUMS)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "task", "rounds", "keys"),
+    [
+        ("trees", "heart", 2, {"personalise": "partial", "secure": True}),
+        ("fedcollab", "heart", 2, {}),
+        ("auto", "relapse", 6, {}),
+    ],
+)
+def test_a_person_grows_trees_and_gets_what_one_process_gets(
+    clinics: tuple[Organisations, dict[str, Nodes]],
+    tmp_path: Path,
+    strategy: str,
+    task: str,
+    rounds: int,
+    keys: dict[str, Any],
+) -> None:
+    pair, silos = clinics
+    only = {} if strategy == "auto" else {"task.family": "trees"}
+    more = [p for k, v in {**only, **keys}.items() if v is not True for p in ("--set", f"{k}={v}")]
+    more += ["--secure"] * ("secure" in keys)
+    folder = pair.submit(strategy, "--task", task, "--rounds", str(rounds), *more)
+    there = finished(folder)
+    usual = {"strategy": strategy, "rounds": rounds, "local-epochs": 5, "task": task}
+    unmasked = {key: value for key, value in keys.items() if key != "secure"}
+    run(tmp_path / strategy, silos[task], **usual, **only, **unmasked)
+    assert there == hashes_of(tmp_path / strategy)
+    assert own_penalties(folder) == own_penalties(tmp_path / strategy)
+    assert len(own_penalties(folder)) == ("personalise" in keys)
+    races = [own_models_raced(one) for one in (folder, tmp_path / strategy)]
+    assert races[0] == races[1] and bool(races[0]) == (strategy == "auto")
+    if strategy == "trees":
+        assert len(set(there.values())) == 1
+        _assert_masked(pair, wire.EVALUATE_HISTOGRAMS)
+
+
+def _assert_masked(pair: Organisations, kind: str) -> None:
+    """Assert that sums of this kind left a silo masked, over both clinics."""
     entries = [json.loads(line) for line in (pair.home_of("clinic-a") / "ledger.jsonl").open()]
-    left = [e for e in entries if e["type"] in (wire.TRAIN_SUMS, wire.EVALUATE_HISTOGRAMS)]
-    masked = [e for e in left if "summed" in e]
+    masked = [e for e in entries if e["type"] == kind and "summed" in e]
+    assert masked
     assert {tensor["record"] for e in masked for tensor in e["tensors"]} == {wire.MASKED}
     assert {tuple(e["summed"]["blocks"][0]) for e in masked} == {("clinic-a", "clinic-b")}
-    assert {e["type"] for e in masked} == {wire.TRAIN_SUMS, wire.EVALUATE_HISTOGRAMS}
 
 
 def own_penalties(folder: Path) -> list[Any]:
