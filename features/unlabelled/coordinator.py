@@ -34,7 +34,7 @@ class Grows(Protocol):
     def agreed_bins(self, state: Any) -> Arrays | None:
         """Return the bins in which discriminators see rows of trees; empty while there are none.
 
-        None if the run's models are no trees.
+        None if the run's models are not trees.
         """
         ...
 

@@ -122,7 +122,7 @@ def look(
     """Compare unlabelled silos with silos of the groups that they have not been compared with.
 
     ``unlabelled`` has all known ones, ``here`` the connected ones; ``now`` has those that train.
-    ``bins``: in which rows of trees are seen; None if models are no trees, empty while there are
+    ``bins``: in which rows of trees are seen; None if models are not trees, empty while there are
     none, in which case nothing is compared.
     """
     found = {silo.name: unlabelled.of.get(silo.name, UnlabelledSilo()) for silo in here}
