@@ -6,12 +6,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from coterie.features.sums.trees.asking import Grown
+from coterie.features.sums.trees.coordinator import Trees, TreesState
+from coterie.features.sums.trees.ensemble import Ensemble
 from coterie.features.sums.trees.growth import RIGHT
 from coterie.strategies.auto import decision
 from coterie.strategies.auto.candidates import Candidate
+from coterie.strategies.rounds.members import Members
 from tests.conftest import assert_equal_models
 from tests.kit import run
 from tests.unit.strategies.test_grown_trees import COLUMNS, KEYS, STUDY, drawn
@@ -113,3 +117,19 @@ def test_a_silo_without_labels_gets_the_trees_of_those_whose_rows_its_own_look_l
     found = run(tmp_path / "run", nodes, **keys).rounds[-1].details
     own = found["unlabelled"]["xe"]
     assert own["group"] == ["xc", "xd"] and own["why"].endswith("beyond chance"), own
+
+
+def test_no_bins_of_a_silo_alone_are_shown_and_those_of_the_largest_group_are() -> None:
+    empty = Ensemble.empty(4, 1, 2, 1).arrays()
+
+    def of(**edges: float) -> list[float]:
+        grown = {
+            key.replace("_", ","): Grown(empty, edges=(np.array([edge], np.float32),))
+            for key, edge in edges.items()
+        }
+        state = TreesState(Members({}), grown={**grown, "x,y,z,v": Grown(empty)})
+        found = Trees().agreed_bins(state)
+        return [float(edge) for edge in found.get("edges", ())]
+
+    assert of(a=1.0) == [] and of(a=1.0, b_c=2.0) == [2.0]
+    assert of(a=1.0, b_c=2.0, d_e_f=3.0) == [3.0], "a group without bins is passed over"
