@@ -68,7 +68,7 @@ ANSWERS = {
     wire.COLD_START: train.train_model,
     wire.MASKED_SUM: secure.sum_masked,
     wire.TRAIN_SUMS: answer_sums({wire.REGRESSION: Regressing()}),
-    wire.TRAIN_DISCRIMINATOR: in_bins(discriminate.train_discriminators),
+    wire.TRAIN_DISCRIMINATOR: in_bins(discriminate.train, labelled=True),
     wire.EVALUATE: evaluate.evaluate_model,
     wire.EVALUATE_GROUP: measure_group,
     wire.EVALUATE_GIVEN: evaluate_given,
@@ -77,10 +77,10 @@ ANSWERS = {
     wire.EVALUATE_HISTOGRAMS: answer_histograms,
     wire.ENSEMBLE: evaluate.evaluate_ensemble,
     wire.LABEL_COUNTS: evaluate.count_labels,
-    wire.EVALUATE_DISCRIMINATOR: in_bins(discriminate.evaluate_discriminators),
+    wire.EVALUATE_DISCRIMINATOR: in_bins(discriminate.evaluate, labelled=True),
     # Of features alone: where a silo without labels belongs, in a run of any strategy.
-    wire.TRAIN_PLACING: in_bins(discriminate.train_placing),
-    wire.EVALUATE_PLACING: in_bins(discriminate.evaluate_placing),
+    wire.TRAIN_PLACING: in_bins(discriminate.train, labelled=False),
+    wire.EVALUATE_PLACING: in_bins(discriminate.evaluate, labelled=False),
 }
 
 app = ClientApp(mods=[outbound])

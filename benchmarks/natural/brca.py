@@ -130,12 +130,11 @@ def document(entries: Sequence[Entry]) -> str:
         "# Fed-TCGA-BRCA: Cox regression in six regions",
         "Made by `python -m benchmarks.natural.brca --data FOLDER`.",
         "Concordance index in %, on patients that a model has not seen: five folds of every "
-        "region's 51 to 311 patients, mean over folds, ± over seeds. *− alone*: the difference to "
-        "training alone, ± standard error by how it differs from fold to fold, mean over seeds: "
-        "what other patients might have given. FLamby's figures are of its own test parts, which "
-        "have 1 to 14 events (five seeds; FedAdam "
-        f"{100 * PUBLISHED['FedAdam']:.1f}): they stand beside, and are not comparable. Boosted "
-        f"trees: at most {TREES[0]}, of depth {TREES[2]}.",
+        "region's 51 to 311 patients, mean over folds, ± standard deviation over seeds. *− alone*: "
+        "the difference from local training, ± its standard error over folds, mean over seeds. "
+        "FLamby's figures are from its own test sets, which have 1 to 14 events (five seeds; "
+        f"FedAdam {100 * PUBLISHED['FedAdam']:.1f}), so they are not comparable. Boosted trees: at "
+        f"most {TREES[0]}, of depth {TREES[2]}.",
         table(head, rows),
     )
 

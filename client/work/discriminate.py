@@ -19,17 +19,11 @@ from coterie.client.work.session import Session
 from coterie.client.work.sgd import Stopwatch
 
 
-def train_discriminators(request: Request, *, seen: View | None = None) -> RecordDict:
-    """Score the received discriminators on held-out samples, train them, and send both back."""
-    return _train(request, labelled=True, seen=seen)
+def train(request: Request, *, labelled: bool, seen: View | None) -> RecordDict:
+    """Score the received discriminators on held-out samples, train them, and send both back.
 
-
-def train_placing(request: Request, *, seen: View | None = None) -> RecordDict:
-    """Score and train discriminators of features only: no label of the silo is used."""
-    return _train(request, labelled=False, seen=seen)
-
-
-def _train(request: Request, *, labelled: bool, seen: View | None) -> RecordDict:
+    Without ``labelled`` they see features only: no label of the silo is used.
+    """
     pairs = _pairs(request, labelled=labelled, seen=seen)
     if not len(pairs.pool.x):
         request.refuse_for("has no sample to train on.")
@@ -51,17 +45,8 @@ def _train(request: Request, *, labelled: bool, seen: View | None) -> RecordDict
     return content
 
 
-def evaluate_discriminators(request: Request, *, seen: View | None = None) -> RecordDict:
+def evaluate(request: Request, *, labelled: bool, seen: View | None) -> RecordDict:
     """Score the received discriminators, if any; report one's size and what can be held out."""
-    return _evaluate(request, labelled=True, seen=seen)
-
-
-def evaluate_placing(request: Request, *, seen: View | None = None) -> RecordDict:
-    """Score discriminators of features only: no label of the silo is used."""
-    return _evaluate(request, labelled=False, seen=seen)
-
-
-def _evaluate(request: Request, *, labelled: bool, seen: View | None) -> RecordDict:
     pairs = _pairs(request, labelled=labelled, seen=seen)
     content = RecordDict()
     with Stopwatch() as watch:

@@ -9,6 +9,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from coterie.features.sums.trees.coordinator import Growth
 from coterie.server.runs.config import ALONE_BY_STEPS, ALONE_WITH_TREES
 from coterie.server.runs.record import (
     EVENTS,
@@ -32,7 +33,7 @@ COMPARED_KEYS = (
     "personal-epochs", "personal-lr", "ditto-lambda",
 )  # fmt: skip
 """Keys that affect a silo's own training; runs with equal values are comparable."""
-OF_TREES = ("tree-rate", "column-bins", "leaf-rows", "leaf-penalty")
+OF_TREES = tuple(name.replace("_", "-") for name in Growth.model_fields)
 """More such keys of boosted trees."""
 
 

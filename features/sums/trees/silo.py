@@ -46,7 +46,7 @@ from coterie.tasks.trees import Trees
 log = logging.getLogger("coterie.silo")
 
 NAME, AUTO = "trees", "auto"
-GROWERS = AUTO, "fedcollab", NAME
+GROWERS = wire.KINDS[wire.EVALUATE_HISTOGRAMS].strategies
 """Strategies that grow trees."""
 CHANCE = 2.0
 """Standard errors beyond which a difference is not chance."""
@@ -119,11 +119,13 @@ def answer_histograms(request: Request) -> RecordDict:
     return RecordDict({questions.RECORD: sent, wire.METRICS: metrics})
 
 
-def in_bins(answer: Callable[..., RecordDict]) -> Callable[[Request], RecordDict]:
+def in_bins(
+    answer: Callable[..., RecordDict], *, labelled: bool
+) -> Callable[[Request], RecordDict]:
     """Return an answer about discriminators that sees rows of trees in bins that are sent."""
 
     def answered(request: Request) -> RecordDict:
-        return answer(request, seen=_bins(request))
+        return answer(request, labelled=labelled, seen=_bins(request))
 
     return answered
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from coterie.features.sums.trees.bins import agreed
+from coterie.features.sums.trees.bins import Columns, agreed
 from coterie.features.sums.trees.ensemble import Ensemble
 from coterie.features.sums.trees.growth import (
     Settings,
@@ -42,12 +42,7 @@ def grown(
 
     ``bins`` is the most bins of a column. Raises ``ValueError`` if no part has enough rows.
     """
-
-    def all_cells(cells: Any) -> Any:
-        counts = [part.counts(cells) for part in parts]
-        return [np.sum(own, axis=0) for own in zip(*counts, strict=True)]
-
-    edges = _answered(agreed(len(empty.gain), bins), all_cells)
+    edges = edges_of(parts, len(empty.gain), bins=bins)
     trees = empty.copy()
     trees.base[:] = _answered(
         constant(len(trees.base)), lambda base: np.sum([p.totals(base) for p in parts], axis=0)
@@ -60,6 +55,17 @@ def grown(
             ),
         )
     return trees
+
+
+def edges_of(parts: Sequence[Rows], columns: int, *, bins: int) -> Columns:
+    """Return the edges of each column's bins, from sums over the parts."""
+
+    def all_cells(cells: Any) -> Any:
+        counts = [part.counts(cells) for part in parts]
+        return [np.sum(own, axis=0) for own in zip(*counts, strict=True)]
+
+    edges: Columns = _answered(agreed(columns, bins), all_cells)
+    return edges
 
 
 def _answered(asking: Generator[Any, Any, Any], answer: Callable[[Any], Any]) -> Any:

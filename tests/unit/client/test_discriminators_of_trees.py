@@ -18,9 +18,9 @@ from coterie.client.work.discriminators import (
     train_stack,
 )
 from coterie.client.work.session import Session, session_of
-from coterie.features.sums.trees.bins import agreed
 from coterie.features.sums.trees.histograms import Rows, of_labels
 from coterie.features.sums.trees.seen import PARTS, Seen
+from coterie.features.sums.trees.together import edges_of
 from coterie.wire import Model, encode_arrays
 from tests import kit
 from tests.kit import context
@@ -42,14 +42,8 @@ Node = dict[str, Any]
 def seen(*tables: Any) -> Seen:
     """Return the bins that silos with these rows agree on."""
     rows = [Rows(x, np.zeros((len(x), 1)), of_labels) for x in tables]
-    asking = agreed(tables[0].shape[1], 64)
-    cells = next(asking)
-    while True:
-        counts = [own.counts(cells) for own in rows]
-        try:
-            cells = asking.send([np.sum(own, axis=0) for own in zip(*counts, strict=True)])
-        except StopIteration as end:
-            return Seen(end.value, np.zeros(1, np.float32))
+    edges = edges_of(rows, tables[0].shape[1], bins=64)
+    return Seen(edges, np.zeros(1, np.float32))
 
 
 def test_rows_of_any_scale_with_missing_values_are_finite_and_alike_at_all_silos() -> None:
