@@ -21,6 +21,7 @@ import numpy as np
 import pytest
 import torch
 import typer.main
+import typer.testing
 from flwr.app import Array, ArrayRecord, Context, Error, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from hypothesis import settings
@@ -35,6 +36,7 @@ os.fsync = lambda descriptor: None  # tests of power cuts watch the call; no tes
 # typer makes the tree of all commands anew for each that runs: 0.1 s.
 _tree = functools.cache(typer.main.get_command)
 typer.Typer.__call__ = lambda self, *line, **how: _tree(self)(*line, **how)  # type: ignore[method-assign]
+typer.testing._get_command = _tree
 gc.set_threshold(100_000)  # a twentieth of the tests' time
 settings.register_profile("coterie", deadline=None, derandomize=True, database=None)
 settings.load_profile("coterie")
@@ -80,7 +82,11 @@ def silo(arguments: Sequence[str]) -> int:
 
 def plain_target(config: Mapping[str, Any]) -> Model:
     """What a node with this config moves towards: a direction per kind, and its own small part."""
-    kind, noise = int(config.get("kind", 0)), int(config.get("noise", 0))
+    return dict(_target(int(config.get("kind", 0)), int(config.get("noise", 0))))
+
+
+@functools.cache
+def _target(kind: int, noise: int) -> Model:
     common, own = np.random.default_rng([7, kind]), np.random.default_rng([11, kind, noise])
     return {
         "w": (common.normal(size=(6, 5)) + 0.1 * own.normal(size=(6, 5))).astype(np.float32),

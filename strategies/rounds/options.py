@@ -214,6 +214,11 @@ def schema_of(field: FieldInfo) -> Mapping[str, Any]:
     kind: Any = field.annotation
     for constraint in field.metadata:
         kind = Annotated[kind, constraint]
+    return _schema_of_kind(kind)
+
+
+@cache
+def _schema_of_kind(kind: Any) -> Mapping[str, Any]:
     return TypeAdapter(kind).json_schema()
 
 

@@ -60,6 +60,7 @@ def is_noted(**campaign: int) -> bool:
     return any(campaign.items() <= json.loads(line).items() for line in lines)
 
 
+@pytest.mark.nightly
 def test_a_kill_changes_nothing_of_the_outcome(trio: Trio, tmp_path: Path) -> None:
     strike_often(trio, 1, random.Random(SEED), tmp_path / "run")
 

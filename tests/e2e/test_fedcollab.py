@@ -58,6 +58,7 @@ def test_a_silo_killed_in_the_middle_of_the_discriminators_is_lost_and_the_run_g
     assert "silo b is lost" in log.read_text()
 
 
+@pytest.mark.nightly
 def test_the_federation_and_the_in_process_grid_agree_bit_for_bit_with_ditto_too(
     trio: Trio, tmp_path: Path
 ) -> None:

@@ -73,6 +73,7 @@ def test_late_newcomers_are_placed_one_is_killed_in_its_cold_start_and_a_group_r
     assert set(record["final-evaluation"]) == {"a", "b", "c", "down2"}
 
 
+@pytest.mark.nightly
 def test_a_newcomers_cold_start_gives_the_models_of_the_in_process_grid(
     trio: Trio, tmp_path: Path
 ) -> None:

@@ -76,9 +76,8 @@ def play(
         groups = result.groups if strategy == "hcct" else groups
 
 
-@pytest.mark.parametrize(
-    "cases", [FEW, pytest.param(CASES, marks=pytest.mark.nightly)], ids=["few", "all"]
-)
+@pytest.mark.nightly
+@pytest.mark.parametrize("cases", [FEW, CASES], ids=["few", "all"])
 def test_on_resident_silos(
     cases: list[tuple[Example, str]], superlink: LocalFederation, tmp_path: Path
 ) -> None:

@@ -52,6 +52,7 @@ def test_more_rounds_and_a_run_from_a_run_as_a_person_types_it(trio: Trio, tmp_p
     assert f"└ {own.name}" in tree
 
 
+@pytest.mark.nightly
 def test_a_tester_more_rounds_and_an_evaluation_over_tls_wait_for_approval(
     pair: Organisations, tmp_path: Path
 ) -> None:

@@ -60,10 +60,11 @@ def has_ipv6() -> bool:
         return False
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("host", "proxies"),
     [
-        pytest.param("127.0.0.1", PROXIES, marks=pytest.mark.nightly if has_ipv6() else ()),
+        pytest.param("127.0.0.1", PROXIES),
         pytest.param("::1", PROXIES, marks=pytest.mark.skipif(not has_ipv6(), reason="no IPv6")),
     ],
     ids=["IPv4", "IPv6"],

@@ -47,7 +47,10 @@ def clinics(
     return pair, {"heart": nodes, "relapse": survival}
 
 
-@pytest.mark.parametrize(("task", "model"), [("heart", "logistic"), ("relapse", "cox")])
+@pytest.mark.parametrize(
+    ("task", "model"),
+    [("heart", "logistic"), pytest.param("relapse", "cox", marks=pytest.mark.nightly)],
+)
 def test_a_person_fits_regressions_and_gets_what_one_process_gets(
     clinics: tuple[Organisations, dict[str, Nodes]], tmp_path: Path, task: str, model: str
 ) -> None:
@@ -69,8 +72,8 @@ def test_a_person_fits_regressions_and_gets_what_one_process_gets(
     ("strategy", "task", "rounds", "keys"),
     [
         ("trees", "heart", 2, {"personalise": "partial", "secure": True}),
-        ("fedcollab", "heart", 2, {}),
-        ("auto", "relapse", 6, {}),
+        pytest.param("fedcollab", "heart", 2, {}, marks=pytest.mark.nightly),
+        pytest.param("auto", "relapse", 6, {}, marks=pytest.mark.nightly),
     ],
 )
 def test_a_person_grows_trees_and_gets_what_one_process_gets(

@@ -89,6 +89,10 @@ def pages_with(*languages: str) -> list[Any]:
     return named(*(page for page in PAGES if blocks(page, *languages)))
 
 
+LONG = {"python.md"}
+"""Its code compares strategies over seeds: run by ``make nightly``."""
+
+
 def named(*pages: Path) -> list[Any]:
     """Pages as parameters of a test, called by their place."""
     return [pytest.param(page, id=str(page.relative_to(ROOT))) for page in pages]
@@ -113,8 +117,19 @@ AWAY = {"use-elsewhere.md"}
 """Its code needs an exported model, and is run by ``tests/unit/client/test_export.py``."""
 
 
+RUN = [p for p in WRITTEN if blocks(p, "python") and p.name not in AWAY]
+
+
 @pytest.mark.parametrize(
-    "page", named(*(p for p in WRITTEN if blocks(p, "python") and p.name not in AWAY))
+    "page",
+    [
+        *named(*(page for page in RUN if page.name not in LONG)),
+        *(
+            pytest.param(page, id=page.name, marks=pytest.mark.nightly)
+            for page in RUN
+            if page.name in LONG
+        ),
+    ],
 )
 def test_python_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)

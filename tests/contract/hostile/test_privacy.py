@@ -48,7 +48,7 @@ LONG = pytest.mark.nightly
         ({"lr": 0.05}, {"lr": 0.05000001}),
         pytest.param({"purpose": "a"}, {"purpose": "b"}, marks=LONG),
         pytest.param({"lr_decay": 0.99}, {"lr_decay": 0.98}, marks=LONG),
-        ({}, {"an_entry_of_tomorrow": 1}),
+        pytest.param({}, {"an_entry_of_tomorrow": 1}, marks=LONG),
     ],
     ids=["warm-up", "rate", "purpose", "no effect", "unknown"],
 )

@@ -84,6 +84,7 @@ def test_a_continued_run_equals_one_played_in_one_go(
     assert reading.read_run(folder).missing == ()
 
 
+@pytest.mark.nightly
 def test_auto_equals_one_go_from_as_many_rounds_as_it_plans(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -115,9 +115,8 @@ def test_its_page_says_that_it_is_not_a_payment(asked: Path) -> None:
     assert fields_of(plain) == documented("contribution RUN --json")
 
 
-@pytest.mark.parametrize(
-    "at", [pytest.param((wire.TRAIN, 2), marks=pytest.mark.nightly), (wire.EVALUATE_GIVEN, 0)]
-)
+@pytest.mark.nightly
+@pytest.mark.parametrize("at", [(wire.TRAIN, 2), (wire.EVALUATE_GIVEN, 0)])
 def test_after_a_crash_it_has_the_same_figures(at: tuple[str, int], asked: Path) -> None:
     folder, name = asked.parent, f"cut-{at[1]}"
     restart_silos()

@@ -28,7 +28,8 @@ def play(strategy: str, seed: int, folder: Path, *, count: int = 9, **more: Any)
     return run(folder / strategy, nodes_of(silos(seed)[:count]), **keys)
 
 
-@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.nightly)])
+@pytest.mark.nightly
+@pytest.mark.parametrize("seed", [0, 1])
 def test_hcct_finds_the_three_hidden_groups_and_everybody_gains(seed: int, tmp_path: Path) -> None:
     results = {name: play(name, seed, tmp_path) for name in ("independent", "fedavg", "hcct")}
     hidden = hidden_groups([spec.name for spec in silos(seed)])
@@ -40,6 +41,7 @@ def test_hcct_finds_the_three_hidden_groups_and_everybody_gains(seed: int, tmp_p
     assert hcct < together - 0.1
 
 
+@pytest.mark.nightly
 def test_fedcollab_finds_the_three_hidden_groups_before_any_training(tmp_path: Path) -> None:
     result = play("fedcollab", 0, tmp_path, rounds=1)
     assert sorted(result.groups[1]) == hidden_groups([spec.name for spec in silos(0)])

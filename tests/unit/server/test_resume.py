@@ -388,6 +388,7 @@ def test_a_run_that_another_version_committed_is_refused_in_one_sentence(tmp_pat
         checkpoints.load()
 
 
+@pytest.mark.nightly
 def test_a_run_goes_on_where_part_of_the_model_is_frozen(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -72,7 +72,7 @@ def branch(folder: Path, silos: Any, run_id: int = 7, **keys: Any) -> Path:
 
 
 @pytest.mark.parametrize(
-    "kind", [pytest.param("fedavg", marks=pytest.mark.nightly), "hcct", "fedgroup"]
+    "kind", [*(pytest.param(n, marks=pytest.mark.nightly) for n in ("fedavg", "hcct")), "fedgroup"]
 )
 def test_silos_of_today_go_on_in_their_groups_and_newcomers_are_placed(
     kind: str, first: First, tmp_path: Path
@@ -102,6 +102,7 @@ def test_silos_of_today_go_on_in_their_groups_and_newcomers_are_placed(
     assert reading.read_run(own).resumed[-1].words == "continued after round 3 for 4 more rounds"
 
 
+@pytest.mark.nightly
 def test_a_run_from_another_that_is_killed_is_resumed(first: First, tmp_path: Path) -> None:
     keys, folder = {**KINDS["hcct"], "local-epochs": 2, "rounds": 2}, first("hcct")
     whole = branch(folder, today(tmp_path / "1"), **keys)
@@ -153,6 +154,7 @@ def test_no_run_begins_where_silos_held_something_for_the_old_one_alone(
     assert f"silos hold models or layers for that run alone ({why})" in found
 
 
+@pytest.mark.nightly
 def test_silos_of_another_schema_are_refused_by_name(first: First, tmp_path: Path) -> None:
     folder = first("fedavg")
     odd = [{**one, "task": "mnist"} if one["name"] == "e" else one for one in today(tmp_path / "n")]

@@ -56,6 +56,7 @@ def test_a_newcomer_joins_the_group_whose_trees_suit_it(tmp_path: Path) -> None:
     assert_equal_models(*models_of(found, names="ea"))
 
 
+@pytest.mark.nightly
 def test_a_newcomer_goes_with_most_rows_where_trees_split_by_silo(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -94,7 +95,9 @@ def test_a_silo_that_would_hold_out_too_few_rows_is_placed_after_the_race(tmp_pa
     }
 
 
-@pytest.mark.parametrize("strategy", ["trees", "fedcollab"])
+@pytest.mark.parametrize(
+    "strategy", ["trees", pytest.param("fedcollab", marks=pytest.mark.nightly)]
+)
 def test_a_silo_without_labels_gets_the_trees_of_those_whose_rows_its_own_look_like(
     tmp_path: Path, strategy: str
 ) -> None:

@@ -221,6 +221,7 @@ def test_where_everybody_differs_everybody_stays_alone() -> None:
     assert all(len(group) == 1 for group in result.rounds[-1].groups)
 
 
+@pytest.mark.nightly
 def test_where_all_are_alike_all_are_together() -> None:
     result = start(nodes([0, 0, 0, 0]))
     assert [len(group) for group in result.rounds[-1].groups] == [4]

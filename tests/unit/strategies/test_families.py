@@ -169,6 +169,7 @@ LEVELS = {"a": -0.8, "b": -0.3, "c": 0.3, "d": 0.8}
 OF_NUMBERS = {**KEYS, "budget": 2.0, "leaf-rows": 10}
 
 
+@pytest.mark.nightly
 def test_silos_have_own_leaf_values_of_the_groups_trees(tmp_path: Path) -> None:
     grid = Tap(with_numbers(tmp_path, LEVELS))
     whole = run(tmp_path / "whole", grid, **OF_NUMBERS)
@@ -200,6 +201,7 @@ def test_silos_have_own_leaf_values_of_the_groups_trees(tmp_path: Path) -> None:
         assert_equal_models(arrays_of(again, name), arrays_of(whole, name))
 
 
+@pytest.mark.nightly
 def test_a_silo_whose_real_targets_are_a_line_differs_from_the_others(tmp_path: Path) -> None:
     nodes = with_numbers(tmp_path, {**LEVELS, "e": 0.0}, lines="e")
     found = run(tmp_path / "run", nodes, **OF_NUMBERS)

@@ -46,6 +46,7 @@ def test_silos_of_one_kind_grow_trees_together_and_a_run_that_was_cut_ends_the_s
             assert_equal_models(*models_of(mine, names=[name]), *models_of(whole, names=[name]))
 
 
+@pytest.mark.nightly
 def test_a_newcomer_is_measured_in_the_same_bins_and_gets_its_coalition_s_trees(
     tmp_path: Path,
 ) -> None:

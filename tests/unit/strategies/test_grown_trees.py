@@ -474,6 +474,7 @@ def test_a_newcomer_is_placed_by_its_losses_and_then_grows_all_its_trees(
     assert_equal_models(*models)
 
 
+@pytest.mark.nightly
 def test_auto_leaves_silos_alone_that_contradict_and_groups_the_others_of_one_that_lies(
     tmp_path: Path, nodes: list[dict[str, Any]]
 ) -> None:

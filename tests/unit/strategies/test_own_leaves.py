@@ -137,6 +137,7 @@ def test_silos_that_contradict_each_other_gain_and_the_groups_trees_stay(
     assert not any(m.content.array_records for m in answers), "what is a silo's own stays"
 
 
+@pytest.mark.nightly
 def test_a_penalty_that_is_given_is_used_and_a_large_one_leaves_the_groups_trees(
     plain: RunResult, tmp_path: Path
 ) -> None:
@@ -148,6 +149,7 @@ def test_a_penalty_that_is_given_is_used_and_a_large_one_leaves_the_groups_trees
     assert losses(given) < 0.6 * losses(plain)
 
 
+@pytest.mark.nightly
 def test_silos_that_are_alike_stay_near_the_groups_trees(tmp_path: Path) -> None:
     assert not 0 < choice(pooled(tmp_path, silos([0.5] * 4)))["penalty"] < 3
 
@@ -172,6 +174,7 @@ def test_silos_alone_have_nothing_to_shrink_to_and_those_that_hold_out_few_rows_
     assert not remembered(tmp_path)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("strategy", ["trees", "auto"])
 def test_a_run_that_was_cut_while_own_trees_are_measured_ends_the_same(
     strategy: str, own: RunResult, auto: RunResult, folder: Path, tmp_path: Path
@@ -209,6 +212,7 @@ def test_auto_tries_own_leaf_values_and_says_so(
     assert "takes its trees from the group of s0, s2 and s3, with own leaf" in text.silos["s1"]
 
 
+@pytest.mark.nightly
 def test_trees_that_split_by_silo_have_own_leaf_values_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

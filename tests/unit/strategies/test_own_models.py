@@ -160,6 +160,7 @@ def test_a_newcomer_is_placed_by_its_own_model(tmp_path: Path) -> None:
     assert late.rounds[-1].evaluation["s4"][0] < 1.3
 
 
+@pytest.mark.nightly
 def test_who_does_not_measure_own_models_has_no_vote_and_few_do_not_decide(tmp_path: Path) -> None:
     for number, quiet in enumerate(("3", "123")):
         grid = refusing(quiet, silos(LEVELS))
@@ -238,6 +239,7 @@ def test_bytes_have_a_floor_for_linear_models(
     assert limits.most_bytes(large, now) == 3 * 10**7 + own
 
 
+@pytest.mark.nightly
 def test_a_race_that_is_run_again_measures_own_models_again(tmp_path: Path) -> None:
     """Two silos more, of other levels, are half of the silos before; nobody loses its level."""
     more: dict[str, Any] = {"budget": 4.0, "discriminators": False, "churn": "s4+6,s5+6"}

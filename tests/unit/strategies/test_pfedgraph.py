@@ -133,7 +133,8 @@ def test_who_does_not_answer_keeps_its_model_and_is_in_no_mean() -> None:
         np.testing.assert_allclose(arrays_of(result.models["silo-2"])[key], array, atol=1e-6)
 
 
-@pytest.mark.parametrize("strategy", ["pfedgraph", pytest.param("apfl", marks=pytest.mark.nightly)])
+@pytest.mark.nightly
+@pytest.mark.parametrize("strategy", ["pfedgraph", "apfl"])
 def test_silos_with_few_samples_are_better_off_than_alone(strategy: str, tmp_path: Any) -> None:
     """Four silos with 20 digits each for training, of one kind of data."""
     configs = [

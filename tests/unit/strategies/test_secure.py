@@ -90,7 +90,7 @@ STRATEGIES: dict[str, dict[str, Any]] = {
 }
 
 
-SHORT = ("hcct", "fedgroup")
+SHORT = ("hcct",)
 
 
 @pytest.mark.parametrize(
@@ -159,6 +159,7 @@ def test_a_mean_is_the_plain_one_but_for_a_little_noise(tmp_path: Path) -> None:
         assert np.abs(got - array).max() <= 2.0**-18 * np.abs(array).max(), name
 
 
+@pytest.mark.nightly
 def test_a_run_is_the_same_again_whatever_keys_the_silos_draw(tmp_path: Path) -> None:
     hashes = []
     for again in ("one", "two"):
@@ -168,6 +169,7 @@ def test_a_run_is_the_same_again_whatever_keys_the_silos_draw(tmp_path: Path) ->
     assert hashes[0] == hashes[1] and hashes[0]
 
 
+@pytest.mark.nightly
 def test_a_run_is_the_same_whatever_ran_before_in_its_process(tmp_path: Path) -> None:
     """Also under the same name: the projection is of the run's seed, not of the one before."""
     found = []
@@ -461,7 +463,19 @@ LIES: dict[str, tuple[str, Callable[[RecordDict], RecordDict]]] = {
 }
 
 
-@pytest.mark.parametrize("lie", LIES)
+FEW = {
+    "no key",
+    "its model",
+    "another count in its statement",
+    "a sketch of NaN",
+    "no masked numbers",
+}
+"""The other lies are told in ``make nightly``."""
+
+
+@pytest.mark.parametrize(
+    "lie", [n if n in FEW else pytest.param(n, marks=pytest.mark.nightly) for n in LIES]
+)
 def test_whatever_one_silo_answers_the_others_go_on(lie: str, tmp_path: Path) -> None:
     kind, content = LIES[lie]
     # HCCT asks for no sum in round 1.
@@ -495,7 +509,10 @@ def test_a_sum_longer_than_any_of_its_updates_does_not_count(
         np.testing.assert_array_equal(arrays_of(result.models["a"])[name], array)
 
 
-@pytest.mark.parametrize("lie", [dict.fromkeys(NAMES, "00"), {}, []])
+@pytest.mark.parametrize(
+    "lie",
+    [dict.fromkeys(NAMES, "00"), *(pytest.param(n, marks=pytest.mark.nightly) for n in ({}, []))],
+)
 def test_who_seals_a_wrong_seed_is_passed_over(lie: Any, tmp_path: Path) -> None:
     """The first by name makes the seed; the others cannot open what it sent them."""
 

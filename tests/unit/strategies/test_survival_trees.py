@@ -224,6 +224,7 @@ def test_groups_grow_trees_that_silos_use_export_and_compare_also_by_masked_sums
         np.testing.assert_allclose(array.numpy(), arrays[name], rtol=1e-6, err_msg=name)
 
 
+@pytest.mark.nightly
 def test_auto_finds_who_grows_trees_together(tmp_path: Path, nodes: list[dict[str, Any]]) -> None:
     keys = {**KEYS, "strategy": "auto", "rounds": 6, "budget": 3.0}
     found = run(tmp_path / "auto", nodes, **keys)
@@ -240,6 +241,7 @@ def test_auto_finds_who_grows_trees_together(tmp_path: Path, nodes: list[dict[st
 # ---------------------------------------------------------------- what people read
 
 
+@pytest.mark.nightly
 def test_a_report_compares_trees_with_trees_and_says_what_they_are(
     tmp_path: Path, nodes: list[dict[str, Any]]
 ) -> None:
@@ -276,6 +278,7 @@ def test_a_report_compares_trees_with_trees_and_says_what_they_are(
         write_report("given", root=folder, kind="json", alone="all")
 
 
+@pytest.mark.nightly
 def test_trees_for_survival_are_compared_by_their_concordance(
     tmp_path: Path, nodes: list[dict[str, Any]]
 ) -> None:

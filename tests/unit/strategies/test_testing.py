@@ -92,7 +92,11 @@ def test_it_is_in_no_mean_and_sends_no_update(tested: tuple[dict[str, Any], Path
 
 
 @pytest.mark.parametrize(
-    "keys", [{"strategy": "hcct", "alpha": 10.0, "rounds": 4}, {"secure": True}]
+    "keys",
+    [
+        pytest.param({"strategy": "hcct", "alpha": 10.0, "rounds": 4}, marks=pytest.mark.nightly),
+        {"secure": True},
+    ],
 )
 def test_other_strategies_and_secure_runs_place_it_too(
     keys: dict[str, Any], tmp_path: Path
@@ -107,6 +111,7 @@ def test_other_strategies_and_secure_runs_place_it_too(
     assert record["final-details"]["tested"]["t"]["num-examples"] == 20
 
 
+@pytest.mark.nightly
 def test_with_one_group_nothing_is_chosen(tmp_path: Path) -> None:
     restart_silos()
     keys = {k: v for k, v in KEYS.items() if k != "num-groups"} | {"strategy": "fedavg"}
@@ -117,6 +122,7 @@ def test_with_one_group_nothing_is_chosen(tmp_path: Path) -> None:
     assert wire.EVALUATE_GROUP not in kinds
 
 
+@pytest.mark.nightly
 def test_where_errors_stay_its_features_place_it(tmp_path: Path) -> None:
     restart_silos()
     nodes = silos(tmp_path / "homes", **{"share-metrics": "seconds"})
@@ -128,6 +134,7 @@ def test_where_errors_stay_its_features_place_it(tmp_path: Path) -> None:
     assert not {"error", "loss", "error-low", "brier"} & set(details["tested"]["t"])
 
 
+@pytest.mark.nightly
 def test_a_run_with_it_that_is_killed_at_the_end_is_resumed(
     tested: tuple[dict[str, Any], Path], tmp_path: Path
 ) -> None:
@@ -201,9 +208,8 @@ def test_the_reason_says_how_sure_a_place_is() -> None:
     assert "loss is least" in words([Fit(("d",), loss=0.1), Fit(("a",), loss=0.2)])
 
 
-@pytest.mark.parametrize(
-    "seed", [0, *(pytest.param(seed, marks=pytest.mark.nightly) for seed in range(1, 10))]
-)
+@pytest.mark.nightly
+@pytest.mark.parametrize("seed", range(10))
 def test_on_the_demo_one_of_each_kind_is_placed_right(seed: int, tmp_path: Path) -> None:
     """By thirty samples, also where only the labels differ."""
     nodes = nodes_of(demo.silos(seed))

@@ -188,6 +188,7 @@ def test_what_leaves_it_is_in_its_ledger_and_holds_no_label(
     assert last["values"] == {"metrics": {wire.NUM_EXAMPLES: 0}} and not last["tensors"]
 
 
+@pytest.mark.nightly
 def test_discriminators_of_features_alone_do_not_depend_on_labels(
     placed: tuple[RunResult, Path], sent: dict[str, wire.Model], tmp_path: Path
 ) -> None:
@@ -275,7 +276,9 @@ def test_a_run_that_stops_goes_on_with_the_same_places(
     ("setting", "why"),
     [
         ({"auxiliary": False}, "sends no model except the task's"),
-        ({"min-group-size": 3}, "it accepts groups of at least 3"),
+        pytest.param(
+            {"min-group-size": 3}, "it accepts groups of at least 3", marks=pytest.mark.nightly
+        ),
         pytest.param(
             {"privacy-epsilon": 8.0}, "trains with differential privacy", marks=pytest.mark.nightly
         ),
@@ -292,6 +295,7 @@ def test_a_silo_whose_policy_refuses_is_not_compared_and_the_record_says_why(
     assert not list((tmp_path / "home").glob("models/*"))
 
 
+@pytest.mark.nightly
 def test_silos_whose_policy_refuses_are_not_compared_with(tmp_path: Path) -> None:
     nodes = [{**one, "auxiliary": i in (0, 4)} for i, one in enumerate(silos())]
     result = start(FedGroup, [*nodes, guest(tmp_path)], options=TWO)

@@ -423,7 +423,8 @@ def test_what_cannot_be_frozen(freeze: str, said: str, tmp_path: Path) -> None:
 # ---------------------------------------------------------------- LoRA
 
 
-@pytest.mark.parametrize("strategy", ["hcct", pytest.param("fedavg", marks=pytest.mark.nightly)])
+@pytest.mark.nightly
+@pytest.mark.parametrize("strategy", ["hcct", "fedavg"])
 def test_the_transformer_of_the_guide_learns_by_lora(
     strategy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
