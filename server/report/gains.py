@@ -9,7 +9,9 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from coterie import wire
 from coterie.features.sums.trees.coordinator import Growth
+from coterie.server.report.families import entries_in
 from coterie.server.runs.config import ALONE_BY_STEPS, ALONE_WITH_TREES
 from coterie.server.runs.record import (
     EVENTS,
@@ -112,11 +114,16 @@ def compare(run: Run, *, alone: Run | None, common: Run | None) -> Gains:
 def baselines(run: Run) -> tuple[Keys, Keys]:
     """Return the keys of runs to compare with: local training, and one model of all silos.
 
-    A model of trees is compared with trees.
+    A model of trees is compared with trees. Of a task that has both families, those runs name the
+    one that most silos use.
     """
-    if not grows_trees(run):
-        return ALONE_BY_STEPS, {"strategy": "fedavg"}
-    return ALONE_WITH_TREES, {"strategy": "trees", "given-groups": "", "groups-of": ""}
+    used = [str(entry["family"]) for entry in entries_in(run.rounds).values()]
+    most = max(wire.FAMILIES, key=used.count)
+    named = {f"task.{wire.FAMILY}": most} if used else {}
+    if not (most == wire.TREES if used else grows_trees(run)):
+        return {**ALONE_BY_STEPS, **named}, {"strategy": "fedavg", **named}
+    together = {"strategy": "trees", "given-groups": "", "groups-of": ""}
+    return {**ALONE_WITH_TREES, **named}, {**together, **named}
 
 
 def grows_trees(run: Run) -> bool:

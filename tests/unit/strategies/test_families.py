@@ -15,6 +15,8 @@ from coterie.client.cli.predict import predict
 from coterie.client.work.card import read_card
 from coterie.features.evaluation.coordinator import FILE, read_judgement
 from coterie.features.sums.trees.ensemble import Ensemble
+from coterie.server.report.command import build_story
+from coterie.server.report.gains import baselines
 from coterie.server.report.race import explain_race
 from coterie.server.runs.checkpoint import Checkpoints
 from coterie.server.runs.record import read_run
@@ -99,6 +101,12 @@ def test_every_silo_gets_the_better_family(tmp_path: Path, nodes: list[dict[str,
     number, standing = Checkpoints(tmp_path / "whole" / "checkpoints").load() or (0, None)
     kept = standing.checkpoint.state
     assert (number, kept.boosted.uses) == (6, EXPECTED)
+    alone, together = baselines(read_run(tmp_path / "whole"))
+    assert alone["task.family"] == together["task.family"] == wire.NETWORK
+    usual = {name: KEYS[name] for name in ("task", "rounds", "seed", "local-epochs")}
+    run(tmp_path / "alone", nodes, **usual, **alone)
+    compared = build_story(read_run(tmp_path / "whole"))
+    assert compared.alone is not None and set(compared.gains.alone) == set("abcd")
 
 
 @pytest.mark.nightly
