@@ -149,6 +149,11 @@ def test_the_race_is_told_with_who_was_out_when_and_what_it_cost() -> None:
     assert rows["everybody alone"][2].startswith("30.0 ± ")
 
 
+def test_trees_are_not_said_to_cost_passes_over_samples() -> None:
+    decided = run_with(verdict(CLEAR, winner=PAIRS), rounds={5: {"trees": {}}})
+    assert "FedAvg's" not in " ".join(explain_race(decided).whole)
+
+
 def test_who_is_left_behind_by_most_of_its_group_is_told_so() -> None:
     decided = verdict(CLEAR, winner=ALL, left=("c", "d"))
     found = explain_race(run_with(decided))
