@@ -7,6 +7,7 @@ from dataclasses import replace
 from coterie import wire
 from coterie.client.work.request import Request
 from coterie.client.work.stage import Stage
+from coterie.tasks.problems import Numbers
 
 AUTO = "auto"
 
@@ -40,6 +41,11 @@ class Families(Stage):
             request.refuse_for(
                 f'has network = "any" in its task, for which only {AUTO} chooses. For another '
                 'strategy name a network, such as "mlp-64" or "trees".'
+            )
+        if request.lead()["metric"] == "loss" and isinstance(request.session.task.problem, Numbers):
+            request.refuse_for(
+                'has network = "any" and real targets. A network learns these in another unit than '
+                "trees, so their losses cannot be compared. Set primary-metric to mae, rmse or r2."
             )
         if settings.trains and not request.session.describe().private:
             request.refuse_for(settings.policy.sums_objection(wire.TREES))

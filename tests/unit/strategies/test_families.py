@@ -284,6 +284,15 @@ def test_a_run_that_cannot_choose_is_refused(
     assert reply.has_error() and why in reply.error.reason
 
 
+def test_losses_in_different_units_are_not_compared(tmp_path: Path) -> None:
+    node = with_numbers(tmp_path, LEVELS)[0]
+    asked = {"task": "study", "run": "r", "strategy": "auto", wire.METRIC: "loss"}
+    reply = ask(wire.DESCRIBE, node, **asked)
+    assert reply.has_error() and "Set primary-metric to mae, rmse or r2" in reply.error.reason
+    reply = ask(wire.DESCRIBE, node, **{**asked, wire.METRIC: "mae"})
+    assert not reply.has_error(), reply.error.reason
+
+
 def test_a_silo_refuses_a_family_that_it_does_not_have(nodes: list[dict[str, Any]]) -> None:
     assert (wire.FAMILY, wire.FAMILIES) == (families.FAMILY, families.FAMILIES)
     reply = ask(wire.EVALUATE, nodes[0], task="study", strategy="auto", run="r", family="forest")

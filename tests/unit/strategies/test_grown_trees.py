@@ -412,6 +412,7 @@ def test_groups_grow_their_own_trees_and_a_run_that_was_cut_ends_the_same(
         assert_equal_models(*models)
 
 
+@pytest.mark.nightly
 def test_auto_finds_who_grows_trees_together_and_a_run_that_was_cut_ends_the_same(
     tmp_path: Path, nodes: list[dict[str, Any]]
 ) -> None:
