@@ -129,8 +129,9 @@ def _details(error: grpc.RpcError) -> str:
     """Return the SuperLink's message; since 1.34 mostly JSON with one entry for people."""
     details = str(error.details())
     try:
-        return str(json.loads(details)["public_message"])
-    except (ValueError, KeyError, TypeError):
+        found = json.loads(details)
+        return " ".join(filter(None, (found["public_message"], found.get("public_details"))))
+    except (ValueError, KeyError, TypeError, AttributeError):
         return details
 
 

@@ -2,8 +2,10 @@
 
 The SuperLink keeps replies on its disk until the run's process has fetched them, and that process's
 limits bound only memory. Here each silo has an allowance of bytes and objects, proportional to what
-the run sent to it; honest silos use less than a quarter. A silo that exceeds it gets an error as
-its reply at once: it is left out, and the run continues.
+the run sent to it; honest silos use less than a quarter. Sums, such as histograms for trees, are
+far larger than the question: what a silo may send never ends before the next one is answered. A
+silo that exceeds its allowance gets an error as its reply at once: it is left out, and the run
+continues.
 """
 
 from __future__ import annotations
@@ -113,8 +115,11 @@ class Quotas:
         with self._lock:
             account = self._account(run, node)
             account.most_objects += TIMES * num_objects
+            most = wire.most_bytes(message_type, 0)
             if message_type.startswith("query."):
-                account.most_bytes += wire.most_bytes(message_type, 0)
+                account.most_bytes += most
+            elif wire.kind_of(message_type).summed is not None:  # unused bytes do not add up
+                account.most_bytes = max(account.most_bytes, account.num_bytes + most)
 
     def was_sent(self, run: int, node: int, num_bytes: int) -> None:
         """Count bytes handed out to a silo."""

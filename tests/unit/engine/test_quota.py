@@ -52,6 +52,22 @@ def test_an_allowance_follows_from_what_the_silo_was_sent(monkeypatch: pytest.Mo
     assert kept.sends(RUN, SILO, 0, num_objects=1) == ""
 
 
+@pytest.mark.parametrize("kind", [wire.EVALUATE_HISTOGRAMS, wire.TRAIN_SUMS])
+def test_sums_may_be_larger_than_all_questions_and_what_is_unused_does_not_add_up(
+    kind: str,
+) -> None:
+    kept, most = Quotas(), wire.most_bytes(kind, 0)
+    for _ in range(5):
+        kept.asked(RUN, SILO, kind, 1)
+        assert kept.sends(RUN, SILO, most) == ""
+    assert kept.sends(RUN, SILO, 1), "all was used"
+    for _ in range(100):
+        kept.asked(RUN, SILO, kind, 1)
+        assert kept.sends(RUN, SILO, 10) == ""
+    assert kept.sends(RUN, SILO, most - 10) == ""
+    assert kept.sends(RUN, SILO, 1), "as if one had been asked"
+
+
 def test_what_was_asked_before_a_restart_may_be_answered(monkeypatch: pytest.MonkeyPatch) -> None:
     kept = Quotas()
     assert kept.sends(RUN, SILO, 0, num_objects=1) == ""
