@@ -63,7 +63,8 @@ class RunEndedError(RuntimeError):
 
 
 class NotPassedError(LinkError):
-    """A message larger than the SuperLink, or a proxy on the way to it, ever accepts."""
+    """A message that the SuperLink, or a proxy on the way to it, never accepts: it is too large, or
+    the silo has sent too much in this run."""
 
 
 class UnreadableError(RuntimeError):

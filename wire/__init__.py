@@ -64,6 +64,7 @@ from coterie.wire.limits import (
     MAX_OBJECT_BYTES,
     MAX_OBJECTS,
     MAX_WORD,
+    OVER_ALLOWANCE,
     TIMES_SENT,
     content_objection,
     is_plain_name,

@@ -26,6 +26,8 @@ MAX_MODEL_BYTES = 2 * 2**30
 """Size of the initial model, which answers a question without a model."""
 MAX_ANSWER_BYTES = 2**20
 """Size of the answer to any other question."""
+OVER_ALLOWANCE = "in this run it has sent or announced"
+"""Beginning of the reason why the SuperLink stores no more of a silo's replies in a run."""
 FLOOR_BYTES, TIMES_SENT = 256 * 2**20, 4
 """Largest reply to work: this many bytes, or this multiple of what the silo was sent."""
 

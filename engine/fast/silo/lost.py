@@ -12,7 +12,7 @@ import grpc
 
 from coterie.engine.port import LinkError, NotPassedError, RunEndedError
 from coterie.system.proxies import SIZE, answer_on_the_way, through
-from coterie.wire import sentence
+from coterie.wire import OVER_ALLOWANCE, sentence
 
 LOST = (
     *(grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.INTERNAL),
@@ -143,6 +143,8 @@ def meaning_of(error: grpc.RpcError, way: Way) -> Exception:
         return NotPassedError(answered or f"a message is too large: {details}", holds=True)
     if answered:
         return LinkError(f"the SuperLink was lost: {answered}", holds=True)
+    if OVER_ALLOWANCE in details:
+        return NotPassedError(details, holds=True)
     if code in (grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.ABORTED):
         return RunEndedError(_details(error))
     of_time = code == grpc.StatusCode.UNAUTHENTICATED and "timestamp" in details.lower()

@@ -87,7 +87,7 @@ class _Account:
         ):
             if count > most:
                 return (
-                    f"in this run it has sent or announced {count:,} {what}; its limit is "
+                    f"{wire.OVER_ALLOWANCE} {count:,} {what}; its limit is "
                     f"{most:,}, {TIMES} times what it received and a margin."
                 )
         return ""
@@ -199,7 +199,7 @@ class Limited(FleetServicer):
         if not why:
             return self._push(request, context)
         header, tree, objects = _refusal(request.messages_list[0], why)
-        answer = super().PushMessages(
+        answer = self._push(
             PushMessagesRequest(
                 node=request.node, messages_list=[header], message_object_trees=[tree]
             ),
@@ -236,7 +236,7 @@ class Limited(FleetServicer):
         run, node = request.run_id, request.node.node_id
         is_new = isinstance(request, Part) and request.at == 0
         why = self.allowances.sends(run, node, len(request.object_content), num_objects=is_new)
-        if why:  # for the silo that is the end of this run
+        if why:  # the silo then sends an error, in whose place the one above is stored
             raise _refused(why)
         state = self.state_factory.state()
         if not isinstance(request, Part) or check_abort(run, NOT_RUNNING, state):
@@ -252,7 +252,7 @@ def _require_frequent(heartbeat_s: float) -> None:
 
 
 def _refused(why: str) -> FlowerError:
-    """Return the error that a silo takes for the end of the run."""
+    """Return the error of a call that is refused."""
     return FlowerError(ApiErrorCode.FLEET_RUN_STATUS_NOT_ALLOWED, why, public_details=why)
 
 

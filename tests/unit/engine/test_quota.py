@@ -21,10 +21,12 @@ from flwr.supercore.inflatable import inflatable_object
 
 from coterie import wire
 from coterie.engine.fast import objects
+from coterie.engine.fast.silo.lost import Way, meaning_of
 from coterie.engine.fast.superlink import quota
 from coterie.engine.fast.superlink.commands import replace_in
 from coterie.engine.fast.superlink.quota import TIMES, Quotas
 from coterie.engine.flower import set_message_id, set_run, set_sender
+from coterie.engine.port import NotPassedError
 from tests.unit.server.superlinks import Served, Signature, serving, silo_of
 
 RUN, SILO = 7, 3
@@ -163,10 +165,13 @@ def test_who_sends_too_much_is_answered_for_in_words_and_the_disk_gets_no_more(
         asked = superlink.ask(50_000)
         superlink.reply(superlink.receive(), 50_000)
         assert superlink.got(asked).has_content()
-    superlink.ask(1000)
+    asked = superlink.ask(1000)
     message = superlink.receive()
-    with pytest.raises(grpc.RpcError, match="in this run it has sent or announced"):
+    with pytest.raises(grpc.RpcError, match="in this run it has sent or announced") as stopped:
         superlink.reply(message, 4_000_000)
+    assert type(meaning_of(stopped.value, Way("fl.example.org:9092", tls=True))) is NotPassedError
+    superlink.reply(message, 0, why="it did not get through")
+    assert "in this run it has sent or announced 4,0" in superlink.got(asked).error.reason
     held: Any = superlink.state
     assert sum(len(one.content) for one in held.object_store.store.values()) < 1_000_000
     asked = superlink.ask(1000)
