@@ -44,8 +44,8 @@ class Families(Stage):
             )
         if request.lead()["metric"] == "loss" and isinstance(request.session.task.problem, Numbers):
             request.refuse_for(
-                'has network = "any" and real targets. A network learns these in another unit than '
-                "trees, so their losses cannot be compared. Set primary-metric to mae, rmse or r2."
+                'has network = "any" and real targets. A network scales these and trees do '
+                "not, so their losses cannot be compared. Set primary-metric to mae, rmse or r2."
             )
         if settings.trains and not request.session.describe().private:
             request.refuse_for(settings.policy.sums_objection(wire.TREES))

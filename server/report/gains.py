@@ -120,7 +120,8 @@ def baselines(run: Run) -> tuple[Keys, Keys]:
     used = [str(entry["family"]) for entry in entries_in(run.rounds).values()]
     most = max(wire.FAMILIES, key=used.count)
     named = {f"task.{wire.FAMILY}": most} if used else {}
-    if not (most == wire.TREES if used else grows_trees(run)):
+    trees = most == wire.TREES if used else grows_trees(run)
+    if not trees:
         return {**ALONE_BY_STEPS, **named}, {"strategy": "fedavg", **named}
     together = {"strategy": "trees", "given-groups": "", "groups-of": ""}
     return {**ALONE_WITH_TREES, **named}, {**together, **named}

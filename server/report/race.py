@@ -289,7 +289,7 @@ class _Chosen:
         passes = self._last.grouping.trainings
         rounds = Counter(name for one in self.rounds if not one.final for name in one.silos)
         times = [passes[name] / rounds[name] for name in passes if rounds[name]]
-        if times and not grows_trees(self.run):  # whose rounds are no passes
+        if times and not grows_trees(self.run):  # growing trees is not a pass
             low, high = f"{min(times):.1f}", f"{max(times):.1f}"
             budget = self.run.config.get("budget")
             within = f" (budget: {budget:g})" if isinstance(budget, int | float) else ""

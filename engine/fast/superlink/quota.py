@@ -3,9 +3,8 @@
 The SuperLink keeps replies on its disk until the run's process has fetched them, and that process's
 limits bound only memory. Here each silo has an allowance of bytes and objects, proportional to what
 the run sent to it; honest silos use less than a quarter. Sums, such as histograms for trees, are
-far larger than the question: what a silo may send never ends before the next one is answered. A
-silo that exceeds its allowance gets an error as its reply at once: it is left out, and the run
-continues.
+far larger than the question, so there is always room for the answer to the latest one. A silo that
+exceeds its allowance gets an error as its reply at once: it is left out, and the run continues.
 """
 
 from __future__ import annotations
