@@ -47,7 +47,8 @@ def silo(x: Matrix, least: int) -> Rows:
 def asked(rows: Rows, trees: Ensemble, level: int, nodes: Any, edges: Any) -> Any:
     """Return what the silo answers about nodes of the first tree."""
     pairs = np.array([[0, node] for node in nodes])
-    return questions.answer(questions.level(Level(trees, 0, level, pairs), edges).arrays, rows)
+    (question,) = questions.levels(Level(trees, 0, level, pairs), edges)
+    return questions.answer(question.arrays, rows)
 
 
 def one_by_one(x: Matrix, least: int) -> NDArray[np.bool_]:

@@ -159,7 +159,7 @@ class Auto(Growth, Algorithm[AutoState]):
         if parts := families.parts_of(initial):
             families.require(self, parts, rounds)
         if is_trees(initial):
-            least = max(growing.needed(self.growth, initial), LEAST_ROUNDS)
+            least = max(growing.needed(self, initial), LEAST_ROUNDS)
             require_rounds(initial, rounds, least)
 
     def first(self, initial: Arrays) -> AutoState:
@@ -381,7 +381,7 @@ class Auto(Growth, Algorithm[AutoState]):
 
     def _affords(self, state: AutoState, now: Round, found: Sequence[Candidate]) -> bool:
         if is_trees(state.members.initial):
-            return growing.fits(state, found, self._limits, self.growth, now)
+            return growing.fits(state, found, self._limits, self, now)
         return self._limits.allows_race(state, found, now)
 
     def _suggested(

@@ -74,7 +74,7 @@ def require(auto: Auto, parts: Mapping[str, Arrays], rounds: int) -> None:
         FederationError: there are too few, or no number of rounds would do.
     """
     trees = parts[wire.TREES]
-    needed = growing.needed(auto.growth, trees)
+    needed = growing.needed(auto, trees)
     most = _choice(hidden.PLANNED) - 1
     if needed > most:
         raise FederationError(

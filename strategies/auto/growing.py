@@ -20,7 +20,7 @@ from math import ceil
 import numpy as np
 
 from coterie.features.sums.trees.asking import Growing, Grown, Roots, grow
-from coterie.features.sums.trees.coordinator import Growth, bins_of, depth_of, room
+from coterie.features.sums.trees.coordinator import Growth, bins_of, room
 from coterie.features.sums.trees.growth import Settings, enough, trial
 from coterie.strategies.auto.budget import Budget, holdout, planned
 from coterie.strategies.auto.candidates import Candidate
@@ -38,23 +38,29 @@ NEWCOMER = ""
 """A name that no silo has: of any silo that such trees do not name."""
 
 
-def raced(growth: Settings, initial: Arrays) -> tuple[Settings, int]:
+def raced(growth: Growth, initial: Arrays) -> tuple[Settings, int]:
     """Return how trees grow in a race, and how many."""
-    return trial(growth, len(initial["leaf"]))
+    return trial(growth.growth, len(initial["leaf"]))
 
 
-def needed(growth: Settings, initial: Arrays) -> int:
-    """Return the rounds for a look, a race of all alone and all together, and all trees."""
-    return 1 + _race_rounds(growth, initial, 2) + _final_rounds(initial)
+def needed(growth: Growth, initial: Arrays) -> int:
+    """Return the rounds for a look, a race of all alone and all together, and all trees.
+
+    Raises:
+        FederationError: no number of rounds would do.
+    """
+    growth.require_room(initial)
+    return 1 + _race_rounds(growth, initial, 2) + _final_rounds(growth, initial)
 
 
-def _race_rounds(growth: Settings, initial: Arrays, arms: int) -> int:
-    exchanges = raced(growth, initial)[1] * depth_of(initial) * arms
-    return max(1, ceil((exchanges + room(0) - room(arms)) / _whole(depth_of(initial) * arms)))
+def _race_rounds(growth: Growth, initial: Arrays, arms: int) -> int:
+    tree = growth.exchanges(initial) * arms
+    exchanges = raced(growth, initial)[1] * tree
+    return max(1, ceil((exchanges + room(0) - room(arms)) / _whole(tree)))
 
 
-def _final_rounds(initial: Arrays) -> int:
-    return ceil(len(initial["leaf"]) / (room(1) // depth_of(initial)))
+def _final_rounds(growth: Growth, initial: Arrays) -> int:
+    return ceil(len(initial["leaf"]) / (room(1) // growth.exchanges(initial)))
 
 
 def _whole(tree: int) -> int:
@@ -63,7 +69,7 @@ def _whole(tree: int) -> int:
 
 
 def fits(
-    state: AutoState, candidates: Sequence[Candidate], limits: Budget, growth: Settings, now: Round
+    state: AutoState, candidates: Sequence[Candidate], limits: Budget, growth: Growth, now: Round
 ) -> bool:
     """Return whether a race between these, and then all trees, are within rounds and budgets.
 
@@ -78,8 +84,9 @@ def fits(
         for name, own in arms.items()
     ):
         return False
-    rounds = _race_rounds(growth, initial, max(arms.values())) + _final_rounds(initial)
-    return now.number + rounds <= now.rounds
+    side = max(arms.values())
+    rounds = _race_rounds(growth, initial, side) + _final_rounds(growth, initial)
+    return growth.exchanges(initial) * side <= room(side) and now.number + rounds <= now.rounds
 
 
 def with_split(candidates: Sequence[Candidate]) -> tuple[Candidate, ...]:
@@ -135,10 +142,10 @@ def _raced(
 ) -> Exchanges[AutoState]:
     """Grow the trees of these arms as far as the round's exchanges allow."""
     initial = state.members.initial
-    settings, count = raced(growth.growth, initial)
+    settings, count = raced(growth, initial)
     arms = {key: state.trees.arms.get(key) or _empty(initial, key) for key in keys}
     here = {key: _here(key, state, now) for key in keys}
-    until = _until(arms, here, count)
+    until = _until(arms, here, count, growth)
     grows = partial(Growing, settings, growth.column_bins)
     growing = {
         key: grows(here[key], own, until[key], judged=count, config=holdout)
@@ -164,13 +171,13 @@ def _finished(state: AutoState, growth: Growth, limits: Budget, now: Round) -> E
     """Grow the held groups' trees from all rows; hand them out when they are complete."""
     trees, judging = len(state.members.initial["leaf"]), state.trees.judging
     again = state.trees.judged and not state.trees.finals
-    if again and now.rounds - now.number + 1 < _final_rounds(state.members.initial):
+    if again and now.rounds - now.number + 1 < _final_rounds(growth, state.members.initial):
         return state  # they would not be complete
     keys = [*state.held, *((name,) for name in sorted(state.own))]
     finals = {key: _final_of(state, key) for key in keys}
     twice = _afford_two(state, limits, now)
     here = {key: _here(key, state, now, without=state.own - twice) for key in keys}
-    until = _until(finals, here, trees)
+    until = _until(finals, here, trees, growth)
     grows = partial(Growing, growth.growth, growth.column_bins)
     grows = partial(grows, config=holdout) if judging else grows
     growing = {
@@ -196,7 +203,7 @@ def _finished(state: AutoState, growth: Growth, limits: Budget, now: Round) -> E
 
 
 def _until(
-    grown: Mapping[Group, Grown], here: Mapping[Group, Group], count: int
+    grown: Mapping[Group, Grown], here: Mapping[Group, Group], count: int, growth: Growth
 ) -> dict[Group, int]:
     """Return how many trees each group has after the round, of ``count`` in the end."""
     names = [name for group in here.values() for name in group]
@@ -204,7 +211,7 @@ def _until(
     begins = any(not own.edges for own in grown.values())
     found = {}
     for key, own in grown.items():
-        tree = depth_of(own.trees) * arms
+        tree = growth.exchanges(own.trees) * arms
         more = max(room(arms if begins else 0) // tree, 1)
         found[key] = max(min(count, own.done + more), own.done)
     return found

@@ -44,7 +44,7 @@ TREES.feature[0, 0, 0] = TREES.feature[1, 0, 0] = 1
 ASKED = {
     "base": questions.base(np.zeros(1, np.float32)),
     "cells": questions.cells(CELLS),
-    "level": questions.level(Level(TREES, 1, 1, np.array([[0, 1], [0, 2]])), EDGES),
+    "level": questions.levels(Level(TREES, 1, 1, np.array([[0, 1], [0, 2]])), EDGES)[0],
 }
 
 numbers = st.sampled_from([0, 1, -1, 2, 3, 0.5, 1e15, -1e15, 1e300, np.nan, np.inf, -np.inf, 2**62])

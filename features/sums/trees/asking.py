@@ -40,8 +40,10 @@ log = logging.getLogger("coterie.run")
 
 FEW = "its group is smaller than it accepts."
 
-Asking = Generator[Question, Floats, None]
+Asking = Generator[Question, Floats, Any]
 """Yields questions to a group; receives the sum of its silos' answers."""
+NODES = -3
+"""Axis of the nodes in histograms, also in those by silo."""
 
 
 @dataclass(frozen=True)
@@ -249,7 +251,7 @@ class Growing:
             growing = boosted(
                 Ensemble.of(own.trees), own.done, own.edges, self.settings, self._sides
             )
-            trees = yield from _put(growing, partial(questions.level, edges=own.edges))
+            trees = yield from _put(growing, partial(questions.levels, edges=own.edges))
             self.grown = self._with(trees.arrays(), own.done + 1, own.edges, self._sides)
             self.grew += 1
         own = self.grown
@@ -260,9 +262,9 @@ class Growing:
     def _begin(self) -> Asking:
         """Find the constant answer and the bins."""
         arrays = self.grown.trees
-        base = yield from _put(constant(len(arrays["base"])), questions.base)
+        base = yield from _put(constant(len(arrays["base"])), lambda at: [questions.base(at)])
         dividing = agreed(len(arrays["gain"]), self.bins)
-        edges = yield from _put(dividing, questions.cells, _by_column)
+        edges = yield from _put(dividing, lambda at: [questions.cells(at)], _by_column)
         self.grown = self._with({**arrays, "base": base}, 0, edges, self.grown.sides)
 
     def _with(self, arrays: Arrays, done: int, edges: Columns, sides: Sides | None) -> Grown:
@@ -288,7 +290,7 @@ class Roots(Growing):
         outputs = len(trees.base)
         nodes = np.stack([np.arange(outputs), np.zeros(outputs, np.int64)], axis=1)
         at = Level(trees, 0, 0, nodes, self.grown.sides)
-        sums = yield questions.level(at, self.grown.edges)
+        sums = yield from _answers(questions.levels(at, self.grown.edges))
         width = len(self.grown.edges[0]) + 2
         rows = sums[:, 0, :width, 2].sum(axis=1)
         self.roots = {
@@ -300,17 +302,25 @@ class Roots(Growing):
 
 def _put(
     asking: Generator[Any, Any, Any],
-    question: Callable[[Any], Question],
+    questions_of: Callable[[Any], Sequence[Question]],
     read: Callable[[Any, Floats], Any] = lambda at, sums: sums,
 ) -> Generator[Question, Floats, Any]:
     """Put what ``asking`` yields as questions, send it the sums as ``read``, return its result."""
     at = next(asking)
     while True:
-        sums = yield question(at)
+        sums = yield from _answers(questions_of(at))
         try:
             at = asking.send(read(at, sums))
         except StopIteration as end:
             return end.value
+
+
+def _answers(parts: Sequence[Question]) -> Asking:
+    """Put the parts of a question one after another; return the sums as if it had been one."""
+    found = list[Floats]()
+    for part in parts:
+        found.append((yield part))
+    return found[0] if len(found) == 1 else np.concatenate(found, axis=NODES)
 
 
 def _by_column(cells: Sequence[Ints], counts: Floats) -> list[Ints]:

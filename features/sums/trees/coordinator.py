@@ -25,6 +25,7 @@ from coterie import wire
 from coterie.features.sums.trees.asking import FEW, Growing, Grown, grow
 from coterie.features.sums.trees.ensemble import Ensemble
 from coterie.features.sums.trees.growth import HOLDOUT, Settings, enough, trial
+from coterie.features.sums.trees.questions import nodes_of
 from coterie.features.sums.trees.seen import Seen
 from coterie.strategies.errors import EXIT_CONFIG, FederationError
 from coterie.strategies.plain import pooling
@@ -88,6 +89,31 @@ class Growth(Options):
         """Return the settings of the trees."""
         return Settings(self.tree_rate, self.leaf_penalty, self.leaf_rows)
 
+    def exchanges(self, trees: Arrays) -> int:
+        """Return how many exchanges one tree of each output needs, at most."""
+        at_once = max(self._nodes_at_once(trees), 1)
+        nodes = (len(trees["base"]) << level for level in range(depth_of(trees)))
+        return sum(-(-own // at_once) for own in nodes)
+
+    def _nodes_at_once(self, trees: Arrays) -> int:
+        return nodes_of(len(trees["gain"]) * (self.column_bins + 1))
+
+    def require_room(self, trees: Arrays) -> None:
+        """Require that a silo can answer for two trees of each output in a round.
+
+        Raises:
+            FederationError: the histograms are too large.
+        """
+        if self._nodes_at_once(trees) and 2 * self.exchanges(trees) <= room(2):
+            return
+        raise FederationError(
+            f"the histograms of one tree of depth {depth_of(trees)}, of {len(trees['gain'])} "
+            f"columns, {self.column_bins} bins and {wire.counted(len(trees['base']), 'output')}, "
+            "are too large for a round. Set column-bins lower, name trees of less depth, or give "
+            "the task fewer columns.",
+            exit_code=EXIT_CONFIG,
+        )
+
 
 class Trees(Growth, Algorithm[TreesState]):
     """Boosted trees by summed histograms, in every group its own."""
@@ -131,9 +157,9 @@ class Trees(Growth, Algorithm[TreesState]):
                 exit_code=EXIT_CONFIG,
             )
         trees, (_, tried) = len(initial["leaf"]), trial(self.growth, len(initial["leaf"]))
-        least = next(
-            n for n in count(1) if -(-trees // n) - (-tried // n) <= room(2) // depth_of(initial)
-        )
+        self.require_room(initial)
+        fit = room(2) // self.exchanges(initial)
+        least = next(n for n in count(1) if -(-trees // n) - (-tried // n) <= fit)
         require_rounds(initial, rounds, least)
 
     def agreed_bins(self, state: TreesState) -> Arrays:
@@ -245,7 +271,7 @@ class Trees(Growth, Algorithm[TreesState]):
         """Return how many trees of ``tried`` a trial grows in this round, beside the group's."""
         trees, rounds = len(own.trees["leaf"]), max(now.rounds, 1)
         most = -(-trees // rounds)
-        return max(min(most, room(2) // depth_of(own.trees) - most), -(-tried // rounds))
+        return max(min(most, room(2) // self.exchanges(own.trees) - most), -(-tried // rounds))
 
     def _until(self, own: Grown, now: Round) -> int:
         """Return the number of trees that a group has after this round."""
@@ -288,5 +314,5 @@ def require_rounds(trees: Arrays, rounds: int, least: int) -> None:
 
 
 def depth_of(trees: Arrays) -> int:
-    """Return the depth of a model's trees: exchanges for one tree of each of its outputs."""
+    """Return the depth of a model's trees."""
     return int(trees["leaf"].shape[2]).bit_length() - 1

@@ -26,8 +26,8 @@ from coterie.wire.fixed import HISTOGRAMS, Words, total_of
 Arrays = dict[str, NDArray[Any]]
 RECORD = "sums"
 """Name of the record of an answer, and of its array."""
-MOST = 16_000_000
-"""Most numbers of an answer."""
+MOST = 8_000_000
+"""Most numbers of an answer; what would be larger is asked in parts."""
 LARGEST = 1e15
 """Largest absolute value of a sum."""
 CLOSE = 1e-6
@@ -57,15 +57,24 @@ def cells(columns: Sequence[Ints]) -> Question:
     return Question("cells", joined("cells", columns), (sum(map(len, columns)),))
 
 
-def level(at: Level, edges: Sequence[NDArray[np.float32]]) -> Question:
-    """Ask for the histograms of some nodes."""
+def levels(at: Level, edges: Sequence[NDArray[np.float32]]) -> list[Question]:
+    """Ask for the histograms of some nodes, in as many questions as ``MOST`` needs."""
+    width = _width(edges)
     arrays = {
         **at.trees.arrays(at.done + 1),
         **joined("edges", edges),
-        "nodes": at.nodes,
         "at": np.array([at.done, at.level]),
     }
-    return Question("level", arrays, (len(at.nodes), _width(edges), SUMS))
+    size = max(nodes_of(width), 1)
+    parts = [at.nodes[i : i + size] for i in range(0, len(at.nodes), size)]
+    return [
+        Question("level", {**arrays, "nodes": part}, (len(part), width, SUMS)) for part in parts
+    ]
+
+
+def nodes_of(width: int) -> int:
+    """Return the most nodes of one question, where all columns have ``width`` bins together."""
+    return MOST // (width * SUMS)
 
 
 def losses(trees: Ensemble, done: int) -> Question:

@@ -260,7 +260,7 @@ def test_impossible_sums_are_refused(lie: str) -> None:
     (rows,) = parts("labels", 1)
     edges = tuple(np.array([0, 1], np.float32) for _ in range(COLUMNS))
     nodes = np.zeros((1, 2), np.int64)
-    asked = questions.level(Level(Ensemble.empty(3, 1, 2, COLUMNS), 0, 0, nodes), edges)
+    (asked,) = questions.levels(Level(Ensemble.empty(3, 1, 2, COLUMNS), 0, 0, nodes), edges)
     sums = questions.answer(asked.arrays, rows)
     assert (questions.read_answer(asked, {"sums": sums}, ROWS) == sums).all()
     told = LIES[lie](sums)
@@ -296,7 +296,7 @@ def test_impossible_questions_are_refused(name: str, value: Any) -> None:
     (rows,) = parts("labels", 1)
     edges = tuple(np.array([0, 1], np.float32) for _ in range(COLUMNS))
     at = Level(Ensemble.empty(3, 1, 2, COLUMNS), 0, 0, np.zeros((1, 2), np.int64))
-    asked = questions.level(at, edges).arrays
+    asked = questions.levels(at, edges)[0].arrays
     with pytest.raises(questions.AnswerError):
         questions.answer({**asked, name: value}, rows)
 
@@ -334,7 +334,13 @@ def test_as_many_trees_are_used_as_are_best_on_rows_held_out(kind: str) -> None:
     assert growth.enough(own.done, Settings(), 60) == min(5 * own.done, 60)
 
 
-def test_trees_that_split_by_silo_are_those_of_one_trainer_with_that_column() -> None:
+@pytest.mark.parametrize("nodes", [None, 3])
+def test_trees_that_split_by_silo_are_those_of_one_trainer_with_that_column(
+    nodes: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if no more than three nodes' histograms fit into an answer."""
+    if nodes:
+        monkeypatch.setattr(questions, "MOST", nodes * COLUMNS * 33 * 3)
     x, y = drawn(0)
     first = np.arange(ROWS) % 3 > 0
     y = np.where(first, y, ~y)[:, None].astype(float)
@@ -503,6 +509,18 @@ def test_too_few_rounds_for_all_trees_are_refused_before_the_first(
     strategy.check(trees, least)
     with pytest.raises(FederationError, match=f"Set rounds to at least {least}"):
         strategy.check(trees, least - 1)
+
+
+@pytest.mark.parametrize("strategy", [Trees(), Auto()])
+def test_histograms_that_are_too_large_for_an_answer_are_asked_in_parts(strategy: Any) -> None:
+    """Of 300 columns, 136 nodes are an answer: the last level of ten classes is three."""
+    wide = Ensemble.empty(100, 10, 6, 300).arrays()
+    assert strategy.exchanges(wide) == 1 + 1 + 1 + 1 + 2 + 3
+    with pytest.raises(FederationError, match="Set rounds to at least"):
+        strategy.check(wide, 7)
+    for outputs, columns in ((200, 300), (1, 50_000)):
+        with pytest.raises(FederationError, match=f"of {columns} columns, 64 .* too large"):
+            strategy.check(Ensemble.empty(100, outputs, 6, columns).arrays(), 1000)
 
 
 def test_a_silo_that_lies_is_left_out_and_the_others_grow_the_trees_without_it(
