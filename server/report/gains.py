@@ -29,12 +29,13 @@ Keys = Mapping[str, Any]
 DATA_NOTE = "silos.txt"
 """File in a simulated run's folder: a digest of the sources of its silos' data."""
 
-COMPARED_KEYS = (
-    "task", "seed", "rounds", "local-epochs", "local-steps", "batch-size", "lr", "lr-decay",
-    "momentum", "weight-decay", "proximal-mu", "precision", "personalise",
-    "personal-epochs", "personal-lr", "ditto-lambda",
-)  # fmt: skip
+OF_ALL = ("task", "seed", "rounds")
 """Keys that affect a silo's own training; runs with equal values are comparable."""
+BY_STEPS = (
+    "local-epochs", "local-steps", "batch-size", "lr", "lr-decay", "momentum", "weight-decay",
+    "proximal-mu", "precision", "personalise", "personal-epochs", "personal-lr", "ditto-lambda",
+)  # fmt: skip
+"""More such keys of networks."""
 OF_TREES = tuple(name.replace("_", "-") for name in Growth.model_fields)
 """More such keys of boosted trees."""
 
@@ -196,13 +197,21 @@ def _fits(folder: Path, config: Keys, keys: Keys) -> bool:
         return False
     if first is None or any(first.config.get(key, "") != value for key, value in keys.items()):
         return False
-    more = OF_TREES if keys["strategy"] == "trees" else ()
-    return _values(first.config, more) == _values(config, more)
+    if keys["strategy"] != "trees":
+        return _by_steps(first.config) == _by_steps(config)
+    alone = ALONE_WITH_TREES.items() <= keys.items()
+    return _of_trees(first.config, alone=alone) == _of_trees(config, alone=alone)
 
 
-def _values(config: Keys, more: Iterable[str]) -> dict[str, Any]:
-    """Return the compared keys without those that have no effect."""
-    values = {key: config.get(key) for key in (*COMPARED_KEYS, *more)}
+def _of_trees(config: Keys, *, alone: bool) -> dict[str, Any]:
+    """Return the compared keys of trees; those of a silo alone have no leaf values of their own."""
+    more = () if alone else ("personalise",)
+    return {key: config.get(key) for key in (*OF_ALL, *OF_TREES, *more)}
+
+
+def _by_steps(config: Keys) -> dict[str, Any]:
+    """Return the compared keys of networks without those that have no effect."""
+    values = {key: config.get(key) for key in (*OF_ALL, *BY_STEPS)}
     ignored = {"local-epochs"} if values["local-steps"] else set()
     if values["personalise"] == "none":
         ignored |= {"personal-epochs", "personal-lr"}

@@ -21,6 +21,8 @@ from coterie.features.sums.trees.survival import losses_of_survival, of_survival
 SUMS = 3
 """Sums of a bin: gradients, second derivatives, rows."""
 
+AT_ONCE = 2048
+"""Columns of nodes whose bins are joined at once, so that what that needs is small."""
 MOST_KNOWN = 12
 """Groups whose trees are remembered: those of one race at a silo, and more."""
 Derivatives = Callable[[Floats, Floats], tuple[Floats, Floats]]
@@ -236,7 +238,14 @@ def floored(sums: Floats, last: NDArray[np.intp], least: int) -> Floats:
     found, some = np.zeros_like(sums), sums[..., -1].sum(axis=1) >= least
     if not some.any():
         return found
-    last, values, missing = last[some], sums[some, :-1], sums[some, -1]
+    for rows in np.array_split(np.flatnonzero(some), -(-int(some.sum()) // AT_ONCE)):
+        found[rows] = _floored(sums[rows], last[rows], least)
+    return found
+
+
+def _floored(sums: Floats, last: NDArray[np.intp], least: int) -> Floats:
+    """Return the same of columns that have enough rows."""
+    values, missing = sums[:, :-1], sums[:, -1]
     run, single = _runs(values[..., -1], least)
     few = values[..., -1].sum(axis=1) < least
     lone = missing[:, -1] < least
@@ -245,8 +254,7 @@ def floored(sums: Floats, last: NDArray[np.intp], least: int) -> Floats:
     missing[few & ~lone] += values[few & ~lone].sum(axis=1)
     values[few & ~lone] = 0
     spread = _spread(values, run, single, last, least)
-    found[some] = np.concatenate([spread, missing[:, None]], axis=1)
-    return found
+    return np.concatenate([spread, missing[:, None]], axis=1)
 
 
 def _runs(rows: Floats, least: int) -> tuple[NDArray[np.intp], NDArray[np.bool_]]:

@@ -143,6 +143,24 @@ def test_only_a_run_of_the_same_training_is_compared(
     assert build_story(read_run(folder)).gains.alone_run == ("independent-1" if comparable else "")
 
 
+@pytest.mark.parametrize(
+    ("own", "alone", "comparable"),
+    [
+        ({"personalise": "partial", "lr": 0.1}, {"personalise": "none", "lr": 0.2}, True),
+        ({"tree-rate": 0.2}, {"tree-rate": 0.1}, False),
+        ({"rounds": 9}, {"rounds": 8}, False),
+    ],
+)
+def test_trees_are_compared_with_those_of_single_silos_that_grow_alike(
+    own: dict[str, Any], alone: dict[str, Any], comparable: bool, tmp_path: Path
+) -> None:
+    run = read_run(configured(tmp_path, "auto", own))
+    configured(tmp_path, "trees", {"given-groups": "each", **alone})
+    boosted = replace(run.rounds[-1], details={"trees": {"*": 6}})
+    story = build_story(replace(run, rounds=(*run.rounds[:-1], boosted)))
+    assert story.gains.alone_run == ("trees-1" if comparable else "")
+
+
 @pytest.mark.parametrize(("secretive", "mean"), [("a", "25.0%"), ("ab", "–")])
 @pytest.mark.parametrize("listed", [True, False])
 def test_a_silo_that_tells_no_error_has_a_dash_and_no_part_in_means(
