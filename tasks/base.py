@@ -55,6 +55,8 @@ class SiloData:
             training samples.
         persons: person numbers of the training and test samples; whole persons are then held out.
             None: every sample is a different person.
+        blocks: block numbers of the training samples, such as the month of each; whole blocks are
+            then held out. Unlike persons they do not count for smallest counts. None with persons.
         missing: NaN among inputs is a missing value.
     """
 
@@ -68,6 +70,7 @@ class SiloData:
     y_val: Nest | None = None
     persons: tuple[Persons, Persons] | None = None
     missing: bool = False
+    blocks: Persons | None = None
 
     def __post_init__(self) -> None:
         finite = (lambda leaf: ~np.isinf(leaf)) if self.missing else np.isfinite
@@ -108,20 +111,18 @@ class SiloData:
                 f"training and {parts[other[0]][0]} samples must have the same shape. Got "
                 f"{got[0]} and {got[other[0]]}."
             )
-        _check_persons(self.persons, *(len(leaves(x)[0]) for x in (self.x_train, self.x_test)))
+        sizes = [len(leaves(x)[0]) for x in (self.x_train, self.x_test)]
+        _check_whose("persons", self.persons, *sizes)
+        _check_whose("blocks", None if self.blocks is None else [self.blocks], sizes[0])
 
 
-def _check_persons(persons: tuple[Persons, Persons] | None, *sizes: int) -> None:
-    """Raise ``TaskError`` unless every sample has a whole number as its person."""
-    if persons is None:
-        return
-    own = [np.asarray(part) for part in persons]
+def _check_whose(named: str, whose: Sequence[Persons] | None, *sizes: int) -> None:
+    """Raise ``TaskError`` unless every sample has a whole number."""
+    own = [np.asarray(part) for part in (() if whose is None else whose)]
     fits = [part.shape for part in own] == [(size,) for size in sizes]
-    if not fits or any(part.dtype.kind not in "iu" for part in own):
-        raise TaskError(
-            f"persons must be two arrays of whole numbers, {sizes[0]} for the training and "
-            f"{sizes[1]} for the test samples."
-        )
+    if whose is not None and not (fits and all(part.dtype.kind in "iu" for part in own)):
+        wanted = " and ".join(map("{} for the {}".format, sizes, ("training", "test")))
+        raise TaskError(f"{named} must be arrays of whole numbers, {wanted} samples.")
 
 
 def leaves(nest: Nest) -> list[Any]:
@@ -162,7 +163,7 @@ class StreamedData:
                     f"{part} data is empty. A silo must have at least one {part} sample: "
                     "check the data folder and the silo's options."
                 )
-        _check_persons(self.persons, len(self.train), len(self.test))  # type: ignore[arg-type]
+        _check_whose("persons", self.persons, len(self.train), len(self.test))  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 If several rows belong to one person or machine, persons are drawn: all rows of a person stay on one
 side of every split, so that a model is not tested on persons it was trained on. Here a person is a
-number; the silo's key for the person stays where it was read.
+number; the silo's key for the person stays where it was read. Blocks of rows are drawn likewise.
 """
 
 from __future__ import annotations
@@ -46,7 +46,9 @@ def split_by_fold(
     per class. With ``persons`` they share no person and are as alike as whole persons allow. Rows
     stay in their order. Raises ``TaskError`` if there are fewer rows, or persons, than parts.
     """
-    units, what = (len(y), "samples") if persons is None else (num_persons(persons), "persons")
+    units, what = (len(y), "samples")
+    if persons is not None:
+        units, what = num_persons(persons), "persons or blocks"
     if units < count:
         raise TaskError(f"{count} folds need at least {count} {what}. There are {units}.")
     rng = np.random.default_rng([seed, len(y), count])

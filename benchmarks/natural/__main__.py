@@ -47,7 +47,9 @@ def cells(given: Any) -> Iterator[dict[str, Any]]:
         for network in networks:
             methods = classical.METHODS if network == OUTSIDE else federated.METHODS
             for method in given.only if given.only else methods:
-                if method in methods and (network == OUTSIDE or federated.fits(method, network)):
+                if method in methods and (
+                    network == OUTSIDE or federated.fits(method, network, name)
+                ):
                     yield {
                         "dataset": name, "network": network, "method": method,
                         "fold": number, "seed": seed,

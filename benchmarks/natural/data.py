@@ -30,6 +30,8 @@ FOLDS = 5
 """Of every set: parts of which one is held out."""
 MOST_ROWS = 500
 """Most training rows of a silo, drawn by the seed: with thousands, there is little to share."""
+CALENDAR = ("weather_aus", "gefcom_load")
+"""Sets whose rows have a day."""
 STRICT = {"parkinsons": ("test_time", 0.3)}
 """Set → (feature, share): held out are the rows in which this feature is largest.
 
@@ -148,9 +150,10 @@ def _split(
 
 
 class Natural(Task):
-    """A silo of a set. Options: ``file``, ``fold``, ``seed``, ``silo``, ``network``.
+    """A silo of a set. Options: ``file``, ``fold``, ``seed``, ``silo``, ``network``, ``blocks``.
 
     Networks are ``linear`` and those of coterie for tables, such as ``mlp-64``, or ``any-TxD``.
+    With ``blocks``, runs hold out whole blocks of days.
     """
 
     name = "natural"
@@ -203,7 +206,9 @@ class Natural(Task):
             for y in (own.y_train, own.y_test)
         )
         x_train, x_test = (x.astype(np.float32) for x in (own.x_train, own.x_test))
-        return SiloData(x_train, y_train, x_test, y_test, self.num_classes or None)
+        blocks = own.blocks if options.get("blocks") else None
+        classes = self.num_classes or None
+        return SiloData(x_train, y_train, x_test, y_test, classes, blocks=blocks)
 
 
 def registered(file: Path, network: str) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.kit import nodes, train
-from benchmarks.natural.data import fold, registered
+from benchmarks.natural.data import CALENDAR, fold, registered
 from benchmarks.natural.scores import secondary
 from coterie.tasks.base import Option
 from coterie.wire.names import LINEAR_LAYER
@@ -35,12 +35,15 @@ METHODS: Mapping[str, Mapping[str, Any]] = {
     "auto, secure": {"strategy": "auto", "secure": True},
     "FedAvg, secure": {"strategy": "fedavg", "secure": True},
     "trees, auto": {"strategy": "auto"},
+    "trees, auto, blocks": {"strategy": "auto"},
     "any, auto": {"strategy": "auto"},
     "trees by sums": {"strategy": "trees"},
     "trees by sums, alone": {"strategy": "trees", "given-groups": "each"},
     "trees by sums, own leaves": {"strategy": "trees", "personalise": "partial"},
 }
 """Name → keys of the run."""
+BLOCKS = ", blocks"
+"""End of the names of methods whose silos hold out whole blocks of days."""
 RATES = {"trees-100x3": 0.05, "trees-100x6": 0.1}
 """Network of trees → their learning rate."""
 ANY = {f"any-{size}": rate for size, rate in (("100x3", 0.05), ("100x6", 0.1))}
@@ -48,8 +51,10 @@ ANY = {f"any-{size}": rate for size, rate in (("100x3", 0.05), ("100x6", 0.1))}
 NETWORKS = ("linear", "mlp-64", *RATES, *ANY)
 
 
-def fits(method: str, network: str) -> bool:
-    """Return whether a method trains such a network."""
+def fits(method: str, network: str, dataset: str) -> bool:
+    """Return whether a method trains such a network on a set."""
+    if method.endswith(BLOCKS) and dataset not in CALENDAR:
+        return False
     kinds = {"trees": RATES, "any": ANY}
     fitting = next((of for kind, of in kinds.items() if method.startswith(kind)), None)
     return network in fitting if fitting else network not in {**RATES, **ANY}
@@ -62,6 +67,7 @@ def measured(
     found = fold(file, number, seed)
     names = list(found.silos)
     data: dict[str, Option] = {"file": str(file), "fold": number, "seed": seed}
+    data["blocks"] = method.endswith(BLOCKS)
     keys = {**RUN, **METHODS[method], "seed": seed}
     if network in (rates := {**RATES, **ANY}):
         keys["tree-rate"] = rates[network]

@@ -153,6 +153,11 @@ def _key_lines(session: Session) -> Iterator[str]:
 
 def _person_lines(data: Data) -> Iterator[str]:
     train, test = data.train.persons, data.test.persons
+    if train is None and (blocks := data.train.together) is not None:
+        yield (
+            f"blocks    {num_persons(blocks)} of the training samples; one has at most "
+            f"{most_of_one(blocks)}"
+        )
     if train is not None and test is not None:
         yield (
             f"persons   {num_persons(train)} of the training samples, {num_persons(test)} of the "

@@ -54,6 +54,10 @@ class Part(Protocol):
     def persons(self) -> Persons | None:
         """(n,) person of each sample; None: every sample is from a different person."""
 
+    @property
+    def together(self) -> Persons | None:
+        """(n,) numbers; samples with equal ones are on one side of every split. None: no two."""
+
     def __len__(self) -> int:
         """Number of samples."""
 
@@ -89,6 +93,12 @@ class Held:
     x: Nest
     y: Nest
     persons: Persons | None = None
+    blocks: Persons | None = None
+    """(n,) block of each sample, if whole blocks are held out; see ``SiloData``."""
+
+    @property
+    def together(self) -> Persons | None:
+        return self.blocks if self.persons is None else self.persons
 
     @property
     def device(self) -> torch.device:
@@ -118,7 +128,8 @@ class Held:
         return _rows_of(self.x, rows), _rows_of(self.y, rows)
 
     def take(self, rows: torch.Tensor) -> Held:
-        return Held(*self.at(rows), _persons_at(self.persons, rows))
+        whose, blocks = (_persons_at(own, rows) for own in (self.persons, self.blocks))
+        return Held(*self.at(rows), whose, blocks)
 
     def targets(self) -> Nest:
         return self.y
@@ -193,6 +204,10 @@ class Streamed:
         default_factory=dict, repr=False, compare=False
     )
     """The loader shared by all parts of a dataset, so that its workers start once."""
+
+    @property
+    def together(self) -> Persons | None:
+        return self.persons
 
     @cached_property
     def sample_bytes(self) -> int:
@@ -290,7 +305,7 @@ class Data:
     def hold_out(self, share: float, *, seed: int) -> Data:
         """Return the training data less a ``share``, which takes the place of the test data.
 
-        The share is in (0, 0.5]; at least one of at least 2 samples, or persons, is held out. The
+        The share is in (0, 0.5]; at least one of at least 2 samples, persons or blocks is. The
         same seed holds out the same samples. A silo's own validation samples are held out instead.
         """
         if self.validation is not None:
@@ -303,15 +318,15 @@ class Data:
 def draw(part: Part, count: int, *, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Return ``count`` random rows and all other rows, both in random order.
 
-    If persons have several samples, whole persons are drawn: about ``count`` samples, with about
-    the class shares of all samples if the classes need not be read for that. With a single
-    person, none is drawn.
+    Of persons with several samples, or of blocks, whole ones are drawn: about ``count`` samples,
+    with about the class shares of all samples if the classes need not be read for that. With a
+    single one, none is drawn.
     """
     order = torch.randperm(len(part), generator=torch.Generator().manual_seed(seed))
-    if part.persons is None:
+    if part.together is None:
         return order[:count], order[count:]
     share = count / len(part)
-    _, rows = split_by_class(_known_classes(part), share, seed=seed, persons=part.persons)
+    _, rows = split_by_class(_known_classes(part), share, seed=seed, persons=part.together)
     drawn = torch.zeros(len(part), dtype=torch.bool)
     drawn[rows] = True
     return order[drawn[order]], order[~drawn[order]]
@@ -355,15 +370,15 @@ def to_device(
             known[id(array)] = torch.as_tensor(array).to(device)
         return known[id(array)]
 
-    def part(x: Nest, y: Nest, persons: Persons | None = None) -> Held:
-        return Held(map_nest(move, x), map_nest(move, y), persons)
+    def part(x: Nest, y: Nest, *whose: Persons | None) -> Held:
+        return Held(map_nest(move, x), map_nest(move, y), *whose)
 
     if isinstance(data, Samples):
         own = part(map_nest(np.asarray, data.x), ())
         return Data(own, own.take(torch.arange(0)))
     of_train, of_test = _persons_of(data)
     return Data(
-        part(data.x_train, data.y_train, of_train),
+        part(data.x_train, data.y_train, of_train, data.blocks),
         part(data.x_test, data.y_test, of_test),
         None if data.x_val is None else part(data.x_val, data.y_val, None),
     )

@@ -232,12 +232,12 @@ def _pool(session: Session, *, samples: int, seed: int, labelled: bool, seen: Vi
 
 
 def _second_half(part: Part, held: torch.Tensor) -> NDArray[np.bool_]:
-    """Mark the second half of the held-out samples (n,); a person's samples stay together."""
+    """Mark the second half of the held-out samples (n,); those of a person or block together."""
     second: NDArray[np.bool_] = np.arange(len(held)) % 2 == 1
-    if part.persons is not None and len(held):
-        persons, alike = part.persons[held.numpy()], np.zeros(len(held), np.int64)
+    if part.together is not None and len(held):
+        whose, alike = part.together[held.numpy()], np.zeros(len(held), np.int64)
         second[:] = False
-        second[split_by_class(alike, 0.5, seed=0, persons=persons)[1]] = True
+        second[split_by_class(alike, 0.5, seed=0, persons=whose)[1]] = True
     return second
 
 

@@ -176,13 +176,13 @@ def tuned_penalty(task: Task, model: nn.Module, layer: nn.Linear, part: Held) ->
     """Return the λ of λ/2·|w|² beside the mean loss that suits these rows best.
 
     Every λ of a grid is tried on rows that are held out in turn (cross-validation); rows of one
-    person are held out together. Too few rows: scikit-learn's default.
+    person or block are held out together. Too few rows: scikit-learn's default.
     """
     digest = sha256()
     for tensor in (part.x, part.y):
         assert isinstance(tensor, torch.Tensor)
         digest.update(tensor.cpu().numpy().tobytes())
-    digest.update(b"" if part.persons is None else repr(part.persons.tolist()).encode())
+    digest.update(b"" if part.together is None else repr(part.together.tolist()).encode())
     key = digest.digest()
     if key not in _tuned:
         while len(_tuned) >= MOST_TUNED:
@@ -193,8 +193,8 @@ def tuned_penalty(task: Task, model: nn.Module, layer: nn.Linear, part: Held) ->
 
 def _best_of_grid(task: Task, named: Mapping[str, nn.Parameter], part: Held) -> float:
     numbers = np.arange(len(part))
-    if part.persons is not None:
-        numbers = np.unique(part.persons, return_inverse=True)[1].reshape(-1)
+    if part.together is not None:
+        numbers = np.unique(part.together, return_inverse=True)[1].reshape(-1)
     folds = np.random.default_rng(0).permutation(numbers.max() + 1)[numbers] % FOLDS
     if len(np.unique(folds)) < FOLDS:
         return PRIOR

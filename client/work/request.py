@@ -347,9 +347,10 @@ class Request:
         left = self.session.data if of is None else of
         if share > 0.5:
             raise RefusedError(f"{key} must be in [0, 0.5]. Got {share}.")
-        persons = left.train.persons
-        if share and (len(left.train) if persons is None else num_persons(persons)) < 2:
-            what = "training samples" if persons is None else "persons in its training data"
+        whole = left.train.together
+        if share and (len(left.train) if whole is None else num_persons(whole)) < 2:
+            kind = "blocks" if left.train.persons is None else "persons"
+            what = "training samples" if whole is None else f"{kind} in its training data"
             self.refuse_for(
                 f"has too few {what} for {key}: 1 remains, and at least 2 are needed to hold "
                 "one out."

@@ -412,7 +412,7 @@ def hash_of(data: SiloData | StreamedData | Samples) -> str:
 
     For a dataset only the number of samples and the first one are hashed: reading all would take
     as long as training. Samples without labels give an empty string: no model is trained on
-    them. Persons are included if given, because they determine what is held out.
+    them. Persons and blocks are included if given, because they determine what is held out.
     """
     if isinstance(data, Samples):
         return ""
@@ -420,8 +420,9 @@ def hash_of(data: SiloData | StreamedData | Samples) -> str:
     inputs = data.x_train if isinstance(data, SiloData) else [len(data.train), data.train[0][0]]  # type: ignore[arg-type]
     for leaf in leaves(inputs):
         known.update(np.ascontiguousarray(leaf).data)
-    for persons in data.persons or ():
-        known.update(np.ascontiguousarray(persons, np.int64).data)
+    for whose in (*(data.persons or ()), getattr(data, "blocks", None)):
+        if whose is not None:
+            known.update(np.ascontiguousarray(whose, np.int64).data)
     return known.hexdigest()
 
 

@@ -204,7 +204,7 @@ def _fits(folder: Path, config: Keys, keys: Keys) -> bool:
 
 
 def _of_trees(config: Keys, *, alone: bool) -> dict[str, Any]:
-    """Return the compared keys of trees; those of a silo alone have no leaf values of their own."""
+    """Return the compared keys of trees; those of a silo alone are not personalised."""
     more = () if alone else ("personalise",)
     return {key: config.get(key) for key in (*OF_ALL, *OF_TREES, *more)}
 

@@ -309,11 +309,12 @@ class DeclaredTask(Task):
         if chosen["test-data"]:
             elsewhere = _place(chosen["test-data"], self.expected())
             test = self.read(elsewhere, chosen)
-            return self._numbered(chosen, (whole, place, ""), (test, elsewhere, ""))
+            return self.numbered(chosen, (whole, place, ""), (test, elsewhere, ""))
         if (both := self.parts(whole)) is not None:
-            return self._numbered(chosen, (both[0], place, "train"), (both[1], place, "test"))
-        (whole,) = self._numbered(chosen, (whole, place, ""))
-        share, strata, drawn = chosen["test-share"], self._strata(whole.y), whole.persons
+            return self.numbered(chosen, (both[0], place, "train"), (both[1], place, "test"))
+        (whole,) = self.numbered(chosen, (whole, place, ""))
+        share, strata = chosen["test-share"], self._strata(whole.y)
+        drawn = getattr(whole, "blocks", None) if whole.persons is None else whole.persons
         if not 0 < share < 1:
             raise TaskError(f"test-share must be above 0 and below 1. Got {share}.")
         if chosen["fold"]:
@@ -322,15 +323,18 @@ class DeclaredTask(Task):
         else:
             rows = split_by_class(strata, share, seed=chosen["seed"], persons=drawn)
             if drawn is not None and not len(rows[1]):
+                option, what = (
+                    ("group", "persons") if whole.persons is not None else ("blocks",) * 2
+                )
                 raise TaskError(
-                    f"no test samples can be held out of {str(place)!r}: by its group, they "
-                    f"belong to {num_persons(drawn)} persons, and training needs all of them, "
+                    f"no test samples can be held out of {str(place)!r}: by its {option}, they "
+                    f"belong to {num_persons(drawn)} {what}, and training needs all of them, "
                     "because each is the only one with some class. Give separate data in "
                     "test-data."
                 )
         return whole.take(rows[0]), whole.take(rows[1])
 
-    def _numbered(self, chosen: Mapping[str, Any], *read: tuple[Any, Path, str]) -> tuple[Any, ...]:
+    def numbered(self, chosen: Mapping[str, Any], *read: tuple[Any, Path, str]) -> tuple[Any, ...]:
         """Return the parts, with person numbers if ``group`` is set.
 
         ``read`` has each part, where it was read from, and which part of that it is.

@@ -10,14 +10,22 @@ input means the same everywhere; how a silo writes them is its own setting
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from coterie.tasks.base import Column, ColumnScale, Option, Persons, Samples, TaskError
+from coterie.tasks.base import (
+    Column,
+    ColumnScale,
+    Option,
+    Persons,
+    Samples,
+    SiloData,
+    TaskError,
+)
 from coterie.tasks.draws import number_persons
 from coterie.tasks.options import place_of, read_options
 from coterie.tasks.own import dialect, files, looks, whose
@@ -42,7 +50,8 @@ class Rows:
 
     ``numbers`` (n, numeric columns) are NaN where missing; ``categories`` (n, values) and
     ``missing`` (n, indicators) are 0 or 1. ``odd`` (n, columns), numeric columns first, marks
-    undeclared values; ``rows`` are row numbers in the file; ``persons`` are set if known.
+    undeclared values; ``rows`` are row numbers in the file; ``persons`` or ``blocks`` are set if
+    known.
     """
 
     numbers: NDArray[np.float64]
@@ -52,6 +61,7 @@ class Rows:
     y: NDArray[Any]
     rows: NDArray[np.intp]
     persons: Persons | None = None
+    blocks: Persons | None = None
 
     def take(self, rows: NDArray[np.intp]) -> Rows:
         """Return only these rows."""
@@ -63,6 +73,7 @@ class Rows:
             self.y[rows],
             self.rows[rows],
             None if self.persons is None else self.persons[rows],
+            None if self.blocks is None else self.blocks[rows],
         )
 
 
@@ -81,10 +92,11 @@ class Table(DeclaredTask):
         censored: how to read ``<0.5``: ``limit`` or ``missing``.
         ignore-marks: texts next to a number to ignore, such as ``%``.
         pass-through: columns to copy from the prediction input to the answers.
+        blocks: the column whose equal values are on one side of every split, such as the month.
     """
 
     declaration: TableDeclaration
-    options: Mapping[str, Option] = {**OPTIONS, **dialect.OPTIONS}
+    options: Mapping[str, Option] = {**OPTIONS, **dialect.OPTIONS, "blocks": ""}
 
     def __init__(self, declaration: TableDeclaration) -> None:
         super().__init__(declaration)
@@ -140,6 +152,25 @@ class Table(DeclaredTask):
         return whose.repeated_in_columns(
             place_of(chosen["data"]), self._dialect(chosen), declared, self.declaration.numeric
         )
+
+    def numbered(
+        self, chosen: Mapping[str, Any], *read: tuple[Rows, Path, str]
+    ) -> tuple[Rows, ...]:
+        """Return the parts, the first one also with the blocks that the option names."""
+        parts, column = super().numbered(chosen, *read), chosen["blocks"]
+        if not column:
+            return parts
+        if chosen["group"]:
+            raise TaskError(
+                "group and blocks are both set. Rows of a person stay together by group alone: "
+                "leave blocks out."
+            )
+        keys = whose.keys_in_column(read[0][1], column, self._dialect(chosen), "blocks")
+        (blocks,) = number_persons([keys[row] for row in parts[0].rows])
+        return replace(parts[0], blocks=blocks), *parts[1:]
+
+    def held(self, train: Rows, test: Rows) -> SiloData:
+        return replace(super().held(train, test), blocks=train.blocks)
 
     def samples(self, train: Rows, test: Rows) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         """Standardise by the training rows; a missing number becomes their mean."""

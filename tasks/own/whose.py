@@ -22,12 +22,13 @@ from coterie.tasks.own.values import SHOWN
 # ---------------------------------------------------------------- keys
 
 
-def checked_keys(keys: Sequence[str], where: str) -> Sequence[str]:
+def checked_keys(keys: Sequence[str], where: str, option: str = "group") -> Sequence[str]:
     """Return the keys, or raise ``TaskError`` if a sample has none."""
     if missing := keys.count(""):
+        whose = "person" if option == "group" else "block"
         raise TaskError(
-            f"{where} (group) has no value in {missing} of {len(keys)} rows; the first is row "
-            f"{keys.index('') + 1}. Such a row could belong to a person on the other side of a "
+            f"{where} ({option}) has no value in {missing} of {len(keys)} rows; the first is row "
+            f"{keys.index('') + 1}. Such a row could belong to a {whose} on the other side of a "
             "split. Leave it out of the file, or give it a unique value."
         )
     return keys
@@ -39,11 +40,13 @@ def column_in(place: Path, group: str, written: Dialect) -> str:
     return column if column in map(in_nfc, files.names_of(place, written)) else ""
 
 
-def keys_in_column(place: Path, group: str, written: Dialect) -> Sequence[str]:
+def keys_in_column(
+    place: Path, group: str, written: Dialect, option: str = "group"
+) -> Sequence[str]:
     """Return each row's value in a column, which need not be declared.
 
-    ``group`` is its name, in the file or declared. Raises ``TaskError`` if it or a value is
-    missing.
+    ``group`` is its name, in the file or declared, and ``option`` what names it. Raises
+    ``TaskError`` if it or a value is missing.
     """
     import pyarrow.csv
 
@@ -53,14 +56,14 @@ def keys_in_column(place: Path, group: str, written: Dialect) -> Sequence[str]:
         has = ", ".join(map(repr, found[:SHOWN])) + (", …" * (len(found) > SHOWN))
         column = written.columns.get(in_nfc(group), in_nfc(group))
         raise TaskError(
-            f"{str(place)!r} has no column {column!r}, which group names in silo.toml. Its "
+            f"{str(place)!r} has no column {column!r}, which {option} names in silo.toml. Its "
             f"columns: {has}."
         )
     texts = files.raw_texts(place, column, written, f"a column {column!r}")
     missing = {*pyarrow.csv.ConvertOptions().null_values, *written.missing.get(EVERY, ())}
     means = {text: written.code(text or "") for text in set(texts)}
     keys = ["" if means[text] in missing else means[text] for text in texts]
-    return checked_keys(keys, f"column {column!r} of {str(place)!r}")
+    return checked_keys(keys, f"column {column!r} of {str(place)!r}", option)
 
 
 def keys_in_paths(paths: Sequence[PurePath], depth: int, pattern: str) -> Sequence[str]:

@@ -9,11 +9,13 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 from pyarrow import parquet
 
+from coterie.client.work.data import Held, to_device
 from coterie.tasks import SiloData, TaskError
 from coterie.tasks.base import StreamedData
 from coterie.tasks.draws import fewest_persons, number_persons, split_by_class, split_by_fold
@@ -201,8 +203,35 @@ def test_every_person_is_tested_in_one_fold(
         assert whose(train) & whose(test) == set()
         tested += whose(test)
     assert len(tested) == len(set(tested)) == len(KEYS)
-    with pytest.raises(TaskError, match=r"31 folds need at least 31 persons\. There are 30"):
+    with pytest.raises(
+        TaskError, match=r"31 folds need at least 31 persons or blocks\. There are 30"
+    ):
         task.load({**options, "fold": "1/31"})
+
+
+def test_rows_of_a_block_are_on_one_side_of_every_split_and_count_one_by_one(
+    tmp_path: Path,
+) -> None:
+    task, options = a_table(tmp_path)
+    options["blocks"] = options.pop("group")
+    for option in ({}, {"fold": "2/5"}):
+        train, test, data = loaded(task, {**options, **option})
+        assert data.persons is None and len(test) and whose(train) & whose(test) == set()
+        assert data.blocks is not None and len(set(data.blocks.tolist())) == len(whose(train))
+        split = to_device(data, torch.device("cpu")).hold_out(0.2, seed=1)
+        assert isinstance(split.train, Held) and isinstance(split.test, Held)
+        assert split.train.persons is None and len(split.test)
+        assert whose(split.train.x) & whose(split.test.x) == set()
+    with pytest.raises(TaskError, match=r"no column 'month', which blocks names in silo\.toml"):
+        task.load({**options, "blocks": "month"})
+    with pytest.raises(TaskError, match="group and blocks are both set"):
+        task.load({**options, "group": "patient"})
+    apart = tmp_path / "test.csv"
+    apart.write_text("age,dose,ill\n1,2,no\n3,4,yes")
+    assert task.load({**options, "test-data": str(apart)}).blocks is not None
+    three, one = (np.zeros((3, 1)), np.zeros(3, int)), (np.zeros((1, 1)), np.zeros(1, int))
+    with pytest.raises(TaskError, match="blocks must be arrays of whole numbers, 3 for the train"):
+        SiloData(*three, *one, 2, blocks=np.ones(1, int))
 
 
 def test_without_a_group_the_data_says_of_nobody_whose_it_is(tmp_path: Path) -> None:
