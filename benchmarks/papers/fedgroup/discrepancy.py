@@ -148,7 +148,7 @@ def document(entries: Sequence[Entry]) -> str:
         "Made by `python -m benchmarks.papers.fedgroup.discrepancy --data FOLDER --seeds 3`, in as "
         "many rounds as\neach row says (the paper: 300). MNIST-MCLR, 1,000 silos, 20 a round, "
         "E = 20, B = 10, η = 0.03. Accuracy in %:\nhits over all silos / all test samples. Mean ± "
-        "deviation over the seeds; what has fewer than three was not run again for want\nof hours.",
+        "deviation over the seeds.",
         unfinished(_full(entries)),
         "## Table I: FedAvg, by classes of a silo",
         "The largest accuracy is the paper's choice of a round by the test data; the median of "
