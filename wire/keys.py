@@ -248,6 +248,7 @@ ASKED: Mapping[str, AtSilo] = {
     names.MOST_BYTES: _asked(0),
     names.GROUP_SIZE: _asked(1),
     names.GROWING: _asked("", evaluates="always"),
+    names.AT_HOME: _asked("", evaluates="always"),
     names.COLD_START_EPOCHS: _asked(0),
     names.COLD_START_STEPS: _asked(0),
 }

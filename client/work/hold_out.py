@@ -28,9 +28,13 @@ def leave_out_validation(session: Session, share: float, *, run_seed: int) -> Se
 
 
 def held_apart(session: Session, share: float, *, run_seed: int) -> tuple[Session, Part]:
-    """Return the session without what one training of the run holds out, and that part."""
+    """Return the session without what one training of the run holds out, and that part.
+
+    The part is the session's validation data.
+    """
     data = split_validation(session, share, run_seed=run_seed)
-    return replace(session, data=replace(session.data, train=data.train)), data.test
+    spared = replace(session.data, train=data.train, validation=data.test)
+    return replace(session, data=spared), data.test
 
 
 def _split(data: Data, share: float, *, silo: str, run_seed: int) -> Data:

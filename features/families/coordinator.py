@@ -8,7 +8,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from coterie import wire
 from coterie.strategies.rounds.algorithm import Order
-from coterie.strategies.rounds.handles import Model, is_seen
+from coterie.strategies.rounds.handles import Model, is_seen, sent_for
 from coterie.strategies.rounds.options import Config
 from coterie.strategies.rounds.stage import Held, Scene, Stage
 
@@ -64,6 +64,7 @@ class Families(Stage):
 
 def family_of(model: Model) -> str:
     """Return the family of a model."""
+    model = sent_for(model)
     return wire.TREES if is_seen(model) and OF_TREES in model else wire.NETWORK
 
 

@@ -17,7 +17,7 @@ from typing import ClassVar
 from coterie import wire
 from coterie.strategies.plain import pooling
 from coterie.strategies.rounds.algorithm import Exchanges, Order
-from coterie.strategies.rounds.options import Config, Scalar
+from coterie.strategies.rounds.options import Config
 from coterie.strategies.rounds.stage import Held, Outcome, Played, Scene, Stage
 
 log = logging.getLogger("coterie.run")
@@ -86,8 +86,8 @@ class Pooling(Stage):
 
     def outgoing(self, mine: Chosen, scene: Scene, orders: Sequence[Order]) -> list[Order]:
         """Hold samples out until λ is chosen; then tell it to the silos that have own models."""
-        penalties = self._penalties(mine, scene)
-        orders = [_told(o, penalties) if o.kind == wire.EVALUATE_OWN else o for o in orders]
+        own = self._entries(mine, scene)
+        orders = [_told(o, own) if o.kind == wire.EVALUATE_OWN else o for o in orders]
         if not scene.training:
             return orders
         grows = scene.algorithm.boosted_on_trial(scene.state) is not None
@@ -97,16 +97,16 @@ class Pooling(Stage):
             config = dict(order.config)
             if early and not order.purpose and pooling.holds_out(order.silo):
                 config = {wire.HOLDOUT: pooling.HOLDOUT, **config}
-            if not order.purpose and order.silo.name in penalties:
-                config |= _entries(penalties[order.silo.name])
+            if not order.purpose:
+                config |= own.get(order.silo.name, {})
             changed.append(order if config == order.config else replace(order, config=config))
         return changed
 
     def held(self, mine: Chosen, scene: Scene, held: Held) -> Held:
-        """Tell silos of groups the λ with which they make their own of the model that they get."""
+        """Tell silos how they make their own of the model that they get."""
         entries = {
-            name: {**held.entries.get(name, {}), **_entries(penalty)}
-            for name, penalty in self._penalties(mine, scene).items()
+            name: {**held.entries.get(name, {}), **own}
+            for name, own in self._entries(mine, scene).items()
         }
         return replace(held, entries={**held.entries, **entries})
 
@@ -124,19 +124,20 @@ class Pooling(Stage):
         entry = {"penalty": mine.penalty, "losses": dict(mine.losses)}
         return mine, Outcome(notes={"own-penalty": entry})
 
-    def _penalties(self, mine: Chosen, scene: Scene) -> Mapping[str, float]:
-        chosen: Mapping[str, float] = scene.algorithm.own_penalties(scene.state)
+    def _entries(self, mine: Chosen, scene: Scene) -> Mapping[str, Config]:
+        own: Mapping[str, Config] = scene.algorithm.own_entries(scene.state)
         if not mine.penalty:
-            return chosen
-        groups = scene.algorithm.groups(scene.state)
-        return {name: mine.penalty for group in groups if len(group) > 1 for name in group}
+            return own
+        grouped = [n for g in scene.algorithm.groups(scene.state) if len(g) > 1 for n in g]
+        return {**own, **dict.fromkeys(grouped, _entries(mine.penalty))}
 
 
-def _entries(penalty: float) -> dict[str, Scalar]:
+def _entries(penalty: float) -> Config:
     return {wire.PERSONALISE: wire.PARTIAL, wire.OWN_PENALTY: penalty}
 
 
-def _told(order: Order, penalties: Mapping[str, float]) -> Order:
+def _told(order: Order, own: Mapping[str, Config]) -> Order:
     """Return a question about own models as silos understand it in any run."""
-    entries = _entries(penalties.get(order.silo.name, 0.0))
-    return replace(order, config={**entries, **order.config})
+    mine = own.get(order.silo.name, {})
+    mine = {} if wire.AT_HOME in mine else mine  # that is what the silo uses, not what is asked
+    return replace(order, config={**_entries(0.0), **mine, **order.config})

@@ -42,7 +42,7 @@ from coterie.client.work.measure import evaluate, held_out_metrics, loss_error
 from coterie.client.work.request import RefusedError, Request
 from coterie.client.work.session import Session
 from coterie.client.work.sgd import Stopwatch, TrainPlan
-from coterie.client.work.stage import Stage, Training, Work
+from coterie.client.work.stage import Begun, Stage, Training, Work
 from coterie.client.work.train import train_and_reply
 from coterie.client.work.weights import load_weights, read_weights, travelling
 from coterie.features.personal.mixture import Mixture, mix_in
@@ -108,16 +108,17 @@ def evaluate_own(request: Request) -> RecordDict:
     share = request.held_out_share(wire.HOLDOUT)
     if not share:
         request.refuse_for(f"was asked for its own model's errors without {wire.HOLDOUT}.")
-    request.receive(request.personal(), before=request.round_number())
-    how = _personalisation(request, before=request.round_number())
+    number = request.round_number()
+    packed = request.receive(request.personal(), before=number)
+    stages = Begun(request, before=number, packed=packed)
     session, part = held_apart(request.spared(), share, run_seed=request.run_seed)
     boosted = isinstance(session.model, Trees)
-    # The trees have then seen these rows, as sums without so few may not leave.
-    votes = not boosted or len(part) >= session.settings.policy.smallest_count
+    # Trees that grow by sums have seen these rows if they are few: sums without them may not leave.
+    summed = boosted and wire.AT_HOME not in request.config
+    votes = not summed or len(part) >= session.settings.policy.smallest_count
     with Stopwatch() as watch:
         _scale_hidden(session.model, request.value(wire.HIDDEN_SHARE))
-        if how is not None:
-            personalise(session, how)
+        stages.personalise(session)
         found = evaluate(session.task, session.model, part, metric=request.metric())
         sure = {}
         if request.config.get(wire.FAMILY) or boosted:

@@ -38,11 +38,14 @@ def importance_picture(story: Story) -> Picture | None:
             if place < each and len(rows) < MOST_DRAWN:
                 parts = {"share": 100 * float(shares[column])}
                 rows.append(charts.Bar(f"{label}: input {column + 1}", colour, parts))
+    details = story.run.rounds[-1].details
     title, unit = "What trees split by", "share of the reduction of the loss, %"
     caption = (
         "Inputs in the model's order; the coordinator does not know their names, each site's "
         "model card has them."
     )
+    if any("at-home" in one for one in (details, details.get("boosted", {}))):
+        caption += " Trees of a site that is alone stay there; its model card has theirs."
     draw = partial(charts.bars, rows, title=title, unit=unit)
     return Picture("importance", title, caption, draw, Table(("trees of", "input", unit), cells))
 

@@ -71,6 +71,7 @@ from coterie.strategies.auto.state import (
     ALONE,
     GROUP,
     AutoState,
+    at_home,
     ending,
     group_of,
     handed_out,
@@ -168,7 +169,7 @@ class Auto(Growth, Algorithm[AutoState]):
     def own_trees(self, state: AutoState) -> Mapping[str, Config] | None:
         if state.boosted is None:
             return None
-        return own_models.entries(self.own_penalties(state.boosted.state))
+        return self.own_entries(state.boosted.state)
 
     def agreed_bins(self, state: AutoState) -> Arrays | None:
         return state.trees.bins if is_trees(state.members.initial) else None
@@ -305,8 +306,11 @@ class Auto(Growth, Algorithm[AutoState]):
             }
             new = not state.probation[name]
             longer = catch_up(silo, now, most=MAX_LOOK) if new else {}
+            shared = Order(silo, state.group_models[beside], config=config)
+            if is_trees(state.members.initial):
+                return [shared]
             return [
-                Order(silo, state.group_models[beside], config=config),
+                shared,
                 replace(
                     alone,
                     purpose=ALONE,
@@ -363,8 +367,7 @@ class Auto(Growth, Algorithm[AutoState]):
             candidates = growing.with_split(candidates)
         candidates = self._limits.affordable(candidates, partial(self._affords, state, now))
         groups = {key_of(c, group[0]) for c in candidates for group in c.groups}
-        some = sorted(group for group in groups if trees or len(group) > 1)
-        models = {group: beginning(state, group) for group in some}
+        models = {group: beginning(state, group) for group in sorted(groups) if len(group) > 1}
         log.info("auto races %s", "; ".join(c.source for c in candidates))
         return replace(
             state,
@@ -398,10 +401,10 @@ class Auto(Growth, Algorithm[AutoState]):
         return between(names, matrix, sizes, state.members.minimums, rng)
 
     def _after_race_round(self, state: AutoState, now: Round) -> AutoState:
-        if state.trees.arms and not (state.trees.raced and own_models.tried(state, now)):
+        if is_trees(state.members.initial):
+            if state.trees.raced and own_models.tried(state, now):
+                return replace(state, measures_own=True)
             return decided(state, now, complete=True) if state.trees.raced else state
-        if state.trees.arms:
-            return replace(state, measures_own=True)
         raced = now.number - state.since
         if raced < MEASURES:
             return state
@@ -440,13 +443,15 @@ class Auto(Growth, Algorithm[AutoState]):
 
     # ---------------------------------------------------------------- views
 
-    def own_penalties(self, state: AutoState) -> Mapping[str, float]:
-        """Return silo → λ, for silos that hold a group's model."""
+    def own_entries(self, state: AutoState) -> Mapping[str, Config]:
+        """Return λ for silos that hold a group's model, and of trees the entry for those alone."""
+        found: dict[str, Config] = dict.fromkeys(sorted(at_home(state)), self.at_home())
         if not state.penalty:
-            return {}
+            return found
         grouped = {n for group in state.held if len(group) > 1 for n in group}
         grouped |= {name for name in state.probation if name in state.beside}
-        return dict.fromkeys(sorted(grouped - state.own - state.noise.keys()), state.penalty)
+        grouped -= state.own | state.noise.keys()
+        return {**found, **dict.fromkeys(sorted(grouped), own_models.entries(state.penalty))}
 
     def apart(self, state: AutoState) -> Mapping[str, Any]:
         return hidden_layers.apart(state)
@@ -469,6 +474,5 @@ def _size_here(group: Group, now: Round) -> int:
 
 def _kept_out(state: AutoState, silo: Silo) -> Config:
     """Return the entry that holds samples out where the model that a silo holds is measured."""
-    new = silo.name in state.probation
-    measured = new or (state.phase != "hold" and not is_trees(state.members.initial))
-    return holdout(silo) if measured else {}
+    measured = silo.name in state.probation or state.phase != "hold"
+    return holdout(silo) if measured and not is_trees(state.members.initial) else {}

@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 
 from coterie import wire
+from coterie.features.sums.trees.coordinator import is_trees
 from coterie.strategies.auto.budget import least_bytes
 from coterie.strategies.auto.evidence import compares_losses, entrants_of, judges_of
-from coterie.strategies.auto.state import AutoState, Entrant, Placement, Verdict
+from coterie.strategies.auto.state import AutoState, Entrant, Placement, Verdict, at_home
 from coterie.strategies.fedcollab.algorithm import FedCollab
 from coterie.strategies.partition.race import Standing
 
@@ -129,10 +130,10 @@ def details_of(state: AutoState, byte_budget: float) -> dict[str, Any]:
     details |= {"dropped": [entrant_entry(one) for one in dropped]} if dropped else {}
     if state.verdict is not None and state.verdict.round == state.number:
         details["verdict"] = verdict_entry(state.verdict)
-    if counts := {
-        ",".join(key): own.done for key, own in (state.trees.finals or state.trees.arms).items()
-    }:
-        details["trees"] = counts
+    if is_trees(state.members.initial):
+        grown = state.trees.finals or state.trees.arms
+        details["trees"] = {",".join(key): own.done for key, own in grown.items()}
+        details |= {"at-home": alone} if (alone := sorted(at_home(state))) else {}
     details |= {"not-summed": dict(state.trees.lost)} if state.trees.lost else {}
     if state.drifted:
         details["other-data"] = sorted(state.drifted)

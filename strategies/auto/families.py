@@ -24,17 +24,18 @@ import numpy as np
 
 from coterie import wire
 from coterie.features.sums.trees.coordinator import require_rounds
-from coterie.strategies.auto import growing
+from coterie.strategies.auto import growing, own_models
 from coterie.strategies.auto.budget import holdout
 from coterie.strategies.auto.entries import details_of, plain
 from coterie.strategies.auto.evidence import HOLDOUT
 from coterie.strategies.auto.state import AutoState, Boosted, Forest, Measured, holding
 from coterie.strategies.errors import EXIT_CONFIG, FederationError
 from coterie.strategies.partition.race import loss_variances, shrunken_gains
-from coterie.strategies.plain import hidden, pooling
+from coterie.strategies.plain import hidden
 from coterie.strategies.rounds.algorithm import Exchanges, Order, Round, Update, Updates
-from coterie.strategies.rounds.handles import Arrays
+from coterie.strategies.rounds.handles import Arrays, sent_for
 from coterie.strategies.rounds.members import Members, enrol
+from coterie.strategies.rounds.options import Config
 from coterie.strategies.rounds.reports import Group
 
 if TYPE_CHECKING:
@@ -173,15 +174,15 @@ def ordered(auto: Auto, state: AutoState, now: Round) -> tuple[AutoState, list[O
     work += [replace(order, purpose=OF_TREES + order.purpose) for order in more]
     found = _with(network, state.boosted, trees)
     if now.number >= _choice(now.rounds):
-        work += _measurements(found, auto.own_penalties(trees), now)
+        work += _measurements(found, auto.own_entries(trees), now)
     return found, work
 
 
-def _measurements(state: AutoState, penalties: Mapping[str, float], now: Round) -> list[Order]:
+def _measurements(state: AutoState, own: Mapping[str, Config], now: Round) -> list[Order]:
     """Order measurements of both models, where neither has seen the held-out rows.
 
     These are all silos' in the round of the choice, and groups' that a newcomer is to train with.
-    Of trees, each measures its own; ``penalties`` are their λ.
+    Of trees, each measures its own; ``own`` says how it makes these.
     """
     boosted, orders = state.boosted, list[Order]()
     assert boosted is not None
@@ -195,10 +196,11 @@ def _measurements(state: AutoState, penalties: Mapping[str, float], now: Round) 
     for silo in now.silos:
         if silo.name in boosted.measured or silo.name not in judged or not holdout(silo):
             continue
-        for number, model in enumerate([state.members.models[silo.name], judged[silo.name]]):
-            config = holdout(silo)
+        both = state.members.models[silo.name], sent_for(judged[silo.name])
+        for number, model in enumerate(both):
+            config: Config = holdout(silo)
             if number:
-                config |= pooling.with_penalty(penalties.get(silo.name, 0.0), silo)
+                config = {**config, **own.get(silo.name, own_models.entries(0.0))}
             orders.append(Order(silo, model, f"{MEASURE}{number}", config, wire.EVALUATE_OWN))
     return orders
 

@@ -3,15 +3,18 @@
 - *Look*, one round. All silos agree on bins and a constant answer, and each sums the gradients of
   its rows over them: the histogram of the root of a first tree. Divided by its rows, it is
   compared as other models' first updates are.
-- *Race*. Every group grows its own trees from rows that are not held out, alone too, with a fifth
-  of the trees at five times the rate. One candidate more is all together with trees that may split
-  by silo: soft groups in one model.
+- *Race*. Every group grows its own trees from rows that are not held out, with a fifth of the trees
+  at five times the rate. One candidate more is all together with trees that may split by silo: soft
+  groups in one model.
 - *Hold*. The winner's groups grow all their trees from all rows. Until these are complete, silos
   hold those of the race.
+
+A silo that is alone grows its trees at home, in a race too, and only says how good they are.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -24,9 +27,20 @@ from coterie.features.sums.trees.coordinator import Growth, bins_of, room
 from coterie.features.sums.trees.growth import Settings, enough, trial
 from coterie.strategies.auto.budget import Budget, holdout, planned
 from coterie.strategies.auto.candidates import Candidate
-from coterie.strategies.auto.state import BY_SILO, AutoState, Forest, holding, key_of
+from coterie.strategies.auto.evidence import HOLDOUT, noted
+from coterie.strategies.auto.state import (
+    ALONE,
+    BY_SILO,
+    AutoState,
+    Forest,
+    at_home,
+    group_of,
+    holding,
+    key_of,
+)
 from coterie.strategies.errors import EXIT_CONFIG, FederationError
 from coterie.strategies.partition.gram import gram
+from coterie.strategies.plain import pooling
 from coterie.strategies.rounds.algorithm import Exchanges, Round
 from coterie.strategies.rounds.handles import Arrays
 from coterie.strategies.rounds.members import staying
@@ -50,7 +64,7 @@ def needed(growth: Growth, initial: Arrays) -> int:
         FederationError: no number of rounds would do.
     """
     growth.require_room(initial)
-    return 1 + _race_rounds(growth, initial, 2) + _final_rounds(growth, initial)
+    return 1 + _race_rounds(growth, initial, 1) + _final_rounds(growth, initial)
 
 
 def _race_rounds(growth: Growth, initial: Arrays, arms: int) -> int:
@@ -84,7 +98,7 @@ def fits(
         for name, own in arms.items()
     ):
         return False
-    side = max(arms.values())
+    side = max(max(arms.values()) - 1, 1)  # a silo alone is not asked
     rounds = _race_rounds(growth, initial, side) + _final_rounds(growth, initial)
     return growth.exchanges(initial) * side <= room(side) and now.number + rounds <= now.rounds
 
@@ -119,9 +133,9 @@ def grown(state: AutoState, growth: Growth, limits: Budget, now: Round) -> Excha
     state = replace(state, trees=replace(state.trees, lost={}))
     if state.phase == "look":
         state = yield from _looked(state, growth, now)
-    fresh = [(name,) for name in sorted(state.probation) if name in now.here]
-    if arms := [*(state.models if state.phase == "race" else ()), *fresh]:
-        state = yield from _raced(state, arms, growth, now)
+    state = yield from _measured_alone(state, growth, now)
+    if state.phase == "race":
+        state = yield from _raced(state, growth, now)
     if state.phase == "hold":
         state = yield from _finished(state, growth, limits, now)
     return state
@@ -137,11 +151,32 @@ def _looked(state: AutoState, growth: Growth, now: Round) -> Exchanges[AutoState
     return _noted(state, [looking], now, roots=found, bins=bins)
 
 
-def _raced(
-    state: AutoState, keys: Sequence[Group], growth: Growth, now: Round
-) -> Exchanges[AutoState]:
-    """Grow the trees of these arms as far as the round's exchanges allow."""
-    initial = state.members.initial
+def _measured_alone(state: AutoState, growth: Growth, now: Round) -> Exchanges[AutoState]:
+    """Let silos of a race, and newcomers, grow their own trees of it at home and measure them."""
+    keys: dict[str, Group] = {n: (n,) for n in state.raced if state.phase == "race"}
+    keys |= {name: (ALONE, name) for name in state.probation}
+    asked = [
+        now.here[name]
+        for name, key in sorted(keys.items())
+        if name in now.here and name not in state.measured.get(key, {}) and holdout(now.here[name])
+    ]
+    trees = len(state.members.initial["leaf"])
+    how = growth.at_home(trees)
+    found = yield from pooling.ask(
+        [(silo, state.members.initial) for silo in asked],
+        holdout=HOLDOUT,
+        tried=("alone",),
+        entries=lambda tried, silo: how,
+    )
+    share = raced(growth, state.members.initial)[1] / trees
+    for name, update in found["alone"].items():
+        state = replace(state, measured=noted(state, keys[name], [update]))
+    return _charged(state, dict.fromkeys(found["alone"], share * planned(now)))
+
+
+def _raced(state: AutoState, growth: Growth, now: Round) -> Exchanges[AutoState]:
+    """Grow the trees of the groups as far as the round's exchanges allow."""
+    initial, keys = state.members.initial, state.models
     settings, count = raced(growth, initial)
     arms = {key: state.trees.arms.get(key) or _empty(initial, key) for key in keys}
     here = {key: _here(key, state, now) for key in keys}
@@ -160,11 +195,8 @@ def _raced(
         if own.most is not None
     }
     forest = replace(state.trees, enough={**state.trees.enough, **found})
-    state = replace(state, trees=forest)
-    state = _noted(state, growing.values(), now, arms={**state.trees.arms, **new}, raced=stuck)
-    models = {key: new[key].trees if key in new else own for key, own in state.models.items()}
-    alone = {key[0]: own.trees for key, own in new.items() if key[0] in state.probation}
-    return replace(state, models=models, alone={**state.alone, **alone})
+    state = replace(state, trees=forest, models={key: own.trees for key, own in new.items()})
+    return _noted(state, growing.values(), now, arms=new, raced=stuck)
 
 
 def _finished(state: AutoState, growth: Growth, limits: Budget, now: Round) -> Exchanges[AutoState]:
@@ -173,10 +205,10 @@ def _finished(state: AutoState, growth: Growth, limits: Budget, now: Round) -> E
     again = state.trees.judged and not state.trees.finals
     if again and now.rounds - now.number + 1 < _final_rounds(growth, state.members.initial):
         return state  # they would not be complete
-    keys = [*state.held, *((name,) for name in sorted(state.own))]
-    finals = {key: _final_of(state, key) for key in keys}
+    state = _charged_at_home(state, now)
+    finals = {key: _final_of(state, key) for key in state.held if len(key) > 1}
     twice = _afford_two(state, limits, now)
-    here = {key: _here(key, state, now, without=state.own - twice) for key in keys}
+    here = {key: _here(key, state, now, without=state.own - twice) for key in finals}
     until = _until(finals, here, trees, growth)
     grows = partial(Growing, growth.growth, growth.column_bins)
     grows = partial(grows, config=holdout) if judging else grows
@@ -187,19 +219,24 @@ def _finished(state: AutoState, growth: Growth, limits: Budget, now: Round) -> E
     new = {key: one.grown for key, one in growing.items()}
     state = _noted(state, growing.values(), now, finals={**finals, **new})
     complete = {key: own for key, own in new.items() if own.whole}
-    shared = {key: own.of(NEWCOMER) for key, own in complete.items() if len(key) > 1}
-    alone = {key[0]: own.trees for key, own in complete.items() if len(key) == 1}
+    shared = {key: own.of(NEWCOMER) for key, own in complete.items()}
     split = {name: own.of(name) for own in complete.values() for name in own.silos}
     state = replace(
         state,
         group_models={**state.group_models, **shared},
-        alone={**state.alone, **alone},
         trees=replace(state.trees, own={**state.trees.own, **split}),
     )
     if judging and not incomplete(state):  # then grow them from all rows
         judged = replace(state.trees, judging=False, judged=holding(state), finals={})
         state = replace(state, trees=judged)
     return state
+
+
+def _charged_at_home(state: AutoState, now: Round) -> AutoState:
+    """Count the trees that silos grow at home from now on, once."""
+    alone = at_home(state) - state.probation.keys()
+    state = _charged(state, dict.fromkeys(alone - state.trees.home, float(planned(now))))
+    return replace(state, trees=replace(state.trees, home=alone))
 
 
 def _until(
@@ -221,21 +258,18 @@ def _here(
     key: Group, state: AutoState, now: Round, *, without: frozenset[str] = frozenset()
 ) -> Group:
     """Return a group's silos that are asked: all that are here and accept its size."""
-    if len(key) == 1:
-        return tuple(name for name in key if name in now.here)
     away = without | state.probation.keys()
     here = tuple(name for name in key if name in now.here and name not in away)
     return staying(here, state.members.minimums)
 
 
 def _afford_two(state: AutoState, limits: Budget, now: Round) -> frozenset[str]:
-    """Return silos that grow their own trees and, within the budget, also their group's."""
+    """Return silos that use their own trees and, within the budget, also grow their group's."""
     trees, most = len(state.members.initial["leaf"]), limits.trainings * planned(now)
 
     def ahead(name: str) -> float:
-        keys = [key for key in (*state.held, (name,)) if name in key]
-        done = sum(_final_of(state, key).done for key in keys)
-        return (len(keys) * trees - done) / trees * planned(now)
+        done = _final_of(state, group_of(state.held, name)).done
+        return (trees - done) / trees * planned(now)
 
     return frozenset(n for n in state.own if state.trainings.get(n, 0.0) + ahead(n) <= most)
 
@@ -261,15 +295,17 @@ def _noted(
     state: AutoState, growing: Iterable[Growing], now: Round, **changes: object
 ) -> AutoState:
     """Note the trees, silos that were left out, and what was grown: all trees are a whole run."""
-    trainings, lost = dict(state.trainings), dict(state.trees.lost)
-    whole = len(state.members.initial["leaf"])
+    lost, whole, passes = dict(state.trees.lost), len(state.members.initial["leaf"]), Counter[str]()
     for one in growing:
         lost |= one.lost
-        for name in one.here:
-            more = one.grew / whole * planned(now)
-            trainings[name] = trainings.get(name, 0.0) + more
+        passes.update(dict.fromkeys(one.here, one.grew / whole * planned(now)))
     forest: Forest = replace(state.trees, lost=lost, **changes)  # type: ignore[arg-type]
-    return replace(state, trainings=trainings, trees=forest)
+    return replace(_charged(state, passes), trees=forest)
+
+
+def _charged(state: AutoState, passes: Mapping[str, float]) -> AutoState:
+    done = {name: state.trainings.get(name, 0.0) + more for name, more in passes.items()}
+    return replace(state, trainings={**state.trainings, **done})
 
 
 # ---------------------------------------------------------------- after a race
@@ -278,7 +314,6 @@ def _noted(
 def settled(state: AutoState, before: AutoState) -> AutoState:
     """Return the state after a race of trees, whose silos hold the winner's trees of the race."""
     arms, forest = before.trees.arms, before.trees
-    alone = {n: arms[n,].trees for n in sorted(before.raced) if (n,) in arms}
     split = {
         group: arms[BY_SILO, *group]
         for group in state.group_models
@@ -288,14 +323,11 @@ def settled(state: AutoState, before: AutoState) -> AutoState:
     shared = {group: trees.of(NEWCOMER) for group, trees in split.items()}
     finals = {k: v for k, v in forest.finals.items() if k in state.held and not v.silos}
     forest = replace(forest, arms={}, finals={} if state.by_silo else finals, own=own, raced=False)
-    return replace(
-        state,
-        alone={**state.alone, **alone},
-        group_models={**state.group_models, **shared},
-        trees=forest,
-    )
+    return replace(state, group_models={**state.group_models, **shared}, trees=forest)
 
 
 def incomplete(state: AutoState) -> bool:
     """Return whether a held group lacks trees."""
-    return not all(own.whole for own in state.trees.finals.values()) or not state.trees.finals
+    groups = [group for group in state.held if len(group) > 1]
+    finals = state.trees.finals
+    return not state.held or not all(key in finals and finals[key].whole for key in groups)

@@ -93,12 +93,9 @@ def cost(
     return passes, sum(times.values()) * len(values) / 2  # models go one way
 
 
-def entries(penalties: Mapping[str, float]) -> dict[str, Config]:
-    """Return silo → entries of a message to make its own model, of silo → λ."""
-    return {
-        name: {wire.PERSONALISE: wire.PARTIAL, wire.OWN_PENALTY: own}
-        for name, own in penalties.items()
-    }
+def entries(penalty: float) -> Config:
+    """Return the entries of a message to a silo that makes its own of the model that it holds."""
+    return {wire.PERSONALISE: wire.PARTIAL, wire.OWN_PENALTY: penalty}
 
 
 def measured(state: AutoState, limits: Budget, now: Round) -> Exchanges[AutoState]:

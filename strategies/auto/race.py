@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from coterie import wire
+from coterie.features.sums.trees.coordinator import is_trees
 from coterie.strategies.auto import growing
 from coterie.strategies.auto.budget import Budget, holdout, pass_of, planned
 from coterie.strategies.auto.candidates import AS_IT_IS, Candidate, trivial
@@ -48,8 +49,6 @@ def race_orders(state: AutoState, silo: Silo, now: Round) -> list[Order]:
     minimums, work = minimums_of(now.silos), []
     for number, group in enumerate(sorted(state.models)):
         taking_part = staying([name for name in group if name in now.here], minimums)
-        if group == (silo.name,):  # its trees by itself
-            taking_part = group
         if silo.name in taking_part:
             config: dict[str, Scalar] = {**holdout(silo), wire.GROUP_SIZE: len(taking_part)}
             model = offered(state, group, silo.name)
@@ -160,7 +159,7 @@ def decided(state: AutoState, now: Round, *, complete: bool) -> AutoState:
         probation={n: 0 for n in now.names if n not in state.raced},
         beside={},
     )
-    return growing.settled(held, state) if state.trees.arms else held
+    return growing.settled(held, state) if is_trees(state.members.initial) else held
 
 
 def _model_to_hold(state: AutoState, winner: Candidate, group: Group) -> Model:

@@ -8,13 +8,14 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from coterie.features.sums.trees.asking import Grown
+from coterie.features.sums.trees.coordinator import is_trees
 from coterie.features.sums.trees.ensemble import Floats
 from coterie.strategies.auto.candidates import Candidate
 from coterie.strategies.fedcollab.algorithm import FedCollabState
 from coterie.strategies.partition.products import Products
 from coterie.strategies.partition.race import Gain, Standing
 from coterie.strategies.rounds.algorithm import Round
-from coterie.strategies.rounds.handles import Arrays, Model
+from coterie.strategies.rounds.handles import Arrays, AtHome, Model
 from coterie.strategies.rounds.members import Members
 from coterie.strategies.rounds.models import weighted_mean
 from coterie.strategies.rounds.reports import Group
@@ -126,10 +127,11 @@ class Forest:
     Attributes:
         roots: silo → the histogram that it is compared by.
         bins: of the first look, in which discriminators see rows.
-        arms: group, or silo alone, → its trees of the race or of a newcomer's probation.
+        arms: group → its trees of the race.
         raced: the arms have all their trees, or cannot grow further.
-        finals: held group, or silo alone, → its trees from all rows, complete or not.
-        enough: group, or silo alone, → the number of trees that its held-out rows called for.
+        finals: held group of several → its trees from all rows, complete or not.
+        enough: group → the number of trees that its held-out rows called for.
+        home: silos whose trees, grown at home, are counted as trainings.
         own: silo → the trees that it holds of a group whose trees split by silo.
         lost: silo → why it was left out of sums in this round.
         judging: the held groups' trees grow from rows that are not held out, to be compared with
@@ -142,6 +144,7 @@ class Forest:
     raced: bool = False
     finals: Mapping[Group, Grown] = field(default_factory=dict)
     enough: Mapping[Group, int] = field(default_factory=dict)
+    home: frozenset[str] = frozenset()
     own: Mapping[str, Model] = field(default_factory=dict)
     lost: Mapping[str, str] = field(default_factory=dict)
     judging: bool = False
@@ -176,7 +179,7 @@ class AutoState:
         linear_first: silos train the linear part of a table's network until the race is over.
         number: the last absorbed round.
         since: round after which ``phase`` began.
-        alone: silo → model trained by itself from w⁰.
+        alone: silo → model trained by itself from w⁰; of trees, which stay at the silo, none.
         noise: silo → expected squared norm of the noise in that, if it states one (privacy).
         products: in a secure run, inner products of the trainings of ``alone``, over all rounds.
         candidates: during a look, its suggestions so far.
@@ -296,7 +299,15 @@ def holding(state: AutoState) -> dict[str, Model]:
     for name, group in state.beside.items():
         if name in state.probation:
             held[name] = state.group_models[group]
-    return held
+    return held | {name: AtHome(name, state.members.initial) for name in at_home(state)}
+
+
+def at_home(state: AutoState) -> frozenset[str]:
+    """Return silos that use trees of their rows alone, since there are groups."""
+    if not (state.held and is_trees(state.members.initial)):
+        return frozenset()
+    single = {group[0] for group in state.held if len(group) == 1} | state.own
+    return frozenset(single | state.probation.keys() - state.beside.keys())
 
 
 def held_of(state: AutoState, group: Group, name: str) -> Model:

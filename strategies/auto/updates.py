@@ -24,6 +24,8 @@ from coterie.strategies.rounds.reports import Group
 
 def with_alone(state: AutoState, updates: Updates, *, unseen: bool) -> AutoState:
     alone = [u for u in updates if _is_by_itself(state, u)]
+    if is_trees(state.members.initial):  # which silos grow at home
+        return state
     if unseen and alone:
         state = replace(state, products=_with_products(state.products, alone))
     for update in alone:
@@ -33,8 +35,8 @@ def with_alone(state: AutoState, updates: Updates, *, unseen: bool) -> AutoState
             found := measurement(update, loss_decides=by_loss(state))
         ) and update.start is state.members.initial:
             state = replace(state, untrained={**state.untrained, name: found.error})
-        measured = noted(state, key, [update])
-        state = replace(state, alone={**state.alone, name: update.model}, measured=measured)
+        state = replace(state, alone={**state.alone, name: update.model})
+        state = replace(state, measured=noted(state, key, [update]))
         if own := update.noise_in():
             before = state.noise.get(name, 0.0)
             state = replace(state, noise={**state.noise, name: before + own})

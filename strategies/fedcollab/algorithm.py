@@ -337,6 +337,9 @@ class FedCollab(Growth, Algorithm[FedCollabState]):
     def agreed_bins(self, state: FedCollabState) -> Arrays | None:
         return None if state.forest is None else state.bins
 
+    def own_entries(self, state: FedCollabState) -> Mapping[str, Config]:
+        return {} if state.forest is None else self._trees(state).own_entries(_forest(state))
+
     def boosted_on_trial(self, state: FedCollabState) -> Mapping[str, Model] | None:
         if state.forest is None:
             return None
@@ -346,7 +349,7 @@ class FedCollab(Growth, Algorithm[FedCollabState]):
         return "" if state.forest is None else self._trees(state).complete(state.forest)
 
     def details(self, state: FedCollabState) -> Mapping[str, Any]:
-        grown = {} if state.forest is None else self._trees(state).details(state.forest)
+        grown = {} if state.forest is None else self._trees(state).details(_forest(state))
         return {**details_of(state), **grown}
 
 

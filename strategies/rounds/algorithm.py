@@ -360,8 +360,8 @@ class Algorithm(Options, Generic[State]):
         """
         return [group for group in self.groups(state) if len(group) > 1 or self.hands_on]
 
-    def own_penalties(self, state: State) -> Mapping[str, float]:
-        """Return silo → λ with which it makes its own model of the one that it holds."""
+    def own_entries(self, state: State) -> Mapping[str, Config]:
+        """Return silo → entries of messages to make its own of the model that it holds."""
         return {}
 
     def boosted_on_trial(self, state: State) -> Mapping[str, Model] | None:

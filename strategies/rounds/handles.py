@@ -1,4 +1,4 @@
-"""Handles for models whose numbers the coordinator lacks (secure aggregation).
+"""Handles for models whose numbers the coordinator lacks.
 
 An algorithm may average handles, subtract them, and check whether two refer to the same model. Code
 that needs the numbers calls ``arrays_of``, which raises a clear error in a secure run; a type
@@ -114,6 +114,17 @@ def equal_arrays(one: Arrays, other: Arrays) -> bool:
 
 
 @dataclass(frozen=True)
+class AtHome(Handle):
+    """A model that a silo makes and keeps; ``sent``: what it is sent in place of it."""
+
+    silo: str
+    sent: Arrays
+
+    def same_as(self, other: Handle) -> bool:
+        return isinstance(other, AtHome) and self.silo == other.silo
+
+
+@dataclass(frozen=True)
 class MaskedMean(Handle):
     """A mean of models, some of them masked, whose sum has not been requested yet.
 
@@ -139,6 +150,11 @@ def is_seen(model: Model) -> TypeIs[Arrays]:
     return not isinstance(model, Handle)
 
 
+def sent_for(model: Model) -> Model:
+    """Return what a silo is sent for a model that it is to hold."""
+    return model.sent if isinstance(model, AtHome) else model
+
+
 def arrays_of(model: Model) -> Arrays:
     """Return the model's numbers.
 
@@ -147,8 +163,9 @@ def arrays_of(model: Model) -> Arrays:
     """
     if isinstance(model, Handle):
         raise TypeError(
-            "in a secure run the coordinator does not have this model's numbers. An algorithm "
-            "that works_unseen may use only means of models and their differences"
+            "the coordinator does not have this model's numbers: the run is secure, or its silo "
+            "keeps it. An algorithm that works_unseen may use only means of models and their "
+            "differences"
         )
     return model
 

@@ -9,7 +9,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 
 from coterie import wire
 from coterie.strategies.rounds.algorithm import Order
-from coterie.strategies.rounds.handles import Arrays, Masked, Model, is_seen
+from coterie.strategies.rounds.handles import Arrays, Masked, Model, is_seen, sent_for
 from coterie.strategies.rounds.options import Config
 from coterie.strategies.rounds.reports import Group
 from coterie.strategies.rounds.roster import Silo
@@ -153,7 +153,7 @@ def evaluation_messages(
     entries = {**of_training, **more, wire.ROUND: number}
     messages = []
     for silo in silos:
-        model = models[silo.name]
+        model = sent_for(models[silo.name])
         mine = {**own_entries(model), **(own or {}).get(silo.name, {})}
         content = RecordDict({wire.CONFIG: ConfigRecord({**entries, **mine})})
         if is_seen(model):

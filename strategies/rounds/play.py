@@ -16,7 +16,7 @@ from typing import Any
 from coterie.strategies.rounds.algorithm import Algorithm, Round, Update, Updates, num_bytes
 from coterie.strategies.rounds.checkpoint import Checkpoint
 from coterie.strategies.rounds.conversation import Clock, Conversation, Run, stated_sizes
-from coterie.strategies.rounds.handles import arrays_of, is_seen
+from coterie.strategies.rounds.handles import Arrays, Model, is_seen
 from coterie.strategies.rounds.members import (
     capped,
     enrol,
@@ -202,6 +202,10 @@ def _others(silos: Sequence[Silo], than: Sequence[Silo]) -> tuple[str, ...]:
     return tuple(silo.name for silo in silos if silo.name not in known)
 
 
+def _alike(one: Arrays, other: Model) -> bool:
+    return is_seen(other) and one.keys() == other.keys()
+
+
 def _silo_reports(
     algorithm: Algorithm[Any],
     state: Any,
@@ -216,7 +220,7 @@ def _silo_reports(
         u
         for u in seen
         if u.silo.name in together and u.silo.name in held
-        if not is_seen(u.model) or u.model.keys() == arrays_of(held[u.silo.name]).keys()
+        if not is_seen(u.model) or _alike(u.model, held[u.silo.name])
     ]
     apart = each(
         lambda u: distance(u.model, held[u.silo.name], u.silo.buffers),

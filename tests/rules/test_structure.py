@@ -40,7 +40,7 @@ FEATURES = {
     "secure": (15, "features/secure"),
     "unlabelled": (18, "features/unlabelled"),
     "influence": (6, "features/robust"),
-    "personalise": (9, "features/personal"),
+    "personalise": (10, "features/personal"),
     "statistics": (16, "features/statistics"),
     "privacy": (11, "features/privacy"),
     "validation": (19, "features/validation"),

@@ -11,10 +11,9 @@ many of the trees from all rows are used; no more of them grow (``growth.enough`
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Annotated, Any
 
@@ -22,6 +21,7 @@ import numpy as np
 from pydantic import Field
 
 from coterie import wire
+from coterie.features.sums.trees.alone import Alone
 from coterie.features.sums.trees.asking import FEW, Growing, Grown, grow
 from coterie.features.sums.trees.ensemble import Ensemble
 from coterie.features.sums.trees.growth import HOLDOUT, Settings, enough, trial
@@ -30,7 +30,7 @@ from coterie.features.sums.trees.seen import Seen
 from coterie.strategies.errors import EXIT_CONFIG, FederationError
 from coterie.strategies.plain import pooling
 from coterie.strategies.rounds.algorithm import Algorithm, Exchanges, Order, Round, Updates
-from coterie.strategies.rounds.handles import Arrays
+from coterie.strategies.rounds.handles import Arrays, AtHome, Model, sent_for
 from coterie.strategies.rounds.members import Members, present_groups, staying
 from coterie.strategies.rounds.options import Config, Options
 from coterie.strategies.rounds.reports import Group
@@ -89,6 +89,14 @@ class Growth(Options):
         """Return the settings of the trees."""
         return Settings(self.tree_rate, self.leaf_penalty, self.leaf_rows)
 
+    def at_home(self, raced: int = 0) -> Config:
+        """Return the entry for a silo that grows its trees at home.
+
+        In a race it grows as many as groups do, whose models have ``raced`` trees.
+        """
+        how = trial(self.growth, raced) if raced else (self.growth, 0)
+        return {wire.AT_HOME: Alone.of(how[0], self.column_bins, how[1]).model_dump_json()}
+
     def exchanges(self, trees: Arrays) -> int:
         """Return how many exchanges one tree of each output needs, at most."""
         at_once = max(self._nodes_at_once(trees), 1)
@@ -141,7 +149,12 @@ class Trees(Growth, Algorithm[TreesState]):
 
     def entries(self, training: Config) -> Config:
         """Silos grow trees alone by the same settings, and compare."""
-        return {wire.GROWING: json.dumps(asdict(self.growth) | {"bins": self.column_bins})}
+        return {wire.GROWING: Alone.of(self.growth, self.column_bins).model_dump_json()}
+
+    def own_entries(self, state: TreesState) -> Mapping[str, Config]:
+        """Return the entry for silos alone, which grow their trees at home."""
+        alone = [group[0] for group in state.members.groups if self._is_alone(group)]
+        return dict.fromkeys(alone, self.at_home())
 
     @property
     def given(self) -> tuple[Group, ...]:
@@ -176,14 +189,15 @@ class Trees(Growth, Algorithm[TreesState]):
         all_trees = len(state.members.initial["leaf"])
         faster, tried = trial(self.growth, all_trees)
         groups = present_groups(self.given or (now.names,), now.names)
-        if now.unseen and not state.grown and all(len(group) == 1 for group in groups):
+        shared = [group for group in groups if not self._is_alone(group)]
+        if now.unseen and shared and not state.grown and all(len(own) == 1 for own in shared):
             raise FederationError(
                 "every group is one silo, whose sums nobody may see in a secure run, so that no "
                 "tree could grow. Give larger groups (given-groups, groups-of), or leave secure "
                 "out.",
                 exit_code=EXIT_CONFIG,
             )
-        for group in groups:
+        for group in shared:
             own = self._of(state, group)
             stay = staying(group, state.members.minimums)
             until, more = self._until(own, now), self._most_tried(own, tried, now)
@@ -207,16 +221,18 @@ class Trees(Growth, Algorithm[TreesState]):
                 new[key] = new[key].at_most(enough(best, self.growth, all_trees))
         left = {key: one.grown for key, one in trials.items() if new[key].most is None}
         grown = {**state.grown, **new}
-        several = trials.keys() - left.keys() - set(now.names)  # not a silo alone, named as itself
-        done = {**state.tried, **{key: trials[key].grown for key in sorted(several)}}
+        done = {key: trials[key].grown for key in sorted(trials.keys() - left.keys())}
         members = state.members.grouped(groups)
-        return TreesState(members, grown=grown, trials=left, tried=done, lost=lost)
+        return TreesState(
+            members, grown=grown, trials=left, tried={**state.tried, **done}, lost=lost
+        )
 
     def orders(self, state: TreesState, now: Round) -> tuple[TreesState, list[Order]]:
         """Let every silo measure the trees that it held before the round."""
         groups = present_groups(self.given or (now.names,), now.names)
         members = state.members.grouped(groups)
-        orders = [Order(s, members.models[s.name]) for s in now.silos if s.name not in state.lost]
+        asked = [silo for silo in now.silos if silo.name not in state.lost]
+        orders = [Order(silo, sent_for(members.models[silo.name])) for silo in asked]
         return replace(state, members=members), orders
 
     def absorb(self, state: TreesState, updates: Updates, now: Round) -> TreesState:
@@ -224,9 +240,11 @@ class Trees(Growth, Algorithm[TreesState]):
 
         Trials that silos were asked about before the training are not kept.
         """
-        held = {
+        held: dict[str, Model] = {
             name: self._of(state, group).trees for group in state.members.groups for name in group
         }
+        alone = self.own_entries(state)
+        held |= {name: AtHome(name, state.members.initial) for name in alone}
         tried = {} if self.boosted_on_trial(state) else state.tried
         return replace(state, members=state.members.holding(held), tried=tried)
 
@@ -239,23 +257,24 @@ class Trees(Growth, Algorithm[TreesState]):
         return {name: state.tried[key].trees for key in sorted(tried) for name in groups[key]}
 
     def details(self, state: TreesState) -> Mapping[str, Any]:
-        """Return the number of trees of each group, and which silos were left out."""
+        """Return the number of trees of each group, and which silos were left out or are alone."""
         counts = {key: own.done for key, own in state.grown.items()}
         most = {key: own.most for key, own in state.grown.items() if own.most is not None}
         return {
             "trees": counts,
             **({"trees-enough": most} if most else {}),
             **({"not-summed": dict(state.lost)} if state.lost else {}),
+            **({"at-home": sorted(alone)} if (alone := self.own_entries(state)) else {}),
         }
 
     def complete(self, state: TreesState) -> str:
         grown = state.grown
-        groups = () if self.given_groups == wire.EACH_ALONE else self.given or (("*",),)
+        groups = [group for group in self.given if len(group) > 1] if self.given else [("*",)]
         known = {",".join(group) for group in groups} <= grown.keys()
         if not known or not all(own.whole for own in grown.values()):
             return ""
         most = ", ".join(f"{k.replace('*', 'all')}: {own.done}" for k, own in sorted(grown.items()))
-        return f"all trees have grown that help on held-out rows ({most})"
+        return "all trees have grown that help on held-out rows" + (f" ({most})" if most else "")
 
     def _key(self, group: Group) -> str:
         """Return the name of a group: its given silos, or ``*`` for all."""
@@ -263,6 +282,10 @@ class Trees(Growth, Algorithm[TreesState]):
             return "*"
         own = next((given for given in self.given if set(group) <= set(given)), group)
         return ",".join(own)
+
+    def _is_alone(self, group: Group) -> bool:
+        """Return whether a group is one silo, and not only because others of it are away."""
+        return self._key(group) == group[0] and len(group) == 1
 
     def _of(self, state: TreesState, group: Group) -> Grown:
         return state.grown.get(self._key(group), Grown(state.members.initial))

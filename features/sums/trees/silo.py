@@ -7,10 +7,10 @@ measured, kept and used like any model.
 
 from __future__ import annotations
 
-import json
 import logging
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from math import sqrt
 from typing import Any
 
@@ -27,20 +27,17 @@ from coterie.client.work.request import RefusedError, Request
 from coterie.client.work.session import Session
 from coterie.client.work.sgd import TrainPlan
 from coterie.client.work.stage import Holding, Stage, Work
-from coterie.client.work.weights import load_weights, read_weights, travelling
+from coterie.client.work.weights import load_weights
 from coterie.features.sums.rows import objection
 from coterie.features.sums.rows import rows_of as all_rows
-from coterie.features.sums.spells import spells_of
 from coterie.features.sums.trees import questions
-from coterie.features.sums.trees.ensemble import Ensemble
-from coterie.features.sums.trees.growth import HOLDOUT, Settings
-from coterie.features.sums.trees.histograms import Rows, of_classes, of_labels, of_numbers
+from coterie.features.sums.trees.alone import Alone
+from coterie.features.sums.trees.at_home import AtHome, at_home, beside_alone
+from coterie.features.sums.trees.histograms import Rows
 from coterie.features.sums.trees.questions import AnswerError
+from coterie.features.sums.trees.rows import rows_of
 from coterie.features.sums.trees.seen import Seen
-from coterie.features.sums.trees.survival import of_survival
-from coterie.features.sums.trees.together import grown_alone
 from coterie.tasks.base import TaskError, has_own
-from coterie.tasks.problems import Classes, Numbers, Survival
 from coterie.tasks.trees import Trees
 
 log = logging.getLogger("coterie.silo")
@@ -48,9 +45,6 @@ log = logging.getLogger("coterie.silo")
 NAME, AUTO = "trees", "auto"
 GROWERS = wire.KINDS[wire.EVALUATE_HISTOGRAMS].strategies
 """Strategies that grow trees."""
-CHANCE = 2.0
-"""Standard errors beyond which a difference is not chance."""
-
 _rows: dict[tuple[str, str, str, bool], tuple[Data, str, Rows, Rows | None]] = {}
 """(silo, home, task, whether more is held out) → its data, a run, the rows it trains on, and those
 that are held out for now, if it may tell losses on them."""
@@ -75,25 +69,37 @@ class Growing(Stage):
             request.refuse_for(session.settings.policy.sums_objection(NAME))
         return request
 
-    def before(self, mine: None, work: Work) -> None:
+    def begin(self, request: Request, *, before: int, packed: bool) -> AtHome | None:
+        """Return the trees that the silo grows at home; None if it uses those received."""
+        return at_home(request)
+
+    def personalise(self, mine: AtHome | None, session: Session) -> bool:
+        if mine is not None:
+            mine.put(session)
+        return mine is not None
+
+    def before(self, mine: AtHome | None, work: Work) -> None:
         """Leave the trees as they are: they grow by sums, and training only measures them.
 
         If samples are held out, state how sure the loss on them is.
         """
         if not isinstance(work.session.model, Trees):
             return
-        work.training = _measured(work.session, work.metric)
+        work.training = partial(_measured, work, mine)
+        if mine is not None:
+            work.keep_received()
         if wire.HOLDOUT_LOSS in work.metrics and len(work.data.test) > 1:
             losses = sample_losses(work.session.task, work.session.model, work.data.test)
             work.metrics[wire.HOLDOUT_LOSS_ERROR] = float(losses.std(ddof=1)) / sqrt(len(losses))
 
-    def held(self, mine: None, holding: Holding) -> None:
+    def held(self, mine: AtHome | None, holding: Holding) -> None:
         """Compare the trees with trees of this silo alone, and log which are better here."""
-        session, settings = holding.session, holding.request.config.get(wire.GROWING)
-        if holding.ends and isinstance(session.model, Trees) and isinstance(settings, str):
+        session, how = holding.session, holding.request.config.get(wire.GROWING)
+        shared = mine is None and isinstance(session.model, Trees)
+        if holding.ends and shared and isinstance(how, str):
             try:
-                log.info("%s", _beside_alone(session, _read_settings(settings)))
-            except (ValueError, TypeError, AttributeError) as error:
+                log.info("%s", beside_alone(session, Alone.model_validate_json(how)))
+            except ValueError as error:
                 log.warning("no trees could be grown from this silo's rows alone: %s", error)
 
 
@@ -211,75 +217,14 @@ def _trained_on(request: Request, *, race: bool = True) -> NDArray[np.bool_]:
     return used
 
 
-def rows_of(session: Session, data: Data, least: int) -> Rows:
-    """Return training rows; ``least`` counts persons where they are known.
-
-    Of survival, events count as in regressions (``spells_of``).
-    """
-    part = data.train
-    assert isinstance(part, Held), "a table is held as a whole"
-    most = 1 if part.persons is None else int(np.unique(part.persons, return_counts=True)[1].max())
-    targets, problem = part.y.cpu().double().numpy(), session.task.problem
-    if isinstance(problem, Classes):
-        classes = targets.astype(np.intp)
-        if problem.num_classes == 2:
-            targets, derivatives = classes[:, None].astype(np.float64), of_labels
-        else:
-            targets, derivatives = np.eye(problem.num_classes)[classes], of_classes
-    elif isinstance(problem, Survival):
-        spells = spells_of(targets[:, 0], targets[:, 1], part.persons, least)
-        targets[spells.order, 1], derivatives = spells.event, of_survival
-    else:
-        derivatives = of_numbers if isinstance(problem, Numbers) else of_labels
-    x: NDArray[np.float32] = part.x.cpu().numpy()
-    return Rows(x, targets, derivatives, least * most)
-
-
-def _measured(session: Session, metric: str) -> Any:
-    def training(part: Part, plan: TrainPlan, *, seed: int, **how: Any) -> float:
-        return evaluate(session.task, session.model, part, metric=metric).loss
-
-    return training
-
-
-@dataclass(frozen=True)
-class _Asked:
-    settings: Settings
-    bins: int
-
-
-def _read_settings(text: str) -> _Asked:
-    found: Mapping[str, Any] = json.loads(text)
-    bins = int(found["bins"])
-    if not 2 <= bins <= 1024:
-        raise ValueError(f"bins must be from 2 to 1024. Got {bins}")
-    rate, penalty, second = (float(found[name]) for name in ("rate", "penalty", "min_second"))
-    return _Asked(Settings(rate, penalty, int(found["min_rows"]), second), bins)
-
-
-def _beside_alone(session: Session, asked: _Asked) -> str:
-    """Return how the model in the session and trees of this silo alone compare on its test data."""
-    group = read_weights(session.model)
-    losses = sample_losses(session.task, session.model, session.data.test)
-    like = Ensemble.of(group)
-    empty = Ensemble.empty(*(len(like.leaf), len(like.base), like.depth, len(like.gain)))
-    split = session.data.hold_out(HOLDOUT, seed=0)
-    rows, kept, held = (
-        rows_of(session, replace(session.data, train=part), 1)
-        for part in (session.data.train, split.train, split.test)
-    )
-    alone = grown_alone(rows, kept, held, empty, asked.settings, bins=asked.bins)
-    load_weights(session.model, {name: alone.arrays()[name] for name in travelling(session.model)})
-    own = sample_losses(session.task, session.model, session.data.test)
-    load_weights(session.model, group)
-    apart = losses - own
-    error = float(apart.std(ddof=1)) / sqrt(len(apart)) if len(apart) > 1 else float("inf")
-    said = (
-        f"on {len(apart)} test samples the loss of the group's trees is {losses.mean():.4g}, that "
-        f"of trees of this silo's rows alone {own.mean():.4g}"
-    )
-    if apart.mean() > CHANCE * error:
-        return f"{said}: alone is better here, beyond chance"
-    if -apart.mean() > CHANCE * error:
-        return f"{said}: the group's are better here, beyond chance"
-    return f"{said}: the difference may be chance"
+def _measured(
+    work: Work, mine: AtHome | None, part: Part, plan: TrainPlan, *, seed: int, **how: Any
+) -> float:
+    """Return the loss of the received trees, or of the silo's own, which do not leave."""
+    session = work.session
+    if mine is not None:
+        mine.put(session)
+    loss = evaluate(session.task, session.model, part, metric=work.metric).loss
+    if mine is not None:
+        load_weights(session.model, work.received)
+    return loss

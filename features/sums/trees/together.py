@@ -30,6 +30,14 @@ def grown_alone(
     return grown([rows], empty, settings, bins=bins, most=most)
 
 
+def tried_alone(
+    kept: Rows, held_out: Rows, empty: Ensemble, settings: Settings, *, bins: int, most: int
+) -> Ensemble:
+    """Return as many of the ``most`` first trees of ``kept`` as are best on ``held_out``."""
+    trees = grown([kept], empty, settings, bins=bins, most=most)
+    return trees.first(best_number(held_out.losses(trees)))
+
+
 def grown(
     parts: Sequence[Rows],
     empty: Ensemble,

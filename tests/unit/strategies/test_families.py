@@ -79,14 +79,12 @@ def test_every_silo_gets_the_better_family(tmp_path: Path, nodes: list[dict[str,
     found = whole.rounds[-1].details["families"]
     assert {n: own["family"] for n, own in found.items()} == EXPECTED
     assert [own["hidden-layers"] for own in found.values()] == [False] * 4
-    assert {n: len(Ensemble.of(arrays_of(whole, n)).leaf) for n in "ab"} == {"a": 12, "b": 12}
-    assert len(whole.arrays) in map(len, whole.models.values())  # no mean of both
+    assert whole.rounds[-1].details["boosted"]["at-home"] == list("abcd")
+    assert whole.models.keys() == {"c", "d"}, "trees of silos that are alone stay there"
     run(tmp_path / "judged", nodes, task="study", strategy="evaluation", parent="whole")
     judged = read_judgement(tmp_path / "judged" / FILE)
-    (own,) = [one.name for one in judged.models if "a" in one.group]
-    error = judged.answers["a"].models[own]["error"].value
-    assert error == pytest.approx(read_run(tmp_path / "whole").final_errors["a"])
-    assert any(len(answer.models) > 1 for answer in judged.answers.values())
+    assert {name for one in judged.models for name in one.group} == {"c", "d"}
+    assert all(judged.answers[name].models for name in "abcd")
     said = explain_race(read_run(tmp_path / "whole"))
     assert {"Networks:", "Boosted trees:"} < set(said.whole)
     text = r"uses boosted trees, grown (alone|with b): held-out loss 0\.\d+ against 0\.\d+ of a "
@@ -114,11 +112,12 @@ def test_a_run_that_was_cut_ends_the_same(tmp_path: Path, nodes: list[dict[str, 
     whole = run(tmp_path / "whole", nodes, **KEYS)
     restart_silos()
     with pytest.raises(PowerCutError):
-        grid = CutGrid(nodes, at=(wire.EVALUATE_HISTOGRAMS, 3), answered=1)
+        grid = CutGrid(nodes, at=(wire.EVALUATE_OWN, 6), answered=1)
         run(tmp_path / "cut", grid, **KEYS)
     restart_silos()
     again = run(tmp_path / "cut", nodes, run_id=2, resume="cut", **KEYS)
-    for name in "abcd":
+    assert again.rounds[-1].evaluation == whole.rounds[-1].evaluation
+    for name in "cd":
         assert_equal_models(arrays_of(again, name), arrays_of(whole, name))
 
 
@@ -139,7 +138,9 @@ def test_models_are_those_of_a_run_with_that_family_alone(
         del keys["budget"], keys["discriminators"]
     only = run(tmp_path / "only", nodes, **keys)
     for name in (n for n, own in EXPECTED.items() if own == family):
-        assert_equal_models(arrays_of(only, name), arrays_of(whole, name))
+        assert only.rounds[-1].evaluation[name] == whole.rounds[-1].evaluation[name]
+        if family == wire.NETWORK:
+            assert_equal_models(arrays_of(only, name), arrays_of(whole, name))
 
 
 @pytest.mark.nightly
@@ -154,7 +155,9 @@ def test_a_newcomer_and_a_silo_that_keeps_its_losses_back_get_a_family(
     assert chosen["b"]["family"] in wire.FAMILIES and len(chosen) == 4
 
 
-def with_numbers(folder: Path, levels: dict[str, float], lines: str = "") -> list[dict[str, Any]]:
+def with_numbers(
+    folder: Path, levels: dict[str, float], lines: str = "", rows: int = 300
+) -> list[dict[str, Any]]:
     """Return silos whose real targets are the same steps and an own level, or a line."""
     task = folder / "study.toml"
     target = 'target = {kind = "number", columns = ["y"]}\nnumeric = ["x0", "x1", "x2"]'
@@ -162,11 +165,11 @@ def with_numbers(folder: Path, levels: dict[str, float], lines: str = "") -> lis
     found = []
     for seed, (name, level) in enumerate(levels.items()):
         draw = np.random.default_rng(seed)
-        x = draw.normal(size=(300, 3))
+        x = draw.normal(size=(rows, 3))
         y = 2.0 * (x[:, 0] > 0) + np.abs(x[:, 1]) + level * (1 + (x[:, 2] > 0.5))
         y = (x @ [1, -1, 0.5] if name in lines else y) + 0.5 * draw.normal(size=len(x))
-        rows = [",".join(map(str, row)) for row in np.column_stack([x, y])]
-        (folder / f"{name}.csv").write_text("\n".join(["x0,x1,x2,y", *rows]))
+        cells = [",".join(map(str, row)) for row in np.column_stack([x, y])]
+        (folder / f"{name}.csv").write_text("\n".join(["x0,x1,x2,y", *cells]))
         own = {"name": name, "task": str(task), "device": "cpu", "threads": 1, "sums": "trees"}
         own |= {"data.data": str(folder / f"{name}.csv"), "home": str(folder / f"home-{name}")}
         found.append(own)
@@ -179,7 +182,7 @@ OF_NUMBERS = {**KEYS, "budget": 2.0, "leaf-rows": 10}
 
 @pytest.mark.nightly
 def test_silos_have_own_leaf_values_of_the_groups_trees(tmp_path: Path) -> None:
-    grid = Tap(with_numbers(tmp_path, LEVELS))
+    grid = Tap(with_numbers(tmp_path, LEVELS, rows=140))
     whole = run(tmp_path / "whole", grid, **OF_NUMBERS)
     trees = whole.rounds[-1].details["families"]
     assert {own["family"] for own in trees.values()} == {wire.TREES}
@@ -187,7 +190,8 @@ def test_silos_have_own_leaf_values_of_the_groups_trees(tmp_path: Path) -> None:
     winner = verdict["candidates"][verdict["winner"]]
     assert winner["groups"] == [list("abcd")] and winner["own-penalty"] in TRIED_LEAVES
     asked = grid.asked(wire.EVALUATE_OWN)
-    told = {(str(c[wire.FAMILY]), c[wire.OWN_PENALTY]) for c in asked if wire.HIDDEN_SHARE not in c}
+    own = [c for c in asked if wire.OWN_PENALTY in c and wire.HIDDEN_SHARE not in c]
+    told = {(str(c[wire.FAMILY]), c[wire.OWN_PENALTY]) for c in own}
     assert told >= {(wire.TREES, one) for one in TRIED_LEAVES}
     assert {c[wire.OWN_PENALTY] for c in asked[-1:]} == {winner["own-penalty"]}, "at the choice"
     held = [m.content[wire.CONFIG] for m in grid.sent[-4:]]
@@ -198,7 +202,8 @@ def test_silos_have_own_leaf_values_of_the_groups_trees(tmp_path: Path) -> None:
     text = explain_race(read_run(tmp_path / "whole")).silos["a"]
     assert "It takes its trees from the group of b, c and d, with own leaf values" in text
 
-    cut = [{**node, "home": f"{node['home']}-cut"} for node in with_numbers(tmp_path, LEVELS)]
+    nodes = with_numbers(tmp_path, LEVELS, rows=140)
+    cut = [{**node, "home": f"{node['home']}-cut"} for node in nodes]
     restart_silos()
     with pytest.raises(PowerCutError):
         run(tmp_path / "cut", CutGrid(cut, (wire.EVALUATE_OWN, verdict["round"]), 7), **OF_NUMBERS)
@@ -260,9 +265,9 @@ def test_a_silo_differs_from_the_others_only_on_evidence(gains: list[float], exp
 def test_too_few_rounds_for_both_families_are_refused_before_the_first() -> None:
     trees = Ensemble.empty(100, 1, 6, COLUMNS).arrays()
     both = {f"trees.{n}": a for n, a in trees.items()} | {"network.head.weight": np.zeros(1)}
-    Auto().check(both, 9)
-    with pytest.raises(FederationError, match="Set rounds to at least 9"):
-        Auto().check(both, 8)
+    Auto().check(both, 7)
+    with pytest.raises(FederationError, match="Set rounds to at least 7"):
+        Auto().check(both, 6)
     more = {n: np.tile(a, (5,) + (1,) * (a.ndim - 1)) for n, a in trees.items()}
     with pytest.raises(FederationError, match="Name fewer or smaller trees"):
         Auto().check(both | {f"trees.{n}": a for n, a in more.items()}, 20)

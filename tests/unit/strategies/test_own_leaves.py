@@ -80,10 +80,10 @@ def choice(result: RunResult) -> dict[str, Any]:
     return dict(found)
 
 
-def remembered(folder: Path) -> Mapping[str, Any]:
-    """Return the complete trials that the last checkpoint has."""
+def remembered(folder: Path, rounds: int = KEYS["rounds"]) -> Mapping[str, Any]:
+    """Return the complete trials that the last checkpoint has, of so many rounds."""
     number, standing = Checkpoints(folder / "checkpoints").load() or (0, None)
-    assert number == KEYS["rounds"]
+    assert number == rounds
     found: Mapping[str, Any] = standing.checkpoint.state.tried
     return found
 
@@ -171,7 +171,7 @@ def test_silos_alone_have_nothing_to_shrink_to_and_those_that_hold_out_few_rows_
     answers = [m for m in grid.got if m.metadata.message_type == wire.EVALUATE_OWN]
     told = [wire.HOLDOUT_LOSS in m.content.metric_records[wire.METRICS] for m in answers]
     assert len(told) == 2 * len(TRIED_LEAVES) and sum(told) == len(TRIED_LEAVES)
-    assert not remembered(tmp_path)
+    assert not remembered(tmp_path, rounds=3), "no more trees help the group"
 
 
 @pytest.mark.nightly
@@ -228,8 +228,11 @@ def test_trees_that_split_by_silo_have_own_leaf_values_too(
     verdict = verdict_of(found)
     winner = verdict["candidates"][verdict["winner"]]
     assert winner["by-silo"] and winner["own-penalty"] in TRIED_LEAVES[1:]
-    asked = [m for m in grid.sent if m.metadata.message_type == wire.EVALUATE_OWN]
-    assert len(asked) == 2 * len(TRIED_LEAVES) * len(LEVELS), "with and without such splits"
+    asked = grid.asked(wire.EVALUATE_OWN)
+    alone = [config for config in asked if wire.AT_HOME in config]
+    assert len(alone) == len(LEVELS), "each by its rows alone"
+    own = len(asked) - len(alone)
+    assert own == 2 * len(TRIED_LEAVES) * len(LEVELS), "with and without such splits"
     held, own = [m["feature"].numpy() for m in found.models.values()], set[str]()
     assert any((one != held[0]).any() for one in held)
     for name, model in found.models.items():
