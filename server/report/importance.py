@@ -45,7 +45,9 @@ def importance_picture(story: Story) -> Picture | None:
         "model card has them."
     )
     if any("at-home" in one for one in (details, details.get("boosted", {}))):
-        caption += " Trees of a site that is alone stay there; its model card has theirs."
+        caption += (
+            " Trees of a site that is alone stay there: its model card has what they split by."
+        )
     draw = partial(charts.bars, rows, title=title, unit=unit)
     return Picture("importance", title, caption, draw, Table(("trees of", "input", unit), cells))
 

@@ -14,7 +14,6 @@ A silo that is alone grows its trees at home, in a race too, and only says how g
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -33,7 +32,6 @@ from coterie.strategies.auto.state import (
     BY_SILO,
     AutoState,
     Forest,
-    at_home,
     group_of,
     holding,
     key_of,
@@ -87,10 +85,10 @@ def fits(
 ) -> bool:
     """Return whether a race between these, and then all trees, are within rounds and budgets.
 
-    Both budgets count trees, as they cost bytes in proportion.
+    Both budgets count trees that grow by sums, as these cost bytes in proportion.
     """
     initial = state.members.initial
-    arms = {name: len({key_of(c, name) for c in candidates}) for name in now.names}
+    arms = {name: len({key_of(c, name) for c in candidates} - {(name,)}) for name in now.names}
     share = raced(growth, initial)[1] / len(initial["leaf"])
     most = min(limits.trainings, limits.bytes) * planned(now)
     if any(
@@ -98,7 +96,7 @@ def fits(
         for name, own in arms.items()
     ):
         return False
-    side = max(max(arms.values()) - 1, 1)  # a silo alone is not asked
+    side = max(*arms.values(), 1)
     rounds = _race_rounds(growth, initial, side) + _final_rounds(growth, initial)
     return growth.exchanges(initial) * side <= room(side) and now.number + rounds <= now.rounds
 
@@ -152,7 +150,7 @@ def _looked(state: AutoState, growth: Growth, now: Round) -> Exchanges[AutoState
 
 
 def _measured_alone(state: AutoState, growth: Growth, now: Round) -> Exchanges[AutoState]:
-    """Let silos of a race, and newcomers, grow their own trees of it at home and measure them."""
+    """Let silos of a race, and newcomers, grow trees at home as groups do, and measure these."""
     keys: dict[str, Group] = {n: (n,) for n in state.raced if state.phase == "race"}
     keys |= {name: (ALONE, name) for name in state.probation}
     asked = [
@@ -160,18 +158,16 @@ def _measured_alone(state: AutoState, growth: Growth, now: Round) -> Exchanges[A
         for name, key in sorted(keys.items())
         if name in now.here and name not in state.measured.get(key, {}) and holdout(now.here[name])
     ]
-    trees = len(state.members.initial["leaf"])
-    how = growth.at_home(trees)
+    how = growth.at_home(len(state.members.initial["leaf"]))
     found = yield from pooling.ask(
         [(silo, state.members.initial) for silo in asked],
         holdout=HOLDOUT,
         tried=("alone",),
         entries=lambda tried, silo: how,
     )
-    share = raced(growth, state.members.initial)[1] / trees
     for name, update in found["alone"].items():
         state = replace(state, measured=noted(state, keys[name], [update]))
-    return _charged(state, dict.fromkeys(found["alone"], share * planned(now)))
+    return state
 
 
 def _raced(state: AutoState, growth: Growth, now: Round) -> Exchanges[AutoState]:
@@ -205,7 +201,6 @@ def _finished(state: AutoState, growth: Growth, limits: Budget, now: Round) -> E
     again = state.trees.judged and not state.trees.finals
     if again and now.rounds - now.number + 1 < _final_rounds(growth, state.members.initial):
         return state  # they would not be complete
-    state = _charged_at_home(state, now)
     finals = {key: _final_of(state, key) for key in state.held if len(key) > 1}
     twice = _afford_two(state, limits, now)
     here = {key: _here(key, state, now, without=state.own - twice) for key in finals}
@@ -230,13 +225,6 @@ def _finished(state: AutoState, growth: Growth, limits: Budget, now: Round) -> E
         judged = replace(state.trees, judging=False, judged=holding(state), finals={})
         state = replace(state, trees=judged)
     return state
-
-
-def _charged_at_home(state: AutoState, now: Round) -> AutoState:
-    """Count the trees that silos grow at home from now on, once."""
-    alone = at_home(state) - state.probation.keys()
-    state = _charged(state, dict.fromkeys(alone - state.trees.home, float(planned(now))))
-    return replace(state, trees=replace(state.trees, home=alone))
 
 
 def _until(
@@ -295,17 +283,15 @@ def _noted(
     state: AutoState, growing: Iterable[Growing], now: Round, **changes: object
 ) -> AutoState:
     """Note the trees, silos that were left out, and what was grown: all trees are a whole run."""
-    lost, whole, passes = dict(state.trees.lost), len(state.members.initial["leaf"]), Counter[str]()
+    trainings, lost = dict(state.trainings), dict(state.trees.lost)
+    whole = len(state.members.initial["leaf"])
     for one in growing:
         lost |= one.lost
-        passes.update(dict.fromkeys(one.here, one.grew / whole * planned(now)))
+        for name in one.here:
+            more = one.grew / whole * planned(now)
+            trainings[name] = trainings.get(name, 0.0) + more
     forest: Forest = replace(state.trees, lost=lost, **changes)  # type: ignore[arg-type]
-    return replace(_charged(state, passes), trees=forest)
-
-
-def _charged(state: AutoState, passes: Mapping[str, float]) -> AutoState:
-    done = {name: state.trainings.get(name, 0.0) + more for name, more in passes.items()}
-    return replace(state, trainings={**state.trainings, **done})
+    return replace(state, trainings=trainings, trees=forest)
 
 
 # ---------------------------------------------------------------- after a race

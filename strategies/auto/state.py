@@ -131,7 +131,6 @@ class Forest:
         raced: the arms have all their trees, or cannot grow further.
         finals: held group of several → its trees from all rows, complete or not.
         enough: group → the number of trees that its held-out rows called for.
-        home: silos whose trees, grown at home, are counted as trainings.
         own: silo → the trees that it holds of a group whose trees split by silo.
         lost: silo → why it was left out of sums in this round.
         judging: the held groups' trees grow from rows that are not held out, to be compared with
@@ -144,7 +143,6 @@ class Forest:
     raced: bool = False
     finals: Mapping[Group, Grown] = field(default_factory=dict)
     enough: Mapping[Group, int] = field(default_factory=dict)
-    home: frozenset[str] = frozenset()
     own: Mapping[str, Model] = field(default_factory=dict)
     lost: Mapping[str, str] = field(default_factory=dict)
     judging: bool = False

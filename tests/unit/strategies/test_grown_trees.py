@@ -702,3 +702,30 @@ def test_kept_trees_are_exported_and_take_missing_values(
     assert "| x5 | 0." in kept.with_suffix(".md").read_text()
     trees = Ensemble.of(load_file(kept))
     np.testing.assert_allclose(answers[:, 1], 1 / (1 + np.exp(-trees.answers(x)[:, 0])), atol=1e-5)
+
+
+GOOD = '{"rate": 0.1, "penalty": 1.0, "min_rows": 20, "min_second": 0.001, "bins": 64}'
+
+
+@pytest.mark.parametrize(
+    ("how", "why"),
+    [
+        ("trees", "at-home must be JSON. Got 'trees'"),
+        (GOOD.replace("0.1,", "2,"), "at-home is wrong: rate: input should be less than"),
+        (GOOD.replace("64", "1e9"), "bins"),
+        (GOOD.replace("20", "NaN"), "min_rows"),
+        (GOOD.replace("}", ', "rows": 3}'), "unknown key 'rows'"),
+        ("[" * 5000, "at-home"),
+        (GOOD, 'does not have network = "trees"'),
+    ],
+)
+def test_a_silo_refuses_impossible_trees_of_its_rows(
+    how: str, why: str, nodes: list[dict[str, Any]], tmp_path: Path
+) -> None:
+    file = tmp_path / "study.toml"
+    if how == GOOD:
+        file.write_text(STUDY.replace("trees-6x3", "mclr"))
+    model = {n: a.numpy() for n, a in load_declared(file).model().state_dict().items()}
+    entries = {"task": "study", "run": "r", "rounds": 3, "at-home": how}
+    reply = ask(wire.EVALUATE, nodes[0], model=model, **entries, **{"server-round": 1})
+    assert reply.has_error() and why in reply.error.reason, reply.error.reason
