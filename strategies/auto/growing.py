@@ -85,10 +85,10 @@ def fits(
 ) -> bool:
     """Return whether a race between these, and then all trees, are within rounds and budgets.
 
-    Both budgets count trees that grow by sums, as these cost bytes in proportion.
+    Both budgets count trees, as those of groups cost bytes in proportion.
     """
     initial = state.members.initial
-    arms = {name: len({key_of(c, name) for c in candidates} - {(name,)}) for name in now.names}
+    arms = {name: len({key_of(c, name) for c in candidates}) for name in now.names}
     share = raced(growth, initial)[1] / len(initial["leaf"])
     most = min(limits.trainings, limits.bytes) * planned(now)
     if any(
@@ -96,7 +96,7 @@ def fits(
         for name, own in arms.items()
     ):
         return False
-    side = max(*arms.values(), 1)
+    side = max(max(arms.values()) - 1, 1)  # a silo alone is not asked for sums
     rounds = _race_rounds(growth, initial, side) + _final_rounds(growth, initial)
     return growth.exchanges(initial) * side <= room(side) and now.number + rounds <= now.rounds
 

@@ -74,21 +74,24 @@ def at_home(request: Request) -> AtHome | None:
 def grown_here(session: Session, how: Alone) -> Model:
     """Return trees of the session's training rows; of no row, none.
 
-    How many are used is chosen on a part of the rows, or on those held out of the session's.
+    How many are used is chosen on a part of the rows, or on those held out of the session's. On
+    trial they grow as those of groups do, also with the smallest count, so that only rows differ.
     """
     like = Ensemble.of(read_weights(session.model))
     trees = Ensemble.empty(len(like.leaf), len(like.base), like.depth, len(like.gain))
     if len(session.data.train):
         split = session.data.hold_out(HOLDOUT, seed=0)
+        tried = 0 < how.trees <= len(trees.leaf)
+        least = session.settings.policy.smallest_count if tried else ANY
         rows, kept, held = (
-            rows_of(session, replace(session.data, train=part), ANY)
+            rows_of(session, replace(session.data, train=part), least)
             for part in (session.data.train, split.train, split.test)
         )
-        settings, bins, most = how.settings, how.bins, how.trees
-        if 0 < most <= len(trees.leaf):
-            trees = tried_alone(kept, held, trees, settings, bins=bins, most=most)
+        if tried:
+            more = {"bins": how.bins, "most": how.trees}
+            trees = tried_alone(kept, held, trees, how.settings, **more)
         else:
-            trees = grown_alone(rows, kept, held, trees, settings, bins=bins)
+            trees = grown_alone(rows, kept, held, trees, how.settings, bins=how.bins)
     arrays = trees.arrays()
     return {name: arrays[name] for name in travelling(session.model)}
 

@@ -79,14 +79,12 @@ def test_every_silo_gets_the_better_family(tmp_path: Path, nodes: list[dict[str,
     found = whole.rounds[-1].details["families"]
     assert {n: own["family"] for n, own in found.items()} == EXPECTED
     assert [own["hidden-layers"] for own in found.values()] == [False] * 4
-    assert {n: len(Ensemble.of(arrays_of(whole, n)).leaf) for n in "ab"} == {"a": 12, "b": 12}
-    assert len(whole.arrays) in map(len, whole.models.values())  # no mean of both
+    assert whole.rounds[-1].details["boosted"]["at-home"] == list("abcd")
+    assert whole.models.keys() == {"c", "d"}, "trees of silos that are alone stay there"
     run(tmp_path / "judged", nodes, task="study", strategy="evaluation", parent="whole")
     judged = read_judgement(tmp_path / "judged" / FILE)
-    (own,) = [one.name for one in judged.models if "a" in one.group]
-    error = judged.answers["a"].models[own]["error"].value
-    assert error == pytest.approx(read_run(tmp_path / "whole").final_errors["a"])
-    assert any(len(answer.models) > 1 for answer in judged.answers.values())
+    assert {name for one in judged.models for name in one.group} == {"c", "d"}
+    assert all(judged.answers[name].models for name in "abcd")
     said = explain_race(read_run(tmp_path / "whole"))
     assert {"Networks:", "Boosted trees:"} < set(said.whole)
     text = r"uses boosted trees, grown (alone|with b): held-out loss 0\.\d+ against 0\.\d+ of a "
@@ -114,27 +112,13 @@ def test_a_run_that_was_cut_ends_the_same(tmp_path: Path, nodes: list[dict[str, 
     whole = run(tmp_path / "whole", nodes, **KEYS)
     restart_silos()
     with pytest.raises(PowerCutError):
-        grid = CutGrid(nodes, at=(wire.EVALUATE_HISTOGRAMS, 3), answered=1)
+        grid = CutGrid(nodes, at=(wire.EVALUATE_OWN, 6), answered=1)
         run(tmp_path / "cut", grid, **KEYS)
     restart_silos()
     again = run(tmp_path / "cut", nodes, run_id=2, resume="cut", **KEYS)
     assert again.rounds[-1].evaluation == whole.rounds[-1].evaluation
-    for name in "abcd":
+    for name in "cd":
         assert_equal_models(arrays_of(again, name), arrays_of(whole, name))
-
-
-@pytest.mark.nightly
-def test_trees_of_silos_that_are_alone_stay_there_and_are_not_judged(
-    tmp_path: Path, nodes: list[dict[str, Any]]
-) -> None:
-    whole = run(tmp_path / "whole", nodes, **KEYS | {"seed": 4})
-    assert {n: own["family"] for n, own in whole.rounds[-1].details["families"].items()} == EXPECTED
-    assert whole.rounds[-1].details["boosted"]["at-home"] == ["a", "b"]
-    assert whole.models.keys() == {"c", "d"}
-    run(tmp_path / "judged", nodes, task="study", strategy="evaluation", parent="whole")
-    judged = read_judgement(tmp_path / "judged" / FILE)
-    assert {name for one in judged.models for name in one.group} == {"c", "d"}
-    assert all(judged.answers[name].models for name in "abcd")
 
 
 @pytest.mark.nightly
@@ -154,7 +138,9 @@ def test_models_are_those_of_a_run_with_that_family_alone(
         del keys["budget"], keys["discriminators"]
     only = run(tmp_path / "only", nodes, **keys)
     for name in (n for n, own in EXPECTED.items() if own == family):
-        assert_equal_models(arrays_of(only, name), arrays_of(whole, name))
+        assert only.rounds[-1].evaluation[name] == whole.rounds[-1].evaluation[name]
+        if family == wire.NETWORK:
+            assert_equal_models(arrays_of(only, name), arrays_of(whole, name))
 
 
 @pytest.mark.nightly

@@ -30,7 +30,7 @@ from tests.kit import CutGrid, PowerCutError, Tap, record_of, restart_silos, run
 from tests.unit.strategies.test_own_models import chosen, verdict_of
 from tests.unit.strategies.test_pooling import losses
 
-ROWS = 80
+ROWS = 120
 
 
 class Steps(Task):
@@ -64,8 +64,7 @@ AUTO = {**KEYS, "strategy": "auto", "rounds": 6}
 
 
 def silos(levels: list[float] = LEVELS, **more: Any) -> list[dict[str, Any]]:
-    own = {"task": TASK, "device": "cpu", "threads": 1, "sums": "trees"}
-    own |= {"statistics-from": 3, **more}  # else so few rows help more alone than shared
+    own = {"task": TASK, "device": "cpu", "threads": 1, "sums": "trees", **more}
     return [
         {"name": f"s{n}", "data.silo": n, "data.level": level, **own}
         for n, level in enumerate(levels)
@@ -81,10 +80,10 @@ def choice(result: RunResult) -> dict[str, Any]:
     return dict(found)
 
 
-def remembered(folder: Path) -> Mapping[str, Any]:
-    """Return the complete trials that the last checkpoint has."""
+def remembered(folder: Path, rounds: int = KEYS["rounds"]) -> Mapping[str, Any]:
+    """Return the complete trials that the last checkpoint has, of so many rounds."""
     number, standing = Checkpoints(folder / "checkpoints").load() or (0, None)
-    assert number == KEYS["rounds"]
+    assert number == rounds
     found: Mapping[str, Any] = standing.checkpoint.state.tried
     return found
 
@@ -158,7 +157,7 @@ def test_silos_that_are_alike_stay_near_the_groups_trees(tmp_path: Path) -> None
 def test_silos_alone_have_nothing_to_shrink_to_and_those_that_hold_out_few_rows_no_vote(
     tmp_path: Path,
 ) -> None:
-    """One of the group holds out 16 rows, so the trees that are measured have seen these."""
+    """One of the group holds out 24 rows, so the trees that are measured have seen these."""
     restart_silos()  # which have answered about other rows
     grid = Tap([{**silos()[0], "statistics-from": 30}, *silos()[1:]])
     pooled(tmp_path, grid, **{"given-groups": "s0,s3;s1"})
@@ -172,7 +171,7 @@ def test_silos_alone_have_nothing_to_shrink_to_and_those_that_hold_out_few_rows_
     answers = [m for m in grid.got if m.metadata.message_type == wire.EVALUATE_OWN]
     told = [wire.HOLDOUT_LOSS in m.content.metric_records[wire.METRICS] for m in answers]
     assert len(told) == 2 * len(TRIED_LEAVES) and sum(told) == len(TRIED_LEAVES)
-    assert not remembered(tmp_path)
+    assert not remembered(tmp_path, rounds=3), "no more trees help the group"
 
 
 @pytest.mark.nightly
