@@ -88,8 +88,7 @@ def grown_here(session: Session, how: Alone) -> Model:
             for part in (session.data.train, split.train, split.test)
         )
         if tried:
-            more = {"bins": how.bins, "most": how.trees}
-            trees = tried_alone(kept, held, trees, how.settings, **more)
+            trees = tried_alone(kept, held, trees, how.settings, bins=how.bins, most=how.trees)
         else:
             trees = grown_alone(rows, kept, held, trees, how.settings, bins=how.bins)
     arrays = trees.arrays()

@@ -1,8 +1,8 @@
-"""A silo's part of growing trees: sums over its rows, and a comparison with trees of it alone.
+"""A silo's part of growing trees: sums over its rows.
 
 A silo sends no tree and no row. The trees of its group come with the questions, complete up to the
 ones that grow. Their arrays are a network of the task (``coterie.tasks.trees``), so they are
-measured, kept and used like any model.
+measured, kept and used like any model. A silo alone has its trees from ``at_home``.
 """
 
 from __future__ import annotations
