@@ -95,6 +95,8 @@ class Group(TyperGroup):
     def invoke(self, ctx: click.Context) -> object:
         try:
             return super().invoke(ctx)
+        except click.UsageError as error:
+            raise _with_home(error) from None
         except (click.ClickException, click.exceptions.Exit, click.Abort):
             raise
         except Exception as error:
@@ -104,6 +106,15 @@ class Group(TyperGroup):
             text = explained(error) if isinstance(error, OSError) else str(error)
             print(f"coterie: {text}", file=sys.stderr)
             ctx.exit(status)
+
+
+def _with_home(error: click.UsageError) -> click.UsageError:
+    """Return the error; for a folder that is given by itself, it names the option."""
+    options = [] if error.ctx is None else [o for p in error.ctx.command.params for o in p.opts]
+    if "--home" in options and "unexpected extra argument" in error.message:
+        hint = ". To name a silo's folder, use --home FOLDER"
+        error.message = error.message.removesuffix(hint) + hint
+    return error
 
 
 def _own_options(command: click.Command, arguments: Sequence[str]) -> Iterator[str]:

@@ -288,6 +288,15 @@ def test_the_command_reads_the_folder_and_needs_no_coordinator(
     assert err.startswith("coterie: ") and "train must be at least 1" in err
 
 
+@pytest.mark.parametrize("command", ["check", "models", "ledger"])
+def test_a_folder_without_its_option_is_refused_with_the_option(
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert silo([command, str(tmp_path)]) == 2
+    said = capsys.readouterr().err
+    assert said.count("To name a silo's folder, use --home FOLDER") == 1 and str(tmp_path) in said
+
+
 @pytest.mark.parametrize(("train", "said"), [(1, "1 sample,"), (2, "2 samples,"), (5, "")])
 def test_a_silo_that_hardly_trains_is_told_that_it_sends_those_samples(
     train: int, said: str
