@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from math import sqrt
 
 from coterie import wire
+from coterie.client.home.rounds import MAX_RUNS
 from coterie.client.work.data import Data
 from coterie.client.work.measure import sample_losses
 from coterie.client.work.request import RefusedError, Request
@@ -31,8 +32,9 @@ CHANCE = 2.0
 ANY = 0
 """Smallest count of rows: of what does not leave, none."""
 
-_grown: dict[tuple[str, str, str], tuple[Data, str, Alone, int, Model]] = {}
-"""(silo, home, task) → its data, a run, how trees grow, from how many rows, and the trees."""
+_grown: dict[tuple[str, str, str, str], tuple[Data, Alone, int, Model]] = {}
+"""(silo, home, task, run) → the data, how trees grow, from how many rows, and the trees; of a silo
+those of its last ``MAX_RUNS`` runs."""
 
 
 @dataclass(frozen=True)
@@ -49,12 +51,13 @@ class AtHome:
 
     def put(self, session: Session) -> None:
         """Replace the session's model by trees of its training rows, grown once in a run."""
-        key = session.settings.name, session.settings.home, session.task.name
-        asked = self.run, self.how, len(session.data.train)
-        known = _grown.get(key)
-        if known is None or known[0] is not self.data or known[1:4] != asked:
+        key = session.settings.name, session.settings.home, session.task.name, self.run
+        asked, known = (self.how, len(session.data.train)), _grown.get(key)
+        if known is None or known[0] is not self.data or known[1:3] != asked:
             known = _grown[key] = self.data, *asked, grown_here(session, self.how)
-        load_weights(session.model, known[4])
+            for old in [one for one in _grown if one[:3] == key[:3]][:-MAX_RUNS]:
+                del _grown[old]
+        load_weights(session.model, known[3])
 
 
 def at_home(request: Request) -> AtHome | None:
