@@ -445,7 +445,7 @@ class Auto(Growth, Algorithm[AutoState]):
 
     def own_entries(self, state: AutoState) -> Mapping[str, Config]:
         """Return λ for silos that hold a group's model, and of trees the entry for those alone."""
-        found: dict[str, Config] = dict.fromkeys(sorted(at_home(state)), self.at_home())
+        found: dict[str, Config] = dict.fromkeys(sorted(at_home(state)), self.entry_at_home())
         if not state.penalty:
             return found
         grouped = {n for group in state.held if len(group) > 1 for n in group}

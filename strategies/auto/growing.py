@@ -158,7 +158,7 @@ def _measured_alone(state: AutoState, growth: Growth, now: Round) -> Exchanges[A
         for name, key in sorted(keys.items())
         if name in now.here and name not in state.measured.get(key, {}) and holdout(now.here[name])
     ]
-    how = growth.at_home(len(state.members.initial["leaf"]))
+    how = growth.entry_at_home(len(state.members.initial["leaf"]))
     found = yield from pooling.ask(
         [(silo, state.members.initial) for silo in asked],
         holdout=HOLDOUT,

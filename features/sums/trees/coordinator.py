@@ -89,7 +89,7 @@ class Growth(Options):
         """Return the settings of the trees."""
         return Settings(self.tree_rate, self.leaf_penalty, self.leaf_rows)
 
-    def at_home(self, raced: int = 0) -> Config:
+    def entry_at_home(self, raced: int = 0) -> Config:
         """Return the entry for a silo that grows its trees at home.
 
         In a race it grows as many as groups do, whose models have ``raced`` trees.
@@ -154,7 +154,7 @@ class Trees(Growth, Algorithm[TreesState]):
     def own_entries(self, state: TreesState) -> Mapping[str, Config]:
         """Return the entry for silos alone, which grow their trees at home."""
         alone = [group[0] for group in state.members.groups if self._is_alone(group)]
-        return dict.fromkeys(alone, self.at_home())
+        return dict.fromkeys(alone, self.entry_at_home())
 
     @property
     def given(self) -> tuple[Group, ...]:

@@ -469,7 +469,10 @@ def test_a_silo_that_loses_by_its_group_grows_its_own_trees_at_home(
     without = run(tmp_path / "given", nodes, **KEYS, **{"given-groups": "a,b"})
     assert evaluated(found, "d") == evaluated(without, "d")
     grew = found.rounds[-1].details["trainings"]
-    assert grew["d"] == grew["c"], "within the budget d does not also grow those of its group"
+    assert grew["d"] == grew["c"], "within the budget d also grows those of its group"
+    given = run(tmp_path / "both", nodes, **KEYS, **{"given-groups": "a,b;c,d"})
+    models = [{n: a.numpy() for n, a in r.models["c"].items()} for r in (found, given)]
+    assert_equal_models(*models)
 
 
 @pytest.mark.nightly
