@@ -5,9 +5,9 @@ epochs on its own data. It is made again whenever it is needed, and never sent. 
 the training has a penalty λ/(2n)·|w − w_received|² beside the mean loss of the silo's n samples, so
 that more samples leave the common model further behind; it leaves out the last bias, so that a silo
 keeps its own base rate (Gelman and Hill: Data Analysis Using Regression and Multilevel/Hierarchical
-Models, 2007, chapter 12). Of boosted trees the silo's own are the leaf values
-(``coterie.client.work.leaves``). The steps that Per-FedAvg and pFedMe take before a test belong
-here too, along the gradient of all training data.
+Models, 2007, chapter 12). Own models of boosted trees are made elsewhere
+(``coterie.features.sums.trees.own``). The steps that Per-FedAvg and pFedMe take before a test
+belong here too, along the gradient of all training data.
 
 *Ditto* (Li, Hu, Beirami, Smith: "Ditto: Fair and Robust Federated Learning Through
 Personalization", ICML 2021, https://arxiv.org/abs/2012.04221, Algorithm 1): in addition to the
@@ -36,7 +36,6 @@ from coterie import wire
 from coterie.client.home import rounds
 from coterie.client.work.data import Part
 from coterie.client.work.hold_out import held_apart
-from coterie.client.work.leaves import train_leaves
 from coterie.client.work.linear import linear_layer
 from coterie.client.work.measure import evaluate, held_out_metrics, loss_error
 from coterie.client.work.request import RefusedError, Request
@@ -176,9 +175,6 @@ class Personalisation:
 
 def personalise(session: Session, how: Personalisation) -> None:
     """Turn the model received, in ``session.model``, into the silo's own, in place."""
-    if how.strength and isinstance(session.model, Trees):
-        train_leaves(session.task, session.model, session.data.train, how.strength)
-        return
     if how.own is None:
         # The penalty alone says how far a linear model may go.
         length = math.inf if how.strength else 0.0
@@ -294,8 +290,8 @@ def _personalisation(request: Request, *, before: int) -> Personalisation | None
         known = f"{wire.PARTIAL}, {wire.FINETUNE}, {wire.DITTO} or {wire.APFL}"
         raise RefusedError(f"{wire.PERSONALISE} must be {known}. Got {kind!r}.")
     strength = request.value(wire.OWN_PENALTY) if kind == wire.PARTIAL else 0.0
-    if kind == wire.PARTIAL and not strength:
-        return steps  # λ is not known yet, or the group's model is best as it is
+    if kind == wire.PARTIAL and (not strength or isinstance(request.session.model, Trees)):
+        return steps  # λ is not known yet, the group's model is best as it is, or it is of trees
     plan = replace(
         request.way(),
         epochs=request.value(wire.PERSONAL_EPOCHS),

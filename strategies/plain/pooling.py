@@ -4,7 +4,7 @@ A silo's own model is its group's, trained on with a penalty λ/2·|w − w_grou
 its samples' losses; the last bias has no penalty (``coterie.features.personal``). λ is the same for
 all silos of a partition. Every silo trains at each λ of a grid and measures the result on held-out
 samples; the sum of the losses over silos decides. Of boosted trees the silo's own are the leaf
-values (``coterie.client.work.leaves``).
+values and a few trees (``coterie.features.sums.trees.own``).
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from coterie.client.work.weights import load_weights, read_weights, travelling
 from coterie.features.sums.trees.alone import Alone
 from coterie.features.sums.trees.ensemble import Ensemble
 from coterie.features.sums.trees.growth import HOLDOUT
-from coterie.features.sums.trees.rows import rows_of
+from coterie.features.sums.trees.rows import ANY, rows_of
 from coterie.features.sums.trees.together import grown_alone, tried_alone
 from coterie.tasks.toml import checked
 from coterie.tasks.trees import Trees
@@ -29,8 +29,6 @@ from coterie.wire import Model
 
 CHANCE = 2.0
 """Standard errors beyond which a difference is not chance."""
-ANY = 0
-"""Smallest count of rows: of what does not leave, none."""
 
 _grown: dict[tuple[str, str, str, str], tuple[Data, Alone, int, Model]] = {}
 """(silo, home, task, run) → the data, how trees grow, from how many rows, and the trees; of a silo

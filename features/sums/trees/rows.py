@@ -12,6 +12,9 @@ from coterie.features.sums.trees.histograms import Rows, of_classes, of_labels, 
 from coterie.features.sums.trees.survival import of_survival
 from coterie.tasks.problems import Classes, Numbers, Survival
 
+ANY = 0
+"""Smallest count of rows: of what does not leave, none."""
+
 
 def rows_of(session: Session, data: Data, least: int) -> Rows:
     """Return training rows; ``least`` counts persons where they are known.

@@ -34,6 +34,7 @@ from coterie.features.sums.trees import questions
 from coterie.features.sums.trees.alone import Alone
 from coterie.features.sums.trees.at_home import AtHome, at_home, beside_alone
 from coterie.features.sums.trees.histograms import Rows
+from coterie.features.sums.trees.own import OwnOfGroup, own_of_group
 from coterie.features.sums.trees.questions import AnswerError
 from coterie.features.sums.trees.rows import rows_of
 from coterie.features.sums.trees.seen import Seen
@@ -69,33 +70,33 @@ class Growing(Stage):
             request.refuse_for(session.settings.policy.sums_objection(NAME))
         return request
 
-    def begin(self, request: Request, *, before: int, packed: bool) -> AtHome | None:
-        """Return the trees that the silo grows at home; None if it uses those received."""
-        return at_home(request)
+    def begin(self, request: Request, *, before: int, packed: bool) -> AtHome | OwnOfGroup | None:
+        """Return the trees that the silo makes at home; None if it uses those received."""
+        return at_home(request) or own_of_group(request)
 
-    def personalise(self, mine: AtHome | None, session: Session) -> bool:
+    def personalise(self, mine: AtHome | OwnOfGroup | None, session: Session) -> bool:
         if mine is not None:
             mine.put(session)
         return mine is not None
 
-    def before(self, mine: AtHome | None, work: Work) -> None:
+    def before(self, mine: AtHome | OwnOfGroup | None, work: Work) -> None:
         """Leave the trees as they are: they grow by sums, and training only measures them.
 
         If samples are held out, state how sure the loss on them is.
         """
         if not isinstance(work.session.model, Trees):
             return
-        work.training = partial(_measured, work, mine)
+        work.training = partial(_measured, work, mine if isinstance(mine, AtHome) else None)
         if mine is not None:
             work.keep_received()
         if wire.HOLDOUT_LOSS in work.metrics and len(work.data.test) > 1:
             losses = sample_losses(work.session.task, work.session.model, work.data.test)
             work.metrics[wire.HOLDOUT_LOSS_ERROR] = float(losses.std(ddof=1)) / sqrt(len(losses))
 
-    def held(self, mine: AtHome | None, holding: Holding) -> None:
+    def held(self, mine: AtHome | OwnOfGroup | None, holding: Holding) -> None:
         """Compare the trees with trees of this silo alone, and log which are better here."""
         session, how = holding.session, holding.request.config.get(wire.GROWING)
-        shared = mine is None and isinstance(session.model, Trees)
+        shared = not isinstance(mine, AtHome) and isinstance(session.model, Trees)
         if holding.ends and shared and isinstance(how, str):
             try:
                 log.info("%s", beside_alone(session, Alone.model_validate_json(how)))

@@ -55,7 +55,18 @@ def grown(
     trees.base[:] = _answered(
         constant(len(trees.base)), lambda base: np.sum([p.totals(base) for p in parts], axis=0)
     )
-    for done in range(len(trees.leaf) if most is None else most):
+    return continued(parts, trees, range(len(trees.leaf))[:most], settings, edges)
+
+
+def continued(
+    parts: Sequence[Rows],
+    trees: Ensemble,
+    numbers: Sequence[int],
+    settings: Settings,
+    edges: Columns,
+) -> Ensemble:
+    """Return the ensemble with the trees of these numbers, after those that it has before them."""
+    for done in numbers:
         trees = _answered(
             boosted(trees, done, edges, settings),
             lambda at: np.sum(

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from coterie.client.work.data import Held
-from coterie.client.work.leaves import train_leaves
 from coterie.features.sums.trees.ensemble import Ensemble
 from coterie.features.sums.trees.growth import Settings
 from coterie.features.sums.trees.histograms import Rows, of_classes, of_labels, of_numbers
+from coterie.features.sums.trees.leaves import train_leaves
 from coterie.features.sums.trees.together import grown
 from coterie.tasks import SiloData, Task
 from coterie.tasks.base import Option

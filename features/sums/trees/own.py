@@ -1,0 +1,91 @@
+"""A silo's own of its group's trees: own leaf values, and a few small trees of its own rows.
+
+Leaf values (``leaves``) follow the level of a silo's rows. Where also the relation to the target
+differs from the group's, other splits are needed: so the silo grows a few trees more, after those
+of the group. They are small, as few rows are behind them, and their leaves have a penalty λ m/2 as
+the group's have, for m own trees. A part of the rows says how many of them help, which may be none.
+Nothing of this leaves the silo.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from coterie import wire
+from coterie.client.work.data import Part
+from coterie.client.work.request import Request
+from coterie.client.work.session import Session
+from coterie.client.work.weights import load_weights, read_weights, travelling
+from coterie.features.sums.trees.ensemble import Ensemble
+from coterie.features.sums.trees.growth import HOLDOUT, Settings, best_number
+from coterie.features.sums.trees.leaves import train_leaves
+from coterie.features.sums.trees.rows import ANY, rows_of
+from coterie.features.sums.trees.together import continued, edges_of
+from coterie.tasks.trees import Trees
+
+SHARE = 0.1
+"""Own trees, at most, as a share of a model's trees. If no place is left, the group's last go."""
+RATE, BINS = 0.1, 64
+"""How they grow: learning rate, and most bins of a column."""
+LEAST, LEAST_SHARE = 20, 0.1
+"""Fewest rows of a leaf: a number, and a share of the rows."""
+LEAST_GAIN = 1e-3
+"""Share of the loss on the silo's held-out rows that own trees must save."""
+
+
+@dataclass(frozen=True)
+class OwnOfGroup:
+    """How a silo makes its own of its group's trees; λ is ``penalty`` > 0 (``leaves``)."""
+
+    penalty: float
+
+    def put(self, session: Session) -> None:
+        """Turn the group's trees, which are the session's model, into the silo's own."""
+        group, data = Ensemble.of(read_weights(session.model)), session.data
+        number = self._best(session, group) if len(data.train) > 2 * LEAST else 0
+        _load(session, self._made(session, group, data.train, number))
+
+    def _best(self, session: Session, group: Ensemble) -> int:
+        """Return how many own trees help on rows that are held out of the silo's."""
+        most, split = int(SHARE * len(group.leaf)), session.data.hold_out(HOLDOUT, seed=0)
+        trees = self._made(session, group, split.train, most)
+        held = rows_of(session, replace(session.data, train=split.test), ANY)
+        losses = held.losses(trees)[_first(group, most) :][: most + 1]
+        saved = losses[0, 0] - losses[:, 0].min()
+        return best_number(losses) if saved > LEAST_GAIN * losses[0, 0] else 0
+
+    def _made(self, session: Session, group: Ensemble, part: Part, number: int) -> Ensemble:
+        """Return the silo's own trees from a part of its rows, ``number`` grown by itself."""
+        first, model = _first(group, number), session.model
+        assert isinstance(model, Trees)
+        _load(session, group.first(first))
+        train_leaves(session.task, model, part, self.penalty)
+        trees = Ensemble.of(read_weights(model))
+        if not number:
+            return trees
+        rows = rows_of(session, replace(session.data, train=part), ANY)
+        penalty = self.penalty * int(SHARE * len(trees.leaf))
+        how = Settings(RATE, penalty, max(LEAST, int(LEAST_SHARE * len(part))))
+        edges = edges_of([rows], len(trees.gain), bins=BINS)
+        return continued([rows], trees, range(first, first + number), how, edges)
+
+
+def own_of_group(request: Request) -> OwnOfGroup | None:
+    """Return how a message asks for the silo's own trees; None if it uses its group's."""
+    if request.config.get(wire.PERSONALISE) != wire.PARTIAL:
+        return None
+    penalty = request.value(wire.OWN_PENALTY)
+    return OwnOfGroup(penalty) if penalty and isinstance(request.session.model, Trees) else None
+
+
+def _load(session: Session, trees: Ensemble) -> None:
+    arrays = trees.arrays()
+    load_weights(session.model, {name: arrays[name] for name in travelling(session.model)})
+
+
+def _first(group: Ensemble, number: int) -> int:
+    """Return the place of the first of so many own trees: behind the group's, of which the last
+    make room."""
+    used = (group.leaf != 0).any(axis=(1, 2)) | (group.feature >= 0).any(axis=(1, 2))
+    done = len(used) - int(used[::-1].argmax()) if used.any() else 0
+    return min(done, len(used) - number)
