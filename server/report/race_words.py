@@ -85,7 +85,8 @@ def taking(verdict: Verdict, others: Sequence[str], rows: float, lead: Lead) -> 
     """
     real, penalty = lead.metric in wire.OF_NUMBERS, verdict.chosen.own_penalty
     if not verdict.converged:
-        return f"takes its trees from the group of {listed(others)}, with own leaf values"
+        group = listed(others)
+        return f"takes its trees from the group of {group}, with own leaf values and some own trees"
     share = penalty / (penalty + CURVATURES[real] * rows)
     part = "" if math.isnan(share) else PARTS[min(PARTS, key=lambda one: abs(one - share))]
     kept = "level" if real else "base rate"
@@ -96,7 +97,7 @@ def own_parts(verdict: Verdict) -> str:
     """Say what is its own of a silo's model: of a linear one, or of trees."""
     if verdict.converged:
         return "its own intercept, and slopes shrunk towards its group's"
-    return "its group's trees, with own leaf values that are shrunk towards the group's"
+    return "its group's trees, with own leaf values shrunk towards these, and a few own trees"
 
 
 def listed(names: Sequence[str], last: str = " and ") -> str:

@@ -5,7 +5,7 @@ little. So when a race of linear models is over, one or two partitions are measu
 silo makes its own model of its group's, with an own intercept and slopes that are shrunk to the
 group's with a penalty λ, for each λ of a grid, and measures it on its held-out samples
 (``coterie.strategies.plain.pooling``). The best λ of each is a further candidate of the decision.
-Of boosted trees, the silo's own are the constant and the leaf values.
+Of boosted trees, the silo's own are the constant, the leaf values and a few trees.
 """
 
 from __future__ import annotations

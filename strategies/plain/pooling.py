@@ -29,7 +29,7 @@ GRID = (3.0, 30.0, 300.0, OWN_INTERCEPT)
 TRIED = (0.0, *GRID)
 """The same; 0 stands for the group's model as it is."""
 TRIED_LEAVES = (0.0, 0.3, 1.0, 3.0, 10.0, 30.0)
-"""The same, of the leaf values of boosted trees."""
+"""The same, of the leaf values and own trees beside boosted trees."""
 
 Tried = TypeVar("Tried", bound=Hashable)
 

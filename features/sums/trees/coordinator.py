@@ -51,7 +51,7 @@ class TreesState:
     Attributes:
         grown: a group, by the names of its silos with commas between them → its trees.
         trials: the same, of those whose number of trees is not known.
-        tried: the same, of complete trials, until silos have tried own leaf values with them.
+        tried: the same, of complete trials, until silos have tried own models of them.
         lost: silo → why it is left out of this round.
     """
 

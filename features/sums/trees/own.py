@@ -1,19 +1,17 @@
-"""A silo's own of its group's trees: own leaf values, and a few small trees of its own rows.
+"""What a silo makes of its group's trees: own leaf values, and some trees from its rows alone.
 
-Leaf values (``leaves``) follow the level of a silo's rows. Where also the relation to the target
-differs from the group's, other splits are needed: so the silo grows a few trees more, after those
-of the group. They are small, as few rows are behind them, and their leaves have a penalty λ m/2 as
-the group's have, for m own trees. A part of the rows says how many of them help, which may be none.
-Nothing of this leaves the silo.
+Leaf values (``leaves``) follow the level of a silo's rows. Where its columns also relate to the
+target differently, other splits help: so it grows a few trees more, behind the group's. They are
+small, as few rows are behind them, and each leaf has the penalty λ k/2, for k own trees at most, as
+the group's leaves have. A part of the rows says how many of them help, which may be none. Nothing
+of this leaves the silo.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from coterie import wire
 from coterie.client.work.data import Part
-from coterie.client.work.request import Request
 from coterie.client.work.session import Session
 from coterie.client.work.weights import load_weights, read_weights, travelling
 from coterie.features.sums.trees.ensemble import Ensemble
@@ -68,14 +66,6 @@ class OwnOfGroup:
         how = Settings(RATE, penalty, max(LEAST, int(LEAST_SHARE * len(part))))
         edges = edges_of([rows], len(trees.gain), bins=BINS)
         return continued([rows], trees, range(first, first + number), how, edges)
-
-
-def own_of_group(request: Request) -> OwnOfGroup | None:
-    """Return how a message asks for the silo's own trees; None if it uses its group's."""
-    if request.config.get(wire.PERSONALISE) != wire.PARTIAL:
-        return None
-    penalty = request.value(wire.OWN_PENALTY)
-    return OwnOfGroup(penalty) if penalty and isinstance(request.session.model, Trees) else None
 
 
 def _load(session: Session, trees: Ensemble) -> None:

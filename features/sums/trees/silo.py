@@ -34,7 +34,7 @@ from coterie.features.sums.trees import questions
 from coterie.features.sums.trees.alone import Alone
 from coterie.features.sums.trees.at_home import AtHome, at_home, beside_alone
 from coterie.features.sums.trees.histograms import Rows
-from coterie.features.sums.trees.own import OwnOfGroup, own_of_group
+from coterie.features.sums.trees.own import OwnOfGroup
 from coterie.features.sums.trees.questions import AnswerError
 from coterie.features.sums.trees.rows import rows_of
 from coterie.features.sums.trees.seen import Seen
@@ -72,7 +72,7 @@ class Growing(Stage):
 
     def begin(self, request: Request, *, before: int, packed: bool) -> AtHome | OwnOfGroup | None:
         """Return the trees that the silo makes at home; None if it uses those received."""
-        return at_home(request) or own_of_group(request)
+        return at_home(request) or _own_of_group(request)
 
     def personalise(self, mine: AtHome | OwnOfGroup | None, session: Session) -> bool:
         if mine is not None:
@@ -124,6 +124,14 @@ def answer_histograms(request: Request) -> RecordDict:
     sent = wire.encode_arrays({questions.RECORD: sums}, packed=True)
     metrics = MetricRecord({wire.NUM_EXAMPLES: len(session.data.train)})
     return RecordDict({questions.RECORD: sent, wire.METRICS: metrics})
+
+
+def _own_of_group(request: Request) -> OwnOfGroup | None:
+    """Return how a message asks for the silo's own of its group's trees; None if it does not."""
+    if request.config.get(wire.PERSONALISE) != wire.PARTIAL:
+        return None
+    penalty = request.value(wire.OWN_PENALTY)
+    return OwnOfGroup(penalty) if penalty and isinstance(request.session.model, Trees) else None
 
 
 def in_bins(

@@ -1,4 +1,4 @@
-"""A silo's own of its group's trees: own leaf values, and a few trees of its own rows."""
+"""What a silo makes of its group's trees: own leaf values, and some trees from its rows alone."""
 
 from __future__ import annotations
 

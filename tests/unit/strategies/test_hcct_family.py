@@ -65,7 +65,7 @@ def test_layers_that_name_nothing_or_everything_cannot_be_personal(tmp_path: Pat
 
 @pytest.mark.nightly
 def test_auto_finds_an_alpha_that_gives_the_hidden_groups(tmp_path: Path) -> None:
-    result = play(tmp_path, alpha="auto", rounds=9)
+    result = play(tmp_path, alpha="auto", rounds=9, **{"local-epochs": 5})
     assert result.groups[8] == result.groups[9] == HIDDEN
     alpha = result.rounds[-1].details["alpha"]
     assert 20 < alpha < 80

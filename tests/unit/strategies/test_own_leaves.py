@@ -30,7 +30,8 @@ from tests.kit import CutGrid, PowerCutError, Tap, record_of, restart_silos, run
 from tests.unit.strategies.test_own_models import chosen, verdict_of
 from tests.unit.strategies.test_pooling import losses
 
-ROWS = 120
+ROWS, MOST_OWN = 120, 1
+"""Rows of a silo; own trees of a model of ten."""
 
 
 class Steps(Task):
@@ -197,7 +198,9 @@ def test_a_run_that_was_cut_while_own_trees_are_measured_ends_the_same(
     assert resumed.rounds[-1].evaluation == whole.rounds[-1].evaluation
     (file,) = (tmp_path / "s0" / "models").glob("*.safetensors")
     kept, group = load_file(file), {n: a.numpy() for n, a in whole.models["s0"].items()}
-    assert (kept["feature"] == group["feature"]).all() and (kept["leaf"] != group["leaf"]).any()
+    first = len(kept["leaf"]) - MOST_OWN
+    assert (kept["feature"][:first] == group["feature"][:first]).all()
+    assert (kept["leaf"][:first] != group["leaf"][:first]).any()
 
 
 def test_auto_tries_own_leaf_values_and_says_so(
@@ -207,7 +210,7 @@ def test_auto_tries_own_leaf_values_and_says_so(
     assert number == 1 and penalty in TRIED_LEAVES[1:]
     assert losses(auto) < 0.6 * losses(plain)
     text = explain_race(read_run(folder / "auto-1"))
-    assert "own leaf values that are shrunk towards the group's" in " ".join(text.whole)
+    assert "own leaf values shrunk towards these, and a few own trees" in " ".join(text.whole)
     assert text.rows[0][0] == "all together with own models – chosen"
     assert "takes its trees from the group of s0, s2 and s3, with own leaf" in text.silos["s1"]
 
@@ -238,7 +241,8 @@ def test_trees_that_split_by_silo_have_own_leaf_values_too(
     for name, model in found.models.items():
         (file,) = (tmp_path / name / "models").glob("*.safetensors")
         kept = load_file(file)
-        assert (kept["feature"] == model["feature"].numpy()).all()
+        first = len(kept["leaf"]) - MOST_OWN
+        assert (kept["feature"][:first] == model["feature"].numpy()[:first]).all()
         own |= {name} if (kept["leaf"] != model["leaf"].numpy()).any() else set()
     keeping = {name for name, gain in verdict["gains"].items() if gain["own"]}
     assert own == found.models.keys() - keeping and own
