@@ -103,6 +103,10 @@ class Ensemble:
         """Return an ensemble whose arrays may be written."""
         return type(self)(*(array.copy() for array in self.arrays().values()))
 
+    def equals(self, other: Self) -> bool:
+        """Return whether all arrays are the same."""
+        return all(map(np.array_equal, self.arrays().values(), other.arrays().values()))
+
     def nodes(
         self, x: NDArray[np.float32], tree: int, output: int, levels: int
     ) -> NDArray[np.intp]:
