@@ -30,7 +30,7 @@ LEAST, LEAST_SHARE = 20, 0.1
 LEAST_GAIN = 1e-3
 """Share of the loss on the silo's held-out rows that own trees must save."""
 
-_made: dict[tuple[str, str, str], tuple[Part, float, Ensemble, Ensemble]] = {}
+_last: dict[tuple[str, str, str], tuple[Part, float, Ensemble, Ensemble]] = {}
 """(silo, home, task) → rows, λ, and the group's trees that it used last, and what it made."""
 
 
@@ -44,12 +44,12 @@ class OwnOfGroup:
         """Turn the group's trees, which are the session's model, into the silo's own."""
         key = session.settings.name, session.settings.home, session.task.name
         group, rows = Ensemble.of(read_weights(session.model)), session.data.train
-        known = _made.get(key)
+        known = _last.get(key)
         same = known is not None and known[0] is rows and known[1] == self.penalty
         if known is None or not (same and known[2].equals(group)):
             number = self._best(session, group) if len(rows) > 2 * LEAST else 0
             trees = self._made(session, group, rows, number)
-            known = _made[key] = rows, self.penalty, group, trees
+            known = _last[key] = rows, self.penalty, group, trees
         _load(session, known[3])
 
     def _best(self, session: Session, group: Ensemble) -> int:
