@@ -183,7 +183,7 @@ def test_a_kept_model_is_completed_from_the_task(study: Path, tmp_path: Path) ->
         TaskError, match="is not the one that the saved model was trained with"
     ) as said:
         predict(file, None, source=str(other / "study.toml"), options=options)
-    assert f"resnet18.safetensors has SHA-256 {digest} today" in str(said.value)
+    assert f"resnet18.safetensors now has SHA-256 {digest}" in str(said.value)
     (other / "resnet18.safetensors").unlink()
     with pytest.raises(TaskError, match=r"resnet18\.safetensors' cannot be read: No such file"):
         predict(file, None, source=str(other / "study.toml"), options=options)
