@@ -94,9 +94,8 @@ def test_own_trees_follow_what_is_only_at_the_silo(most: int) -> None:
     own = found.feature[first : first + OWN, 0]
     assert (own == 3).any(axis=1).all(), "every own tree splits by the column that the group lacks"
     assert (found.feature[first + OWN :] == NONE).all() and not found.leaf[first + OWN :].any()
-    again = made(session, group)
-    for name, array in found.arrays().items():
-        assert (array == again.arrays()[name]).all()
+    assert made(session, group).equals(found)
+    assert not made(session, of_group(10)).equals(found), "of what it receives now"
 
 
 def test_a_silo_like_its_group_and_a_large_penalty_leave_the_groups_trees() -> None:
@@ -104,6 +103,10 @@ def test_a_silo_like_its_group_and_a_large_penalty_leave_the_groups_trees() -> N
     session = silo(0.0)
     load_weights(session.model, group)
     as_it_is = loss(session)
+    found = made(session, group)
+    assert (found.feature == group["feature"]).all(), "held-out rows say that no own tree helps"
+    freer = made(session, group, penalty=0.1)
+    assert (freer.leaf != found.leaf).any(), "what it made last is not used for another penalty"
     made(session, group, penalty=30.0)
     assert loss(session) < 1.03 * as_it_is
     session = silo(1.5)
