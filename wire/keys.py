@@ -182,9 +182,9 @@ class SiloKeys(BaseModel):
         "none",
         description="How each silo personalises its group's model: `none`; `partial` (partial "
         "pooling) trains that model on the silo's own data with a penalty for leaving it, and with "
-        "its own intercept (of trees: with own leaf values and some own trees); `finetune` trains "
-        "it without a penalty; `ditto` trains a separate model from round to round that is pulled "
-        "towards it.",
+        "its own intercept (of trees: with own leaf values and a few own trees); `finetune` "
+        "trains it without a penalty; `ditto` trains a separate model from round to round that is "
+        "pulled towards it.",
     )
     own_penalty: Annotated[NotNegative, AtSilo(0.0, sent="personalise", evaluates="own")] = Field(
         0.0,

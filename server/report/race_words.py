@@ -85,8 +85,8 @@ def taking(verdict: Verdict, others: Sequence[str], rows: float, lead: Lead) -> 
     """
     real, penalty = lead.metric in wire.OF_NUMBERS, verdict.chosen.own_penalty
     if not verdict.converged:
-        group = listed(others)
-        return f"takes its trees from the group of {group}, with own leaf values and some own trees"
+        own = "own leaf values and a few own trees"
+        return f"takes its trees from the group of {listed(others)}, with {own}"
     share = penalty / (penalty + CURVATURES[real] * rows)
     part = "" if math.isnan(share) else PARTS[min(PARTS, key=lambda one: abs(one - share))]
     kept = "level" if real else "base rate"

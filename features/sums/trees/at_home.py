@@ -92,6 +92,11 @@ def grown_here(session: Session, how: Alone) -> Model:
             trees = tried_alone(kept, held, trees, how.settings, bins=how.bins, most=how.trees)
         else:
             trees = grown_alone(rows, kept, held, trees, how.settings, bins=how.bins)
+    return as_model(trees, session)
+
+
+def as_model(trees: Ensemble, session: Session) -> Model:
+    """Return the arrays of trees in the order of the session's model."""
     arrays = trees.arrays()
     return {name: arrays[name] for name in travelling(session.model)}
 

@@ -13,7 +13,8 @@ from dataclasses import dataclass, replace
 
 from coterie.client.work.data import Part
 from coterie.client.work.session import Session
-from coterie.client.work.weights import load_weights, read_weights, travelling
+from coterie.client.work.weights import load_weights, read_weights
+from coterie.features.sums.trees.at_home import as_model
 from coterie.features.sums.trees.ensemble import Ensemble
 from coterie.features.sums.trees.growth import HOLDOUT, Settings, best_number
 from coterie.features.sums.trees.leaves import train_leaves
@@ -50,7 +51,7 @@ class OwnOfGroup:
             number = self._best(session, group) if len(rows) > 2 * LEAST else 0
             trees = self._made(session, group, rows, number)
             known = _last[key] = rows, self.penalty, group, trees
-        _load(session, known[3])
+        load_weights(session.model, as_model(known[3], session))
 
     def _best(self, session: Session, group: Ensemble) -> int:
         """Return how many own trees help on rows that are held out of the silo's."""
@@ -65,7 +66,7 @@ class OwnOfGroup:
         """Return the silo's own trees from a part of its rows, ``number`` grown by itself."""
         first, model = _first(group, number), session.model
         assert isinstance(model, Trees)
-        _load(session, group.first(first))
+        load_weights(model, as_model(group.first(first), session))
         train_leaves(session.task, model, part, self.penalty)
         trees = Ensemble.of(read_weights(model))
         if not number:
@@ -75,11 +76,6 @@ class OwnOfGroup:
         how = Settings(RATE, penalty, max(LEAST, int(LEAST_SHARE * len(part))))
         edges = edges_of([rows], len(trees.gain), bins=BINS)
         return continued([rows], trees, range(first, first + number), how, edges)
-
-
-def _load(session: Session, trees: Ensemble) -> None:
-    arrays = trees.arrays()
-    load_weights(session.model, {name: arrays[name] for name in travelling(session.model)})
 
 
 def _first(group: Ensemble, number: int) -> int:

@@ -200,7 +200,7 @@ def test_silos_have_own_leaf_values_of_the_groups_trees(tmp_path: Path) -> None:
     own, group = load_file(kept), arrays_of(whole, "a")
     assert (own["leaf"] != group["leaf"]).any()
     text = explain_race(read_run(tmp_path / "whole")).silos["a"]
-    assert "It takes its trees from the group of b, c and d, with own leaf values and some" in text
+    assert "It takes its trees from the group of b, c and d, with own leaf values and a few" in text
 
     nodes = with_numbers(tmp_path, LEVELS, rows=140)
     cut = [{**node, "home": f"{node['home']}-cut"} for node in nodes]
