@@ -175,6 +175,12 @@ class SiloEngine(Protocol):
         It may run in a thread separate from those of ``receive`` and ``send``; errors as there.
         """
 
+    def hurry(self) -> None:
+        """Repeat failing calls only briefly from now on: the process ends.
+
+        May be called by a signal handler.
+        """
+
     def require_running(self, run_id: int) -> None:
         """Check that a run is still active; raise ``RunEndedError`` if not, or ``LinkError``."""
 

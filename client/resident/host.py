@@ -176,6 +176,9 @@ class Host:
     def stop(self) -> None:
         """Stop serving; messages in progress are answered with an error."""
         self._stopping = True
+        for node in self._nodes:
+            if (link := node.link) is not None:
+                link.hurry()
         self._schedule.stop()
 
     def stop_on_signals(self) -> None:

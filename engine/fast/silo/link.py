@@ -66,8 +66,8 @@ log = logging.getLogger("coterie.silo")
 RETRY_S = 20.0
 """Seconds that a call is retried before its connection counts as lost."""
 
-CONNECT_RETRY_S = 2.0
-"""Seconds that a call is retried while connecting; the resident silo tries again anyway."""
+BRIEF_RETRY_S = 2.0
+"""The same while connecting, as the resident silo tries again anyway, and while it ends."""
 
 PASSING = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.INTERNAL)
 """Transient: unreachable, or an error inside Flower. Repeating is harmless: a reply counts once."""
@@ -131,6 +131,9 @@ class FleetLink:
                     raise
                 self.notifies = False
         return self.notifies
+
+    def hurry(self) -> None:
+        self._calls.retry.max_s = BRIEF_RETRY_S
 
     def _content_of(self, header: Message, tree: ObjectTree, came: Mapping[str, bytes]) -> Received:
         message_id = header.metadata.message_id
@@ -378,4 +381,4 @@ def _retry() -> Retry:
     def is_lasting(error: Any) -> bool:
         return error.code() not in PASSING or distrusts(str(error.details()))
 
-    return Retry(is_lasting, max_s=CONNECT_RETRY_S)
+    return Retry(is_lasting, max_s=BRIEF_RETRY_S)

@@ -20,7 +20,7 @@ from tests.contract.hostile.proxy import Proxy
 
 @pytest.fixture(autouse=True)
 def quickly(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(link, "CONNECT_RETRY_S", 0.3)
+    monkeypatch.setattr(link, "BRIEF_RETRY_S", 0.3)
 
 
 @pytest.fixture

@@ -82,6 +82,9 @@ class FakeLink:
             raise self.world.send_errors.pop(0)
         self.world.sent += unsent.replies
 
+    def hurry(self) -> None:
+        """Its calls end at once anyway."""
+
 
 WAY = Connection("fl.example:9092", patience_s=30.0)
 
@@ -366,10 +369,17 @@ class Notifying:
         self.message: Message | None = None
         self.word, self.left = threading.Event(), threading.Event()
         self.looks = self.waits = 0
-        self.fails = False
+        self.fails = self.lost = False
+        self.ends = threading.Event()
+
+    def hurry(self) -> None:
+        self.ends.set()
 
     def receive(self) -> Received | None:
         self.looks += 1
+        if self.lost:
+            self.ends.wait(600)
+            raise LinkError("lost", holds=True)
         came, self.message = self.message, None
         return Received(came, (came,)) if came is not None else None
 
@@ -429,6 +439,13 @@ def test_a_silo_whose_call_fails_asks_as_before_and_tries_it_again(notifying: No
         lambda: notifying.looks > 5 and notifying.waits > 2, "it to look and to try the call again"
     )
     assert texts(notifying.world) == ["1"]
+
+
+def test_a_silo_that_is_told_to_end_gives_up_a_call_that_is_repeated(notifying: Notifying) -> None:
+    notifying.lost = True
+    notifying.word.set()
+    until(lambda: notifying.looks > 1, "it to ask a SuperLink that does not answer")
+    notifying.world.host.stop()  # the fixture waits for its end
 
 
 def test_refused_attempts_are_repeated_with_growing_pauses(world: World) -> None:

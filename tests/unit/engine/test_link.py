@@ -97,6 +97,29 @@ def test_a_clock_that_jumped_is_no_loss_of_the_connection(details: str, holds: b
     assert isinstance(lost, LinkError) and lost.holds is holds
 
 
+def test_a_call_that_is_repeated_is_given_up_when_the_process_ends(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(coterie.engine.fast.silo.link, "BRIEF_RETRY_S", 0.0)
+    retry, tries = _retry(), 0
+    retry.max_s = None
+
+    def fails() -> None:
+        nonlocal tries
+        tries += 1
+        if tries == 3:
+            link.hurry()
+        assert tries < 100, "it goes on"
+        raise CallError(grpc.StatusCode.UNAVAILABLE, "connection refused")
+
+    calls: Any = SimpleNamespace(node=Node(node_id=1), retry=retry)
+    calls.receive = lambda: retry.invoke(fails)
+    link = FleetLink(calls)
+    with pytest.raises(LinkError, match="connection refused"):
+        link.receive()
+    assert tries == 3
+
+
 @pytest.mark.parametrize("cache", [None, ObjectCache()])
 def test_a_message_is_fetched_and_its_reply_sent_object_by_object(cache: Any) -> None:
     """Calls as Flower's connection gives them, without a SuperLink."""
