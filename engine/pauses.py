@@ -23,12 +23,14 @@ class Pauses:
         """Messages were sent."""
         self._since, self._first, self._in_vain_s = time.monotonic(), True, 0.0
 
-    def rest(self, most_s: float, *, shortest: bool = False) -> None:
-        """Pause for at most ``most_s`` seconds; ``shortest``: the look waits itself."""
+    def rest(self, most_s: float, *, held: bool = False) -> None:
+        """Pause for at most ``most_s`` seconds; if looks are ``held``, only after a short one."""
         if not self._first:
             waited_s = time.monotonic() - self._since
             pause = max(SHARE * waited_s, MIN_S, self._in_vain_s / LOOKS_SHARE)
-            time.sleep(min(MIN_S if shortest else pause, MAX_S, max(most_s, 0.0)))
+            if held:
+                pause = MIN_S if 0 < self._in_vain_s < MIN_S else 0.0
+            time.sleep(min(pause, MAX_S, max(most_s, 0.0)))
         self._first = False
 
     def looked(self, seconds: float, *, found: bool) -> None:

@@ -315,6 +315,8 @@ class Host:
             self._try_again_later(node, error, was_connected=was_connected)
             return
         self._schedule.worked(node)
+        if node.outbox.unsent is None:
+            self._rest(node, link)
 
     def _rest(self, node: Node, link: SiloEngine) -> None:
         """Let the SuperLink announce messages, if it can, and poll rarely meanwhile.

@@ -221,7 +221,7 @@ class FastEngine:
         Replies announced for other messages are dropped.
         """
         asked = set(ids)
-        self._pauses.rest(wait_s, shortest=self._holds(len(asked)))
+        self._pauses.rest(wait_s, held=self._holds(len(asked)))
         began = time.monotonic()
         roots = {one.partition(".")[0] for one in asked}
         for root in set(self._announced) - roots:

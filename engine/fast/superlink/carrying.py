@@ -35,6 +35,9 @@ log = logging.getLogger("flwr")
 
 MOST_HELD = 200
 """Limit on held calls of each kind; Flower's server has threads for a thousand."""
+GATHER_S = 0.05
+"""Longest time that a call is held for further replies once the first one has come: each call costs
+both ends more than a millisecond."""
 MOST_ALONG = 50
 """Largest number of objects of a message that may travel with it."""
 
@@ -60,25 +63,26 @@ class Arrivals:
                 self._count += 1
                 self._changed.notify_all()
 
-    def held(self, ask: Callable[[], Any], context: grpc.ServicerContext) -> Any:
-        """Ask for messages; without any, hold the call until some may have come.
+    def held(self, ask: Callable[[], Any], context: grpc.ServicerContext, most: int = 1) -> Any:
+        """Ask for messages; without any, hold the call until as many as ``most`` may have come.
 
         The caller then asks again: a message is handed out once, and a held caller may be gone.
         """
         seen, answer = self._count, ask()
         seconds = _patience(context)
         if seconds and not answer.messages_list:
-            self._wait(seen, seconds)
+            self._wait(seen, seconds, most)
         return answer
 
-    def _wait(self, seen: int, seconds: float) -> None:
-        """Wait until there may be more than was seen."""
+    def _wait(self, seen: int, seconds: float, most: int) -> None:
+        """Wait until there may be more than was seen, and a moment for as many as ``most``."""
         with self._changed:
             if self._held >= MOST_HELD:
                 return
             self._held += 1
             try:
-                self._changed.wait_for(lambda: self._count != seen, seconds)
+                if self._changed.wait_for(lambda: self._count != seen, seconds):
+                    self._changed.wait_for(lambda: self._count - seen >= most, GATHER_S)
             finally:
                 self._held -= 1
 
@@ -149,7 +153,8 @@ class Carrying(_Flowers):  # type: ignore[misc]
                 self._give_along(answer, _node_of(request), context)
             return answer
 
-        return self.exchange.messages.held(ask, context)
+        most = 1 if _node_of(request) else len(request.message_ids)
+        return self.exchange.messages.held(ask, context, most)
 
     def _give_along(self, answer: Any, caller: Node | None, context: grpc.ServicerContext) -> None:
         """Attach small available objects; a message that is complete then counts as confirmed."""

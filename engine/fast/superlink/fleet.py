@@ -32,11 +32,9 @@ class Fleet(Carrying, Limited):
 
     def PullMessages(self, request: Any, context: grpc.ServicerContext) -> Any:
         """Hand out a message; a silo that finds none may wait for the next."""
-        node = request.node.node_id
-        self.exchange.room.looks(node)
+        got = self.exchange.room.looks(request.node.node_id)
         answer = super().PullMessages(request, context)
-        if answer.messages_list:  # there may be more
-            self.exchange.room.came([node])
+        got(len(answer.messages_list))
         return answer
 
 

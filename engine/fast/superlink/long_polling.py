@@ -28,7 +28,7 @@ log = logging.getLogger("flwr")
 MOST = 2_000
 """Limit on held calls, one per node. Further silos must poll."""
 REMEMBERED = 100_000
-"""Limit on nodes remembered as having found nothing; the oldest are forgotten first."""
+"""Limit on nodes whose messages are counted; those that looked longest ago are forgotten first."""
 HEARTBEAT = "/flwr.proto.Fleet/SendNodeHeartbeat"
 FULL = f"{MOST:,} silos wait here already. This one must poll instead."
 ENDING = "the SuperLink is ending."
@@ -53,14 +53,38 @@ class _Held:
             log.debug("a held call could not be ended: %s", error)
 
 
+@dataclass
+class _Mail:
+    """A node's messages: how many have come, and how many of them it has not pulled, at most.
+
+    ``left`` is None until the node has once looked in vain: a SuperLink that was restarted may have
+    messages from before.
+    """
+
+    came: int = 0
+    left: int | None = None
+
+    def comes(self) -> None:
+        """Count one more."""
+        self.came += 1
+        if self.left is not None:
+            self.left += 1
+
+    def pulled(self, count: int, came: int) -> None:
+        """Note what a look found that began when so many had come."""
+        if not count:
+            self.left = self.came - came
+        elif self.left is not None:
+            self.left = max(self.left - count, 0)
+
+
 class Room:
     """The held calls of silos; thread-safe."""
 
     def __init__(self) -> None:
         self._held: OrderedDict[int, _Held] = OrderedDict()
         """By the time that they came, which is the order in which their time is up."""
-        self._in_vain: OrderedDict[int, None] = OrderedDict()
-        """Nodes for which nothing has come since they last looked."""
+        self._mail: OrderedDict[int, _Mail] = OrderedDict()
         self._answering: set[int] = set()
         self._changed = Condition()
         self._thread: Thread | None = None
@@ -71,20 +95,30 @@ class Room:
         with self._changed:
             return list(self._held)
 
-    def looks(self, node: int) -> None:
-        """Note that a node is about to pull; it must be notified of later messages."""
+    def looks(self, node: int) -> Callable[[int], None]:
+        """Note that a node is about to pull; what this returns notes how many messages it got."""
         with self._changed:
-            self._in_vain[node] = None
-            self._in_vain.move_to_end(node)
-            while len(self._in_vain) > REMEMBERED:
-                self._in_vain.popitem(last=False)
+            mail = self._mail.setdefault(node, _Mail())
+            self._mail.move_to_end(node)
+            while len(self._mail) > REMEMBERED:
+                self._mail.popitem(last=False)
+            came = mail.came
+
+        def got(count: int) -> None:
+            with self._changed:
+                mail.pulled(count, came)
+
+        return got
 
     def came(self, nodes: Iterable[int]) -> None:
-        """Notify nodes that may have a message."""
+        """Notify nodes that may have a message; one that has several is named several times."""
+        ended = []
         with self._changed:
             for node in nodes:
-                self._in_vain.pop(node, None)
-            ended = [held for node in nodes if (held := self._held.pop(node, None))]
+                if node in self._mail:
+                    self._mail[node].comes()
+                if node in self._held:
+                    ended.append(self._held.pop(node))
         for held in ended:
             held.end()
 
@@ -115,7 +149,7 @@ class Room:
             before = self._held.pop(node, None)
             if self._closed or len(self._held) >= MOST:
                 raise FullError(ENDING if self._closed else FULL)
-            waits = node in self._in_vain  # otherwise something came since it looked
+            waits = node in self._mail and self._mail[node].left == 0
             if waits:
                 self._held[node] = held
                 self._watch()

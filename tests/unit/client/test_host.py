@@ -369,7 +369,8 @@ class Notifying:
         self.message: Message | None = None
         self.word, self.left = threading.Event(), threading.Event()
         self.looks = self.waits = 0
-        self.fails = self.lost = False
+        self.fails = self.lost = self.broken = False
+        self.waits_at_send: list[int] = []
         self.ends = threading.Event()
 
     def hurry(self) -> None:
@@ -381,6 +382,8 @@ class Notifying:
             self.ends.wait(600)
             raise LinkError("lost", holds=True)
         came, self.message = self.message, None
+        if came is not None and self.broken:
+            raise UnreadableError("no message", came)
         return Received(came, (came,)) if came is not None else None
 
     def wait(self) -> bool:
@@ -393,6 +396,7 @@ class Notifying:
         return self.notifies
 
     def send(self, unsent: Unsent) -> None:
+        self.waits_at_send.append(self.waits)
         self.world.sent += unsent.replies
 
 
@@ -421,7 +425,14 @@ def test_a_silo_looks_when_it_is_told_and_not_before(notifying: Notifying) -> No
     until(lambda: texts(notifying.world) == ["1"], "its work")
     until(lambda: notifying.waits == 2, "it to wait again")
     time.sleep(0.2)
-    assert (notifying.looks, notifying.waits) == (3, 2), "after work it looks, and waits again"
+    assert (notifying.looks, notifying.waits) == (2, 2), "after work it waits again"
+
+
+def test_a_message_that_cannot_be_read_is_answered_before_it_waits(notifying: Notifying) -> None:
+    notifying.broken, notifying.message = True, message(text="1")
+    notifying.word.set()
+    until(lambda: notifying.waits_at_send, "its answer")
+    assert notifying.waits_at_send == [1]
 
 
 def test_a_silo_whose_superlink_cannot_tell_any_more_asks_as_before(notifying: Notifying) -> None:

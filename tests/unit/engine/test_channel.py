@@ -551,7 +551,7 @@ def test_what_a_silo_sends_along_counts_as_what_it_sends(superlink: Any) -> None
 
 def test_a_silo_is_told_of_a_message_when_its_objects_are_there(superlink: Any) -> None:
     node, there, store = superlink.node.node_id, list[int](), superlink.store
-    superlink.room.looks(node)
+    superlink.room.looks(node)(0)
     superlink.room.hold(
         node, lambda _: there.append(sum(one.is_available for one in store.store.values()))
     )
@@ -665,6 +665,49 @@ def test_only_so_many_calls_are_held(monkeypatch: pytest.MonkeyPatch) -> None:
         assert not held.done()
         with arrivals.coming():
             pass
+        held.result(AT_ONCE_S)
+
+
+def held_for(arrivals: Arrivals, most: int, ask: Callable[[], None] = lambda: None) -> Any:
+    """Hold a call in vain for so many messages."""
+
+    def look() -> Any:
+        ask()
+        return SimpleNamespace(messages_list=[])
+
+    return arrivals.held(look, patient(), most)
+
+
+def come(arrivals: Arrivals, count: int = 1) -> None:
+    for _ in range(count):
+        with arrivals.coming():
+            pass
+
+
+def test_a_call_is_held_until_as_many_have_come_as_it_asks_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(carrying, "GATHER_S", LONG_MS / 1000)
+    monkeypatch.setattr(wire, "MOST_PATIENCE_MS", LONG_MS)
+    arrivals = Arrivals()
+    with ThreadPoolExecutor(1) as threads:
+        held = threads.submit(held_for, arrivals, 3)
+        until_held(arrivals)
+        come(arrivals, 2)
+        time.sleep(0.2)
+        assert not held.done(), "the third may come at once"
+        come(arrivals)
+        held.result(AT_ONCE_S)
+        threads.submit(held_for, arrivals, 2, lambda: come(arrivals, 2)).result(AT_ONCE_S)
+
+
+def test_a_call_is_not_held_for_those_that_do_not_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wire, "MOST_PATIENCE_MS", LONG_MS)
+    arrivals = Arrivals()
+    with ThreadPoolExecutor(1) as threads:
+        held = threads.submit(held_for, arrivals, 3)
+        until_held(arrivals)
+        come(arrivals)
         held.result(AT_ONCE_S)
 
 

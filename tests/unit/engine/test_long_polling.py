@@ -68,7 +68,7 @@ def ends() -> Ends:
 def test_who_looked_in_vain_waits_until_something_comes_for_it(ends: Ends) -> None:
     room = Room()
     for node, name in ((1, "north"), (2, "south")):
-        room.looks(node)
+        room.looks(node)(0)
         room.hold(node, ends[name])
     room.came([3])
     assert ends.reasons == {}
@@ -79,12 +79,54 @@ def test_who_looked_in_vain_waits_until_something_comes_for_it(ends: Ends) -> No
 def test_what_came_since_the_look_or_during_it_is_told_at_once(ends: Ends) -> None:
     room = Room()
     room.hold(1, ends["never looked"])
-    room.looks(1)
+    got = room.looks(1)
     room.came([1])
+    got(0)
     room.hold(1, ends["came"])
-    room.looks(1)
+    room.looks(1)(0)
     room.hold(1, ends["waits"])
     assert ends.reasons == {"never looked": "", "came": ""}
+
+
+def test_who_has_pulled_all_its_messages_waits_without_another_look(ends: Ends) -> None:
+    room = Room()
+    room.looks(1)(0)
+    room.came([1, 2, 1])
+    room.looks(1)(1)
+    room.hold(1, ends["one is left"])
+    room.looks(1)(1)
+    room.hold(1, ends["waits"])
+    assert ends.reasons == {"one is left": ""}
+    room.came([1])
+    assert ends.reasons == {"one is left": "", "waits": ""}
+
+
+def test_who_never_looked_in_vain_may_have_messages_from_before(ends: Ends) -> None:
+    room = Room()
+    room.looks(1)(1)
+    room.hold(1, ends["it has to look"])
+    room.looks(1)(0)
+    room.hold(1, ends["waits"])
+    assert ends.reasons == {"it has to look": ""}
+
+
+def test_a_message_is_told_whatever_was_pulled_at_once_or_is_gone(ends: Ends) -> None:
+    """Nobody waits while there is a message; a look in vain more costs less than that."""
+    room = Room()
+    room.looks(1)(0)
+    early = room.looks(1)
+    early(1)  # pulled before it was noted that it had come
+    room.came([1])
+    room.hold(1, ends["look"])
+    one, other = room.looks(1), room.looks(1)
+    room.came([1])
+    one(1)
+    other(0)
+    room.hold(1, ends["it came meanwhile"])
+    room.came([1])  # and its run ended
+    room.looks(1)(0)
+    room.hold(1, ends["waits"])
+    assert ends.reasons == {"look": "", "it came meanwhile": ""}
 
 
 def test_a_call_ends_when_its_time_is_up_and_a_left_one_never(
@@ -93,14 +135,14 @@ def test_a_call_ends_when_its_time_is_up_and_a_left_one_never(
     monkeypatch.setattr(wire, "WAIT_S", 0.2)
     room, began = Room(), time.monotonic()
     for node in (1, 2, 3):
-        room.looks(node)
+        room.looks(node)(0)
     room.hold(1, ends["first"])
     room.hold(2, ends["left"])()
     time.sleep(0.1)
     room.hold(3, ends["second"])
     until(lambda: len(ends.reasons) == 2, "two are ended")
     assert ends.at["first"] - began >= 0.2 and ends.at["second"] - began >= 0.3
-    room.looks(2)
+    room.looks(2)(0)
     room.hold(2, ends["later"])  # after nobody was there for a while
     until(lambda: "later" in ends.reasons, "it is ended")
     assert ends.reasons == {"first": "", "second": "", "later": ""}
@@ -112,7 +154,7 @@ def test_a_node_has_one_call_and_all_together_so_many(
     monkeypatch.setattr(long_polling, "MOST", 2)
     room = Room()
     for node in (1, 2, 3):
-        room.looks(node)
+        room.looks(node)(0)
     leave = room.hold(1, ends["old"])
     room.hold(2, ends["other"])
     room.hold(1, ends["new"])
@@ -127,7 +169,7 @@ def test_a_node_has_one_call_and_all_together_so_many(
 
 def test_at_the_end_all_are_told_and_none_is_held(ends: Ends) -> None:
     room = Room()
-    room.looks(1)
+    room.looks(1)(0)
     room.hold(1, ends["north"])
     room.close()
     assert ends.reasons == {"north": "the SuperLink is ending."}
@@ -153,7 +195,7 @@ def test_what_is_remembered_of_nodes_is_bounded(
     monkeypatch.setattr(long_polling, "REMEMBERED", 2)
     room = Room()
     for node in (1, 2, 3):
-        room.looks(node)
+        room.looks(node)(0)
     for node in (1, 2, 3):
         room.hold(node, ends[str(node)])
     assert ends.reasons == {"1": ""}, "of whom nothing is known, it is asked to look"
@@ -173,7 +215,7 @@ class SuperLink:
         """Messages of a run's process to these nodes."""
         headers, trees = [], []
         for node in nodes:
-            content = RecordDict({"config": ConfigRecord({"node": node})})
+            content = RecordDict({"config": ConfigRecord({"node": node, "number": len(headers)})})
             message = Message(content, node, "train", ttl=60.0)
             set_run(message, self._made.run)
             set_sender(message, 1)
@@ -222,14 +264,15 @@ def test_a_silo_is_told_of_its_message_when_it_comes_and_of_no_others(
 ) -> None:
     north, south = map(waiting, links)
     until(lambda: len(room._held) == 2, "both wait")
-    superlink.push(links[1].node_id)
+    superlink.push(links[1].node_id, links[1].node_id)
     assert south.result(AT_ONCE_S) is True
     time.sleep(0.1)
     assert not north.done()
-    claimed = links[1]._calls.receive()  # of which the objects are still to come
-    assert claimed is not None and claimed[0].metadata.dst_node_id == links[1].node_id
-    assert links[1].wait() is True, "there may be more: it has to look first"
-    assert links[1]._calls.receive() is None
+    for last in (False, True):
+        claimed = links[1]._calls.receive()  # of which the objects are still to come
+        assert claimed is not None and claimed[0].metadata.dst_node_id == links[1].node_id
+        if not last:
+            assert links[1].wait() is True, "there is one more"
     again = waiting(links[1])
     until(lambda: len(room._held) == 2, "both wait again")
     superlink.push(*(link.node_id for link in links))
