@@ -13,7 +13,7 @@ from tests.apps.examples import AVERAGING, BY_HAND, CASES, PYTORCH, Example, che
 pytestmark = examples.needs_apps
 
 
-LONG = {"auto", "fedgroup", "ifca"}
+LONG = {"auto", "fedgroup", "hcct", "ifca"}
 """Of the app with PyTorch, in `make nightly`: scikit-learn's runs with them."""
 
 

@@ -92,9 +92,16 @@ TABLE: dict[str, Callable[..., GroupStrategy]] = {
 EXTRAPOLATES = {"fednova", "hcct-fednova"}
 """Their step may go beyond all that silos sent: no mean, but a normalised sum."""
 
-EVERY = pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.xdist_group(name)) for name in TABLE]
-)
+COMBINED = {"hcct-fednova", "fedgroup-pfedme", "hcct-alone", "hcct-hungry"}
+"""Of parts that are in the table otherwise, too, or HCCT at an end of alpha: nightly."""
+
+
+def _marks(name: str) -> list[pytest.MarkDecorator]:
+    own = [pytest.mark.nightly] if name in COMBINED else []
+    return [pytest.mark.xdist_group(name), *own]
+
+
+EVERY = pytest.mark.parametrize("name", [pytest.param(name, marks=_marks(name)) for name in TABLE])
 """All tests of a strategy are in one worker and share its plain run."""
 
 

@@ -41,7 +41,7 @@ from tests.e2e.runs import (
 
 pytestmark = pytest.mark.timeout(600)
 
-ROUNDS = 40
+ROUNDS = 24
 KEYS = {
     **{"task": TASK, "strategy": "fedavg", "rounds": ROUNDS},
     **{"min-silos": 2, "seed": 3, **ONE_BATCH},

@@ -27,6 +27,7 @@ from tests.conftest import silo
 from tests.kit import run
 from tests.unit.client import asked
 
+pytestmark = pytest.mark.xdist_group("test_export")  # the first export of a worker takes seconds
 PAGE = Path(__file__).parents[3] / "docs" / "how-to" / "use-elsewhere.md"
 KINDS = [
     asked.TwoClasses, asked.TwoLabels, asked.TwoNumbers, asked.Lives, asked.Pixels, asked.Voxels,

@@ -452,7 +452,7 @@ def test_a_silo_whose_call_fails_asks_as_before_and_tries_it_again(notifying: No
     assert texts(notifying.world) == ["1"]
 
 
-def test_a_silo_that_is_told_to_end_gives_up_a_call_that_is_repeated(notifying: Notifying) -> None:
+def test_a_silo_that_has_to_end_gives_up_a_call_that_is_repeated(notifying: Notifying) -> None:
     notifying.lost = True
     notifying.word.set()
     until(lambda: notifying.looks > 1, "it to ask a SuperLink that does not answer")

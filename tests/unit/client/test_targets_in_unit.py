@@ -133,6 +133,7 @@ def settings(node: dict[str, Any]) -> SiloSettings:
     return SiloSettings.from_node_config(node, node_id=1)
 
 
+@pytest.mark.xdist_group("test_export")
 @pytest.mark.parametrize(("declared", "suffix"), [
     (TABLE, "pt2"), pytest.param(ARRAYS, "pt2", marks=pytest.mark.nightly), (TABLE, "onnx"),
 ])  # fmt: skip

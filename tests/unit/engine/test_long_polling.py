@@ -110,8 +110,8 @@ def test_who_never_looked_in_vain_may_have_messages_from_before(ends: Ends) -> N
     assert ends.reasons == {"it has to look": ""}
 
 
-def test_a_message_is_told_whatever_was_pulled_at_once_or_is_gone(ends: Ends) -> None:
-    """Nobody waits while there is a message; a look in vain more costs less than that."""
+def test_nobody_waits_while_there_is_a_message_whatever_was_pulled_or_is_gone(ends: Ends) -> None:
+    """One more look in vain costs less than a message that nobody fetches."""
     room = Room()
     room.looks(1)(0)
     early = room.looks(1)

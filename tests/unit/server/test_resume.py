@@ -155,8 +155,8 @@ def test_the_resumed_run_ends_bit_identical(kind: str, whole: Whole, tmp_path: P
     ("at", "answered", "after"),
     [
         ((wire.DESCRIBE, 0), 0, 0),
-        ((wire.INITIAL, 0), 0, 0),
-        ((wire.TRAIN, 1), 3, 0),
+        pytest.param((wire.INITIAL, 0), 0, 0, marks=pytest.mark.nightly),
+        pytest.param((wire.TRAIN, 1), 3, 0, marks=pytest.mark.nightly),
         ((wire.TRAIN, 2), 0, 1),
         ((wire.TRAIN, 5), 4, 4),
         ((wire.EVALUATE, 5), 1, 5),
@@ -177,7 +177,11 @@ def test_a_cut_anywhere_costs_at_most_the_round_under_way(
 
 
 @pytest.mark.parametrize(
-    ("kind", "answered"), [(wire.EVALUATE_DISCRIMINATOR, 1), (wire.TRAIN_DISCRIMINATOR, 3)]
+    ("kind", "answered"),
+    [
+        pytest.param(wire.EVALUATE_DISCRIMINATOR, 1, marks=pytest.mark.nightly),
+        (wire.TRAIN_DISCRIMINATOR, 3),
+    ],
 )
 def test_a_cut_among_the_discriminators_measures_them_again(
     kind: str, answered: int, whole: Whole, tmp_path: Path
@@ -278,7 +282,13 @@ def test_a_torn_event_and_a_left_over_temporary_file_do_no_harm(tmp_path: Path) 
     assert all(file.suffix == ".safetensors" for file in checkpoints(folder))
 
 
-@pytest.mark.parametrize("damage", [b"", b'{"format": 1, "rou', b"\xff\xfe", None])
+@pytest.mark.parametrize(
+    "damage",
+    [
+        *(pytest.param(one, marks=pytest.mark.nightly) for one in (b"", b"\xff\xfe")),
+        *(b'{"format": 1, "rou', None),
+    ],
+)
 def test_a_damaged_record_does_not_stop_a_resumption(
     damage: bytes | None,
     whole: Callable[[str], dict[str, Any]],

@@ -18,9 +18,9 @@ from coterie.strategies.auto.candidates import Candidate
 from coterie.strategies.rounds.members import Members
 from tests.conftest import assert_equal_models
 from tests.kit import run
-from tests.unit.strategies.test_grown_trees import COLUMNS, KEYS, STUDY, drawn
+from tests.unit.strategies.test_grown_trees import COLUMNS, FEW_BINS, STUDY, drawn
 
-AUTO: dict[str, Any] = {**KEYS, "strategy": "auto", "rounds": 9, "budget": 3.0}
+AUTO: dict[str, Any] = {**FEW_BINS, "strategy": "auto", "rounds": 9, "budget": 3.0}
 
 
 def sites(folder: Path, rows: dict[str, int]) -> list[dict[str, Any]]:
@@ -114,7 +114,7 @@ def test_a_silo_without_labels_gets_the_trees_of_those_whose_rows_its_own_look_l
     kept = {key: value for key, value in nodes.pop().items() if key != "data.data"}
     nodes.append({**kept, "unlabelled": str(new), "home": str(tmp_path / "home")})
     groups = {"given-groups": "a,b;xc,xd"} if strategy == "trees" else {"c": 10.0}
-    keys = {**KEYS, **groups, "strategy": strategy, "min-silos": 4}
+    keys = {**FEW_BINS, **groups, "strategy": strategy, "min-silos": 4}
     found = run(tmp_path / "run", nodes, **keys).rounds[-1].details
     own = found["unlabelled"]["xe"]
     assert own["group"] == ["xc", "xd"] and own["why"].endswith("beyond chance"), own

@@ -40,7 +40,8 @@ KEYS: dict[str, Any] = {
     "local-epochs": 1,
     "discriminators": False,
     "budget": 3.0,
-    "tree-rate": 0.3,
+    "tree-rate": 0.4,
+    "column-bins": 16,
 }
 EXPECTED = {"a": wire.TREES, "b": wire.TREES, "c": wire.NETWORK, "d": wire.NETWORK}
 
@@ -49,7 +50,7 @@ EXPECTED = {"a": wire.TREES, "b": wire.TREES, "c": wire.NETWORK, "d": wire.NETWO
 def nodes(tmp_path: Path) -> list[dict[str, Any]]:
     """Return four silos: the labels of two are steps of the columns, those of two a line."""
     task = tmp_path / "study.toml"
-    task.write_text(STUDY.replace("trees-6x3", "any-12x2"))
+    task.write_text(STUDY.replace("trees-6x3", "any-8x2"))
     found = []
     for seed, name in enumerate("abcd"):
         x, _ = drawn(seed, 400)
@@ -129,8 +130,8 @@ def test_models_are_those_of_a_run_with_that_family_alone(
     whole = run(tmp_path / "whole", nodes, **KEYS)
     restart_silos()
     task = Path(nodes[0]["task"])
-    network = {wire.TREES: "trees-12x2", wire.NETWORK: "mlp-64"}[family]
-    task.write_text(task.read_text().replace("any-12x2", network))
+    network = {wire.TREES: "trees-8x2", wire.NETWORK: "mlp-64"}[family]
+    task.write_text(task.read_text().replace("any-8x2", network))
     keys = dict(KEYS)
     if family == wire.TREES:
         groups = ";".join(",".join(group) for group in whole.rounds[-1].groups)

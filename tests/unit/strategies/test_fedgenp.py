@@ -337,7 +337,7 @@ def test_who_is_alone_learns_and_teaches_only_after_its_first_update() -> None:
     assert "new" not in state.trained and got == ["a", "b"]
 
 
-@pytest.mark.parametrize("generators", ["silos", "groups"])
+@pytest.mark.parametrize("generators", [pytest.param("silos", marks=pytest.mark.nightly), "groups"])
 def test_while_alpha_is_sought_no_partition_has_generators(generators: str, tmp_path: Path) -> None:
     seen: dict[int, set[tuple[bool, bool]]] = {}
 
@@ -554,8 +554,16 @@ def test_who_comes_back_is_asked_anew_and_what_it_said_before_is_gone(before: bo
     assert known == {2: before, 3: before, 5: not before, 6: not before}
 
 
-@pytest.mark.parametrize("head", ["another", "no"])
-@pytest.mark.parametrize("strategy", ["fedgenp", "fedgen"])
+@pytest.mark.parametrize(
+    ("strategy", "head"),
+    [
+        *(("fedgenp", "another"), ("fedgen", "no")),
+        *(
+            pytest.param(*pair, marks=pytest.mark.nightly)
+            for pair in (("fedgenp", "no"), ("fedgen", "another"))
+        ),
+    ],
+)
 def test_a_newcomer_with_another_head_trains_without_generators_and_teaches_nobody(
     strategy: str, head: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -741,7 +749,7 @@ def test_fedensembles_members_are_who_is_here_and_shows_its_own_model() -> None:
             assert {len(order.extras) for order in next(steps)} == {members}
 
 
-@pytest.mark.parametrize("generators", ["silos", "groups"])
+@pytest.mark.parametrize("generators", [pytest.param("silos", marks=pytest.mark.nightly), "groups"])
 def test_what_a_silo_learns_that_trains_alone_by_its_own_condition_reaches_nobody(
     generators: str, tmp_path: Path
 ) -> None:

@@ -555,7 +555,7 @@ def test_the_demos_hidden_groups_are_found_and_its_newcomer_placed(seed: int, me
     strategy = FedGroup(
         num_groups=3,
         measure=measure,
-        cold_start_epochs=25,
+        cold_start_epochs=12,
         seed=seed,
         roster=roster,
         train_config=train_config(config, run="test"),

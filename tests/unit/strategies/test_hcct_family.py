@@ -43,7 +43,7 @@ def test_hcct_e_compares_one_layer_and_says_which(tmp_path: Path) -> None:
 
 
 def test_personal_layers_are_never_on_the_wire_and_differ_between_silos(tmp_path: Path) -> None:
-    keys = {"rounds": 2, "local-epochs": 5}
+    keys = {"rounds": 2, "local-epochs": 3}
     result = play(tmp_path / "personal", personal="head", **keys)
     for arrays in result.models.values():
         assert all(not name.startswith("head.") for name in arrays)

@@ -57,7 +57,7 @@ class Linear(Network):
 
 
 TASK, LINEAR = f"{__name__}:Network", f"{__name__}:Linear"
-TRAINING = {**test_pooling.TRAINING, "task": TASK, "rounds": 10}
+TRAINING = {**test_pooling.TRAINING, "task": TASK, "rounds": 10, "batch-size": 32}
 
 
 def nodes(levels: Sequence[float] = LEVELS, bends: Sequence[float] = ()) -> list[dict[str, Any]]:

@@ -59,7 +59,8 @@ class Steps(Task):
 TASK = f"{__name__}:Steps"
 LEVELS = [-0.8, -0.3, 0.3, 0.8]
 KEYS: dict[str, Any] = {
-    **{"task": TASK, "strategy": "trees", "rounds": 5, "tree-rate": 0.2, "leaf-rows": 10}
+    **{"task": TASK, "strategy": "trees", "rounds": 5, "tree-rate": 0.2, "leaf-rows": 10},
+    "column-bins": 16,
 }
 AUTO = {**KEYS, "strategy": "auto", "rounds": 6}
 

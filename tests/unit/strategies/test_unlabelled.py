@@ -33,9 +33,9 @@ from coterie.wire import model_hash
 from tests.conftest import assert_equal_models, digits_config, silo
 from tests.kit import ask, initial
 
-TRAINING = {"task": "digits", "local-epochs": 6, "batch-size": 16, "lr": 0.1, "run": "r", "seed": 0}
+TRAINING = {"task": "digits", "local-epochs": 4, "batch-size": 16, "lr": 0.1, "run": "r", "seed": 0}
 UPRIGHT, TURNED = (0, 1, 2), (3, 4, 5)
-TWO = {"num_groups": 2, "cold_start_epochs": 10}
+TWO = {"num_groups": 2, "cold_start_epochs": 6}
 
 
 def silos() -> list[dict[str, Any]]:
