@@ -9,8 +9,6 @@ from itertools import combinations
 from statistics import fmean
 from typing import Any
 
-from scipy.stats import t
-
 from coterie import wire
 from coterie.features.evaluation.answers import Difference
 from coterie.features.evaluation.coordinator import Given, Judgement
@@ -108,8 +106,14 @@ def _contribution(judgement: Judgement, base: Given, silo: str, noise: Noise) ->
     # A silo measures all trainings on the same samples: repeating does not make them more.
     rows = [fmean(standard_error(one.low, one.high) for one in found) for found in own.values()]
     deviation = math.hypot(math.hypot(*rows) / len(rows), noise.deviation / math.sqrt(TIMES))
-    half = float(t.ppf(0.975, noise.pairs)) * deviation if noise.pairs else math.nan
+    half = _student(noise.pairs) * deviation if noise.pairs else math.nan
     return Contribution(letter, silo, lost, lost - half, lost + half, tuple(sorted(own)), if_left)
+
+
+def _student(pairs: int) -> float:
+    from scipy.special import stdtrit  # loaded where it is needed, as reports are for every run
+
+    return float(stdtrit(pairs, 0.975))
 
 
 def _lost(judgement: Judgement, letter: str, silo: str, *gone: str) -> dict[str, list[Difference]]:
