@@ -24,7 +24,10 @@ class Pauses:
         self._since, self._first, self._in_vain_s = time.monotonic(), True, 0.0
 
     def rest(self, most_s: float, *, held: bool = False) -> None:
-        """Pause for at most ``most_s`` seconds; if looks are ``held``, only after a short one."""
+        """Pause for at most ``most_s`` seconds.
+
+        Where the SuperLink holds looks (``held``), pause only after one that it answered at once.
+        """
         if not self._first:
             waited_s = time.monotonic() - self._since
             pause = max(SHARE * waited_s, MIN_S, self._in_vain_s / LOOKS_SHARE)

@@ -106,14 +106,10 @@ def _contribution(judgement: Judgement, base: Given, silo: str, noise: Noise) ->
     # A silo measures all trainings on the same samples: repeating does not make them more.
     rows = [fmean(standard_error(one.low, one.high) for one in found) for found in own.values()]
     deviation = math.hypot(math.hypot(*rows) / len(rows), noise.deviation / math.sqrt(TIMES))
-    half = _student(noise.pairs) * deviation if noise.pairs else math.nan
+    from scipy.special import stdtrit  # here, because every report loads this module
+
+    half = float(stdtrit(noise.pairs, 0.975)) * deviation if noise.pairs else math.nan
     return Contribution(letter, silo, lost, lost - half, lost + half, tuple(sorted(own)), if_left)
-
-
-def _student(pairs: int) -> float:
-    from scipy.special import stdtrit  # loaded where it is needed, as reports are for every run
-
-    return float(stdtrit(pairs, 0.975))
 
 
 def _lost(judgement: Judgement, letter: str, silo: str, *gone: str) -> dict[str, list[Difference]]:

@@ -67,7 +67,8 @@ RETRY_S = 20.0
 """Seconds that a call is retried before its connection counts as lost."""
 
 BRIEF_RETRY_S = 2.0
-"""The same while connecting, as the resident silo tries again anyway, and while it ends."""
+"""Seconds that a call is retried while connecting, because the resident silo tries again anyway,
+and while its process ends."""
 
 PASSING = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.INTERNAL)
 """Transient: unreachable, or an error inside Flower. Repeating is harmless: a reply counts once."""

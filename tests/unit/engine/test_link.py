@@ -109,7 +109,7 @@ def test_a_call_that_is_repeated_is_given_up_when_the_process_ends(
         tries += 1
         if tries == 3:
             link.hurry()
-        assert tries < 100, "it goes on"
+        assert tries < 100, "the call is still repeated"
         raise CallError(grpc.StatusCode.UNAVAILABLE, "connection refused")
 
     calls: Any = SimpleNamespace(node=Node(node_id=1), retry=retry)

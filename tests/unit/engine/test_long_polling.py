@@ -83,6 +83,7 @@ def test_what_came_since_the_look_or_during_it_is_told_at_once(ends: Ends) -> No
     room.came([1])
     got(0)
     room.hold(1, ends["came"])
+    assert "came" in ends.reasons
     room.looks(1)(0)
     room.hold(1, ends["waits"])
     assert ends.reasons == {"never looked": "", "came": ""}
@@ -94,6 +95,7 @@ def test_who_has_pulled_all_its_messages_waits_without_another_look(ends: Ends) 
     room.came([1, 2, 1])
     room.looks(1)(1)
     room.hold(1, ends["one is left"])
+    assert "one is left" in ends.reasons
     room.looks(1)(1)
     room.hold(1, ends["waits"])
     assert ends.reasons == {"one is left": ""}
@@ -105,6 +107,7 @@ def test_who_never_looked_in_vain_may_have_messages_from_before(ends: Ends) -> N
     room = Room()
     room.looks(1)(1)
     room.hold(1, ends["it has to look"])
+    assert "it has to look" in ends.reasons
     room.looks(1)(0)
     room.hold(1, ends["waits"])
     assert ends.reasons == {"it has to look": ""}
@@ -118,11 +121,13 @@ def test_nobody_waits_while_there_is_a_message_whatever_was_pulled_or_is_gone(en
     early(1)  # pulled before it was noted that it had come
     room.came([1])
     room.hold(1, ends["look"])
+    assert "look" in ends.reasons
     one, other = room.looks(1), room.looks(1)
     room.came([1])
     one(1)
     other(0)
     room.hold(1, ends["it came meanwhile"])
+    assert "it came meanwhile" in ends.reasons
     room.came([1])  # and its run ended
     room.looks(1)(0)
     room.hold(1, ends["waits"])

@@ -557,11 +557,10 @@ def test_who_comes_back_is_asked_anew_and_what_it_said_before_is_gone(before: bo
 @pytest.mark.parametrize(
     ("strategy", "head"),
     [
-        *(("fedgenp", "another"), ("fedgen", "no")),
-        *(
-            pytest.param(*pair, marks=pytest.mark.nightly)
-            for pair in (("fedgenp", "no"), ("fedgen", "another"))
-        ),
+        ("fedgenp", "another"),
+        ("fedgen", "no"),
+        pytest.param("fedgenp", "no", marks=pytest.mark.nightly),
+        pytest.param("fedgen", "another", marks=pytest.mark.nightly),
     ],
 )
 def test_a_newcomer_with_another_head_trains_without_generators_and_teaches_nobody(
