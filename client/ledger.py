@@ -155,9 +155,14 @@ def _privacy(settings: SiloSettings) -> dict[str, Any]:
 
 
 def _append(settings: SiloSettings, entry: Mapping[str, Any]) -> None:
-    if settings.home:
-        make_folder(Path(settings.home))
-        append_line(ledger_of(Path(settings.home)), json.dumps(entry).encode(), synced=True)
+    if not settings.home:
+        return
+    file, line = ledger_of(Path(settings.home)), json.dumps(entry).encode()
+    try:
+        append_line(file, line, synced=True)
+    except FileNotFoundError:
+        make_folder(file.parent)
+        append_line(file, line, synced=True)
 
 
 def ledger_of(home: Path) -> Path:

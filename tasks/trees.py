@@ -48,15 +48,20 @@ class Trees(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return answers (n, K), or logits (n, 2) of two classes, to rows (n, columns)."""
-        return self.outputs(self.leaf.reshape(-1)[self.reached(x)].sum(dim=1) + self.base)
+        trees = len(self.leaf)
+        if not torch.compiler.is_compiling():  # or exporting
+            grown = self.leaf.detach().flatten(1).any(dim=1).nonzero()
+            trees = int(grown[-1]) + 1 if len(grown) else 0  # the others answer 0
+        leaves = self.leaf.reshape(-1)[self.reached(x, trees)]
+        return self.outputs(leaves.sum(dim=1) + self.base)
 
     def outputs(self, sums: torch.Tensor) -> torch.Tensor:
         """Return answers, as ``forward``, from sums of leaves (n, K)."""
         return torch.cat([torch.zeros_like(sums), sums], dim=1) if self.two_classes else sums
 
-    def reached(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the place (n, T, K) in the flat ``leaf`` of each leaf that rows reach."""
-        trees, outputs, leaves = self.leaf.shape
+    def reached(self, x: torch.Tensor, trees: int) -> torch.Tensor:
+        """Return the place (n, T, K) in the flat ``leaf`` of each leaf of T ``trees`` reached."""
+        _, outputs, leaves = self.leaf.shape
         columns = self.feature.reshape(-1).long()
         thresholds = self.threshold.reshape(-1)
         missing_left = self.missing_left.reshape(-1) == 1
@@ -69,7 +74,7 @@ class Trees(nn.Module):
             left = (value <= thresholds[node]) | (value.isnan() & missing_left[node])
             at = 2 * at + 2 - (left | (column < 0)).long()
         reached = torch.arange(trees * outputs, device=x.device) * leaves + at - (leaves - 1)
-        return reached.reshape(-1, trees, outputs)
+        return reached.reshape(len(x), trees, outputs)
 
 
 def named(name: str, *, shape: tuple[int, ...], problem: Problem) -> Trees:

@@ -35,8 +35,9 @@ from coterie.system.processes import (
 )
 from coterie.tasks.base import Option
 
-JOIN_DEADLINE_S, JOIN_MORE_S = 120.0, 0.3
-"""Seconds for silos to connect, and additional seconds per silo."""
+JOIN_DEADLINE_S, JOIN_MORE_S, PROCESS_S = 120.0, 0.3, 5.0
+"""Seconds for silos to connect, and additional seconds per silo and per process: each imports
+PyTorch, and all of them, with the SuperLink, share this machine's cores."""
 START_DEADLINE_S = 60.0
 LATE_S, LATE_AGAIN_S = 30.0, 60.0
 """Seconds until the first message that a run has not started, and between further ones."""
@@ -184,13 +185,13 @@ class LocalFederation:
         self.processes[name].send_signal(how)
 
     def wait_for_silos(self, count: int) -> None:
-        """Wait until ``count`` silos are connected, at most two minutes and 0.3 s per silo.
+        """Wait until ``count`` silos are connected, at most two minutes and some seconds for each.
 
         Raises ``FederationError`` if too few connected, or a silo ended; with the end of its log.
         """
-        within_s = JOIN_DEADLINE_S + JOIN_MORE_S * count
+        within_s = JOIN_DEADLINE_S + JOIN_MORE_S * count + PROCESS_S * len(self.programs)
         deadline = time.monotonic() + within_s
-        self.superlink.wait()
+        self.superlink.wait(within_s)
         with control(self.superlink.control_address) as calls:
             while (online := calls.num_online()) < count - self._more_silos:
                 self._raise_for_ended()

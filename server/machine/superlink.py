@@ -149,15 +149,20 @@ def executor_command(address: str, *options: str) -> list[str]:
 
 
 def wait_until_it_answers(
-    program: Program, addresses: Sequence[str], stopped: Callable[[], bool] = lambda: False
+    program: Program,
+    addresses: Sequence[str],
+    stopped: Callable[[], bool] = lambda: False,
+    *,
+    deadline_s: float = START_DEADLINE_S,
 ) -> None:
     """Wait until a SuperLink listens on these addresses, or ``stopped``.
 
-    Raises ``FederationError``, with the end of its log, if it ended or is silent for a minute.
+    Raises ``FederationError``, with the end of its log, if it ended or is silent until the
+    deadline.
     """
     try:
         program.wait_until(
-            lambda: all(map(listens, addresses)), deadline_s=START_DEADLINE_S, stopped=stopped
+            lambda: all(map(listens, addresses)), deadline_s=deadline_s, stopped=stopped
         )
     except ProgramError as error:
         raise FederationError(str(error)) from None
@@ -207,10 +212,10 @@ class SuperLink:
         self._stop_executor()
         self.program.start()
 
-    def wait(self) -> None:
+    def wait(self, deadline_s: float = START_DEADLINE_S) -> None:
         """Wait until silos and operators can connect; see ``wait_until_it_answers``."""
         addresses = [self.fleet_address, self.control_address, self.runtime_address]
-        wait_until_it_answers(self.program, addresses)
+        wait_until_it_answers(self.program, addresses, deadline_s=deadline_s)
         if self.executor is None and self._executes:
             parent = ("--parent-pid", str(self.program.process.pid))
             self.executor = self._program("executor", executor_command(addresses[-1], *parent))

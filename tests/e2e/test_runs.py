@@ -187,6 +187,14 @@ def test_coterie_run_status_and_runs_tell_what_happened_and_another_seed_gives_o
     assert folder.name in trio.records("runs").stdout
 
 
+def test_the_superlinks_log_says_who_came_and_has_no_line_per_message(
+    usual: Path, trio: Trio
+) -> None:
+    said = (trio.folder / "superlink" / "superlink.log").read_text()
+    assert said.count("[Fleet.ActivateNode] Activated") >= 3
+    assert "Messages]" not in said
+
+
 def test_a_run_goes_on_after_ctrl_c_is_stopped_by_command_and_resumed(trio: Trio) -> None:
     trio.runs_dir.mkdir(exist_ok=True)
     address = trio.superlink.control_address

@@ -149,8 +149,6 @@ class FastEngine:
 
     def _find_channel(self) -> bool:
         """Return whether the SuperLink has the channel; find its folder if that is here."""
-        if self._store is not None and not self._store.folder.is_dir():  # another SuperLink
-            self._has_channel = None
         if self._has_channel is None:
             location = self._known(blob_store.WHERE)
             self._has_channel, self._store = bool(location), blob_store.find(location)
@@ -181,7 +179,8 @@ class FastEngine:
             headers.append(header)
             trees.append(made.tree(root))
         along = inline_objects.small(roots.items())
-        for root in roots.keys() - along.keys():
+        apart = roots.keys() - along.keys()
+        for root in apart:
             self._put(roots[root])
         request = PushAppMessagesRequest(messages_list=headers, message_object_trees=trees)
         inline_objects.attach(request, along.values())
@@ -189,7 +188,7 @@ class FastEngine:
         if answer.objects_to_push:
             missing = answer.objects_to_push[0]
             raise inflatable_utils.ObjectPushError(missing, run_id, answer.session_id)
-        for name in (*roots, *(name for _, name in names.values())):
+        for name in (*apart, *(name for _, name in names.values())):
             self._withdraw(name)
         ids = list(answer.message_ids)
         return ids + [""] * (len(parcels) - len(ids))
@@ -201,6 +200,10 @@ class FastEngine:
             try:
                 return self._store.offer(held, self.inner.run.run_id, self.inner.node.node_id)
             except OSError as error:
+                if not self._store.folder.is_dir():  # of a SuperLink that was restarted
+                    self._has_channel = self._store = None
+                    self._find_channel()
+                    return self._put(content)
                 log.warning("large objects are sent in calls: %s", why_unwritten(error))
                 self._store = None
         return put(self._call("Put"), self.inner.node, self.inner.run.run_id, held, new_upload())
@@ -224,8 +227,8 @@ class FastEngine:
         self._pauses.rest(wait_s, held=self._holds(len(asked)))
         began = time.monotonic()
         roots = {one.partition(".")[0] for one in asked}
-        for root in set(self._announced) - roots:
-            self._let_go(self._announced.pop(root))
+        gone = [self._announced.pop(root) for root in set(self._announced) - roots]
+        confirmed = [self._threads.submit(self._let_go, reply) for reply in gone]
         self._sent = {root: parcel for root, parcel in self._sent.items() if root in roots}
         for reply in self._ask(sorted(self._sent.keys() - set(self._announced))):
             self._announced[reply.message_id] = reply
@@ -233,9 +236,11 @@ class FastEngine:
         for reply in list(self._announced.values()):
             if reply.why or self._fetch(reply):
                 del self._announced[reply.message_id]
-                self._let_go(reply)
+                confirmed.append(self._threads.submit(self._let_go, reply))
                 whole += self._read(reply)
                 del self._sent[reply.message_id]  # what was sent is as large as the next
+        for one in confirmed:
+            one.result()
         self._pauses.looked(time.monotonic() - began, found=bool(whole))
         return [one for one in whole if one.metadata.reply_to_message_id in asked]
 

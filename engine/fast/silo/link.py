@@ -15,7 +15,7 @@ import tomllib
 import zipfile
 import zlib
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
@@ -174,14 +174,15 @@ class FleetLink:
             self._require_few(sum(list(pulled.values())), header)
             return content
 
-        contents, blobs = _pulled_all({message_id} & set(ids), pull), dict[str, memoryview]()
+        contents = _pulled_all({message_id} & set(ids), pull, came)
+        blobs = dict[str, memoryview]()
         root = contents.get(message_id, b"")
         if bundles.is_bundle(root):
             named = {blob.name: blob for blob in bundles.blobs_of(root)}
             self._require_few(len(root) + sum(blob.size for blob in named.values()), header)
             blobs = _pulled_all(named, lambda name: self._content(run_id, named[name]))
         else:
-            contents |= _pulled_all(dict.fromkeys(ids).keys() - {message_id}, pull)
+            contents |= _pulled_all(dict.fromkeys(ids).keys() - {message_id}, pull, came)
         if not came.keys() >= set(ids):  # otherwise the SuperLink knows
             self._calls.confirm(run_id, message_id)
         if not blobs:  # an object that is named many times is unpacked as often
@@ -283,15 +284,23 @@ class FleetLink:
             raise LinkError(f"the SuperLink was lost: {sentence(error)}") from error
 
 
-def _pulled_all(names: Iterable[str], pull: Callable[[str], Any]) -> dict[str, Any]:
-    """Return objects or contents by name; wait for those that are on their way."""
-    return inflatable_utils.pull_objects(
-        list(names),
-        pull,
-        initial_backoff=OBJECT_PAUSE_S,
-        backoff_cap=0.5,
-        max_time=OBJECT_WAIT_S,
-    )
+def _pulled_all(
+    names: Collection[str], pull: Callable[[str], Any], came: Collection[str] = ()
+) -> dict[str, Any]:
+    """Return objects or contents by name; wait for those that are on their way, in threads.
+
+    ``came`` are those that nobody has to wait for.
+    """
+    found = {name: pull(name) for name in names if name in came}
+    if left := [name for name in names if name not in found]:
+        found |= inflatable_utils.pull_objects(
+            left,
+            pull,
+            initial_backoff=OBJECT_PAUSE_S,
+            backoff_cap=0.5,
+            max_time=OBJECT_WAIT_S,
+        )
+    return found
 
 
 def _reads_bundles(message: Message) -> bool:

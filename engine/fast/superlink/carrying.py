@@ -190,8 +190,9 @@ class Carrying(_Flowers):  # type: ignore[misc]
         if len(ids) > MOST_ALONG:
             return [], False
         found: dict[str, bytes] = {}
+        store = self.objectstore_factory.store()
         for name in ids:
-            if self.objectstore_factory.store().shelf.has(name):
+            if store.files(name):
                 continue
             pulled = super().PullObject(PullObjectRequest(**whose, object_id=name), context)
             if pulled.object_available:

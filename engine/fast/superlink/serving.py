@@ -46,6 +46,8 @@ from coterie.engine.fast.superlink.stores import Stores
 
 log = logging.getLogger("flwr")
 
+PER_MESSAGE = "[Fleet.PullMessages]", "[Fleet.PushMessages]"
+"""Beginnings of Flower's log lines of which there is one per message."""
 Gate = Callable[[grpc.ServerInterceptor], grpc.ServerInterceptor]
 """Makes the check of operators' calls, around Flower's own."""
 
@@ -160,8 +162,17 @@ class Serving(SuperLinkLifespan):
         return server
 
 
+def _is_news(record: logging.LogRecord) -> bool:
+    """Return whether a record says more than that a silo asked for a message or sent a reply.
+
+    Flower logs each of these, which is a twentieth of the SuperLink's work, and most of its log.
+    """
+    return record.levelno != logging.INFO or not str(record.msg).startswith(PER_MESSAGE)
+
+
 def serve(home: Path, gate: Gate | None = None) -> None:
     """Run ``flower-superlink`` with this process's arguments."""
+    log.addFilter(_is_news)
     sys.argv[0] = "flower-superlink"
     command = flower_command("flower-superlink")
     with ExitStack() as folders:

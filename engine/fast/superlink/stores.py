@@ -40,6 +40,10 @@ class Filed:
         """Return whether the store waits for this object."""
         raise NotImplementedError
 
+    def files(self, object_id: str) -> bool:
+        """Return whether an object's content is in a file."""
+        return self.shelf.has(object_id)
+
     def read(self, asked: Any, answer: Any) -> tuple[Any, int]:
         """Return what is handed out of an object, or of the part that is asked for, and its bytes.
 
@@ -80,6 +84,11 @@ class FiledStore(Filed, InMemoryObjectStore):
     def put(self, object_id: str, object_content: bytes | Path) -> None:
         with self.lock_store:
             super().put(object_id, self._stored(object_id, object_content))
+
+    def files(self, object_id: str) -> bool:
+        with self.lock_store:
+            entry = self.store.get(object_id)
+            return entry is not None and entry.content == FILED
 
     def delete(self, object_id: str) -> None:
         with self.lock_store:

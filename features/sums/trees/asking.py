@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import partial, reduce
 from typing import Any
 
 import numpy as np
@@ -221,8 +221,7 @@ class Growing:
         if self.masked:
             return questions.read_sum(self.question, parts, samples)
         if self._sides is None or self.question.kind != "level":
-            total: Floats = np.sum(parts, axis=0)
-            return total
+            return reduce(np.add, parts)
         by_silo = np.zeros((len(self.grown.silos) + 1, *parts[0].shape))
         for name, part in zip(self.here, parts, strict=True):
             by_silo[self.grown.number_of(name)] += part

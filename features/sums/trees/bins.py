@@ -9,6 +9,7 @@ quantiles of all silos' rows, off by at most half a bin, and no silo has stated 
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -68,6 +69,29 @@ def codes(x: NDArray[np.float32], edges: Sequence[NDArray[np.float32]]) -> NDArr
     for i, own in enumerate(edges):
         found[i] = np.searchsorted(own, x[:, i], "left")
         found[i, np.isnan(x[:, i])] = len(own) + 1
+    return found
+
+
+def there(edges: Sequence[NDArray[np.float32]]) -> NDArray[np.bool_]:
+    """Return which bins the columns have, of (columns, bins); the last has the missing values.
+
+    The others that a column has are the first ones.
+    """
+    widths = np.array([len(own) for own in edges], np.intp)[:, None]
+    found: NDArray[np.bool_] = np.arange(int(widths.max(initial=1)) + 2) <= widths
+    found[:, -1] = True
+    return found
+
+
+def by_column(sums: NDArray[np.float64], edges: Sequence[NDArray[np.float32]]) -> Any:
+    """Return sums (m, bins of all columns, 3) as (3, m, columns, bins), as in ``there``.
+
+    Bins that a column does not have are 0.
+    """
+    own = there(edges)
+    found = np.zeros((sums.shape[2], len(sums), *own.shape))
+    for plane, part in zip(found, np.moveaxis(sums, 2, 0), strict=True):
+        plane[:, own] = part
     return found
 
 

@@ -111,13 +111,15 @@ class Ensemble:
         self, x: NDArray[np.float32], tree: int, output: int, levels: int
     ) -> NDArray[np.intp]:
         """Return the node (n,) that each row reaches after some levels of a tree."""
-        at, rows = np.zeros(len(x), np.intp), np.arange(len(x))
-        feature, threshold = self.feature[tree, output], self.threshold[tree, output]
-        missing = self.missing_left[tree, output] == 1
+        at, values = np.zeros(len(x), np.intp), x.reshape(-1)
+        first = np.arange(len(x)) * x.shape[1]
+        splits = self.feature[tree, output] != NONE
+        column = np.where(splits, self.feature[tree, output], 0)
+        highest = np.where(splits, self.threshold[tree, output], np.float32(np.inf))
+        missing = (self.missing_left[tree, output] == 1) | ~splits
         for _ in range(levels):
-            column = feature[at]
-            value = x[rows, column]
-            left = (value <= threshold[at]) | (np.isnan(value) & missing[at]) | (column == NONE)
+            value = values.take(first + column.take(at))
+            left = (value <= highest.take(at)) | (np.isnan(value) & missing.take(at))
             at = 2 * at + 2 - left
         return at
 

@@ -21,7 +21,7 @@ from math import ceil
 import numpy as np
 from numpy.typing import NDArray
 
-from coterie.features.sums.trees.bins import Columns
+from coterie.features.sums.trees.bins import Columns, by_column
 from coterie.features.sums.trees.ensemble import Ensemble, Floats
 
 Edges = Sequence[NDArray[np.float32]]
@@ -271,38 +271,39 @@ def best_splits(sums: Floats, edges: Edges, settings: Settings) -> Split:
 
     Values up to an edge go left. Missing values go to the side with the larger gain.
     """
-    widths = [len(own) for own in edges]
-    shape = (sums.shape[2], len(sums), len(edges), max([*widths, 1]))
-    left, whole, missing = np.zeros(shape), np.zeros(shape[:3]), np.zeros(shape[:3])
-    allowed, start = np.zeros(shape[2:], np.bool_), 0
-    for column, width in enumerate(widths):
-        own = np.moveaxis(sums[:, start : start + width + 2], 2, 0)
-        left[:, :, column, :width] = np.cumsum(own[..., :width], axis=2)
-        whole[:, :, column], missing[:, :, column] = own.sum(axis=2), own[..., -1]
-        allowed[column, :width] = True
-        start += width + 2
-    floor = np.array([settings.min_second, settings.min_rows]) * (1 - EQUAL)
+    bins = by_column(sums, edges)
+    whole, missing, width = bins.sum(axis=3), bins[..., -1], bins.shape[3] - 2
+    left = np.cumsum(bins[..., :width], axis=3)
+    allowed = np.arange(width) < np.array([[len(own)] for own in edges])
     before = _score(whole, settings)
-    gain = np.zeros((*shape[1:], 2))
-    sides = [left, left + missing[..., None]]
+    sides = [left, left + missing[..., None]] if missing.any() else [left]
+    gain = np.empty((*left.shape[1:], len(sides)))
     for i, one in enumerate(sides):
         other = whole[..., None] - one
-        fits = allowed & (np.minimum(one, other)[1:] >= floor[:, None, None, None]).all(axis=0)
         worth = _score(one, settings) + _score(other, settings) - before[..., None]
+        fits = allowed & _large_enough(one, settings) & _large_enough(other, settings)
         gain[..., i] = np.where(fits, worth, 0.0)
     flat = gain.reshape(len(sums), -1)
     most = flat.max(axis=1)
     scale = np.maximum(before.max(axis=1), 1e-30)
     best = np.argmax(flat >= most[:, None] * (1 - EQUAL), axis=1)
-    column, edge, side = np.unravel_index(best, (*shape[2:], 2))
+    column, edge, side = np.unravel_index(best, gain.shape[1:])
     rows = np.arange(len(sums))
-    lefts = np.where(side, sides[1][:, rows, column, edge], left[:, rows, column, edge])
+    lefts = left[:, rows, column, edge] + side * missing[:, rows, column]
     rights = whole[:, rows, column] - lefts
     return Split(most > EQUAL * scale, column, edge, side.astype(np.bool_), most, lefts.T, rights.T)
 
 
+def _large_enough(child: Floats, settings: Settings) -> NDArray[np.bool_]:
+    """Return whether children, (3, …) sums, may be split off."""
+    second, rows = settings.min_second * (1 - EQUAL), settings.min_rows * (1 - EQUAL)
+    enough: NDArray[np.bool_] = (child[1] >= second) & (child[2] >= rows)
+    return enough
+
+
 def _score(sums: Floats, settings: Settings) -> Floats:
-    found: Floats = sums[0] ** 2 / np.maximum(sums[1] + settings.penalty, 1e-12)
+    found: Floats = sums[0] ** 2
+    found /= np.maximum(sums[1] + settings.penalty, 1e-12)
     return found
 
 

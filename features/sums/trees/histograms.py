@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.sparse import csc_array
 
 from coterie.features.sums.trees import bins
 from coterie.features.sums.trees.ensemble import Ensemble, Floats
@@ -21,8 +22,9 @@ from coterie.features.sums.trees.survival import losses_of_survival, of_survival
 SUMS = 3
 """Sums of a bin: gradients, second derivatives, rows."""
 
-AT_ONCE = 2048
-"""Columns of nodes whose bins are joined at once, so that what that needs is small."""
+VALUES_AT_ONCE, COLUMNS_AT_ONCE = 2**20, 2048
+"""Values that are summed at once (as many as there are sums, if those are more), and columns of
+nodes whose bins are joined at once: what that needs is small."""
 MOST_KNOWN = 12
 """Groups whose trees are remembered: those of one race at a silo, and more."""
 Derivatives = Callable[[Floats, Floats], tuple[Floats, Floats]]
@@ -146,7 +148,7 @@ class Rows:
             Shape (m, bins of all columns, ``SUMS``). A column's last bin has its missing values.
         """
         known = self._refreshed(trees, done, edges)
-        first, second = self.derivatives(known.answers, self.targets)
+        first, second = known.derived
         size = sum(len(own) + 2 for own in edges)
         found = np.zeros((len(nodes), size, SUMS))
         for output in range(len(trees.base)):
@@ -154,40 +156,29 @@ class Rows:
             if not len(wanted):
                 continue
             reached = trees.nodes(self.x, done, output, level)
-            slot = np.full(2 ** (level + 1), -1)
-            slot[nodes[wanted, 1]] = np.arange(len(wanted))
-            slot = slot[reached]
-            own = np.flatnonzero(slot >= 0)
-            at, g, h = slot[own], first[own, output], second[own, output]
-            # Bins of all columns side by side, those of missing values last.
-            wide = max(len(cuts) for cuts in edges) + 2
-            whole = np.zeros((len(wanted), len(edges), wide, SUMS))
-            for column, cuts in enumerate(edges):
-                width = len(cuts) + 2
-                place = at * width + known.codes[column][own]
-                for i, weight in enumerate((g, h, None)):
-                    sums = np.bincount(place, weight, minlength=len(wanted) * width)
-                    part = sums.reshape(len(wanted), width)
-                    whole[:, column, : width - 1, i] = part[:, :-1]
-                    whole[:, column, -1, i] = part[:, -1]
-            last = np.tile([len(cuts) for cuts in edges], len(wanted))
-            sent = floored(whole.reshape(-1, wide, SUMS), last, self.least).reshape(whole.shape)
-            found[wanted] = sent[:, _there(edges, wide)]
-        return found
+            start = np.full(2 ** (level + 1), -1, np.int32)
+            start[nodes[wanted, 1]] = np.arange(len(wanted)) * size
+            weights = first[:, output], second[:, output], np.ones(len(self.x))
+            sums = _summed(known.places, start[reached], np.stack(weights, 1), len(wanted) * size)
+            found[wanted] = sums.reshape(len(wanted), size, SUMS)
+        return _as_they_may_leave(found, edges, self.least)
 
     def _refreshed(
         self, trees: Ensemble, done: int, edges: Sequence[NDArray[np.float32]]
     ) -> _Known:
         """Return the codes for these edges, and the answers of the complete trees."""
         own = {name: a for name, a in trees.arrays(done).items() if name != "gain"}
-        known = next((one for one in self._known if one.goes_on_to(own, done, edges)), None)
+        bins_of = tuple(cuts.tobytes() for cuts in edges)
+        known = next((one for one in self._known if one.goes_on_to(own, done, bins_of)), None)
         if known is None:
             answers = np.tile(trees.base.astype(np.float64), (len(self.x), 1))
-            known = _Known(tuple(edges), bins.codes(self.x, edges), {}, answers)
+            known = _Known(bins_of, _places(self.x, edges), {}, answers)
             del self._known[: 1 - MOST_KNOWN]
         else:
             self._known.remove(known)
-        trees.added(self.x, known.answers, known.done, done)
+        if known.done < done or not known.derived:
+            trees.added(self.x, known.answers, known.done, done)
+            known.derived = self.derivatives(known.answers, self.targets)
         known.trees = {name: array.copy() for name, array in own.items()}
         self._known.append(known)
         return known
@@ -195,12 +186,20 @@ class Rows:
 
 @dataclass(eq=False)
 class _Known:
-    """What is remembered of one group's trees: bins of all values, and answers of the trees."""
+    """What is remembered of one group's trees.
 
-    edges: tuple[NDArray[np.float32], ...]
-    codes: NDArray[np.int32]
+    Attributes:
+        edges: bytes of each column's.
+        places: (n, columns) the bin of each value, among those of all columns side by side.
+        answers: (n, K) of the trees.
+        derived: their derivatives, (n, K) each; empty before the first question.
+    """
+
+    edges: tuple[bytes, ...]
+    places: NDArray[np.int32]
     trees: Mapping[str, NDArray[Any]]
     answers: Floats
+    derived: tuple[Floats, ...] = ()
 
     @property
     def done(self) -> int:
@@ -208,10 +207,10 @@ class _Known:
         return len(self.trees["leaf"]) if self.trees else 0
 
     def goes_on_to(
-        self, trees: Mapping[str, NDArray[Any]], done: int, edges: Sequence[NDArray[np.float32]]
+        self, trees: Mapping[str, NDArray[Any]], done: int, edges: tuple[bytes, ...]
     ) -> bool:
         """Return whether these are the same bins and trees, or further ones."""
-        if self.done > done or not all(map(np.array_equal, edges, self.edges)):
+        if self.done > done or edges != self.edges:
             return False
         return all(
             np.array_equal(own, trees[name] if own.ndim == 1 else trees[name][: self.done])
@@ -219,42 +218,70 @@ class _Known:
         )
 
 
-def _there(edges: Sequence[NDArray[np.float32]], wide: int) -> NDArray[np.bool_]:
-    """Return which of (columns, ``wide``) bins the columns have; the last has missing values."""
-    there = np.arange(wide) <= np.array([[len(cuts)] for cuts in edges])
-    there[:, -1] = True
-    return there
+def _places(x: NDArray[np.float32], edges: Sequence[NDArray[np.float32]]) -> NDArray[np.int32]:
+    """Return the bin (n, columns) of each value, among those of all columns side by side."""
+    widths = np.array([len(own) + 2 for own in edges])
+    found = np.ascontiguousarray(bins.codes(x, edges).T)
+    found += (np.cumsum(widths) - widths).astype(np.int32)
+    return found
+
+
+def _summed(
+    places: NDArray[np.int32], start: NDArray[np.int32], weights: Floats, size: int
+) -> Floats:
+    """Return the sums (size, ``SUMS``) of rows' weights (n, ``SUMS``) in their places (n, columns).
+
+    Places count from ``start`` (n,); where it is negative, the row is not part of any sum. The
+    places of a row are a column of a sparse matrix, and the sums its product with the weights.
+    """
+    own, found = np.flatnonzero(start >= 0), np.zeros((size, SUMS))
+    parts = len(own) * places.shape[1] // max(VALUES_AT_ONCE, found.size) + 1
+    for rows in np.array_split(own, parts):
+        at = places[rows] + start[rows, None]
+        ends = np.arange(len(rows) + 1, dtype=np.int32) * at.shape[1]
+        ones = csc_array((np.ones(at.size), at.ravel(), ends), shape=(size, len(rows)))
+        found += ones @ weights[rows]
+    return found
+
+
+def _as_they_may_leave(sums: Floats, edges: Sequence[NDArray[np.float32]], least: int) -> Floats:
+    """Return histograms (m, bins of all columns, ``SUMS``) of ``floored`` columns."""
+    if least < 2:
+        return sums
+    whole = bins.by_column(sums, edges)
+    last = np.tile([len(cuts) for cuts in edges], len(sums))
+    sent = floored(whole.reshape(SUMS, len(last), -1), last, least).reshape(whole.shape)
+    return np.stack([own[:, bins.there(edges)] for own in sent], axis=2)
 
 
 def floored(sums: Floats, last: NDArray[np.intp], least: int) -> Floats:
-    """Return a column's sums (m, bins, ``SUMS``) as they may leave: over runs of enough rows.
+    """Return sums of columns (``SUMS``, m, bins) as they may leave: over runs of enough rows.
 
     ``last`` (m,) is the number of the column's last bin of values. The very last bin has the
     missing values; it is only added to others, or gets the others, if one of the two has too few
     rows.
     """
-    if least < 2:
-        return sums
-    found, some = np.zeros_like(sums), sums[..., -1].sum(axis=1) >= least
-    if not some.any():
-        return found
-    for rows in np.array_split(np.flatnonzero(some), -(-int(some.sum()) // AT_ONCE)):
-        found[rows] = _floored(sums[rows], last[rows], least)
+    found, rows = sums.copy(), sums[-1]
+    small = ((rows > 0) & (rows < least)).any(axis=1)
+    some = rows.sum(axis=1) >= least
+    found[:, small & ~some] = 0
+    joined = np.flatnonzero(small & some)
+    for part in np.array_split(joined, -(-len(joined) // COLUMNS_AT_ONCE)) if len(joined) else ():
+        found[:, part] = _floored(sums[:, part], last[part], least)
     return found
 
 
 def _floored(sums: Floats, last: NDArray[np.intp], least: int) -> Floats:
     """Return the same of columns that have enough rows."""
-    values, missing = sums[:, :-1], sums[:, -1]
-    run, single = _runs(values[..., -1], least)
-    few = values[..., -1].sum(axis=1) < least
-    lone = missing[:, -1] < least
-    values[lone, last[lone]] += missing[lone]
-    missing[lone] = 0
-    missing[few & ~lone] += values[few & ~lone].sum(axis=1)
-    values[few & ~lone] = 0
-    spread = _spread(values, run, single, last, least)
-    return np.concatenate([spread, missing[:, None]], axis=1)
+    values, missing = sums[..., :-1].copy(), sums[..., -1]
+    run, single = _runs(values[-1], least)
+    few, lone = values[-1].sum(axis=1) < least, missing[-1] < least
+    values[:, lone, last[lone]] += missing[:, lone]
+    missing[:, lone] = 0
+    missing[:, few & ~lone] += values[:, few & ~lone].sum(axis=2)
+    values[:, few & ~lone] = 0
+    sums[..., :-1] = _spread(values, run, single, last, least)
+    return sums
 
 
 def _runs(rows: Floats, least: int) -> tuple[NDArray[np.intp], NDArray[np.bool_]]:
@@ -263,23 +290,25 @@ def _runs(rows: Floats, least: int) -> tuple[NDArray[np.intp], NDArray[np.bool_]
     A run is over as soon as it has enough rows. One with fewer, before a bin by itself or at the
     end, is part of the run before, or, if it is the first, of the next.
     """
-    single = rows >= least
-    run, closed, held = np.empty(rows.shape, np.intp), np.zeros(len(rows), np.intp), 0 * rows[:, 0]
-    for i in range(rows.shape[1]):
-        held += rows[:, i]
-        run[:, i] = closed + single[:, i]
+    by_bin = np.ascontiguousarray(rows.T)
+    single = by_bin >= least
+    run, closed, held = np.empty(single.shape, np.intp), np.zeros(len(rows), np.intp), 0 * by_bin[0]
+    for i in range(len(by_bin)):
+        held += by_bin[i]
+        np.add(closed, single[i], out=run[i])
         full = held >= least
-        closed, held = np.where(full, run[:, i] + 1, closed), np.where(full, 0, held)
-    few = _by_run(run, rows) < least
-    return np.where(few, np.where(run > 0, run - 1, 1), run), single
+        np.copyto(closed, run[i] + 1, where=full)
+        np.copyto(held, 0, where=full)
+    run = np.ascontiguousarray(run.T)
+    at, count = _numbered(run)
+    few = (np.bincount(at.ravel(), rows.ravel(), count) < least)[at]
+    return np.where(few, np.where(run > 0, run - 1, 1), run), single.T
 
 
-def _by_run(run: NDArray[np.intp], values: NDArray[Any]) -> Floats:
-    """Return the sum of the values (m, bins) over each bin's run."""
-    count = int(run.max()) + 1
-    at = run + count * np.arange(len(run))[:, None]
-    found: Floats = np.bincount(at.ravel(), values.ravel())[at]
-    return found
+def _numbered(run: NDArray[np.intp]) -> tuple[NDArray[np.intp], int]:
+    """Return the runs (m, bins) numbered through all columns, and the number of numbers."""
+    most = int(run.max()) + 1
+    return run + most * np.arange(len(run))[:, None], most * len(run)
 
 
 def _spread(
@@ -290,11 +319,14 @@ def _spread(
     least: int,
 ) -> Floats:
     """Return the sums of runs with enough rows, in their single bin, or evenly in all of them."""
+    at, count = _numbered(run)
     there = np.arange(run.shape[1]) <= last[:, None]
-    share = np.where(_by_run(run, single) > 0, single, there).astype(np.float64)
-    share /= np.maximum(_by_run(run, share), 1)
-    share[_by_run(run, values[..., -1]) < least] = 0
-    return np.stack([share * _by_run(run, own) for own in np.moveaxis(values, 2, 0)], axis=2)
+    singles, bins, *sums = (
+        np.bincount(at.ravel(), own.ravel(), count) for own in (single, there, *values)
+    )
+    share = (sums[-1] >= least) / np.maximum(np.where(singles > 0, singles, bins), 1)
+    gets = single | (there & (singles == 0)[at])
+    return np.stack([(share * own)[at] * gets for own in sums])
 
 
 def _joined(counts: bins.Ints, least: int) -> bins.Ints:

@@ -37,7 +37,7 @@ def train_leaves(task: Task, model: Trees, part: Part, penalty: float) -> None:
     y = y.cpu().double() if y.is_floating_point() else y.cpu()
     with torch.no_grad():
         used = ((model.leaf != 0).flatten(1).any(1) | (model.feature >= 0).flatten(1).any(1)).cpu()
-        reached = model.reached(x).cpu()
+        reached = model.reached(x, len(model.leaf)).cpu()
         leaf, base = model.leaf.cpu().double(), model.base.cpu().double()
         group = leaf.reshape(-1)[reached].sum(dim=1) + base
         # In units in which all departures have the same penalty.

@@ -69,7 +69,7 @@ def grown_for(task: Table) -> tuple[Trees, Held]:
 def rows_of(model: Trees, part: Held) -> Any:
     """Return (n, m · 8 + 1): which leaves of one output rows reach, and the constant."""
     assert isinstance(part.x, torch.Tensor)
-    reached = model.reached(part.x)[:, :5, 0].numpy()
+    reached = model.reached(part.x, 5)[:, :5, 0].numpy()
     inside = np.zeros((len(reached), 5 * 8 + 1))
     np.put_along_axis(inside, reached, 1.0, axis=1)
     inside[:, -1] = 1

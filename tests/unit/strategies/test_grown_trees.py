@@ -154,6 +154,11 @@ def fewest_summed(sums: Any) -> float:
     return min(found)
 
 
+def as_sent(sums: Any, last: Any) -> Any:
+    """Return a column's sums (m, bins, 3) as they leave a silo that sends no sum over four rows."""
+    return np.moveaxis(floored(np.moveaxis(sums, 2, 0).copy(), last, 5), 0, 2)
+
+
 def test_no_sum_over_few_rows_leaves_and_no_row_is_lost() -> None:
     draw = np.random.default_rng(0)
     for _ in range(200):
@@ -164,7 +169,7 @@ def test_no_sum_over_few_rows_leaves_and_no_row_is_lost() -> None:
         counts[:, :-1][np.arange(7) > last[:, None]] = 0
         sums = draw.normal(size=(3, 8, 3)) * counts[..., None]
         sums[..., 2] = counts
-        found = floored(sums, last, 5)
+        found = as_sent(sums, last)
         assert fewest_summed(found) > 5 - 1e-9
         assert not found[:, :-1][np.arange(7) > last[:, None]].any(), "bins that a column lacks"
         whole = sums.sum(axis=1)
@@ -188,7 +193,7 @@ def test_no_sum_over_few_rows_leaves_and_no_row_is_lost() -> None:
 )
 def test_small_bins_share_the_sums_of_their_run(rows: list[int], sent: list[float]) -> None:
     sums = np.array(rows, float)[None, :, None] * np.array([-2.0, 0.5, 1.0])
-    found = floored(sums, np.array([3]), 5)
+    found = as_sent(sums, np.array([3]))
     np.testing.assert_allclose(found[0, :, 2], sent)
     np.testing.assert_allclose(found, found[..., 2:] * np.array([-2.0, 0.5, 1.0]))
 
