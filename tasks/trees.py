@@ -74,7 +74,7 @@ class Trees(nn.Module):
             left = (value <= thresholds[node]) | (value.isnan() & missing_left[node])
             at = 2 * at + 2 - (left | (column < 0)).long()
         reached = torch.arange(trees * outputs, device=x.device) * leaves + at - (leaves - 1)
-        return reached.reshape(len(x), trees, outputs)
+        return reached.reshape(x.shape[0], trees, outputs)
 
 
 def named(name: str, *, shape: tuple[int, ...], problem: Problem) -> Trees:

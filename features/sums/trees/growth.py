@@ -96,15 +96,13 @@ class Level:
 
 @dataclass(frozen=True)
 class Split:
-    """The best splits of m nodes; ``left`` and ``right`` are their sums (m, 3)."""
+    """The best splits of m nodes."""
 
     worth: NDArray[np.bool_]
     column: NDArray[np.intp]
     edge: NDArray[np.intp]
     missing_left: NDArray[np.bool_]
     gain: Floats
-    left: Floats
-    right: Floats
 
 
 def constant(outputs: int) -> Generator[NDArray[np.float32], Floats, NDArray[np.float32]]:
@@ -240,9 +238,10 @@ def _sides_of(found: Split, i: int, order: NDArray[np.intp], rows: Floats) -> Si
     ``rows`` (S + 1,) are the silos' by that order and the others'. A silo without any goes to the
     side with more of them.
     """
-    left = found.missing_left[i] if rows[-1] else found.left[i, 2] >= found.right[i, 2]
+    cut = found.edge[i] + 1
+    left = found.missing_left[i] if rows[-1] else rows[:cut].sum() >= rows[cut:].sum()
     sides = np.full(len(order) + 1, RIGHT, np.int8)
-    sides[order[: found.edge[i] + 1]] = LEFT
+    sides[order[:cut]] = LEFT
     sides[-1] = LEFT if left else RIGHT
     sides[order[rows[:-1] == 0]] = sides[-1]
     return sides
@@ -288,10 +287,7 @@ def best_splits(sums: Floats, edges: Edges, settings: Settings) -> Split:
     scale = np.maximum(before.max(axis=1), 1e-30)
     best = np.argmax(flat >= most[:, None] * (1 - EQUAL), axis=1)
     column, edge, side = np.unravel_index(best, gain.shape[1:])
-    rows = np.arange(len(sums))
-    lefts = left[:, rows, column, edge] + side * missing[:, rows, column]
-    rights = whole[:, rows, column] - lefts
-    return Split(most > EQUAL * scale, column, edge, side.astype(np.bool_), most, lefts.T, rights.T)
+    return Split(most > EQUAL * scale, column, edge, side.astype(np.bool_), most)
 
 
 def _large_enough(child: Floats, settings: Settings) -> NDArray[np.bool_]:

@@ -248,6 +248,15 @@ LIES = {
 }
 
 
+@pytest.mark.parametrize("value", [1e16, -1e16])
+def test_sums_that_are_impossibly_large_are_refused_as_such(value: float) -> None:
+    (rows,) = parts("labels", 1)
+    asked = questions.losses(trees_of([rows]), 3)
+    told = with_value(questions.answer(asked.arrays, rows, rows), (0, 0), value)
+    with pytest.raises(questions.AnswerError, match="not finite, or impossibly large"):
+        questions.read_answer(asked, {"sums": told}, ROWS)
+
+
 @pytest.mark.parametrize(
     "told",
     [np.tile([-1.0, 5.0], (4, 1)), 5 + np.eye(4, 2), np.full((4, 2), np.nan), np.ones((3, 2))],
