@@ -51,6 +51,25 @@ def test_who_follows_a_run_hears_that_the_superlink_is_away_and_how_to_go_on(
     assert any("the SuperLink has not answered for" in event.text for event in heard)
 
 
+def test_the_more_processes_start_beside_it_the_longer_a_superlink_may_take(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    allowed = []
+
+    def wait(self: SuperLink, deadline_s: float) -> None:
+        allowed.append(deadline_s)
+        raise FederationError("it did not start")
+
+    monkeypatch.setattr(SuperLink, "wait", wait)
+    for processes in (2, 50):
+        local = LocalFederation(tmp_path)
+        local.programs = {str(number): Any for number in range(processes)}  # type: ignore[misc]
+        with pytest.raises(FederationError, match="did not start"):
+            local.wait_for_silos(50)
+    few, many = allowed
+    assert many > few + 100
+
+
 @pytest.mark.parametrize(
     "number",
     [
