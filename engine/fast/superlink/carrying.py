@@ -192,7 +192,7 @@ class Carrying(_Flowers):  # type: ignore[misc]
         found: dict[str, bytes] = {}
         store = self.objectstore_factory.store()
         for name in ids:
-            if store.files(name):
+            if store.is_filed(name):
                 continue
             pulled = super().PullObject(PullObjectRequest(**whose, object_id=name), context)
             if pulled.object_available:

@@ -40,7 +40,7 @@ class Filed:
         """Return whether the store waits for this object."""
         raise NotImplementedError
 
-    def files(self, object_id: str) -> bool:
+    def is_filed(self, object_id: str) -> bool:
         """Return whether an object's content is in a file."""
         return self.shelf.has(object_id)
 
@@ -85,7 +85,7 @@ class FiledStore(Filed, InMemoryObjectStore):
         with self.lock_store:
             super().put(object_id, self._stored(object_id, object_content))
 
-    def files(self, object_id: str) -> bool:
+    def is_filed(self, object_id: str) -> bool:
         with self.lock_store:
             entry = self.store.get(object_id)
             return entry is not None and entry.content == FILED

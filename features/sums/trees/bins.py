@@ -9,10 +9,11 @@ quantiles of all silos' rows, off by at most half a bin, and no silo has stated 
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from coterie.features.sums.trees.ensemble import Floats
 
 Ints = NDArray[np.int64]
 Columns = tuple[NDArray[np.float32], ...]
@@ -83,13 +84,13 @@ def there(edges: Sequence[NDArray[np.float32]]) -> NDArray[np.bool_]:
     return found
 
 
-def by_column(sums: NDArray[np.float64], edges: Sequence[NDArray[np.float32]]) -> Any:
+def by_column(sums: Floats, edges: Sequence[NDArray[np.float32]]) -> Floats:
     """Return sums (m, bins of all columns, 3) as (3, m, columns, bins), as in ``there``.
 
     Bins that a column does not have are 0.
     """
     own = there(edges)
-    found = np.zeros((sums.shape[2], len(sums), *own.shape))
+    found: Floats = np.zeros((sums.shape[2], len(sums), *own.shape))
     for plane, part in zip(found, np.moveaxis(sums, 2, 0), strict=True):
         plane[:, own] = part
     return found

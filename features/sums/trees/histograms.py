@@ -306,7 +306,7 @@ def _runs(rows: Floats, least: int) -> tuple[NDArray[np.intp], NDArray[np.bool_]
 
 
 def _numbered(run: NDArray[np.intp]) -> tuple[NDArray[np.intp], int]:
-    """Return the runs (m, bins) numbered through all columns, and the number of numbers."""
+    """Return the runs (m, bins) numbered through all columns, and a number that is not used."""
     most = int(run.max()) + 1
     return run + most * np.arange(len(run))[:, None], most * len(run)
 
