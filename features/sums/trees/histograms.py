@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.sparse import csc_array
 
 from coterie.features.sums.trees import bins
 from coterie.features.sums.trees.ensemble import Ensemble, Floats
@@ -234,6 +233,8 @@ def _summed(
     Places count from ``start`` (n,); where it is negative, the row is not part of any sum. The
     places of a row are a column of a sparse matrix, and the sums its product with the weights.
     """
+    from scipy.sparse import csc_array  # only silos need it, and it takes time to load
+
     own, found = np.flatnonzero(start >= 0), np.zeros((size, SUMS))
     parts = len(own) * places.shape[1] // max(VALUES_AT_ONCE, found.size) + 1
     for rows in np.array_split(own, parts):
