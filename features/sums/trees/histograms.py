@@ -165,7 +165,7 @@ class Rows:
     def _refreshed(
         self, trees: Ensemble, done: int, edges: Sequence[NDArray[np.float32]]
     ) -> _Known:
-        """Return the codes for these edges, and the answers of the complete trees."""
+        """Return what is remembered of these bins, with the answers of the complete trees."""
         own = {name: a for name, a in trees.arrays(done).items() if name != "gain"}
         bins_of = tuple(cuts.tobytes() for cuts in edges)
         known = next((one for one in self._known if one.goes_on_to(own, done, bins_of)), None)
@@ -188,7 +188,7 @@ class _Known:
     """What is remembered of one group's trees.
 
     Attributes:
-        edges: bytes of each column's.
+        edges: the bytes of each column's edges.
         places: (n, columns) the bin of each value, among those of all columns side by side.
         answers: (n, K) of the trees.
         derived: their derivatives, (n, K) each; empty before the first question.
@@ -249,10 +249,10 @@ def _as_they_may_leave(sums: Floats, edges: Sequence[NDArray[np.float32]], least
     """Return histograms (m, bins of all columns, ``SUMS``) of ``floored`` columns."""
     if least < 2:
         return sums
-    whole = bins.by_column(sums, edges)
+    own, whole = bins.there(edges), bins.by_column(sums, edges)
     last = np.tile([len(cuts) for cuts in edges], len(sums))
     sent = floored(whole.reshape(SUMS, len(last), -1), last, least).reshape(whole.shape)
-    return np.stack([own[:, bins.there(edges)] for own in sent], axis=2)
+    return np.stack([plane[:, own] for plane in sent], axis=2)
 
 
 def floored(sums: Floats, last: NDArray[np.intp], least: int) -> Floats:

@@ -63,7 +63,7 @@ def test_the_more_processes_start_beside_it_the_longer_a_superlink_may_take(
     monkeypatch.setattr(SuperLink, "wait", wait)
     for processes in (2, 50):
         local = LocalFederation(tmp_path)
-        local.programs = {str(number): Any for number in range(processes)}  # type: ignore[misc]
+        local.programs = {str(number): Any for number in range(processes)}
         with pytest.raises(FederationError, match="did not start"):
             local.wait_for_silos(50)
     few, many = allowed
