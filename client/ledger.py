@@ -21,7 +21,7 @@ from flwr.app import ConfigRecord, Context, Message
 from coterie import wire
 from coterie.client.home.files import LEDGER
 from coterie.client.home.local_log import json_lines
-from coterie.client.home.request_counts import asked_by
+from coterie.client.home.request_counts import asked_by, question_of
 from coterie.client.home.settings import SiloSettings
 from coterie.features.privacy.budget import read_spent
 from coterie.features.secure.protocol import decode_sum
@@ -97,6 +97,7 @@ def _entry(message: Message) -> dict[str, Any]:
         "purpose": "" if config is None else str(config.get(wire.PURPOSE, ""))[:64],
         "strategy": "" if config is None else str(config.get(wire.STRATEGY, ""))[:64],
         **({"apart": wire.plain_text(apart)} if apart else {}),
+        **({"question": question} if (question := question_of(message)) else {}),
         **_summed(message, config),
     }
 

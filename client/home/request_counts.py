@@ -6,11 +6,14 @@ little, hundreds reveal everything. With a folder, the counts are restored from 
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from flwr.app import Message
 
 from coterie import wire
 from coterie.client.home.files import LEDGER
@@ -35,12 +38,16 @@ class Asked:
     Attributes:
         strategy: named by the run's first message.
         trained: (type, purpose, round) → answered trainings.
-        evaluated: round → answered evaluations.
+        evaluated: round → answered evaluations. In the last round a question about histograms
+            counts once, however often it is put: its answer is the same.
+        questions: those of the last round, by ``question_of``.
     """
 
     strategy: str = ""
     trained: Counter[tuple[str, str, int]] = field(default_factory=Counter)
     evaluated: Counter[int] = field(default_factory=Counter)
+    questions: set[str] = field(default_factory=set)
+    _last: int = 0
 
     def add(self, kind: str, entry: Mapping[str, Any]) -> None:
         """Count an answered message of this type; ``entry`` as in the ledger."""
@@ -50,9 +57,19 @@ class Asked:
         if kind.startswith(wire.TRAIN) and kind != wire.MASKED_SUM:
             self.trained[kind, str(entry.get("purpose", "")), number] += 1
         elif kind.startswith(wire.EVALUATE):
-            self.evaluated[number] += 1
+            if number != self._last:
+                self._last, self.questions = number, set()
+            question = str(entry.get("question", ""))
+            self.evaluated[number] += question not in self.questions
+            self.questions |= {question} - {""}
 
-    def objection(self, kind: str, config: Mapping[str, Any], policy: Policy) -> str:
+    def objection(
+        self,
+        kind: str,
+        config: Mapping[str, Any],
+        policy: Policy,
+        question: Callable[[], str] = str,
+    ) -> str:
         """Return why a further message is refused; empty if it is accepted."""
         number, named = wire.whole(config.get(wire.ROUND)), str(config.get(wire.STRATEGY, ""))[:64]
         if self.strategy and named and named != self.strategy:
@@ -65,7 +82,8 @@ class Asked:
             )
         if kind.startswith(wire.EVALUATE):
             most = policy.max_evaluations
-            if most and self.evaluated[number] >= most:
+            full = most and self.evaluated[number] >= most
+            if full and not (number == self._last and question() in self.questions):
                 return (
                     f"evaluates at most {most} times a round (max_evaluations); this run asks for "
                     f"more in round {number}."
@@ -86,6 +104,23 @@ class Asked:
                     "for this run already, however the run numbers its rounds."
                 )
         return ""
+
+
+def question_of(message: Message) -> str:
+    """Return a digest of a question about histograms; empty for other messages.
+
+    A coordinator that recovers from a crash puts up to a round's questions once more.
+    """
+    if message.metadata.message_type != wire.EVALUATE_HISTOGRAMS or not message.has_content():
+        return ""
+    found, content = hashlib.sha256(), message.content
+    for name, config in sorted(wire.config_records(content).items()):
+        found.update(repr((name, sorted(config.items()))).encode())
+    for name, record in sorted(wire.array_records(content).items()):
+        for key, array in record.items():
+            found.update(repr((name, key, array.dtype, array.shape, len(array.data))).encode())
+            found.update(array.data)
+    return found.hexdigest()[:32]
 
 
 _memory: dict[tuple[str, str, str, str], Asked] = {}

@@ -13,7 +13,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 
 from coterie import wire
 from coterie.client.home.approvals import not_now
-from coterie.client.home.request_counts import asked_by, quota_objection
+from coterie.client.home.request_counts import asked_by, question_of, quota_objection
 from coterie.client.work import personal
 from coterie.client.work.data import Data
 from coterie.client.work.hold_out import leave_out_validation
@@ -155,7 +155,8 @@ class Request:
         run = str(self.config.get(wire.RUN, ""))
         flower_run = str(self.message.metadata.run_id)
         asked = asked_by(self.session.settings, run, flower_run, self.game)
-        self.refuse_for(asked.objection(kind, self.config, policy))
+        question = partial(question_of, self.message)
+        self.refuse_for(asked.objection(kind, self.config, policy, question))
         if self.config.get(wire.STRATEGY) not in wire.UNTRAINED:
             self.refuse_for(quota_objection(self.session.settings.home, run, policy.max_kept_runs))
         if kind != wire.DESCRIBE:

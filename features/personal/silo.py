@@ -120,7 +120,7 @@ def evaluate_own(request: Request) -> RecordDict:
         stages.personalise(session)
         found = evaluate(session.task, session.model, part, metric=request.metric())
         sure = {}
-        if request.config.get(wire.FAMILY) or boosted:
+        if votes and (request.config.get(wire.FAMILY) or boosted):
             sure[wire.HOLDOUT_LOSS_ERROR] = loss_error(session.task, session.model, part)
     metrics = {
         wire.NUM_EXAMPLES: len(request.session.data.train),

@@ -46,6 +46,7 @@ from coterie.strategies.auto.budget import Budget, holdout, planned
 from coterie.strategies.auto.candidates import (
     Candidate,
     between,
+    everybody_alone,
     nested,
     trivial,
     visible,
@@ -246,14 +247,10 @@ class Auto(Growth, Algorithm[AutoState]):
         """Compare pairs; end a race by own models; let newcomers measure groups' models."""
         if state.boosted is not None:
             return (yield from families.prepared(self, state, now))
-        if is_trees(state.members.initial):
-            state = yield from self._with_own_models(state, now)
-            state = yield from growing.grown(state, self, self._limits, now)
-            state = yield from pairs.measured(self, state, self._limits, now)
-            state = yield from nearest(state, now)
-            return (yield from own_models.of_newcomers(state, now))
-        state = yield from pairs.measured(self, state, self._limits, now)
         state = yield from self._with_own_models(state, now)
+        if is_trees(state.members.initial):
+            state = yield from growing.grown(state, self, self._limits, now)
+        state = yield from pairs.measured(self, state, self._limits, now)
         state = yield from nearest(state, now)
         return (yield from own_models.of_newcomers(state, now))
 
@@ -439,6 +436,8 @@ class Auto(Growth, Algorithm[AutoState]):
             "race" if state.models or state.held else "look",
             "It keeps the best so far" if state.held else "Every silo keeps its own model",
         )
+        if is_trees(state.members.initial) and not state.held:  # each grows its own at home
+            state = handed_out(replace(state, held=everybody_alone(state.alone).groups), now)
         return state
 
     # ---------------------------------------------------------------- views

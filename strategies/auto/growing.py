@@ -129,7 +129,7 @@ def grown(state: AutoState, growth: Growth, limits: Budget, now: Round) -> Excha
             exit_code=EXIT_CONFIG,
         )
     state = replace(state, trees=replace(state.trees, lost={}))
-    if state.phase == "look":
+    if state.phase == "look" and len(now.names) > 1:
         state = yield from _looked(state, growth, now)
     state = yield from _measured_alone(state, growth, now)
     if state.phase == "race":

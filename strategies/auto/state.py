@@ -264,7 +264,10 @@ def offered(state: AutoState, key: Group, name: str) -> Model:
 
 
 def without(state: AutoState, name: str) -> AutoState:
-    """Remove a silo from its group; the rest of the group continues unchanged."""
+    """Remove a silo from its group; the rest of the group continues unchanged.
+
+    If it comes back, trees that split by silo are to it those of any other.
+    """
     group = group_of(state.held, name)
     rest = tuple(one for one in group if one != name)
     models, alone, own = dict(state.group_models), dict(state.alone), state.own - {name}
@@ -276,8 +279,14 @@ def without(state: AutoState, name: str) -> AutoState:
         own -= {rest[0]}
     held = [one for one in state.held if one != group] + ([rest] if rest else [])
     beside = {n: tuple(m for m in g if m != name) for n, g in state.beside.items() if n != name}
+    forest = replace(
+        state.trees,
+        own={one: trees for one, trees in state.trees.own.items() if one != name},
+        finals={key: grown.forgetting(name) for key, grown in state.trees.finals.items()},
+    )
     return replace(
         state,
+        trees=forest,
         held=tuple(sorted(held)),
         group_models=models,
         alone=alone,

@@ -61,7 +61,17 @@ class _Shared(grpc.Channel):  # type: ignore[misc]
 
     def unary_unary(self, *args: Any, **kwargs: Any) -> Any:
         """Return a call that looks up the current channel: a stub requests its calls only once."""
-        return lambda *call, **how: self._base.channel.unary_unary(*args, **kwargs)(*call, **how)
+
+        def call(*call: Any, **how: Any) -> Any:
+            while True:
+                channel = self._base.channel
+                try:
+                    return channel.unary_unary(*args, **kwargs)(*call, **how)
+                except ValueError:  # a closed one; the call has not begun
+                    if channel is self._base.channel:
+                        raise
+
+        return call
 
     def unary_stream(self, *args: Any, **kwargs: Any) -> Any:
         raise NotImplementedError

@@ -42,6 +42,8 @@ FEW = "its group is smaller than it accepts."
 
 Asking = Generator[Question, Floats, Any]
 """Yields questions to a group; receives the sum of its silos' answers."""
+NOBODY = "\0"
+"""In the place of a silo: a name that none has."""
 NODES = -3
 """Axis of the nodes in histograms, also in those by silo."""
 
@@ -93,6 +95,10 @@ class Grown:
         if sides is not None:
             sides[most:] = 0
         return replace(self, trees=trees, done=most, sides=sides, most=most, gains=())
+
+    def forgetting(self, name: str) -> Grown:
+        """Return the same trees, to which a silo is any other."""
+        return replace(self, silos=tuple(NOBODY if one == name else one for one in self.silos))
 
     def split_by(self, silos: Group) -> Grown:
         """Return the same without a tree, for trees that may split by these silos."""

@@ -76,14 +76,17 @@ def grown_here(session: Session, how: Alone) -> Model:
     """Return trees of the session's training rows; of no row, none.
 
     How many are used is chosen on a part of the rows, or on those held out of the session's. On
-    trial they grow as those of groups do, also with the smallest count, so that only rows differ.
+    trial they grow as those of groups do, so that only rows differ: with the smallest count, unless
+    there are fewer rows.
     """
     like = Ensemble.of(read_weights(session.model))
     trees = Ensemble.empty(len(like.leaf), len(like.base), like.depth, len(like.gain))
     if len(session.data.train):
         split = session.data.hold_out(HOLDOUT, seed=0)
         tried = 0 < how.trees <= len(trees.leaf)
-        least = session.settings.policy.smallest_count if tried else ANY
+        least = session.settings.policy.smallest_count
+        if not tried or len(split.train) < least:
+            least = ANY
         rows, kept, held = (
             rows_of(session, replace(session.data, train=part), least)
             for part in (session.data.train, split.train, split.test)

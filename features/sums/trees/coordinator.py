@@ -153,7 +153,7 @@ class Trees(Growth, Algorithm[TreesState]):
 
     def own_entries(self, state: TreesState) -> Mapping[str, Config]:
         """Return the entry for silos alone, which grow their trees at home."""
-        alone = [group[0] for group in state.members.groups if self._is_alone(group)]
+        alone = [group[0] for group in state.members.groups if self._is_alone(group, state)]
         return dict.fromkeys(alone, self.entry_at_home())
 
     @property
@@ -189,7 +189,7 @@ class Trees(Growth, Algorithm[TreesState]):
         all_trees = len(state.members.initial["leaf"])
         faster, tried = trial(self.growth, all_trees)
         groups = present_groups(self.given or (now.names,), now.names)
-        shared = [group for group in groups if not self._is_alone(group)]
+        shared = [group for group in groups if not self._is_alone(group, state)]
         if now.unseen and shared and not state.grown and all(len(own) == 1 for own in shared):
             raise FederationError(
                 "every group is one silo, whose sums nobody may see in a secure run, so that no "
@@ -221,6 +221,13 @@ class Trees(Growth, Algorithm[TreesState]):
                 new[key] = new[key].at_most(enough(best, self.growth, all_trees))
         left = {key: one.grown for key, one in trials.items() if new[key].most is None}
         grown = {**state.grown, **new}
+        for key, own in new.items() if now.number >= now.rounds else ():
+            if not own.whole:
+                log.warning(
+                    "trees of %s: %d of %d have grown, because rounds were lost. coterie run "
+                    "continue adds rounds for the others.",
+                    *(_said(key), own.done, own.most or all_trees),
+                )
         done = {key: trials[key].grown for key in sorted(trials.keys() - left.keys())}
         members = state.members.grouped(groups)
         return TreesState(
@@ -269,11 +276,12 @@ class Trees(Growth, Algorithm[TreesState]):
 
     def complete(self, state: TreesState) -> str:
         grown = state.grown
-        groups = [group for group in self.given if len(group) > 1] if self.given else [("*",)]
+        together = [("*",)] if len(state.members.sizes) > 1 else []
+        groups = [group for group in self.given if len(group) > 1] if self.given else together
         known = {",".join(group) for group in groups} <= grown.keys()
         if not known or not all(own.whole for own in grown.values()):
             return ""
-        most = ", ".join(f"{k.replace('*', 'all')}: {own.done}" for k, own in sorted(grown.items()))
+        most = ", ".join(f"{_said(key)}: {own.done}" for key, own in sorted(grown.items()))
         return "all trees have grown that help on held-out rows" + (f" ({most})" if most else "")
 
     def _key(self, group: Group) -> str:
@@ -283,9 +291,10 @@ class Trees(Growth, Algorithm[TreesState]):
         own = next((given for given in self.given if set(group) <= set(given)), group)
         return ",".join(own)
 
-    def _is_alone(self, group: Group) -> bool:
+    def _is_alone(self, group: Group, state: TreesState) -> bool:
         """Return whether a group is one silo, and not only because others of it are away."""
-        return self._key(group) == group[0] and len(group) == 1
+        whole = self._key(group) == group[0] if self.given else len(state.members.sizes) == 1
+        return whole and len(group) == 1
 
     def _of(self, state: TreesState, group: Group) -> Grown:
         return state.grown.get(self._key(group), Grown(state.members.initial))
@@ -297,10 +306,19 @@ class Trees(Growth, Algorithm[TreesState]):
         return max(min(most, room(2) // self.exchanges(own.trees) - most), -(-tried // rounds))
 
     def _until(self, own: Grown, now: Round) -> int:
-        """Return the number of trees that a group has after this round."""
+        """Return the number of trees that a group has after this round.
+
+        A group that lost a round makes up for it once its trial is complete.
+        """
         trees, rounds = len(own.trees["leaf"]), max(now.rounds, 1)
         most = -(-trees // rounds)
+        if own.most is not None:
+            most = max(most, room(1) // self.exchanges(own.trees))
         return min(trees * min(now.number, rounds) // rounds, own.done + most)
+
+
+def _said(key: str) -> str:
+    return "all silos" if key == "*" else key
 
 
 def _held_out(silo: Silo) -> Config:

@@ -259,10 +259,8 @@ def _write_split(
 
 def _leaf_below(node: int, depth: int) -> int:
     """Return the number of the leftmost leaf below a node."""
-    first = (1 << depth) - 1
-    while node < first:
-        node = 2 * node + 1
-    return node - first
+    levels = depth + 1 - (node + 1).bit_length()
+    return (node + 1 << levels) - (1 << depth)
 
 
 def best_splits(sums: Floats, edges: Edges, settings: Settings) -> Split:

@@ -58,9 +58,13 @@ class OwnOfGroup:
         most, split = int(SHARE * len(group.leaf)), session.data.hold_out(HOLDOUT, seed=0)
         trees = self._made(session, group, split.train, most)
         held = rows_of(session, replace(session.data, train=split.test), ANY)
-        losses = held.losses(trees)[_first(group, most) :][: most + 1]
-        saved = losses[0, 0] - losses[:, 0].min()
-        return best_number(losses) if saved > LEAST_GAIN * losses[0, 0] else 0
+        first = _first(group, most)
+        losses = held.losses(trees)[first:][: most + 1]
+        whole = losses[0, 0]
+        if first < _first(group, 0):  # some of the group's have made room
+            whole = held.losses(self._made(session, group, split.train, 0))[-1, 0]
+        saved = whole - losses[:, 0].min()
+        return best_number(losses) if saved > LEAST_GAIN * whole else 0
 
     def _made(self, session: Session, group: Ensemble, part: Part, number: int) -> Ensemble:
         """Return the silo's own trees from a part of its rows, ``number`` grown by itself."""

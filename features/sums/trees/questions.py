@@ -123,7 +123,7 @@ def answer(arrays: Arrays, rows: Rows, held_out: Rows | None = None) -> Floats:
         return rows.totals(constant)
     except KeyError as missing:
         raise AnswerError(f"a question about trees needs {missing}") from None
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, OverflowError) as error:
         raise AnswerError(f"a question about trees must fit the rows: {error}") from None
 
 

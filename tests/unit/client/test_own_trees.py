@@ -117,6 +117,20 @@ def test_a_silo_like_its_group_and_a_large_penalty_leave_the_groups_trees() -> N
     assert torch.allclose(session.model(x), before, atol=2e-3)
 
 
+def test_own_trees_replace_none_of_the_groups_that_help_more() -> None:
+    """The group's last trees have learned all; those before them split by a column of noise."""
+    group = of_group(OWN)
+    for array in group.values():
+        if array.ndim > 1:
+            array[-OWN:], array[:-OWN] = array[:OWN], 0
+    group["feature"][:-OWN] = 1
+    session = silo(0.0)
+    load_weights(session.model, group)
+    as_it_is = loss(session)
+    assert (made(session, group).feature == group["feature"]).all()
+    assert loss(session) < 1.05 * as_it_is
+
+
 @pytest.mark.parametrize("rows", [0, 1, 2, 30])
 def test_a_silo_with_few_rows_has_no_own_trees(rows: int) -> None:
     session, group = silo(1.5), of_group(TREES)

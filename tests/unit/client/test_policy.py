@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
-from flwr.app import Message
+from flwr.app import ConfigRecord, Message, RecordDict
 
 import coterie.client.app
 from coterie import wire
@@ -20,7 +22,19 @@ from coterie.strategies.errors import EXIT_NO_SILOS
 from coterie.strategies.hcct.algorithm import CATCH_UP
 from coterie.wire import decode_description, read_metrics
 from tests.conftest import digits_config
-from tests.kit import TRAINING, Tap, ask, dashed, digits, initial, model_in, reason, run, train
+from tests.kit import (
+    TRAINING,
+    Tap,
+    ask,
+    context,
+    dashed,
+    digits,
+    initial,
+    model_in,
+    reason,
+    run,
+    train,
+)
 
 
 def silo(**policy: Any) -> dict[str, Any]:
@@ -349,6 +363,33 @@ def test_evaluations_in_a_round_are_counted(tmp_path: Path) -> None:
     assert "at most 2 times a round (max_evaluations)" in reason(replies[2])
     later = {**settings, wire.ROUND: 2}
     assert not ask(wire.EVALUATE, wants, model=initial(), **later).has_error()
+
+
+def test_a_question_about_histograms_counts_once_however_often_it_is_put(tmp_path: Path) -> None:
+    def put(number: int, base: float, **more: Any) -> str:
+        """Return why the silo would refuse a question, and let it answer, if it would not."""
+        entries = {wire.RUN: "r", wire.ROUND: number, wire.STRATEGY: "trees", **more}
+        content = RecordDict({wire.CONFIG: ConfigRecord(entries)})
+        arrays = {"base": np.array([base], np.float32)}
+        content[wire.ARRAYS] = wire.encode_arrays(arrays, packed=True)
+        message = Message(content, 1, wire.EVALUATE_HISTOGRAMS)
+        asked = request_counts.asked_by(own, "r", "")
+        question = partial(request_counts.question_of, message)
+        why = asked.objection(wire.EVALUATE_HISTOGRAMS, content[wire.CONFIG], own.policy, question)
+        if not why:
+            ledger.outbound(
+                message, context(silo(**kept)), lambda m, c: Message(RecordDict(), reply_to=m)
+            )
+        return why
+
+    kept = {"max_evaluations": 2, "home": str(tmp_path)}
+    own = SiloSettings.from_node_config(context(silo(**kept)).node_config, node_id=1)
+    assert [put(1, value) for value in (0.0, 0.5, 0.0, 0.5)] == [""] * 4
+    for changed in ({"base": 1.0}, {"base": 0.5, "holdout": 0.1}):
+        assert "at most 2 times a round (max_evaluations)" in put(1, **changed)
+    request_counts._memory.clear()  # a new process reads them from the ledger
+    assert not put(1, 0.5) and put(1, 1.0)
+    assert not put(2, 0.5) and put(1, 0.5), "only the last round is repeated"
 
 
 def test_a_run_stays_of_one_strategy_and_sends_what_that_sends(tmp_path: Path) -> None:

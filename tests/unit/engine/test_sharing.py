@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from threading import Event
+from typing import Any
 
 import grpc
 import pytest
@@ -86,3 +87,27 @@ def test_a_channel_on_which_nothing_is_answered_is_replaced_and_a_new_one_is_not
     assert base.channel is second, "it was opened a moment ago"
     channel.close()
     assert (address, None) not in sharing._bases
+
+
+def test_a_call_meets_no_channel_that_another_thread_has_closed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """gRPC raises ``ValueError`` there, which would end the process."""
+    (port,) = free_ports(1)
+    channel = sharing.shared_channel(f"127.0.0.1:{port}", None)
+    base = sharing._bases[f"127.0.0.1:{port}", None]
+    first, times = base.channel, [0]
+
+    def between(*args: Any, **kwargs: Any) -> Any:
+        times[0] += 1
+        base.replace()
+        return unary_unary(*args, **kwargs)
+
+    unary_unary = first.unary_unary
+    monkeypatch.setattr(first, "unary_unary", between)
+    with pytest.raises(grpc.RpcError) as caught:
+        channel.unary_unary("/flwr.proto.Fleet/PullMessages")(b"", timeout=10)
+    assert caught.value.code() == grpc.StatusCode.UNAVAILABLE and times == [1]
+    channel.close()
+    with pytest.raises(ValueError, match="closed"):
+        channel.unary_unary("/flwr.proto.Fleet/PullMessages")(b"", timeout=10)

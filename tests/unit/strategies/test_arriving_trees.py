@@ -25,6 +25,7 @@ AUTO: dict[str, Any] = {**FEW_BINS, "strategy": "auto", "rounds": 9, "budget": 3
 
 def sites(folder: Path, rows: dict[str, int]) -> list[dict[str, Any]]:
     """Return silos with so many rows; labels of those called x… mean the opposite."""
+    folder.mkdir(exist_ok=True)
     task = folder / "study.toml"
     task.write_text(STUDY.replace("trees-6x3", "trees-10x3"))
     found = []

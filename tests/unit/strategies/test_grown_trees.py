@@ -295,6 +295,7 @@ def test_impossible_sums_are_refused(lie: str) -> None:
         ("nodes", np.array([[0, 0], [0, 0]])),
         ("at", np.array([0, 2])),
         ("at", np.array([1, 0])),
+        ("at", np.array([np.inf, 0.0])),
         ("edges", np.array([1, 0] * COLUMNS, np.float32)),
         ("edges", np.full(2 * COLUMNS, np.nan, np.float32)),
         ("sizes", np.full(COLUMNS, 3)),
