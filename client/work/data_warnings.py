@@ -54,6 +54,11 @@ def warnings_of(task: Task, data: Data, *, duplicates: bool = True) -> Iterator[
         if isinstance(task.problem, Survival):
             if not y[:, 1].any():
                 yield f"no event among the {name} samples: the concordance index is not defined"
+            elif len(y) > 1 and y[:, 1].all():
+                yield (
+                    f"every {name} sample has the event: no time is censored. Are the events coded "
+                    "as declared?"
+                )
         elif len(y) > 1 and len(y.unique(dim=0)) == 1:
             what = {"class": "class", "number": "target"}.get(task.problem.kind, "labels")
             yield f"all {name} samples have the same {what}: " + (

@@ -48,6 +48,7 @@ class Fit:
         members: the silos whose answers are added up.
         left_out: silo → why it is not, or no longer, among them.
         failed: why there is no result; empty unless the fit has failed.
+        samples: the members' training rows, also those that lack a value.
     """
 
     name: str
@@ -55,6 +56,7 @@ class Fit:
     state: State = field(default_factory=State)
     left_out: Mapping[str, str] = field(default_factory=dict)
     failed: str = ""
+    samples: int = 0
 
     @property
     def done(self) -> bool:
@@ -200,7 +202,7 @@ def _after(
     except FitError as error:
         log.warning("%s: %s", fit.name, error)
         return replace(fit, failed=str(error))
-    return replace(fit, state=state)
+    return replace(fit, state=state, samples=sum(asking.silos[n].num_examples for n in fit.members))
 
 
 def _total(asking: Asking, question: Question, answers: Mapping[str, Answer | Masked]) -> Arrays:

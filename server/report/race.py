@@ -199,8 +199,8 @@ class _Chosen:
         if silent and verdict.judges:
             yield (
                 f"{listed(silent)} did not measure every partition (the silo's policy keeps "
-                "errors back, it has too few samples, or it was offline): placed by the "
-                "others' measurements."
+                "errors back, its metric is not defined on its samples, it has too few, or it was "
+                "offline): placed by the others' measurements."
             )
         if verdict.own:
             yield f"Keeping the model trained alone: {listed(verdict.own)}."
@@ -362,9 +362,8 @@ class _Chosen:
             place = f"trains alone, as most of its group with {with_whom} keep their own models"
         if gain is None or name not in self.verdict.trials:
             return (
-                f"{place}. It did not measure the two models, so it is "
-                "placed by the others' measurements; its own errors would count if its policy "
-                "shared them."
+                f"{place}. It did not measure the two models, so it is placed by the others' "
+                "measurements."
             )
         trial = self.verdict.trials[name]
         known = self.verdict.alone
@@ -384,10 +383,14 @@ class _Chosen:
             rows = math.nan if last is None else last.num_examples
             place, kept = taking(self.verdict, others, rows, self.run.lead), ""
         better = "better" if gain.expected >= 0 else "worse"
-        return (
+        found = (
             f"{place}{'' if left else kept}. On {count} that no model had seen, "
-            f"{self.lead.compared(gain.measured, gain.noise)} in its group than alone{own}. With "
-            f"the other silos' measurements, its group is expected to be "
+            f"{self.lead.compared(gain.measured, gain.noise)} in its group than alone{own}."
+        )
+        if math.isnan(gain.standard_error):  # no other silo measured both
+            return found
+        return (
+            f"{found} With the other silos' measurements, its group is expected to be "
             f"{self.lead.gain(abs(gain.expected), sign='')} ± "
             f"{self.lead.gain(gain.standard_error, sign='')} {self.lead.points} {better} for it."
         )

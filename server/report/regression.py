@@ -264,10 +264,16 @@ def _title(group: Group) -> str:
 
 
 def title_of(fit: Fit, rows: int) -> str:
-    """Return the name of a fit for people, with its numbers of silos and rows."""
-    members, name = wire.counted(len(fit.members), "silo"), fit.name
-    of = "All silos" if name == "all" else f"Silo {name}" if " " in name else f"Group {name}"
-    return f"{of.replace('Silo alone ', 'Silo ')} ({members}, {rows:,} rows)"
+    """Return the name of a fit for people, with its numbers of silos and rows.
+
+    Rows that lack a value are left out, and may be most.
+    """
+    name, here, left = fit.name, len(fit.members), len(fit.left_out)
+    whole = "Together" if left else "All silos"
+    of = whole if name == "all" else f"Silo {name}" if " " in name else f"Group {name}"
+    members = f"{here} of " * bool(left) + wire.counted(here + left, "silo")
+    used = f"{rows:,} of {fit.samples:,} rows" if fit.samples > rows else f"{rows:,} rows"
+    return f"{of.replace('Silo alone ', 'Silo ')} ({members}, {used})"
 
 
 def _coefficients(group: Group, model: str) -> Table:

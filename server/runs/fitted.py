@@ -155,6 +155,7 @@ def write_fitted(file: Path, fitted: Fitted) -> None:
             "members": fit.members,
             "without": dict(fit.left_out),
             "failed": fit.failed,
+            "samples": fit.samples,
             "words": fit.state.words,
             "step": fit.state.step,
             "done": fit.state.done,
@@ -191,6 +192,7 @@ def read_fitted(file: Path) -> Fitted:
                 ),
                 {str(name): str(why) for name, why in one["without"].items()},
                 str(one["failed"]),
+                int(one.get("samples", 0)),
             )
             for one in plain["fits"]
         )

@@ -60,12 +60,14 @@ def measurement(update: Update, *, loss_decides: bool = False) -> Measured | Non
     error = metrics.get(wire.HOLDOUT_ERROR, float("nan"))
     count = update.held_out(HOLDOUT)
     share = update.silo.metric == wire.ERROR
-    if not np.isfinite(error) or not count > 0 or (share and not 0 <= error <= 1):
+    if not count > 0:
         return None
     loss = metrics.get(wire.HOLDOUT_LOSS, float("nan"))
     if loss_decides and update.silo.described:  # other apps may measure errors only
         noise = metrics.get(wire.HOLDOUT_LOSS_ERROR, float("nan"))
         return Measured(loss, loss, count, False, noise) if np.isfinite(loss) else None
+    if not np.isfinite(error) or (share and not 0 <= error <= 1):
+        return None
     return Measured(error, loss if np.isfinite(loss) else error, count, share)
 
 

@@ -15,7 +15,7 @@ silos' (``shrunken_gains``). Groups are then those of each family.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import count
 from typing import TYPE_CHECKING, Any
@@ -237,9 +237,8 @@ def ended(auto: Auto, state: AutoState, now: Round) -> Exchanges[AutoState]:
 def _chosen(state: AutoState, updates: Updates, now: Round) -> AutoState:
     boosted = state.boosted
     assert boosted is not None
-    found = {number: values_of(updates, number) for number in range(len(wire.FAMILIES))}
-    fresh = found[0].keys() & found[1].keys()
-    measured = {**boosted.measured, **{n: (found[0][n], found[1][n]) for n in sorted(fresh)}}
+    fresh = compared(updates)
+    measured = {**boosted.measured, **fresh}
     suited = suiting(measured)
     favoured = boosted.favoured or favourite(measured)
     have_trees = boosted.state.members.sizes.keys() & now.here.keys()
@@ -248,7 +247,7 @@ def _chosen(state: AutoState, updates: Updates, now: Round) -> AutoState:
         usual = favoured if name in have_trees and boosted.state.trees.judged else wire.NETWORK
         if name in fresh or name not in uses:
             uses[name] = suited.get(name, usual)
-    new = frozenset(uses.keys() - boosted.uses.keys() | fresh)
+    new = frozenset(uses.keys() - boosted.uses.keys() | fresh.keys())
     boosted = replace(
         boosted,
         measured=measured,
@@ -258,6 +257,16 @@ def _chosen(state: AutoState, updates: Updates, now: Round) -> AutoState:
         fresh=new,
     )
     return replace(state, boosted=boosted)
+
+
+def compared(updates: Sequence[Update]) -> dict[str, tuple[Measured, Measured]]:
+    """Return silo → what it measured of both families, if that says anything.
+
+    Survival without an event held out does not.
+    """
+    network, trees = (values_of(updates, number) for number in range(len(wire.FAMILIES)))
+    both = {name: (network[name], trees[name]) for name in sorted(network.keys() & trees.keys())}
+    return {name: own for name, own in both.items() if own[0].noise or own[1].noise}
 
 
 def values_of(updates: Iterable[Update], number: int) -> dict[str, Measured]:
@@ -276,7 +285,7 @@ def values_of(updates: Iterable[Update], number: int) -> dict[str, Measured]:
             value = update.metrics.get(wire.HOLDOUT_ERROR, float("nan"))
             times = 1.0 if metric == "r2" else 0.5
             noise, loss = times * noise * value / loss if loss > 0 else float("nan"), float("nan")
-        if np.isfinite(value) and noise != 0:  # as of survival without an event held out
+        if np.isfinite(value):
             found[update.silo.name] = Measured(value, loss, update.held_out(HOLDOUT), False, noise)
     return found
 

@@ -123,7 +123,7 @@ class Gain:
         measured: its error alone minus that in its group.
         noise: standard error of ``measured``; NaN if unknown.
         expected: ``measured`` shrunk towards the mean over silos according to its noise.
-        standard_error: of ``expected``.
+        standard_error: of ``expected``; NaN if unknown.
         doubt: probability that the silo is better off alone. Unlike ``standard_error`` it includes
             the uncertainty of how much silos differ.
     """
@@ -187,11 +187,14 @@ def shrunken_gains(
     belief = between / (between + noise) if between > 0 else np.zeros_like(noise)
     expected = mean + belief * (differences - mean)
     errors = np.sqrt(belief * noise + (1 - belief) ** 2 * mean_variance)
+    below = [
+        _below_zero(float(e), s**2 + between_error) for e, s in zip(expected, errors, strict=True)
+    ]
     known = variances is not None or len(differences) > 1
-    own = np.sqrt(noise) if known else np.full(1, np.nan)
+    own, errors = (np.sqrt(noise), errors) if known else (np.full(1, np.nan),) * 2
     return [
-        Gain(float(d), float(n), float(e), float(s), _below_zero(float(e), s**2 + between_error))
-        for d, n, e, s in zip(differences, own, expected, errors, strict=True)
+        Gain(*map(float, one))
+        for one in zip(differences, own, expected, errors, below, strict=True)
     ]
 
 

@@ -445,21 +445,23 @@ def raw_texts(place: Path, column: str, dialect: Dialect, expected: str) -> list
 
 
 def flags(found: Coded, column: str, place: Path, dialect: Dialect) -> NDArray[np.float32]:
-    """Return a column's 0 and 1 as (n,); raise ``TaskError`` naming the first row with neither."""
+    """Return a column's 0 and 1 as (n,); raise ``TaskError`` naming what is neither."""
     known = {"0": 0, "1": 1, "false": 0, "true": 1}
     values = found.places(lambda text: known.get(dialect.code(text).lower()))
     if (wrong := values < 0).any():
-        row = first(wrong)
-        at = found.at[row - 1]
-        raise TaskError(
-            f"target column {dialect.named(column)} of {str(place)!r} must contain 0 or 1. Row "
-            + (
-                f"{row} is empty: leave such rows out of the file."
-                if at < 0
-                else f"{row} contains {shown(found.texts[at])}: define it under "
-                f"[data.codes.{column}] in silo.toml."
-            )
+        about = f"target column {dialect.named(column)} of {str(place)!r} must contain 0 or 1. "
+        if (empty := found.at < 0).any():
+            raise TaskError(f"{about}Row {first(empty)} is empty: leave such rows out of the file.")
+        about += (
+            f"It contains {found.listed(wrong)}: define them under [data.codes.{column}] in "
+            "silo.toml."
         )
+        if known_rows := len(wrong) - int(wrong.sum()):
+            about += (
+                f" Other {known_rows} rows are read as {found.listed(~wrong)}: where 1 and 2 stand "
+                "for 0 and 1, define both."
+            )
+        raise TaskError(about)
     return values.astype(np.float32)
 
 

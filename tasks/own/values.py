@@ -27,6 +27,10 @@ LONGEST = 24
 """Characters of a code that an error shows."""
 NUMBER = r"^[+-]?(?:(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?|(?i:inf|infinity|nan(?:\(.*\))?))$"
 LIMIT = re.compile(r"^(<=|>=|[<>≤≥])\s*")
+DATE = re.compile(
+    r"^(?:\d{4}([-/.])(?:\d{1,2}|[A-Za-z]{3,9})\1\d{1,2}"
+    r"|\d{1,2}([-/.])(?:\d{1,2}|[A-Za-z]{3,9})\2(?:\d{4}|\d{2}))(?:$|[ T]\d)"
+)
 
 
 def shown(text: str) -> str:
@@ -258,19 +262,29 @@ class Numbers:
 
     def _advice(self, forms: list[Form]) -> list[str]:
         """Return advice for these forms, one sentence per setting."""
-        marks, limits, rest = [], [], []
+        marks, limits, rest, dates = [], [], [], False
         for form in forms:
+            if DATE.match(form.example):
+                dates = True
+                continue
             before, number, behind = _split(form.example)
             behind, limit = behind.strip(), LIMIT.match(before)
             if limit and number:
                 limits.append(form.example)
             if number and (mark := (before[limit.end() :] if limit else before).strip()):
                 marks.append(mark)
-            if number and behind:
+            if any(letter.isdigit() for letter in behind):
+                number = ""
+            elif number and behind:
                 marks.append(behind)
             if not number or not _reads([number], self.dialect):
                 rest.append(number or form.example)
         said = []
+        if dates:
+            said.append(
+                "These look like dates: write numbers instead, such as days since a day that all "
+                "silos agree on."
+            )
         if limits:
             said.append(
                 f'Set the silo\'s option censored = "limit" to read {shown(limits[0])} as its '

@@ -100,6 +100,11 @@ def _target(targets: Sequence[Column], settings: Mapping[str, Any]) -> Sequence[
     name = settings["target"]
     if settings["model"] == COX:
         return times_and_events(targets)
+    if settings["model"] != COX and _is_survival(targets) and name != targets[1].name:
+        raise FitError(
+            f"the task's times are censored: fit cox, or survival. Of {targets[1].name} alone, "
+            "whenever it happens, there is a logistic regression"
+        )
     found = _chosen(targets, [name] if name else [], "target")
     if len(found) != 1:
         names = ", ".join(one.name for one in found)
@@ -109,9 +114,13 @@ def _target(targets: Sequence[Column], settings: Mapping[str, Any]) -> Sequence[
 
 def times_and_events(targets: Sequence[Column]) -> Sequence[Column]:
     """Return both columns of a survival task; raise ``FitError`` if the task is another."""
-    if [len(one.categories) for one in targets] != [0, 2]:
+    if not _is_survival(targets):
         raise FitError("it needs a task whose target has kind survival")
     return targets
+
+
+def _is_survival(targets: Sequence[Column]) -> bool:
+    return [len(one.categories) for one in targets] == [0, 2]
 
 
 def _chosen(columns: Sequence[Column], names: Sequence[str], what: str) -> list[Column]:

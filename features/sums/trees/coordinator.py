@@ -189,6 +189,8 @@ class Trees(Growth, Algorithm[TreesState]):
         all_trees = len(state.members.initial["leaf"])
         faster, tried = trial(self.growth, all_trees)
         groups = present_groups(self.given or (now.names,), now.names)
+        if now.number <= 1:
+            self._say_unknown(now)
         shared = [group for group in groups if not self._is_alone(group, state)]
         if now.unseen and shared and not state.grown and all(len(own) == 1 for own in shared):
             raise FederationError(
@@ -283,6 +285,18 @@ class Trees(Growth, Algorithm[TreesState]):
             return ""
         most = ", ".join(f"{_said(key)}: {own.done}" for key, own in sorted(grown.items()))
         return "all trees have grown that help on held-out rows" + (f" ({most})" if most else "")
+
+    def _say_unknown(self, now: Round) -> None:
+        named = {name for group in self.given for name in group} - {wire.EACH_ALONE}
+        if unknown := sorted(named - set(now.names)):
+            rest = sorted(set(now.names) - named)
+            log.warning(
+                "given-groups names %s: no such silo is connected.%s",
+                *(
+                    ", ".join(unknown),
+                    f" In no group, and so alone: {', '.join(rest)}." if rest else "",
+                ),
+            )
 
     def _key(self, group: Group) -> str:
         """Return the name of a group: its given silos, or ``*`` for all."""

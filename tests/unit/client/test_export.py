@@ -176,14 +176,16 @@ def hospital(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("hospital")
     (root / "study.toml").write_text(
         'kind = "table"\nname = "study"\ntarget = "ill"\nclasses = ["no", "yes"]\n'
-        'numeric = ["age", "bmi"]\nnetwork = "mlp-64"\n[categorical]\nsex = ["f", "m"]\n'
+        'numeric = ["age", "bmi"]\nindicators = ["bmi"]\nnetwork = "mlp-64"\n'
+        '[categorical]\nsex = ["f", "m"]\n'
     )
     draw = np.random.default_rng(0)
     lines = ["age,bmi,sex,ill"]
-    for _ in range(200):
+    for number in range(200):
         age, bmi, sex = draw.normal(60, 9), draw.normal(27, 4), draw.integers(2)
+        bmi = "" if number % 5 == 0 else f"{bmi:.1f}"
         ill = (age - 60) / 9 + sex - 0.5 + draw.normal() > 0
-        lines.append(f"{age:.1f},{bmi:.1f},{'fm'[sex]},{'yes' if ill else 'no'}")
+        lines.append(f"{age:.1f},{bmi},{'fm'[sex]},{'yes' if ill else 'no'}")
     (root / "own.csv").write_text("\n".join(lines) + "\n")
     home = create(root / "a", "a", task=str(root / "study.toml"), data=root / "own.csv")
     run(root / "runs" / "run-1", [home.settings().to_node_config()], task="study")
@@ -219,9 +221,9 @@ def test_a_model_is_exported_when_the_data_is_away(
     assert (
         "8 samples generated, because the silo's data are not available" in capsys.readouterr().err
     )
-    assert card["inputs"] == [{"name": "x", "shape": ["batch", 4], "dtype": "float32"}]
+    assert card["inputs"] == [{"name": "x", "shape": ["batch", 5], "dtype": "float32"}]
     columns = card["preparation"]["columns"]
-    assert [c["column"] for c in columns] == ["age", "bmi", "sex", "sex"]
+    assert [c["column"] for c in columns] == ["age", "bmi", "sex", "sex", "bmi"]
     scale = read_card(hospital / "a" / "models" / "run-1.safetensors").scale
     assert scale is not None
     assert [[c["mean"], c["deviation"]] for c in columns[:2]] == [list(row) for row in scale]

@@ -260,6 +260,7 @@ def test_groups_and_silos_alone_are_fitted_side_by_side_and_a_crash_changes_noth
     assert (tmp_path / "cut" / SUMS).read_bytes() == (tmp_path / "whole" / SUMS).read_bytes()
     assert again.fits.exchanges == whole.fits.exchanges <= 10
     _check_page(tmp_path / "whole")
+    assert [fit.samples for fit in whole.fits.fits] == [480, *[120] * 4]
 
 
 def _check_page(folder: Path) -> None:
@@ -281,6 +282,7 @@ def _check_page(folder: Path) -> None:
     assert all(one in text for one in shown)
     assert "coterie regress logistic --task heart --each-alone<" in text
     assert "The silos differ in dose: no single coefficient fits all." in text
+    assert "All silos (4 silos, 433 of 480 rows)" in text, "the others lack a dose"
 
 
 def test_inference_is_that_of_the_textbook() -> None:
@@ -397,7 +399,25 @@ def test_a_silos_policy_keeps_it_out_and_the_others_go_on(
     restart_silos()
     found = regress(tmp_path / "r", sites(tmp_path / "sites", d=own))
     assert why in {**found.silent, **found.groups[0].left_out}["d"]
-    assert found.groups[0].members == ("a", "b", "c") and found.groups[0].state.done
+    (fit,) = found.groups
+    assert fit.members == ("a", "b", "c") and fit.state.done
+    whose = "Together (3 of 4 silos, " if fit.left_out else "All silos (3 silos, "
+    assert whose in write_report(str(tmp_path / "r"))[0].read_text()
+
+
+def test_censored_times_are_no_target_of_a_regression_but_cox() -> None:
+    columns = [Column("time", np.arange(40.0)), Column("event", np.tile([0.0, 1], 20), ("0", "1"))]
+    rows = Rows([Column("age", np.arange(40.0) % 7)], columns)
+    for model, target in (
+        ("linear", "time"),
+        ("poisson", "time"),
+        ("linear", ""),
+        ("logistic", ""),
+    ):
+        settings = {"model": model, "columns": [], "target": target}
+        with pytest.raises(FitError, match="times are censored: fit cox"):
+            design_of(rows, settings, 1)
+    design_of(rows, {"model": "logistic", "columns": [], "target": "event"}, 1)
 
 
 def test_a_silo_that_allows_no_model_alone_is_in_its_groups_alone(tmp_path: Path) -> None:

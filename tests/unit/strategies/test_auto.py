@@ -488,6 +488,9 @@ def test_gains_are_drawn_towards_the_mean_the_more_the_fewer_samples_there_are()
     assert many[2].expected < 0, "it has good reason to go by itself"
     assert few[2].expected > many[2].expected
     assert few[0].measured == pytest.approx(0.4)
+    (lone,) = shrunken_gains([0.5], [0.1], [40], shares=False)
+    assert lone.expected == pytest.approx(0.4) and not lone.own
+    assert np.isnan([lone.noise, lone.standard_error]).all(), "of one silo nothing is sure"
     unknown = shrunken_gains(alone, grouped, [4000] * 4, shares=False)
     assert {round(g.expected, 9) for g in unknown} == {0.2}
     variances = loss_variances(np.array([[0.01, 0.02]] * 4))
@@ -997,3 +1000,6 @@ def test_losses_decide_for_linear_models_and_errors_for_networks(
     silent = replace(update, metrics={**own, wire.HOLDOUT_LOSS: float("nan")})
     kept = evidence.noted(state, ("a",), [silent])["a",]
     assert bool(kept) == (decides == 0.5)
+    undefined = replace(update, metrics={**own, wire.HOLDOUT_ERROR: float("nan")})
+    kept = evidence.noted(state, ("a",), [undefined])["a",]
+    assert bool(kept) == (decides == 2.0), "as where a label has one value"

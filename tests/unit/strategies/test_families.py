@@ -21,7 +21,7 @@ from coterie.server.report.race import explain_race
 from coterie.server.runs.checkpoint import Checkpoints
 from coterie.server.runs.record import read_run
 from coterie.strategies.auto.algorithm import Auto
-from coterie.strategies.auto.families import suiting, values_of
+from coterie.strategies.auto.families import compared, suiting, values_of
 from coterie.strategies.auto.state import Measured
 from coterie.strategies.errors import FederationError
 from coterie.strategies.plain.pooling import TRIED_LEAVES
@@ -239,6 +239,17 @@ def test_an_error_has_the_relative_noise_of_its_loss(metric: str, share: float) 
     (found,) = values_of([update], 1).values()
     assert found.error == (3.0 if metric == "concordance" else 0.5)
     assert found.noise == pytest.approx(share * found.error)
+
+
+@pytest.mark.parametrize("noise", [0.001, 0.0])
+def test_a_silo_whose_trees_are_equally_sure_of_all_samples_compares_both(noise: float) -> None:
+    """As of one class. Nobody's losses differ in survival without an event held out."""
+    one = Silo("a", 1, 45, described=True, metric="auroc")
+    updates = []
+    for number, own in enumerate((noise, 0.0)):
+        metrics = {wire.HOLDOUT_EXAMPLES: 9.0, wire.HOLDOUT_LOSS: 0.1, wire.HOLDOUT_LOSS_ERROR: own}
+        updates.append(Update(one, {}, {}, 45.0, metrics, purpose=f"family-{number}"))
+    assert bool(compared(updates)) == bool(noise)
 
 
 @pytest.mark.parametrize(

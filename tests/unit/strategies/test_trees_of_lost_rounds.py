@@ -82,6 +82,21 @@ def test_trees_of_a_lost_round_grow_in_a_later_one_or_the_run_says_so(
         assert ("c,d: 8 of 10 have grown" in caplog.text) == (last == 8)
 
 
+def test_a_misspelt_silo_of_a_given_group_is_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    nodes = sites(tmp_path, {"a": 200, "b": 200, "gamma": 200})
+    run(tmp_path / "run", nodes, **FEW_BINS, **{"given-groups": "a,b,nobody;gama"})
+    said = [text for text in caplog.messages if "given-groups" in text]
+    assert said == [
+        "given-groups names gama, nobody: no such silo is connected. In no group, and so alone: "
+        "gamma."
+    ]
+    caplog.clear()
+    run(tmp_path / "each", nodes, **FEW_BINS, **{"given-groups": "each"})
+    assert "given-groups" not in caplog.text
+
+
 @pytest.mark.parametrize("strategy", ["trees", "auto", "fedcollab"])
 def test_a_silo_by_itself_is_asked_for_no_sums_and_has_its_trees(
     tmp_path: Path, strategy: str

@@ -79,7 +79,7 @@ def test_the_test_part_has_its_share_of_events(tmp_path: Path) -> None:
         (
             SURVIVAL,
             (",0,1\n", ",0,dead\n"),
-            "'died' .* 0 or 1. Row 1 contains 'dead': .*codes.died",
+            "'died' .* 0 or 1. It contains 'dead' in row 1.*: .*codes.died",
         ),
         (LABELS, ("20,0.5,0,0,", "20,0.5,0,,"), "'fever' .* Row 1 is empty:"),
     ],
@@ -89,6 +89,16 @@ def test_targets_that_cannot_be_read_are_named_by_column_and_row(
 ) -> None:
     with pytest.raises(TaskError, match=said):
         declared(tmp_path, text).load({"data": table(tmp_path, ROWS.replace(*change))})
+
+
+def test_events_of_1_and_2_are_not_read_as_events_all(tmp_path: Path) -> None:
+    task = declared(tmp_path, SURVIVAL)
+    text = ROWS.replace(",1\n", ",2\n").replace(",0\n", ",1\n")
+    with pytest.raises(TaskError, match=r"Other \d+ rows are read as '1' .* define both\."):
+        task.load({"data": table(tmp_path, text)})
+    data = {"data": table(tmp_path, text), "codes": {"died": {"2": "1"}}}
+    said = "\n".join(check(SiloSettings("a", task=str(tmp_path / "study.toml"), options=data)))
+    assert "every training sample has the event: no time is censored" in said
 
 
 def test_events_may_be_coded(tmp_path: Path) -> None:

@@ -324,6 +324,21 @@ def test_all_odd_forms_of_a_column_are_listed_with_a_setting_for_each(tmp_path: 
     ]
 
 
+@pytest.mark.parametrize("date", ["2023-02-14", "12/01/2023 08:30", "1.4.23", "03-Mar-2021"])
+def test_dates_are_called_dates_and_no_part_of_them_is_taken_for_the_number(
+    date: str, tmp_path: Path
+) -> None:
+    with pytest.raises(TaskError, match="look like dates: write numbers instead") as error:
+        load(tmp_path, text(with_notes({}, ages=dict.fromkeys(range(3), date))))
+    assert "ignore-marks" not in str(error.value)
+
+
+def test_no_mark_with_digits_is_ignored(tmp_path: Path) -> None:
+    with pytest.raises(TaskError, match=r"data\.codes\.age") as error:
+        load(tmp_path, text(with_notes({}, ages={1: "12A3"})))
+    assert "ignore-marks" not in str(error.value)
+
+
 def test_of_very_many_odd_forms_some_are_listed(tmp_path: Path) -> None:
     ages = {i: f"{chr(97 + i % 26) * (1 + i // 26)}" for i in range(40)}
     with pytest.raises(TaskError, match=r"and 20 more forms, which are not numbers"):
