@@ -425,12 +425,12 @@ class Policy:
         """Return why sums for a model of this family are refused; empty if they are accepted."""
         if family not in self.sums:
             return (
-                f"answers no sums for a model of kind {family}. At the silo, `sums = "
+                f"sends no sums for {family}. At the silo, `sums = "
                 f'["{family}"]` in silo.toml or `--share-sums` allows it.'
             )
         if alone and "alone" not in self.sums:
             return (
-                'answers no sums for a model of this silo alone. At the silo, `"alone"` in the '
+                'sends no sums for a model of this silo alone. At the silo, `"alone"` in the '
                 "list sums of silo.toml allows it."
             )
         return ""

@@ -333,7 +333,7 @@ def _text(card: Card, file: Path) -> str:
     table = "\n".join(f"| {key} | {value} |" for key, value in rows.items())
     return (
         f"# Model of silo {card.silo}\n\n| | |\n|---|---|\n{table}{_figure_tables(card)}\n\n"
-        f"Use it:\n\n    coterie silo predict --model {called}\n\n"
+        f"Use it, in the silo's folder:\n\n    coterie silo predict --model {called}\n\n"
         "It was made for this silo's data. It may contain traces of the data of the group's silos"
         f"{traces}: share it only as they agreed.\n"
     )

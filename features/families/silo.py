@@ -40,7 +40,7 @@ class Families(Stage):
         if named is not None and named != AUTO:
             request.refuse_for(
                 f'has network = "any" in its task, for which only {AUTO} chooses. For another '
-                'strategy name a network, such as "mlp-64" or "trees".'
+                f"strategy, set task.family to {' or '.join(wire.FAMILIES)}."
             )
         if request.lead()["metric"] == "loss" and isinstance(request.session.task.problem, Numbers):
             request.refuse_for(

@@ -90,6 +90,7 @@ from coterie.strategies.auto.updates import (
     with_alone,
     with_held,
 )
+from coterie.strategies.errors import EXIT_CONFIG, FederationError
 from coterie.strategies.partition.products import gram_of_rounds
 from coterie.strategies.plain import hidden
 from coterie.strategies.rounds.algorithm import (
@@ -176,6 +177,13 @@ class Auto(Growth, Algorithm[AutoState]):
         return state.trees.bins if is_trees(state.members.initial) else None
 
     def compared(self, state: AutoState) -> Compared | None:
+        if state.boosted is not None or is_trees(state.members.initial):
+            raise FederationError(
+                "auto compares what each silo's rows say about trees, which a secure run hides. "
+                "Give the groups (strategy trees with given-groups or groups-of), or, if the "
+                'task has network = "any", set task.family to network.',
+                exit_code=EXIT_CONFIG,
+            )
         return Compared()
 
     @property

@@ -130,12 +130,6 @@ def _round(state: AutoState, now: Round) -> Round:
 
 def welcomed(auto: Auto, state: AutoState, new: frozenset[str], now: Round) -> AutoState:
     """Let new silos begin in both."""
-    if now.unseen:
-        raise FederationError(
-            'network = "any" needs what silos say of trees, which a secure run hides. Name a '
-            "network.",
-            exit_code=EXIT_CONFIG,
-        )
     if now.number == 1 and not hidden.linear_first(state.members.initial, now.config):
         raise FederationError(
             'network = "any" compares trees with a network whose linear part silos train to its '

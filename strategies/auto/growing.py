@@ -36,7 +36,6 @@ from coterie.strategies.auto.state import (
     holding,
     key_of,
 )
-from coterie.strategies.errors import EXIT_CONFIG, FederationError
 from coterie.strategies.partition.gram import gram
 from coterie.strategies.plain import pooling
 from coterie.strategies.rounds.algorithm import Exchanges, Round
@@ -122,12 +121,6 @@ def compared(state: AutoState, names: Sequence[str]) -> np.ndarray:
 
 def grown(state: AutoState, growth: Growth, limits: Budget, now: Round) -> Exchanges[AutoState]:
     """Ask for what the phase needs of histograms, and hand out the trees that are complete."""
-    if now.unseen:
-        raise FederationError(
-            "auto compares what each silo's rows say about trees, which a secure run hides. For "
-            "secure trees, give the groups: strategy trees with given-groups or groups-of.",
-            exit_code=EXIT_CONFIG,
-        )
     state = replace(state, trees=replace(state.trees, lost={}))
     if state.phase == "look" and len(now.names) > 1:
         state = yield from _looked(state, growth, now)

@@ -48,4 +48,4 @@ def waiting_text(
         return f"round {number} waits for {', '.join(missing)} to join"
     if lingering:
         return f"round {number} waits for {', '.join(lingering)} to leave"
-    return f"waiting for silos: {here} of at least {min_silos if number <= 1 else 1} connected"
+    return f"waiting for silos: {here} of at least {min_silos if number <= 1 else 1} have joined"

@@ -226,7 +226,8 @@ class DescribedRoster:
                     for why, names in by_reason(unreported).items()
                 )
                 why = f"timed out after {patience_s:.0f} s while {text}.{refused}"
-                text = f"{why} {self._after_waiting()}"
+                change = "Change what they refuse. " * bool(refused)
+                text = f"{why} {change}{self._after_waiting()}"
                 raise FederationError(text, exit_code=EXIT_NO_SILOS)
             time.sleep(POLL_S)
 

@@ -73,7 +73,8 @@ class RegressionKeys(Algorithm[Any]):
         """Return the kind, for people."""
         if self.model == SURVIVAL:
             return "survival curve"
-        return f"{'Cox' if self.model == COX else self.model} regression"
+        named = {COX: "Cox", "poisson": "Poisson"}
+        return f"{named.get(self.model, self.model)} regression"
 
     def settings(self) -> Mapping[str, Any]:
         """Return kind, columns, target and times."""

@@ -345,7 +345,7 @@ def test_a_run_that_nobody_approves_in_time_says_what_it_waited_for(
     with pytest.raises(FederationError) as caught:
         play(tmp_path / "run-9", [silo])
     assert (
-        "waiting for silos: 0 of at least 1 connected; silo 'a' waits for an approver: "
+        "waiting for silos: 0 of at least 1 have joined; silo 'a' waits for an approver: "
         "`coterie silo pending` there lists run run-9. Start silos"
     ) in str(caught.value)
 

@@ -124,7 +124,7 @@ def test_a_silo_that_is_moved_out_of_its_group_says_so_once_and_in_its_ledger(
 def test_without_room_for_its_ledger_a_silo_sends_nothing(tmp_path: Path) -> None:
     home = tmp_path / "a"
     (home / "ledger.jsonl").mkdir(parents=True)  # cannot be appended to
-    with pytest.raises(FederationError, match="0 of at least 1 connected"):
+    with pytest.raises(FederationError, match="0 of at least 1 have joined"):
         play(tmp_path, digits("a", tmp_path), strategy="hcct")
 
 

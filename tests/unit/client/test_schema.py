@@ -30,7 +30,7 @@ def refused(configs: list[dict[str, Any]], folder: Path, task: str) -> str:
     """Why the last of three silos does not take part."""
     for name, config in zip("abc", configs, strict=True):
         config |= {"name": name, "threads": 1, "device": "cpu", "home": str(folder / name)}
-    with pytest.raises(FederationError, match="2 of at least 3 connected") as said:
+    with pytest.raises(FederationError, match="2 of at least 3 have joined") as said:
         run(folder / "run", configs, task=task, rounds=1, wait_for_silos=0.2)
     return str(said.value)
 

@@ -264,10 +264,10 @@ def test_a_run_without_silos_is_recorded_as_failed_with_the_reason(tmp_path: Pat
     assert caught.value.exit_code == EXIT_NO_SILOS
     data = record_of(tmp_path / "run")
     assert data["status"] == "failed"
-    assert "1 of at least 3 connected" in data["error"]
+    assert "1 of at least 3 have joined" in data["error"]
     recorded = lines(tmp_path / "run")
     assert [event["event"] for event in recorded] == ["start", "look", "waits", "end"]
-    assert recorded[2]["text"] == "waiting for silos: 1 of at least 3 connected"
+    assert recorded[2]["text"] == "waiting for silos: 1 of at least 3 have joined"
     assert recorded[-1]["error"] == data["error"]
 
 
@@ -327,7 +327,7 @@ def test_a_run_whose_silos_are_not_there_yet_waits_for_them(
     why = f"a, b, c serve task 'digits', the run is of task '{task}'"
     assert why in str(caught.value) and f"start silos that serve '{task}'" in str(caught.value)
     (waits,) = [event for event in lines(tmp_path / "run") if event["event"] == "waits"]
-    assert waits["text"] == f"waiting for silos: 0 of at least 3 connected; {why}{hint}"
+    assert waits["text"] == f"waiting for silos: 0 of at least 3 have joined; {why}{hint}"
 
 
 def test_a_reply_left_out_is_in_record_events_and_log(tmp_path: Path) -> None:

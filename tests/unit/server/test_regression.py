@@ -387,7 +387,7 @@ def test_a_silent_or_wrong_silo_is_left_out_of_the_whole_fit_by_name(
 @pytest.mark.parametrize(
     ("own", "why"),
     [
-        ({"sums": ""}, "answers no sums for a model of kind regression"),
+        ({"sums": ""}, "sends no sums for regression"),
         ({"sums": "regression", "min-group-size": 5}, "smaller than its min_group_size"),
         ({"secure": "required"}, "only in secure runs"),
         ({"statistics-from": 76}, "same value of"),
@@ -405,7 +405,7 @@ def test_a_silos_policy_keeps_it_out_and_the_others_go_on(
     assert whose in write_report(str(tmp_path / "r"))[0].read_text()
 
 
-def test_censored_times_are_no_target_of_a_regression_but_cox() -> None:
+def test_only_cox_takes_censored_times() -> None:
     columns = [Column("time", np.arange(40.0)), Column("event", np.tile([0.0, 1], 20), ("0", "1"))]
     rows = Rows([Column("age", np.arange(40.0) % 7)], columns)
     for model, target in (
@@ -444,9 +444,9 @@ def test_two_sets_of_rows_that_differ_by_few_never_both_leave(
 def test_without_any_result_the_run_fails_with_the_reasons(tmp_path: Path) -> None:
     restart_silos()
     nodes = sites(tmp_path / "sites", **{name: {"sums": ""} for name in NAMES})
-    with pytest.raises(FederationError, match=r"no logistic regression could be.*answers no sums"):
+    with pytest.raises(FederationError, match=r"no logistic regression could be.*sends no sums"):
         regress(tmp_path / "r", nodes)
-    with pytest.raises(FederationError, match=r"no survival curve could be.*answers no sums"):
+    with pytest.raises(FederationError, match=r"no survival curve could be.*sends no sums"):
         regress(tmp_path / "s", nodes, model="survival", at="9")
     why = reason(ask(wire.TRAIN_SUMS, nodes[0], strategy="hcct", task="heart"))
     assert "only in runs with strategy regression" in why

@@ -288,7 +288,7 @@ def test_too_few_rounds_for_both_families_are_refused_before_the_first() -> None
 @pytest.mark.parametrize(
     ("entries", "own", "why"),
     [
-        ({"strategy": "fedavg"}, {}, "For another strategy name a network"),
+        ({"strategy": "fedavg"}, {}, "For another strategy, set task.family to network or trees"),
         ({"personalise": "finetune"}, {}, "personalise"),
         ({}, {"sums": ""}, "sums"),
     ],
@@ -299,6 +299,17 @@ def test_a_run_that_cannot_choose_is_refused(
     asked = {"task": "study", "run": "r", "strategy": "auto", **entries}
     reply = ask(wire.DESCRIBE, nodes[0] | own, **asked)
     assert reply.has_error() and why in reply.error.reason
+
+
+@pytest.mark.parametrize("network", ["any-8x2", "trees-8x2"])
+def test_a_secure_run_that_would_compare_trees_is_refused(
+    tmp_path: Path, nodes: list[dict[str, Any]], network: str
+) -> None:
+    task = tmp_path / "study.toml"
+    task.write_text(task.read_text().replace("any-8x2", network))
+    secret = [node | {"secure": "required"} for node in nodes]
+    with pytest.raises(FederationError, match="which a secure run hides"):
+        run(tmp_path / "run", secret, **KEYS, secure=True)
 
 
 def test_losses_in_different_units_are_not_compared(tmp_path: Path) -> None:

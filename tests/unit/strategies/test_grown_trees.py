@@ -652,7 +652,7 @@ def test_silos_that_tell_no_losses_grow_all_trees(
 @pytest.mark.parametrize(
     ("own", "why"),
     [
-        ({"sums": "regression"}, "answers no sums for a model of kind trees"),
+        ({"sums": "regression"}, "sends no sums for trees"),
         ({"secure": "required"}, "only in secure runs"),
     ],
 )

@@ -877,7 +877,7 @@ def test_bytes_are_not_averaged() -> None:
 
 def test_described_silos_that_do_not_come_end_the_run_with_the_reason() -> None:
     grid = InProcessGrid(described_app(), [named("a"), named("b", task="other")])
-    with pytest.raises(FederationError, match="1 of at least 2 connected") as caught:
+    with pytest.raises(FederationError, match="1 of at least 2 have joined") as caught:
         start(FedAvg(roster=roster(min_silos=2)), grid)
     assert caught.value.exit_code == EXIT_NO_SILOS
     assert "b serves task 'other', the run is of task 'toy'." in str(caught.value)

@@ -236,7 +236,7 @@ def test_layers_that_are_not_trained_cannot_be_personal(study: Path, tmp_path: P
         ("head", "'fc.' matches every array that is trained: nothing would be shared"),
         ("layer4.", "no array is named layer4.…; the model has fc.weight, fc.bias, …. Frozen"),
     ):
-        with pytest.raises(FederationError, match="0 of at least 3 connected") as error:
+        with pytest.raises(FederationError, match="0 of at least 3 have joined") as error:
             play(study, tmp_path / layers, strategy="fedavg", personal=layers)
         assert said in str(error.value)
 
