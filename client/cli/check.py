@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from math import isfinite
 from typing import Any
@@ -24,11 +24,14 @@ from coterie.client.work.sgd import Stopwatch, TrainPlan, train
 from coterie.client.work.weights import read_weights
 from coterie.features.privacy.dp_sgd import rehearse
 from coterie.features.privacy.silo import STAYING, check_privacy, private_of
+from coterie.features.sums.trees.bins import USUAL as USUAL_BINS
+from coterie.features.sums.trees.questions import bytes_of_tree
 from coterie.tasks.base import Task, TaskError, leaves
 from coterie.tasks.draws import most_of_one, num_persons
 from coterie.tasks.own.declared import DeclaredTask
 from coterie.tasks.problems import Classes, Labels, Masks, Numbers, Survival
-from coterie.wire import counted, readable
+from coterie.tasks.trees import Trees
+from coterie.wire import NETWORK, TREES, counted, readable
 
 USUAL = TrainPlan(epochs=5, batch_size=16, lr=0.01)
 """A round with default settings."""
@@ -60,7 +63,8 @@ def check(settings: SiloSettings) -> Iterator[str]:
 
 
 def _opened(settings: SiloSettings) -> Session:
-    session = open_session(settings).whole[0]  # the network, where auto may choose trees
+    opened = open_session(settings)
+    session = replace(opened.whole[0], families=opened.families)  # the network, if also trees
     personal.check_policy(session)
     check_privacy(session)
     return session
@@ -112,7 +116,9 @@ def _lines(session: Session) -> Iterator[str]:
     if session.settings.tests:
         yield from _testing_lines(session)
         return
-    yield from _step_lines(session)
+    yield from _trees_lines(session)
+    if not isinstance(session.model, Trees):  # they grow by sums, not by epochs
+        yield from _step_lines(session)
     yield from _privacy_lines(session)
     yield from _leaving_lines(session)
 
@@ -125,18 +131,23 @@ def _data_lines(session: Session) -> Iterator[str]:
     for name, part in (("training", data.train), ("test", data.test)):
         x = leaves(part.x if isinstance(part, Held) else part.at(torch.zeros(1).long())[0])
         shape = " and ".join("×".join(str(n) for n in leaf.shape[1:]) or "one number" for leaf in x)
-        low, high = min(float(leaf.min()) for leaf in x), max(float(leaf.max()) for leaf in x)
-        values = (
-            f", from {readable(low)} to {readable(high)}"
-            if isinstance(part, Held)
-            else ", read as needed"
-        )
+        values = _range(x) if isinstance(part, Held) else ", read as needed"
         yield f"{name:9} {counted(len(part), 'sample')} of {shape}{values} ({_targets(task, part)})"
     yield from _person_lines(data)
     yield from _note_lines(task)
     for line in warnings_of(task, data):
         yield f"warning   {line}"
     yield from _key_lines(session)
+
+
+def _range(inputs: Sequence[torch.Tensor]) -> str:
+    """Return the smallest and the largest of the values that are not missing."""
+    known = [leaf[~leaf.isnan()] if leaf.isnan().any() else leaf for leaf in inputs]
+    known = [own for own in known if len(own)]
+    if not known:
+        return ", all missing"
+    low, high = min(float(own.min()) for own in known), max(float(own.max()) for own in known)
+    return f", from {readable(low)} to {readable(high)}"
 
 
 def _key_lines(session: Session) -> Iterator[str]:
@@ -242,6 +253,23 @@ def _targets(task: Task, part: Part) -> str:
     return ", ".join(f"{name}: {count}" for name, count in zip(names, counts, strict=True))
 
 
+def _trees_of(session: Session) -> Trees | None:
+    """Return the trees that the silo's sums would grow; None if its task grows none."""
+    model = session.families.get(TREES, session).model
+    private = session.settings.privacy is not None  # then only the network of "any" is used
+    return model if isinstance(model, Trees) and not private else None
+
+
+def _trees_lines(session: Session) -> Iterator[str]:
+    """Warn of a policy with which runs refuse the silo, as its task grows trees."""
+    if _trees_of(session) and session.settings.policy.sums_objection(TREES):
+        but = f" (but not those with task.family = {NETWORK})" * bool(session.families)
+        yield (
+            f"warning   this task grows trees: runs refuse this silo{but} until sums = "
+            f'["{TREES}"] in silo.toml allows the sums that they grow by'
+        )
+
+
 def _step_lines(session: Session) -> Iterator[str]:
     lead = leading(session.task)
     unit = getattr(session.task.problem, "unit", "")
@@ -309,7 +337,8 @@ def _leaving_lines(session: Session) -> Iterator[str]:
     if len(described.tasks) > 1:
         yield f"  the names of all tasks that it serves: {', '.join(described.tasks)},"
     yield f"  device {described.device},"
-    yield f"  alpha {described.alpha}, min_group_size {described.min_group_size},"
+    alpha = "" if described.alpha is None else f"alpha {described.alpha}, "
+    yield f"  {alpha}min_group_size {described.min_group_size},"
     yield f"  max_local_epochs {described.max_local_epochs}, versions"
     if described.mark:
         yield "  a data fingerprint of the training data, which shows only whether they changed"
@@ -321,6 +350,7 @@ def _leaving_lines(session: Session) -> Iterator[str]:
     if auxiliary and policy.min_group_size <= 2:  # they are averaged in pairs
         yield "  (in runs of fedcollab also a discriminator per other silo, and its accuracy)"
     yield f"  and metrics: numbers of samples{''.join(f', {name}' for name in names)}"
+    yield from _sums_lines(session)
     if session.frozen:
         stays = sum(tensor.nbytes for tensor in session.model.state_dict().values()) - sum(
             array.nbytes for array in model.values()
@@ -346,8 +376,24 @@ def _leaving_lines(session: Session) -> Iterator[str]:
         epsilon=0.0 if session.settings.privacy is None else session.settings.privacy.epsilon,
         persons=0 if (whose := session.data.train.persons) is None else num_persons(whose),
         most=1 if whose is None else most_of_one(whose),
+        families=tuple(session.families)
+        or (TREES if isinstance(session.model, Trees) else NETWORK,),
     )
     yield from learned_lines(policy, about)
+
+
+def _sums_lines(session: Session) -> Iterator[str]:
+    """Yield what leaves to grow trees."""
+    trees = _trees_of(session)
+    if trees is None or session.settings.policy.sums_objection(TREES):
+        return
+    (_, outputs, _), columns = trees.leaf.shape, len(trees.gain)
+    each = "tree" if outputs == 1 else f"tree of each of {outputs} outputs"
+    size = bytes_of_tree(columns, outputs, trees.depth, USUAL_BINS)
+    yield "To agree on bins: the number of rows in cells of every column"
+    yield f"For each level of a tree: sums in bins of each of {columns} columns (gradients, second"
+    yield f"  derivatives, rows), at most {size:,} bytes per {each} with {USUAL_BINS} bins;"
+    yield "  label totals follow exactly from them"
 
 
 def _condition_lines(policy: Policy) -> Iterator[str]:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from coterie.client.home.policy import REVEALING, Policy
-from coterie.wire import page
+from coterie.wire import NETWORK, TREES, page
 
 
 @dataclass(frozen=True)
@@ -23,6 +23,7 @@ class About:
         epsilon: of differential privacy, over all runs; 0 without it.
         persons: persons behind the training samples; 0: each sample is from a different person.
         most: the most samples of one person.
+        families: of the task's models: networks, trees, or both.
     """
 
     samples: int
@@ -32,6 +33,7 @@ class About:
     epsilon: float = 0.0
     persons: int = 0
     most: int = 1
+    families: tuple[str, ...] = (NETWORK,)
 
     @property
     def behind(self) -> int:
@@ -140,12 +142,19 @@ def _labels(policy: Policy, about: About) -> str:
         "in fedgen runs, the coordinator learns them, and every silo the labels' shares over "
         "all silos"
     )
+    of_groups = " of groups" if policy.secure else ""
     found = [
+        *(
+            [f"their totals follow exactly from the sums{of_groups} for trees"]
+            * (TREES in about.families and TREES in policy.sums and not about.epsilon)
+        ),
         *([disclosed] * (policy.label_counts and not about.epsilon)),
         *([f"the coordinator can compute them from {', '.join(revealing)}"] if revealing else []),
         *(["partly, from discriminators"] if _discriminators_leave(policy, about) else []),
     ]
-    if policy.keep_layers != "head":  # Wainakh et al. 2022, "User-level label leakage"
+    if (
+        NETWORK in about.families and policy.keep_layers != "head"
+    ):  # Wainakh et al. 2022, "User-level label leakage"
         what = "sums over groups" if policy.secure else "updates"
         found.append(f"the coordinator can estimate them from {what} of the last layer")
     return "; ".join(found) or "not shared"

@@ -19,6 +19,8 @@ Ints = NDArray[np.int64]
 Columns = tuple[NDArray[np.float32], ...]
 """The edges of each column's bins, ascending; a value belongs to the first edge not below it."""
 
+USUAL = 64
+"""Most bins of a column, besides that of missing values, unless a run says otherwise."""
 LOWEST, WIDTH = -(2**31), 2**22
 """Place of the first cell, and the size of the first cells."""
 PARTS = 64

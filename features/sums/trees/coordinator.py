@@ -23,6 +23,7 @@ from pydantic import Field
 from coterie import wire
 from coterie.features.sums.trees.alone import Alone
 from coterie.features.sums.trees.asking import FEW, Growing, Grown, grow
+from coterie.features.sums.trees.bins import USUAL
 from coterie.features.sums.trees.ensemble import Ensemble
 from coterie.features.sums.trees.growth import HOLDOUT, Settings, enough, trial
 from coterie.features.sums.trees.questions import nodes_of
@@ -81,7 +82,7 @@ class Growth(Options):
         20, description="Fewest rows of a leaf, over all silos of its group."
     )
     column_bins: Annotated[int, Field(ge=2, le=1024)] = Field(
-        64, description="Most bins per column, besides the one for missing values."
+        USUAL, description="Most bins per column, besides the one for missing values."
     )
 
     @property

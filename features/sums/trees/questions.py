@@ -77,6 +77,15 @@ def nodes_of(width: int) -> int:
     return MOST // (width * SUMS)
 
 
+def bytes_of_tree(columns: int, outputs: int, depth: int, bins: int) -> int:
+    """Return the bytes of a silo's histograms for one tree of each output, at most.
+
+    ``bins`` are those of a column, without that of missing values.
+    """
+    nodes: int = outputs * (2**depth - 1)
+    return columns * (bins + 1) * nodes * SUMS * np.dtype(np.float64).itemsize
+
+
 def losses(trees: Ensemble, done: int) -> Question:
     """Ask for the losses on held-out rows after 0, 1, … ``done`` trees."""
     arrays = {**trees.arrays(done), "losses": np.array([done])}

@@ -62,7 +62,7 @@ def test_it_follows_the_policy() -> None:
     assert "discriminator per" not in text and "numbers of samples\n" in text
     assert "only in: hcct" in text and "at least 3 silos" in text
     assert "more than 5 epochs" in text and "of at most 7 rounds" in text
-    assert "min_group_size 3,\n  max_local_epochs 5, versions" in text
+    assert "  device cpu,\n  min_group_size 3,\n  max_local_epochs 5, versions" in text
 
 
 ABOUT = About(samples=100, tests=30, metrics=("loss", "error"), columns=3)
@@ -259,6 +259,44 @@ def test_it_warns_of_data_that_is_probably_wrong(
         _own([settings])
     logged = [r.getMessage() for r in caplog.records if ", data: " in r.getMessage()]
     assert logged == [line.replace("warning   ", "silo a, data: ") for line in said]
+
+
+def said_of_blood(folder: Path, network: str, **changes: Any) -> str:
+    (folder / "blood.toml").write_text(BLOOD.replace("mclr", network))
+    rows = [f"{20 + i},{i % 9 or ''},{'yes' if i % 3 else 'no'}\n" for i in range(100)]
+    (folder / "blood.csv").write_text("".join(["age,iron,ill\n", *rows]))
+    options, task = {"data": str(folder / "blood.csv")}, str(folder / "blood.toml")
+    return "\n".join(check(SiloSettings("a", task=task, options=options, device="cpu", **changes)))
+
+
+FOLLOW = "label counts:       their totals follow exactly from the sums"
+
+
+@pytest.mark.parametrize(("network", "learns"), [("trees-4x3", False), ("any-4x3", True)])
+def test_it_names_the_sums_by_which_trees_grow(network: str, learns: bool, tmp_path: Path) -> None:
+    text = said_of_blood(tmp_path, network, policy=Policy(sums=("trees",)))
+    size = 2 * 65 * 7 * 3 * 8  # columns · bins · nodes · sums · bytes
+    assert f"at most {size:,} bytes per tree with 64 bins" in text
+    assert f"{FOLLOW} for trees" in text and "warning " not in text
+    assert ("one epoch in" in text) is ("of the last layer" in text) is learns
+    secure = said_of_blood(tmp_path, network, policy=Policy(sums=("trees",), secure="required"))
+    assert f"{FOLLOW} of groups for trees" in secure
+
+
+@pytest.mark.parametrize("network", ["trees-4x3", "any-4x3"])
+def test_it_warns_of_a_task_with_trees_whose_sums_the_policy_does_not_allow(
+    network: str, tmp_path: Path
+) -> None:
+    text = said_of_blood(tmp_path, network)
+    (line,) = (line for line in text.splitlines() if line.startswith("warning "))
+    assert 'until sums = ["trees"] in silo.toml' in line
+    assert ("task.family = network" in line) is network.startswith("any")
+    assert "bytes per tree" not in text and FOLLOW not in text
+    assert "warning " not in said_of_blood(tmp_path, network, role="evaluate")
+
+
+def test_values_that_are_missing_do_not_hide_the_range_of_the_others(tmp_path: Path) -> None:
+    assert "training  80 samples of 2, from 1 to 119 (" in said_of_blood(tmp_path, "trees-4x3")
 
 
 def test_a_task_and_data_that_are_not_there_are_refused_before_a_folder_is_made(
