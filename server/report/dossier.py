@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from coterie import wire
 from coterie.pictures.document import Section, render_document
 from coterie.pictures.page import Page, Table
-from coterie.server.report.final import no_better_than_constant
+from coterie.server.report.final import learned_nothing
 from coterie.server.report.page import build_page, repeat_command
 from coterie.server.report.race import thin_evidence
 from coterie.server.report.story import NO_NUMBER, Story, bytes_of, duration
@@ -145,8 +145,8 @@ def _control(story: Story, page: Page) -> Iterator[Section]:
     limits = [
         *(f"{one}." for one in [thin_evidence(run)] if one),
         *(
-            f"No better than the best constant answer: {name}."
-            for name in no_better_than_constant(run)
+            f"{what[0].upper()}{what[1:]}: {', '.join(names)}."
+            for what, names in learned_nothing(run).items()
         ),
         *(f"Not recorded: {one}." for one in page.missing),
     ]

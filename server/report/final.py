@@ -35,8 +35,8 @@ def print_final(console: Console, folder: Path, *, as_json: bool = False) -> Non
         _print_answers(console, run, as_json=as_json)
         return
     console.print(_silo_table(run) if len(_last(run)) <= MAX_SILOS_LISTED else _group_table(run))
-    if useless := no_better_than_constant(run):
-        say(console, f"no better than the best constant answer: {', '.join(useless)}")
+    for what, names in learned_nothing(run).items():
+        say(console, f"{what}: {', '.join(names)}", highlight=False)
     if run.ended_early:
         say(console, f"ended early, after round {len(run.rounds)}: {run.ended_early}")
     if run.final and (choice := run.final.grouping.by_choice):
@@ -53,19 +53,24 @@ def print_final(console: Console, folder: Path, *, as_json: bool = False) -> Non
     _write_report(console, folder)
 
 
-def no_better_than_constant(run: Run) -> list[str]:
-    """Return the silos whose final model learned nothing, as far as the coordinator can see.
+def learned_nothing(run: Run) -> dict[str, list[str]]:
+    """Return the silos whose final model learned nothing, by what the coordinator saw of it.
 
-    It does not beat the best constant answer (``trivial``, if the silo reports it), R² ≤ 0, or
-    AUROC ≤ 0.5.
+    A silo is named once: whether the best constant answer is as good is known where the silo
+    reports that answer's error (``trivial``).
     """
     errors, metrics = run.final_errors, run.final.metrics if run.final else {}
-    found = []
+    found: dict[str, list[str]] = {}
     for name, own in sorted(metrics.items()):
         known = {key: value for key, value in own.items() if isinstance(value, int | float)}
-        constant = known.get(wire.TRIVIAL, math.inf) <= errors.get(name, -math.inf)
-        if constant or known.get("r2", 1.0) <= 0 or known.get("auroc", 1.0) <= 0.5:
-            found.append(name)
+        seen = {
+            "no better than the best constant answer": known.get(wire.TRIVIAL, math.inf)
+            <= errors.get(name, -math.inf),
+            "R² is at most 0": known.get("r2", 1.0) <= 0,
+            "AUROC is at most 0.5": known.get("auroc", 1.0) <= 0.5,
+        }
+        if what := next((what for what, is_so in seen.items() if is_so), ""):
+            found.setdefault(what, []).append(name)
     return found
 
 

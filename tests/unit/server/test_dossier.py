@@ -26,6 +26,7 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = write_run(made.folder / "runs" / "hcct-1", num_silos=5, num_rounds=9)
     record = json.loads((folder / "run.json").read_text())
     record |= {"run-id": "17", "model-hashes": {"site-000": "ab" * 32}}
+    record |= {"final-metrics": {"site-001": {"auroc": 0.4}}}
     record["config"] |= {"parent": "fedavg-0", "label": "x | y <b>"}
     (folder / "run.json").write_text(json.dumps(record))
     audit.note(made, "enrol", who="ann", silo="site-000", key="k")
@@ -45,6 +46,7 @@ def test_it_has_the_records_figures_who_decided_and_every_heading(study: Path) -
     for silo, error in run.final_errors.items():
         row = next(line for line in text.splitlines() if line.startswith(f"| {silo} | "))
         assert run.lead.text(error) in row
+    assert "AUROC is at most 0.5: site-001." in text
     assert "abababababababab" in text and "began from fedavg-0" in text
     for number in ("1", "2", "3", "4", "5 and 6", "7 to 9"):
         assert f"## AI Act, Annex IV, {number}: " in text

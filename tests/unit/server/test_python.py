@@ -15,7 +15,7 @@ from flwr.clientapp import ClientApp
 
 import coterie
 from coterie.server.report.command import write_report
-from coterie.server.report.final import no_better_than_constant
+from coterie.server.report.final import learned_nothing
 from coterie.server.report.shown import NOTHING, bar, in_notebook, is_notebook, shown_for
 from coterie.server.runs.record import read_run
 from coterie.server.runs.record.follow import Progress
@@ -262,4 +262,4 @@ def test_a_run_s_end_names_silos_whose_models_learned_nothing() -> None:
     silos["c"] = (silos["a"][0], silos["a"][0].sum(axis=1))
     how: dict[str, Any] = {"strategy": "independent", "progress": False, "batch_size": 8}
     result = coterie.simulate(silos, rounds=10, lr=0.01, local_epochs=4, **how)
-    assert no_better_than_constant(result.run) == ["a", "b"], result.metrics()
+    assert learned_nothing(result.run) == {"R² is at most 0": ["a", "b"]}, result.metrics()

@@ -99,6 +99,38 @@ def test_the_last_table_has_it_too(
     assert ("Per" in text, "12.5%" in text) == (asked, asked)
 
 
+def test_the_end_says_of_which_figure_a_model_is_known_to_have_learned_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "coterie.server.report.command.write_report", lambda folder: ["report.html"]
+    )
+    known = {
+        "alpha": {"error": 0.5, "trivial": 0.4, "auroc": 0.4},
+        "beta": {"error": 0.3, "trivial": 0.4, "auroc": 0.8},
+        "gamma": {"error": 0.5, "r2": -0.1},
+        "delta": {"error": 0.5, "auroc": 0.5},
+        "eta": {"error": 0.5, "auroc": 0.3},
+    }
+    record = {
+        "silos": {name: {"num-examples": 10} for name in known},
+        "final-evaluation": {name: {"error": own["error"]} for name, own in known.items()},
+        "final-metrics": known,
+        "final-groups": [list(known)],
+        "rounds": [{"round": 1}],
+        "seconds": 1.0,
+    }
+    (tmp_path / "run.json").write_text(json.dumps(record))
+    console = Console(file=StringIO(), width=120)
+    print_final(console, tmp_path)
+    lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    assert [line for line in lines if "best constant" in line or "at most" in line] == [
+        "no better than the best constant answer: alpha",
+        "AUROC is at most 0.5: delta, eta",
+        "R² is at most 0: gamma",
+    ]
+
+
 def configured(root: Path, strategy: str, keys: dict[str, Any]) -> Path:
     """A run whose configuration has these keys too."""
     folder = write_run(root / f"{strategy}-1", num_silos=4, num_rounds=3, strategy=strategy)
