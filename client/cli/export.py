@@ -155,8 +155,9 @@ def card_of(kept: Kept, file: Path, samples: Nest, options: Mapping[str, Option]
         output |= {"shape": ["batch"], "means": means}
     calibration = card.calibration
     where, number, figures = "", card.test_examples, _figures_of(card)
+    trivial = {"trivial": {name: _or_none(value) for name, value in card.trivial.items()}}
     if calibration is not None:
-        where = " not used for calibration"
+        where, trivial = " not used for calibration", {}  # it is that on all test data
         number, figures = calibration.measured, calibration.figures
     return {
         "file": file.name,
@@ -181,7 +182,7 @@ def card_of(kept: Kept, file: Path, samples: Nest, options: Mapping[str, Option]
                 name: dict(zip(("value", "low", "high"), map(_or_none, figure), strict=True))
                 for name, figure in figures.items()
             },
-            "trivial": {name: _or_none(value) for name, value in card.trivial.items()},
+            **trivial,
         },
         "traces": TRACES,
     }
@@ -369,9 +370,11 @@ def _first_line(error: Exception) -> str:
 
 def _text(kept: Kept, card: Mapping[str, Any]) -> str:
     """Return the card for people: its parts as lists, rows and figures as tables."""
-    calibration = kept.card.calibration
+    calibration, columns = kept.card.calibration, ["metric", "value", "95% interval"]
+    plain = calibration is None
     figured = _figures_of(kept.card) if calibration is None else calibration.figures
-    figures = [figure_row(kept.card, name, figure) for name, figure in figured.items()]
+    figures = [figure_row(kept.card, *entry, trivial=plain) for entry in figured.items()]
+    columns += ["trivial"] if plain else []
     parts = {"What goes in": card["inputs"], "How it is prepared": card["preparation"]}
     parts |= {"What comes out": card["output"]}
     about = {key: value for key, value in card.items() if not isinstance(value, dict | list)}
@@ -387,7 +390,7 @@ def _text(kept: Kept, card: Mapping[str, Any]) -> str:
     lines += [
         "\n## How good it is\n",
         f"Measured on {counted(measured['samples'], 'sample')}: {measured['on']}.\n",
-        "| metric | value | 95% interval | trivial |\n|---|---|---|---|",
+        f"| {' | '.join(columns)} |\n|{'---|' * len(columns)}",
         *figures,
     ]
     return "\n".join([*lines, ""])

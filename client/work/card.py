@@ -414,8 +414,7 @@ def _figure_tables(card: Card) -> str:
         )
     if card.calibration is not None and card.calibration.figures:
         own_figures = "\n".join(
-            f"| {' | '.join(figure_texts(card, name, figure))} |"
-            for name, figure in card.calibration.figures.items()
+            figure_row(card, *entry, trivial=False) for entry in card.calibration.figures.items()
         )
         table += (
             f"\n\nWith calibration, on {card.calibration.measured} test samples not used for it:"
@@ -461,11 +460,16 @@ def figure_texts(card: Card, name: str, figure: tuple[float, float, float]) -> t
     return metric.title, value, f"{low} to {high}"
 
 
-def figure_row(card: Card, name: str, figure: tuple[float, float, float]) -> str:
-    """Return a Markdown table row: title, value, interval and value of the best constant answer."""
-    trivial = card.trivial.get(name, float("nan"))
-    said = wire.KNOWN_METRICS[name].text(trivial, _unit(card, name))
-    return f"| {' | '.join((*figure_texts(card, name, figure), said))} |"
+def figure_row(
+    card: Card, name: str, figure: tuple[float, float, float], *, trivial: bool = True
+) -> str:
+    """Return a Markdown table row: title, value and interval.
+
+    With ``trivial`` also the value of the best constant answer, which is that on all test data.
+    """
+    best = card.trivial.get(name, float("nan"))
+    said = [wire.KNOWN_METRICS[name].text(best, _unit(card, name))] if trivial else []
+    return f"| {' | '.join((*figure_texts(card, name, figure), *said))} |"
 
 
 def _unit(card: Card, name: str) -> str:

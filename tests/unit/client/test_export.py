@@ -126,6 +126,8 @@ def test_the_card_says_how_to_decide_and_how_good_the_model_is(tmp_path: Path) -
     assert plain["output"]["decide"] == "the class with the highest probability"
     assert plain["output"]["classes"] == ["healthy", "ill"]
     assert plain["measured"]["samples"] == 60
+    assert plain["measured"]["trivial"]["auroc"] == kept.trivial["auroc"]
+    assert "| 95% interval | trivial |" in (tmp_path / "m.pt2.md").read_text("utf-8")
     value, low, high = kept.figures["auroc"]
     assert plain["measured"]["figures"]["auroc"] == {"value": value, "low": low, "high": high}
     assert silo(["calibrate", "--home", str(tmp_path), "--sensitivity", "0.9"]) == 0
@@ -136,6 +138,9 @@ def test_the_card_says_how_to_decide_and_how_good_the_model_is(tmp_path: Path) -
     assert f"'ill' if its probability is above {own.thresholds[0]!r}" in card["output"]["decide"]
     assert (card["calibration"], card["measured"]["samples"]) == (own.text(), 30)
     text = (tmp_path / "m.pt2.md").read_text("utf-8")
+    assert "trivial" not in card["measured"] and "trivial" not in text
+    (row,) = (line for line in text.splitlines() if line.startswith("| AUROC "))
+    assert row.count("|") == 4
     expected = (
         own.text(),
         "may contain traces",
