@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import cycle
@@ -13,11 +13,12 @@ from coterie.pictures.page import Picture, Table
 from coterie.pictures.style import GROUPS, LIGHT
 from coterie.server.report.explain import COLUMNS as HCCT_COLUMNS
 from coterie.server.report.explain import end_text, explain, rows
+from coterie.server.report.families import of_trees
 from coterie.server.report.race import COLUMNS, Explanation, explain_race, lead_of_race
 from coterie.server.report.race_words import titles
 from coterie.server.report.similarity import last_similarity
 from coterie.server.report.story import Story
-from coterie.server.runs.record import Entrant, Groups, Round, Verdict
+from coterie.server.runs.record import Entrant, Groups, Round, Run, Verdict
 from coterie.server.runs.record.metrics import Lead
 
 REASONS = "Why each site is in its group"
@@ -30,24 +31,40 @@ def _explained(story: Story) -> Explanation | None:
 
 def race_picture(story: Story) -> Picture | str | None:
     """Draw the held-out error of every partition over the rounds of the last race."""
+    return _picture(story.run, _races(story)[:1], "race")
+
+
+def race_of_trees_picture(story: Story) -> Picture | str | None:
+    """Draw the same of the race of trees, if the run has one beside that of networks."""
+    return _picture(of_trees(story.run), _races(story)[1:], "race-of-trees")
+
+
+def _races(story: Story) -> list[tuple[str, Explanation]]:
     found = _explained(story)
-    if found is None:
+    return list(found.races.items()) if found else []
+
+
+def _picture(run: Run, races: Sequence[tuple[str, Explanation]], key: str) -> Picture | str | None:
+    """Draw the first of these races, which are of this record."""
+    if not races:
         return None
+    family, found = races[0]
+    of_family = f" of {family.lower()}" if family else ""
     if found.verdict is None:
-        return "no picture of the race: it was not decided"
+        return f"no picture of the race{of_family}: it was not decided"
     if not found.verdict.judges:
-        return f"no picture of the race: {found.whole[1]}"
-    rounds = [*story.run.rounds, *([story.run.final] if story.run.final else [])]
-    lead = lead_of_race(story.run.lead, story.run.rounds[-1])
+        return f"no picture of the race{of_family}: {found.whole[1]}"
+    rounds = [*run.rounds, *([run.final] if run.final else [])]
+    lead = lead_of_race(run.lead, run.rounds[-1])
     lines = list(_lines(found.verdict, rounds, lead))
-    title = "Which groups were tried, and which won"
+    title = f"Which groups{of_family} were tried, and which won"
     caption = (
         f"{' '.join(found.whole)} Lines are means over silos of what they measured in each round "
         "of the race, on the models that they received in it. A band is one standard error of the "
         "distance to the best partition; a cross ends a partition that was out."
     )
     draw = partial(charts.curves, lines, title=title, unit=f"held-out {lead.label}")
-    return Picture("race", title, caption, draw, Table(COLUMNS, found.rows))
+    return Picture(key, title, caption, draw, Table(COLUMNS, found.rows))
 
 
 def _lines(verdict: Verdict, rounds: Iterable[Round], lead: Lead) -> Iterable[charts.Curve]:

@@ -233,13 +233,17 @@ def _in_sentences(run: Run, number: int | None) -> Explanation | None:
 def _print_sentences(console: Console, run: Run, found: Explanation, silo: str | None) -> None:
     shown = _only(silo, found.round, found.silos)
     what = "after" if run.strategy == "auto" else "groups of"
-    for sentence in (f"{run.name}, {what} round {found.round}:", *found.whole):
-        console.print(sentence, markup=False, highlight=False, soft_wrap=True)
-    if found.rows:
-        table = Table(*COLUMNS_OF_RACE[: len(found.rows[0])])
-        for row in found.rows:
-            table.add_row(*map(Text, row))
-        console.print(table)
+    heading = [f"{run.name}, {what} round {found.round}:"]
+    for title, race in found.races.items():
+        heading += [f"{title}:"] if title else []
+        for sentence in (*heading, *race.whole):
+            console.print(sentence, markup=False, highlight=False, soft_wrap=True)
+        heading = []
+        if race.rows:
+            table = Table(*COLUMNS_OF_RACE[: len(race.rows[0])], title=title or None)
+            for row in race.rows:
+                table.add_row(*map(Text, row))
+            console.print(table)
     for name, text in shown.items():
         console.print(Text.assemble((name, "bold"), f": {text}"), soft_wrap=True)
 

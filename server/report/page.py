@@ -31,7 +31,7 @@ SCIENCE, COSTS = ("loss", "discrepancy"), ("seconds", "silo-seconds", "bytes")
 """Keys of the folded pictures."""
 LINKS = {
     **{"groups": "Groups", "outcomes": "Was it worth it", "curves": "Curves"},
-    **dict.fromkeys(("race", "matrix", "structure", "science"), "Why"),
+    **dict.fromkeys(("race", "race-of-trees", "matrix", "structure", "science"), "Why"),
 }
 """Key of a part → the link to it; of several with the same text, the first is linked."""
 NOTES = (
@@ -315,6 +315,7 @@ MAKERS: Sequence[Callable[[Story], Picture | str | None]] = (
     training.curves_picture,
     importance.importance_picture,
     auto.race_picture,
+    auto.race_of_trees_picture,
     similarity.matrix_picture,
     similarity.structure_picture,
     training.loss_picture,

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from coterie import wire
 from coterie.server.report import families
@@ -33,7 +33,8 @@ class Explanation:
     """Why the groups of a round are as they are, in sentences: on the whole, and by silo.
 
     Of a run of ``auto``, ``whole`` is about its race; ``rows`` belong under ``COLUMNS``;
-    ``verdict`` is None before there is one.
+    ``verdict`` is None before there is one. If it chooses between families of models, ``rows`` and
+    ``verdict`` are of networks, ``whole`` is about all races, and ``families`` has each.
     """
 
     round: int
@@ -41,6 +42,12 @@ class Explanation:
     silos: Mapping[str, str]
     rows: tuple[tuple[str, ...], ...] = ()
     verdict: Verdict | None = None
+    families: Mapping[str, Explanation] = field(default_factory=dict)
+
+    @property
+    def races(self) -> Mapping[str, Explanation]:
+        """Title of a family → its race; without a title if there is one family."""
+        return self.families or {"": self}
 
 
 def thin_evidence(run: Run) -> str:
@@ -91,8 +98,9 @@ def explain_race(run: Run, *, number: int | None = None) -> Explanation:
     for name, text in found.silos.items():
         own = trees.silos.get(name, text) if uses.get(name) == wire.TREES else text
         silos[name] = f"{said[name]} It {own}" if name in said else own
-    whole = ("Networks:", *found.whole, "Boosted trees:", *trees.whole)
-    return replace(found, whole=whole, silos=silos)
+    races = {"Networks": found, "Boosted trees": trees}
+    whole = [line for title, own in races.items() for line in (f"{title}:", *own.whole)]
+    return replace(found, whole=tuple(whole), silos=silos, families=races)
 
 
 def _explained(run: Run, number: int | None) -> Explanation:
@@ -305,6 +313,10 @@ class _Chosen:
                 f"times FedAvg's (budget for the whole run: {traffic.budget:g}{least}); "
                 f"{traffic.discriminators / 1e6:.3g} MB of them for discriminators."
             )
+        sums = [one.phases.get(wire.EVALUATE_HISTOGRAMS) for one in self.rounds if not one.final]
+        moved = sum(one.bytes_sent + one.bytes_received for one in sums if one is not None)
+        if moved and grows_trees(self.run):
+            yield f"Histograms moved {moved / 1e6:.3g} MB so far, which no budget limits."
         for one in self.rounds:
             work = None if one.final else one.grouping.discriminators
             if work is not None and not work.pairs and work.missing:

@@ -47,6 +47,8 @@ def _title(one: Entrant) -> str:
             by.append("by clustering")
         elif part.startswith("HCCT, α "):
             by.append(f"by HCCT, α = {part.removeprefix('HCCT, α ')}")
+        elif part.startswith("FedCollab"):
+            by.append("by FedCollab")
         elif part == "as it is":
             by.append("used until then")
     return _shape(one) + (f" ({'; '.join(by)})" if by else "")

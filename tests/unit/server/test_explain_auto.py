@@ -149,9 +149,14 @@ def test_the_race_is_told_with_who_was_out_when_and_what_it_cost() -> None:
     assert rows["everybody alone"][2].startswith("30.0 ± ")
 
 
-def test_trees_are_not_said_to_cost_passes_over_samples() -> None:
-    decided = run_with(verdict(CLEAR, winner=PAIRS), rounds={5: {"trees": {}}})
-    assert "FedAvg's" not in " ".join(explain_race(decided).whole)
+def test_trees_are_said_to_cost_histograms_and_not_passes_over_samples() -> None:
+    rounds: dict[int, dict[str, Any]] = {
+        number: {"phases": {"evaluate.histograms": {"bytes-sent": 2e6, "bytes-received": 3e6}}}
+        for number in (1, 2)
+    }
+    decided = run_with(verdict(CLEAR, winner=PAIRS), rounds=rounds | {5: {"trees": {}}})
+    text = " ".join(explain_race(decided).whole)
+    assert "FedAvg's" not in text and "Histograms moved 10 MB so far, which no budget" in text
 
 
 def test_who_is_left_behind_by_most_of_its_group_is_told_so() -> None:
@@ -328,6 +333,30 @@ def test_partitions_that_would_be_called_the_same_are_told_apart() -> None:
     run = run_with(None, rounds={3: {"candidates": entries}})
     names = titles(run.rounds[2].grouping.entrants)
     assert names == ["2 groups (by clustering) no. 1", "2 groups (by clustering) no. 2"]
+
+
+def test_a_partition_names_fedcollab_as_its_source() -> None:
+    one = Candidate(PAIRS, "HCCT, α 0.5; FedCollab, c auto")
+    entries = [entrant_entry(Entrant(one, STILL, STILL, 200.0))]
+    run = run_with(None, rounds={3: {"candidates": entries}})
+    (name,) = titles(run.rounds[2].grouping.entrants)
+    assert name == "2 groups (by HCCT, α = 0.5; by FedCollab)"
+
+
+def test_both_families_have_their_race_on_the_page() -> None:
+    own = run_with(verdict(CLEAR, winner=ALL)).rounds
+    trees = {number: {"boosted": dict(one.details)} for number, one in enumerate(own, start=1)}
+    both = run_with(verdict(CLEAR, winner=PAIRS), rounds=trees)
+    networks, boosted = explain_race(both).races.values()
+    assert (networks.rows[0][0], boosted.rows[0][0]) == (
+        "2 groups – chosen",
+        "all together – chosen",
+    )
+    pictures = {one.key: one for one in make_pictures(build_story(both))[0]}
+    assert pictures["race"].table.rows == networks.rows  # type: ignore[union-attr]
+    of_trees = pictures["race-of-trees"]
+    assert of_trees.title == "Which groups of boosted trees were tried, and which won"
+    assert of_trees.table and of_trees.table.rows == boosted.rows
 
 
 STILL = standings(np.zeros((1, 1)), np.ones(1), np.zeros((1, 1)), shares=True)[0]

@@ -28,6 +28,7 @@ from coterie.strategies.plain.pooling import TRIED_LEAVES
 from coterie.strategies.rounds.algorithm import Update
 from coterie.strategies.rounds.roster import Silo
 from coterie.tasks import families
+from tests.commands import coterie
 from tests.conftest import assert_equal_models
 from tests.kit import CutGrid, PowerCutError, Tap, ask, restart_silos, run
 from tests.unit.strategies.test_grown_trees import COLUMNS, STUDY, drawn
@@ -88,6 +89,13 @@ def test_every_silo_gets_the_better_family(tmp_path: Path, nodes: list[dict[str,
     assert all(judged.answers[name].models for name in "abcd")
     said = explain_race(read_run(tmp_path / "whole"))
     assert {"Networks:", "Boosted trees:"} < set(said.whole)
+    printed = coterie("runs", "explain", "whole", "--runs-dir", str(tmp_path)).stdout
+    titles = [line.strip() for line in printed.splitlines()]
+    assert [t for t in titles if t in ("Networks", "Boosted trees")] == [
+        "Networks",
+        "Boosted trees",
+    ]
+    assert printed.count("samples per model") == 2 and "Histograms moved" in printed
     text = r"uses boosted trees, grown (alone|with b): held-out loss 0\.\d+ against 0\.\d+ of a "
     assert re.match(text + r"linear model \(64 samples\)\. It ", said.silos["a"])
     for name in "ac":  # as they are kept: trees take missing values and no scale
