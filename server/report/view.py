@@ -114,7 +114,7 @@ def _round_line(progress: Progress, report: Round) -> str:
     parts += [doing] if (doing := race_news.activity(*progress.spent_on)) else []
     parts.append(wire.counted(len(report.groups), "group"))
     if progress.mean_error is not None:
-        parts.append(f"{progress.lead.title} {progress.lead.text(progress.mean_error)}")
+        parts.append(_mean_text(progress))
     parts.append(f"{sum(report.seconds.values()):.2f} s")
     changes = [f"+{name}" for name in report.joined if report.round > 1]
     changes += [f"-{name}" for name in report.left]

@@ -69,7 +69,7 @@ def test_states_of_silos_are_counted_and_few_are_named() -> None:
 
 def test_a_round_is_one_line_and_its_phases_are_for_v(monkeypatch: pytest.MonkeyPatch) -> None:
     line = shown(round_event(["a", "b", "c"]), START)
-    assert line == ("round 2/5  2 groups  error 25.0%  0.26 s")
+    assert line == ("round 2/5  2 groups  mean error after round 1: 25.0%  0.26 s")
     monkeypatch.setattr(terminal.shown, "verbose", True)
     verbose = shown(round_event(["a", "b", "c"]), START)
     assert verbose == f"{line}  {{a}} {{b, c}}  train 0.25 s, aggregate 0.01 s"
