@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from contextlib import suppress
 from itertools import chain
@@ -72,8 +73,11 @@ def init(
     _say("1. Send the operator this line, and compare the fingerprint with them by telephone:")
     print(made.request(), flush=True)
     where = "" if data else "Set the location of your data in silo.toml, and check it"
-    _say(f"2. {where or 'Check your data'} with `coterie silo check`.")
-    _say("3. Run `coterie silo join` with the operator's answer, then `coterie silo serve`.")
+    at = _option_of(made.folder)
+    _say(f"2. {where or 'Check your data'} with `coterie silo check{at}`.")
+    _say(
+        f"3. Run `coterie silo join{at}` with the operator's answer, then `coterie silo serve{at}`."
+    )
 
 
 @app.command(epilog="Example:  coterie silo join coterie-join.… --home hospital-b")
@@ -109,7 +113,7 @@ def join(
     if before and held_by(silo.folder) is not None:
         _say("The silo is running and still uses its previous address. Next: restart it.")
     else:
-        _say("Next: coterie silo serve")
+        _say(f"Next: coterie silo serve{_option_of(silo.folder)}")
 
 
 @app.command(
@@ -173,6 +177,17 @@ def health(home: HomeOption = None, as_json: JsonOption = False) -> None:
     from coterie.system.health import report
 
     raise typer.Exit(report(findings(folder_of(home).expanduser()), as_json=as_json))
+
+
+def _option_of(folder: Path) -> str:
+    """Return the option that names a silo's folder; empty where commands find it without."""
+    from coterie.client.home.files import folder_of
+
+    here = Path.cwd()
+    if folder == (here / folder_of(None).expanduser()).resolve():
+        return ""
+    shown = folder.relative_to(here) if folder.is_relative_to(here) else folder
+    return f" --home {shlex.quote(str(shown))}"
 
 
 def _say(text: str) -> None:

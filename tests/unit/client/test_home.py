@@ -175,6 +175,28 @@ def test_the_certificate_is_that_of_the_coordinator_joined(tmp_path: Path) -> No
             home.coordinator()
 
 
+def test_what_is_to_be_done_next_is_said_with_the_folder_unless_it_is_found_without(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_ca(tmp_path / "tls", "study")
+    ca = (tmp_path / "tls" / "ca.pem").read_bytes()
+    monkeypatch.chdir(tmp_path)
+    said = coterie("silo", "init", "--name", "alpha").stderr
+    for command in ("check", "join", "serve"):
+        assert f"`coterie silo {command} --home alpha`" in said
+    home = Home(tmp_path / "alpha")
+    bundle = write_bundle(Bundle("alpha", home.fingerprint(), "fl.example.org:9092", ca))
+    assert "silo serve --home alpha\n" in coterie("silo", "join", "--home", "alpha", bundle).stderr
+    monkeypatch.chdir(tmp_path / "tls")
+    joined = coterie("silo", "join", "--home", "../alpha", bundle).stderr
+    assert f"silo serve --home {home.folder}\n" in joined
+    monkeypatch.setenv("COTERIE_SILO", "../alpha")
+    assert "silo serve\n" in coterie("silo", "join", bundle).stderr
+    monkeypatch.delenv("COTERIE_SILO")
+    monkeypatch.chdir(home.folder)
+    assert "silo serve\n" in coterie("silo", "join", bundle).stderr
+
+
 def test_a_folder_serves_one_process(tmp_path: Path) -> None:
     home = create(tmp_path, "a")
     running = pytest.raises(SettingsError, match="already running from")
