@@ -232,7 +232,8 @@ def build_regression_page(fitted: Fitted, name: str) -> Page:
             "The coefficients are those of one regression on all rows of the group together. "
             "Intervals and p-values assume that rows are independent and that all silos of the "
             "group have the same coefficients; the tables of differences between silos test the "
-            "latter. p-values are not adjusted for the number of coefficients.",
+            "latter. p-values are not adjusted for the number of coefficients, but silos are said "
+            "to differ only if they do after Bonferroni's correction.",
             *([OF_COX] if model == COX else []),
         ],
     )

@@ -272,7 +272,7 @@ def test_a_report_compares_trees_with_trees_and_says_what_they_are(
     assert drawn_of >= {"outcomes", "curves", "importance"} and "discrepancy" not in drawn_of
     page = build_page(build_story(read_run(folder / "alone")))
     assert page.lead.startswith("Every site trained alone")
-    assert "(all: " in build_page(build_story(read_run(folder / "all"))).subtitle
+    assert "(all silos: " in build_page(build_story(read_run(folder / "all"))).subtitle
     problem = r"run of trees \(given-groups = 'each'\)\. all is a run of trees, completed"
     with pytest.raises(FederationError, match=problem):
         write_report("given", root=folder, kind="json", alone="all")
