@@ -28,7 +28,7 @@ MAX_RUNS = 64
 MAX_REPEATS = 20
 """Times that a round may be repeated: a coordinator that recovers from a crash repeats a few."""
 MAX_TRAININGS = 200
-"""Trainings in one round, including those not for the round's own model: trials, races."""
+"""Different trainings in one round, also those not for its own model: trials, races."""
 
 
 @dataclass
@@ -93,8 +93,8 @@ class Asked:
     def _training_objection(self, kind: str, purpose: str, number: int, policy: Policy) -> str:
         if self.trained[kind, purpose, number] > MAX_REPEATS:
             return f"has trained for round {number} of this run {MAX_REPEATS + 1} times already."
-        in_round = sum(n for (_, _, one), n in self.trained.items() if one == number)
-        if in_round >= MAX_TRAININGS:
+        different = sum(one == number for _, _, one in self.trained)
+        if different >= MAX_TRAININGS and (kind, purpose, number) not in self.trained:
             return f"trains at most {MAX_TRAININGS} times a round; this run asks for more."
         if policy.max_rounds and not purpose:
             done = sum(n for (_, other, _), n in self.trained.items() if not other)

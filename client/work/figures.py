@@ -172,11 +172,12 @@ def of_numbers(answers: Array, y: Array, weights: Array) -> dict[str, Array]:
     """
     total = weights.sum(axis=1)
     apart = answers - y
-    square = weights @ apart**2
+    square, size = weights @ apart**2, weights @ y**2
+    y = y - y.mean(axis=0)  # for less rounding
     mean = (weights @ y) / total[:, None]
     spread = weights @ y**2 - total[:, None] * mean**2
     # What rounding leaves of equal targets is no spread.
-    spread = np.where(spread > 1e-9 * (weights @ y**2), spread, 0.0)
+    spread = np.where((spread > 1e-24 * size) & (spread > 1e-9 * (weights @ y**2)), spread, 0.0)
     return {
         "mae": (weights @ np.abs(apart).mean(axis=1)) / total,
         "rmse": np.sqrt(square.mean(axis=1) / total),

@@ -53,8 +53,9 @@ def calibration_of_numbers(answers: Array, y: Array, weights: Array) -> Array:
     centred = answers - middle[:, None]
     square = (weights * centred**2).sum(axis=1)
     with np.errstate(divide="ignore", invalid="ignore"):
-        slope = (weights * centred * y).sum(axis=1) / square
-    return np.stack([weights @ (y - answers) / total, np.where(square > 0, slope, np.nan)])
+        slope = (weights * centred * (y - y.mean())).sum(axis=1) / square
+    varies = square > 1e-20 * (weights @ answers**2)  # more than rounding
+    return np.stack([weights @ (y - answers) / total, np.where(varies, slope, np.nan)])
 
 
 def _logistic(x: Array, y: NDArray[np.int64], weights: Array, offset: Array | None = None) -> Array:

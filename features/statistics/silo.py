@@ -76,7 +76,14 @@ def report_column_sums(request: Request) -> RecordDict:
     if not session.task.pooled_columns:
         request.refuse_for("has no columns scaled by the federation.")
     # Their differences are sums over the rows between, so also few numbers would be too many.
-    return _once(request, policy.column_sums_from, lambda: column_sums(session))
+    found = _once(request, policy.column_sums_from, lambda: column_sums(session))
+    own, most = wire.metric_records(found)[wire.METRICS], len(session.data.train)
+    counts = own[wire.COLUMN_COUNTS]
+    assert isinstance(counts, list)
+    own[wire.COLUMN_COUNTS] = [
+        min(int(number), most) for number in counts
+    ]  # it may be an older one
+    return found
 
 
 def report_statistics(request: Request) -> RecordDict:

@@ -82,7 +82,7 @@ def ask_for_statistics(
     for name, reply in zip(names, replies, strict=True):
         try:
             content = wire.content_of(reply)
-            found = decode_statistics(content, samples=silos[name].num_examples)
+            found = decode_statistics(content)
             if (model := read_model(content)) is not None:
                 models[name] = model
             answers[name] = found

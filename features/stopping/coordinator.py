@@ -1,13 +1,15 @@
 """Stop a run early when models are complete, or the mean validation error has stopped improving.
 
 With each training reply, silos report the validation error of the model that they held after the
-previous round. A run never stops while the algorithm still compares partitions.
+previous round. One that is far from the others' counts as half or twice their median. A run never
+stops while the algorithm still compares partitions.
 """
 
 from __future__ import annotations
 
 import logging
 import math
+import statistics
 from dataclasses import dataclass
 
 from coterie import wire
@@ -49,7 +51,7 @@ class Stopping(Stage):
         reported = [
             u.metrics.get(wire.RECEIVED_VALIDATION_ERROR, math.nan) for u in played.came.trained
         ]
-        errors = [error for error in reported if math.isfinite(error)]
+        errors = [error for error in reported if math.isfinite(error) and error >= 0]
         if not errors:
             log.warning(
                 "round %d: no silo reported its error on validation data, so patience has no "
@@ -58,7 +60,8 @@ class Stopping(Stage):
                 now.number,
             )
             return mine, Outcome()
-        mean = math.fsum(errors) / len(errors)
+        usual = statistics.median(errors)  # a silo that lies must not stop the run
+        mean = math.fsum(min(max(e, usual / 2), 2 * usual) for e in errors) / len(errors)
         if mean < mine.error:
             return Best(before, mean), Outcome()
         waited = before - mine.round

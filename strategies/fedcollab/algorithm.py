@@ -57,7 +57,7 @@ from coterie.strategies.rounds.algorithm import (
     orders_from,
 )
 from coterie.strategies.rounds.handles import Arrays, Model
-from coterie.strategies.rounds.members import Members, staying, with_sizes
+from coterie.strategies.rounds.members import Members, capped, staying, with_sizes
 from coterie.strategies.rounds.minimum_sizes import average_groups, form
 from coterie.strategies.rounds.options import Config, Positive, Seed
 from coterie.strategies.rounds.reports import Group
@@ -251,7 +251,8 @@ class FedCollab(Growth, Algorithm[FedCollabState]):
             structure = Structure((), tuple(names)) if alone else Structure(known, ())
             return replace(state, planned=tuple((name,) for name in names), structure=structure)
         distances, errors, null_errors = _matrices(known, state)
-        sizes = [max(state.members.sizes[name], 1.0) for name in known]
+        stated = {name: max(state.members.sizes[name], 1.0) for name in known}
+        sizes = list(capped(stated, now.max_share).values())
         c = self.c
         if c == "auto":
             c = fedcollab.auto_c(sizes, null_errors)

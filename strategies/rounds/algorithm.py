@@ -53,6 +53,7 @@ class Round:
         config: entries of every training message of the run.
         announce: reports what cannot wait for the round's report: a kind, and JSON values.
         unseen: the coordinator does not see silos' models; ``Masked`` stands in for them.
+        max_share: largest share of one silo's samples in what is weighted by them.
     """
 
     number: int
@@ -60,6 +61,7 @@ class Round:
     config: Config = field(default_factory=dict)
     announce: Callable[[str, Mapping[str, Any]], None] = lambda kind, fields: None
     unseen: bool = False
+    max_share: float = 1.0
 
     @cached_property
     def here(self) -> dict[str, Silo]:

@@ -163,7 +163,8 @@ class Conversation:
     def _round(self, without: Sequence[str] = ()) -> Round:
         away = {*self.apart, *without}
         silos = tuple(silo for silo in self.room.playing if silo.name not in away)
-        return Round(self.number, silos, self.run.config, self.run.on_event, self.run.unseen)
+        more = self.run.on_event, self.run.unseen, self.run.max_share
+        return Round(self.number, silos, self.run.config, *more)
 
     def scene(self, state: Any, *, training: bool = False) -> Scene:
         """Return what stages see now."""
@@ -259,7 +260,7 @@ class Conversation:
     def groups(self, state: Any, silos: Sequence[Silo]) -> tuple[Group, ...]:
         """Return the groups of these silos that trained together; each silo apart is alone."""
         out = self.apart.keys() & {silo.name for silo in silos}
-        groups = tuple(self.run.algorithm.groups(state))
+        groups = tuple(self.run.algorithm.groups(state)) if self.now.silos else ()
         if not out:
             return groups
         kept = [tuple(n for n in group if n not in out) for group in groups]

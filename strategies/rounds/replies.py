@@ -174,10 +174,9 @@ def check_reply(
             _check_values(name, array)
     stated = wire.understood(wire.read_metrics(content), names)
     count = stated.get(wire.NUM_EXAMPLES)
-    if count is None or not 0 < count <= MAX_EXAMPLES:
+    if count is None or not 1 <= count <= MAX_EXAMPLES:
         raise ReplyError(
-            f"{wire.NUM_EXAMPLES} must be a number above 0 and at most {MAX_EXAMPLES:g}. "
-            f"Got {count}."
+            f"{wire.NUM_EXAMPLES} must be a number from 1 to {MAX_EXAMPLES:g}. Got {count}."
         )
     metrics = {key: _sane(value) for key, value in stated.items()}
     if order.sketches is not None and not order.evaluates:
@@ -345,7 +344,7 @@ def read_evaluations(
             continue
         metrics = wire.understood(wire.read_metrics(reply.content), names)
         count = metrics.get(wire.NUM_EXAMPLES, 0)
-        if not 0 < count <= MAX_EXAMPLES:
+        if not 1 <= count <= MAX_EXAMPLES:
             log.warning("%s was not evaluated: it states %s test samples", silo.name, count)
             continue
         loss = _sane(metrics.get(wire.LOSS, float("nan")))
@@ -364,7 +363,7 @@ def received_evaluations(updates: Updates) -> dict[str, Evaluation]:
             int(counts[name]),
         )
         for name, metrics in stated.items()
-        if 0 < counts[name] <= MAX_EXAMPLES
+        if 1 <= counts[name] <= MAX_EXAMPLES
     }
 
 

@@ -143,7 +143,10 @@ def read_dialect(
     something undeclared.
     """
     plain = _marks_of_file(options)
-    columns = {in_nfc(means): in_nfc(own) for own, means in _table(options, "columns").items()}
+    named_so = [(in_nfc(means), in_nfc(own)) for own, means in _table(options, "columns").items()]
+    columns = dict(named_so)
+    if len(columns) < len(named_so):
+        raise TaskError("option columns gives two columns of the file the same name.")
     codes = {
         in_nfc(column): {plain.code(code): in_nfc(str(means)) for code, means in of.items()}
         for column, of in _tables(options, "codes").items()

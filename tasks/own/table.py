@@ -10,7 +10,7 @@ input means the same everywhere; how a silo writes them is its own setting
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -32,49 +32,19 @@ from coterie.tasks.own import dialect, files, looks, whose
 from coterie.tasks.own.declared import OPTIONS, DeclaredTask
 from coterie.tasks.own.dialect import Dialect
 from coterie.tasks.own.files import Contents
+from coterie.tasks.own.rows import Rows, digest_of
 from coterie.tasks.own.scaling import scale_of, sums_of
 from coterie.tasks.own.table_declaration import TableDeclaration
 from coterie.tasks.own.targets import LabelColumns, NumberColumns
 
 LARGEST = 1e100
 """Larger numbers are refused: their squares would overflow."""
+COARSE = 0.01
+"""Largest error of a target in 32 bits, as a share of its standard deviation."""
 MOST = 0.5
 """Largest share of undeclared values in a column; above it, it is probably a different column."""
 BLOCK = 1 << 16
 """Rows scaled at once."""
-
-
-@dataclass(frozen=True)
-class Rows:
-    """Rows of a table.
-
-    ``numbers`` (n, numeric columns) are NaN where missing; ``categories`` (n, values) and
-    ``missing`` (n, indicators) are 0 or 1. ``odd`` (n, columns), numeric columns first, marks
-    undeclared values; ``rows`` are row numbers in the file; ``persons`` or ``blocks`` are set if
-    known.
-    """
-
-    numbers: NDArray[np.float64]
-    categories: NDArray[np.float32]
-    missing: NDArray[np.float32]
-    odd: NDArray[np.bool_]
-    y: NDArray[Any]
-    rows: NDArray[np.intp]
-    persons: Persons | None = None
-    blocks: Persons | None = None
-
-    def take(self, rows: NDArray[np.intp]) -> Rows:
-        """Return only these rows."""
-        return Rows(
-            self.numbers[rows],
-            self.categories[rows],
-            self.missing[rows],
-            self.odd[rows],
-            self.y[rows],
-            self.rows[rows],
-            None if self.persons is None else self.persons[rows],
-            None if self.blocks is None else self.blocks[rows],
-        )
 
 
 class Table(DeclaredTask):
@@ -100,6 +70,7 @@ class Table(DeclaredTask):
 
     def __init__(self, declaration: TableDeclaration) -> None:
         super().__init__(declaration)
+        self._loaded: set[bytes] = set()
         if isinstance(declaration.target, str):
             self.class_column = declaration.target
 
@@ -170,6 +141,7 @@ class Table(DeclaredTask):
         return replace(parts[0], blocks=blocks), *parts[1:]
 
     def held(self, train: Rows, test: Rows) -> SiloData:
+        self._loaded.add(digest_of(train, test))
         return replace(super().held(train, test), blocks=train.blocks)
 
     def samples(self, train: Rows, test: Rows) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
@@ -206,12 +178,23 @@ class Table(DeclaredTask):
         return sums_of(train.persons, train.numbers, *([train.y] if self.scaled_targets else []))
 
     def columns(self, options: Mapping[str, Option], file: Path | None = None) -> Sequence[Column]:
+        if file is None:
+            return self._as_columns(self._as_loaded(options)[0])
         chosen = read_options(self.name, options, self.options)
-        rows = self.read_both(chosen)[0] if file is None else self._without_targets(file, chosen)
-        return self._as_columns(rows)
+        return self._as_columns(self._without_targets(file, chosen))
 
     def test_columns(self, options: Mapping[str, Option]) -> Sequence[Column]:
-        return self._as_columns(self.read_both(read_options(self.name, options, self.options))[1])
+        return self._as_columns(self._as_loaded(options)[1])
+
+    def _as_loaded(self, options: Mapping[str, Option]) -> tuple[Rows, Rows]:
+        """Read training and test rows again; ``TaskError`` if they are not those in memory.
+
+        Answers and targets in memory would belong to other rows, if only the order has changed.
+        """
+        both = self.read_both(read_options(self.name, options, self.options))
+        if self._loaded and digest_of(*both) not in self._loaded:
+            raise TaskError("the data changed after the silo started. Restart it.")
+        return both
 
     def _as_columns(self, rows: Rows) -> list[Column]:
         odd = iter(rows.odd.T)
@@ -336,7 +319,7 @@ class Table(DeclaredTask):
                     f"time below 0 in row {files.first(early)}. Times must be at least 0."
                 )
             found = [times, files.flags(table.codes[target.event], target.event, place, written)]
-        return np.stack(found, axis=1).astype(np.float32)
+        return _held_finely(np.stack(found, axis=1), target.columns, place, written)
 
     def _classes(
         self, table: Contents, column: str, place: Path, written: Dialect
@@ -473,6 +456,23 @@ def _no_target(column: str, missing: NDArray[np.bool_], place: Path, written: Di
         + f" and {count - 1} more" * (count > 1)
         + f". Leave such rows out of the file.{advice}"
     )
+
+
+def _held_finely(
+    exact: NDArray[np.float64], columns: Sequence[str], place: Path, written: Dialect
+) -> NDArray[np.float32]:
+    """Return targets (n, columns) in 32 bits; ``TaskError`` if these blur one's differences."""
+    with np.errstate(over="ignore"):
+        kept = exact.astype(np.float32)
+    spread = exact.std(axis=0)
+    blurred = (spread > 0) & ~(np.abs(kept - exact).max(axis=0) <= COARSE * spread)
+    if blurred.any():
+        name = columns[int(blurred.argmax())]
+        raise TaskError(
+            f"target column {written.named(name)} of {str(place)!r} has numbers whose differences "
+            "32 bits cannot hold: subtract a number, or use another unit, on which all silos agree."
+        )
+    return kept
 
 
 def _scaled(rows: Rows, scale: ColumnScale, *, missing: float) -> NDArray[np.float32]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
@@ -182,15 +182,17 @@ class Numbers:
         import pyarrow as pa
         from pyarrow import compute
 
-        texts = part.cast(pa.string())
-        if self.dialect.translates(self.column):
-            texts = _translated(texts, self.column, self.dialect)
-        elif self.dialect.decimal == "." and self._simple:
+        texts, dialect = part.cast(pa.string()), self.dialect
+        if not is_text(part.type):  # numbers of Parquet, written with a point
+            dialect = replace(dialect, decimal=".", thousands="")
+        if dialect.translates(self.column):
+            texts = _translated(texts, self.column, dialect)
+        elif dialect.decimal == "." and self._simple:
             try:
                 return _float(texts)
             except pa.ArrowException:
                 self._simple = False
-        plain = numerals(texts, self.dialect)
+        plain = numerals(texts, dialect)
         try:
             return _float(plain)
         except pa.ArrowException:
@@ -383,7 +385,7 @@ def numerals(texts: Any, dialect: Dialect) -> Any:
             texts = compute.replace_substring(texts, alike, mark)
         every, decimal = re.escape(mark), re.escape(dialect.decimal)
         grouped = compute.match_substring_regex(
-            texts, rf"^[+-]?\d{{1,3}}({every}\d{{3}})+({decimal}\d*)?$"
+            texts, rf"^[+-]?[1-9]\d{{0,2}}({every}\d{{3}})+({decimal}\d*)?$"
         )
         texts = compute.if_else(grouped, compute.replace_substring(texts, mark, ""), texts)
     if dialect.decimal != ".":

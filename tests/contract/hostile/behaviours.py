@@ -136,6 +136,7 @@ TRAINING: dict[str, Behaviour] = {
     "-5 samples": with_metrics(num_examples=-5),
     "NaN samples": with_metrics(num_examples=float("nan")),
     "1e300 samples": with_metrics(num_examples=1e300),
+    "5e-324 samples": with_metrics(num_examples=5e-324),
     "a list of samples": with_metrics(num_examples=[1, 2]),
 }
 DESCRIBING: dict[str, Behaviour] = {
@@ -167,6 +168,9 @@ EVALUATING: dict[str, Behaviour] = {
     "an error of 1e300": with_metrics(error=1e300),
     "NaN": with_metrics(error=float("nan"), loss=float("nan")),
     "1e300 test samples": with_metrics(num_examples=1e300),
+    "half a test sample and a figure": with_record(
+        wire.METRICS, MetricRecord({"num-examples": 0.5, "loss": 1.0, "error": 0.5, "own": 1.0})
+    ),
     "metrics that forge a line": with_record(
         wire.METRICS, MetricRecord({"num-examples": 1, "\x1b[2J": 1.0})
     ),

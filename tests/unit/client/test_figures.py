@@ -76,6 +76,8 @@ def test_real_targets_are_measured_as_scikit_learn_does() -> None:
     assert found["r2"] == pytest.approx(metrics.r2_score(y, answers))
     root = np.sqrt(metrics.mean_squared_error(y, answers))
     assert found["rmse"] == pytest.approx(root)
+    high = at_once(figures.of_numbers(answers + 101_325, y + 101_325, np.ones((1, 60))))
+    assert high["r2"] == pytest.approx(found["r2"], rel=1e-6), "however high the mean"
 
 
 def test_a_concordance_index_counts_the_pairs_whose_order_is_known() -> None:
@@ -124,6 +126,9 @@ def test_what_one_class_alone_does_not_define_is_not_made_up() -> None:
 def test_equal_targets_have_no_r2() -> None:
     found = figures.of_numbers(np.zeros((5, 1)), np.full((5, 1), 0.1), np.ones((1, 5)))
     assert np.isnan(found["r2"][0]) and found["mae"][0] == pytest.approx(0.1)
+    for value in (0.3, 1e9 / 3):
+        found = figures.of_numbers(np.zeros((7, 1)), np.full((7, 1), value), np.ones((1, 7)))
+        assert np.isnan(found["r2"][0])
 
 
 def test_an_interval_covers_the_truth_about_as_often_as_it_says() -> None:

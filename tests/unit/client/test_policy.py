@@ -434,3 +434,13 @@ def test_what_a_server_calls_a_round_does_not_break_the_ledger(tmp_path: Path) -
     old = [{"run": "r", "type": "evaluate", "round": "x"}, {"type": "train", "round": 2}]
     found = ledger.totals([*entries, *old])
     assert found["r", "evaluate"].rounds == (0, 0)
+
+
+def test_repeats_are_no_further_trainings_of_a_round() -> None:
+    asked, most = request_counts.Asked(), request_counts.MAX_TRAININGS
+    entries = [{"round": 1, "purpose": f"without-{number}"} for number in range(most)]
+    for entry in entries * 2:
+        assert not asked.objection(wire.TRAIN, {wire.ROUND: 1, **entry}, Policy())
+        asked.add(wire.TRAIN, entry)
+    other = {wire.ROUND: 1, wire.PURPOSE: "another"}
+    assert "at most 200 times a round" in asked.objection(wire.TRAIN, other, Policy())

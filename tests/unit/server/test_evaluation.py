@@ -397,6 +397,9 @@ def test_calibration_is_that_of_a_logistic_regression() -> None:
     assert np.isnan(alone).all(), "one class has no calibration"
     shift = calibration_of_numbers(odds, 3 + 2 * odds, weights)
     assert shift[1] == pytest.approx([2, 2]) and shift[0, 0] == pytest.approx(3 + odds.mean())
+    for constant in (0.1, 0.3, 1e9 / 3):
+        equal = calibration_of_numbers(np.full(4000, constant), odds, weights)
+        assert np.isnan(equal[1]).all(), "what rounding leaves is no slope"
 
 
 def test_holm_and_mcnemar_are_those_of_the_textbook() -> None:

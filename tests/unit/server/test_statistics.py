@@ -414,7 +414,7 @@ def answer(**changes: Any) -> RecordDict:
 
 
 def test_good_statistics_are_read_as_they_were_told() -> None:
-    assert decode_statistics(answer(), samples=30) == GOOD
+    assert decode_statistics(answer()) == GOOD
 
 
 @pytest.mark.parametrize(
@@ -448,7 +448,7 @@ def test_good_statistics_are_read_as_they_were_told() -> None:
 )
 def test_statistics_that_cannot_be_are_refused(content: RecordDict) -> None:
     with pytest.raises(wire.WireError) as error:
-        decode_statistics(content, samples=30)
+        decode_statistics(content)
     assert len(str(error.value)) < 400 and str(error.value).isprintable()
 
 
@@ -457,7 +457,7 @@ def test_a_hostile_name_is_shown_as_it_is(tmp_path: Path) -> None:
     from coterie.server.report.statistics import build_statistics_page
 
     evil = '<script>alert("x")</script>\x1b[2J'
-    reported = decode_statistics(answer(column={"name": evil}), samples=30)
+    reported = decode_statistics(answer(column={"name": evil}))
     page = render(build_statistics_page(Survey("t", {"a": reported, "b": GOOD}), "run"))
     assert "<script>alert" not in page and "\x1b" not in page and "alert" in page
 

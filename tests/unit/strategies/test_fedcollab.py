@@ -6,6 +6,7 @@ import json
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from coterie.engine.inprocess import InProcessGrid
 from coterie.server.report.similarity import interval_text
 from coterie.server.runs.record.format import run_of
 from coterie.strategies import FedCollab, RunResult
+from coterie.strategies.fedcollab.algorithm import FedCollab as Structuring
 from coterie.strategies.fedcollab.algorithm import (
     FedCollabState,
     Structure,
@@ -28,7 +30,7 @@ from coterie.strategies.fedcollab.algorithm import (
 from coterie.strategies.fedcollab.discriminators import Discriminators, Measurement
 from coterie.strategies.fedcollab.starts import starts
 from coterie.strategies.partition.distance import Distance
-from coterie.strategies.rounds.algorithm import Answers, Update
+from coterie.strategies.rounds.algorithm import Answers, Round, Update
 from coterie.strategies.rounds.members import Members
 from coterie.strategies.rounds.roster import Silo
 from tests import kit
@@ -963,3 +965,16 @@ def test_a_silo_is_planned_by_the_smallest_group_that_it_accepts_now() -> None:
     assert state.structure.aside == ("c",)
     state, _ = _driven(strategy, state, [a, b, c], 3)
     assert state.planned == (("a", "b", "c"),) and not state.members.minimums
+
+
+@pytest.mark.parametrize("claim", [100, 10**9])
+def test_who_states_a_great_many_samples_does_not_merge_everybody(claim: int) -> None:
+    names = "abcdef"
+    sizes = dict.fromkeys(names, 100.0) | {"f": float(claim)}
+    far = {(x, y): Distance(float((i + j) % 2), 0.01, 60) for (i, x), (j, y) in
+           combinations(enumerate(names), 2)}  # fmt: skip
+    held_out = dict.fromkeys(names, 40)
+    state = FedCollabState(Members({}, sizes=sizes), distances=far, held_out=held_out)
+    now = Round(1, tuple(Silo(n, i) for i, n in enumerate(names)), max_share=0.5)
+    planned = Structuring(c=1.0)._structured(state, names, now).planned
+    assert planned == (("a", "c", "e"), ("b", "d", "f"))

@@ -7,6 +7,7 @@ import math
 import re
 import time
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -31,6 +32,7 @@ from coterie.features.stragglers.coordinator import MISSES, TIMES
 from coterie.server.runs.codec import decode, encode
 from coterie.strategies import HCCT, FedAvg, FederationError, FedGroup, Independent, RunResult
 from coterie.strategies.errors import EXIT_NO_SILOS
+from coterie.strategies.rounds import conversation
 from coterie.strategies.rounds import exchange as exchanging
 from coterie.strategies.rounds.algorithm import Order
 from coterie.strategies.rounds.checkpoint import Checkpoint
@@ -57,7 +59,7 @@ from tests.conftest import (
     plain_nodes,
     plain_trained,
 )
-from tests.kit import start
+from tests.kit import Tap, digits, run, start
 
 
 class TwoGroups(FedGroup):
@@ -252,8 +254,8 @@ BAD: dict[str, tuple[Callable[..., Any], str]] = {
         "arrays differ from those sent: secret",
     ),
     "no-arrays": (without("arrays"), "its reply has no arrays"),
-    "no-metrics": (without("metrics"), "num-examples must be a number above 0 and .* Got None"),
-    "no-count": (with_metrics(num_examples=None), "num-examples must be a number above 0"),
+    "no-metrics": (without("metrics"), "num-examples must be a number from 1 .* Got None"),
+    "no-count": (with_metrics(num_examples=None), "num-examples must be a number from 1"),
     "zero-count": (with_metrics(num_examples=0), "Got 0"),
     "negative-count": (with_metrics(num_examples=-5), "Got -5"),
     "nan-count": (with_metrics(num_examples=math.nan), "Got nan"),
@@ -1072,3 +1074,55 @@ def test_fedavg_can_sample_silos_by_seed_and_everybody_gets_the_mean() -> None:
         FederationError, match=r"sample must be at least 0 and at most 100000\. Got -1\."
     ):
         FedAvg(sample=-1)
+
+
+@pytest.mark.parametrize("strategy", ["fedavg", "hcct"])
+def test_a_round_that_only_a_silo_set_apart_takes_part_in_ends_no_run(
+    strategy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The training of b diverges in round 1, and a is away in round 2."""
+    nodes, number = digits("ab"), {"now": 0}
+    present = conversation.Line.present
+
+    def coming(self: Any, roster: Any, now: int) -> Any:
+        number["now"] = now
+        if now == 2:
+            grid.configs.pop(next(n for n, own in grid.configs.items() if own["name"] == "a"))
+        if now == 3 and len(grid.configs) == 1:
+            grid.connect(nodes[0])
+        return present(self, roster, now)
+
+    def diverging(silo: str, reply: Message) -> Message:
+        meta = reply.metadata
+        if silo != "b" or meta.message_type != "train" or number["now"] != 1:
+            return reply
+        asked = next(m for m in grid.sent if m.metadata.message_id == meta.reply_to_message_id)
+        return Message(Error(wire.DIVERGED, "its training diverged"), reply_to=asked)
+
+    monkeypatch.setattr(conversation.Line, "present", coming)
+    grid = Tap(nodes, change=diverging)
+    found = run(tmp_path / "run", grid, strategy=strategy, rounds=4)
+    assert [one.left for one in found.rounds[:3]] == [(), ("a",), ()]
+    assert found.rounds[1].groups == (("b",),) and found.rounds[-1].round == 4
+
+
+def test_one_silo_that_lies_about_validation_does_not_stop_the_run(tmp_path: Path) -> None:
+    nodes = [
+        node | {"data.train": 100, "data.skip": 150 * i} for i, node in enumerate(digits("abc"))
+    ]
+    now, last = {"round": ""}, {}
+
+    def lying(silo: str, reply: Message) -> Message:
+        metrics = reply.content.get("metrics", {}) if reply.has_content() else {}
+        if silo == "c" and lie is not None and now["round"] == "2":
+            metrics.update({k: lie for k in metrics if k == wire.RECEIVED_VALIDATION_ERROR})
+        return reply
+
+    def before(messages: Sequence[Message]) -> None:
+        now["round"] = messages[0].metadata.group_id
+
+    for lie in (None, 0.0, -1e15):
+        keys = {"rounds": 9, "validation": 0.3, "patience": 3, "lr": 0.1, "local-epochs": 2}
+        grid = Tap(nodes, before=before, change=lying)
+        last[lie] = run(tmp_path / f"run{lie}", grid, **keys).rounds[-1].round
+    assert last[0.0] == last[-1e15] == last[None] > 4, last

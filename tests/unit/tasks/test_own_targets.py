@@ -194,3 +194,11 @@ def test_masks_of_arrays(tmp_path: Path) -> None:
         declared(
             tmp_path, IMAGES.format(channels=1).replace("mclr", "unet").replace("8, 6", "8, 9")
         ).model()
+
+
+@pytest.mark.parametrize("change", [lambda i: 1.7e9 + i, lambda i: i * 1e38, lambda i: i * 1e39])
+def test_targets_that_32_bits_blur_are_refused(change: Any, tmp_path: Path) -> None:
+    head, *lines = ROWS.splitlines()
+    lines = [f"{20 + i},{change(i)},{i},0,0,0" for i in range(len(lines))]
+    with pytest.raises(TaskError, match=r"'days' .* 32 bits cannot hold: subtract a number"):
+        declared(tmp_path, NUMBER).load({"data": table(tmp_path, "\n".join([head, *lines]))})

@@ -18,7 +18,8 @@ import pytest
 from coterie.tasks import TaskError
 from coterie.tasks.options import read_options
 from coterie.tasks.own.declared import load_declared
-from coterie.tasks.own.table import Rows, Table
+from coterie.tasks.own.rows import Rows
+from coterie.tasks.own.table import Table
 
 TASK = """
 kind = "table"

@@ -454,3 +454,39 @@ def test_a_long_reading_says_how_far_it_is(
     caplog.clear()
     assert silo(["check", "--home", str(home.folder)]) == 0
     assert "reading data.csv: 40 rows so far" in caplog.messages
+
+
+def test_a_number_with_three_decimals_is_no_thousand(tmp_path: Path) -> None:
+    own = {"decimal": ",", "thousands": ".", "separator": ";"}
+    with pytest.raises(TaskError, match=r"'0\.873' in row 2"):
+        load(tmp_path, text(with_notes({}, ages={1: "0.873", 2: "1.002"}), ";"), **own)
+    data, _ = load(tmp_path, text(with_notes({}, ages={1: "1.002"}), ";"), **own)
+    plain, _ = load(tmp_path, text(with_notes({}, ages={1: "1002"})))
+    np.testing.assert_array_equal(arrays(data)[0], arrays(plain)[0])
+
+
+def test_marks_of_texts_are_not_looked_for_in_numbers_of_parquet(tmp_path: Path) -> None:
+    ages = [1.125, -999.0, *map(float, range(20, 58))]
+    table = columns(ROWS).set_column(1, "age", pa.array(ages))
+    parquet.write_table(table, tmp_path / "t.parquet")
+    task = declared(tmp_path, TASK)
+    own = {"missing": ["-999"], "decimal": ",", "thousands": "."}
+    options = {"data": str(tmp_path / "t.parquet"), **own}
+    found = [part(options)[0].values for part in (task.columns, task.test_columns)]
+    assert np.isnan(np.concatenate(found)).sum() == 1 and np.nanmin(np.concatenate(found)) == 1.125
+
+
+def test_no_two_columns_of_a_file_have_one_name(tmp_path: Path) -> None:
+    with pytest.raises(TaskError, match="gives two columns of the file the same name"):
+        load(tmp_path, text(), columns={"AGE": "age", "Alter": "age"})
+
+
+def test_rows_in_another_order_than_in_memory_are_not_read_again(tmp_path: Path) -> None:
+    task, file = declared(tmp_path, TASK), tmp_path / "data.csv"
+    file.write_text(text())
+    task.load({"data": str(file)})
+    task.columns({"data": str(file)})
+    file.write_text(text(ROWS[::-1]))
+    for again in (task.columns, task.test_columns):
+        with pytest.raises(TaskError, match="data changed after the silo started"):
+            again({"data": str(file)})
