@@ -30,6 +30,9 @@ def _is_entry(entry: Any) -> bool:
         return False
     if not isinstance(entry.get("hidden-layers"), bool):
         return False
+    others = entry.get("with", [])
+    if not (isinstance(others, list) and all(isinstance(one, str) for one in others)):
+        return False
     if "measured" not in entry:
         return True
     values = entry["measured"]

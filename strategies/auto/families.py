@@ -28,7 +28,14 @@ from coterie.strategies.auto import growing, own_models
 from coterie.strategies.auto.budget import holdout
 from coterie.strategies.auto.entries import details_of, plain
 from coterie.strategies.auto.evidence import HOLDOUT
-from coterie.strategies.auto.state import AutoState, Boosted, Forest, Measured, holding
+from coterie.strategies.auto.state import (
+    AutoState,
+    Boosted,
+    Forest,
+    Measured,
+    holding,
+    trained_together,
+)
 from coterie.strategies.errors import EXIT_CONFIG, FederationError
 from coterie.strategies.partition.race import loss_variances, shrunken_gains
 from coterie.strategies.plain import hidden
@@ -342,23 +349,37 @@ def entries_of(state: AutoState) -> dict[str, dict[str, Any]]:
     boosted = state.boosted
     assert boosted is not None
     found: dict[str, dict[str, Any]] = {}
+    trained = {
+        wire.NETWORK: trained_together(state, state.members.here),
+        wire.TREES: boosted.state.members.groups,
+    }
     for name, family in sorted(boosted.uses.items()):
         network = holding(state).get(name)
         found[name] = {"family": family, "hidden-layers": hidden.have_effect(network)}
+        found[name]["with"] = _others(trained[family], name)
         if own := boosted.measured.get(name):
             found[name] |= {"count": plain(own[0].count), "loss": np.isfinite(own[0].loss).item()}
             found[name] |= {"measured": [plain(one.error) for one in own]}
     return found
 
 
+def _others(groups: Iterable[Group], name: str) -> list[str]:
+    return next((sorted(set(group) - {name}) for group in groups if name in group), [])
+
+
 def sentence(entry: Mapping[str, Any], groups: Iterable[Group], name: str) -> str:
-    """Say which family a silo uses, with whom, and why; ``entry`` is one of ``entries_of``."""
-    others = next((set(group) - {name} for group in groups if name in group), set[str]())
+    """Say which family a silo uses, with whom it was trained, and why.
+
+    Args:
+        entry: one of ``entries_of``; older records do not state with whom.
+        groups: of the silos, which older records state.
+    """
+    others = entry["with"] if "with" in entry else _others(groups, name)
     network = "network" if entry["hidden-layers"] else "linear model"
     names = dict(zip(wire.FAMILIES, (f"a {network}", "boosted trees"), strict=True))
     made = ("trained", "grown")[wire.FAMILIES.index(entry["family"])]
     text = f"uses {names[entry['family']]}, {made} "
-    text += f"with {', '.join(sorted(others))}" if others else "alone"
+    text += f"with {', '.join(others)}" if others else "alone"
     if "measured" not in entry:
         return f"{text}: it did not measure both on held-out samples."
     values = dict(zip(wire.FAMILIES, map(wire.readable, entry["measured"]), strict=True))

@@ -21,11 +21,19 @@ from coterie.server.report.race import explain_race
 from coterie.server.runs.checkpoint import Checkpoints
 from coterie.server.runs.record import read_run
 from coterie.strategies.auto.algorithm import Auto
-from coterie.strategies.auto.families import compared, suiting, values_of
-from coterie.strategies.auto.state import Measured
+from coterie.strategies.auto.families import (
+    compared,
+    entries_of,
+    handed_out,
+    sentence,
+    suiting,
+    values_of,
+)
+from coterie.strategies.auto.state import AutoState, Boosted, Measured
 from coterie.strategies.errors import FederationError
 from coterie.strategies.plain.pooling import TRIED_LEAVES
 from coterie.strategies.rounds.algorithm import Update
+from coterie.strategies.rounds.members import Members
 from coterie.strategies.rounds.roster import Silo
 from coterie.tasks import families
 from tests.commands import coterie
@@ -280,6 +288,26 @@ def test_a_silo_differs_from_the_others_only_on_evidence(gains: list[float], exp
     }
     found = suiting(measured)  # type: ignore[arg-type]
     assert "".join(own[0].upper() for own in found.values()) == expected
+
+
+def test_the_reason_says_with_whom_the_model_of_a_family_was_made() -> None:
+    """Also with silos that chose the other family."""
+    sizes, leaf = dict.fromkeys("abcd", 100.0), {"leaf": np.zeros(2, np.float32)}
+    trees = Members(leaf, dict.fromkeys("abcd", leaf), sizes, (("a", "b", "c"), ("d",)))
+    both = Measured(0.5, 0.5, 50, False, 0.01), Measured(0.4, 0.4, 50, False, 0.01)
+    uses = {name: wire.TREES if name == "a" else wire.NETWORK for name in "abcd"}
+    boosted = Boosted(AutoState(trees), dict.fromkeys("abcd", both), uses, wire.NETWORK, 9)
+    weight = {"head.weight": np.zeros((1, 2), np.float32)}
+    groups = (("a", "b"), ("c", "d"))
+    network = Members(weight, dict.fromkeys("abcd", weight), sizes, groups)
+    models = dict.fromkeys(groups, weight)
+    state = AutoState(network, held=groups, group_models=models, boosted=boosted)
+    found = handed_out(state)
+    entries = entries_of(found)
+    said = {name: sentence(entries[name], found.members.groups, name) for name in "abc"}
+    assert said["a"].startswith("uses boosted trees, grown with b, c: ")
+    assert said["b"].startswith("uses a linear model, trained with a: ")
+    assert said["c"].startswith("uses a linear model, trained with d: ")
 
 
 def test_too_few_rounds_for_both_families_are_refused_before_the_first() -> None:
