@@ -108,7 +108,7 @@ class Testing(Stage):
                 continue
             fits = mine.fits.of.get(silo.name, ())
             if fits:
-                chosen[silo.name] = fits[0].group, words(fits)
+                chosen[silo.name] = fits[0].group, words(fits, silo.metric)
                 entries[silo.name] = [fit.entry() for fit in fits]
                 continue
             known = mine.features.of.get(silo.name, UnlabelledSilo())

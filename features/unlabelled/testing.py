@@ -73,8 +73,8 @@ def measure(silos: Sequence[Silo], models: Mapping[Group, Model]) -> Exchanges[T
     return Testers({name: tuple(sorted(own, key=lambda f: f.key)) for name, own in whole.items()})
 
 
-def words(fits: Sequence[Fit]) -> str:
-    """Return how a group was chosen, and how certain that is, as text."""
+def words(fits: Sequence[Fit], metric: str) -> str:
+    """Return how a group was chosen, and how certain that is if ``metric`` is a share, as text."""
     first, second = fits[:2]
     if not isfinite(first.error) or not isfinite(second.error):
         return f"its loss is least with the model of {', '.join(first.group)}"
@@ -84,6 +84,8 @@ def words(fits: Sequence[Fit]) -> str:
     )
     if first.error == second.error:
         return f"{said}: its loss is lower, which may be chance"
+    if metric in wire.OF_NUMBERS:
+        return said
     (low, own), (high, other) = _share(first), _share(second)
     sure = high - low >= SURE * hypot(own, other)
     return f"{said}, which {'is beyond' if sure else 'may be'} chance"

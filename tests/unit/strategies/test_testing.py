@@ -201,11 +201,13 @@ def test_a_table_needs_no_training_file(tmp_path: Path) -> None:
 
 def test_the_reason_says_how_sure_a_place_is() -> None:
     best = Fit(("d",), 0.1, 0.4, 100)
-    assert "is beyond chance" in words([best, Fit(("a",), 0.5, 1.0, 100)])
-    assert "may be chance" in words([best, Fit(("a",), 0.12, 1.0, 100)])
-    assert "may be chance" in words([Fit(("d",), 0.0, 0.1, 1), Fit(("a",), 1.0, 9.0, 1)])
-    assert "its loss is lower" in words([best, Fit(("a",), 0.1, 1.0, 100)])
-    assert "loss is least" in words([Fit(("d",), loss=0.1), Fit(("a",), loss=0.2)])
+    far = Fit(("a",), 0.5, 1.0, 100)
+    assert "is beyond chance" in words([best, far], "error")
+    assert "may be chance" in words([best, Fit(("a",), 0.12, 1.0, 100)], "error")
+    assert "may be chance" in words([Fit(("d",), 0.0, 0.1, 1), Fit(("a",), 1.0, 9.0, 1)], "error")
+    assert "its loss is lower" in words([best, Fit(("a",), 0.1, 1.0, 100)], "error")
+    assert "loss is least" in words([Fit(("d",), loss=0.1), Fit(("a",), loss=0.2)], "error")
+    assert all("chance" not in words([best, far], metric) for metric in wire.OF_NUMBERS)
 
 
 @pytest.mark.nightly
