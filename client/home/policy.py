@@ -169,7 +169,8 @@ class Policy:
             "policy",
             "Smallest count above 0 that statistics show. A smaller one is hidden, together with "
             f"others, so that it cannot be computed. At least {LEAST_CELL}. Sums by which models "
-            "are fitted show no smaller one either: such a fit is refused.",
+            "are fitted show no smaller one either (but for counts of pairs of categories in a "
+            "regression): such a fit is refused.",
         ),
     ] = 10
     sums: Annotated[
