@@ -368,6 +368,6 @@ def _places(column: Column, limits: Sequence[float], size: int) -> NDArray[np.in
 
 
 def _intervals(limits: Sequence[float]) -> list[str]:
-    ends = [f"{one:g}" for one in limits]
+    ends = [f"{one:.12g}" for one in limits]
     between = [f"{low} to {high}" for low, high in pairwise(ends)]
     return [f"below {ends[0]}", *between, f"{ends[-1]} or more"]

@@ -205,8 +205,10 @@ def build_evaluation_page(judgement: Judgement, lead: Lead, name: str) -> Page:
 def lead_sentence(judgement: Judgement) -> str:
     """Return the most important sentence: where another model is better than a silo's own."""
     own = {silo: model.name for model in judgement.models for silo in model.group}
-    better = dict[str, list[str]]()
+    better, tested = dict[str, list[str]](), set[str]()
     for one in paired(judgement):
+        if own.get(one.silo) in (one.first, one.second):
+            tested.add(one.silo)
         worse, best = (one.first, one.second) if one.value < 0 else (one.second, one.first)
         if one.found and own.get(one.silo) == worse:
             better.setdefault(one.silo, []).append(best)
@@ -215,9 +217,10 @@ def lead_sentence(judgement: Judgement) -> str:
     if better:
         named = "; ".join(f"{silo}: {', '.join(models)}" for silo, models in sorted(better.items()))
         return f"{text} A model of other silos is better beyond chance at {named}."
-    if own and len(judgement.models) > 1:
-        return f"{text} At no silo is another model better than its own group's beyond chance."
-    return text
+    if not tested:
+        return text
+    where = "" if tested >= own.keys() else " where it could be tested"
+    return f"{text} At no silo{where} is another model better than its own group's beyond chance."
 
 
 def _tables(judgement: Judgement, lead: Lead) -> Iterator[tuple[str, Table]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from coterie.features.evaluation.numbers import (
     discordant_p,
     holm,
 )
+from coterie.features.evaluation.silo import _intervals
 from coterie.server.report.command import write_report
 from coterie.server.report.evaluation import between, lead_sentence, paired, pooled
 from coterie.server.runs.record import read_run
@@ -192,7 +194,17 @@ def test_the_tests_are_adjusted_for_their_number(judged: Path) -> None:
     assert {(one.first, one.second) for one in apart if one.found} == {
         ("a1", "b1"), ("a2", "b1"), ("b1", "lab"),
     }  # fmt: skip
-    assert "At no silo is another model better" in lead_sentence(found)
+    assert "At no silo where it could be tested is another model better" in lead_sentence(found)
+    tested = {"a1", "a2", "b1"}
+    models = tuple(replace(m, group=tuple(tested.intersection(m.group))) for m in found.models)
+    assert "At no silo is another model better" in lead_sentence(replace(found, models=models))
+    untested = replace(found, answers={"b2": found.answers["b2"]})
+    assert lead_sentence(untested) == "2 models evaluated at 1 silo."
+
+
+def test_limits_that_are_days_have_different_names() -> None:
+    names = ["below 20240101", "20240101 to 20240131", "20240131 or more"]
+    assert _intervals((20240101.0, 20240131.0)) == names
 
 
 def test_the_same_question_has_the_same_answer_also_after_a_crash(
