@@ -85,13 +85,18 @@ def write_csv(answers: Answers, file: TextIO) -> None:
         before = [[] for _ in values]
         columns = ["log_risk"] if survival else called
         after = ["time", "event"] if survival else [f"label_{name}" for name in called]
-        label = [] if known is None else [[f"{v:.6g}" for v in row] for row in known]
+        label = [] if known is None else [[_text(v) for v in row] for row in known]
     passed = answers.samples.passed
     writer.writerow(["sample", *passed, *columns, *(after if label else [])])
     for i, (sample, said) in enumerate(zip(samples, values.reshape(len(values), -1), strict=True)):
-        numbers = (f"{value:.6g}" for value in said)
+        numbers = map(_text, said)
         copied = (column[i] for column in passed.values())
         writer.writerow([sample, *copied, *before[i], *numbers, *(label[i] if label else [])])
+
+
+def _text(value: np.floating[Any]) -> str:
+    """Return a number as text from which a float32 is read as it was: 0.1, not 0.100000001."""
+    return f"{float(str(value)):.9g}"
 
 
 def write_masks(answers: Answers, folder: Path) -> list[Path]:

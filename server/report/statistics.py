@@ -224,10 +224,10 @@ def _interval(column: ColumnCounts, number: int) -> str:
     high = low + column.step
     last = len(column.cells) - 1
     if last == 0:
-        return f"about {low:g} to {high:g}"
+        return f"about {low:.12g} to {high:.12g}"
     if number == 0:
-        return f"below {high:g}"
-    return f"{low:g} or more" if number == last else f"{low:g} to {high:g}"
+        return f"below {high:.12g}"
+    return f"{low:.12g} or more" if number == last else f"{low:.12g} to {high:.12g}"
 
 
 def _text(cell: Cell) -> str:

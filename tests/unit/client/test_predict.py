@@ -64,6 +64,7 @@ def test_numbers_have_a_column_each(tmp_path: Path) -> None:
     head, rows = written(tmp_path, asked.TwoNumbers)
     _, outputs, targets = known(asked.TwoNumbers)
     assert head == ["sample", "value_0", "value_1", "label_value_0", "label_value_1"]
+    assert [row[3] for row in rows] == [str(target) for target in targets[:, 0]], "all digits"
     np.testing.assert_allclose(numbers(rows, slice(1, 5)), np.hstack([outputs, targets]), rtol=1e-5)
 
 

@@ -28,6 +28,7 @@ from coterie.features.statistics.silo import count
 from coterie.features.statistics.survey import FILE, Survey, read_survey
 from coterie.features.sums.contract import settings_text
 from coterie.server.report.command import write_report
+from coterie.server.report.statistics import _interval
 from coterie.server.report.survey import differences, warnings
 from coterie.server.runs.config import RunConfig
 from coterie.server.runs.record import read_run
@@ -304,6 +305,13 @@ def test_intervals_are_round_and_no_end_holds_few() -> None:
     assert single[2] == [30]
     far = np.append(values, 6300.0)
     assert intervals(far, 10, samples=501)[:2] == (first, step), "one value moves nothing"
+
+
+def test_intervals_of_days_have_different_names() -> None:
+    days = 20240100.0 + np.random.default_rng(1).integers(1, 29, 400)
+    counts = count(Column("day", days), 10)
+    named = [_interval(counts, number) for number in range(len(counts.cells))]
+    assert len({*named}) == len(named) > 2 and named[0].startswith("below 202401")
 
 
 def test_a_column_with_few_values_tells_no_number() -> None:
