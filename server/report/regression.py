@@ -9,6 +9,8 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
+import numpy as np
+
 from coterie import wire
 from coterie.features.sums.coordinator import Fit
 from coterie.features.sums.regression.newton import COX, EVENTS, INTERCEPT
@@ -112,8 +114,8 @@ def _partly(fit: Fit, alone: Mapping[str, Fit]) -> dict[str, dict[str, Estimate]
 
 
 def fits_to_show(fitted: Fitted) -> list[Fit]:
-    """Return the fits of groups, and of silos that are in no group, that have a result."""
-    grouped = {name for fit in fitted.groups for name in (*fit.members, *fit.left_out)}
+    """Return the fits that have a result: of groups, and of silos that are in none of these."""
+    grouped = {name for fit in fitted.groups if fit.state.done for name in fit.members}
     single = [fit for name, fit in fitted.alone.items() if name not in grouped]
     return [fit for fit in (*fitted.groups, *single) if fit.state.done]
 
@@ -159,12 +161,13 @@ def again(fitted: Fitted) -> str:
     line = ["coterie", "regress", settings["model"], "--task", fitted.task]
     columns, target = ",".join(settings["columns"]), settings["target"]
     agreed = times_of(settings) if settings["model"] == SURVIVAL else ()
-    times = ",".join(f"{time:g}" for time in agreed)
+    times = ",".join(np.format_float_positional(time, trim="-") for time in agreed)
     options = {"columns": columns, "target": target, "at": times, "groups": fitted.parent}
     for key, value in options.items():
         line += [f"--{key}", value] if value else []
     grouped = {name for fit in fitted.groups for name in (*fit.members, *fit.left_out)}
-    return shlex.join([*line, *(["--each-alone"] if grouped & fitted.alone.keys() else [])])
+    line += ["--each-alone"] if grouped & fitted.alone.keys() else []
+    return shlex.join(line) + " --secure" * fitted.masked
 
 
 def left_out(fitted: Fitted) -> list[tuple[str, str, str]]:
@@ -338,7 +341,7 @@ def _pictures(groups: Sequence[Group]) -> Iterator[Picture]:
         rows = []
         for group, colour in zip(groups, colours(len(groups)), strict=True):
             for silo, one in sorted(group.alone.get(name, {}).items()):
-                if silo != group.fit.name:
+                if len(group.fit.members) > 1:
                     more = group.partly[name].get(silo)
                     partly = None if more is None else (more.value, more.low, more.high)
                     ends = one.value, one.low, one.high

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from coterie.features.sums.coordinator import Fit
-from coterie.features.sums.regression.survival import SURVIVAL, Step, curve, log_rank
+from coterie.features.sums.regression.survival import EVENTS, SURVIVAL, Step, curve, log_rank
 from coterie.pictures import charts
 from coterie.pictures.page import Page, Picture, Table
 from coterie.pictures.style import ALONE
@@ -54,7 +54,7 @@ def summary_of_fits(fitted: Fitted) -> dict[str, Any]:
 def _compared(fitted: Fitted) -> tuple[Sequence[Fit], tuple[float, float] | None]:
     """Return the groups, or the silos of a single one, and the log-rank test between them."""
     fits = fits_to_show(fitted)
-    if len(fits) == 1:
+    if len(fits) == 1 or not fitted.parent:
         fits = [fit for fit in fitted.alone.values() if fit.state.done]
     return fits, log_rank([fit.state.arrays for fit in fits])
 
@@ -90,9 +90,13 @@ def _build_page(fitted: Fitted, name: str) -> Page:
     shown = _all_fits(fitted)
     curves = {fit.name: curve(fitted.settings, fit.state.arrays) for fit in shown}
     lead, tests = "There is no second group or silo to compare.", dict[str, Table]()
+    if test is None and len(fits) > 1:
+        events = any(fit.state.arrays[EVENTS].any() for fit in fits)
+        lead = "Survival cannot be compared."
+        lead = lead if events else "There are no events, so that survival cannot be compared."
     if test is not None:
         differ = "differs" if test[1] < 0.05 else "does not differ"
-        of = "groups" if fits[0] in fits_to_show(fitted) else "silos"
+        of = "groups" if any(fit in fitted.groups for fit in fits) else "silos"
         lead = f"Survival {differ} between the {len(fits)} {of} beyond chance."
         names = listed([_title(fit).partition(" (")[0] for fit in fits])
         row = names, f"{test[0]:.2f}", p_text(test[1])
@@ -121,7 +125,7 @@ def _title(fit: Fit) -> str:
 def _table(steps: Sequence[Step]) -> Table:
     head = ("until", "at risk", "events", "survival", "95%")
     rows = [
-        (f"{s.time:g}", f"{s.at_risk:,}", f"{s.events:,}", f"{s.survival:.3f}",
+        (f"{s.time:.12g}", f"{s.at_risk:,}", f"{s.events:,}", f"{s.survival:.3f}",
             interval(s.low, s.high))
         for s in steps
     ]  # fmt: skip

@@ -39,6 +39,7 @@ class Fitted:
         family, settings: what was fitted.
         parent: the run whose groups these are; empty: all silos together.
         silent: silo → why it is in no fit.
+        masked: only sums over several silos were seen.
     """
 
     task: str
@@ -47,6 +48,7 @@ class Fitted:
     parent: str
     fits: Fits
     silent: Mapping[str, str] = field(default_factory=dict)
+    masked: bool = False
 
     @property
     def groups(self) -> tuple[Fit, ...]:
@@ -99,7 +101,7 @@ def fit_by_sums(
     )
     idle = dict.fromkeys(silos.keys() - training.keys(), "it trains nothing.")
     in_fits = {name for fit in fitted.fits.fits for name in (*fit.members, *fit.left_out)}
-    others = dict.fromkeys(training.keys() - in_fits, f"it is in no group of {config.parent}.")
+    others = dict.fromkeys(training.keys() - in_fits, _why_in_no_fit(fitted))
     fitted = replace(fitted, silent={**absent, **idle, **others})
 
     def save(fits: Fits) -> None:
@@ -119,6 +121,12 @@ def fit_by_sums(
             f"no {algorithm.noun()} could be computed. {wire.reasons({**reasons, **fitted.silent})}"
         )
     return fitted
+
+
+def _why_in_no_fit(fitted: Fitted) -> str:
+    if not fitted.parent:
+        return "it joined after the fit had begun."
+    return f"it is in no group {'of several silos ' * fitted.masked}of {fitted.parent}."
 
 
 def _begun(config: RunConfig, folder: Path, silos: Mapping[str, Silo], *, masked: bool) -> Fitted:
@@ -141,7 +149,8 @@ def _begun(config: RunConfig, folder: Path, silos: Mapping[str, Silo], *, masked
         single |= {name for members in groups.values() for name in members}
     fits += [Fit(f"{ALONE}{name}", (name,)) for name in sorted(single & silos.keys())]
     settings = algorithm.settings()
-    return Fitted(config.task, config.strategy, settings, parent, Fits(tuple(fits)))
+    fitted = Fitted(config.task, config.strategy, settings, parent, Fits(tuple(fits)))
+    return replace(fitted, masked=masked)
 
 
 # ---------------------------------------------------------------- the file
@@ -170,6 +179,7 @@ def write_fitted(file: Path, fitted: Fitted) -> None:
         "settings": dict(fitted.settings),
         "parent": fitted.parent,
         "silent": dict(fitted.silent),
+        "masked": fitted.masked,
         "exchanges": fitted.fits.exchanges,
         "fits": fits,
     }
@@ -200,6 +210,7 @@ def read_fitted(file: Path) -> Fitted:
             *(str(plain["task"]), str(plain["family"]), dict(plain["settings"])),
             *(str(plain["parent"]), Fits(fits, int(plain["exchanges"]))),
             {str(name): str(why) for name, why in plain["silent"].items()},
+            bool(plain.get("masked", False)),
         )
     except OSError as error:
         raise refused(f"{file} cannot be read: {error.strerror}.") from None

@@ -94,8 +94,8 @@ def counts_until(
         cells = ended & ~last & happened, ended & ~last & ~happened, ~ended
         if any(0 < count_of(cell, persons) < least for cell in cells):
             raise FitError(
-                f"until {end:g} it has few events or few censored rows since the time before, or "
-                "few rows after it (statistics_from). Name fewer times, or others"
+                f"until {end:.12g} it has few events or few censored rows since the time before, "
+                "or few rows after it (statistics_from). Name fewer times, or others"
             )
         sets += [ended & happened, ended & ~happened, ended]
         last = ended

@@ -35,6 +35,7 @@ from coterie.features.sums.regression.numbers import estimate, spread
 from coterie.features.sums.regression.silo import Regressing
 from coterie.features.sums.rows import Rows
 from coterie.server.report.command import write_report
+from coterie.server.report.regression import build_regression_page, regression_summary
 from coterie.server.runs.contribution import SUMS
 from coterie.server.runs.fitted import Fitted, read_fitted
 from coterie.strategies.errors import FederationError
@@ -425,6 +426,23 @@ def test_a_silo_that_allows_no_model_alone_is_in_its_groups_alone(tmp_path: Path
     nodes = sites(tmp_path / "sites", d={"sums": "regression"})
     found = regress(tmp_path / "r", nodes, each_alone=True)
     assert "of this silo alone" in found.alone["d"].failed and found.groups[0].members == NAMES
+
+
+def test_a_silo_that_is_left_out_of_its_group_is_shown_alone(tmp_path: Path) -> None:
+    restart_silos()
+    nodes = sites(tmp_path / "sites", d={"min-group-size": 5})
+    found = regress(tmp_path / "r", nodes, each_alone=True)
+    assert found.groups[0].left_out.keys() == {"d"}
+    shown = regression_summary(found)["groups"]
+    assert [one["group"] for one in shown] == ["all", "alone d"]
+    page = build_regression_page(found, "r")
+    assert any(title.startswith("Silo d (1 silo, ") for title in page.tables)
+    table = page.pictures[0].table
+    assert table is not None
+    assert [row[0] for row in table.rows] == [
+        *("a", "b", "c"), "Together", "random effects", "Silo d",
+    ]  # fmt: skip
+    assert "--each-alone" in page.commands["Fit again"]
 
 
 def test_two_sets_of_rows_that_differ_by_few_never_both_leave(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -76,6 +77,34 @@ def test_curves_are_drawn_as_steps() -> None:
         for end, pair in zip(TIMES, pairwise(values), strict=True):
             assert y[x == end].tolist() == list(pair)
         assert y[x == 0].tolist() == [1.0]
+
+
+def test_long_times_are_named_in_full_and_can_be_asked_for_again() -> None:
+    settings = {**SETTINGS, "at": [20240101.0, 20240131.0, 0.5e9]}
+    fit = Fit("all", ("a", "b"), fitted(0, 1)[0])
+    page = page_of_fits(Fitted("relapse", "regression", settings, "", Fits((fit,))), "r")
+    assert "--at 20240101,20240131,500000000" in page.commands["Count again"]
+    (table,) = page.tables.values()
+    assert [row[0] for row in table.rows] == ["20240101", "20240131", "500000000"]
+
+
+def test_groups_without_events_are_not_called_too_few() -> None:
+    state = fitted(0, 1)[0]
+    none = replace(state, arrays={**state.arrays, "events": np.zeros(len(TIMES))})
+    fits = Fit("A", ("a", "b"), none), Fit("B", ("c", "d"), none)
+    page = page_of_fits(Fitted("relapse", "regression", SETTINGS, "hcct-1", Fits(fits)), "r")
+    assert page.lead == "There are no events, so that survival cannot be compared."
+    page = page_of_fits(Fitted("relapse", "regression", SETTINGS, "", Fits(fits[:1])), "r")
+    assert page.lead == "There is no second group or silo to compare."
+
+
+def test_silos_are_compared_though_one_is_left_out_of_their_group() -> None:
+    states = [fitted(number)[0] for number in range(3)]
+    alone = [Fit(f"alone {n}", (n,), one) for n, one in zip("abc", states, strict=True)]
+    fits = Fit("all", ("b", "c"), fitted(1, 2)[0], {"a": "it is lost"}), *alone
+    page = page_of_fits(Fitted("relapse", "regression", SETTINGS, "", Fits(fits)), "r")
+    assert "between the 3 silos" in page.lead
+    assert [line[0] for line in page.tables["Log-rank test"].rows] == ["Silo a, Silo b and Silo c"]
 
 
 def test_no_interval_shows_few_events_or_few_censored_rows_or_few_persons() -> None:

@@ -30,6 +30,7 @@ from coterie.features.sums.contract import (
 from coterie.features.sums.regression.silo import Regressing
 from coterie.features.sums.regression.survival import family_of
 from coterie.features.sums.rows import Rows
+from coterie.server.report.regression import again
 from coterie.server.runs.contribution import SUMS as FILE
 from coterie.server.runs.fitted import Fitted
 from coterie.strategies.errors import FederationError
@@ -161,6 +162,7 @@ def test_a_secure_regression_is_the_plain_one_and_goes_on_after_a_crash(
     grid = Tap(nodes)
     found = regress(tmp_path / "secure", grid, secure=True)
     assert found.groups[0].members == tuple(ALL) and not found.groups[0].left_out
+    assert again(found) == "coterie regress logistic --task heart --secure"
     sums = [m for m in grid.got if m.metadata.message_type == wire.TRAIN_SUMS]
     assert {name for m in sums for name in m.content.array_records} == {wire.MASKED}
     numbers = [wire.decode_arrays(m.content[wire.MASKED])[wire.MASKED] for m in sums]
