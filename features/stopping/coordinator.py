@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import logging
 import math
-import statistics
 from dataclasses import dataclass
+
+import numpy as np
 
 from coterie import wire
 from coterie.strategies.rounds.stage import Outcome, Played, Stage
@@ -60,7 +61,7 @@ class Stopping(Stage):
                 now.number,
             )
             return mine, Outcome()
-        usual = statistics.median(errors)  # a silo that lies must not stop the run
+        usual = float(np.median(errors))  # a silo that lies must not stop the run
         mean = math.fsum(min(max(e, usual / 2), 2 * usual) for e in errors) / len(errors)
         if mean < mine.error:
             return Best(before, mean), Outcome()

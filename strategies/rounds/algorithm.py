@@ -7,9 +7,9 @@
                  state = absorb(state, updates)          the outcome
 
 The engine (``coterie.strategies.strategy``) does everything else: it finds the connected silos,
-admits newcomers, sends orders, checks replies, keeps sizes and smallest groups up to date, reports
-and commits. An algorithm inherits from no other algorithm and keeps nothing between two calls: its
-state, a frozen value with ``members``, holds everything that the next round depends on.
+admits newcomers, sends orders, checks replies, keeps sizes up to date, reports and commits. An
+algorithm inherits from no other one and keeps nothing between two calls: its state, a frozen value
+with ``members``, holds everything that the next round depends on.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Round:
         config: entries of every training message of the run.
         announce: reports what cannot wait for the round's report: a kind, and JSON values.
         unseen: the coordinator does not see silos' models; ``Masked`` stands in for them.
-        max_share: largest share of one silo's samples in what is weighted by them.
+        max_share: the most that one silo counts where samples weigh, as a share.
     """
 
     number: int
@@ -96,9 +96,8 @@ class Order:
 
     Attributes:
         purpose: empty for the round's training; otherwise ``absorb`` finds it under
-            ``Update.purpose``, and the work has its own randomness at the silo. Purposes in the
-            round's own exchange that differ only in a final number (``trial-3``) are reported as
-            one.
+            ``Update.purpose``, and the work has its own randomness at the silo. In the round's own
+            exchange those that differ only in a final number (``trial-3``) are reported as one.
         config: entries that replace the round's configuration.
         kind: message type: ``train``, or a phase, ``train.<phase>`` or ``evaluate.<phase>``.
         extras: further arrays that the work needs, by record name; never ``arrays``.

@@ -152,6 +152,8 @@ class Conversation:
 
     def __init__(self, run: Run, stages: Stages, room: Room, clock: Clock) -> None:
         self.run, self.stages, self.room, self.clock = run, stages, room, clock
+        if not (room.playing or room.final):
+            raise NobodyAnsweredError(wire.reasons(dict(room.resting)))
         self.number = room.number - room.final
         self.apart: Mapping[str, Model] = room.apart
         self.now = self._round()

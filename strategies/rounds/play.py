@@ -13,16 +13,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from coterie import wire
 from coterie.strategies.rounds.algorithm import Algorithm, Round, Update, Updates, num_bytes
 from coterie.strategies.rounds.checkpoint import Checkpoint
-from coterie.strategies.rounds.conversation import (
-    Clock,
-    Conversation,
-    NobodyAnsweredError,
-    Run,
-    stated_sizes,
-)
+from coterie.strategies.rounds.conversation import Clock, Conversation, Run, stated_sizes
 from coterie.strategies.rounds.handles import Arrays, Model, is_seen
 from coterie.strategies.rounds.members import (
     capped,
@@ -57,8 +50,6 @@ def play(run: Run, before: Checkpoint[Any]) -> tuple[Checkpoint[Any], RoundRepor
     # 1. Who is here, and who takes part? Newcomers are let in.
     stages, here = Stages(run.stages, before.kept), run.line.present(run.roster, number)
     room = stages.admit(Room(number, here, algorithm, before.state))
-    if not room.playing:
-        raise NobodyAnsweredError(wire.reasons(dict(room.resting)))
     talk = Conversation(run, stages, room, clock)
     state = talk.settled(welcome(algorithm, before.state, talk.now))
 

@@ -436,7 +436,7 @@ def test_what_a_server_calls_a_round_does_not_break_the_ledger(tmp_path: Path) -
     assert found["r", "evaluate"].rounds == (0, 0)
 
 
-def test_repeats_are_no_further_trainings_of_a_round() -> None:
+def test_a_repeated_training_of_a_round_counts_once() -> None:
     asked, most = request_counts.Asked(), request_counts.MAX_TRAININGS
     entries = [{"round": 1, "purpose": f"without-{number}"} for number in range(most)]
     for entry in entries * 2:

@@ -456,7 +456,7 @@ def test_a_long_reading_says_how_far_it_is(
     assert "reading data.csv: 40 rows so far" in caplog.messages
 
 
-def test_a_number_with_three_decimals_is_no_thousand(tmp_path: Path) -> None:
+def test_three_decimals_are_not_read_as_thousands(tmp_path: Path) -> None:
     own = {"decimal": ",", "thousands": ".", "separator": ";"}
     with pytest.raises(TaskError, match=r"'0\.873' in row 2"):
         load(tmp_path, text(with_notes({}, ages={1: "0.873", 2: "1.002"}), ";"), **own)
