@@ -152,9 +152,8 @@ def _labels(policy: Policy, about: About) -> str:
         *([f"the coordinator can compute them from {', '.join(revealing)}"] if revealing else []),
         *(["partly, from discriminators"] if _discriminators_leave(policy, about) else []),
     ]
-    if (
-        NETWORK in about.families and policy.keep_layers != "head"
-    ):  # Wainakh et al. 2022, "User-level label leakage"
+    # Wainakh et al. 2022, "User-level label leakage"
+    if NETWORK in about.families and policy.keep_layers != "head":
         what = "sums over groups" if policy.secure else "updates"
         found.append(f"the coordinator can estimate them from {what} of the last layer")
     return "; ".join(found) or "not shared"

@@ -80,9 +80,8 @@ def report_column_sums(request: Request) -> RecordDict:
     own, most = wire.metric_records(found)[wire.METRICS], len(session.data.train)
     counts = own[wire.COLUMN_COUNTS]
     assert isinstance(counts, list)
-    own[wire.COLUMN_COUNTS] = [
-        min(int(number), most) for number in counts
-    ]  # it may be an older one
+    # An older answer may count a few more rows than there are now.
+    own[wire.COLUMN_COUNTS] = [min(int(number), most) for number in counts]
     return found
 
 

@@ -63,13 +63,13 @@ class _Shared(grpc.Channel):  # type: ignore[misc]
         """Return a call that looks up the current channel: a stub requests its calls only once."""
 
         def call(*call: Any, **how: Any) -> Any:
-            while True:
-                channel = self._base.channel
-                try:
-                    return channel.unary_unary(*args, **kwargs)(*call, **how)
-                except ValueError:  # a closed one; the call has not begun
-                    if channel is self._base.channel:
-                        raise
+            channel = self._base.channel
+            try:
+                return channel.unary_unary(*args, **kwargs)(*call, **how)
+            except ValueError:  # it was closed meanwhile, and the call has not begun
+                if channel is self._base.channel:
+                    raise
+            return self._base.channel.unary_unary(*args, **kwargs)(*call, **how)
 
         return call
 

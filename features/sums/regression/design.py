@@ -102,8 +102,8 @@ def _target(targets: Sequence[Column], settings: Mapping[str, Any]) -> Sequence[
         return times_and_events(targets)
     if settings["model"] != COX and _is_survival(targets) and name != targets[1].name:
         raise FitError(
-            f"the task's times are censored: fit cox, or survival. Of {targets[1].name} alone, "
-            "whenever it happens, there is a logistic regression"
+            "the task's times are censored: fit cox, or survival. A logistic regression can fit "
+            f"whether {targets[1].name} happens at all"
         )
     found = _chosen(targets, [name] if name else [], "target")
     if len(found) != 1:
