@@ -971,10 +971,10 @@ def test_a_silo_is_planned_by_the_smallest_group_that_it_accepts_now() -> None:
 def test_who_states_a_great_many_samples_does_not_merge_everybody(claim: int) -> None:
     names = "abcdef"
     sizes = dict.fromkeys(names, 100.0) | {"f": float(claim)}
-    far = {(x, y): Distance(float((i + j) % 2), 0.01, 60) for (i, x), (j, y) in
+    far = {(x, y): Distance(0.5 * ((i + j) % 2), 0.01, 60) for (i, x), (j, y) in
            combinations(enumerate(names), 2)}  # fmt: skip
     held_out = dict.fromkeys(names, 40)
     state = FedCollabState(Members({}, sizes=sizes), distances=far, held_out=held_out)
     now = Round(1, tuple(Silo(n, i) for i, n in enumerate(names)), max_share=0.5)
-    planned = Structuring(c=1.0)._structured(state, names, now).planned
+    planned = Structuring(c=10.0)._structured(state, names, now).planned
     assert planned == (("a", "c", "e"), ("b", "d", "f"))
