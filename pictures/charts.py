@@ -448,7 +448,7 @@ def _draw_strip(
             place = y - 0.85 * height + (0.03 if inside else -0.03)
             text = f"{100 * share:.0f}%"
             write(axes, (low + high) / 2, place, text, va="top" if inside else "bottom", **style)
-        where = categories[int(low)] if categories else f"{low:g} to {high:g}"
+        where = categories[int(low)] if categories else f"{low:.10g} to {high:.10g}"
         drawing.tip(bar, f"{row.silo}, {where}: {_share(share)}")
 
 

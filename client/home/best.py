@@ -18,7 +18,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import load_file
 
-from coterie.client.home.rounds import KEPT, files_of, folder_of, write_model
+from coterie.client.home.rounds import KEPT, files_of, folder_of, make_room, write_model
 from coterie.client.home.settings import SiloSettings
 from coterie.wire import Model
 
@@ -48,10 +48,12 @@ class Best:
 def consider(settings: SiloSettings, model: Model, found: Best, *, run: str) -> Best | None:
     """Save a model if no earlier round's was as good; return the best so far, None without any.
 
-    Saved models of this round or later ones are deleted: the run restarted before them.
+    Saved models of this round or later ones are deleted: the run restarted before them. So are
+    those of runs that rest longest, as a run that was stopped never asks to delete its own.
     ``settings`` must have a home; ``model`` is the whole model that the silo held after the round.
     """
     folder = folder_of(settings.home, KIND, run)
+    make_room(folder)
     for number, file in files_of(folder).items():
         if number >= found.round:
             file.unlink()

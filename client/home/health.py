@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,7 +27,8 @@ def findings(folder: Path) -> Iterator[Finding]:
 def _process(folder: Path) -> Finding:
     holder = held_by(folder)
     if holder is None:
-        return Finding(BAD, "process", f"no process serves {folder}: `coterie silo serve`")
+        line = f"coterie silo serve --home {shlex.quote(str(folder))}"
+        return Finding(BAD, "process", f"no process serves {folder}: `{line}`")
     return Finding(OK, "process", "running" if holder == UNKNOWN else f"{holder}")
 
 

@@ -62,10 +62,8 @@ def keep(
     if not settings.home:
         return
     folder = folder_of(settings.home, kind, run)
-    if passing and on_disk and not folder.exists():
-        runs = [one for one in folder.parent.glob("*") if one.is_dir()]
-        for before in sorted(runs, key=lambda one: one.stat().st_mtime)[: 1 - MAX_RUNS]:
-            _remove(before)
+    if passing and on_disk:
+        make_room(folder)
     for later, file in files_of(folder).items():
         if later > number:
             file.unlink()
@@ -73,6 +71,18 @@ def keep(
         write_model(folder / f"round-{number:06d}.safetensors", model)
     for file in list(files_of(folder).values())[:-KEPT]:
         file.unlink()
+
+
+def make_room(folder: Path) -> None:
+    """Before a run's first arrays of a kind are saved, remove those of the runs that rest longest.
+
+    ``MAX_RUNS`` remain, this one counted.
+    """
+    if folder.exists():
+        return
+    runs = [one for one in folder.parent.glob("*") if one.is_dir()]
+    for before in sorted(runs, key=lambda one: one.stat().st_mtime)[: 1 - MAX_RUNS]:
+        _remove(before)
 
 
 def forget(settings: SiloSettings, kind: str, *, run: str, but: int | None = None) -> None:

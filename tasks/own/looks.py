@@ -1,9 +1,10 @@
-"""Warnings about suspicious table columns. They give a row's number, not its value."""
+"""Warnings about a table's values. They give a row's number, not its value."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +14,9 @@ FAR, RARE, LEAST_TO_JUDGE = 50.0, 0.02, 20
 numbers are this rare among at least this many."""
 ALMOST = 0.9
 """Above this share of missing values, a column is almost empty."""
+ALIKE, FEWEST_TURNS = 0.5, 20
+"""Targets that follow each other are alike above this correlation; unless they turn this often, the
+file is sorted by them."""
 SENTINEL = re.compile(r"-(1|([789])\2*)")
 """Numbers such as -1 and -999 stand for a missing value, even if there is only one."""
 
@@ -50,6 +54,36 @@ def odd_numbers(column: str, values: NDArray[np.float64], rows: NDArray[np.intp]
             f"{column} is very far from all other values in {_where(rows[far])}. If it is an "
             "error, correct it, or declare bounds"
         )
+
+
+def following_alike(targets: NDArray[Any]) -> Iterator[str]:
+    """Warn if targets of neighbouring rows are alike, as in measurements over time.
+
+    ``targets`` (n,) are class numbers, or (n, targets) real numbers, in the order of the file.
+    """
+    found = max(map(_alike, targets.reshape(len(targets), -1).T))
+    if found > ALIKE:
+        yield (
+            "targets of rows that follow each other in the file are alike (correlation "
+            f"{found:.2f}), as in measurements over time. Then held-out rows look easier than new "
+            "ones, and groups look better than they are. If so, name a column of longer periods, "
+            "such as the month, as blocks under [data] in silo.toml, or the person's as group"
+        )
+
+
+def _alike(targets: NDArray[Any]) -> float:
+    """Return how well a target (n,) is known from the row before: 0 by chance, 1 entirely."""
+    if targets.dtype.kind == "f":
+        steps = np.diff(targets)
+        turns = np.count_nonzero(np.diff(np.sign(steps[steps != 0])))
+        ranks = np.unique(targets, return_inverse=True)[1]
+        apart = ranks - ranks.mean()
+        alike, most = float(apart[1:] @ apart[:-1]), float(apart @ apart)
+    else:
+        turns = np.count_nonzero(np.diff(targets))
+        chance = float(((np.bincount(targets) / len(targets)) ** 2).sum())
+        alike, most = float((targets[1:] == targets[:-1]).mean()) - chance, 1 - chance
+    return alike / most if turns >= FEWEST_TURNS else 0.0
 
 
 def _is_code(negative: NDArray[np.float64]) -> bool:

@@ -36,6 +36,7 @@ from coterie.tasks.own.rows import Rows, digest_of
 from coterie.tasks.own.scaling import scale_of, sums_of
 from coterie.tasks.own.table_declaration import TableDeclaration
 from coterie.tasks.own.targets import LabelColumns, NumberColumns
+from coterie.tasks.problems import Survival
 
 LARGEST = 1e100
 """Larger numbers are refused: their squares would overflow."""
@@ -445,6 +446,9 @@ class Table(DeclaredTask):
             empty = float((block.sum(axis=1) == 0).mean())
             varies = bool(np.ptp(block, axis=0).any())
             self._warnings += looks.says_little(column, empty, varies=varies)
+        known = train.persons is not None or train.blocks is not None
+        if not known and not isinstance(self.problem, Survival):
+            self._warnings += looks.following_alike(train.y)
 
 
 def _no_target(column: str, missing: NDArray[np.bool_], place: Path, written: Dialect) -> TaskError:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 from pathlib import Path
 from typing import Any
 
@@ -152,6 +153,19 @@ def test_the_best_of_the_rounds_before_is_not_lost_to_one_that_never_was(tmp_pat
     assert files == [2, 20]
     (tmp_path / "best" / "r" / "round-000020.safetensors").write_bytes(b"torn")
     assert offer(21, 0.35) == 21, "of what is damaged nothing is believed"
+
+
+def test_best_models_of_runs_that_never_ended_do_not_fill_the_disk(tmp_path: Path) -> None:
+    own, runs = SiloSettings("a", "digits", home=str(tmp_path)), 2 * rounds.MAX_RUNS
+    for number in range(runs):
+        for played in (1, 2):
+            worth = Best(1 / played, 0.0, played, 10)
+            best.consider(own, {"w": np.zeros(2, np.float32)}, worth, run=f"run-{number}")
+        folder = tmp_path / "best" / f"run-{number}"
+        os.utime(folder, (number, number))
+    left = {folder.name for folder in (tmp_path / "best").iterdir()}
+    assert left == {f"run-{number}" for number in range(runs - rounds.MAX_RUNS, runs)}
+    assert len(list((tmp_path / "best" / f"run-{runs - 1}").iterdir())) == 2
 
 
 # ---------------------------------------------------------------- rounds that are not played

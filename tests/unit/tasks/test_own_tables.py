@@ -420,3 +420,34 @@ def test_numbers_that_are_probably_codes_or_slips_are_told_by_row(
     task.load({"data": table(tmp_path, plain(rows)), "test-data": test})
     assert [line for line in task.warnings() if said and said in line] or not said
     assert bool(said) == bool(task.warnings()) and "6300" not in str(task.warnings())
+
+
+def series(length: int, *, classes: bool) -> list[Any]:
+    slow = np.sin(np.arange(length) / 6) + np.random.default_rng(0).normal(0, 0.2, length)
+    return np.where(slow > 0, "yes", "no").tolist() if classes else slow.round(3).tolist()
+
+
+@pytest.mark.parametrize("classes", [True, False])
+def test_rows_in_the_order_of_time_are_noticed_unless_blocks_say_so(
+    classes: bool, tmp_path: Path
+) -> None:
+    target = 'target = "y"\nclasses = ["no", "yes"]' if classes else (
+        'target = {kind = "number", columns = ["y"]}'
+    )  # fmt: skip
+    task = declared(
+        tmp_path, f'kind = "table"\nname = "load"\n{target}\nnumeric = ["x"]\nnetwork = "mclr"'
+    )
+    over_time = series(400, classes=classes)
+    shuffled = np.random.default_rng(1).permutation(over_time).tolist()
+
+    def warnings(values: list[Any], **options: Any) -> list[str]:
+        rows = [f"{i * 7 % 31},{y},{i // 40}" for i, y in enumerate(values)]
+        load(task, table(tmp_path, "\n".join(["x,y,month", *rows])), **options)
+        return task.warnings()
+
+    (said,) = warnings(over_time)
+    assert said.startswith("targets of rows that follow each other in the file are alike (correl")
+    assert "as blocks under [data] in silo.toml" in said
+    for quiet in (shuffled, sorted(over_time), sorted(over_time)[::-1]):
+        assert warnings(quiet) == []
+    assert warnings(over_time, blocks="month") == warnings(over_time, group="month") == []
