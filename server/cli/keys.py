@@ -37,12 +37,16 @@ class KeysCommand(TyperCommand):
         from coterie.server.runs.config import all_keys, owners
         from coterie.strategies.rounds.options import dashed
 
+        explained = []
         for option in self.params:
             key = all_keys().get(dashed(option.name or ""))
             if key is not None and getattr(option, "help", "") is None:
                 whose = f"For {', '.join(owners()[key.name])}: " if key.name in owners() else ""
                 option.help = whose + key.help  # type: ignore[attr-defined]
+                explained.append(option)
         super().format_options(ctx, formatter)
+        for option in explained:  # ``keys_given`` knows keys by the lack of a text
+            option.help = None  # type: ignore[attr-defined]
 
 
 def keys_given(context: click.Context) -> dict[str, Any]:
