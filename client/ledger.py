@@ -28,6 +28,7 @@ from coterie.features.secure.protocol import decode_sum
 from coterie.features.secure.together import decode_together
 from coterie.system.files import append_line, make_folder
 from coterie.wire.games import game_of
+from coterie.wire.limits import MAX_NAME
 from coterie.wire.statements import decode_statement
 
 log = logging.getLogger("coterie.silo")
@@ -90,7 +91,7 @@ def _entry(message: Message) -> dict[str, Any]:
     apart = None if config is None else config.get(wire.APART)
     return {
         "at": datetime.now(UTC).isoformat(timespec="milliseconds"),
-        "run": "" if config is None else str(config.get(wire.RUN, "")),
+        "run": "" if config is None else str(config.get(wire.RUN, ""))[:MAX_NAME],
         "flower-run": str(meta.run_id),
         "round": 0 if config is None else wire.whole(config.get(wire.ROUND)),
         "type": meta.message_type,

@@ -140,6 +140,8 @@ class Request:
                 f"speaks protocol {wire.OLDEST_PROTOCOL} to {wire.PROTOCOL}, the run speaks "
                 f"{protocol!r}. Upgrade the older side: a release works with the one before it."
             )
+        if not wire.is_plain_name(self.run):
+            self.refuse_for("takes no run whose name is not short and visible.")
         own = self.session.task.name
         task = self.config.get(wire.TASK, own)
         if task != own:
@@ -362,6 +364,12 @@ class Request:
         """Return the session without validation data, which no training of this run sees."""
         share = self.held_out_share(wire.VALIDATION)
         return leave_out_validation(self.session, share, run_seed=self.run_seed)
+
+    @property
+    def splits(self) -> tuple[object, ...]:
+        """The entries that decide which rows are held out, and whether in this strategy."""
+        names = (wire.VALIDATION, wire.HOLDOUT, wire.SEED, wire.STRATEGY)
+        return tuple(self.config.get(name) for name in names)
 
     def value(self, name: str) -> Any:
         """Return a declared entry of the message, checked, or the silo's default for it."""

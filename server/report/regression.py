@@ -97,8 +97,9 @@ def groups_of(fitted: Fitted) -> list[Group]:
 
 def _partly(fit: Fit, alone: Mapping[str, Fit]) -> dict[str, dict[str, Estimate]]:
     """Return coefficient → silo → its estimate, shrunk towards the mean of the group's silos."""
-    own = {name: alone[name] for name in fit.members if name in alone and alone[name].state.done}
     names = fit.state.words[:-1]
+    own = {name: alone[name] for name in fit.members if name in alone and alone[name].state.done}
+    own = {name: one for name, one in own.items() if one.state.words == fit.state.words}
     if len(own) < 2:
         return {name: {} for name in names}
     found = partly_pooled(fit.state.arrays, [one.state.arrays for one in own.values()])
@@ -327,6 +328,7 @@ def _folds(groups: Sequence[Group], model: str) -> Iterator[Fold]:
             )
             for name, own in group.partly.items()
             for silo, one in sorted(own.items())
+            if silo in group.alone[name]
         ]
         if rows:
             title = f"Each silo, partly pooled: {_title(group)}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
 from typing import Any, Final
 
 import numpy as np
@@ -69,18 +70,21 @@ def design_of(rows: Rows, settings: Mapping[str, Any], least: int) -> Design:
     used = ~np.any([missing(one) for one in (*inputs, *target)], axis=0)
     y = _outcome(target[-1], settings["model"], used)
     labels, blocks = [INTERCEPT] * intercepts(settings), list[Array]()
+    first: dict[str, Array] = {}
     for column in inputs:
-        values, label = column.values[used], wire.plain_text(column.name, wire.MAX_WORD)
+        values, label = column.values[used], _word(column.name)
+        if column.categories:  # the sums over all rows, less those of the others, are its sums
+            first[_word(f"{label} = {column.categories[0]}")] = values == 0
         if not column.categories:
             labels.append(label)
             blocks.append(values[:, None])
         for number, category in list(enumerate(column.categories))[1:]:
-            labels.append(wire.plain_text(f"{label} = {category}", wire.MAX_WORD))
+            labels.append(_word(f"{label} = {category}"))
             blocks.append((values == number)[:, None].astype(np.float64))
     x = np.concatenate(blocks, axis=1, dtype=np.float64)
     persons = None if rows.persons is None else rows.persons[used]
-    _require_enough(x, y, labels, persons, least)
-    label = wire.plain_text(target[0].name, wire.MAX_WORD)
+    _require_enough(x, y, labels, persons, least, first)
+    label = _word(target[0].name)
     spells = None
     if settings["model"] == COX:
         label = "time to event"
@@ -91,8 +95,16 @@ def design_of(rows: Rows, settings: Mapping[str, Any], least: int) -> Design:
                 "too few events have enough rows under observation at their time (statistics_from)"
             )
     if settings["model"] == "logistic" and target[0].categories:
-        label = wire.plain_text(f"{label} = {target[0].categories[1]}", wire.MAX_WORD)
+        label = _word(f"{label} = {target[0].categories[1]}")
     return Design((*labels, label), x, y, used, persons, spells)
+
+
+def _word(text: str) -> str:
+    """Return a name as it may leave; of a long one the beginning, and a digest that differs."""
+    if len(text) <= wire.MAX_WORD:
+        return wire.plain_text(text, wire.MAX_WORD)
+    digest = blake2b(text.encode(), digest_size=4).hexdigest()
+    return f"{wire.plain_text(text[: wire.MAX_WORD - 9], wire.MAX_WORD - 9)}…{digest}"
 
 
 def _target(targets: Sequence[Column], settings: Mapping[str, Any]) -> Sequence[Column]:
@@ -147,9 +159,17 @@ def _outcome(target: Column, model: str, used: NDArray[np.bool_]) -> Array:
 
 
 def _require_enough(
-    x: Array, y: Array, names: Sequence[str], persons: Persons | None, least: int
+    x: Array,
+    y: Array,
+    names: Sequence[str],
+    persons: Persons | None,
+    least: int,
+    first: Mapping[str, Array],
 ) -> None:
-    """Raise ``FitError`` where few rows would be recognisable in sums over all of them."""
+    """Raise ``FitError`` where few rows would be recognisable in sums over all of them.
+
+    ``first`` (n,) marks the rows of each first category, which has no column in ``x`` (n, p).
+    """
     everyone = count_of(np.ones(len(y), np.bool_), persons)
     needed = max(least, ROWS_PER_COEFFICIENT * len(names))
     if everyone < needed:
@@ -157,8 +177,8 @@ def _require_enough(
             f"too few rows have a value in all columns: {needed} are needed for {len(names)} "
             "coefficients (statistics_from, or two for each). Name fewer columns"
         )
-    columns = names[len(names) - x.shape[1] :]
-    for name, values in zip((*columns, "the target"), (*x.T, y), strict=True):
+    columns = (*names[len(names) - x.shape[1] :], "the target", *first)
+    for name, values in zip(columns, (*x.T, y, *first.values()), strict=True):
         kinds, places, counts = np.unique(values, return_inverse=True, return_counts=True)
         others = places != int(np.argmax(counts))
         if len(kinds) > 1 and count_of(others, persons) < least:

@@ -13,6 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 LEVEL = 0.95
+UNLIKE = 1e7
+"""Errors of one coefficient at two silos that differ by more are not both true."""
 
 
 @dataclass(frozen=True)
@@ -66,10 +68,10 @@ def estimate(value: float, error: float, *, freedom: float = math.inf) -> Estima
 
 
 def spread(values: Sequence[float], errors: Sequence[float]) -> Spread | None:
-    """Return how estimates differ; None of fewer than two."""
+    """Return how estimates differ; None of fewer than two, or if their errors are ``UNLIKE``."""
     from scipy.special import gammaincc
 
-    if len(values) < 2:
+    if len(values) < 2 or max(errors) > UNLIKE * min(errors):
         return None
     weights = [1 / error**2 for error in errors]
     fixed = _mean(values, weights)

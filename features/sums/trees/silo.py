@@ -46,7 +46,7 @@ log = logging.getLogger("coterie.silo")
 NAME, AUTO = "trees", "auto"
 GROWERS = wire.KINDS[wire.EVALUATE_HISTOGRAMS].strategies
 """Strategies that grow trees."""
-_rows: dict[tuple[str, str, str, bool], tuple[Data, str, Rows, Rows | None]] = {}
+_rows: dict[tuple[str, str, str, bool], tuple[Data, object, Rows, Rows | None]] = {}
 """(silo, home, task, whether more is held out) → its data, a run, the rows it trains on, and those
 that are held out for now, if it may tell losses on them."""
 
@@ -172,8 +172,10 @@ def _rows_of(request: Request) -> tuple[Rows, Rows | None]:
     session = request.session
     settings, data = session.settings, session.data
     key = settings.name, settings.home, session.task.name, bool(request.value(wire.HOLDOUT))
+    # A message of the same run that asks for another share would else be answered from these rows.
+    whose = request.run, *request.splits
     known = _rows.get(key)
-    if known is None or known[0] is not data or known[1] != request.run:
+    if known is None or known[0] is not data or known[1] != whose:
         least, used = settings.policy.smallest_count, _trained_on(request)
         few = _apart(request, used, least)
         if few and request.config.get(wire.STRATEGY) != AUTO:
@@ -185,7 +187,7 @@ def _rows_of(request: Request) -> tuple[Rows, Rows | None]:
         judged = None
         if held is not None and session.permitted({wire.HOLDOUT_LOSS: 0.0}):
             judged = rows_of(session, replace(data, train=held), least)
-        known = _rows[key] = data, request.run, rows_of(session, kept, least), judged
+        known = _rows[key] = data, whose, rows_of(session, kept, least), judged
     return known[2:]
 
 

@@ -195,6 +195,33 @@ def test_few_rows_are_never_shown_by_the_coefficients_that_a_coordinator_chooses
         Regressing().answer(Question(family.name, settings), rows, 281, anyway)
 
 
+def test_few_rows_of_a_category_are_refused_whichever_of_its_column_it_is() -> None:
+    rows, question = rows_of(0, "linear"), Question(Regression.name, {
+        "model": "linear", "columns": ["year", "sex"], "target": ""})  # fmt: skip
+    for few in range(3):
+        others = np.array([one for one in range(3) if one != few])
+        sex = np.where(np.arange(300) < 9, few, others[np.arange(300) % 2])
+        assert np.count_nonzero(sex == few) == 9
+        inputs = [rows.inputs[0], Column("sex", sex.astype(np.float64), ("f", "m", "x"))]
+        assert f"sex = {'fmx'[few]}" in refused(replace(rows, inputs=inputs), question)
+
+
+def test_long_names_leave_short_and_differ() -> None:
+    rows = rows_of(0, "linear")
+    long = ("f", "m" * 200, "m" * 201)
+    inputs = [rows.inputs[0], Column("sex", rows.inputs[2].values, long)]
+    question = Question(Regression.name, {"model": "linear", "columns": [], "target": ""})
+    mine = replace(rows, inputs=inputs)
+    answer = Regressing().answer(question, mine, 10, anyway)
+    check_answer(Regression(), question, answer, 300)
+    assert len(set(answer.words)) == len(answer.words) == 5
+
+
+def test_an_error_that_nobody_can_have_does_not_end_the_report() -> None:
+    assert spread([1.0, 2.0], [1e-196, 0.1]) is None and spread([1.0, 2.0], [0.0, 0.1]) is None
+    assert spread([1.0, 2.0], [0.2, 0.1]) is not None
+
+
 # ---------------------------------------------------------------- runs
 
 TABLE = """

@@ -666,6 +666,34 @@ def test_a_silo_sends_histograms_only_if_it_says_so(
         assert reply.has_error() and why in reply.error.reason
 
 
+def test_rows_are_those_that_the_message_itself_leaves_and_not_those_of_an_earlier_one(
+    tmp_path: Path, nodes: list[dict[str, Any]]
+) -> None:
+    """Otherwise two runs that ask the same of a group would differ by rows of one silo."""
+    own = nodes[0] | {"home": str(tmp_path / "home")}
+    arrays = Ensemble.empty(1, 1, 1, COLUMNS).arrays(1) | {
+        "edges": np.array([0.0], np.float32),
+        "sizes": np.array([1, *[0] * (COLUMNS - 1)]),
+        "at": np.array([0, 0]),
+        "nodes": np.array([[0, 0]]),
+    }
+
+    def rows(run_name: str, **more: Any) -> float:
+        entries = {"task": "study", "strategy": "trees", "round": 1, "group_size": 2, "seed": 1}
+        records = {wire.ARRAYS: wire.encode_arrays(arrays, packed=True)}
+        answer = ask(
+            wire.EVALUATE_HISTOGRAMS, own, records=records, run=run_name, **entries, **more
+        )
+        assert not answer.has_error(), answer.error.reason
+        (record,) = wire.array_records(answer.content).values()
+        (found,) = wire.decode_arrays(record).values()
+        return float(found.reshape(-1, 3)[:2, 2].sum())
+
+    whole = rows("first")
+    assert 0.4 * whole < rows("second", validation=0.5) < 0.6 * whole
+    assert rows("second") == whole
+
+
 def test_the_network_answers_as_the_trees_do_and_a_silo_hears_what_they_are_worth(
     tmp_path: Path, nodes: list[dict[str, Any]], caplog: pytest.LogCaptureFixture
 ) -> None:
