@@ -19,6 +19,7 @@ from coterie.client.resident.host import GaveUpError
 from coterie.engine.port import LinkError
 from coterie.server.cli.main import app, main
 from coterie.server.runs.config import all_keys
+from coterie.strategies.rounds.options import dashed
 from coterie.system import terminal
 
 COTERIE = typer.main.get_command(app)
@@ -64,7 +65,7 @@ def test_every_command_option_and_argument_says_what_it_is_for(path: str) -> Non
     assert command.help and (path == "coterie" or "xample" in (command.epilog or ""))
     assert "\\[" not in text, "marks of another way to show help"
     for parameter in (one for one in command.params if not getattr(one, "hidden", False)):
-        said = getattr(parameter, "help", None)
+        said = getattr(parameter, "help", None) or all_keys()[dashed(str(parameter.name))].help
         assert said and "".join(said.split()) in text, parameter.name
 
 
