@@ -95,7 +95,7 @@ def write_csv(answers: Answers, file: TextIO) -> None:
 
 
 def _text(value: np.floating[Any]) -> str:
-    """Return a number as text from which a float32 is read as it was: 0.1, not 0.100000001."""
+    """Return a number as text that reads back as the same float32: 0.1, not 0.100000001."""
     return f"{float(str(value)):.9g}"
 
 

@@ -49,7 +49,7 @@ def consider(settings: SiloSettings, model: Model, found: Best, *, run: str) -> 
     """Save a model if no earlier round's was as good; return the best so far, None without any.
 
     Saved models of this round or later ones are deleted: the run restarted before them. So are
-    those of runs that rest longest, as a run that was stopped never asks to delete its own.
+    those of the runs that were idle longest, as a stopped run never asks to delete its own.
     ``settings`` must have a home; ``model`` is the whole model that the silo held after the round.
     """
     folder = folder_of(settings.home, KIND, run)

@@ -28,7 +28,7 @@ MAX_RUNS = 64
 MAX_REPEATS = 20
 """Times that a round may be repeated: a coordinator that recovers from a crash repeats a few."""
 MAX_TRAININGS = 200
-"""Different trainings in one round, also those not for its own model: trials, races."""
+"""Different trainings in one round, including trials and races."""
 
 
 @dataclass

@@ -74,7 +74,7 @@ def keep(
 
 
 def make_room(folder: Path) -> None:
-    """Before a run's first arrays of a kind are saved, remove those of the runs that rest longest.
+    """Before a run's first arrays of a kind are saved, remove those of the most idle runs.
 
     ``MAX_RUNS`` remain, this one counted.
     """

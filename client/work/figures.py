@@ -173,7 +173,7 @@ def of_numbers(answers: Array, y: Array, weights: Array) -> dict[str, Array]:
     total = weights.sum(axis=1)
     apart = answers - y
     square, size = weights @ apart**2, weights @ y**2
-    y = y - y.mean(axis=0)  # for less rounding
+    y = y - y.mean(axis=0)  # reduces rounding errors
     mean = (weights @ y) / total[:, None]
     spread = weights @ y**2 - total[:, None] * mean**2
     # What rounding leaves of equal targets is no spread.

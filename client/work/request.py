@@ -34,6 +34,7 @@ from coterie.tasks.draws import fewest_persons, num_persons
 from coterie.tasks.models import TableNetwork
 from coterie.wire import Model
 from coterie.wire.games import Game, game_of
+from coterie.wire.limits import MAX_NAME
 
 log = logging.getLogger("coterie.silo")
 
@@ -141,7 +142,7 @@ class Request:
                 f"{protocol!r}. Upgrade the older side: a release works with the one before it."
             )
         if not wire.is_plain_name(self.run):
-            self.refuse_for("takes no run whose name is not short and visible.")
+            self.refuse_for(f"accepts run names of at most {MAX_NAME} visible characters.")
         own = self.session.task.name
         task = self.config.get(wire.TASK, own)
         if task != own:
@@ -367,7 +368,7 @@ class Request:
 
     @property
     def splits(self) -> tuple[object, ...]:
-        """The entries that decide which rows are held out, and whether in this strategy."""
+        """The entries that decide which rows are held out."""
         names = (wire.VALIDATION, wire.HOLDOUT, wire.SEED, wire.STRATEGY)
         return tuple(self.config.get(name) for name in names)
 

@@ -86,7 +86,7 @@ def encode_statistics(statistics: Statistics) -> RecordDict:
 def decode_statistics(content: RecordDict) -> Statistics:
     """Read the answer to ``query.statistics``.
 
-    It may be one about the rows that the silo had before a few of them changed.
+    It may describe the rows that the silo had before a few of them changed.
 
     Raises:
         WireError: a field is missing, of the wrong kind, or impossible.

@@ -93,7 +93,7 @@ def _build_page(fitted: Fitted, name: str) -> Page:
     if test is None and len(fits) > 1:
         events = any(fit.state.arrays[EVENTS].any() for fit in fits)
         lead = "Survival cannot be compared."
-        lead = lead if events else "There are no events, so that survival cannot be compared."
+        lead = lead if events else "There are no events, so survival cannot be compared."
     if test is not None:
         differ = "differs" if test[1] < 0.05 else "does not differ"
         of = "groups" if any(fit in fitted.groups for fit in fits) else "silos"

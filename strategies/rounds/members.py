@@ -172,7 +172,7 @@ def global_model(members: Members) -> Model:
 
 def together(members: Members, silos: Sequence[Silo]) -> Members:
     """Put all connected silos into one group with the global model, returning ones too."""
-    if not silos:  # those who had it keep it
+    if not silos:  # silos that have it keep it
         return members
     here = tuple(silo.name for silo in silos)
     return members.holding(dict.fromkeys(here, global_model(members))).grouped([here])

@@ -15,8 +15,8 @@ numbers are this rare among at least this many."""
 ALMOST = 0.9
 """Above this share of missing values, a column is almost empty."""
 ALIKE, FEWEST_TURNS = 0.5, 20
-"""Targets that follow each other are alike above this correlation; unless they turn this often, the
-file is sorted by them."""
+"""Above this correlation, neighbouring rows have similar targets. With fewer changes of direction,
+the file is sorted by the target."""
 SENTINEL = re.compile(r"-(1|([789])\2*)")
 """Numbers such as -1 and -999 stand for a missing value, even if there is only one."""
 
@@ -56,23 +56,23 @@ def odd_numbers(column: str, values: NDArray[np.float64], rows: NDArray[np.intp]
         )
 
 
-def following_alike(targets: NDArray[Any]) -> Iterator[str]:
-    """Warn if targets of neighbouring rows are alike, as in measurements over time.
+def similar_neighbours(targets: NDArray[Any]) -> Iterator[str]:
+    """Warn if neighbouring rows have similar targets, as in measurements over time.
 
     ``targets`` (n,) are class numbers, or (n, targets) real numbers, in the order of the file.
     """
-    found = max(map(_alike, targets.reshape(len(targets), -1).T))
+    found = max(map(_similarity, targets.reshape(len(targets), -1).T))
     if found > ALIKE:
         yield (
-            "targets of rows that follow each other in the file are alike (correlation "
-            f"{found:.2f}), as in measurements over time. Then held-out rows look easier than new "
-            "ones, and groups look better than they are. If so, name a column of longer periods, "
-            "such as the month, as blocks under [data] in silo.toml, or the person's as group"
+            f"neighbouring rows of the file have similar targets (correlation {found:.2f}), as in "
+            "measurements over time. If so, held-out rows are easier to predict than new ones, and "
+            "groups look better than they are. Set blocks under [data] in silo.toml to a column of "
+            "longer periods, such as the month, or group to the column that identifies persons"
         )
 
 
-def _alike(targets: NDArray[Any]) -> float:
-    """Return how well a target (n,) is known from the row before: 0 by chance, 1 entirely."""
+def _similarity(targets: NDArray[Any]) -> float:
+    """Return how well the row before predicts a target (n,): 0 by chance, 1 exactly."""
     if targets.dtype.kind == "f":
         steps = np.diff(targets)
         turns = np.count_nonzero(np.diff(np.sign(steps[steps != 0])))

@@ -448,7 +448,7 @@ class Table(DeclaredTask):
             self._warnings += looks.says_little(column, empty, varies=varies)
         known = train.persons is not None or train.blocks is not None
         if not known and not isinstance(self.problem, Survival):
-            self._warnings += looks.following_alike(train.y)
+            self._warnings += looks.similar_neighbours(train.y)
 
 
 def _no_target(column: str, missing: NDArray[np.bool_], place: Path, written: Dialect) -> TaskError:

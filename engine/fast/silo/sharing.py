@@ -66,7 +66,7 @@ class _Shared(grpc.Channel):  # type: ignore[misc]
             channel = self._base.channel
             try:
                 return channel.unary_unary(*args, **kwargs)(*call, **how)
-            except ValueError:  # it was closed meanwhile, and the call has not begun
+            except ValueError:  # closed in the meantime; the call has not begun
                 if channel is self._base.channel:
                     raise
             return self._base.channel.unary_unary(*args, **kwargs)(*call, **how)

@@ -73,7 +73,7 @@ def design_of(rows: Rows, settings: Mapping[str, Any], least: int) -> Design:
     first: dict[str, Array] = {}
     for column in inputs:
         values, label = column.values[used], _word(column.name)
-        if column.categories:  # the sums over all rows, less those of the others, are its sums
+        if column.categories:  # its sums follow from those of the others
             first[_word(f"{label} = {column.categories[0]}")] = values == 0
         if not column.categories:
             labels.append(label)
@@ -100,7 +100,7 @@ def design_of(rows: Rows, settings: Mapping[str, Any], least: int) -> Design:
 
 
 def _word(text: str) -> str:
-    """Return a name as it may leave; of a long one the beginning, and a digest that differs."""
+    """Return a name of at most ``MAX_WORD`` characters; a digest keeps long ones distinct."""
     if len(text) <= wire.MAX_WORD:
         return wire.plain_text(text, wire.MAX_WORD)
     digest = blake2b(text.encode(), digest_size=4).hexdigest()

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 LEVEL = 0.95
 UNLIKE = 1e7
-"""Errors of one coefficient at two silos that differ by more are not both true."""
+"""If two silos' errors of a coefficient differ by a larger factor, one of them is false."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ def estimate(value: float, error: float, *, freedom: float = math.inf) -> Estima
 
 
 def spread(values: Sequence[float], errors: Sequence[float]) -> Spread | None:
-    """Return how estimates differ; None of fewer than two, or if their errors are ``UNLIKE``."""
+    """Return how estimates differ; None for fewer than two, or if one error is false."""
     from scipy.special import gammaincc
 
     if len(values) < 2 or max(errors) > UNLIKE * min(errors):

@@ -172,7 +172,7 @@ def _rows_of(request: Request) -> tuple[Rows, Rows | None]:
     session = request.session
     settings, data = session.settings, session.data
     key = settings.name, settings.home, session.task.name, bool(request.value(wire.HOLDOUT))
-    # A message of the same run that asks for another share would else be answered from these rows.
+    # Otherwise a message that asks for another share would be answered from these rows.
     whose = request.run, *request.splits
     known = _rows.get(key)
     if known is None or known[0] is not data or known[1] != whose:

@@ -195,7 +195,7 @@ def test_few_rows_are_never_shown_by_the_coefficients_that_a_coordinator_chooses
         Regressing().answer(Question(family.name, settings), rows, 281, anyway)
 
 
-def test_few_rows_of_a_category_are_refused_whichever_of_its_column_it_is() -> None:
+def test_few_rows_of_any_category_are_refused() -> None:
     rows, question = rows_of(0, "linear"), Question(Regression.name, {
         "model": "linear", "columns": ["year", "sex"], "target": ""})  # fmt: skip
     for few in range(3):
@@ -206,7 +206,7 @@ def test_few_rows_of_a_category_are_refused_whichever_of_its_column_it_is() -> N
         assert f"sex = {'fmx'[few]}" in refused(replace(rows, inputs=inputs), question)
 
 
-def test_long_names_leave_short_and_differ() -> None:
+def test_long_names_are_shortened_and_stay_distinct() -> None:
     rows = rows_of(0, "linear")
     long = ("f", "m" * 200, "m" * 201)
     inputs = [rows.inputs[0], Column("sex", rows.inputs[2].values, long)]
@@ -217,7 +217,7 @@ def test_long_names_leave_short_and_differ() -> None:
     assert len(set(answer.words)) == len(answer.words) == 5
 
 
-def test_an_error_that_nobody_can_have_does_not_end_the_report() -> None:
+def test_an_impossible_standard_error_does_not_end_the_report() -> None:
     assert spread([1.0, 2.0], [1e-196, 0.1]) is None and spread([1.0, 2.0], [0.0, 0.1]) is None
     assert spread([1.0, 2.0], [0.2, 0.1]) is not None
 

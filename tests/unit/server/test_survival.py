@@ -93,7 +93,7 @@ def test_groups_without_events_are_not_called_too_few() -> None:
     none = replace(state, arrays={**state.arrays, "events": np.zeros(len(TIMES))})
     fits = Fit("A", ("a", "b"), none), Fit("B", ("c", "d"), none)
     page = page_of_fits(Fitted("relapse", "regression", SETTINGS, "hcct-1", Fits(fits)), "r")
-    assert page.lead == "There are no events, so that survival cannot be compared."
+    assert page.lead == "There are no events, so survival cannot be compared."
     page = page_of_fits(Fitted("relapse", "regression", SETTINGS, "", Fits(fits[:1])), "r")
     assert page.lead == "There is no second group or silo to compare."
 

@@ -666,7 +666,7 @@ def test_a_silo_sends_histograms_only_if_it_says_so(
         assert reply.has_error() and why in reply.error.reason
 
 
-def test_rows_are_those_that_the_message_itself_leaves_and_not_those_of_an_earlier_one(
+def test_a_silo_answers_from_the_rows_of_this_message_and_not_of_an_earlier_one(
     tmp_path: Path, nodes: list[dict[str, Any]]
 ) -> None:
     """Otherwise two runs that ask the same of a group would differ by rows of one silo."""

@@ -446,8 +446,8 @@ def test_rows_in_the_order_of_time_are_noticed_unless_blocks_say_so(
         return task.warnings()
 
     (said,) = warnings(over_time)
-    assert said.startswith("targets of rows that follow each other in the file are alike (correl")
-    assert "as blocks under [data] in silo.toml" in said
+    assert said.startswith("neighbouring rows of the file have similar targets (correlation 0.")
+    assert "Set blocks under [data] in silo.toml" in said
     for quiet in (shuffled, sorted(over_time), sorted(over_time)[::-1]):
         assert warnings(quiet) == []
     assert warnings(over_time, blocks="month") == warnings(over_time, group="month") == []
