@@ -93,7 +93,15 @@ def _subtitle(run: Run) -> str:
 
 def _tables(story: Story) -> dict[str, Table]:
     run, usual = story.run, defaults()
-    left_out = [(one.round, n, why) for one in run.rounds for n, why in one.left_out.items()]
+    left_out = [
+        (one.round, name, why)
+        for one in run.rounds
+        for name, why in {**one.grouping.not_summed, **one.left_out}.items()
+    ] + [
+        (one.round, group, f"{grown} trees have grown, because rounds were lost")
+        for one in run.rounds
+        for group, grown in one.grouping.unfinished.items()
+    ]
     shown = left_out[-200:]
     cut = f" (the last {len(shown)} of {len(left_out)})" if len(shown) < len(left_out) else ""
     return {

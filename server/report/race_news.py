@@ -1,4 +1,4 @@
-"""Progress messages of a run of ``auto``."""
+"""Progress messages of a run, of ``auto`` and of trees."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def activity(phase: str, racing: int) -> str:
 
 
 def news(one: Round, before: str, lead: Lead) -> list[str]:
-    """Return the news of a round, one line each: a race, dropped partitions, a verdict, newcomers.
+    """Return the news of a round, one line each: a race and its verdict, newcomers, lost sums.
 
     ``one`` may be the report that follows the last round; ``before`` is the previous phase.
     """
@@ -34,6 +34,15 @@ def news(one: Round, before: str, lead: Lead) -> list[str]:
     for name, own in grouping.placed.items():
         joins = f"joins {listed(own.group)}" if own.joins else "stays alone"
         lines.append(f"newcomer {name} {joins}")
+    lines += [
+        f"rows of {name} are not in the sums of trees: {why}"
+        for name, why in grouping.not_summed.items()
+    ]
+    lines += [
+        f"trees of {group}: {count} have grown, because rounds were lost. `coterie run continue` "
+        "adds rounds for the others"
+        for group, count in grouping.unfinished.items()
+    ]
     return lines
 
 

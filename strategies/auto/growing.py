@@ -60,7 +60,7 @@ def needed(growth: Growth, initial: Arrays) -> int:
     Raises:
         FederationError: no number of rounds would do.
     """
-    growth.require_room(initial)
+    growth.require_growable(initial)
     return 1 + _race_rounds(growth, initial, 1) + _final_rounds(growth, initial)
 
 

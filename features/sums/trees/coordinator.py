@@ -11,8 +11,7 @@ many of the trees from all rows are used; no more of them grow (``growth.enough`
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Annotated, Any
@@ -37,8 +36,6 @@ from coterie.strategies.rounds.options import Config, Options
 from coterie.strategies.rounds.reports import Group
 from coterie.strategies.rounds.roster import Silo
 
-log = logging.getLogger("coterie.run")
-
 MOST_EXCHANGES = 168
 """Most exchanges of a round: silos answer no more than 200 times, other questions among them."""
 FIRST = 12
@@ -54,6 +51,7 @@ class TreesState:
         trials: the same, of those whose number of trees is not known.
         tried: the same, of complete trials, until silos have tried own models of them.
         lost: silo → why it is left out of this round.
+        unfinished: group → how many of its trees have grown, of those whose rounds were lost.
     """
 
     members: Members
@@ -61,6 +59,7 @@ class TreesState:
     trials: Mapping[str, Grown] = field(default_factory=dict)
     tried: Mapping[str, Grown] = field(default_factory=dict)
     lost: Mapping[str, str] = field(default_factory=dict)
+    unfinished: Mapping[str, str] = field(default_factory=dict)
 
 
 def bins_of(grown: Grown) -> Arrays:
@@ -107,12 +106,18 @@ class Growth(Options):
     def _nodes_at_once(self, trees: Arrays) -> int:
         return nodes_of(len(trees["gain"]) * (self.column_bins + 1))
 
-    def require_room(self, trees: Arrays) -> None:
-        """Require that a silo can answer for two trees of each output in a round.
+    def require_growable(self, trees: Arrays) -> None:
+        """Require that no tree has grown, and that a silo can answer for two of each output.
 
         Raises:
-            FederationError: the histograms are too large.
+            FederationError: there are trees, or the histograms are too large for a round.
         """
+        if trees["gain"].any() or trees["leaf"].any():
+            raise FederationError(
+                "trees grow from nothing, and the model named by --from has some. Leave --from "
+                "out.",
+                exit_code=EXIT_CONFIG,
+            )
         if self._nodes_at_once(trees) and 2 * self.exchanges(trees) <= room(2):
             return
         raise FederationError(
@@ -154,14 +159,14 @@ class Trees(Growth, Algorithm[TreesState]):
 
     def own_entries(self, state: TreesState) -> Mapping[str, Config]:
         """Return the entry for silos alone, which grow their trees at home."""
-        alone = [group[0] for group in state.members.groups if self._is_alone(group, state)]
-        return dict.fromkeys(alone, self.entry_at_home())
+        return dict.fromkeys(self._at_home(state), self.entry_at_home())
 
     @property
     def given(self) -> tuple[Group, ...]:
         """The groups that are given."""
-        groups = (text.split(",") for text in self.given_groups.split(";") if text)
-        return tuple(tuple(sorted(group)) for group in groups)
+        groups = (text.split(",") for text in self.given_groups.split(";"))
+        named = (tuple(sorted(filter(None, map(str.strip, group)))) for group in groups)
+        return tuple(filter(None, named))
 
     def check(self, initial: Arrays, rounds: int) -> None:
         if not is_trees(initial):
@@ -171,7 +176,7 @@ class Trees(Growth, Algorithm[TreesState]):
                 exit_code=EXIT_CONFIG,
             )
         trees, (_, tried) = len(initial["leaf"]), trial(self.growth, len(initial["leaf"]))
-        self.require_room(initial)
+        self.require_growable(initial)
         fit = room(2) // self.exchanges(initial)
         least = next(n for n in count(1) if -(-trees // n) - (-tried // n) <= fit)
         require_rounds(initial, rounds, least)
@@ -190,17 +195,9 @@ class Trees(Growth, Algorithm[TreesState]):
         all_trees = len(state.members.initial["leaf"])
         faster, tried = trial(self.growth, all_trees)
         groups = present_groups(self.given or (now.names,), now.names)
-        if now.number <= 1:
-            self._say_unknown(now)
-        shared = [group for group in groups if not self._is_alone(group, state)]
-        if now.unseen and shared and not state.grown and all(len(own) == 1 for own in shared):
-            raise FederationError(
-                "every group is one silo, whose sums nobody may see in a secure run, so that no "
-                "tree could grow. Give larger groups (given-groups, groups-of), or leave secure "
-                "out.",
-                exit_code=EXIT_CONFIG,
-            )
-        for group in shared:
+        for group in groups:
+            if self._is_alone(group, state):
+                continue
             own = self._of(state, group)
             stay = staying(group, state.members.minimums)
             until, more = self._until(own, now), self._most_tried(own, tried, now)
@@ -224,24 +221,27 @@ class Trees(Growth, Algorithm[TreesState]):
                 new[key] = new[key].at_most(enough(best, self.growth, all_trees))
         left = {key: one.grown for key, one in trials.items() if new[key].most is None}
         grown = {**state.grown, **new}
-        for key, own in new.items() if now.number >= now.rounds else ():
-            if not own.whole:
-                log.warning(
-                    "trees of %s: %d of %d have grown, because rounds were lost. coterie run "
-                    "continue adds rounds for the others.",
-                    *(_said(key), own.done, own.most or all_trees),
-                )
+        lacks = {key: own for key, own in new.items() if own.edges and not own.whole}
+        unfinished = {
+            _said(key): f"{own.done} of {own.most or all_trees}" for key, own in lacks.items()
+        }
         done = {key: trials[key].grown for key in sorted(trials.keys() - left.keys())}
         members = state.members.grouped(groups)
         return TreesState(
-            members, grown=grown, trials=left, tried={**state.tried, **done}, lost=lost
+            members,
+            grown=grown,
+            trials=left,
+            tried={**state.tried, **done},
+            lost={**self._without_others(groups, members, state), **lost},
+            unfinished=unfinished if now.number >= now.rounds else {},
         )
 
     def orders(self, state: TreesState, now: Round) -> tuple[TreesState, list[Order]]:
         """Let every silo measure the trees that it held before the round."""
         groups = present_groups(self.given or (now.names,), now.names)
         members = state.members.grouped(groups)
-        asked = [silo for silo in now.silos if silo.name not in state.lost]
+        left_out = state.lost.keys() - self._at_home(state)
+        asked = [silo for silo in now.silos if silo.name not in left_out]
         orders = [Order(silo, sent_for(members.models[silo.name])) for silo in asked]
         return replace(state, members=members), orders
 
@@ -253,8 +253,7 @@ class Trees(Growth, Algorithm[TreesState]):
         held: dict[str, Model] = {
             name: self._of(state, group).trees for group in state.members.groups for name in group
         }
-        alone = self.own_entries(state)
-        held |= {name: AtHome(name, state.members.initial) for name in alone}
+        held |= {name: AtHome(name, state.members.initial) for name in self._at_home(state)}
         tried = {} if self.boosted_on_trial(state) else state.tried
         return replace(state, members=state.members.holding(held), tried=tried)
 
@@ -274,7 +273,8 @@ class Trees(Growth, Algorithm[TreesState]):
             "trees": counts,
             **({"trees-enough": most} if most else {}),
             **({"not-summed": dict(state.lost)} if state.lost else {}),
-            **({"at-home": sorted(alone)} if (alone := self.own_entries(state)) else {}),
+            **({"unfinished": dict(state.unfinished)} if state.unfinished else {}),
+            **({"at-home": alone} if (alone := self._at_home(state)) else {}),
         }
 
     def complete(self, state: TreesState) -> str:
@@ -287,17 +287,19 @@ class Trees(Growth, Algorithm[TreesState]):
         most = ", ".join(f"{_said(key)}: {own.done}" for key, own in sorted(grown.items()))
         return "all trees have grown that help on held-out rows" + (f" ({most})" if most else "")
 
-    def _say_unknown(self, now: Round) -> None:
+    def _without_others(
+        self, groups: Iterable[Group], members: Members, state: TreesState
+    ) -> dict[str, str]:
+        """Return why silos are not grouped as given: names that nobody has, and their partners."""
         named = {name for group in self.given for name in group} - {wire.EACH_ALONE}
-        if unknown := sorted(named - set(now.names)):
-            rest = sorted(set(now.names) - named)
-            log.warning(
-                "given-groups names %s: no such silo is connected.%s",
-                *(
-                    ", ".join(unknown),
-                    f" In no group, and so alone: {', '.join(rest)}." if rest else "",
-                ),
-            )
+        unknown = named - members.sizes.keys()
+        alone = {group[0] for group in groups if self._is_alone(group, state)}
+        alone -= {group[0] for group in self.given if len(group) == 1}
+        found = dict.fromkeys(unknown, "given-groups names it, and no such silo has joined.")
+        for name in alone if unknown else ():
+            why = "no other silo of its group has joined" if name in named else "no group names it"
+            found[name] = f"{why} (given-groups), so it grows trees at home."
+        return dict(sorted(found.items()))
 
     def _key(self, group: Group) -> str:
         """Return the name of a group: its given silos, or ``*`` for all."""
@@ -307,9 +309,18 @@ class Trees(Growth, Algorithm[TreesState]):
         return ",".join(own)
 
     def _is_alone(self, group: Group, state: TreesState) -> bool:
-        """Return whether a group is one silo, and not only because others of it are away."""
-        whole = self._key(group) == group[0] if self.given else len(state.members.sizes) == 1
-        return whole and len(group) == 1
+        """Return whether a group is one silo, and has no trees that others grew with it."""
+        return len(group) == 1 and not self._of(state, group).edges
+
+    def _at_home(self, state: TreesState) -> list[str]:
+        """Return silos that grow trees at home: alone, or of a group that can grow none."""
+        return sorted(
+            name
+            for group in state.members.groups
+            if self._is_alone(group, state)
+            or (not self._of(state, group).edges and state.lost.keys() >= set(group))
+            for name in group
+        )
 
     def _of(self, state: TreesState, group: Group) -> Grown:
         return state.grown.get(self._key(group), Grown(state.members.initial))

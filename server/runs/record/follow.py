@@ -104,6 +104,7 @@ class Progress:
     joined: dict[str, int] = field(default_factory=dict)
     left: dict[str, int] = field(default_factory=dict)
     left_out: list[str] = field(default_factory=list)
+    news: set[str] = field(default_factory=set)
     errors: dict[str, float] = field(default_factory=dict)
     evaluated: int = 0
     samples: dict[str, float] = field(default_factory=dict)

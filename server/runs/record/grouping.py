@@ -237,6 +237,16 @@ class Grouping:
         fields = self._whole("tested", Fields.inside)
         return {name: fields.numbers(name) for name in fields.values}
 
+    @property
+    def not_summed(self) -> Mapping[str, str]:
+        """Silo → why its rows are not in the sums from which its group's trees grew."""
+        return self._whole("not-summed", Fields.texts)
+
+    @property
+    def unfinished(self) -> Mapping[str, str]:
+        """Group → how many of its trees had grown when the rounds were over."""
+        return self._whole("unfinished", Fields.texts)
+
     def without_matrices(self) -> dict[str, Any]:
         """Return the details, and the structure in them, without matrices."""
         kept = {key: value for key, value in self.details.items() if key not in MATRICES}

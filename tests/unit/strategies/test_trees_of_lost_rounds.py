@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -16,14 +15,21 @@ from safetensors.numpy import load_file
 from coterie import wire
 from coterie.features.sums.trees.alone import Alone
 from coterie.features.sums.trees.asking import Grown
+from coterie.features.sums.trees.coordinator import Trees
 from coterie.features.sums.trees.ensemble import Ensemble
 from coterie.features.sums.trees.growth import LEFT, RIGHT, Settings
+from coterie.server.report.view import line_of
+from coterie.server.runs import record
+from coterie.server.runs.record.follow import Progress
 from coterie.strategies.auto.algorithm import Auto
 from coterie.strategies.auto.newcomers import after_probation
 from coterie.strategies.auto.state import ALONE, GROUP, AutoState, Forest, Measured, holding
+from coterie.strategies.errors import FederationError
+from coterie.strategies.fedcollab.algorithm import FedCollab
 from coterie.strategies.rounds.algorithm import Round
 from coterie.strategies.rounds.members import Members
 from coterie.strategies.rounds.roster import Silo
+from coterie.strategies.strategy import RunResult
 from coterie.tasks.own.declared import load_declared
 from tests.conftest import assert_equal_models
 from tests.kit import CutGrid, PowerCutError, Tap, ask, restart_silos, run
@@ -57,9 +63,7 @@ def test_a_repeated_round_is_answered_as_before_by_silos_that_answer_no_more(
     assert_equal_models(*models_of(again, names="a"), *models_of(whole, names="a"))
 
 
-def test_trees_of_a_lost_round_grow_in_a_later_one_or_the_run_says_so(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_trees_of_a_lost_round_grow_in_a_later_one_or_the_run_says_so(tmp_path: Path) -> None:
     nodes = [node | QUIET for node in sites(tmp_path, {"a": 200, "b": 200, "c": 200, "d": 200})]
     lost, now = set[str](), {"round": ""}
 
@@ -73,28 +77,60 @@ def test_trees_of_a_lost_round_grow_in_a_later_one_or_the_run_says_so(
 
     keys = {**FEW_BINS, "rounds": 5, "given-groups": "a,b;c,d"}
     for lost, behind, last in (({"2"}, 2, 10), ({"5"}, 8, 8)):
-        caplog.clear()
-        with caplog.at_level(logging.WARNING):
-            found = run(tmp_path / f"run{last}", Tap(nodes, before=before, change=change), **keys)
+        found = run(tmp_path / f"run{last}", Tap(nodes, before=before, change=change), **keys)
         counts = [one.details["trees"] for one in found.rounds]
         assert counts[int(max(lost)) - 1] == {"a,b": 2 * int(max(lost)), "c,d": behind}
         assert counts[-1] == {"a,b": 10, "c,d": last}
-        assert ("c,d: 8 of 10 have grown" in caplog.text) == (last == 8)
+        said = [line for line in lines_of(found) if "rounds were lost" in line]
+        assert ["c,d: 8 of 10 have grown" in line for line in said] == [True] * (last == 8)
 
 
-def test_a_misspelt_silo_of_a_given_group_is_named(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+def lines_of(found: RunResult) -> list[str]:
+    """Return the lines that a run shows."""
+    progress, lines = Progress("run"), list[str]()
+    for one in found.rounds:
+        event = record.Event("final" if one.final else "round", report=record.Round.of(one))
+        progress.feed(event)
+        lines += line_of(progress, event).splitlines()
+    return lines
+
+
+@pytest.mark.parametrize("secure", [False, True])
+def test_silos_whose_given_group_has_no_other_grow_trees_at_home_and_the_screen_says_so(
+    tmp_path: Path, secure: bool
 ) -> None:
-    nodes = sites(tmp_path, {"a": 200, "b": 200, "gamma": 200})
-    run(tmp_path / "run", nodes, **FEW_BINS, **{"given-groups": "a,b,nobody;gama"})
-    said = [text for text in caplog.messages if "given-groups" in text]
-    assert said == [
-        "given-groups names gama, nobody: no such silo is connected. In no group, and so alone: "
-        "gamma."
-    ]
-    caplog.clear()
-    run(tmp_path / "each", nodes, **FEW_BINS, **{"given-groups": "each"})
-    assert "given-groups" not in caplog.text
+    nodes = sites(tmp_path, {"a": 200, "b": 200, "c": 200, "gamma": 200})
+    keys = {**FEW_BINS, "given-groups": "a, b ;c,nobody;gama"}
+    grid = Tap(nodes)
+    found = run(tmp_path / "run", grid, **keys, secure=secure)
+    assert len({node_id for _, node_id in asked(grid)}) == 2, "of a and b"
+    assert found.rounds[-1].details["at-home"] == ["c", "gamma"]
+    said = [line for line in lines_of(found) if "given-groups" in line]
+    assert [line.partition("rows of ")[2].partition(" ")[0] for line in said] == [
+        *("c", "gama", "gamma", "nobody")
+    ], "each once"
+
+
+def test_silos_that_answer_for_no_sums_grow_trees_at_home_and_a_later_round_asks_again(
+    tmp_path: Path,
+) -> None:
+    """In the memory of their folders all three are one block."""
+    nodes = sites(tmp_path, {"a": 200, "b": 200, "c": 200})
+    nodes = [node | {"home": str(tmp_path / f"home-{node['name']}")} for node in nodes]
+    run(tmp_path / "first", nodes, **FEW_BINS, secure=True)
+    found = run(tmp_path / "run", nodes, **FEW_BINS, **{"given-groups": "a,b;c"}, secure=True)
+    assert found.rounds[-1].details["at-home"] == ["a", "b", "c"]
+    kept = (tmp_path / "home-a" / "models").rglob("*.safetensors")
+    assert all((load_file(file)["feature"] >= 0).any() for file in kept)
+    assert any("rows of a are not in the sums" in line for line in lines_of(found))
+
+
+@pytest.mark.parametrize("strategy", [Trees(), Auto(), FedCollab()])
+def test_trees_grow_from_no_model_that_has_some(strategy: Any) -> None:
+    empty = Ensemble.empty(10, 1, 3, COLUMNS)
+    strategy.check(empty.arrays(), 10)
+    with pytest.raises(FederationError, match="Leave --from out"):
+        strategy.check(replace(empty, leaf=empty.leaf + 1).arrays(), 10)
 
 
 @pytest.mark.parametrize("strategy", ["trees", "auto", "fedcollab"])
