@@ -23,7 +23,8 @@ from coterie.strategies.rounds.roster import Silo
 
 WAITS = (
     "it waits: silos are in sums over their rows only in blocks, always the same (see "
-    f"{wire.page('Secure runs')}), and its block is not complete."
+    f"{wire.page('Secure runs')}), and its block is not complete, or it states far more rows than "
+    "all others together."
 )
 
 
@@ -31,10 +32,12 @@ WAITS = (
 class RowSums:
     """The exact sums of one run.
 
-    ``run`` has the silos' keys, and the blocks that they state.
+    ``run`` has the silos' keys, and the blocks that they state; ``waits`` is why others are in no
+    sum.
     """
 
     run: SecureRun
+    waits: str = WAITS
     _waiting: list[tuple[Order, ReplyError]] = field(default_factory=list)
 
     def admit(self, silos: Sequence[Silo]) -> dict[str, str]:
@@ -42,11 +45,9 @@ class RowSums:
         self.run.require_own(silos)
         return self.run.greet(silos, seed=False)
 
-    def staying(self, silos: Sequence[Silo]) -> tuple[tuple[str, ...], str]:
-        """Return the most of these silos that may be summed together; and why the others wait."""
-        asked = self._planned(silos)
-        why = asked.objection() if asked.members else ""
-        return ((), f"the sum {why}.") if why else (tuple(asked.members), WAITS)
+    def staying(self, silos: Sequence[Silo]) -> tuple[str, ...]:
+        """Return the most of these silos that may be summed together."""
+        return tuple(self._planned(silos).members)
 
     def entries(self, silos: Sequence[Silo]) -> dict[str, Any]:
         """Return the entries that a question to these silos has, whose answers are summed."""
@@ -75,13 +76,13 @@ class RowSums:
             groups.setdefault(id(order.model), []).append(order)
         found = []
         for own in groups.values():
-            stay, why = self.staying([order.silo for order in own])
+            stay = self.staying([order.silo for order in own])
             entries = self.entries([o.silo for o in own if o.silo.name in stay]) if stay else {}
             for order in own:
                 if order.silo.name in stay:
                     found.append(replace(order, config={**order.config, **entries}))
                 else:
-                    self._waiting.append((order, ReplyError(why)))
+                    self._waiting.append((order, ReplyError(self.waits)))
         return found
 
     def take_waiting(self) -> list[tuple[Order, ReplyError]]:

@@ -56,14 +56,20 @@ class Together:
                     f"has a block of {len(block)}, {', '.join(block)}, whose part could be "
                     f"computed from further sums: fewer than min_group_size ({least})"
                 )
-        everybody = sum(one.samples for one in self.members.values())
-        for name, one in self.members.items():
-            if one.samples > OUTWEIGHED * (everybody - one.samples):
-                return (
-                    f"would be nearly that of silo {name!r}, which has more than {OUTWEIGHED:g} "
-                    "times as many rows as all others together"
-                )
+        if name := self.outweighing():
+            return (
+                f"would be nearly that of silo {name!r}, which has more than {OUTWEIGHED:g} "
+                "times as many rows as all others together"
+            )
         return ""
+
+    def outweighing(self) -> str:
+        """Return the silo with far more rows than all others together; empty if there is none."""
+        everybody = sum(one.samples for one in self.members.values())
+        heavy = (
+            n for n, m in self.members.items() if m.samples > OUTWEIGHED * (everybody - m.samples)
+        )
+        return next(heavy, "")
 
 
 def decode_together(text: object) -> Together:
@@ -91,6 +97,9 @@ def decode_together(text: object) -> Together:
 def planned(here: Mapping[str, Member], bound: Mapping[str, Names]) -> Together:
     """Return the most of these silos that may be in a sum together.
 
+    A silo that outweighs the others, or states a block that others contradict, is left out, so that
+    no statement of one silo decides about the others.
+
     Args:
         bound: silo → the block that it states, of silos that are not free.
     """
@@ -100,9 +109,12 @@ def planned(here: Mapping[str, Member], bound: Mapping[str, Names]) -> Together:
         if name in block and set(block) <= here.keys()
         if all(len(block) >= here[n].minimum and bound.get(n, block) == block for n in block)
     }
-    blocks = sorted(whole)
+    # After a crash some silos of a block do not know it yet: the others speak for them, or their
+    # block is the one that is planned anyway.
+    blocks = sorted(one for one in whole if 2 * sum(n in bound for n in one) > len(one))
     taken = {name for block in blocks for name in block}
-    free = [name for name in sorted(here) if name not in taken and name not in bound]
+    alone = {name: block for block in whole - set(blocks) for name in block if name in bound}
+    free = [n for n in sorted(here) if n not in taken and (n not in bound or n in alone)]
     while few := [name for name in free if max(FEWEST, here[name].minimum) > len(free)]:
         free = [name for name in free if name not in few]
     size = max([FEWEST, *(here[name].minimum for name in free)])
@@ -111,7 +123,11 @@ def planned(here: Mapping[str, Member], bound: Mapping[str, Names]) -> Together:
         blocks.append(tuple(own))
         free = free[len(own) :]
     members = {name: here[name] for name in sorted(n for block in blocks for n in block)}
-    return Together(members, tuple(sorted(blocks)))
+    found = Together(members, tuple(sorted(blocks)))
+    odd = {name for name in alone if alone[name] != block_of(blocks, name)}
+    if wrong := odd & members.keys() or {found.outweighing()} & members.keys():
+        return planned({n: own for n, own in here.items() if n not in wrong}, bound)
+    return found
 
 
 def decode_block(text: object) -> Names:

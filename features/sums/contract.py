@@ -69,10 +69,12 @@ class Answer:
         arrays: to be added to those of the others.
         words: names of what the numbers belong to, which all silos of a fit must have in common:
             from the task's declaration, never from rows.
+        rows: how many of the silo's rows are summed; None: all. It does not leave.
     """
 
     arrays: Arrays
     words: tuple[str, ...] = ()
+    rows: int | None = None
 
 
 @dataclass(frozen=True)

@@ -75,8 +75,11 @@ class Fits:
 class Masking(Protocol):
     """What decides in a secure run who is summed together (``coterie.features.secure``)."""
 
-    def staying(self, silos: Sequence[Silo]) -> tuple[tuple[str, ...], str]:
-        """Return the most of these silos that may be summed together; and why the others wait."""
+    waits: str
+    """Why the others are in no sum."""
+
+    def staying(self, silos: Sequence[Silo]) -> tuple[str, ...]:
+        """Return the most of these silos that may be summed together."""
 
     def entries(self, silos: Sequence[Silo]) -> dict[str, Any]:
         """Return the entries that a question to these silos has, whose answers are summed."""
@@ -240,7 +243,7 @@ def _with_enough(asking: Asking, fit: Fit, lost: Mapping[str, str]) -> Fit:
     silos, alone = [asking.silos[name] for name in here], len(fit.members) == 1
     why = "its group is smaller than its min_group_size."
     if asking.masking is not None:
-        stay, why = asking.masking.staying(silos)
+        stay, why = asking.masking.staying(silos), asking.masking.waits
     else:  # a silo's policy allows models of it alone separately
         stay = here if alone else staying(here, minimums_of(silos))
     few = dict.fromkeys(set(here) - set(stay), why)

@@ -30,6 +30,9 @@ from coterie.tasks.base import TaskError
 
 log = logging.getLogger("coterie.silo")
 
+FEWEST_USED = 4
+"""A silo's rows for each one of them that must be used in a masked sum."""
+
 
 class Side(Protocol):
     """The silo's side of a family."""
@@ -72,6 +75,13 @@ def answer_sums(sides: Mapping[str, Side]) -> Callable[[Request], RecordDict]:
                     question, rows, least, lambda used: objection(session, rows, used, least)
                 )
             check_answer(side.family(question.settings), question, answer, len(rows))
+            used = len(rows) if answer.rows is None else answer.rows
+            # Of masked sums only the numbers of all training rows have been compared before.
+            if request.config.get(wire.SUM) and used * FEWEST_USED < len(rows):
+                raise FitError(
+                    f"fewer than 1 in {FEWEST_USED} of its rows have a value in all columns, so "
+                    "that the sum could be nearly another silo's. Name fewer columns"
+                )
         except FitError as error:
             request.refuse_for(f"cannot take part: {error}")
         except wire.WireError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -35,6 +36,11 @@ from coterie.features.sums.regression.survival import (
 from coterie.features.sums.rows import Rows
 from coterie.tasks.base import Persons
 
+log = logging.getLogger("coterie.silo")
+
+MOST_REFUSED = 5
+"""Most sets of times that a silo refuses because few rows are between them."""
+
 
 class Regressing:
     """Answers questions of regressions and survival curves from the silo's rows."""
@@ -50,8 +56,9 @@ class Regressing:
             return _survival(question, rows, least, may)
         model, columns = settings.get("model"), settings.get("columns")
         texts = isinstance(columns, list) and all(isinstance(one, str) for one in columns)
+        texts = texts and len({*settings["columns"]}) == len(settings["columns"])
         if model not in MODELS or not texts or not isinstance(settings.get("target"), str):
-            raise FitError(f"a regression is one of {', '.join(MODELS)}, of named columns")
+            raise FitError(f"a regression is one of {', '.join(MODELS)}, of columns named once")
         known = settings_text(settings), least
         if rows.kept.get("design", (None,))[0] != known:
             rows.kept["design"] = known, design_of(rows, settings, least)
@@ -63,7 +70,7 @@ class Regressing:
         sums = sums_of(design, model, question.arrays, least)
         if why := may(design.used):
             raise FitError(why)
-        return Answer(sums, design.words)
+        return Answer(sums, design.words, int(design.used.sum()))
 
 
 def _survival(question: Question, rows: Rows, least: int, may: May) -> Answer:
@@ -74,7 +81,17 @@ def _survival(question: Question, rows: Rows, least: int, may: May) -> Answer:
         raise FitError(str(error)) from None
     if why := may(np.ones(len(rows), np.bool_)):
         raise FitError(why)
+    # A refusal also says when events were: one that may halve an interval again and again would
+    # find each of them.
+    tried: dict[tuple[float, ...], bool] = rows.kept.setdefault("times", {})
+    refused = [own for own, answered in tried.items() if not answered]
+    if tuple(times) not in tried and len(refused) >= MOST_REFUSED:
+        raise FitError(
+            f"it has refused {MOST_REFUSED} sets of times, and answers no other until it restarts"
+        )
+    tried.setdefault(tuple(times), False)
     counts = counts_until(time, event, rows.persons, times, least, may)
+    tried[tuple(times)] = True
     return Answer(counts, WORDS)
 
 
@@ -93,9 +110,10 @@ def counts_until(
         ended = time.astype(np.float32) <= np.float32(end)  # as targets are kept
         cells = ended & ~last & happened, ended & ~last & ~happened, ~ended
         if any(0 < count_of(cell, persons) < least for cell in cells):
+            log.info("survival: few rows until %.12g since the time before, or after it", end)
             raise FitError(
-                f"until {end:.12g} it has few events or few censored rows since the time before, "
-                "or few rows after it (statistics_from). Name fewer times, or others"
+                "between two of the times, or after the last, it has few events or few censored "
+                "rows (statistics_from). Name fewer times, or others"
             )
         sets += [ended & happened, ended & ~happened, ended]
         last = ended

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -112,19 +113,38 @@ def test_no_interval_shows_few_events_or_few_censored_rows_or_few_persons() -> N
     event[::4] = 0.0
     event[37:45] = 1.0
 
-    def refused(times: list[float], *, persons: Any = None) -> str:
+    def refused(times: list[float], *, persons: Any = None) -> bool:
         try:
             counts_until(time, event, persons, times, 10, anyway)
         except FitError as error:
-            return str(error).partition(" it has few")[0]
-        return ""
+            assert not re.search(r"\d", str(error)), "nor does it say where they are"
+            return True
+        return False
 
-    assert [refused([end]) for end in (35, 36, 90)] == ["until 35", "", "until 90"]
-    assert [refused([36, end]) for end in (44, 88)] == ["until 44", ""]
+    assert [refused([end]) for end in (35, 36, 90)] == [True, False, True]
+    assert [refused([36, end]) for end in (44, 88)] == [True, False]
     tenth = np.full(20, np.float32(0.1), np.float64)  # a little more than 0.1
     assert counts_until(tenth, np.ones(20), None, [0.1], 10, anyway)["ended"] == [20]
     five = np.arange(100) // 5
-    assert [refused([end], persons=five) for end in (36, 52)] == ["until 36", ""]
+    assert [refused([end], persons=five) for end in (36, 52)] == [True, False]
+
+
+def test_single_events_are_not_found_by_halving_intervals() -> None:
+    rows = rows_of(0)
+    first, middle = np.quantile(rows.targets[0].values, [0, 0.5]).tolist()
+
+    def ask(end: float) -> str:
+        question = Question("regression", {**SETTINGS, "at": [end]})
+        try:
+            Regressing().answer(question, rows, 10, anyway)
+        except FitError as error:
+            return str(error)
+        return ""
+
+    assert not ask(middle)
+    assert all("few events" in ask(first + i / 8) for i in (0, 1, 2, 3, 4, 0))
+    assert "answers no other" in ask(first + 5 / 8) and "answers no other" in ask(middle + 1)
+    assert not ask(middle)
 
 
 def test_other_times_in_a_later_run_show_no_few_rows(tmp_path: Path) -> None:

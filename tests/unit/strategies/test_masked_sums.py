@@ -104,7 +104,7 @@ def test_every_model_is_the_same_to_many_digits(model: str) -> None:
 
 
 def members(**minimums: int) -> dict[str, Member]:
-    return {name: Member(least, 100) for name, least in minimums.items()}
+    return {n: Member(least, 10**9 if n == "heavy" else 100) for n, least in minimums.items()}
 
 
 PLANS: dict[str, tuple[dict[str, int], dict[str, str], str]] = {
@@ -117,6 +117,14 @@ PLANS: dict[str, tuple[dict[str, int], dict[str, str], str]] = {
     "a newcomer waits": ({"a": 2, "b": 2, "c": 2}, dict.fromkeys("ab", "ab"), "ab"),
     "a lie about another": ({"a": 2, "b": 2, "c": 2}, {"a": "ab", "b": "ab", "c": "bc"}, "ab"),
     "a lie about a free one": ({"a": 3, "b": 3, "c": 3, "d": 2}, {"d": "ad"}, "abc"),
+    "a lie that would bind another": ({"a": 2, "b": 2, "c": 2, "d": 2}, {"d": "ad"}, "abc"),
+    "after a crash only one knows": ({"a": 2, "b": 2, "c": 2}, {"b": "abc"}, "abc"),
+    "after a crash most know": (
+        {"a": 2, "b": 2, "c": 2, "d": 2, "e": 2},
+        dict.fromkeys("ab", "abc"),
+        "abc de",
+    ),
+    "one states far too many rows": ({"a": 2, "b": 2, "heavy": 2}, {}, "ab"),
 }
 
 
@@ -287,6 +295,18 @@ def test_what_would_show_one_silos_sums_is_refused(what: str, tmp_path: Path) ->
         restart_silos()
     assert why in reason(liar.ask("b", *blocks, **entries))
     assert not liar.ask("b", "bcd", run="s").has_error(), "with its block it goes on"
+
+
+def test_a_column_that_few_rows_have_is_in_no_sum(tmp_path: Path) -> None:
+    restart_silos()
+    nodes = sites(tmp_path / "sites")
+    file = Path(str(nodes[1]["data.data"]))
+    head, *rows = [line.split(",") for line in file.read_text().splitlines()]
+    rare = [[age, dose if n < 45 else "", sex, ill] for n, (age, dose, sex, ill) in enumerate(rows)]
+    file.write_text("\n".join(",".join(row) for row in [head, *rare]))
+    liar = Liar(nodes)
+    assert "fewer than 1 in 4" in reason(liar.ask("b", "bcd", columns=("dose",)))
+    assert not liar.ask("b", "bcd").has_error()
 
 
 def test_a_mask_hides_one_answer_only(tmp_path: Path) -> None:
