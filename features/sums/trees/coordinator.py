@@ -226,20 +226,25 @@ class Trees(Growth, Algorithm[TreesState]):
             _said(key): f"{own.done} of {own.most or all_trees}" for key, own in lacks.items()
         }
         done = {key: trials[key].grown for key in sorted(trials.keys() - left.keys())}
-        members = state.members.grouped(groups)
-        return TreesState(
-            members,
+        state = TreesState(
+            state.members,
             grown=grown,
             trials=left,
             tried={**state.tried, **done},
-            lost={**self._without_others(groups, members, state), **lost},
+            lost={**self._without_others(groups, state), **lost},
             unfinished=unfinished if now.number >= now.rounds else {},
         )
+        state = replace(state, members=state.members.grouped(self._apart(groups, state)))
+        home = self._at_home(state)
+        said = {
+            n: f"{why} It grows trees at home." if n in home else why for n, why in lost.items()
+        }
+        return replace(state, lost={**state.lost, **said})
 
     def orders(self, state: TreesState, now: Round) -> tuple[TreesState, list[Order]]:
         """Let every silo measure the trees that it held before the round."""
         groups = present_groups(self.given or (now.names,), now.names)
-        members = state.members.grouped(groups)
+        members = state.members.grouped(self._apart(groups, state))
         left_out = state.lost.keys() - self._at_home(state)
         asked = [silo for silo in now.silos if silo.name not in left_out]
         orders = [Order(silo, sent_for(members.models[silo.name])) for silo in asked]
@@ -287,12 +292,10 @@ class Trees(Growth, Algorithm[TreesState]):
         most = ", ".join(f"{_said(key)}: {own.done}" for key, own in sorted(grown.items()))
         return "all trees have grown that help on held-out rows" + (f" ({most})" if most else "")
 
-    def _without_others(
-        self, groups: Iterable[Group], members: Members, state: TreesState
-    ) -> dict[str, str]:
+    def _without_others(self, groups: Iterable[Group], state: TreesState) -> dict[str, str]:
         """Return why silos are not grouped as given: names that nobody has, and their partners."""
         named = {name for group in self.given for name in group} - {wire.EACH_ALONE}
-        unknown = named - members.sizes.keys()
+        unknown = named - state.members.sizes.keys()
         alone = {group[0] for group in groups if self._is_alone(group, state)}
         alone -= {group[0] for group in self.given if len(group) == 1}
         found = dict.fromkeys(unknown, "given-groups names it, and no such silo has joined.")
@@ -313,14 +316,14 @@ class Trees(Growth, Algorithm[TreesState]):
         return len(group) == 1 and not self._of(state, group).edges
 
     def _at_home(self, state: TreesState) -> list[str]:
-        """Return silos that grow trees at home: alone, or of a group that can grow none."""
-        return sorted(
-            name
-            for group in state.members.groups
-            if self._is_alone(group, state)
-            or (not self._of(state, group).edges and state.lost.keys() >= set(group))
-            for name in group
-        )
+        """Return silos that grow trees at home."""
+        return sorted(group[0] for group in state.members.groups if self._is_alone(group, state))
+
+    def _apart(self, groups: Iterable[Group], state: TreesState) -> Iterator[Group]:
+        """Yield the groups; silos of one that has no trees, and can grow none now, are alone."""
+        for group in groups:
+            none = state.lost.keys() >= set(group) and not self._of(state, group).edges
+            yield from ((name,) for name in group) if none else (group,)
 
     def _of(self, state: TreesState, group: Group) -> Grown:
         return state.grown.get(self._key(group), Grown(state.members.initial))

@@ -119,7 +119,7 @@ def test_silos_that_answer_for_no_sums_grow_trees_at_home_and_a_later_round_asks
     nodes = [node | {"home": str(tmp_path / f"home-{node['name']}")} for node in nodes]
     run(tmp_path / "first", nodes, **FEW_BINS, secure=True)
     found = run(tmp_path / "run", nodes, **FEW_BINS, **{"given-groups": "a,b;c"}, secure=True)
-    assert found.rounds[-1].details["at-home"] == ["a", "b", "c"]
+    assert found.rounds[-1].groups == (("a",), ("b",), ("c",))
     kept = (tmp_path / "home-a" / "models").rglob("*.safetensors")
     assert all((load_file(file)["feature"] >= 0).any() for file in kept)
     assert any("rows of a are not in the sums" in line for line in lines_of(found))
