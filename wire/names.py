@@ -383,6 +383,9 @@ NOT_NOW: Final = frozenset({UNAPPROVED, CLOSED})
 """A silo with one of these codes is asked again, as it may take part later."""
 DIVERGED: Final = 207
 """Error code of a silo whose training ended in NaN or infinity in a secure run, with the array."""
+TOO_FAR: Final = 208
+"""Error code of a silo in whose sums, after a step of a fit, few rows would outweigh all others, or
+numbers be too large. It is asked again after a smaller step."""
 HOSTS: Final = 206
 """Error code of a process of several silos that was asked to describe itself; the reason is their
 number. Each silo is then asked separately, all in one bundle."""

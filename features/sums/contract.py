@@ -46,6 +46,10 @@ class FitError(ValueError):
     """A fit cannot go on. The text says why, for people; no silo's row is in it."""
 
 
+class TooFarError(FitError):
+    """There are no sums at a question's coefficients: a smaller step may help."""
+
+
 @dataclass(frozen=True)
 class Question:
     """What the silos of a fit are asked.
@@ -129,6 +133,15 @@ class Family(Protocol):
 
         Raises:
             FitError: there is no such model.
+        """
+
+    def halved(self, settings: Mapping[str, Any], state: State) -> State | None:
+        """Return the state with half the last step, as a silo has answered that it went too far.
+
+        None if there was no step: then the silo's rows are unfit.
+
+        Raises:
+            FitError: the step was halved too often.
         """
 
     def without(self, settings: Mapping[str, Any], state: State) -> State:

@@ -2,6 +2,8 @@
 
 A silo that does not answer, or answers wrongly, is left out of the whole fit, by name and with the
 reason; all others are then asked again, so that a sum is always of the fit's silos and of no other.
+If a silo answers that a step went too far for it, all are asked again after half of the step:
+another silo's wrong sums may have led there, so nobody is left out for this.
 """
 
 from __future__ import annotations
@@ -37,6 +39,10 @@ from coterie.strategies.rounds.roster import Silo
 log = logging.getLogger("coterie.run")
 
 MOST_EXCHANGES = 100_000
+
+
+class _TooFarError(wire.WireError):
+    """A silo answered that the last step went too far for it."""
 
 
 @dataclass(frozen=True)
@@ -137,15 +143,16 @@ def _exchange(asking: Asking, fits: Sequence[Fit], number: int) -> list[Fit]:
     ]
     replies = exchange(asking.engine, messages, deadline_s=asking.deadline_s)
     answers: dict[str, dict[str, Answer | Masked]] = {fit.name: {} for fit in fits}
-    lost: dict[str, dict[str, str]] = {fit.name: {} for fit in fits}
+    errors: dict[str, dict[str, wire.WireError]] = {fit.name: {} for fit in fits}
     for (fit, question, name), reply in zip(asked, replies, strict=True):
         try:
             answers[fit.name][name] = _read(asking, question, reply, name)
         except wire.WireError as error:
-            lost[fit.name][name] = str(error)
+            errors[fit.name][name] = error
     questions = {fit.name: question for fit, question, _ in asked}
     return [
-        _after(asking, fit, questions[fit.name], answers[fit.name], lost[fit.name]) for fit in fits
+        _after(asking, fit, questions[fit.name], answers[fit.name], errors[fit.name])
+        for fit in fits
     ]
 
 
@@ -179,7 +186,8 @@ def _read(asking: Asking, question: Question, reply: Message | None, name: str) 
     if reply is None:
         raise wire.WireError("it did not answer in time.")
     if reply.has_error():
-        raise wire.WireError(str(reply.error.reason))
+        kind = _TooFarError if reply.error.code == wire.TOO_FAR else wire.WireError
+        raise kind(str(reply.error.reason))
     if asking.masking is not None:
         return decode_masked(asking.family, question, reply.content)
     samples = asking.silos[name].num_examples
@@ -191,21 +199,39 @@ def _after(
     fit: Fit,
     question: Question,
     answers: Mapping[str, Answer | Masked],
-    lost: Mapping[str, str],
+    errors: Mapping[str, wire.WireError],
 ) -> Fit:
-    """Return a fit after its silos' answers: one step further, or without those that it lost."""
-    lost = {**lost, **_of_others(fit, answers)}
-    if lost:
+    """Return a fit after its silos' answers: one step further, half one back, or without some."""
+    wrong = {n: one for n, one in errors.items() if not isinstance(one, _TooFarError)}
+    if lost := {n: str(one) for n, one in wrong.items()} | _of_others(fit, answers):
         return _with_enough(asking, fit, lost)
+    if errors:
+        return _halved(asking, fit, {n: str(one) for n, one in errors.items()})
     words = answers[fit.members[0]].words
     state = replace(fit.state, words=words, step=fit.state.step + 1)
     try:
         total = _total(asking, question, answers)
         state = asking.family.next(asking.settings, state, total)
     except FitError as error:
-        log.warning("%s: %s", fit.name, error)
-        return replace(fit, failed=str(error))
+        return _failed(fit, str(error))
     return replace(fit, state=state, samples=sum(asking.silos[n].num_examples for n in fit.members))
+
+
+def _halved(asking: Asking, fit: Fit, why: Mapping[str, str]) -> Fit:
+    """Return a fit after half its last step; without these silos if there was none."""
+    try:
+        state = asking.family.halved(asking.settings, fit.state)
+    except FitError as error:
+        return _failed(fit, f"{error}. {wire.reasons(dict(why))}")
+    if state is None:
+        return _with_enough(asking, fit, why)
+    log.info("%s: half the step. %s", fit.name, wire.reasons(dict(why)))
+    return replace(fit, state=state)
+
+
+def _failed(fit: Fit, why: str) -> Fit:
+    log.warning("%s: %s", fit.name, why)
+    return replace(fit, failed=why)
 
 
 def _total(asking: Asking, question: Question, answers: Mapping[str, Answer | Masked]) -> Arrays:

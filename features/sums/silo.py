@@ -21,6 +21,7 @@ from coterie.features.sums.contract import (
     FitError,
     May,
     Question,
+    TooFarError,
     check_answer,
     decode_question,
     encode_answer,
@@ -82,10 +83,12 @@ def answer_sums(sides: Mapping[str, Side]) -> Callable[[Request], RecordDict]:
                     f"fewer than 1 in {FEWEST_USED} of its rows have a value in all columns, so "
                     "that the sum could be nearly another silo's. Name fewer columns"
                 )
+        except TooFarError as error:
+            request.refuse_for(f"cannot take part: {error}", code=wire.TOO_FAR)
         except FitError as error:
             request.refuse_for(f"cannot take part: {error}")
         except wire.WireError as error:
-            request.refuse_for(f"cannot take part, because of {error}")
+            request.refuse_for(f"cannot take part, because of {error}", code=wire.TOO_FAR)
         except TaskError as error:  # its text may name a file, or quote what stands in it
             log.error("the rows cannot be read: %s", error)
             request.refuse_for("can no longer read its data; see the silo's log.")

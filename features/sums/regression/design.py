@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coterie import wire
-from coterie.features.sums.contract import Array, FitError
+from coterie.features.sums.contract import Array, FitError, TooFarError
 from coterie.features.sums.regression.cox import partial
 from coterie.features.sums.regression.newton import (
     BETA,
@@ -197,8 +197,8 @@ def sums_of(design: Design, model: str, asked: Mapping[str, Array], least: int) 
     """Return the sums that a question asks for.
 
     Raises:
-        FitError: the coefficients give nearly all weight to fewer than ``least`` rows (persons, if
-            they have several), so that the sums would show these.
+        TooFarError: the coefficients give nearly all weight to fewer than ``least`` rows (persons,
+            if they have several), so that the sums would show these.
     """
     count = {COUNT: np.array([float(len(design.y))])}
     if not asked:
@@ -221,9 +221,9 @@ def sums_of(design: Design, model: str, asked: Mapping[str, Array], least: int) 
 
 
 def _refuse_few(weights: Sequence[Array], persons: Persons | None, least: int) -> None:
-    """Raise ``FitError`` if any weights (n,) are nearly all those of fewer than ``least`` rows."""
+    """Raise ``TooFarError`` if any weights (n,) are nearly all of fewer than ``least`` rows."""
     if any(not _effective(one, persons) >= least for one in weights):
-        raise FitError(
+        raise TooFarError(
             "with these coefficients few rows would outweigh all others in the sums, and be shown "
             "by them (statistics_from)"
         )

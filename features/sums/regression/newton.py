@@ -104,6 +104,22 @@ class Regression:
         """Return centres, then widths and coefficients of the scaled columns."""
         return {n: state.arrays[n] for n in (CENTRES, WIDTHS, BETA) if n in state.arrays}
 
+    def halved(self, settings: Mapping[str, Any], state: State) -> State | None:
+        """Return the state with half the last Newton step; None before the first.
+
+        Raises:
+            FitError: this was ``MOST_STEPS`` times not enough.
+        """
+        if "before" not in state.arrays:
+            return None
+        times = int(state.arrays.get("refused", np.zeros(1))[0])
+        if times >= MOST_STEPS:
+            raise FitError(
+                f"{times} halved steps still went too far. Name the columns without those that "
+                f"are very skewed, or nearly determine {state.words[-1]}"
+            )
+        return replace(state, arrays={**_halved(state), "refused": np.array([times + 1])})
+
     def without(self, settings: Mapping[str, Any], state: State) -> State:
         """Return the beginning: the scale, and which categories occur, are of the silos left."""
         return State(words=state.words, step=state.step)
@@ -169,8 +185,7 @@ def _stepped(settings: Mapping[str, Any], state: State, total: Arrays) -> State:
         if loss > last + 1e-10 * abs(last):
             if steps >= MOST_STEPS:
                 raise FitError(_endless(settings, state, beta - was))
-            halved = {BETA: was + (beta - was) / 2, "steps": np.array([steps + 1])}
-            return replace(state, arrays={**arrays, **halved})
+            return replace(state, arrays={**_halved(state), "steps": np.array([steps + 1])})
     used = np.append([True] * intercepts(settings), arrays[WIDTHS] > 0).astype(np.bool_)
     size = len(beta)
     hessian = unpacked(total[HESSIAN], size)[np.ix_(used, used)]
@@ -193,6 +208,11 @@ def _stepped(settings: Mapping[str, Any], state: State, total: Arrays) -> State:
     own = {"count": total[COUNT], "loss": np.array([loss - gain / 2]), "used": used}
     own |= {name: arrays[name] for name in (CENTRES, EVENTS) if name in arrays}
     return replace(state, arrays={**result, **own}, done=True)
+
+
+def _halved(state: State) -> dict[str, NDArray[Any]]:
+    was = state.arrays["before"]
+    return {**state.arrays, BETA: was + (state.arrays[BETA] - was) / 2}
 
 
 def _inverse(

@@ -76,6 +76,9 @@ class Survival:
         """Return nothing: there is one exchange."""
         return {}
 
+    def halved(self, settings: Mapping[str, Any], state: State) -> None:
+        """Return nothing: there are no steps."""
+
     def without(self, settings: Mapping[str, Any], state: State) -> State:
         """Return the beginning."""
         return State(words=state.words, step=state.step)

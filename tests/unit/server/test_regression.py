@@ -23,6 +23,7 @@ from coterie.features.sums.contract import (
     FitError,
     Question,
     State,
+    TooFarError,
     added,
     check_answer,
     decode_answer,
@@ -84,7 +85,13 @@ def fit(silos: Mapping[str, Rows], model: str, *, least: int = 10, columns: Any 
     state = State()
     while not state.done:
         question = Question("regression", settings, family.asked(settings, state))
-        answers = {name: side.answer(question, rows, least, anyway) for name, rows in silos.items()}
+        try:
+            answers = {n: side.answer(question, rows, least, anyway) for n, rows in silos.items()}
+        except TooFarError:
+            half = family.halved(settings, state)
+            assert half is not None, "these rows are unfit"
+            state = half
+            continue
         for name, one in answers.items():
             check_answer(family, question, one, len(silos[name]))
         words = answers[min(answers)].words
@@ -124,6 +131,20 @@ def test_sums_give_what_all_rows_together_give_in_any_unit(model: str, unit: flo
     assert state.arrays["coefficients"] == pytest.approx(beta, rel=1e-6)
     assert np.sqrt(np.diag(state.arrays["covariance"])) == pytest.approx(errors, rel=1e-6)
     assert fit({"all": _together(silos)}, model).arrays["coefficients"] == pytest.approx(beta, 1e-6)
+
+
+def test_a_step_that_lets_few_rows_outweigh_others_is_halved() -> None:
+    """The first step of a Poisson regression on a skewed column goes too far for every silo."""
+    silos = {}
+    for seed in range(4):
+        rng = np.random.default_rng(seed)
+        dose = np.exp(0.5 * rng.normal(size=300))
+        outcome = rng.poisson(np.exp(np.minimum(dose, 5) - 1)).astype(np.float64)
+        silos[f"s{seed}"] = Rows([Column("dose", dose)], [Column("outcome", outcome)])
+    dose, outcome = (getattr(_together(silos), p)[0].values for p in ("inputs", "targets"))
+    constant, slope = fit(silos, "poisson").arrays["coefficients"]
+    wrong = np.exp(constant + slope * dose) - outcome
+    assert [wrong.sum(), dose @ wrong] == pytest.approx([0, 0], abs=1e-6 * outcome.sum())
 
 
 def _together(silos: Mapping[str, Rows]) -> Rows:
@@ -410,6 +431,23 @@ def test_a_silent_or_wrong_silo_is_left_out_of_the_whole_fit_by_name(
     assert asked["count"] == 4, "it was in the sums before"
     honest = regress(tmp_path / "honest", nodes[:3]).groups[0]
     assert np.array_equal(found.state.arrays["coefficients"], honest.state.arrays["coefficients"])
+
+
+def test_a_silo_that_drives_steps_too_far_makes_nobody_be_left_out(
+    nodes: list[Node], tmp_path: Path
+) -> None:
+    def change(silo: str, reply: Message) -> Message:
+        if silo == "d" and reply.has_content() and "words" in str(reply.content.get("config")):
+            far = np.array([0.0, 1e9, 0.0, 0.0])
+            reply.content = with_arrays(
+                lambda model: {n: a + far if n == "gradient" else a for n, a in model.items()}
+            )(reply.content)
+        return reply
+
+    with pytest.raises(FederationError, match=r"25 halved steps still went too far.*few rows") as e:
+        regress(tmp_path / "r", Tap(nodes, change=change))
+    (found,) = read_fitted(tmp_path / "r" / SUMS).groups
+    assert found.members == NAMES and not found.left_out and found.failed in str(e.value)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import Message
+from flwr.app import Error, Message
 
 from coterie import wire
 from coterie.client.ledger import read
@@ -213,6 +213,27 @@ def test_without_a_lost_silo_and_its_block_the_fit_is_that_of_the_others(
     restart_silos()
     plain = regress(tmp_path / "plain", [node | {"secure": ""} for node in nodes[:2]])
     np.testing.assert_allclose(coefficients(plain), coefficients(found), rtol=1e-9)
+
+
+def test_after_half_a_step_all_silos_are_asked_again_under_other_masks(
+    nodes: list[Node], tmp_path: Path
+) -> None:
+    asked = {"count": 0}
+
+    def change(silo: str, reply: Message) -> Message:
+        if silo == "d" and wire.MASKED in reply.content:
+            asked["count"] += 1
+            if asked["count"] == 4:  # after the first step
+                reply.__dict__["_error"] = Error(wire.TOO_FAR, "few rows would outweigh")
+                reply.__dict__["_content"] = None
+        return reply
+
+    found = regress(tmp_path / "half", Tap(nodes, change=change), secure=True)
+    assert found.groups[0].members == tuple(ALL) and not found.groups[0].left_out
+    restart_silos()
+    whole = regress(tmp_path / "whole", nodes, secure=True)
+    assert found.fits.exchanges > whole.fits.exchanges
+    np.testing.assert_allclose(coefficients(found), coefficients(whole), rtol=1e-6)
 
 
 def test_a_silo_that_lies_ends_only_the_fit_of_its_group(nodes: list[Node], tmp_path: Path) -> None:
