@@ -31,6 +31,8 @@ CONSTANT: Final = 1e-9
 """Ratio of a column's deviation to its mean below which it counts as constant."""
 SINGULAR: Final = 1e-10
 """Smallest eigenvalue of the scaled Hessian; below, columns depend on each other."""
+SLACK: Final = 1e-8
+"""Rounding that an answer may have, as a share of the numbers that it is made of."""
 INTERCEPT: Final = "(intercept)"
 
 SUMS, SQUARES, CENTRES, WIDTHS, BETA = "sums", "squares", "centres", "widths", "beta"
@@ -62,6 +64,37 @@ def unpacked(numbers: Array, size: int) -> Array:
     return found + np.triu(found, 1).T
 
 
+def _impossible(model: str, count: float, arrays: Arrays) -> str:
+    """Return why no rows have this loss, gradient and Hessian; empty if some may have.
+
+    The square of a row's linear slope is twice its loss. A logistic slope is ±a, and the curvature
+    a(1 − a), where a ≤ loss. A Poisson curvature minus its slope is the row's count.
+    """
+    loss, gradient = float(arrays[LOSS][0]), np.asarray(arrays[GRADIENT])
+    hessian = unpacked(arrays[HESSIAN], len(gradient))
+    curve, slope = float(hessian[0, 0]), float(gradient[0])  # those of any intercept
+    least, *_ = np.linalg.eigvalsh(hessian)
+    if least < -SLACK * np.trace(hessian):
+        return "its Hessian is not positive semidefinite"
+    if model != "poisson" and loss < -SLACK * count:
+        return f"its loss is negative: {loss:g}"
+    if model == "linear":
+        if abs(curve - count) > SLACK * count:
+            return f"its Hessian must begin with its number of rows, {count:g}. Got {curve:g}"
+        if (gradient**2 > 2 * (1 + SLACK) * loss * np.diag(hessian)).any():
+            return "its gradient is too large for its loss"
+    if model == "logistic":
+        if curve > (0.25 + SLACK) * count:
+            return f"its Hessian begins with more than a quarter of its rows: {curve:g}"
+        if abs(slope) > min(count, loss) + SLACK * count:
+            return "its gradient is too large for its rows and its loss"
+    if model == "poisson":
+        total, slack = curve - slope, SLACK * (1 + curve + abs(slope))
+        if total < -slack or abs(total - np.rint(total)) > slack:
+            return f"its counts cannot add up to {total:g}"
+    return ""
+
+
 class Regression:
     """The family of regressions. Settings: ``model``, ``columns`` and ``target``."""
 
@@ -87,18 +120,16 @@ class Regression:
         count = float(arrays[COUNT][0])
         if not (1 <= count <= max(samples, 1) and count == int(count)):
             return f"its number of rows must be from 1 to {samples}. Got {count:g}"
-        if SUMS in arrays and question.settings["model"] in ("logistic", COX):
-            ones = float(arrays[SUMS][-1])
-            if not (0 <= ones <= count and ones == int(ones)):
-                return f"{ones:g} of its {count:g} rows cannot have the outcome"
+        model = question.settings["model"]
+        if SUMS in arrays and model != "linear":
+            total = float(arrays[SUMS][-1])
+            if model == "poisson" and not (total >= 0 and total == int(total)):
+                return f"its counts cannot add up to {total:g}"
+            if model != "poisson" and not (0 <= total <= count and total == int(total)):
+                return f"{total:g} of its {count:g} rows cannot have the outcome"
         if SQUARES in arrays and (arrays[SQUARES] < 0).any():
             return "a sum of squares is negative"
-        if HESSIAN in arrays:
-            hessian = unpacked(arrays[HESSIAN], len(arrays[GRADIENT]))
-            least, *_ = np.linalg.eigvalsh(hessian)
-            if least < -1e-8 * np.trace(hessian):
-                return "its Hessian is not positive semidefinite"
-        return ""
+        return _impossible(model, count, arrays) if HESSIAN in arrays else ""
 
     def asked(self, settings: Mapping[str, Any], state: State) -> Arrays:
         """Return centres, then widths and coefficients of the scaled columns."""

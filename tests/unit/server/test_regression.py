@@ -403,6 +403,42 @@ def test_a_wrong_answer_is_seen_and_a_right_one_accepted(what: str) -> None:
         assert "\x1b" not in str(error.value)
 
 
+IMPOSSIBLE: dict[str, tuple[str, dict[str, Any], str]] = {
+    "a sum of counts": ("poisson", {"sums": (-1, 0.5)}, "counts cannot add up to"),
+    "fewer counts than none": ("poisson", {"sums": (-1, -1e4)}, "counts cannot add up to"),
+    "ones": ("logistic", {"sums": (-1, 300)}, "rows cannot have the outcome"),
+    "squares": ("linear", {"squares": (0, -1e9)}, "sum of squares is negative"),
+    "a loss below 0": ("linear", {"loss": (0, -1e9)}, "loss is negative"),
+    "a logistic loss below 0": ("logistic", {"loss": (0, -1e9)}, "loss is negative"),
+    "rows in the Hessian": ("linear", {"hessian": (0, 1)}, "begin with its number of rows, 280"),
+    "a linear gradient": ("linear", {"gradient": (0, 1e3)}, "too large for its loss"),
+    "another linear gradient": ("linear", {"gradient": (2, 1e4)}, "too large for its loss"),
+    "a logistic Hessian": ("logistic", {"hessian": (0, 5)}, "more than a quarter of its rows"),
+    "a logistic gradient": ("logistic", {"gradient": (0, 300)}, "too large for its rows"),
+    "a gradient above its loss": ("logistic", {"loss": (0, -190), "gradient": (0, 50)}, "its loss"),
+    "a Poisson gradient": ("poisson", {"gradient": (0, 0.5)}, "counts cannot add up to"),
+    "a steep Poisson gradient": ("poisson", {"gradient": (0, 1e6)}, "counts cannot add up to"),
+    "a Hessian": ("poisson", {"hessian": (5, -1e4)}, "not positive semidefinite"),
+}
+
+
+@pytest.mark.parametrize("what", IMPOSSIBLE)
+def test_sums_that_no_rows_can_have_are_seen(what: str) -> None:
+    model, changes, why = IMPOSSIBLE[what]
+    rows, family = rows_of(0, model), Regression()
+    settings = {"model": model, "columns": [], "target": ""}
+    scale = {"centres": np.array([2000.0, 0, 0.3, 0.3]), "widths": np.array([4.0, 1, 0.5, 0.5])}
+    asked = {"sums": {}, "squares": {"centres": scale["centres"]}}
+    steps = {**scale, "beta": np.zeros(5)}
+    question = Question(family.name, settings, asked.get(next(iter(changes)), steps))
+    answer = Regressing().answer(question, rows, 10, anyway)
+    check_answer(family, question, answer, 300)
+    for name, (at, by) in changes.items():
+        answer.arrays[name][at] += by
+    with pytest.raises(wire.WireError, match=f"impossible: .*{why}"):
+        check_answer(family, question, answer, 300)
+
+
 UNFIT = {
     "silence": ANYWHERE["silence"],
     "infinity": filled(np.inf),
