@@ -31,11 +31,14 @@ CONSTANT: Final = 1e-9
 """Ratio of a column's deviation to its mean below which it counts as constant."""
 SINGULAR: Final = 1e-10
 """Smallest eigenvalue of the scaled Hessian; below, columns depend on each other."""
+FLAT: Final = 1e-4
+"""Share of its first curvature that the loss has along a coefficient without finite value."""
 SLACK: Final = 1e-8
 """Rounding that an answer may have, as a share of the numbers that it is made of."""
 INTERCEPT: Final = "(intercept)"
 
 SUMS, SQUARES, CENTRES, WIDTHS, BETA = "sums", "squares", "centres", "widths", "beta"
+FIRST: Final = "first hessian"
 COUNT, LOSS, GRADIENT, HESSIAN = "count", "loss", "gradient", "hessian"
 EVENTS: Final = "events"
 
@@ -215,12 +218,15 @@ def _stepped(settings: Mapping[str, Any], state: State, total: Arrays) -> State:
         last, was = float(arrays["lowest"][0]), arrays["before"]
         if loss > last + 1e-10 * abs(last):
             if steps >= MOST_STEPS:
-                raise FitError(_endless(settings, state, beta - was))
+                flat = bool(arrays["flat"][0])
+                raise FitError(_endless(settings, state.words, steps, beta - was, flat=flat))
             return replace(state, arrays={**_halved(state), "steps": np.array([steps + 1])})
     used = np.append([True] * intercepts(settings), arrays[WIDTHS] > 0).astype(np.bool_)
     size = len(beta)
     hessian = unpacked(total[HESSIAN], size)[np.ix_(used, used)]
-    inverse = _inverse(hessian, state, used, first=steps == 0, settings=settings)
+    first = arrays.setdefault(FIRST, hessian)
+    words = [*(state.words[i] for i in np.flatnonzero(used).tolist()), state.words[-1]]
+    inverse = _inverse(settings, words, steps, hessian, first)
     step = np.zeros(size)
     step[used] = -inverse @ np.asarray(total[GRADIENT])[used]
     gain = float(-step @ total[GRADIENT])  # twice what a quadratic loss would fall
@@ -231,9 +237,11 @@ def _stepped(settings: Mapping[str, Any], state: State, total: Arrays) -> State:
         if dispersion <= 1e-18 * max(2 * loss, abs(beta[0]) ** 2):
             raise FitError(f"the columns determine {state.words[-1]} exactly: there is no error")
     if gain > dispersion * CONVERGED**2:
+        flat = _is_flat(step[used], hessian, first)
         if steps >= MOST_STEPS:
-            raise FitError(_endless(settings, state, step))
+            raise FitError(_endless(settings, words, steps, step[used], flat=flat))
         more = {BETA: beta + step, "before": beta, "lowest": np.array([loss])}
+        more["flat"] = np.array([flat])
         return replace(state, arrays={**arrays, **more, "steps": np.array([steps + 1])})
     result = _in_units(arrays, beta + step, inverse * dispersion, used)
     own = {"count": total[COUNT], "loss": np.array([loss - gain / 2]), "used": used}
@@ -247,25 +255,28 @@ def _halved(state: State) -> dict[str, NDArray[Any]]:
 
 
 def _inverse(
-    hessian: Array, state: State, used: NDArray[np.bool_], *, first: bool, settings: Any
+    settings: Mapping[str, Any], words: Sequence[str], steps: int, hessian: Array, first: Array
 ) -> Array:
     """Return the inverse of a Hessian; raise ``FitError``, naming columns, if there is none."""
     diagonal = np.sqrt(np.diag(hessian))
-    names = np.array(state.words[:-1])[used]
     if not (diagonal > CONSTANT * diagonal.max()).all():
-        name = names[int(np.argmin(diagonal))]
-        if first and settings["model"] == COX:
+        least = int(np.argmin(diagonal))
+        if steps == 0 and settings["model"] == COX:
             raise FitError(
-                f"{name} has one value in each silo while events happen, and rows of different "
-                "silos are not compared: name the columns without it"
+                f"{words[least]} has one value in each silo while events happen, and rows of "
+                "different silos are not compared: name the columns without it"
             )
-        raise FitError(_unbounded(settings, name, state.words[-1]))
+        along = np.eye(len(diagonal))[least]
+        flat = _is_flat(along, hessian, first)
+        raise FitError(_endless(settings, words, steps, along, flat=flat))
     scaled = hessian / np.outer(diagonal, diagonal)
     values, vectors = np.linalg.eigh(scaled)
     if values[0] < SINGULAR:
-        which = names[np.abs(vectors[:, 0]) > 0.1]
-        if not first:
-            raise FitError(_unbounded(settings, ", ".join(which), state.words[-1]))
+        if steps:
+            along = vectors[:, 0] / diagonal
+            flat = _is_flat(along, hessian, first)
+            raise FitError(_endless(settings, words, steps, along, flat=flat))
+        which = [words[i] for i in np.flatnonzero(np.abs(vectors[:, 0]) > 0.1).tolist()]
         raise FitError(
             f"{', '.join(which)} depend on each other, so that their coefficients cannot be "
             "separated: name the columns without one of them"
@@ -274,22 +285,29 @@ def _inverse(
     return np.asarray(inverse / np.outer(diagonal, diagonal))
 
 
-def _endless(settings: Mapping[str, Any], state: State, step: Array) -> str:
-    largest = state.words[int(np.argmax(np.abs(step)))]
-    return _unbounded(settings, largest, state.words[-1])
+def _is_flat(along: Array, hessian: Array, first: Array) -> bool:
+    """Return whether hardly anything of the first curvature is left along a direction (p,)."""
+    return bool(along @ hessian @ along < FLAT * (along @ first @ along))
 
 
-def _unbounded(settings: Mapping[str, Any], name: str, target: str) -> str:
-    if settings["model"] == "linear":
-        return f"the steps do not converge along {name}: its values may be too far apart"
-    if settings["model"] == COX:
+def _endless(
+    settings: Mapping[str, Any], words: Sequence[str], steps: int, along: Array, *, flat: bool
+) -> str:
+    """Return why steps along a direction (p,) do not end: separation where the loss is flat."""
+    columns = intercepts(settings)
+    name = words[columns + int(np.argmax(np.abs(along[columns:])))]
+    if not flat:
         return (
-            f"the coefficients of {name} have no finite value: along it, the events come in order "
-            "(monotone likelihood). Name the columns without it"
+            f"the fit did not converge in {steps} steps, mostly for {name}: its values may be very "
+            "skewed, or a silo's sums wrong. Name the columns without it, or see with --each-alone "
+            "whether a silo differs"
         )
+    why = f"{words[-1]} is the same in all rows (separation)"
+    if settings["model"] == COX:
+        why = "the events come in order (monotone likelihood)"
     return (
-        f"the coefficients of {name} have no finite value: along it, {target} is the same in all "
-        "rows (separation). Name the columns without it"
+        f"the coefficients of {name} have no finite value: along it, {why}. "
+        "Name the columns without it"
     )
 
 
