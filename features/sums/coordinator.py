@@ -3,7 +3,8 @@
 A silo that does not answer, or answers wrongly, is left out of the whole fit, by name and with the
 reason; all others are then asked again, so that a sum is always of the fit's silos and of no other.
 If a silo answers that a step went too far for it, all are asked again after half of the step:
-another silo's wrong sums may have led there, so nobody is left out for this.
+another silo's wrong sums may have led there, so it is left out only if few silos refuse even the
+smallest steps.
 """
 
 from __future__ import annotations
@@ -218,11 +219,16 @@ def _after(
 
 
 def _halved(asking: Asking, fit: Fit, why: Mapping[str, str]) -> Fit:
-    """Return a fit after half its last step; without these silos if there was none."""
+    """Return a fit after half its last step; without these silos if that is no use.
+
+    If half of all silos refuse even the smallest steps, another's sums are to blame: then it fails.
+    """
     try:
         state = asking.family.halved(asking.settings, fit.state)
     except FitError as error:
-        return _failed(fit, f"{error}. {wire.reasons(dict(why))}")
+        if 2 * len(why) >= len(fit.members):
+            return _failed(fit, f"{error}. {wire.reasons(dict(why))}")
+        state = None
     if state is None:
         return _with_enough(asking, fit, why)
     log.info("%s: half the step. %s", fit.name, wire.reasons(dict(why)))

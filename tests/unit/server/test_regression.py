@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import Message, RecordDict
+from flwr.app import Error, Message, RecordDict
 from numpy.typing import NDArray
 from scipy.optimize import root
 
@@ -491,6 +491,23 @@ def test_a_silo_that_sends_steps_astray_makes_nobody_be_left_out(
         regress(tmp_path / "r", Tap(nodes, change=change))
     (found,) = read_fitted(tmp_path / "r" / SUMS).groups
     assert found.members == NAMES and not found.left_out and found.failed in str(e.value)
+
+
+def test_a_silo_that_refuses_every_step_does_not_end_the_fit(
+    nodes: list[Node], tmp_path: Path
+) -> None:
+    answered = set[str]()
+
+    def change(silo: str, reply: Message) -> Message:
+        if silo == "d" and reply.has_content() and "gradient" in str(reply.content):
+            if "once" in answered:
+                reply.__dict__["_error"] = Error(wire.TOO_FAR, "few rows would outweigh")
+                reply.__dict__["_content"] = None
+            answered.add("once")
+        return reply
+
+    (found,) = regress(tmp_path / "r", Tap(nodes, change=change)).groups
+    assert found.members == tuple("abc") and "outweigh" in found.left_out["d"]
 
 
 @pytest.mark.parametrize(
