@@ -13,7 +13,13 @@ import numpy as np
 
 from coterie import wire
 from coterie.features.sums.coordinator import Fit
-from coterie.features.sums.regression.newton import COX, EVENTS, INTERCEPT
+from coterie.features.sums.regression.newton import (
+    COX,
+    EVENTS,
+    INTERCEPT,
+    column_of,
+    references_of,
+)
 from coterie.features.sums.regression.numbers import Estimate, Spread, estimate, spread
 from coterie.features.sums.regression.pooling import partly_pooled
 from coterie.features.sums.regression.survival import SURVIVAL, times_of
@@ -86,6 +92,7 @@ def groups_of(fitted: Fitted) -> list[Group]:
                     silo: one
                     for silo in fit.members
                     if (one := alone.get(silo, {}).get(name)) is not None
+                    and name not in _apart(fit, fitted.alone[silo])
                 }
                 for name in own
             },
@@ -99,7 +106,11 @@ def _partly(fit: Fit, alone: Mapping[str, Fit]) -> dict[str, dict[str, Estimate]
     """Return coefficient → silo → its estimate, shrunk towards the mean of the group's silos."""
     names = fit.state.words[:-1]
     own = {name: alone[name] for name in fit.members if name in alone and alone[name].state.done}
-    own = {name: one for name, one in own.items() if one.state.words == fit.state.words}
+    own = {
+        name: one
+        for name, one in own.items()
+        if one.state.words == fit.state.words and not _apart(fit, one)
+    }
     if len(own) < 2:
         return {name: {} for name in names}
     found = partly_pooled(fit.state.arrays, [one.state.arrays for one in own.values()])
@@ -112,6 +123,14 @@ def _partly(fit: Fit, alone: Mapping[str, Fit]) -> dict[str, dict[str, Estimate]
         }
         for i, name in enumerate(names)
     }
+
+
+def _apart(one: Fit, other: Fit) -> set[str]:
+    """Return the coefficients that two fits compare with another category."""
+    differ = {*references_of(one.state)} ^ {*references_of(other.state)}
+    columns = {column_of(name) for name in differ}
+    apart = {name for name in one.state.words[:-1] if column_of(name) in columns}
+    return apart | {INTERCEPT} if apart else apart
 
 
 def fits_to_show(fitted: Fitted) -> list[Fit]:
@@ -201,6 +220,7 @@ def _plain_group(group: Group) -> dict[str, Any]:
         "events": group.events,
         "target": group.fit.state.words[-1],
         "loss": float(group.fit.state.arrays["loss"][0]),
+        "references": references_of(group.fit.state),
         "coefficients": coefficients,
         "covariance": group.fit.state.arrays["covariance"].tolist(),
     }
@@ -238,6 +258,12 @@ def build_regression_page(fitted: Fitted, name: str) -> Page:
             "group have the same coefficients; the tables of differences between silos test the "
             "latter. p-values are not adjusted for the number of coefficients, but silos are said "
             "to differ only if they do after Bonferroni's correction.",
+            *(
+                f"{_title(one)}: others of its column are compared with {name}, as no row has the "
+                "first category."
+                for one in groups
+                for name in references_of(one.fit.state)
+            ),
             *([OF_COX] if model == COX else []),
         ],
     )
@@ -286,7 +312,8 @@ def _coefficients(group: Group, model: str) -> Table:
     rows = []
     for name, one in group.coefficients.items():
         if one is None:
-            rows.append((name, *[NO_NUMBER] * (4 + bool(ratio))))
+            shown = "compared with" if name in references_of(group.fit.state) else NO_NUMBER
+            rows.append((name, shown, *[NO_NUMBER] * (3 + bool(ratio))))
             continue
         ends = one.low, one.high
         own = [wire.readable(one.value), wire.readable(one.error), interval(*ends), p_text(one.p)]

@@ -18,6 +18,7 @@ from coterie.features.sums.regression.newton import (
     CENTRES,
     COUNT,
     COX,
+    EQUALS,
     GRADIENT,
     HESSIAN,
     INTERCEPT,
@@ -74,12 +75,12 @@ def design_of(rows: Rows, settings: Mapping[str, Any], least: int) -> Design:
     for column in inputs:
         values, label = column.values[used], _word(column.name)
         if column.categories:  # its sums follow from those of the others
-            first[_word(f"{label} = {column.categories[0]}")] = values == 0
+            first[_word(f"{label}{EQUALS}{column.categories[0]}")] = values == 0
         if not column.categories:
             labels.append(label)
             blocks.append(values[:, None])
         for number, category in list(enumerate(column.categories))[1:]:
-            labels.append(_word(f"{label} = {category}"))
+            labels.append(_word(f"{label}{EQUALS}{category}"))
             blocks.append((values == number)[:, None].astype(np.float64))
     x = np.concatenate(blocks, axis=1, dtype=np.float64)
     persons = None if rows.persons is None else rows.persons[used]
@@ -95,7 +96,7 @@ def design_of(rows: Rows, settings: Mapping[str, Any], least: int) -> Design:
                 "too few events have enough rows under observation at their time (statistics_from)"
             )
     if settings["model"] == "logistic" and target[0].categories:
-        label = _word(f"{label} = {target[0].categories[1]}")
+        label = _word(f"{label}{EQUALS}{target[0].categories[1]}")
     return Design((*labels, label), x, y, used, persons, spells)
 
 

@@ -36,11 +36,13 @@ FLAT: Final = 1e-4
 SLACK: Final = 1e-8
 """Rounding that an answer may have, as a share of the numbers that it is made of."""
 INTERCEPT: Final = "(intercept)"
+EQUALS: Final = " = "
+"""Between a column and its category in the name of a coefficient."""
 
 SUMS, SQUARES, CENTRES, WIDTHS, BETA = "sums", "squares", "centres", "widths", "beta"
 FIRST: Final = "first hessian"
 COUNT, LOSS, GRADIENT, HESSIAN = "count", "loss", "gradient", "hessian"
-EVENTS: Final = "events"
+EVENTS, REFERENCE = "events", "reference"
 
 
 def intercepts(settings: Mapping[str, Any]) -> int:
@@ -180,30 +182,57 @@ def _started(
     count, sums = float(total[COUNT][0]), total[SUMS]
     mean = float(sums[-1]) / count
     model, target = settings["model"], words[-1]
+    found: dict[str, NDArray[Any]] = {CENTRES: sums[:-1] / count}
+    found[REFERENCE] = _references(words[intercepts(settings) : -1], sums, count)
     if model == COX:
         if not mean > 0:
             raise FitError("no row has an event: there is nothing to explain")
-        return {CENTRES: sums[:-1] / count, EVENTS: sums[-1:]}
+        return {**found, EVENTS: sums[-1:]}
     if model == "logistic" and not 0 < mean < 1:
         raise FitError(f"all rows have the same {target}: there is nothing to explain")
     if model == "poisson" and not mean > 0:
         raise FitError(f"all counts of {target} are 0: there is nothing to explain")
     links = {"logistic": lambda: math.log(mean / (1 - mean)), "poisson": lambda: math.log(mean)}
-    return {CENTRES: sums[:-1] / count, "first": np.array([links.get(model, lambda: mean)()])}
+    return {**found, "first": np.array([links.get(model, lambda: mean)()])}
+
+
+def _references(names: Sequence[str], sums: Array, count: float) -> NDArray[np.bool_]:
+    """Return which columns (p,) are the categories that others of their column are compared with.
+
+    None where rows have the first category, which has no column, or all rows the same.
+    """
+    found, columns = np.zeros(len(names), np.bool_), dict[str, list[int]]()
+    for i, name in enumerate(names):
+        if EQUALS in name and sums[i] > 0:
+            columns.setdefault(column_of(name), []).append(i)
+    for own in columns.values():
+        found[own[0]] = len(own) > 1 and sums[own].sum() == count
+    return found
+
+
+def column_of(name: str) -> str:
+    """Return the column that a coefficient belongs to."""
+    return name.partition(EQUALS)[0]
+
+
+def references_of(state: State) -> list[str]:
+    """Return the categories that others of their column are compared with, but for the first."""
+    names, marks = state.words[:-1], state.arrays[REFERENCE]
+    return [name for name, mark in zip(names[-len(marks) :], marks, strict=True) if mark]
 
 
 def _scaled(settings: Mapping[str, Any], state: State, total: Arrays) -> dict[str, NDArray[Any]]:
-    """Return the deviations; that of a category which no row, or every row, has is 0."""
+    """Return the deviations; 0 for a category of no row, of every row, or compared with."""
     centres = state.arrays[CENTRES]
     widths = np.sqrt(np.asarray(total[SQUARES]) / float(total[COUNT][0]))
     constant = widths <= CONSTANT * np.abs(centres)
     names = np.array(state.words[intercepts(settings) : -1])
-    if bad := [name for name in names[constant] if " = " not in name]:
+    if bad := [name for name in names[constant] if EQUALS not in name]:
         raise FitError(f"{', '.join(bad)} is constant: name the columns without it")
     if constant.all() and not intercepts(settings):
         raise FitError("all columns are constant: name others")
-    widths[constant] = 0.0
-    scale = {CENTRES: centres, WIDTHS: widths}
+    widths[constant | state.arrays[REFERENCE]] = 0.0
+    scale = {CENTRES: centres, WIDTHS: widths, REFERENCE: state.arrays[REFERENCE]}
     if settings["model"] == COX:
         return {**scale, BETA: np.zeros(len(names)), EVENTS: state.arrays[EVENTS]}
     return {**scale, BETA: np.append(state.arrays["first"], np.zeros(len(names)))}
@@ -245,7 +274,7 @@ def _stepped(settings: Mapping[str, Any], state: State, total: Arrays) -> State:
         return replace(state, arrays={**arrays, **more, "steps": np.array([steps + 1])})
     result = _in_units(arrays, beta + step, inverse * dispersion, used)
     own = {"count": total[COUNT], "loss": np.array([loss - gain / 2]), "used": used}
-    own |= {name: arrays[name] for name in (CENTRES, EVENTS) if name in arrays}
+    own |= {name: arrays[name] for name in (CENTRES, EVENTS, REFERENCE) if name in arrays}
     return replace(state, arrays={**result, **own}, done=True)
 
 

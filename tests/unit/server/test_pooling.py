@@ -1,9 +1,10 @@
-"""Partial pooling of silos' coefficients equals the joint model of silos and their mean."""
+"""Silos beside their group: partial pooling as in the joint model, and categories they lack."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,10 +12,16 @@ import pytest
 from numpy.typing import NDArray
 
 from coterie.features.sums.contract import State
+from coterie.features.sums.coordinator import Fit, Fits
+from coterie.features.sums.regression.newton import references_of
 from coterie.features.sums.regression.numbers import spread
 from coterie.features.sums.regression.pooling import partly_pooled
 from coterie.features.sums.rows import Rows
+from coterie.server.report.regression import build_regression_page, regression_summary
+from coterie.server.runs.fitted import Fitted
+from coterie.tasks.base import Column
 from tests.unit.server import test_cox, test_regression
+from tests.unit.server.test_regression import fit
 
 Array = NDArray[np.float64]
 
@@ -72,8 +79,8 @@ def test_shrunk_coefficients_are_those_of_the_joint_model(model: str) -> None:
     draw, more = KINDS[model]
     rows = {f"s{seed}": draw(seed, unit=1e-4, **more) for seed in range(4)}
     rows["s3"] = without_a_category(rows["s3"])
-    whole = test_regression.fit(rows, model)
-    alone = [test_regression.fit({name: one}, model) for name, one in rows.items()]
+    whole = fit(rows, model)
+    alone = [fit({name: one}, model) for name, one in rows.items()]
     found = partly_pooled(whole.arrays, [one.arrays for one in alone])
     moved = 0.0
     for one, mine, expected in zip(alone, found, jointly(whole, alone), strict=True):
@@ -93,3 +100,42 @@ def test_one_coefficient_is_shrunk_by_the_textbooks_factor() -> None:
     (first, error), (middle, _), _ = partly_pooled({**base, "coefficients": np.ones(1)}, silos)
     assert (first[0], middle[0]) == pytest.approx((3 / 9, 3.0))
     assert error[0] ** 2 == pytest.approx(8 / 9 + 9 / 3 / 9**2)
+
+
+def with_kinds(rows: Rows, kinds: str, declared: str = "fmx") -> Rows:
+    """The rows, in turn of each of these categories of sex."""
+    which = np.array([declared.index(kind) for kind in kinds])[np.arange(len(rows)) % len(kinds)]
+    return replace(
+        rows, kept={}, inputs=[*rows.inputs[:2], Column("sex", which * 1.0, (*declared,))]
+    )
+
+
+@pytest.mark.parametrize("model", ["linear", "logistic", "cox"])
+def test_if_no_row_has_the_first_category_others_are_compared_with_the_next(model: str) -> None:
+    of = test_cox.rows_of if model == "cox" else partial(test_regression.rows_of, model=model)
+    silos = {f"s{seed}": of(seed) for seed in range(3)}
+    found, usual = (
+        fit({name: with_kinds(one, "xm", declared) for name, one in silos.items()}, model)
+        for declared in ("fmx", "mx")
+    )
+    assert references_of(found) == ["sex = m"] and references_of(usual) == []
+    keep = np.array([word != "sex = m" for word in found.words[:-1]])
+    own, whole = found.arrays["coefficients"][keep], found.arrays["covariance"][keep][:, keep]
+    assert own == pytest.approx(usual.arrays["coefficients"], rel=1e-6)
+    assert whole == pytest.approx(usual.arrays["covariance"], rel=1e-6)
+    silos = {name: with_kinds(one, "xmf" if name == "s0" else "xm") for name, one in silos.items()}
+    fits = [
+        Fit("all", tuple(silos), fit(silos, model)),
+        Fit("A", ("s1", "s2"), found),
+    ]
+    fits += [Fit(f"alone {n}", (n,), fit({n: one}, model)) for n, one in silos.items()]
+    settings = {"model": model, "columns": [], "target": ""}
+    fitted = Fitted("heart", "regression", settings, "", Fits(tuple(fits)))
+    groups = regression_summary(fitted)["groups"]
+    assert [one["references"] for one in groups] == [[], ["sex = m"]]
+    last = [one["coefficients"][-1] for one in groups]
+    assert [one["name"] for one in last] == ["sex = x"] * 2
+    assert [set(one["alone"]) for one in last] == [{"s0"}, {"s1", "s2"}]
+    assert [set(one["partly-pooled"]) for one in last] == [set(), {"s1", "s2"}]
+    page = build_regression_page(fitted, "r")
+    assert any("compared with sex = m" in note for note in page.notes)
