@@ -13,6 +13,7 @@ import numpy as np
 
 from coterie import wire
 from coterie.features.sums.coordinator import Fit
+from coterie.features.sums.regression.keys import listing
 from coterie.features.sums.regression.newton import (
     COX,
     EVENTS,
@@ -36,9 +37,10 @@ RATIOS = {"logistic": "odds ratio", "poisson": "rate ratio", "cox": "hazard rati
 """What exp(coefficient) is."""
 OF_COX = (
     "Each silo has its own baseline hazard: rows are compared with those of the same silo. Ties "
-    "are treated by Efron's method. Hazard ratios are assumed to stay the same over time. An event "
-    "does not count if fewer rows of its silo than the silo's smallest count (statistics_from) "
-    "are then under observation."
+    "are treated by Efron's method. Hazard ratios are assumed to stay the same over time. The rows "
+    "with an event include those that do not count in the fit: at their time, fewer rows of their "
+    "silo than its smallest count (statistics_from) are under observation. Silos do not send how "
+    "many."
 )
 PARTLY = (
     "Each silo's coefficients are moved towards the mean of its group's silos, the more the larger "
@@ -68,7 +70,7 @@ class Group:
 
     @property
     def events(self) -> int | None:
-        """The number of events; None but in a Cox regression."""
+        """The number of rows with an event; None except in a Cox regression."""
         found = self.fit.state.arrays.get(EVENTS)
         return None if found is None else int(found[0])
 
@@ -179,7 +181,7 @@ def again(fitted: Fitted) -> str:
     """Return the command that fits the same once more."""
     settings = fitted.settings
     line = ["coterie", "regress", settings["model"], "--task", fitted.task]
-    columns, target = ",".join(settings["columns"]), settings["target"]
+    columns, target = listing(settings["columns"]), settings["target"]
     agreed = times_of(settings) if settings["model"] == SURVIVAL else ()
     times = ",".join(np.format_float_positional(time, trim="-") for time in agreed)
     options = {"columns": columns, "target": target, "at": times, "groups": fitted.parent}
@@ -230,7 +232,7 @@ def build_regression_page(fitted: Fitted, name: str) -> Page:
     """Return the complete page, ready to be rendered."""
     groups, model = groups_of(fitted), fitted.settings["model"]
     why = {fit.name: fit.failed for fit in fitted.fits.fits if fit.failed}
-    left = left_out(fitted)
+    left, events = left_out(fitted), sum(one.events or 0 for one in groups)
     target = groups[0].fit.state.words[-1] if groups else ""
     return Page(
         title=f"{model.capitalize()} regression of {target}",
@@ -240,7 +242,7 @@ def build_regression_page(fitted: Fitted, name: str) -> Page:
         figures={
             "silos": str(len({name for one in groups for name in one.fit.members})),
             "rows": f"{sum(one.rows for one in groups):,}",
-            **({"events": f"{sum(one.events or 0 for one in groups):,}"} if model == COX else {}),
+            **({"rows with an event": f"{events:,}"} if model == COX else {}),
             "groups": str(len(groups)),
         },
         warnings=[f"{of}: no result. {text}" for of, text in why.items()],

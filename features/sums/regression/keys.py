@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import csv
+import io
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 from pydantic import Field
@@ -12,6 +14,13 @@ from coterie.features.sums.regression.newton import COX
 from coterie.features.sums.regression.survival import SURVIVAL, family_of, times_of
 from coterie.strategies.rounds.algorithm import Algorithm
 from coterie.strategies.rounds.options import Config
+
+
+def listing(columns: Sequence[str]) -> str:
+    """Return the names of columns as the key ``columns`` has them."""
+    text = io.StringIO()
+    csv.writer(text, lineterminator="").writerow(columns)
+    return text.getvalue()
 
 
 class RegressionKeys(Algorithm[Any]):
@@ -30,7 +39,9 @@ class RegressionKeys(Algorithm[Any]):
     columns: str = Field(
         "",
         max_length=4000,
-        description="Columns in the regression, separated by commas. Empty: all inputs.",
+        pattern=r"^[^\r\n]*$",
+        description="Columns in the regression, separated by commas; a name with a comma in "
+        "quotes. Empty: all inputs.",
     )
     target: str = Field(
         "", max_length=200, description="Target, if the task has several. Empty: its only one."
@@ -78,6 +89,7 @@ class RegressionKeys(Algorithm[Any]):
 
     def settings(self) -> Mapping[str, Any]:
         """Return kind, columns, target and times."""
-        columns = [word.strip() for word in self.columns.split(",") if word.strip()]
+        (words,) = csv.reader([self.columns.strip()], skipinitialspace=True)
+        columns = [word.strip() for word in words if word.strip()]
         found = {"model": self.model, "columns": columns, "target": self.target}
         return {**found, "at": list(map(float, self.at.split(",")))} if self.at else found

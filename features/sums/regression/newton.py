@@ -1,11 +1,12 @@
 """Linear, logistic, Poisson and Cox regression by Newton steps on sums over silos.
 
-The loss is the negative log-likelihood of the canonical model, up to a constant; its gradient and
-Hessian are sums over rows (McCullagh, Nelder: "Generalized Linear Models", 1989, section 2.5), so
-the sums of all silos give the same steps as all rows together. Cox's model has no intercept: each
-silo has its own baseline hazard, so that the partial likelihood is a sum over silos. The first two
-exchanges ask for means and deviations of the columns; steps are then taken in columns scaled by
-them, so that units change nothing. A step that raises the loss is halved.
+The loss is the negative log-likelihood of the canonical model, up to a constant (of a linear one,
+half the sum of squared residuals); its gradient and Hessian are sums over rows (McCullagh, Nelder:
+"Generalized Linear Models", 1989, section 2.5), so the sums of all silos give the same steps as all
+rows together. Cox's model has no intercept: each silo has its own baseline hazard, so that the
+partial likelihood is a sum over silos. The first two exchanges ask for means and deviations of the
+columns; steps are then taken in columns scaled by them, so that units change nothing. A step that
+raises the loss, or goes too far for a silo, is halved.
 """
 
 from __future__ import annotations

@@ -30,13 +30,15 @@ from coterie.features.sums.contract import (
     encode_answer,
     settings_text,
 )
+from coterie.features.sums.coordinator import Fits
 from coterie.features.sums.regression.design import design_of
+from coterie.features.sums.regression.keys import RegressionKeys
 from coterie.features.sums.regression.newton import Regression, unpacked
 from coterie.features.sums.regression.numbers import estimate, spread
 from coterie.features.sums.regression.silo import Regressing
 from coterie.features.sums.rows import Rows
 from coterie.server.report.command import write_report
-from coterie.server.report.regression import build_regression_page, regression_summary
+from coterie.server.report.regression import again, build_regression_page, regression_summary
 from coterie.server.runs.contribution import SUMS
 from coterie.server.runs.fitted import Fitted, read_fitted
 from coterie.strategies.errors import FederationError
@@ -356,6 +358,14 @@ def test_inference_is_that_of_the_textbook() -> None:
 def test_the_command_says_what_is_missing(line: tuple[str, ...], why: str, tmp_path: Path) -> None:
     done = coterie("regress", *line, "--runs-dir", str(tmp_path))
     assert done.returncode == 2 and why in done.stderr
+
+
+def test_a_column_with_a_comma_is_named_in_quotes() -> None:
+    settings = RegressionKeys(columns='dose, "age, years" ,sex').settings()
+    assert settings["columns"] == ["dose", "age, years", "sex"]
+    assert RegressionKeys().settings()["columns"] == []
+    line = again(Fitted("heart", "regression", settings, "", Fits(())))
+    assert line.endswith("""--columns 'dose,"age, years",sex'""")
 
 
 def test_the_groups_of_a_run_are_fitted_each_for_itself(nodes: list[Node], tmp_path: Path) -> None:
