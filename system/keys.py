@@ -1,6 +1,6 @@
-"""Private key files: read only if nobody else may read them.
+"""Private key files, read only if nobody else may read them; and signatures.
 
-This rule applies to the keys of silos, of operators and of the coordinator. A group may read a key
+That rule applies to the keys of silos, of operators and of the coordinator. A group may read a key
 if that group is this account's only access to it, as in a pod.
 """
 
@@ -12,7 +12,8 @@ import pwd
 import stat
 from pathlib import Path
 
-from cryptography.hazmat.primitives import serialization
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 ENVIRONMENT, ANY = "COTERIE_KEY_MODE", "any"
@@ -50,6 +51,19 @@ def private_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
         serialization.PrivateFormat.PKCS8,
         serialization.NoEncryption(),
     )
+
+
+def verifies(
+    key: object, signature: bytes, content: bytes, hashed: hashes.HashAlgorithm | None = None
+) -> bool:
+    """Return whether a public key made a signature (ECDSA, by default with SHA-384)."""
+    if not isinstance(key, ec.EllipticCurvePublicKey):
+        return False
+    try:
+        key.verify(signature, content, ec.ECDSA(hashed or hashes.SHA384()))
+    except (InvalidSignature, ValueError):
+        return False
+    return True
 
 
 def remark(file: Path) -> str:

@@ -28,19 +28,15 @@ FIELDS = ("silo", "run", "round", "strategy", "group", "seconds", "bytes")
 TEXT = "%(asctime)s %(levelname)s %(message)s"
 
 
-class FormatError(ValueError):
-    """There is no such format. The text lists those that exist."""
-
-
 def chosen(asked: str = "", configured: str = "") -> str:
     """Return the format: the command's option, else ``$COTERIE_LOG_FORMAT``, else ``configured``.
 
     Raises:
-        FormatError: there is no such format.
+        ValueError: there is no such format.
     """
     found = asked or os.environ.get(ENVIRONMENT, "") or configured or FORMATS[0]
     if found not in FORMATS:
-        raise FormatError(f"the format of the log must be {' or '.join(FORMATS)}. Got {found!r}.")
+        raise ValueError(f"the format of the log must be {' or '.join(FORMATS)}. Got {found!r}.")
     return found
 
 

@@ -16,10 +16,10 @@ from safetensors.numpy import load_file
 
 from coterie.client.cli.answers import Answers, Array
 from coterie.client.home.in_use import file_in_use
+from coterie.client.home.settings import SettingsError
 from coterie.client.work.card import (
     PERSONALISED,
     Card,
-    CardError,
     lead_of,
     read_card,
     value_text,
@@ -42,7 +42,7 @@ def find_model(home: Path, run: str) -> Path:
     The model as the silo itself last trained it in a run is called ``personalised/RUN``.
 
     Raises:
-        CardError: there is no such model.
+        SettingsError: there is no such model.
     """
     if run and Path(run).is_file():
         return Path(run)
@@ -59,7 +59,7 @@ def find_model(home: Path, run: str) -> Path:
     if by_age["models"] and not run:
         return by_age["models"][-1]
     which = f"model {run!r}" if run else "model of a run"
-    raise CardError(f"{home} has no {which}. Its models: {', '.join(called) or 'none'}.")
+    raise SettingsError(f"{home} has no {which}. Its models: {', '.join(called) or 'none'}.")
 
 
 @dataclass(frozen=True)
@@ -88,14 +88,14 @@ def load_kept(file: Path, *, source: str = "") -> Kept:
     """Load a saved model; ``source`` is its task, if the name has changed since it was saved.
 
     Raises:
-        CardError: the file is damaged, or not a saved model.
+        SettingsError: the file is damaged, or not a saved model.
         TaskError: the task cannot be loaded, does not fit the model, or its declaration differs
             from that of the training.
     """
     card = read_card(file)
     weights = dict(load_file(file))
     if model_hash(weights) != card.sha256:
-        raise CardError(f"{file} is damaged: its arrays do not match the SHA-256 of its card.")
+        raise SettingsError(f"{file} is damaged: its arrays do not match the SHA-256 of its card.")
     task = load_task(source or card.source).of_run(card.task_values)
     if task.name != card.task:
         raise TaskError(

@@ -34,10 +34,6 @@ PERSONALISED: Final = "personalised"
 HERE: Final = "here"
 
 
-class CardError(SettingsError):
-    """A file is not a model that a silo saved."""
-
-
 @dataclass(frozen=True)
 class Calibration:
     """A saved model's calibration at this silo, made by ``coterie silo calibrate``.
@@ -279,7 +275,7 @@ def write_card(file: Path, card: Card, model: Model) -> None:
 def _metadata(opened: Any, file: Path) -> str:
     metadata = opened.metadata() or {}
     if METADATA not in metadata:
-        raise CardError(
+        raise SettingsError(
             f"{file} has no model card. Take the file from models/ in a silo's folder: those in a "
             "run's folder at the coordinator have none."
         )
@@ -290,7 +286,7 @@ def read_card(file: Path) -> Card:
     """Return the card in a saved model's file.
 
     Raises:
-        CardError: the file is not a saved model.
+        SettingsError: the file is not a saved model.
     """
     try:
         with safe_open(file, framework="np") as opened:
@@ -300,11 +296,11 @@ def read_card(file: Path) -> Card:
             values["calibration"] = Calibration(**own | {"thresholds": tuple(own["thresholds"])})
         return Card(**values)
     except RecursionError:
-        raise CardError(
+        raise SettingsError(
             f"{file} is not a model saved by a silo: its card is nested too deeply."
         ) from None
     except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
-        raise CardError(f"{file} is not a model saved by a silo: {error}") from None
+        raise SettingsError(f"{file} is not a model saved by a silo: {error}") from None
 
 
 def _how_trained(card: Card) -> str:

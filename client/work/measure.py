@@ -159,16 +159,14 @@ def evaluate_with_evidence(
     return found, join(parts)
 
 
-def evaluate_in_full(
-    task: Task, model: nn.Module, data: Data, *, metric: str = "", seed: int = 0
-) -> Evaluation:
+def evaluate_in_full(task: Task, model: nn.Module, data: Data, *, metric: str = "") -> Evaluation:
     """Evaluate on the test data with every metric, its interval and the best constant answer.
 
-    The constant answer comes from the training targets; ``seed`` is that of the bootstrap.
+    The constant answer comes from the training targets.
     """
     part, problem = data.test, task.problem
     plain, evidence = evaluate_with_evidence(task, model, part, metric=metric)
-    figured = figures_of(problem, evidence, seed=seed, persons=part.persons)
+    figured = figures_of(problem, evidence, persons=part.persons)
     training, trivial = _array(data.train.targets()), {}
     for name in figured:
         if (same := problem.trivial(training, evidence, name)) is not None:

@@ -74,18 +74,18 @@ class Judgement:
         """Return the entry of each model by which a silo checks that it is sent no other."""
         return {f"{wire.GIVEN_HASH}{one.name}": one.sha256 for one in self.models}
 
-    def why_empty(self, silo: str, model: Given, metric: str = wire.ERROR) -> str:
-        """Return why a silo has no such figure of a model; empty if it has one."""
+    def why_empty(self, silo: str, model: Given) -> str:
+        """Return why a silo has no error of a model; empty if it has one."""
         if silo in self.silent:
             return self.silent[silo]
         if not model.may_go_to(silo):
             return "not sent: the model of too few silos to be shown to others"
         answer = self.answers[silo]
-        if metric in answer.models.get(model.name, {}):
+        if wire.ERROR in answer.models.get(model.name, {}):
             return ""
         return (
             "kept back by the silo (share_metrics)"
-            if metric in answer.kept_back
+            if wire.ERROR in answer.kept_back
             else "not defined on its test data"
         )
 

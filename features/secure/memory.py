@@ -50,10 +50,6 @@ NEAR = 2.0
 estimate is within a factor of two with eight numbers, nearly always."""
 
 
-class MemoryLostError(ValueError):
-    """The memory cannot be read; without it a silo is in no sum. The text gives the reason."""
-
-
 @dataclass(frozen=True)
 class Place:
     """A start of trainings: its hash, and ``PLACES`` numbers of it."""
@@ -210,7 +206,7 @@ def memory_of(settings: SiloSettings, game: Game | None) -> Memory:
     """Return what a silo remembers; a silo without a folder in a game remembers it for that game.
 
     Raises:
-        MemoryLostError: the folder's file cannot be read.
+        ValueError: the folder's file cannot be read; without it a silo is in no sum.
     """
     if game is not None and not settings.home:
         found = game.memories.setdefault(settings.name, Memory("", os.urandom(32)))
@@ -232,7 +228,7 @@ def _read(home: str) -> Memory:
     key_file, file = Path(home) / KEY, Path(home) / FILE
     if not key_file.exists():
         if file.exists():
-            raise MemoryLostError(f"{key_file} is missing, so earlier sums cannot be recognised")
+            raise ValueError(f"{key_file} is missing, so earlier sums cannot be recognised")
         write_atomically(key_file, os.urandom(32), private=True)
     found = Memory(home, key_file.read_bytes())
     if not file.exists():
@@ -255,7 +251,7 @@ def _read(home: str) -> Memory:
             place = Place(str(line["start"]), numbers)
             found.known.append((str(line["run"]), place))
         except (ValueError, KeyError, TypeError) as error:
-            raise MemoryLostError(f"line {number} of {file} is damaged: {error}") from None
+            raise ValueError(f"line {number} of {file} is damaged: {error}") from None
     return found
 
 

@@ -27,14 +27,13 @@ from functools import cached_property, lru_cache
 from typing import Any, Final
 
 import numpy as np
-from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
-from cryptography.hazmat.primitives import hashes
-from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from cryptography.hazmat.primitives.serialization import load_pem_public_key
 from cryptography.x509 import load_pem_x509_certificate
 from numpy.typing import NDArray
 
+from coterie.system.keys import verifies
 from coterie.wire import names
 from coterie.wire.arrays import Model
 from coterie.wire.description import is_silo_name
@@ -161,7 +160,7 @@ def _is_vouched(ca: bytes, name: str, identity: bytes, voucher: bytes) -> bool:
         key = load_pem_x509_certificate(ca).public_key()
     except ValueError:
         return False
-    return _verifies(key, voucher, signed_by_ca(name, identity))
+    return verifies(key, voucher, signed_by_ca(name, identity))
 
 
 @lru_cache(MAX_PEERS)
@@ -170,17 +169,7 @@ def _is_signed(identity: bytes, signature: bytes, content: bytes) -> bool:
         key = load_pem_public_key(identity)
     except (ValueError, UnsupportedAlgorithm):
         return False
-    return _verifies(key, signature, content)
-
-
-def _verifies(key: object, signature: bytes, content: bytes) -> bool:
-    if not isinstance(key, ec.EllipticCurvePublicKey):
-        return False
-    try:
-        key.verify(signature, content, ec.ECDSA(hashes.SHA384()))
-    except (InvalidSignature, ValueError):
-        return False
-    return True
+    return verifies(key, signature, content)
 
 
 # ---------------------------------------------------------------- sums

@@ -16,10 +16,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import grpc
-from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_pem_public_key
+
+from coterie.system.keys import verifies
 
 Metadata = tuple[tuple[str, str | bytes], ...]
 WHO, WHEN, ONCE = "coterie-operator", "coterie-time", "coterie-once"
@@ -91,7 +92,10 @@ class Verifier:
             )
         key = self.key_of(name)
         text = _text(self.ca, name, method, when, once, body)
-        if key is None or not isinstance(signature, bytes) or not _verifies(key, signature, text):
+        public = None if key is None else load_pem_public_key(key)
+        if not (
+            isinstance(signature, bytes) and verifies(public, signature, text, hashes.SHA256())
+        ):
             raise SigningError(
                 "no operator with that name and key is enrolled. At the coordinator, `coterie "
                 "operator enrol` enrols one."
@@ -125,13 +129,3 @@ class Verifier:
 def _text(ca: bytes, name: str, method: str, when: str, once: str, body: bytes) -> bytes:
     digests = (hashlib.sha256(part).hexdigest() for part in (ca, body))
     return "\n".join(["coterie-call 1", name, method, when, once, *digests]).encode()
-
-
-def _verifies(key: bytes, signature: bytes, text: bytes) -> bool:
-    public = load_pem_public_key(key)
-    assert isinstance(public, ec.EllipticCurvePublicKey)
-    try:
-        public.verify(signature, text, ec.ECDSA(hashes.SHA256()))
-    except InvalidSignature:
-        return False
-    return True

@@ -30,7 +30,7 @@ def _is_entry(entry: Any) -> bool:
         return False
     if not isinstance(entry.get("hidden-layers"), bool):
         return False
-    others = entry.get("with", [])
+    others = entry.get("with")
     if not (isinstance(others, list) and all(isinstance(one, str) for one in others)):
         return False
     if "measured" not in entry:
@@ -43,8 +43,7 @@ def _is_entry(entry: Any) -> bool:
 
 def sentences_in(rounds: Sequence[Round]) -> dict[str, str]:
     """Return silo → which family it uses after these rounds, with whom, and why."""
-    entries = sorted(entries_in(rounds).items())
-    return {name: sentence(own, rounds[-1].groups, name) for name, own in entries}
+    return {name: sentence(own) for name, own in sorted(entries_in(rounds).items())}
 
 
 def of_trees(run: Run) -> Run:

@@ -210,8 +210,8 @@ def _states(progress: Progress) -> RenderableType:
     return Text("silos: " + " · ".join(parts), style="dim")
 
 
-def _bar(error: float | None, width: int = 20) -> str:
-    return "" if error is None else "▇" * max(1, min(width, round(error * width)))
+def _bar(error: float | None) -> str:
+    return "" if error is None else "▇" * max(1, min(20, round(error * 20)))
 
 
 def _footer(progress: Progress) -> RenderableType:

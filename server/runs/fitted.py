@@ -202,7 +202,7 @@ def read_fitted(file: Path) -> Fitted:
                 ),
                 {str(name): str(why) for name, why in one["without"].items()},
                 str(one["failed"]),
-                int(one.get("samples", 0)),
+                int(one["samples"]),
             )
             for one in plain["fits"]
         )
@@ -210,7 +210,7 @@ def read_fitted(file: Path) -> Fitted:
             *(str(plain["task"]), str(plain["family"]), dict(plain["settings"])),
             *(str(plain["parent"]), Fits(fits, int(plain["exchanges"]))),
             {str(name): str(why) for name, why in plain["silent"].items()},
-            bool(plain.get("masked", False)),
+            bool(plain["masked"]),
         )
     except OSError as error:
         raise refused(f"{file} cannot be read: {error.strerror}.") from None

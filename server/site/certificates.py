@@ -12,7 +12,6 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from cryptography import x509
-from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
@@ -78,12 +77,7 @@ def signed(folder: Path, content: bytes, signature: bytes) -> bool:
 def signed_by(certificate: bytes, content: bytes, signature: bytes) -> bool:
     """Return whether the CA with this certificate (PEM) made a signature."""
     key = x509.load_pem_x509_certificate(certificate).public_key()
-    assert isinstance(key, ec.EllipticCurvePublicKey)
-    try:
-        key.verify(signature, content, ec.ECDSA(hashes.SHA384()))
-    except InvalidSignature:
-        return False
-    return True
+    return keys.verifies(key, signature, content)
 
 
 def days_left(certificate: Path) -> float:

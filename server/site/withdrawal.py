@@ -48,10 +48,6 @@ STOP_DEADLINE_S = 60.0
 """Time for stopped runs to end."""
 
 
-class GoingOnError(FederationError):
-    """The silo is removed, but something prevents the rest for now."""
-
-
 def withdraw(
     made: Federation, name: str, *, who: str = "", say: Callable[[str], None] = lambda _: None
 ) -> tuple[Withdrawal, Path]:
@@ -63,9 +59,8 @@ def withdraw(
         say: receives a message for each run that is stopped.
 
     Raises:
-        GoingOnError: the key is removed, but a run does not end, or the SuperLink or its database
-            cannot be changed now.
-        FederationError: no such silo was ever enrolled.
+        FederationError: no such silo was ever enrolled; or the key is removed, but a run does not
+            end, or the SuperLink or its database cannot be changed now.
     """
     with _held(made):
         intent = _intent(made, name)
@@ -146,7 +141,7 @@ def _carry_out(
         except BusyError as error:
             unfinished.append(str(error))
     if unfinished:
-        raise GoingOnError(
+        raise FederationError(
             f"{work.silo} is removed, but the withdrawal is not complete. "
             + " ".join(f"{why.rstrip('.')}." for why in unfinished)
             + (

@@ -27,7 +27,6 @@ from rich.table import Table
 from rich.text import Text
 
 from coterie.server.machine.local import LocalFederation, SiloSpec
-from coterie.server.machine.superlink import Ports
 from coterie.server.report.explain import alpha_of
 from coterie.server.report.race import explain_race
 from coterie.server.report.shown import shown_for
@@ -122,7 +121,6 @@ def demo(
     alpha: float | None = None,
     strategy: str = "hcct",
     folder: Path | None = None,
-    ports: Ports | None = None,
 ) -> Outcome:
     """Run the demo and print its results.
 
@@ -133,7 +131,6 @@ def demo(
         strategy: ``hcct``; ``auto``; ``fedgroup`` with three groups and a long pre-training;
             ``fedcollab``; ``fedgenp``.
         folder: for all files; by default a new one under ``runs/``.
-        ports: of the SuperLink; by default free ones.
 
     Raises:
         FederationError: an argument is out of bounds, something did not start, or a run failed.
@@ -162,7 +159,7 @@ def demo(
         f"SuperLink on this machine over gRPC. All files are in {escape(str(folder))}/",
         soft_wrap=True,
     )
-    with LocalFederation(folder, ports=ports) as federation, _memory_watched(federation) as memory:
+    with LocalFederation(folder) as federation, _memory_watched(federation) as memory:
         for spec in specs:
             federation.start_silo(spec)
         federation.wait_for_silos(len(specs))

@@ -221,7 +221,7 @@ def absorbed(auto: Auto, state: AutoState, updates: Updates, now: Round) -> Auto
     found, boosted = handed_out(found), found.boosted
     assert boosted is not None
     for name in sorted(boosted.fresh if now.number >= _choice(now.rounds) else ()):
-        log.info("auto: %s %s", name, sentence(entries_of(found)[name], found.members.groups, name))
+        log.info("auto: %s %s", name, sentence(entries_of(found)[name]))
     return found
 
 
@@ -367,14 +367,13 @@ def _others(groups: Iterable[Group], name: str) -> list[str]:
     return next((sorted(set(group) - {name}) for group in groups if name in group), [])
 
 
-def sentence(entry: Mapping[str, Any], groups: Iterable[Group], name: str) -> str:
-    """Say which family a silo uses, with whom it was trained, and why.
+def sentence(entry: Mapping[str, Any]) -> str:
+    """Say which family a silo uses, with which silos it was trained, and why.
 
     Args:
-        entry: one of ``entries_of``; older records do not state with whom.
-        groups: of the silos, which older records state.
+        entry: one of ``entries_of``.
     """
-    others = entry["with"] if "with" in entry else _others(groups, name)
+    others = entry["with"]
     network = "network" if entry["hidden-layers"] else "linear model"
     names = dict(zip(wire.FAMILIES, (f"a {network}", "boosted trees"), strict=True))
     made = ("trained", "grown")[wire.FAMILIES.index(entry["family"])]

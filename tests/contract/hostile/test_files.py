@@ -15,7 +15,8 @@ from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
 from coterie import wire
-from coterie.client.work.card import CardError, read_card
+from coterie.client.home.settings import SettingsError
+from coterie.client.work.card import read_card
 from coterie.tasks import TaskError, load_task
 from coterie.tasks.base import read_array
 from coterie.tasks.images.image_files import PARTS, read_npz
@@ -98,7 +99,7 @@ def test_content_nested_too_deeply_is_refused_with_the_reason(tmp_path: Path) ->
     with safe_open(foreign(tmp_path), framework="np") as opened:
         (key,) = opened.metadata()
     save_file({"w": np.zeros(1)}, file, {key: deep})
-    with pytest.raises(CardError, match="its card is nested too deeply"):
+    with pytest.raises(SettingsError, match="its card is nested too deeply"):
         read_card(file)
     with pytest.raises(ValueError, match=r"silo\.toml has arrays or tables nested too deeply"):
         table_of(f"x = {deep}", "silo.toml", ValueError)

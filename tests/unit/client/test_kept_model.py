@@ -15,8 +15,9 @@ from coterie import wire
 from coterie.client.app import app
 from coterie.client.cli.predict import predict
 from coterie.client.home.folder import create
+from coterie.client.home.settings import SettingsError
 from coterie.client.ledger import read, totals
-from coterie.client.work.card import CardError, read_card
+from coterie.client.work.card import read_card
 from coterie.client.work.discriminators import DiscriminatorPlan, open_pairs, train_stack
 from coterie.client.work.hold_out import leave_out_validation
 from coterie.client.work.measure import evaluate
@@ -379,12 +380,12 @@ def test_predict_says_what_is_wrong(
         predict(model, None, source="nonsense", options={})
     weights = load_file(model)
     save_file(weights, tmp_path / "plain.safetensors")
-    with pytest.raises(CardError, match="not a model saved by a silo:"):
+    with pytest.raises(SettingsError, match="not a model saved by a silo:"):
         predict(tmp_path / "plain.safetensors", None, options={})
     damaged = bytearray(model.read_bytes())
     damaged[-2] ^= 4
     (tmp_path / "damaged.safetensors").write_bytes(damaged)
-    with pytest.raises(CardError, match="damaged"):
+    with pytest.raises(SettingsError, match="damaged"):
         predict(tmp_path / "damaged.safetensors", None, options={})
     assert silo(["predict", "--home", str(home), "--model", "other-7"]) == 2
     assert "no model 'other-7'. Its models:" in capsys.readouterr().err

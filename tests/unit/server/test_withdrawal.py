@@ -19,7 +19,7 @@ from coterie.server.runs.record import read_run
 from coterie.server.site import audit, certificates, enrolled, register, statement, withdrawal
 from coterie.server.site.federation import Federation, create, load
 from coterie.server.site.statement import verified
-from coterie.server.site.withdrawal import GoingOnError, finish_all, withdraw
+from coterie.server.site.withdrawal import finish_all, withdraw
 from coterie.strategies.errors import FederationError
 from coterie.strategies.rounds import roster as rosters
 from coterie.system import files
@@ -130,7 +130,7 @@ def test_a_run_that_goes_on_is_named_and_the_withdrawal_is_completed_later(
     made: Federation,
 ) -> None:
     with locked(made.runs / "fedavg-1"):
-        with pytest.raises(GoingOnError) as caught:
+        with pytest.raises(FederationError) as caught:
             withdraw(made, "c")
         assert "c is removed, but the withdrawal is not complete" in str(caught.value)
         assert f"coterie runs stop fedavg-1 --federation {made.folder}" in str(caught.value)
@@ -199,7 +199,7 @@ def test_runs_that_go_on_with_it_are_stopped_and_others_are_not(
         monkeypatch.setattr(withdrawal, "control", superlink.control)
         if stubborn:
             with pytest.raises(
-                GoingOnError, match="is active and has its models: coterie runs stop"
+                FederationError, match="is active and has its models: coterie runs stop"
             ):
                 withdraw(made, "c", say=said.append)
             assert (made.folder / "withdrawals" / "c.intent").exists()
@@ -242,7 +242,7 @@ def test_a_database_that_is_in_use_keeps_the_withdrawal_open(
 
     with monkeypatch.context() as patched:
         patched.setattr(withdrawal, "forget_ended_runs", busy)
-        with pytest.raises(GoingOnError, match=r"cannot be cleaned now\. Then run"):
+        with pytest.raises(FederationError, match=r"cannot be cleaned now\. Then run"):
             withdraw(made, "c")
     assert not list((made.folder / "withdrawals").glob("c-*.json")), "nothing is claimed"
     said: list[str] = []

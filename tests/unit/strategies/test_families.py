@@ -304,7 +304,7 @@ def test_the_reason_says_with_whom_the_model_of_a_family_was_made() -> None:
     state = AutoState(network, held=groups, group_models=models, boosted=boosted)
     found = handed_out(state)
     entries = entries_of(found)
-    said = {name: sentence(entries[name], found.members.groups, name) for name in "abc"}
+    said = {name: sentence(entries[name]) for name in "abc"}
     assert said["a"].startswith("uses boosted trees, grown with b, c: ")
     assert said["b"].startswith("uses a linear model, trained with a: ")
     assert said["c"].startswith("uses a linear model, trained with d: ")
