@@ -46,20 +46,27 @@ def find_model(home: Path, run: str) -> Path:
     """
     if run and Path(run).is_file():
         return Path(run)
-    by_age = {
-        kind: sorted(home.glob(f"{kind}/*.safetensors"), key=lambda file: file.stat().st_mtime)
+    by_run = {
+        kind: {file.stem: file for file in sorted(home.glob(f"{kind}/*.safetensors"))}
         for kind in ("models", PERSONALISED)
     }
-    called = {file.stem: file for file in by_age["models"]}
-    called |= {f"{PERSONALISED}/{file.stem}": file for file in by_age[PERSONALISED]}
+    called = by_run["models"] | {f"{PERSONALISED}/{n}": f for n, f in by_run[PERSONALISED].items()}
     if run.removesuffix(".safetensors") in called:
         return called[run.removesuffix(".safetensors")]
     if not run and (chosen := file_in_use(home)) is not None:
         return chosen
-    if by_age["models"] and not run:
-        return by_age["models"][-1]
+    if by_run["models"] and not run:
+        return max(by_run["models"].values(), key=_kept)
     which = f"model {run!r}" if run else "model of a run"
     raise SettingsError(f"{home} has no {which}. Its models: {', '.join(called) or 'none'}.")
+
+
+def _kept(file: Path) -> tuple[str, float]:
+    """Return when a run kept a model: later changes to its card do not count."""
+    try:
+        return read_card(file).kept, file.stat().st_mtime
+    except CardError:
+        return "", 0.0
 
 
 @dataclass(frozen=True)

@@ -207,9 +207,12 @@ def _letters(reasons: Sequence[Reason]) -> dict[str, str]:
 
 def unlabelled_in(run: Run, number: int | None = None) -> Mapping[str, Unlabelled]:
     """Return the silos without labels after a round, by default the last."""
-    rounds = [*run.rounds, *([run.final] if run.final else [])]
-    found = [one for one in rounds if number in (None, one.round)]
-    return found[-1].grouping.unlabelled if found else {}
+    last = run.rounds[-1].round if run.rounds and number is None else number
+    rounds = [one for one in (*run.rounds, run.final) if one and last in (None, one.round)]
+    # The entry after the last round has only what changed since that round.
+    return next(
+        (one.grouping.unlabelled for one in reversed(rounds) if one.grouping.unlabelled), {}
+    )
 
 
 def _print_unlabelled(console: Console, unlabelled: Mapping[str, Unlabelled]) -> None:

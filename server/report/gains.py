@@ -12,7 +12,7 @@ from typing import Any
 from coterie import wire
 from coterie.features.sums.trees.coordinator import Growth
 from coterie.server.report.families import entries_in
-from coterie.server.runs.config import ALONE_BY_STEPS, ALONE_WITH_TREES
+from coterie.server.runs.config import ALONE_WITH_TREES, keys_alone
 from coterie.server.runs.record import (
     EVENTS,
     Run,
@@ -29,6 +29,7 @@ Keys = Mapping[str, Any]
 DATA_NOTE = "silos.txt"
 """File in a simulated run's folder: a digest of the sources of its silos' data."""
 
+ONE_OF_TREES: Keys = {"strategy": "trees", "given-groups": "", "groups-of": ""}
 OF_ALL = ("task", "seed", "rounds")
 """Keys that affect a silo's own training; runs with equal values are comparable."""
 BY_STEPS = (
@@ -120,12 +121,9 @@ def baselines(run: Run) -> tuple[Keys, Keys]:
     """
     used = [str(entry["family"]) for entry in entries_in(run.rounds).values()]
     most = max(wire.FAMILIES, key=used.count)
-    named = {f"task.{wire.FAMILY}": most} if used else {}
     trees = most == wire.TREES if used else grows_trees(run)
-    if not trees:
-        return {**ALONE_BY_STEPS, **named}, {"strategy": "fedavg", **named}
-    together = {"strategy": "trees", "given-groups": "", "groups-of": ""}
-    return {**ALONE_WITH_TREES, **named}, {**together, **named}
+    alone = keys_alone(trees=trees, family=most if used else "")
+    return alone, {**alone, **(ONE_OF_TREES if trees else {"strategy": "fedavg"})}
 
 
 def grows_trees(run: Run) -> bool:

@@ -206,7 +206,7 @@ def _silo_table(story: Story) -> Table:
     testing = run.final.grouping.testing if run.final else {}
     rows = []
     for name in story.history.order(run.silos):
-        gone = NO_NUMBER if name in unlabelled or name in testing else "left"
+        trains = name not in unlabelled and name not in testing
         remark = [f"joined in round {joined[name]}"] if joined.get(name, 1) > 1 else []
         remark += [f"left before round {left[name]}"] if name in left and name not in now else []
         remark += ["its samples have no labels yet"] * (name in unlabelled)
@@ -221,9 +221,15 @@ def _silo_table(story: Story) -> Table:
                 lead.title: lead.text(error),
                 "local": lead.text(gains.alone.get(name)),
                 "global": lead.text(gains.common.get(name)),
-                "group": now[name][0] or "alone" if name in now else gone,
+                "group": now[name][0] or "alone"
+                if name in now
+                else "left"
+                if trains
+                else NO_NUMBER,
                 "since round": str(since.get(name, NO_NUMBER)),
-                "training samples": decimals(run.silos[name].num_examples, 0),
+                "training samples": decimals(
+                    run.silos[name].num_examples if trains else math.nan, 0
+                ),
                 "test samples": f"{count}{wrong}" if count else NO_NUMBER,
                 f"95% interval of the {lead.title}": lead.interval(*ends) if ends else "",
                 "constant baseline": lead.text(figures.get(name, {}).get(wire.TRIVIAL)),

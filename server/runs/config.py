@@ -261,6 +261,12 @@ class RunConfig(Options, wire.SiloKeys):
         return {**super().plain(), **own, **self.task_keys}
 
 
+def keys_alone(*, trees: bool, family: str = "") -> dict[str, Any]:
+    """Return the keys of local training; ``family``: that of trained models, if a task has both."""
+    named = {f"task.{wire.FAMILY}": family} if family else {}
+    return {**(ALONE_WITH_TREES if trees else ALONE_BY_STEPS), **named}
+
+
 def trains_alone(keys: Mapping[str, Any]) -> bool:
     """Return whether every silo trains alone in a run with these keys."""
     return any(own.items() <= keys.items() for own in (ALONE_BY_STEPS, ALONE_WITH_TREES))

@@ -36,7 +36,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -50,12 +50,12 @@ from pydantic import (
     model_validator,
 )
 
+from coterie import wire
 from coterie.server.machine.local import SiloSpec
 from coterie.server.runs.config import (
-    ALONE_BY_STEPS,
-    ALONE_WITH_TREES,
     RunConfig,
     foreign_keys,
+    keys_alone,
     require_silos,
     trains_alone,
 )
@@ -67,11 +67,11 @@ from coterie.strategies.fedgenp.generative import Generative
 from coterie.strategies.rounds.options import dashed
 from coterie.tasks import load_task
 from coterie.tasks.base import Option, Task, TaskError
+from coterie.tasks.families import families_of
 from coterie.tasks.options import as_option, place_of, with_task_keys
 from coterie.tasks.own.declared import DeclaredTask, load_declared
 from coterie.tasks.simulation import Simulation, placed, split_problem
 from coterie.tasks.toml import checked, read_table
-from coterie.wire import is_silo_name, page, strategy_of
 
 ALONE = "local"
 """Name of local training, where the file does not list it."""
@@ -97,7 +97,7 @@ class SiloEntry(BaseModel):
     @field_validator("name")
     @classmethod
     def _name_is_a_silos(cls, name: str) -> str:
-        if not is_silo_name(name):
+        if not wire.is_silo_name(name):
             raise ValueError("a silo's name may have only letters, digits, '.', '_' and '-'")
         return name
 
@@ -252,10 +252,10 @@ def made(
     """
     options = checked(CompareFile, dict(content), file, refused)
     try:
-        options, task, fingerprint, trees = _with_task(_with_data(options, file, data), file)
+        options, task, fingerprint, kinds = _with_task(_with_data(options, file, data), file)
     except TaskError as error:
         raise refused(f"{file}: {error}") from None
-    comparison = Comparison(options, _runs(options, file, trees), task, fingerprint, digest)
+    comparison = Comparison(options, _runs(options, file, kinds), task, fingerprint, digest)
     for name in comparison.runs:
         _check(comparison, name, file)
     _check_metric(comparison, file)
@@ -267,10 +267,10 @@ def is_declared(task: str) -> bool:
     return task.endswith(".toml")
 
 
-def _with_task(file: CompareFile, where: Path) -> tuple[CompareFile, str, str, bool]:
+def _with_task(file: CompareFile, where: Path) -> tuple[CompareFile, str, str, Sequence[str]]:
     """Return the file with its declaration made absolute, and what it says of the task.
 
-    This is the name that silos know it by, its fingerprint, and whether its network is trees.
+    This is the name that silos know it by, its fingerprint, and the families of its models.
     """
     if not is_declared(file.task):
         if file.folds:
@@ -278,7 +278,7 @@ def _with_task(file: CompareFile, where: Path) -> tuple[CompareFile, str, str, b
                 f"{where}: folds need a task declared in a .toml file. {file.task} uses a "
                 "different split for each seed: leave folds out, and give more seeds."
             )
-        return file, file.task, "", False
+        return file, file.task, "", (wire.NETWORK,)
     if isinstance(file.silos, int):
         raise refused(
             f"{where}: a task declared in a file cannot be split into silos. List them with "
@@ -287,7 +287,8 @@ def _with_task(file: CompareFile, where: Path) -> tuple[CompareFile, str, str, b
     declaration = where.resolve().parent / place_of(file.task)
     task = load_declared(declaration)
     changed = file.model_copy(update={"task": str(declaration)})
-    return changed, task.name, task.fingerprint, task.boosted
+    one = (wire.TREES if task.boosted else wire.NETWORK,)
+    return changed, task.name, task.fingerprint, families_of(task) or one
 
 
 def _with_data(file: CompareFile, where: Path, data: Path | None) -> CompareFile:
@@ -312,7 +313,7 @@ def _with_data(file: CompareFile, where: Path, data: Path | None) -> CompareFile
     return file.model_copy(update=changes)
 
 
-def _runs(file: CompareFile, where: Path, trees: bool) -> dict[str, dict[str, Any]]:
+def _runs(file: CompareFile, where: Path, kinds: Sequence[str]) -> dict[str, dict[str, Any]]:
     found: dict[str, dict[str, Any]] = {}
     for entry in file.strategies:
         if "strategy" not in entry:
@@ -321,7 +322,7 @@ def _runs(file: CompareFile, where: Path, trees: bool) -> dict[str, dict[str, An
             )
         name = str(entry.get("name", entry["strategy"]))
         own = {key: value for key, value in entry.items() if key != "name"}
-        own["strategy"] = strategy_of(own["strategy"])
+        own["strategy"] = wire.strategy_of(own["strategy"])
         stray = sorted((set(own) | set(file.run)) & set(SET_HERE) - {"strategy"})
         if stray or "strategy" in file.run:
             what = stray[0] if stray else "strategy"
@@ -335,7 +336,10 @@ def _runs(file: CompareFile, where: Path, trees: bool) -> dict[str, dict[str, An
             f"{where}: no strategy of this comparison has the key {sorted(nobodys)[0]!r} of [run]."
         )
     if not any(trains_alone(keys) for keys in found.values()):
-        alone = _with_shared(file.run, dict(ALONE_WITH_TREES if trees else ALONE_BY_STEPS))
+        asked = [keys.get(f"task.{wire.FAMILY}") for keys in found.values()]
+        kind = max(kinds, key=asked.count)
+        family = kind if len(kinds) > 1 else ""
+        alone = _with_shared(file.run, keys_alone(trees=kind == wire.TREES, family=family))
         found = {f"{ALONE} (added)" if ALONE in found else ALONE: alone, **found}
     return found
 
@@ -413,7 +417,7 @@ def _network_advice(task: Task) -> str:
             f'The task\'s declaration has network = "{task.declaration.network}"; with '
             'network = "mlp-64" it works.'
         )
-    return f"{page('FedGenP, FedGen and FedEnsemble')} lists suitable models."
+    return f"{wire.page('FedGenP, FedGen and FedEnsemble')} lists suitable models."
 
 
 def slug(text: str) -> str:

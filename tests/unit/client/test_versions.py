@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.numpy import load_file
 
 from coterie.client.cli.predict import find_model
 from coterie.client.home import in_use
-from coterie.client.work.card import read_card
+from coterie.client.work.card import read_card, write_card
 from tests.commands import Done, coterie
 from tests.kit import digits, restart_silos
 from tests.unit.server.test_resume import go
@@ -27,8 +29,11 @@ def home(tmp_path: Path) -> Path:
         folder = tmp_path / "runs" / f"run-{number}"
         go(folder, digits("ab", tmp_path / "homes"), run_id=number, **KEYS, **more)
     own = tmp_path / "homes" / "a"
-    for age, name in enumerate(["run-2", "run-1"]):
-        os.utime(own / "models" / f"{name}.safetensors", (1e9 - age, 1e9 - age))
+    for number in (1, 2):  # a card is written again when its model is calibrated
+        file = own / "models" / f"run-{number}.safetensors"
+        card = replace(read_card(file), kept=f"2026-01-0{number}T00:00:00+00:00")
+        write_card(file, card, load_file(file))
+        os.utime(file, (1e9 - number, 1e9 - number))
     return own
 
 

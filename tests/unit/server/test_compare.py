@@ -584,6 +584,23 @@ def test_local_training_of_trees_is_trees_of_every_silo_alone(tmp_path: Path) ->
     assert groups == {("trees", "each"): (("a",), ("b",)), ("trees", ""): (("a", "b"),)}
 
 
+@pytest.mark.parametrize(
+    "keys, family, strategy",
+    [
+        ('strategy = "auto"', "network", "independent"),
+        ('strategy = "trees"\ntask.family = "trees"', "trees", "trees"),
+    ],
+)
+def test_local_training_of_a_task_with_both_families_names_the_one_that_is_compared(
+    keys: str, family: str, strategy: str, tmp_path: Path
+) -> None:
+    declared(tmp_path)
+    (tmp_path / "study.toml").write_text(TREES.replace("trees-", "any-"))
+    comparison = read(written(tmp_path, f"{DECLARED}[[strategies]]\n{keys}\n"))
+    alone = comparison.runs["local"]
+    assert (alone["task.family"], alone["strategy"]) == (family, strategy)
+
+
 def test_a_changed_declaration_or_changed_data_is_another_comparison(tmp_path: Path) -> None:
     """Otherwise one table would hold results of two problems."""
     declared(tmp_path)

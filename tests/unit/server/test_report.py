@@ -20,6 +20,7 @@ from coterie.pictures.style import GROUPS, LIGHT
 from coterie.server.cli.commands import print_runs
 from coterie.server.report.answer import chance_of
 from coterie.server.report.command import build_story, print_report, write_report
+from coterie.server.report.explain import print_explanation
 from coterie.server.report.final import print_final
 from coterie.server.report.history import follow_groups
 from coterie.server.report.page import build_page, make_pictures, repeat_command, summary
@@ -289,6 +290,26 @@ def test_who_left_early_is_shown_and_not_counted(runs: Path) -> None:
     (row,) = [r for r in page.tables["All sites"].rows if r[0] == "site-000"]
     assert row[5] == "left" and row[1] == "–" and "left before round 7" in row[9]
     assert "One site is not compared: site-000 (left early)." in page.detail
+
+
+def test_who_trains_nothing_has_no_training_samples_and_has_not_left(
+    runs: Path, tmp_path: Path
+) -> None:
+    def adds(record: dict[str, Any]) -> None:
+        own = {"group": ["site-001"], "why": "the only group"}
+        record["silos"] |= {name: {"num-examples": 9.0} for name in ("new", "t")}
+        record["rounds"][-1]["unlabelled"] = {"new": own}  # the end has only what has changed
+        record["final-details"] = {"testing": {"t": own}}
+
+    folder = damaged(runs, tmp_path / "three", adds)
+    table = all_sites(folder)
+    columns = [table.header.index(name) for name in ("group", "training samples", "remark")]
+    rows = {row[0]: [row[at] for at in columns] for row in table.rows}
+    assert rows["new"] == ["–", "–", "its samples have no labels yet"]
+    assert rows["t"] == ["–", "–", "only tests"]
+    console = Console(file=StringIO(), width=200)
+    print_explanation("three", silo="new", number=None, root=tmp_path, console=console)
+    assert "new: its samples have no labels yet; has the model of" in console.file.getvalue()
 
 
 def with_errors(folder: Path, errors: dict[str, float], **more: Any) -> Path:
