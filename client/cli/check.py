@@ -135,7 +135,7 @@ def _data_lines(session: Session) -> Iterator[str]:
         yield f"{name:9} {counted(len(part), 'sample')} of {shape}{values} ({_targets(task, part)})"
     yield from _person_lines(data)
     yield from _note_lines(task)
-    for line in warnings_of(task, data):
+    for line in warnings_of(session):
         yield f"warning   {line}"
     yield from _key_lines(session)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -200,12 +200,16 @@ def which(home: Path | None, model: str, task: str, options: list[str] | None) -
     from coterie.client.home.settings import options_of
     from coterie.client.home.studies import study_of
     from coterie.client.work.card import read_card
+    from coterie.client.work.session import parted
+    from coterie.tasks import load_task
 
     folder, workers, unlabelled = folder_of(home), 0, None
     chosen: Mapping[str, Option] = options_of(options or [])
     if (folder / "silo.toml").exists():
         own = study_of(Home(folder).settings(), read_card(find_model(folder, model)).task)
-        task, chosen, workers = task or own.task, {**own.options, **chosen}, own.workers
+        task, workers = task or own.task, own.workers
+        own = replace(own, options={**own.options, **chosen})
+        chosen = parted(load_task(task), own).options
         unlabelled = Path(own.unlabelled) if own.unlabelled else None
     elif not task:
         require_built_in(read_card(find_model(folder, model)))

@@ -148,7 +148,7 @@ def _own(silos: Sequence[SiloSettings]) -> ClientApp:
             for line in getattr(session.task, "notes", list)():
                 log.info("silo %s, data: %s", session.settings.name, line.strip())
         if len(silos) == 1 and not session.settings.unlabelled:
-            for line in warnings_of(session.task, session.data, duplicates=held):
+            for line in warnings_of(session, duplicates=held):
                 log.warning("silo %s, data: %s", session.settings.name, line)
     return app
 

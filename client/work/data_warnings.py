@@ -8,18 +8,17 @@ from hashlib import blake2b
 import numpy as np
 import torch
 
-from coterie import wire
 from coterie.client.work.data import Data, Part
 from coterie.client.work.measure import batch_size
-from coterie.tasks.base import Task, leaves
+from coterie.client.work.session import Session
+from coterie.tasks.base import leaves
 from coterie.tasks.draws import num_persons
 from coterie.tasks.problems import Labels, Masks, Survival
-from coterie.wire import counted
+from coterie.tasks.trees import Trees
+from coterie.wire import counted, page
 
 FEW = 20
 """Fewer samples than this show hardly anything."""
-HARDLY_ANY = 5
-"""With fewer training samples than this, an update nearly reveals the samples."""
 LITTLE = {
     "training": "a model learns little from so few samples",
     "test": "measurements on so few samples are uncertain",
@@ -27,19 +26,16 @@ LITTLE = {
 SAME = "only some metrics are defined, and a constant answer is always right"
 
 
-def warnings_of(task: Task, data: Data, *, duplicates: bool = True) -> Iterator[str]:
+def warnings_of(session: Session, *, duplicates: bool = True) -> Iterator[str]:
     """Yield likely problems, each a sentence without a full stop.
 
     The task must have loaded the data last, and may add warnings. ``duplicates``: look for test
     samples among the training samples, which reads all of them.
     """
+    task, data = session.task, session.data
     yield from getattr(task, "warnings", list)()
-    if (number := len(data.train)) < HARDLY_ANY:
-        yield (
-            f"every round sends an update made from only {wire.counted(number, 'sample')}, "
-            "which may reveal its contents. A silo with labels cannot take part only for "
-            f"testing; see {wire.page('Test a model without training')}"
-        )
+    if not session.settings.tests and not isinstance(session.model, Trees):  # else it sends none
+        yield from _few_behind(data.train, session.settings.policy.min_samples)
     for name, part in (("training", data.train), ("test", data.test)):
         if len(part) < FEW:
             yield f"only {counted(len(part), f'{name} sample')}: {LITTLE[name]}"
@@ -77,6 +73,17 @@ def warnings_of(task: Task, data: Data, *, duplicates: bool = True) -> Iterator[
             f"{twins} of {counted(len(data.test), 'test sample')} "
             f"{'is' if twins == 1 else 'are'} equal to a training sample, including the target. "
             "If they are the same people, the measured errors are too small"
+        )
+
+
+def _few_behind(train: Part, least: int) -> Iterator[str]:
+    whose = train.persons
+    behind, one = (len(train), "sample") if whose is None else (num_persons(whose), "person")
+    if behind < least:
+        yield (
+            f"every round sends an update made from only {counted(behind, one)}, fewer than "
+            f"min_samples = {least}: samples may be reconstructed from it. The silo can also test "
+            f"without training; see {page('Test a model without training')}"
         )
 
 

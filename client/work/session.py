@@ -246,7 +246,7 @@ def open_sessions(settings: Sequence[SiloSettings]) -> list[Session]:
     except ValueError as error:
         raise SettingsError(str(error)) from None
     task = load_task(common.task)
-    settings = [_parted(task, own) for own in settings]
+    settings = [parted(task, own) for own in settings]
     if not (names := families_of(task)):
         return _opened(task, settings, device)
     opened = zip(*(_opened(of_family(task, n), settings, device) for n in names), strict=True)
@@ -297,7 +297,7 @@ def _opened(task: Task, settings: Sequence[SiloSettings], device: torch.device) 
     return sessions
 
 
-def _parted(task: Task, own: SiloSettings) -> SiloSettings:
+def parted(task: Task, own: SiloSettings) -> SiloSettings:
     """Let a silo that only tests choose its group on half of its data, unless it says otherwise."""
     said = {"test-share", "test-data", "fold"} & own.options.keys()
     if not own.tests or said or "test-share" not in getattr(task, "options", ()):

@@ -214,7 +214,7 @@ network = "mclr"
         (
             [(1, 7, "yes"), (2, 7, "no"), (3, 7, "yes"), (4, 7, "no"), (5, 8, "no")],
             [
-                "every round sends an update made from only 3 samples, which",
+                "every round sends an update made from only 3 samples, fewer than min_samples",
                 "only 3 training samples",
                 "only 2 test samples",
             ],
@@ -222,7 +222,7 @@ network = "mclr"
         (
             [(1, 7, "yes"), (2, 8, "yes")],
             [
-                "every round sends an update made from only 1 sample, which",
+                "every round sends an update made from only 1 sample, fewer than min_samples",
                 "only 1 training sample: a model learns little",
                 "only 1 test sample: measurements on",
             ],
@@ -275,6 +275,8 @@ FOLLOW = "label counts:       their totals follow exactly from the sums"
 @pytest.mark.parametrize(("network", "learns"), [("trees-4x3", False), ("any-4x3", True)])
 def test_it_names_the_sums_by_which_trees_grow(network: str, learns: bool, tmp_path: Path) -> None:
     text = said_of_blood(tmp_path, network, policy=Policy(sums=("trees",)))
+    few = said_of_blood(tmp_path, network, policy=Policy(sums=("trees",), min_samples=101))
+    assert ("an update made from only 80 samples" in few) is learns
     size = 2 * 65 * 7 * 3 * 8  # columns · bins · nodes · sums · bytes
     assert f"at most {size:,} bytes per tree with 64 bins" in text
     assert f"{FOLLOW} for trees" in text and "warning " not in text
@@ -292,7 +294,8 @@ def test_it_warns_of_a_task_with_trees_whose_sums_the_policy_does_not_allow(
     assert 'until sums = ["trees"] in silo.toml' in line
     assert ("task.family = network" in line) is network.startswith("any")
     assert "bytes per tree" not in text and FOLLOW not in text
-    assert "warning " not in said_of_blood(tmp_path, network, role="evaluate")
+    tests = {"role": "evaluate", "policy": Policy(min_samples=101)}
+    assert "warning " not in said_of_blood(tmp_path, network, **tests)
 
 
 def test_values_that_are_missing_do_not_hide_the_range_of_the_others(tmp_path: Path) -> None:
@@ -335,10 +338,8 @@ def test_a_folder_without_its_option_is_refused_with_the_option(
     assert said.count("To name a silo's folder, use --home FOLDER") == 1 and str(tmp_path) in said
 
 
-@pytest.mark.parametrize(("train", "said"), [(1, "1 sample,"), (2, "2 samples,"), (5, "")])
-def test_a_silo_that_hardly_trains_is_told_that_it_sends_those_samples(
-    train: int, said: str
-) -> None:
+@pytest.mark.parametrize(("train", "said"), [(1, "1 sample,"), (63, "63 samples,"), (64, "")])
+def test_a_silo_is_told_that_an_update_of_few_samples_leaves(train: int, said: str) -> None:
     """As one may set it up that only wants to test."""
     settings = SiloSettings("a", options={"train": train, "test": 30}, device="cpu")
     warned = [line for line in check(settings) if "made from" in line]

@@ -353,15 +353,13 @@ def test_persons_in_both_of_two_files_are_counted(tmp_path: Path) -> None:
     some = file.read_text().splitlines()
     (tmp_path / "test.csv").write_text("\n".join(some[: 1 + 7 * ROWS]))
     session = session_with(tmp_path, **{"test-data": str(tmp_path / "test.csv")})
-    lines = list(warnings_of(session.task, session.data))
+    lines = list(warnings_of(session))
     assert any(
         one.startswith("7 persons have samples in both the training and the") for one in lines
     )
     (tmp_path / "test.csv").write_text("\n".join(some[: 1 + ROWS]).replace(KEY, "new"))
     session = session_with(tmp_path, **{"test-data": str(tmp_path / "test.csv")})
-    assert not any(
-        "in both the training and" in one for one in warnings_of(session.task, session.data)
-    )
+    assert not any("in both the training and" in one for one in warnings_of(session))
 
 
 def test_epsilon_is_said_to_be_of_one_sample(tmp_path: Path) -> None:

@@ -6,12 +6,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from flwr.app import ConfigRecord
 from safetensors.numpy import load_file
 
 from coterie import wire
+from coterie.client.home.folder import Home
 from coterie.client.home.settings import SettingsError, SiloSettings
 from coterie.client.ledger import read
-from coterie.client.work.card import read_card
+from coterie.client.work.card import card_of, keep_model, read_card
+from coterie.client.work.measure import evaluate_in_full
+from coterie.client.work.session import open_session
+from coterie.client.work.weights import read_weights
 from coterie.features.unlabelled.testing import Fit, words
 from coterie.server.machine.local import SiloSpec
 from coterie.server.report.command import write_report
@@ -182,10 +187,10 @@ def test_a_role_that_does_not_fit_is_refused() -> None:
 
 def test_a_table_needs_no_training_file(tmp_path: Path) -> None:
     (tmp_path / "t.toml").write_text(
-        'kind = "table"\nname = "t"\ntarget = "y"\nclasses = ["0", "1"]\nnumeric = ["x"]\n'
+        'kind = "table"\nname = "t"\ntarget = "y"\nclasses = ["0", "1", "2"]\nnumeric = ["x"]\n'
         'network = "mclr"\n'
     )
-    rows = "".join(f"{i % 7},{i % 2}\n" for i in range(40))
+    rows = "".join(f"{i % 7},{i % 3}\n" for i in range(48))
     (tmp_path / "t.csv").write_text("x,y\n" + rows)
     home = tmp_path / "home"
     home.mkdir()
@@ -196,7 +201,16 @@ def test_a_table_needs_no_training_file(tmp_path: Path) -> None:
     said = coterie("silo", "check", "--home", str(home))
     assert said.returncode in (0, 1), said.stderr
     assert "it only tests" in said.stdout and "one epoch" not in said.stdout
-    assert "20 samples" in said.stdout
+    assert "24 samples" in said.stdout
+    session = open_session(Home(home).settings())
+    model = read_weights(session.model)
+    tested = evaluate_in_full(session.task, session.model, session.data)
+    config = ConfigRecord({wire.RUN: "run-1", wire.ROUND: 1, wire.ROUNDS: 1})
+    keep_model(str(home), card_of(session, config, model, tested), model)
+    answered = coterie("silo", "predict", "--home", str(home))
+    assert answered.stderr.startswith("24 samples; ") and "changed since" not in answered.stderr
+    asked = coterie("silo", "calibrate", "--home", str(home))
+    assert "12 of the 24 test samples" in asked.stdout, asked.stderr
 
 
 def test_the_reason_says_how_sure_a_place_is() -> None:
