@@ -65,7 +65,7 @@ def _kept(file: Path) -> tuple[str, float]:
     """Return when a run kept a model: later changes to its card do not count."""
     try:
         return read_card(file).kept, file.stat().st_mtime
-    except CardError:
+    except SettingsError:
         return "", 0.0
 
 

@@ -129,7 +129,7 @@ class Pooling(Stage):
         if not mine.penalty:
             return own
         grouped = [n for g in scene.algorithm.groups(scene.state) if len(g) > 1 for n in g]
-        return {**own, **dict.fromkeys(grouped, _entries(mine.penalty))}
+        return {**dict.fromkeys(grouped, _entries(mine.penalty)), **own}
 
 
 def _entries(penalty: float) -> Config:

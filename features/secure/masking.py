@@ -45,6 +45,12 @@ class Masking(Stage):
         secrets = own_secrets(request)
         peers = checked_peers(request, secrets)
         block, memory = _block(request, peers), own_memory(request)
+        try:  # also if the answer is a refusal: the block's other silos may have answered
+            memory.bind_over(rows_in(request), block)
+        except OSError as error:
+            raise RefusedError(
+                f"silo {secrets.name!r} does not take part in the sum: {error}."
+            ) from None
         content = work(request)
         words = _encoded(request, content, how)
         mask = _digest(request, peers)
@@ -54,12 +60,6 @@ class Masking(Stage):
                 "was asked the same again, and its answer is another one now: under the same mask "
                 "the difference would show. Start a new run."
             )
-        try:  # before anything leaves
-            memory.bind_over(rows_in(request), block)
-        except OSError as error:
-            raise RefusedError(
-                f"silo {secrets.name!r} does not take part in the sum: {error}."
-            ) from None
         _mask(words, secrets, peers, mask)
         said = dict(content.config_records.get(wire.CONFIG, {}))
         sent = {name: one for name, one in content.items() if name not in content.array_records}

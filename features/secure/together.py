@@ -111,8 +111,11 @@ def planned(here: Mapping[str, Member], bound: Mapping[str, Names]) -> Together:
     }
     # After a crash some silos of a block do not know it yet: the others speak for them, or their
     # block is the one that is planned anyway.
-    blocks = sorted(one for one in whole if 2 * sum(n in bound for n in one) > len(one))
-    taken = {name for block in blocks for name in block}
+    blocks, taken = list[Names](), set[str]()
+    for block in sorted(whole):
+        if 2 * sum(name in bound for name in block) > len(block) and taken.isdisjoint(block):
+            blocks.append(block)
+            taken |= set(block)
     alone = {name: block for block in whole - set(blocks) for name in block if name in bound}
     free = [n for n in sorted(here) if n not in taken and (n not in bound or n in alone)]
     while few := [name for name in free if max(FEWEST, here[name].minimum) > len(free)]:

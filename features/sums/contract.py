@@ -30,7 +30,8 @@ Arrays = Mapping[str, Array]
 Layout = Mapping[str, tuple[int, ...]]
 """Shape of every array of an answer, by name."""
 May = Callable[[NDArray[np.bool_]], str]
-"""Returns why sums over these rows (n,) may not leave a silo; empty, once they are remembered."""
+"""Returns why sums over these rows (n,) may not leave a silo; empty, once they are remembered. The
+first rows of an answer are all that it is about."""
 
 LARGEST = 1e100
 """Largest absolute value of a number in a question or an answer."""
@@ -73,12 +74,10 @@ class Answer:
         arrays: to be added to those of the others.
         words: names of what the numbers belong to, which all silos of a fit must have in common:
             from the task's declaration, never from rows.
-        rows: how many of the silo's rows are summed; None: all. It does not leave.
     """
 
     arrays: Arrays
     words: tuple[str, ...] = ()
-    rows: int | None = None
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 import numpy as np
 from flwr.app import RecordDict
+from numpy.typing import NDArray
 
 from coterie import wire
 from coterie.client.work.request import RefusedError, Request
@@ -53,6 +54,23 @@ class Side(Protocol):
         """
 
 
+def _may(request: Request, rows: Rows, least: int) -> May:
+    """Return what decides about sums over sets of rows: first all rows of the answer."""
+    whole = list[NDArray[np.bool_]]()
+
+    def may(used: NDArray[np.bool_]) -> str:
+        whole.append(used)
+        # Of masked sums only the numbers of all training rows have been compared before.
+        if request.config.get(wire.SUM) and whole[0].sum() * FEWEST_USED < len(rows):
+            return (
+                f"fewer than 1 in {FEWEST_USED} of its rows have a value in all columns, so that "
+                "the sum could be nearly another silo's. Name fewer columns"
+            )
+        return objection(request.session, rows, used, least)
+
+    return may
+
+
 def answer_sums(sides: Mapping[str, Side]) -> Callable[[Request], RecordDict]:
     """Return the handler of questions to these families, by name."""
 
@@ -72,17 +90,8 @@ def answer_sums(sides: Mapping[str, Side]) -> Callable[[Request], RecordDict]:
         try:
             rows = rows_of(session)
             with np.errstate(over="ignore", invalid="ignore"):  # the check names what is too large
-                answer = side.answer(
-                    question, rows, least, lambda used: objection(session, rows, used, least)
-                )
+                answer = side.answer(question, rows, least, _may(request, rows, least))
             check_answer(side.family(question.settings), question, answer, len(rows))
-            used = len(rows) if answer.rows is None else answer.rows
-            # Of masked sums only the numbers of all training rows have been compared before.
-            if request.config.get(wire.SUM) and used * FEWEST_USED < len(rows):
-                raise FitError(
-                    f"fewer than 1 in {FEWEST_USED} of its rows have a value in all columns, so "
-                    "that the sum could be nearly another silo's. Name fewer columns"
-                )
         except TooFarError as error:
             request.refuse_for(f"cannot take part: {error}", code=wire.TOO_FAR)
         except FitError as error:

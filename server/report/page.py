@@ -93,15 +93,13 @@ def _subtitle(run: Run) -> str:
 
 def _tables(story: Story) -> dict[str, Table]:
     run, usual = story.run, defaults()
-    left_out = [
-        (one.round, name, why)
-        for one in run.rounds
-        for name, why in {**one.grouping.not_summed, **one.left_out}.items()
-    ] + [
-        (one.round, group, f"{grown} trees have grown, because rounds were lost")
-        for one in run.rounds
-        for group, grown in one.grouping.unfinished.items()
-    ]
+    left_out, unsummed = list[tuple[int, str, str]](), set[tuple[str, str]]()
+    for one in run.rounds:
+        new = one.grouping.not_summed.items() - unsummed
+        unsummed |= new
+        few = {n: f"only {grown} trees" for n, grown in one.grouping.unfinished.items()}
+        said = [*sorted(new), *one.left_out.items(), *few.items()]
+        left_out += [(one.round, name, why) for name, why in said]
     shown = left_out[-200:]
     cut = f" (the last {len(shown)} of {len(left_out)})" if len(shown) < len(left_out) else ""
     return {
@@ -207,6 +205,7 @@ def _silo_table(story: Story) -> Table:
     rows = []
     for name in story.history.order(run.silos):
         trains = name not in unlabelled and name not in testing
+        gone = "left" if trains else NO_NUMBER
         remark = [f"joined in round {joined[name]}"] if joined.get(name, 1) > 1 else []
         remark += [f"left before round {left[name]}"] if name in left and name not in now else []
         remark += ["its samples have no labels yet"] * (name in unlabelled)
@@ -221,15 +220,11 @@ def _silo_table(story: Story) -> Table:
                 lead.title: lead.text(error),
                 "local": lead.text(gains.alone.get(name)),
                 "global": lead.text(gains.common.get(name)),
-                "group": now[name][0] or "alone"
-                if name in now
-                else "left"
+                "group": now[name][0] or "alone" if name in now else gone,
+                "since round": str(since.get(name, NO_NUMBER)),
+                "training samples": decimals(run.silos[name].num_examples, 0)
                 if trains
                 else NO_NUMBER,
-                "since round": str(since.get(name, NO_NUMBER)),
-                "training samples": decimals(
-                    run.silos[name].num_examples if trains else math.nan, 0
-                ),
                 "test samples": f"{count}{wrong}" if count else NO_NUMBER,
                 f"95% interval of the {lead.title}": lead.interval(*ends) if ends else "",
                 "constant baseline": lead.text(figures.get(name, {}).get(wire.TRIVIAL)),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from coterie.server.report.race import lead_of_race
 from coterie.server.report.race_words import groups_text, listed, titles
@@ -19,7 +19,7 @@ def activity(phase: str, racing: int) -> str:
 
 
 def news(one: Round, before: str, lead: Lead) -> list[str]:
-    """Return the news of a round, one line each: a race and its verdict, newcomers, lost sums.
+    """Return the news of a round, one line each: a race, dropped partitions, a verdict, newcomers.
 
     ``one`` may be the report that follows the last round; ``before`` is the previous phase.
     """
@@ -34,16 +34,17 @@ def news(one: Round, before: str, lead: Lead) -> list[str]:
     for name, own in grouping.placed.items():
         joins = f"joins {listed(own.group)}" if own.joins else "stays alone"
         lines.append(f"newcomer {name} {joins}")
-    lines += [
-        f"rows of {name} are not in the sums of trees: {why}"
-        for name, why in grouping.not_summed.items()
-    ]
-    lines += [
-        f"trees of {group}: {count} have grown, because rounds were lost. `coterie run continue` "
-        "adds rounds for the others"
-        for group, count in grouping.unfinished.items()
-    ]
     return lines
+
+
+def of_trees(one: Round, unsummed: Mapping[str, str]) -> list[str]:
+    """Return the news of trees, one line each; ``unsummed`` is new: silo → why it is in no sum."""
+    return [f"{name} is in no sum of trees: {why}" for name, why in unsummed.items()] + [
+        f"trees of {group}: {count} have grown, because the group lost rounds or began late. "
+        "`coterie run continue` adds rounds for the others"
+        for group, count in one.grouping.unfinished.items()
+        if not one.final
+    ]
 
 
 def _verdict_line(verdict: Verdict, lead: Lead) -> str:

@@ -105,8 +105,7 @@ def _news(progress: Progress, event: Event) -> list[str]:
         return []
     with suppress(FederationError):  # a damaged record costs only these lines
         lines = race_news.news(event.report, progress.spent_on[0], progress.lead)
-        lines = [line for line in lines if line not in progress.news]
-        progress.news.update(lines)
+        lines += race_news.of_trees(event.report, progress.unsummed_now)
         return [f"{progress.title}: {line}" for line in lines]
     return []
 

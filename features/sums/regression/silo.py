@@ -70,7 +70,7 @@ class Regressing:
         sums = sums_of(design, model, question.arrays, least)
         if why := may(design.used):
             raise FitError(why)
-        return Answer(sums, design.words, int(design.used.sum()))
+        return Answer(sums, design.words)
 
 
 def _survival(question: Question, rows: Rows, least: int, may: May) -> Answer:

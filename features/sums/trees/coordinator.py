@@ -159,7 +159,8 @@ class Trees(Growth, Algorithm[TreesState]):
 
     def own_entries(self, state: TreesState) -> Mapping[str, Config]:
         """Return the entry for silos alone, which grow their trees at home."""
-        return dict.fromkeys(self._at_home(state), self.entry_at_home())
+        held = {n for n, model in state.members.models.items() if isinstance(model, AtHome)}
+        return dict.fromkeys(sorted(held.union(self._at_home(state))), self.entry_at_home())
 
     @property
     def given(self) -> tuple[Group, ...]:
@@ -253,12 +254,17 @@ class Trees(Growth, Algorithm[TreesState]):
     def absorb(self, state: TreesState, updates: Updates, now: Round) -> TreesState:
         """Give every silo its group's trees; what it sent back is not used.
 
-        Trials that silos were asked about before the training are not kept.
+        A silo that has trees at home holds these until its group's are complete. Trials that silos
+        were asked about before the training are not kept.
         """
+        home = self.own_entries(state)
         held: dict[str, Model] = {
-            name: self._of(state, group).trees for group in state.members.groups for name in group
+            name: AtHome(name, state.members.initial)
+            if self._is_alone(group, state) or (name in home and not self._of(state, group).whole)
+            else self._of(state, group).trees
+            for group in state.members.groups
+            for name in group
         }
-        held |= {name: AtHome(name, state.members.initial) for name in self._at_home(state)}
         tried = {} if self.boosted_on_trial(state) else state.tried
         return replace(state, members=state.members.holding(held), tried=tried)
 
@@ -279,13 +285,14 @@ class Trees(Growth, Algorithm[TreesState]):
             **({"trees-enough": most} if most else {}),
             **({"not-summed": dict(state.lost)} if state.lost else {}),
             **({"unfinished": dict(state.unfinished)} if state.unfinished else {}),
-            **({"at-home": alone} if (alone := self._at_home(state)) else {}),
+            **({"at-home": sorted(alone)} if (alone := self.own_entries(state)) else {}),
         }
 
     def complete(self, state: TreesState) -> str:
         grown = state.grown
         together = [("*",)] if len(state.members.sizes) > 1 else []
-        groups = [group for group in self.given if len(group) > 1] if self.given else together
+        here = state.members.sizes.keys()
+        groups = [own for own in self.given if len(here & set(own)) > 1] if self.given else together
         known = {",".join(group) for group in groups} <= grown.keys()
         if not known or not all(own.whole for own in grown.values()):
             return ""
@@ -300,7 +307,7 @@ class Trees(Growth, Algorithm[TreesState]):
         alone -= {group[0] for group in self.given if len(group) == 1}
         found = dict.fromkeys(unknown, "given-groups names it, and no such silo has joined.")
         for name in alone if unknown else ():
-            why = "no other silo of its group has joined" if name in named else "no group names it"
+            why = "no other silo of its group is here" if name in named else "no group names it"
             found[name] = f"{why} (given-groups), so it grows trees at home."
         return dict(sorted(found.items()))
 
@@ -312,8 +319,9 @@ class Trees(Growth, Algorithm[TreesState]):
         return ",".join(own)
 
     def _is_alone(self, group: Group, state: TreesState) -> bool:
-        """Return whether a group is one silo, and has no trees that others grew with it."""
-        return len(group) == 1 and not self._of(state, group).edges
+        """Return whether a group is one silo, and no others of it have grown trees with it."""
+        key = self._key(group)
+        return len(group) == 1 and (key == group[0] or not self._of(state, group).edges)
 
     def _at_home(self, state: TreesState) -> list[str]:
         """Return silos that grow trees at home."""

@@ -104,7 +104,8 @@ class Progress:
     joined: dict[str, int] = field(default_factory=dict)
     left: dict[str, int] = field(default_factory=dict)
     left_out: list[str] = field(default_factory=list)
-    news: set[str] = field(default_factory=set)
+    unsummed: dict[str, str] = field(default_factory=dict)
+    unsummed_now: Mapping[str, str] = field(default_factory=dict)
     errors: dict[str, float] = field(default_factory=dict)
     evaluated: int = 0
     samples: dict[str, float] = field(default_factory=dict)
@@ -173,6 +174,9 @@ class Progress:
     def _feed_phase(self, report: Round) -> None:
         with suppress(FederationError):  # a damaged record costs only these words
             grouping = report.grouping
+            new = grouping.not_summed.items() - self.unsummed.items()
+            self.unsummed_now = dict(sorted(new))
+            self.unsummed |= self.unsummed_now
             if grouping.phase:
                 self.spent_on = self.phase or "look", self.racing
                 self.phase, self.racing = grouping.phase, len(grouping.entrants)

@@ -124,6 +124,11 @@ PLANS: dict[str, tuple[dict[str, int], dict[str, str], str]] = {
         dict.fromkeys("ab", "abc"),
         "abc de",
     ),
+    "two blocks share a silo": (
+        {"a": 2, "b": 2, "c": 2, "d": 2, "e": 2},
+        {"a": "abc", "b": "abc", "d": "cde", "e": "cde"},
+        "abc",
+    ),
     "one states far too many rows": ({"a": 2, "b": 2, "heavy": 2}, {}, "ab"),
 }
 
@@ -327,7 +332,9 @@ def test_a_column_that_few_rows_have_is_in_no_sum(tmp_path: Path) -> None:
     file.write_text("\n".join(",".join(row) for row in [head, *rare]))
     liar = Liar(nodes)
     assert "fewer than 1 in 4" in reason(liar.ask("b", "bcd", columns=("dose",)))
+    assert "only together with all of b, c, d" in reason(liar.ask("b", "abc")), "as the others are"
     assert not liar.ask("b", "bcd").has_error()
+    assert len(list((tmp_path / "sites" / "b" / "answered").rglob("*.npy"))) == 1
 
 
 def test_a_mask_hides_one_answer_only(tmp_path: Path) -> None:

@@ -81,7 +81,7 @@ def test_trees_of_a_lost_round_grow_in_a_later_one_or_the_run_says_so(tmp_path: 
         counts = [one.details["trees"] for one in found.rounds]
         assert counts[int(max(lost)) - 1] == {"a,b": 2 * int(max(lost)), "c,d": behind}
         assert counts[-1] == {"a,b": 10, "c,d": last}
-        said = [line for line in lines_of(found) if "rounds were lost" in line]
+        said = [line for line in lines_of(found) if "began late" in line]
         assert ["c,d: 8 of 10 have grown" in line for line in said] == [True] * (last == 8)
 
 
@@ -106,9 +106,8 @@ def test_silos_whose_given_group_has_no_other_grow_trees_at_home_and_the_screen_
     assert len({node_id for _, node_id in asked(grid)}) == 2, "of a and b"
     assert found.rounds[-1].details["at-home"] == ["c", "gamma"]
     said = [line for line in lines_of(found) if "given-groups" in line]
-    assert [line.partition("rows of ")[2].partition(" ")[0] for line in said] == [
-        *("c", "gama", "gamma", "nobody")
-    ], "each once"
+    named = [line.removeprefix("run: ").split(" ")[0] for line in said]
+    assert named == ["c", "gama", "gamma", "nobody"], "each once"
 
 
 def test_silos_that_answer_for_no_sums_grow_trees_at_home_and_a_later_round_asks_again(
@@ -122,7 +121,28 @@ def test_silos_that_answer_for_no_sums_grow_trees_at_home_and_a_later_round_asks
     assert found.rounds[-1].groups == (("a",), ("b",), ("c",))
     kept = (tmp_path / "home-a" / "models").rglob("*.safetensors")
     assert all((load_file(file)["feature"] >= 0).any() for file in kept)
-    assert any("rows of a are not in the sums" in line for line in lines_of(found))
+    assert any("a is in no sum of trees" in line for line in lines_of(found))
+
+
+def test_a_group_that_begins_late_takes_no_complete_trees_away(tmp_path: Path) -> None:
+    nodes = [node | QUIET for node in sites(tmp_path, {"a": 200, "b": 200, "c": 200, "d": 200})]
+    now = {"round": ""}
+
+    def before(messages: list[Message]) -> None:
+        now["round"] = messages[0].metadata.group_id
+
+    def change(silo: str, reply: Message) -> Message:
+        if silo in "cd" and now["round"] in {"1", "2", "3", "4"} and "sums" in reply.content:
+            del reply.content["sums"]
+        return reply
+
+    keys = {**FEW_BINS, "rounds": 5, "given-groups": "a,b;c,d"}
+    found = run(tmp_path / "run", Tap(nodes, before=before, change=change), **keys)
+    alone = run(tmp_path / "alone", nodes, **{**keys, "given-groups": "each"})
+    assert found.rounds[-1].details["trees"] == {"a,b": 10, "c,d": 2}
+    for one in found.rounds[1:]:
+        for name in "cd":
+            assert one.evaluation[name][1:] == alone.rounds[-1].evaluation[name][1:], one.round
 
 
 @pytest.mark.parametrize("strategy", [Trees(), Auto(), FedCollab()])
