@@ -19,7 +19,7 @@ ALMOST = 0.9
 ALIKE, FEWEST_TURNS = 0.5, 20
 """Above this correlation, neighbouring rows have similar targets. With fewer changes of direction,
 the file is sorted by the target."""
-PERIODS = 32
+PERIODS = 16
 """Fewest blocks of a table in the order of time."""
 SENTINEL = re.compile(r"-(1|([789])\2*)")
 """Numbers such as -1 and -999 stand for a missing value, even if there is only one."""

@@ -450,9 +450,9 @@ def test_neighbours_in_the_order_of_time_are_held_out_together_unless_blocks_say
 
     (said,) = warnings(over_time)
     assert said.startswith("neighbouring rows of the file have similar targets (correlation 0.")
-    assert "blocks of 8 neighbours are held out together. Set blocks under [data]" in said
+    assert "blocks of 16 neighbours are held out together. Set blocks under [data]" in said
     blocks = loaded(over_time).blocks
-    assert blocks is not None and set(np.unique(blocks, return_counts=True)[1]) == {8}
+    assert blocks is not None and set(np.unique(blocks, return_counts=True)[1]) == {16}
     assert loaded(shuffled).blocks is None
     for quiet in (shuffled, sorted(over_time), sorted(over_time)[::-1]):
         assert warnings(quiet) == []
