@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from pathlib import Path
 
 from coterie.strategies.errors import refused
@@ -19,6 +20,15 @@ def place(named: str | Path) -> Path:
         return place_of(str(named))
     except TaskError as error:
         raise refused(str(error)) from None
+
+
+def with_federation(command: str, folder: Path) -> str:
+    """Return a command line with ``--federation``, if a folder is a federation's or its run's."""
+    folder = folder.resolve()
+    for made in (folder, folder.parent.parent):
+        if (made / "coterie.toml").exists():
+            return f"{command} --federation {shlex.quote(str(made))}"
+    return command
 
 
 def default_home() -> Path:

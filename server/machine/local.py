@@ -20,6 +20,7 @@ from coterie.engine.port import Engine
 from coterie.server.machine.link import Control, bundle_of_app, control
 from coterie.server.machine.superlink import Ports, SuperLink
 from coterie.server.runs.config import RunConfig
+from coterie.server.runs.going_on import resume_command
 from coterie.server.runs.record import Event
 from coterie.server.runs.record.follow import events
 from coterie.server.runs.run import run_folder
@@ -301,7 +302,7 @@ def follow_run(
             found = calls.runs(run_id)
         except FederationError as error:
             away = time.monotonic() - seen
-            again = f"start it, and continue with `coterie run resume {folder.name}`"
+            again = f"start it, and continue with `{resume_command(folder)}`"
             if begun and away > DEAD_S and held_by(folder) is None:
                 return f"the SuperLink does not answer, and the run's process has ended: {again}"
             if away > SUPERLINK_AWAY_S:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from coterie.features.evaluation.coordinator import read_judgement
 from coterie.features.statistics.survey import FILE as STATISTICS
 from coterie.features.statistics.survey import read_survey
 from coterie.pictures.page import Page, Picture, render, save
+from coterie.server.paths import with_federation
 from coterie.server.report.contribution import build_contribution_page, contribution_summary
 from coterie.server.report.dossier import build_dossier
 from coterie.server.report.evaluation import build_evaluation_page, evaluation_summary
@@ -125,14 +127,19 @@ def of_command(folder: Path) -> tuple[Page, dict[str, Any]] | None:
     if (folder / EVALUATION).exists():
         judgement, lead = read_judgement(folder / EVALUATION), read_run(folder, brief=True).lead
         page = build_evaluation_page(judgement, lead, folder.name)
-        return page, evaluation_summary(judgement, lead)
+        return _named_in(page, folder), evaluation_summary(judgement, lead)
     if (folder / CONTRIBUTION).exists():
         judgement, run = read_judgement(folder / CONTRIBUTION), read_run(folder, brief=True)
         return build_contribution_page(judgement, run), contribution_summary(judgement, run)
     if (folder / SUMS).exists():
         fitted = read_fitted(folder / SUMS)
-        return page_of_fits(fitted, folder.name), summary_of_fits(fitted)
+        return _named_in(page_of_fits(fitted, folder.name), folder), summary_of_fits(fitted)
     return None
+
+
+def _named_in(page: Page, folder: Path) -> Page:
+    commands = {what: with_federation(line, folder) for what, line in page.commands.items()}
+    return replace(page, commands=commands)
 
 
 def _write_of_command(

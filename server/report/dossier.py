@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from coterie import wire
 from coterie.pictures.document import Section, render_document
 from coterie.pictures.page import Page, Table
+from coterie.server.paths import with_federation
 from coterie.server.report.final import learned_nothing
 from coterie.server.report.page import build_page, repeat_command
 from coterie.server.report.race import thin_evidence
@@ -86,7 +87,8 @@ def _development(story: Story, page: Page) -> Section:
     facts = [
         f"(a) Federated learning with the strategy {run.strategy}, {len(run.rounds)} of "
         f"{run.planned_rounds or '?'} rounds. Command: {repeat_command(run)}",
-        f"(b) Groups at the end: {_groups(run)}. Why: coterie runs explain {run.name}",
+        f"(b) Groups at the end: {_groups(run)}. Why: "
+        + with_federation(f"coterie runs explain {run.name}", run.folder),
         f"(c) {wire.counted(len(run.silos), 'silo')}, {duration(run.seconds)}, {bytes_of(to)} sent "
         f"to silos, {bytes_of(back)} received.",
         *(f"(g) {one}" for one in _measured(run)),

@@ -10,6 +10,7 @@ from typing import Any
 
 from coterie import wire
 from coterie.pictures.page import Fold, Page, Picture, Table
+from coterie.server.paths import with_federation
 from coterie.server.report import auto, costs, importance, similarity, training
 from coterie.server.report.answer import MOST_NAMED, detail_of, figures_of, interval_of, lead_of
 from coterie.server.report.explain import unlabelled_in
@@ -289,10 +290,9 @@ def _commands(story: Story) -> dict[str, str]:
         (of_all, story.common, "--baseline-global", "Global model"),
     ):
         if run.strategy and not has(run, keys) and known is None:
-            commands[
-                f"{what}, to compare with (then: coterie runs report {shlex.quote(run.name)} "
-                f"{option} RUN)"
-            ] = repeat_command(run, keys)
+            then = f"coterie runs report {shlex.quote(run.name)} {option} RUN"
+            title = f"{what}, to compare with (then: {with_federation(then, run.folder)})"
+            commands[title] = repeat_command(run, keys)
     return commands
 
 
@@ -312,10 +312,7 @@ def repeat_command(run: Run, other: Keys | None = None) -> str:
         if not skipped and key not in others and usual.get(key) != value:
             text = str(value).lower() if isinstance(value, bool) else str(value)
             line += ["--set", f"{key}={text}"]
-    federation = run.folder.resolve().parent.parent
-    if (federation / "coterie.toml").exists():
-        line += ["--federation", str(federation)]
-    return shlex.join(line)
+    return with_federation(shlex.join(line), run.folder)
 
 
 MAKERS: Sequence[Callable[[Story], Picture | str | None]] = (

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from coterie import wire
+from coterie.server.paths import with_federation
 from coterie.server.report import families
 from coterie.server.report.gains import grows_trees
 from coterie.server.report.race_words import groups_text, listed, own_parts, taking, titles
@@ -73,10 +74,11 @@ def thin_evidence(run: Run) -> str:
     if not rivals:
         return ""
     result = "training alone" if alone else "the groups"
+    explain = with_federation(f"coterie runs explain {run.name}", run.folder)
     return (
         f"the evidence for {result} is thin: with {_count(verdict.judges, 'silo')} it may be "
         f"chance that {titles(verdict.entrants)[verdict.winner]} is not worse than "
-        f"{listed(rivals)}. `coterie runs explain {run.name}` shows the figures."
+        f"{listed(rivals)}. `{explain}` shows the figures."
     )
 
 

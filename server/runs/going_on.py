@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from coterie.features.stopping.coordinator import Stopping
-from coterie.server.paths import place
+from coterie.server.paths import place, with_federation
 from coterie.server.runs.checkpoint import Checkpoints
 from coterie.server.runs.config import COMMANDS, RunConfig
 from coterie.server.runs.record import EVENTS, OWN_APP, Run, reading
@@ -117,7 +117,7 @@ def earlier_run(config: RunConfig, folder: Path) -> tuple[Run, RunConfig]:
     for why in _why_closed(run, before):
         raise refused(
             f"the run in {folder} gets no more rounds: {why}. {_new_run(folder)} Or all of them: "
-            f"`coterie run --from {folder.name}`."
+            f"`{with_federation(f'coterie run --from {folder.name}', folder)}`."
         )
     after = _longer(before, before.rounds + config.more_rounds)
     return replace(run, config=after.plain()), after
@@ -139,9 +139,14 @@ def complete(folder: Path) -> Run:
     if run.status != "completed":
         raise refused(
             f"the run in {folder} is {run.status} after {len(run.rounds)} of {run.planned_rounds} "
-            f"rounds. Finish it first: `coterie run resume {folder.name}`."
+            f"rounds. Finish it first: `{resume_command(folder)}`."
         )
     return run
+
+
+def resume_command(folder: Path) -> str:
+    """Return the command that continues an interrupted run."""
+    return with_federation(f"coterie run resume {folder.name}", folder)
 
 
 def _why_closed(run: Run, config: RunConfig) -> Iterator[str]:

@@ -16,6 +16,7 @@ from coterie.features.evaluation.coordinator import (
     require_models,
 )
 from coterie.features.unlabelled.placing import shown
+from coterie.server.paths import with_federation
 from coterie.server.runs.checkpoint import Checkpoints
 from coterie.server.runs.config import RunConfig
 from coterie.server.runs.going_on import CHECKPOINTS, complete, model_file, recorded_config
@@ -53,7 +54,7 @@ def judged(config: RunConfig, folder: Path) -> Judged:
     if (folder / FILE).exists() and read_judgement(folder / FILE).models != found.judgement.models:
         raise refused(
             f"the models of {config.parent} have changed since this run began. Start a new one: "
-            f"`coterie evaluate {config.parent}`."
+            f"`{with_federation(f'coterie evaluate {config.parent}', folder)}`."
         )
     return found
 

@@ -36,6 +36,7 @@ from coterie.server.runs.going_on import (
     begin,
     earlier_run,
     model_file,
+    resume_command,
     with_groups_of,
 )
 from coterie.server.runs.initial import initial_arrays, started_from
@@ -246,8 +247,7 @@ def execute(
         except OSError as error:
             failure = FederationError(
                 f"the record in {folder} cannot be written: {why_unwritten(error)}. Committed "
-                "rounds are safe: free space and continue with `coterie run resume "
-                f"{folder.name}`."
+                f"rounds are safe: free space and continue with `{resume_command(folder)}`."
             )
             record.fail(failure)
             raise failure from error

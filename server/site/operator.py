@@ -10,6 +10,7 @@ from rich.console import Console
 
 from coterie import wire
 from coterie.engine.control import Node
+from coterie.server.paths import with_federation
 from coterie.server.site import audit, enrolled, statement, upgrade, withdrawal
 from coterie.server.site.contacts import Contacts, Served
 from coterie.server.site.coordinator import answers, sync_superlink
@@ -66,10 +67,11 @@ def enrol_silo(made: Federation, text: str, *, who: str = "") -> tuple[list[str]
         entry = enrolled.enrol(made.roster, request)
     _, reason = _update_superlink(made)
     later = f"{reason}. The silo will be accepted after the SuperLink's next start."
+    remove = f"coterie members remove {entry.name}"
     lines = [
         f"{entry.name} is enrolled. Key fingerprint: {entry.fingerprint}",
         "Compare it with the silo's, for example by telephone. If it differs, run: "
-        f"coterie members remove {entry.name}",
+        + (remove if who else with_federation(remove, made.folder)),
         *([later] if reason else []),
         f"CA fingerprint: {_ca_fingerprint(made)}. Send the silo this line:",
     ]

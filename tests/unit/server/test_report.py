@@ -24,6 +24,7 @@ from coterie.server.report.explain import print_explanation
 from coterie.server.report.final import print_final
 from coterie.server.report.history import follow_groups
 from coterie.server.report.page import build_page, make_pictures, repeat_command, summary
+from coterie.server.runs.going_on import complete
 from coterie.server.runs.record import Round, read_run
 from coterie.server.site.federation import create
 from coterie.strategies.errors import FederationError
@@ -536,11 +537,20 @@ def test_the_command_repeats_what_is_not_a_default(runs: Path) -> None:
     assert page.title.startswith("a b on ") and page.subtitle.startswith(f"run {run.name} · ")
 
 
+def unfinished(folder: Path) -> Path:
+    return changed(folder, lambda record: record.update(status="stopped"))
+
+
 def test_how_to_repeat_a_run_of_a_federation_names_it(tmp_path: Path) -> None:
     run = read_run(write_run(tmp_path / "study" / "runs" / "r", num_silos=2, num_rounds=2))
     assert "--federation" not in repeat_command(run)
     (tmp_path / "study" / "coterie.toml").touch()
-    assert repeat_command(run).endswith(f" --federation {tmp_path / 'study'}")
+    where = f" --federation {tmp_path / 'study'}"
+    assert repeat_command(run).endswith(where)
+    titles = build_page(build_story(run)).commands
+    assert f"coterie runs report r --baseline-local RUN{where})" in str(list(titles))
+    with pytest.raises(FederationError, match=f"`coterie run resume r{where}`"):
+        complete(unfinished(run.folder))
 
 
 def test_work_beside_the_training_is_in_what_the_run_cost(runs: Path, tmp_path: Path) -> None:
