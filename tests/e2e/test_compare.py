@@ -10,6 +10,7 @@ import pytest
 from rich.console import Console
 
 from coterie.server.study.compare import compare
+from tests.tables import declaration
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -62,15 +63,7 @@ def test_a_federation_of_processes_gives_the_models_and_errors_of_one_process(
         assert one["model-hashes"] == other["model-hashes"], record.name
 
 
-TABLE = """
-kind = "table"
-name = "study"
-target = "ill"
-classes = ["no", "yes"]
-numeric = ["age", "dose"]
-network = "mclr"
-scale = "federation"
-"""
+TABLE = declaration("age", "dose", scale="federation")
 
 
 @pytest.mark.nightly

@@ -16,16 +16,10 @@ from coterie.features.secure.sketches import Sketch, measure
 from coterie.strategies import FederationError
 from tests.contract.hostile.test_sketches import correlation, filled, flat_of
 from tests.kit import TRAINING, answer, ask, initial, model_in, run, train
+from tests.tables import declaration
 
 COLUMNS, ROWS = 12, 200
-STUDY = f"""
-kind = "table"
-name = "study"
-target = "ill"
-classes = ["no", "yes"]
-numeric = [{", ".join(f'"x{i}"' for i in range(COLUMNS))}]
-network = "mclr"
-"""
+STUDY = declaration(*(f"x{i}" for i in range(COLUMNS)))
 
 
 @pytest.fixture

@@ -18,6 +18,7 @@ from coterie.client.home.settings import SettingsError, SiloSettings
 from coterie.client.prepare import prepare
 from coterie.client.resident.serve import _own
 from tests.conftest import silo
+from tests.tables import declaration
 
 DIGITS = {"train": 40, "test": 30}
 
@@ -190,14 +191,7 @@ def test_its_lines_are_as_wide_as_the_terminal_and_no_word_is_cut(
         assert lines[lines.index(learned[0]) + 1].startswith(" " * 22)
 
 
-BLOOD = """
-kind = "table"
-name = "blood"
-target = "ill"
-classes = ["no", "yes"]
-numeric = ["age", "iron"]
-network = "mclr"
-"""
+BLOOD = declaration("age", "iron", name="blood")
 
 
 @pytest.mark.parametrize(

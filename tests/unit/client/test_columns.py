@@ -24,16 +24,9 @@ from coterie.strategies import FederationError
 from coterie.tasks import TaskError, load_task
 from tests.conftest import arrays_of, assert_equal_models
 from tests.kit import CutGrid, PowerCutError, Tap, restart_silos, run
+from tests.tables import declaration
 
-STUDY = """
-kind = "table"
-name = "study"
-target = "ill"
-classes = ["no", "yes"]
-numeric = ["age", "dose", "site"]
-network = "mclr"
-scale = "federation"
-"""
+STUDY = declaration("age", "dose", "site", scale="federation")
 NAMES = "abc"
 KEYS = {
     **{"task": "study", "rounds": 2, "local-epochs": 1, "batch-size": 8, "seed": 1},

@@ -31,6 +31,7 @@ from coterie.wire import model_hash
 from tests import commands
 from tests.conftest import assert_equal_models, digits_config, silo
 from tests.kit import Tap, answer, context, digits, record_of, run
+from tests.tables import declaration
 
 NAMES = "abc"
 
@@ -277,11 +278,7 @@ def test_a_kept_model_answers_as_on_the_day_it_was_trained(
 ) -> None:
     """Whatever has become of the silo's data and of the file that declares the task."""
     task, data, new = tmp_path / "study.toml", tmp_path / "own.csv", tmp_path / "new.csv"
-    declaration = (
-        'kind = "table"\nname = "study"\ntarget = "ill"\nclasses = ["no", "yes"]\n'
-        'numeric = ["age", "bmi"]\nnetwork = "mclr"\n'
-    )
-    task.write_text(declaration)
+    task.write_text(declaration("age", "bmi"))
     data.write_text(table_of(40))
     new.write_text("age,bmi\n30,21\n50,26\n")
     home = create(tmp_path / "a", "a", task=str(task), data=data)
@@ -305,7 +302,7 @@ def test_a_kept_model_answers_as_on_the_day_it_was_trained(
     data.unlink()
     assert asked("--input", str(new))[:2] == (0, answers)
     for before, after in (('"no", "yes"', '"yes", "no"'), ('"age", "bmi"', '"bmi", "age"')):
-        task.write_text(declaration.replace(before, after))
+        task.write_text(declaration("age", "bmi").replace(before, after))
         status, out, said = asked("--input", str(new))
         assert (status, out) == (2, "") and "has changed since the model was trained" in said
 

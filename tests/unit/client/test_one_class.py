@@ -13,15 +13,9 @@ from coterie.client.cli.check import check
 from coterie.client.home.settings import SiloSettings
 from coterie.server.runs.record import read_run
 from tests.kit import run
+from tests.tables import declaration
 
-TASK = """
-kind = "table"
-name = "ill"
-target = "ill"
-classes = ["no", "yes"]
-numeric = ["a", "b"]
-network = "mlp-64"
-"""
+TASK = declaration("a", "b", name="ill", network="mlp-64")
 
 
 @pytest.fixture

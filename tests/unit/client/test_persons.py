@@ -33,16 +33,10 @@ from coterie.features.statistics.columns import column_sums
 from coterie.features.statistics.silo import count
 from coterie.tasks.base import Column, Option, SiloData
 from tests.kit import TRAINING, ask, initial, reason, run, train
+from tests.tables import declaration
 from tests.unit.client import asked
 
-TABLE = """
-kind = "table"
-name = "study"
-target = "ill"
-classes = ["no", "yes"]
-numeric = ["age", "dose"]
-network = "mclr"
-"""
+TABLE = declaration("age", "dose")
 PERSONS, ROWS = 60, 5
 KEY = "Q7SECRET"
 """What every key of these tests begins with."""

@@ -23,15 +23,9 @@ from coterie.engine.inprocess import InProcessGrid
 from coterie.engine.port import Connection
 from tests.conftest import digits_config
 from tests.kit import ask, run
+from tests.tables import declaration
 
-DECLARED = """
-kind = "table"
-name = "stroke"
-target = "y"
-classes = ["no", "yes"]
-numeric = ["x"]
-network = "mclr"
-"""
+DECLARED = declaration("x", name="stroke", target="y")
 
 
 @pytest.fixture

@@ -40,12 +40,10 @@ from coterie.system.exposition import render
 from coterie.tasks.base import Column
 from tests.commands import Done, coterie
 from tests.kit import restart_silos, run
+from tests.tables import declaration
 from tests.unit.server.test_json import documented, fields_of
 
-STUDY = (
-    'kind = "table"\nname = "study"\ntarget = "ill"\nclasses = ["no", "yes"]\n'
-    'numeric = ["age", "bmi"]\nnetwork = "mclr"\n[categorical]\nsex = ["f", "m"]\n'
-)
+STUDY = declaration("age", "bmi", sex="fm")
 
 
 def write_table(

@@ -37,6 +37,7 @@ from coterie.server.study.comparison import (
 from coterie.strategies.errors import EXIT_CONFIG, EXIT_RUN, FederationError
 from coterie.tasks.own.declared import load_declared
 from tests.commands import coterie
+from tests.tables import declaration
 
 
 def made(
@@ -531,14 +532,7 @@ options = { data = "b.npz" }
 """
 
 
-TREES = """
-kind = "table"
-name = "study"
-target = "ill"
-classes = ["no", "yes"]
-numeric = ["p", "q", "r"]
-network = "trees-4x2"
-"""
+TREES = declaration("p", "q", "r", network="trees-4x2")
 STUDY = 'kind = "npz"\nname = "study"\nclasses = ["no", "yes"]\nshape = [3]\nnetwork = "mclr"\n'
 
 

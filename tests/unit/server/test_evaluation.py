@@ -45,18 +45,10 @@ from tests.kit import (
     restart_silos,
     run,
 )
+from tests.tables import declaration
 from tests.unit.server.test_json import documented, fields_of
 
-TABLE = """
-kind = "table"
-name = "heart"
-target = "ill"
-classes = ["no", "yes"]
-numeric = ["age", "dose"]
-network = "mclr"
-[categorical]
-sex = ["f", "m", "x"]
-"""
+TABLE = declaration("age", "dose", name="heart", sex="fmx")
 SITES: Mapping[str, tuple[int, Node]] = {
     "a1": (1, {"subgroups": "sex,age < 55 < 65,dose,height"}),
     "a2": (1, {"min-group-size": 2}),

@@ -37,19 +37,11 @@ from coterie.strategies.errors import FederationError
 from coterie.tasks.base import Column
 from tests.kit import CutGrid, PowerCutError, restart_silos, run
 from tests.kit import answer as answer_of
+from tests.tables import declaration
 
-HEART = """
-kind = "table"
-name = "heart"
-target = "ill"
-classes = ["no", "yes"]
-numeric = ["age", "creatinine", "crp"]
-network = "mclr"
-[bounds]
-age = [0, 120]
-[categorical]
-smoker = ["never", "former", "current"]
-"""
+SMOKER = ("never", "former", "current")
+HEART = declaration("age", "creatinine", "crp", name="heart", smoker=SMOKER)
+HEART += "[bounds]\nage = [0, 120]\n"
 SITES: Mapping[str, tuple[int, float, float]] = {
     "east": (120, 1.0, 1.0), "north": (300, 1.0, 0.4), "south": (260, 88.4, 0.5),
 }  # fmt: skip
@@ -336,7 +328,7 @@ def tabular(folder: Path, **policy: Any) -> dict[str, Any]:
     test.write_text("\n".join([head, *rows[-40:]]))
     (folder / "east.csv").write_text("\n".join([head, *rows[:-40]]))
     text = (folder / "heart.toml").read_text()
-    scaled = text.replace("[bounds]", 'scale = "federation"\n[bounds]')
+    scaled = text.replace("[categorical]", 'scale = "federation"\n[categorical]')
     (folder / "heart.toml").write_text(scaled)
     return {**silo, "data.test-data": str(test), "secure": "", "strategies": "", **policy}
 

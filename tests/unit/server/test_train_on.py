@@ -12,15 +12,8 @@ import pytest
 from coterie.server.runs.record import read_run
 from tests.commands import coterie
 from tests.kit import run
+from tests.tables import declaration
 
-DECLARATION = """
-kind = "table"
-name = "{name}"
-target = "ill"
-classes = ["no", "yes"]
-numeric = ["age", "dose"]
-network = "mlp-64"
-"""
 KEYS = {"local-epochs": 2, "lr": 0.1, "wait-for-silos": 5}
 NAMES = ("a", "b", "c")
 
@@ -28,7 +21,7 @@ NAMES = ("a", "b", "c")
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """A declaration, and the tables of three silos."""
-    (tmp_path / "ill.toml").write_text(DECLARATION.format(name="ill"))
+    (tmp_path / "ill.toml").write_text(declaration("age", "dose", name="ill", network="mlp-64"))
     rng = np.random.default_rng(0)
     for name in NAMES:
         age, dose = rng.normal(60, 10, 80), rng.normal(5, 2, 80)
@@ -38,19 +31,19 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def play(folder: Path, declaration: str, label: str, rounds: int) -> Path:
+def play(folder: Path, file: str, label: str, rounds: int) -> Path:
     nodes: list[dict[str, Any]] = [
         {
             "name": name,
             "home": str(folder / name),
-            "task": str(folder / declaration),
+            "task": str(folder / file),
             "data.data": str(folder / f"{name}.csv"),
             "device": "cpu",
             "threads": 1,
         }
         for name in NAMES
     ]
-    task = declaration.removesuffix(".toml")
+    task = file.removesuffix(".toml")
     run(folder / "runs" / label, nodes, run_id=42, task=task, rounds=rounds, **KEYS)
     return folder / "runs" / label
 
@@ -61,7 +54,8 @@ def test_a_new_run_begins_with_the_model_that_an_older_one_ended_with(
 ) -> None:
     first = play(folder, "ill.toml", "first", 3)
     shutil.copy(folder / kept, folder / "ill-2026.safetensors")
-    again = DECLARATION.format(name="ill-2") + 'weights = "ill-2026.safetensors"\n'
+    again = declaration("age", "dose", name="ill-2", network="mlp-64")
+    again += 'weights = "ill-2026.safetensors"\n'
     (folder / "ill-2.toml").write_text(again)
     second = play(folder, "ill-2.toml", "second", 2)
     ended, begun = read_run(first).final, read_run(second).rounds[0]

@@ -48,6 +48,7 @@ from coterie.tasks.own.declared import load_declared
 from coterie.wire.fixed import HISTOGRAMS
 from tests.conftest import assert_equal_models, silo
 from tests.kit import CutGrid, PowerCutError, Tap, ask, mean_error, restart_silos, run
+from tests.tables import declaration
 
 COLUMNS, ROWS = 6, 900
 
@@ -377,14 +378,7 @@ def test_trees_that_split_by_silo_are_those_of_one_trainer_with_that_column(
     assert np.abs(other - Ensemble.of(growing.grown.of("a")).answers(x)).mean() < 0.05, "most rows"
 
 
-STUDY = f"""
-kind = "table"
-name = "study"
-target = "ill"
-classes = ["no", "yes"]
-numeric = [{", ".join(f'"x{i}"' for i in range(COLUMNS))}]
-network = "trees-6x3"
-"""
+STUDY = declaration(*(f"x{i}" for i in range(COLUMNS)), network="trees-6x3")
 KEYS: dict[str, Any] = {"strategy": "trees", "task": "study", "rounds": 3, "seed": 1}
 FEW_BINS = KEYS | {"column-bins": 16}
 """So that silos answer three times as fast."""

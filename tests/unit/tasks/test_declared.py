@@ -24,6 +24,7 @@ from coterie.tasks.own.declared import (
     split_by_fold,
 )
 from coterie.tasks.own.pictures import _from_0_to_255
+from tests.tables import declaration
 
 IMAGES = """
 kind = "image-folder"
@@ -32,16 +33,7 @@ classes = ["cat", "dog"]
 shape = [{channels}, 8, 6]
 network = "mclr"
 """
-TABLE = """
-kind = "table"
-name = "study"
-target = "ill"
-classes = ["no", "yes"]
-numeric = ["age", "bmi"]
-network = "mlp-64"
-[categorical]
-sex = ["f", "m"]
-"""
+TABLE = declaration("age", "bmi", network="mlp-64", sex="fm")
 ARRAYS = """
 kind = "npz"
 name = "study"

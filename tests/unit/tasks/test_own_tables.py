@@ -22,19 +22,10 @@ from coterie.tasks.own.dialect import Dialect
 from coterie.tasks.simulation import Simulation
 from tests.conftest import silo
 from tests.kit import run
+from tests.tables import declaration
 from tests.unit.tasks.test_declared import TABLE, declared, table
 
-HEART = """
-kind = "table"
-name = "heart"
-target = "ill"
-classes = ["no", "yes"]
-numeric = ["age", "bmi"]
-network = "mclr"
-[categorical]
-sex = ["f", "m"]
-pain = ["1", "4"]
-"""
+HEART = declaration("age", "bmi", name="heart", sex="fm", pain="14")
 PLAIN = [
     (40 + i, 25.5 + i, "f" if i % 2 else "m", "4" if i % 3 else "1", "yes" if i % 4 else "no")
     for i in range(20)

@@ -20,16 +20,10 @@ from coterie.tasks import SiloData, TaskError
 from coterie.tasks.base import StreamedData
 from coterie.tasks.draws import fewest_persons, number_persons, split_by_class, split_by_fold
 from coterie.tasks.own.declared import DeclaredTask, load_declared
+from tests.tables import declaration
 
 KEYS = [f"P{i:03}" for i in range(1, 31)]
-TABLE = """
-kind = "table"
-name = "study"
-target = "ill"
-classes = ["no", "yes"]
-numeric = ["age", "dose"]
-network = "mclr"
-"""
+TABLE = declaration("age", "dose")
 IMAGES = """
 kind = "image-folder"
 name = "study"

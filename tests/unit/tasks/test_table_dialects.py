@@ -20,17 +20,9 @@ from coterie.tasks.options import read_options
 from coterie.tasks.own.declared import load_declared
 from coterie.tasks.own.rows import Rows
 from coterie.tasks.own.table import Table
+from tests.tables import declaration
 
-TASK = """
-kind = "table"
-name = "study"
-target = "ill"
-classes = ["no", "yes"]
-numeric = ["age", "crp"]
-network = "mclr"
-[categorical]
-sex = ["f", "m", "ü"]
-"""
+TASK = declaration("age", "crp", sex="fmü")
 NAMES = ["note", "age", "crp", "sex", "ill"]
 NOTES = [
     "",

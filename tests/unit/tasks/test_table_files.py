@@ -17,18 +17,10 @@ from coterie.client.home.folder import create
 from coterie.tasks import TaskError
 from coterie.tasks.own import files
 from tests.conftest import silo
+from tests.tables import declaration
 from tests.unit.tasks.test_declared import declared
 
-TASK = """
-kind = "table"
-name = "study"
-target = "ill"
-classes = ["no", "yes"]
-numeric = ["age"]
-network = "mclr"
-[categorical]
-sex = ["f", "m"]
-"""
+TASK = declaration("age", sex="fm")
 ROWS = [(f"note {i}", str(20 + i), "fm"[i % 2], ("no", "yes")[i % 2]) for i in range(40)]
 NAMES = "note,age,sex,ill"
 
