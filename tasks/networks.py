@@ -57,6 +57,7 @@ def _own(name: str, shape: tuple[int, ...], num_classes: int) -> nn.Module:
         known = ", ".join(NETWORKS) + ", or torchvision/NAME or timm/NAME"
         if len(shape) == 1:
             known = ", ".join(n for n in NETWORKS if n.startswith(OF_EVERY_SHAPE))
+            known += ", trees or any"
         raise TaskError(f"network must be one of {known}. Got {name!r}.")
     try:
         return named(name, shape=shape, num_classes=num_classes)

@@ -64,7 +64,7 @@ def _problem(entry: ErrorDetails, kind: type[BaseModel]) -> str:
     if entry["type"] == "extra_forbidden":
         known = sorted(_keys(kind, loc[:-1]))
         near = get_close_matches(loc[-1], known, n=1)
-        advice = f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}"
+        advice = f"the nearest is {near[0]}" if near else f"there are {', '.join(known)}"
         return f"unknown key {key!r}" + f": {advice}" * bool(known)
     text = entry["msg"].removeprefix("Value error, ").rstrip(".")
     text = f"{key}: {text[:1].lower()}{text[1:]}" if key else text

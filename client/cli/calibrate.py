@@ -103,9 +103,8 @@ def calibrate(
     after = figures_of(problem, _evidence(warm, tested_on), thresholds=thresholds, persons=persons)
     if len(fitted_on) < FEW:
         notes.append(
-            f"Note: {len(fitted_on)} samples are few for a calibration. With other samples, "
-            "temperature and threshold may be quite different; compare the figures before and "
-            "after."
+            f"Note: {len(fitted_on)} samples are few for a calibration. With other samples, its "
+            "numbers may be quite different; compare the figures before and after."
         )
     if max(temperature, 1 / temperature) > 0.99 * HOTTEST:
         notes.append(

@@ -166,7 +166,7 @@ def card_of(kept: Kept, file: Path, samples: Nest, options: Mapping[str, Option]
         "silo": card.silo,
         "run": card.run,
         "strategy": card.strategy,
-        "trained": card.trained,
+        "trained": "alone" if card.alone else card.trained,
         "kept": card.kept,
         "sha256-of-arrays": card.sha256,
         "versions": {**card.versions, "torch": torch.__version__},
@@ -378,7 +378,7 @@ def _text(kept: Kept, card: Mapping[str, Any]) -> str:
     parts = {"What goes in": card["inputs"], "How it is prepared": card["preparation"]}
     parts |= {"What comes out": card["output"]}
     about = {key: value for key, value in card.items() if not isinstance(value, dict | list)}
-    if kept.card.scale is not None:
+    if kept.card.scaled:
         about["traces"] += f" This card contains mean and deviation of {numbers_of(kept.card)}."
     if not card["preparation"]:
         how = f"The code of task {card['task']} prepares samples; it is not part of this file."

@@ -159,6 +159,11 @@ class Card:
     importance: Mapping[str, float] = field(default_factory=dict)
 
     @property
+    def scaled(self) -> bool:
+        """Whether the scale has means and deviations; that of trees changes nothing."""
+        return any(tuple(one) != (0.0, 1.0) for one in self.scale or ())
+
+    @property
     def alone(self) -> bool:
         """Whether it was trained with this silo's data only."""
         shared = self.trained == HERE or self.placed
@@ -324,7 +329,7 @@ def _text(card: Card, file: Path) -> str:
     }
     if card.frozen:
         rows["SHA-256 of the frozen part, which is not in this file"] = card.frozen
-    traces = "" if card.scale is None else f", and mean and deviation of {numbers_of(card)}"
+    traces = "" if not card.scaled else f", and mean and deviation of {numbers_of(card)}"
     called = f"{PERSONALISED}/{file.stem}" if card.trained == HERE else file.name
     table = "\n".join(f"| {key} | {value} |" for key, value in rows.items())
     return (
@@ -337,15 +342,14 @@ def _text(card: Card, file: Path) -> str:
 
 def _origin_rows(card: Card) -> dict[str, str]:
     who = ", ".join(card.members) if card.members else "their names are not shared"
+    of = f", {wire.counted(card.group_size, 'silo')}: {who}"
     size = f"of {wire.counted(card.group_size, 'silo')}" if card.trained == HERE else "none"
     return {
         "Silo": card.silo,
         "Task": card.task,
         "Run": f"{card.run}, strategy {card.strategy or 'unknown'}",
         "Rounds": f"{card.round} of {card.rounds or 'unknown'}",
-        "Group": f"{card.group}, {wire.counted(card.group_size, 'silo')}: {who}"
-        if card.group
-        else size,
+        "Group": size if not card.group else f"{card.group}{'' if card.group_size == 1 else of}",
         "Trained": _how_trained(card),
         **({"Begun from": card.parent} if card.parent else {}),
     }

@@ -76,9 +76,9 @@ def thin_evidence(run: Run) -> str:
     result = "training alone" if alone else "the groups"
     explain = with_federation(f"coterie runs explain {run.name}", run.folder)
     return (
-        f"the evidence for {result} is thin: with {_count(verdict.judges, 'silo')} it may be "
-        f"chance that {titles(verdict.entrants)[verdict.winner]} is not worse than "
-        f"{listed(rivals)}. `{explain}` shows the figures."
+        f"the evidence for {result} is thin: with {_count(verdict.judges, 'silo')}, "
+        f"{titles(verdict.entrants)[verdict.winner]} may be no better than {listed(rivals)}. "
+        f"`{explain}` shows the figures."
     )
 
 
@@ -328,9 +328,10 @@ class _Chosen:
     def rows(self) -> Iterable[tuple[str, ...]]:
         """Yield a row per partition: the chosen one, those in the race to its end, the others."""
         for number, entrant in self._in_order():
-            chosen = number == self.verdict.winner
+            mark = f" – dropped after round {entrant.dropped}" if entrant.dropped else ""
+            mark = " – chosen" if number == self.verdict.winner else mark
             yield (
-                f"{self.names[number]}{' – chosen' if chosen else ''}",
+                f"{self.names[number]}{mark}",
                 self.lead.text(entrant.error),
                 _behind(self.lead, entrant),
                 _samples(entrant.samples),
@@ -404,9 +405,10 @@ class _Chosen:
         if math.isnan(gain.standard_error):  # no other silo measured both
             return found
         return (
-            f"{found} With the other silos' measurements, its group is expected to be "
+            f"{found} With the other silos' measurements, the expected difference is "
             f"{self.lead.gain(abs(gain.expected), sign='')} ± "
-            f"{self.lead.gain(gain.standard_error, sign='')} {self.lead.points} {better} for it."
+            f"{self.lead.gain(gain.standard_error, sign='')} {self.lead.points}: "
+            f"its group is {better}."
         )
 
     def _two(self, name: str, one: int, other: int) -> str:

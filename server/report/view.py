@@ -61,8 +61,9 @@ def showing(
 
 
 def _print_line(console: Console, progress: Progress, event: Event, *, silent: bool) -> None:
+    repeated = event.kind == "waits" and event.text == progress.waits
     progress.feed(event)
-    line = "" if silent else line_of(progress, event)
+    line = "" if silent or repeated else line_of(progress, event)
     if line:
         console.print(line, markup=False, highlight=False, soft_wrap=True)
 
@@ -73,7 +74,7 @@ def line_of(progress: Progress, event: Event) -> str:
         return f"{progress.title}: waiting for silos"
     if event.kind == "resume":
         done = f"after round {event.number} of {progress.rounds}"
-        return f"{progress.title}: resumed {done}; waiting for silos"
+        return f"{progress.title}: continues {done}; waiting for silos"
     if event.kind == "waits":
         return f"{progress.title}: {event.text}"
     if event.kind == "ready":

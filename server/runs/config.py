@@ -409,7 +409,7 @@ def _foreign(own: Mapping[str, Any], row: Row, *, around: bool) -> Iterator[str]
         else:
             near = get_close_matches(key, [*mine, *RunConfig.own_keys(), *owners()], n=1)
             advice = (
-                f"did you mean {near[0]}?"
+                f"the nearest is {near[0]}"
                 if near
                 else f"{wire.page('Configuration of a run')} lists the keys"
             )

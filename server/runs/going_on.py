@@ -115,10 +115,11 @@ def earlier_run(config: RunConfig, folder: Path) -> tuple[Run, RunConfig]:
     run = complete(folder)
     before = recorded_config(run)
     for why in _why_closed(run, before):
-        raise refused(
-            f"the run in {folder} gets no more rounds: {why}. {_new_run(folder)} Or all of them: "
-            f"`{with_federation(f'coterie run --from {folder.name}', folder)}`."
-        )
+        every = with_federation(f"coterie run --from {folder.name}", folder)
+        advice = f"{_new_run(folder)} Or all of them: `{every}`."
+        if run.rounds and "trees" in run.rounds[-1].details:
+            advice = "Start a new run: trees that have grown are not trained further."
+        raise refused(f"the run in {folder} gets no more rounds: {why}. {advice}")
     after = _longer(before, before.rounds + config.more_rounds)
     return replace(run, config=after.plain()), after
 

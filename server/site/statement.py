@@ -54,7 +54,7 @@ class Withdrawal:
         stopped: active runs that were stopped for it.
         deleted: files that held its models, updates or statistics.
         averaged: where its updates are part of other models.
-        restart: run → last round before it joined that still has a checkpoint; 0: none.
+        restart: incomplete run → last round before it joined that still has a checkpoint; 0: none.
     """
 
     silo: str
@@ -114,10 +114,11 @@ def lines_of(done: Withdrawal) -> Iterator[str]:
         yield "Not deleted, because they contain its updates averaged with others':"
     for mean in done.averaged:
         rounds = f"{mean.first}" if mean.first == mean.last else f"{mean.first} to {mean.last}"
-        yield f"  run {mean.run}, round {rounds}: models of {', '.join(mean.group)}"
+        others = ", ".join(name for name in mean.group if name != done.silo)
+        yield f"  run {mean.run}, round {rounds}: models of {others}"
     for run, number in done.restart.items():
         yield (
-            f"Run {run} can be resumed after round {number}, before it came, if it is not complete."
+            f"Run {run} can be resumed after round {number}, before it came."
             if number
             else f"Run {run} has no checkpoint from before it came: start it again."
         )

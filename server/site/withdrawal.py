@@ -218,7 +218,9 @@ def _from_run(made: Federation, folder: Path, work: Withdrawal) -> Withdrawal:
     for file in files:
         one = _about(made, file)
         planned[one.file] = one
-    rounds = _rounds(folder)
+    rounds, run = _rounds(folder), _run_of(folder)
+    complete = run is not None and run.status == "completed"
+    restart = {} if complete else {folder.name: _restart(folder, set(files))}
     runs = sorted({*work.runs, folder.name})
     averaged = [one for one in work.averaged if one.run != folder.name]
     averaged += _averaged(folder.name, rounds, work.silo)
@@ -227,7 +229,7 @@ def _from_run(made: Federation, folder: Path, work: Withdrawal) -> Withdrawal:
         runs=runs,
         deleted=[planned[name] for name in sorted(planned)],
         averaged=averaged,
-        restart={**work.restart, folder.name: _restart(folder, set(files))},
+        restart={**work.restart, **restart},
     )
     _write(_intent(made, work.silo), work)
     for file in files:

@@ -180,8 +180,9 @@ class Auto(Growth, Algorithm[AutoState]):
         if state.boosted is not None or is_trees(state.members.initial):
             raise FederationError(
                 "auto compares what each silo's rows say about trees, which a secure run hides. "
-                "Give the groups (strategy trees with given-groups or groups-of), or, if the "
-                'task has network = "any", set task.family to network.',
+                "Give the groups (strategy trees with given-groups or groups-of). If the task has "
+                'network = "any", also set task.family to trees, or keep auto and set it to '
+                "network.",
                 exit_code=EXIT_CONFIG,
             )
         return Compared()

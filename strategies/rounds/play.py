@@ -16,7 +16,7 @@ from typing import Any
 from coterie.strategies.rounds.algorithm import Algorithm, Round, Update, Updates, num_bytes
 from coterie.strategies.rounds.checkpoint import Checkpoint
 from coterie.strategies.rounds.conversation import Clock, Conversation, Run, stated_sizes
-from coterie.strategies.rounds.handles import Arrays, Model, is_seen
+from coterie.strategies.rounds.handles import Arrays, AtHome, Model, is_seen
 from coterie.strategies.rounds.members import (
     capped,
     enrol,
@@ -99,6 +99,10 @@ def _report(
     left_out = {**room.resting, **came.left_out, **talk.left_out, **said.left_out}
     for name, reason in left_out.items():
         log.warning("round %d: %s is left out: %s", number, name, reason)
+    evaluation, models = received_evaluations(came.trained), algorithm.models(state)
+    if number == 1:  # who trains at home has measured its own model already, not the first one
+        at_home = {name for name, model in models.items() if isinstance(model, AtHome)}
+        evaluation = {name: own for name, own in evaluation.items() if name not in at_home}
     return RoundReport(
         round=number,
         groups=talk.groups(state, room.playing),
@@ -107,7 +111,7 @@ def _report(
         left_out=left_out,
         silos=_silo_reports(algorithm, state, came.trained, algorithm.groups(came.state)),
         evaluated_round=number - 1,
-        evaluation=received_evaluations(came.trained),
+        evaluation=evaluation,
         train_metrics={u.silo.name: u.figures for u in came.trained if u.figures},
         personalised=trained_evaluations(came.trained),
         seconds=talk.clock.seconds,

@@ -254,7 +254,9 @@ class DescribedRoster:
         return ""
 
     def _after_waiting(self) -> str:
-        return "Start silos with `coterie silo`, or raise wait-for-silos."
+        if self._refusals():
+            return "Then start another run."
+        return "Start silos with `coterie silo serve`, or raise wait-for-silos."
 
     def _look(self, engine: Engine, *, number: int) -> list[Silo]:
         """Describe new nodes and return the silos that are here and due."""

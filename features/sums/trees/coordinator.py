@@ -173,7 +173,7 @@ class Trees(Growth, Algorithm[TreesState]):
         if not is_trees(initial):
             raise FederationError(
                 "strategy trees grows boosted trees, and the task's network is another. Its file "
-                'must have network = "trees".',
+                'must have network = "trees", or network = "any" with task.family = trees.',
                 exit_code=EXIT_CONFIG,
             )
         trees, (_, tried) = len(initial["leaf"]), trial(self.growth, len(initial["leaf"]))

@@ -130,6 +130,8 @@ class Progress:
                 self.rounds = Run(config=event.config).planned_rounds
                 self.status = "waiting for silos"
             case "resume":
+                self.config = event.config or self.config
+                self.rounds = Run(config=self.config).planned_rounds
                 self.status, self.error = "waiting for silos", ""
                 self.round = event.number
             case "look" if event.number > 1:

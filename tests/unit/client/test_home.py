@@ -70,7 +70,10 @@ def test_every_line_of_silo_toml_reaches_the_settings(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ("[policy]\nmin_group = 3", "unknown key 'policy.min_group': did you mean min_group_size?"),
+        (
+            "[policy]\nmin_group = 3",
+            "unknown key 'policy.min_group': the nearest is min_group_size",
+        ),
         ("[policy]\nmin_group_size = 0", "policy.min_group_size"),
         ('[policy]\nshare_metrics = ["a, b"]', "policy.share_metrics"),
         ("[compute]\ngpu_memory = 2.0", "compute.gpu_memory"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from coterie.client.cli.predict import predict
 from coterie.client.home.folder import create
 from coterie.client.home.settings import SettingsError
 from coterie.client.ledger import read, totals
-from coterie.client.work.card import read_card
+from coterie.client.work.card import read_card, write_card
 from coterie.client.work.discriminators import DiscriminatorPlan, open_pairs, train_stack
 from coterie.client.work.hold_out import leave_out_validation
 from coterie.client.work.measure import evaluate
@@ -221,6 +222,14 @@ def test_members_are_not_named_unless_the_run_says_so(tmp_path: Path) -> None:
     assert (card.group, card.group_size, card.members) == (1, 3, ())
     everything = file.read_bytes() + file.with_suffix(".md").read_bytes()
     assert b'"b"' not in everything and b"their names are not shared" in everything
+    # Alone, and with the scale that trees have.
+    write_card(file, replace(card, group_size=1, scale=[(0.0, 1.0)]), load_file(file))
+    text = file.with_suffix(".md").read_text()
+    assert "| Group | 1 |" in text and "mean and deviation" not in text
+    out = tmp_path / "m.pt2"
+    assert silo(["export", "--home", str(tmp_path / "a"), "--output", str(out)]) == 0
+    text = out.with_name("m.pt2.md").read_text()
+    assert "- trained: alone" in text and "mean and deviation" not in text
 
 
 # ---------------------------------------------------------------- predict

@@ -394,7 +394,7 @@ def test_silos_can_be_cut_from_a_folder(tmp_path: Path, monkeypatch: pytest.Monk
         (WHOLE.replace("seeds = [0, 3]", ""), "key 'seeds' is missing"),
         (
             WHOLE.replace("target", "tarjet"),
-            "unknown key 'tarjet': did you mean target?",
+            "unknown key 'tarjet': the nearest is target",
         ),
         (WHOLE.replace("0.99", "7"), "target: the metric is error, so it must be between 0 and 1"),
         (WHOLE.replace('name = "b"', 'name = "a"'), "two silos are called 'a'"),
@@ -575,6 +575,7 @@ def test_local_training_of_trees_is_trees_of_every_silo_alone(tmp_path: Path) ->
     for record in (tmp_path / "out" / "records").iterdir():
         run = read_whole(record)
         groups[run.strategy, run.config.get("given-groups")] = run.rounds[-1].groups
+        assert bool(run.initial) is (run.config.get("given-groups") == "")
     assert groups == {("trees", "each"): (("a",), ("b",)), ("trees", ""): (("a", "b"),)}
 
 

@@ -233,8 +233,8 @@ def test_a_value_out_of_bounds_is_refused_by_name(key: str, value: Any) -> None:
 @pytest.mark.parametrize(
     ("key", "said"),
     [
-        ("alhpa", "unknown key 'alhpa': did you mean alpha?"),
-        ("num-grups", "unknown key 'num-grups': did you mean num-groups?"),
+        ("alhpa", "unknown key 'alhpa': the nearest is alpha"),
+        ("num-grups", "unknown key 'num-grups': the nearest is num-groups"),
         (
             "colour",
             "unknown key 'colour': 'Configuration of a run' in the documentation lists the keys",

@@ -75,7 +75,7 @@ def test_a_certificate_that_ends_soon_or_lacks_a_name_is_renewed_by_itself(
     [
         (
             ("database = true", "databse = true"),
-            "unknown key 'state.databse': did you mean database?",
+            "unknown key 'state.databse': the nearest is database",
         ),
         (('silos = "0.0.0.0:9092"', 'silos = "here"'), "listen.silos: must be HOST:PORT"),
         (("[listen]", "[listen"), "is not TOML"),

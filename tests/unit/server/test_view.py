@@ -139,11 +139,14 @@ def test_who_resumes_a_run_is_not_told_its_earlier_rounds_again(terminal: bool) 
         take(BUDGET)
         take(round_event(["a", "b"], 1))
         assert progress.round == 1
-        take(event("resume", run_id="8", after=1, config={"rounds": 5}))
+        take(event("resume", run_id="8", after=1, config={"rounds": 6}))
+        take(event("waits", text="b refuses"))
+        take(event("waits", text="b refuses"))
         take(round_event(["a", "b"], 2))
     text = console.file.getvalue()  # type: ignore[attr-defined]
-    assert BUDGET_LINE not in text and "round 1/5" not in text and "round 2/5" in text
-    resumed = "HCCT: resumed after round 1 of 5; waiting for silos\n"
+    assert BUDGET_LINE not in text and "round 1/5" not in text and "round 2/6" in text
+    assert terminal or text.count("b refuses") == 1
+    resumed = "HCCT: continues after round 1 of 6; waiting for silos\n"
     assert terminal or text.startswith(resumed)
 
 

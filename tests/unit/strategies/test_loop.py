@@ -867,7 +867,7 @@ def test_a_run_that_all_silos_here_refuse_ends_without_waiting_for_others(
     assert "not with this task" in str(caught.value) and caught.value.exit_code == EXIT_NO_SILOS
     assert "node 1, node 2: not with this task" in said[0], "at once, and not only at the end"
     waits = DescribedRoster("t", min_silos=3, deadline_s=0.2)
-    with pytest.raises(FederationError, match="timed out"):
+    with pytest.raises(FederationError, match=r"they refuse\. Then start another run\."):
         waits.present(grid, number=1)
 
 

@@ -491,7 +491,7 @@ def test_options_that_cannot_be_used_are_named(
         ("kind = 'video'", "kind in study.toml must be one of image-folder, table, npz"),
         ("kind =", "is not TOML"),
         ("kind = ['npz']", r"kind in study.toml must be one of .* Got \['npz'\]"),
-        (TABLE.replace("numeric", "numerik"), "unknown key 'numerik': did you mean numeric?"),
+        (TABLE.replace("numeric", "numerik"), "unknown key 'numerik': the nearest is numeric"),
         (TABLE.replace('"age"', '"ill"'), "a column is named twice"),
         (ARRAYS.replace('"b"', '"a"'), "classes must differ"),
         (ARRAYS.replace('"study"', '"../x"'), "name"),
@@ -505,7 +505,7 @@ def test_a_wrong_declaration_is_named(text: str, said: str, tmp_path: Path) -> N
 
 
 def test_a_network_that_does_not_fit_is_named(tmp_path: Path) -> None:
-    with pytest.raises(TaskError, match=r"one of mclr, mlp-64, [mlp0-9, -]+\. Got 'resnet'"):
+    with pytest.raises(TaskError, match=r"mlp-64, [mlp0-9, -]+, trees or any\. Got 'resnet'"):
         declared(tmp_path, ARRAYS.replace("mclr", "resnet")).model()
     with pytest.raises(TaskError, match=r"cannot be made for samples of shape \(3,\)"):
         declared(tmp_path, ARRAYS.replace("mclr", "cnn-hcct")).model()
