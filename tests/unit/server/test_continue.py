@@ -201,6 +201,11 @@ def test_a_run_whose_end_was_planned_gets_no_more_rounds(
     with pytest.raises(FederationError, match=f"(?s){why}.*--from run-1"):
         more(folder, home)
     assert {file: file.read_bytes() for file in folder.rglob("*") if file.is_file()} == before
+    record = record_of(folder)
+    record["rounds"][-1]["trees"] = {"*": 4}
+    (folder / "run.json").write_text(json.dumps(record))
+    with pytest.raises(FederationError, match=f"(?s){why}.*Start a new run: trees"):
+        more(folder, home)
 
 
 def test_without_a_checkpoint_nothing_is_lost(tmp_path: Path) -> None:

@@ -151,6 +151,7 @@ def test_what_a_silo_keeps_back_or_refuses_is_named_in_every_cell(judged: Path) 
     assert "silo 'shut' takes part in fedgroup" in found.silent["shut"]
     (page,) = write_report(str(judged.parent))
     text = page.read_text(encoding="utf-8")
+    assert "mixed with λ) stays there and is not measured." in text
     assert "kept back by the silo" in text and "takes part in fedgroup" in text
     assert "nothing was trained" in text and "Calibration" in text and "Subgroups" in text
     (summary,) = write_report(str(judged.parent), kind="json")
