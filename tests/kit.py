@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 
 import coterie.client.home.request_counts
@@ -30,7 +31,7 @@ from coterie.strategies import RunResult
 from coterie.strategies.rounds.roster import DescribedRoster
 from coterie.wire import Model, decode_arrays, encode_arrays
 from coterie.wire.games import Game, PlayedContext
-from tests.conftest import digits_config, plain_initial
+from tests.conftest import arrays_of, assert_equal_models, digits_config, plain_initial
 
 Node = Mapping[str, Any]
 
@@ -300,6 +301,23 @@ def run(
         "wait-for-silos": 1.0,
     }
     return execute(grid, RunConfig.read(usual | dashed(keys)), run_id=run_id, folder=folder)
+
+
+def interrupted(
+    folder: Path, grid: InProcessGrid, *, play: Callable[..., object] = run, **keys: Any
+) -> None:
+    """Play until the grid's power cut; what the dying process would still write is undone."""
+    with pytest.raises(PowerCutError):
+        play(folder, grid, **keys)
+    text = json.dumps(record_of(folder) | {"status": "running"})
+    (folder / "run.json").write_text(text, encoding="utf-8")
+    restart_silos()
+
+
+def assert_same_models(one: Any, other: Any, names: Iterable[str] = ()) -> None:
+    """Assert that these silos, or all of the first run, have the same model after both, exactly."""
+    for name in names or one.models:
+        assert_equal_models(arrays_of(other.models[name]), arrays_of(one.models[name]))
 
 
 def start(strategy: Any, grid: InProcessGrid, rounds: int = 3, **more: Any) -> Any:

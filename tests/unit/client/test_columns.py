@@ -22,8 +22,7 @@ from coterie.features.statistics.columns import in_scale
 from coterie.features.statistics.scale import combine, read_sums
 from coterie.strategies import FederationError
 from coterie.tasks import TaskError, load_task
-from tests.conftest import arrays_of, assert_equal_models
-from tests.kit import CutGrid, PowerCutError, Tap, restart_silos, run
+from tests.kit import CutGrid, PowerCutError, Tap, assert_same_models, restart_silos, run
 from tests.tables import declaration
 
 STUDY = declaration("age", "dose", "site", scale="federation")
@@ -163,8 +162,7 @@ def test_a_resumed_run_and_a_newcomer_have_the_run_s_scale(study: Path, tmp_path
     resumed = play(tmp_path / "2" / "run", again, resume="run", **keys)
     assert not again.asked(wire.COLUMN_SUMS)
     assert set(resumed.models) == set(NAMES)
-    for name, model in whole.models.items():
-        assert_equal_models(arrays_of(resumed.models[name]), arrays_of(model))
+    assert_same_models(whole, resumed)
 
 
 def test_a_run_that_says_no_scale_is_refused_and_data_that_changed_too(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -22,8 +21,15 @@ from coterie.engine.inprocess import InProcessGrid
 from coterie.strategies.rounds.result import RunResult
 from coterie.tasks.base import Option, SiloData, Task
 from coterie.tasks.problems import Numbers, Problem
-from tests.conftest import assert_equal_models
-from tests.kit import CutGrid, Node, PowerCutError, Tap, record_of, restart_silos, run
+from tests.kit import (
+    CutGrid,
+    Node,
+    Tap,
+    assert_same_models,
+    interrupted,
+    restart_silos,
+    run,
+)
 
 SIZES = {"a": 30, "b": 45, "c": 60}
 KEYS: dict[str, Any] = {
@@ -164,14 +170,7 @@ def test_a_resumed_run_ends_with_the_same_models(tmp_path: Path, answered: int) 
     whole = go(tmp_path / "whole", nodes(tmp_path / "one"), rounds=6)
     restart_silos()
     keys = {"rounds": 6, "runs-dir": str(tmp_path)}
-    with pytest.raises(PowerCutError):
-        go(tmp_path / "cut", CutGrid(nodes(tmp_path / "two"), (wire.TRAIN, 4), answered), **keys)
-    record = record_of(tmp_path / "cut")
-    record["status"] = "running"
-    (tmp_path / "cut" / "run.json").write_text(json.dumps(record), encoding="utf-8")
-    restart_silos()
+    cut = CutGrid(nodes(tmp_path / "two"), (wire.TRAIN, 4), answered)
+    interrupted(tmp_path / "cut", cut, play=go, **keys)
     resumed = go(tmp_path / "cut", nodes(tmp_path / "two"), run_id=2, resume="cut", **keys)
-    for silo in SIZES:
-        assert_equal_models(
-            *({n: a.numpy() for n, a in r.models[silo].items()} for r in (whole, resumed))
-        )
+    assert_same_models(whole, resumed, SIZES)

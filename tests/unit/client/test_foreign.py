@@ -47,7 +47,8 @@ from coterie.engine.inprocess import InProcessGrid
 from coterie.strategies import HCCT, FedAvg, PerGroup
 from tests.apps import quick_numpy, quick_torch
 from tests.commands import coterie
-from tests.conftest import arrays_of, assert_equal_models, silo
+from tests.conftest import silo
+from tests.kit import assert_same_models
 
 TORCH_CONFIG = {"batch-size": 16, "local-epochs": 2}
 
@@ -103,8 +104,7 @@ def test_the_quickstarts_give_the_models_that_they_give_under_supernodes(
         )
     stock, resident = results
     assert stock.groups == resident.groups and len(resident.models) == 4
-    for name, model in stock.models.items():
-        assert_equal_models(arrays_of(resident.models[name]), arrays_of(model))
+    assert_same_models(stock, resident)
     for mine, theirs in zip(resident.rounds, stock.rounds, strict=True):
         assert repr(mine.evaluation) == repr(theirs.evaluation)  # NaN is not equal to itself
         assert mine.metrics == theirs.metrics

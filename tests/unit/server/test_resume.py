@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from coterie.server.runs.record.follow import Progress, events
 from coterie.strategies import FederationError
 from coterie.strategies.rounds import roster as rosters
 from coterie.strategies.rounds.result import RunResult
+from tests import kit
 from tests.kit import CutGrid, Node, PowerCutError, digits, record_of, restart_silos, run
 
 KEYS = {
@@ -80,14 +81,7 @@ def go(folder: Path, silos: InProcessGrid | list[Node], **keys: Any) -> RunResul
     return run(folder, silos, **{**KEYS, "runs-dir": str(folder.parent), **keys})
 
 
-def interrupted(folder: Path, grid: InProcessGrid, **keys: Any) -> None:
-    """Run until the cut; what the dying process would still write is undone."""
-    with pytest.raises(PowerCutError):
-        go(folder, grid, **keys)
-    record = record_of(folder)
-    record["status"] = "running"
-    (folder / "run.json").write_text(json.dumps(record), encoding="utf-8")
-    restart_silos()
+interrupted = partial(kit.interrupted, play=go)
 
 
 def resume(folder: Path, home: Path, **more: Any) -> RunResult:

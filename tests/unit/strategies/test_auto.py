@@ -43,14 +43,13 @@ from coterie.strategies.rounds.play import welcome
 from coterie.strategies.rounds.reports import Group, RoundReport
 from coterie.strategies.rounds.roster import DescribedRoster, Silo
 from tests.conftest import (
-    arrays_of,
     assert_equal_models,
     digits_config,
     plain_app,
     plain_initial,
     plain_nodes,
 )
-from tests.kit import ask, initial
+from tests.kit import ask, assert_same_models, initial
 
 ROUNDS = 8
 TRAINING = {
@@ -247,8 +246,7 @@ def test_two_silos_that_lie_do_so_with_as_many_samples_as_they_can_hold_out() ->
     usual, many = (start(nodes([0] * 6), rounds=6, says=liars(n)) for n in (0, 10**6))
     assert verdict_of(many) == verdict_of(usual)
     assert many.rounds[-1].groups == usual.rounds[-1].groups
-    for name, model in usual.models.items():
-        assert_equal_models(arrays_of(many.models[name]), arrays_of(model))
+    assert_same_models(usual, many)
 
 
 @pytest.mark.nightly

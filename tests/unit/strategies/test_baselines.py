@@ -56,6 +56,7 @@ from tests.conftest import (
     plain_target,
     plain_trained,
 )
+from tests.kit import assert_same_models
 
 NODES = plain_nodes(0, 1, 0, 2, 1, samples=[40, 70, 60, 50, 85])
 NAMES = [f"silo-{i - 1}" for i in range(1, 6)]
@@ -423,9 +424,8 @@ def test_a_threshold_that_nobody_meets_leaves_all_alone_and_one_that_all_meet_is
     assert partition(nobody, 3) == [[name] for name in NAMES]
     everybody, fedavg = run(MAXFL(threshold=-1e6, warm_up=0)), run(FedAvg())
     assert partition(everybody, 3) == [NAMES]
-    for name in NAMES:
-        assert_equal_models(arrays_of(nobody.models[name]), arrays_of(alone.models[name]))
-        assert_equal_models(arrays_of(everybody.models[name]), arrays_of(fedavg.models[name]))
+    assert_same_models(alone, nobody, NAMES)
+    assert_same_models(fedavg, everybody, NAMES)
 
 
 def test_the_requirement_of_maxfl_is_a_model_trained_alone_for_as_long_as_the_global_one() -> None:
@@ -433,8 +433,7 @@ def test_the_requirement_of_maxfl_is_a_model_trained_alone_for_as_long_as_the_gl
     usual, explicit = run(MAXFL(warm_up=2)), run(MAXFL(warm_up=2, own_rounds=3))
     assert partition(usual, 3) == [NAMES]
     assert partition(usual, 4) == [[name] for name in NAMES], "kinds that contradict each other"
-    for name in NAMES:
-        assert_equal_models(arrays_of(usual.models[name]), arrays_of(explicit.models[name]))
+    assert_same_models(explicit, usual, NAMES)
 
 
 def test_a_newcomer_of_maxfl_trains_its_own_model_first() -> None:

@@ -34,6 +34,7 @@ from tests.conftest import (
     plain_nodes,
     plain_trained,
 )
+from tests.kit import assert_same_models
 
 NODES = plain_nodes(0, 1, 2, samples=[10, 70, 75])
 BY_NAME = dict(zip("abc", NODES, strict=True))
@@ -231,8 +232,7 @@ def test_an_algorithm_that_hands_out_copies_gets_the_same_run() -> None:
     one, other = results
     assert one.groups == other.groups
     assert_equal_models(arrays_of(one.arrays), arrays_of(other.arrays))
-    for name, record in one.models.items():
-        assert_equal_models(arrays_of(other.models[name]), arrays_of(record))
+    assert_same_models(one, other)
 
 
 # ---------------------------------------------------------------- an algorithm is a value

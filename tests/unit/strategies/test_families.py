@@ -38,7 +38,15 @@ from coterie.strategies.rounds.roster import Silo
 from coterie.tasks import families
 from tests.commands import coterie
 from tests.conftest import assert_equal_models
-from tests.kit import CutGrid, PowerCutError, Tap, ask, restart_silos, run
+from tests.kit import (
+    CutGrid,
+    Tap,
+    ask,
+    assert_same_models,
+    interrupted,
+    restart_silos,
+    run,
+)
 from tests.unit.strategies.test_grown_trees import COLUMNS, STUDY, drawn
 
 KEYS: dict[str, Any] = {
@@ -128,14 +136,10 @@ def test_every_silo_gets_the_better_family(tmp_path: Path, nodes: list[dict[str,
 def test_a_run_that_was_cut_ends_the_same(tmp_path: Path, nodes: list[dict[str, Any]]) -> None:
     whole = run(tmp_path / "whole", nodes, **KEYS)
     restart_silos()
-    with pytest.raises(PowerCutError):
-        grid = CutGrid(nodes, at=(wire.EVALUATE_OWN, 6), answered=1)
-        run(tmp_path / "cut", grid, **KEYS)
-    restart_silos()
+    interrupted(tmp_path / "cut", CutGrid(nodes, (wire.EVALUATE_OWN, 6), 1), **KEYS)
     again = run(tmp_path / "cut", nodes, run_id=2, resume="cut", **KEYS)
     assert again.rounds[-1].evaluation == whole.rounds[-1].evaluation
-    for name in "cd":
-        assert_equal_models(arrays_of(again, name), arrays_of(whole, name))
+    assert_same_models(whole, again, "cd")
 
 
 @pytest.mark.nightly
@@ -222,13 +226,11 @@ def test_silos_have_own_leaf_values_of_the_groups_trees(tmp_path: Path) -> None:
     nodes = with_numbers(tmp_path, LEVELS, rows=140)
     cut = [{**node, "home": f"{node['home']}-cut"} for node in nodes]
     restart_silos()
-    with pytest.raises(PowerCutError):
-        run(tmp_path / "cut", CutGrid(cut, (wire.EVALUATE_OWN, verdict["round"]), 7), **OF_NUMBERS)
-    restart_silos()
+    grid = CutGrid(cut, (wire.EVALUATE_OWN, verdict["round"]), 7)
+    interrupted(tmp_path / "cut", grid, **OF_NUMBERS)
     again = run(tmp_path / "cut", cut, run_id=2, resume="cut", **OF_NUMBERS)
     assert again.rounds[-1].evaluation == whole.rounds[-1].evaluation
-    for name in LEVELS:
-        assert_equal_models(arrays_of(again, name), arrays_of(whole, name))
+    assert_same_models(whole, again, LEVELS)
 
 
 @pytest.mark.nightly

@@ -15,7 +15,14 @@ from coterie.strategies.errors import FederationError
 from coterie.strategies.fedcollab import trees
 from coterie.strategies.rounds.members import Members
 from tests.conftest import assert_equal_models
-from tests.kit import CutGrid, PowerCutError, mean_error, restart_silos, run
+from tests.kit import (
+    CutGrid,
+    assert_same_models,
+    interrupted,
+    mean_error,
+    restart_silos,
+    run,
+)
 from tests.unit.strategies.test_arriving_trees import models_of, sites
 
 KEYS: dict[str, Any] = {"task": "study", "strategy": "fedcollab", "c": "auto", "rounds": 4}
@@ -36,14 +43,10 @@ def test_silos_of_one_kind_grow_trees_together_and_a_run_that_was_cut_ends_the_s
     del given["c"]
     same = run(tmp_path / "given", nodes, **given)
     restart_silos()
-    with pytest.raises(PowerCutError):
-        grid = CutGrid(nodes, at=(wire.EVALUATE_HISTOGRAMS, 2), answered=1)
-        run(tmp_path / "cut", grid, **KEYS)
-    restart_silos()
+    interrupted(tmp_path / "cut", CutGrid(nodes, (wire.EVALUATE_HISTOGRAMS, 2), 1), **KEYS)
     again = run(tmp_path / "cut", nodes, run_id=2, resume="cut", **KEYS)
     for mine in (again, same):
-        for name in FOUR:
-            assert_equal_models(*models_of(mine, names=[name]), *models_of(whole, names=[name]))
+        assert_same_models(whole, mine, FOUR)
 
 
 @pytest.mark.nightly

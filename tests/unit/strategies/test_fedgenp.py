@@ -56,7 +56,7 @@ from tests.conftest import (
     plain_nodes,
     plain_trained,
 )
-from tests.kit import Tap, dashed, digits, first_arrays, run
+from tests.kit import Tap, assert_same_models, dashed, digits, first_arrays, run
 from tests.unit.strategies.by_hand import ByHand
 
 QUICK: dict[str, Any] = {"generator-steps": 4, "generator-hidden": 8, "local-epochs": 1}
@@ -146,8 +146,7 @@ def test_every_silo_gets_a_generator_and_both_errors_are_in_the_report(tmp_path:
 def test_without_weight_on_latents_it_is_fedavg(tmp_path: Path) -> None:
     result = play(tmp_path / "1", generated_weight=0.0)
     plain = play(tmp_path / "2", strategy="fedavg")
-    for name, record in plain.models.items():
-        assert_equal_models(arrays_of(result.models[name]), arrays_of(record))
+    assert_same_models(plain, result)
 
 
 @pytest.mark.parametrize("strategy", ["fedgenp", "fedgen"])
@@ -587,8 +586,7 @@ def test_a_newcomer_with_another_head_trains_without_generators_and_teaches_nobo
 def test_fedensemble_trains_as_fedavg_and_evaluates_the_ensemble(tmp_path: Path) -> None:
     result = play(tmp_path / "1", strategy="fedensemble", ensemble_every=2)
     plain = play(tmp_path / "2", strategy="fedavg")
-    for name, record in plain.models.items():
-        assert_equal_models(arrays_of(result.models[name]), arrays_of(record))
+    assert_same_models(plain, result)
     evaluated = [r.details.get("ensemble", {}).get("round") for r in result.rounds]
     assert evaluated == [None, None, 2, 2, 4]
     assert sorted(result.rounds[-1].details["ensemble"]["evaluation"]) == ["a", "b", "c"]

@@ -47,7 +47,16 @@ from coterie.strategies.rounds.roster import Silo
 from coterie.tasks.own.declared import load_declared
 from coterie.wire.fixed import HISTOGRAMS
 from tests.conftest import assert_equal_models, silo
-from tests.kit import CutGrid, PowerCutError, Tap, ask, mean_error, restart_silos, run
+from tests.kit import (
+    CutGrid,
+    Tap,
+    ask,
+    assert_same_models,
+    interrupted,
+    mean_error,
+    restart_silos,
+    run,
+)
 from tests.tables import declaration
 
 COLUMNS, ROWS = 6, 900
@@ -420,14 +429,9 @@ def test_groups_grow_their_own_trees_and_a_run_that_was_cut_ends_the_same(
     assert ended.round == 1 and ended.ended_early
     keys = {**FEW_BINS, "groups-of": "whole"}
     restart_silos()
-    with pytest.raises(PowerCutError):
-        grid = CutGrid(nodes, at=(wire.EVALUATE_HISTOGRAMS, 2), answered=1)
-        run(tmp_path / "cut", grid, **keys)
-    restart_silos()
+    interrupted(tmp_path / "cut", CutGrid(nodes, (wire.EVALUATE_HISTOGRAMS, 2), 1), **keys)
     again = run(tmp_path / "cut", nodes, run_id=2, resume="cut", **FEW_BINS)
-    for name in "abcd":
-        models = [{n: a.numpy() for n, a in r.models[name].items()} for r in (again, whole)]
-        assert_equal_models(*models)
+    assert_same_models(whole, again, "abcd")
 
 
 @pytest.mark.nightly
@@ -449,15 +453,10 @@ def test_auto_finds_who_grows_trees_together_and_a_run_that_was_cut_ends_the_sam
     noise = {verdict["gains"][name]["noise"] for name in "abcd"}
     assert len(noise) == 4, "each silo states how sure its losses are"
     restart_silos()
-    with pytest.raises(PowerCutError):
-        grid = CutGrid(nodes, at=(wire.EVALUATE_HISTOGRAMS, 3), answered=1)
-        run(tmp_path / "cut", grid, **keys)
-    restart_silos()
+    interrupted(tmp_path / "cut", CutGrid(nodes, (wire.EVALUATE_HISTOGRAMS, 3), 1), **keys)
     again = run(tmp_path / "cut", nodes, run_id=2, resume="cut", **keys)
-    for name in "abcd":
-        models = [{n: a.numpy() for n, a in r.models[name].items()} for r in (whole, again, given)]
-        assert_equal_models(*models[:2])
-        assert_equal_models(*models[1:])  # all rows, and the run's own rate
+    assert_same_models(whole, again, "abcd")
+    assert_same_models(again, given, "abcd")  # all rows, and the run's own rate
 
 
 def evaluated(result: RunResult, name: str) -> tuple[float, float, int]:

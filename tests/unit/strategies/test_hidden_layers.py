@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,8 +23,16 @@ from coterie.strategies.rounds.algorithm import Compared
 from coterie.strategies.rounds.result import RunResult
 from coterie.tasks.base import Option, SiloData
 from coterie.tasks.models import TableNetwork, named
-from tests.conftest import assert_equal_models
-from tests.kit import CutGrid, PowerCutError, answer, ask, model_in, record_of, restart_silos, run
+from tests.kit import (
+    CutGrid,
+    answer,
+    ask,
+    assert_same_models,
+    interrupted,
+    model_in,
+    restart_silos,
+    run,
+)
 from tests.unit.strategies import test_pooling
 from tests.unit.strategies.test_pooling import Levels, losses, silos
 
@@ -179,14 +186,9 @@ def test_a_run_that_is_cut_off_around_the_choice_goes_on(
     homes = [{**node, "home": str(tmp_path / str(node["name"]))} for node in nodes([0.0] * 3)]
     keys = {**TRAINING, "runs_dir": str(tmp_path)}
     restart_silos()
-    with pytest.raises(PowerCutError):
-        run(tmp_path / "cut", CutGrid(homes, (kind, 9), 2), **keys)
-    record = record_of(tmp_path / "cut") | {"status": "running"}
-    (tmp_path / "cut" / "run.json").write_text(json.dumps(record), encoding="utf-8")
-    restart_silos()
+    interrupted(tmp_path / "cut", CutGrid(homes, (kind, 9), 2), **keys)
     resumed = run(tmp_path / "cut", InProcessGrid(app, homes), run_id=2, resume="cut", **keys)
-    for name in bent.models:
-        assert_equal_models(arrays(bent, name), arrays(resumed, name))
+    assert_same_models(bent, resumed)
 
 
 @pytest.mark.parametrize(

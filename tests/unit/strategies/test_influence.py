@@ -44,7 +44,7 @@ from tests.conftest import (
     plain_nodes,
     plain_trained,
 )
-from tests.kit import start
+from tests.kit import assert_same_models, start
 
 HONEST = 7
 BAD = HONEST + 1
@@ -151,8 +151,7 @@ def test_what_is_remembered_survives_a_checkpoint() -> None:
     whole = run(ATTACKS["sign flipped"], rounds=10, commit=lambda c: stored.__setitem__(c.round, c))
     for after in (2, 5, 9):
         resumed = run(ATTACKS["sign flipped"], rounds=10, resume=decode(*encode(stored[after])))
-        for name, model in whole.models.items():
-            assert_equal_models(arrays_of(resumed.models[name]), arrays_of(model))
+        assert_same_models(whole, resumed)
         assert [r.groups for r in resumed.rounds] == [r.groups for r in whole.rounds[after:]]
 
 
@@ -170,8 +169,7 @@ def test_a_silo_weighs_by_what_it_stated_first() -> None:
 
 def test_honest_silos_notice_nothing() -> None:
     bounded, free = run(), run(influence=OFF)
-    for name, model in free.models.items():
-        assert_equal_models(arrays_of(bounded.models[name]), arrays_of(model))
+    assert_same_models(free, bounded)
     influences = [r.details["influence"] for r in bounded.rounds if not r.final]
     assert not any({"clipped", "apart", "claimed"} & set(one) for one in influences)
     assert set(influences[0]["norms"]) == set(influences[0]["cosines"]) == set(free.models)

@@ -59,7 +59,7 @@ from tests.conftest import (
     plain_nodes,
     plain_trained,
 )
-from tests.kit import Tap, digits, run, start
+from tests.kit import Tap, assert_same_models, digits, run, start
 
 
 class TwoGroups(FedGroup):
@@ -322,8 +322,7 @@ def test_a_round_in_which_nobody_answers_does_not_count_and_is_played_again(
     whole = start(make(), InProcessGrid(plain_app(), nodes), rounds=3)
     assert [dict(r.left_out) for r in with_fault.rounds] == [{}] * 4
     assert "round 2: no silo's training counted," in caplog.text
-    for name, record in whole.models.items():
-        assert_equal_models(arrays_of(with_fault.models[name]), arrays_of(record))
+    assert_same_models(whole, with_fault)
 
 
 def test_a_round_is_not_played_for_ever_without_answers(at_once: None) -> None:
@@ -359,8 +358,7 @@ def test_who_rests_is_the_same_in_a_run_that_is_resumed() -> None:
     resumed = start(FedAvg(), grid, rounds=6, resume=decode(*encode(stored[3])))
     left_out = [(report.round, report.left_out) for report in resumed.rounds]
     assert left_out == [(report.round, report.left_out) for report in whole.rounds[3:]]
-    for name, record in whole.models.items():
-        assert_equal_models(arrays_of(resumed.models[name]), arrays_of(record))
+    assert_same_models(whole, resumed)
 
 
 def test_a_silo_that_answers_after_its_rest_is_asked_as_before() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,8 +24,15 @@ from coterie.tasks import SiloData, Task
 from coterie.tasks.base import Option
 from coterie.tasks.problems import Numbers, Problem
 from coterie.tasks.trees import Trees, named
-from tests.conftest import assert_equal_models
-from tests.kit import CutGrid, PowerCutError, Tap, record_of, restart_silos, run
+from tests.kit import (
+    CutGrid,
+    Tap,
+    assert_same_models,
+    interrupted,
+    record_of,
+    restart_silos,
+    run,
+)
 from tests.unit.strategies.test_own_models import chosen, verdict_of
 from tests.unit.strategies.test_pooling import losses
 
@@ -90,12 +96,6 @@ def remembered(folder: Path, rounds: int = KEYS["rounds"]) -> Mapping[str, Any]:
     return found
 
 
-def equal(one: RunResult, other: RunResult) -> None:
-    for name, model in one.models.items():
-        found = ({n: a.numpy() for n, a in m.items()} for m in (model, other.models[name]))
-        assert_equal_models(*found)
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("leaves")
@@ -126,7 +126,7 @@ def auto(folder: Path) -> RunResult:
 def test_silos_that_contradict_each_other_gain_and_the_groups_trees_stay(
     plain: RunResult, own: RunResult, grid: Tap, folder: Path
 ) -> None:
-    equal(plain, own)
+    assert_same_models(plain, own)
     assert choice(own)["penalty"] in TRIED_LEAVES[1:]
     assert set(choice(own)["losses"]) == {f"{one:g}" for one in TRIED_LEAVES}
     assert losses(own) < 0.6 * losses(plain)
@@ -189,13 +189,9 @@ def test_a_run_that_was_cut_while_own_trees_are_measured_ends_the_same(
         at = next(n for n, one in enumerate(rounds, 1) if "own-penalty" in one)
     homes = [{**node, "home": str(tmp_path / node["name"])} for node in silos()]
     restart_silos()
-    with pytest.raises(PowerCutError):
-        run(tmp_path / "cut", CutGrid(homes, (wire.EVALUATE_OWN, at), 7), **keys)
-    path = tmp_path / "cut" / "run.json"
-    path.write_text(json.dumps(record_of(tmp_path / "cut") | {"status": "running"}))
-    restart_silos()
+    interrupted(tmp_path / "cut", CutGrid(homes, (wire.EVALUATE_OWN, at), 7), **keys)
     resumed = run(tmp_path / "cut", InProcessGrid(app, homes), run_id=2, resume="cut", **keys)
-    equal(whole, resumed)
+    assert_same_models(whole, resumed)
     assert resumed.rounds[-1].evaluation == whole.rounds[-1].evaluation
     (file,) = (tmp_path / "s0" / "models").glob("*.safetensors")
     kept, group = load_file(file), {n: a.numpy() for n, a in whole.models["s0"].items()}

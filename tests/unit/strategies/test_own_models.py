@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,8 +25,13 @@ from coterie.strategies.rounds.algorithm import Round
 from coterie.strategies.rounds.members import Members
 from coterie.strategies.rounds.result import RunResult
 from coterie.strategies.rounds.roster import Silo
-from tests.conftest import assert_equal_models
-from tests.kit import CutGrid, PowerCutError, record_of, restart_silos, run
+from tests.kit import (
+    CutGrid,
+    assert_same_models,
+    interrupted,
+    restart_silos,
+    run,
+)
 from tests.unit.strategies.test_pooling import TASK, losses, silos
 
 LEVELS = [-3.0, -1.0, 1.0, 3.0]
@@ -138,16 +142,9 @@ def test_a_run_that_is_cut_off_while_or_after_own_models_are_measured_goes_on(
     homes = [{**node, "home": str(tmp_path / str(node["name"]))} for node in silos(LEVELS)]
     keys = {**TRAINING, "runs_dir": str(tmp_path)}
     restart_silos()
-    with pytest.raises(PowerCutError):
-        run(tmp_path / "cut", CutGrid(homes, (kind, at), answered), **keys)
-    record = record_of(tmp_path / "cut") | {"status": "running"}
-    (tmp_path / "cut" / "run.json").write_text(json.dumps(record), encoding="utf-8")
-    restart_silos()
+    interrupted(tmp_path / "cut", CutGrid(homes, (kind, at), answered), **keys)
     resumed = run(tmp_path / "cut", InProcessGrid(app, homes), run_id=2, resume="cut", **keys)
-    for name, model in levels.models.items():
-        assert_equal_models(
-            *({n: a.numpy() for n, a in m.items()} for m in (model, resumed.models[name]))
-        )
+    assert_same_models(levels, resumed)
     assert verdict_of(resumed) == verdict_of(levels)
 
 

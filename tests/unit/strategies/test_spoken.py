@@ -23,6 +23,7 @@ from tests.conftest import (
     plain_nodes,
     plain_trained,
 )
+from tests.kit import assert_same_models
 
 
 def start(strategy: Any, app: Any = None, *kinds: int, rounds: int = 2, **more: Any) -> RunResult:
@@ -133,8 +134,7 @@ def test_the_usual_spellings_are_understood_by_themselves(
             n: s.train_loss for n, s in theirs.silos.items()
         }
     assert np.isfinite([error for _, error, _ in other.rounds[-1].evaluation.values()]).all()
-    for name, model in usual.models.items():
-        assert_equal_models(arrays_of(other.models[name]), arrays_of(model))
+    assert_same_models(usual, other)
 
 
 def test_metrics_keep_the_apps_own_names_beside_ours() -> None:
