@@ -11,7 +11,8 @@ from typing import Any
 
 from coterie.client.app import app
 from coterie.engine.inprocess import InProcessGrid
-from coterie.server.machine.local import SiloSpec
+from coterie.server.machine.local import LocalFederation, SiloSpec
+from coterie.server.machine.superlink import Ports
 from coterie.server.runs.config import RunConfig
 from coterie.server.runs.run import execute
 from tests import kit
@@ -40,6 +41,13 @@ def spec(name: str, index: int, **options: Any) -> SiloSpec:
     """A small silo; silos of different indices share no sample."""
     cut = {"train": 40, "test": 30, "skip": index * 70}
     return SiloSpec(name, TASK, options={**cut, **options})
+
+
+def supernode(federation: LocalFederation, settings: str) -> list[str]:
+    """The command line of a stock SuperNode with these settings of its node."""
+    address, own = federation.superlink.fleet_address, f"127.0.0.1:{Ports.free().fleet}"
+    line = ["flower-supernode", "--insecure", "--superlink", address]
+    return [*line, "--clientappio-api-address", own, "--node-config", settings]
 
 
 def hashes_of(folder: Path) -> dict[str, str]:

@@ -18,10 +18,10 @@ from coterie.client.home.policy import Policy
 from coterie.client.resident.foreign import may_leave
 from coterie.server.machine.link import Control, control
 from coterie.server.machine.local import LocalFederation
-from coterie.server.machine.superlink import Ports
 from coterie.server.study.result import Result
 from tests.apps import examples
 from tests.apps.examples import CASES, PYTORCH, SILOS, SKLEARN, XGBOOST, Example, check, partition
+from tests.e2e.runs import supernode
 from tests.e2e.test_foreign_app import ENVIRONMENT, programs, start_app
 from tests.kit import until
 
@@ -101,15 +101,8 @@ def test_on_resident_silos(
 @pytest.mark.parametrize("cases", [TABLES, PICTURES], ids=["tables", "pictures"])
 def test_on_stock_supernodes(cases: list[tuple[Example, str]], superlink: LocalFederation) -> None:
     """A SuperNode starts a process for each message: that is slow. Trees get HCCT's groups."""
-    lines = [
-        [
-            "flower-supernode", "--insecure",
-            "--superlink", superlink.superlink.fleet_address,
-            "--clientappio-api-address", f"127.0.0.1:{Ports.free().fleet}",
-            "--node-config", f"partition-id={number} num-partitions={SILOS}",
-        ]
-        for number in range(SILOS)
-    ]  # fmt: skip
+    settings = [f"partition-id={number} num-partitions={SILOS}" for number in range(SILOS)]
+    lines = [supernode(superlink, own) for own in settings]
     with (
         control(superlink.superlink.control_address) as calls,
         programs(*lines, env={**ENVIRONMENT, "PYTHONPATH": path_with()}),

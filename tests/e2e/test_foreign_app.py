@@ -22,13 +22,12 @@ from coterie.client.ledger import read
 from coterie.engine.inprocess import InProcessGrid
 from coterie.server.machine.link import Control, control
 from coterie.server.machine.local import LocalFederation
-from coterie.server.machine.superlink import Ports
 from coterie.server.study.result import Result
 from coterie.strategies import FedCollab, FirstStage, PerGroup
 from tests.apps import quick_pairs, quick_server
 from tests.e2e import warm
 from tests.e2e.organisations import Organisations
-from tests.e2e.runs import ROOT, until
+from tests.e2e.runs import ROOT, supernode, until
 from tests.unit.strategies.test_per_group import Bagging
 
 APPS = ROOT / "tests" / "apps"
@@ -179,15 +178,7 @@ def test_quickstarts_under_resident_silos_are_the_quickstarts_bit_for_bit(
 def test_stock_supernodes_give_the_same_models(federation: LocalFederation, tmp_path: Path) -> None:
     """A SuperNode starts a process per message: that is slow."""
     federation.superlink.wait()
-    lines = [
-        [
-            "flower-supernode", "--insecure",
-            "--superlink", federation.superlink.fleet_address,
-            "--clientappio-api-address", f"127.0.0.1:{Ports.free().fleet}",
-            "--node-config", f"partition-id={number} num-partitions=2",
-        ]
-        for number in range(2)
-    ]  # fmt: skip
+    lines = [supernode(federation, f"partition-id={number} num-partitions=2") for number in (0, 1)]
     with control(federation.superlink.control_address) as calls, programs(*lines) as running:
         wait_for_two(calls, running)
         for client, strategies, strategy in (

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,6 @@ from coterie import wire
 from coterie.client import ledger
 from coterie.server.machine.link import control
 from coterie.server.machine.local import LocalFederation
-from coterie.server.machine.superlink import Ports
 from coterie.server.runs.record import Event
 from coterie.strategies.registry import STRATEGIES
 from tests.e2e.gated import TASK
@@ -32,8 +30,10 @@ from tests.e2e.runs import (
     in_process,
     record_of,
     spec,
+    supernode,
     until,
 )
+from tests.e2e.test_foreign_app import ENVIRONMENT, programs, wait_for_two
 from tests.e2e.trio import Trio
 
 SHORT: dict[str, dict[str, Any]] = {
@@ -250,45 +250,18 @@ def test_the_same_client_app_serves_under_stock_supernodes(
 ) -> None:
     """Two stock SuperNodes, each starting a process per message: slow, and the same models."""
     federation.superlink.wait()
-    nodes = []
-    environment = {
-        **os.environ,
-        "PYTHONPATH": str(ROOT),
-        "FLWR_TELEMETRY_ENABLED": "0",
-        "FLWR_HOME": str(tmp_path / "nodes"),
-        "PATH": str(Path(sys.executable).parent) + os.pathsep + os.environ["PATH"],
-    }
-    try:
-        for index, name in enumerate(("a", "b")):
-            options = " ".join(f"data.{k}={v}" for k, v in spec(name, index).options.items())
-            nodes.append(
-                subprocess.Popen(
-                    [
-                        "flower-supernode", "--insecure",
-                        "--superlink", federation.superlink.fleet_address,
-                        "--clientappio-api-address", f"127.0.0.1:{Ports.free().fleet}",
-                        "--node-config", f"name='{name}' task='{TASK}' threads=1 {options}",
-                    ],
-                    env=environment,
-                    stdout=subprocess.DEVNULL,
-                    stderr=subprocess.STDOUT,
-                )
-            )  # fmt: skip
+    environment = {**ENVIRONMENT, "PYTHONPATH": str(ROOT), "FLWR_HOME": str(tmp_path / "nodes")}
+    lines = []
+    for index, name in enumerate(("a", "b")):
+        options = " ".join(f"data.{k}={v}" for k, v in spec(name, index).options.items())
+        lines.append(supernode(federation, f"name='{name}' task='{TASK}' threads=1 {options}"))
+    with programs(*lines, env=environment) as nodes:
         with control(federation.superlink.control_address) as calls:
-            until(
-                lambda: calls.num_online() == 2 or any(n.poll() is not None for n in nodes),
-                "two stock SuperNodes",
-            )
-        assert [node.poll() for node in nodes] == [None, None]
+            wait_for_two(calls, nodes)
         keys = {**KEYS, "rounds": 1, "min-silos": 2, "strategy": "fedavg"}
         folder, last = federation.run(**keys)
         assert last.status == "completed"
         stock = record_of(folder)["model-hashes"]
-    finally:
-        for node in nodes:
-            node.terminate()
-        for node in nodes:
-            node.wait(20)
     for index, name in enumerate(("a", "b")):
         federation.start_silo(spec(name, index), environment={"PYTHONPATH": str(ROOT)})
     federation.wait_for_silos(2)

@@ -4,7 +4,6 @@ proxy = Proxy(address)
 proxy.cut()       # nothing comes through, nothing is refused; what was sent arrives later
 proxy.close_all() # who connects is accepted and closed: no backend, or one that restarts
 proxy.forget()    # half-open: old connections swallow everything, new ones work
-proxy.drip(100)   # so many bytes a second
 proxy.mend()
 """
 
@@ -12,10 +11,7 @@ from __future__ import annotations
 
 import socket
 import threading
-import time
 from contextlib import suppress
-
-PIECE_S = 0.1
 
 
 class Proxy:
@@ -28,7 +24,6 @@ class Proxy:
         self._through = threading.Event()
         self._through.set()
         self._closed = self._refusing = False
-        self._bytes_a_second = 0
         self._generation = 0
         self._open: set[socket.socket] = set()
         self.accepted = 0
@@ -53,13 +48,9 @@ class Proxy:
         """Swallow what comes on the connections there are, and keep them open."""
         self._generation += 1
 
-    def drip(self, bytes_a_second: int) -> None:
-        """Let so little through."""
-        self._bytes_a_second = bytes_a_second
-
     def mend(self) -> None:
         """Let everything through again; what was held back arrives late."""
-        self._refusing, self._bytes_a_second = False, 0
+        self._refusing = False
         self._through.set()
 
     def close(self) -> None:
@@ -98,15 +89,12 @@ class Proxy:
     def _pump(self, source: socket.socket, sink: socket.socket, generation: int) -> None:
         with suppress(OSError):
             while True:
-                rate = self._bytes_a_second
-                data = source.recv(max(1, int(rate * PIECE_S)) if rate else 65536)
+                data = source.recv(65536)
                 if not data:
                     break
                 self._through.wait()
                 if generation == self._generation:
                     sink.sendall(data)
-                if rate:
-                    time.sleep(PIECE_S)
         for end in (source, sink):
             self._open.discard(end)
             _shut(end)
