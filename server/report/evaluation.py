@@ -184,7 +184,7 @@ def build_evaluation_page(judgement: Judgement, lead: Lead, name: str) -> Page:
         lead=lead_sentence(judgement),
         detail=f"Cells are the {lead.title} on each silo's test data with its 95% interval; "
         f"{lead.direction}. An asterisk marks the model of the silo's own group. "
-        "A silo's own model (personal layers, or mixed with λ) stays there and is not measured.",
+        "A silo's own model (personalised, or mixed with λ) stays there and is not measured.",
         figures={
             "models": str(len(judgement.models)),
             "silos with figures": f"{len(judgement.answers)} of {len(_silos(judgement))}",

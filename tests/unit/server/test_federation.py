@@ -179,6 +179,8 @@ def test_a_silo_is_enrolled_and_removed_where_another_superlink_has_the_port(
     beside: Federation, capsys: pytest.CaptureFixture[str]
 ) -> None:
     lines, bundle = enrol_silo(beside, request("hospital-b")[0])
+    remove = "coterie members remove hospital-b"
+    assert f"{remove} --federation {beside.folder}" in "\n".join(lines)
     assert read_bundle(bundle).name == "hospital-b"
     said = "\n".join(lines)
     assert "the server at" in said and "that the CA in" in said
