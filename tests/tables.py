@@ -1,9 +1,11 @@
-"""The declarations of tables that many tests train on."""
+"""The declarations of tables that many tests train on, and silos that have them."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
 
 
 def declaration(
@@ -20,6 +22,22 @@ def declaration(
     text += f'scale = "{scale}"\n' if scale else ""
     text += "[categorical]\n" if categorical else ""
     return text + "".join(f"{column} = {_listed(own)}\n" for column, own in categorical.items())
+
+
+def site(task: Path, name: str, x: Any, **targets: Iterable[object]) -> dict[str, Any]:
+    """Write a table next to its task file; return the node of a silo that grows trees of it.
+
+    Args:
+        x: (n, columns): x0, x1 and so on; NaN is an empty cell.
+        targets: (n,) each, by the names of their columns.
+    """
+    lines = [",".join([*(f"x{i}" for i in range(x.shape[1])), *targets])]
+    for row, *own in zip(x.tolist(), *targets.values(), strict=True):
+        lines.append(",".join(["" if v != v else str(v) for v in row] + [str(v) for v in own]))
+    data = task.with_name(f"{name}.csv")
+    data.write_text("\n".join(lines))
+    own_task = {"task": str(task), "data.data": str(data), "sums": "trees"}
+    return {"name": name, "device": "cpu", "threads": 1, **own_task}
 
 
 def _listed(words: Iterable[str]) -> str:

@@ -24,6 +24,7 @@ from coterie.features.sums.trees.together import edges_of
 from coterie.wire import Model, encode_arrays
 from tests import kit
 from tests.kit import context
+from tests.tables import site
 
 COLUMNS, NUM_ROWS = 3, 300
 TASK = """
@@ -84,12 +85,7 @@ def nodes(folder: Path, kinds: str, target: str = "classes") -> list[Node]:
         z = (-z if kind == "b" else z) + 0.1 * draw.normal(size=NUM_ROWS) + 2 * (kind == "c")
         y = np.where(z > 0, "yes", "no") if target == "classes" else 1e6 * (z + 5)
         x[draw.random(x.shape) < 0.1] = np.nan
-        lines = [",".join([*(f"x{i}" for i in range(COLUMNS)), "y"])]
-        for row, one in zip(x.tolist(), y.tolist(), strict=True):
-            lines.append(",".join(["" if v != v else str(v) for v in row] + [str(one)]))
-        (folder / f"{number}.csv").write_text("\n".join(lines))
-        node = {"name": f"s{number}", "task": str(file), "device": "cpu", "sums": "trees"}
-        found.append({**node, "data.data": str(folder / f"{number}.csv")})
+        found.append(site(file, f"s{number}", x, y=y))
     return found
 
 

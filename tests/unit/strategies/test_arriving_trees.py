@@ -18,7 +18,8 @@ from coterie.strategies.auto.candidates import Candidate
 from coterie.strategies.rounds.members import Members
 from tests.conftest import assert_equal_models
 from tests.kit import run
-from tests.unit.strategies.test_grown_trees import COLUMNS, FEW_BINS, STUDY, drawn
+from tests.tables import site
+from tests.unit.strategies.test_grown_trees import FEW_BINS, STUDY, drawn
 
 AUTO: dict[str, Any] = {**FEW_BINS, "strategy": "auto", "rounds": 9, "budget": 3.0}
 
@@ -31,13 +32,8 @@ def sites(folder: Path, rows: dict[str, int]) -> list[dict[str, Any]]:
     found = []
     for seed, (name, count) in enumerate(rows.items()):
         x, y = drawn(seed, count)
-        lines = [",".join(f"x{i}" for i in range(COLUMNS)) + ",ill"]
-        for row, ill in zip(x.tolist(), y != name.startswith("x"), strict=True):
-            cells = ["" if value != value else str(value) for value in row]
-            lines.append(",".join([*cells, "yes" if ill else "no"]))
-        (folder / f"{name}.csv").write_text("\n".join(lines))
-        own = {"task": str(task), "device": "cpu", "threads": 1, "sums": "trees"}
-        found.append({"name": name, "data.data": str(folder / f"{name}.csv"), **own})
+        ill = np.where(y != name.startswith("x"), "yes", "no")
+        found.append(site(task, name, x, ill=ill))
     return found
 
 

@@ -47,6 +47,7 @@ from tests.kit import (
     restart_silos,
     run,
 )
+from tests.tables import site
 from tests.unit.strategies.test_grown_trees import COLUMNS, STUDY, drawn
 
 KEYS: dict[str, Any] = {
@@ -76,13 +77,7 @@ def nodes(tmp_path: Path) -> list[dict[str, Any]]:
         line = 2 * (known @ [1.0, -1.0, 0.5, 0.5, 0, 0])
         z = steps if name in "ab" else line
         ill = np.random.default_rng(seed).random(len(x)) < 1 / (1 + np.exp(-z))
-        lines = [",".join(f"x{i}" for i in range(COLUMNS)) + ",ill"]
-        for row, one in zip(x.tolist(), ill, strict=True):
-            cells = ["" if value != value else str(value) for value in row]
-            lines.append(",".join([*cells, "yes" if one else "no"]))
-        (tmp_path / f"{name}.csv").write_text("\n".join(lines))
-        own = {"name": name, "task": str(task), "device": "cpu", "threads": 1, "sums": "trees"}
-        own["data.data"] = str(tmp_path / f"{name}.csv")
+        own = site(task, name, x, ill=np.where(ill, "yes", "no"))
         own |= {"home": str(tmp_path / f"home-{name}")} if name in "ac" else {}
         found.append(own)
     return found
@@ -189,11 +184,7 @@ def with_numbers(
         x = draw.normal(size=(rows, 3))
         y = 2.0 * (x[:, 0] > 0) + np.abs(x[:, 1]) + level * (1 + (x[:, 2] > 0.5))
         y = (x @ [1, -1, 0.5] if name in lines else y) + 0.5 * draw.normal(size=len(x))
-        cells = [",".join(map(str, row)) for row in np.column_stack([x, y])]
-        (folder / f"{name}.csv").write_text("\n".join(["x0,x1,x2,y", *cells]))
-        own = {"name": name, "task": str(task), "device": "cpu", "threads": 1, "sums": "trees"}
-        own |= {"data.data": str(folder / f"{name}.csv"), "home": str(folder / f"home-{name}")}
-        found.append(own)
+        found.append(site(task, name, x, y=y) | {"home": str(folder / f"home-{name}")})
     return found
 
 

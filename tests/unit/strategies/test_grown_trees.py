@@ -57,7 +57,7 @@ from tests.kit import (
     restart_silos,
     run,
 )
-from tests.tables import declaration
+from tests.tables import declaration, site
 
 COLUMNS, ROWS = 6, 900
 
@@ -401,14 +401,7 @@ def nodes(tmp_path: Path) -> list[dict[str, Any]]:
     found = []
     for seed, name in enumerate("abcd"):
         x, y = drawn(seed, 300)
-        lines = [",".join(f"x{i}" for i in range(COLUMNS)) + ",ill"]
-        for row, ill in zip(x.tolist(), y != (name in "cd"), strict=True):
-            cells = ["" if value != value else str(value) for value in row]
-            lines.append(",".join([*cells, "yes" if ill else "no"]))
-        (tmp_path / f"{name}.csv").write_text("\n".join(lines))
-        data = {"data.data": str(tmp_path / f"{name}.csv")}
-        own = {"name": name, "task": str(task), "device": "cpu", "threads": 1, "sums": "trees"}
-        found.append({**own, **data})
+        found.append(site(task, name, x, ill=np.where(y != (name in "cd"), "yes", "no")))
     return found
 
 

@@ -33,6 +33,7 @@ from coterie.tasks.trees import named
 from tests.commands import coterie
 from tests.conftest import silo
 from tests.kit import mean_error, restart_silos, run
+from tests.tables import site
 
 COLUMNS = 4
 Array = NDArray[Any]
@@ -180,14 +181,7 @@ def nodes(tmp_path: Path) -> list[dict[str, Any]]:
     found = []
     for seed, name in enumerate("abcd"):
         x, y = drawn(seed, 400, opposite=name in "cd")
-        lines = [",".join([*(f"x{i}" for i in range(COLUMNS)), "days", "died"])]
-        for row, (time, event) in zip(x.tolist(), y.tolist(), strict=True):
-            cells = ["" if value != value else str(value) for value in row]
-            lines.append(",".join([*cells, str(time), str(int(event))]))
-        (tmp_path / f"{name}.csv").write_text("\n".join(lines))
-        data = {"data.data": str(tmp_path / f"{name}.csv")}
-        own = {"name": name, "task": str(task), "device": "cpu", "threads": 1, "sums": "trees"}
-        found.append({**own, **data})
+        found.append(site(task, name, x, days=y[:, 0], died=y[:, 1].astype(int)))
     return found
 
 
