@@ -20,7 +20,6 @@ from torch import nn
 from coterie.tasks import SiloData, Task, families, trees
 from coterie.tasks.base import Option
 from coterie.tasks.models import named
-from coterie.tasks.own import looks
 from coterie.tasks.problems import Numbers, Problem
 
 Floats = NDArray[np.float64]
@@ -154,8 +153,7 @@ class Natural(Task):
     """A silo of a set. Options: ``file``, ``fold``, ``seed``, ``silo``, ``network``, ``blocks``.
 
     Networks are ``linear`` and those of coterie for tables, such as ``mlp-64``, or ``any-TxD``.
-    With ``blocks``, runs hold out whole blocks of days; without, they hold out what they do of any
-    table.
+    With ``blocks``, runs hold out whole blocks of days.
     """
 
     name = "natural"
@@ -208,7 +206,7 @@ class Natural(Task):
             for y in (own.y_train, own.y_test)
         )
         x_train, x_test = (x.astype(np.float32) for x in (own.x_train, own.x_test))
-        blocks = own.blocks if options.get("blocks") else looks.periods(y_train)[0]
+        blocks = own.blocks if options.get("blocks") else None
         classes = self.num_classes or None
         return SiloData(x_train, y_train, x_test, y_test, classes, blocks=blocks)
 

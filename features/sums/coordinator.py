@@ -219,7 +219,7 @@ def _after(
 
 
 def _halved(asking: Asking, fit: Fit, why: Mapping[str, str]) -> Fit:
-    """Return a fit after half its last step; without these silos if that is no use.
+    """Return a fit after half its last step; without these silos if that does not help.
 
     If half of all silos refuse even the smallest steps, another's sums are to blame: then it fails.
     """

@@ -9,8 +9,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from coterie.tasks.base import Persons
-
 FAR, RARE, LEAST_TO_JUDGE = 50.0, 0.02, 20
 """A number is probably a slip if it is this many interquartile ranges from the median, and such
 numbers are this rare among at least this many."""
@@ -19,8 +17,6 @@ ALMOST = 0.9
 ALIKE, FEWEST_TURNS = 0.5, 20
 """Above this correlation, neighbouring rows have similar targets. With fewer changes of direction,
 the file is sorted by the target."""
-PERIODS = 16
-"""Fewest blocks of a table in the order of time."""
 SENTINEL = re.compile(r"-(1|([789])\2*)")
 """Numbers such as -1 and -999 stand for a missing value, even if there is only one."""
 
@@ -60,27 +56,19 @@ def odd_numbers(column: str, values: NDArray[np.float64], rows: NDArray[np.intp]
         )
 
 
-def periods(targets: NDArray[Any]) -> tuple[Persons | None, str]:
-    """Return the blocks (n,) of rows that follow each other in time, and a warning.
+def similar_neighbours(targets: NDArray[Any]) -> Iterator[str]:
+    """Warn if neighbouring rows have similar targets, as in measurements over time.
 
-    If neighbouring rows have similar targets, a model that knows the neighbours of held-out rows
-    looks better than it is on new ones, so blocks of neighbours stay together. Their length is a
-    power of 2, so that added rows change no block until there are twice as many.
-
-    Args:
-        targets: (n,) class numbers, or (n, targets) real numbers, in the order of the file.
+    ``targets`` (n,) are class numbers, or (n, targets) real numbers, in the order of the file.
     """
-    rows = len(targets)
-    found = max(map(_similarity, targets.reshape(rows, -1).T)) if rows > FEWEST_TURNS else 0.0
-    if found <= ALIKE:
-        return None, ""
-    length = 2 ** int(np.log2(max(rows / PERIODS, 1)))
-    return np.arange(rows) // length, (
-        f"neighbouring rows of the file have similar targets (correlation {found:.2f}), as in "
-        f"measurements over time, so blocks of {length} neighbours are held out together. Set "
-        "blocks under [data] in silo.toml to a column of longer periods, such as the month, or "
-        "group to the column that identifies persons"
-    )
+    found = max(map(_similarity, targets.reshape(len(targets), -1).T))
+    if found > ALIKE:
+        yield (
+            f"neighbouring rows of the file have similar targets (correlation {found:.2f}), as in "
+            "measurements over time. If so, held-out rows are easier to predict than new ones, and "
+            "groups look better than they are. Set blocks under [data] in silo.toml to a column of "
+            "longer periods, such as the month, or group to the column that identifies persons"
+        )
 
 
 def _similarity(targets: NDArray[Any]) -> float:

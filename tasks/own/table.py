@@ -128,14 +128,10 @@ class Table(DeclaredTask):
     def numbered(
         self, chosen: Mapping[str, Any], *read: tuple[Rows, Path, str]
     ) -> tuple[Rows, ...]:
-        """Return the parts, the first one also with blocks: the option's, or periods of time."""
+        """Return the parts, the first one also with the blocks that the option names."""
         parts, column = super().numbered(chosen, *read), chosen["blocks"]
         if not column:
-            if chosen["group"] or isinstance(self.problem, Survival):
-                return parts
-            found, warning = looks.periods(parts[0].y)
-            self._warnings += filter(None, [warning])
-            return replace(parts[0], blocks=found), *parts[1:]
+            return parts
         if chosen["group"]:
             raise TaskError(
                 "group and blocks are both set. Rows of a person stay together by group alone: "
@@ -450,6 +446,9 @@ class Table(DeclaredTask):
             empty = float((block.sum(axis=1) == 0).mean())
             varies = bool(np.ptp(block, axis=0).any())
             self._warnings += looks.says_little(column, empty, varies=varies)
+        known = train.persons is not None or train.blocks is not None
+        if not known and not isinstance(self.problem, Survival):
+            self._warnings += looks.similar_neighbours(train.y)
 
 
 def _no_target(column: str, missing: NDArray[np.bool_], place: Path, written: Dialect) -> TaskError:
