@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from itertools import combinations
@@ -47,9 +47,8 @@ from coterie.strategies.partition.distance import Distance, null_error
 from coterie.strategies.partition.fedcollab import StructureReport
 from coterie.strategies.partition.objectives import FedCollabBound
 from coterie.strategies.partition.solvers import MAX_OPTIMAL_SILOS, Solver
-from coterie.strategies.plain.within import Within, WithinField
+from coterie.strategies.plain.within import Grouping, Within, WithinField
 from coterie.strategies.rounds.algorithm import (
-    Algorithm,
     Exchanges,
     Order,
     Round,
@@ -130,7 +129,7 @@ class FedCollabState:
     forest: TreesState | None = None
 
 
-class FedCollab(Growth, Algorithm[FedCollabState]):
+class FedCollab(Growth, Grouping[FedCollabState]):
     """Coalitions that minimise FedCollab's error bound."""
 
     c: Positive | Literal["auto"] = Field(
@@ -158,16 +157,6 @@ class FedCollab(Growth, Algorithm[FedCollabState]):
     seed: Seed = 0
     remembers = FedCollabState
     takes_steps = True
-
-    @property
-    def averages(self) -> bool:
-        return self.within.inside.averages
-
-    def entries(self, training: Config) -> Config:
-        return self.within.inside.entries(training)
-
-    def problems(self, training: Config) -> Iterator[str]:
-        return self.within.problems(training)
 
     def check(self, initial: Arrays, rounds: int) -> None:
         if not is_trees(initial):

@@ -49,9 +49,8 @@ from coterie.strategies.fedgroup.state import FedGroupState, global_model
 from coterie.strategies.partition import fedgroup
 from coterie.strategies.partition.gram import cross, gram
 from coterie.strategies.plain.placing import compared
-from coterie.strategies.plain.within import Within, WithinField
+from coterie.strategies.plain.within import Grouping, Within, WithinField
 from coterie.strategies.rounds.algorithm import (
-    Algorithm,
     Compared,
     Exchanges,
     Order,
@@ -89,7 +88,7 @@ COLD_START = "cold-start"
 _PRETRAIN, _CLUSTER, _SAMPLE, _ASSIGN = range(4)  # purposes of the strategy's own randomness
 
 
-class FedGroup(Algorithm[FedGroupState]):
+class FedGroup(Grouping[FedGroupState]):
     """Groups by the direction of a pre-training update, each with its own FedAvg or FedProx.
 
     A silo without a group at the end keeps the auxiliary global model.
@@ -151,13 +150,6 @@ class FedGroup(Algorithm[FedGroupState]):
     works_unseen = True
     takes_steps = True
     models_in = ("group_models",)
-
-    @property
-    def averages(self) -> bool:
-        return self.within.inside.averages
-
-    def entries(self, training: Config) -> Config:
-        return self.within.inside.entries(training)
 
     def problems(self, training: Config) -> Iterator[str]:
         yield from self.within.problems(training)

@@ -66,9 +66,8 @@ from coterie.strategies.hcct.twice import confirmed
 from coterie.strategies.partition.hcct import layer_choice, place
 from coterie.strategies.partition.objectives import HCCTUtility
 from coterie.strategies.partition.solvers import agglomerative, best_partition, with_groups
-from coterie.strategies.plain.within import Within, WithinField
+from coterie.strategies.plain.within import Grouping, Within, WithinField
 from coterie.strategies.rounds.algorithm import (
-    Algorithm,
     Compared,
     Order,
     Round,
@@ -102,7 +101,7 @@ MAX_CHURN = 1 / 3
 """Share of the silos behind a trial's winner whose coming or leaving triggers a new partition."""
 
 
-class HCCT(Algorithm[HCCTState]):
+class HCCT(Grouping[HCCTState]):
     """Groups that maximise the silos' utility ``−α/D + cos(own update, group's update)``."""
 
     alpha: NotNegative | Literal["scaled", "auto"] = Field(
@@ -147,13 +146,6 @@ class HCCT(Algorithm[HCCTState]):
     works_unseen = True
     takes_steps = True
     models_in = ("starts",)
-
-    @property
-    def averages(self) -> bool:
-        return self.within.inside.averages
-
-    def entries(self, training: Config) -> Config:
-        return self.within.inside.entries(training)
 
     def problems(self, training: Config) -> Iterator[str]:
         yield from self.within.problems(training)

@@ -21,14 +21,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil
-from typing import Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import numpy as np
 from pydantic import BeforeValidator, Field
 
 from coterie import wire
 from coterie.strategies.partition.fednova import accumulation, coefficients
-from coterie.strategies.rounds.algorithm import Round, Update, Updates
+from coterie.strategies.rounds.algorithm import Algorithm, Round, State, Update, Updates
 from coterie.strategies.rounds.handles import Model, arrays_of
 from coterie.strategies.rounds.minimum_sizes import combine
 from coterie.strategies.rounds.models import is_statistic, same_model, weighted_mean
@@ -290,6 +290,23 @@ def _of_name(value: Any) -> Any:
 
 WithinField = Annotated[Within, BeforeValidator(_of_name)]
 """A field of a strategy that forms groups."""
+
+
+class Grouping(Algorithm[State]):
+    """An algorithm that forms groups, with another, ``within``, inside them."""
+
+    if TYPE_CHECKING:  # a field, with its default, of every subclass
+        within: Within
+
+    @property
+    def averages(self) -> bool:
+        return self.within.inside.averages
+
+    def entries(self, training: Config) -> Config:
+        return self.within.inside.entries(training)
+
+    def problems(self, training: Config) -> Iterator[str]:
+        return self.within.problems(training)
 
 
 # ---------------------------------------------------------------- FedNova's arithmetic
