@@ -74,10 +74,7 @@ class SiloData:
 
     def __post_init__(self) -> None:
         finite = (lambda leaf: ~np.isinf(leaf)) if self.missing else np.isfinite
-        parts = [
-            ("training", self.x_train, self.y_train),
-            ("test", self.x_test, self.y_test),
-        ]
+        parts = [("training", self.x_train, self.y_train), ("test", self.x_test, self.y_test)]
         if self.x_val is not None:
             parts.append(("validation", self.x_val, self.y_val))
         for part, x, y in parts:
@@ -190,14 +187,19 @@ class Column:
     """One column of a silo's training samples, for its statistics.
 
     ``values`` (n,) are numbers, or indices into ``categories`` if there are any; NaN marks a
-    missing number, −1 a missing category. ``odd`` (n,) marks values that the task does not accept;
-    None: there are none.
+    missing number, −1 a missing category. ``odd`` (n,), if any, marks values not accepted.
     """
 
     name: str
     values: NDArray[np.float64]
     categories: Sequence[str] = ()
     odd: NDArray[np.bool_] | None = None
+
+    @property
+    def present(self) -> NDArray[np.bool_]:
+        """Whether each sample has a value that the task accepts (n,)."""
+        there = self.values >= 0 if self.categories else np.isfinite(self.values)
+        return there if self.odd is None else there & ~self.odd
 
 
 @dataclass(frozen=True)
@@ -374,9 +376,8 @@ class Task(ABC):
     ) -> Sequence[SiloData | StreamedData]:
         """Load several silos that share one data set, for simulations; raises as ``load``.
 
-        Item k equals ``load({**options, "silo": silos[k]})``, where ``options["silos"]`` is their
-        total number. ``silos`` are numbers in [0, options["silos"]); None: all. Override it to read
-        the data once.
+        Item k equals ``load({**options, "silo": silos[k]})``; ``options["silos"]`` is their total.
+        ``silos`` are in [0, options["silos"]); None: all. Override it to read the data once.
         """
         wanted = range(int(options["silos"])) if silos is None else silos
         return [self.load({**options, "silo": silo}) for silo in wanted]
@@ -477,8 +478,7 @@ class Task(ABC):
 
 
 def _shown(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:60]}…"
+    return (text := repr(value))[:60] + "…" * (len(text) > 60)
 
 
 def has_own(task: Task, hook: str) -> bool:

@@ -361,10 +361,8 @@ def _rows_of_parts(
 def _places(column: Column, limits: Sequence[float], size: int) -> NDArray[np.intp]:
     """Return each sample's subgroup (n,); the one behind the last for a sample without a value."""
     values = column.values
-    there = values >= 0 if column.categories else np.isfinite(values)
-    there &= True if column.odd is None else ~column.odd
     places = values if column.categories else np.searchsorted(limits, values, side="right")
-    return np.where(there, places, size).astype(np.intp)
+    return np.where(column.present, places, size).astype(np.intp)
 
 
 def _intervals(limits: Sequence[float]) -> list[str]:

@@ -156,7 +156,7 @@ def count(column: Column, least: int, persons: Persons | None = None) -> ColumnC
 
     ``persons`` (n,) is each sample's person, where one may have several: persons then count.
     """
-    there = _present(column)
+    there = column.present
     odd = np.zeros_like(there) if column.odd is None else column.odd
     present, of = column.values[there], None if persons is None else persons[there]
     name = wire.plain_text(column.name, MAX_NAME)
@@ -183,8 +183,3 @@ def count(column: Column, least: int, persons: Persons | None = None) -> ColumnC
     assert shown is not None
     *told, missed, others = shown
     return ColumnCounts(name, tuple(told), missed, others, categories, first, step)
-
-
-def _present(column: Column) -> NDArray[np.bool_]:
-    there = column.values >= 0 if column.categories else np.isfinite(column.values)
-    return there if column.odd is None else there & ~column.odd

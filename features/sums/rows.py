@@ -66,9 +66,3 @@ def objection(session: Session, rows: Rows, used: NDArray[np.bool_], least: int)
         rows.kept["marks"] = marks_of_columns([*rows.inputs, *rows.targets], rows.persons)
     why = answered_of(session, "sums").objection(rows.kept["marks"][used], least)
     return why and f"{why} Use an earlier run's columns, or its times."
-
-
-def missing(column: Column) -> np.ndarray:
-    """Return whether each row lacks a value of the column, or has one that is not allowed (n,)."""
-    lacks = column.values < 0 if column.categories else ~np.isfinite(column.values)
-    return lacks if column.odd is None else lacks | column.odd

@@ -94,7 +94,7 @@ def reference_of(column: Column, persons: Persons | None = None) -> Reference:
     """Return the reference of a column: at most ``MOST_CELLS`` cells with equal shares."""
     edges: tuple[float, ...] = ()
     if not column.categories:
-        values = column.values[_present(column)]
+        values = column.values[column.present]
         cells = min(max(len(values) // PER_CELL, 2), MOST_CELLS)
         inner = np.quantile(values, np.arange(cells) / cells) if len(values) else np.empty(0)
         ends = [np.nextafter(values.max(), np.inf)] if len(values) else []
@@ -106,7 +106,7 @@ def reference_of(column: Column, persons: Persons | None = None) -> Reference:
 
 def counts(reference: Reference, column: Column) -> tuple[int, ...]:
     """Count a column's samples in the cells of a reference."""
-    there = _present(column)
+    there = column.present
     values = column.values[there]
     size = len(reference.categories) or len(reference.edges) + 1
     places = (
@@ -117,11 +117,6 @@ def counts(reference: Reference, column: Column) -> tuple[int, ...]:
     odd = 0 if column.odd is None else int(column.odd.sum())
     found = np.bincount(places, minlength=size).tolist()
     return (*found, len(there) - int(there.sum()) - odd, odd)
-
-
-def _present(column: Column) -> NDArray[np.bool_]:
-    there = column.values >= 0 if column.categories else np.isfinite(column.values)
-    return there if column.odd is None else there & ~column.odd
 
 
 def shifts(

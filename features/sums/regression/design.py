@@ -29,7 +29,7 @@ from coterie.features.sums.regression.newton import (
     intercepts,
     packed,
 )
-from coterie.features.sums.rows import Rows, missing
+from coterie.features.sums.rows import Rows
 from coterie.features.sums.spells import Spells, spells_of
 from coterie.tasks.base import Column, Persons
 
@@ -68,7 +68,7 @@ def design_of(rows: Rows, settings: Mapping[str, Any], least: int) -> Design:
     """
     target = _target(rows.targets, settings)
     inputs = _chosen(rows.inputs, settings["columns"], "column")
-    used = ~np.any([missing(one) for one in (*inputs, *target)], axis=0)
+    used = np.all([one.present for one in (*inputs, *target)], axis=0)
     y = _outcome(target[-1], settings["model"], used)
     labels, blocks = [INTERCEPT] * intercepts(settings), list[Array]()
     first: dict[str, Array] = {}
