@@ -55,6 +55,7 @@ from coterie.server.study.result import COMPARISON, ComparisonResult
 from coterie.strategies.errors import FederationError, refused
 from coterie.strategies.rounds.options import dashed
 from coterie.strategies.strategy import GroupStrategy
+from coterie.system.commandline import plain
 from coterie.system.files import write_atomically
 from coterie.system.terminal import aside, wide
 from coterie.tasks.base import Option, TaskError
@@ -414,7 +415,7 @@ def _keep(result: Figures, comparison: Comparison, folder: Path, title: str) -> 
         "file": comparison.file.model_dump(exclude={"data"}),
         "metric": result.lead.metric,
         "unit": result.lead.unit,
-        "table": [figures.plain(row) for row in result.table],
+        "table": [plain(row) for row in result.table],
         "advice": {
             "strategy": result.advice.strategy or None,
             "apart": result.advice.apart,

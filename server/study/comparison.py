@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -368,14 +367,6 @@ def markdown(table: Sequence[Row], lead: Lead) -> str:
     lines = ["| " + " | ".join(heads) + " |", "|---|" + "---:|" * (len(heads) - 1)]
     lines += ["| " + " | ".join(cells(row, lead)) + " |" for row in by_error(table)]
     return "\n".join(lines) + "\n"
-
-
-def plain(row: Row) -> dict[str, Any]:
-    """Return a row as JSON values; NaN becomes null."""
-    return {
-        key.replace("_", "-"): None if isinstance(value, float) and math.isnan(value) else value
-        for key, value in asdict(row).items()
-    }
 
 
 # --- the advice -----------------------------------------------------------------------------------

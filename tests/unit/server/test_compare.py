@@ -31,10 +31,10 @@ from coterie.server.study.comparison import (
     difference,
     markdown,
     measure,
-    plain,
     rows,
 )
 from coterie.strategies.errors import EXIT_CONFIG, EXIT_RUN, FederationError
+from coterie.system.commandline import plain
 from coterie.tasks.own.declared import load_declared
 from tests.commands import coterie
 from tests.tables import declaration
