@@ -24,7 +24,7 @@ from coterie.strategies.rounds.roster import Silo
 WAITS = (
     "it waits: silos are in sums over their rows only in blocks, always the same (see "
     f"{wire.page('Secure runs')}), and its block is not complete, other silos contradict it, or it "
-    "states far more rows than all others together."
+    "states far more rows than the block's others together."
 )
 
 

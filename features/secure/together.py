@@ -58,18 +58,14 @@ class Together:
                 )
         if name := self.outweighing():
             return (
-                f"would be nearly that of silo {name!r}, which has more than {OUTWEIGHED:g} "
-                "times as many rows as all others together"
+                f"has a block whose part would be nearly that of silo {name!r}, which has more "
+                f"than {OUTWEIGHED:g} times as many rows as its others together"
             )
         return ""
 
     def outweighing(self) -> str:
-        """Return the silo with far more rows than all others together; empty if there is none."""
-        everybody = sum(one.samples for one in self.members.values())
-        heavy = (
-            n for n, m in self.members.items() if m.samples > OUTWEIGHED * (everybody - m.samples)
-        )
-        return next(heavy, "")
+        """Return a silo with far more rows than its block's others together, or an empty text."""
+        return next(filter(None, (_outweighing(block, self.members) for block in self.blocks)), "")
 
 
 def decode_together(text: object) -> Together:
@@ -121,16 +117,22 @@ def planned(here: Mapping[str, Member], bound: Mapping[str, Names]) -> Together:
     while few := [name for name in free if max(FEWEST, here[name].minimum) > len(free)]:
         free = [name for name in free if name not in few]
     size = max([FEWEST, *(here[name].minimum for name in free)])
-    while free:
-        own = free if len(free) < 2 * size else free[:size]
-        blocks.append(tuple(own))
-        free = free[len(own) :]
+    last = max(len(free) // size - 1, 0) * size  # the last block has what is left over
+    ends = [*range(size, last + 1, size), len(free)] if free else []
+    new = [tuple(free[start:end]) for start, end in zip([0, *ends], ends, strict=False)]
+    blocks += [tuple(free)] if any(_outweighing(block, here) for block in new) else new
     members = {name: here[name] for name in sorted(n for block in blocks for n in block)}
     found = Together(members, tuple(sorted(blocks)))
     odd = {name for name in alone if alone[name] != block_of(blocks, name)}
     if wrong := odd & members.keys() or {found.outweighing()} & members.keys():
         return planned({n: own for n, own in here.items() if n not in wrong}, bound)
     return found
+
+
+def _outweighing(block: Names, members: Mapping[str, Member]) -> str:
+    rows = sum(members[name].samples for name in block)
+    heavy = (n for n in block if members[n].samples > OUTWEIGHED * (rows - members[n].samples))
+    return next(heavy, "")
 
 
 def decode_block(text: object) -> Names:
