@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, ClassVar
 
 from flwr.app import Message
 
@@ -21,23 +21,20 @@ from coterie.strategies.rounds.exchange import exchange
 from coterie.strategies.rounds.replies import ReplyError
 from coterie.strategies.rounds.roster import Silo
 
-WAITS = (
-    "it waits: silos are in sums over their rows only in blocks, always the same (see "
-    f"{wire.page('Secure runs')}), and its block is not complete, other silos contradict it, or it "
-    "states far more rows than the block's others together."
-)
-
 
 @dataclass
 class RowSums:
     """The exact sums of one run.
 
-    ``run`` has the silos' keys, and the blocks that they state; ``waits`` is why others are in no
-    sum.
+    ``run`` has the silos' keys, and the blocks that they state.
     """
 
     run: SecureRun
-    waits: str = WAITS
+    waits: ClassVar[str] = (
+        "it waits: silos are in sums over their rows only in blocks, always the same (see "
+        f"{wire.page('Secure runs')}), and its block is not complete, other silos contradict it, "
+        "or it states far more rows than the rest of its block."
+    )
     _waiting: list[tuple[Order, ReplyError]] = field(default_factory=list)
 
     def admit(self, silos: Sequence[Silo]) -> dict[str, str]:

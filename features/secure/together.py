@@ -64,7 +64,7 @@ class Together:
         return ""
 
     def outweighing(self) -> str:
-        """Return a silo with far more rows than its block's others together, or an empty text."""
+        """Return a silo with far more rows than the rest of its block; empty: there is none."""
         return next(filter(None, (_outweighing(block, self.members) for block in self.blocks)), "")
 
 
@@ -93,8 +93,8 @@ def decode_together(text: object) -> Together:
 def planned(here: Mapping[str, Member], bound: Mapping[str, Names]) -> Together:
     """Return the most of these silos that may be in a sum together.
 
-    A silo that outweighs the others, or states a block that others contradict, is left out, so that
-    no statement of one silo decides about the others.
+    A silo that outweighs the rest of its block, or states a block that others contradict, is left
+    out, so that one silo's statement does not decide for the others.
 
     Args:
         bound: silo → the block that it states, of silos that are not free.
@@ -117,9 +117,10 @@ def planned(here: Mapping[str, Member], bound: Mapping[str, Names]) -> Together:
     while few := [name for name in free if max(FEWEST, here[name].minimum) > len(free)]:
         free = [name for name in free if name not in few]
     size = max([FEWEST, *(here[name].minimum for name in free)])
-    last = max(len(free) // size - 1, 0) * size  # the last block has what is left over
-    ends = [*range(size, last + 1, size), len(free)] if free else []
-    new = [tuple(free[start:end]) for start, end in zip([0, *ends], ends, strict=False)]
+    new, rest = list[Names](), tuple(free)
+    while rest:
+        new.append(rest if len(rest) < 2 * size else rest[:size])
+        rest = rest[len(new[-1]) :]
     blocks += [tuple(free)] if any(_outweighing(block, here) for block in new) else new
     members = {name: here[name] for name in sorted(n for block in blocks for n in block)}
     found = Together(members, tuple(sorted(blocks)))

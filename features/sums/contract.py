@@ -31,7 +31,7 @@ Layout = Mapping[str, tuple[int, ...]]
 """Shape of every array of an answer, by name."""
 May = Callable[[NDArray[np.bool_]], str]
 """Returns why sums over these rows (n,) may not leave a silo; empty, once they are remembered. The
-first rows of an answer are all that it is about."""
+first call for an answer has all rows that the answer uses."""
 
 LARGEST = 1e100
 """Largest absolute value of a number in a question or an answer."""
@@ -48,7 +48,7 @@ class FitError(ValueError):
 
 
 class TooFarError(FitError):
-    """There are no sums at a question's coefficients: a smaller step may help."""
+    """The silo cannot answer at a question's coefficients, but may after a smaller step."""
 
 
 @dataclass(frozen=True)
@@ -135,9 +135,9 @@ class Family(Protocol):
         """
 
     def halved(self, settings: Mapping[str, Any], state: State) -> State | None:
-        """Return the state with half the last step, as a silo has answered that it went too far.
+        """Return the state with half the last step, after a silo answered that it went too far.
 
-        None if there was no step: then the silo's rows are unfit.
+        None if there was no step yet: then the silo is left out.
 
         Raises:
             FitError: the step was halved too often.

@@ -13,7 +13,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 from flwr.app import ConfigRecord, Message
 
@@ -82,8 +82,8 @@ class Fits:
 class Masking(Protocol):
     """What decides in a secure run who is summed together (``coterie.features.secure``)."""
 
-    waits: str
-    """Why the others are in no sum."""
+    waits: ClassVar[str]
+    """Why the other silos are in no sum."""
 
     def staying(self, silos: Sequence[Silo]) -> tuple[str, ...]:
         """Return the most of these silos that may be summed together."""

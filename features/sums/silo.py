@@ -33,7 +33,7 @@ from coterie.tasks.base import TaskError
 log = logging.getLogger("coterie.silo")
 
 FEWEST_USED = 4
-"""A silo's rows for each one of them that must be used in a masked sum."""
+"""A masked sum must use at least one in so many of a silo's rows."""
 
 
 class Side(Protocol):
@@ -55,7 +55,7 @@ class Side(Protocol):
 
 
 def _may(request: Request, rows: Rows, least: int) -> May:
-    """Return what decides about sums over sets of rows: first all rows of the answer."""
+    """Return the function that decides about sums over sets of rows (``May``)."""
     whole = list[NDArray[np.bool_]]()
 
     def may(used: NDArray[np.bool_]) -> str:

@@ -118,9 +118,9 @@ def lines_of(done: Withdrawal) -> Iterator[str]:
         yield f"  run {mean.run}, round {rounds}: models of {others}"
     for run, number in done.restart.items():
         yield (
-            f"Run {run} can be resumed after round {number}, before it came."
+            f"Run {run} can be resumed after round {number}, before it joined."
             if number
-            else f"Run {run} has no checkpoint from before it came: start it again."
+            else f"Run {run} has no checkpoint from before it joined: start it again."
         )
     yield "Also not deleted:"
     yield from (f"  {what}" for what in done.cannot)

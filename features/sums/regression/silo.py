@@ -39,7 +39,7 @@ from coterie.tasks.base import Persons
 log = logging.getLogger("coterie.silo")
 
 MOST_REFUSED = 5
-"""Most sets of times that a silo refuses because few rows are between them."""
+"""Sets of times with few rows between them that a silo refuses before it answers no other."""
 
 
 class Regressing:
@@ -55,10 +55,15 @@ class Regressing:
         if settings.get("model") == SURVIVAL:
             return _survival(question, rows, least, may)
         model, columns = settings.get("model"), settings.get("columns")
-        texts = isinstance(columns, list) and all(isinstance(one, str) for one in columns)
-        texts = texts and len({*settings["columns"]}) == len(settings["columns"])
+        texts = (
+            isinstance(columns, list)
+            and all(isinstance(one, str) for one in columns)
+            and len({*columns}) == len(columns)
+        )
         if model not in MODELS or not texts or not isinstance(settings.get("target"), str):
-            raise FitError(f"a regression is one of {', '.join(MODELS)}, of columns named once")
+            raise FitError(
+                f"a regression is one of {', '.join(MODELS)}, of columns that are named once"
+            )
         known = settings_text(settings), least
         if rows.kept.get("design", (None,))[0] != known:
             rows.kept["design"] = known, design_of(rows, settings, least)
@@ -81,17 +86,17 @@ def _survival(question: Question, rows: Rows, least: int, may: May) -> Answer:
         raise FitError(str(error)) from None
     if why := may(np.ones(len(rows), np.bool_)):
         raise FitError(why)
-    # A refusal also says when events were: one that may halve an interval again and again would
-    # find each of them.
-    tried: dict[tuple[float, ...], bool] = rows.kept.setdefault("times", {})
+    # A refusal says something about when events happened. By halving intervals again and again, a
+    # coordinator would find each of them.
+    asked, tried = tuple(times), rows.kept.setdefault("times", {})
     refused = [own for own, answered in tried.items() if not answered]
-    if tuple(times) not in tried and len(refused) >= MOST_REFUSED:
+    if asked not in tried and len(refused) >= MOST_REFUSED:
         raise FitError(
             f"it has refused {MOST_REFUSED} sets of times, and answers no other until it restarts"
         )
-    tried.setdefault(tuple(times), False)
+    tried.setdefault(asked, False)
     counts = counts_until(time, event, rows.persons, times, least, may)
-    tried[tuple(times)] = True
+    tried[asked] = True
     return Answer(counts, WORDS)
 
 

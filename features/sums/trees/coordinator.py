@@ -300,7 +300,7 @@ class Trees(Growth, Algorithm[TreesState]):
         return "all trees have grown that help on held-out rows" + (f" ({most})" if most else "")
 
     def _without_others(self, groups: Iterable[Group], state: TreesState) -> dict[str, str]:
-        """Return why silos are not grouped as given: names that nobody has, and their partners."""
+        """Return why silos are not grouped as given: unknown names, and silos without others."""
         named = {name for group in self.given for name in group} - {wire.EACH_ALONE}
         unknown = named - state.members.sizes.keys()
         alone = {group[0] for group in groups if self._is_alone(group, state)}
@@ -328,7 +328,7 @@ class Trees(Growth, Algorithm[TreesState]):
         return sorted(group[0] for group in state.members.groups if self._is_alone(group, state))
 
     def _apart(self, groups: Iterable[Group], state: TreesState) -> Iterator[Group]:
-        """Yield the groups; silos of one that has no trees, and can grow none now, are alone."""
+        """Yield the groups; silos of a group that has no trees and can grow none now are alone."""
         for group in groups:
             none = state.lost.keys() >= set(group) and not self._of(state, group).edges
             yield from ((name,) for name in group) if none else (group,)

@@ -105,7 +105,7 @@ def test_a_statement_that_was_changed_or_is_another_federations_is_found(
     printed = coterie("members", "erase", "c", "--yes", "--federation", folder).stdout
     assert "Deleted: 6 files with its models, updates or statistics" in printed
     assert "run fedavg-1, round 1 to 3: models of a, b\n" in printed
-    assert "Run fedavg-2 can be resumed after round 2, before it came.\n" in printed
+    assert "Run fedavg-2 can be resumed after round 2, before it joined.\n" in printed
     assert "Run fedavg-1 " not in printed, "it is complete"
     (file,) = (made.folder / "withdrawals").glob("c-*.json")
     shown = coterie("members", "erase", "--verify", str(file), "--root-certificates", str(made.ca))
