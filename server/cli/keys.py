@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping, Sequence
+from copy import copy
 from pathlib import Path
 from typing import Any
 
@@ -34,19 +35,23 @@ class KeysCommand(TyperCommand):
         return super().parse_args(ctx, found)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        from coterie.server.runs.config import all_keys, owners
-        from coterie.strategies.rounds.options import dashed
+        shown = copy(self)  # ``keys_given`` knows keys by the lack of a text
+        shown.params = [_explained(option) for option in self.params]
+        super(KeysCommand, shown).format_options(ctx, formatter)
 
-        explained = []
-        for option in self.params:
-            key = all_keys().get(dashed(option.name or ""))
-            if key is not None and getattr(option, "help", "") is None:
-                whose = f"For {', '.join(owners()[key.name])}: " if key.name in owners() else ""
-                option.help = whose + key.help  # type: ignore[attr-defined]
-                explained.append(option)
-        super().format_options(ctx, formatter)
-        for option in explained:  # ``keys_given`` knows keys by the lack of a text
-            option.help = None  # type: ignore[attr-defined]
+
+def _explained(option: click.Parameter) -> click.Parameter:
+    """Return an option that is a key with the key's help text; any other as it is."""
+    from coterie.server.runs.config import all_keys, owners
+    from coterie.strategies.rounds.options import dashed
+
+    key = all_keys().get(dashed(option.name or ""))
+    if key is None or getattr(option, "help", "") is not None:
+        return option
+    found = copy(option)
+    whose = f"For {', '.join(owners()[key.name])}: " if key.name in owners() else ""
+    found.help = whose + key.help  # type: ignore[attr-defined]
+    return found
 
 
 def keys_given(context: click.Context) -> dict[str, Any]:
