@@ -147,7 +147,7 @@ def contribution(
 
     Every group is trained again from the start, as a whole and without each of its silos, twice
     each, and the models are compared on the other silos' test data. A silo of a group of m trains
-    2 m models in every round. Groups of up to nine silos are also trained without every two, which
+    2 m models in every round. Groups of up to nine silos are also trained without each pair, which
     shows how the figures change if silos leave.
     """
     given = options.Given(federation, superlink, root_certificates, runs_dir)

@@ -24,7 +24,7 @@ def demo(
         typer.Option(
             min=0,
             help="For the `hcct` strategy: preference for more data. Larger values form larger "
-            "groups. [default: 50]",
+            "groups. [default: two thirds of the median silo's samples]",
         ),
     ] = None,
     strategy: Annotated[
