@@ -2,8 +2,9 @@
 
 The difference of two such answers would describe the few rows between them. So until no row, or at
 least as many as its policy names, have changed, a silo repeats its stored answer to the same
-question, and refuses any other. Rows are compared by hashes, which stay in the silo's folder; a
-silo without a folder remembers while its process runs.
+question, and refuses any other. Where answers are sums of the same numbers of each row, no
+combination of several answers may describe few rows either. Rows are compared by hashes, which stay
+in the silo's folder; a silo without a folder remembers while its process runs.
 """
 
 from __future__ import annotations
@@ -50,10 +51,11 @@ class Answered:
     replies: dict[str, tuple[int, str]] = field(default_factory=dict)
     checked: dict[bytes, int] = field(default_factory=dict)
 
-    def objection(self, rows: Marks, least: int) -> str:
+    def objection(self, rows: Marks, least: int, *, combined: bool = False) -> str:
         """Return why nothing about these rows may leave; empty, once they are remembered.
 
-        ``least`` rows, or persons where one may have several, must differ from every earlier set.
+        ``least`` rows, or persons where one may have several, must differ from every earlier set,
+        and if ``combined``, no combination of sets may be about fewer.
         """
         digest = hashlib.sha256(rows.tobytes()).digest()
         if self.checked.get(digest, 0) >= least:  # most exchanges of a fit
@@ -65,6 +67,11 @@ class Answered:
                 f"about by fewer than {least}, which the two answers together would show."
             )
         if all(differences):
+            if combined and shows_few([*self.sets, rows], least):
+                return (
+                    "answers nothing about these rows: combined with its answers about others, the "
+                    f"answer could show fewer than {least} of them."
+                )
             if len(self.sets) >= MOST_SETS:
                 return f"has answered about {MOST_SETS} different sets of its rows, and no more."
             file = io.BytesIO()
@@ -198,6 +205,51 @@ def _extra(one: Marks, other: Marks) -> int:
     surplus = np.maximum(counts - np.where(same, times[there] if len(others) else 0, 0), 0)
     whose = np.unique(one[surplus[place] > 0, 1])
     return int(min(surplus.sum(), len(whose)))
+
+
+def shows_few(sets: Sequence[Marks], least: int) -> bool:
+    """Return whether a combination of sums over these sets may be about few rows (persons).
+
+    A combination gives each row a number: how often it is in each set, times a factor for the set,
+    added up. Rows that are in the same sets form a cell, and have the same number. Either of two
+    conditions excludes combinations that are about fewer than ``least`` rows:
+
+    - each combination that is zero in all cells of ``least`` rows or more is zero everywhere: their
+      matrix of sets has the rank of that of all cells;
+    - no row has more than 1/``least`` of the sum of squared numbers in any combination. The most
+      that it can have is its leverage, and the leverages of the rows that a combination is about
+      add up to 1 or more. Those of a person's rows are added; a row's weight is one through their
+      number.
+    """
+    values = np.unique(np.concatenate([rows[:, 0] for rows in sets]))
+    places = [np.searchsorted(values, rows[:, 0]) for rows in sets]
+    times = [np.bincount(place, minlength=len(values)) for place in places]
+    cell = np.zeros(len(values), np.int64)
+    for own in times:
+        cell = np.unique(cell * (own.max(initial=0) + 1) + own, return_inverse=True)[1]
+    first = np.unique(cell, return_index=True)[1]
+    table = np.stack([own[first] for own in times], axis=1).astype(np.float64)
+    persons = [np.unique(rows[:, 1], return_inverse=True)[1] for rows in sets]
+    cells = [cell[place] for place in places]
+    sizes, weights, known = np.zeros((3, len(table)))
+    for own, whose in zip(cells, persons, strict=True):
+        pairs = np.unique(own * (whose.max(initial=0) + 1) + whose) // (whose.max(initial=0) + 1)
+        sizes = np.maximum(sizes, np.bincount(pairs, minlength=len(table)))
+        weights += np.bincount(own, 1 / np.bincount(whose)[whose], len(table))
+        known += np.bincount(own, minlength=len(table))
+    if _rank(table) == _rank(table[sizes >= least]):
+        return False
+    most, weights = table.max(axis=1), weights / known
+    rows = np.bincount(cell, np.max(times, axis=0), len(table))
+    scaled = table / most[:, None]
+    inverse = np.linalg.pinv(scaled.T * (rows * weights) @ scaled, hermitian=True)
+    leverage = weights * (scaled @ inverse * scaled).sum(axis=1)
+    shares = (np.bincount(w, leverage[own]) for own, w in zip(cells, persons, strict=True))
+    return any(float(share.max(initial=0)) * least > 1 + 1e-9 for share in shares)
+
+
+def _rank(table: NDArray[np.float64]) -> int:
+    return int(np.linalg.matrix_rank(table.T @ table, hermitian=True)) if len(table) else 0
 
 
 def forget() -> None:

@@ -60,9 +60,19 @@ def rows_of(session: Session) -> Rows:
     return known[1]
 
 
-def objection(session: Session, rows: Rows, used: NDArray[np.bool_], least: int) -> str:
-    """Return why sums over ``used`` rows (n,) may not leave; empty, once they are remembered."""
+def objection(
+    session: Session, rows: Rows, used: NDArray[np.bool_], least: int, *, repeated: bool
+) -> str:
+    """Return why sums over ``used`` rows (n,) may not leave; empty, once they are remembered.
+
+    Args:
+        repeated: the sums are of the same numbers of each row in every answer, as in a regression,
+            so that answers can be combined. Derivatives of trees change with each tree.
+    """
     if "marks" not in rows.kept:
         rows.kept["marks"] = marks_of_columns([*rows.inputs, *rows.targets], rows.persons)
-    why = answered_of(session, "sums").objection(rows.kept["marks"][used], least)
-    return why and f"{why} Use an earlier run's columns, or its times."
+    marks = rows.kept["marks"][used]
+    why = answered_of(session, "sums").objection(marks, least)
+    if repeated and not why:
+        why = answered_of(session, "regressions").objection(marks, least, combined=True)
+    return why

@@ -34,6 +34,10 @@ log = logging.getLogger("coterie.silo")
 
 FEWEST_USED = 4
 """A masked sum must use at least one in so many of a silo's rows."""
+ADVICE = (
+    "Name the same columns, or times, as in an earlier run. Survival curves use all rows: make "
+    "them before a fit that leaves out rows without a value"
+)
 
 
 class Side(Protocol):
@@ -66,7 +70,8 @@ def _may(request: Request, rows: Rows, least: int) -> May:
                 f"fewer than 1 in {FEWEST_USED} of its rows have a value in all columns, so that "
                 "the sum could be nearly another silo's. Name fewer columns"
             )
-        return objection(request.session, rows, used, least)
+        why = objection(request.session, rows, used, least, repeated=True)
+        return why and f"it {why} {ADVICE}"
 
     return may
 

@@ -183,7 +183,7 @@ def _rows_of(request: Request) -> tuple[Rows, Rows | None]:
         else:
             request.refuse_for(few)
             kept, held = _spared(request)
-        request.refuse_for(objection(session, all_rows(session), used, least))
+        request.refuse_for(objection(session, all_rows(session), used, least, repeated=False))
         judged = None
         if held is not None and session.permitted({wire.HOLDOUT_LOSS: 0.0}):
             judged = rows_of(session, replace(data, train=held), least)

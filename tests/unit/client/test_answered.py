@@ -10,7 +10,14 @@ from flwr.app import ConfigRecord, MetricRecord, RecordDict
 
 from coterie.client.home.settings import SiloSettings
 from coterie.client.work import answered
-from coterie.client.work.answered import Answered, Marks, answered_of, difference, marks_of_columns
+from coterie.client.work.answered import (
+    Answered,
+    Marks,
+    answered_of,
+    difference,
+    marks_of_columns,
+    shows_few,
+)
 from coterie.client.work.session import open_session
 from coterie.tasks.base import Column
 from tests.kit import digits, restart_silos
@@ -38,6 +45,44 @@ def test_sets_differ_by_the_rows_or_persons_that_only_one_has(
     one: Marks, other: Marks, expected: int
 ) -> None:
     assert difference(one, other) == difference(other, one) == expected
+
+
+def missing(*without: range, persons: int = 200) -> Marks:
+    """All of 200 rows, less some, of so many persons."""
+    rows = [n for n in range(200) if not any(n in few for few in without)]
+    return marks(*map(float, rows), persons=[n % persons for n in rows])
+
+
+FEW, MANY = range(16), range(14, 33)
+"""Rows without a value of one column and of another: two lack both."""
+
+
+@pytest.mark.parametrize(
+    ("sets", "expected"),
+    [
+        ([missing()], False),
+        ([missing(), missing(FEW), missing(MANY)], False),
+        ([missing(), missing(FEW), missing(MANY), missing(FEW, MANY)], True),  # 1 − 2 − 3 + 4
+        ([missing(), missing(range(10))], False),
+        ([missing(), missing(range(9))], True),
+        ([missing(persons=20), missing(range(16), persons=20)], False),
+        ([missing(persons=20), missing(range(9), persons=20)], True),
+    ],
+)
+def test_combinations_of_answers_may_not_be_about_few_rows_or_persons(
+    sets: list[Marks], expected: bool
+) -> None:
+    assert shows_few(sets, 10) is expected
+    known = Answered(None)
+    found = [known.objection(one, 10, combined=True) for one in sets]
+    assert bool(found[-1]) is expected and not any(found[:-1])
+
+
+def test_many_sets_that_differ_at_random_show_nobody() -> None:
+    """Their cells are of single rows, but each combination is about many."""
+    draw = np.random.default_rng(0)
+    sets = [marks(*draw.choice(2000, 1800, replace=False).astype(float)) for _ in range(10)]
+    assert not shows_few(sets, 10) and shows_few(sets, 100)
 
 
 def test_a_value_that_is_not_allowed_is_another_row() -> None:
