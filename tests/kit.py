@@ -52,11 +52,11 @@ def restart_silos() -> None:
     coterie.client.work.session._sessions.clear()
     coterie.client.home.rounds._memory.clear()
     coterie.client.home.request_counts._memory.clear()
-    coterie.features.privacy.budget.forget()
-    coterie.features.secure.memory.forget()
-    coterie.features.secure.secrets.forget()
-    coterie.features.secure.sketches.forget()
-    coterie.client.work.answered.forget()
+    coterie.features.privacy.budget._memory.clear()
+    coterie.features.secure.memory._memories.clear()
+    coterie.features.secure.secrets._memory.clear()
+    coterie.features.secure.sketches._memory.clear()
+    coterie.client.work.answered._answered.clear()
 
 
 def context(node: Node | None = None, node_id: int = 3, game: Game | None = None) -> Context:

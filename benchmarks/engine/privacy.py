@@ -110,7 +110,7 @@ def silent(message: Message, context: Context) -> Message:
 def measure(on: str, epsilon: str, row: str, seed: int, data: str) -> Entry:
     """Error of every silo, the groups, how like the kinds they are, and the noise."""
     close_all()
-    budget.forget()
+    budget._memory.clear()
     nodes: list[Node] = list(silos(on, seed, data))
     limit = EPSILONS[epsilon]
     if limit is not None:

@@ -250,8 +250,3 @@ def shows_few(sets: Sequence[Marks], least: int) -> bool:
 
 def _rank(table: NDArray[np.float64]) -> int:
     return int(np.linalg.matrix_rank(table.T @ table, hermitian=True)) if len(table) else 0
-
-
-def forget() -> None:
-    """Clear what this process remembers; files stay."""
-    _answered.clear()

@@ -380,8 +380,3 @@ def warn_of_a_simulation(name: str) -> None:
             "for every silo without a folder.",
             name,
         )
-
-
-def forget() -> None:
-    """Clear the charges of silos without a folder."""
-    _memory.clear()

@@ -218,11 +218,6 @@ def memory_of(settings: SiloSettings, game: Game | None) -> Memory:
     return _memories[key]
 
 
-def forget() -> None:
-    """Clear what the process remembers; folders keep theirs."""
-    _memories.clear()
-
-
 def _read(home: str) -> Memory:
     make_folder(Path(home) / "secure", private=True)
     key_file, file = Path(home) / KEY, Path(home) / FILE

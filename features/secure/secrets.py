@@ -204,11 +204,6 @@ def _remember(secrets: RunSecrets) -> RunSecrets:
     return secrets
 
 
-def forget() -> None:
-    """Clear what the process remembers; folders keep theirs."""
-    _memory.clear()
-
-
 def _file(home: str, run: str) -> Path:
     folder = folder_of(home, FOLDER, run)
     return folder.with_name(f"{folder.name}.json")

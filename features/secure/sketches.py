@@ -232,11 +232,6 @@ def remember(settings: SiloSettings, new: Sketched) -> str:
     return ""
 
 
-def forget() -> None:
-    """Clear what the process remembers; folders keep theirs."""
-    _memory.clear()
-
-
 def _known(settings: SiloSettings) -> list[Sketched]:
     key = (settings.name, settings.home)
     if key not in _memory:

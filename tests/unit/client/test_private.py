@@ -42,9 +42,9 @@ PLAN = TrainPlan(epochs=2, batch_size=4, lr=0.1)
 
 @pytest.fixture(autouse=True)
 def empty_memory() -> Iterator[None]:
-    budget.forget()
+    budget._memory.clear()
     yield
-    budget.forget()
+    budget._memory.clear()
 
 
 def at(home: Path | str = "", *, terms: Privacy = TERMS, n: int = 10) -> Private:

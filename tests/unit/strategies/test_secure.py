@@ -163,7 +163,7 @@ def test_a_mean_is_the_plain_one_but_for_a_little_noise(tmp_path: Path) -> None:
 def test_a_run_is_the_same_again_whatever_keys_the_silos_draw(tmp_path: Path) -> None:
     hashes = []
     for again in ("one", "two"):
-        secrets.forget()
+        secrets._memory.clear()
         result = play(nodes(tmp_path / again), tmp_path / f"run-{again}", rounds=3)
         hashes.append({n: wire.model_hash(arrays_of(m)) for n, m in result.models.items()})
     assert hashes[0] == hashes[1] and hashes[0]
@@ -175,7 +175,7 @@ def test_a_run_is_the_same_whatever_ran_before_in_its_process(tmp_path: Path) ->
     found = []
     for seed in (2, 1, None, 1):
         if seed is None:
-            secrets.forget()
+            secrets._memory.clear()
             continue
         grid = Tap(nodes())
         play(grid, tmp_path / str(len(found)) / "run", rounds=1, seed=seed)
@@ -763,7 +763,7 @@ def test_keys_are_checked_by_name_and_curve() -> None:
 def test_secrets_survive_a_restart_in_a_private_file(tmp_path: Path) -> None:
     settings = SiloSettings("a", home=str(tmp_path))
     first = secrets.secrets_of(settings, "r").made_seed(5)
-    secrets.forget()
+    secrets._memory.clear()
     again = secrets.secrets_of(settings, "r")
     assert (again.public, again.seed) == (first.public, first.seed)
     (file,) = (tmp_path / "secure").iterdir()

@@ -124,10 +124,10 @@ def test_what_was_sketched_is_remembered_by_the_folder(tmp_path: Path) -> None:
         assert remember(settings, Sketched("r", "seed", "2 ", "parameters all", "9")) == ""
         assert "the first one stays" in remember(settings, Sketched("r", "x", "3 ", "all", "9"))
         assert remember(settings, Sketched("s", "x", "1 ", "parameters all", "9")) == ""
-        sketches.forget()
+        sketches._memory.clear()
     with (tmp_path / "secure" / sketches.FILE).open("ab") as torn:
         torn.write(b'{"run": "r", "se')
-    sketches.forget()
+    sketches._memory.clear()
     assert remember(settings, rows[-1]), "a line that a crash cut off loses no other"
 
 
