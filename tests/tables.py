@@ -24,6 +24,21 @@ def declaration(
     return text + "".join(f"{column} = {_listed(own)}\n" for column, own in categorical.items())
 
 
+def table_node(
+    task: Path, name: str, header: str, rows: Iterable[str], **settings: Any
+) -> dict[str, Any]:
+    """Write a table next to its task file; return the node of a silo that has it.
+
+    Args:
+        header: names of the columns with commas between them; so are the cells of each row.
+        settings: of the silo, beyond its name, task, data and device.
+    """
+    data = task.with_name(f"{name}.csv")
+    data.write_text("\n".join([header, *rows]))
+    own = {"name": name, "task": str(task), "data.data": str(data)}
+    return {**own, "device": "cpu", "threads": 1, **settings}
+
+
 def site(task: Path, name: str, x: Any, **targets: Iterable[object]) -> dict[str, Any]:
     """Write a table next to its task file; return the node of a silo that grows trees of it.
 
@@ -31,13 +46,10 @@ def site(task: Path, name: str, x: Any, **targets: Iterable[object]) -> dict[str
         x: (n, columns): x0, x1 and so on; NaN is an empty cell.
         targets: (n,) each, by the names of their columns.
     """
-    lines = [",".join([*(f"x{i}" for i in range(x.shape[1])), *targets])]
+    header, rows = ",".join([*(f"x{i}" for i in range(x.shape[1])), *targets]), []
     for row, *own in zip(x.tolist(), *targets.values(), strict=True):
-        lines.append(",".join(["" if v != v else str(v) for v in row] + [str(v) for v in own]))
-    data = task.with_name(f"{name}.csv")
-    data.write_text("\n".join(lines))
-    own_task = {"task": str(task), "data.data": str(data), "sums": "trees"}
-    return {"name": name, "device": "cpu", "threads": 1, **own_task}
+        rows.append(",".join(["" if v != v else str(v) for v in row] + [str(v) for v in own]))
+    return table_node(task, name, header, rows, sums="trees")
 
 
 def _listed(words: Iterable[str]) -> str:

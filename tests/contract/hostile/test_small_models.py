@@ -16,7 +16,7 @@ from coterie.features.secure.sketches import Sketch, measure
 from coterie.strategies import FederationError
 from tests.contract.hostile.test_sketches import correlation, filled, flat_of
 from tests.kit import TRAINING, answer, ask, initial, model_in, run, train
-from tests.tables import declaration
+from tests.tables import declaration, site
 
 COLUMNS, ROWS = 12, 200
 STUDY = declaration(*(f"x{i}" for i in range(COLUMNS)))
@@ -32,15 +32,7 @@ def nodes(tmp_path: Path) -> list[dict[str, Any]]:
         rng = np.random.default_rng(seed)
         x = rng.normal(size=(ROWS, COLUMNS))
         ill = (x @ rng.normal(size=COLUMNS) + 0.5 * rng.normal(size=ROWS)) > 0
-        lines = [
-            f"{','.join(map(str, row))},{'yes' if one else 'no'}"
-            for row, one in zip(x.tolist(), ill, strict=True)
-        ]
-        file = tmp_path / f"{name}.csv"
-        file.write_text("\n".join([",".join(f"x{i}" for i in range(COLUMNS)) + ",ill", *lines]))
-        found.append(
-            {"name": name, "task": str(task), "device": "cpu", "threads": 1, "data.data": str(file)}
-        )
+        found.append(site(task, name, x, ill=np.where(ill, "yes", "no")))
     return found
 
 

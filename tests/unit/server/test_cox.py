@@ -20,6 +20,7 @@ from coterie.features.sums.rows import Rows
 from coterie.server.report.command import write_report
 from coterie.tasks.base import Column
 from tests.kit import Node, Tap, restart_silos
+from tests.tables import table_node
 from tests.unit.server.test_json import documented, fields_of
 from tests.unit.server.test_regression import NAMES, beside, fit, refused, regress
 
@@ -156,7 +157,8 @@ sex = ["f", "m"]
 
 def sites(folder: Path) -> list[Node]:
     folder.mkdir(exist_ok=True)
-    (folder / "relapse.toml").write_text(TABLE)
+    task = folder / "relapse.toml"
+    task.write_text(TABLE)
     nodes: list[Node] = []
     for number, name in enumerate(NAMES):
         rows = rows_of(number)
@@ -165,10 +167,8 @@ def sites(folder: Path) -> list[Node]:
             f"{age:.3f},{dose:.3f},{'fm'[int(sex)]},{days},{died:.0f}"
             for age, dose, sex, days, died in zip(*columns, strict=True)
         ]
-        file = folder / f"{name}.csv"
-        file.write_text("\n".join(["age,dose,sex,days,died", *lines]))
-        nodes.append({"task": str(folder / "relapse.toml"), "data.data": str(file), "name": name,
-            "home": str(folder / name), "sums": "regression,alone"})  # fmt: skip
+        own = {"home": str(folder / name), "sums": "regression,alone"}
+        nodes.append(table_node(task, name, "age,dose,sex,days,died", lines, **own))
     return nodes
 
 

@@ -45,7 +45,7 @@ from tests.kit import (
     restart_silos,
     run,
 )
-from tests.tables import declaration
+from tests.tables import declaration, table_node
 from tests.unit.server.test_json import documented, fields_of
 
 TABLE = declaration("age", "dose", name="heart", sex="fmx")
@@ -67,26 +67,18 @@ KEYS: dict[str, Any] = {
 def sites(folder: Path, which: Mapping[str, tuple[int, Node]] = SITES, **more: Node) -> list[Node]:
     """Write the silos' tables, and return their nodes; ``more`` are settings of a silo."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "heart.toml").write_text(TABLE)
+    task = folder / "heart.toml"
+    task.write_text(TABLE)
     nodes: list[Node] = []
     for number, (name, (sign, own)) in enumerate(which.items()):
-        rng, lines = np.random.default_rng(number), ["age,dose,sex,ill"]
+        rng, rows = np.random.default_rng(number), []
         for row in range(240):
             dose = rng.normal()
             ill = "yes" if sign * dose + 0.5 * rng.normal() > 0 else "no"
             sex = "x" if row % 60 == 7 else "fm"[row % 2]
-            lines.append(f"{rng.normal(60, 12):.0f},{dose:.3f},{sex},{ill}")
-        (folder / f"{name}.csv").write_text("\n".join(lines))
-        nodes.append(
-            {
-                "name": name,
-                "task": str(folder / "heart.toml"),
-                "data.data": str(folder / f"{name}.csv"),
-                "home": str(folder / name),
-                **own,
-                **more.get(name, {}),
-            }
-        )
+            rows.append(f"{rng.normal(60, 12):.0f},{dose:.3f},{sex},{ill}")
+        settings = {"home": str(folder / name), **own, **more.get(name, {})}
+        nodes.append(table_node(task, name, "age,dose,sex,ill", rows, **settings))
     return nodes
 
 

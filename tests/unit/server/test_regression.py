@@ -46,6 +46,7 @@ from coterie.tasks.base import Column
 from tests.commands import coterie
 from tests.contract.hostile.behaviours import ANYWHERE, filled, typed, with_arrays, with_config
 from tests.kit import CutGrid, Node, PowerCutError, Tap, ask, reason, restart_silos, run
+from tests.tables import declaration, table_node
 from tests.unit.server.test_json import documented, fields_of
 
 Arrays = Mapping[str, NDArray[Any]]
@@ -247,34 +248,24 @@ def test_an_impossible_standard_error_does_not_end_the_report() -> None:
 
 # ---------------------------------------------------------------- runs
 
-TABLE = """
-kind = "table"
-name = "heart"
-target = "ill"
-classes = ["no", "yes"]
-numeric = ["age", "dose"]
-network = "mclr"
-[categorical]
-sex = ["f", "m"]
-"""
+TABLE = declaration("age", "dose", name="heart", sex="fm")
 NAMES = ("a", "b", "c", "d")
 
 
 def sites(folder: Path, **more: Node) -> list[Node]:
     """Write the tables of four silos, and return their nodes; ``more`` are settings of a silo."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "heart.toml").write_text(TABLE)
+    task = folder / "heart.toml"
+    task.write_text(TABLE)
     nodes: list[Node] = []
     for number, name in enumerate(NAMES):
-        rng, lines = np.random.default_rng(number), ["age,dose,sex,ill"]
+        rng, rows = np.random.default_rng(number), []
         for row in range(150):
             dose = "" if row < 15 else f"{rng.normal():.3f}"
             ill = "yes" if float(dose or 0) * (1 if number < 2 else -1) + rng.normal() > 0 else "no"
-            lines.append(f"{rng.normal(60, 12):.0f},{dose},{'fm'[row % 2]},{ill}")
-        (folder / f"{name}.csv").write_text("\n".join(lines))
-        node = {"task": str(folder / "heart.toml"), "data.data": str(folder / f"{name}.csv")}
-        own = {"name": name, "home": str(folder / name), "sums": "regression,alone"}
-        nodes.append({**node, **own, **more.get(name, {})})
+            rows.append(f"{rng.normal(60, 12):.0f},{dose},{'fm'[row % 2]},{ill}")
+        own = {"home": str(folder / name), "sums": "regression,alone", **more.get(name, {})}
+        nodes.append(table_node(task, name, "age,dose,sex,ill", rows, **own))
     return nodes
 
 

@@ -37,7 +37,7 @@ from coterie.strategies.errors import FederationError
 from coterie.tasks.base import Column
 from tests.kit import CutGrid, PowerCutError, restart_silos, run
 from tests.kit import answer as answer_of
-from tests.tables import declaration
+from tests.tables import declaration, table_node
 
 SMOKER = ("never", "former", "current")
 HEART = declaration("age", "creatinine", "crp", name="heart", smoker=SMOKER)
@@ -50,28 +50,20 @@ SITES: Mapping[str, tuple[int, float, float]] = {
 
 def write_sites(folder: Path) -> list[dict[str, Any]]:
     folder.mkdir(exist_ok=True)
-    (folder / "heart.toml").write_text(HEART)
+    task = folder / "heart.toml"
+    task.write_text(HEART)
     rng, configs = np.random.default_rng(0), []
     for name, (rows, unit, ill) in SITES.items():
-        lines = ["age,creatinine,crp,smoker,ill"]
+        lines = []
         for row in range(rows):
             crp = "" if name == "east" else "-9" if name == "north" and row % 10 == 0 else row % 7
             smoker = "ex" if name == "south" and row % 3 == 0 else ["never", "current"][row % 2]
             age, level = rng.normal(60, 9), rng.uniform(0.6, 1.4) * unit
             sick = "yes" if rng.random() < ill else "no"
             lines.append(f"{age:.0f},{level:.2f},{crp},{smoker},{sick}")
-        (folder / f"{name}.csv").write_text("\n".join(lines))
-        configs.append(
-            {
-                "name": name,
-                "task": str(folder / "heart.toml"),
-                "data.data": str(folder / f"{name}.csv"),
-                "home": str(folder / name),
-                "strategies": "hcct",
-                "secure": "required",
-                "statistics": "inputs,targets",
-            }
-        )
+        own = {"home": str(folder / name), "strategies": "hcct", "secure": "required"}
+        own["statistics"] = "inputs,targets"
+        configs.append(table_node(task, name, "age,creatinine,crp,smoker,ill", lines, **own))
     return configs
 
 

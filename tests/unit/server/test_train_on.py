@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +11,7 @@ import pytest
 from coterie.server.runs.record import read_run
 from tests.commands import coterie
 from tests.kit import run
-from tests.tables import declaration
+from tests.tables import declaration, table_node
 
 KEYS = {"local-epochs": 2, "lr": 0.1, "wait-for-silos": 5}
 NAMES = ("a", "b", "c")
@@ -20,30 +19,20 @@ NAMES = ("a", "b", "c")
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A declaration, and the tables of three silos."""
+    """Return a folder with a declaration."""
     (tmp_path / "ill.toml").write_text(declaration("age", "dose", name="ill", network="mlp-64"))
-    rng = np.random.default_rng(0)
-    for name in NAMES:
-        age, dose = rng.normal(60, 10, 80), rng.normal(5, 2, 80)
-        ill = np.where(age + 5 * dose + rng.normal(0, 4, 80) > 85, "yes", "no")
-        rows = "".join(f"{a:.2f},{d:.2f},{i}\n" for a, d, i in zip(age, dose, ill, strict=True))
-        (tmp_path / f"{name}.csv").write_text("age,dose,ill\n" + rows)
     return tmp_path
 
 
-def play(folder: Path, file: str, label: str, rounds: int) -> Path:
-    nodes: list[dict[str, Any]] = [
-        {
-            "name": name,
-            "home": str(folder / name),
-            "task": str(folder / file),
-            "data.data": str(folder / f"{name}.csv"),
-            "device": "cpu",
-            "threads": 1,
-        }
-        for name in NAMES
-    ]
-    task = file.removesuffix(".toml")
+def play(folder: Path, task: str, label: str, rounds: int) -> Path:
+    """Train three silos; they have the same tables in every run."""
+    rng, nodes = np.random.default_rng(0), []
+    for name in NAMES:
+        age, dose = rng.normal(60, 10, 80), rng.normal(5, 2, 80)
+        ill = np.where(age + 5 * dose + rng.normal(0, 4, 80) > 85, "yes", "no")
+        rows = [f"{a:.2f},{d:.2f},{i}" for a, d, i in zip(age, dose, ill, strict=True)]
+        file, home = folder / f"{task}.toml", str(folder / name)
+        nodes.append(table_node(file, name, "age,dose,ill", rows, home=home))
     run(folder / "runs" / label, nodes, run_id=42, task=task, rounds=rounds, **KEYS)
     return folder / "runs" / label
 
@@ -52,12 +41,12 @@ def play(folder: Path, file: str, label: str, rounds: int) -> Path:
 def test_a_new_run_begins_with_the_model_that_an_older_one_ended_with(
     kept: str, folder: Path
 ) -> None:
-    first = play(folder, "ill.toml", "first", 3)
+    first = play(folder, "ill", "first", 3)
     shutil.copy(folder / kept, folder / "ill-2026.safetensors")
     again = declaration("age", "dose", name="ill-2", network="mlp-64")
     again += 'weights = "ill-2026.safetensors"\n'
     (folder / "ill-2.toml").write_text(again)
-    second = play(folder, "ill-2.toml", "second", 2)
+    second = play(folder, "ill-2", "second", 2)
     ended, begun = read_run(first).final, read_run(second).rounds[0]
     assert ended is not None and ended.evaluation
     assert begun.evaluation == ended.evaluation
@@ -65,7 +54,7 @@ def test_a_new_run_begins_with_the_model_that_an_older_one_ended_with(
 
 
 def test_a_site_that_took_no_part_tests_a_model_on_all_its_rows(folder: Path) -> None:
-    done = play(folder, "ill.toml", "first", 1)
+    done = play(folder, "ill", "first", 1)
     rows = (folder / "a.csv").read_text().splitlines()
     (folder / "ours.csv").write_text("\n".join(rows[:51]))
     data = ["--set", f"data={folder / 'ours.csv'}", "--set", f"test-data={folder / 'ours.csv'}"]
