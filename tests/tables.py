@@ -24,6 +24,13 @@ def declaration(
     return text + "".join(f"{column} = {_listed(own)}\n" for column, own in categorical.items())
 
 
+def written(file: Path, text: str) -> Path:
+    """Write a task file, in a new folder where there is none; return where it is."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(text)
+    return file
+
+
 def table_node(
     task: Path, name: str, header: str, rows: Iterable[str], **settings: Any
 ) -> dict[str, Any]:

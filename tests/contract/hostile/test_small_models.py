@@ -16,7 +16,7 @@ from coterie.features.secure.sketches import Sketch, measure
 from coterie.strategies import FederationError
 from tests.contract.hostile.test_sketches import correlation, filled, flat_of
 from tests.kit import TRAINING, answer, ask, initial, model_in, run, train
-from tests.tables import declaration, site
+from tests.tables import declaration, site, written
 
 COLUMNS, ROWS = 12, 200
 STUDY = declaration(*(f"x{i}" for i in range(COLUMNS)))
@@ -25,8 +25,7 @@ STUDY = declaration(*(f"x{i}" for i in range(COLUMNS)))
 @pytest.fixture
 def nodes(tmp_path: Path) -> list[dict[str, Any]]:
     """Return three silos of two kinds of patients."""
-    task = tmp_path / "study.toml"
-    task.write_text(STUDY)
+    task = written(tmp_path / "study.toml", STUDY)
     found = []
     for seed, name in enumerate("abc"):
         rng = np.random.default_rng(seed)

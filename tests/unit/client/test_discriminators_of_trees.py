@@ -24,7 +24,7 @@ from coterie.features.sums.trees.together import edges_of
 from coterie.wire import Model, encode_arrays
 from tests import kit
 from tests.kit import context
-from tests.tables import site
+from tests.tables import site, written
 
 COLUMNS, NUM_ROWS = 3, 300
 TASK = """
@@ -76,8 +76,7 @@ def test_real_targets_are_classes_by_the_distance_from_the_constant_answer() -> 
 def nodes(folder: Path, kinds: str, target: str = "classes") -> list[Node]:
     """Return silos of these kinds: ``b`` has another relation, ``c`` another level of targets."""
     found = []
-    file = folder / "bench.toml"
-    file.write_text(TASK + TARGETS[target])
+    file = written(folder / "bench.toml", TASK + TARGETS[target])
     for number, kind in enumerate(kinds):
         draw = np.random.default_rng(number)
         x = draw.normal(2000, 40, size=(NUM_ROWS, COLUMNS)).astype(np.float32)

@@ -13,7 +13,7 @@ from coterie.client.cli.check import check
 from coterie.client.home.settings import SiloSettings
 from coterie.server.runs.record import read_run
 from tests.kit import run
-from tests.tables import declaration, table_node
+from tests.tables import declaration, table_node, written
 
 TASK = declaration("a", "b", name="ill", network="mlp-64")
 
@@ -21,8 +21,7 @@ TASK = declaration("a", "b", name="ill", network="mlp-64")
 @pytest.fixture
 def nodes(tmp_path: Path) -> list[dict[str, Any]]:
     """a is all "no", b has one "yes", which is in its training data; c and d are mixed."""
-    task = tmp_path / "ill.toml"
-    task.write_text(TASK)
+    task = written(tmp_path / "ill.toml", TASK)
     draw, found = np.random.default_rng(0), []
     for name, yes in (("a", 0), ("b", 1), ("c", 40), ("d", 40)):
         rows = [f"{x},{y},{'yes' if i < yes else 'no'}" for i, (x, y) in enumerate(_pairs(draw))]

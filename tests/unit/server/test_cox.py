@@ -20,7 +20,7 @@ from coterie.features.sums.rows import Rows
 from coterie.server.report.command import write_report
 from coterie.tasks.base import Column
 from tests.kit import Node, Tap, restart_silos
-from tests.tables import table_node
+from tests.tables import table_node, written
 from tests.unit.server.test_json import documented, fields_of
 from tests.unit.server.test_regression import NAMES, beside, fit, refused, regress
 
@@ -156,9 +156,7 @@ sex = ["f", "m"]
 
 
 def sites(folder: Path) -> list[Node]:
-    folder.mkdir(exist_ok=True)
-    task = folder / "relapse.toml"
-    task.write_text(TABLE)
+    task = written(folder / "relapse.toml", TABLE)
     nodes: list[Node] = []
     for number, name in enumerate(NAMES):
         rows = rows_of(number)

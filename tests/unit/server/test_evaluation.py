@@ -45,7 +45,7 @@ from tests.kit import (
     restart_silos,
     run,
 )
-from tests.tables import declaration, table_node
+from tests.tables import declaration, table_node, written
 from tests.unit.server.test_json import documented, fields_of
 
 TABLE = declaration("age", "dose", name="heart", sex="fmx")
@@ -66,9 +66,7 @@ KEYS: dict[str, Any] = {
 
 def sites(folder: Path, which: Mapping[str, tuple[int, Node]] = SITES, **more: Node) -> list[Node]:
     """Write the silos' tables, and return their nodes; ``more`` are settings of a silo."""
-    folder.mkdir(parents=True, exist_ok=True)
-    task = folder / "heart.toml"
-    task.write_text(TABLE)
+    task = written(folder / "heart.toml", TABLE)
     nodes: list[Node] = []
     for number, (name, (sign, own)) in enumerate(which.items()):
         rng, rows = np.random.default_rng(number), []

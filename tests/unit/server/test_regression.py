@@ -46,7 +46,7 @@ from coterie.tasks.base import Column
 from tests.commands import coterie
 from tests.contract.hostile.behaviours import ANYWHERE, filled, typed, with_arrays, with_config
 from tests.kit import CutGrid, Node, PowerCutError, Tap, ask, reason, restart_silos, run
-from tests.tables import declaration, table_node
+from tests.tables import declaration, table_node, written
 from tests.unit.server.test_json import documented, fields_of
 
 Arrays = Mapping[str, NDArray[Any]]
@@ -254,9 +254,7 @@ NAMES = ("a", "b", "c", "d")
 
 def sites(folder: Path, **more: Node) -> list[Node]:
     """Write the tables of four silos, and return their nodes; ``more`` are settings of a silo."""
-    folder.mkdir(parents=True, exist_ok=True)
-    task = folder / "heart.toml"
-    task.write_text(TABLE)
+    task = written(folder / "heart.toml", TABLE)
     nodes: list[Node] = []
     for number, name in enumerate(NAMES):
         rng, rows = np.random.default_rng(number), []

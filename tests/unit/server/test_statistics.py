@@ -37,7 +37,7 @@ from coterie.strategies.errors import FederationError
 from coterie.tasks.base import Column
 from tests.kit import CutGrid, PowerCutError, restart_silos, run
 from tests.kit import answer as answer_of
-from tests.tables import declaration, table_node
+from tests.tables import declaration, table_node, written
 
 SMOKER = ("never", "former", "current")
 HEART = declaration("age", "creatinine", "crp", name="heart", smoker=SMOKER)
@@ -49,9 +49,7 @@ SITES: Mapping[str, tuple[int, float, float]] = {
 
 
 def write_sites(folder: Path) -> list[dict[str, Any]]:
-    folder.mkdir(exist_ok=True)
-    task = folder / "heart.toml"
-    task.write_text(HEART)
+    task = written(folder / "heart.toml", HEART)
     rng, configs = np.random.default_rng(0), []
     for name, (rows, unit, ill) in SITES.items():
         lines = []

@@ -18,7 +18,7 @@ from coterie.strategies.auto.candidates import Candidate
 from coterie.strategies.rounds.members import Members
 from tests.conftest import assert_equal_models
 from tests.kit import run
-from tests.tables import site
+from tests.tables import site, written
 from tests.unit.strategies.test_grown_trees import FEW_BINS, STUDY, drawn
 
 AUTO: dict[str, Any] = {**FEW_BINS, "strategy": "auto", "rounds": 9, "budget": 3.0}
@@ -26,14 +26,11 @@ AUTO: dict[str, Any] = {**FEW_BINS, "strategy": "auto", "rounds": 9, "budget": 3
 
 def sites(folder: Path, rows: dict[str, int]) -> list[dict[str, Any]]:
     """Return silos with so many rows; labels of those called x… mean the opposite."""
-    folder.mkdir(exist_ok=True)
-    task = folder / "study.toml"
-    task.write_text(STUDY.replace("trees-6x3", "trees-10x3"))
+    task = written(folder / "study.toml", STUDY.replace("trees-6x3", "trees-10x3"))
     found = []
     for seed, (name, count) in enumerate(rows.items()):
         x, y = drawn(seed, count)
-        ill = np.where(y != name.startswith("x"), "yes", "no")
-        found.append(site(task, name, x, ill=ill))
+        found.append(site(task, name, x, ill=np.where(y != name.startswith("x"), "yes", "no")))
     return found
 
 

@@ -47,7 +47,7 @@ from tests.kit import (
     restart_silos,
     run,
 )
-from tests.tables import site
+from tests.tables import site, written
 from tests.unit.strategies.test_grown_trees import COLUMNS, STUDY, drawn
 
 KEYS: dict[str, Any] = {
@@ -67,8 +67,7 @@ EXPECTED = {"a": wire.TREES, "b": wire.TREES, "c": wire.NETWORK, "d": wire.NETWO
 @pytest.fixture
 def nodes(tmp_path: Path) -> list[dict[str, Any]]:
     """Return four silos: the labels of two are steps of the columns, those of two a line."""
-    task = tmp_path / "study.toml"
-    task.write_text(STUDY.replace("trees-6x3", "any-8x2"))
+    task = written(tmp_path / "study.toml", STUDY.replace("trees-6x3", "any-8x2"))
     found = []
     for seed, name in enumerate("abcd"):
         x, _ = drawn(seed, 400)
@@ -175,9 +174,9 @@ def with_numbers(
     folder: Path, levels: dict[str, float], lines: str = "", rows: int = 300
 ) -> list[dict[str, Any]]:
     """Return silos whose real targets are the same steps and an own level, or a line."""
-    task = folder / "study.toml"
     target = 'target = {kind = "number", columns = ["y"]}\nnumeric = ["x0", "x1", "x2"]'
-    task.write_text(f'kind = "table"\nname = "study"\n{target}\nnetwork = "any-10x3"\n')
+    text = f'kind = "table"\nname = "study"\n{target}\nnetwork = "any-10x3"\n'
+    task = written(folder / "study.toml", text)
     found = []
     for seed, (name, level) in enumerate(levels.items()):
         draw = np.random.default_rng(seed)

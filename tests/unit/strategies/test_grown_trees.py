@@ -57,7 +57,7 @@ from tests.kit import (
     restart_silos,
     run,
 )
-from tests.tables import declaration, site
+from tests.tables import declaration, site, written
 
 COLUMNS, ROWS = 6, 900
 
@@ -396,8 +396,7 @@ FEW_BINS = KEYS | {"column-bins": 16}
 @pytest.fixture
 def nodes(tmp_path: Path) -> list[dict[str, Any]]:
     """Return four silos; two of them have labels that mean the opposite."""
-    task = tmp_path / "study.toml"
-    task.write_text(STUDY)
+    task = written(tmp_path / "study.toml", STUDY)
     found = []
     for seed, name in enumerate("abcd"):
         x, y = drawn(seed, 300)

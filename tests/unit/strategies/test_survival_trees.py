@@ -33,7 +33,7 @@ from coterie.tasks.trees import named
 from tests.commands import coterie
 from tests.conftest import silo
 from tests.kit import mean_error, restart_silos, run
-from tests.tables import site
+from tests.tables import site, written
 
 COLUMNS = 4
 Array = NDArray[Any]
@@ -176,8 +176,7 @@ KEYS: dict[str, Any] = {"strategy": "trees", "task": "relapse", "rounds": 3, "se
 @pytest.fixture
 def nodes(tmp_path: Path) -> list[dict[str, Any]]:
     """Return four silos; in two of them a high risk means a low one in the others."""
-    task = tmp_path / "relapse.toml"
-    task.write_text(STUDY)
+    task = written(tmp_path / "relapse.toml", STUDY)
     found = []
     for seed, name in enumerate("abcd"):
         x, y = drawn(seed, 400, opposite=name in "cd")
