@@ -555,30 +555,35 @@ def test_discriminators_at_chance_for_every_pair_tell_nobody_apart(
     assert any_apart([Distance(value, error, 5) for value, error in distances]) is apart
 
 
-def _decided(worse: Mapping[str, float]) -> tuple[Any, AutoState, Round]:
-    """A race of six silos that all together has won, and who is how much worse off in it."""
-    names = ("a", "b", "c", "d", "e", "f")
-    alone, together = trivial(names, {})
+NAMES = tuple("abcdef")
+SILOS = tuple(Silo(n, i + 1, 50, described=True) for i, n in enumerate(NAMES))
+
+
+def _won_by_all(worse: Mapping[str, float], *, since: int = 3) -> AutoState:
+    """A race of six silos that all together wins, and what those who differ measured in it."""
+    alone, together = trivial(NAMES, {})
 
     def times(error: float) -> tuple[Measured, ...]:
         return (Measured(error, 2 * error, 4000),) * evidence.MEASURES
 
-    measured = {(name,): {name: times(0.5)} for name in names}
-    measured[names] = {name: times(worse.get(name, 0.1)) for name in names}
-    state = AutoState(
-        members=Members({"w": np.zeros(2, np.float32)}, sizes=dict.fromkeys(names, 50.0)),
+    measured = {(name,): {name: times(0.5)} for name in NAMES}
+    measured[NAMES] = {name: times(worse.get(name, 0.1)) for name in NAMES}
+    return AutoState(
+        members=Members({"w": np.zeros(2, np.float32)}, sizes=dict.fromkeys(NAMES, 50.0)),
         phase="race",
-        since=3,
-        alone={name: {"w": np.full(2, number, np.float32)} for number, name in enumerate(names)},
+        since=since,
+        alone={name: {"w": np.full(2, number, np.float32)} for number, name in enumerate(NAMES)},
         candidates=(alone, together),
-        models={names: {"w": np.full(2, 9, np.float32)}},
+        models={NAMES: {"w": np.full(2, 9, np.float32)}},
         measured=measured,
-        raced=frozenset(names),
+        raced=frozenset(NAMES),
     )
-    silos = tuple(Silo(n, i + 1, 50, described=True) for i, n in enumerate(names))
-    now = Round(6, silos, {"rounds": ROUNDS})
+
+
+def _decided(worse: Mapping[str, float]) -> tuple[Any, AutoState, Round]:
+    now = Round(6, SILOS, {"rounds": ROUNDS})
     auto = Auto(train_config=TRAINING).algorithm
-    return auto, auto.absorb(state, [], now), replace(now, number=7)
+    return auto, auto.absorb(_won_by_all(worse), [], now), replace(now, number=7)
 
 
 def test_who_loses_by_the_winner_s_group_keeps_its_own_model() -> None:
@@ -610,7 +615,6 @@ def test_of_a_group_that_most_of_its_silos_leave_nothing_is_left() -> None:
     assert [(order.silo.name, order.purpose) for order in work] == [(n, "") for n in "abcdef"]
 
 
-NAMES = tuple("abcdef")
 PAIRS, THREES = (("a", "b"), ("c", "d"), ("e", "f")), (("a", "b", "c"), ("d", "e", "f"))
 TOGETHER = trivial(NAMES, {})[1].groups
 SINGLES = candidates.everybody_alone(NAMES).groups
@@ -647,8 +651,7 @@ def _race(
 
 
 def _after(state: AutoState, **more: Any) -> AutoState:
-    silos = tuple(Silo(n, i + 1, 50, described=True) for i, n in enumerate(NAMES))
-    return decided(state, Round(6, silos, {"rounds": 8}, **more), complete=True)
+    return decided(state, Round(6, SILOS, {"rounds": 8}, **more), complete=True)
 
 
 @pytest.mark.parametrize(
@@ -773,8 +776,7 @@ def test_whoever_proposes_it_and_whatever_is_measured_what_is_held_is_not_behind
 
 def test_groups_that_fall_behind_alone_in_a_later_race_are_left_when_the_run_ends_in_it() -> None:
     models = {group: {"w": np.full(2, 7, np.float32)} for group in THREES}
-    silos = tuple(Silo(n, i + 1, 50, described=True) for i, n in enumerate(NAMES))
-    now = Round(9, silos, {"rounds": 40})
+    now = Round(9, SILOS, {"rounds": 40})
     for own, held in ((0.35, SINGLES), (0.3, THREES)):
         state = _race({SINGLES: [0.3] * 6, THREES: [own] * 6, TOGETHER: [0.8] * 6})
         steps = Auto().algorithm.finish(replace(state, held=THREES, group_models=models), now)
@@ -788,34 +790,16 @@ def test_a_secure_race_goes_on_while_a_silo_would_leave_its_group(
     secure: bool, group_error: float
 ) -> None:
     """The group without it is not raced there, so nothing else keeps the race open."""
-    names = ("a", "b", "c", "d", "e", "f")
-    alone, together = trivial(names, {})
-
-    def times(error: float) -> tuple[Measured, ...]:
-        return (Measured(error, 2 * error, 4000),) * evidence.MEASURES
-
-    measured = {(name,): {name: times(0.5)} for name in names}
-    measured[names] = {**{name: times(0.1) for name in names}, "f": times(group_error)}
-    state = AutoState(
-        members=Members({"w": np.zeros(2, np.float32)}, sizes=dict.fromkeys(names, 50.0)),
-        phase="race",
-        since=4,
-        alone={name: {"w": np.ones(2, np.float32)} for name in names},
-        candidates=(alone, together),
-        models={names: {"w": np.full(2, 9, np.float32)}},
-        measured=measured,
-        raced=frozenset(names),
-    )
-    silos = tuple(Silo(n, i + 1, 50, described=True) for i, n in enumerate(names))
+    state = _won_by_all({"f": group_error}, since=4)
     auto = Auto(train_config=TRAINING).algorithm
     phases = []
     for number in range(6, 10):
-        now = Round(number, silos, {"rounds": 20}, unseen=secure)
+        now = Round(number, SILOS, {"rounds": 20}, unseen=secure)
         state = auto.absorb(state, [], now)
         phases.append(state.phase)
     doubted = secure and group_error > 0.5
     assert phases == (["race", "race", "hold", "hold"] if doubted else ["hold"] * 4)
-    assert state.held == (names,) and state.own == ({"f"} if group_error > 0.5 else set())
+    assert state.held == (NAMES,) and state.own == ({"f"} if group_error > 0.5 else set())
 
 
 def test_candidates_are_what_the_updates_suggest_and_fit_the_smallest_groups() -> None:
