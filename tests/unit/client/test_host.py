@@ -228,15 +228,15 @@ def test_an_error_reply_names_the_silo_and_the_kind_but_never_the_data(world: Wo
     assert "patient" not in reason
 
 
-def test_a_task_that_exits_is_answered_with_an_error_too(world: World) -> None:
-    world.connections = [[message(text="exit"), message(text="next")]]
-    world.host.run()
-    assert world.sent[0].has_error()
-    assert texts(world)[1] == "next"
-
-
-def test_a_message_type_that_the_app_does_not_know_is_answered_with_an_error(world: World) -> None:
-    world.connections = [[message("query.nonsense"), message(text="next")]]
+@pytest.mark.parametrize(
+    "sent",
+    [{"text": "exit"}, {"kind": "query.nonsense"}],
+    ids=["a task that exits", "a type that the app does not know"],
+)
+def test_a_message_that_cannot_be_handled_is_answered_with_an_error(
+    sent: dict[str, str], world: World
+) -> None:
+    world.connections = [[message(**sent), message(text="next")]]
     world.host.run()
     assert world.sent[0].has_error()
     assert texts(world)[1] == "next"

@@ -148,12 +148,15 @@ def test_what_systems_leave_behind_is_no_data_and_no_class(
     assert len(task.inputs(tmp_path / "data", {}).names) == used
 
 
-def test_a_declared_class_is_data_whatever_its_name_begins_with(tmp_path: Path) -> None:
-    for name in (".5", "1.0"):
-        for i in range(3):
+@pytest.mark.parametrize(
+    "names", [(".5", "1.0"), ("train", "test")], ids=["begins as hidden files do", "as parts have"]
+)
+def test_a_declared_class_is_data_whatever_its_name(names: tuple[str, str], tmp_path: Path) -> None:
+    for name in names:
+        for i in range(4):
             picture(tmp_path / "data" / name / f"{i}.png", 0, mode="L")
-    task = declared(tmp_path, TEXT.replace('"cat", "dog"', '".5", "1.0"'))
-    assert is_hidden(".5") and count(task, tmp_path / "data") == 6
+    task = declared(tmp_path, TEXT.replace('"cat", "dog"', '"{}", "{}"'.format(*names)))
+    assert is_hidden(".5") and count(task, tmp_path / "data") == 8
 
 
 # ---------------------------------------------------------------- what cannot be read
@@ -306,14 +309,6 @@ def test_parts_that_are_not_all_there_are_named_with_what_they_mean(tmp_path: Pa
     fill(tmp_path / "data" / "TRAIN")
     with pytest.raises(TaskError, match="two folders for the same part of the data: 'TRAIN' and"):
         declared(tmp_path, TEXT).load({"data": str(tmp_path / "data")})
-
-
-def test_classes_may_be_called_as_parts_are(tmp_path: Path) -> None:
-    for name in ("train", "test"):
-        for i in range(4):
-            picture(tmp_path / "data" / name / f"{i}.png", 0, mode="L")
-    task = declared(tmp_path, TEXT.replace('"cat", "dog"', '"train", "test"'))
-    assert count(task, tmp_path / "data") == 8
 
 
 def test_files_beside_the_folders_that_are_read_are_counted(tmp_path: Path) -> None:

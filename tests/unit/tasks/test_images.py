@@ -288,15 +288,16 @@ def test_a_failed_download_says_what_to_do(tmp_path, monkeypatch):
         load_task("mnist").load({"data": str(tmp_path), "download": True})
 
 
-def test_data_loads_without_torch(tmp_path):
-    options = write_npz(tmp_path)
+@pytest.mark.parametrize("task", ["mnist", "digits"])
+def test_loading_data_imports_neither_torch_nor_scikit_learn(tmp_path, task):
+    options = write_npz(tmp_path) if task == "mnist" else {}
     code = (
-        "import sys; sys.modules['torch'] = sys.modules['torchvision'] = None\n"
-        "from tasks import load_task\n"
-        f"print(load_task('mnist').load({options!r}).x_train.shape)"
+        "import sys; from coterie.tasks import load_task\n"
+        f"print(load_task({task!r}).load({options!r}).num_classes,"
+        " {'torch', 'sklearn', 'scipy', 'torchvision'} & set(sys.modules))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
-    assert done.stdout.strip() == "(200, 1, 28, 28)", done.stderr
+    assert done.stdout.strip() == "10 set()", done.stderr
 
 
 # --- options

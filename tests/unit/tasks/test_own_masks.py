@@ -137,22 +137,19 @@ def test_what_is_no_pattern_is_refused(pattern: str, folder: Path, task: Declare
 
 
 @pytest.mark.parametrize(
-    ("ending", "said"),
-    [(".jpg", r"00\.jpg' is a JPEG file, whose compression"), (".tif", r"00\.tif' is not a PNG")],
+    ("name", "said"),
+    [
+        ("00.jpg", r"00\.jpg' is a JPEG file, whose compression.*must be PNG"),
+        ("00.tif", r"00\.tif' is not a PNG.*must be PNG"),
+        ("100.png", r"there is no .*Expected a PNG of class numbers"),
+    ],
+    ids=["a JPEG", "a TIFF", "the number of another image"],
 )
-def test_a_mask_in_another_format_is_named_with_the_reason(
-    ending: str, said: str, folder: Path, task: DeclaredTask
+def test_a_mask_in_another_format_or_by_another_name_is_named_with_the_reason(
+    name: str, said: str, folder: Path, task: DeclaredTask
 ) -> None:
-    (folder / "masks" / "00.png").rename(folder / "masks" / f"00{ending}")
-    with pytest.raises(TaskError, match=rf"00\.jpg' has no mask: .*{said}.*must be PNG"):
-        task.load({"data": str(folder)})
-
-
-def test_the_number_of_another_image_is_not_taken_for_a_pattern(
-    folder: Path, task: DeclaredTask
-) -> None:
-    (folder / "masks" / "00.png").rename(folder / "masks" / "100.png")
-    with pytest.raises(TaskError, match=r"no mask: there is no .*Expected a PNG of class numbers"):
+    (folder / "masks" / "00.png").rename(folder / "masks" / name)
+    with pytest.raises(TaskError, match=rf"00\.jpg' has no mask: .*{said}"):
         task.load({"data": str(folder)})
 
 

@@ -272,20 +272,17 @@ def test_a_description_comes_back_equal() -> None:
     assert decode_description(wire.encode_description(FULL)) == FULL
 
 
-@pytest.mark.parametrize("mark", ["0123", "0123456789ABCDEF", 7, "0123456789abcdef0"])
-def test_an_odd_mark_of_data_is_a_wire_error(mark: object) -> None:
-    content = wire.encode_description(FULL)
-    content[wire.CONFIG]["data-mark"] = mark
-    with pytest.raises(WireError, match="cannot be read"):
-        decode_description(content)
+ODD_MARKS = ("0123", "0123456789ABCDEF", 7, "0123456789abcdef0")
+ODD_PARTS = ("[]", "{", '{"a": 3}', '{"A\\n": "0000000000000000"}', '{"a": "patient"}', 7)
 
 
 @pytest.mark.parametrize(
-    "parts", ["[]", "{", '{"a": 3}', '{"A\\n": "0000000000000000"}', '{"a": "patient"}', 7]
+    ("entry", "odd"),
+    [*(("data-mark", odd) for odd in ODD_MARKS), *((wire.SCHEMA_PARTS, odd) for odd in ODD_PARTS)],
 )
-def test_odd_parts_of_a_schema_are_a_wire_error(parts: object) -> None:
+def test_odd_entries_of_a_description_are_a_wire_error(entry: str, odd: object) -> None:
     content = wire.encode_description(FULL)
-    content[wire.CONFIG][wire.SCHEMA_PARTS] = parts
+    content[wire.CONFIG][entry] = odd
     with pytest.raises(WireError, match="cannot be read"):
         decode_description(content)
 
