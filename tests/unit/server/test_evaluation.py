@@ -36,11 +36,11 @@ from tests.commands import coterie
 from tests.kit import (
     CutGrid,
     Node,
-    PowerCutError,
     Tap,
     ask,
     digits,
     initial,
+    interrupted,
     reason,
     restart_silos,
     run,
@@ -195,10 +195,8 @@ def test_the_same_question_has_the_same_answer_also_after_a_crash(
 ) -> None:
     folder = judged.parents[1]
     restart_silos()
-    with pytest.raises(PowerCutError):
-        nodes = sites(folder / "sites")
-        judge(folder, CutGrid(nodes, at=(wire.EVALUATE_GIVEN, 0), answered=2), "cut")
-    restart_silos()
+    cut = CutGrid(sites(folder / "sites"), at=(wire.EVALUATE_GIVEN, 0), answered=2)
+    interrupted(folder / "cut", cut, play=lambda run, who: judge(run.parent, who, run.name))
     run(folder / "cut", sites(folder / "sites"), run_id=2, strategy="evaluation", resume="cut",
         runs_dir=str(folder))  # fmt: skip
     assert (folder / "cut" / FILE).read_bytes() == judged.read_bytes()

@@ -35,7 +35,7 @@ from coterie.server.runs.record import read_run
 from coterie.server.runs.run import execute
 from coterie.strategies.errors import FederationError
 from coterie.tasks.base import Column
-from tests.kit import CutGrid, PowerCutError, restart_silos, run
+from tests.kit import CutGrid, interrupted, restart_silos, run
 from tests.kit import answer as answer_of
 from tests.tables import declaration, table_node, written
 
@@ -99,9 +99,8 @@ def test_silos_tell_what_they_allow_and_others_are_named_with_their_reason(asked
 
 def test_after_a_crash_the_question_has_the_same_answer(tmp_path: Path) -> None:
     whole, configs = ask(write_sites(tmp_path / "a"), tmp_path / "a"), write_sites(tmp_path / "b")
-    with pytest.raises(PowerCutError):
-        ask(CutGrid(configs, at=(wire.STATISTICS, 0), answered=2), tmp_path / "b")
-    restart_silos()
+    cut = CutGrid(configs, at=(wire.STATISTICS, 0), answered=2)
+    interrupted(tmp_path / "b" / "run", cut, play=lambda run, silos: ask(silos, run.parent))
     keys = {"resume": "run", "runs_dir": str(tmp_path / "b")}
     run(tmp_path / "b" / "run", configs, run_id=2, strategy="statistics", **keys)
     assert (tmp_path / "b" / "run" / FILE).read_bytes() == (whole / FILE).read_bytes()

@@ -35,7 +35,7 @@ from coterie.server.runs.contribution import SUMS as FILE
 from coterie.server.runs.fitted import Fitted
 from coterie.strategies.errors import FederationError
 from coterie.wire.fixed import HISTOGRAMS, SUMS, Fixed, subtract, total_of
-from tests.kit import CutGrid, Node, PowerCutError, Tap, ask, reason, restart_silos
+from tests.kit import CutGrid, Node, Tap, ask, interrupted, reason, restart_silos
 from tests.unit.server import test_cox, test_regression
 from tests.unit.server.test_regression import TABLE, anyway, regress, sites
 
@@ -198,10 +198,8 @@ def test_a_secure_regression_is_the_plain_one_and_goes_on_after_a_crash(
     entry = next(one for one in read(tmp_path / "sites" / "b") if "summed" in one)
     assert entry["summed"]["blocks"] == [["a", "b"], ["c", "d"]]
     restart_silos()
-    with pytest.raises(PowerCutError):
-        cut = CutGrid(nodes, at=(wire.TRAIN_SUMS, 4), answered=3)
-        regress(tmp_path / "cut", cut, secure=True)
-    restart_silos()
+    cut = CutGrid(nodes, at=(wire.TRAIN_SUMS, 4), answered=3)
+    interrupted(tmp_path / "cut", cut, play=regress, secure=True)
     regress(tmp_path / "cut", nodes, secure=True, resume="cut", runs_dir=str(tmp_path), run_id=2)
     assert (tmp_path / "cut" / FILE).read_bytes() == (tmp_path / "secure" / FILE).read_bytes()
 
