@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
@@ -13,6 +14,7 @@ from coterie.client.work.data import Data, Held
 from coterie.client.work.sgd import TrainPlan
 from coterie.tasks.base import SiloData, Task
 from coterie.tasks.images.digits import Digits
+from coterie.tasks.problems import Numbers
 
 
 class Normed(Digits):
@@ -37,6 +39,27 @@ class Small(Task):
         return self.make()
 
     def load(self, options: Any) -> SiloData:
+        raise NotImplementedError
+
+
+class Drawn(Task):
+    """Real targets of random columns; a silo draws them by its number, the option ``silo``.
+
+    A subclass names the numbers of rows to train and to test on, and computes the targets of all.
+    """
+
+    metric = "rmse"
+    problem = Numbers()
+    rows: tuple[int, int]
+    width = 3
+
+    def load(self, options: Any) -> SiloData:
+        draw, first = np.random.default_rng(int(options["silo"])), self.rows[0]
+        x = draw.normal(size=(sum(self.rows), self.width)).astype(np.float32)
+        y = self.targets(x, draw, options).astype(np.float32)[:, None]
+        return SiloData(x[:first], y[:first], x[first:], y[first:])
+
+    def targets(self, x: Any, draw: np.random.Generator, options: Any) -> Any:
         raise NotImplementedError
 
 

@@ -20,7 +20,7 @@ from coterie.client.work.linear import PRIOR, tuned_penalty
 from coterie.engine.inprocess import InProcessGrid
 from coterie.strategies.rounds.result import RunResult
 from coterie.tasks.base import Option, SiloData, Task
-from coterie.tasks.problems import Numbers, Problem
+from coterie.tasks.problems import Numbers
 from tests.kit import (
     CutGrid,
     Node,
@@ -45,12 +45,8 @@ class Rows(Task):
     """Real targets whose slopes and columns differ from silo to silo."""
 
     name = "rows"
-    num_classes = 0
     metric = "rmse"
-
-    @property
-    def problem(self) -> Problem:
-        return Numbers()
+    problem = Numbers()
 
     def model(self) -> nn.Module:
         return nn.Sequential(nn.Linear(3, 1))

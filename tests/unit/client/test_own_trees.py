@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -19,39 +18,26 @@ from coterie.features.sums.trees.histograms import Rows, of_numbers
 from coterie.features.sums.trees.leaves import train_leaves
 from coterie.features.sums.trees.own import OwnOfGroup
 from coterie.features.sums.trees.together import grown
-from coterie.tasks import SiloData, Task
-from coterie.tasks.base import Option
-from coterie.tasks.problems import Numbers, Problem
 from coterie.tasks.trees import Trees, named
 from tests.kit import context
+from tests.unit.client.models import Drawn
 
 ROWS, TREES, OWN = 400, 40, 4
 """Rows of a silo to train on and to test; trees of the model, and of these most own ones."""
 
 
-class Bends(Task):
+class Bends(Drawn):
     """Real numbers that follow one column; at some silos, by ``own``, also another one."""
 
     name = "bends"
-    metric = "rmse"
-
-    @property
-    def problem(self) -> Problem:
-        return Numbers()
+    rows, width = (ROWS, ROWS), 4
 
     def model(self) -> Trees:
         return named(f"trees-{TREES}x3", shape=(4,), problem=self.problem)
 
-    def load(self, options: Mapping[str, Option]) -> SiloData:
-        draw = np.random.default_rng(int(options["silo"]))
-        x = draw.normal(size=(2 * ROWS, 4)).astype(np.float32)
-        y = (
-            np.sin(2 * x[:, 0])
-            + float(options["own"]) * (x[:, 3] > 0)
-            + 0.3 * draw.normal(size=len(x))
-        )
-        y = y.astype(np.float32)[:, None]
-        return SiloData(x[:ROWS], y[:ROWS], x[ROWS:], y[ROWS:])
+    def targets(self, x: Any, draw: np.random.Generator, options: Any) -> Any:
+        y = np.sin(2 * x[:, 0]) + float(options["own"]) * (x[:, 3] > 0)
+        return y + 0.3 * draw.normal(size=len(x))
 
 
 def silo(own: float, number: int = 1) -> Session:

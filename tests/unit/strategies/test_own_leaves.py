@@ -20,9 +20,6 @@ from coterie.strategies.auto import decision
 from coterie.strategies.auto.candidates import Candidate
 from coterie.strategies.plain.pooling import TRIED_LEAVES
 from coterie.strategies.rounds.result import RunResult
-from coterie.tasks import SiloData, Task
-from coterie.tasks.base import Option
-from coterie.tasks.problems import Numbers, Problem
 from coterie.tasks.trees import Trees, named
 from tests.kit import (
     CutGrid,
@@ -33,6 +30,7 @@ from tests.kit import (
     restart_silos,
     run,
 )
+from tests.unit.client.models import Drawn
 from tests.unit.strategies.test_own_models import chosen, verdict_of
 from tests.unit.strategies.test_pooling import losses
 
@@ -40,26 +38,19 @@ ROWS, MOST_OWN = 120, 1
 """Rows of a silo; own trees of a model of ten."""
 
 
-class Steps(Task):
+class Steps(Drawn):
     """Silos whose answers share steps, and have an own ``level`` and an own share of one."""
 
     name = "steps"
-    metric = "rmse"
-
-    @property
-    def problem(self) -> Problem:
-        return Numbers()
+    rows = (ROWS, 300)
 
     def model(self) -> Trees:
         return named("trees-10x3", shape=(3,), problem=self.problem)
 
-    def load(self, options: Mapping[str, Option]) -> SiloData:
-        draw = np.random.default_rng(int(options["silo"]))
-        x = draw.normal(size=(ROWS + 300, 3)).astype(np.float32)
+    def targets(self, x: Any, draw: np.random.Generator, options: Any) -> Any:
         level = float(options["level"])
         y = 2.0 * (x[:, 0] > 0) + np.abs(x[:, 1]) + level * (1 + (x[:, 2] > 0.5))
-        y = (y + 0.5 * draw.normal(size=len(x))).astype(np.float32)[:, None]
-        return SiloData(x[:ROWS], y[:ROWS], x[ROWS:], y[ROWS:])
+        return y + 0.5 * draw.normal(size=len(x))
 
 
 TASK = f"{__name__}:Steps"

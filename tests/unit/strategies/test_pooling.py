@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,23 +15,17 @@ from coterie.client.app import app
 from coterie.engine.inprocess import InProcessGrid
 from coterie.strategies.plain.pooling import GRID, OWN_INTERCEPT, best_penalty
 from coterie.strategies.rounds.result import RunResult
-from coterie.tasks import SiloData, Task
-from coterie.tasks.base import Option
-from coterie.tasks.problems import Numbers, Problem
 from tests.kit import record_of, run
+from tests.unit.client.models import Drawn
 
 ROWS, SLOPES = 60, np.array([1.0, -0.5, 0.25])
 
 
-class Levels(Task):
+class Levels(Drawn):
     """Silos with the same slopes, and an own level: ``level``; or own slopes: ``turn``."""
 
     name = "levels"
-    metric = "rmse"
-
-    @property
-    def problem(self) -> Problem:
-        return Numbers()
+    rows = (ROWS, 200)
 
     def model(self) -> nn.Module:
         model, head = nn.Sequential(), nn.Linear(3, 1)
@@ -41,13 +34,9 @@ class Levels(Task):
         model.add_module("head", head)
         return model
 
-    def load(self, options: Mapping[str, Option]) -> SiloData:
-        draw = np.random.default_rng(int(options["silo"]))
-        x = draw.normal(size=(ROWS + 200, 3)).astype(np.float32)
+    def targets(self, x: Any, draw: np.random.Generator, options: Any) -> Any:
         slopes = SLOPES * (-1.0 if options.get("turn") else 1.0)
-        y = x @ slopes + float(options["level"]) + draw.normal(size=len(x))
-        y = y.astype(np.float32)[:, None]
-        return SiloData(x[:ROWS], y[:ROWS], x[ROWS:], y[ROWS:])
+        return x @ slopes + float(options["level"]) + draw.normal(size=len(x))
 
 
 TASK = f"{__name__}:Levels"
