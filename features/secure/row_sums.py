@@ -5,9 +5,10 @@ Every silo answers masked; only the sum over all silos that were asked together 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import logging
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar
+from typing import Any
 
 from flwr.app import Message
 
@@ -21,6 +22,8 @@ from coterie.strategies.rounds.exchange import exchange
 from coterie.strategies.rounds.replies import ReplyError
 from coterie.strategies.rounds.roster import Silo
 
+log = logging.getLogger("coterie.run")
+
 
 @dataclass
 class RowSums:
@@ -30,11 +33,6 @@ class RowSums:
     """
 
     run: SecureRun
-    waits: ClassVar[str] = (
-        "it waits: silos are in sums over their rows only in blocks, always the same (see "
-        f"{wire.page('Secure runs')}), and its block is not complete, other silos contradict it, "
-        "or it states far more rows than the rest of its block."
-    )
     _waiting: list[tuple[Order, ReplyError]] = field(default_factory=list)
 
     def admit(self, silos: Sequence[Silo]) -> dict[str, str]:
@@ -46,10 +44,27 @@ class RowSums:
         """Return the most of these silos that may be summed together."""
         return tuple(self._planned(silos).members)
 
+    def waits(self, name: str, here: Collection[str]) -> str:
+        """Return why a silo is not in the sum of silos that are here."""
+        block, page = self.run.blocks.get(name, ()), wire.page("Secure runs")
+        if missing := sorted(set(block) - set(here)):
+            return (
+                f"it waits for {', '.join(missing)}: its rows are only in sums with all of its "
+                f"block, {', '.join(block)} (see {page})."
+            )
+        if block:
+            return (
+                f"other silos contradict its block, {', '.join(block)}, or it states far more rows "
+                f"than they have (see {page})."
+            )
+        return f"it waits until silos without a block can form one with it (see {page})."
+
     def entries(self, silos: Sequence[Silo]) -> dict[str, Any]:
         """Return the entries that a question to these silos has, whose answers are summed."""
         asked = self._planned(silos)
         for block in asked.blocks:
+            if any(self.run.blocks.get(name) != block for name in block):
+                log.info("sums over rows of %s are always over all of them", ", ".join(block))
             self.run.blocks |= dict.fromkeys(block, block)
         return {
             wire.SECURE: True,
@@ -73,13 +88,15 @@ class RowSums:
             groups.setdefault(id(order.model), []).append(order)
         found = []
         for own in groups.values():
+            here = [order.silo.name for order in own]
             stay = self.staying([order.silo for order in own])
             entries = self.entries([o.silo for o in own if o.silo.name in stay]) if stay else {}
             for order in own:
                 if order.silo.name in stay:
                     found.append(replace(order, config={**order.config, **entries}))
                 else:
-                    self._waiting.append((order, ReplyError(self.waits)))
+                    why = self.waits(order.silo.name, here)
+                    self._waiting.append((order, ReplyError(why)))
         return found
 
     def take_waiting(self) -> list[tuple[Order, ReplyError]]:

@@ -117,17 +117,29 @@ def planned(here: Mapping[str, Member], bound: Mapping[str, Names]) -> Together:
     while few := [name for name in free if max(FEWEST, here[name].minimum) > len(free)]:
         free = [name for name in free if name not in few]
     size = max([FEWEST, *(here[name].minimum for name in free)])
-    new, rest = list[Names](), tuple(free)
-    while rest:
-        new.append(rest if len(rest) < 2 * size else rest[:size])
-        rest = rest[len(new[-1]) :]
-    blocks += [tuple(free)] if any(_outweighing(block, here) for block in new) else new
+    blocks += _divided(sorted(free, key=lambda name: -here[name].samples), size, here)
     members = {name: here[name] for name in sorted(n for block in blocks for n in block)}
     found = Together(members, tuple(sorted(blocks)))
     odd = {name for name in alone if alone[name] != block_of(blocks, name)}
     if wrong := odd & members.keys() or {found.outweighing()} & members.keys():
         return planned({n: own for n, own in here.items() if n not in wrong}, bound)
     return found
+
+
+def _divided(free: Sequence[str], size: int, members: Mapping[str, Member]) -> list[Names]:
+    """Divide silos, the largest first, into blocks of ``size`` or more that no silo outweighs.
+
+    If there is no such division, all are in one block.
+    """
+    blocks = list[Names]()
+    while free:
+        ends = range(size, len(free))
+        end = next((n for n in ends if not _outweighing(tuple(free[:n]), members)), len(free))
+        block, free = tuple(free[:end]), free[end:]
+        if blocks and (len(block) < size or _outweighing(block, members)):
+            block += blocks.pop()
+        blocks.append(tuple(sorted(block)))
+    return blocks
 
 
 def _outweighing(block: Names, members: Mapping[str, Member]) -> str:

@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Protocol
+from typing import Any, Protocol
 
 from flwr.app import ConfigRecord, Message
 
@@ -82,8 +82,8 @@ class Fits:
 class Masking(Protocol):
     """What decides in a secure run who is summed together (``coterie.features.secure``)."""
 
-    waits: ClassVar[str]
-    """Why the other silos are in no sum."""
+    def waits(self, name: str, here: Collection[str]) -> str:
+        """Return why a silo is not in the sum of silos that are here."""
 
     def staying(self, silos: Sequence[Silo]) -> tuple[str, ...]:
         """Return the most of these silos that may be summed together."""
@@ -273,12 +273,13 @@ def _with_enough(asking: Asking, fit: Fit, lost: Mapping[str, str]) -> Fit:
     lost = {**away, **lost}
     here = tuple(sorted(name for name in fit.members if name not in lost))
     silos, alone = [asking.silos[name] for name in here], len(fit.members) == 1
-    why = "its group is smaller than its min_group_size."
-    if asking.masking is not None:
-        stay, why = asking.masking.staying(silos), asking.masking.waits
+    if (masking := asking.masking) is not None:
+        stay = masking.staying(silos)
+        few = {name: masking.waits(name, here) for name in set(here) - set(stay)}
     else:  # a silo's policy allows models of it alone separately
         stay = here if alone else staying(here, minimums_of(silos))
-    few = dict.fromkeys(set(here) - set(stay), why)
+        why = "its group is smaller than its min_group_size."
+        few = dict.fromkeys(set(here) - set(stay), why)
     if not (lost or few):
         return replace(fit, members=here)
     for name, why in sorted({**lost, **few}.items()):

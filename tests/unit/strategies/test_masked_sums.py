@@ -105,7 +105,7 @@ def test_every_model_is_the_same_to_many_digits(model: str) -> None:
 
 def members(**minimums: int) -> dict[str, Member]:
     return {
-        n: Member(least, {"heavy": 10**9, "large": 450}.get(n, 100))
+        n: Member(least, {"heavy": 10**9, "large": 450, "small": 20}.get(n, 100))
         for n, least in minimums.items()
     }
 
@@ -132,10 +132,16 @@ PLANS: dict[str, tuple[dict[str, int], dict[str, str], str]] = {
         {"a": "abc", "b": "abc", "d": "cde", "e": "cde"},
         "abc",
     ),
-    "a large silo of many is in one block": (
-        {"a": 2, "b": 2, "c": 2, "large": 2, "x": 2, "y": 2},
+    "a large silo's block is larger": (
+        {"a": 2, "b": 2, "c": 2, "large": 2, "x": 2},
         {},
-        "a/b/c/large/x/y",
+        "a/b/large c/x",
+    ),
+    "a small silo's block is larger": ({"a": 2, "b": 2, "c": 2, "small": 2}, {}, "a/b/c/small"),
+    "a small silo joins one block": (
+        {"a": 2, "b": 2, "c": 2, "d": 2, "e": 2, "small": 2},
+        {},
+        "a/b c/d/e/small",
     ),
     "one states far too many rows": ({"a": 2, "b": 2, "heavy": 2}, {}, "ab"),
 }
@@ -219,7 +225,8 @@ def test_without_a_lost_silo_and_its_block_the_fit_is_that_of_the_others(
 
     found = regress(tmp_path / "lost", Tap(nodes, change=change), secure=True)
     assert found.groups[0].members == ("a", "b") and set(found.groups[0].left_out) == {"c", "d"}
-    assert "uint32" in found.groups[0].left_out["d"] and "waits" in found.groups[0].left_out["c"]
+    assert "uint32" in found.groups[0].left_out["d"]
+    assert "it waits for d: " in found.groups[0].left_out["c"]
     restart_silos()
     again = regress(tmp_path / "again", nodes[:3], secure=True)  # c is bound to d in all runs
     assert again.groups[0].members == ("a", "b")
