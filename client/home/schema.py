@@ -15,9 +15,10 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import Any, get_args, get_origin, get_type_hints
 
-from pydantic import ConfigDict, TypeAdapter, ValidationError, create_model
+from pydantic import ConfigDict, TypeAdapter, create_model
 
 from coterie.tasks.base import Option
+from coterie.wire.checked import first_problem
 
 WIDTH = 98
 """Characters per line of the file."""
@@ -78,8 +79,8 @@ class Setting:
             value = [word.strip() for word in str(value).split(",") if word.strip()]
         try:
             return self._adapter.validate_python(value)
-        except ValidationError as error:
-            entry = error.errors()[0]
+        except ValueError as error:
+            entry = first_problem(error)
             names = self.is_list and entry["type"].startswith("string")
             what = "names with commas between them" if names else _expected(entry)
             raise ValueError(what) from None

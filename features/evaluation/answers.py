@@ -9,8 +9,9 @@ from flwr.app import ConfigRecord, RecordDict
 from pydantic import Field, TypeAdapter
 from pydantic.dataclasses import dataclass
 
+from coterie.wire.checked import checked_answer
 from coterie.wire.errors import WireError
-from coterie.wire.limits import MAX_ANSWER_BYTES, MAX_NAME, MAX_WORD, plain_text
+from coterie.wire.limits import MAX_NAME, MAX_WORD
 from coterie.wire.names import CONFIG, GIVEN
 
 ANSWER = "evaluation"
@@ -95,18 +96,11 @@ def decode_answer(content: RecordDict, names: Sequence[str]) -> Answer:
     Raises:
         WireError: a field is missing, of the wrong kind, out of bounds, or of another model.
     """
-    config = content.get(CONFIG)
-    text = config.get(ANSWER) if isinstance(config, ConfigRecord) else None
-    if not isinstance(text, str) or len(text) > MAX_ANSWER_BYTES:
-        raise WireError(f"its evaluation must be a text of at most {MAX_ANSWER_BYTES:,} bytes.")
-    try:
-        found = _ANSWER.validate_json(text)
-        named = {*found.models, *(name for one in found.parts for name in one.models)}
-        named |= {name for one in found.differences for name in (one.first, one.second)}
-        if named - {*names} or {*names} - found.models.keys():
-            raise ValueError(f"it must be of the models {', '.join(names)}")
-    except ValueError as error:
-        raise WireError(f"its evaluation cannot be read: {plain_text(error, 200)}.") from None
+    found = checked_answer(content, ANSWER, _ANSWER, "its evaluation")
+    named = {*found.models, *(name for one in found.parts for name in one.models)}
+    named |= {name for one in found.differences for name in (one.first, one.second)}
+    if named - {*names} or {*names} - found.models.keys():
+        raise WireError(f"its evaluation must be of the models {', '.join(names)}.")
     return found
 
 

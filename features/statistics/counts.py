@@ -7,24 +7,26 @@ Ranges, medians and shares follow from these counts. A cell that the silo hides 
 
 from __future__ import annotations
 
-import json
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated
 
 from flwr.app import ConfigRecord, RecordDict
+from pydantic import AfterValidator, Field, TypeAdapter
 
-from coterie.wire.errors import WireError
-from coterie.wire.limits import MAX_ANSWER_BYTES, MAX_NAME, MAX_WORD, plain_text
+from coterie.wire.checked import checked_answer
+from coterie.wire.limits import MAX_NAME, MAX_WORD, plain_text
 from coterie.wire.names import CONFIG
 
 MAX_COLUMNS, MAX_CELLS = 1000, 256
 """Most inputs and targets of one silo, and most cells of one column."""
 MOST_COUNTED = 1_000_000_000
 MAX_LEAST = 1_000_000
-Cell = int | None
-_STATISTICS = "statistics"
+Count = Annotated[int, Field(strict=True, ge=0, le=MOST_COUNTED)]
+Cell = Count | None
+Name = Annotated[str, AfterValidator(lambda text: plain_text(text, MAX_NAME))]
+Word = Annotated[str, AfterValidator(lambda text: plain_text(text, MAX_WORD))]
+_ENTRY = "statistics"
 
 
 @dataclass(frozen=True)
@@ -42,18 +44,29 @@ class ColumnCounts:
             numbers: there are too few, or too many categories.
     """
 
-    name: str
-    cells: tuple[Cell, ...]
-    missing: Cell = 0
-    odd: Cell = 0
-    categories: tuple[str, ...] = ()
-    first: int = 0
-    step: float = 0.0
+    name: Name
+    cells: Annotated[tuple[Cell, ...], Field(min_length=1, max_length=MAX_CELLS, fail_fast=True)]
+    missing: Cell
+    odd: Cell
+    categories: Annotated[tuple[Word, ...], Field(max_length=MAX_CELLS, fail_fast=True)]
+    first: Annotated[int, Field(strict=True, ge=-(10**18), le=10**18)]
+    step: Annotated[float, Field(strict=True, ge=0, le=1e100, allow_inf_nan=False)]
 
     @property
     def all_cells(self) -> tuple[Cell, ...]:
         """All cells of the samples; the last two are ``missing`` and ``odd``."""
         return (*self.cells, self.missing, self.odd)
+
+
+def _with_names(column: ColumnCounts) -> ColumnCounts:
+    if column.categories and len(column.categories) != len(column.cells):
+        raise ValueError("all cells of a column have names, or none")
+    return column
+
+
+Shape = Annotated[tuple[Count, ...], Field(max_length=8)]
+Column = Annotated[ColumnCounts, AfterValidator(_with_names)]
+Columns = Annotated[tuple[Column, ...], Field(max_length=MAX_COLUMNS, fail_fast=True)]
 
 
 @dataclass(frozen=True)
@@ -68,90 +81,25 @@ class Statistics:
         left_out: number of columns omitted because there are too many.
     """
 
-    samples: int
-    tests: int
-    least: int
-    shapes: tuple[tuple[int, ...], ...] = ()
-    inputs: tuple[ColumnCounts, ...] = ()
-    targets: tuple[ColumnCounts, ...] = ()
-    left_out: int = 0
+    samples: Count
+    tests: Count
+    least: Annotated[int, Field(strict=True, ge=1, le=MAX_LEAST)]
+    shapes: Annotated[tuple[Shape, ...], Field(max_length=MAX_CELLS, fail_fast=True)]
+    inputs: Columns
+    targets: Columns
+    left_out: Count
 
 
-def encode_statistics(statistics: Statistics) -> RecordDict:
-    """Return the content of the answer to ``query.statistics``."""
-    text = json.dumps(plain_statistics(statistics), ensure_ascii=False)
-    return RecordDict({CONFIG: ConfigRecord({_STATISTICS: text})})
-
-
-def decode_statistics(content: RecordDict) -> Statistics:
-    """Read the answer to ``query.statistics``.
-
-    It may describe the rows that the silo had before a few of them changed.
-
-    Raises:
-        WireError: a field is missing, of the wrong kind, or impossible.
-    """
-    config = content.get(CONFIG)
-    if not isinstance(config, ConfigRecord):
-        raise WireError(f"statistics need a ConfigRecord {CONFIG!r}.")
-    try:
-        text = config[_STATISTICS]
-        if not isinstance(text, str) or len(text) > MAX_ANSWER_BYTES:
-            raise ValueError(f"they must be a text of at most {MAX_ANSWER_BYTES:,} characters")
-        found = statistics_of(json.loads(text))
-    except KeyError as missing:
-        raise WireError(f"statistics need {missing}.") from None
-    except Exception as error:  # values from elsewhere, of any kind
-        raise WireError(f"its statistics cannot be read: {plain_text(error, 200)}.") from None
-    return found
-
-
-def plain_statistics(statistics: Statistics) -> dict[str, Any]:
-    """Return the statistics as JSON values."""
-    own = vars(statistics)
-    return own | {part: [vars(one) for one in own[part]] for part in ("inputs", "targets")}
-
-
-def statistics_of(plain: Any) -> Statistics:
-    """Return the checked inverse of ``plain_statistics``.
-
-    Raises:
-        KeyError, TypeError, ValueError: it is something else, or impossible.
-    """
-    samples = _count(plain["samples"])
-    columns = [plain["inputs"], plain["targets"]]
-    if not all(isinstance(part, list) for part in columns) or sum(map(len, columns)) > MAX_COLUMNS:
-        raise ValueError(f"they must be lists of at most {MAX_COLUMNS} columns")
-    inputs, targets = (tuple(_column(one, samples) for one in part) for part in columns)
-    for part in (inputs, targets):
+def _with_sums(statistics: Statistics) -> Statistics:
+    """Check the columns' names and sums."""
+    for part in (statistics.inputs, statistics.targets):
         if len({column.name for column in part}) != len(part):
             raise ValueError("two columns have one name")
-    least = _count(plain["least"])
-    if not 1 <= least <= MAX_LEAST:
-        raise ValueError("the smallest cell must have at least one sample")
-    return Statistics(
-        samples, _count(plain["tests"]), least, _shapes(plain["shapes"]), inputs, targets,
-        _count(plain["left_out"]),
-    )  # fmt: skip
-
-
-def _column(plain: Any, samples: int) -> ColumnCounts:
-    cells, categories = _list(plain["cells"]), _list(plain["categories"])
-    if not 1 <= len(cells) <= MAX_CELLS or (categories and len(categories) != len(cells)):
-        raise ValueError(f"a column must have 1 to {MAX_CELLS} cells, all with names or none")
-    column = ColumnCounts(
-        plain_text(_text(plain["name"]), MAX_NAME),
-        tuple(map(_cell, cells)),
-        _cell(plain["missing"]),
-        _cell(plain["odd"]),
-        tuple(plain_text(_text(name), MAX_WORD) for name in categories),
-        _whole(plain["first"]),
-        _step(plain["step"]),
-    )
-    if not math.isfinite(column.first * column.step + len(cells) * column.step):
-        raise ValueError("its intervals have no end")
-    _check_sum(column.all_cells, samples)
-    return column
+        for column in part:
+            _check_sum(column.all_cells, statistics.samples)
+    if len(statistics.inputs) + len(statistics.targets) > MAX_COLUMNS:
+        raise ValueError(f"they must be of at most {MAX_COLUMNS} columns")
+    return statistics
 
 
 def _check_sum(cells: Sequence[Cell], samples: int) -> None:
@@ -164,44 +112,20 @@ def _check_sum(cells: Sequence[Cell], samples: int) -> None:
         raise ValueError("a column hides only one cell, which can be computed from the others")
 
 
-def _shapes(plain: Any) -> tuple[tuple[int, ...], ...]:
-    shapes = tuple(tuple(_count(n) for n in _list(shape)) for shape in _list(plain))
-    if len(shapes) > MAX_CELLS or any(len(shape) > 8 for shape in shapes):
-        raise ValueError("shapes have at most 8 axes")
-    return shapes
+STATISTICS = TypeAdapter[Statistics](Annotated[Statistics, AfterValidator(_with_sums)])
+"""Checks the statistics of a silo; they may describe the rows before a few of them changed."""
 
 
-def _list(value: Any) -> list[Any]:
-    if not isinstance(value, list):
-        raise TypeError("expected a list")
-    return value
+def encode_statistics(statistics: Statistics) -> RecordDict:
+    """Return the content of the answer to ``query.statistics``."""
+    text = STATISTICS.dump_json(statistics).decode()
+    return RecordDict({CONFIG: ConfigRecord({_ENTRY: text})})
 
 
-def _text(value: Any) -> str:
-    if not isinstance(value, str):
-        raise TypeError("expected a text")
-    return value
+def decode_statistics(content: RecordDict) -> Statistics:
+    """Read the answer to ``query.statistics``.
 
-
-def _cell(value: Any) -> Cell:
-    return None if value is None else _count(value)
-
-
-def _count(value: Any) -> int:
-    if not 0 <= _whole(value) <= MOST_COUNTED:
-        raise ValueError("a count is out of bounds")
-    return int(value)
-
-
-def _whole(value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or abs(value) > 10**18:
-        raise TypeError("expected a whole number")
-    return value
-
-
-def _step(value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise TypeError("expected a number")
-    if not (math.isfinite(value) and 0 <= value <= 1e100):
-        raise ValueError("a step is out of bounds")
-    return float(value)
+    Raises:
+        WireError: a field is missing, of the wrong kind, or impossible.
+    """
+    return checked_answer(content, _ENTRY, STATISTICS, "its statistics")

@@ -17,12 +17,7 @@ from flwr.app import ConfigRecord, Message, RecordDict
 
 from coterie import wire
 from coterie.engine.port import Engine
-from coterie.features.statistics.counts import (
-    Statistics,
-    decode_statistics,
-    plain_statistics,
-    statistics_of,
-)
+from coterie.features.statistics.counts import STATISTICS, Statistics, decode_statistics
 from coterie.strategies.errors import FederationError, refused
 from coterie.strategies.rounds.exchange import exchange
 from coterie.strategies.rounds.roster import Silo
@@ -96,7 +91,9 @@ def ask_for_statistics(
 
 def write_survey(folder: Path, survey: Survey) -> None:
     """Write a survey into the run's folder, atomically."""
-    reported = {name: plain_statistics(one) for name, one in survey.reported.items()}
+    reported = {
+        name: STATISTICS.dump_python(one, mode="json") for name, one in survey.reported.items()
+    }
     plain = {
         "format": FORMAT,
         "task": survey.task,
@@ -118,7 +115,7 @@ def read_survey(folder: Path) -> Survey:
         plain = json.loads(file.read_text(encoding="utf-8"))
         return Survey(
             str(plain["task"]),
-            {str(name): statistics_of(one) for name, one in plain["told"].items()},
+            {str(name): STATISTICS.validate_python(one) for name, one in plain["told"].items()},
             {str(name): str(why) for name, why in plain["silent"].items()},
             {str(name): int(count) for name, count in plain["samples"].items()},
             plain.get("models", {}),

@@ -6,7 +6,6 @@ Nothing is computed for the coordinator: what leaves, the silo's people have see
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Callable
 from pathlib import Path
 
@@ -48,21 +47,20 @@ class Watching(Stage):
 
 def leaving(look: Look, policy: Policy) -> Watched:
     """Return what leaves of a look: no figure of fewer than ``of_model`` samples."""
-    least = policy.of_model
-    found = Watched(look.at, look.sha256[:DIGITS])
-    if look.samples >= least:
-        columns = look.columns[:MOST_COLUMNS]
-        psi = {wire.plain_text(one["name"]): round(float(one["psi"]), 2) for one in columns}
-        drifted = tuple(wire.plain_text(one["name"]) for one in columns if one["drifted"])
-        found = Watched(look.at, found.model, samples=look.samples, psi=psi, drifted=drifted)
-    if look.labelled < least:
-        return found
-    name, value, before = "", math.nan, math.nan
-    if look.metric and permitted({look.metric: 0.0}, policy):
-        name = look.metric
-        value = float((look.figures or {})[name][0])
-        before = float((look.before or {}).get(name, (math.nan,))[0])
+    samples, labelled = (n if n >= policy.of_model else 0 for n in (look.samples, look.labelled))
+    columns = look.columns[:MOST_COLUMNS] if samples else ()
+    name = look.metric
+    shared = bool(labelled and name and permitted({name: 0.0}, policy))
+    value, before = ((own or {}).get(name, (None,))[0] for own in (look.figures, look.before))
     return Watched(
-        *(found.at, found.model, found.samples, look.labelled, found.psi, found.drifted),
-        *(name, value, before, look.worse),
+        look.at,
+        look.sha256[:DIGITS],
+        samples,
+        labelled,
+        psi={wire.plain_text(one["name"]): round(float(one["psi"]), 2) for one in columns},
+        drifted=tuple(wire.plain_text(one["name"]) for one in columns if one["drifted"]),
+        metric=name if shared else "",
+        value=value if shared else None,
+        before=before if shared else None,
+        worse=look.worse if labelled else None,
     )

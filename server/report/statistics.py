@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from functools import partial
 from typing import Any
 
 import numpy as np
 
 from coterie import wire
-from coterie.features.statistics.counts import Cell, ColumnCounts, plain_statistics
+from coterie.features.statistics.counts import Cell, ColumnCounts
 from coterie.features.statistics.survey import Survey
 from coterie.pictures import charts
 from coterie.pictures.page import Page, Picture, Table
@@ -60,7 +61,7 @@ def statistics_summary(survey: Survey) -> dict[str, Any]:
             one.name: {"score": round(one.score, 4), "most unlike": one.silo}
             for one in differences(survey)
         },
-        "silos": {name: plain_statistics(one) for name, one in survey.reported.items()},
+        "silos": {name: asdict(one) for name, one in survey.reported.items()},
         "silent": dict(survey.silent),
         "models in use": dict(survey.models),
     }

@@ -187,7 +187,10 @@ def models_of(survey: Survey) -> dict[str, Watched]:
 def model_text(model: Watched) -> str:
     """Return the deciding metric of a model in use, now and before."""
     metric = wire.KNOWN_METRICS[model.metric]
-    return f"{metric.title} {metric.text(model.value)}, {metric.text(model.before)} before"
+    now, before = (
+        metric.text(math.nan if value is None else value) for value in (model.value, model.before)
+    )
+    return f"{metric.title} {now}, {before} before"
 
 
 def _few(survey: Survey) -> Iterator[str]:

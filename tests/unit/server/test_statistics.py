@@ -153,8 +153,8 @@ def test_a_column_is_called_constant_only_where_hidden_cells_leave_no_doubt(
     own: tuple[int | None, ...], other: tuple[int | None, ...], said: bool
 ) -> None:
     def telling(cells: tuple[int | None, ...]) -> Statistics:
-        column = ColumnCounts("smoker", cells[:2], *cells[2:], ("no", "yes"))
-        return Statistics(80, 20, 10, ((3,),), (column,))
+        column = ColumnCounts("smoker", cells[:2], *cells[2:], ("no", "yes"), 0, 0.0)
+        return Statistics(80, 20, 10, ((3,),), (column,), (), 0)
 
     found = "\n".join(warnings(Survey("t", {"a": telling(own), "b": telling(other)})))
     assert ("all samples of a are in one category; elsewhere it varies" in found) is said
@@ -392,7 +392,7 @@ def test_a_regression_beside_column_sums_shows_no_row_that_it_leaves_out(tmp_pat
 # ---------------------------------------------------------------- what a silo may answer
 
 
-GOOD = Statistics(30, 10, 5, ((3,),), (ColumnCounts("x", (10, 20), step=1.0),))
+GOOD = Statistics(30, 10, 5, ((3,),), (ColumnCounts("x", (10, 20), 0, 0, (), 0, 1.0),), (), 0)
 
 
 def answer(**changes: Any) -> RecordDict:
