@@ -6,7 +6,6 @@ model that a silo is not sent.
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import field, replace
@@ -20,16 +19,15 @@ from pydantic.dataclasses import dataclass
 from coterie import wire
 from coterie.engine.port import Engine
 from coterie.features.evaluation.answers import MOST_MODELS, Answer, decode_answer
+from coterie.strategies import stored
 from coterie.strategies.errors import FederationError, refused
 from coterie.strategies.rounds.exchange import exchange
 from coterie.strategies.rounds.roster import Silo
-from coterie.system.files import write_atomically
 
 log = logging.getLogger("coterie.run")
 
 FILE = "evaluation.json"
 """File name in the run's folder."""
-FORMAT = 1
 
 
 @dataclass(frozen=True)
@@ -162,18 +160,9 @@ def require_answers(judgement: Judgement) -> None:
 
 def write_judgement(file: Path, judgement: Judgement) -> None:
     """Write a judgement, atomically."""
-    plain = {"format": FORMAT, **_JUDGEMENT.dump_python(judgement, mode="json")}
-    write_atomically(file, json.dumps(plain, ensure_ascii=False, indent=1).encode())
+    stored.write(file, _JUDGEMENT, judgement)
 
 
 def read_judgement(file: Path) -> Judgement:
     """Read a written judgement; ``FederationError`` if there is none, or it is damaged."""
-    try:
-        plain = json.loads(file.read_text(encoding="utf-8"))
-        return _JUDGEMENT.validate_python({k: v for k, v in plain.items() if k != "format"})
-    except OSError as error:
-        raise refused(f"{file} cannot be read: {error.strerror}.") from None
-    except (ValueError, AttributeError) as error:
-        raise refused(
-            f"{file} is damaged: {wire.plain_text(error, 200)}. Run `coterie evaluate` again."
-        ) from None
+    return stored.read(file, _JUDGEMENT, "Run `coterie evaluate` again.")

@@ -112,13 +112,14 @@ def _check_sum(cells: Sequence[Cell], samples: int) -> None:
         raise ValueError("a column hides only one cell, which can be computed from the others")
 
 
-STATISTICS = TypeAdapter[Statistics](Annotated[Statistics, AfterValidator(_with_sums)])
-"""Checks the statistics of a silo; they may describe the rows before a few of them changed."""
+Checked = Annotated[Statistics, AfterValidator(_with_sums)]
+"""Statistics of a silo; they may describe the rows before a few of them changed."""
+_STATISTICS = TypeAdapter[Statistics](Checked)
 
 
 def encode_statistics(statistics: Statistics) -> RecordDict:
     """Return the content of the answer to ``query.statistics``."""
-    text = STATISTICS.dump_json(statistics).decode()
+    text = _STATISTICS.dump_json(statistics).decode()
     return RecordDict({CONFIG: ConfigRecord({_ENTRY: text})})
 
 
@@ -128,4 +129,4 @@ def decode_statistics(content: RecordDict) -> Statistics:
     Raises:
         WireError: a field is missing, of the wrong kind, or impossible.
     """
-    return checked_answer(content, _ENTRY, STATISTICS, "its statistics")
+    return checked_answer(content, _ENTRY, _STATISTICS, "its statistics")

@@ -6,28 +6,27 @@ Answers are validated before use (``coterie.features.statistics.counts``).
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from flwr.app import ConfigRecord, Message, RecordDict
+from pydantic import Field, TypeAdapter
 
 from coterie import wire
 from coterie.engine.port import Engine
-from coterie.features.statistics.counts import STATISTICS, Statistics, decode_statistics
-from coterie.strategies.errors import FederationError, refused
+from coterie.features.statistics.counts import Checked, Statistics, decode_statistics
+from coterie.strategies import stored
+from coterie.strategies.errors import FederationError
 from coterie.strategies.rounds.exchange import exchange
 from coterie.strategies.rounds.roster import Silo
-from coterie.system.files import write_atomically
 
 log = logging.getLogger("coterie.run")
 
 FILE = "statistics.json"
 """File name in the run's folder."""
-FORMAT = 1
 
 
 @dataclass(frozen=True)
@@ -42,7 +41,7 @@ class Survey:
     """
 
     task: str
-    reported: Mapping[str, Statistics]
+    reported: Annotated[Mapping[str, Checked], Field(alias="told")]
     silent: Mapping[str, str] = field(default_factory=dict)
     samples: Mapping[str, int] = field(default_factory=dict)
     models: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -72,7 +71,8 @@ def ask_for_statistics(
         )
         for name in names
     ]
-    answers, silent, models = {}, {}, {}
+    answers: dict[str, Statistics] = {}
+    silent, models = {}, {}
     replies = exchange(engine, messages, deadline_s=deadline_s)
     for name, reply in zip(names, replies, strict=True):
         try:
@@ -89,41 +89,17 @@ def ask_for_statistics(
     return Survey(str(terms[wire.TASK]), answers, silent, stated, models)
 
 
+_SURVEY = TypeAdapter(Survey)
+
+
 def write_survey(folder: Path, survey: Survey) -> None:
     """Write a survey into the run's folder, atomically."""
-    reported = {
-        name: STATISTICS.dump_python(one, mode="json") for name, one in survey.reported.items()
-    }
-    plain = {
-        "format": FORMAT,
-        "task": survey.task,
-        "told": reported,
-        "silent": dict(survey.silent),
-        "samples": dict(survey.samples),
-        "models": dict(survey.models),
-    }
-    write_atomically(folder / FILE, json.dumps(plain, ensure_ascii=False, indent=1).encode())
+    stored.write(folder / FILE, _SURVEY, survey)
 
 
 def read_survey(folder: Path) -> Survey:
-    """Read a survey that ``write_survey`` wrote.
-
-    Raises ``FederationError`` if there is none, or it is damaged.
-    """
-    file = folder / FILE
-    try:
-        plain = json.loads(file.read_text(encoding="utf-8"))
-        return Survey(
-            str(plain["task"]),
-            {str(name): STATISTICS.validate_python(one) for name, one in plain["told"].items()},
-            {str(name): str(why) for name, why in plain["silent"].items()},
-            {str(name): int(count) for name, count in plain["samples"].items()},
-            plain.get("models", {}),
-        )
-    except OSError as error:
-        raise refused(f"{file} cannot be read: {error.strerror}.") from None
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise refused(f"{file} is damaged: {error}. Run `coterie stats` again.") from None
+    """Read a written survey; ``FederationError`` if there is none, or it is damaged."""
+    return stored.read(folder / FILE, _SURVEY, "Run `coterie stats` again.")
 
 
 def require_answers(survey: Survey) -> None:

@@ -11,15 +11,17 @@ the silos and their sum can be checked.
 
 from __future__ import annotations
 
+import base64
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Protocol
+from typing import Annotated, Any, ClassVar, Protocol
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 from numpy.typing import NDArray
+from pydantic import PlainSerializer, PlainValidator
 
 from coterie import wire
 from coterie.wire.fixed import SUMS, Words, total_of
@@ -88,6 +90,23 @@ class Masked:
     words: tuple[str, ...]
 
 
+def _plain(array: NDArray[Any]) -> dict[str, Any]:
+    text = base64.b64encode(np.ascontiguousarray(array).tobytes()).decode()
+    return {"type": array.dtype.str, "shape": array.shape, "base64": text}
+
+
+def _array(plain: Any) -> NDArray[Any]:
+    try:
+        numbers = np.frombuffer(base64.b64decode(plain["base64"]), np.dtype(plain["type"]))
+        return numbers.reshape(plain["shape"]).copy()
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"not an array: {error}") from None
+
+
+Stored = Annotated[NDArray[Any], PlainValidator(_array), PlainSerializer(_plain)]
+"""An array that a file of JSON keeps bit by bit."""
+
+
 @dataclass(frozen=True)
 class State:
     """A fit between two exchanges, or its end.
@@ -99,7 +118,7 @@ class State:
         done: whether ``arrays`` have the result.
     """
 
-    arrays: Mapping[str, NDArray[Any]] = field(default_factory=dict)
+    arrays: Mapping[str, Stored] = field(default_factory=dict)
     words: tuple[str, ...] = ()
     step: int = 0
     done: bool = False

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import base64
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
+from pydantic import TypeAdapter
 
 from coterie import wire
 from coterie.engine.port import Engine
-from coterie.features.sums.contract import State, settings_text
+from coterie.features.sums.contract import settings_text
 from coterie.features.sums.coordinator import Asking, Fit, Fits, Masking, fit_all
 from coterie.features.sums.regression.keys import RegressionKeys
 from coterie.server.runs.config import RunConfig
@@ -22,11 +19,10 @@ from coterie.server.runs.contribution import SUMS
 from coterie.server.runs.going_on import complete
 from coterie.server.runs.letters import letters_of
 from coterie.server.runs.record import reading
+from coterie.strategies import stored
 from coterie.strategies.errors import FederationError, refused
 from coterie.strategies.rounds.roster import Silo
-from coterie.system.files import write_atomically
 
-FORMAT = 1
 ALL, ALONE = "all", "alone "
 """Name of a fit of all silos, and the beginning of that of one silo."""
 
@@ -60,6 +56,9 @@ class Fitted:
         """Silo → its fit alone."""
         fits = (fit for fit in self.fits.fits if fit.name.startswith(ALONE))
         return {fit.name.removeprefix(ALONE): fit for fit in fits}
+
+
+_FITTED = TypeAdapter(Fitted)
 
 
 def algorithm_of(config: RunConfig) -> RegressionKeys:
@@ -158,73 +157,9 @@ def _begun(config: RunConfig, folder: Path, silos: Mapping[str, Silo], *, masked
 
 def write_fitted(file: Path, fitted: Fitted) -> None:
     """Write the fits, atomically."""
-    fits = [
-        {
-            "name": fit.name,
-            "members": fit.members,
-            "without": dict(fit.left_out),
-            "failed": fit.failed,
-            "samples": fit.samples,
-            "words": fit.state.words,
-            "step": fit.state.step,
-            "done": fit.state.done,
-            "arrays": {name: _plain(array) for name, array in fit.state.arrays.items()},
-        }
-        for fit in fitted.fits.fits
-    ]
-    plain = {
-        "format": FORMAT,
-        "task": fitted.task,
-        "family": fitted.family,
-        "settings": dict(fitted.settings),
-        "parent": fitted.parent,
-        "silent": dict(fitted.silent),
-        "masked": fitted.masked,
-        "exchanges": fitted.fits.exchanges,
-        "fits": fits,
-    }
-    write_atomically(file, json.dumps(plain, ensure_ascii=False).encode())
+    stored.write(file, _FITTED, fitted)
 
 
 def read_fitted(file: Path) -> Fitted:
     """Read what ``write_fitted`` wrote; ``FederationError`` if there is none, or it is damaged."""
-    try:
-        plain = json.loads(file.read_text(encoding="utf-8"))
-        fits = tuple(
-            Fit(
-                str(one["name"]),
-                tuple(map(str, one["members"])),
-                State(
-                    {str(name): _array(array) for name, array in one["arrays"].items()},
-                    tuple(map(str, one["words"])),
-                    int(one["step"]),
-                    bool(one["done"]),
-                ),
-                {str(name): str(why) for name, why in one["without"].items()},
-                str(one["failed"]),
-                int(one["samples"]),
-            )
-            for one in plain["fits"]
-        )
-        return Fitted(
-            *(str(plain["task"]), str(plain["family"]), dict(plain["settings"])),
-            *(str(plain["parent"]), Fits(fits, int(plain["exchanges"]))),
-            {str(name): str(why) for name, why in plain["silent"].items()},
-            bool(plain["masked"]),
-        )
-    except OSError as error:
-        raise refused(f"{file} cannot be read: {error.strerror}.") from None
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise refused(
-            f"{file} is damaged: {wire.plain_text(error, 200)}. Start a new run."
-        ) from None
-
-
-def _plain(array: NDArray[Any]) -> dict[str, Any]:
-    text = base64.b64encode(np.ascontiguousarray(array).tobytes()).decode()
-    return {"type": array.dtype.str, "shape": array.shape, "base64": text}
-
-
-def _array(plain: Mapping[str, Any]) -> NDArray[Any]:
-    numbers = np.frombuffer(base64.b64decode(plain["base64"]), np.dtype(plain["type"]))
-    return numbers.reshape(plain["shape"]).copy()
+    return stored.read(file, _FITTED, "Start a new run.")
