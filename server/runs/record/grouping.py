@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Generic, Self, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 from coterie.server.runs.record.race import (
     Entrant,
     Placement,
-    Verdict,
     verdict_of,
 )
 from coterie.server.runs.record.values import Fields, Groups, Kind
@@ -92,160 +91,123 @@ class Traffic:
     least: int = 0
 
 
+class Recorded(Generic[Kind]):
+    """A value of a round's details, read on access: raises ``FederationError`` if it is damaged."""
+
+    def __init__(self, key: str, read: Callable[[Fields, str], Kind]) -> None:
+        self.key, self.read = key, read
+
+    @overload
+    def __get__(self, grouping: None, owner: type) -> Self: ...
+
+    @overload
+    def __get__(self, grouping: Grouping, owner: type) -> Kind: ...
+
+    def __get__(self, grouping: Grouping | None, owner: type) -> Self | Kind:
+        if grouping is None:
+            return self
+        fields = Fields(grouping.details, "", [])
+        value = self.read(fields, self.key)
+        if fields.lost:
+            raise refused(DAMAGED.format(self.key, "; ".join(fields.lost)))
+        return value
+
+
+def _structure(fields: Fields, key: str) -> Structure | None:
+    fields = fields.inside(key)
+    if not fields.values:
+        return None
+    bounds = fields.inside("bound")
+    known = {name: bounds.number(name) for name in bounds.values}
+    return fields.read(
+        Structure,
+        distances=_square(fields, "distances"),
+        bounds={name: bound for name, bound in known.items() if math.isfinite(bound)},
+        c_interval=_interval(fields.of("c-interval", list)),
+    )
+
+
+def _square(fields: Fields, key: str) -> Square | None:
+    names = Fields(fields.values, "", []).names("compared")
+    if not names or fields.values.get(key) is None:
+        return None
+    return Square(names, _array(key, fields.values[key], (len(names), len(names))))
+
+
+def _row(fields: Fields, key: str) -> FloatArray:
+    return _array(key, fields.values.get(key), (len(fields.names("compared")),))
+
+
+def _names_of_each(fields: Fields, key: str) -> dict[str, tuple[str, ...]]:
+    own = fields.inside(key)
+    return {name: own.names(name) for name in own.values}
+
+
+def _numbers_of_each(fields: Fields, key: str) -> dict[str, dict[str, float]]:
+    own = fields.inside(key)
+    return {name: own.numbers(name) for name in own.values}
+
+
 @dataclass(frozen=True)
 class Grouping:
-    """How a round's groups were found, as far as recorded in its details.
-
-    Values are parsed on access, which raises ``FederationError`` if they are damaged.
-    """
+    """How a round's groups were found, as far as recorded in its details."""
 
     details: Mapping[str, Any]
 
-    @property
-    def planned(self) -> Groups:
-        """HCCT's groups of all silos that it knows."""
-        return self._whole("planned", Fields.groups)
-
-    @property
-    def compared(self) -> tuple[str, ...]:
-        """Silos whose updates were compared."""
-        return self._whole("compared", Fields.names)
-
-    @property
-    def similarity(self) -> Square | None:
-        """Cosines of the updates."""
-        return self._square("similarity", self.details)
-
-    @property
-    def norms(self) -> FloatArray:
-        """Norms of the compared updates."""
-        return self._row("norms")
-
-    @property
-    def alphas(self) -> FloatArray:
-        """α of each compared silo."""
-        return self._row("alphas")
-
-    @property
-    def sizes(self) -> FloatArray:
-        """Samples of each compared silo."""
-        return self._row("sizes")
-
-    @property
-    def alpha(self) -> float:
-        """The run's α if it was found; NaN if there is none yet, or if it was given."""
-        return self._whole("alpha", Fields.number)
-
-    @property
-    def by_choice(self) -> str:
-        """Which key's value left every silo alone, or put all together, or empty."""
-        return self._whole("by-choice", Fields.text)
-
-    @property
-    def own_alpha(self) -> frozenset[str]:
-        """Silos that stated their own α."""
-        return frozenset(self._whole("own-alpha", Fields.names))
-
-    @property
-    def structure(self) -> Structure | None:
-        """FedCollab's structure, if recorded."""
-        fields = self._whole("structure", Fields.inside)
-        if not fields.values:
-            return None
-        bounds = fields.inside("bound")
-        known = {name: bounds.number(name) for name in bounds.values}
-        structure = fields.read(
-            Structure,
-            distances=self._square("distances", fields.values),
-            bounds={name: bound for name, bound in known.items() if math.isfinite(bound)},
-            c_interval=_interval(fields.of("c-interval", list)),
-        )
-        self._check("structure", fields)
-        return structure
-
-    @property
-    def discriminators(self) -> DiscriminatorWork | None:
-        """The work on FedCollab's discriminators, in a round that has some."""
-        return self._whole(
-            "discriminators", lambda fields, key: fields.optional(key, DiscriminatorWork)
-        )
-
-    @property
-    def phase(self) -> str:
-        """The phase of ``auto`` after the round: ``look``, ``race`` or ``hold``."""
-        return self._whole("phase", Fields.text)
-
-    @property
-    def score(self) -> str:
-        """The metric that ``auto`` compares by; empty: the run's primary metric."""
-        return self._whole("score", Fields.text)
-
-    @property
-    def entrants(self) -> tuple[Entrant, ...]:
-        """The partitions raced in the next round."""
-        return self._whole("candidates", lambda fields, key: fields.listed(key, Entrant))
-
-    @property
-    def dropped(self) -> tuple[Entrant, ...]:
-        """Partitions that this round dropped from the race; for its last round, see ``verdict``."""
-        return self._whole("dropped", lambda fields, key: fields.listed(key, Entrant))
-
-    @property
-    def judges(self) -> tuple[str, ...]:
-        """Silos that have measured all partitions of a race."""
-        return self._whole("judges", Fields.names)
-
-    @property
-    def verdict(self) -> Verdict | None:
-        """The result of a race, in its last round."""
-        return self._whole("verdict", verdict_of)
-
-    @property
-    def trainings(self) -> Mapping[str, float]:
-        """Silo → passes over its samples so far."""
-        return self._whole("trainings", Fields.numbers)
-
-    @property
-    def traffic(self) -> Traffic | None:
-        """Bytes moved by ``auto``; None where it moved none."""
-        return self._whole("bytes", lambda fields, key: fields.optional(key, Traffic))
-
-    @property
-    def probation(self) -> Mapping[str, tuple[str, ...]]:
-        """Newcomer → the group that it trains alongside for now."""
-        fields = self._whole("probation", Fields.inside)
-        return {name: fields.names(name) for name in fields.values}
-
-    @property
-    def placed(self) -> Mapping[str, Placement]:
-        """Newcomer → its placement in this round."""
-        return self._whole("placed", lambda fields, key: fields.named(key, Placement))
-
-    @property
-    def unlabelled(self) -> Mapping[str, Unlabelled]:
-        """Silos whose samples have no labels yet."""
-        return self._whole("unlabelled", lambda fields, key: fields.named(key, Unlabelled))
-
-    @property
-    def testing(self) -> Mapping[str, Unlabelled]:
-        """Silos that only test, with the group whose model they measured."""
-        return self._whole("testing", lambda fields, key: fields.named(key, Unlabelled))
-
-    @property
-    def tested(self) -> Mapping[str, Mapping[str, float]]:
-        """Silo that only tests → its figures of that model."""
-        fields = self._whole("tested", Fields.inside)
-        return {name: fields.numbers(name) for name in fields.values}
-
-    @property
-    def not_summed(self) -> Mapping[str, str]:
-        """Silo → why its rows are not in the sums from which its group's trees grew."""
-        return self._whole("not-summed", Fields.texts)
-
-    @property
-    def unfinished(self) -> Mapping[str, str]:
-        """Group → how many of its trees had grown when the rounds were over."""
-        return self._whole("unfinished", Fields.texts)
+    planned = Recorded("planned", Fields.groups)
+    """HCCT's groups of all silos that it knows."""
+    compared = Recorded("compared", Fields.names)
+    """Silos whose updates were compared."""
+    similarity = Recorded("similarity", _square)
+    """Cosines of the updates."""
+    norms = Recorded("norms", _row)
+    """Norms of the compared updates."""
+    alphas = Recorded("alphas", _row)
+    """α of each compared silo."""
+    sizes = Recorded("sizes", _row)
+    """Samples of each compared silo."""
+    alpha = Recorded("alpha", Fields.number)
+    """The run's α if it was found; NaN if there is none yet, or if it was given."""
+    by_choice = Recorded("by-choice", Fields.text)
+    """Which key's value left every silo alone, or put all together, or empty."""
+    own_alpha = Recorded("own-alpha", lambda fields, key: frozenset(fields.names(key)))
+    """Silos that stated their own α."""
+    structure = Recorded("structure", _structure)
+    """FedCollab's structure, if recorded."""
+    discriminators = Recorded(
+        "discriminators", lambda fields, key: fields.optional(key, DiscriminatorWork)
+    )
+    """The work on FedCollab's discriminators, in a round that has some."""
+    phase = Recorded("phase", Fields.text)
+    """The phase of ``auto`` after the round: ``look``, ``race`` or ``hold``."""
+    score = Recorded("score", Fields.text)
+    """The metric that ``auto`` compares by; empty: the run's primary metric."""
+    entrants = Recorded("candidates", lambda fields, key: fields.listed(key, Entrant))
+    """The partitions raced in the next round."""
+    dropped = Recorded("dropped", lambda fields, key: fields.listed(key, Entrant))
+    """Partitions that this round dropped from the race; for its last round, see ``verdict``."""
+    judges = Recorded("judges", Fields.names)
+    """Silos that have measured all partitions of a race."""
+    verdict = Recorded("verdict", verdict_of)
+    """The result of a race, in its last round."""
+    trainings = Recorded("trainings", Fields.numbers)
+    """Silo → passes over its samples so far."""
+    traffic = Recorded("bytes", lambda fields, key: fields.optional(key, Traffic))
+    """Bytes moved by ``auto``; None where it moved none."""
+    probation = Recorded("probation", _names_of_each)
+    """Newcomer → the group that it trains alongside for now."""
+    placed = Recorded("placed", lambda fields, key: fields.named(key, Placement))
+    """Newcomer → its placement in this round."""
+    unlabelled = Recorded("unlabelled", lambda fields, key: fields.named(key, Unlabelled))
+    """Silos whose samples have no labels yet."""
+    testing = Recorded("testing", lambda fields, key: fields.named(key, Unlabelled))
+    """Silos that only test, with the group whose model they measured."""
+    tested = Recorded("tested", _numbers_of_each)
+    """Silo that only tests → its figures of that model."""
+    not_summed = Recorded("not-summed", Fields.texts)
+    """Silo → why its rows are not in the sums from which its group's trees grew."""
+    unfinished = Recorded("unfinished", Fields.texts)
+    """Group → how many of its trees had grown when the rounds were over."""
 
     def without_matrices(self) -> dict[str, Any]:
         """Return the details, and the structure in them, without matrices."""
@@ -264,25 +226,6 @@ class Grouping:
             for key in MATRICES
             if key not in VECTORS and key in holder
         )
-
-    def _whole(self, key: str, read: Callable[[Fields, str], Kind]) -> Kind:
-        fields = Fields(self.details, "", [])
-        value = read(fields, key)
-        self._check(key, fields)
-        return value
-
-    def _check(self, key: str, fields: Fields) -> None:
-        if fields.lost:
-            raise refused(DAMAGED.format(key, "; ".join(fields.lost)))
-
-    def _row(self, key: str) -> FloatArray:
-        return _array(key, self.details.get(key), (len(self.compared),))
-
-    def _square(self, key: str, holder: Mapping[str, Any]) -> Square | None:
-        names = Fields(holder, "", []).names("compared")
-        if not names or holder.get(key) is None:
-            return None
-        return Square(names, _array(key, holder[key], (len(names), len(names))))
 
 
 def _interval(ends: list[Any]) -> tuple[float, float] | None:
