@@ -80,7 +80,7 @@ class Page:
         figures: short name → large number.
         warnings: what to look at first.
         missing: what could not be shown, for people.
-        tables: title → table, below the pictures.
+        tables: title → table, below the pictures; those without rows are left out.
         commands: title → what to type.
         detail: sentences after the lead.
         notes: how to read the page, below the figures.
@@ -101,6 +101,10 @@ class Page:
     notes: Sequence[str] = ()
     links: Mapping[str, str] = field(default_factory=dict)
     folds: Sequence[Fold] = ()
+
+    def __post_init__(self) -> None:
+        tables = {title: table for title, table in self.tables.items() if table.rows}
+        object.__setattr__(self, "tables", tables)
 
 
 def render(page: Page, *, live: str = "", body: str = "") -> str:

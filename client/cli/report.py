@@ -205,7 +205,7 @@ def build_page(run: SiloRun, home: Path) -> Any:
         warnings=() if look is None else look.warnings,
         missing=missing,
         pictures=_pictures(run),
-        tables={name: table for name, table in tables.items() if table.rows},
+        tables=tables,
         commands={
             "The silo's model, if the run has ended": str(file_of(str(home), "models", run.name))
         },

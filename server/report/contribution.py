@@ -18,6 +18,7 @@ from coterie.server.report.story import NO_NUMBER
 from coterie.server.runs.contribution import name_of
 from coterie.server.runs.record import Run
 from coterie.server.runs.record.metrics import Lead
+from coterie.server.runs.record.values import plain
 from coterie.strategies.plain.leave_one_out import TIMES
 
 NOT_A_PAYMENT = (
@@ -155,19 +156,7 @@ def contribution_summary(judgement: Judgement, run: Run) -> dict[str, Any]:
             }
             for one in groups_of(judgement)
         ],
-        "contributions": [
-            {
-                "silo": one.silo,
-                "group": one.group,
-                "lost": one.lost,
-                "low": one.low,
-                "high": one.high,
-                "measured-by": list(one.measured_by),
-                "if-left": dict(one.if_left),
-                "why": one.why,
-            }
-            for one in contributions(judgement)
-        ],
+        "contributions": [plain(one) for one in contributions(judgement)],
         "silent": dict(judgement.silent),
     }
 

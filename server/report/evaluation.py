@@ -14,7 +14,7 @@ from coterie.features.evaluation.coordinator import Given, Judgement
 from coterie.features.evaluation.numbers import HALF_WIDTH, holm, normal_p, standard_error
 from coterie.pictures.page import Page, Table
 from coterie.server.report.story import NO_NUMBER
-from coterie.server.runs.record.metrics import Lead
+from coterie.server.runs.record.metrics import Lead, p_text
 
 LEVEL = 0.05
 MISSING = "Why a figure is missing"
@@ -190,7 +190,7 @@ def build_evaluation_page(judgement: Judgement, lead: Lead, name: str) -> Page:
             "silos with figures": f"{len(judgement.answers)} of {len(_silos(judgement))}",
             "test samples": f"{sum(one.samples for one in judgement.answers.values()):,}",
         },
-        tables={title: one for title, one in _tables(judgement, lead) if one.rows},
+        tables=dict(_tables(judgement, lead)),
         notes=[
             "p values of each table are adjusted for their number by Holm's method; a difference "
             f"below {LEVEL} is called beyond chance. At one silo, two models are compared on the "
@@ -340,11 +340,7 @@ def _tested(lead: Lead, one: Test) -> tuple[str, str, str, str]:
         if one.low is None or one.high is None
         else f"{lead.gain(one.low)} to {lead.gain(one.high)}"
     )
-    return lead.gain(one.value), ends, _p(one.p), _p(one.adjusted)
-
-
-def _p(p: float) -> str:
-    return "<0.001" if p < 0.001 else f"{p:.3f}"
+    return lead.gain(one.value), ends, p_text(one.p), p_text(one.adjusted)
 
 
 def _calibration(judgement: Judgement, silo: str) -> Iterator[tuple[str, ...]]:

@@ -62,7 +62,7 @@ def build_page(story: Story) -> Page:
         notes=NOTES if story.gains.together else (),
         links=links | {"Details": "table-1"},
         pictures=shown,
-        tables={name: table for name, table in _tables(story).items() if table.rows},
+        tables=_tables(story),
         folds=folds,
         commands=_commands(story),
     )

@@ -30,6 +30,7 @@ from coterie.pictures.style import ALONE, GROUPS, INK, LIGHT
 from coterie.server.report.race_words import listed
 from coterie.server.report.story import NO_NUMBER
 from coterie.server.runs.fitted import Fitted
+from coterie.server.runs.record.metrics import p_text
 
 MOST_DRAWN = 12
 """Most coefficients that are drawn; the tables show all."""
@@ -192,14 +193,20 @@ def again(fitted: Fitted) -> str:
     return shlex.join(line) + " --secure" * fitted.masked
 
 
-def left_out(fitted: Fitted) -> list[tuple[str, str, str]]:
+def failures(fitted: Fitted) -> list[str]:
+    """Return why fits have no result, a warning each."""
+    return [f"{fit.name}: no result. {fit.failed}" for fit in fitted.fits.fits if fit.failed]
+
+
+def left_out(fitted: Fitted) -> Table:
     """Return each silo that is not, or no longer, in a fit, the fit, and why."""
     left = [
         (silo, fit.name, why)
         for fit in fitted.fits.fits
         for silo, why in sorted(fit.left_out.items())
     ]
-    return left + [(silo, NO_NUMBER, why) for silo, why in sorted(fitted.silent.items())]
+    left += [(silo, NO_NUMBER, why) for silo, why in sorted(fitted.silent.items())]
+    return Table(("silo", "fit", "why"), left)
 
 
 def _plain_group(group: Group) -> dict[str, Any]:
@@ -231,8 +238,7 @@ def _plain_group(group: Group) -> dict[str, Any]:
 def build_regression_page(fitted: Fitted, name: str) -> Page:
     """Return the complete page, ready to be rendered."""
     groups, model = groups_of(fitted), fitted.settings["model"]
-    why = {fit.name: fit.failed for fit in fitted.fits.fits if fit.failed}
-    left, events = left_out(fitted), sum(one.events or 0 for one in groups)
+    events = sum(one.events or 0 for one in groups)
     target = groups[0].fit.state.words[-1] if groups else ""
     return Page(
         title=f"{model.capitalize()} regression of {target}",
@@ -245,12 +251,12 @@ def build_regression_page(fitted: Fitted, name: str) -> Page:
             **({"rows with an event": f"{events:,}"} if model == COX else {}),
             "groups": str(len(groups)),
         },
-        warnings=[f"{of}: no result. {text}" for of, text in why.items()],
+        warnings=failures(fitted),
         pictures=list(_pictures(groups)),
         tables={
             **{_title(one): _coefficients(one, model) for one in groups},
-            **{title: table for title, table in _between(groups).items() if table.rows},
-            **({"Silos left out": Table(("silo", "fit", "why"), left)} if left else {}),
+            **_between(groups),
+            "Silos left out": left_out(fitted),
         },
         folds=list(_folds(groups, model)),
         commands={"Fit again": again(fitted)},
@@ -425,8 +431,3 @@ def interval(low: float, high: float) -> str:
 
 def _exp(value: float) -> float:
     return math.exp(value) if value < 700 else math.inf
-
-
-def p_text(value: float) -> str:
-    """Return a p-value as text."""
-    return "< 0.001" if value < 0.001 else f"{value:.3f}"

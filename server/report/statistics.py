@@ -47,7 +47,7 @@ def build_statistics_page(survey: Survey, name: str) -> Page:
         figures=_figures(survey),
         warnings=warnings(survey),
         pictures=[_picture(one, survey, i) for i, one in enumerate(found[:MOST_DRAWN])],
-        tables={title: table for title, table in _tables(survey, found).items() if table.rows},
+        tables=_tables(survey, found),
         commands={"Ask again": f"coterie stats --task {survey.task}"},
     )
 

@@ -20,14 +20,15 @@ from coterie.server.report.regression import (
     around_groups,
     build_regression_page,
     colours,
+    failures,
     fits_to_show,
     interval,
     left_out,
-    p_text,
     regression_summary,
     title_of,
 )
 from coterie.server.runs.fitted import Fitted
+from coterie.server.runs.record.metrics import p_text
 
 MOST_NAMED = 12
 """Most curves of which those of silos have a name in the picture."""
@@ -101,17 +102,16 @@ def _build_page(fitted: Fitted, name: str) -> Page:
         names = listed([_title(fit).partition(" (")[0] for fit in fits])
         row = names, f"{test[0]:.2f}", p_text(test[1])
         tests = {"Log-rank test": Table(("between", "χ²", "p"), [row], cards=True)}
-    left = left_out(fitted)
     return Page(
         title="Survival",
         subtitle=f"run {name} · task {fitted.task} · counted by sums over silos",
         lead=lead,
-        warnings=[f"{fit.name}: no result. {fit.failed}" for fit in fitted.fits.fits if fit.failed],
+        warnings=failures(fitted),
         pictures=list(_pictures(fitted, curves)),
         tables={
             **{_title(fit): _table(curves[fit.name]) for fit in shown},
             **tests,
-            **({"Silos left out": Table(("silo", "fit", "why"), left)} if left else {}),
+            "Silos left out": left_out(fitted),
         },
         commands={"Count again": again(fitted)},
         notes=[NOTE],

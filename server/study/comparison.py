@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from coterie.server.runs.record import Run
-from coterie.server.runs.record.metrics import Lead, gains, ipr, rsd
+from coterie.server.runs.record.metrics import Lead, gains, ipr, p_text, rsd
 
 LEVEL = 0.05
 """Significance level: two strategies differ if p is below it."""
@@ -324,13 +324,6 @@ def _reached(row: Row) -> str:
         return "–"
     some = "" if row.reached == row.seeds else f" ({row.reached} of {row.seeds})"
     return f"{row.rounds_to_target:.0f}{some}"
-
-
-def p_text(p: float) -> str:
-    """Format a p-value."""
-    if math.isnan(p):
-        return "–"
-    return "< 0.001" if p < 0.001 else f"{p:.3f}"
 
 
 def columns(lead: Lead) -> dict[str, Callable[[Row], str]]:

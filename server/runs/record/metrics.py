@@ -41,6 +41,13 @@ def mean_accuracy(errors: Errors) -> float:
     return 1 - _mean(list(errors.values()))
 
 
+def p_text(p: float) -> str:
+    """Return a p-value as text; a dash if it is unknown."""
+    if math.isnan(p):
+        return "–"
+    return "< 0.001" if p < 0.001 else f"{p:.3f}"
+
+
 def _mean(values: Sequence[float]) -> float:
     return sum(values) / len(values) if values else math.nan
 
