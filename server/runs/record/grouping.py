@@ -135,7 +135,8 @@ def _square(fields: Fields, key: str) -> Square | None:
 
 
 def _row(fields: Fields, key: str) -> FloatArray:
-    return _array(key, fields.values.get(key), (len(fields.names("compared")),))
+    names = fields.names("compared")
+    return np.empty(0) if fields.lost else _array(key, fields.values.get(key), (len(names),))
 
 
 def _names_of_each(fields: Fields, key: str) -> dict[str, tuple[str, ...]]:
