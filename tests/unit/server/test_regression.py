@@ -587,6 +587,8 @@ def test_without_any_result_the_run_fails_with_the_reasons(tmp_path: Path) -> No
     nodes = sites(tmp_path / "sites", **{name: {"sums": ""} for name in NAMES})
     with pytest.raises(FederationError, match=r"no logistic regression could be.*sends no sums"):
         regress(tmp_path / "r", nodes)
+    with pytest.raises(FederationError, match="a, b, c, d: cannot take part: .*'agee'"):
+        regress(tmp_path / "typo", sites(tmp_path / "others"), columns="agee")
     with pytest.raises(FederationError, match=r"no survival curve could be.*sends no sums"):
         regress(tmp_path / "s", nodes, model="survival", at="9")
     why = reason(ask(wire.TRAIN_SUMS, nodes[0], strategy="hcct", task="heart"))
