@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from coterie import wire
 from coterie.features.sums.coordinator import Fit
@@ -19,6 +20,7 @@ from coterie.features.sums.regression.newton import (
     EVENTS,
     INTERCEPT,
     column_of,
+    in_intercept,
     references_of,
 )
 from coterie.features.sums.regression.numbers import Estimate, Spread, estimate, spread
@@ -109,14 +111,10 @@ def _partly(fit: Fit, alone: Mapping[str, Fit]) -> dict[str, dict[str, Estimate]
     """Return coefficient → silo → its estimate, shrunk towards the mean of the group's silos."""
     names = fit.state.words[:-1]
     own = {name: alone[name] for name in fit.members if name in alone and alone[name].state.done}
-    own = {
-        name: one
-        for name, one in own.items()
-        if one.state.words == fit.state.words and not _apart(fit, one)
-    }
+    own = {name: one for name, one in own.items() if one.state.words == fit.state.words}
     if len(own) < 2:
         return {name: {} for name in names}
-    found = partly_pooled(fit.state.arrays, [one.state.arrays for one in own.values()])
+    found = partly_pooled(fit.state.arrays, [_comparable(fit, one) for one in own.values()])
     by_silo = dict(zip(own, found, strict=True))
     return {
         name: {
@@ -128,9 +126,19 @@ def _partly(fit: Fit, alone: Mapping[str, Fit]) -> dict[str, dict[str, Estimate]
     }
 
 
+def _comparable(fit: Fit, one: Fit) -> dict[str, NDArray[Any]]:
+    """Return the arrays of a silo's fit, in which only coefficients that can be compared count."""
+    apart = _apart(fit, one)
+    kept = np.array([name not in apart for name in one.state.words[:-1]])
+    return {**one.state.arrays, "used": one.state.arrays["used"] & kept}
+
+
 def _apart(one: Fit, other: Fit) -> set[str]:
-    """Return the coefficients that two fits compare with another category."""
-    differ = {*references_of(one.state)} ^ {*references_of(other.state)}
+    """Return the coefficients of another meaning in two fits.
+
+    They are compared with another category, or are an intercept that contains other columns.
+    """
+    differ = in_intercept(one.state) ^ in_intercept(other.state)
     columns = {column_of(name) for name in differ}
     apart = {name for name in one.state.words[:-1] if column_of(name) in columns}
     return apart | {INTERCEPT} if apart else apart

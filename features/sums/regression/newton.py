@@ -222,6 +222,16 @@ def references_of(state: State) -> list[str]:
     return [name for name, mark in zip(names[-len(marks) :], marks, strict=True) if mark]
 
 
+def in_intercept(state: State) -> set[str]:
+    """Return the columns without a coefficient here whose effect the intercept contains.
+
+    They are not 0 in all rows: the categories compared with, and those that all rows have.
+    """
+    names, arrays = state.words[:-1], state.arrays
+    without = ~arrays["used"][-len(arrays[CENTRES]) :] & (arrays[CENTRES] != 0)
+    return {name for name, one in zip(names[-len(without) :], without, strict=True) if one}
+
+
 def _scaled(settings: Mapping[str, Any], state: State, total: Arrays) -> dict[str, NDArray[Any]]:
     """Return the deviations; 0 for a category of no row, of every row, or compared with."""
     centres = state.arrays[CENTRES]

@@ -110,6 +110,14 @@ def with_kinds(rows: Rows, kinds: str, declared: str = "fmx") -> Rows:
     )
 
 
+def fitted_of(silos: Mapping[str, Rows], model: str, *more: Fit) -> Fitted:
+    """A run in which all silos together, and each of them alone, were fitted."""
+    fits = [Fit("all", tuple(silos), fit(silos, model)), *more]
+    fits += [Fit(f"alone {n}", (n,), fit({n: one}, model)) for n, one in silos.items()]
+    settings = {"model": model, "columns": [], "target": ""}
+    return Fitted("heart", "regression", settings, "", Fits(tuple(fits)))
+
+
 @pytest.mark.parametrize("model", ["linear", "logistic", "cox"])
 def test_if_no_row_has_the_first_category_others_are_compared_with_the_next(model: str) -> None:
     of = test_cox.rows_of if model == "cox" else partial(test_regression.rows_of, model=model)
@@ -124,18 +132,23 @@ def test_if_no_row_has_the_first_category_others_are_compared_with_the_next(mode
     assert own == pytest.approx(usual.arrays["coefficients"], rel=1e-6)
     assert whole == pytest.approx(usual.arrays["covariance"], rel=1e-6)
     silos = {name: with_kinds(one, "xmf" if name == "s0" else "xm") for name, one in silos.items()}
-    fits = [
-        Fit("all", tuple(silos), fit(silos, model)),
-        Fit("A", ("s1", "s2"), found),
-    ]
-    fits += [Fit(f"alone {n}", (n,), fit({n: one}, model)) for n, one in silos.items()]
-    settings = {"model": model, "columns": [], "target": ""}
-    fitted = Fitted("heart", "regression", settings, "", Fits(tuple(fits)))
+    fitted = fitted_of(silos, model, Fit("A", ("s1", "s2"), found))
     groups = regression_summary(fitted)["groups"]
     assert [one["references"] for one in groups] == [[], ["sex = m"]]
     last = [one["coefficients"][-1] for one in groups]
     assert [one["name"] for one in last] == ["sex = x"] * 2
     assert [set(one["alone"]) for one in last] == [{"s0"}, {"s1", "s2"}]
-    assert [set(one["partly-pooled"]) for one in last] == [set(), {"s1", "s2"}]
+    assert [set(one["partly-pooled"]) for one in last] == [{"s0"}, {"s1", "s2"}]
     page = build_regression_page(fitted, "r")
     assert any("compared with sex = m" in note for note in page.notes)
+
+
+def test_an_intercept_that_contains_a_category_is_not_compared() -> None:
+    rows = {f"s{seed}": test_regression.rows_of(seed, "poisson") for seed in range(3)}
+    silos = {n: with_kinds(one, "m" if n == "s2" else "f") for n, one in rows.items()}
+    (group,) = regression_summary(fitted_of(silos, "poisson"))["groups"]
+    compared = {one["name"]: one for one in group["coefficients"]}
+    for name, where in (("(intercept)", {"s0", "s1"}), ("dose", {*silos}), ("sex = m", set())):
+        for kind in ("alone", "partly-pooled"):
+            assert set(compared[name][kind]) == where, (name, kind)
+    assert compared["sex = m"]["estimate"]["value"]
