@@ -86,4 +86,4 @@ from coterie.wire.replies import (
     whole,
 )
 from coterie.wire.spellings import ACCURACY, METRIC_SPELLINGS, spelled, strategy_of, understood
-from coterie.wire.words import by_reason, counted, page, readable, reasons, some
+from coterie.wire.words import asked_sums, by_reason, counted, page, readable, reasons, some

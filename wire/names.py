@@ -229,6 +229,8 @@ SUMMED: Final = ("regression", "trees", "alone")
 """What a silo can allow of models that are fitted by sums; "alone": regressions of it alone."""
 SUMS_OF: Final = "sums-of"
 """The settings of a fit by sums, as JSON."""
+ALSO_ALONE: Final = "each-alone"
+"""Whether such a run also fits every silo alone."""
 UNTRAINED: Final = {
     **{ONLY_STATISTICS: STATISTICS, ONLY_EVALUATION: EVALUATE_GIVEN},
     **dict.fromkeys(BY_SUMS, TRAIN_SUMS),

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from math import isfinite, isnan
+
+from coterie.wire.limits import plain_text
+
+MOST_SETTINGS = 5000
+"""Most characters of the settings of a fit that people are shown."""
 
 
 def counted(number: int, what: str) -> str:
@@ -50,3 +56,26 @@ def readable(value: float, *, figures: int = 3, sign: str = "") -> str:
     short = f"{value:{sign}.{figures}g}"
     rounded = float(short)
     return f"{rounded:{sign},.0f}" if 1e3 <= abs(rounded) < 1e9 else short
+
+
+def asked_sums(settings: object, inputs: Sequence[str] = (), targets: Sequence[str] = ()) -> str:
+    """Return what a fit by sums is of: ``logistic regression; columns: age, dose; target: y``.
+
+    Args:
+        settings: of the fit, as JSON. Any other text is returned as it is.
+        inputs, targets: those of the task, if known; a fit that names none is of all of them.
+    """
+    try:
+        found = json.loads(str(settings))
+        model, columns, target = (found[key] for key in ("model", "columns", "target"))
+        named, at = (", ".join(map(str, one)) for one in (columns or inputs, found.get("at", ())))
+    except (ValueError, RecursionError, KeyError, TypeError, AttributeError):
+        return plain_text(settings, MOST_SETTINGS)
+    which = "columns" if columns else "all columns"
+    parts = (
+        [f"survival curves at {at}"]
+        if model == "survival"
+        else [f"{model} regression", f"{which}: {named}" if named else which]
+    )
+    parts.append(f"target: {target or ', '.join(targets) or 'that of the task'}")
+    return plain_text("; ".join(parts), MOST_SETTINGS)

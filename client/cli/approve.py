@@ -154,6 +154,7 @@ def announced(one: Approval, home: Home) -> Announced:
     from coterie import wire
     from coterie.client.home.approvals import leaving
     from coterie.client.home.settings import SettingsError
+    from coterie.client.home.studies import columns_of
 
     try:
         coordinator = f"the coordinator at {home.coordinator()[0]}"
@@ -169,7 +170,9 @@ def announced(one: Approval, home: Home) -> Announced:
     keys = ", ".join(f"{_shown(key)} = {_shown(value)}" for key, value in sorted(rest.items()))
     facts.append(("keys", keys or "none"))
     title = f"Run {_shown(one.run)}, code {one.code}"
-    return Announced(title, facts, list(leaving(one.terms, home.settings().policy)))
+    settings, task = home.settings(), str(one.terms.get(wire.TASK, ""))
+    columns = columns_of(settings, task) if wire.SUMS_OF in one.terms else ((), ())
+    return Announced(title, facts, list(leaving(one.terms, settings.policy, *columns)))
 
 
 def described(one: Approval, home: Home) -> Iterator[str]:
@@ -181,7 +184,7 @@ def described(one: Approval, home: Home) -> Iterator[str]:
     yield from (f"    {line}" for line in shown.leaving)
 
 
-SHOWN_APART = ("strategy", "task", "rounds", "asked-by")
+SHOWN_APART = ("strategy", "task", "rounds", "asked-by", "sums-of", "each-alone")
 
 
 def _command(what: str, one: Approval, folder: Path) -> str:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -40,7 +40,7 @@ OUTSIDE_TERMS = (
     *(wire.PROTOCOL_KEY, wire.NEWEST_PROTOCOL, wire.BUNDLES, wire.HOSTED),
 )
 """Entries outside a run's terms: its name, entries for misfit silos, and how messages travel."""
-KEPT = (wire.TASK, wire.STRATEGY, wire.ROUNDS, wire.PERSONAL, wire.SUMS_OF)
+KEPT = (wire.TASK, wire.STRATEGY, wire.ROUNDS, wire.PERSONAL, wire.SUMS_OF, wire.ALSO_ALONE)
 KEPT_KEYS = (wire.TASK_KEYS, wire.GIVEN_HASH)
 """Entries that every training of a run must have as announced, by name or its beginning. Values
 that vary within a run, such as its steps, are bounded by [limits]."""
@@ -186,6 +186,9 @@ def _difference(kind: str, config: Mapping[str, Any], terms: Mapping[str, Value]
             )
     if kind == wire.LABEL_COUNTS and not terms.get(wire.ASKS_LABEL_COUNTS):
         return "approved a run without label counts, and this message asks for them."
+    alone = wire.SUMS_OF in terms and config.get(wire.GROUP_SIZE) == 1
+    if alone and not (terms.get(wire.ALSO_ALONE) or wire.PARENT in terms):
+        return "approved models of several silos, and this message asks for one of this silo alone."
     hidden = wire.kind_of(kind).hidden
     if terms.get(wire.SECURE) and hidden and config.get(wire.SECURE) is not True:
         return "approved a secure run, and this message asks for a plain update, or plain sums."
@@ -340,8 +343,16 @@ def _read(file: Path) -> Approval:
 # ---------------------------------------------------------------- for people
 
 
-def leaving(terms: Mapping[str, Value], policy: Policy) -> Iterator[str]:
-    """Yield what a run with these terms would take from this silo, one line each."""
+def leaving(
+    terms: Mapping[str, Value],
+    policy: Policy,
+    columns: Sequence[str] = (),
+    targets: Sequence[str] = (),
+) -> Iterator[str]:
+    """Yield what a run with these terms would take from this silo, one line each.
+
+    ``columns`` and ``targets`` are those of the run's task, if it declares them.
+    """
     itself = "the silo's name and description: `coterie silo check` lists them"
     if terms.get(wire.STRATEGY) == wire.ONLY_STATISTICS:
         columns = " and ".join(one for one in policy.statistics if one != "model")
@@ -361,13 +372,17 @@ def leaving(terms: Mapping[str, Value], policy: Policy) -> Iterator[str]:
         else ", ".join(policy.share_metrics) or "none"
     )
     if (family := terms.get(wire.STRATEGY)) in wire.BY_SUMS:
-        of = f"{family} {terms.get(wire.SUMS_OF, '')}"
-        seen = "only added to other silos'" if terms.get(wire.SECURE) else "the coordinator sees"
-        yield (
-            f"sums over all its rows, which {seen}, for this model: {of}"
-            if family in policy.sums
-            else f"no sums for a {family}: silo.toml allows none"
-        )
+        if family in policy.sums:
+            seen = (
+                "are only added to other silos'"
+                if terms.get(wire.SECURE)
+                else "the coordinator sees"
+            )
+            of = wire.asked_sums(terms.get(wire.SUMS_OF, ""), columns, targets)
+            yield f"sums over its training rows, which {seen}, for this model: {of}"
+            yield from _together(terms)
+        else:
+            yield f"no sums for a {family}: silo.toml allows none"
         yield itself
         return
     if terms.get(wire.STRATEGY) == wire.ONLY_EVALUATION:
@@ -398,6 +413,15 @@ def leaving(terms: Mapping[str, Value], policy: Policy) -> Iterator[str]:
         )
     yield f"how many samples it has, and metrics: {metrics}"
     yield itself
+
+
+def _together(terms: Mapping[str, Value]) -> Iterator[str]:
+    """Yield with which other silos the sums are added."""
+    parent = wire.plain_text(terms.get(wire.PARENT, ""), wire.MAX_WORD)
+    if parent:
+        yield f"a model of this silo's group in {parent}, or of this silo alone if it has none"
+    if terms.get(wire.ALSO_ALONE):
+        yield "also a model of this silo alone"
 
 
 def _of_training(terms: Mapping[str, Value], policy: Policy, less: str) -> str:

@@ -7,6 +7,7 @@ from functools import lru_cache
 
 from coterie.client.home.settings import SettingsError, SiloSettings
 from coterie.tasks import load_task
+from coterie.tasks.own.table_declaration import TableDeclaration
 
 
 def tasks_of(settings: SiloSettings) -> tuple[str, ...]:
@@ -32,6 +33,18 @@ def study_of(settings: SiloSettings, task: str) -> SiloSettings:
         if _name_of(one.task) == task:
             return one
     return settings
+
+
+def columns_of(settings: SiloSettings, task: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the names of inputs and targets that the task declares; empty if it declares none.
+
+    Raises:
+        TaskError: it cannot be loaded.
+    """
+    declared = getattr(load_task(study_of(settings, task).task), "declaration", None)
+    if not isinstance(declared, TableDeclaration):
+        return (), ()
+    return (*declared.numeric, *declared.categorical), declared.targets
 
 
 @lru_cache(maxsize=64)

@@ -69,7 +69,9 @@ def algorithm_of(config: RunConfig) -> RegressionKeys:
 
 def terms_of(config: RunConfig) -> dict[str, wire.Scalar]:
     """Return what silos learn of the fit, before they join and with every question."""
-    return {wire.SUMS_OF: settings_text(algorithm_of(config).settings())}
+    algorithm = algorithm_of(config)
+    alone: dict[str, wire.Scalar] = {wire.ALSO_ALONE: True} if algorithm.each_alone else {}
+    return {wire.SUMS_OF: settings_text(algorithm.settings()), **alone}
 
 
 def fit_by_sums(

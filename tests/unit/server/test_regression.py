@@ -609,5 +609,13 @@ def test_a_person_approves_one_model_and_no_other_is_answered(tmp_path: Path) ->
     assert not ask(wire.TRAIN_SUMS, node, **asked).has_error()
     asked[wire.SUMS_OF] = settings_text({**settings, "columns": ["age", "dose"]})
     assert "approved this run with sums-of" in reason(ask(wire.TRAIN_SUMS, node, **asked))
-    lines = [*leaving(terms, Policy(sums=("regression",))), *leaving(terms, Policy())]
-    assert '"columns": ["age"]' in lines[0] and "silo.toml allows none" in lines[2]
+    alone = {**terms, "group-size": 1, "purpose": "alone a", "server-round": 9}
+    assert "asks for one of this silo alone" in reason(ask(wire.TRAIN_SUMS, node, **alone))
+    asked[wire.SUMS_OF] = settings_text({**settings, "columns": []})
+    ask(wire.DESCRIBE, node, **asked, **{wire.ALSO_ALONE: True})
+    policy = '[policy]\nsums = ["regression"]\napprove = "ask"'
+    (home / "silo.toml").write_text(f'name = "a"\ntask = "{node["task"]}"\n{policy}')
+    shown = coterie("silo", "pending", "--home", str(home)).stdout
+    assert "logistic regression; all columns: age, dose, sex; target: ill\n" in shown
+    assert "also a model of this silo alone" in shown and '"columns"' not in shown
+    assert "silo.toml allows none" in "".join(leaving(terms, Policy()))
